@@ -1,0 +1,318 @@
+#include "autograd/tape.h"
+
+#include <atomic>
+#include <cstdint>
+
+#include "runtime/profile.h"
+#include "tensor/finite.h"
+#include "tensor/kernels.h"
+
+namespace tessera {
+namespace {
+
+std::atomic<uint64_t> g_next_tape{1};
+thread_local ModuleScope* t_module = nullptr;
+thread_local const char* t_running = "";  // the entry whose backward runs, for Saved's message
+
+constexpr size_t kChunk = 64 * 1024;
+
+GradState& leaf_state(const Tensor& leaf, const char* what) {
+  check(leaf.grad_state() != nullptr, what, ": ", describe(leaf),
+        " does not require a gradient; call require_grad first");
+  return *leaf.grad_state();
+}
+
+void add(GradState& state, const Tensor& gradient) {
+  if (!state.grad.defined() || (state.tape == 0 && state.stale)) {
+    if (state.tape == 0 && state.grad.defined()) {
+      state.grad.copy_from(gradient);  // a leaf's buffer keeps its address
+    } else if (gradient.dtype() != state.grad_dtype) {
+      state.grad = gradient.to(state.grad_dtype);
+    } else if (state.tape == 0 && (gradient.storage().use_count() > 2 || !gradient.has_rows())) {
+      state.grad = gradient.clone();  // a leaf owns its gradient
+    } else {
+      state.grad = gradient;
+    }
+    state.stale = false;
+    return;
+  }
+  if (state.tape != 0 && state.grad.storage().use_count() > 1)
+    state.grad = state.grad.clone();  // others still read it
+  accumulate(state.grad, gradient);
+}
+
+}  // namespace
+
+// ---- leaves ----
+
+void require_grad(Tensor& tensor) {
+  require_grad(tensor, tensor.dtype());
+}
+
+void require_grad(Tensor& tensor, DType grad_dtype) {
+  check(tensor.defined() && is_floating(tensor.dtype()) && is_floating(grad_dtype),
+        "require_grad: ", describe(tensor), " cannot have a gradient; only floating tensors can");
+  auto state = std::make_shared<GradState>();
+  state->grad_dtype = grad_dtype;
+  tensor.set_grad_state(std::move(state));
+}
+
+Tensor grad(const Tensor& leaf) {
+  const GradState& state = leaf_state(leaf, "grad");
+  return state.tape == 0 && state.stale ? Tensor() : state.grad;
+}
+
+void zero_grad(const Tensor& leaf) {
+  leaf_state(leaf, "zero_grad").stale = true;
+}
+
+void set_grad_buffer(const Tensor& leaf, Tensor buffer) {
+  GradState& state = leaf_state(leaf, "set_grad_buffer");
+  check(state.tape == 0, "set_grad_buffer: the tensor is a result of a tape, not a leaf");
+  check(buffer.shape() == leaf.shape() && buffer.dtype() == state.grad_dtype,
+        "set_grad_buffer: ", describe(buffer), " for a leaf ", describe(leaf), " whose gradient is ",
+        state.grad_dtype);
+  if (!state.stale) buffer.copy_from(state.grad);
+  state.grad = std::move(buffer);
+}
+
+void retain_grad(const Tensor& result) {
+  leaf_state(result, "retain_grad").retain = true;
+}
+
+void on_grad(const Tensor& leaf, std::function<void(const Tensor&)> hook) {
+  leaf_state(leaf, "on_grad").hooks.push_back(std::move(hook));
+}
+
+void Saved::fail() const {
+  fail_at(Site::here(), "backward of ", t_running, ": the tensor ", describe(tensor_),
+          " that it saved was written in place after the forward pass (version ", tensor_.version(),
+          ", saved at ", version_, "); write to a copy, or after backward()");
+}
+
+// ---- the entry's view ----
+
+Tensor Backward::grad(int output) {
+  GradState& state = *outputs_[size_t(output)];
+  check(state.grad.defined(), "backward of ", t_running, ": no gradient of output ", output, " has arrived");
+  return state.grad;
+}
+
+void Backward::accumulate(int input, const Tensor& gradient) {
+  if (const auto& state = inputs_[size_t(input)]) add(*state, gradient);
+}
+
+GradTarget Backward::target(int input) {
+  const GradState& state = *inputs_[size_t(input)];
+  if (state.tape == 0 && state.grad.defined()) return {state.grad, !state.stale};
+  return {Tensor(), false};
+}
+
+void Backward::written(int input, const GradTarget& target) {
+  GradState& state = *inputs_[size_t(input)];
+  if (state.grad.defined() && target.grad.shares_storage(state.grad)) {
+    state.stale = false;
+    state.grad.bump_version();
+  } else {
+    add(state, target.grad);
+  }
+}
+
+// ---- the tape ----
+
+thread_local Tape* Tape::current_ = nullptr;
+
+Tape::Tape(TapeOptions options) : outer_(current_), options_(options), id_(g_next_tape++) {
+  if (outer_) options_.check_finite |= outer_->options_.check_finite;
+  current_ = this;
+}
+
+Tape::~Tape() {
+  while (!entries_.empty()) {
+    Entry entry = std::move(entries_.back());
+    entries_.pop_back();
+    pop(entry);
+  }
+  current_ = outer_;
+}
+
+Tape* Tape::recording_any(std::span<const Tensor> inputs) {
+  if (!current_) return nullptr;
+  for (const Tensor& input : inputs)
+    if (requires_grad(input)) return current_;
+  return nullptr;
+}
+
+bool Tape::begin_entry(const char* name, Site site, std::span<const Tensor* const> inputs,
+                       std::span<Tensor* const> outputs) {
+  check(!spent_, name, ": this tape has run backward already; make a new Tape for the next step");
+  if (options_.check_finite) check_result(name, site, outputs);
+  for (Tensor* output : outputs) {
+    auto state = std::make_shared<GradState>();
+    state->tape = id_;
+    state->grad_dtype = output->dtype();
+    output->set_grad_state(std::move(state));
+  }
+  for (const Tensor* input : inputs) {
+    const auto& state = input->grad_state();
+    if (!state) continue;
+    check(state->tape == 0 || state->tape == id_, name, ": input ", describe(*input),
+          " belongs to another tape; pass it as "
+          "an input of the checkpointed function, or detach() it");
+    if (state->tape == 0 && collects_only_) {
+      bool known = false;
+      for (const auto& leaf : states_) known = known || leaf == state;
+      if (!known) states_.push_back(state);
+    }
+  }
+  if (collects_only_) return false;
+  for (const Tensor* input : inputs) {
+    states_.push_back(input->grad_state());
+    if (const auto& state = states_.back(); state && state->tape == 0) state->pending += 1;
+  }
+  for (Tensor* output : outputs) states_.push_back(output->grad_state());
+  entries_.push_back({name, site, uint32_t(inputs.size()), uint32_t(outputs.size()), 0, 0, nullptr, nullptr,
+                      nullptr, options_.check_finite ? ModuleScope::path() : std::string()});
+  return true;
+}
+
+void* Tape::reserve(size_t bytes, size_t align) {
+  Entry& entry = entries_.back();
+  for (;;) {
+    if (!chunks_.empty()) {
+      Chunk& chunk = chunks_.back();
+      entry.chunk = chunks_.size() - 1;
+      entry.used_before = chunk.used;
+      const size_t start = (chunk.used + align - 1) / align * align;
+      if (start + bytes <= chunk.size) {
+        chunk.used = start + bytes;
+        return chunk.bytes.get() + start;
+      }
+    }
+    const size_t size = std::max(kChunk, bytes + align);
+    chunks_.push_back({std::make_unique_for_overwrite<std::byte[]>(size), size, 0});
+  }
+}
+
+void Tape::end_entry(void* function, void (*run)(void*, Backward&), void (*destroy)(void*)) {
+  Entry& entry = entries_.back();
+  entry.function = function;
+  entry.run = run;
+  entry.destroy = destroy;
+}
+
+void Tape::pop(Entry& entry) {
+  entry.destroy(entry.function);
+  chunks_.resize(entry.chunk + 1);
+  chunks_.back().used = entry.used_before;
+  const size_t first = states_.size() - entry.inputs - entry.outputs;
+  for (size_t i = first; i < first + entry.inputs; ++i) {
+    GradState* const state = states_[i].get();
+    if (!state || state->tape != 0) continue;
+    state->pending -= 1;
+    if (spent_ && state->pending == 0 && !state->stale)
+      for (const auto& hook : state->hooks) hook(state->grad);
+  }
+  for (size_t i = first + entry.inputs; i < states_.size(); ++i)
+    if (!states_[i]->retain) states_[i]->grad = Tensor();
+  states_.resize(first);
+}
+
+void Tape::backward(const Tensor& loss) {
+  check(loss.defined() && loss.count() == 1, "backward: the loss ", describe(loss),
+        " must have one element; reduce it with ops::mean or ops::sum, or pass gradients");
+  Tensor one = Tensor::full(loss.shape(), 1.0, loss.dtype(), loss.device());
+  backward(std::span(&loss, 1), std::span(&one, 1));
+}
+
+void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> grads) {
+  check(!spent_,
+        "backward: this tape has run backward already; what it saved is gone. Make a new Tape for the next "
+        "step");
+  check(current_ == this, "backward: only the innermost tape of the thread can run backward");
+  check(results.size() == grads.size(), "backward: ", results.size(), " results and ", grads.size(),
+        " gradients");
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto& state = results[i].grad_state();
+    check(state != nullptr && state->tape == id_, "backward: ", describe(results[i]),
+          state ? " is a result of another tape"
+                : " is not a result of this tape: no input of its computation requires a "
+                  "gradient, or it was detached");
+    check(grads[i].shape() == results[i].shape() && grads[i].device() == results[i].device(),
+          "backward: gradient ", describe(grads[i]), " for a result ", describe(results[i]));
+  }
+  spent_ = true;
+  for (size_t i = 0; i < results.size(); ++i) add(*results[i].grad_state(), grads[i].detach());
+  run();
+}
+
+void Tape::run() {
+  const NoTape off;
+  const ProfileRange range("backward");
+  while (!entries_.empty()) {
+    Entry entry = std::move(entries_.back());
+    entries_.pop_back();
+    const size_t first = states_.size() - entry.inputs - entry.outputs;
+    Backward view;
+    view.inputs_ = std::span(states_).subspan(first, entry.inputs);
+    view.outputs_ = std::span(states_).subspan(first + entry.inputs, entry.outputs);
+    bool wanted = false;
+    for (const auto& output : view.outputs_) wanted = wanted || output->grad.defined();
+    if (wanted) {
+      const char* const outer_name = std::exchange(t_running, entry.name);
+      try {
+        entry.run(entry.function, view);
+        if (options_.check_finite) {
+          for (size_t i = 0; i < view.inputs_.size(); ++i) {
+            const auto& state = view.inputs_[i];
+            if (!state || !state->grad.defined()) continue;
+            const NonFinite bad = find_nonfinite(state->grad);
+            check(!bad, "non-finite gradient: backward of ", entry.name, entry.path.empty() ? "" : " in ",
+                  entry.path, " made ", bad.nan, " NaN and ", bad.inf, " infinite of ", state->grad.count(),
+                  " elements of d_input ", i, " ", describe(state->grad), ", the first at ", bad.first,
+                  "; called at ", entry.site.file, ":", entry.site.line);
+          }
+        }
+      } catch (...) {
+        t_running = outer_name;
+        pop(entry);
+        throw;
+      }
+      t_running = outer_name;
+    }
+    pop(entry);
+    if (entry_hook_) entry_hook_(entry.name, entries_.size());
+  }
+}
+
+void Tape::check_result(const char* name, Site site, std::span<Tensor* const> outputs) const {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const NonFinite bad = find_nonfinite(outputs[i]->detach());
+    const std::string path = ModuleScope::path();
+    check(!bad, "non-finite result: ", name, path.empty() ? "" : " in ", path, " made ", bad.nan, " NaN and ",
+          bad.inf, " infinite of ", outputs[i]->count(), " elements of output ", i, " ",
+          describe(*outputs[i]), ", the first at ", bad.first, "; called at ", site.file, ":", site.line);
+  }
+}
+
+// ---- module path ----
+
+ModuleScope::ModuleScope(const char* name, int64_t index) : name_(name), index_(index), outer_(t_module) {
+  t_module = this;
+}
+
+ModuleScope::~ModuleScope() {
+  t_module = outer_;
+}
+
+std::string ModuleScope::path() {
+  std::string path;
+  for (const ModuleScope* scope = t_module; scope; scope = scope->outer_) {
+    std::string part = scope->name_;
+    if (scope->index_ >= 0) part += "." + std::to_string(scope->index_);
+    path = path.empty() ? part : part + "." + path;
+  }
+  return path;
+}
+
+}  // namespace tessera

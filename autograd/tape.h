@@ -1,0 +1,223 @@
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+/// Reverse-mode differentiation with a tape (Griewank, Walther: Evaluating Derivatives, 2nd ed., chapter 3).
+///
+/// Operators append to the thread's innermost Tape while it lives; `backward` is that list, last entry first.
+/// Execution order is a topological order, so there is no search and no recursion. An entry is popped before
+/// it runs, so what it saved is freed in reverse. Without a tape nothing is recorded: there is no other
+/// switch.
+
+namespace tessera {
+
+class Tape;
+
+/// What autograd knows of one tensor: of a leaf (a parameter, an input) for ever, of a result while its tape
+/// needs it.
+struct GradState {
+  Tensor grad;          // what has arrived so far; a leaf's keeps its address from the first gradient on
+  uint64_t tape = 0;    // who made this result; 0: a leaf
+  bool stale = true;    // a leaf's `grad` holds nothing of this step: the next gradient overwrites
+  bool retain = false;  // keep a result's gradient after it was used
+  int pending = 0;      // a leaf's entries that have not run backward yet
+  DType grad_dtype = DType::f32;
+  std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
+};
+
+/// Makes `tensor` a leaf whose gradient is wanted, of `grad_dtype` (the tensor's own by default). Throws
+/// unless floating.
+void require_grad(Tensor& tensor);
+void require_grad(Tensor& tensor, DType grad_dtype);
+inline bool requires_grad(const Tensor& tensor) {
+  return tensor.grad_state() != nullptr;
+}
+/// The gradient that backward() left: undefined if none has arrived since zero_grad().
+Tensor grad(const Tensor& leaf);
+/// Forgets the gradient without touching memory: the next one overwrites. Its address stays.
+void zero_grad(const Tensor& leaf);
+/// Makes `buffer` (same shape, the gradient's dtype) the place of the leaf's gradient: optimizers keep all in
+/// one arena.
+void set_grad_buffer(const Tensor& leaf, Tensor buffer);
+/// Keeps the gradient of a result of the tape, which grad() returns after backward().
+void retain_grad(const Tensor& result);
+/// Calls `hook` whenever the leaf's last gradient of a backward pass has arrived (data parallel reduces
+/// there).
+void on_grad(const Tensor& leaf, std::function<void(const Tensor& grad)> hook);
+
+/// A tensor kept for backward. get() throws if its storage was written in place since, naming the operator.
+class Saved {
+ public:
+  Saved() = default;
+  explicit Saved(const Tensor& tensor)
+      : tensor_(tensor.detach()), version_(tensor.defined() ? tensor.version() : 0) {}
+  const Tensor& get() const {
+    if (tensor_.defined() && tensor_.version() != version_) [[unlikely]]
+      fail();
+    return tensor_;
+  }
+  bool defined() const { return tensor_.defined(); }
+
+ private:
+  [[noreturn]] void fail() const;
+  Tensor tensor_;
+  uint64_t version_ = 0;
+};
+
+/// Where a gradient may be written at once instead of into a temporary: `grad = (accumulate ? grad : 0) +
+/// ...`.
+struct GradTarget {
+  Tensor grad;
+  bool accumulate;
+};
+
+/// What an entry's backward function sees. Inputs and outputs are numbered as they were recorded.
+class Backward {
+ public:
+  /// Whether anybody wants the gradient of that input.
+  bool needs(int input) const { return inputs_[size_t(input)] != nullptr; }
+  /// Whether a gradient of that output has arrived (one output of several may be unused).
+  bool has_grad(int output = 0) const { return outputs_[size_t(output)]->grad.defined(); }
+  /// The gradient of that output; throws if none has arrived (see has_grad).
+  Tensor grad(int output = 0);
+  /// Adds to the input's gradient; nothing if nobody wants it. Any floating dtype; the sum has the gradient's
+  /// own.
+  void accumulate(int input, const Tensor& gradient);
+  /// For kernels that can add in place (a product with beta): the leaf's buffer and whether it holds
+  /// something to add to; an undefined tensor if there is none, then make one. Only if needs(input). Write
+  /// all of it, then call `written`.
+  GradTarget target(int input);
+  void written(int input, const GradTarget& target);
+
+ private:
+  friend class Tape;
+  std::span<const std::shared_ptr<GradState>> inputs_;
+  std::span<const std::shared_ptr<GradState>> outputs_;
+};
+
+struct TapeOptions {
+  /// Looks for NaN and infinity in every result and every gradient and throws at the first, naming operator,
+  /// module path, shape, element and call site. Copies everything to the host: for hunting.
+  bool check_finite = false;
+};
+
+class Tape {
+ public:
+  explicit Tape(TapeOptions options = {});
+  ~Tape();
+  Tape(const Tape&) = delete;
+
+  /// The tape that must record an operator with these inputs: null if no tape lives or none of them needs a
+  /// gradient.
+  template <class... Tensors>
+  static Tape* recording(const Tensors&... inputs) {
+    Tape* const tape = current_;
+    return tape && (requires_grad(inputs) || ...) ? tape : nullptr;
+  }
+  /// The thread's innermost tape, or null.
+  static Tape* innermost() { return current_; }
+  static Tape* recording_any(std::span<const Tensor> inputs);
+
+  /// Appends an entry. `name` is a literal; `backward(Backward&)` runs once, later, and owns what it
+  /// captured. Undefined inputs are allowed and need nothing. The outputs become results of this tape.
+  template <class F>
+  void record(const char* name, Site site, std::initializer_list<const Tensor*> inputs,
+              std::initializer_list<Tensor*> outputs, F&& backward) {
+    record(name, site, std::span(inputs.begin(), inputs.size()), std::span(outputs.begin(), outputs.size()),
+           std::forward<F>(backward));
+  }
+  template <class F>
+  void record(const char* name, Site site, std::span<const Tensor* const> inputs,
+              std::span<Tensor* const> outputs, F&& backward) {
+    using Function = std::decay_t<F>;
+    if (!begin_entry(name, site, inputs, outputs)) return;
+    void* const place = reserve(sizeof(Function), alignof(Function));
+    ::new (place) Function(std::forward<F>(backward));
+    end_entry(
+        place, [](void* f, Backward& b) { (*static_cast<Function*>(f))(b); },
+        [](void* f) { static_cast<Function*>(f)->~Function(); });
+  }
+
+  /// One backward pass from a result of one element (its gradient is 1), or from several with given
+  /// gradients. Spends the tape: a second pass throws. Throws if a loss is not a result of this tape.
+  void backward(const Tensor& loss);
+  void backward(std::span<const Tensor> results, std::span<const Tensor> grads);
+
+  size_t size() const { return entries_.size(); }
+  /// Called after each entry of the backward pass: operator name and its index. For analysis.
+  void on_entry(std::function<void(const char* name, size_t index)> hook) { entry_hook_ = std::move(hook); }
+
+ private:
+  friend class NoTape;
+  friend class LeafCollector;
+  struct Entry {
+    const char* name;
+    Site site;
+    uint32_t inputs, outputs;   // how many, in states_
+    size_t chunk, used_before;  // where its function lies, to give the place back
+    void* function;
+    void (*run)(void*, Backward&);
+    void (*destroy)(void*);
+    std::string path;  // of the module; only in the finite check
+  };
+  bool begin_entry(const char* name, Site site, std::span<const Tensor* const> inputs,
+                   std::span<Tensor* const> outputs);
+  void* reserve(size_t bytes, size_t align);
+  void end_entry(void* function, void (*run)(void*, Backward&), void (*destroy)(void*));
+  void run();
+  void pop(Entry& entry);
+  void check_result(const char* name, Site site, std::span<Tensor* const> outputs) const;
+
+  static thread_local Tape* current_;
+  Tape* outer_;
+  TapeOptions options_;
+  uint64_t id_;
+  bool spent_ = false;
+  bool collects_only_ = false;  // LeafCollector
+  std::vector<Entry> entries_;
+  std::vector<std::shared_ptr<GradState>> states_;  // inputs and outputs of the entries, in order
+  struct Chunk {
+    std::unique_ptr<std::byte[]> bytes;
+    size_t size = 0, used = 0;
+  };
+  std::vector<Chunk> chunks_;  // the entries' functions, last in first out
+  std::function<void(const char*, size_t)> entry_hook_;
+};
+
+/// No recording on this thread while it lives (evaluation inside a training step).
+class NoTape {
+ public:
+  NoTape() : tape_(std::exchange(Tape::current_, nullptr)) {}
+  ~NoTape() { Tape::current_ = tape_; }
+  NoTape(const NoTape&) = delete;
+
+ private:
+  Tape* tape_;
+};
+
+/// Names the part of a model that runs: messages of the finite check say "block.3.attention". Costs two
+/// pointer writes.
+class ModuleScope {
+ public:
+  explicit ModuleScope(const char* name, int64_t index = -1);
+  ~ModuleScope();
+  ModuleScope(const ModuleScope&) = delete;
+  /// The path of the scopes that live on this thread: "block.3.attention", "" outside any.
+  static std::string path();
+
+ private:
+  const char* name_;
+  int64_t index_;
+  ModuleScope* outer_;
+};
+
+}  // namespace tessera

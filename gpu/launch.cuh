@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "runtime/cuda.h"
+#include "runtime/device.h"
+#include "runtime/profile.h"
+
+namespace tessera::gpu {
+
+inline constexpr int kWarp = 32;
+
+/// ceil(a / b)
+template <class A, class B>
+__host__ __device__ constexpr int64_t ceil_div(A a, B b) {
+  return (int64_t(a) + int64_t(b) - 1) / int64_t(b);
+}
+
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  size_t shared_bytes = 0;
+};
+
+/// Launches `kernel` on the device's compute stream; a grid without blocks is no work. Throws if the launch
+/// is refused.
+template <class... Params, class... Args>
+void launch(Device device, const LaunchShape& shape, void (*kernel)(Params...), Args&&... args) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  device.activate();
+  if (shape.shared_bytes > 48 * 1024)
+    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared_bytes)));
+  kernel<<<shape.grid, shape.block, shape.shared_bytes, device.stream()>>>(Params(args)...);
+  check(cudaGetLastError());
+}
+
+}  // namespace tessera::gpu

@@ -1,0 +1,90 @@
+#include "ops/activation/activation.h"
+
+#include "ops/activation/activation_kernels.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr const char* kNames[] = {"none", "relu", "relu_squared", "silu", "gelu", "gelu_tanh"};
+
+}  // namespace
+
+const char* name_of(Activation kind) {
+  return kNames[size_t(kind)];
+}
+
+Activation parse_activation(std::string_view name) {
+  for (size_t i = 0; i < std::size(kNames); ++i)
+    if (name == kNames[i]) return Activation(i);
+  fail_at(Site::here(), "activation \"", name,
+          "\": expected none, relu, relu_squared, silu, gelu or gelu_tanh");
+}
+
+Tensor activation(const Tensor& x, Activation kind, Site site) {
+  if (kind == Activation::none) return x;
+  const char* const name = name_of(kind);
+  check(x.defined(), name, ": x is undefined");
+  Tensor y = Tensor::empty_like(x);
+  if (x.device().is_cpu()) {
+    activation_forward_cpu(y, x, kind);
+  } else if constexpr (kCuda) {
+    activation_forward_cuda(y, x, kind);
+  }
+  if (Tape* tape = Tape::recording(x)) {
+    tape->record(name, site, {&x}, {&y}, [x = Saved(x), kind](Backward& b) {
+      const Tensor dy = b.grad();
+      const Tensor dx = Tensor::empty_like(x.get());
+      if (dx.device().is_cpu()) {
+        activation_backward_cpu(dx, dy, x.get(), kind);
+      } else if constexpr (kCuda) {
+        activation_backward_cuda(dx, dy, x.get(), kind);
+      }
+      b.accumulate(0, dx);
+    });
+  }
+  return y;
+}
+
+std::vector<OpSpec> activation_specs() {
+  const std::pair<Activation, const char*> kinds[] = {
+      {Activation::relu, "y = max(x, 0)"},
+      {Activation::relu_squared, "y = max(x, 0)^2"},
+      {Activation::silu, "y = x / (1 + exp(-x))"},
+      {Activation::gelu, "y = x Phi(x), by erf"},
+      {Activation::gelu_tanh, "y = x Phi(x), by the tanh approximation"}};
+  std::vector<OpSpec> specs;
+  for (const auto& [kind, formula] : kinds) {
+    const bool kinked = kind == Activation::relu;
+    specs.push_back({
+        .name = name_of(kind),
+        .summary = formula,
+        .inputs = {{"x", "[...]"}},
+        .outputs = {{"y", "as x"}},
+        .run = [kind](const std::vector<Tensor>& in,
+                      const Attrs&) { return std::vector{activation(in[0], kind)}; },
+        .problem =
+            [kinked](const Dims& d, const Attrs&) {
+              const double n = double(d.at("R")) * double(d.at("C"));
+              return Problem{.inputs = {{.shape = {d.at("R"), d.at("C")},
+                                         .fill = kinked ? Fill::away_from_0 : Fill::normal,
+                                         .scale = 2}},
+                             .forward_flops = n,
+                             .backward_flops = n,
+                             .forward_elements = 2 * n,
+                             .backward_elements = 3 * n};
+            },
+        .cases = {{.dims = {{"R", 7}, {"C", 13}}},
+                  {.dims = {{"R", 1}, {"C", 1}}},
+                  {.dims = {{"R", 0}, {"C", 5}}},
+                  {.dims = {{"R", 5}, {"C", 0}}},
+                  {.dims = {{"R", 3}, {"C", 129}}, .placement = Placement::strided},
+                  {.dims = {{"R", 17}, {"C", 11}}, .placement = Placement::transposed},
+                  {.dims = {{"R", 257}, {"C", 1365}}, .gradcheck = false}},
+        .benches = {{.dims = {{"R", 36096}, {"C", 1365}}}},
+    });
+  }
+  return specs;
+}
+
+}  // namespace tessera::ops

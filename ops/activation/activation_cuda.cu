@@ -1,0 +1,35 @@
+#include "gpu/elementwise.cuh"
+#include "ops/activation/activation_kernels.h"
+#include "ops/activation/activation_math.h"
+
+/// One read and one write an element forward, two reads and one write backward: bound by memory, so the
+/// arithmetic (one exp and one division at most) costs nothing that shows.
+
+namespace tessera::ops {
+namespace {
+
+template <Activation kKind, class T>
+struct Forward {
+  __device__ T operator()(T x) const { return T(activate<kKind>(float(x))); }
+};
+template <Activation kKind, class T>
+struct Backwards {
+  __device__ T operator()(T dy, T x) const { return T(float(dy) * activate_slope<kKind>(float(x))); }
+};
+
+}  // namespace
+
+void activation_forward_cuda(const Tensor& y, const Tensor& x, Activation kind) {
+  dispatch_floating_cuda(x.dtype(), name_of(kind), [&]<class T>() {
+    dispatch_activation(kind, [&]<Activation kKind>() { gpu::elementwise<T, T>(y, Forward<kKind, T>{}, x); });
+  });
+}
+
+void activation_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, Activation kind) {
+  dispatch_floating_cuda(x.dtype(), name_of(kind), [&]<class T>() {
+    dispatch_activation(
+        kind, [&]<Activation kKind>() { gpu::elementwise<T, T, T>(dx, Backwards<kKind, T>{}, dy, x); });
+  });
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cmath>
+
+#include "ops/activation/activation.h"
+
+/// The activations as functions of one number, for every kernel that applies one (here, and in the products'
+/// epilogues).
+
+namespace tessera::ops {
+
+/// 1 / (1 + exp(-x)) without overflow: exp of a negative number only where x < 0 would overflow exp(-x) to
+/// infinity, the quotient is 0, as it should be.
+template <class C>
+TESSERA_HD C logistic(C x) {
+  return C(1) / (C(1) + std::exp(-x));
+}
+
+template <Activation kKind, class C>
+TESSERA_HD C activate(C x) {
+  if constexpr (kKind == Activation::relu) return x > 0 ? x : (x != x ? x : C(0));
+  if constexpr (kKind == Activation::relu_squared) return x > 0 ? x * x : (x != x ? x : C(0));
+  if constexpr (kKind == Activation::silu) return x * logistic(x);
+  if constexpr (kKind == Activation::gelu)
+    return C(0.5) * x * (C(1) + std::erf(x * C(0.70710678118654752440)));
+  if constexpr (kKind == Activation::gelu_tanh) {
+    const C inner = C(0.79788456080286535588) * (x + C(0.044715) * x * x * x);
+    return C(0.5) * x * (C(1) + std::tanh(inner));
+  }
+  if constexpr (kKind == Activation::none) return x;
+}
+
+/// f'(x)
+template <Activation kKind, class C>
+TESSERA_HD C activate_slope(C x) {
+  if constexpr (kKind == Activation::relu) return x > 0 ? C(1) : C(0);
+  if constexpr (kKind == Activation::relu_squared) return x > 0 ? 2 * x : C(0);
+  if constexpr (kKind == Activation::silu) {
+    const C s = logistic(x);
+    return s * (C(1) + x * (C(1) - s));
+  }
+  if constexpr (kKind == Activation::gelu) {
+    const C cdf = C(0.5) * (C(1) + std::erf(x * C(0.70710678118654752440)));
+    return cdf + x * C(0.39894228040143267794) * std::exp(C(-0.5) * x * x);
+  }
+  if constexpr (kKind == Activation::gelu_tanh) {
+    const C a = C(0.79788456080286535588), b = C(0.044715);
+    const C t = std::tanh(a * (x + b * x * x * x));
+    return C(0.5) * (C(1) + t) + C(0.5) * x * (C(1) - t * t) * a * (C(1) + 3 * b * x * x);
+  }
+  if constexpr (kKind == Activation::none) return C(1);
+}
+
+/// Calls `f.template operator()<kind>()`.
+template <class F>
+decltype(auto) dispatch_activation(Activation kind, F&& f) {
+  switch (kind) {
+    case Activation::relu:
+      return f.template operator()<Activation::relu>();
+    case Activation::relu_squared:
+      return f.template operator()<Activation::relu_squared>();
+    case Activation::silu:
+      return f.template operator()<Activation::silu>();
+    case Activation::gelu:
+      return f.template operator()<Activation::gelu>();
+    case Activation::gelu_tanh:
+      return f.template operator()<Activation::gelu_tanh>();
+    default:
+      return f.template operator()<Activation::none>();
+  }
+}
+
+}  // namespace tessera::ops

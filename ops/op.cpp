@@ -1,0 +1,225 @@
+#include "ops/op.h"
+
+#include <charconv>
+#include <cmath>
+#include <numbers>
+
+#include "runtime/philox.h"
+
+namespace tessera::ops {
+namespace {
+
+const char* type_name(const AttrValue& value) {
+  constexpr const char* kNames[] = {"a flag (true or false)", "an integer", "a number", "a word"};
+  return kNames[value.index()];
+}
+
+double normal(uint64_t seed, uint64_t input, int64_t index) {
+  const Uint4 random = philox(seed, input, uint64_t(index));
+  const double radius = std::sqrt(-2 * std::log(double(uniform_open(random.word[0]))));
+  return radius * std::cos(2 * std::numbers::pi * double(uniform_half_open(random.word[1])));
+}
+
+double element(const InputCase& input, uint64_t seed, uint64_t number, int64_t index) {
+  const double z = normal(seed, number, index);
+  switch (input.fill) {
+    case Fill::positive:
+      return input.scale * std::exp(z / 2);
+    case Fill::away_from_0:
+      return input.scale * (z + (z < 0 ? -0.1 : 0.1));
+    case Fill::index: {
+      const Uint4 random = philox(seed ^ 0x9E3779B97F4A7C15u, number, uint64_t(index));
+      if (input.ignore != -1 && random.word[1] % 8 == 0) return double(input.ignore);
+      return input.high > 0 ? double(random.word[0] % uint64_t(input.high)) : 0;
+    }
+    default:
+      return input.scale * z;
+  }
+}
+
+/// An uninitialised tensor of the shape that lies as `placement` says.
+Tensor place(const Shape& shape, Placement placement, DType dtype) {
+  const Device cpu = Device::cpu();
+  if (shape.rank() >= 2 && placement == Placement::transposed) {
+    Shape swapped = shape.with(-1, shape[-2]).with(-2, shape[-1]);
+    return Tensor::empty(swapped, dtype, cpu).transpose(-1, -2);
+  }
+  if (shape.rank() >= 1 && placement == Placement::strided) {
+    // Twice as many rows, three more columns; every second row from the second on, columns from the second
+    // on.
+    Shape wide = shape.with(-1, shape[-1] + 3);
+    if (shape.rank() >= 2) wide = wide.with(-2, 2 * shape[-2] + 1);
+    Tensor view = Tensor::zeros(wide, dtype, cpu).slice(-1, 1, shape[-1] + 1);
+    return shape.rank() >= 2 ? view.slice(-2, 1, 2 * shape[-2] + 1, 2) : view;
+  }
+  return Tensor::empty(shape, dtype, cpu);
+}
+
+/// The same view of the same bytes on another device: layout and gaps survive, which Tensor::to would pack
+/// away.
+Tensor move_placed(const Tensor& tensor, Device device) {
+  if (device.is_cpu()) return tensor;
+  const int64_t elements = int64_t(tensor.storage()->bytes / size_of(tensor.dtype()));
+  const Tensor flat = Tensor::view_of(tensor.storage(), Layout::packed({elements}), tensor.dtype());
+  return Tensor::view_of(flat.to(device).storage(), tensor.layout(), tensor.dtype());
+}
+
+}  // namespace
+
+template <class T>
+const T& Attrs::get(const std::string& name) const {
+  const auto found = values_.find(name);
+  check(found != values_.end(), "attribute \"", name, "\" is missing");
+  const T* const value = std::get_if<T>(&found->second);
+  check(value != nullptr, "attribute \"", name, "\" is ", type_name(found->second), ", not ",
+        type_name(AttrValue(T{})));
+  return *value;
+}
+template const bool& Attrs::get<bool>(const std::string&) const;
+template const int64_t& Attrs::get<int64_t>(const std::string&) const;
+template const double& Attrs::get<double>(const std::string&) const;
+template const std::string& Attrs::get<std::string>(const std::string&) const;
+
+const OpSpec& find_op(std::string_view name) {
+  std::vector<std::string> names;
+  for (const OpSpec& op : all_ops()) {
+    if (op.name == name) return op;
+    names.push_back(op.name);
+  }
+  const std::string near = nearest(std::string(name), names);
+  fail_at(Site::here(), "operator \"", name, "\" does not exist",
+          near.empty() ? "" : "; did you mean " + near + "?",
+          near.empty() ? "; see `tessera op --list`" : "");
+}
+
+namespace {
+
+const AttrSpec& find_attr(const OpSpec& op, const std::string& name) {
+  std::vector<std::string> names;
+  for (const AttrSpec& attr : op.attrs) {
+    if (attr.name == name) return attr;
+    names.push_back(attr.name);
+  }
+  const std::string near = nearest(name, names);
+  fail_at(Site::here(), op.name, ": attribute \"", name, "\" does not exist",
+          near.empty() ? "" : "; did you mean " + near + "?");
+}
+
+}  // namespace
+
+Attrs complete(const OpSpec& op, const Attrs& given) {
+  Attrs all;
+  for (const AttrSpec& attr : op.attrs) all.set(attr.name, attr.fallback);
+  for (const auto& [name, value] : given.values()) {
+    const AttrSpec& attr = find_attr(op, name);
+    AttrValue accepted = value;
+    if (std::holds_alternative<double>(attr.fallback) && std::holds_alternative<int64_t>(value))
+      accepted = double(std::get<int64_t>(value));
+    check(accepted.index() == attr.fallback.index(), op.name, ": attribute \"", name, "\" is ",
+          type_name(attr.fallback), ", not ", type_name(value));
+    if (const auto* word = std::get_if<std::string>(&accepted); word && !attr.choices.empty()) {
+      bool known = false;
+      std::string list;
+      for (const std::string& choice : attr.choices) {
+        known = known || choice == *word;
+        list += (list.empty() ? "" : ", ") + choice;
+      }
+      check(known, op.name, ": attribute \"", name, "\" is \"", *word, "\"; expected one of ", list);
+    }
+    all.set(name, accepted);
+  }
+  return all;
+}
+
+void set_attr(const OpSpec& op, Attrs& attrs, std::string_view key_value) {
+  const size_t equals = key_value.find('=');
+  check(equals != std::string_view::npos, op.name, ": attribute \"", key_value, "\": expected key=value");
+  const std::string key(key_value.substr(0, equals)), text(key_value.substr(equals + 1));
+  const AttrSpec& attr = find_attr(op, key);
+  const auto number = [&]<class T>(T) {
+    T value{};
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+    check(code == std::errc{} && end == text.data() + text.size(), op.name, ": attribute \"", key, "\" is ",
+          type_name(attr.fallback), ", not \"", text, "\"");
+    return value;
+  };
+  if (std::holds_alternative<bool>(attr.fallback)) {
+    check(text == "true" || text == "false", op.name, ": attribute \"", key,
+          "\" is a flag (true or false), not \"", text, "\"");
+    attrs.set(key, text == "true");
+  } else if (std::holds_alternative<int64_t>(attr.fallback)) {
+    attrs.set(key, number(int64_t{}));
+  } else if (std::holds_alternative<double>(attr.fallback)) {
+    const double value = number(double{});
+    check(std::isfinite(value), op.name, ": attribute \"", key, "\" must be finite, not ", text);
+    attrs.set(key, value);
+  } else {
+    attrs.set(key, text);
+  }
+  complete(op, attrs);
+}
+
+void check_inputs(const OpSpec& op, const std::vector<Tensor>& inputs) {
+  check(inputs.size() == op.inputs.size(), op.name, ": ", inputs.size(), " inputs; expected ",
+        op.inputs.size());
+  const Tensor* first = nullptr;
+  const Tensor* device_of = nullptr;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const InputSpec& spec = op.inputs[i];
+    if (!inputs[i].defined()) {
+      check(spec.optional, op.name, ": input \"", spec.name, "\" ", spec.shape, " is missing");
+      continue;
+    }
+    if (spec.index) {
+      check(inputs[i].dtype() == DType::i64 || inputs[i].dtype() == DType::i32, op.name, ": input \"",
+            spec.name, "\" is ", inputs[i].dtype(), "; expected i64 or i32");
+    } else {
+      if (!first) first = &inputs[i];
+      check(inputs[i].dtype() == first->dtype(), op.name, ": input \"", spec.name, "\" is ",
+            inputs[i].dtype(), ", but \"", op.inputs[0].name, "\" is ", first->dtype(),
+            "; floating inputs share one dtype");
+    }
+    if (!device_of) device_of = &inputs[i];
+    check(inputs[i].device() == device_of->device(), op.name, ": input \"", spec.name, "\" is on ",
+          inputs[i].device().name(), ", another on ", device_of->device().name());
+  }
+  if (!first) return;
+  const auto& dtypes = first->device().is_cpu() ? op.cpu_dtypes : op.cuda_dtypes;
+  std::string list;
+  for (const DType dtype : dtypes) {
+    if (dtype == first->dtype()) return;
+    list += std::string(list.empty() ? "" : ", ") + name_of(dtype);
+  }
+  fail_at(Site::here(), op.name, ": dtype ", first->dtype(), " is not supported on device ",
+          first->device().name(), "; expected ", list);
+}
+
+std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, Placement placement, DType dtype,
+                                Device device, uint64_t seed, bool oracle) {
+  check(problem.inputs.size() == op.inputs.size(), op.name, ": the problem names ", problem.inputs.size(),
+        " inputs of ", op.inputs.size());
+  std::vector<Tensor> inputs;
+  for (size_t i = 0; i < problem.inputs.size(); ++i) {
+    const InputCase& input = problem.inputs[i];
+    if (input.fill == Fill::absent) {
+      inputs.emplace_back();
+      continue;
+    }
+    std::vector<double> values(size_t(input.shape.count()));
+    for (size_t k = 0; k < values.size(); ++k) values[k] = element(input, seed, i, int64_t(k));
+    const Tensor exact = Tensor::from(values, input.shape);
+    const DType kept = op.inputs[i].index ? DType::i64 : dtype;
+    const Tensor placed = place(input.shape, placement, kept);
+    placed.copy_from(exact);
+    if (oracle) {
+      const Tensor wide = place(input.shape, placement, op.inputs[i].index ? DType::i64 : DType::f64);
+      wide.copy_from(placed);
+      inputs.push_back(wide);
+    } else {
+      inputs.push_back(move_placed(placed, device));
+    }
+  }
+  return inputs;
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+/// One declaration of an operator serves all uses: `tessera op` runs it on tensors from a file, the tests
+/// check every case of it against the f64 oracle and central differences, `tessera bench op` times it. An
+/// operator's folder defines `const OpSpec& <name>_spec()`; ops/registry.cpp lists them.
+
+namespace tessera::ops {
+
+/// Value of an attribute: a number, a flag or a word.
+using AttrValue = std::variant<bool, int64_t, double, std::string>;
+class Attrs {
+ public:
+  Attrs() = default;
+  Attrs(std::initializer_list<std::pair<const std::string, AttrValue>> values) : values_(values) {}
+  bool flag(const std::string& name) const { return get<bool>(name); }
+  int64_t integer(const std::string& name) const { return get<int64_t>(name); }
+  double number(const std::string& name) const { return get<double>(name); }
+  const std::string& word(const std::string& name) const { return get<std::string>(name); }
+  void set(const std::string& name, AttrValue value) { values_.insert_or_assign(name, std::move(value)); }
+  bool has(const std::string& name) const { return values_.contains(name); }
+  const std::map<std::string, AttrValue>& values() const { return values_; }
+
+ private:
+  template <class T>
+  const T& get(const std::string& name) const;
+  std::map<std::string, AttrValue> values_;
+};
+
+/// Named sizes of a problem: {"B", 4}, {"M", 10000}, ...
+using Dims = std::map<std::string, int64_t>;
+
+struct InputSpec {
+  std::string name;
+  std::string shape;  // for people: "[..., K]"
+  bool optional = false;
+  bool differentiable = true;  // false: indices, masks, targets
+  bool index = false;          // i64 or i32 instead of the operator's floating dtype
+};
+struct AttrSpec {
+  std::string name;
+  AttrValue fallback;  // its type is the attribute's type
+  std::string help;
+  std::vector<std::string> choices = {};  // of a word
+};
+struct OutputSpec {
+  std::string name;
+  std::string shape;
+  bool differentiable = true;  // false: statistics such as the log-sum-exp
+};
+
+/// How an input of a case is filled.
+enum class Fill : uint8_t {
+  normal,       // N(0, 1)
+  positive,     // exp(N(0, 1)/2): bounded away from 0
+  away_from_0,  // N(0, 1) pushed 0.1 away from 0: for kinks and poles
+  index,        // integers in [0, high)
+  absent        // an optional input left out
+};
+struct InputCase {
+  Shape shape;
+  Fill fill = Fill::normal;
+  int64_t high = 0;     // of Fill::index
+  int64_t ignore = -1;  // Fill::index: about one in eight becomes this value, if it is not -1
+  double scale = 1.0;
+};
+
+/// One concrete problem.
+struct Problem {
+  std::vector<InputCase> inputs;                       // in the order of OpSpec::inputs
+  double forward_flops = 0, backward_flops = 0;        // on the real work, a multiply-add is two
+  double forward_elements = 0, backward_elements = 0;  // floating elements read and written at least once
+};
+
+/// How the inputs of a case lie in memory: as Tensor::empty makes them, as views with gaps (every second row
+/// of a wider tensor, offset by one element), or transposed in memory.
+enum class Placement : uint8_t { pitched, strided, transposed };
+
+struct Case {
+  Dims dims;
+  Attrs attrs = {};
+  Placement placement = Placement::pitched;
+  bool gradcheck =
+      true;  // false: too large for central differences; its gradient is checked against the oracle
+};
+
+struct OpSpec {
+  std::string name;
+  std::string summary;  // one line, with the formula
+  std::vector<InputSpec> inputs;
+  std::vector<AttrSpec> attrs;
+  std::vector<OutputSpec> outputs;
+  std::vector<DType> cpu_dtypes = {DType::f64, DType::f32, DType::bf16, DType::f16};
+  std::vector<DType> cuda_dtypes = {DType::f32, DType::bf16, DType::f16};
+  /// Runs the operator as a user would (recorded if a tape lives). Undefined tensors stand for absent inputs.
+  /// Every attribute is present.
+  std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs, const Attrs& attrs)> run;
+  std::function<Problem(const Dims& dims, const Attrs& attrs)> problem;
+  std::vector<Case> cases;    // checked: odd, prime, one, zero, tile ± 1, strided
+  std::vector<Case> benches;  // timed by default
+  /// The factor k of the tolerance max|y-ref| <= k * max|baseline-ref| + 2 ulp * max|ref|, and the reason if
+  /// it is not 2.
+  double tolerance_factor = 2;
+  std::string tolerance_reason = {};
+  /// Kernel configurations that --row can force, for a dtype; empty if there is one.
+  std::vector<std::string> rows = {};
+};
+
+/// Every operator, in the order of the house. Built once.
+const std::vector<OpSpec>& all_ops();
+/// Throws, naming the nearest, if there is none of that name.
+const OpSpec& find_op(std::string_view name);
+
+/// `given` completed with the fallbacks; throws, naming the nearest, for an attribute that the operator does
+/// not have, a wrong type (an integer is accepted where a number is expected) or a word that is not among the
+/// choices.
+Attrs complete(const OpSpec& op, const Attrs& given);
+/// Reads "key=value" by the attribute's type; throws with what was expected.
+void set_attr(const OpSpec& op, Attrs& attrs, std::string_view key_value);
+
+/// Checks inputs as `tessera op` does before running: count, presence, dtypes that agree, one device.
+void check_inputs(const OpSpec& op, const std::vector<Tensor>& inputs);
+
+/// Fills the inputs of a problem from `seed`, rounded to `dtype`, on `device`. The same values for every
+/// dtype and device but for the rounding. With `oracle`, tensors are f64 on the CPU and hold the values
+/// rounded to `dtype`.
+std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, Placement placement, DType dtype,
+                                Device device, uint64_t seed, bool oracle = false);
+
+}  // namespace tessera::ops

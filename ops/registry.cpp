@@ -1,0 +1,20 @@
+#include "ops/op.h"
+
+/// The list of operators: each folder's declarations, in the order that `tessera op --list` shows.
+
+namespace tessera::ops {
+
+std::vector<OpSpec> activation_specs();
+
+const std::vector<OpSpec>& all_ops() {
+  static const auto& all = *[] {
+    auto* const list = new std::vector<OpSpec>;
+    for (auto specs : {activation_specs}) {
+      for (OpSpec& spec : specs()) list->push_back(std::move(spec));
+    }
+    return list;
+  }();
+  return all;
+}
+
+}  // namespace tessera::ops

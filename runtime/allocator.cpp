@@ -1,0 +1,397 @@
+#include "runtime/allocator.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "runtime/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kAlign = 512;             // granularity of large blocks
+constexpr size_t kSmallest = 256;          // the least size class
+constexpr size_t kLargestClass = 1 << 20;  // above it: best fit
+constexpr size_t kSegmentBytes =
+    2 << 20;  // what small blocks are carved from, and the rounding of large segments
+constexpr size_t kClasses = 4 * 12 + 1;  // 256 B ... 1 MiB, four to a doubling
+
+thread_local const char* t_tag = "other";
+
+size_t round_up(size_t bytes, size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+/// Size classes: 256·2^(c/4)·(1 + (c%4)/4), rounded up to 64... kept multiples of 64 bytes.
+size_t class_bytes(int size_class) {
+  const size_t base = kSmallest << (size_class / 4);
+  return base + base / 4 * size_t(size_class % 4);
+}
+
+int class_of(size_t bytes) {
+  if (bytes <= kSmallest) return 0;
+  const int doubling = std::bit_width((bytes - 1) / kSmallest) - 1;
+  const size_t base = kSmallest << doubling;
+  const size_t quarter = base / 4;
+  return doubling * 4 + int((bytes - base + quarter - 1) / quarter);
+}
+
+}  // namespace
+
+MemoryTag::MemoryTag(const char* name) : previous_(t_tag) {
+  t_tag = name;
+}
+MemoryTag::~MemoryTag() {
+  t_tag = previous_;
+}
+const char* MemoryTag::current() {
+  return t_tag;
+}
+
+/// One piece of memory from the driver.
+struct Segment {
+  MemoryPool* pool = nullptr;
+  char* base = nullptr;
+  size_t bytes = 0;
+  size_t carved = 0;  // small segments: bytes handed out so far
+  int64_t live = 0;   // small segments: blocks in use
+  bool small = false;
+  Block* first = nullptr;  // large segments: their blocks in address order
+};
+
+/// Large free blocks, smallest first; ties by address, so that the choice does not depend on history.
+struct BySize {
+  bool operator()(const Block* a, const Block* b) const {
+    return a->bytes != b->bytes ? a->bytes < b->bytes : a->data < b->data;
+  }
+};
+
+class MemoryPool {
+ public:
+  std::array<std::vector<Block*>, kClasses> free_small;
+  std::set<Block*, BySize> free_large;
+  std::vector<std::unique_ptr<Segment>> segments;
+  Segment* carving = nullptr;
+  int64_t live = 0;        // blocks in use
+  bool abandoned = false;  // the graph it served is gone
+};
+
+struct Allocator::State {
+  MemorySource source;
+  mutable std::mutex mutex;
+  MemoryPool common;
+  std::unordered_map<MemoryPool*, std::unique_ptr<MemoryPool>> private_pools;
+  MemoryPool* active = &common;
+  std::shared_ptr<MemoryPool> active_handle;
+  AllocatorStats stats;
+  std::unordered_map<const char*, size_t> tags;  // by literal's address; merged by text when reported
+  size_t guard = 0;
+  std::unordered_set<Block*> guarded;
+  std::string damage;  // first damaged guard band, for check_guards()
+
+  std::string find_damage(const Block* block) const {
+    std::vector<unsigned char> band(block->guard);
+    // Behind the payload the band starts at the byte after what was asked for.
+    const char* const data = static_cast<const char*>(block->data);
+    const std::pair<const char*, const char*> bands[] = {{data - block->guard, "before"},
+                                                         {data + block->asked, "after"}};
+    for (const auto& [start, where] : bands) {
+      source.read(band.data(), start, band.size());
+      const auto bad =
+          std::find_if(band.begin(), band.end(), [](unsigned char byte) { return byte != 0xFF; });
+      if (bad == band.end()) continue;
+      return "guard band " + std::string(where) + " a block of " + std::to_string(block->asked) +
+             " bytes (tag " + block->tag + ") was overwritten at offset " +
+             std::to_string(bad - band.begin());
+    }
+    return "";
+  }
+
+  Segment* new_segment(MemoryPool* pool, size_t bytes, bool small) {
+    void* const base = source.allocate(bytes);
+    if (!base) return nullptr;
+    auto segment = std::make_unique<Segment>();
+    *segment = {pool, static_cast<char*>(base), bytes, 0, 0, small, nullptr};
+    pool->segments.push_back(std::move(segment));
+    stats.driver_calls += 1;
+    stats.reserved += bytes;
+    stats.reserved_peak = std::max(stats.reserved_peak, stats.reserved);
+    return pool->segments.back().get();
+  }
+
+  Block* take_small(MemoryPool* pool, int size_class) {
+    auto& list = pool->free_small[size_t(size_class)];
+    if (!list.empty()) {
+      Block* const block = list.back();
+      list.pop_back();
+      return block;
+    }
+    const size_t bytes = round_up(class_bytes(size_class), 256);
+    if (!pool->carving || pool->carving->carved + bytes > pool->carving->bytes) {
+      Segment* const segment = new_segment(pool, kSegmentBytes, true);
+      if (!segment) return nullptr;
+      pool->carving = segment;
+    }
+    auto* block = new Block;
+    block->data = pool->carving->base + pool->carving->carved;
+    block->bytes = bytes;
+    block->segment = pool->carving;
+    block->size_class = size_class;
+    pool->carving->carved += bytes;
+    return block;
+  }
+
+  Block* take_large(MemoryPool* pool, size_t bytes) {
+    Block wanted;
+    wanted.bytes = bytes;
+    auto found = pool->free_large.lower_bound(&wanted);
+    Block* block = nullptr;
+    if (found != pool->free_large.end()) {
+      block = *found;
+      pool->free_large.erase(found);
+    } else {
+      Segment* const segment = new_segment(pool, round_up(bytes, kSegmentBytes), false);
+      if (!segment) return nullptr;
+      block = new Block;
+      block->data = segment->base;
+      block->bytes = segment->bytes;
+      block->segment = segment;
+      segment->first = block;
+    }
+    if (block->bytes - bytes >= kLargestClass) {
+      auto* rest = new Block;
+      rest->data = static_cast<char*>(block->data) + bytes;
+      rest->bytes = block->bytes - bytes;
+      rest->segment = block->segment;
+      rest->previous = block;
+      rest->next = block->next;
+      if (block->next) block->next->previous = rest;
+      block->next = rest;
+      block->bytes = bytes;
+      rest->is_free = true;
+      pool->free_large.insert(rest);
+    }
+    return block;
+  }
+
+  Block* take(MemoryPool* pool, size_t bytes) {
+    Block* const block = bytes <= kLargestClass ? take_small(pool, class_of(bytes))
+                                                : take_large(pool, round_up(bytes, kAlign));
+    if (!block) return nullptr;
+    block->is_free = false;
+    block->segment->live += 1;
+    pool->live += 1;
+    return block;
+  }
+
+  void give_back(Block* block) {
+    MemoryPool* const pool = block->segment->pool;
+    block->is_free = true;
+    block->segment->live -= 1;
+    pool->live -= 1;
+    if (block->size_class >= 0) {
+      pool->free_small[size_t(block->size_class)].push_back(block);
+      return;
+    }
+    if (Block* const before = block->previous; before && before->is_free) {
+      pool->free_large.erase(before);
+      before->bytes += block->bytes;
+      before->next = block->next;
+      if (block->next) block->next->previous = before;
+      delete block;
+      block = before;
+    }
+    if (Block* const after = block->next; after && after->is_free) {
+      pool->free_large.erase(after);
+      block->bytes += after->bytes;
+      block->next = after->next;
+      if (after->next) after->next->previous = block;
+      delete after;
+    }
+    pool->free_large.insert(block);
+  }
+
+  void release_segments(MemoryPool* pool) {
+    std::unordered_set<Segment*> unused;
+    for (const auto& segment : pool->segments)
+      if (segment->live == 0) unused.insert(segment.get());
+    if (unused.empty()) return;
+    for (auto& list : pool->free_small)
+      std::erase_if(list, [&](Block* block) {
+        if (!unused.contains(block->segment)) return false;
+        delete block;
+        return true;
+      });
+    std::erase_if(pool->free_large, [&](Block* block) {
+      if (!unused.contains(block->segment)) return false;
+      delete block;  // an unused segment has merged into one free block
+      return true;
+    });
+    if (unused.contains(pool->carving)) pool->carving = nullptr;
+    std::erase_if(pool->segments, [&](const auto& segment) {
+      if (!unused.contains(segment.get())) return false;
+      source.release(segment->base);
+      stats.reserved -= segment->bytes;
+      return true;
+    });
+  }
+
+  void drop_pool_if_done(MemoryPool* pool) {
+    if (pool == &common || !pool->abandoned || pool->live != 0) return;
+    release_segments(pool);
+    private_pools.erase(pool);
+  }
+
+  [[noreturn]] void fail_out_of_memory(size_t bytes) const {
+    std::ostringstream text;
+    const auto [free, total] = source.usage();
+    size_t largest = active->free_large.empty() ? 0 : (*active->free_large.rbegin())->bytes;
+    text << "out of memory on " << source.name << ": asked for " << format_bytes(bytes) << "; the device has "
+         << format_bytes(free) << " free of " << format_bytes(total) << ", this process holds "
+         << format_bytes(stats.allocated) << " in tensors (reserved " << format_bytes(stats.reserved)
+         << ", largest free block " << format_bytes(largest) << "). Held by:";
+    std::map<std::string, size_t> merged;
+    for (const auto& [tag, held] : tags) merged[tag] += held;
+    std::vector<std::pair<std::string, size_t>> sorted(merged.begin(), merged.end());
+    std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+    for (size_t i = 0; i < std::min<size_t>(5, sorted.size()); ++i)
+      text << (i ? ", " : " ") << sorted[i].first << " " << format_bytes(sorted[i].second);
+    text << ". Try a smaller batch, activation checkpointing, or `tessera plan` for the largest batch that "
+            "fits";
+    throw OutOfMemory(text.str(), __FILE__, __LINE__);
+  }
+};
+
+Allocator::Allocator(MemorySource source) : state_(std::make_unique<State>()) {
+  state_->source = std::move(source);
+}
+
+Allocator::~Allocator() {
+  release_cached();
+}
+
+Block* Allocator::allocate(size_t bytes) {
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  state.stats.requests += 1;
+  const size_t guard = state.guard ? round_up(state.guard, 256) : 0;
+  const size_t asked = bytes;
+  if (bytes > SIZE_MAX / 2) state.fail_out_of_memory(bytes);
+  const size_t needed = std::max<size_t>(bytes + 2 * guard, 1);
+  Block* block = state.take(state.active, needed);
+  if (!block && state.active == &state.common) {
+    state.release_segments(&state.common);
+    block = state.take(state.active, needed);
+  }
+  if (!block) state.fail_out_of_memory(bytes);
+  block->asked = asked;
+  block->tag = t_tag;
+  block->guard = guard;
+  if (guard) {
+    state.source.fill(block->data, 0xFF, needed);
+    block->data = static_cast<char*>(block->data) + guard;
+    state.guarded.insert(block);
+  }
+  state.stats.allocated += block->bytes;
+  state.stats.allocated_peak = std::max(state.stats.allocated_peak, state.stats.allocated);
+  state.tags[block->tag] += block->bytes;
+  return block;
+}
+
+void Allocator::free(Block* block) noexcept {
+  if (!block) return;
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  state.stats.allocated -= block->bytes;
+  state.tags[block->tag] -= block->bytes;
+  if (block->guard) {
+    if (state.damage.empty() && state.active == &state.common) state.damage = state.find_damage(block);
+    state.guarded.erase(block);
+    block->data = static_cast<char*>(block->data) - block->guard;
+    block->guard = 0;
+  }
+  MemoryPool* const pool = block->segment->pool;
+  state.give_back(block);
+  state.drop_pool_if_done(pool);
+}
+
+AllocatorStats Allocator::stats() const {
+  const std::lock_guard lock(state_->mutex);
+  AllocatorStats stats = state_->stats;
+  std::map<std::string, size_t> merged;
+  for (const auto& [tag, held] : state_->tags)
+    if (held) merged[tag] += held;
+  stats.by_tag.assign(merged.begin(), merged.end());
+  std::sort(stats.by_tag.begin(), stats.by_tag.end(),
+            [](const auto& a, const auto& b) { return a.second > b.second; });
+  return stats;
+}
+
+std::pair<size_t, size_t> Allocator::usage() const {
+  return state_->source.usage();
+}
+
+void Allocator::reset_peaks() {
+  const std::lock_guard lock(state_->mutex);
+  state_->stats.allocated_peak = state_->stats.allocated;
+  state_->stats.reserved_peak = state_->stats.reserved;
+}
+
+void Allocator::release_cached() {
+  const std::lock_guard lock(state_->mutex);
+  state_->release_segments(&state_->common);
+}
+
+std::shared_ptr<MemoryPool> Allocator::make_pool() {
+  const std::lock_guard lock(state_->mutex);
+  auto pool = std::make_unique<MemoryPool>();
+  MemoryPool* const raw = pool.get();
+  state_->private_pools.emplace(raw, std::move(pool));
+  return {raw, [state = state_.get()](MemoryPool* gone) {
+            const std::lock_guard guard(state->mutex);
+            gone->abandoned = true;
+            state->drop_pool_if_done(gone);
+          }};
+}
+
+void Allocator::activate_pool(std::shared_ptr<MemoryPool> pool) {
+  std::shared_ptr<MemoryPool> previous;  // released outside the lock
+  const std::lock_guard lock(state_->mutex);
+  previous = std::move(state_->active_handle);
+  state_->active = pool ? pool.get() : &state_->common;
+  state_->active_handle = std::move(pool);
+}
+
+void Allocator::set_guard(size_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  state_->guard = bytes;
+}
+
+void Allocator::check_guards() {
+  std::string damage;
+  {
+    const std::lock_guard lock(state_->mutex);
+    damage = std::exchange(state_->damage, "");
+    for (const Block* block : state_->guarded)
+      if (damage.empty()) damage = state_->find_damage(block);
+  }
+  check(damage.empty(), "allocator on ", state_->source.name, ": ", damage);
+}
+
+std::string format_bytes(size_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = double(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit < 6) value /= 1024, ++unit;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 || value >= 100 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+  return text;
+}
+
+}  // namespace tessera

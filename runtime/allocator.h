@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// A caching allocator: memory asked of the driver is kept and reused, so that a training loop asks the
+/// driver for nothing after its second step.
+///
+/// Reuse is ordered by the device's one compute stream: a freed block may be handed out at once, since
+/// whoever gets it issues work behind the work of the one who freed it. Requests up to 1 MiB come from size
+/// classes (four to a doubling) carved from 2 MiB segments; larger ones are the best fit among free blocks,
+/// split and merged with their neighbours.
+
+namespace tessera {
+
+/// Names who asks: every block allocated by this thread while the scope lives carries the tag. Nested scopes
+/// override.
+class MemoryTag {
+ public:
+  explicit MemoryTag(const char* name);  // a literal: the pointer is kept
+  ~MemoryTag();
+  MemoryTag(const MemoryTag&) = delete;
+  static const char* current();
+
+ private:
+  const char* previous_;
+};
+
+struct AllocatorStats {
+  size_t allocated = 0, allocated_peak = 0;            // bytes held by live blocks
+  size_t reserved = 0, reserved_peak = 0;              // bytes held from the driver
+  uint64_t requests = 0;                               // calls of allocate()
+  uint64_t driver_calls = 0;                           // how many of them had to ask the driver
+  std::vector<std::pair<std::string, size_t>> by_tag;  // live bytes of each tag, largest first
+};
+
+class MemoryPool;
+
+/// A piece of memory handed out by an Allocator. `data` is aligned to 256 bytes.
+struct Block {
+  void* data = nullptr;
+  size_t bytes = 0;  // usable size, at least what was asked
+  // The rest belongs to the allocator.
+  size_t asked = 0;
+  size_t guard = 0;                   // bytes of each guard band; `data` points behind the first
+  struct Segment* segment = nullptr;  // what it was carved from
+  Block* previous = nullptr;          // neighbours in the segment (large blocks)
+  Block* next = nullptr;
+  int size_class = -1;  // -1: a large block
+  bool is_free = false;
+  const char* tag = nullptr;
+};
+
+/// Where an allocator gets memory from: cudaMalloc, aligned host memory, or a test's own.
+struct MemorySource {
+  std::string name;                       // "cpu", "cuda:0"
+  std::function<void*(size_t)> allocate;  // null if there is none
+  std::function<void(void*)> release;
+  std::function<std::pair<size_t, size_t>()> usage;      // {free, total} bytes of the device
+  std::function<void(void*, int, size_t)> fill;          // memset in stream order, for the debug mode
+  std::function<void(void*, const void*, size_t)> read;  // device to host, synchronous, for the debug mode
+};
+
+class Allocator {
+ public:
+  explicit Allocator(MemorySource source);
+  ~Allocator();
+  Allocator(const Allocator&) = delete;
+
+  /// At least `bytes` bytes (0 gives a block of none). Throws OutOfMemory, leaving the allocator as it was,
+  /// after having returned cached memory to the driver and tried once more.
+  Block* allocate(size_t bytes);
+  void free(Block* block) noexcept;
+
+  AllocatorStats stats() const;
+  /// {free, total} bytes of the device.
+  std::pair<size_t, size_t> usage() const;
+  void reset_peaks();
+  /// Gives unused segments back to the driver.
+  void release_cached();
+
+  /// A pool of its own for a captured graph: while it is active, blocks come from it alone, so that nothing
+  /// outside the graph is ever handed memory that a replay writes. The pool lives until the handle and all
+  /// its blocks are gone.
+  std::shared_ptr<MemoryPool> make_pool();
+  void activate_pool(std::shared_ptr<MemoryPool> pool);  // null: back to the common pool
+
+  /// Debug mode: every block allocated from now on is filled with 0xFF (a NaN in every floating dtype) and
+  /// stands between two guard bands of that many bytes of 0xFF, which free() and check_guards() verify. 0
+  /// turns it off.
+  void set_guard(size_t bytes);
+  /// Throws if a guard band of a live block, or of one freed since the last call, was overwritten; names size
+  /// and tag.
+  void check_guards();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// "1.5 GiB", "12 MiB", "340 B".
+std::string format_bytes(size_t bytes);
+
+}  // namespace tessera

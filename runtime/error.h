@@ -1,0 +1,81 @@
+#pragma once
+
+#include <concepts>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+/// Errors. The caller erred: `check(cond, "matmul: ", a, " does not match ", b)` throws `tessera::Error` with
+/// the file and line of the check. We erred: `assert`. The machine erred: `check(cudaError_t)` in
+/// runtime/cuda.h. The library never prints, exits or aborts; commands do.
+
+namespace tessera {
+
+/// What the library throws. `what()` is one line: what failed, which object, expected and got, and a next
+/// step.
+class Error : public std::runtime_error {
+ public:
+  Error(const std::string& message, const char* file, int line)
+      : std::runtime_error(message), file_(file), line_(line) {}
+  const char* file() const { return file_; }
+  int line() const { return line_; }
+
+ private:
+  const char* file_;
+  int line_;
+};
+
+/// The device or the host could not give the memory asked for. The message names what was asked, what is held
+/// by whom, and what to try; the allocator is unharmed and the caller may retry with less.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A place in the source: the default argument of a function names its caller.
+struct Site {
+  const char* file;
+  int line;
+  static Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
+/// A bool that remembers where it was tested.
+struct Condition {
+  template <std::same_as<bool> B>
+  Condition(B value, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+      : value(value), site{file, line} {}
+  bool value;
+  Site site;
+};
+
+template <class... Parts>
+[[noreturn]] void fail_at(Site site, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Error(text.str(), site.file, site.line);
+}
+
+/// Throws `Error` with the parts written one after the other, unless the condition holds.
+template <class... Parts>
+void check(Condition condition, const Parts&... parts) {
+  if (!condition.value) [[unlikely]]
+    fail_at(condition.site, parts...);
+}
+
+/// Nearest of `names` to `word` by edit distance, or "" if none is near: "did you mean ...?".
+std::string nearest(const std::string& word, const class NameList& names);
+
+/// A list of names for `nearest`; built from any container of strings.
+class NameList {
+ public:
+  template <class Container>
+  NameList(const Container& names) {  // NOLINT: implicit by design
+    for (const auto& name : names) text_ += std::string(name) + '\n';
+  }
+  const std::string& lines() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+}  // namespace tessera

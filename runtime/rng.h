@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/device.h"
+#include "runtime/philox.h"
+
+namespace tessera {
+
+/// What a kernel needs to draw from one reserved stream. The stream's number is `*base + delta` on a GPU,
+/// where `base` lives in device memory so that the replays of a captured graph advance; on the CPU `base` is
+/// null and it is `delta`.
+struct RandomStream {
+  uint64_t seed = 0;
+  const uint64_t* base = nullptr;
+  uint64_t delta = 0;
+  TESSERA_HD uint64_t offset() const { return (base ? *base : 0) + delta; }
+};
+
+/// Recompute with the same random numbers: while a RandomReplay in mode `record` lives on this thread, the
+/// streams that any Rng reserves are also noted in `log`; in mode `replay` they are taken from it, in order,
+/// and no Rng moves.
+class RandomReplay {
+ public:
+  enum class Mode { record, replay };
+  RandomReplay(Mode mode, std::vector<RandomStream>& log);
+  ~RandomReplay();
+  RandomReplay(const RandomReplay&) = delete;
+
+ private:
+  friend class Rng;
+  Mode mode_;
+  std::vector<RandomStream>& log_;
+  size_t next_ = 0;
+  RandomReplay* outer_;
+};
+
+/// A seeded source of random streams. Every use (one dropout, one initialisation) reserves one stream; the
+/// numbers of a stream are addressed by element, so they do not depend on device or thread. Not thread-safe:
+/// one owner.
+class Rng {
+ public:
+  explicit Rng(uint64_t seed);
+  Rng(const Rng&) = delete;  // two sources with one state would repeat each other's numbers
+  Rng(Rng&&) = default;
+  Rng& operator=(Rng&&) = default;
+
+  /// The next stream, for a kernel on `device`. Under graph capture the graph advances the device's counter
+  /// by the streams that it reserved, once a replay.
+  RandomStream reserve(Device device);
+
+  struct State {
+    uint64_t seed = 0, offset = 0;
+    bool operator==(const State&) const = default;
+  };
+  /// Saving and resuming: the state after the streams reserved (replays included) so far.
+  State state() const;
+  void set_state(State state);
+
+ private:
+  RandomStream draw(Device device);
+  struct Shared;  // outlives this handle in the graphs that captured it
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace tessera

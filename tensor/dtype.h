@@ -1,0 +1,271 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "runtime/config.h"
+#include "runtime/error.h"
+
+namespace tessera {
+
+/// Element types. f64 lives on the CPU, as the oracle; f8e4m3 is storage (cast and copy), not arithmetic.
+enum class DType : uint8_t { f64, f32, bf16, f16, f8e4m3, i64, i32, u8, boolean };
+
+size_t size_of(DType dtype);
+const char* name_of(DType dtype);          // "f32", "bf16", "bool"
+DType parse_dtype(std::string_view name);  // throws on anything but the names above
+bool is_floating(DType dtype);
+/// Distance from 1 to the next value: 2^-52, 2^-23, 2^-7, 2^-10, 2^-3. Floating dtypes only.
+double epsilon(DType dtype);
+inline std::ostream& operator<<(std::ostream& out, DType dtype) {
+  return out << name_of(dtype);
+}
+
+/// bfloat16: the upper half of an f32; conversions round to nearest even.
+struct bf16 {
+  uint16_t bits = 0;
+  bf16() = default;
+  TESSERA_HD explicit bf16(float value);
+  TESSERA_HD operator float() const;
+};
+
+/// IEEE 754 binary16; conversions round to nearest even.
+struct f16 {
+  uint16_t bits = 0;
+  f16() = default;
+  TESSERA_HD explicit f16(float value);
+  TESSERA_HD operator float() const;
+};
+
+/// OCP 8-bit float E4M3 ("fn"): largest 448, no infinity, NaN 0x7F and 0xFF. Conversion saturates to ±448 and
+/// keeps NaN.
+struct f8e4m3 {
+  uint8_t bits = 0;
+  f8e4m3() = default;
+  TESSERA_HD explicit f8e4m3(float value);
+  TESSERA_HD operator float() const;
+};
+
+/// The arithmetic type of an element type: double for f64, float for the other floats.
+template <class T>
+using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<f16> {
+  static constexpr DType value = DType::f16;
+};
+template <>
+struct DTypeOf<f8e4m3> {
+  static constexpr DType value = DType::f8e4m3;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct DTypeOf<bool> {
+  static constexpr DType value = DType::boolean;
+};
+template <class T>
+inline constexpr DType dtype_of = DTypeOf<T>::value;
+
+/// Calls `f.template operator()<T>()` with the element type of an arithmetic floating dtype: f64, f32, bf16,
+/// f16. Throws, naming `what` and the dtype, for any other.
+template <class F>
+decltype(auto) dispatch_floating(DType dtype, const char* what, F&& f) {
+  switch (dtype) {
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    case DType::f16:
+      return f.template operator()<f16>();
+    default:
+      fail_at(Site::here(), what, ": dtype ", dtype, " is not supported; expected f64, f32, bf16 or f16");
+  }
+}
+
+/// The same for kernels on a GPU: f32, bf16, f16.
+template <class F>
+decltype(auto) dispatch_floating_cuda(DType dtype, const char* what, F&& f) {
+  switch (dtype) {
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    case DType::f16:
+      return f.template operator()<f16>();
+    default:
+      fail_at(Site::here(), what, ": dtype ", dtype,
+              " is not supported on device cuda; expected f32, bf16 or f16",
+              dtype == DType::f64 ? " (f64 runs on the CPU, as the oracle)" : "");
+  }
+}
+
+/// Index dtypes: i64, i32.
+template <class F>
+decltype(auto) dispatch_index(DType dtype, const char* what, F&& f) {
+  switch (dtype) {
+    case DType::i64:
+      return f.template operator()<int64_t>();
+    case DType::i32:
+      return f.template operator()<int32_t>();
+    default:
+      fail_at(Site::here(), what, ": index dtype ", dtype, " is not supported; expected i64 or i32");
+  }
+}
+
+/// Every dtype.
+template <class F>
+decltype(auto) dispatch_any(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    case DType::f16:
+      return f.template operator()<f16>();
+    case DType::f8e4m3:
+      return f.template operator()<f8e4m3>();
+    case DType::i64:
+      return f.template operator()<int64_t>();
+    case DType::i32:
+      return f.template operator()<int32_t>();
+    case DType::u8:
+      return f.template operator()<uint8_t>();
+    default:
+      return f.template operator()<bool>();
+  }
+}
+
+/// Value conversion as casts do it: floats through float (f64 directly), floats to integers truncate toward
+/// zero.
+template <class To, class From>
+TESSERA_HD To convert(From value) {
+  if constexpr (std::is_same_v<To, From>) {
+    return value;
+  } else if constexpr (std::is_same_v<To, bool>) {
+    if constexpr (std::is_arithmetic_v<From>)
+      return value != From(0);
+    else
+      return float(value) != 0.0f;
+  } else if constexpr (std::is_arithmetic_v<To> && std::is_arithmetic_v<From>) {
+    return To(value);
+  } else if constexpr (std::is_arithmetic_v<To>) {
+    return To(float(value));
+  } else {
+    return To(float(value));
+  }
+}
+
+// ---- conversions ----
+
+TESSERA_HD bf16::bf16(float value) {
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
+  const uint32_t word = std::bit_cast<uint32_t>(value);
+  bits = (word & 0x7FFFFFFFu) > 0x7F800000u ? uint16_t((word >> 16) | 0x40u)
+                                            : uint16_t((word + 0x7FFFu + ((word >> 16) & 1u)) >> 16);
+#endif
+}
+
+TESSERA_HD bf16::operator float() const {
+  return std::bit_cast<float>(uint32_t(bits) << 16);
+}
+
+TESSERA_HD f16::f16(float value) {
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
+  const uint32_t word = std::bit_cast<uint32_t>(value), sign = (word >> 16) & 0x8000u,
+                 magnitude = word & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) {
+    bits = uint16_t(sign | 0x7E00u);
+  } else if (magnitude >= 0x477FF000u) {  // rounds to 2^16 or more
+    bits = uint16_t(sign | 0x7C00u);
+  } else if (magnitude < 0x38800000u) {  // below 2^-14: subnormal; adding 0.5 aligns the mantissa and rounds
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    bits = uint16_t(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000u));
+  } else {
+    bits = uint16_t(sign | ((magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13));
+  }
+#endif
+}
+
+TESSERA_HD f16::operator float() const {
+#if defined(__CUDA_ARCH__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+#else
+  const uint32_t sign = uint32_t(bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1Fu,
+                 mantissa = bits & 0x3FFu;
+  if (exponent == 0) {  // zero or subnormal: mantissa · 2^-24
+    const float magnitude = float(mantissa) * (1.0f / 16777216.0f);
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+  }
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000u | (mantissa << 13));
+  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+#endif
+}
+
+TESSERA_HD f8e4m3::f8e4m3(float value) {
+  const uint32_t word = std::bit_cast<uint32_t>(value);
+  const uint8_t sign = uint8_t((word >> 24) & 0x80u);
+  const uint32_t magnitude = word & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) {
+    bits = uint8_t(sign | 0x7Fu);
+  } else if (magnitude >= 0x43E00000u) {  // 448 and more
+    bits = uint8_t(sign | 0x7Eu);
+  } else if (magnitude < 0x3C800000u) {                                // below 2^-6: subnormal, units of 2^-9
+    const float shifted = std::bit_cast<float>(magnitude) + 16384.0f;  // one unit in the last place is 2^-9
+    bits = uint8_t(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000u));
+  } else {
+    const uint32_t rounded = (magnitude - 0x3C000000u + 0x7FFFFu + ((magnitude >> 20) & 1u)) >> 20;
+    bits = uint8_t(sign | (rounded > 0x7Eu ? 0x7Eu : rounded));
+  }
+}
+
+TESSERA_HD f8e4m3::operator float() const {
+  const uint32_t sign = uint32_t(bits & 0x80u) << 24, exponent = (bits >> 3) & 0xFu, mantissa = bits & 7u;
+  if ((bits & 0x7Fu) == 0x7Fu) return std::bit_cast<float>(sign | 0x7FC00000u);
+  if (exponent == 0) {
+    const float magnitude = float(mantissa) * (1.0f / 512.0f);
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+  }
+  return std::bit_cast<float>(sign | ((exponent + 120) << 23) | (mantissa << 20));
+}
+
+}  // namespace tessera

@@ -1,0 +1,50 @@
+#include "tensor/elementwise.h"
+#include "tensor/kernels.h"
+
+namespace tessera {
+
+void fill_cpu(const Tensor& y, double value) {
+  dispatch_any(y.dtype(), [&]<class T>() {
+    T* const out = y.data<T>();
+    const T filler = convert<T>(value);
+    for_each_run<1>(make_loop(y.shape(), y), [&](const auto& offsets, const auto& strides, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) out[offsets[0] + i * strides[0]] = filler;
+    });
+  });
+}
+
+void copy_cpu(const Tensor& y, const Tensor& x) {
+  dispatch_any(y.dtype(), [&]<class To>() {
+    dispatch_any(x.dtype(), [&]<class From>() {
+      To* const out = y.data<To>();
+      const From* const in = x.data<From>();
+      for_each_run<2>(make_loop(y.shape(), y, x), [&](const auto& offsets, const auto& strides, int64_t n) {
+        To* const to = out + offsets[0];
+        const From* const from = in + offsets[1];
+        if (strides[0] == 1 && strides[1] == 1) {
+          for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
+        } else {
+          for (int64_t i = 0; i < n; ++i) to[i * strides[0]] = convert<To>(from[i * strides[1]]);
+        }
+      });
+    });
+  });
+}
+
+void accumulate_cpu(const Tensor& y, const Tensor& x) {
+  dispatch_floating(y.dtype(), "accumulate", [&]<class To>() {
+    dispatch_floating(x.dtype(), "accumulate", [&]<class From>() {
+      To* const out = y.data<To>();
+      const From* const in = x.data<From>();
+      for_each_run<2>(make_loop(y.shape(), y, x), [&](const auto& offsets, const auto& strides, int64_t n) {
+        To* const to = out + offsets[0];
+        const From* const from = in + offsets[1];
+        for (int64_t i = 0; i < n; ++i)
+          to[i * strides[0]] =
+              To(Compute<To>(to[i * strides[0]]) + Compute<To>(Compute<From>(from[i * strides[1]])));
+      });
+    });
+  });
+}
+
+}  // namespace tessera

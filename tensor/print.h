@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ostream>
+#include <string>
+
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+struct PrintOptions {
+  int precision = 4;         // digits after the point
+  int edge_items = 3;        // elements shown at each end of a shortened dimension
+  int64_t threshold = 1000;  // tensors with more elements are shortened
+  bool scientific = false;
+};
+
+/// The elements as nested brackets, then "f32[2, 3] on cpu". Waits for the device; of a large tensor only
+/// what is shown is copied.
+std::string to_string(const Tensor& tensor, const PrintOptions& options = {});
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+
+}  // namespace tessera

@@ -1,0 +1,347 @@
+#include "tensor/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tensor/kernels.h"
+#include "tensor/transfer.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kRowAlign = 16;  // bytes: the unit of vector loads and of TMA strides
+
+std::shared_ptr<Storage> make_storage(Device device, Allocator& allocator, const Layout& layout,
+                                      DType dtype) {
+  int64_t bytes = 0;
+  check(!__builtin_mul_overflow(layout.extent(), int64_t(size_of(dtype)), &bytes), "tensor ", dtype,
+        layout.shape, ": the number of bytes overflows");
+  // Rounded up to whole rows of 16 bytes, so that a vector load of a last row's tail stays inside.
+  return std::make_shared<Storage>(device, allocator,
+                                   size_t((bytes + kRowAlign - 1) / kRowAlign * kRowAlign));
+}
+
+}  // namespace
+
+Storage::Storage(Device device, Allocator& allocator, size_t bytes)
+    : device(device), allocator(&allocator), block(allocator.allocate(bytes)), bytes(bytes) {}
+
+Storage::~Storage() {
+  allocator->free(block);
+}
+
+int64_t row_pitch(int64_t width, DType dtype) {
+  const int64_t size = int64_t(size_of(dtype));
+  if (width * size < kRowAlign) return width;
+  const int64_t unit = kRowAlign / size;
+  return (width + unit - 1) / unit * unit;
+}
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
+  Tensor tensor;
+  tensor.layout_ =
+      shape.rank() < 2 ? Layout::packed(shape) : Layout::pitched(shape, row_pitch(shape[-1], dtype));
+  tensor.dtype_ = dtype;
+  tensor.storage_ = make_storage(device, device.allocator(), tensor.layout_, dtype);
+  return tensor;
+}
+
+Tensor Tensor::empty_packed(const Shape& shape, DType dtype, Device device) {
+  Tensor tensor;
+  tensor.layout_ = Layout::packed(shape);
+  tensor.dtype_ = dtype;
+  tensor.storage_ = make_storage(device, device.allocator(), tensor.layout_, dtype);
+  return tensor;
+}
+
+Tensor Tensor::empty_pinned(const Shape& shape, DType dtype) {
+  Tensor tensor;
+  tensor.layout_ = Layout::packed(shape);
+  tensor.dtype_ = dtype;
+  tensor.storage_ = make_storage(Device::cpu(), pinned_allocator(), tensor.layout_, dtype);
+  return tensor;
+}
+
+Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
+  return full(shape, 0, dtype, device);
+}
+
+Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
+  Tensor tensor = empty(shape, dtype, device);
+  tensor.fill(value);
+  return tensor;
+}
+
+template <class T>
+Tensor Tensor::from(std::span<const T> values, const Shape& shape, Device device) {
+  check(int64_t(values.size()) == shape.count(), "Tensor::from: ", values.size(), " values for shape ", shape,
+        " of ", shape.count(), " elements");
+  Tensor host = empty_packed(shape, dtype_of<T>, Device::cpu());
+  std::copy(values.begin(), values.end(), host.data<T>());
+  Tensor tensor = empty(shape, dtype_of<T>, device);
+  tensor.copy_from(host);
+  return tensor;
+}
+
+Tensor Tensor::with_rows() const {
+  if (has_rows()) return *this;
+  return clone();
+}
+
+Tensor Tensor::with_layout(const Layout& layout, const char* what) const {
+  check(!grad_, what,
+        ": this tensor is on the tape, and a plain view would lose its gradient; use ops::", what,
+        " (or detach() first)");
+  Tensor view;
+  view.storage_ = storage_;
+  view.layout_ = layout;
+  view.dtype_ = dtype_;
+  return view;
+}
+
+Tensor Tensor::slice(int dim, int64_t begin, int64_t end, int64_t step) const {
+  const int d = shape().resolve(dim);
+  const int64_t size = shape()[d];
+  const int64_t from = begin < 0 ? begin + size : begin, to = end < 0 ? end + size : end;
+  check(step >= 1, "slice: step ", step, " must be at least 1");
+  check(0 <= from && from <= to && to <= size, "slice: [", begin, ", ", end, ") is not inside dimension ",
+        dim, " of size ", size);
+  Layout layout = layout_;
+  layout.shape = shape().with(d, (to - from + step - 1) / step);
+  layout.strides[size_t(d)] *= step;
+  if (layout.shape.count() > 0) layout.offset += from * layout_.strides[size_t(d)];
+  return with_layout(layout, "slice");
+}
+
+Tensor Tensor::select(int dim, int64_t index) const {
+  const int d = shape().resolve(dim);
+  const int64_t size = shape()[d], at = index < 0 ? index + size : index;
+  check(0 <= at && at < size, "select: index ", index, " is outside dimension ", dim, " of size ", size);
+  Layout layout;
+  layout.shape = shape().without(d);
+  layout.offset = layout_.offset + at * layout_.strides[size_t(d)];
+  for (int from = 0, to = 0; from < rank(); ++from)
+    if (from != d) layout.strides[size_t(to++)] = layout_.strides[size_t(from)];
+  return with_layout(layout, "select");
+}
+
+Tensor Tensor::at(std::initializer_list<int64_t> indices) const {
+  check(int(indices.size()) == rank(), "at: ", indices.size(), " indices for a tensor of rank ", rank());
+  Tensor view = *this;
+  for (const int64_t index : indices) view = view.select(0, index);
+  return view;
+}
+
+Tensor Tensor::transpose(int a, int b) const {
+  const int da = shape().resolve(a), db = shape().resolve(b);
+  Layout layout = layout_;
+  layout.shape = shape().with(da, shape()[db]).with(db, shape()[da]);
+  std::swap(layout.strides[size_t(da)], layout.strides[size_t(db)]);
+  return with_layout(layout, "transpose");
+}
+
+Tensor Tensor::permute(std::initializer_list<int> order) const {
+  check(int(order.size()) == rank(), "permute: ", order.size(), " dimensions named for a tensor of rank ",
+        rank());
+  Layout layout = layout_;
+  unsigned seen = 0;
+  int to = 0;
+  for (const int dim : order) {
+    const int from = shape().resolve(dim);
+    check(!(seen >> from & 1u), "permute: dimension ", dim, " is named twice");
+    seen |= 1u << from;
+    layout.shape = layout.shape.with(to, shape()[from]);
+    layout.strides[size_t(to++)] = layout_.strides[size_t(from)];
+  }
+  return with_layout(layout, "permute");
+}
+
+namespace {
+
+/// Strides that give `to` the elements of `from` in row-major order; false if no strides can.
+bool reshape_layout(const Layout& from, const Shape& to, Layout& result) {
+  result.shape = to;
+  result.offset = from.offset;
+  if (to.count() == 0) {
+    result.strides = Layout::packed(to).strides;
+    return true;
+  }
+  // Groups of dimensions with equal products on both sides; within a group the old dimensions must be
+  // adjacent.
+  int f = from.rank() - 1, t = to.rank() - 1;
+  while (f >= 0 || t >= 0) {
+    while (f >= 0 && from.shape[f] == 1) --f;
+    if (f < 0) {
+      for (; t >= 0; --t) result.strides[size_t(t)] = 1;  // sizes of 1
+      break;
+    }
+    int64_t stride = from.strides[size_t(f)], have = from.shape[f], need = 1;
+    while (t >= 0 && (need < have || to[t] == 1)) {
+      result.strides[size_t(t)] = stride * need;
+      need *= to[t--];
+      while (need > have) {
+        do {
+          if (--f < 0) return false;
+        } while (from.shape[f] == 1);
+        if (from.strides[size_t(f)] != stride * have) return false;
+        have *= from.shape[f];
+      }
+    }
+    if (need != have) return false;
+    --f;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool Tensor::can_reshape(const Shape& shape) const {
+  Layout layout;
+  return shape.count() == count() && reshape_layout(layout_, shape, layout);
+}
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  check(shape.count() == count(), "reshape: ", this->shape(), " has ", count(), " elements, ", shape, " has ",
+        shape.count());
+  Layout layout;
+  check(reshape_layout(layout_, shape, layout), "reshape: no view of ", this->shape(),
+        " with its strides has shape ", shape, "; clone() or packed() first");
+  return with_layout(layout, "reshape");
+}
+
+Tensor Tensor::reshape_with(std::initializer_list<int64_t> sizes) const {
+  int64_t known = 1, unknown = 0;
+  for (const int64_t size : sizes)
+    (size == -1 ? unknown : known) *= size == -1 ? 1 : size, unknown += size == -1;
+  check(unknown <= 1, "reshape: more than one size is -1");
+  std::vector<int64_t> resolved(sizes);
+  for (int64_t& size : resolved) {
+    if (size != -1) continue;
+    check(known > 0 && count() % known == 0, "reshape: ", count(), " elements do not divide by ", known);
+    size = count() / known;
+  }
+  return reshape(Shape(resolved));
+}
+
+Tensor Tensor::expand(const Shape& shape) const {
+  check(broadcast(this->shape(), shape, "expand") == shape, "expand: ", this->shape(),
+        " does not broadcast to ", shape);
+  Layout layout;
+  layout.shape = shape;
+  layout.offset = layout_.offset;
+  for (int dim = 0; dim < shape.rank(); ++dim) {
+    const int own = dim - (shape.rank() - rank());
+    layout.strides[size_t(dim)] =
+        own < 0 || this->shape()[own] != shape[dim] ? 0 : layout_.strides[size_t(own)];
+  }
+  return with_layout(layout, "expand");
+}
+
+Tensor Tensor::clone() const {
+  Tensor copy = empty_like(*this);
+  copy.copy_from(*this);
+  return copy;
+}
+
+Tensor Tensor::to(Device device) const {
+  if (device == this->device()) return *this;
+  check(!grad_, "to: this tensor is on the tape; move it before the tape records it (or detach() first)");
+  Tensor copy = empty(shape(), dtype_, device);
+  copy.copy_from(*this);
+  return copy;
+}
+
+Tensor Tensor::to(DType dtype) const {
+  if (dtype == dtype_) return *this;
+  check(!grad_,
+        "to: this tensor is on the tape, and a plain conversion would lose its gradient; use ops::cast");
+  Tensor copy = empty(shape(), dtype, device());
+  copy.copy_from(*this);
+  return copy;
+}
+
+Tensor Tensor::packed() const {
+  if (layout_.is_packed()) return *this;
+  Tensor copy = empty_packed(shape(), dtype_, device());
+  copy.copy_from(*this);
+  return copy;
+}
+
+template <class T>
+T Tensor::item() const {
+  check(count() == 1, "item: ", describe(*this), " has ", count(), " elements, not one");
+  return to_vector<T>()[0];
+}
+
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  Tensor host = empty_packed(shape(), dtype_of<T>, Device::cpu());
+  host.copy_from(detach());
+  // std::vector<bool> has no contiguous data: copy element by element.
+  return std::vector<T>(host.data<T>(), host.data<T>() + count());
+}
+
+void Tensor::fill(double value) const {
+  check(defined(), "fill: the tensor is undefined");
+  bump_version();
+  if (device().is_cpu()) return fill_cpu(*this, value);
+  if constexpr (kCuda) fill_cuda(*this, value);
+}
+
+void Tensor::copy_from(const Tensor& source) const {
+  check(defined() && source.defined(), "copy_from: ", defined() ? "the source" : "the destination",
+        " is undefined");
+  check(broadcast(shape(), source.shape(), "copy_from") == shape(), "copy_from: ", source.shape(),
+        " does not broadcast to ", shape());
+  bump_version();
+  if (count() == 0) return;
+  if (device() == source.device()) {
+    if (device().is_cpu()) return copy_cpu(*this, source.detach());
+    if constexpr (kCuda) copy_cuda(*this, source.detach());
+    return;
+  }
+  if constexpr (kCuda) transfer(detach(), source.detach());
+}
+
+Tensor Tensor::view_of(std::shared_ptr<Storage> storage, const Layout& layout, DType dtype) {
+  const int64_t end = layout.shape.count() == 0 ? 0 : layout.offset + layout.extent();
+  check(layout.offset >= 0 && size_t(end) * size_of(dtype) <= storage->bytes, "view_of: ", dtype,
+        layout.shape, " reaches past its storage of ", storage->bytes, " bytes");
+  Tensor view;
+  view.storage_ = std::move(storage);
+  view.layout_ = layout;
+  view.dtype_ = dtype;
+  return view;
+}
+
+void accumulate(const Tensor& y, const Tensor& x) {
+  check(y.shape() == x.shape(), "accumulate: ", y.shape(), " += ", x.shape());
+  check(y.device() == x.device(), "accumulate: ", describe(y), " += ", describe(x));
+  if (y.count() == 0) return;
+  y.bump_version();
+  if (y.device().is_cpu()) return accumulate_cpu(y, x);
+  if constexpr (kCuda) accumulate_cuda(y, x);
+}
+
+std::ostream& operator<<(std::ostream& out, const Describe& describe) {
+  const Tensor& tensor = describe.tensor;
+  if (!tensor.defined()) return out << "(undefined)";
+  return out << tensor.dtype() << tensor.shape() << " on " << tensor.device().name();
+}
+
+#define TESSERA_INSTANTIATE(T)                                               \
+  template Tensor Tensor::from<T>(std::span<const T>, const Shape&, Device); \
+  template T Tensor::item<T>() const;                                        \
+  template std::vector<T> Tensor::to_vector<T>() const;
+TESSERA_INSTANTIATE(double)
+TESSERA_INSTANTIATE(float)
+TESSERA_INSTANTIATE(bf16)
+TESSERA_INSTANTIATE(f16)
+TESSERA_INSTANTIATE(f8e4m3)
+TESSERA_INSTANTIATE(int64_t)
+TESSERA_INSTANTIATE(int32_t)
+TESSERA_INSTANTIATE(uint8_t)
+#undef TESSERA_INSTANTIATE
+template std::vector<bool> Tensor::to_vector<bool>() const;
+
+}  // namespace tessera

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/allocator.h"
+#include "runtime/device.h"
+#include "tensor/dtype.h"
+#include "tensor/layout.h"
+
+namespace tessera {
+
+struct GradState;  // defined by autograd alone
+
+/// Bytes on a device, returned to the device's pool when the last tensor lets go. In-place writers bump
+/// `version`, which is how the tape notices that a tensor it saved was overwritten.
+struct Storage {
+  Storage(Device device, Allocator& allocator, size_t bytes);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  void* data() const { return block->data; }
+
+  Device device;
+  Allocator* allocator;
+  Block* block;
+  size_t bytes;
+  uint64_t version = 0;
+};
+
+/// A handle to a strided view of a Storage: cheap to copy, and copies share the elements. A default tensor is
+/// undefined.
+///
+/// `empty` pitches rows: in a tensor of rank 2 or more whose rows are 16 bytes or longer, each row starts on
+/// a 16-byte boundary, so that no width is slow on a GPU; shorter rows stay dense. Kernels take a row stride.
+/// What leaves the process (files) is packed.
+///
+/// The view functions (slice, select, transpose, permute, reshape, expand) know nothing of gradients: on a
+/// tensor that is on the tape they throw and name the recorded operator to use instead (ops::slice, ...).
+/// Assigning to a temporary view writes nothing, so it does not compile; write `x.slice(...).copy_from(y)`.
+class Tensor {
+ public:
+  Tensor() = default;
+  /// Uninitialised.
+  static Tensor empty(const Shape& shape, DType dtype, Device device);
+  /// Uninitialised, with rows not pitched: for memory that leaves the process or is read as one array.
+  static Tensor empty_packed(const Shape& shape, DType dtype, Device device);
+  /// Uninitialised page-locked host memory (device cpu), packed: copies to and from a GPU do not hold up the
+  /// host. Ordinary host memory in a process without a GPU.
+  static Tensor empty_pinned(const Shape& shape, DType dtype);
+  /// Uninitialised, of the shape, dtype and device of `like`.
+  static Tensor empty_like(const Tensor& like) { return empty(like.shape(), like.dtype(), like.device()); }
+  static Tensor zeros(const Shape& shape, DType dtype, Device device);
+  static Tensor full(const Shape& shape, double value, DType dtype, Device device);
+  /// A copy of host values in row-major order; throws unless there are shape.count() of them.
+  template <class T>
+  static Tensor from(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Shape& shape, Device device = Device::cpu()) {
+    return from(std::span<const T>(values), shape, device);
+  }
+
+  bool defined() const { return storage_ != nullptr; }
+  const Shape& shape() const { return layout_.shape; }
+  int64_t size(int dim) const { return layout_.shape[dim]; }
+  int rank() const { return layout_.rank(); }
+  int64_t count() const { return layout_.shape.count(); }
+  const Layout& layout() const { return layout_; }
+  DType dtype() const { return dtype_; }
+  Device device() const { return storage_->device; }
+  size_t bytes() const { return size_t(count()) * size_of(dtype_); }  // of the elements, without pitch
+
+  /// The first element. Throws unless T is the tensor's element type.
+  template <class T>
+  T* data() const {
+    check(dtype_ == dtype_of<T>, "data: the tensor holds ", dtype_, ", not ", dtype_of<T>);
+    return static_cast<T*>(raw());
+  }
+  void* raw() const {
+    return static_cast<char*>(storage_->data()) + size_t(layout_.offset) * size_of(dtype_);
+  }
+
+  // Rows: see Layout::has_rows.
+  bool has_rows() const { return layout_.has_rows(); }
+  int64_t rows() const { return layout_.rows(); }
+  int64_t row_length() const { return layout_.row_length(); }
+  int64_t row_stride() const { return layout_.row_stride(); }
+  /// This tensor if it has rows, else a copy that has.
+  Tensor with_rows() const;
+
+  // Views. Sizes and dimensions count from the end when negative.
+  Tensor slice(int dim, int64_t begin, int64_t end, int64_t step = 1) const;
+  Tensor select(int dim, int64_t index) const;
+  Tensor transpose(int a, int b) const;
+  Tensor permute(std::initializer_list<int> order) const;
+  /// One size may be -1. Throws if the elements do not lie so that a view can have that shape (clone()
+  /// first).
+  Tensor reshape(const Shape& shape) const;
+  Tensor reshape_with(std::initializer_list<int64_t> sizes) const;  // one size may be -1
+  bool can_reshape(const Shape& shape) const;
+  Tensor expand(const Shape& shape) const;  // broadcasting; the new dimensions have stride 0
+  /// Element access for tests and examples: x.at({i, j}) is a tensor of rank 0.
+  Tensor at(std::initializer_list<int64_t> indices) const;
+
+  // Copies.
+  Tensor clone() const;            // same dtype and device, own storage, pitched
+  Tensor to(Device device) const;  // this tensor if it is there already
+  Tensor to(DType dtype) const;    // likewise; values converted as in tensor/dtype.h
+  Tensor packed() const;           // this tensor if it is packed already
+  /// The value of a tensor of one element; waits for the device. Throws while a graph is being captured.
+  template <class T = double>
+  T item() const;
+  /// All elements in row-major order; waits for the device.
+  template <class T>
+  std::vector<T> to_vector() const;
+
+  // In-place writers.
+  /// Elements of `source`, which broadcasts to this shape; any dtypes, layouts and devices. To the host it
+  /// waits, from page-locked or device memory it does not.
+  void copy_from(const Tensor& source) const;
+  void fill(double value) const;
+  void bump_version() const { ++storage_->version; }
+  uint64_t version() const { return storage_->version; }
+
+  // Gradients: autograd alone reads this.
+  const std::shared_ptr<GradState>& grad_state() const { return grad_; }
+  void set_grad_state(std::shared_ptr<GradState> state) { grad_ = std::move(state); }
+  /// The same elements, off the tape.
+  Tensor detach() const {
+    Tensor plain = *this;
+    plain.grad_ = nullptr;
+    return plain;
+  }
+
+  bool shares_storage(const Tensor& other) const { return storage_ == other.storage_; }
+  const std::shared_ptr<Storage>& storage() const { return storage_; }
+  /// A view of `storage` with any layout; throws if it reaches past the end.
+  static Tensor view_of(std::shared_ptr<Storage> storage, const Layout& layout, DType dtype);
+
+  Tensor(const Tensor&) = default;
+  Tensor(Tensor&&) = default;
+  Tensor& operator=(const Tensor&) & = default;
+  Tensor& operator=(Tensor&&) & = default;
+
+ private:
+  Tensor with_layout(const Layout& layout, const char* what) const;
+
+  std::shared_ptr<Storage> storage_;
+  std::shared_ptr<GradState> grad_;
+  Layout layout_;
+  DType dtype_ = DType::f32;
+};
+
+/// Elements between the starts of consecutive rows of `width` elements, as Tensor::empty chooses it.
+int64_t row_pitch(int64_t width, DType dtype);
+
+/// What an operator's messages call a tensor: "f32[2, 3] on cuda:0".
+struct Describe {
+  const Tensor& tensor;
+};
+std::ostream& operator<<(std::ostream& out, const Describe& describe);
+inline Describe describe(const Tensor& tensor) {
+  return {tensor};
+}
+
+}  // namespace tessera

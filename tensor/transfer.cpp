@@ -1,0 +1,86 @@
+#include "tensor/transfer.h"
+
+#include "tensor/kernels.h"
+
+#if defined(TESSERA_WITH_CUDA)
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime/cuda.h"
+#endif
+
+namespace tessera {
+
+#if defined(TESSERA_WITH_CUDA)
+
+Allocator& pinned_allocator() {
+  if (Device::cuda_count() == 0) return Device::cpu().allocator();
+  static Allocator& allocator = *new Allocator(MemorySource{
+      .name = "page-locked host memory",
+      .allocate = [](size_t bytes) -> void* {
+        void* data = nullptr;
+        if (cudaMallocHost(&data, bytes) == cudaSuccess) return data;
+        cudaGetLastError();
+        return nullptr;
+      },
+      .release = [](void* data) { cudaFreeHost(data); },
+      .usage = [] { return Device::cpu().allocator().usage(); },
+      .fill = [](void* data, int byte, size_t bytes) { std::memset(data, byte, bytes); },
+      .read = [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); },
+  });
+  return allocator;
+}
+
+namespace {
+
+bool is_pinned(const Tensor& tensor) {
+  return Device::cuda_count() > 0 && tensor.storage()->allocator == &pinned_allocator();
+}
+
+/// Same shape and dtype, both with rows: one strided copy.
+void copy_rows(const Tensor& y, const Tensor& x, cudaMemcpyKind kind, StreamHandle stream) {
+  const size_t size = size_of(y.dtype());
+  check(cudaMemcpy2DAsync(y.raw(), size_t(std::max(y.row_stride(), y.row_length())) * size, x.raw(),
+                          size_t(std::max(x.row_stride(), x.row_length())) * size,
+                          size_t(x.row_length()) * size, size_t(x.rows()), kind, stream));
+}
+
+bool plain_rows(const Tensor& tensor) {
+  return tensor.has_rows() && (tensor.rows() == 1 || tensor.row_stride() >= tensor.row_length());
+}
+
+}  // namespace
+
+void transfer(const Tensor& y, const Tensor& x) {
+  const bool down = y.device().is_cpu();
+  const Device gpu = down ? x.device() : y.device();
+  check(down || x.device().is_cpu(), "copy from ", x.device().name(), " to ", y.device().name(),
+        ": copies between GPUs go through the communicator");
+  check(!gpu.capturing() || (!down && is_pinned(x)), "copy from ", x.device().name(), " to ",
+        y.device().name(),
+        " while a graph is being captured; move it out of the captured step (item() and host copies wait for "
+        "the device)");
+  gpu.activate();
+  // Convert where the source lives if that makes it smaller or the layout needs it; the bus carries plain
+  // rows.
+  Tensor from = x;
+  if (x.shape() != y.shape()) from = from.expand(y.shape());
+  if (from.dtype() != y.dtype() && size_of(y.dtype()) <= size_of(from.dtype())) from = from.to(y.dtype());
+  if (!plain_rows(from)) from = from.clone();
+  Tensor to = y;
+  if (from.dtype() != y.dtype() || !plain_rows(y)) to = Tensor::empty(y.shape(), from.dtype(), y.device());
+  copy_rows(to, from, down ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, gpu.stream());
+  if (down || (!gpu.capturing() && !is_pinned(from) && !from.shares_storage(x)))
+    check(cudaStreamSynchronize(gpu.stream()));  // the host reads `to`, or a temporary is about to go
+  if (!to.shares_storage(y)) y.copy_from(to);
+}
+
+#else
+
+Allocator& pinned_allocator() {
+  return Device::cpu().allocator();
+}
+
+#endif
+
+}  // namespace tessera

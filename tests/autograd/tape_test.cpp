@@ -1,0 +1,111 @@
+#include "autograd/tape.h"
+
+#include <gtest/gtest.h>
+
+#include "autograd/checkpoint.h"
+#include "autograd/gradcheck.h"
+#include "ops/activation/activation.h"
+
+namespace tessera {
+namespace {
+
+TEST(Tape, RunsAMillionDeepChainWithoutRecursion) {
+  Tensor x = Tensor::full({1}, 1.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  Tensor y = x;
+  for (int i = 0; i < 1'000'000; ++i) y = ops::relu(y);
+  EXPECT_EQ(tape.size(), 1'000'000u);
+  tape.backward(y);
+  EXPECT_EQ(grad(x).item<double>(), 1.0);
+  EXPECT_EQ(tape.size(), 0u);
+}
+
+TEST(Tape, AddsUpTheGradientsOfASharedInput) {
+  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const std::vector<Tensor> results{ops::relu_squared(x), ops::relu(x)};
+  const std::vector<Tensor> grads(2, Tensor::full({3}, 1.0, DType::f64, Device::cpu()));
+  tape.backward(results, grads);
+  EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{5, 5, 5}));
+}
+
+TEST(Tape, SecondBackwardThrows) {
+  Tensor x = Tensor::full({1}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const Tensor y = ops::relu(x);
+  tape.backward(y);
+  EXPECT_THROW(tape.backward(y), Error);
+  EXPECT_THROW(ops::relu(x), Error);
+}
+
+TEST(Tape, WritingASavedTensorInPlaceIsNoticed) {
+  Tensor x = Tensor::full({4}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const Tensor y = ops::silu(x);
+  x.fill(1.0);
+  try {
+    tape.backward(std::vector{y}, std::vector{Tensor::full({4}, 1.0, DType::f64, Device::cpu())});
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("backward of silu"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Tape, AViewOfATensorOnTheTapeIsRefused) {
+  Tensor x = Tensor::zeros({4, 4}, DType::f64, Device::cpu());
+  require_grad(x);
+  EXPECT_THROW(x.slice(0, 0, 2), Error);
+  EXPECT_NO_THROW(x.detach().slice(0, 0, 2));
+}
+
+TEST(Tape, FiniteCheckNamesOperatorModuleAndSite) {
+  Tensor x = Tensor::full({2, 3}, 1e300, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape({.check_finite = true});
+  const ModuleScope outer("block", 3), inner("mlp");
+  try {
+    ops::relu_squared(x);
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    for (const char* part : {"relu_squared", "block.3.mlp", "f64[2, 3]", "tape_test.cpp"})
+      EXPECT_NE(what.find(part), std::string::npos) << part << " in: " << what;
+  }
+}
+
+TEST(Checkpoint, GivesTheSameGradientAndKeepsOnlyTheInput) {
+  const std::vector<double> values{0.3, -1.2, 2.5, 0.7};
+  const auto run = [&](bool recompute) {
+    Tensor x = Tensor::from(values, {4});
+    require_grad(x);
+    Tape tape;
+    const auto f = [](const Tensor& t) { return ops::gelu(ops::silu(ops::silu(t))); };
+    const Tensor y = recompute ? checkpoint(f, x) : f(x);
+    if (recompute) EXPECT_EQ(tape.size(), 1u);
+    tape.backward(std::vector{y}, std::vector{Tensor::full({4}, 1.0, DType::f64, Device::cpu())});
+    return grad(x).to_vector<double>();
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST(Gradcheck, CatchesAWrongDerivative) {
+  const auto wrong = [](const std::vector<Tensor>& in) {
+    Tensor y = ops::silu(in[0].detach());
+    if (Tape* tape = Tape::recording(in[0]))
+      tape->record("wrong", Site::here(), {&in[0]}, {&y}, [x = Saved(in[0])](Backward& b) {
+        Tensor dx = b.grad().clone();  // the slope is left out
+        b.accumulate(0, dx);
+      });
+    return std::vector{y};
+  };
+  const Tensor x = Tensor::from(std::vector<double>{0.3, -1.2}, {2});
+  EXPECT_FALSE(gradcheck(wrong, {x}).ok);
+  EXPECT_TRUE(gradcheck([](const auto& in) { return std::vector{ops::silu(in[0])}; }, {x}).ok);
+}
+
+}  // namespace
+}  // namespace tessera
