@@ -102,6 +102,20 @@ void Backward::accumulate(int input, const Tensor& gradient) {
   if (const auto& state = inputs_[size_t(input)]) add(*state, gradient);
 }
 
+Tensor Backward::whole_gradient(int input, const Tensor& like) {
+  GradState& state = *inputs_[size_t(input)];
+  if (!state.grad.defined() || (state.tape == 0 && state.stale)) {
+    add(state, Tensor::zeros(like.shape(), state.grad_dtype, like.device()));
+  } else if (state.tape != 0 && state.grad.storage().use_count() > 1) {
+    state.grad = state.grad.clone();  // others still read it
+  }
+  return state.grad;
+}
+
+void Backward::add_into(const Tensor& part, const Tensor& gradient) {
+  tessera::accumulate(part, gradient);
+}
+
 GradTarget Backward::target(int input) {
   const GradState& state = *inputs_[size_t(input)];
   if (state.tape == 0 && state.grad.defined()) return {state.grad, !state.stale};

@@ -92,6 +92,13 @@ class Backward {
   /// Adds to the input's gradient; nothing if nobody wants it. Any floating dtype; the sum has the gradient's
   /// own.
   void accumulate(int input, const Tensor& gradient);
+  /// Adds `gradient` to the part of the input's gradient that `view(grad)` names, as the backward of a slice
+  /// does: the rest is left as it is, or zero if nothing has arrived yet. `like` has the input's shape, dtype
+  /// and device.
+  template <class View>
+  void accumulate_view(int input, const Tensor& like, View&& view, const Tensor& gradient) {
+    if (needs(input)) add_into(view(whole_gradient(input, like)), gradient);
+  }
   /// For kernels that can add in place (a product with beta): the leaf's buffer and whether it holds
   /// something to add to; an undefined tensor if there is none, then make one. Only if needs(input). Write
   /// all of it, then call `written`.
@@ -100,6 +107,8 @@ class Backward {
 
  private:
   friend class Tape;
+  Tensor whole_gradient(int input, const Tensor& like);
+  static void add_into(const Tensor& part, const Tensor& gradient);
   std::span<const std::shared_ptr<GradState>> inputs_;
   std::span<const std::shared_ptr<GradState>> outputs_;
 };

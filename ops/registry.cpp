@@ -6,12 +6,20 @@ namespace tessera::ops {
 
 std::vector<OpSpec> activation_specs();
 
+namespace {
+
+using Specs = std::vector<OpSpec> (*)();
+constexpr Specs kFolders[] = {
+    activation_specs,
+};
+
+}  // namespace
+
 const std::vector<OpSpec>& all_ops() {
   static const auto& all = *[] {
     auto* const list = new std::vector<OpSpec>;
-    for (auto specs : {activation_specs}) {
+    for (const Specs specs : kFolders)
       for (OpSpec& spec : specs()) list->push_back(std::move(spec));
-    }
     return list;
   }();
   return all;
