@@ -1,0 +1,41 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace tessera::train {
+
+/// What the line shows; values below 0 are left out.
+struct ProgressState {
+  int64_t step = 0, steps = 0;
+  double loss = 0, lr = -1, grad_norm = -1;
+  double tokens_per_s = -1, ms_per_step = -1;
+  double memory_gib = -1, peak_gib = -1;
+  double data_wait = -1;  // share of the time, 0 ... 1
+  double flop_share = -1; // of the ceiling named at the start, 0 ... 1
+};
+
+/// Progress on standard error: one rewritten line on a terminal, plain lines at most every `seconds` otherwise, nothing
+/// when quiet. Fits the terminal's width; colour only on a terminal without NO_COLOR.
+class Progress {
+ public:
+  enum class Mode { automatic, quiet };
+  explicit Progress(Mode mode = Mode::automatic, double seconds = 5);
+  void show(const ProgressState& state);
+  /// Ends the rewritten line, so that what is printed next starts on its own.
+  void finish();
+  /// A line of its own between progress lines.
+  void say(const std::string& text);
+
+ private:
+  bool terminal_, quiet_, colour_;
+  double seconds_;
+  bool line_open_ = false;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now(), shown_{};
+  int64_t first_step_ = -1;
+};
+
+std::string format_duration(double seconds);  // "1:02:03", "0:07"
+std::string format_count(double value);       // "1.23M", "456k", "12"
+
+}  // namespace tessera::train

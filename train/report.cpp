@@ -1,0 +1,163 @@
+#include "train/report.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "train/build_info.h"
+#include "train/image.h"
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kStyle = R"css(
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#5b6570;--line:#d7dce1;--paper:#fff;--card:#f6f8fa}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#98a2ad;--line:#343b43;--paper:#14181c;--card:#1d2329}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
+p{color:var(--soft);margin:.3rem 0}table{border-collapse:collapse;margin:.6rem 0;font-variant-numeric:tabular-nums}
+th,td{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
+td:nth-child(n+2){font-family:ui-monospace,monospace;font-size:.9em;overflow-wrap:anywhere}
+figure{margin:.8rem 0;background:var(--card);padding:.8rem;border-radius:6px}figcaption{color:var(--soft);font-size:.9em}
+.row{display:flex;flex-wrap:wrap;gap:1rem}.row figure{flex:1;min-width:18rem}img{max-width:100%;background:#fff}
+.plot{height:22rem;position:relative}
+)css";
+
+constexpr const char* kPalette[] = {"#2171b5", "#d94801", "#238b45", "#6a51a3", "#b30000", "#525252"};
+
+std::string escape(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '&': out += "&amp;"; break;
+      case '"': out += "&quot;"; break;
+      default: out += c;
+    }
+  }
+  return out;
+}
+
+/// JSON inside a <script>: "</" would end it.
+std::string script_json(const json& value) {
+  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  for (size_t at = 0; (at = text.find("</", at)) != std::string::npos; at += 3) text.replace(at, 2, "<\\/");
+  return text;
+}
+
+}  // namespace
+
+void Report::heading(const std::string& text) { body_ += "<h2>" + escape(text) + "</h2>\n"; }
+void Report::paragraph(const std::string& text) { body_ += "<p>" + escape(text) + "</p>\n"; }
+
+void Report::table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
+  body_ += "<table>";
+  if (!header.empty()) {
+    body_ += "<tr>";
+    for (const std::string& cell : header) body_ += "<th>" + escape(cell) + "</th>";
+    body_ += "</tr>";
+  }
+  for (const auto& row : rows) {
+    body_ += "<tr>";
+    for (const std::string& cell : row) body_ += "<td>" + escape(cell) + "</td>";
+    body_ += "</tr>\n";
+  }
+  body_ += "</table>\n";
+}
+
+void Report::chart(const std::string& title, const std::string& x_label, const std::string& y_label,
+                   const std::vector<Series>& series, bool logarithmic_x) {
+  heading(title);
+  if (!*kChartJs) {
+    paragraph("This build has no Chart.js (package libjs-chart.js): the data of the chart follows as a table.");
+    std::vector<std::vector<std::string>> rows;
+    for (const Series& line : series)
+      for (const auto& [x, y] : line.points) rows.push_back({line.name, fmt::format("{:g}", x), fmt::format("{:.6g}", y)});
+    table({"series", x_label, y_label}, rows);
+    return;
+  }
+  json datasets = json::array();
+  size_t colour = 0;
+  for (const Series& line : series) {
+    json points = json::array();
+    for (const auto& [x, y] : line.points)
+      if (std::isfinite(x) && std::isfinite(y)) points.push_back({{"x", x}, {"y", y}});
+    const char* const paint = kPalette[colour++ % std::size(kPalette)];
+    datasets.push_back({{"label", line.name},
+                        {"data", points},
+                        {"borderColor", paint},
+                        {"backgroundColor", paint},
+                        {"pointRadius", line.points.size() > 60 ? 0 : 2},
+                        {"borderWidth", 1.5},
+                        {"showLine", true},
+                        {"borderDash", line.dashed ? json::array({6, 4}) : json::array()}});
+  }
+  const json config = {
+      {"type", "scatter"},
+      {"data", {{"datasets", datasets}}},
+      {"options",
+       {{"animation", false},
+        {"maintainAspectRatio", false},
+        {"scales",
+         {{"x", {{"type", logarithmic_x ? "logarithmic" : "linear"}, {"title", {{"display", true}, {"text", x_label}}}}},
+          {"y", {{"title", {{"display", true}, {"text", y_label}}}}}}}}}};
+  body_ += fmt::format("<figure><div class=\"plot\"><canvas id=\"chart{0}\"></canvas></div></figure>\n"
+                       "<script>new Chart(document.getElementById('chart{0}'),{1});</script>\n",
+                       charts_++, script_json(config));
+}
+
+void Report::bars(const std::string& title, const std::string& y_label, const std::vector<std::string>& labels,
+                  const std::vector<std::pair<std::string, std::vector<double>>>& groups) {
+  heading(title);
+  if (!*kChartJs) {
+    std::vector<std::string> header{""};
+    for (const auto& group : groups) header.push_back(group.first);
+    std::vector<std::vector<std::string>> rows;
+    for (size_t i = 0; i < labels.size(); ++i) {
+      rows.push_back({labels[i]});
+      for (const auto& group : groups) rows.back().push_back(fmt::format("{:.4g}", group.second[i]));
+    }
+    return table(header, rows);
+  }
+  json datasets = json::array();
+  size_t colour = 0;
+  for (const auto& [name, values] : groups)
+    datasets.push_back({{"label", name}, {"data", values}, {"backgroundColor", kPalette[colour++ % std::size(kPalette)]}});
+  const json config = {{"type", "bar"},
+                       {"data", {{"labels", labels}, {"datasets", datasets}}},
+                       {"options",
+                        {{"animation", false},
+                         {"maintainAspectRatio", false},
+                         {"scales", {{"y", {{"title", {{"display", true}, {"text", y_label}}}}}}}}}};
+  body_ += fmt::format("<figure><div class=\"plot\"><canvas id=\"chart{0}\"></canvas></div></figure>\n"
+                       "<script>new Chart(document.getElementById('chart{0}'),{1});</script>\n",
+                       charts_++, script_json(config));
+}
+
+void Report::image(const std::string& png, const std::string& caption) {
+  body_ += "<figure><img alt=\"" + escape(caption) + "\" src=\"data:image/png;base64," + base64(png) + "\"><figcaption>" +
+           escape(caption) + "</figcaption></figure>\n";
+}
+
+void Report::images(const std::vector<std::pair<std::string, std::string>>& pictures) {
+  body_ += "<div class=\"row\">\n";
+  for (const auto& [png, caption] : pictures) image(png, caption);
+  body_ += "</div>\n";
+}
+
+std::string Report::html() const {
+  std::string page = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+                     "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>" +
+                     escape(title_) + "</title>\n<style>" + kStyle + "</style>\n";
+  if (charts_ > 0) page += std::string("<script>") + kChartJs + "</script>\n";
+  return page + "</head><body>\n<h1>" + escape(title_) + "</h1>\n" + body_ + "</body></html>\n";
+}
+
+void Report::write(const std::filesystem::path& path) const { io::write_file_atomically(path, html()); }
+
+}  // namespace tessera::train

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::train {
+
+/// A line of a chart.
+struct Series {
+  std::string name;
+  std::vector<std::pair<double, double>> points;  // (x, y); points that are not finite are left out
+  bool dashed = false;
+};
+
+/// A self-contained HTML page, built from the top down and opened from disk: no network, no other file. Charts are drawn
+/// by Chart.js, which is inlined; a build without it shows the charts' data as tables and says so.
+class Report {
+ public:
+  explicit Report(std::string title) : title_(std::move(title)) {}
+  void heading(const std::string& text);
+  void paragraph(const std::string& text);
+  void table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
+  void chart(const std::string& title, const std::string& x_label, const std::string& y_label,
+             const std::vector<Series>& series, bool logarithmic_x = false);
+  /// A bar chart: one group of bars a label.
+  void bars(const std::string& title, const std::string& y_label, const std::vector<std::string>& labels,
+            const std::vector<std::pair<std::string, std::vector<double>>>& groups);
+  void image(const std::string& png, const std::string& caption);
+  /// Several pictures side by side: (PNG bytes, caption).
+  void images(const std::vector<std::pair<std::string, std::string>>& pictures);
+  std::string html() const;
+  void write(const std::filesystem::path& path) const;
+
+ private:
+  std::string title_, body_;
+  int charts_ = 0;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,209 @@
+#include "train/run_folder.h"
+
+#include <sys/utsname.h>
+
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "runtime/device.h"
+#include "runtime/error.h"
+#include "runtime/parallel.h"
+#include "train/build_info.h"
+
+#if defined(TESSERA_WITH_SQLITE)
+#include <sqlite3.h>
+#endif
+
+namespace tessera::train {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+RunFolder RunFolder::create(const fs::path& root, const std::string& name) {
+  std::error_code code;
+  fs::create_directories(root, code);
+  check(!code, "run folder ", root.string(), ": ", code.message());
+  for (int attempt = 1;; ++attempt) {
+    const fs::path path = root / (attempt == 1 ? name : name + "-" + std::to_string(attempt));
+    if (fs::create_directory(path, code)) {
+      fs::create_directory(path / "checkpoints", code);
+      check(!code, "run folder ", path.string(), ": ", code.message());
+      return RunFolder(path);
+    }
+    check(!code, "run folder ", path.string(), ": ", code.message());
+  }
+}
+
+RunFolder RunFolder::open(const fs::path& path) {
+  check(fs::is_regular_file(path / "run.json"), "run folder ", path.string(),
+        ": it holds no run.json; name the folder of a run (runs/...)");
+  return RunFolder(path);
+}
+
+void RunFolder::write_settings(const json& settings) const {
+  io::write_file_atomically(path_ / "run.json", settings.dump(2) + "\n");
+}
+
+json RunFolder::settings() const {
+  const std::string text = io::read_file(path_ / "run.json");
+  json settings = json::parse(text, nullptr, false);
+  check(!settings.is_discarded() && settings.is_object(), (path_ / "run.json").string(), ": it is not a JSON object");
+  return settings;
+}
+
+void RunFolder::append(const StepRecord& record) const {
+  json line = {{"step", record.step}};
+  for (const auto& [name, value] : record.values) {
+    if (std::isfinite(value)) {
+      line[name] = value;
+    } else {
+      line[name] = nullptr;
+    }
+  }
+  std::ofstream out(path_ / "metrics.jsonl", std::ios::app);
+  out << line.dump() << '\n' << std::flush;
+  check(bool(out), (path_ / "metrics.jsonl").string(), ": cannot write; is the disk full?");
+}
+
+std::vector<StepRecord> RunFolder::metrics() const {
+  std::vector<StepRecord> records;
+  std::ifstream in(path_ / "metrics.jsonl");
+  for (std::string line; std::getline(in, line);) {
+    const json entry = json::parse(line, nullptr, false);
+    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer()) continue;
+    StepRecord record{entry["step"].get<int64_t>(), {}};
+    for (const auto& [name, value] : entry.items()) {
+      if (name == "step") continue;
+      if (value.is_number()) record.values[name] = value.get<double>();
+      if (value.is_null()) record.values[name] = std::numeric_limits<double>::quiet_NaN();
+    }
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+void RunFolder::truncate_metrics(int64_t step) const {
+  std::ifstream in(path_ / "metrics.jsonl");
+  std::string kept;
+  for (std::string line; std::getline(in, line);) {
+    const json entry = json::parse(line, nullptr, false);
+    if (entry.is_object() && entry.value("step", step + 1) <= step) kept += line + "\n";
+  }
+  in.close();
+  io::write_file_atomically(path_ / "metrics.jsonl", kept);
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+json build_facts() {
+  utsname system{};
+  uname(&system);
+  json facts = {{"version", kVersion},
+                {"revision", kRevision},
+                {"compiler", kCompiler},
+                {"cpu_flags", kCpuFlags},
+                {"cuda", kCudaVersion},
+                {"blas", kBlas},
+                {"system", std::string(system.sysname) + " " + system.release + " " + system.machine},
+                {"cpu_threads", cpu_threads()}};
+  for (int i = 0; i < Device::cuda_count(); ++i) facts["cards"].push_back(Device::cuda(i).card().name);
+  return facts;
+}
+
+#if defined(TESSERA_WITH_SQLITE)
+namespace {
+
+class Database {
+ public:
+  explicit Database(const fs::path& path) : path_(path) {
+    if (sqlite3_open(path.c_str(), &handle_) != SQLITE_OK) fail();
+    sqlite3_busy_timeout(handle_, 10'000);  // another run may be writing its row
+  }
+  ~Database() { sqlite3_close(handle_); }
+  Database(const Database&) = delete;
+
+  void run(const char* sql, const std::vector<std::pair<const char*, json>>& values = {}) {
+    sqlite3_stmt* statement = nullptr;
+    if (sqlite3_prepare_v2(handle_, sql, -1, &statement, nullptr) != SQLITE_OK) fail();
+    for (const auto& [name, value] : values) {
+      const int index = sqlite3_bind_parameter_index(statement, name);
+      if (value.is_string()) {
+        const auto& text = value.get_ref<const std::string&>();
+        sqlite3_bind_text(statement, index, text.data(), int(text.size()), SQLITE_TRANSIENT);
+      } else if (value.is_number_integer()) {
+        sqlite3_bind_int64(statement, index, value.get<int64_t>());
+      } else if (value.is_number()) {
+        sqlite3_bind_double(statement, index, value.get<double>());
+      } else {
+        sqlite3_bind_null(statement, index);
+      }
+    }
+    const int code = sqlite3_step(statement);
+    sqlite3_finalize(statement);
+    if (code != SQLITE_DONE && code != SQLITE_ROW) fail();
+  }
+
+ private:
+  [[noreturn]] void fail() { fail_at(Site::here(), "results database ", path_.string(), ": ", sqlite3_errmsg(handle_)); }
+  fs::path path_;
+  sqlite3* handle_ = nullptr;
+};
+
+json last_value(const std::vector<StepRecord>& records, const char* name) {
+  for (auto record = records.rbegin(); record != records.rend(); ++record)
+    if (const auto found = record->values.find(name); found != record->values.end() && std::isfinite(found->second))
+      return found->second;
+  return nullptr;
+}
+
+json least_value(const std::vector<StepRecord>& records, const char* name) {
+  json least;
+  for (const StepRecord& record : records)
+    if (const auto found = record.values.find(name); found != record.values.end() && std::isfinite(found->second))
+      if (least.is_null() || found->second < least.get<double>()) least = found->second;
+  return least;
+}
+
+}  // namespace
+
+void record_run(const fs::path& database, const RunFolder& run, const std::string& status) {
+  Database db(database);
+  db.run(
+      "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, model TEXT, status TEXT, started TEXT, updated TEXT, "
+      "steps INTEGER, loss REAL, best_eval REAL, tokens_per_s REAL, device TEXT, revision TEXT, settings TEXT)");
+  const json settings = run.settings();
+  const std::vector<StepRecord> records = run.metrics();
+  db.run(
+      "INSERT INTO runs VALUES (:path, :model, :status, :started, :updated, :steps, :loss, :best, :rate, :device, "
+      ":revision, :settings) ON CONFLICT(path) DO UPDATE SET status=excluded.status, updated=excluded.updated, "
+      "steps=excluded.steps, loss=excluded.loss, best_eval=excluded.best_eval, tokens_per_s=excluded.tokens_per_s, "
+      "settings=excluded.settings",
+      {{":path", fs::absolute(run.path()).lexically_normal().string()},
+       {":model", settings.value("model", "")},
+       {":status", status},
+       {":started", settings.value("started", "")},
+       {":updated", utc_now()},
+       {":steps", records.empty() ? int64_t{0} : records.back().step},
+       {":loss", last_value(records, "loss")},
+       {":best", least_value(records, "eval_nll")},
+       {":rate", last_value(records, "tokens_per_s")},
+       {":device", settings.value("device", "")},
+       {":revision", kRevision},
+       {":settings", settings.dump()}});
+}
+#else
+void record_run(const fs::path&, const RunFolder&, const std::string&) {}
+#endif
+
+}  // namespace tessera::train

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+/// The record of one run on disk:
+///   run.json        every setting, versions, seed, revision, card
+///   metrics.jsonl   one line a logged step
+///   events.*        the same for TensorBoard, if built with protobuf
+///   checkpoints/    the newest ones
+///   report.html     self-contained page
+/// and one row in runs.sqlite beside the run folders.
+
+namespace tessera::train {
+
+/// One line of metrics.jsonl: the step and named values ("loss", "lr", "tokens_per_s", "eval_nll", ...). A value that is
+/// not finite is written as null in JSON and kept as NaN here.
+struct StepRecord {
+  int64_t step = 0;
+  std::map<std::string, double> values;
+};
+
+class RunFolder {
+ public:
+  /// A new folder root/name, or root/name-2, ... if that exists. Throws if it cannot be made.
+  static RunFolder create(const std::filesystem::path& root, const std::string& name);
+  /// An existing one, to go on with it. Throws unless it holds a run.json.
+  static RunFolder open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+
+  void write_settings(const nlohmann::json& settings) const;
+  nlohmann::json settings() const;
+
+  /// Appends a line; it has reached the operating system when this returns.
+  void append(const StepRecord& record) const;
+  /// All whole lines; a line torn by a killed process is left out.
+  std::vector<StepRecord> metrics() const;
+  /// Drops what was logged after `step`: a resumed run logs those steps again.
+  void truncate_metrics(int64_t step) const;
+
+ private:
+  explicit RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
+  std::filesystem::path path_;
+};
+
+/// Facts of the machine and the build for run.json and benchmark records: version, revision, compiler, CUDA, card, ...
+nlohmann::json build_facts();
+/// "2026-01-31T12:34:56Z"
+std::string utc_now();
+
+/// Writes or replaces the run's row in `database`: path, model, status ("running", "finished", "interrupted", "failed"),
+/// start, end, steps, final loss, best evaluation, tokens/s, device, revision, settings as JSON. Without SQLite in the
+/// build it does nothing; `doctor` says so.
+void record_run(const std::filesystem::path& database, const RunFolder& run, const std::string& status);
+
+}  // namespace tessera::train
