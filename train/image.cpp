@@ -24,10 +24,11 @@ std::string encode_png(const Image& image) {
   header.height = png_uint_32(image.height);
   header.format = PNG_FORMAT_RGB;
   png_alloc_size_t bytes = 0;
-  check(png_image_write_to_memory(&header, nullptr, &bytes, 0, image.rgb.data(), 0, nullptr) != 0, "png: ", header.message);
+  check(png_image_write_to_memory(&header, nullptr, &bytes, 0, image.rgb.data(), 0, nullptr) != 0,
+        "png: ", header.message);
   std::string out(bytes, '\0');
-  check(png_image_write_to_memory(&header, out.data(), &bytes, 0, image.rgb.data(), 0, nullptr) != 0, "png: ",
-        header.message);
+  check(png_image_write_to_memory(&header, out.data(), &bytes, 0, image.rgb.data(), 0, nullptr) != 0,
+        "png: ", header.message);
   out.resize(bytes);
   return out;
 }
@@ -49,7 +50,8 @@ std::string base64(const std::string& bytes) {
 }
 
 void heat_colour(double value, uint8_t rgb[3]) {
-  constexpr double kStops[5][3] = {{255, 255, 255}, {198, 219, 239}, {107, 174, 214}, {33, 113, 181}, {8, 29, 88}};
+  constexpr double kStops[5][3] = {
+      {255, 255, 255}, {198, 219, 239}, {107, 174, 214}, {33, 113, 181}, {8, 29, 88}};
   const double at = std::clamp(value, 0.0, 1.0) * 4;
   const int low = std::min(3, int(at));
   for (int c = 0; c < 3; ++c)

@@ -1,7 +1,7 @@
 #include "train/interrupt.h"
 
-#include <csignal>
 #include <unistd.h>
+#include <csignal>
 
 namespace tessera::train {
 namespace {
@@ -28,6 +28,8 @@ InterruptGuard::~InterruptGuard() {
   for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &g_former[i], nullptr);
 }
 
-int InterruptGuard::signal_received() { return g_signal; }
+int InterruptGuard::signal_received() {
+  return g_signal;
+}
 
 }  // namespace tessera::train

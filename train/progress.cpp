@@ -4,8 +4,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cmath>
+#include <cstdlib>
 
 namespace tessera::train {
 
@@ -41,7 +41,8 @@ void Progress::show(const ProgressState& state) {
   const int64_t done = state.step - first_step_;
   std::string line = fmt::format("step {}/{}  loss {:.4f}", state.step, state.steps, state.loss);
   if (state.lr >= 0) line += fmt::format("  lr {:.2e}", state.lr);
-  if (state.grad_norm >= 0 || std::isnan(state.grad_norm)) line += fmt::format("  |g| {:.3f}", state.grad_norm);
+  if (state.grad_norm >= 0 || std::isnan(state.grad_norm))
+    line += fmt::format("  |g| {:.3f}", state.grad_norm);
   if (state.tokens_per_s >= 0) line += fmt::format("  {} tok/s", format_count(state.tokens_per_s));
   if (state.ms_per_step >= 0) line += fmt::format("  {:.1f} ms/step", state.ms_per_step);
   if (done > 0) line += "  ETA " + format_duration(elapsed / double(done) * double(state.steps - state.step));
@@ -54,7 +55,8 @@ void Progress::show(const ProgressState& state) {
     return;
   }
   winsize size{};
-  const size_t width = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 8 ? size.ws_col - 1u : 79u;
+  const size_t width =
+      ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 8 ? size.ws_col - 1u : 79u;
   if (line.size() > width) line.resize(width);
   fmt::print(stderr, "\r\033[K{}{}{}", colour_ ? "\033[36m" : "", line, colour_ ? "\033[0m" : "");
   std::fflush(stderr);

@@ -11,12 +11,12 @@ struct ProgressState {
   double loss = 0, lr = -1, grad_norm = -1;
   double tokens_per_s = -1, ms_per_step = -1;
   double memory_gib = -1, peak_gib = -1;
-  double data_wait = -1;  // share of the time, 0 ... 1
-  double flop_share = -1; // of the ceiling named at the start, 0 ... 1
+  double data_wait = -1;   // share of the time, 0 ... 1
+  double flop_share = -1;  // of the ceiling named at the start, 0 ... 1
 };
 
-/// Progress on standard error: one rewritten line on a terminal, plain lines at most every `seconds` otherwise, nothing
-/// when quiet. Fits the terminal's width; colour only on a terminal without NO_COLOR.
+/// Progress on standard error: one rewritten line on a terminal, plain lines at most every `seconds`
+/// otherwise, nothing when quiet. Fits the terminal's width; colour only on a terminal without NO_COLOR.
 class Progress {
  public:
   enum class Mode { automatic, quiet };

@@ -33,11 +33,20 @@ std::string escape(const std::string& text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '&': out += "&amp;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
@@ -52,10 +61,15 @@ std::string script_json(const json& value) {
 
 }  // namespace
 
-void Report::heading(const std::string& text) { body_ += "<h2>" + escape(text) + "</h2>\n"; }
-void Report::paragraph(const std::string& text) { body_ += "<p>" + escape(text) + "</p>\n"; }
+void Report::heading(const std::string& text) {
+  body_ += "<h2>" + escape(text) + "</h2>\n";
+}
+void Report::paragraph(const std::string& text) {
+  body_ += "<p>" + escape(text) + "</p>\n";
+}
 
-void Report::table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
+void Report::table(const std::vector<std::string>& header,
+                   const std::vector<std::vector<std::string>>& rows) {
   body_ += "<table>";
   if (!header.empty()) {
     body_ += "<tr>";
@@ -74,10 +88,12 @@ void Report::chart(const std::string& title, const std::string& x_label, const s
                    const std::vector<Series>& series, bool logarithmic_x) {
   heading(title);
   if (!*kChartJs) {
-    paragraph("This build has no Chart.js (package libjs-chart.js): the data of the chart follows as a table.");
+    paragraph(
+        "This build has no Chart.js (package libjs-chart.js): the data of the chart follows as a table.");
     std::vector<std::vector<std::string>> rows;
     for (const Series& line : series)
-      for (const auto& [x, y] : line.points) rows.push_back({line.name, fmt::format("{:g}", x), fmt::format("{:.6g}", y)});
+      for (const auto& [x, y] : line.points)
+        rows.push_back({line.name, fmt::format("{:g}", x), fmt::format("{:.6g}", y)});
     table({"series", x_label, y_label}, rows);
     return;
   }
@@ -97,21 +113,24 @@ void Report::chart(const std::string& title, const std::string& x_label, const s
                         {"showLine", true},
                         {"borderDash", line.dashed ? json::array({6, 4}) : json::array()}});
   }
-  const json config = {
-      {"type", "scatter"},
-      {"data", {{"datasets", datasets}}},
-      {"options",
-       {{"animation", false},
-        {"maintainAspectRatio", false},
-        {"scales",
-         {{"x", {{"type", logarithmic_x ? "logarithmic" : "linear"}, {"title", {{"display", true}, {"text", x_label}}}}},
-          {"y", {{"title", {{"display", true}, {"text", y_label}}}}}}}}}};
-  body_ += fmt::format("<figure><div class=\"plot\"><canvas id=\"chart{0}\"></canvas></div></figure>\n"
-                       "<script>new Chart(document.getElementById('chart{0}'),{1});</script>\n",
-                       charts_++, script_json(config));
+  const json config = {{"type", "scatter"},
+                       {"data", {{"datasets", datasets}}},
+                       {"options",
+                        {{"animation", false},
+                         {"maintainAspectRatio", false},
+                         {"scales",
+                          {{"x",
+                            {{"type", logarithmic_x ? "logarithmic" : "linear"},
+                             {"title", {{"display", true}, {"text", x_label}}}}},
+                           {"y", {{"title", {{"display", true}, {"text", y_label}}}}}}}}}};
+  body_ += fmt::format(
+      "<figure><div class=\"plot\"><canvas id=\"chart{0}\"></canvas></div></figure>\n"
+      "<script>new Chart(document.getElementById('chart{0}'),{1});</script>\n",
+      charts_++, script_json(config));
 }
 
-void Report::bars(const std::string& title, const std::string& y_label, const std::vector<std::string>& labels,
+void Report::bars(const std::string& title, const std::string& y_label,
+                  const std::vector<std::string>& labels,
                   const std::vector<std::pair<std::string, std::vector<double>>>& groups) {
   heading(title);
   if (!*kChartJs) {
@@ -127,21 +146,23 @@ void Report::bars(const std::string& title, const std::string& y_label, const st
   json datasets = json::array();
   size_t colour = 0;
   for (const auto& [name, values] : groups)
-    datasets.push_back({{"label", name}, {"data", values}, {"backgroundColor", kPalette[colour++ % std::size(kPalette)]}});
+    datasets.push_back(
+        {{"label", name}, {"data", values}, {"backgroundColor", kPalette[colour++ % std::size(kPalette)]}});
   const json config = {{"type", "bar"},
                        {"data", {{"labels", labels}, {"datasets", datasets}}},
                        {"options",
                         {{"animation", false},
                          {"maintainAspectRatio", false},
                          {"scales", {{"y", {{"title", {{"display", true}, {"text", y_label}}}}}}}}}};
-  body_ += fmt::format("<figure><div class=\"plot\"><canvas id=\"chart{0}\"></canvas></div></figure>\n"
-                       "<script>new Chart(document.getElementById('chart{0}'),{1});</script>\n",
-                       charts_++, script_json(config));
+  body_ += fmt::format(
+      "<figure><div class=\"plot\"><canvas id=\"chart{0}\"></canvas></div></figure>\n"
+      "<script>new Chart(document.getElementById('chart{0}'),{1});</script>\n",
+      charts_++, script_json(config));
 }
 
 void Report::image(const std::string& png, const std::string& caption) {
-  body_ += "<figure><img alt=\"" + escape(caption) + "\" src=\"data:image/png;base64," + base64(png) + "\"><figcaption>" +
-           escape(caption) + "</figcaption></figure>\n";
+  body_ += "<figure><img alt=\"" + escape(caption) + "\" src=\"data:image/png;base64," + base64(png) +
+           "\"><figcaption>" + escape(caption) + "</figcaption></figure>\n";
 }
 
 void Report::images(const std::vector<std::pair<std::string, std::string>>& pictures) {
@@ -151,13 +172,16 @@ void Report::images(const std::vector<std::pair<std::string, std::string>>& pict
 }
 
 std::string Report::html() const {
-  std::string page = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-                     "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>" +
-                     escape(title_) + "</title>\n<style>" + kStyle + "</style>\n";
+  std::string page =
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>" +
+      escape(title_) + "</title>\n<style>" + kStyle + "</style>\n";
   if (charts_ > 0) page += std::string("<script>") + kChartJs + "</script>\n";
   return page + "</head><body>\n<h1>" + escape(title_) + "</h1>\n" + body_ + "</body></html>\n";
 }
 
-void Report::write(const std::filesystem::path& path) const { io::write_file_atomically(path, html()); }
+void Report::write(const std::filesystem::path& path) const {
+  io::write_file_atomically(path, html());
+}
 
 }  // namespace tessera::train

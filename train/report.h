@@ -14,8 +14,9 @@ struct Series {
   bool dashed = false;
 };
 
-/// A self-contained HTML page, built from the top down and opened from disk: no network, no other file. Charts are drawn
-/// by Chart.js, which is inlined; a build without it shows the charts' data as tables and says so.
+/// A self-contained HTML page, built from the top down and opened from disk: no network, no other file.
+/// Charts are drawn by Chart.js, which is inlined; a build without it shows the charts' data as tables and
+/// says so.
 class Report {
  public:
   explicit Report(std::string title) : title_(std::move(title)) {}

@@ -51,7 +51,8 @@ void RunFolder::write_settings(const json& settings) const {
 json RunFolder::settings() const {
   const std::string text = io::read_file(path_ / "run.json");
   json settings = json::parse(text, nullptr, false);
-  check(!settings.is_discarded() && settings.is_object(), (path_ / "run.json").string(), ": it is not a JSON object");
+  check(!settings.is_discarded() && settings.is_object(), (path_ / "run.json").string(),
+        ": it is not a JSON object");
   return settings;
 }
 
@@ -155,14 +156,17 @@ class Database {
   }
 
  private:
-  [[noreturn]] void fail() { fail_at(Site::here(), "results database ", path_.string(), ": ", sqlite3_errmsg(handle_)); }
+  [[noreturn]] void fail() {
+    fail_at(Site::here(), "results database ", path_.string(), ": ", sqlite3_errmsg(handle_));
+  }
   fs::path path_;
   sqlite3* handle_ = nullptr;
 };
 
 json last_value(const std::vector<StepRecord>& records, const char* name) {
   for (auto record = records.rbegin(); record != records.rend(); ++record)
-    if (const auto found = record->values.find(name); found != record->values.end() && std::isfinite(found->second))
+    if (const auto found = record->values.find(name);
+        found != record->values.end() && std::isfinite(found->second))
       return found->second;
   return nullptr;
 }
@@ -170,7 +174,8 @@ json last_value(const std::vector<StepRecord>& records, const char* name) {
 json least_value(const std::vector<StepRecord>& records, const char* name) {
   json least;
   for (const StepRecord& record : records)
-    if (const auto found = record.values.find(name); found != record.values.end() && std::isfinite(found->second))
+    if (const auto found = record.values.find(name);
+        found != record.values.end() && std::isfinite(found->second))
       if (least.is_null() || found->second < least.get<double>()) least = found->second;
   return least;
 }
@@ -180,14 +185,19 @@ json least_value(const std::vector<StepRecord>& records, const char* name) {
 void record_run(const fs::path& database, const RunFolder& run, const std::string& status) {
   Database db(database);
   db.run(
-      "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, model TEXT, status TEXT, started TEXT, updated TEXT, "
-      "steps INTEGER, loss REAL, best_eval REAL, tokens_per_s REAL, device TEXT, revision TEXT, settings TEXT)");
+      "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, model TEXT, status TEXT, started TEXT, "
+      "updated TEXT, "
+      "steps INTEGER, loss REAL, best_eval REAL, tokens_per_s REAL, device TEXT, revision TEXT, settings "
+      "TEXT)");
   const json settings = run.settings();
   const std::vector<StepRecord> records = run.metrics();
   db.run(
-      "INSERT INTO runs VALUES (:path, :model, :status, :started, :updated, :steps, :loss, :best, :rate, :device, "
-      ":revision, :settings) ON CONFLICT(path) DO UPDATE SET status=excluded.status, updated=excluded.updated, "
-      "steps=excluded.steps, loss=excluded.loss, best_eval=excluded.best_eval, tokens_per_s=excluded.tokens_per_s, "
+      "INSERT INTO runs VALUES (:path, :model, :status, :started, :updated, :steps, :loss, :best, :rate, "
+      ":device, "
+      ":revision, :settings) ON CONFLICT(path) DO UPDATE SET status=excluded.status, "
+      "updated=excluded.updated, "
+      "steps=excluded.steps, loss=excluded.loss, best_eval=excluded.best_eval, "
+      "tokens_per_s=excluded.tokens_per_s, "
       "settings=excluded.settings",
       {{":path", fs::absolute(run.path()).lexically_normal().string()},
        {":model", settings.value("model", "")},

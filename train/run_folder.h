@@ -16,8 +16,8 @@
 
 namespace tessera::train {
 
-/// One line of metrics.jsonl: the step and named values ("loss", "lr", "tokens_per_s", "eval_nll", ...). A value that is
-/// not finite is written as null in JSON and kept as NaN here.
+/// One line of metrics.jsonl: the step and named values ("loss", "lr", "tokens_per_s", "eval_nll", ...). A
+/// value that is not finite is written as null in JSON and kept as NaN here.
 struct StepRecord {
   int64_t step = 0;
   std::map<std::string, double> values;
@@ -48,14 +48,15 @@ class RunFolder {
   std::filesystem::path path_;
 };
 
-/// Facts of the machine and the build for run.json and benchmark records: version, revision, compiler, CUDA, card, ...
+/// Facts of the machine and the build for run.json and benchmark records: version, revision, compiler, CUDA,
+/// card, ...
 nlohmann::json build_facts();
 /// "2026-01-31T12:34:56Z"
 std::string utc_now();
 
-/// Writes or replaces the run's row in `database`: path, model, status ("running", "finished", "interrupted", "failed"),
-/// start, end, steps, final loss, best evaluation, tokens/s, device, revision, settings as JSON. Without SQLite in the
-/// build it does nothing; `doctor` says so.
+/// Writes or replaces the run's row in `database`: path, model, status ("running", "finished", "interrupted",
+/// "failed"), start, end, steps, final loss, best evaluation, tokens/s, device, revision, settings as JSON.
+/// Without SQLite in the build it does nothing; `doctor` says so.
 void record_run(const std::filesystem::path& database, const RunFolder& run, const std::string& status);
 
 }  // namespace tessera::train

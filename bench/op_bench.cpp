@@ -1,0 +1,139 @@
+#include "bench/op_bench.h"
+
+#include <memory>
+
+#include "autograd/tape.h"
+#include "runtime/tuning.h"
+#include "tensor/random.h"
+#include "train/build_info.h"
+#include "train/run_folder.h"
+
+namespace tessera::bench {
+namespace {
+
+/// Large random inputs made where they are needed: the host-side generator of the checks would take minutes.
+std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& problem, DType dtype,
+                                  Device device) {
+  std::vector<Tensor> inputs;
+  Rng rng(1);
+  for (size_t i = 0; i < problem.inputs.size(); ++i) {
+    const ops::InputCase& input = problem.inputs[i];
+    if (input.fill == ops::Fill::absent) {
+      inputs.emplace_back();
+      continue;
+    }
+    Tensor tensor = Tensor::empty(input.shape, op.inputs[i].index ? DType::i64 : dtype, device);
+    if (op.inputs[i].index) {
+      fill_integers(tensor, input.high, rng);
+    } else if (input.fill == ops::Fill::positive) {
+      fill_uniform(tensor, 0.5, 2.0, rng);
+    } else {
+      fill_normal(tensor, 0.0, input.scale, rng);
+    }
+    inputs.push_back(tensor);
+  }
+  return inputs;
+}
+
+std::string attr_text(const ops::AttrValue& value) {
+  std::ostringstream text;
+  text << std::boolalpha;
+  std::visit([&](const auto& v) { text << v; }, value);
+  return text.str();
+}
+
+/// One backward pass ready to be timed: the forward pass has run, the tape waits.
+struct PendingBackward {
+  std::unique_ptr<Tape> tape;
+  std::vector<Tensor> results, grads;
+};
+
+PendingBackward prepare_backward(const ops::OpSpec& op, std::vector<Tensor> inputs, const ops::Attrs& attrs,
+                                 std::vector<Tensor>& known_grads) {
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].defined() && op.inputs[i].differentiable && !op.inputs[i].index) require_grad(inputs[i]);
+  PendingBackward pending;
+  pending.tape = std::make_unique<Tape>();
+  const std::vector<Tensor> outputs = op.run(inputs, attrs);
+  for (size_t n = 0; n < outputs.size(); ++n)
+    if (op.outputs[n].differentiable && requires_grad(outputs[n])) pending.results.push_back(outputs[n]);
+  if (known_grads.empty()) {
+    Rng rng(2);
+    for (const Tensor& result : pending.results) {
+      known_grads.push_back(Tensor::empty_like(result.detach()));
+      fill_normal(known_grads.back(), 0.0, 1.0, rng);
+    }
+  }
+  pending.grads = known_grads;
+  return pending;
+}
+
+}  // namespace
+
+std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& options) {
+  const Device device = options.device;
+  std::vector<DType> dtypes = options.dtypes;
+  if (dtypes.empty()) dtypes = {device.is_cuda() ? DType::bf16 : DType::f32};
+  const std::vector<ops::Case>& cases = options.cases.empty() ? op.benches : options.cases;
+  check(!cases.empty(), op.name, ": it has no default benchmark shapes; give --shape");
+
+  std::vector<int> rows{options.row.value_or(-1)};
+  if (options.all_rows)
+    for (int row = 0; row < int(op.rows.size()); ++row) rows.push_back(row);
+
+  std::vector<Record> records;
+  for (const ops::Case& c : cases) {
+    const ops::Attrs attrs = ops::complete(op, c.attrs);
+    const ops::Problem problem = op.problem(c.dims, attrs);
+    for (const DType dtype : dtypes) {
+      const std::vector<Tensor> inputs = random_inputs(op, problem, dtype, device);
+      ops::check_inputs(op, inputs);
+      for (const int row : rows) {
+        check(row < int(op.rows.size()), op.name, ": row ", row, " does not exist; it has ", op.rows.size());
+        std::optional<tuning::ForceRow> force;
+        if (row >= 0) force.emplace(op.name, row);
+        for (const std::string& mode : options.modes) {
+          check(mode == "fwd" || mode == "bwd", op.name, ": mode \"", mode, "\": expected fwd or bwd");
+          Record record;
+          if (mode == "fwd") {
+            record.ms = measure(
+                device, [&] { op.run(inputs, attrs); }, options.timer);
+          } else {
+            std::vector<Tensor> grads;
+            PendingBackward pending = prepare_backward(op, inputs, attrs, grads);
+            if (pending.results.empty()) continue;
+            record.ms = measure(
+                device, [&] { pending.tape->backward(pending.results, pending.grads); }, options.timer,
+                [&] {
+                  pending = {};  // the old tape goes before the new one begins
+                  pending = prepare_backward(op, inputs, attrs, grads);
+                });
+          }
+          const bool forward = mode == "fwd";
+          record.op = op.name;
+          record.shape = c.dims;
+          for (const auto& [name, value] : c.attrs.values()) record.attrs[name] = attr_text(value);
+          record.dtype = name_of(dtype);
+          record.device = device.name();
+          record.card = device.card().name;
+          record.mode = mode;
+          record.row = row >= 0 ? op.rows[size_t(row)] : "";
+          record.flops = forward ? problem.forward_flops : problem.backward_flops;
+          record.bytes =
+              (forward ? problem.forward_elements : problem.backward_elements) * double(size_of(dtype));
+          const Ceilings& best =
+              ceilings(device, size_of(dtype) == 2 ? DTypeClass::half : DTypeClass::single);
+          const double floor_ms =
+              std::max(record.flops / best.tflops / 1e9, record.bytes / best.copy_gbs / 1e6);
+          record.ceiling_share = floor_ms / record.ms.p50;
+          record.build = train::kRevision;
+          record.time = train::utc_now();
+          records.push_back(record);
+        }
+      }
+    }
+  }
+  return records;
+}
+
+}  // namespace tessera::bench

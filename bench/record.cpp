@@ -1,0 +1,180 @@
+#include "bench/record.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "runtime/error.h"
+
+namespace tessera::bench {
+
+using nlohmann::json;
+
+json to_json(const Record& r) {
+  json out = {{"op", r.op},
+              {"shape", r.shape},
+              {"dtype", r.dtype},
+              {"device", r.device},
+              {"card", r.card},
+              {"mode", r.mode},
+              {"implementation", r.implementation},
+              {"row", r.row},
+              {"ms", {{"p10", r.ms.p10}, {"p50", r.ms.p50}, {"p90", r.ms.p90}, {"repeats", r.ms.repeats}}},
+              {"flops", r.flops},
+              {"bytes", r.bytes},
+              {"tflops", r.tflops()},
+              {"gbs", r.gbs()},
+              {"ceiling_share", r.ceiling_share},
+              {"deterministic", r.deterministic},
+              {"build", r.build},
+              {"time", r.time}};
+  if (r.peak_bytes > 0) out["peak_bytes"] = r.peak_bytes;
+  if (r.tokens_per_s > 0) out["tokens_per_s"] = r.tokens_per_s;
+  if (!r.attrs.empty()) out["attrs"] = r.attrs;
+  return out;
+}
+
+Record from_json(const json& in) {
+  check(in.is_object(), "benchmark record: expected an object");
+  Record r;
+  try {
+    r.op = in.at("op").get<std::string>();
+    r.shape = in.at("shape").get<std::map<std::string, int64_t>>();
+    r.dtype = in.at("dtype").get<std::string>();
+    r.mode = in.at("mode").get<std::string>();
+    r.implementation = in.at("implementation").get<std::string>();
+    const json& ms = in.at("ms");
+    r.ms = {ms.at("p10").get<double>(), ms.at("p50").get<double>(), ms.at("p90").get<double>(),
+            ms.value("repeats", 0)};
+    r.device = in.value("device", "");
+    r.card = in.value("card", "");
+    r.row = in.value("row", "");
+    r.flops = in.value("flops", 0.0);
+    r.bytes = in.value("bytes", 0.0);
+    r.ceiling_share = in.value("ceiling_share", 0.0);
+    r.deterministic = in.value("deterministic", false);
+    r.peak_bytes = in.value("peak_bytes", 0.0);
+    r.tokens_per_s = in.value("tokens_per_s", 0.0);
+    r.attrs = in.value("attrs", std::map<std::string, std::string>());
+    r.build = in.value("build", "");
+    r.time = in.value("time", "");
+  } catch (const json::exception& error) {
+    fail_at(Site::here(), "benchmark record: ", error.what());
+  }
+  check(r.ms.p50 > 0, "benchmark record of ", r.op, ": ms.p50 must be positive");
+  return r;
+}
+
+void append_records(const std::filesystem::path& path, const std::vector<Record>& records) {
+  std::ofstream out(path, std::ios::app);
+  for (const Record& record : records) out << to_json(record).dump() << '\n';
+  out.flush();
+  check(bool(out), path.string(), ": cannot write benchmark records");
+}
+
+std::vector<Record> read_records(const std::filesystem::path& path) {
+  std::istringstream lines(io::read_file(path));
+  std::vector<Record> records;
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (line.empty()) continue;
+    const json parsed = json::parse(line, nullptr, false);
+    check(!parsed.is_discarded(), path.string(), ":", number, ": not a line of JSON");
+    try {
+      records.push_back(from_json(parsed));
+    } catch (const Error& error) {
+      fail_at(Site::here(), path.string(), ":", number, ": ", error.what());
+    }
+  }
+  check(!records.empty(), path.string(), ": it holds no benchmark records");
+  return records;
+}
+
+namespace {
+
+std::string shape_text(const Record& r) {
+  std::string text;
+  for (const auto& [name, size] : r.shape)
+    text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, size);
+  for (const auto& [name, value] : r.attrs) text += fmt::format(" {}={}", name, value);
+  return text;
+}
+
+std::string format_rows(const std::vector<std::vector<std::string>>& rows, size_t left_columns) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i)
+      line += i < left_columns ? fmt::format("{:<{}}  ", row[i], widths[i])
+                               : fmt::format("{:>{}}  ", row[i], widths[i]);
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+std::string work_key(const Record& r) {
+  std::string key = r.op + "|" + r.dtype + "|" + r.mode;
+  for (const auto& [name, size] : r.shape) key += fmt::format("|{}={}", name, size);
+  for (const auto& [name, value] : r.attrs) key += fmt::format("|{}={}", name, value);
+  return key;
+}
+
+}  // namespace
+
+std::string format_table(const std::vector<Record>& records) {
+  std::vector<std::vector<std::string>> rows{{"op", "shape", "dtype", "mode", "implementation", "row",
+                                              "ms p50", "p10", "p90", "TFLOP/s", "GB/s", "% ceiling"}};
+  for (const Record& r : records)
+    rows.push_back({r.op, shape_text(r), r.dtype, r.mode, r.implementation, r.row,
+                    fmt::format("{:.4g}", r.ms.p50), fmt::format("{:.4g}", r.ms.p10),
+                    fmt::format("{:.4g}", r.ms.p90), fmt::format("{:.1f}", r.tflops()),
+                    fmt::format("{:.0f}", r.gbs()),
+                    r.ceiling_share > 0 ? fmt::format("{:.0f}", r.ceiling_share * 100) : "-"});
+  return format_rows(rows, 6);
+}
+
+std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b,
+                                int* without_peer) {
+  std::map<std::string, const Record*> fastest;
+  for (const Record& record : b) {
+    const Record*& best = fastest[work_key(record)];
+    if (!best || record.ms.p50 < best->ms.p50) best = &record;
+  }
+  std::vector<Comparison> comparisons;
+  int alone = 0;
+  for (const Record& record : a) {
+    const auto found = fastest.find(work_key(record));
+    if (found == fastest.end()) {
+      ++alone;
+      continue;
+    }
+    comparisons.push_back({record, *found->second, found->second->ms.p50 / record.ms.p50});
+  }
+  if (without_peer) *without_peer = alone;
+  return comparisons;
+}
+
+std::string format_comparison(const std::vector<Comparison>& comparisons) {
+  std::vector<std::vector<std::string>> rows{
+      {"op", "shape", "dtype", "mode", "A", "B (its fastest)", "A ms", "B ms", "B/A", "A GiB", "B GiB"}};
+  const auto gib = [](double bytes) {
+    return bytes > 0 ? fmt::format("{:.2f}", bytes / double(1 << 30)) : std::string("-");
+  };
+  for (const Comparison& c : comparisons)
+    rows.push_back({c.a.op, shape_text(c.a), c.a.dtype, c.a.mode, c.a.implementation, c.b.implementation,
+                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
+                    fmt::format("{:.2f}x", c.ratio), gib(c.a.peak_bytes), gib(c.b.peak_bytes)});
+  return format_rows(rows, 6);
+}
+
+}  // namespace tessera::bench

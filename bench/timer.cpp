@@ -1,0 +1,82 @@
+#include "bench/timer.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "ops/matmul/matmul.h"
+#include "tensor/tensor.h"
+
+namespace tessera::bench {
+namespace {
+
+double percentile(const std::vector<double>& sorted, double share) {
+  const double at = share * double(sorted.size() - 1);
+  const size_t low = size_t(at);
+  const double high = sorted[std::min(low + 1, sorted.size() - 1)];
+  return sorted[low] + (high - sorted[low]) * (at - double(low));
+}
+
+/// Twice the L2 cache, written before each cold repeat.
+Tensor make_flush(Device device) {
+  if (device.is_cpu()) return Tensor();
+  const int64_t bytes = std::max<int64_t>(int64_t(device.card().l2_bytes) * 2, 64 << 20);
+  return Tensor::empty_packed({bytes / 4}, DType::f32, device);
+}
+
+}  // namespace
+
+Timing measure(Device device, const std::function<void()>& work, const TimerOptions& options,
+               const std::function<void()>& prepare) {
+  const Tensor flush = options.cold ? make_flush(device) : Tensor();
+  const auto repeat = [&](Event& start, Event& stop) {
+    if (prepare) prepare();
+    if (flush.defined()) flush.fill(0);
+    start.record();
+    work();
+    stop.record();
+  };
+  Event start(device), stop(device);
+  double estimate = 0;
+  for (int i = 0; i < std::max(1, options.warmups); ++i) {
+    repeat(start, stop);
+    estimate = stop.milliseconds_since(start);
+  }
+  const int repeats =
+      std::clamp(int(options.seconds * 1e3 / std::max(estimate, 1e-3)), options.least, options.most);
+  std::vector<double> times;
+  // A batch of repeats is in flight at once, so that the host never holds the GPU up.
+  std::vector<std::pair<Event, Event>> events;
+  for (int i = 0; i < repeats; ++i) {
+    events.emplace_back(Event(device), Event(device));
+    repeat(events.back().first, events.back().second);
+  }
+  for (auto& [begin, end] : events) times.push_back(end.milliseconds_since(begin));
+  std::sort(times.begin(), times.end());
+  return {percentile(times, 0.1), percentile(times, 0.5), percentile(times, 0.9), repeats};
+}
+
+const Ceilings& ceilings(Device device, DTypeClass dtype_class) {
+  static auto& known = *new std::map<std::pair<std::string, int>, Ceilings>;
+  const auto key = std::pair(device.name(), int(dtype_class));
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  Ceilings measured;
+  {
+    const int64_t count = device.is_cpu() ? 1 << 24 : int64_t(1) << 28;
+    const Tensor from = Tensor::zeros({count}, DType::f32, device),
+                 to = Tensor::empty({count}, DType::f32, device);
+    measured.copy_gbs = 8.0 * double(count) / measure(device, [&] { to.copy_from(from); }).p50 / 1e6;
+  }
+  {
+    const int64_t n = device.is_cpu() ? 1024 : dtype_class == DTypeClass::half ? 8192 : 4096;
+    const DType dtype = dtype_class == DTypeClass::half && device.is_cuda() ? DType::bf16 : DType::f32;
+    std::vector<float> values(static_cast<size_t>(n * n));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = float(i * 2654435761u % 2048) / 1024.0f - 1.0f;
+    const Tensor a = Tensor::from(values, {n, n}).to(dtype).to(device);
+    const double ms = measure(device, [&] { ops::matmul(a, a); }).p50;
+    measured.tflops = 2.0 * double(n) * double(n) * double(n) / ms / 1e9;
+  }
+  return known.emplace(key, measured).first->second;
+}
+
+}  // namespace tessera::bench

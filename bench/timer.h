@@ -1,0 +1,39 @@
+#pragma once
+
+#include <functional>
+
+#include "runtime/device.h"
+
+namespace tessera::bench {
+
+/// Percentiles of repeated timings, in milliseconds.
+struct Timing {
+  double p10 = 0, p50 = 0, p90 = 0;
+  int repeats = 0;
+};
+
+struct TimerOptions {
+  double seconds = 0.5;  // of measuring, after warm-up; at least `least` and at most `most` repeats
+  int least = 5, most = 200;
+  int warmups = 3;
+  bool cold = true;  // overwrite the L2 cache (GPU) before each repeat; the overwriting is not timed
+};
+
+/// Times `work` on the device: events around each repeat on a GPU (the cache flush before it keeps the GPU
+/// busy while the host issues the work, so launch latency is hidden as in a full queue), a wall clock on the
+/// CPU. `prepare` runs before each repeat, untimed.
+Timing measure(Device device, const std::function<void()>& work, const TimerOptions& options = {},
+               const std::function<void()>& prepare = {});
+
+/// bf16 and f16; f32 and f64.
+enum class DTypeClass { half, single };
+
+/// What the device can do at best, measured once a process: a large copy (bytes read + written) and a large
+/// product.
+struct Ceilings {
+  double copy_gbs = 0;
+  double tflops = 0;  // of the dtype's product: bf16 and f16 with tensor cores, f32 without TF32
+};
+const Ceilings& ceilings(Device device, DTypeClass dtype_class);
+
+}  // namespace tessera::bench

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "runtime/device.h"
+#include "tensor/dtype.h"
+
+/// The subcommands. Each adds itself to the parser; its callback stores what to run, so that nothing is touched (no file,
+/// no GPU) before the whole command line has been understood.
+
+namespace tessera::cli {
+
+/// What the chosen subcommand will do; returns the exit code.
+using Action = std::function<int()>;
+
+void add_doctor(CLI::App& app, Action& action);
+void add_train(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
+void add_op(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
+
+/// The command line was understood by the parser, but says something wrong: exit code 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Refuses nan and inf, which the number parser would take.
+extern const CLI::Validator kFinite;
+/// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
+extern const CLI::Validator kDeviceName;
+
+/// "M=10000,N=1000" to sizes. Throws UsageError on anything else, on a size below 0 and on a name given twice.
+std::map<std::string, int64_t> parse_dims(const std::string& text);
+/// "a,b,c"; no empty parts.
+std::vector<std::string> split_list(const std::string& text, const char* what);
+/// "on,off" to {true, false}.
+std::vector<bool> parse_switches(const std::string& text, const char* what);
+std::vector<DType> parse_dtypes(const std::string& text);
+
+}  // namespace tessera::cli

@@ -1,0 +1,80 @@
+#include <charconv>
+#include <cmath>
+
+#include "cli/commands.h"
+#include "runtime/error.h"
+
+namespace tessera::cli {
+
+const CLI::Validator kFinite(
+    [](std::string& text) {
+      // The option's own conversion has accepted or will refuse the text; here only what is not finite matters.
+      double value = 0;
+      const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+      if (code != std::errc{} || end != text.data() + text.size()) return text + " is not a number";
+      return std::isfinite(value) ? std::string() : text + " is not finite";
+    },
+    "FINITE", "finite");
+
+const CLI::Validator kDeviceName(
+    [](std::string& text) {
+      const bool indexed = text.starts_with("cuda:") && text.size() > 5 && text.size() <= 8 &&
+                           text.find_first_not_of("0123456789", 5) == std::string::npos;
+      return text == "cpu" || text == "cuda" || indexed ? std::string()
+                                                        : "device \"" + text + "\": expected cpu, cuda or cuda:<index>";
+    },
+    "DEVICE", "device");
+
+std::vector<std::string> split_list(const std::string& text, const char* what) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (;;) {
+    const size_t comma = text.find(',', begin);
+    parts.push_back(text.substr(begin, comma == std::string::npos ? comma : comma - begin));
+    if (parts.back().empty()) throw UsageError(std::string(what) + ": \"" + text + "\" has an empty part");
+    if (comma == std::string::npos) return parts;
+    begin = comma + 1;
+  }
+}
+
+std::map<std::string, int64_t> parse_dims(const std::string& text) {
+  std::map<std::string, int64_t> dims;
+  for (const std::string& part : split_list(text, "--shape")) {
+    const size_t equals = part.find('=');
+    int64_t size = -1;
+    if (equals != std::string::npos && equals > 0) {
+      const char* const end = part.data() + part.size();
+      const auto [stop, code] = std::from_chars(part.data() + equals + 1, end, size);
+      if (code != std::errc{} || stop != end) size = -1;
+    }
+    if (size < 0) throw UsageError("--shape: \"" + part + "\": expected NAME=SIZE with a size of 0 or more");
+    if (!dims.emplace(part.substr(0, equals), size).second)
+      throw UsageError("--shape: \"" + part.substr(0, equals) + "\" is given twice");
+  }
+  return dims;
+}
+
+std::vector<bool> parse_switches(const std::string& text, const char* what) {
+  std::vector<bool> values;
+  for (const std::string& part : split_list(text, what)) {
+    if (part != "on" && part != "off") throw UsageError(std::string(what) + ": \"" + part + "\": expected on or off");
+    values.push_back(part == "on");
+  }
+  return values;
+}
+
+std::vector<DType> parse_dtypes(const std::string& text) {
+  std::vector<DType> dtypes;
+  for (const std::string& part : split_list(text, "--dtype")) {
+    try {
+      dtypes.push_back(parse_dtype(part));
+    } catch (const Error& error) {
+      throw UsageError(error.what());
+    }
+    if (!is_floating(dtypes.back()) || dtypes.back() == DType::f8e4m3)
+      throw UsageError("--dtype: " + part + ": expected f64, f32, bf16 or f16");
+  }
+  return dtypes;
+}
+
+}  // namespace tessera::cli

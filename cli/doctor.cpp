@@ -1,0 +1,90 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "ops/op.h"
+#include "runtime/allocator.h"
+#include "runtime/tuning.h"
+#include "train/build_info.h"
+#include "train/run_folder.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Part {
+  std::string name, value, cost;  // cost: what is lost and what installs it, if it is missing
+  bool present;
+};
+
+std::vector<Part> parts() {
+  std::vector<Part> found;
+  found.push_back({"version", fmt::format("{} ({})", train::kVersion, train::kRevision), "", true});
+  found.push_back({"compiler", fmt::format("{} {}", train::kCompiler, train::kCpuFlags), "", true});
+  found.push_back({"CUDA toolkit", kCuda ? train::kCudaVersion : "none",
+                   kCuda ? "" : "no GPU kernels: install a CUDA toolkit (12.8 or newer) and build again", kCuda});
+  const int gpus = Device::cuda_count();
+  if (kCuda && gpus == 0) found.push_back({"GPU", "none", "no usable GPU or driver on this machine: CPU only", false});
+  for (int i = 0; i < gpus; ++i) {
+    const Device gpu = Device::cuda(i);
+    const CardInfo& card = gpu.card();
+    found.push_back({gpu.name(),
+                     fmt::format("{}, sm_{}{}, {} multiprocessors, {}, L2 {}", card.name, card.major, card.minor,
+                                 card.multiprocessors, format_bytes(card.memory_bytes), format_bytes(card.l2_bytes)),
+                     "", true});
+    found.push_back({"  tuning table", fmt::format("{} entries for this card", tuning::entries(card.name)), "", true});
+  }
+  const CardInfo& cpu = Device::cpu().card();
+  found.push_back({"CPU", fmt::format("{} threads, {}", cpu.multiprocessors, format_bytes(cpu.memory_bytes)), "", true});
+  found.push_back({"BLAS", train::kBlas, "", true});
+#if defined(TESSERA_WITH_SQLITE)
+  found.push_back({"SQLite", "yes", "", true});
+#else
+  found.push_back({"SQLite", "no", "no runs.sqlite: install libsqlite3-dev and build again", false});
+#endif
+#if defined(TESSERA_WITH_PNG)
+  found.push_back({"libpng", "yes", "", true});
+#else
+  found.push_back({"libpng", "no", "no pictures in reports: install libpng-dev and build again", false});
+#endif
+#if defined(TESSERA_WITH_PROTOBUF)
+  found.push_back({"TensorBoard files", "yes", "", true});
+#else
+  found.push_back({"TensorBoard files", "no",
+                   "no events.* files: install libprotobuf-dev and protobuf-compiler and build again", false});
+#endif
+  const bool charts = *train::kChartJs;
+  found.push_back({"Chart.js", charts ? "inlined" : "no",
+                   charts ? "" : "reports show tables instead of charts: install libjs-chart.js and build again", charts});
+  found.push_back({"operators", std::to_string(ops::all_ops().size()), "", true});
+  return found;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("doctor", "Show build, cards and libraries; what is missing and what installs it");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Machine-readable");
+  command->callback([&action, json] {
+    action = [json] {
+      const std::vector<Part> found = parts();
+      if (*json) {
+        nlohmann::json out = train::build_facts();
+        for (const Part& part : found)
+          out["parts"].push_back(
+              {{"name", part.name}, {"value", part.value}, {"present", part.present}, {"lost", part.cost}});
+        fmt::print("{}\n", out.dump(2));
+        return 0;
+      }
+      for (const Part& part : found) {
+        fmt::print("{} {:<20} {}\n", part.present ? "[ok]" : "[--]", part.name, part.value);
+        if (!part.present) fmt::print("     {:<20} {}\n", "", part.cost);
+      }
+      return 0;
+    };
+  });
+}
+
+}  // namespace tessera::cli

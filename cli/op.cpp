@@ -1,0 +1,194 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "autograd/tape.h"
+#include "cli/commands.h"
+#include "io/safetensors.h"
+#include "ops/op.h"
+#include "runtime/tuning.h"
+
+namespace tessera::cli {
+namespace {
+
+struct OpArgs {
+  std::string name, in, out, device = "cpu";
+  std::vector<std::string> set;
+  bool list = false, json = false, grad = false;
+  int row = -1;
+};
+
+nlohmann::json attr_json(const ops::AttrValue& value) {
+  return std::visit([](const auto& v) { return nlohmann::json(v); }, value);
+}
+
+nlohmann::json describe_op(const ops::OpSpec& op) {
+  nlohmann::json out = {{"name", op.name}, {"summary", op.summary}, {"rows", op.rows}};
+  for (const auto& input : op.inputs)
+    out["inputs"].push_back({{"name", input.name},
+                             {"shape", input.shape},
+                             {"optional", input.optional},
+                             {"differentiable", input.differentiable && !input.index},
+                             {"index", input.index}});
+  out["attributes"] = nlohmann::json::array();
+  for (const auto& attr : op.attrs)
+    out["attributes"].push_back(
+        {{"name", attr.name}, {"default", attr_json(attr.fallback)}, {"help", attr.help}, {"choices", attr.choices}});
+  for (const auto& output : op.outputs)
+    out["outputs"].push_back({{"name", output.name}, {"shape", output.shape}, {"differentiable", output.differentiable}});
+  for (const DType dtype : op.cpu_dtypes) out["dtypes"]["cpu"].push_back(name_of(dtype));
+  for (const DType dtype : op.cuda_dtypes) out["dtypes"]["cuda"].push_back(name_of(dtype));
+  return out;
+}
+
+std::string names(const std::vector<DType>& dtypes) {
+  std::string text;
+  for (const DType dtype : dtypes) text += std::string(text.empty() ? "" : " ") + name_of(dtype);
+  return text;
+}
+
+int list_ops(bool json) {
+  if (json) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const ops::OpSpec& op : ops::all_ops()) all.push_back(describe_op(op));
+    fmt::print("{}\n", all.dump(2));
+    return 0;
+  }
+  for (const ops::OpSpec& op : ops::all_ops()) {
+    fmt::print("{}: {}\n", op.name, op.summary);
+    for (const auto& input : op.inputs)
+      fmt::print("  in   {:<14} {}{}{}\n", input.name, input.shape, input.index ? "  i64 or i32" : "",
+                 input.optional ? "  optional" : "");
+    for (const auto& attr : op.attrs) {
+      std::string choices;
+      for (const std::string& choice : attr.choices) choices += (choices.empty() ? "  one of " : ", ") + choice;
+      fmt::print("  set  {:<14} {}  default {}{}\n", attr.name, attr.help, attr_json(attr.fallback).dump(), choices);
+    }
+    for (const auto& output : op.outputs) fmt::print("  out  {:<14} {}\n", output.name, output.shape);
+    fmt::print("  dtypes: cpu {}; cuda {}\n", names(op.cpu_dtypes), names(op.cuda_dtypes));
+  }
+  return 0;
+}
+
+/// Takes the named tensors out of the file's; complains of what is missing and of what nobody asked for.
+class NamedTensors {
+ public:
+  NamedTensors(std::string path, Device device) : path_(std::move(path)) {
+    for (auto& [name, tensor] : io::load_safetensors(path_, device)) left_.emplace(name, tensor);
+  }
+  Tensor take(const std::string& name) {
+    const auto found = left_.find(name);
+    if (found == left_.end()) return Tensor();
+    Tensor tensor = found->second;
+    left_.erase(found);
+    return tensor;
+  }
+  void expect_empty(const ops::OpSpec& op, const std::vector<std::string>& wanted) const {
+    if (left_.empty()) return;
+    const std::string& name = left_.begin()->first;
+    const std::string near = nearest(name, wanted);
+    fail_at(Site::here(), path_, ": tensor \"", name, "\" is not an input of ", op.name,
+            near.empty() ? "" : "; did you mean \"" + near + "\"?");
+  }
+
+ private:
+  std::string path_;
+  std::map<std::string, Tensor> left_;
+};
+
+int run_op(const OpArgs& args) {
+  if (args.name.empty()) throw UsageError("op: name an operator, or use --list");
+  const ops::OpSpec* found = nullptr;
+  ops::Attrs given;
+  try {  // what the command line says, before any file or GPU is touched
+    found = &ops::find_op(args.name);
+    for (const std::string& key_value : args.set) ops::set_attr(*found, given, key_value);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  const ops::OpSpec& op = *found;
+  if (args.in.empty() || args.out.empty()) throw UsageError("op " + op.name + ": --in and --out are needed");
+  if (args.row >= int(op.rows.size()) && args.row != -1)
+    throw UsageError(fmt::format("op {}: --row {}: it has {} rows", op.name, args.row, op.rows.size()));
+  const Device device = Device::parse(args.device);
+  const ops::Attrs attrs = ops::complete(op, given);
+
+  NamedTensors file(args.in, device);
+  std::vector<Tensor> inputs, output_grads;
+  std::vector<std::string> wanted;
+  for (const auto& input : op.inputs) {
+    inputs.push_back(file.take(input.name));
+    wanted.push_back(input.name);
+  }
+  if (args.grad) {
+    for (const auto& output : op.outputs) {
+      output_grads.push_back(output.differentiable ? file.take("d_" + output.name) : Tensor());
+      if (output.differentiable) wanted.push_back("d_" + output.name);
+    }
+  }
+  file.expect_empty(op, wanted);
+  ops::check_inputs(op, inputs);
+  std::optional<tuning::ForceRow> force;
+  if (args.row >= 0) force.emplace(op.name, args.row);
+
+  std::vector<std::pair<std::string, Tensor>> results;
+  std::vector<Tensor> outputs;
+  if (args.grad) {
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].defined() && op.inputs[i].differentiable && !op.inputs[i].index && is_floating(inputs[i].dtype()))
+        require_grad(inputs[i]);
+    Tape tape;
+    outputs = op.run(inputs, attrs);
+    std::vector<Tensor> on_tape, grads;
+    for (size_t n = 0; n < outputs.size(); ++n) {
+      if (!op.outputs[n].differentiable || !requires_grad(outputs[n])) continue;
+      if (!output_grads[n].defined()) {
+        if (op.outputs.size() > 1) continue;
+        fail_at(Site::here(), args.in, ": --grad needs \"d_", op.outputs[n].name, "\" ", outputs[n].dtype(),
+                outputs[n].shape());
+      }
+      const Tensor& d = output_grads[n];
+      check(d.shape() == outputs[n].shape(), args.in, ": \"d_", op.outputs[n].name, "\" is ", describe(d),
+            "; the output is ", describe(outputs[n]));
+      check(is_floating(d.dtype()), args.in, ": \"d_", op.outputs[n].name, "\" is ", d.dtype(), "; expected ",
+            outputs[n].dtype());
+      on_tape.push_back(outputs[n]);
+      grads.push_back(d.to(outputs[n].dtype()));
+    }
+    check(!on_tape.empty(), op.name, ": no output has a gradient; run without --grad");
+    tape.backward(on_tape, grads);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!requires_grad(inputs[i])) continue;
+      const Tensor d_input = grad(inputs[i]);
+      results.emplace_back("d_" + op.inputs[i].name, d_input.defined()
+                                                        ? d_input
+                                                        : Tensor::zeros(inputs[i].shape(), inputs[i].dtype(), device));
+    }
+  } else {
+    outputs = op.run(inputs, attrs);
+  }
+  for (size_t n = 0; n < outputs.size(); ++n) results.emplace_back(op.outputs[n].name, outputs[n].detach());
+  io::save_safetensors(args.out, results);
+  return 0;
+}
+
+}  // namespace
+
+void add_op(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("op", "List the operators, or run one on tensors from a safetensors file");
+  auto args = std::make_shared<OpArgs>();
+  command->add_option("name", args->name, "Operator");
+  command->add_flag("--list", args->list, "List every operator: inputs, attributes, outputs, dtypes");
+  command->add_flag("--json", args->json, "With --list: machine-readable");
+  command->add_option("--in", args->in, "Inputs by name (and d_<output> with --grad)");
+  command->add_option("--out", args->out, "Outputs by name (and d_<input> with --grad)");
+  command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
+  command->add_flag("--grad", args->grad, "Also run backward");
+  command->add_option("--device", args->device, "cpu, cuda or cuda:<index>")->check(kDeviceName);
+  command->add_option("--row", args->row, "Kernel configuration (CUDA); see --list --json")->check(CLI::Range(-1, 1000));
+  command->callback([&action, args] { action = [args] { return args->list ? list_ops(args->json) : run_op(*args); }; });
+}
+
+}  // namespace tessera::cli

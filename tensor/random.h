@@ -1,0 +1,16 @@
+#pragma once
+
+#include "runtime/rng.h"
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+/// Fill a tensor with random numbers of one stream of `rng`, addressed by the element's row-major index: the
+/// same on the CPU and on a GPU (normals within the last bits of log and cos), whatever the layout. Floating
+/// dtypes; values are made in f32.
+void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng);  // [low, high)
+void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng);
+/// Integers in [0, high) in an i64 or i32 tensor; high >= 1.
+void fill_integers(const Tensor& tensor, int64_t high, Rng& rng);
+
+}  // namespace tessera

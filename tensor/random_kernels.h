@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cmath>
+
+#include "runtime/parallel.h"
+#include "runtime/rng.h"
+#include "tensor/kernels.h"
+
+namespace tessera {
+
+struct RandomFill {
+  enum class Kind : uint8_t { uniform, normal, integer };
+  Kind kind;
+  RandomStream stream;
+  float shift, scale;
+  int64_t high;
+};
+
+/// Element `index` of the fill: one Philox block each.
+template <class T>
+TESSERA_HD T random_element(const RandomFill& fill, uint64_t index) {
+  const Uint4 bits = philox(fill.stream.seed, fill.stream.offset(), index);
+  if constexpr (std::is_integral_v<T>) {
+    const uint64_t word = uint64_t(bits.word[0]) << 32 | bits.word[1];
+    return T(word % uint64_t(fill.high));
+  } else {
+    if (fill.kind == RandomFill::Kind::uniform)
+      return convert<T>(fill.shift + fill.scale * uniform_half_open(bits.word[0]));
+    const float radius = std::sqrt(-2.0f * std::log(uniform_open(bits.word[0])));
+    const float angle = 6.28318530717958647692f * uniform_half_open(bits.word[1]);
+    return convert<T>(fill.shift + fill.scale * radius * std::cos(angle));
+  }
+}
+
+void random_fill_cpu(const Tensor& tensor, const RandomFill& fill);
+void random_fill_cuda(const Tensor& tensor, const RandomFill& fill);
+
+}  // namespace tessera
