@@ -8,9 +8,10 @@ namespace tessera {
 
 struct Rng::Shared {
   uint64_t seed = 0;
-  uint64_t offset = 0;                     // streams reserved, replays included
-  uint64_t capture_begin = 0;              // offset when the capture under way first drew
-  std::unique_ptr<DeviceCounter> counter;  // the GPU's copy, made when first captured
+  uint64_t offset = 0;         // streams reserved, replays included
+  uint64_t capture_begin = 0;  // offset when the capture under way first drew
+  // The GPU's copy, made when first captured. shared_ptr: a build without CUDA has no destructor to link.
+  std::shared_ptr<DeviceCounter> counter;
 };
 
 namespace {
@@ -52,7 +53,7 @@ RandomStream Rng::draw(Device device) {
   CaptureSession* const session = CaptureSession::current();
   if constexpr (kCuda) {
     if (session && device == session->device()) {
-      if (!shared.counter) shared.counter = std::make_unique<DeviceCounter>(device);
+      if (!shared.counter) shared.counter = std::make_shared<DeviceCounter>(device);
       check(shared.counter->device() == device, "Rng: captured on ", device.name(),
             " but its counter lives on ", shared.counter->device().name(), "; use one Rng per device");
       auto drawn = std::make_shared<uint64_t>(0);  // streams that one launch of the graph draws
