@@ -1,0 +1,63 @@
+# The outside libraries, found here, linked in cmake/libraries.cmake. Those of the core must be there; each of the others is
+# optional, and the checklist says what is lost without it.
+set(tessera_checklist "")
+set(TESSERA_DEPENDENCIES "")  # find_dependency calls of the installed package
+
+# tessera_outside(<name> <found> PACKAGE <Debian's> LOST <what> [DEPENDENCY <find_package arguments>]): a line of the
+# checklist; TESSERA_HAS_<name> for cmake/libraries.cmake.
+function(tessera_outside name found)
+  cmake_parse_arguments(ARG "" "PACKAGE;LOST;DEPENDENCY;DETAIL" "" ${ARGN})
+  if(found)
+    set(TESSERA_HAS_${name} ON PARENT_SCOPE)
+    set(line "${name}${ARG_DETAIL}: yes")
+    if(ARG_DEPENDENCY)
+      set(TESSERA_DEPENDENCIES "${TESSERA_DEPENDENCIES}find_dependency(${ARG_DEPENDENCY})\n" PARENT_SCOPE)
+    endif()
+  else()
+    set(TESSERA_HAS_${name} OFF PARENT_SCOPE)
+    set(line "${name}: no (apt-get install ${ARG_PACKAGE}); lost: ${ARG_LOST}")
+  endif()
+  set(tessera_checklist "${tessera_checklist}  ${line}\n" PARENT_SCOPE)
+endfunction()
+
+# The core.
+find_package(BLAS QUIET)
+find_library(LAPACKE_LIBRARY lapacke)
+find_path(CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas x86_64-linux-gnu x86_64-linux-gnu/openblas-openmp)
+mark_as_advanced(LAPACKE_LIBRARY CBLAS_INCLUDE)
+if(NOT BLAS_FOUND OR NOT LAPACKE_LIBRARY OR NOT CBLAS_INCLUDE)
+  message(FATAL_ERROR "OpenBLAS with LAPACKE is needed: apt-get install libopenblas-openmp-dev liblapacke-dev")
+endif()
+find_package(Threads REQUIRED)
+find_package(OpenMP QUIET COMPONENTS CXX)
+tessera_outside(OpenBLAS ON)
+tessera_outside(OpenMP "${OpenMP_CXX_FOUND}" PACKAGE g++ LOST "several threads on the CPU" DEPENDENCY "OpenMP COMPONENTS CXX")
+
+# Around the core.
+find_package(fmt QUIET)
+find_package(nlohmann_json QUIET)
+find_package(CLI11 QUIET)
+find_package(SQLite3 QUIET)
+find_package(PNG QUIET)
+find_package(Protobuf QUIET)
+find_library(XXHASH_LIBRARY xxhash)
+find_path(XXHASH_INCLUDE xxhash.h)
+find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js NO_DEFAULT_PATH)
+find_package(GTest QUIET)
+mark_as_advanced(XXHASH_LIBRARY XXHASH_INCLUDE CHART_JS)
+set(TESSERA_OUTER_RING OFF)
+if(fmt_FOUND AND nlohmann_json_FOUND AND XXHASH_LIBRARY AND XXHASH_INCLUDE)
+  set(TESSERA_OUTER_RING ON)
+endif()
+set(outer "all but the core: files, datasets, trainer, benchmarks, commands")
+tessera_outside(fmt "${fmt_FOUND}" PACKAGE libfmt-dev LOST "${outer}" DEPENDENCY fmt)
+tessera_outside(json "${nlohmann_json_FOUND}" PACKAGE nlohmann-json3-dev LOST "${outer}" DEPENDENCY nlohmann_json)
+tessera_outside(xxHash "${XXHASH_LIBRARY}" PACKAGE libxxhash-dev LOST "${outer}")
+tessera_outside(CLI11 "${CLI11_FOUND}" PACKAGE libcli11-dev LOST "the command `tessera`")
+tessera_outside(SQLite "${SQLite3_FOUND}" PACKAGE libsqlite3-dev LOST "the results database" DEPENDENCY SQLite3)
+tessera_outside(PNG "${PNG_FOUND}" PACKAGE libpng-dev LOST "images in the report" DEPENDENCY PNG)
+tessera_outside(Protobuf "${Protobuf_FOUND}" PACKAGE "libprotobuf-dev protobuf-compiler" LOST "TensorBoard event files"
+                DEPENDENCY Protobuf)
+tessera_outside(Chart.js "${CHART_JS}" PACKAGE libjs-chart.js LOST "charts in the report (a table replaces them)")
+tessera_outside(GoogleTest "${GTest_FOUND}" PACKAGE libgtest-dev LOST "the tests")
+tessera_outside(ccache "${TESSERA_CCACHE}" PACKAGE ccache LOST "quick builds after a change of branch")

@@ -1,0 +1,11 @@
+# Writes OUTPUT with the git revision of SOURCE, and only if it changed: run at every build by cmake/build_info.cmake.
+execute_process(COMMAND git describe --always --dirty --abbrev=12 --exclude=* WORKING_DIRECTORY ${SOURCE}
+                OUTPUT_VARIABLE revision OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+if(failed)
+  set(revision unknown)
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT [[
+#include "train/build_info.h"
+
+const char* const tessera::train::kRevision = "@revision@";
+]])

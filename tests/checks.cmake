@@ -1,0 +1,39 @@
+# Tests of the tree itself: layers, layout, headers, the README's program, the installed package, planted errors.
+set(root ${PROJECT_SOURCE_DIR})
+find_package(Python3 COMPONENTS Interpreter QUIET)
+
+# tessera_check(<name> <command>...): a test of the label "tree"; exit status 77 means skipped, with the reason printed.
+function(tessera_check name)
+  add_test(NAME tree.${name} COMMAND ${ARGN} WORKING_DIRECTORY ${root})
+  set_tests_properties(tree.${name} PROPERTIES LABELS tree SKIP_RETURN_CODE 77)
+endfunction()
+
+tessera_check(layers ${Python3_EXECUTABLE} tools/check_layers)
+tessera_check(layers_self_test ${Python3_EXECUTABLE} tools/check_layers --self-test)
+tessera_check(format tools/format --check)
+tessera_check(readme_program ${Python3_EXECUTABLE} tools/check_readme)
+
+# Every header of the umbrella compiles by itself, and twice.
+file(STRINGS ${root}/tessera.h lines REGEX "^#include \"")
+set_property(DIRECTORY ${root} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${root}/tessera.h)
+set(units "")
+foreach(line tessera.h ${lines})
+  string(REGEX REPLACE "^#include \"(.*)\".*$" "\\1" header "${line}")
+  string(MAKE_C_IDENTIFIER "${header}" unit)
+  file(CONFIGURE OUTPUT headers/${unit}.cpp CONTENT "#include \"@header@\"\n#include \"@header@\"\n" @ONLY)
+  list(APPEND units ${CMAKE_CURRENT_BINARY_DIR}/headers/${unit}.cpp)
+endforeach()
+add_library(test_headers OBJECT ${units})
+target_link_libraries(test_headers PRIVATE tessera::tessera tessera_warnings)
+target_compile_options(test_headers PRIVATE -O0)
+
+# A program outside the tree, built against an installed one.
+add_test(NAME package COMMAND ${CMAKE_COMMAND}
+  -D BUILD=${CMAKE_BINARY_DIR} -D WORK=${CMAKE_CURRENT_BINARY_DIR}/package -D SOURCE=${CMAKE_CURRENT_SOURCE_DIR}/package
+  -D GENERATOR=${CMAKE_GENERATOR} -D CXX=${CMAKE_CXX_COMPILER} -D SANITIZE=${TESSERA_SANITIZE}
+  -P ${CMAKE_CURRENT_SOURCE_DIR}/package/run.cmake)
+set_tests_properties(package PROPERTIES LABELS package TIMEOUT 300)
+
+# Errors planted into formulas must be caught by the checks of their operator.
+add_test(NAME mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR})
+set_tests_properties(mutants PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS 2)
