@@ -9,8 +9,8 @@
 #include "runtime/device.h"
 #include "tensor/dtype.h"
 
-/// The subcommands. Each adds itself to the parser; its callback stores what to run, so that nothing is touched (no file,
-/// no GPU) before the whole command line has been understood.
+/// The subcommands. Each adds itself to the parser; its callback stores what to run, so that nothing is
+/// touched (no file, no GPU) before the whole command line has been understood.
 
 namespace tessera::cli {
 
@@ -35,7 +35,8 @@ extern const CLI::Validator kFinite;
 /// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
 extern const CLI::Validator kDeviceName;
 
-/// "M=10000,N=1000" to sizes. Throws UsageError on anything else, on a size below 0 and on a name given twice.
+/// "M=10000,N=1000" to sizes. Throws UsageError on anything else, on a size below 0 and on a name given
+/// twice.
 std::map<std::string, int64_t> parse_dims(const std::string& text);
 /// "a,b,c"; no empty parts.
 std::vector<std::string> split_list(const std::string& text, const char* what);

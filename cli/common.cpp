@@ -8,7 +8,8 @@ namespace tessera::cli {
 
 const CLI::Validator kFinite(
     [](std::string& text) {
-      // The option's own conversion has accepted or will refuse the text; here only what is not finite matters.
+      // The option's own conversion has accepted or will refuse the text; here only what is not finite
+      // matters.
       double value = 0;
       const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
       if (code != std::errc{} || end != text.data() + text.size()) return text + " is not a number";
@@ -20,8 +21,9 @@ const CLI::Validator kDeviceName(
     [](std::string& text) {
       const bool indexed = text.starts_with("cuda:") && text.size() > 5 && text.size() <= 8 &&
                            text.find_first_not_of("0123456789", 5) == std::string::npos;
-      return text == "cpu" || text == "cuda" || indexed ? std::string()
-                                                        : "device \"" + text + "\": expected cpu, cuda or cuda:<index>";
+      return text == "cpu" || text == "cuda" || indexed
+                 ? std::string()
+                 : "device \"" + text + "\": expected cpu, cuda or cuda:<index>";
     },
     "DEVICE", "device");
 
@@ -57,7 +59,8 @@ std::map<std::string, int64_t> parse_dims(const std::string& text) {
 std::vector<bool> parse_switches(const std::string& text, const char* what) {
   std::vector<bool> values;
   for (const std::string& part : split_list(text, what)) {
-    if (part != "on" && part != "off") throw UsageError(std::string(what) + ": \"" + part + "\": expected on or off");
+    if (part != "on" && part != "off")
+      throw UsageError(std::string(what) + ": \"" + part + "\": expected on or off");
     values.push_back(part == "on");
   }
   return values;

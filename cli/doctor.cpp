@@ -23,20 +23,25 @@ std::vector<Part> parts() {
   found.push_back({"version", fmt::format("{} ({})", train::kVersion, train::kRevision), "", true});
   found.push_back({"compiler", fmt::format("{} {}", train::kCompiler, train::kCpuFlags), "", true});
   found.push_back({"CUDA toolkit", kCuda ? train::kCudaVersion : "none",
-                   kCuda ? "" : "no GPU kernels: install a CUDA toolkit (12.8 or newer) and build again", kCuda});
+                   kCuda ? "" : "no GPU kernels: install a CUDA toolkit (12.8 or newer) and build again",
+                   kCuda});
   const int gpus = Device::cuda_count();
-  if (kCuda && gpus == 0) found.push_back({"GPU", "none", "no usable GPU or driver on this machine: CPU only", false});
+  if (kCuda && gpus == 0)
+    found.push_back({"GPU", "none", "no usable GPU or driver on this machine: CPU only", false});
   for (int i = 0; i < gpus; ++i) {
     const Device gpu = Device::cuda(i);
     const CardInfo& card = gpu.card();
-    found.push_back({gpu.name(),
-                     fmt::format("{}, sm_{}{}, {} multiprocessors, {}, L2 {}", card.name, card.major, card.minor,
-                                 card.multiprocessors, format_bytes(card.memory_bytes), format_bytes(card.l2_bytes)),
-                     "", true});
-    found.push_back({"  tuning table", fmt::format("{} entries for this card", tuning::entries(card.name)), "", true});
+    found.push_back(
+        {gpu.name(),
+         fmt::format("{}, sm_{}{}, {} multiprocessors, {}, L2 {}", card.name, card.major, card.minor,
+                     card.multiprocessors, format_bytes(card.memory_bytes), format_bytes(card.l2_bytes)),
+         "", true});
+    found.push_back(
+        {"  tuning table", fmt::format("{} entries for this card", tuning::entries(card.name)), "", true});
   }
   const CardInfo& cpu = Device::cpu().card();
-  found.push_back({"CPU", fmt::format("{} threads, {}", cpu.multiprocessors, format_bytes(cpu.memory_bytes)), "", true});
+  found.push_back(
+      {"CPU", fmt::format("{} threads, {}", cpu.multiprocessors, format_bytes(cpu.memory_bytes)), "", true});
   found.push_back({"BLAS", train::kBlas, "", true});
 #if defined(TESSERA_WITH_SQLITE)
   found.push_back({"SQLite", "yes", "", true});
@@ -52,11 +57,14 @@ std::vector<Part> parts() {
   found.push_back({"TensorBoard files", "yes", "", true});
 #else
   found.push_back({"TensorBoard files", "no",
-                   "no events.* files: install libprotobuf-dev and protobuf-compiler and build again", false});
+                   "no events.* files: install libprotobuf-dev and protobuf-compiler and build again",
+                   false});
 #endif
   const bool charts = *train::kChartJs;
-  found.push_back({"Chart.js", charts ? "inlined" : "no",
-                   charts ? "" : "reports show tables instead of charts: install libjs-chart.js and build again", charts});
+  found.push_back(
+      {"Chart.js", charts ? "inlined" : "no",
+       charts ? "" : "reports show tables instead of charts: install libjs-chart.js and build again",
+       charts});
   found.push_back({"operators", std::to_string(ops::all_ops().size()), "", true});
   return found;
 }
@@ -64,7 +72,8 @@ std::vector<Part> parts() {
 }  // namespace
 
 void add_doctor(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("doctor", "Show build, cards and libraries; what is missing and what installs it");
+  auto* command =
+      app.add_subcommand("doctor", "Show build, cards and libraries; what is missing and what installs it");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Machine-readable");
   command->callback([&action, json] {

@@ -14,7 +14,8 @@ void collect_names(const CLI::App& app, std::vector<std::string>& names) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
     for (const std::string& name : option->get_snames()) names.push_back("-" + name);
   }
-  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(sub->get_name());
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(sub->get_name());
 }
 
 /// The innermost subcommand that the line reached: whose flags a misspelt word was meant to be.
@@ -25,7 +26,8 @@ const CLI::App* innermost(const CLI::App& app) {
 }
 
 /// One line: what is wrong, the nearest name, where help is.
-std::string explain(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& words) {
+std::string explain(const CLI::App& app, const CLI::ParseError& error,
+                    const std::vector<std::string>& words) {
   const CLI::App* const at = innermost(app);
   std::vector<std::string> names;
   collect_names(*at, names);
@@ -40,7 +42,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, const std
     const std::string flag = word.substr(0, word.find('='));
     const bool known = std::find(names.begin(), names.end(), flag) != names.end();
     if (known || message.find(flag) == std::string::npos) continue;
-    if (const std::string near = nearest(flag, names); !near.empty()) message += "; did you mean " + near + "?";
+    if (const std::string near = nearest(flag, names); !near.empty())
+      message += "; did you mean " + near + "?";
     break;
   }
   return message + " (see " + command + " --help)";
@@ -48,7 +51,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, const std
 
 int run(int argc, char** argv) {
   CLI::App app{"tessera: train, check and measure deep learning operators and models", "tessera"};
-  app.set_version_flag("--version", std::string("tessera ") + train::kVersion + " (" + train::kRevision + ")");
+  app.set_version_flag("--version",
+                       std::string("tessera ") + train::kVersion + " (" + train::kRevision + ")");
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
   app.option_defaults()->always_capture_default();
@@ -81,4 +85,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace tessera::cli
 
-int main(int argc, char** argv) { return tessera::cli::run(argc, argv); }
+int main(int argc, char** argv) {
+  return tessera::cli::run(argc, argv);
+}

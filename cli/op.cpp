@@ -34,10 +34,13 @@ nlohmann::json describe_op(const ops::OpSpec& op) {
                              {"index", input.index}});
   out["attributes"] = nlohmann::json::array();
   for (const auto& attr : op.attrs)
-    out["attributes"].push_back(
-        {{"name", attr.name}, {"default", attr_json(attr.fallback)}, {"help", attr.help}, {"choices", attr.choices}});
+    out["attributes"].push_back({{"name", attr.name},
+                                 {"default", attr_json(attr.fallback)},
+                                 {"help", attr.help},
+                                 {"choices", attr.choices}});
   for (const auto& output : op.outputs)
-    out["outputs"].push_back({{"name", output.name}, {"shape", output.shape}, {"differentiable", output.differentiable}});
+    out["outputs"].push_back(
+        {{"name", output.name}, {"shape", output.shape}, {"differentiable", output.differentiable}});
   for (const DType dtype : op.cpu_dtypes) out["dtypes"]["cpu"].push_back(name_of(dtype));
   for (const DType dtype : op.cuda_dtypes) out["dtypes"]["cuda"].push_back(name_of(dtype));
   return out;
@@ -63,8 +66,10 @@ int list_ops(bool json) {
                  input.optional ? "  optional" : "");
     for (const auto& attr : op.attrs) {
       std::string choices;
-      for (const std::string& choice : attr.choices) choices += (choices.empty() ? "  one of " : ", ") + choice;
-      fmt::print("  set  {:<14} {}  default {}{}\n", attr.name, attr.help, attr_json(attr.fallback).dump(), choices);
+      for (const std::string& choice : attr.choices)
+        choices += (choices.empty() ? "  one of " : ", ") + choice;
+      fmt::print("  set  {:<14} {}  default {}{}\n", attr.name, attr.help, attr_json(attr.fallback).dump(),
+                 choices);
     }
     for (const auto& output : op.outputs) fmt::print("  out  {:<14} {}\n", output.name, output.shape);
     fmt::print("  dtypes: cpu {}; cuda {}\n", names(op.cpu_dtypes), names(op.cuda_dtypes));
@@ -137,7 +142,8 @@ int run_op(const OpArgs& args) {
   std::vector<Tensor> outputs;
   if (args.grad) {
     for (size_t i = 0; i < inputs.size(); ++i)
-      if (inputs[i].defined() && op.inputs[i].differentiable && !op.inputs[i].index && is_floating(inputs[i].dtype()))
+      if (inputs[i].defined() && op.inputs[i].differentiable && !op.inputs[i].index &&
+          is_floating(inputs[i].dtype()))
         require_grad(inputs[i]);
     Tape tape;
     outputs = op.run(inputs, attrs);
@@ -162,9 +168,9 @@ int run_op(const OpArgs& args) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!requires_grad(inputs[i])) continue;
       const Tensor d_input = grad(inputs[i]);
-      results.emplace_back("d_" + op.inputs[i].name, d_input.defined()
-                                                        ? d_input
-                                                        : Tensor::zeros(inputs[i].shape(), inputs[i].dtype(), device));
+      results.emplace_back(
+          "d_" + op.inputs[i].name,
+          d_input.defined() ? d_input : Tensor::zeros(inputs[i].shape(), inputs[i].dtype(), device));
     }
   } else {
     outputs = op.run(inputs, attrs);
@@ -177,7 +183,8 @@ int run_op(const OpArgs& args) {
 }  // namespace
 
 void add_op(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("op", "List the operators, or run one on tensors from a safetensors file");
+  auto* command =
+      app.add_subcommand("op", "List the operators, or run one on tensors from a safetensors file");
   auto args = std::make_shared<OpArgs>();
   command->add_option("name", args->name, "Operator");
   command->add_flag("--list", args->list, "List every operator: inputs, attributes, outputs, dtypes");
@@ -187,8 +194,10 @@ void add_op(CLI::App& app, Action& action) {
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_flag("--grad", args->grad, "Also run backward");
   command->add_option("--device", args->device, "cpu, cuda or cuda:<index>")->check(kDeviceName);
-  command->add_option("--row", args->row, "Kernel configuration (CUDA); see --list --json")->check(CLI::Range(-1, 1000));
-  command->callback([&action, args] { action = [args] { return args->list ? list_ops(args->json) : run_op(*args); }; });
+  command->add_option("--row", args->row, "Kernel configuration (CUDA); see --list --json")
+      ->check(CLI::Range(-1, 1000));
+  command->callback(
+      [&action, args] { action = [args] { return args->list ? list_ops(args->json) : run_op(*args); }; });
 }
 
 }  // namespace tessera::cli

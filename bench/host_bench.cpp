@@ -1,0 +1,58 @@
+#include "bench/host_bench.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "autograd/tape.h"
+#include "ops/pointwise/pointwise.h"
+#include "train/build_info.h"
+#include "train/run_folder.h"
+
+namespace tessera::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+Record make_record(Device device, int64_t count, const char* mode, std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  Record record;
+  record.op = "host chain";
+  record.shape = {{"count", count}};
+  record.dtype = "f32";
+  record.device = device.name();
+  record.card = device.card().name;
+  record.mode = mode;
+  record.ms = {times.front(), times[times.size() / 2], times.back(), int(times.size())};
+  record.build = train::kRevision;
+  record.time = train::utc_now();
+  return record;
+}
+
+}  // namespace
+
+std::vector<Record> bench_host(Device device, int64_t count) {
+  std::vector<double> forward, backward;
+  for (int repeat = 0; repeat < 7; ++repeat) {
+    Tensor x = Tensor::full({4}, 1.0, DType::f32, device);
+    require_grad(x);
+    Tape tape;
+    device.synchronize();
+    const auto begin = Clock::now();
+    Tensor y = x;
+    for (int64_t i = 0; i < count; ++i) y = ops::scale(y, 1.0001);
+    device.synchronize();
+    const auto middle = Clock::now();
+    const Tensor one = Tensor::full({4}, 1.0, DType::f32, device);
+    tape.backward(std::span(&y, 1), std::span(&one, 1));
+    device.synchronize();
+    forward.push_back(milliseconds(begin, middle));
+    backward.push_back(milliseconds(middle, Clock::now()));
+  }
+  return {make_record(device, count, "fwd", forward), make_record(device, count, "bwd", backward)};
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <vector>
+
+#include "bench/record.h"
+#include "train/tnp_job.h"
+
+namespace tessera::bench {
+
+/// The matrix of a training step: graph on or off, activation checkpointing on or off, precision.
+struct StepBenchOptions {
+  train::TnpJob job;
+  Device device = Device::best();
+  std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
+  std::vector<bool> checkpoint = {false};
+  std::vector<DType> dtypes;  // empty: bf16 on a GPU, f32 on the CPU
+  TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
+};
+
+/// Times forward + backward + AdamW on random data that stays on the device, as the peers do. A configuration
+/// that does not fit into memory throws OutOfMemory.
+std::vector<Record> bench_tnp_step(const StepBenchOptions& options);
+
+}  // namespace tessera::bench

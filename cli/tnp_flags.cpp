@@ -1,0 +1,74 @@
+#include "cli/tnp_flags.h"
+
+#include "runtime/error.h"
+
+namespace tessera::cli {
+
+void TnpFlags::add_to(CLI::App& command, bool training) {
+  const CLI::Range size(int64_t(1), int64_t(1) << 40);
+  models::TnpConfig& model = job_.model;
+  command.add_option("--m", job_.context, "Context points a task")->check(size)->group("Data");
+  command.add_option("--n", job_.targets, "Target points a task")->check(size)->group("Data");
+  command.add_option("--batch-size", job_.batch, "Tasks a step")->check(size)->group("Data");
+  command.add_option("--features", model.features, "Numbers in an x (1 for the Gaussian processes)")
+      ->check(size)
+      ->group("Data");
+  command.add_option("--d-model", model.d_model, "Width")->check(size)->group("Model");
+  command.add_option("--d-ff", model.d_ff, "Hidden width of the MLPs and heads")->check(size)->group("Model");
+  command.add_option("--n-head", model.heads, "Attention heads")->check(size)->group("Model");
+  command.add_option("--layers", model.layers, "Blocks")->check(size)->group("Model");
+  command.add_option("--components", model.components, "Gaussians of the mixture")
+      ->check(size)
+      ->group("Model");
+  command.add_option("--emb-hidden", model.embed_hidden, "Hidden width of the embedder")
+      ->check(size)
+      ->group("Model");
+  command.add_flag("--pre-norm", model.pre_norm, "Norms inside the residual branches")->group("Model");
+  command
+      .add_option("--checkpoint-interval", model.checkpoint_every,
+                  "Activation checkpointing: recompute groups of that many blocks; 0: keep all")
+      ->check(CLI::Range(0, 1 << 20))
+      ->group("Model");
+  command
+      .add_option("--precision", precision_, "Of parameters and activations; gradients and moments are f32")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+      ->group("Model");
+  if (!training) return;
+  const CLI::Range positive(1e-30, 1e30);
+  command.add_option("--prior", job_.prior, "Where tasks come from")
+      ->check(CLI::IsMember({"linear", "rbf", "matern52", "periodic"}))
+      ->group("Data");
+  command.add_option("--seed", job_.seed, "Of parameters and data")->group("Data");
+  command.add_option("--steps", job_.steps, "Training steps")->check(size)->group("Training");
+  command.add_option("--lr", job_.lr, "Peak learning rate")
+      ->check(kFinite)
+      ->check(positive)
+      ->group("Training");
+  command.add_option("--warmup", job_.warmup, "Steps of linear warm-up")
+      ->check(CLI::Range(int64_t(0), int64_t(1) << 40))
+      ->group("Training");
+  command.add_option("--schedule", job_.schedule, "Learning rate after warm-up")
+      ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
+      ->group("Training");
+  command.add_option("--weight-decay", job_.weight_decay, "Decoupled, on matrices only")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1e6))
+      ->group("Training");
+  command.add_option("--clip-norm", job_.clip_norm, "Largest gradient norm; 0: no clipping")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1e30))
+      ->group("Training");
+}
+
+train::TnpJob TnpFlags::job() const {
+  train::TnpJob job = job_;
+  job.model.dtype = parse_dtype(precision_);
+  try {
+    job.validate();
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  return job;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "cli/commands.h"
+#include "train/tnp_job.h"
+
+namespace tessera::cli {
+
+/// The flags that describe a TNP and its data, shared by train, bench step, plan and eval.
+class TnpFlags {
+ public:
+  /// Adds the flags of the model and of the batch; with `training` those of the optimizer and schedule too.
+  void add_to(CLI::App& command, bool training = false);
+  /// The job that the flags say. Throws UsageError for sizes that do not fit each other.
+  train::TnpJob job() const;
+  train::TnpJob& settings() { return job_; }
+
+ private:
+  train::TnpJob job_;
+  std::string precision_ = "f32";
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,217 @@
+#include "models/tnp.h"
+
+#include <cmath>
+
+#include "autograd/checkpoint.h"
+#include "ops/activation/activation.h"
+#include "ops/attention/attention.h"
+#include "ops/gmm_nll/gmm_nll.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/shape/shape.h"
+
+namespace tessera::models {
+
+void TnpConfig::validate() const {
+  const std::pair<const char*, int64_t> sizes[] = {{"features", features},
+                                                   {"d_model", d_model},
+                                                   {"d_ff", d_ff},
+                                                   {"heads", heads},
+                                                   {"layers", layers},
+                                                   {"components", components},
+                                                   {"embed_hidden", embed_hidden}};
+  for (const auto& [name, size] : sizes)
+    check(size >= 1, "tnp: ", name, " is ", size, "; it must be at least 1");
+  check(d_model % heads == 0, "tnp: d_model ", d_model, " is not a multiple of the number of heads ", heads);
+  check(checkpoint_every >= 0, "tnp: checkpoint_every is ", checkpoint_every);
+}
+
+// ---- attention and block ----
+
+TnpAttention::TnpAttention(const TnpConfig& config, Rng& rng, Device device)
+    : q(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
+      k(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
+      v(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
+      out(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
+      heads(config.heads) {}
+
+Tensor TnpAttention::operator()(const Tensor& x, int64_t context) const {
+  const ModuleScope scope("attention");
+  const int64_t d = x.size(-1);
+  // [T, B, d] rows seen as [B, T, H, D]: views, no copies; attention keeps this memory order in what it
+  // returns.
+  const auto by_head = [&](const Tensor& rows) {
+    return ops::transpose(ops::reshape(rows, {rows.size(0), rows.size(1), heads, d / heads}), 0, 1);
+  };
+  const Tensor memory = ops::slice(x, 0, 0, context);
+  const Tensor mixed = ops::attention(by_head(q(x)), by_head(k(memory)), by_head(v(memory)));
+  return out(ops::reshape(ops::transpose(mixed, 0, 1), x.shape()));
+}
+
+TnpBlock::TnpBlock(const TnpConfig& config, Rng& rng, Device device)
+    : attention(config, rng, device),
+      mlp(config.d_model, config.d_ff, ops::Activation::silu, rng, device,
+          {.bias = false, .dtype = config.dtype}),
+      norm1(config.d_model, device, {.bias = false, .dtype = config.dtype}),
+      norm2(config.d_model, device, {.bias = false, .dtype = config.dtype}),
+      pre_norm(config.pre_norm) {}
+
+Tensor TnpBlock::operator()(const Tensor& x, int64_t context) const {
+  if (pre_norm) {
+    const Tensor middle = ops::add(x, attention(norm1(x), context));
+    return ops::add(middle, mlp(norm2(middle)));
+  }
+  const Tensor middle = norm1(ops::add(x, attention(x, context)));
+  return norm2(ops::add(middle, mlp(middle)));
+}
+
+// ---- the model ----
+
+namespace {
+
+nn::LinearOptions plain(const TnpConfig& config) {
+  return {.bias = false, .dtype = config.dtype};
+}
+
+const TnpConfig& validated(const TnpConfig& config) {
+  config.validate();
+  return config;
+}
+
+}  // namespace
+
+Tnp::Tnp(const TnpConfig& given, Rng& rng, Device device)
+    : config(validated(given)),
+      embed_in(config.features + 1, config.embed_hidden, rng, device, plain(config)),
+      embed_out(config.embed_hidden, config.d_model, rng, device, plain(config)),
+      head_in(config.components, config.d_model, config.d_ff, rng, device,
+              {.bias = false, .dtype = config.dtype}),
+      head_out(config.components, config.d_ff, 3, rng, device,
+               {.shared = false, .bias = false, .dtype = config.dtype}) {
+  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
+  if (config.pre_norm)
+    norm.emplace(config.d_model, device, nn::LayerNormOptions{.bias = false, .dtype = config.dtype});
+}
+
+namespace {
+
+void check_batch(const TnpConfig& config, const Tensor& xc, const Tensor& yc, const Tensor& xt) {
+  check(xc.rank() == 3 && xt.rank() == 3 && xc.size(2) == config.features && xt.size(2) == config.features,
+        "tnp: xc is ", describe(xc), " and xt ", describe(xt), "; expected [B, M, ", config.features,
+        "] and [B, N, ", config.features, "]");
+  check(xc.size(0) == xt.size(0), "tnp: ", xc.size(0), " tasks of context, ", xt.size(0), " of targets");
+  check(xc.size(1) >= 1, "tnp: an empty context; at least one point is needed to attend to");
+  check(yc.shape() == Shape({xc.size(0), xc.size(1), 1}), "tnp: yc is ", describe(yc),
+        "; expected [B, M, 1] with xc ", xc.shape());
+}
+
+/// [L, B, F + 1]: context (x, y), then target (x, 0).
+Tensor make_tokens(const TnpConfig& config, const Tensor& xc, const Tensor& yc, const Tensor& xt) {
+  const int64_t context = xc.size(1), targets = xt.size(1), features = config.features;
+  const Tensor tokens =
+      Tensor::empty({context + targets, xc.size(0), features + 1}, config.dtype, xc.device());
+  const Tensor head = tokens.slice(0, 0, context), tail = tokens.slice(0, context, context + targets);
+  head.slice(2, 0, features).copy_from(xc.transpose(0, 1));
+  head.slice(2, features, features + 1).copy_from(yc.transpose(0, 1));
+  tail.slice(2, 0, features).copy_from(xt.transpose(0, 1));
+  tail.slice(2, features, features + 1).fill(0);
+  return tokens;
+}
+
+}  // namespace
+
+Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
+  check_batch(config, xc, yc, xt);
+  const int64_t context = xc.size(1), length = context + xt.size(1);
+  Tensor x;
+  {
+    const ModuleScope scope("embed");
+    x = embed_out(ops::silu(embed_in(make_tokens(config, xc, yc, xt))));
+  }
+  const int64_t group = config.checkpoint_every;
+  for (size_t first = 0; first < blocks.size();) {
+    const size_t last = group > 0 ? std::min(blocks.size(), first + size_t(group)) : first + 1;
+    const auto run = [this, first, last, context](const Tensor& input) {
+      Tensor y = input;
+      for (size_t i = first; i < last; ++i) {
+        const ModuleScope scope("blocks", int64_t(i));
+        y = blocks[i](y, context);
+      }
+      return y;
+    };
+    x = group > 0 ? checkpoint(run, x) : run(x);
+    first = last;
+  }
+  const ModuleScope scope("head");
+  Tensor targets = ops::slice(x, 0, context, length);
+  if (norm) targets = (*norm)(targets);
+  return head_out(ops::silu(head_in(targets)));
+}
+
+Tensor Tnp::loss(const TnpBatch& batch) const {
+  const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
+  return ops::gmm_nll(forward(batch.xc, batch.yc, batch.xt), y.to(config.dtype), ops::Reduction::mean);
+}
+
+Tensor Tnp::point_losses(const TnpBatch& batch) const {
+  const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
+  const Tensor losses =
+      ops::gmm_nll(forward(batch.xc, batch.yc, batch.xt), y.to(config.dtype), ops::Reduction::none);
+  return losses.detach().transpose(0, 1);
+}
+
+// ---- counting ----
+
+TnpFlops count_flops(const TnpConfig& c, int64_t batch, int64_t context, int64_t targets) {
+  const double tokens = double(batch) * double(context + targets), memory = double(batch) * double(context);
+  const double d = double(c.d_model), f = double(c.d_ff), layers = double(c.layers);
+  TnpFlops flops;
+  flops.products = 2 * tokens * double(c.embed_hidden) * (double(c.features + 1) + d) +
+                   layers * (2 * tokens * d * (2 * d + 2 * f) + 2 * memory * d * 2 * d);
+  flops.attention = layers * 4 * tokens * double(context) * d;
+  flops.heads = 2 * double(batch) * double(targets) * double(c.components) * f * (d + 3);
+  return flops;
+}
+
+double TnpFlops::step(bool checkpointed) const {
+  return 3 * (products + heads) + 3.5 * attention + (checkpointed ? products + attention : 0);
+}
+
+int64_t count_parameters(const TnpConfig& c) {
+  const int64_t block = 4 * c.d_model * c.d_model + 2 * c.d_model * c.d_ff + 2 * c.d_model;
+  return (c.features + 1) * c.embed_hidden + c.embed_hidden * c.d_model + c.layers * block +
+         (c.pre_norm ? c.d_model : 0) + c.components * c.d_ff * (c.d_model + 3);
+}
+
+TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_t targets) {
+  const double size = double(size_of(c.dtype)), parameters = double(count_parameters(c));
+  const double tokens = double(batch) * double(context + targets), memory = double(batch) * double(context);
+  const double points = double(batch) * double(targets);
+  const double d = double(row_pitch(c.d_model, c.dtype)), f = double(row_pitch(c.d_ff, c.dtype));
+  const double stats =
+      4 * tokens * double(c.heads + 4);  // log-sum-exp; mean and reciprocal deviation of two norms
+  TnpMemory plan;
+  plan.parameters = parameters * size;
+  plan.gradients = parameters * (c.dtype == DType::f64 ? 8 : 4);
+  plan.optimizer = 2 * plan.gradients + (size_of(c.dtype) == 2 ? 4 * parameters : 0);
+  // One block: its input, q, the attention's result, both sums before a norm, the first norm's result, the
+  // hidden rows before their activation; keys and values.
+  const double block = (6 * tokens * d + tokens * f + 2 * memory * d) * size + stats;
+  const double heads = points * double(c.components) * (2 * f + 4) * size + points * d * size;
+  const double embed =
+      tokens * double(row_pitch(c.features + 1, c.dtype) + 2 * row_pitch(c.embed_hidden, c.dtype)) * size;
+  // Largest temporaries: backward of the MLP holds the activated rows, their gradient and three rows of width
+  // d; the heads hold two hidden gradients.
+  const double in_block = tokens * (2 * f + 3 * d) * size;
+  const double in_heads = points * double(c.components) * 2 * f * size + tokens * d * size;
+  if (c.checkpoint_every > 0) {
+    const double groups = std::ceil(double(c.layers) / double(c.checkpoint_every));
+    plan.saved = groups * tokens * d * size + embed + heads;
+    plan.transient = std::max(in_heads, double(c.checkpoint_every) * block + in_block - heads);
+  } else {
+    plan.saved = double(c.layers) * block + embed + heads;
+    plan.transient = std::max(in_heads, in_block - heads);
+  }
+  return plan;
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "nn/linear.h"
+#include "nn/norm.h"
+#include "runtime/rng.h"
+
+namespace tessera::models {
+
+/// The Transformer Neural Process: from M context points (x, y) and N target positions x of B tasks, a
+/// mixture of K Gaussians for y at every target (Nguyen, Grover: "Transformer Neural Processes",
+/// arXiv:2207.04179; the sizes are those of the throughput study of its rectangular attention).
+///
+///   tokens     context (x, y), target (x, 0): L = M + N tokens of F + 1 numbers
+///   embedder   F+1 -> embed_hidden -> SiLU -> d
+///   blocks     x = LN(x + Attention(x)), x = LN(x + MLP(x)); queries from all L tokens, keys and values from
+///   the first M:
+///              a target sees the context, not itself and no other target; no mask is ever built
+///   heads      K networks d -> d_ff -> SiLU -> 3 on the targets only: (logit_weight, mu, log_sigma)
+///
+/// Without biases; no positional code: the model is invariant to the order of the context. Tokens are kept
+/// token-major, [L, B, d]: the context is then the plain prefix of the rows, the targets the plain suffix,
+/// and no layer copies.
+struct TnpConfig {
+  int64_t features = 10;  // F
+  int64_t d_model = 512;  // d
+  int64_t d_ff = 1365;
+  int64_t heads = 8;  // d_model / heads is the head size, 64
+  int64_t layers = 12;
+  int64_t components = 10;  // K
+  int64_t embed_hidden = 512;
+  bool pre_norm = false;         // x + f(LN(x)) and a last LN, instead of post-norm
+  int64_t checkpoint_every = 0;  // activation checkpointing of groups of that many blocks; 0: none
+  DType dtype = DType::f32;      // of parameters and activations
+
+  void fields(auto&& visit) {
+    visit("features", features), visit("d_model", d_model), visit("d_ff", d_ff), visit("heads", heads);
+    visit("layers", layers), visit("components", components), visit("embed_hidden", embed_hidden);
+    visit("pre_norm", pre_norm), visit("checkpoint_every", checkpoint_every), visit("dtype", dtype);
+  }
+  /// Throws, naming the size, unless a model of these sizes can be built.
+  void validate() const;
+};
+
+struct TnpAttention {
+  TnpAttention(const TnpConfig& config, Rng& rng, Device device);
+  /// x [L, B, d], keys and values from its first `context` tokens -> [L, B, d]
+  Tensor operator()(const Tensor& x, int64_t context) const;
+  void fields(auto&& visit) { visit("q", q), visit("k", k), visit("v", v), visit("out", out); }
+
+  nn::Linear q, k, v, out;
+  int64_t heads;
+};
+
+struct TnpBlock {
+  TnpBlock(const TnpConfig& config, Rng& rng, Device device);
+  Tensor operator()(const Tensor& x, int64_t context) const;
+  void fields(auto&& visit) {
+    visit("attention", attention), visit("mlp", mlp), visit("norm1", norm1), visit("norm2", norm2);
+  }
+
+  TnpAttention attention;
+  nn::Mlp mlp;
+  nn::LayerNorm norm1, norm2;
+  bool pre_norm;
+};
+
+/// One batch of tasks. f32 or the model's dtype for inputs; targets f32.
+struct TnpBatch {
+  Tensor xc, yc;  // [B, M, F], [B, M, 1]
+  Tensor xt, yt;  // [B, N, F], [B, N, 1]
+};
+
+struct Tnp {
+  Tnp(const TnpConfig& config, Rng& rng, Device device);
+  /// Mixture parameters [N, B, K, 3], token-major.
+  Tensor forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const;
+  /// Mean negative log-likelihood of the targets, nats per point.
+  Tensor loss(const TnpBatch& batch) const;
+  /// Of each target: [B, N]. For evaluation, without a tape.
+  Tensor point_losses(const TnpBatch& batch) const;
+  void fields(auto&& visit) {
+    visit("embed_in", embed_in), visit("embed_out", embed_out), visit("blocks", blocks), visit("norm", norm);
+    visit("head_in", head_in), visit("head_out", head_out);
+  }
+
+  TnpConfig config;
+  nn::Linear embed_in, embed_out;
+  std::vector<TnpBlock> blocks;
+  std::optional<nn::LayerNorm> norm;  // pre-norm only
+  nn::GroupedLinear head_in, head_out;
+};
+
+/// Floating-point operations of one forward pass on B tasks (a multiply-add is two); a training step is three
+/// times the products' share and 3.5 times the attention's, and with checkpointing one forward pass of the
+/// blocks more.
+struct TnpFlops {
+  double products = 0, attention = 0, heads = 0;
+  double forward() const { return products + attention + heads; }
+  double step(bool checkpointed) const;
+};
+TnpFlops count_flops(const TnpConfig& config, int64_t batch, int64_t context, int64_t targets);
+
+/// Bytes of a training step, by kind: what `tessera plan` prints. AdamW with f32 gradients, moments and, for
+/// 16-bit parameters, masters.
+struct TnpMemory {
+  double parameters = 0, gradients = 0, optimizer = 0;
+  double saved = 0;      // activations kept for backward
+  double transient = 0;  // the largest set of temporaries at one time
+  double total() const { return parameters + gradients + optimizer + saved + transient; }
+};
+TnpMemory plan_memory(const TnpConfig& config, int64_t batch, int64_t context, int64_t targets);
+int64_t count_parameters(const TnpConfig& config);
+
+}  // namespace tessera::models

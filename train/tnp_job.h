@@ -1,0 +1,95 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "datasets/loader.h"
+#include "datasets/prior.h"
+#include "models/tnp.h"
+#include "optim/adamw.h"
+#include "optim/schedule.h"
+#include "train/trainer.h"
+
+/// The main job: a Transformer Neural Process trained on a synthetic prior.
+
+namespace tessera::train {
+
+/// What a run of `tessera train tnp` is, but for where it runs and what it logs. Two jobs with equal fields
+/// and steps give bitwise equal curves on one device.
+struct TnpJob {
+  models::TnpConfig model;
+  std::string prior = "linear";  // linear, rbf, matern52, periodic
+  int64_t context = 64;          // M
+  int64_t targets = 64;          // N
+  int64_t batch = 16;            // tasks a step
+  double lr = 1e-3, weight_decay = 0.01, clip_norm = 1.0;
+  std::string schedule = "cosine";  // constant, linear, cosine, wsd
+  int64_t steps = 1000, warmup = 100;
+  uint64_t seed = 0;
+
+  void fields(auto&& visit) {
+    visit("model", model), visit("prior", prior), visit("context", context), visit("targets", targets);
+    visit("batch", batch), visit("lr", lr), visit("weight_decay", weight_decay),
+        visit("clip_norm", clip_norm);
+    visit("schedule", schedule), visit("steps", steps), visit("warmup", warmup), visit("seed", seed);
+  }
+  /// Throws, naming the setting.
+  void validate() const;
+};
+
+nlohmann::json to_json(const TnpJob& job);
+/// Throws, naming the key that is missing, unknown or of a wrong type.
+TnpJob tnp_job_from_json(const nlohmann::json& json);
+
+optim::Schedule make_schedule(const TnpJob& job);
+/// The prior's parameters as a dataset of batches; seeds of training and evaluation never meet.
+datasets::Prior make_prior(const TnpJob& job);
+
+/// Model, optimizer and the fixed tensors of one batch on a device.
+class TnpSession {
+ public:
+  TnpSession(const TnpJob& job, Device device);
+  const TnpJob& job() const { return job_; }
+  Device device() const { return device_; }
+  models::Tnp& model() { return model_; }
+  optim::AdamW& optimizer() { return optimizer_; }
+
+  /// Copies a batch from the host into the tensors that loss() reads.
+  void load(const datasets::RegressionBatch& batch);
+  Tensor loss() const { return model_.loss(batch_); }
+
+  /// All of the state that continues the curve, the step included.
+  void save(const std::filesystem::path& file, int64_t step);
+  /// Returns the step. All or nothing: on an error nothing has changed.
+  int64_t restore(const std::filesystem::path& file);
+
+ private:
+  TnpJob job_;
+  Device device_;
+  Rng rng_;
+  models::Tnp model_;
+  optim::AdamW optimizer_;
+  models::TnpBatch batch_;
+};
+
+/// How the trained model compares to the best that any model could do, on fresh tasks of the prior.
+struct TnpEvaluation {
+  int64_t tasks = 0, points = 0;
+  double nll = 0;                 // of the model, nats per point
+  double optimal_nll = 0;         // of the exact posterior predictive
+  double gap = 0, gap_error = 0;  // mean difference and its standard error over tasks
+};
+TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device device, int64_t tasks,
+                           int64_t batch);
+
+/// The page of a run: settings, loss curve, evaluation, and for one-dimensional priors the predictive density
+/// of the mixture beside the exact posterior's.
+void write_tnp_report(const RunFolder& run, TnpSession& session, const TrainResult& result);
+
+/// The largest batch whose training step fits on the device: doubles until a step runs out of memory, then
+/// bisects.
+int64_t find_max_batch(const TnpJob& job, Device device, int64_t most = int64_t(1) << 20);
+
+}  // namespace tessera::train

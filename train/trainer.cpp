@@ -1,0 +1,162 @@
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "runtime/allocator.h"
+#include "runtime/capture.h"
+#include "train/interrupt.h"
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + ptrdiff_t(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+/// What happened since the last logged step.
+struct Interval {
+  Clock::time_point start = Clock::now();
+  int64_t steps = 0;
+  double waited = 0;  // for data
+};
+
+}  // namespace
+
+TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFolder& run, Device device,
+                         const TrainerOptions& options, int64_t first_step, Progress& progress) {
+  const InterruptGuard interrupts;
+  TrainResult result;
+  result.step = first_step;
+  const Tensor loss_value = Tensor::zeros({}, DType::f32, device);
+
+  const auto micro_step = [&] {
+    const MemoryTag tag("activations");
+    Tape tape({.check_finite = options.check_finite});
+    const Tensor loss = task.loss();
+    loss_value.copy_from(loss.detach());
+    tape.backward(loss);
+  };
+  // With one micro-batch the whole step is one graph: forward, backward and update.
+  const bool whole = options.accumulate == 1;
+  const auto update = [&] {
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  const auto body = [&] {
+    micro_step();
+    if (whole) update();
+  };
+  Captured captured(device, body);
+  const bool graph = options.graph && !options.check_finite && device.is_cuda();
+
+  Interval interval;
+  std::vector<double> step_seconds;
+  int skipped_in_a_row = 0;
+  double evaluation_seconds = 0;
+  const Clock::time_point begun = Clock::now();
+  optimizer.zero_grad();
+
+  const auto save = [&](int64_t step) {
+    device.synchronize();
+    char name[32];
+    std::snprintf(name, sizeof name, "step-%06lld.safetensors", static_cast<long long>(step));
+    task.save(run.checkpoints() / name, step);
+  };
+
+  for (int64_t step = first_step; step < options.steps; ++step) {
+    optimizer.set_lr(options.schedule.at(step));
+    for (int micro = 0; micro < options.accumulate; ++micro) {
+      interval.waited += task.load(step * options.accumulate + micro);
+      if (graph) {
+        captured();
+      } else {
+        body();
+      }
+    }
+    if (!whole) update();
+    interval.steps += 1;
+    result.step = step + 1;
+
+    const bool last = step + 1 == options.steps;
+    const int signal = InterruptGuard::signal_received();
+    const bool stop = signal != 0 && !last;
+    const bool evaluate =
+        task.evaluate && (last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0));
+    const bool log = step == first_step || last || stop || evaluate || (step + 1) % options.log_every == 0;
+    if (log) {
+      const double loss = loss_value.item<double>();  // waits for the device
+      const double norm = optimizer.grad_norm();
+      const double elapsed = seconds_since(interval.start);
+      result.loss = loss;
+      skipped_in_a_row = std::isfinite(norm) ? 0 : skipped_in_a_row + int(interval.steps);
+      const double per_step = elapsed / double(interval.steps);
+      if (step > first_step + 1) step_seconds.push_back(per_step);  // the first is eager, the second captures
+      const AllocatorStats memory = device.allocator().stats();
+      StepRecord record{step + 1,
+                        {{"loss", loss},
+                         {"lr", options.schedule.at(step)},
+                         {"grad_norm", norm},
+                         {"ms_per_step", per_step * 1e3},
+                         {"tokens_per_s", task.tokens_per_step / per_step},
+                         {"data_wait", interval.waited / std::max(elapsed, 1e-9)},
+                         {"memory_gib", double(memory.allocated) / double(1 << 30)},
+                         {"peak_gib", double(memory.reserved_peak) / double(1 << 30)}}};
+      if (options.ceiling_tflops > 0)
+        record.values["flop_share"] = task.flops_per_step / per_step / options.ceiling_tflops / 1e12;
+      if (evaluate) {
+        const Clock::time_point evaluation_start = Clock::now();
+        const NoTape off;
+        result.evaluation = task.evaluate();
+        for (const auto& [name, value] : result.evaluation) record.values[name] = value;
+        evaluation_seconds += seconds_since(evaluation_start);
+      }
+      run.append(record);
+      progress.show({.step = step + 1,
+                     .steps = options.steps,
+                     .loss = loss,
+                     .lr = options.schedule.at(step),
+                     .grad_norm = norm,
+                     .tokens_per_s = record.values["tokens_per_s"],
+                     .ms_per_step = per_step * 1e3,
+                     .memory_gib = record.values["memory_gib"],
+                     .peak_gib = record.values["peak_gib"],
+                     .data_wait = record.values["data_wait"],
+                     .flop_share = options.ceiling_tflops > 0 ? record.values["flop_share"] : -1});
+      check(skipped_in_a_row < options.most_skips, "training: the gradient norm was not finite for ",
+            skipped_in_a_row, " steps up to step ", step + 1,
+            "; the weights were left as they were. The newest checkpoint is in ", run.checkpoints().string(),
+            "; try a lower learning rate, or --check-finite to find the operator");
+      interval = Interval{};
+    }
+    if (last || stop || (options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0)) {
+      save(step + 1);
+      interval.start = Clock::now();
+      interval.steps = 0;
+      interval.waited = 0;
+    }
+    if (stop) {
+      result.outcome = Outcome::interrupted;
+      break;
+    }
+  }
+  progress.finish();
+  result.seconds = seconds_since(begun) - evaluation_seconds;
+  result.ms_per_step = median(step_seconds) * 1e3;
+  result.tokens_per_s = result.ms_per_step > 0 ? task.tokens_per_step / result.ms_per_step * 1e3 : 0;
+  return result;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "optim/adamw.h"
+#include "optim/schedule.h"
+#include "train/progress.h"
+#include "train/run_folder.h"
+
+namespace tessera::train {
+
+/// What is trained, as the trainer sees it.
+struct Task {
+  /// Brings the batch of that step (counted from 0) into the tensors that `loss` reads; returns the seconds
+  /// that it waited for data. Not captured: the addresses must stay the same.
+  std::function<double(int64_t step)> load;
+  /// The forward pass, recorded on the trainer's tape; the loss has one element.
+  std::function<Tensor()> loss;
+  /// Named values of the model as it stands ("eval_nll", ...); runs without a tape. May be empty.
+  std::function<std::map<std::string, double>()> evaluate;
+  /// Saves everything that continues the curve (model, optimizer, random state, step) and loads it again.
+  std::function<void(const std::filesystem::path& file, int64_t step)> save;
+  double tokens_per_step = 0;
+  double flops_per_step = 0;
+};
+
+struct TrainerOptions {
+  int64_t steps = 1000;
+  int64_t log_every = 10;  // steps between lines of metrics.jsonl; the first and the last are always there
+  int64_t eval_every = 0;  // 0: only at the end
+  int64_t checkpoint_every = 0;  // 0: only at the end
+  int keep = 3;                  // checkpoints
+  bool graph = true;             // capture the step on a GPU
+  bool check_finite = false;     // TapeOptions::check_finite; turns the graph off
+  int accumulate = 1;            // micro-batches a step: load and loss run that often
+  int most_skips = 5;            // steps in a row without a finite gradient norm before the run stops
+  double ceiling_tflops = 0;     // denominator of the FLOP share; 0: not shown
+  optim::Schedule schedule;
+};
+
+enum class Outcome { finished, interrupted };
+
+struct TrainResult {
+  Outcome outcome = Outcome::finished;
+  int64_t step = 0;                          // steps done
+  double loss = 0;                           // the last one logged
+  double seconds = 0;                        // in steps; evaluation and saving apart
+  double tokens_per_s = 0, ms_per_step = 0;  // median of the logged intervals
+  std::map<std::string, double> evaluation;  // the last one
+};
+
+/// Runs steps [first_step, options.steps): load, forward, backward, update; logs, evaluates, saves. SIGINT
+/// and SIGTERM end it after the step under way, with a checkpoint. A gradient norm that is not finite leaves
+/// the weights as they are; after `most_skips` such steps in a row it throws, and no checkpoint is written of
+/// that state.
+TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFolder& run, Device device,
+                         const TrainerOptions& options, int64_t first_step, Progress& progress);
+
+}  // namespace tessera::train
