@@ -1,0 +1,177 @@
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include "io/file.h"
+#include "io/syscall.h"
+
+namespace tessera::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string folder_of(const std::string& path) {
+  const fs::path folder = fs::path(path).parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+/// ".name.tmp-<process>-<number>", the one form that remove_stale_temporaries touches.
+bool is_temporary_name(const std::string& name) {
+  const size_t mark = name.rfind(".tmp-");
+  if (name.empty() || name[0] != '.' || mark == std::string::npos) return false;
+  const std::string numbers = name.substr(mark + 5);
+  const size_t dash = numbers.find('-');
+  return dash != std::string::npos && dash > 0 && dash + 1 < numbers.size() &&
+         numbers.find_first_not_of("0123456789") == dash &&
+         numbers.find_first_not_of("0123456789", dash + 1) == std::string::npos;
+}
+
+/// Makes the names in a folder durable. 0 or errno.
+int flush_folder(const std::string& folder) {
+  FileCalls& calls = file_calls();
+  const int file = retry([&] { return calls.open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
+  if (file < 0) return errno;
+  const int result = retry([&] { return calls.fsync(file); });
+  const int error = result < 0 ? errno : 0;
+  calls.close(file);
+  return error == EINVAL ? 0 : error;  // EINVAL: a file system that keeps names durable by itself
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(std::string path, uint64_t bytes)
+    : path_(std::move(path)), folder_(folder_of(path_)), bytes_(bytes) {
+  const std::string name = fs::path(path_).filename().string();
+  std::error_code error;
+  check(!name.empty() && name != "." && name != ".." && !fs::is_directory(path_, error), "write: ", path_,
+        " is a directory; name a file in it");
+  check(fs::is_directory(folder_, error), "write: there is no folder ", folder_, " for ", path_,
+        "; create it first");
+  if (file_calls().free_bytes(folder_.c_str()) < bytes_) fail("not enough room", ENOSPC);
+
+  static std::atomic<uint64_t> number{0};
+  for (;;) {
+    temporary_ = (fs::path(folder_) / ("." + name + ".tmp-" + std::to_string(::getpid()) + "-" +
+                                       std::to_string(number.fetch_add(1))))
+                     .string();
+    constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    file_ = retry([&] { return file_calls().open(temporary_.c_str(), kFlags, 0666); });
+    if (file_ < 0 && errno == EEXIST) continue;  // left by a killed process that had our number
+    if (file_ < 0) fail("cannot create a temporary file", errno);
+    // The lock says that the writer lives. Somebody who cleaned up before we had it has removed the file.
+    struct stat info {};
+    const bool locked =
+        retry([&] { return ::flock(file_, LOCK_EX); }) == 0 || errno == ENOLCK || errno == ENOTSUP;
+    if (locked && ::fstat(file_, &info) == 0 && info.st_nlink > 0) return;
+    discard();
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  discard();
+}
+
+void AtomicFile::discard() noexcept {
+  if (file_ < 0) return;
+  retry([&] { return file_calls().unlink(temporary_.c_str()); });
+  file_calls().close(std::exchange(file_, -1));
+}
+
+void AtomicFile::fail(const char* what, int error) const {
+  const uint64_t free = file_calls().free_bytes(folder_.c_str());
+  const std::string room =
+      free == std::numeric_limits<uint64_t>::max() ? "an unknown number of" : std::to_string(free);
+  const bool is_full = error == ENOSPC || error == EDQUOT;
+  fail_at(Site::here(), "write: ", path_, ": ", what, ": ", text_of(error), "; ", bytes_,
+          " bytes are needed, ", written_, " were written, ", room, " are free in ", folder_,
+          is_full ? " (a quota may allow fewer); make room and save again" : "; check the disk",
+          "; what had that name before is untouched");
+}
+
+void AtomicFile::put(uint64_t offset, const char* data, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t put = retry([&] {
+      return file_calls().pwrite(file_, data + done, std::min(bytes - done, kLargestCall),
+                                 off_t(offset + done));
+    });
+    if (put <= 0) {
+      const int error = put < 0 ? errno : ENOSPC;  // a call that writes nothing would do so for ever
+      discard();
+      fail("cannot write", error);
+    }
+    done += size_t(put);
+  }
+}
+
+void AtomicFile::write(const void* data, size_t bytes) {
+  put(written_, static_cast<const char*>(data), bytes);
+  written_ += bytes;
+}
+
+void AtomicFile::rewrite(uint64_t offset, std::string_view data) {
+  check(offset <= written_ && data.size() <= written_ - offset, "write: ", path_, ": ", data.size(),
+        " bytes at offset ", offset, " are not all among the ", written_, " written");
+  put(offset, data.data(), data.size());
+}
+
+void AtomicFile::publish() {
+  check(file_ >= 0, "write: ", path_, ": published or given up already");
+  check(written_ == bytes_, "write: ", path_, ": ", written_, " bytes were written, ", bytes_, " announced");
+  // A failed fsync is final: the kernel has dropped the pages, so a second one would lie.
+  const bool flushed = retry([&] { return file_calls().fsync(file_); }) == 0;
+  if (!flushed || retry([&] { return file_calls().rename(temporary_.c_str(), path_.c_str()); }) != 0) {
+    const int error = errno;
+    discard();
+    fail(flushed ? "cannot rename the temporary file" : "cannot flush to the disk", error);
+  }
+  file_calls().close(std::exchange(file_, -1));
+  const int error = flush_folder(folder_);
+  check(error == 0, "write: ", path_, " is written, but the folder ", folder_,
+        " could not be flushed to the disk: ", text_of(error), "; the file may be lost in a power failure");
+}
+
+void write_file(const std::string& path, std::string_view content) {
+  AtomicFile file(path, content.size());
+  file.write(content);
+  file.publish();
+}
+
+void make_folder(const std::string& path) {
+  if (path.empty() || fs::is_directory(path)) return;
+  make_folder(fs::path(path).parent_path().string());
+  std::error_code error;
+  fs::create_directory(path, error);
+  check(fs::is_directory(path), "write: cannot create the folder ", path, ": ",
+        error ? error.message() : "a file has that name");
+  const int flushed = flush_folder(folder_of(path));
+  check(flushed == 0, "write: cannot flush the folder of ", path, ": ", text_of(flushed));
+}
+
+std::vector<std::string> remove_stale_temporaries(const std::string& folder) {
+  std::vector<std::string> removed;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (!is_temporary_name(name) || entry->symlink_status(ignored).type() != fs::file_type::regular) continue;
+    const std::string path = entry->path().string();
+    const int file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) continue;
+    if (::flock(file, LOCK_EX | LOCK_NB) == 0 && file_calls().unlink(path.c_str()) == 0)
+      removed.push_back(name);
+    ::close(file);
+  }
+  std::sort(removed.begin(), removed.end());
+  return removed;
+}
+
+}  // namespace tessera::io

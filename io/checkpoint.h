@@ -1,0 +1,116 @@
+#pragma once
+
+#include <charconv>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "io/safetensors.h"
+#include "tensor/fields.h"
+
+/// Checkpoints: the state of a computation in one file that is whole or refused.
+///
+///   io::save("run/step.safetensors", io::named("model", model), io::named("step", step), io::named("rng",
+///   rng)); io::load("run/step.safetensors", io::named("model", model), io::named("step", step),
+///   io::named("rng", rng));
+///
+/// The file is safetensors; any reader of that format reads its tensors. Its metadata holds, a name each, the
+/// scalars
+/// ("step": "i64 1200", "rng": "rng 42 7") and the XXH3-128 checksum of each tensor's bytes ("model.weight":
+/// "xxh3 <32 hex digits>"), and "tessera.checksum", the XXH3-128 of the eight length bytes and the header
+/// with its own digits as zeros. So every byte of the file is covered. Checksums find damage, not malice.
+///
+/// Loading reads and verifies the whole file, then compares every name, dtype and shape with what is to be
+/// loaded, and only then changes anything: it throws and leaves all as it was, or loads all. It needs host
+/// memory of the file's size.
+
+namespace tessera::io {
+
+/// A thing to save or load, with the name its fields begin with.
+template <class T>
+struct Named {
+  std::string name;
+  T object;
+};
+template <class T>
+Named<T> named(std::string name, T&& object) {
+  return {std::move(name), std::forward<T>(object)};
+}
+
+class Checkpoint {
+ public:
+  /// A scalar as it is written: "i64", "u64", "f32", "f64", "bool", "string" or "rng", and its text, which
+  /// gives back the same value exactly.
+  struct Scalar {
+    std::string type, text;
+    bool operator==(const Scalar&) const = default;
+  };
+  using Value = std::variant<Tensor, Scalar>;
+
+  /// Adds a leaf, or every field below a struct or container. Undefined tensors are left out. Tensors are
+  /// shared, not copied: save before changing them. Throws if the name is taken or begins with "tessera.".
+  template <class T>
+  Checkpoint& add(const std::string& name, const T& thing) {
+    for_each_field(
+        thing, [&](const std::string& field, const auto& leaf) { put(field, encode(leaf)); }, name);
+    return *this;
+  }
+  /// All of `things`: named ones under their names, a single unnamed one under its fields' own names ("value"
+  /// if it is a leaf), several unnamed ones under their positions "0", "1", ...
+  template <class... Things>
+  static Checkpoint of(Things&&... things);
+
+  /// Writes the file as AtomicFile does. Tensors of any layout and device.
+  void save(const std::string& path) const;
+  /// Reads and verifies everything; tensors are packed, on the CPU. Throws, naming file, tensor and offset.
+  static Checkpoint read(const std::string& path) { return read(InputFile(path), true); }
+  static Checkpoint read(InputFile file) { return read(std::move(file), true); }
+  /// Verifies everything that read() does and keeps no tensor: host memory of the largest tensor is enough.
+  static void verify(const std::string& path) { read(InputFile(path), false); }
+
+  /// Puts the values back into things given as to of(). Throws, with a table of all names that are missing,
+  /// unexpected, or of another type or shape, before anything is changed.
+  template <class... Things>
+  void restore(Things&&... things) const;
+
+  const std::map<std::string, Value>& values() const { return values_; }
+  /// Null if there is none.
+  const Value* find(const std::string& name) const;
+  /// One value. Throws if there is none or it is of another type.
+  template <Leaf T>
+  T get(const std::string& name) const;
+
+  /// Where it was read from; for messages.
+  const std::string& path() const { return path_; }
+
+ private:
+  struct Mismatch {
+    std::string name, stored, wanted;
+  };
+  static Checkpoint read(InputFile file, bool keep);
+  void put(const std::string& name, Value value);
+  [[noreturn]] void refuse(std::vector<Mismatch> mismatches) const;
+
+  /// Calls f(prefix, thing) for each.
+  template <class F, class... Things>
+  static void for_each_thing(F&& f, Things&&... things);
+
+  std::string path_;
+  std::map<std::string, Value> values_;
+};
+
+template <class... Things>
+void save(const std::string& path, Things&&... things) {
+  Checkpoint::of(things...).save(path);
+}
+template <class... Things>
+void load(const std::string& path, Things&&... things) {
+  Checkpoint::read(path).restore(things...);
+}
+
+}  // namespace tessera::io
+
+#include "io/checkpoint_leaf.h"

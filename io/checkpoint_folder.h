@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+
+namespace tessera::io {
+
+/// A folder of checkpoints "step-000123.safetensors", of which the newest are kept. One process writes to it.
+class CheckpointFolder {
+ public:
+  /// Creates the folder, and removes temporaries that killed saves left. `keep` is at least 1.
+  explicit CheckpointFolder(std::string path, int keep = 3);
+
+  const std::string& path() const { return path_; }
+  std::string file_of(int64_t step) const;
+  /// The steps that have a file, newest first; not verified.
+  std::vector<int64_t> steps() const;
+
+  /// Saves, reads the file back and verifies it, and only then removes what is older than the `keep` newest
+  /// up to this step. Files of later steps stay: they belong to a run that was left. Returns the file's path.
+  template <class... Things>
+  std::string save(int64_t step, Things&&... things) {
+    return save(step, Checkpoint::of(things...));
+  }
+  std::string save(int64_t step, const Checkpoint& checkpoint);
+
+  struct Latest {
+    std::optional<int64_t> step;  // none: the folder holds no checkpoint at all
+    std::string file;
+    std::vector<std::string> warnings;  // for the caller to print: newer ones that were passed over, and why
+  };
+  /// The newest checkpoint that verifies. Throws if there are some and none does: to start from scratch is a
+  /// decision, not a fallback.
+  Latest latest() const;
+
+ private:
+  std::string path_;
+  int keep_;
+};
+
+}  // namespace tessera::io

@@ -1,0 +1,223 @@
+#pragma once
+
+#include "io/checkpoint.h"
+
+/// How a leaf becomes a value of a checkpoint and back. Included by io/checkpoint.h.
+
+namespace tessera::io {
+namespace leaf {
+
+template <class T>
+inline constexpr bool kIsNamed = false;
+template <class T>
+inline constexpr bool kIsNamed<Named<T>> = true;
+
+/// A vector of numbers is stored as a tensor of rank 1: in its own dtype if there is one, else (the other
+/// integers) as i64 with the same bits.
+template <class T>
+constexpr bool has_dtype =
+    std::is_same_v<T, double> || std::is_same_v<T, float> || std::is_same_v<T, int64_t> ||
+    std::is_same_v<T, int32_t> || std::is_same_v<T, uint8_t>;
+template <class T>
+using Stored = std::conditional_t<has_dtype<T>, T, int64_t>;
+
+template <class T>
+constexpr const char* scalar_type() {
+  if constexpr (std::is_same_v<T, bool>)
+    return "bool";
+  else if constexpr (std::is_same_v<T, float>)
+    return "f32";
+  else if constexpr (std::is_same_v<T, double>)
+    return "f64";
+  else if constexpr (std::is_enum_v<T>)
+    return scalar_type<std::underlying_type_t<T>>();
+  else if constexpr (std::is_integral_v<T>)
+    return std::is_signed_v<T> ? "i64" : "u64";
+  else if constexpr (std::is_same_v<T, std::string>)
+    return "string";
+  else
+    return "rng";
+}
+
+/// The shortest text that reads back as the same number; bool as 0 or 1.
+template <class T>
+std::string text_of(T value) {
+  char digits[64];
+  const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+  return std::string(digits, end);
+}
+
+/// False unless the text is one number of the type and nothing else.
+template <class T>
+bool parse(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+bool parse_rng(std::string_view text, Rng::State& state);
+
+template <class T>
+bool parse_scalar(const std::string& text, T& value) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    value = text;
+    return true;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    value = text == "1";
+    return text == "1" || text == "0";
+  } else if constexpr (std::is_enum_v<T>) {
+    std::underlying_type_t<T> number{};
+    const bool fits = parse_scalar(text, number);
+    value = T(number);
+    return fits;
+  } else if constexpr (std::is_integral_v<T>) {
+    std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t> wide = 0;
+    const bool fits = parse(text, wide) && decltype(wide)(T(wide)) == wide;
+    value = T(wide);
+    return fits;
+  } else {
+    return parse(text, value);
+  }
+}
+
+/// "f32[2, 3]", "i64".
+std::string describe(const Checkpoint::Value& value);
+
+}  // namespace leaf
+
+template <class T>
+Checkpoint::Value encode(const T& value) {
+  static_assert(!std::is_same_v<T, long double>, "checkpoint: a long double has no portable text");
+  if constexpr (std::is_same_v<T, Tensor>) {
+    return value;
+  } else if constexpr (fields_detail::kIsNumbers<T>) {
+    using Stored = leaf::Stored<typename T::value_type>;
+    return Tensor::from(std::vector<Stored>(value.begin(), value.end()), {int64_t(value.size())});
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return Checkpoint::Scalar{"string", value};
+  } else if constexpr (std::is_same_v<T, Rng>) {
+    const Rng::State state = value.state();
+    return Checkpoint::Scalar{"rng", leaf::text_of(state.seed) + ' ' + leaf::text_of(state.offset)};
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return Checkpoint::Scalar{"bool", value ? "1" : "0"};
+  } else if constexpr (std::is_enum_v<T>) {
+    return encode(static_cast<std::underlying_type_t<T>>(value));
+  } else if constexpr (std::is_integral_v<T>) {
+    using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+    return Checkpoint::Scalar{leaf::scalar_type<T>(), leaf::text_of(Wide(value))};
+  } else {
+    return Checkpoint::Scalar{leaf::scalar_type<T>(), leaf::text_of(value)};
+  }
+}
+
+/// What a leaf wants to find in a checkpoint: "f32[2, 3]", "i64[any]", "rng".
+template <class T>
+std::string wanted(const T& value) {
+  if constexpr (std::is_same_v<T, Tensor>)
+    return value.defined() ? leaf::describe(value) : "nothing (the tensor is undefined)";
+  else if constexpr (fields_detail::kIsNumbers<T>)
+    return std::string(name_of(dtype_of<leaf::Stored<typename T::value_type>>)) + "[any]";
+  else
+    return leaf::scalar_type<T>();
+}
+
+/// Whether the leaf can take the stored value; if `assign`, it does.
+template <class T>
+bool decode(const Checkpoint::Value& stored, T& value, bool assign) {
+  const auto* const tensor = std::get_if<Tensor>(&stored);
+  const auto* const scalar = std::get_if<Checkpoint::Scalar>(&stored);
+  if constexpr (std::is_same_v<T, Tensor>) {
+    if (!tensor || !value.defined() || tensor->dtype() != value.dtype() || tensor->shape() != value.shape())
+      return false;
+    if (assign) value.copy_from(*tensor);
+    return true;
+  } else if constexpr (fields_detail::kIsNumbers<T>) {
+    using Stored = leaf::Stored<typename T::value_type>;
+    if (!tensor || tensor->dtype() != dtype_of<Stored> || tensor->rank() != 1) return false;
+    const std::vector<Stored> numbers = tensor->to_vector<Stored>();
+    for (const Stored number : numbers)
+      if constexpr (std::is_integral_v<Stored>)
+        if (Stored(typename T::value_type(number)) != number) return false;
+    if (assign) value.assign(numbers.begin(), numbers.end());
+    return true;
+  } else {
+    if (!scalar || scalar->type != leaf::scalar_type<T>()) return false;
+    if constexpr (std::is_same_v<T, Rng>) {
+      Rng::State state;
+      if (!leaf::parse_rng(scalar->text, state)) return false;
+      if (assign) value.set_state(state);
+    } else {
+      T parsed{};
+      if (!leaf::parse_scalar(scalar->text, parsed)) return false;
+      if (assign) value = std::move(parsed);
+    }
+    return true;
+  }
+}
+
+template <class F, class... Things>
+void Checkpoint::for_each_thing(F&& f, Things&&... things) {
+  const auto plain_name = [](size_t index, bool is_leaf) -> std::string {
+    return sizeof...(Things) > 1 ? std::to_string(index) : is_leaf ? "value" : "";
+  };
+  size_t index = 0;
+  const auto one = [&](auto& thing) {
+    using Thing = std::remove_cvref_t<decltype(thing)>;
+    if constexpr (leaf::kIsNamed<Thing>)
+      f(thing.name, thing.object);
+    else
+      f(plain_name(index, Leaf<Thing>), thing);
+    ++index;
+  };
+  (one(things), ...);
+}
+
+template <class... Things>
+Checkpoint Checkpoint::of(Things&&... things) {
+  Checkpoint checkpoint;
+  for_each_thing([&](const std::string& name, auto& thing) { checkpoint.add(name, thing); }, things...);
+  return checkpoint;
+}
+
+template <class... Things>
+void Checkpoint::restore(Things&&... things) const {
+  std::vector<Mismatch> mismatches;
+  std::map<std::string, int> claimed;
+  const auto each_leaf = [&](auto&& f) {
+    for_each_thing([&](const std::string& name, auto& thing) { for_each_field(thing, f, name); }, things...);
+  };
+  each_leaf([&](const std::string& name, auto& leaf) {
+    const Value* const stored = find(name);
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
+      if (!stored && !leaf.defined()) return;  // as saved
+    if (++claimed[name] > 1)
+      mismatches.push_back(
+          {name, stored ? leaf::describe(*stored) : "missing", "once; it is asked for twice"});
+    else if (!stored || !decode(*stored, leaf, false))
+      mismatches.push_back({name, stored ? leaf::describe(*stored) : "missing", wanted(leaf)});
+  });
+  for (const auto& [name, value] : values_)
+    if (!claimed.contains(name)) mismatches.push_back({name, leaf::describe(value), "not expected"});
+  if (!mismatches.empty()) refuse(std::move(mismatches));
+  each_leaf([&](const std::string& name, auto& leaf) {
+    if (const Value* const stored = find(name)) decode(*stored, leaf, true);
+  });
+}
+
+template <Leaf T>
+T Checkpoint::get(const std::string& name) const {
+  const Value* const stored = find(name);
+  if constexpr (std::is_same_v<T, Tensor>) {
+    if (const Tensor* const tensor = stored ? std::get_if<Tensor>(stored) : nullptr) return *tensor;
+  } else if constexpr (std::is_same_v<T, Rng>) {
+    Rng rng(0);
+    if (stored && decode(*stored, rng, true)) return rng;
+  } else {
+    T value{};
+    if (stored && decode(*stored, value, true)) return value;
+  }
+  std::string type = "tensor";
+  if constexpr (!std::is_same_v<T, Tensor> && !fields_detail::kIsNumbers<T>) type = leaf::scalar_type<T>();
+  refuse({{name, stored ? leaf::describe(*stored) : "missing", type}});
+}
+
+}  // namespace tessera::io

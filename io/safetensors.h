@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "io/file.h"
+#include "tensor/tensor.h"
+
+/// The safetensors format (https://github.com/huggingface/safetensors, "Format"): eight bytes with the length
+/// of a JSON header, the header, and the elements of all tensors, row-major, little-endian, one after the
+/// other.
+///
+/// Writing gives the same bytes as the reference library: tensors sorted by descending dtype (I64 F64 F32 I32
+/// BF16 F16 F8_E4M3 U8 BOOL), then by name, so that each is aligned; the header padded with spaces to a
+/// multiple of 8.
+///
+/// Reading accepts nothing that the reference library refuses, and refuses more: duplicate names (of tensors,
+/// metadata and parts of an entry), unknown parts of an entry, dtypes without a counterpart here, more than
+/// eight dimensions, BOOL bytes other than 0 and 1. Every number in the header is checked against the file's
+/// size before anything is allocated.
+
+namespace tessera::io {
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+using Metadata = std::map<std::string, std::string>;
+
+/// Writes the file as AtomicFile does. Any layout and device; names are distinct, UTF-8, and not
+/// "__metadata__".
+void save_safetensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata = {});
+void save_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
+                      const Metadata& metadata = {});
+
+/// All tensors of the file, by name, on the device.
+std::map<std::string, Tensor> load_safetensors(const std::string& path, Device device = Device::cpu());
+
+/// One tensor as the header describes it.
+struct SafetensorsEntry {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+  uint64_t offset = 0;  // of the first byte, from the start of the file
+  uint64_t bytes = 0;
+};
+
+/// A file whose header has been read and checked; tensors are read when asked for.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path) : SafetensorsFile(InputFile(path)) {}
+  explicit SafetensorsFile(InputFile file);
+
+  const std::string& path() const { return file_.path(); }
+  /// In the order of their bytes.
+  const std::vector<SafetensorsEntry>& entries() const { return entries_; }
+  const Metadata& metadata() const { return metadata_; }
+  bool has(const std::string& name) const { return index_.count(name) > 0; }
+  /// Throws if there is none, naming the nearest.
+  const SafetensorsEntry& entry(const std::string& name) const;
+  Tensor load(const std::string& name, Device device = Device::cpu()) const;
+
+  const InputFile& file() const { return file_; }
+  /// The eight length bytes and the header, as they lie in the file.
+  const std::string& head() const { return head_; }
+
+ private:
+  InputFile file_;
+  std::string head_;
+  std::vector<SafetensorsEntry> entries_;
+  Metadata metadata_;
+  std::map<std::string, size_t> index_;
+};
+
+/// Throws, naming file and tensor, if a byte of a BOOL tensor is neither 0 nor 1: such a bool is undefined
+/// behaviour.
+void check_bools(const Tensor& tensor, const std::string& path, const std::string& name);
+
+}  // namespace tessera::io
