@@ -5,12 +5,14 @@
 namespace tessera::ops {
 
 std::vector<OpSpec> activation_specs();
+std::vector<OpSpec> softmax_specs();
 
 namespace {
 
 using Specs = std::vector<OpSpec> (*)();
 constexpr Specs kFolders[] = {
     activation_specs,
+    softmax_specs,
 };
 
 }  // namespace
