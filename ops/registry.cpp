@@ -6,6 +6,7 @@ namespace tessera::ops {
 
 std::vector<OpSpec> activation_specs();
 std::vector<OpSpec> softmax_specs();
+std::vector<OpSpec> norm_specs();
 
 namespace {
 
@@ -13,6 +14,7 @@ using Specs = std::vector<OpSpec> (*)();
 constexpr Specs kFolders[] = {
     activation_specs,
     softmax_specs,
+    norm_specs,
 };
 
 }  // namespace
