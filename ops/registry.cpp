@@ -5,12 +5,16 @@
 namespace tessera::ops {
 
 std::vector<OpSpec> activation_specs();
+std::vector<OpSpec> softmax_specs();
+std::vector<OpSpec> norm_specs();
 
 namespace {
 
 using Specs = std::vector<OpSpec> (*)();
 constexpr Specs kFolders[] = {
     activation_specs,
+    softmax_specs,
+    norm_specs,
 };
 
 }  // namespace

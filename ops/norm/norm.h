@@ -1,0 +1,25 @@
+#pragma once
+
+#include "autograd/tape.h"
+
+namespace tessera::ops {
+
+/// Over the last dimension, of C elements, with weight w [C] (1 if absent) and bias b [C] (0 if absent):
+///   layernorm  y = (x - mean(x)) rstd w + b,  rstd = 1 / sqrt(mean((x - mean(x))^2) + eps)
+///              Ba, Kiros, Hinton, "Layer Normalization", arXiv:1607.06450
+///   rmsnorm    y = x rstd w,                  rstd = 1 / sqrt(mean(x^2) + eps)
+///              Zhang, Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467
+/// Backward, with xhat = (x - mean) rstd (mean 0 in rmsnorm) and g = dy w, means over C:
+///   dx = rstd (g - mean(g) - xhat mean(g xhat))     without mean(g) in rmsnorm
+///   dweight = sum over rows of dy xhat              dbias = sum over rows of dy
+///
+/// x is floating, of rank 1 or more and any layout; weight and bias have its dtype and device. Rounding:
+/// computed in f32 (f64 for f64), y and dx rounded once; dweight and dbias are f32 (f64). Kept for backward:
+/// x, weight, and mean and rstd of every row in f32 (f64). Sums have a fixed order on every device. A row
+/// whose squares overflow f32 has rstd 0. Throws for shapes, dtypes or devices that do not agree, and for a
+/// negative eps.
+Tensor layernorm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double eps = 1e-5,
+                 Site site = Site::here());
+Tensor rmsnorm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-6, Site site = Site::here());
+
+}  // namespace tessera::ops

@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "ops/norm/norm_kernels.h"
+#include "runtime/parallel.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth waking
+
+int64_t grain_of(int64_t inner) {
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(inner, 1));
+}
+
+const char* name_of(bool centred) {
+  return centred ? "layernorm" : "rmsnorm";
+}
+
+/// dweight and dbias: columns are shared out to the threads, the rows of each added in order.
+template <class T>
+void parameter_gradients(const NormBackward& norm) {
+  using C = Compute<T>;
+  const int64_t rows = norm.x.rows(), width = norm.x.row_length();
+  const int64_t x_stride = norm.x.row_stride(), dy_stride = norm.dy.row_stride();
+  const T *const x = norm.x.data<T>(), *const dy = norm.dy.data<T>();
+  const C* const mean = norm.mean.defined() ? norm.mean.data<C>() : nullptr;
+  const C* const rstd = norm.rstd.data<C>();
+  C* const dweight = norm.dweight.defined() ? norm.dweight.data<C>() : nullptr;
+  C* const dbias = norm.dbias.defined() ? norm.dbias.data<C>() : nullptr;
+  parallel_for(width, grain_of(rows), [&](int64_t begin, int64_t end) {
+    if (dweight) std::fill(dweight + begin, dweight + end, C(0));
+    if (dbias) std::fill(dbias + begin, dbias + end, C(0));
+    for (int64_t row = 0; row < rows; ++row) {
+      const T *const values = x + row * x_stride, *const grads = dy + row * dy_stride;
+      const C centre = mean ? mean[row] : C(0), scale = rstd[row];
+      if (dweight)
+        for (int64_t c = begin; c < end; ++c) dweight[c] += C(grads[c]) * ((C(values[c]) - centre) * scale);
+      if (dbias)
+        for (int64_t c = begin; c < end; ++c) dbias[c] += C(grads[c]);
+    }
+  });
+}
+
+}  // namespace
+
+void norm_forward_cpu(const NormForward& norm) {
+  const bool centred = norm.mean.defined();
+  dispatch_floating(norm.x.dtype(), name_of(centred), [&]<class T>() {
+    using C = Compute<T>;
+    const int64_t width = norm.x.row_length(), x_stride = norm.x.row_stride(), y_stride = norm.y.row_stride();
+    const T* const x = norm.x.data<T>();
+    T* const y = norm.y.data<T>();
+    const T* const weight = norm.weight.defined() ? norm.weight.data<T>() : nullptr;
+    const T* const bias = norm.bias.defined() ? norm.bias.data<T>() : nullptr;
+    C* const means = centred ? norm.mean.data<C>() : nullptr;
+    C* const rstds = norm.rstd.data<C>();
+    parallel_for(norm.x.rows(), grain_of(width), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* const from = x + row * x_stride;
+        T* const to = y + row * y_stride;
+        C mean = 0, squares = 0;
+        if (centred) {
+          for (int64_t c = 0; c < width; ++c) mean += C(from[c]);
+          mean /= C(width);
+          means[row] = mean;
+        }
+        for (int64_t c = 0; c < width; ++c) squares += (C(from[c]) - mean) * (C(from[c]) - mean);
+        const C rstd = 1 / std::sqrt(squares / C(width) + C(norm.eps));
+        rstds[row] = rstd;
+        for (int64_t c = 0; c < width; ++c) {
+          const C scaled = (C(from[c]) - mean) * rstd * (weight ? C(weight[c]) : C(1));
+          to[c] = T(bias ? scaled + C(bias[c]) : scaled);
+        }
+      }
+    });
+  });
+}
+
+void norm_backward_cpu(const NormBackward& norm) {
+  const bool centred = norm.mean.defined();
+  dispatch_floating(norm.x.dtype(), name_of(centred), [&]<class T>() {
+    using C = Compute<T>;
+    if (norm.dweight.defined() || norm.dbias.defined()) parameter_gradients<T>(norm);
+    if (!norm.dx.defined()) return;
+    const int64_t width = norm.x.row_length(), x_stride = norm.x.row_stride(),
+                  dy_stride = norm.dy.row_stride(), dx_stride = norm.dx.row_stride();
+    const T *const x = norm.x.data<T>(), *const dy = norm.dy.data<T>();
+    T* const dx = norm.dx.data<T>();
+    const T* const weight = norm.weight.defined() ? norm.weight.data<T>() : nullptr;
+    const C* const means = centred ? norm.mean.data<C>() : nullptr;
+    const C* const rstds = norm.rstd.data<C>();
+    parallel_for(norm.x.rows(), grain_of(width), [&](int64_t begin, int64_t end) {
+      std::vector<C> g(size_t(width), C(0));  // rounded once: g and its mean must cancel where they are equal
+      for (int64_t row = begin; row < end; ++row) {
+        const T *const values = x + row * x_stride, *const grads = dy + row * dy_stride;
+        T* const to = dx + row * dx_stride;
+        const C mean = centred ? means[row] : C(0), rstd = rstds[row];
+        const auto xhat = [&](int64_t c) { return (C(values[c]) - mean) * rstd; };
+        C mean_g = 0, mean_gx = 0;
+        for (int64_t c = 0; c < width; ++c) {
+          g[size_t(c)] = C(grads[c]) * (weight ? C(weight[c]) : C(1));
+          mean_g += g[size_t(c)];
+          mean_gx += g[size_t(c)] * xhat(c);
+        }
+        mean_g = centred ? mean_g / C(width) : C(0);
+        mean_gx /= C(width);
+        for (int64_t c = 0; c < width; ++c) to[c] = T(rstd * (g[size_t(c)] - mean_g - xhat(c) * mean_gx));
+      }
+    });
+  });
+}
+
+}  // namespace tessera::ops

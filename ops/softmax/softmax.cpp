@@ -1,0 +1,106 @@
+#include "ops/softmax/softmax.h"
+
+#include "ops/op.h"
+#include "ops/softmax/softmax_kernels.h"
+
+namespace tessera::ops {
+namespace {
+
+Tensor apply(const Tensor& x, int dim, bool log, Site site) {
+  const char* const name = log ? "log_softmax" : "softmax";
+  check(x.defined(), name, ": x is undefined");
+  check(x.rank() > 0, name, ": x is ", describe(x), ", of rank 0; reshape it to [1] first");
+  check(-x.rank() <= dim && dim < x.rank(), name, ": x is ", describe(x), " and has no dimension ", dim,
+        "; expected ", -x.rank(), " to ", x.rank() - 1);
+  const int along = x.shape().resolve(dim);
+  Tensor y = Tensor::empty_like(x);
+  if (x.device().is_cpu()) {
+    softmax_forward_cpu(y, x, along, log);
+  } else if constexpr (kCuda) {
+    softmax_forward_cuda(y, x, along, log);
+  }
+  if (Tape* tape = Tape::recording(x)) {
+    tape->record(name, site, {&x}, {&y}, [y = Saved(y), along, log](Backward& b) {
+      const Tensor dx = Tensor::empty_like(y.get());
+      if (dx.device().is_cpu()) {
+        softmax_backward_cpu(dx, b.grad(), y.get(), along, log);
+      } else if constexpr (kCuda) {
+        softmax_backward_cuda(dx, b.grad(), y.get(), along, log);
+      }
+      b.accumulate(0, dx);
+    });
+  }
+  return y;
+}
+
+Problem problem(const Dims& d, const Attrs&) {
+  Shape shape{d.at("R"), d.at("C")};
+  if (d.contains("S")) shape = shape.inserted(2, d.at("S"));
+  const double n = double(shape.count());
+  // Maximum, difference, exponential, sum and quotient; backward a product, a sum, a difference, a product.
+  return {.inputs = {{.shape = shape, .scale = 2}},
+          .forward_flops = 5 * n,
+          .backward_flops = 4 * n,
+          .forward_elements = 2 * n,
+          .backward_elements = 3 * n};
+}
+
+}  // namespace
+
+Tensor softmax(const Tensor& x, int dim, Site site) {
+  return apply(x, dim, false, site);
+}
+
+Tensor log_softmax(const Tensor& x, int dim, Site site) {
+  return apply(x, dim, true, site);
+}
+
+std::vector<OpSpec> softmax_specs() {
+  std::vector<OpSpec> specs;
+  for (const bool log : {false, true}) {
+    specs.push_back({
+        .name = log ? "log_softmax" : "softmax",
+        .summary = log ? "y = x - log(sum(exp(x))) along dim" : "y = exp(x) / sum(exp(x)) along dim",
+        .inputs = {{"x", "[...]"}},
+        .attrs = {{"dim", int64_t{-1}, "the dimension that is normalised; negative: from the end"}},
+        .outputs = {{"y", "as x"}},
+        .run =
+            [log](const std::vector<Tensor>& in, const Attrs& attrs) {
+              const int dim = int(attrs.integer("dim"));
+              return std::vector{log ? log_softmax(in[0], dim) : softmax(in[0], dim)};
+            },
+        .problem = problem,
+        .cases = {{.dims = {{"R", 7}, {"C", 13}}},
+                  {.dims = {{"R", 1}, {"C", 1}}},
+                  {.dims = {{"R", 3}, {"C", 1}}},
+                  {.dims = {{"R", 0}, {"C", 5}}},
+                  {.dims = {{"R", 5}, {"C", 0}}},
+                  {.dims = {{"R", 9}, {"C", 129}}, .placement = Placement::strided},
+                  {.dims = {{"R", 17}, {"C", 11}}, .placement = Placement::transposed},
+                  {.dims = {{"R", 11}, {"C", 5}}, .attrs = {{"dim", int64_t{0}}}},
+                  {.dims = {{"R", 5}, {"C", 7}, {"S", 3}}, .attrs = {{"dim", int64_t{1}}}},
+                  {.dims = {{"R", 3}, {"C", 7}, {"S", 4}},
+                   .attrs = {{"dim", int64_t{-2}}},
+                   .placement = Placement::strided},
+                  {.dims = {{"R", 4}, {"C", 3}, {"S", 5}},
+                   .attrs = {{"dim", int64_t{0}}},
+                   .placement = Placement::transposed},
+                  // The ends of the kernel's rows: a warp's registers, a block's, and rows longer than both.
+                  {.dims = {{"R", 9}, {"C", 127}}, .gradcheck = false},
+                  {.dims = {{"R", 9}, {"C", 257}}, .gradcheck = false},
+                  {.dims = {{"R", 65}, {"C", 1024}}, .gradcheck = false},
+                  {.dims = {{"R", 5}, {"C", 1025}}, .gradcheck = false},
+                  {.dims = {{"R", 3}, {"C", 4097}}, .gradcheck = false},
+                  {.dims = {{"R", 3}, {"C", 8193}}, .gradcheck = false},
+                  {.dims = {{"R", 2}, {"C", 16411}}, .placement = Placement::strided, .gradcheck = false},
+                  {.dims = {{"R", 3}, {"C", 67}, {"S", 129}},
+                   .attrs = {{"dim", int64_t{1}}},
+                   .gradcheck = false}},
+        .benches = {{.dims = {{"R", 32768}, {"C", 4096}}},
+                    {.dims = {{"R", 64}, {"C", 512}, {"S", 512}}, .attrs = {{"dim", int64_t{1}}}}},
+    });
+  }
+  return specs;
+}
+
+}  // namespace tessera::ops
