@@ -5,12 +5,14 @@
 namespace tessera::ops {
 
 std::vector<OpSpec> activation_specs();
+std::vector<OpSpec> attention_specs();
 
 namespace {
 
 using Specs = std::vector<OpSpec> (*)();
 constexpr Specs kFolders[] = {
     activation_specs,
+    attention_specs,
 };
 
 }  // namespace
