@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "tensor/dtype.h"
+
+/// Warp-level matrix instructions and asynchronous copies, one small wrapper a PTX mnemonic. Section names
+/// are those of the PTX ISA. All threads of a warp take part, with the same immediate arguments.
+
+namespace tessera::gpu {
+
+/// The 32-bit address that instructions on shared memory take.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return uint32_t(__cvta_generic_to_shared(pointer));
+}
+
+/// mma.sync.aligned.m16n8k16 with f32 accumulators: d += a b ("Matrix Fragments for mma.m16n8k16 with
+/// floating point type"). With g = lane / 4, t = lane % 4:
+///   a[0] (g, 2t..2t+1)  a[1] (g + 8, 2t..)  a[2] (g, 2t + 8..)  a[3] (g + 8, 2t + 8..)   row, k
+///   b0 (2t..2t+1, g)    b1 (2t + 8.., g)                                                   k, column
+///   d[0..1] (g, 2t..)   d[2..3] (g + 8, 2t..)                                              row, column
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// ldmatrix.sync.aligned.m8n8.x4.shared.b16 ("ldmatrix"): four 8x8 matrices of 16-bit elements. Lane l names
+/// the 16-byte row l % 8 of matrix l / 8; register i of lane l gets elements 2 (l % 4) and the next of row
+/// l / 4 of matrix i.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+/// ldmatrix with .trans: the same of the transposed matrices.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): 16 bytes, past L1; zeros, and no read, unless
+/// `valid`. Both addresses are multiples of 16.
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+/// cp.async.commit_group: closes the group of this thread's copies so far.
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// cp.async.wait_group: until all but the newest kPending groups of this thread have landed.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// cvt.rn.bf16x2.f32 or cvt.rn.f16x2.f32 ("cvt"): two floats, rounded to nearest even, `low` in the low half.
+template <class T>
+__device__ __forceinline__ uint32_t pack_halves(float low, float high) {
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
+  uint32_t packed;
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+/// ex2.approx.ftz.f32 ("ex2"): 2^x with a relative error of at most 2^-22; 0 for -inf, NaN for NaN.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace tessera::gpu

@@ -1,0 +1,47 @@
+#pragma once
+
+#include "autograd/tape.h"
+
+namespace tessera::ops {
+
+struct AttentionOptions {
+  bool causal = false;
+  double scale = 0;  // factor of the scores, positive; 0 means 1 / sqrt(D)
+};
+
+struct AttentionResult {
+  Tensor o;    // [B, Lq, H, D]
+  Tensor lse;  // [B, H, Lq], f32 (f64 for f64): log of the sum of exp of a query's scaled scores; no gradient
+};
+
+/// Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, section 3.2.1), of every batch and head:
+///   S = scale Q K^T,  P = softmax(S) over the keys,  O = P V
+/// q [B, Lq, H, D], k and v [B, Lk, H, D] -> o [B, Lq, H, D]. The two lengths are independent.
+///
+/// `causal`: query i sees the keys j <= i + (Lk - Lq), so the last query sees all (PyTorch's lower-right
+/// alignment); otherwise every query sees every key. A query that sees no key (Lk = 0, or i < Lq - Lk under
+/// `causal`), or whose scores are all -inf, gives o = 0 and lse = -inf, and its gradient is 0. Keys hidden by
+/// `causal` must be finite all the same: a kernel may multiply them by 0.
+///
+/// Layout: any strides of B, L and H are read in place if the elements of a head are adjacent (on CUDA also
+/// 16-byte aligned); other views are copied first. o, dq, dk and dv are allocated in the memory order of q,
+/// q, k and v: if q is a transposed view of [L, B, H, D] memory, the transposed o is plain rows of H * D.
+///
+/// dtypes: CPU f64 f32 bf16 f16 with D = 1 ... 256; CUDA f32 bf16 f16 with D = 8 ... 128 in multiples of 8.
+/// Rounding (bf16, f16; sums in f32): forward P, before it is divided by its sum, to the dtype in P V (the
+/// sum itself is of the unrounded); o. Backward P and dS = P (dP - delta) to the dtype in the products that
+/// make dq, dk and dv, with dP = dO V^T and delta = rowsum(O dO) from the rounded o; dq, dk, dv. f32 and f64
+/// round as they compute. With one key the softmax is constant: dq and dk are then exactly 0.
+///
+/// Saved: q, k, v, o, lse. Backward computes S again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1).
+/// Deterministic: fixed orders of summation, no atomics.
+/// Throws if ranks, sizes, dtypes or devices do not match, for a scale that is negative or not finite, and
+/// for a D or dtype that the device does not support.
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {},
+                 Site site = Site::here());
+
+/// The same, with the log-sum-exp that forward keeps anyway.
+AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionOptions& options = {}, Site site = Site::here());
+
+}  // namespace tessera::ops

@@ -1,0 +1,63 @@
+#pragma once
+
+#include "ops/attention/attention.h"
+
+namespace tessera::ops {
+
+/// A [B, L, H, D] tensor whose heads are rows of D adjacent elements.
+template <class T>
+struct HeadRows {
+  T* data;
+  int64_t batch, row, head;  // strides in elements
+
+  TESSERA_HD T* at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+  TESSERA_HD T* at(int64_t b, int64_t h, int64_t i) const { return at(b, h) + i * row; }
+};
+
+template <class T>
+HeadRows<T> head_rows(const Tensor& x) {
+  const Layout& layout = x.layout();
+  return {x.data<T>(), layout.stride(0), layout.stride(1), layout.stride(2)};
+}
+template <class T>
+HeadRows<const T> const_head_rows(const Tensor& x) {
+  const Layout& layout = x.layout();
+  return {x.data<T>(), layout.stride(0), layout.stride(1), layout.stride(2)};
+}
+
+/// Keys that query i sees: the first so many.
+TESSERA_HD int64_t visible_keys(int64_t i, int64_t queries, int64_t keys, bool causal) {
+  if (!causal) return keys;
+  const int64_t seen = i + 1 + keys - queries;
+  return seen < 0 ? 0 : (seen < keys ? seen : keys);
+}
+
+/// The factor of dq and dk. One key makes P constant, so that dS is a difference of equal sums: exactly 0.
+inline double gradient_scale(double scale, int64_t keys) {
+  return keys == 1 ? 0.0 : scale;
+}
+
+/// Kernels: `options.scale` is filled in; o, lse, dq, dk and dv are written whole.
+void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                           const Tensor& v, const AttentionOptions& options);
+/// dq may be undefined, and dk and dv together: not wanted.
+void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                            const Tensor& lse, const AttentionOptions& options);
+
+/// The same for large f32 problems, by products of row tiles in BLAS.
+bool attention_prefers_blas(const Tensor& q, const Tensor& k);
+void attention_forward_blas(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                            const Tensor& v, const AttentionOptions& options);
+void attention_backward_blas(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                             const Tensor& lse, const AttentionOptions& options);
+
+/// Heads are 16-byte aligned and D is a multiple of 8 up to 128.
+void attention_forward_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                            const Tensor& v, const AttentionOptions& options);
+void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                             const Tensor& lse, const AttentionOptions& options);
+
+}  // namespace tessera::ops
