@@ -1,0 +1,15 @@
+#include "nn/dropout.h"
+
+#include "ops/dropout/dropout.h"
+
+namespace tessera::nn {
+
+Dropout::Dropout(double p, Rng& rng) : p(p), rng(&rng) {
+  check(p >= 0 && p < 1, "nn::Dropout: p = ", p, " must be in [0, 1)");
+}
+
+Tensor Dropout::operator()(const Tensor& x) const {
+  return training && p > 0 ? ops::dropout(x, p, *rng) : x;
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,17 @@
+#include "nn/embedding.h"
+
+#include "ops/embedding/embedding.h"
+
+namespace tessera::nn {
+
+Embedding::Embedding(int64_t count, int64_t width, Rng& rng, Device device, EmbeddingOptions options)
+    : weight(Tensor::empty({count, width}, options.dtype, device)) {
+  init::normal(weight, rng, 0, options.deviation);
+  make_parameter(weight);
+}
+
+Tensor Embedding::operator()(const Tensor& indices) const {
+  return ops::embedding(weight, indices);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "nn/init.h"
+#include "nn/module.h"
+
+namespace tessera::nn {
+
+struct EmbeddingOptions {
+  double deviation = 1;  // of the normal first values; PyTorch's default
+  DType dtype = DType::f32;
+};
+
+/// Row lookup: indices [...] (i64 or i32) -> [..., width].
+struct Embedding {
+  static constexpr const char* kKind = "Embedding";
+
+  Embedding(int64_t count, int64_t width, Rng& rng, Device device = Device::cpu(),
+            EmbeddingOptions options = {});
+  Tensor operator()(const Tensor& indices) const;
+  void fields(auto&& visit) { visit("weight", weight); }
+
+  Tensor weight;  // [count, width]
+};
+
+}  // namespace tessera::nn

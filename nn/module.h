@@ -1,0 +1,103 @@
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "tensor/fields.h"
+
+/// What can be done with a model: any struct that lists its parts in fields(). There is no base class and no
+/// registration. A layer may name itself for the summary (`static constexpr const char* kKind`) and tell the
+/// work of one forward pass over `tokens` rows beyond that of its parts (`double flops(int64_t tokens)
+/// const`).
+
+namespace tessera::nn {
+
+struct NamedParameter {
+  std::string name;  // "blocks.3.mlp.up.weight"
+  Tensor tensor;     // shares storage and gradient with the model's
+};
+
+/// Makes a tensor a parameter: it requires a gradient, which is f32 for bf16 and f16, else of its own dtype.
+void make_parameter(Tensor& tensor);
+
+/// The tensors of the model that require a gradient, in the order of fields(). A tensor that appears twice
+/// (tied weights) is listed once, by its first name.
+template <class Model>
+std::vector<NamedParameter> parameters(const Model& model) {
+  std::vector<NamedParameter> list;
+  std::set<const GradState*> known;
+  for_each_field(model, [&](const std::string& name, auto& leaf) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
+      if (leaf.defined() && requires_grad(leaf) && known.insert(leaf.grad_state().get()).second)
+        list.push_back({name, leaf});
+  });
+  return list;
+}
+
+/// Number of elements in the model's parameters.
+template <class Model>
+int64_t count_parameters(const Model& model) {
+  int64_t count = 0;
+  for (const NamedParameter& parameter : parameters(model)) count += parameter.tensor.count();
+  return count;
+}
+
+/// Forgets the gradients of all parameters; see tessera::zero_grad.
+template <class Model>
+void zero_grad(const Model& model) {
+  for (const NamedParameter& parameter : parameters(model)) tessera::zero_grad(parameter.tensor);
+}
+
+/// Calls `f(const std::string& name, Layer& layer)` for every layer of that type: a finished model can be
+/// re-equipped.
+template <class Layer, class Model, class F>
+void for_each(Model& model, F&& f) {
+  for_each_node(model, [&](const std::string& name, auto& node) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(node)>, Layer>) f(name, node);
+  });
+}
+
+namespace detail {
+
+/// Replaces every tensor of the model by convert(tensor); tied tensors stay tied, parameters stay parameters.
+template <class Model, class Convert>
+void replace_tensors(Model& model, Convert&& convert) {
+  std::map<std::shared_ptr<GradState>, Tensor> moved;  // keeps the old states alive: none gets an old address
+  for_each_field(model, [&](const std::string&, auto& leaf) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>) {
+      if (!leaf.defined()) return;
+      if (const auto known = moved.find(leaf.grad_state()); known != moved.end()) {
+        leaf = known->second;
+        return;
+      }
+      Tensor next = convert(leaf.detach());
+      if (next.shares_storage(leaf)) return;
+      if (requires_grad(leaf)) {
+        make_parameter(next);
+        moved.emplace(leaf.grad_state(), next);
+      }
+      leaf = next;
+    }
+  });
+}
+
+}  // namespace detail
+
+/// Moves the model. Its tensors are new ones: make the optimizer afterwards.
+template <class Model>
+void to(Model& model, Device device) {
+  detail::replace_tensors(model, [&](const Tensor& tensor) { return tensor.to(device); });
+}
+
+/// Converts the floating tensors of the model. Its tensors are new ones: make the optimizer afterwards.
+template <class Model>
+void to(Model& model, DType dtype) {
+  check(is_floating(dtype), "nn::to: parameters cannot be ", dtype, "; expected a floating dtype");
+  detail::replace_tensors(
+      model, [&](const Tensor& tensor) { return is_floating(tensor.dtype()) ? tensor.to(dtype) : tensor; });
+}
+
+}  // namespace tessera::nn

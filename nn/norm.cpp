@@ -1,0 +1,33 @@
+#include "nn/norm.h"
+
+#include "ops/norm/norm.h"
+
+namespace tessera::nn {
+namespace {
+
+Tensor new_vector(int64_t width, double value, DType dtype, Device device) {
+  Tensor vector = Tensor::full({width}, value, dtype, device);
+  make_parameter(vector);
+  return vector;
+}
+
+}  // namespace
+
+LayerNorm::LayerNorm(int64_t width, Device device, LayerNormOptions options) : eps(options.eps) {
+  if (options.weight) weight = new_vector(width, 1, options.dtype, device);
+  if (options.bias) bias = new_vector(width, 0, options.dtype, device);
+}
+
+Tensor LayerNorm::operator()(const Tensor& x) const {
+  return ops::layernorm(x, weight, bias, eps);
+}
+
+RmsNorm::RmsNorm(int64_t width, Device device, RmsNormOptions options) : eps(options.eps) {
+  if (options.weight) weight = new_vector(width, 1, options.dtype, device);
+}
+
+Tensor RmsNorm::operator()(const Tensor& x) const {
+  return ops::rmsnorm(x, weight, eps);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "nn/module.h"
+
+namespace tessera::nn {
+
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool weight = true;
+  bool bias = true;
+  DType dtype = DType::f32;
+};
+
+/// y = (x - mean) / sqrt(variance + eps) weight + bias over the last dimension (Ba, Kiros, Hinton,
+/// arXiv:1607.06450). The weight starts as ones, the bias as zeros.
+struct LayerNorm {
+  static constexpr const char* kKind = "LayerNorm";
+
+  explicit LayerNorm(int64_t width, Device device = Device::cpu(), LayerNormOptions options = {});
+  Tensor operator()(const Tensor& x) const;
+  void fields(auto&& visit) { visit("weight", weight), visit("bias", bias); }
+
+  Tensor weight, bias;  // [width], each may be undefined
+  double eps;
+};
+
+struct RmsNormOptions {
+  double eps = 1e-6;
+  bool weight = true;
+  DType dtype = DType::f32;
+};
+
+/// y = x / sqrt(mean(x^2) + eps) weight over the last dimension (Zhang, Sennrich, arXiv:1910.07467).
+struct RmsNorm {
+  static constexpr const char* kKind = "RmsNorm";
+
+  explicit RmsNorm(int64_t width, Device device = Device::cpu(), RmsNormOptions options = {});
+  Tensor operator()(const Tensor& x) const;
+  void fields(auto&& visit) { visit("weight", weight); }
+
+  Tensor weight;  // [width], or undefined
+  double eps;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <tuple>
+#include <utility>
+
+#include "nn/module.h"
+
+namespace tessera::nn {
+
+/// Layers one after the other: `Sequential model{Linear(784, 512, rng), Gelu{}, Linear(512, 10, rng)}`. Its
+/// parts are named "0", "1", ...
+template <class... Layers>
+struct Sequential {
+  explicit Sequential(Layers... layers) : layers(std::move(layers)...) {}
+
+  Tensor operator()(const Tensor& x) const {
+    return [&]<size_t... K>(std::index_sequence<K...>) {
+      Tensor y = x;
+      ((y = run<K>(y)), ...);
+      return y;
+    }
+    (std::index_sequence_for<Layers...>{});
+  }
+  void fields(auto&& visit) {
+    [&]<size_t... K>(std::index_sequence<K...>) {
+      (visit(std::to_string(K), std::get<K>(layers)), ...);
+    }
+    (std::index_sequence_for<Layers...>{});
+  }
+
+  std::tuple<Layers...> layers;
+
+ private:
+  template <size_t K>
+  Tensor run(const Tensor& x) const {
+    const std::string name = std::to_string(K);
+    const ModuleScope scope(name.c_str());
+    return std::get<K>(layers)(x);
+  }
+};
+
+}  // namespace tessera::nn
