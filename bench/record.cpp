@@ -76,7 +76,7 @@ void append_records(const std::filesystem::path& path, const std::vector<Record>
 }
 
 std::vector<Record> read_records(const std::filesystem::path& path) {
-  std::istringstream lines(io::read_file(path));
+  std::istringstream lines(io::read_file(path.string(), uint64_t(1) << 30));
   std::vector<Record> records;
   int number = 0;
   for (std::string line; std::getline(lines, line);) {

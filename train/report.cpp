@@ -181,7 +181,7 @@ std::string Report::html() const {
 }
 
 void Report::write(const std::filesystem::path& path) const {
-  io::write_file_atomically(path, html());
+  io::write_file(path.string(), html());
 }
 
 }  // namespace tessera::train

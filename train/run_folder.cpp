@@ -45,11 +45,11 @@ RunFolder RunFolder::open(const fs::path& path) {
 }
 
 void RunFolder::write_settings(const json& settings) const {
-  io::write_file_atomically(path_ / "run.json", settings.dump(2) + "\n");
+  io::write_file((path_ / "run.json").string(), settings.dump(2) + "\n");
 }
 
 json RunFolder::settings() const {
-  const std::string text = io::read_file(path_ / "run.json");
+  const std::string text = io::read_file((path_ / "run.json").string(), 16 << 20);
   json settings = json::parse(text, nullptr, false);
   check(!settings.is_discarded() && settings.is_object(), (path_ / "run.json").string(),
         ": it is not a JSON object");
@@ -95,7 +95,7 @@ void RunFolder::truncate_metrics(int64_t step) const {
     if (entry.is_object() && entry.value("step", step + 1) <= step) kept += line + "\n";
   }
   in.close();
-  io::write_file_atomically(path_ / "metrics.jsonl", kept);
+  io::write_file((path_ / "metrics.jsonl").string(), kept);
 }
 
 std::string utc_now() {

@@ -1,0 +1,245 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/tnp_flags.h"
+#include "io/checkpoint_folder.h"
+#include "io/file.h"
+#include "runtime/error.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TrainArgs {
+  TnpFlags tnp;
+  std::string device, runs = "runs", name, resume, json_out, graph = "on";
+  int64_t log_every = 10, eval_every = 0, save_every = 0, eval_tasks = 512;
+  int keep = 3;
+  bool demo = false, quiet = false, check_finite = false, find_max_batch = false;
+};
+
+/// A small model on one-dimensional functions: what `tools/demo` shows, within a minute on two cores.
+void apply_demo(train::TnpJob& job) {
+  job.model = {.features = 1,
+               .d_model = 64,
+               .d_ff = 171,
+               .heads = 2,
+               .layers = 3,
+               .components = 5,
+               .embed_hidden = 64};
+  job.prior = "rbf";
+  job.context = 24;
+  job.targets = 24;
+  job.batch = 16;
+  job.steps = 600;
+  job.warmup = 60;
+  job.lr = 2e-3;
+}
+
+std::string default_name(const train::TnpJob& job) {
+  std::string time = train::utc_now();
+  std::erase_if(time, [](char c) { return c == '-' || c == ':'; });
+  return fmt::format("tnp-{}-{}", job.prior, time);
+}
+
+void print_header(const train::TnpJob& job, Device device, const train::RunFolder& run, bool graph,
+                  int64_t first_step) {
+  const auto& m = job.model;
+  fmt::print("tnp on {} ({}), {}{}\n", device.name(), device.card().name, name_of(m.dtype),
+             device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
+  fmt::print("  model     {} parameters: {} blocks, d {}, {} heads of {}, d_ff {}, {} components{}\n",
+             train::format_count(double(count_parameters(m))), m.layers, m.d_model, m.heads,
+             m.d_model / m.heads, m.d_ff, m.components,
+             m.checkpoint_every > 0 ? fmt::format(", recompute groups of {}", m.checkpoint_every) : "");
+  fmt::print("  data      prior {}, M={} N={} B={}, {} tokens a step\n", job.prior, job.context, job.targets,
+             job.batch, job.batch * (job.context + job.targets));
+  fmt::print("  training  steps {} to {}, lr {:g} ({}), seed {}\n", first_step, job.steps, job.lr,
+             job.schedule, job.seed);
+  fmt::print("  memory    {} planned a step\n",
+             format_bytes(size_t(plan_memory(m, job.batch, job.context, job.targets).total())));
+  fmt::print("  run       {}\n", run.path().string());
+}
+
+std::string resume_command(const train::RunFolder& run, const TrainArgs& args) {
+  std::string command = "tessera train tnp --resume " + run.path().string();
+  if (!args.device.empty()) command += " --device " + args.device;
+  return command;
+}
+
+void write_summary(const std::string& path, const train::TnpJob& job, const train::TrainResult& result,
+                   Device device, const train::RunFolder& run) {
+  nlohmann::json out = {
+      {"config", train::to_json(job)},
+      {"build", train::build_facts()},
+      {"device", device.name()},
+      {"card", device.card().name},
+      {"run", run.path().string()},
+      {"steps", result.step},
+      {"outcome", result.outcome == train::Outcome::finished ? "finished" : "interrupted"},
+      {"loss", result.loss},
+      {"evaluation", result.evaluation},
+      {"timing_s", {{"total", result.seconds}}},
+      {"throughput",
+       {{"tokens_per_s", result.tokens_per_s},
+        {"tasks_per_s", result.ms_per_step > 0 ? double(job.batch) / result.ms_per_step * 1e3 : 0.0},
+        {"points_per_s",
+         result.ms_per_step > 0 ? double(job.batch * job.targets) / result.ms_per_step * 1e3 : 0.0}}},
+      {"avg_step_ms", result.ms_per_step},
+      {"peak_mem_bytes", device.allocator().stats().reserved_peak}};
+  io::write_file(path, out.dump(2) + "\n");
+}
+
+int run_train(TrainArgs args, const CLI::App& command) {
+  if (args.graph != "on" && args.graph != "off") throw UsageError("--graph: expected on or off");
+  const bool graph = args.graph == "on";
+  std::optional<train::RunFolder> run;
+  train::TnpJob job;
+  nlohmann::json settings;
+  if (!args.resume.empty()) {
+    // A resumed run is the one that its folder describes; flags that would change the curve are refused.
+    for (const CLI::Option* option : command.get_options())
+      if (option->count() > 0 && !option->get_group().empty() &&
+          (option->get_group() == "Model" || option->get_group() == "Data" ||
+           option->get_group() == "Training") &&
+          option->get_name() != "--steps")
+        throw UsageError("--resume continues a run as it was; " + option->get_name() + " cannot change it");
+    run = train::RunFolder::open(args.resume);
+    settings = run->settings();
+    check(settings.contains("job"), (run->path() / "run.json").string(),
+          ": it has no \"job\"; not a run of `train tnp`");
+    job = train::tnp_job_from_json(settings["job"]);
+    if (command.get_option("--steps")->count() > 0) job.steps = args.tnp.settings().steps;
+  } else {
+    if (args.demo) {
+      train::TnpJob demo;
+      apply_demo(demo);
+      job = demo;
+    } else {
+      job = args.tnp.job();
+    }
+  }
+  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  if (args.find_max_batch) {
+    job.batch = train::find_max_batch(job, device);
+    fmt::print("largest batch that fits: {}\n", job.batch);
+  }
+
+  train::TnpSession session(job, device);
+  int64_t first_step = 0;
+  if (run) {
+    std::vector<std::string> warnings;
+    io::CheckpointFolder folder(run->checkpoints().string(), args.keep);
+    const std::string newest = folder.latest(warnings);
+    for (const std::string& warning : warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
+    first_step = session.restore(newest);
+    run->truncate_metrics(first_step);
+    fmt::print("resuming from {} (step {})\n", newest, first_step);
+    check(first_step < job.steps, "train tnp: the run has done its ", job.steps,
+          " steps; give --steps to go further");
+  } else {
+    run = train::RunFolder::create(args.runs, args.name.empty() ? default_name(job) : args.name);
+    settings = {{"model", "tnp"},
+                {"started", train::utc_now()},
+                {"device", device.name()},
+                {"card", device.card().name}};
+  }
+  settings["job"] = train::to_json(job);
+  settings["build"] = train::build_facts();
+  settings["options"] = {{"graph", graph}, {"log_every", args.log_every}, {"save_every", args.save_every}};
+  run->write_settings(settings);
+  const fs::path database = run->path().parent_path() / "runs.sqlite";
+  train::record_run(database, *run, "running");
+  print_header(job, device, *run, graph, first_step);
+
+  train::Progress progress(args.quiet ? train::Progress::Mode::quiet : train::Progress::Mode::automatic);
+  train::TrainerOptions options{.steps = job.steps,
+                                .log_every = args.log_every,
+                                .eval_every = args.eval_every,
+                                .checkpoint_every = args.save_every,
+                                .keep = args.keep,
+                                .graph = graph,
+                                .check_finite = args.check_finite,
+                                .schedule = train::make_schedule(job)};
+  train::TrainResult result;
+  try {
+    result = train::train_tnp(session, *run, options, first_step, args.eval_tasks, progress);
+  } catch (...) {
+    progress.finish();
+    train::record_run(database, *run, "failed");
+    throw;
+  }
+  train::write_tnp_report(*run, session, result);
+  const bool finished = result.outcome == train::Outcome::finished;
+  train::record_run(database, *run, finished ? "finished" : "interrupted");
+  if (!args.json_out.empty()) write_summary(args.json_out, job, result, device, *run);
+  if (!finished) {
+    fmt::print("interrupted after step {}; saved. To go on:\n  {}\n", result.step,
+               resume_command(*run, args));
+    return 130;
+  }
+  fmt::print("trained {} steps in {:.1f} s: loss {:.4f}, {} tokens/s, {:.2f} ms/step\n",
+             result.step - first_step, result.seconds, result.loss, train::format_count(result.tokens_per_s),
+             result.ms_per_step);
+  if (const auto nll = result.evaluation.find("eval_nll"); nll != result.evaluation.end())
+    fmt::print(
+        "evaluation on {} fresh tasks: {:.4f} nats per point; Bayes-optimal {:.4f}; gap {:.4f} +- {:.4f}\n",
+        args.eval_tasks, nll->second, result.evaluation.at("eval_optimal_nll"),
+        result.evaluation.at("eval_gap"), result.evaluation.at("eval_gap_error"));
+  fmt::print("report: {}\n", fs::absolute(run->path() / "report.html").lexically_normal().string());
+  return 0;
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("train", "Train a bundled model; writes a run folder");
+  command->require_subcommand(1);
+  auto* tnp = command->add_subcommand("tnp", "Transformer Neural Process on a synthetic prior");
+  auto args = std::make_shared<TrainArgs>();
+  tnp->set_config("--config", "", "TOML file with any of these flags; the command line wins");
+  args->tnp.add_to(*tnp, true);
+  tnp->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName)
+      ->group("Run");
+  tnp->add_option("--graph", args->graph, "on or off: the step as one captured graph (GPU)")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->group("Run");
+  tnp->add_option("--runs", args->runs, "Folder of the run folders and of runs.sqlite")->group("Run");
+  tnp->add_option("--name", args->name, "Of the run folder; default: tnp-<prior>-<time>")->group("Run");
+  tnp->add_option("--resume", args->resume, "Run folder to go on with, from its newest whole checkpoint")
+      ->group("Run");
+  tnp->add_option("--log-every", args->log_every, "Steps")->check(CLI::Range(1, 1 << 30))->group("Run");
+  tnp->add_option("--eval-every", args->eval_every, "Steps; 0: at the end")
+      ->check(CLI::Range(0, 1 << 30))
+      ->group("Run");
+  tnp->add_option("--eval-tasks", args->eval_tasks, "Fresh tasks of an evaluation")
+      ->check(CLI::Range(1, 1 << 24))
+      ->group("Run");
+  tnp->add_option("--save-every", args->save_every, "Steps between saved checkpoints; 0: at the end")
+      ->check(CLI::Range(0, 1 << 30))
+      ->group("Run");
+  tnp->add_option("--keep", args->keep, "Saved checkpoints kept")
+      ->check(CLI::Range(1, 1 << 20))
+      ->group("Run");
+  tnp->add_flag("--find-max-batch", args->find_max_batch,
+                "Use the largest batch that fits: doubles, then bisects")
+      ->group("Run");
+  tnp->add_flag("--check-finite", args->check_finite,
+                "Stop at the first NaN or infinity, naming operator and site; slow")
+      ->group("Run");
+  tnp->add_option("--json-out", args->json_out,
+                  "Write settings, timings and throughput of the run to this file")
+      ->group("Run");
+  tnp->add_flag("--demo", args->demo,
+                "A small model that trains within a minute on two cores; the other settings of the model and "
+                "data are its own")
+      ->group("Run");
+  tnp->add_flag("--quiet", args->quiet, "No progress line")->group("Run");
+  tnp->callback([&action, args, tnp] { action = [args, tnp] { return run_train(*args, *tnp); }; });
+}
+
+}  // namespace tessera::cli
