@@ -12,8 +12,9 @@ namespace tessera::io {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr uint64_t kLargestHeader = 65'535;  // what version 1.0 can say, and far more than eight sizes need
-constexpr size_t kAlignment = 64;            // of the first element in the file
+constexpr uint64_t kLargestNpyHeader =
+    65'535;                        // what version 1.0 can say, and far more than eight sizes need
+constexpr size_t kAlignment = 64;  // of the first element in the file
 
 struct DescrName {
   const char* descr;
@@ -218,8 +219,8 @@ Tensor load_npy(const InputFile& file, Device device) {
   check(file.size() >= header_at, "npy: ", path, " is cut short: ", file.size(), " bytes");
   uint64_t length = uint64_t(start[8]) | uint64_t(start[9]) << 8;
   if (major > 1) length |= uint64_t(start[10]) << 16 | uint64_t(start[11]) << 24;
-  check(length <= kLargestHeader, "npy: ", path, ": the header claims ", length, " bytes, more than ",
-        kLargestHeader);
+  check(length <= kLargestNpyHeader, "npy: ", path, ": the header claims ", length, " bytes, more than ",
+        kLargestNpyHeader);
   check(length <= file.size() - header_at, "npy: ", path, ": the header claims ", length, " bytes, but only ",
         file.size() - header_at, " follow: the file is cut short");
   std::string text(size_t(length), '\0');

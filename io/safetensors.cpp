@@ -67,19 +67,20 @@ std::string safetensors_head(const std::string& path, const SafetensorsPlan& pla
     header += "\"__metadata__\":{";
     for (const auto& [key, value] : metadata) {
       check(key.find('\0') == std::string::npos, "safetensors: ", path, ": a metadata key holds a NUL byte");
-      header += separator + quoted(key, path, "metadata key") + ':' + quoted(value, path, "metadata value");
+      header.append(separator).append(quoted(key, path, "metadata key")).append(":");
+      header.append(quoted(value, path, "metadata value"));
       separator = ",";
     }
     header += '}';
     separator = ",";
   }
   for (const SafetensorsEntry& entry : plan.entries) {
-    header += separator + quoted(entry.name, path, "tensor name") + ":{\"dtype\":\"" +
-              safetensors_name(entry.dtype) + "\",\"shape\":[";
+    header.append(separator).append(quoted(entry.name, path, "tensor name")).append(":{\"dtype\":\"");
+    header.append(safetensors_name(entry.dtype)).append("\",\"shape\":[");
     for (int dim = 0; dim < entry.shape.rank(); ++dim)
-      header += (dim ? "," : "") + std::to_string(entry.shape[dim]);
-    header += "],\"data_offsets\":[" + std::to_string(entry.offset) + ',' +
-              std::to_string(entry.offset + entry.bytes) + "]}";
+      header.append(dim ? "," : "").append(std::to_string(entry.shape[dim]));
+    header.append("],\"data_offsets\":[").append(std::to_string(entry.offset)).append(",");
+    header.append(std::to_string(entry.offset + entry.bytes)).append("]}");
     separator = ",";
   }
   header += '}';
