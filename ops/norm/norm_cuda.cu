@@ -26,6 +26,10 @@ using gpu::Sum;
 constexpr int kBlock = 256;
 constexpr int kWarps = kBlock / kWarp;
 
+/// Columns of a thread that reads kSteps packs of a row.
+template <class T, int kSteps>
+constexpr int kColumns = kSteps* kPackOf<T>;
+
 template <class T>
 const T* data_or_null(const Tensor& tensor) {
   return tensor.defined() ? tensor.data<T>() : nullptr;
@@ -200,7 +204,7 @@ __device__ void add_warps(float (&share)[kSteps][kPack], float* combined, float*
 }
 
 template <class T, bool kCentred, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kBlock, kSteps* kPackOf<T> <= 16 ? 2 : 1)
+__global__ void __launch_bounds__(kBlock, kColumns<T, kSteps> <= 16 ? 2 : 1)
     backward_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>;
   __shared__ float scratch[kWarp];
@@ -322,7 +326,7 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
 /// Blocks of the backward pass: rows of partial sums, at most as many as run at once.
 int64_t backward_blocks(Device device, int64_t rows, int64_t width) {
   const int64_t groups = width <= 1024 ? ceil_div(rows, kWarps) : rows;
-  return std::min<int64_t>(groups, int64_t(device.card().multiprocessors) * (width <= 768 ? 2 : 1));
+  return std::min<int64_t>(groups, int64_t(device.card().multiprocessors) * (width <= 512 ? 2 : 1));
 }
 
 template <class T, bool kCentred>
