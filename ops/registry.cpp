@@ -8,6 +8,10 @@ std::vector<OpSpec> activation_specs();
 std::vector<OpSpec> softmax_specs();
 std::vector<OpSpec> norm_specs();
 std::vector<OpSpec> attention_specs();
+std::vector<OpSpec> matmul_specs();
+std::vector<OpSpec> linear_specs();
+std::vector<OpSpec> grouped_linear_specs();
+std::vector<OpSpec> mlp_specs();
 
 namespace {
 
@@ -17,6 +21,10 @@ constexpr Specs kFolders[] = {
     softmax_specs,
     norm_specs,
     attention_specs,
+    matmul_specs,
+    linear_specs,
+    grouped_linear_specs,
+    mlp_specs,
 };
 
 }  // namespace

@@ -1,0 +1,123 @@
+#include "ops/grouped_linear/grouped_linear.h"
+
+#include "ops/linear/linear_kernels.h"
+#include "ops/matmul/gemm.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+/// x or y as one matrix a group: [..., K, C] -> [K, rows, C]; the shared [..., C] -> [rows, C].
+Tensor by_group(const Tensor& x, bool shared) {
+  return shared ? flatten_leading(x, 1) : flatten_leading(x, 2).transpose(0, 1);
+}
+
+}  // namespace
+
+Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, bool shared, Site site) {
+  constexpr const char* kName = "grouped_linear";
+  check_operand(kName, "x", x, x);
+  check_operand(kName, "weight", weight, x);
+  check(weight.rank() == 3, kName, ": weight ", weight.shape(),
+        " has not three dimensions; expected [K, out, in]");
+  const int64_t groups = weight.size(0), out = weight.size(1), in = weight.size(2);
+  check(x.rank() >= (shared ? 1 : 2) && x.size(-1) == in && (shared || x.size(-2) == groups), kName, ": x ",
+        x.shape(), " does not match weight ", weight.shape(), "; expected ",
+        shared ? "[..., in]" : "[..., K, in] (not shared)", " of weight [K, out, in]");
+  if (bias.defined()) {
+    check_operand(kName, "bias", bias, x);
+    check(bias.shape() == Shape({groups, out}), kName, ": bias ", bias.shape(), " does not go with weight ",
+          weight.shape(), "; expected ", Shape{groups, out});
+  }
+  const Shape rows = x.shape().without(-1);
+  const Shape y_shape =
+      shared ? rows.inserted(rows.rank(), groups).inserted(rows.rank() + 1, out) : x.shape().with(-1, out);
+  Tensor y = Tensor::empty(y_shape, x.dtype(), x.device());
+  multiply(by_group(y, false), by_group(x, shared), weight.detach().transpose(1, 2),
+           {.bias = bias.defined() ? bias.detach().reshape({groups, 1, out}) : Tensor()});
+  if (Tape* tape = Tape::recording(x, weight, bias)) {
+    const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
+    tape->record(kName, site, {&x, &weight, &bias}, {&y},
+                 [x = kept_x, kept = Saved(weight), shape = x.shape(), shared](Backward& b) {
+                   const Tensor& weight = kept.get();
+                   const Tensor dy = by_group(b.grad(), false);  // [K, rows, out]
+                   if (b.needs(0)) {
+                     Tensor dx = Tensor::empty(shape, weight.dtype(), weight.device());
+                     if (shared && !sum_is_one_product(by_group(dx, true), dy, weight))
+                       dx = Tensor::empty(shape, sum_dtype(weight.dtype()), weight.device());
+                     multiply_sum(by_group(dx, shared), dy, weight);
+                     b.accumulate(0, dx);
+                   }
+                   if (b.needs(1))
+                     multiply_gradient(b, 1, weight, GradientDType::f32, dy.transpose(1, 2),
+                                       by_group(x.get(), shared));
+                   if (b.needs(2)) b.accumulate(2, column_sums(b.grad(), true));
+                 });
+  }
+  return y;
+}
+
+std::vector<OpSpec> grouped_linear_specs() {
+  OpSpec spec;
+  spec.name = "grouped_linear";
+  spec.summary = "y[..., k, :] = x weight[k]^T + bias[k], x shared by the groups or x[..., k, :]";
+  spec.inputs = {{"x", "[..., in], or [..., K, in] if not shared"},
+                 {"weight", "[K, out, in]"},
+                 {"bias", "[K, out]", true}};
+  spec.attrs = {{"shared", true, "every group sees all of x"}};
+  spec.outputs = {{"y", "[..., K, out]"}};
+  spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
+    return std::vector{grouped_linear(in[0], in[1], in[2], attrs.flag("shared"))};
+  };
+  // B batches (0: none) of T rows.
+  spec.problem = [](const Dims& d, const Attrs& attrs) {
+    const int64_t batch = d.at("B"), rows = d.at("T"), groups = d.at("K"), in = d.at("in"), out = d.at("out");
+    const bool shared = attrs.flag("shared"), bias = d.at("bias") != 0;
+    Shape x = batch ? Shape{batch, rows} : Shape{rows};
+    if (!shared) x = x.inserted(x.rank(), groups);
+    x = x.inserted(x.rank(), in);
+    const double t = double(rows) * double(std::max<int64_t>(batch, 1)), k = double(groups);
+    const double of_x = double(x.count()), of_y = t * k * double(out), weights = k * double(out) * double(in);
+    const double products = 2 * of_y * double(in), of_bias = bias ? k * double(out) : 0;
+    return Problem{.inputs = {{.shape = x},
+                              {.shape = {groups, out, in}},
+                              {.shape = {groups, out}, .fill = bias ? Fill::normal : Fill::absent}},
+                   .forward_flops = products + (bias ? of_y : 0),
+                   .backward_flops = 2 * products + (bias ? of_y : 0),
+                   .forward_elements = of_x + weights + of_bias + of_y,
+                   .backward_elements = of_y + 2 * (of_x + weights) + of_bias};
+  };
+  const auto dims = [](int64_t batch, int64_t rows, int64_t groups, int64_t in, int64_t out, int64_t bias) {
+    return Dims{{"B", batch}, {"T", rows}, {"K", groups}, {"in", in}, {"out", out}, {"bias", bias}};
+  };
+  for (const bool shared : {true, false}) {
+    const Attrs attrs{{"shared", shared}};
+    const std::vector<Case> cases = {
+        {.dims = dims(0, 5, 3, 4, 2, 1), .attrs = attrs},  // rows of y fill 16 bytes in f64: one long product
+        {.dims = dims(0, 5, 3, 4, 3, 0), .attrs = attrs},  // and here they are pitched
+        {.dims = dims(2, 3, 2, 5, 3, 1), .attrs = attrs},
+        {.dims = dims(0, 1, 1, 1, 1, 1), .attrs = attrs},
+        {.dims = dims(0, 1, 4, 3, 5, 1), .attrs = attrs},
+        {.dims = dims(0, 4, 1, 3, 5, 1), .attrs = attrs},
+        {.dims = dims(0, 0, 2, 3, 4, 1), .attrs = attrs},
+        {.dims = dims(0, 3, 0, 3, 4, 1), .attrs = attrs},
+        {.dims = dims(0, 3, 2, 0, 4, 1), .attrs = attrs},
+        {.dims = dims(0, 3, 2, 4, 0, 1), .attrs = attrs},
+        {.dims = dims(2, 3, 2, 5, 3, 1), .attrs = attrs, .placement = Placement::strided},
+        {.dims = dims(2, 3, 2, 5, 3, 1), .attrs = attrs, .placement = Placement::transposed},
+        {.dims = dims(0, 65, 10, 129, 31, 1), .attrs = attrs, .gradcheck = false},
+        {.dims = dims(0, 127, 10, 1365, 3, 1), .attrs = attrs, .gradcheck = false},
+        {.dims = dims(2, 33, 3, 64, 1365, 0),
+         .attrs = attrs,
+         .placement = Placement::strided,
+         .gradcheck = false}};
+    spec.cases.insert(spec.cases.end(), cases.begin(), cases.end());
+  }
+  for (const int64_t tokens : {5000, 32000}) {
+    spec.benches.push_back({.dims = dims(0, tokens, 10, 512, 1365, 0)});
+    spec.benches.push_back({.dims = dims(0, tokens, 10, 1365, 3, 0), .attrs = {{"shared", false}}});
+  }
+  return {std::move(spec)};
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,136 @@
+#include "ops/linear/linear.h"
+
+#include <algorithm>
+
+#include "ops/linear/linear_kernels.h"
+#include "ops/matmul/gemm.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+/// A vector as a matrix of one row, off the tape.
+Tensor as_matrix(const Tensor& x) {
+  return x.rank() >= 2 ? x.detach() : x.detach().reshape({1, x.count()});
+}
+
+}  // namespace
+
+void check_linear(const char* op, const char* weight_name, const Tensor& x, int64_t in, const Tensor& weight,
+                  const Tensor& bias) {
+  check_operand(op, weight_name, weight, x);
+  check(weight.rank() == 2, op, ": ", weight_name, " ", weight.shape(),
+        " is not a matrix; expected [out, in]");
+  check(weight.size(1) == in, op, ": ", weight_name, " ", weight.shape(), " takes ", weight.size(1),
+        " features, but its input has ", in, "; expected [out, ", in, "]");
+  if (!bias.defined()) return;
+  check_operand(op, "bias", bias, x);
+  check(bias.rank() == 1 && bias.size(0) == weight.size(0), op, ": bias ", bias.shape(), " does not go with ",
+        weight_name, " ", weight.shape(), "; expected [", weight.size(0), "]");
+}
+
+void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  multiply(as_matrix(y), as_matrix(x), weight.detach().transpose(0, 1), {.bias = bias});
+}
+
+Tensor linear_input_gradient(const Tensor& dy, const Tensor& weight) {
+  const Tensor dx = Tensor::empty(dy.shape().with(-1, weight.size(1)), dy.dtype(), dy.device());
+  multiply(as_matrix(dx), as_matrix(dy), weight);
+  return dx;
+}
+
+void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
+                                const Tensor& x, const Tensor& dy) {
+  if (entry.needs(weight_input))
+    multiply_gradient(entry, weight_input, weight, GradientDType::f32, flatten_leading(dy, 1).transpose(0, 1),
+                      flatten_leading(x, 1));
+  if (entry.needs(bias_input)) entry.accumulate(bias_input, column_sums(dy));
+}
+
+Tensor column_sums(const Tensor& x, bool groups) {
+  Tensor rows = flatten_leading(x, groups ? 2 : 1);
+  if (!groups) rows = rows.reshape({rows.size(0), 1, rows.size(1)});
+  const Tensor sums = Tensor::empty_packed({rows.size(1), rows.size(2)}, sum_dtype(x.dtype()), x.device());
+  if (rows.count() == 0) {
+    sums.fill(0);
+  } else {
+    if (rows.size(2) > 1 && rows.layout().stride(2) != 1) rows = rows.clone();
+    if (x.device().is_cpu()) {
+      column_sums_cpu(sums, rows);
+    } else if constexpr (kCuda) {
+      column_sums_cuda(sums, rows);
+    }
+  }
+  return groups ? sums : sums.reshape({rows.size(2)});
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Site site) {
+  check_operand("linear", "x", x, x);
+  check(x.rank() >= 1, "linear: x is a scalar; expected [..., in]");
+  check_linear("linear", "weight", x, x.size(-1), weight, bias);
+  Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0)), x.dtype(), x.device());
+  linear_forward(y, x, weight, bias);
+  if (Tape* tape = Tape::recording(x, weight, bias)) {
+    const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
+    tape->record("linear", site, {&x, &weight, &bias}, {&y},
+                 [x = kept_x, weight = Saved(weight)](Backward& b) {
+                   const Tensor dy = b.grad();
+                   if (b.needs(0)) b.accumulate(0, linear_input_gradient(dy, weight.get()));
+                   linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
+                 });
+  }
+  return y;
+}
+
+std::vector<OpSpec> linear_specs() {
+  OpSpec spec;
+  spec.name = "linear";
+  spec.summary = "y = x weight^T + bias";
+  spec.inputs = {{"x", "[..., in]"}, {"weight", "[out, in]"}, {"bias", "[out]", true}};
+  spec.outputs = {{"y", "[..., out]"}};
+  spec.run = [](const std::vector<Tensor>& in, const Attrs&) {
+    return std::vector{linear(in[0], in[1], in[2])};
+  };
+  // B batches (0: none) of T rows.
+  spec.problem = [](const Dims& d, const Attrs&) {
+    const int64_t batch = d.at("B"), rows = d.at("T"), in = d.at("in"), out = d.at("out");
+    const bool bias = d.at("bias") != 0;
+    const double t = double(rows) * double(std::max<int64_t>(batch, 1)), i = double(in), o = double(out);
+    return Problem{.inputs = {{.shape = batch ? Shape{batch, rows, in} : Shape{rows, in}},
+                              {.shape = {out, in}},
+                              {.shape = {out}, .fill = bias ? Fill::normal : Fill::absent}},
+                   .forward_flops = 2 * t * i * o + (bias ? t * o : 0),
+                   .backward_flops = 4 * t * i * o + (bias ? t * o : 0),
+                   .forward_elements = t * i + i * o + t * o + (bias ? o : 0),
+                   .backward_elements = t * o + 2 * (t * i + i * o) + (bias ? o : 0)};
+  };
+  const auto dims = [](int64_t batch, int64_t rows, int64_t in, int64_t out, int64_t bias) {
+    return Dims{{"B", batch}, {"T", rows}, {"in", in}, {"out", out}, {"bias", bias}};
+  };
+  spec.cases = {{.dims = dims(0, 7, 5, 3, 1)},
+                {.dims = dims(0, 7, 5, 3, 0)},
+                {.dims = dims(3, 2, 4, 8, 1)},
+                {.dims = dims(0, 1, 1, 1, 1)},
+                {.dims = dims(0, 1, 9, 4, 1)},
+                {.dims = dims(0, 6, 1, 5, 0)},
+                {.dims = dims(0, 5, 4, 1, 1)},
+                {.dims = dims(0, 0, 3, 2, 1)},
+                {.dims = dims(0, 4, 0, 3, 1)},
+                {.dims = dims(0, 4, 0, 3, 0)},
+                {.dims = dims(0, 4, 3, 0, 1)},
+                {.dims = dims(2, 0, 3, 4, 1)},
+                {.dims = dims(2, 3, 5, 4, 1), .placement = Placement::strided},
+                {.dims = dims(0, 6, 5, 7, 1), .placement = Placement::transposed},
+                {.dims = dims(2, 3, 5, 4, 0), .placement = Placement::transposed},
+                {.dims = dims(0, 129, 257, 65, 1), .gradcheck = false},
+                {.dims = dims(0, 127, 64, 1365, 0), .gradcheck = false},
+                {.dims = dims(3, 85, 1365, 31, 1), .placement = Placement::strided, .gradcheck = false},
+                {.dims = dims(0, 1000, 33, 3, 1), .placement = Placement::transposed, .gradcheck = false}};
+  for (const int64_t tokens : {11000, 36096, 205000}) {
+    spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 0)});
+    spec.benches.push_back({.dims = dims(0, tokens, 1365, 512, 0)});
+  }
+  return {std::move(spec)};
+}
+
+}  // namespace tessera::ops

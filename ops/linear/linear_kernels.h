@@ -1,0 +1,32 @@
+#pragma once
+
+#include "autograd/tape.h"
+
+/// The parts of a linear layer that linear, grouped_linear and mlp share.
+
+namespace tessera::ops {
+
+/// Throws, naming operator and operands, unless x [..., in], weight [out, in] and bias [out] (or undefined)
+/// go together.
+void check_linear(const char* op, const char* weight_name, const Tensor& x, int64_t in, const Tensor& weight,
+                  const Tensor& bias);
+
+/// y = x weight^T + bias
+void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias);
+/// dy weight, in dy's dtype
+Tensor linear_input_gradient(const Tensor& dy, const Tensor& weight);
+/// Hands dweight = dy^T x and dbias to those inputs of the entry that want them; x may be undefined if the
+/// weight does not.
+void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
+                                const Tensor& x, const Tensor& dy);
+
+/// x [..., columns] summed over all rows, or x [rows, groups, columns] over its rows if `groups`: f32 (f64
+/// for f64), packed, of shape [columns] or [groups, columns]. Deterministic.
+Tensor column_sums(const Tensor& x, bool groups = false);
+
+/// sums [groups, columns], packed, of x [rows, groups, columns] whose innermost stride is 1; nothing is
+/// empty.
+void column_sums_cpu(const Tensor& sums, const Tensor& x);
+void column_sums_cuda(const Tensor& sums, const Tensor& x);
+
+}  // namespace tessera::ops

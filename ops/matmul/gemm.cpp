@@ -1,0 +1,284 @@
+#include "ops/matmul/gemm.h"
+
+#include <algorithm>
+
+#include "tensor/elementwise.h"
+
+namespace tessera::ops {
+namespace {
+
+bool is_half(DType dtype) {
+  return dtype == DType::bf16 || dtype == DType::f16;
+}
+
+/// An r x c matrix with these strides as BLAS takes it.
+struct Stored {
+  bool fits = false;
+  bool transposed = false;  // its columns are the dense ones
+  int64_t ld = 0;
+};
+
+/// Of a single row or column the distance to the next is free: one that keeps vectors aligned.
+Stored stored(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride, DType dtype) {
+  if (columns <= 1 ? rows <= 1 || row_stride != 1
+                   : column_stride == 1 && (rows <= 1 || row_stride >= columns))
+    return {rows <= 1 || row_stride >= 1, false, rows > 1 ? row_stride : row_pitch(columns, dtype)};
+  const bool fits = (rows <= 1 || row_stride == 1) && (columns <= 1 || column_stride >= rows);
+  return {fits, true, columns > 1 ? column_stride : row_pitch(rows, dtype)};
+}
+
+Stored stored(const Tensor& x) {
+  return stored(x.size(-2), x.size(-1), x.layout().stride(-2), x.layout().stride(-1), x.dtype());
+}
+
+Shape leading(const Tensor& x) {
+  return Shape(x.shape().sizes().first(size_t(x.rank() - 2)));
+}
+
+Shape joined(const Shape& lead, int64_t rows, int64_t columns) {
+  return lead.inserted(lead.rank(), rows).inserted(lead.rank() + 1, columns);
+}
+
+/// Where the rows of `x` [..., r, c] lie: a layout over [..., r], or over [..., 1] if they stand still.
+Layout rows_of(const Tensor& x, bool move) {
+  if (!x.defined() || x.rank() < 2) return {};
+  Layout layout = x.layout();
+  layout.shape = x.shape().without(-1);
+  if (!move) layout.shape = layout.shape.with(-1, 1);
+  return layout;
+}
+
+/// The product in f32 of widened copies, rounded once.
+void multiply_widened(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options) {
+  const Tensor sum = Tensor::empty(d.shape(), DType::f32, d.device());
+  if (options.accumulate) sum.copy_from(d);
+  multiply(sum, a.to(DType::f32), b.to(DType::f32),
+           {.alpha = options.alpha,
+            .accumulate = options.accumulate,
+            .bias = options.bias.defined() ? options.bias.detach().to(DType::f32) : Tensor()});
+  d.copy_from(sum);
+}
+
+/// Whether gemm_cuda takes the bias along: vectors and edges are where cuBLASLt's epilogues have gaps.
+bool fuses_bias(const Gemm& g) {
+  const auto aligned = [](const void* pointer, int64_t stride, DType dtype) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride * int64_t(size_of(dtype)) % 16 == 0;
+  };
+  return std::min({g.m, g.n, g.k}) > 1 && g.in == g.out && aligned(g.d, g.ldd, g.out) &&
+         aligned(g.d, g.stride_d, g.out) && aligned(g.bias, g.stride_bias, g.in);
+}
+
+char* advanced(const Tensor& x, int64_t elements) {
+  return static_cast<char*>(x.raw()) + elements * int64_t(size_of(x.dtype()));
+}
+
+}  // namespace
+
+DType sum_dtype(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+bool writable(const Tensor& d) {
+  const Stored rows = stored(d);
+  return rows.fits && (!rows.transposed || d.size(-1) == 1);
+}
+
+void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, const MultiplyOptions& options) {
+  const int64_t m = d.size(-2), n = d.size(-1), k = a_given.size(-1);
+  check(a_given.size(-2) == m && b_given.size(-2) == k && b_given.size(-1) == n &&
+            broadcast(broadcast(leading(a_given), leading(b_given), "multiply"), leading(d), "multiply") ==
+                leading(d),
+        "multiply: ", d.shape(), " = ", a_given.shape(), " times ", b_given.shape());
+  check(!options.bias.defined() || (!options.accumulate && options.bias.size(-1) == n), "multiply: a bias ",
+        options.bias.shape(), " for ", d.shape());
+  if (d.count() == 0) return;
+  if (k == 0) {
+    if (options.bias.defined()) {
+      d.copy_from(options.bias);
+    } else if (!options.accumulate) {
+      d.fill(0);
+    }
+    return;
+  }
+  if (d.device().is_cpu() && is_half(a_given.dtype()))
+    return multiply_widened(d, a_given.detach(), b_given.detach(), options);
+  check(writable(d), "multiply: the result ", describe(d), " has no dense rows");
+
+  Tensor a = a_given.detach(), b = b_given.detach(), bias = options.bias.detach();
+  if (!stored(a).fits) a = a.clone();
+  if (!stored(b).fits) b = b.clone();
+  if (bias.defined() && bias.size(-1) > 1 && bias.layout().stride(-1) != 1) bias = bias.clone();
+
+  // The loop over [..., m], in which b and the bias stand still along m: neighbouring matrices merge to
+  // longer ones exactly where those two stand still and the rows of a and d go on.
+  const Layout of_d = rows_of(d, true), of_a = rows_of(a, true), of_b = rows_of(b, false),
+               of_bias = rows_of(bias, false);
+  const StridedLoop<4> loop = make_loop<4>(d.shape().without(-1), {&of_d, &of_a, &of_b, &of_bias});
+  const int64_t a_column = a.layout().stride(-1);
+  Gemm gemm{.m = 1, .n = n, .k = k, .in = a.dtype(), .out = d.dtype(), .alpha = options.alpha};
+  Stored left = stored(1, k, k, a_column, a.dtype());
+  const Stored right = stored(b);
+  gemm.ldd = row_pitch(n, d.dtype());
+  int dims = loop.rank;  // those that stay batches
+  const int last = dims - 1;
+  const int64_t d_row = loop.strides[0][last], a_row = loop.strides[1][last];
+  if (loop.strides[2][last] == 0 && loop.strides[3][last] == 0 && d_row >= n) {
+    const Stored rows = stored(loop.sizes[last], k, a_row, a_column, a.dtype());
+    check(rows.fits || m == 1, "multiply: ", describe(a), " has rows that overlap; clone() it first");
+    if (rows.fits) {
+      left = rows;
+      gemm.m = loop.sizes[last];
+      gemm.ldd = d_row;
+      --dims;
+    }
+  }
+  gemm.transpose_a = left.transposed, gemm.lda = left.ld;
+  gemm.transpose_b = right.transposed, gemm.ldb = right.ld;
+
+  // The longest remaining dimension is the batch, the others are walked here.
+  int batch = -1;
+  for (int dim = 0; dim < dims; ++dim)
+    if (batch < 0 || loop.sizes[dim] > loop.sizes[batch]) batch = dim;
+  int64_t calls = 1;
+  for (int dim = 0; dim < dims; ++dim) calls *= dim == batch ? 1 : loop.sizes[dim];
+  if (batch >= 0) {
+    gemm.batch = loop.sizes[batch];
+    gemm.stride_d = loop.strides[0][batch], gemm.stride_a = loop.strides[1][batch];
+    gemm.stride_b = loop.strides[2][batch], gemm.stride_bias = loop.strides[3][batch];
+  }
+  gemm.beta = options.accumulate ? 1 : 0;
+  gemm.d = d.raw();
+  gemm.bias = bias.defined() ? bias.raw() : nullptr;
+  // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's dtype.
+  const bool fused = gemm.bias && d.device().is_cuda() && calls == 1 && fuses_bias(gemm);
+  if (gemm.bias && !fused) {
+    d.copy_from(bias);
+    gemm.bias = nullptr;
+    gemm.beta = 1;
+  }
+  for (int64_t call = 0; call < calls; ++call) {
+    int64_t rest = call, offset[3] = {};
+    for (int dim = dims - 1; dim >= 0; --dim) {
+      if (dim == batch) continue;
+      for (int operand = 0; operand < 3; ++operand)
+        offset[operand] += rest % loop.sizes[dim] * loop.strides[operand][dim];
+      rest /= loop.sizes[dim];
+    }
+    gemm.d = advanced(d, offset[0]), gemm.a = advanced(a, offset[1]), gemm.b = advanced(b, offset[2]);
+    if (d.device().is_cpu()) {
+      gemm_cpu(gemm);
+    } else if constexpr (kCuda) {
+      gemm_cuda(gemm, d.device());
+    }
+  }
+}
+
+namespace {
+
+/// The operands of a sum with the leading dimensions of the whole, and d with ones where it is summed.
+struct Sum {
+  Tensor d, a, b;
+  int64_t terms = 1;  // products that add up in one element of d
+};
+
+Sum spread_sum(const Tensor& d, const Tensor& a, const Tensor& b) {
+  const Shape lead = broadcast(leading(a), leading(b), "multiply_sum");
+  const int missing = lead.rank() - (d.rank() - 2);
+  Shape ones = d.shape();
+  for (int dim = 0; dim < missing; ++dim) ones = ones.inserted(0, 1);
+  Sum sum{d.detach().reshape(ones), a.detach().expand(joined(lead, a.size(-2), a.size(-1))),
+          b.detach().expand(joined(lead, b.size(-2), b.size(-1)))};
+  for (int dim = 0; dim < lead.rank(); ++dim) {
+    check(ones[dim] == lead[dim] || ones[dim] == 1, "multiply_sum: ", d.shape(), " += ", a.shape(), " times ",
+          b.shape());
+    if (ones[dim] != lead[dim]) sum.terms *= lead[dim];
+  }
+  return sum;
+}
+
+/// [terms..., k, columns] -> [terms * k, columns] as a view; undefined if there is none.
+Tensor long_rows(const Tensor& x) {
+  const Shape shape{x.count() / std::max<int64_t>(x.size(-1), 1), x.size(-1)};
+  return x.count() > 0 && x.can_reshape(shape) ? x.reshape(shape) : Tensor();
+}
+
+bool is_long(const Sum& sum, Tensor& a, Tensor& b) {
+  if (sum.d.count() != sum.d.size(-1) * sum.d.size(-2)) return false;
+  a = long_rows(sum.a.transpose(-1, -2));
+  b = long_rows(sum.b);
+  return a.defined() && b.defined();
+}
+
+}  // namespace
+
+bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b) {
+  const Sum sum = spread_sum(d, a, b);
+  Tensor left, right;
+  return sum.terms <= 1 || is_long(sum, left, right);
+}
+
+void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate) {
+  if (d.count() == 0) return;
+  const Sum sum = spread_sum(d, a, b);
+  if (sum.terms == 1) return multiply(sum.d, sum.a, sum.b, {.accumulate = accumulate});
+  if (sum.terms == 0) {
+    if (!accumulate) d.fill(0);
+    return;
+  }
+  Tensor long_a, long_b;
+  if (is_long(sum, long_a, long_b))
+    return multiply(sum.d.reshape({d.size(-2), d.size(-1)}), long_a.transpose(0, 1), long_b,
+                    {.accumulate = accumulate});
+  for (int64_t term = 0; term < sum.terms; ++term) {
+    Tensor left = sum.a, right = sum.b;
+    int64_t rest = term;
+    for (int dim = sum.d.rank() - 3; dim >= 0; --dim) {
+      const int64_t size = left.size(dim);
+      if (sum.d.size(dim) == size) continue;
+      left = left.slice(dim, rest % size, rest % size + 1);
+      right = right.slice(dim, rest % size, rest % size + 1);
+      rest /= size;
+    }
+    multiply(sum.d, left, right, {.accumulate = accumulate || term > 0});
+  }
+}
+
+void multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
+                       const Tensor& b) {
+  const DType wide = sum_dtype(like.dtype());
+  GradTarget target = entry.target(input);
+  const Tensor probe = like.detach();
+  const bool once = sum_is_one_product(probe, a, b);
+  if (target.grad.defined()) {
+    const DType held = target.grad.dtype();
+    if (!(held == wide || (held == like.dtype() && once)) || !writable(target.grad)) target = {};
+  }
+  if (!target.grad.defined()) {
+    const DType fresh = dtype == GradientDType::f32 || !once ? wide : like.dtype();
+    target = {Tensor::empty(like.shape(), fresh, like.device()), false};
+  }
+  multiply_sum(target.grad, a, b, target.accumulate);
+  entry.written(input, target);
+}
+
+Tensor flatten_leading(const Tensor& x, int keep) {
+  int64_t rows = 1;
+  for (int dim = 0; dim < x.rank() - keep; ++dim) rows *= x.size(dim);
+  Shape shape(x.shape().sizes().last(size_t(keep)));
+  shape = shape.inserted(0, rows);
+  const Tensor plain = x.detach();
+  return plain.can_reshape(shape) ? plain.reshape(shape) : plain.clone().reshape(shape);
+}
+
+void check_operand(const char* op, const char* name, const Tensor& x, const Tensor& first) {
+  check(x.defined(), op, ": ", name, " is undefined");
+  const bool arithmetic = x.dtype() == DType::f64 || x.dtype() == DType::f32 || is_half(x.dtype());
+  const bool cpu = x.device().is_cpu();
+  check(arithmetic && (cpu || x.dtype() != DType::f64), op, ": ", name, " ", describe(x), ": dtype ",
+        x.dtype(), " is not supported on device ", x.device().name(), "; expected ", cpu ? "f64, " : "",
+        "f32, bf16 or f16");
+  check(x.dtype() == first.dtype() && x.device() == first.device(), op, ": ", name, " is ", describe(x),
+        ", but the first operand is ", describe(first), "; cast or move one of them");
+}
+
+}  // namespace tessera::ops

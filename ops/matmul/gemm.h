@@ -1,0 +1,79 @@
+#pragma once
+
+#include "autograd/tape.h"
+
+/// Plain products of matrices: the one place that calls BLAS and cuBLASLt. Operators use the tensor functions
+/// at the end; Gemm is what they come down to.
+
+namespace tessera::ops {
+
+/// D[i] = alpha op(A[i]) op(B[i]) + beta D[i] + bias[i] for i < batch, with D m x n, op(A) m x k and op(B)
+/// k x n. All matrices are row-major; a transposed operand is stored k-first (A: k x m, B: n x k). Leading
+/// dimensions (elements between rows) are at least the stored row's length; strides (elements between the
+/// matrices of a batch) may be 0 for A, B and bias. All sizes are at least 1.
+///
+/// Dtypes: A, B and bias have `in`; D has `out`, which is `in`, or f32 for bf16 and f16. Sums run in f32 (f64
+/// for f64), never in TF32, and are rounded once, to `out`. With beta 0, D is not read.
+struct Gemm {
+  int64_t m = 0, n = 0, k = 0, batch = 1;
+  DType in = DType::f32, out = DType::f32;
+  bool transpose_a = false, transpose_b = false;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* d = nullptr;
+  const void* bias = nullptr;  // n values for every row; gemm_cuda alone takes one, if rows of D and
+  // the bias lie on 16-byte boundaries and m, n and k exceed 1
+  int64_t lda = 0, ldb = 0, ldd = 0;
+  int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
+  double alpha = 1, beta = 0;
+};
+
+/// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).
+void gemm_cpu(const Gemm& gemm);
+/// in = f32, bf16, f16. The same problem runs the same algorithm in every call, so results repeat bitwise.
+void gemm_cuda(const Gemm& gemm, Device device);
+
+struct MultiplyOptions {
+  double alpha = 1;
+  bool accumulate = false;  // add to d instead of overwriting it
+  Tensor bias = {};         // [n] or [..., 1, n], broadcasting to d; not with accumulate
+};
+
+/// d = alpha a b (+ d) (+ bias): d [..., m, n], a [..., m, k], b [..., k, n]; the leading dimensions of a and
+/// b broadcast to d's. Transposition is a matter of strides: pass a.transpose(-1, -2). A matrix whose rows or
+/// whose columns are dense is taken as it lies, any other is copied; d must be `writable`. Where b is the
+/// same for neighbouring matrices of a and d that continue each other, they become one product. k = 0 gives
+/// zeros or the bias. On the CPU bf16 and f16 are widened to f32 and the result rounded once.
+void multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
+
+/// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
+/// sum over them. One product with a long k where the operands' layouts allow it, else one product after the
+/// other in a fixed order, rounding to d's dtype each time: see `sum_is_one_product`.
+void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate = false);
+/// Whether multiply_sum(d, a, b) rounds once.
+bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b);
+
+/// The dtype in which sums of products run: f32, f64 for f64.
+DType sum_dtype(DType dtype);
+
+/// Whether multiply can write a tensor as it lies: dense elements in a row, rows that do not overlap.
+bool writable(const Tensor& d);
+
+/// Which dtype a new gradient gets: `f32` for what is summed over many rows and belongs to parameters, so
+/// that it is rounded only where the leaf wants that (f64 stays f64); `same` for activations.
+enum class GradientDType : uint8_t { same, f32 };
+
+/// Hands a b, summed down to `like`'s shape, to input number `input` of the entry: written straight into the
+/// leaf's buffer where that has a fitting dtype and layout, else as a new tensor. Only if entry.needs(input).
+void multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
+                       const Tensor& b);
+
+/// [..., the last `keep` dimensions] -> [rows, the last `keep` dimensions], off the tape: a view where the
+/// leading dimensions collapse, else a copy.
+Tensor flatten_leading(const Tensor& x, int keep);
+
+/// Throws, naming operator, operand, dtype and device, unless `x` is defined and of an arithmetic floating
+/// dtype that its device computes in (f64 on the CPU only), and agrees with `first` in both.
+void check_operand(const char* op, const char* name, const Tensor& x, const Tensor& first);
+
+}  // namespace tessera::ops

@@ -1,0 +1,128 @@
+#include "ops/matmul/matmul.h"
+
+#include "ops/matmul/gemm.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+Tensor oriented(const Tensor& x, bool transposed) {
+  return transposed ? x.detach().transpose(-1, -2) : x.detach();
+}
+
+/// One matrix for a whole batch is likely a parameter: its gradient comes in f32.
+GradientDType dtype_for(const Tensor& x, const Tensor& dy) {
+  return x.rank() == 2 && dy.rank() > 2 ? GradientDType::f32 : GradientDType::same;
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b, Site site) {
+  check_operand("matmul", "a", a, a);
+  check_operand("matmul", "b", b, a);
+  check(a.rank() >= 2 && b.rank() >= 2, "matmul: a ", a.shape(), " and b ", b.shape(),
+        " need at least two dimensions each; expected [..., M, K] and [..., K, N]");
+  const Tensor left = oriented(a, transpose_a), right = oriented(b, transpose_b);
+  check(left.size(-1) == right.size(-2), "matmul: a ", a.shape(), transpose_a ? " transposed" : "",
+        " does not match b ", b.shape(), transpose_b ? " transposed" : "", ": sums over ", left.size(-1),
+        " and ", right.size(-2), " elements");
+  const Shape lead_a(a.shape().sizes().first(size_t(a.rank() - 2)));
+  const Shape lead_b(b.shape().sizes().first(size_t(b.rank() - 2)));
+  const Shape lead = broadcast(lead_a, lead_b, "matmul");
+  Tensor y =
+      Tensor::empty(lead.inserted(lead.rank(), left.size(-2)).inserted(lead.rank() + 1, right.size(-1)),
+                    a.dtype(), a.device());
+  multiply(y, left, right);
+  if (Tape* tape = Tape::recording(a, b)) {
+    tape->record("matmul", site, {&a, &b}, {&y},
+                 [a = Saved(a), b = Saved(b), transpose_a, transpose_b](Backward& entry) {
+                   const Tensor dy = entry.grad().detach(), dy_t = dy.transpose(-1, -2);
+                   const Tensor left = oriented(a.get(), transpose_a), right = oriented(b.get(), transpose_b);
+                   if (entry.needs(0)) {
+                     const GradientDType dtype = dtype_for(a.get(), dy);
+                     if (transpose_a) {
+                       multiply_gradient(entry, 0, a.get(), dtype, right, dy_t);
+                     } else {
+                       multiply_gradient(entry, 0, a.get(), dtype, dy, right.transpose(-1, -2));
+                     }
+                   }
+                   if (entry.needs(1)) {
+                     const GradientDType dtype = dtype_for(b.get(), dy);
+                     if (transpose_b) {
+                       multiply_gradient(entry, 1, b.get(), dtype, dy_t, left);
+                     } else {
+                       multiply_gradient(entry, 1, b.get(), dtype, left.transpose(-1, -2), dy);
+                     }
+                   }
+                 });
+  }
+  return y;
+}
+
+std::vector<OpSpec> matmul_specs() {
+  OpSpec spec;
+  spec.name = "matmul";
+  spec.summary = "y = a b, of matrices or batches of them";
+  spec.inputs = {{"a", "[..., M, K]"}, {"b", "[..., K, N]"}};
+  spec.attrs = {{"transpose_a", false, "a is stored [..., K, M]"},
+                {"transpose_b", false, "b is stored [..., N, K]"}};
+  spec.outputs = {{"y", "[..., M, N]"}};
+  spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
+    return std::vector{matmul(in[0], in[1], attrs.flag("transpose_a"), attrs.flag("transpose_b"))};
+  };
+  // A and B: the batch of each; 0 for a single matrix.
+  spec.problem = [](const Dims& d, const Attrs& attrs) {
+    const int64_t of_a = d.at("A"), of_b = d.at("B"), m = d.at("M"), n = d.at("N"), k = d.at("K");
+    const auto shape = [](int64_t batch, int64_t rows, int64_t columns, bool transposed) {
+      if (transposed) std::swap(rows, columns);
+      return batch ? Shape{batch, rows, columns} : Shape{rows, columns};
+    };
+    const double batch = double(std::max<int64_t>({of_a, of_b, 1}));
+    const double a = double(std::max<int64_t>(of_a, 1)) * double(m) * double(k);
+    const double b = double(std::max<int64_t>(of_b, 1)) * double(k) * double(n);
+    const double y = batch * double(m) * double(n), products = 2 * y * double(k);
+    return Problem{.inputs = {{.shape = shape(of_a, m, k, attrs.flag("transpose_a"))},
+                              {.shape = shape(of_b, k, n, attrs.flag("transpose_b"))}},
+                   .forward_flops = products,
+                   .backward_flops = 2 * products,
+                   .forward_elements = a + b + y,
+                   .backward_elements = 2 * (a + b) + y};
+  };
+  const auto dims = [](int64_t a, int64_t b, int64_t m, int64_t n, int64_t k) {
+    return Dims{{"A", a}, {"B", b}, {"M", m}, {"N", n}, {"K", k}};
+  };
+  for (const bool ta : {false, true})
+    for (const bool tb : {false, true}) {
+      const Attrs attrs{{"transpose_a", ta}, {"transpose_b", tb}};
+      spec.cases.push_back({.dims = dims(0, 0, 5, 7, 3), .attrs = attrs});
+      spec.cases.push_back({.dims = dims(3, 3, 2, 5, 4), .attrs = attrs});
+      spec.cases.push_back({.dims = dims(2, 2, 5, 3, 4), .attrs = attrs, .placement = Placement::strided});
+      spec.cases.push_back({.dims = dims(0, 0, 4, 5, 3), .attrs = attrs, .placement = Placement::transposed});
+      spec.cases.push_back({.dims = dims(3, 0, 4, 2, 5), .attrs = attrs});
+      spec.cases.push_back({.dims = dims(0, 3, 4, 2, 5), .attrs = attrs});
+      spec.cases.push_back({.dims = dims(3, 3, 33, 65, 129), .attrs = attrs, .gradcheck = false});
+    }
+  const std::vector<Case> more = {
+      {.dims = dims(0, 0, 1, 1, 1)},
+      {.dims = dims(0, 0, 1, 6, 5)},
+      {.dims = dims(0, 0, 6, 1, 5)},
+      {.dims = dims(0, 0, 4, 3, 1)},
+      {.dims = dims(4, 4, 1, 3, 5)},
+      {.dims = dims(4, 0, 1, 3, 5)},
+      {.dims = dims(4, 4, 1, 1, 1)},
+      {.dims = dims(1, 3, 2, 3, 4)},
+      {.dims = dims(3, 1, 2, 3, 4)},
+      {.dims = dims(0, 0, 0, 3, 2)},
+      {.dims = dims(0, 0, 3, 0, 2)},
+      {.dims = dims(0, 0, 3, 2, 0)},
+      {.dims = dims(2, 0, 3, 2, 0)},
+      {.dims = dims(3, 0, 4, 5, 2), .placement = Placement::strided},
+      {.dims = dims(0, 0, 127, 129, 513), .gradcheck = false},
+      {.dims = dims(0, 0, 257, 1365, 64), .placement = Placement::strided, .gradcheck = false},
+      {.dims = dims(8, 0, 63, 31, 255), .placement = Placement::transposed, .gradcheck = false}};
+  spec.cases.insert(spec.cases.end(), more.begin(), more.end());
+  spec.benches = {{.dims = dims(0, 0, 4096, 4096, 4096)}, {.dims = dims(64, 64, 512, 512, 512)}};
+  return {std::move(spec)};
+}
+
+}  // namespace tessera::ops

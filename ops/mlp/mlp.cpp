@@ -1,0 +1,122 @@
+#include "ops/mlp/mlp.h"
+
+#include <algorithm>
+
+#include "ops/activation/activation_kernels.h"
+#include "ops/linear/linear_kernels.h"
+#include "ops/matmul/gemm.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+/// f(h), written over h if it is not needed any more.
+Tensor activate_hidden(const Tensor& h, Activation kind, bool in_place) {
+  if (kind == Activation::none) return h;
+  const Tensor a = in_place ? h : Tensor::empty_like(h);
+  if (h.device().is_cpu()) {
+    activation_forward_cpu(a, h, kind);
+  } else if constexpr (kCuda) {
+    activation_forward_cuda(a, h, kind);
+  }
+  return a;
+}
+
+/// dh = da f'(h), over da
+void hidden_gradient(const Tensor& da, const Tensor& h, Activation kind) {
+  if (kind == Activation::none) return;
+  if (h.device().is_cpu()) {
+    activation_backward_cpu(da, da, h, kind);
+  } else if constexpr (kCuda) {
+    activation_backward_cuda(da, da, h, kind);
+  }
+}
+
+}  // namespace
+
+Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
+           const Tensor& down_bias, Site site) {
+  check_operand("mlp", "x", x, x);
+  check(x.rank() >= 1, "mlp: x is a scalar; expected [..., D]");
+  check_linear("mlp", "up", x, x.size(-1), up, up_bias);
+  check_linear("mlp", "down", x, up.size(0), down, down_bias);
+  const Tensor h = Tensor::empty(x.shape().with(-1, up.size(0)), x.dtype(), x.device());
+  linear_forward(h, x, up, up_bias);
+  Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias);
+  Tensor y = Tensor::empty(x.shape().with(-1, down.size(0)), x.dtype(), x.device());
+  linear_forward(y, activate_hidden(h, kind, !tape), down, down_bias);
+  if (tape)
+    tape->record("mlp", site, {&x, &up, &down, &up_bias, &down_bias}, {&y},
+                 [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(h), kind](Backward& b) {
+                   const Tensor dy = b.grad();
+                   linear_parameter_gradients(b, 2, 4, down.get(),
+                                              b.needs(2) ? activate_hidden(h.get(), kind, false) : Tensor(),
+                                              dy);
+                   if (!b.needs(0) && !b.needs(1) && !b.needs(3)) return;
+                   const Tensor dh = linear_input_gradient(dy, down.get());
+                   hidden_gradient(dh, h.get(), kind);
+                   if (b.needs(0)) b.accumulate(0, linear_input_gradient(dh, up.get()));
+                   linear_parameter_gradients(b, 1, 3, up.get(), x.get(), dh);
+                 });
+  return y;
+}
+
+std::vector<OpSpec> mlp_specs() {
+  OpSpec spec;
+  spec.name = "mlp";
+  spec.summary = "y = f(x up^T + up_bias) down^T + down_bias";
+  spec.inputs = {{"x", "[..., D]"},
+                 {"up", "[F, D]"},
+                 {"down", "[E, F]"},
+                 {"up_bias", "[F]", true},
+                 {"down_bias", "[E]", true}};
+  std::vector<std::string> kinds;
+  for (const Activation kind : {Activation::none, Activation::relu, Activation::relu_squared,
+                                Activation::silu, Activation::gelu, Activation::gelu_tanh})
+    kinds.push_back(name_of(kind));
+  spec.attrs = {{"activation", std::string("silu"), "f", kinds}};
+  spec.outputs = {{"y", "[..., E]"}};
+  spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
+    return std::vector{mlp(in[0], in[1], in[2], parse_activation(attrs.word("activation")), in[3], in[4])};
+  };
+  // B batches (0: none) of T rows.
+  spec.problem = [](const Dims& d, const Attrs&) {
+    const int64_t batch = d.at("B"), rows = d.at("T"), wide = d.at("F"), in = d.at("D"), out = d.at("E");
+    const Fill bias = d.at("bias") ? Fill::normal : Fill::absent;
+    const double t = double(rows) * double(std::max<int64_t>(batch, 1));
+    const double io = double(in) + double(out), weights = double(wide) * io, hidden = t * double(wide);
+    const double extra = d.at("bias") ? hidden + t * double(out) : 0;
+    return Problem{.inputs = {{.shape = batch ? Shape{batch, rows, in} : Shape{rows, in}},
+                              {.shape = {wide, in}, .scale = 0.5},
+                              {.shape = {out, wide}, .scale = 0.5},
+                              {.shape = {wide}, .fill = bias},
+                              {.shape = {out}, .fill = bias}},
+                   .forward_flops = 2 * t * weights + hidden + extra,
+                   .backward_flops = 4 * t * weights + 2 * hidden + extra,
+                   .forward_elements = t * io + weights + hidden,
+                   .backward_elements = t * io + 2 * weights + hidden + t * double(in)};
+  };
+  const auto dims = [](int64_t batch, int64_t rows, int64_t in, int64_t wide, int64_t out, int64_t bias) {
+    return Dims{{"B", batch}, {"T", rows}, {"D", in}, {"F", wide}, {"E", out}, {"bias", bias}};
+  };
+  for (const std::string& kind : kinds)
+    spec.cases.push_back({.dims = dims(0, 5, 3, 7, 4, 1), .attrs = {{"activation", kind}}});
+  const std::vector<Case> more = {
+      {.dims = dims(0, 6, 4, 5, 3, 0)},
+      {.dims = dims(2, 3, 4, 5, 2, 1)},
+      {.dims = dims(0, 1, 1, 1, 1, 1)},
+      {.dims = dims(0, 0, 3, 4, 2, 1)},
+      {.dims = dims(0, 3, 0, 4, 2, 1)},
+      {.dims = dims(0, 3, 2, 0, 4, 1)},
+      {.dims = dims(0, 3, 2, 4, 0, 1)},
+      {.dims = dims(2, 3, 5, 7, 4, 1), .placement = Placement::strided},
+      {.dims = dims(0, 4, 5, 7, 3, 1), .placement = Placement::transposed},
+      {.dims = dims(0, 129, 64, 171, 65, 1), .gradcheck = false},
+      {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false}};
+  spec.cases.insert(spec.cases.end(), more.begin(), more.end());
+  for (const int64_t tokens : {11000, 36096, 205000})
+    spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 512, 0)});
+  return {std::move(spec)};
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "ops/activation/activation.h"
+
+namespace tessera::ops {
+
+/// The feed-forward layer of a transformer in one operator:
+///   h = x up^T + up_bias,  a = f(h),  y = a down^T + down_bias
+/// x [..., D], up [F, D], down [E, F], up_bias [F] or undefined, down_bias [E] or undefined -> y [..., E].
+/// One floating dtype and device for all.
+///
+/// Rounding: h, a and y to x's dtype, sums in f32 (f64 for f64). Saves x, the weights and h; a is computed
+/// again in backward, which costs one pass over h and spares the memory of one hidden tensor.
+///   da = dy down, dh = da f'(h) (rounded to x's dtype), dx = dh up
+///   ddown = dy^T a, dup = dh^T x, and the column sums of dy and dh: in f32, see linear
+/// Throws where sizes, dtypes or devices disagree.
+Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias = {},
+           const Tensor& down_bias = {}, Site site = Site::here());
+
+}  // namespace tessera::ops
