@@ -1,0 +1,30 @@
+#pragma once
+
+#include "optim/optimizer.h"
+
+namespace tessera::optim {
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;  // where the no-decay rule allows it
+  double max_norm = 0;         // clips the norm of all gradients; 0: no clipping
+  std::vector<Group> groups = {};
+};
+
+/// Adam with decoupled weight decay (Loshchilov, Hutter, arXiv:1711.05101) and bias correction, with the same
+/// results as torch.optim.AdamW:
+///   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2;   w = w - lr weight_decay w
+///   w = w - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+/// Computed in f32 (f64 for f64 parameters). See Optimizer for what a step does around it.
+class AdamW : public Optimizer {
+ public:
+  AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& options = {});
+  void step();
+
+ private:
+  AdamWOptions options_;
+};
+
+}  // namespace tessera::optim

@@ -1,0 +1,106 @@
+#include "optim/packing.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tessera::optim {
+namespace {
+
+int64_t round_up(int64_t value, int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+/// The weight as rows: a packed one is a single row.
+struct Rows {
+  int64_t rows, width, stride;
+};
+
+Rows rows_of(const Tensor& tensor) {
+  if (tensor.layout().is_packed()) return {1, tensor.count(), tensor.count()};
+  return {tensor.rows(), tensor.row_length(), tensor.row_stride()};
+}
+
+template <class T>
+Tensor table_on(Device device, const std::vector<T>& table) {
+  std::vector<uint8_t> bytes(table.size() * sizeof(T));
+  if (!table.empty()) std::memcpy(bytes.data(), table.data(), bytes.size());
+  return Tensor::from(bytes, {int64_t(bytes.size())}, device);
+}
+
+}  // namespace
+
+Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters)
+    : parameters_(std::move(parameters)) {
+  if (!parameters_.empty()) {
+    device_ = parameters_.front().tensor.device();
+    compute_ = parameters_.front().tensor.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  }
+  for (const auto& [name, tensor] : parameters_) {
+    check(is_floating(tensor.dtype()) && tensor.dtype() != DType::f8e4m3, who, ": parameter ", name, " ",
+          describe(tensor), " is not supported; expected f64, f32, bf16 or f16");
+    check((tensor.dtype() == DType::f64) == (compute_ == DType::f64), who, ": parameter ", name, " ",
+          describe(tensor), " beside ", parameters_.front().name, " ", describe(parameters_.front().tensor),
+          "; all or none of the parameters must be f64");
+    check(tensor.device() == device_, who, ": parameter ", name, " is on ", tensor.device().name(),
+          ", the others on ", device_.name(), "; move the model with nn::to before making the optimizer");
+    check(compute_ != DType::f64 || device_.is_cpu(), who, ": parameter ", name, ": dtype f64 is not ",
+          "supported on device ", device_.name(), "; expected f32, bf16 or f16");
+    check(tensor.has_rows(), who, ": parameter ", name, " ", describe(tensor),
+          " has no rows (it is transposed or expanded); clone() it");
+    const Rows rows = rows_of(tensor);
+    Place place;
+    place.weight = tensor.raw();
+    place.dtype = tensor.dtype();
+    place.stride = rows.stride;
+    place.arena_stride = rows.rows > 1 ? round_up(rows.width, 4) : rows.width;
+    place.offset = size_;
+    place.aligned = reinterpret_cast<uintptr_t>(place.weight) % (4 * size_of(place.dtype)) == 0 &&
+                    (rows.rows == 1 || rows.stride % 4 == 0);
+    const int64_t elements = round_up(rows.rows * place.arena_stride, 64);
+    size_ += elements;
+    if (size_of(place.dtype) == 2) {
+      place.master = master_size_;
+      master_size_ += elements;
+    }
+    const int32_t index = int32_t(places_.size());
+    places_.push_back(place);
+    const int64_t columns = std::min(rows.width, kChunkElements);
+    const int64_t rows_at_once = columns ? std::max<int64_t>(1, kChunkElements / columns) : 1;
+    for (int64_t row = 0; row < rows.rows; row += rows_at_once)
+      for (int64_t column = 0; column < rows.width; column += columns)
+        chunks_.push_back({row, column, int32_t(std::min(rows_at_once, rows.rows - row)),
+                           int32_t(std::min(columns, rows.width - column)), index});
+  }
+}
+
+Tensor Packing::view_at(const Tensor& arena, size_t parameter, int64_t offset) const {
+  const Tensor& tensor = parameters_[parameter].tensor;
+  Layout layout = tensor.layout().is_packed()
+                      ? Layout::packed(tensor.shape())
+                      : Layout::pitched(tensor.shape(), places_[parameter].arena_stride);
+  layout.offset = offset;
+  return Tensor::view_of(arena.storage(), layout, arena.dtype());
+}
+
+Tensor Packing::view(const Tensor& arena, size_t parameter) const {
+  return view_at(arena, parameter, places_[parameter].offset);
+}
+
+Tensor Packing::master_view(const Tensor& masters, size_t parameter) const {
+  return view_at(masters, parameter, places_[parameter].master);
+}
+
+void Packing::upload() {
+  place_table_ = table_on(device_, places_);
+  chunk_table_ = table_on(device_, chunks_);
+}
+
+const Place* Packing::place_table() const {
+  return static_cast<const Place*>(place_table_.raw());
+}
+
+const Chunk* Packing::chunk_table() const {
+  return static_cast<const Chunk*>(chunk_table_.raw());
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,74 @@
+#pragma once
+
+#include "nn/module.h"
+
+/// How an optimizer sees its parameters: one arena for each kind of state and one table of chunks, so that a
+/// step is one kernel launch whatever the number of parameters.
+
+namespace tessera::optim {
+
+/// One parameter, as kernels read it. Element (r, c) of the weight lies at weight + r * stride + c and its
+/// state at offset + r * arena_stride + c of the arenas. Offsets are multiples of 64 elements.
+struct Place {
+  void* weight = nullptr;
+  int64_t stride = 0;
+  int64_t offset = 0;
+  int64_t arena_stride = 0;
+  int64_t master = -1;  // offset in the arena of masters (same stride); -1: the weight itself is the master
+  double lr_scale = 1;
+  double weight_decay = 0;
+  DType dtype = DType::f32;
+  bool aligned = false;  // four neighbours of the weight and of the arenas may be read at once
+};
+
+/// The unit of work of one block or CPU task: `rows` rows, `columns` wide, of one parameter. The first column
+/// is a multiple of four.
+struct Chunk {
+  int64_t row = 0, column = 0;
+  int32_t rows = 0, columns = 0;
+  int32_t place = 0;
+};
+
+/// Elements of a chunk, about: 64 KiB of each f32 state, enough to hide the latency of its first read, and a
+/// thousand chunks for the model of the main job.
+inline constexpr int64_t kChunkElements = 16384;
+
+class Packing {
+ public:
+  /// `who` names the owner in messages. Throws unless the parameters have rows, are floating, lie on one
+  /// device, and are all f64 (on the CPU) or none of them is; the list may be empty.
+  Packing(const char* who, std::vector<nn::NamedParameter> parameters);
+
+  const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
+  Device device() const { return device_; }
+  /// What arenas hold: f64 for f64 parameters, else f32.
+  DType compute_dtype() const { return compute_; }
+  std::vector<Place>& places() { return places_; }
+  /// The arena of zeros for a state that every parameter has; pads between rows stay zero for ever.
+  Tensor make_arena() const { return Tensor::zeros({size_}, compute_, device_); }
+  /// The arena of masters: only bf16 and f16 parameters have a place in it.
+  Tensor make_masters() const { return Tensor::zeros({master_size_}, compute_, device_); }
+  bool has_master(size_t parameter) const { return places_[parameter].master >= 0; }
+  /// A parameter's part of an arena, in the parameter's shape.
+  Tensor view(const Tensor& arena, size_t parameter) const;
+  Tensor master_view(const Tensor& masters, size_t parameter) const;
+
+  /// Copies the tables to the device, once the places are final.
+  void upload();
+  const Place* place_table() const;
+  const Chunk* chunk_table() const;
+  int64_t chunk_count() const { return int64_t(chunks_.size()); }
+
+ private:
+  Tensor view_at(const Tensor& arena, size_t parameter, int64_t offset) const;
+
+  std::vector<nn::NamedParameter> parameters_;
+  Device device_ = Device::cpu();
+  DType compute_ = DType::f32;
+  std::vector<Place> places_;
+  std::vector<Chunk> chunks_;
+  int64_t size_ = 0, master_size_ = 0;
+  Tensor place_table_, chunk_table_;  // u8, on the device
+};
+
+}  // namespace tessera::optim

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cmath>
+#include <variant>
+
+#include "runtime/config.h"
+
+/// The arithmetic of one element, shared by the CPU and the CUDA kernel, and of one step's scalars. C is
+/// float, or double for f64 parameters. `w` is the weight (the master where there is one), `g` its gradient
+/// after clipping, `s` its states.
+
+namespace tessera::optim {
+
+/// What a rule knows beside the element.
+template <class C>
+struct Scalars {
+  C rate;          // the learning rate of this parameter; of an average: the share of the new value
+  C weight_decay;  // of this parameter
+  C bias1, bias2;  // 1 - beta1^t, sqrt(1 - beta2^t)
+};
+
+/// Loshchilov, Hutter: "Decoupled weight decay regularization", arXiv:1711.05101, algorithm 2, with the decay
+/// scaled by the learning rate as in PyTorch: w is multiplied by 1 - rate * weight_decay.
+struct AdamWRule {
+  static constexpr int kStates = 2;  // first and second moment
+  static constexpr bool kGradient = true, kWritesWeight = true;
+  double beta1, beta2, eps;
+
+  template <class C>
+  TESSERA_HD void operator()(C& w, C g, C* s, const Scalars<C>& k) const {
+    s[0] = C(beta1) * s[0] + C(1 - beta1) * g;
+    s[1] = C(beta2) * s[1] + C(1 - beta2) * g * g;
+    w -= k.rate * k.weight_decay * w;
+    w -= k.rate / k.bias1 * s[0] / (std::sqrt(s[1]) / k.bias2 + C(eps));
+  }
+};
+
+/// w -= rate * (g + weight_decay * w).
+struct SgdRule {
+  static constexpr int kStates = 0;
+  static constexpr bool kGradient = true, kWritesWeight = true;
+
+  template <class C>
+  TESSERA_HD void operator()(C& w, C g, C*, const Scalars<C>& k) const {
+    w -= k.rate * (g + k.weight_decay * w);
+  }
+};
+
+/// v = momentum * v + (g + weight_decay * w); w -= rate * v, or with Nesterov's look-ahead in PyTorch's form
+/// (Sutskever et al., ICML 2013) w -= rate * (g + weight_decay * w + momentum * v).
+struct MomentumRule {
+  static constexpr int kStates = 1;
+  static constexpr bool kGradient = true, kWritesWeight = true;
+  double momentum;
+  bool nesterov;
+
+  template <class C>
+  TESSERA_HD void operator()(C& w, C g, C* s, const Scalars<C>& k) const {
+    g += k.weight_decay * w;
+    s[0] = C(momentum) * s[0] + g;
+    w -= k.rate * (nesterov ? g + C(momentum) * s[0] : s[0]);
+  }
+};
+
+/// The exponential moving average of the weight: s += rate * (w - s).
+struct AverageRule {
+  static constexpr int kStates = 1;
+  static constexpr bool kGradient = false, kWritesWeight = false;
+
+  template <class C>
+  TESSERA_HD void operator()(C& w, C, C* s, const Scalars<C>& k) const {
+    s[0] += k.rate * (w - s[0]);
+  }
+};
+
+using Rule = std::variant<AdamWRule, SgdRule, MomentumRule, AverageRule>;
+
+/// Slots of the f64 tensor on the device that a step reads and writes.
+enum StatusSlot : int {
+  kRate,   // base learning rate; uploaded by the host
+  kNorm,   // of all gradients, before clipping
+  kClip,   // what gradients are multiplied by
+  kApply,  // 1, or 0 if this step is skipped
+  kBias1,
+  kBias2,
+  kStatusSlots
+};
+
+/// Slots of the i64 tensor on the device.
+enum CountSlot : int { kSteps, kSkipped, kCountSlots };
+
+struct PrepareOptions {
+  double max_norm = 0;  // 0: no clipping
+  double beta1 = 0, beta2 = 0;
+};
+
+/// Decides about a step from the sum of squares of all gradients: counts it, or skips it if the norm is not
+/// finite; the factor of clipping as PyTorch's, max_norm / (norm + 1e-6) up to 1; the bias corrections.
+TESSERA_HD void prepare(double* status, int64_t* counts, double sum_of_squares,
+                        const PrepareOptions& options) {
+  const double norm = std::sqrt(sum_of_squares);
+  const bool finite = norm - norm == 0;
+  const double clip = options.max_norm > 0 ? options.max_norm / (norm + 1e-6) : 1.0;
+  counts[finite ? kSteps : kSkipped] += 1;
+  const double t = double(counts[kSteps]);
+  status[kNorm] = norm;
+  status[kClip] = clip < 1 ? clip : 1.0;
+  status[kApply] = finite ? 1 : 0;
+  status[kBias1] = 1 - std::pow(options.beta1, t);
+  status[kBias2] = std::sqrt(1 - std::pow(options.beta2, t));
+}
+
+/// The share of the new value in the n-th update of an average (n from 1): 1 - min(decay, (1 + n)/(10 + n))
+/// while warming up, else 1 - decay.
+TESSERA_HD void prepare_average(double* status, int64_t* counts, double decay, bool warmup) {
+  const double n = double(counts[kSteps] += 1);
+  const double early = (1 + n) / (10 + n);
+  status[kRate] = 1 - (warmup && early < decay ? early : decay);
+  status[kClip] = 1;
+  status[kApply] = 1;
+}
+
+}  // namespace tessera::optim

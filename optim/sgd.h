@@ -1,0 +1,27 @@
+#pragma once
+
+#include "optim/optimizer.h"
+
+namespace tessera::optim {
+
+struct SgdOptions {
+  double lr = 1e-2;
+  double momentum = 0;
+  bool nesterov = false;    // needs a momentum
+  double weight_decay = 0;  // added to the gradient, where the no-decay rule allows it
+  double max_norm = 0;      // clips the norm of all gradients; 0: no clipping
+  std::vector<Group> groups = {};
+};
+
+/// Stochastic gradient descent with the same results as torch.optim.SGD (without dampening); the formulas are
+/// those of SgdRule and MomentumRule. Without momentum it has no state beside the masters.
+class Sgd : public Optimizer {
+ public:
+  Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options = {});
+  void step();
+
+ private:
+  SgdOptions options_;
+};
+
+}  // namespace tessera::optim
