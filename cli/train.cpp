@@ -131,13 +131,15 @@ int run_train(TrainArgs args, const CLI::App& command) {
   train::TnpSession session(job, device);
   int64_t first_step = 0;
   if (run) {
-    std::vector<std::string> warnings;
-    io::CheckpointFolder folder(run->checkpoints().string(), args.keep);
-    const std::string newest = folder.latest(warnings);
-    for (const std::string& warning : warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
-    first_step = session.restore(newest);
+    const auto newest = io::CheckpointFolder(run->checkpoints().string(), args.keep).latest();
+    for (const std::string& warning : newest.warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
+    if (newest.step) {
+      first_step = session.restore(newest.file);
+      fmt::print("resuming from {} (step {})\n", newest.file, first_step);
+    } else {
+      fmt::print("the run ended before its first checkpoint: starting again at step 0\n");
+    }
     run->truncate_metrics(first_step);
-    fmt::print("resuming from {} (step {})\n", newest, first_step);
     check(first_step < job.steps, "train tnp: the run has done its ", job.steps,
           " steps; give --steps to go further");
   } else {

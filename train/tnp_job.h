@@ -7,6 +7,7 @@
 
 #include "datasets/loader.h"
 #include "datasets/prior.h"
+#include "io/checkpoint.h"
 #include "models/tnp.h"
 #include "optim/adamw.h"
 #include "optim/schedule.h"
@@ -60,8 +61,12 @@ class TnpSession {
   void load(const datasets::RegressionBatch& batch);
   Tensor loss() const { return model_.loss(batch_); }
 
+  /// The tensors that load() fills: xc, yc, xt, yt.
+  std::vector<Tensor> inputs() const { return {batch_.xc, batch_.yc, batch_.xt, batch_.yt}; }
+  const models::TnpBatch& batch() const { return batch_; }
+
   /// All of the state that continues the curve, the step included.
-  void save(const std::filesystem::path& file, int64_t step);
+  io::Checkpoint checkpoint(int64_t step) const;
   /// Returns the step. All or nothing: on an error nothing has changed.
   int64_t restore(const std::filesystem::path& file);
 
@@ -83,6 +88,10 @@ struct TnpEvaluation {
 };
 TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device device, int64_t tasks,
                            int64_t batch);
+
+/// Trains from `first_step` on; see run_training.
+TrainResult train_tnp(TnpSession& session, const RunFolder& run, const TrainerOptions& options,
+                      int64_t first_step, int64_t eval_tasks, Progress& progress);
 
 /// The page of a run: settings, loss curve, evaluation, and for one-dimensional priors the predictive density
 /// of the mixture beside the exact posterior's.

@@ -69,15 +69,8 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   const Clock::time_point begun = Clock::now();
   optimizer.zero_grad();
 
-  const auto save = [&](int64_t step) {
-    device.synchronize();
-    char name[32];
-    std::snprintf(name, sizeof name, "step-%06lld.safetensors", static_cast<long long>(step));
-    task.save(run.checkpoints() / name, step);
-  };
-
   for (int64_t step = first_step; step < options.steps; ++step) {
-    optimizer.set_lr(options.schedule.at(step));
+    optimizer.set_lr(options.schedule(step));
     for (int micro = 0; micro < options.accumulate; ++micro) {
       interval.waited += task.load(step * options.accumulate + micro);
       if (graph) {
@@ -107,7 +100,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       const AllocatorStats memory = device.allocator().stats();
       StepRecord record{step + 1,
                         {{"loss", loss},
-                         {"lr", options.schedule.at(step)},
+                         {"lr", options.schedule(step)},
                          {"grad_norm", norm},
                          {"ms_per_step", per_step * 1e3},
                          {"tokens_per_s", task.tokens_per_step / per_step},
@@ -127,7 +120,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       progress.show({.step = step + 1,
                      .steps = options.steps,
                      .loss = loss,
-                     .lr = options.schedule.at(step),
+                     .lr = options.schedule(step),
                      .grad_norm = norm,
                      .tokens_per_s = record.values["tokens_per_s"],
                      .ms_per_step = per_step * 1e3,
@@ -142,7 +135,8 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       interval = Interval{};
     }
     if (last || stop || (options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0)) {
-      save(step + 1);
+      device.synchronize();
+      task.save(step + 1);
       interval.start = Clock::now();
       interval.steps = 0;
       interval.waited = 0;

@@ -21,8 +21,8 @@ struct Task {
   std::function<Tensor()> loss;
   /// Named values of the model as it stands ("eval_nll", ...); runs without a tape. May be empty.
   std::function<std::map<std::string, double>()> evaluate;
-  /// Saves everything that continues the curve (model, optimizer, random state, step) and loads it again.
-  std::function<void(const std::filesystem::path& file, int64_t step)> save;
+  /// Saves everything that continues the curve: model, optimizer, random state, step.
+  std::function<void(int64_t step)> save;
   double tokens_per_step = 0;
   double flops_per_step = 0;
 };
@@ -38,7 +38,7 @@ struct TrainerOptions {
   int accumulate = 1;            // micro-batches a step: load and loss run that often
   int most_skips = 5;            // steps in a row without a finite gradient norm before the run stops
   double ceiling_tflops = 0;     // denominator of the FLOP share; 0: not shown
-  optim::Schedule schedule;
+  optim::Schedule schedule{{}};
 };
 
 enum class Outcome { finished, interrupted };

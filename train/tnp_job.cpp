@@ -1,0 +1,189 @@
+#include "train/tnp_job.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "autograd/tape.h"
+#include "io/checkpoint.h"
+#include "io/checkpoint_folder.h"
+#include "runtime/allocator.h"
+#include "tensor/fields.h"
+
+namespace tessera::train {
+
+using nlohmann::json;
+
+// ---- the job ----
+
+void TnpJob::validate() const {
+  model.validate();
+  const std::pair<const char*, int64_t> sizes[] = {{"context (--m)", context},
+                                                   {"targets (--n)", targets},
+                                                   {"batch (--batch-size)", batch},
+                                                   {"steps", steps}};
+  for (const auto& [name, size] : sizes)
+    check(size >= 1, "tnp: ", name, " is ", size, "; it must be at least 1");
+  check(warmup >= 0, "tnp: warmup is ", warmup);
+  check(prior == "linear" || model.features == 1, "tnp: the prior ", prior,
+        " is one-dimensional; features is ", model.features, ", expected 1");
+  make_schedule(*this);
+  make_prior(*this);
+}
+
+json to_json(const TnpJob& job) {
+  json out = json::object();
+  for_each_field(job, [&](const std::string& name, const auto& value) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, DType>) {
+      out[name] = name_of(value);
+    } else {
+      out[name] = value;
+    }
+  });
+  return out;
+}
+
+TnpJob tnp_job_from_json(const json& in) {
+  TnpJob job;
+  check(in.is_object(), "tnp job: expected an object of settings");
+  std::vector<std::string> known;
+  for_each_field(job, [&](const std::string& name, auto& value) {
+    using T = std::remove_cvref_t<decltype(value)>;
+    known.push_back(name);
+    check(in.contains(name), "tnp job: \"", name, "\" is missing");
+    try {
+      if constexpr (std::is_same_v<T, DType>) {
+        value = parse_dtype(in[name].get<std::string>());
+      } else {
+        value = in[name].get<T>();
+      }
+    } catch (const json::exception&) {
+      fail_at(Site::here(), "tnp job: \"", name, "\" is ", in[name].dump(), ", which is of another type");
+    }
+  });
+  for (const auto& [name, value] : in.items())
+    check(std::find(known.begin(), known.end(), name) != known.end(), "tnp job: \"", name,
+          "\" is not a setting");
+  job.validate();
+  return job;
+}
+
+optim::Schedule make_schedule(const TnpJob& job) {
+  return optim::Schedule({.kind = optim::parse_schedule(job.schedule.c_str()),
+                          .lr = job.lr,
+                          .steps = job.steps,
+                          .warmup = std::min(job.warmup, job.steps / 2)});
+}
+
+// ---- the session ----
+
+TnpSession::TnpSession(const TnpJob& job, Device device)
+    : job_(job),
+      device_(device),
+      rng_(job.seed),
+      model_([&] {
+        const MemoryTag tag("parameters");
+        return models::Tnp(job.model, rng_, device);
+      }()),
+      optimizer_([&] {
+        const MemoryTag tag("optimizer");
+        return optim::AdamW(nn::parameters(model_),
+                            {.lr = job.lr, .weight_decay = job.weight_decay, .max_norm = job.clip_norm});
+      }()) {
+  const MemoryTag tag("batch");
+  const auto input = [&](const Shape& shape) { return Tensor::empty_packed(shape, DType::f32, device); };
+  batch_.xc = input({job.batch, job.context, job.model.features});
+  batch_.yc = input({job.batch, job.context, 1});
+  batch_.xt = input({job.batch, job.targets, job.model.features});
+  batch_.yt = input({job.batch, job.targets, 1});
+}
+
+void TnpSession::load(const datasets::RegressionBatch& batch) {
+  batch_.xc.copy_from(batch.xc);
+  batch_.yc.copy_from(batch.yc);
+  batch_.xt.copy_from(batch.xt);
+  batch_.yt.copy_from(batch.yt);
+}
+
+io::Checkpoint TnpSession::checkpoint(int64_t step) const {
+  return io::Checkpoint::of(io::named("model", model_), io::named("optimizer", optimizer_),
+                            io::named("rng", rng_), io::named("step", step),
+                            io::named("job", to_json(job_).dump()));
+}
+
+int64_t TnpSession::restore(const std::filesystem::path& file) {
+  const io::Checkpoint stored = io::Checkpoint::read(file.string());
+  int64_t step = 0;
+  std::string job;
+  stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
+                 io::named("step", step), io::named("job", job));
+  return step;
+}
+
+int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {
+  const auto fits = [&](int64_t batch) {
+    TnpJob trial = job;
+    trial.batch = batch;
+    device.allocator().release_cached();
+    try {
+      TnpSession session(trial, device);
+      for (const Tensor& input : session.inputs()) input.fill(0.5);
+      for (int step = 0; step < 2; ++step) {
+        Tape tape;
+        tape.backward(session.loss());
+        session.optimizer().step();
+        session.optimizer().zero_grad();
+      }
+      device.synchronize();
+      return true;
+    } catch (const OutOfMemory&) {
+      return false;
+    }
+  };
+  check(fits(1), "find-max-batch: not even a batch of one task fits on ", device.name(),
+        "; try --checkpoint-interval 1 or a smaller model");
+  int64_t low = 1, high = 2;
+  while (high <= most && fits(high)) low = high, high *= 2;
+  high = std::min(high, most + 1);
+  while (high - low > std::max<int64_t>(1, low / 32)) {  // within three percent
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  device.allocator().release_cached();
+  return low;
+}
+
+// ---- training ----
+
+TrainResult train_tnp(TnpSession& session, const RunFolder& run, const TrainerOptions& options,
+                      int64_t first_step, int64_t eval_tasks, Progress& progress) {
+  const TnpJob& job = session.job();
+  const datasets::Prior prior = make_prior(job);
+  datasets::BatchStream stream(prior, job, first_step);
+  io::CheckpointFolder folder(run.checkpoints().string(), options.keep);
+  Task task;
+  task.load = [&](int64_t step) {
+    const auto start = std::chrono::steady_clock::now();
+    const datasets::RegressionBatch batch = stream.next(step);
+    const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    session.load(batch);
+    return waited;
+  };
+  task.loss = [&] { return session.loss(); };
+  task.evaluate = [&] {
+    const TnpEvaluation e =
+        evaluate_tnp(session.model(), job, session.device(), eval_tasks, std::min(eval_tasks, job.batch));
+    return std::map<std::string, double>{{"eval_nll", e.nll},
+                                         {"eval_optimal_nll", e.optimal_nll},
+                                         {"eval_gap", e.gap},
+                                         {"eval_gap_error", e.gap_error}};
+  };
+  task.save = [&](int64_t step) { folder.save(step, session.checkpoint(step)); };
+  const models::TnpFlops flops = count_flops(job.model, job.batch, job.context, job.targets);
+  task.tokens_per_step = double(job.batch * (job.context + job.targets));
+  task.flops_per_step = flops.step(job.model.checkpoint_every > 0);
+  return run_training(task, session.optimizer(), run, session.device(), options, first_step, progress);
+}
+
+}  // namespace tessera::train
