@@ -7,6 +7,7 @@ namespace tessera::ops {
 std::vector<OpSpec> activation_specs();
 std::vector<OpSpec> softmax_specs();
 std::vector<OpSpec> norm_specs();
+std::vector<OpSpec> gmm_nll_specs();
 
 namespace {
 
@@ -15,6 +16,7 @@ constexpr Specs kFolders[] = {
     activation_specs,
     softmax_specs,
     norm_specs,
+    gmm_nll_specs,
 };
 
 }  // namespace
