@@ -12,6 +12,7 @@ std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
+std::vector<OpSpec> gmm_nll_specs();
 
 namespace {
 
@@ -25,6 +26,7 @@ constexpr Specs kFolders[] = {
     linear_specs,
     grouped_linear_specs,
     mlp_specs,
+    gmm_nll_specs,
 };
 
 }  // namespace

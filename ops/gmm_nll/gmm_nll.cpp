@@ -1,0 +1,99 @@
+#include "ops/gmm_nll/gmm_nll.h"
+
+#include "ops/gmm_nll/gmm_nll_kernels.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+void check_arguments(const Tensor& params, const Tensor& y) {
+  check(params.defined() && y.defined(), "gmm_nll: ", params.defined() ? "y" : "params", " is undefined");
+  check(params.rank() >= 2 && params.size(-1) == 3 && params.size(-2) >= 1, "gmm_nll: params is ",
+        describe(params), "; expected [..., K, 3] with K >= 1 and (logit, mu, log_sigma) innermost");
+  check(params.shape().without(-1).without(-1) == y.shape(), "gmm_nll: y is ", describe(y),
+        ", but params is ", describe(params), "; expected y of shape ",
+        params.shape().without(-1).without(-1));
+  check(params.dtype() == y.dtype() && params.device() == y.device(), "gmm_nll: y is ", describe(y),
+        ", but params is ", describe(params), "; convert one of them (ops::cast) or move it");
+}
+
+Problem problem(const Dims& d, const Attrs&) {
+  const int64_t count = d.at("T"), components = d.at("K");
+  const double n = double(count) * double(components);
+  return {.inputs = {{.shape = {count, components, 3}, .scale = 0.7}, {.shape = {count}}},
+          // A component: three exponentials and ten operations; backward those again and twelve more.
+          .forward_flops = 13 * n,
+          .backward_flops = 28 * n,
+          .forward_elements = 3 * n + double(count),
+          .backward_elements = 6 * n + 2 * double(count)};
+}
+
+}  // namespace
+
+Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction, Site site) {
+  check_arguments(params, y);
+  const Tensor theta = params.packed(), target = y.packed();
+  Tensor loss = Tensor::empty_packed(reduction == Reduction::none ? y.shape() : Shape{}, sum_dtype(y.dtype()),
+                                     y.device());
+  if (y.device().is_cpu()) {
+    gmm_nll_forward_cpu(loss, theta, target, reduction);
+  } else if constexpr (kCuda) {
+    gmm_nll_forward_cuda(loss, theta, target, reduction);
+  }
+  if (Tape* tape = Tape::recording(params, y)) {
+    tape->record("gmm_nll", site, {&params, &y}, {&loss},
+                 [params = Saved(params), y = Saved(y), reduction](Backward& b) {
+                   const Tensor theta = params.get().packed(), target = y.get().packed(),
+                                dloss = b.grad().packed();
+                   const auto wanted = [&](int input, const Tensor& like) {
+                     return b.needs(input) ? Tensor::empty_packed(like.shape(), like.dtype(), like.device())
+                                           : Tensor();
+                   };
+                   const Tensor dparams = wanted(0, theta), dy = wanted(1, target);
+                   if (target.device().is_cpu()) {
+                     gmm_nll_backward_cpu(dparams, dy, dloss, theta, target, reduction);
+                   } else if constexpr (kCuda) {
+                     gmm_nll_backward_cuda(dparams, dy, dloss, theta, target, reduction);
+                   }
+                   b.accumulate(0, dparams);
+                   b.accumulate(1, dy);
+                 });
+  }
+  return loss;
+}
+
+std::vector<OpSpec> gmm_nll_specs() {
+  const auto reduced = [](const char* word) { return Attrs{{"reduction", std::string(word)}}; };
+  return {{
+      .name = "gmm_nll",
+      .summary = "-log sum_k softmax(w)_k N(y; mu_k, exp(s_k)), with params_k = (w, mu, s)",
+      .inputs = {{"params", "[..., K, 3]"}, {"y", "[...]"}},
+      .attrs = {{"reduction", std::string("mean"), "how the losses become one", {"mean", "sum", "none"}}},
+      .outputs = {{"loss", "[] or as y"}},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            return std::vector{gmm_nll(in[0], in[1], parse_reduction(attrs.word("reduction")))};
+          },
+      .problem = problem,
+      .cases = {{.dims = {{"T", 7}, {"K", 10}}},
+                {.dims = {{"T", 5}, {"K", 3}}, .attrs = reduced("none")},
+                {.dims = {{"T", 11}, {"K", 2}}, .attrs = reduced("sum")},
+                {.dims = {{"T", 1}, {"K", 1}}},
+                {.dims = {{"T", 6}, {"K", 1}}, .attrs = reduced("none")},
+                {.dims = {{"T", 0}, {"K", 4}}, .attrs = reduced("none")},
+                {.dims = {{"T", 0}, {"K", 4}}, .attrs = reduced("sum")},
+                {.dims = {{"T", 5}, {"K", 4}}, .attrs = reduced("none"), .placement = Placement::strided},
+                {.dims = {{"T", 5}, {"K", 4}}, .placement = Placement::transposed},
+                // A block is 128 elements; 31 components of f32 and 62 of bf16 fit its shared memory.
+                {.dims = {{"T", 127}, {"K", 10}}, .gradcheck = false},
+                {.dims = {{"T", 257}, {"K", 10}}, .attrs = reduced("none"), .gradcheck = false},
+                {.dims = {{"T", 128}, {"K", 31}}, .gradcheck = false},
+                {.dims = {{"T", 131}, {"K", 32}}, .attrs = reduced("sum"), .gradcheck = false},
+                {.dims = {{"T", 130}, {"K", 67}}, .attrs = reduced("none"), .gradcheck = false},
+                // More blocks than the finishing block has threads.
+                {.dims = {{"T", 135169}, {"K", 1}}, .gradcheck = false}},
+      .benches = {{.dims = {{"T", 32000}, {"K", 10}}}, {.dims = {{"T", 8388608}, {"K", 10}}}},
+  }};
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,27 @@
+#pragma once
+
+#include "autograd/tape.h"
+#include "ops/reduction.h"
+
+namespace tessera::ops {
+
+/// Negative log-likelihood of y under a mixture of K Gaussians, whose parameters lie in the last two
+/// dimensions of params [..., K, 3] in the order (logit_weight w, mu, log_sigma s); y is [...]:
+///   loss = -logsumexp_k(log_softmax(w)_k - ((y - mu_k) / sigma_k)^2 / 2 - s_k - log(2 pi) / 2)
+/// mean divides by the number of elements of y (NaN if there are none), sum of nothing is 0, none keeps y's
+/// shape. Bishop, "Mixture Density Networks", 1994, gives the gradients: with z_k = (y - mu_k) / sigma_k, the
+/// weights pi = softmax(w), the responsibilities r = softmax_k(the exponents above) and the gradient g of the
+/// element's loss (1 / count for the mean)
+///   dw_k = g (pi_k - r_k)       dmu_k = -g r_k z_k / sigma_k
+///   ds_k = g r_k (1 - z_k^2)    dy = g sum_k r_k z_k / sigma_k
+///
+/// params and y are floating, of one dtype and device and any layout. Both sums of exponentials are shifted
+/// by their largest term, and the weights' first of all, so logits of any size are right; a logit of -inf
+/// switches its component off. exp(-log_sigma) must be finite: |log_sigma| up to 87 in f32.
+/// Rounding: computed in f32 (f64 for f64). The loss is f32 (f64), not rounded further; sum and mean are
+/// added in a fixed order, on the CPU and across blocks in double; dparams and dy are rounded once. Backward
+/// keeps params and y. Throws for shapes, dtypes or devices that do not agree.
+Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction = Reduction::mean,
+               Site site = Site::here());
+
+}  // namespace tessera::ops

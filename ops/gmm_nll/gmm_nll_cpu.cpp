@@ -1,0 +1,61 @@
+#include <algorithm>
+#include <vector>
+
+#include "ops/gmm_nll/gmm_nll_kernels.h"
+#include "ops/gmm_nll/gmm_nll_math.h"
+#include "runtime/parallel.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr int64_t kPiece = 1024;  // elements whose losses are added to one partial sum
+
+}  // namespace
+
+void gmm_nll_forward_cpu(const Tensor& loss, const Tensor& params, const Tensor& y, Reduction reduction) {
+  dispatch_floating(y.dtype(), "gmm_nll", [&]<class T>() {
+    using C = Compute<T>;
+    const int64_t count = y.count(), components = params.size(-2);
+    const T *const theta = params.data<T>(), *const target = y.data<T>();
+    C* const to = loss.data<C>();
+    const bool each = reduction == Reduction::none;
+    const int64_t pieces = (count + kPiece - 1) / kPiece;
+    std::vector<double> sums(size_t(pieces), 0.0);  // of fixed pieces: the same for any number of threads
+    parallel_for(pieces, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t piece = begin; piece < end; ++piece)
+        for (int64_t t = piece * kPiece; t < std::min(count, (piece + 1) * kPiece); ++t) {
+          const C value = mix<C>(theta + 3 * components * t, components, C(target[t])).loss();
+          sums[size_t(piece)] += double(value);
+          if (each) to[t] = value;
+        }
+    });
+    if (each) return;
+    double total = 0;
+    for (const double sum : sums) total += sum;
+    *to = C(reduction == Reduction::mean ? total / double(count) : total);
+  });
+}
+
+void gmm_nll_backward_cpu(const Tensor& dparams, const Tensor& dy, const Tensor& dloss, const Tensor& params,
+                          const Tensor& y, Reduction reduction) {
+  dispatch_floating(y.dtype(), "gmm_nll", [&]<class T>() {
+    using C = Compute<T>;
+    const int64_t count = y.count(), components = params.size(-2);
+    const T *const theta = params.data<T>(), *const target = y.data<T>();
+    T* const dtheta = dparams.defined() ? dparams.data<T>() : nullptr;
+    T* const dtarget = dy.defined() ? dy.data<T>() : nullptr;
+    const C* const grads = dloss.data<C>();
+    const C share = reduction == Reduction::mean ? C(1) / C(count) : C(1);
+    parallel_for(count, 4 * kPiece, [&](int64_t begin, int64_t end) {
+      std::vector<T> unwanted(size_t(3 * components));
+      for (int64_t t = begin; t < end; ++t) {
+        const C g = reduction == Reduction::none ? grads[t] : *grads * share;
+        const C slope = mix_backward<C>(dtheta ? dtheta + 3 * components * t : unwanted.data(),
+                                        theta + 3 * components * t, components, C(target[t]), g);
+        if (dtarget) dtarget[t] = T(slope);
+      }
+    });
+  });
+}
+
+}  // namespace tessera::ops

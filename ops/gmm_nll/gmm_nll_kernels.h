@@ -1,0 +1,16 @@
+#pragma once
+
+#include "ops/gmm_nll/gmm_nll.h"
+
+namespace tessera::ops {
+
+/// All tensors are packed. loss: of y's shape for Reduction::none, else of rank 0; in sum_dtype.
+void gmm_nll_forward_cpu(const Tensor& loss, const Tensor& params, const Tensor& y, Reduction reduction);
+void gmm_nll_forward_cuda(const Tensor& loss, const Tensor& params, const Tensor& y, Reduction reduction);
+/// dparams and dy (undefined if not wanted) from the loss's gradient.
+void gmm_nll_backward_cpu(const Tensor& dparams, const Tensor& dy, const Tensor& dloss, const Tensor& params,
+                          const Tensor& y, Reduction reduction);
+void gmm_nll_backward_cuda(const Tensor& dparams, const Tensor& dy, const Tensor& dloss, const Tensor& params,
+                           const Tensor& y, Reduction reduction);
+
+}  // namespace tessera::ops
