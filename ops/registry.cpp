@@ -12,6 +12,10 @@ std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
+std::vector<OpSpec> pointwise_specs();
+std::vector<OpSpec> reduce_specs();
+std::vector<OpSpec> cast_specs();
+std::vector<OpSpec> dropout_specs();
 
 namespace {
 
@@ -25,6 +29,7 @@ constexpr Specs kFolders[] = {
     linear_specs,
     grouped_linear_specs,
     mlp_specs,
+    activation_specs, pointwise_specs, reduce_specs, cast_specs, dropout_specs,
 };
 
 }  // namespace
