@@ -13,6 +13,10 @@ std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
+std::vector<OpSpec> pointwise_specs();
+std::vector<OpSpec> reduce_specs();
+std::vector<OpSpec> cast_specs();
+std::vector<OpSpec> dropout_specs();
 
 namespace {
 
@@ -27,6 +31,7 @@ constexpr Specs kFolders[] = {
     grouped_linear_specs,
     mlp_specs,
     gmm_nll_specs,
+    activation_specs, pointwise_specs, reduce_specs, cast_specs, dropout_specs,
 };
 
 }  // namespace

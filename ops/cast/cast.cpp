@@ -1,0 +1,73 @@
+#include "ops/cast/cast.h"
+
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+bool has_gradient(DType dtype) {
+  return is_floating(dtype) && dtype != DType::f8e4m3;
+}
+
+Tensor converted(const Tensor& x, DType to) {
+  if (x.dtype() == to) return x.detach();
+  Tensor y = Tensor::empty(x.shape(), to, x.device());
+  y.copy_from(x);
+  return y;
+}
+
+}  // namespace
+
+Tensor cast(const Tensor& x, DType to, Site site) {
+  check(x.defined(), "cast: x is undefined");
+  Tensor y = converted(x, to);
+  if (Tape* tape = has_gradient(to) ? Tape::recording(x) : nullptr)
+    tape->record("cast", site, {&x}, {&y},
+                 [from = x.dtype()](Backward& b) { b.accumulate(0, converted(b.grad(), from)); });
+  return y;
+}
+
+std::vector<OpSpec> cast_specs() {
+  const auto to = [](const char* name) { return Attrs{{"to", std::string(name)}}; };
+  std::vector<Case> cases = {
+      {.dims = {{"R", 7}, {"C", 13}}, .attrs = to("f64")},
+      {.dims = {{"R", 3}, {"C", 129}}, .attrs = to("f64"), .placement = Placement::strided}};
+  for (const char* name : {"f32", "bf16", "f16"}) {
+    cases.push_back({.dims = {{"R", 1}, {"C", 1}}, .attrs = to(name), .gradcheck = false});
+    cases.push_back({.dims = {{"R", 0}, {"C", 5}}, .attrs = to(name), .gradcheck = false});
+    cases.push_back({.dims = {{"R", 5}, {"C", 0}}, .attrs = to(name), .gradcheck = false});
+    cases.push_back({.dims = {{"R", 257}, {"C", 1365}}, .attrs = to(name), .gradcheck = false});
+    cases.push_back({.dims = {{"R", 3}, {"C", 129}},
+                     .attrs = to(name),
+                     .placement = Placement::strided,
+                     .gradcheck = false});
+    cases.push_back({.dims = {{"R", 17}, {"C", 11}},
+                     .attrs = to(name),
+                     .placement = Placement::transposed,
+                     .gradcheck = false});
+  }
+  return {{
+      .name = "cast",
+      .summary = "y = x in another dtype",
+      .inputs = {{"x", "[...]"}},
+      .attrs = {{"to",
+                 std::string("f32"),
+                 "dtype of y",
+                 {"f64", "f32", "bf16", "f16", "f8e4m3", "i64", "i32", "u8", "bool"}}},
+      .outputs = {{"y", "as x"}},
+      .run = [](const std::vector<Tensor>& in,
+                const Attrs& attrs) { return std::vector{cast(in[0], parse_dtype(attrs.word("to")))}; },
+      .problem =
+          [](const Dims& d, const Attrs&) {
+            const double n = double(d.at("R")) * double(d.at("C"));
+            return Problem{.inputs = {{.shape = {d.at("R"), d.at("C")}}},
+                           .forward_elements = 2 * n,
+                           .backward_elements = 2 * n};
+          },
+      .cases = std::move(cases),
+      .benches = {{.dims = {{"R", 36096}, {"C", 512}}, .attrs = to("f32")},
+                  {.dims = {{"R", 36096}, {"C", 512}}, .attrs = to("bf16")}},
+  }};
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,79 @@
+#include "ops/dropout/dropout.h"
+
+#include "ops/dropout/dropout_kernels.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+Tensor masked(const Tensor& x, const DropoutMask& mask) {
+  Tensor y = Tensor::empty_like(x);
+  if (x.device().is_cpu()) {
+    dropout_cpu(y, x, mask);
+  } else if constexpr (kCuda) {
+    dropout_cuda(y, x, mask);
+  }
+  return y;
+}
+
+}  // namespace
+
+Tensor dropout(const Tensor& x, double p, Rng& rng, Site site) {
+  check(x.defined(), "dropout: x is undefined");
+  check(p >= 0 && p < 1, "dropout: p = ", p, " of ", describe(x), "; expected 0 <= p < 1");
+  if (p == 0) {
+    Tensor y = x.detach();
+    if (Tape* tape = Tape::recording(x))
+      tape->record("dropout", site, {&x}, {&y}, [](Backward& b) { b.accumulate(0, Tensor(b.grad())); });
+    return y;
+  }
+  const DropoutMask mask{rng.reserve(x.device()), uint32_t(p * 4294967296.0), 1 / (1 - p)};
+  Tensor y = masked(x, mask);
+  if (Tape* tape = Tape::recording(x))
+    tape->record("dropout", site, {&x}, {&y},
+                 [mask](Backward& b) { b.accumulate(0, masked(b.grad(), mask)); });
+  return y;
+}
+
+std::vector<OpSpec> dropout_specs() {
+  const auto attrs = [](double p, int64_t seed) { return Attrs{{"p", p}, {"seed", seed}}; };
+  return {{
+      .name = "dropout",
+      .summary = "y = x / (1 - p), or 0 with probability p",
+      .inputs = {{"x", "[...]"}},
+      .attrs = {{"p", 0.1, "probability of 0, in [0, 1)"}, {"seed", int64_t{0}, "of the random numbers"}},
+      .outputs = {{"y", "as x"}},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            // The seed's first stream by name, so that a replayed graph repeats this mask: a declared
+            // operator is a function of inputs and attributes.
+            Rng rng{uint64_t(attrs.integer("seed"))};
+            std::vector<RandomStream> streams{{.seed = rng.state().seed}};
+            const RandomReplay replay(RandomReplay::Mode::replay, streams);
+            return std::vector{dropout(in[0], attrs.number("p"), rng)};
+          },
+      .problem =
+          [](const Dims& d, const Attrs&) {
+            const double n = double(d.at("R")) * double(d.at("C"));
+            return Problem{.inputs = {{.shape = {d.at("R"), d.at("C")}}},
+                           .forward_flops = n,
+                           .backward_flops = n,
+                           .forward_elements = 2 * n,
+                           .backward_elements = 2 * n};
+          },
+      .cases = {{.dims = {{"R", 7}, {"C", 13}}, .attrs = attrs(0.5, 1)},
+                {.dims = {{"R", 7}, {"C", 13}}, .attrs = attrs(0, 1)},
+                {.dims = {{"R", 4}, {"C", 16}}, .attrs = attrs(0.9, 2)},
+                {.dims = {{"R", 1}, {"C", 1}}, .attrs = attrs(0.1, 3)},
+                {.dims = {{"R", 0}, {"C", 5}}},
+                {.dims = {{"R", 5}, {"C", 0}}},
+                {.dims = {{"R", 3}, {"C", 129}}, .attrs = attrs(0.3, 4), .placement = Placement::strided},
+                {.dims = {{"R", 17}, {"C", 11}}, .attrs = attrs(0.3, 5), .placement = Placement::transposed},
+                {.dims = {{"R", 257}, {"C", 1365}}, .attrs = attrs(0.1, 6), .gradcheck = false},
+                {.dims = {{"R", 130}, {"C", 512}}, .attrs = attrs(0.1, -7), .gradcheck = false}},
+      .benches = {{.dims = {{"R", 36096}, {"C", 512}}, .attrs = attrs(0.1, 0)},
+                  {.dims = {{"R", 36096}, {"C", 1365}}, .attrs = attrs(0.1, 0)}},
+  }};
+}
+
+}  // namespace tessera::ops

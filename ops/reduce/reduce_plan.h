@@ -1,0 +1,96 @@
+#pragma once
+
+#include "runtime/config.h"
+#include "tensor/layout.h"
+
+namespace tessera::ops {
+
+/// A reduction as kernels see it: the dimensions of x that stay, with the strides of x and y, and those that
+/// are reduced, with the strides of x; both outermost first. Sizes of 1 are dropped and neighbours merged
+/// where strides allow, so the usual tensors have one of each. Outputs are numbered in row-major order of
+/// what stays. A plain value: it travels to a GPU as a kernel argument.
+struct ReducePlan {
+  int kept_rank = 0, reduced_rank = 0;
+  int64_t outputs = 1;  // product of the kept sizes
+  int64_t length = 1;   // product of the reduced sizes
+  int64_t kept_sizes[kMaxRank] = {}, kept_x[kMaxRank] = {}, kept_y[kMaxRank] = {};
+  int64_t reduced_sizes[kMaxRank] = {}, reduced_x[kMaxRank] = {};
+
+  void keep(int64_t size, int64_t x, int64_t y) {
+    outputs *= size;
+    if (size == 1) return;
+    const int last = kept_rank - 1;
+    if (last >= 0 && kept_x[last] == x * size && kept_y[last] == y * size) {
+      kept_sizes[last] *= size, kept_x[last] = x, kept_y[last] = y;
+    } else {
+      kept_sizes[kept_rank] = size, kept_x[kept_rank] = x, kept_y[kept_rank++] = y;
+    }
+  }
+  void reduce(int64_t size, int64_t x) {
+    length *= size;
+    if (size == 1) return;
+    const int last = reduced_rank - 1;
+    if (last >= 0 && reduced_x[last] == x * size) {
+      reduced_sizes[last] *= size, reduced_x[last] = x;
+    } else {
+      reduced_sizes[reduced_rank] = size, reduced_x[reduced_rank++] = x;
+    }
+  }
+  /// A plan that reduces nothing has one reduced dimension of size 1, so that kernels need not ask.
+  void complete() {
+    if (reduced_rank == 0) reduced_sizes[reduced_rank++] = 1;
+  }
+  /// The same outputs, written densely in their order.
+  void pack_outputs() {
+    int64_t stride = 1;
+    for (int dim = kept_rank - 1; dim >= 0; --dim) {
+      kept_y[dim] = stride;
+      stride *= kept_sizes[dim];
+    }
+  }
+  /// Where the output lies in y, and its first element in x.
+  TESSERA_HD void offsets(int64_t output, int64_t& x, int64_t& y) const {
+    x = y = 0;
+    for (int dim = kept_rank - 1; dim > 0; --dim) {
+      const int64_t rest = output / kept_sizes[dim], index = output - rest * kept_sizes[dim];
+      x += index * kept_x[dim], y += index * kept_y[dim];
+      output = rest;
+    }
+    if (kept_rank > 0) x += output * kept_x[0], y += output * kept_y[0];
+  }
+};
+
+/// x reduced over one dimension; y lacks it or has it with size 1.
+inline ReducePlan plan_dim(const Layout& x, int dim, const Layout& y) {
+  ReducePlan plan;
+  const int reduced = x.shape.resolve(dim);
+  const bool keeps = y.rank() == x.rank();
+  for (int d = 0; d < x.rank(); ++d) {
+    const int64_t size = x.shape[d], stride = x.strides[size_t(d)];
+    if (d == reduced) {
+      plan.reduce(size, stride);
+    } else {
+      plan.keep(size, stride, y.strides[size_t(keeps || d < reduced ? d : d - 1)]);
+    }
+  }
+  plan.complete();
+  return plan;
+}
+
+/// x reduced to y, whose shape broadcasts to x's (rank 0: over all elements).
+inline ReducePlan plan_to(const Layout& x, const Layout& y) {
+  ReducePlan plan;
+  for (int d = 0; d < x.rank(); ++d) {
+    const int64_t size = x.shape[d], stride = x.strides[size_t(d)];
+    const int own = d - (x.rank() - y.rank());
+    if (own < 0 || y.shape[own] != size) {
+      plan.reduce(size, stride);
+    } else {
+      plan.keep(size, stride, y.strides[size_t(own)]);
+    }
+  }
+  plan.complete();
+  return plan;
+}
+
+}  // namespace tessera::ops
