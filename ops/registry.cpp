@@ -5,12 +5,16 @@
 namespace tessera::ops {
 
 std::vector<OpSpec> activation_specs();
+std::vector<OpSpec> gather_specs();
+std::vector<OpSpec> shape_specs();
 
 namespace {
 
 using Specs = std::vector<OpSpec> (*)();
 constexpr Specs kFolders[] = {
     activation_specs,
+    gather_specs,
+    shape_specs,
 };
 
 }  // namespace
