@@ -9,12 +9,14 @@ namespace tessera {
 class LeafCollector {
  public:
   LeafCollector() { tape_.collects_only_ = true; }
-  /// A stand-in for an input of the checkpointed function: on this tape if a gradient of the input is wanted.
-  Tensor stand_in(const Tensor& input) const {
+  Tensor stand_in(const Tensor& input) const { return stand_in(tape_, input, requires_grad(input)); }
+  /// A stand-in for an input of the checkpointed function: a result of that tape if a gradient is wanted, so
+  /// that the gradient that arrives need not be copied, as a leaf's must be.
+  static Tensor stand_in(const Tape& tape, const Tensor& input, bool wanted) {
     Tensor inside = input.detach();
-    if (!requires_grad(input)) return inside;
+    if (!wanted) return inside;
     auto state = std::make_shared<GradState>();
-    state->tape = tape_.id_;
+    state->tape = tape.id_;
     state->grad_dtype = input.dtype();
     inside.set_grad_state(std::move(state));
     return inside;
@@ -57,35 +59,33 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
 
   std::vector<Saved> saved;
   for (const Tensor& input : inputs) saved.emplace_back(input);
-  Tape::innermost()->record("checkpoint", site, entry_inputs, entry_outputs,
-                            [f = std::move(f), saved = std::move(saved), streams = std::move(streams),
-                             on_tape](Backward& b) mutable {
-                              std::vector<Tensor> again;
-                              for (size_t i = 0; i < saved.size(); ++i) {
-                                again.push_back(saved[i].get());
-                                if (b.needs(int(i))) require_grad(again.back());
-                              }
-                              Tape tape;
-                              std::vector<Tensor> results, grads;
-                              {
-                                const RandomReplay replay(RandomReplay::Mode::replay, streams);
-                                std::vector<Tensor> outputs = f(again);
-                                for (size_t i = 0, n = 0; i < outputs.size(); ++i) {
-                                  if (!on_tape[i]) continue;
-                                  if (b.has_grad(int(n))) {
-                                    results.push_back(outputs[i]);
-                                    grads.push_back(b.grad(int(n)));
-                                  }
-                                  ++n;
-                                }
-                              }
-                              tape.backward(results, grads);
-                              for (size_t i = 0; i < again.size(); ++i) {
-                                if (!b.needs(int(i))) continue;
-                                if (const Tensor d_input = grad(again[i]); d_input.defined())
-                                  b.accumulate(int(i), d_input);
-                              }
-                            });
+  Tape::innermost()->record(
+      "checkpoint", site, entry_inputs, entry_outputs,
+      [f = std::move(f), saved = std::move(saved), streams = std::move(streams),
+       on_tape](Backward& b) mutable {
+        Tape tape;
+        std::vector<Tensor> again;
+        for (size_t i = 0; i < saved.size(); ++i)
+          again.push_back(LeafCollector::stand_in(tape, saved[i].get(), b.needs(int(i))));
+        std::vector<Tensor> results, grads;
+        {
+          const RandomReplay replay(RandomReplay::Mode::replay, streams);
+          std::vector<Tensor> outputs = f(again);
+          for (size_t i = 0, n = 0; i < outputs.size(); ++i) {
+            if (!on_tape[i]) continue;
+            if (b.has_grad(int(n))) {
+              results.push_back(outputs[i]);
+              grads.push_back(b.grad(int(n)));
+            }
+            ++n;
+          }
+        }
+        tape.backward(results, grads);
+        for (size_t i = 0; i < again.size(); ++i) {
+          if (!b.needs(int(i))) continue;
+          if (const Tensor d_input = grad(again[i]); d_input.defined()) b.accumulate(int(i), d_input);
+        }
+      });
   return outputs;
 }
 

@@ -22,22 +22,29 @@ GradState& leaf_state(const Tensor& leaf, const char* what) {
   return *leaf.grad_state();
 }
 
+/// A result's gradient may be somebody else's memory, or an expanded view: only a copy can be added to.
+void make_writable(GradState& state) {
+  if (state.grad.storage().use_count() > 1 || state.grad.layout().is_expanded())
+    state.grad = state.grad.clone();
+}
+
 void add(GradState& state, const Tensor& gradient) {
-  if (!state.grad.defined() || (state.tape == 0 && state.stale)) {
-    if (state.tape == 0 && state.grad.defined()) {
+  const bool leaf = state.tape == 0;
+  state.arrived = true;
+  if (!state.grad.defined() || (leaf && state.stale)) {
+    if (leaf && state.grad.defined()) {
       state.grad.copy_from(gradient);  // a leaf's buffer keeps its address
     } else if (gradient.dtype() != state.grad_dtype) {
       state.grad = gradient.to(state.grad_dtype);
-    } else if (state.tape == 0 && (gradient.storage().use_count() > 2 || !gradient.has_rows())) {
-      state.grad = gradient.clone();  // a leaf owns its gradient
+    } else if (leaf) {
+      state.grad = gradient.clone();  // later ones are added in place, so nobody else may read this memory
     } else {
       state.grad = gradient;
     }
     state.stale = false;
     return;
   }
-  if (state.tape != 0 && state.grad.storage().use_count() > 1)
-    state.grad = state.grad.clone();  // others still read it
+  if (!leaf) make_writable(state);
   accumulate(state.grad, gradient);
 }
 
@@ -69,7 +76,8 @@ void zero_grad(const Tensor& leaf) {
 void set_grad_buffer(const Tensor& leaf, Tensor buffer) {
   GradState& state = leaf_state(leaf, "set_grad_buffer");
   check(state.tape == 0, "set_grad_buffer: the tensor is a result of a tape, not a leaf");
-  check(buffer.shape() == leaf.shape() && buffer.dtype() == state.grad_dtype,
+  check(buffer.defined() && buffer.shape() == leaf.shape() && buffer.dtype() == state.grad_dtype &&
+            buffer.device() == leaf.device(),
         "set_grad_buffer: ", describe(buffer), " for a leaf ", describe(leaf), " whose gradient is ",
         state.grad_dtype);
   if (!state.stale) buffer.copy_from(state.grad);
@@ -81,7 +89,9 @@ void retain_grad(const Tensor& result) {
 }
 
 void on_grad(const Tensor& leaf, std::function<void(const Tensor&)> hook) {
-  leaf_state(leaf, "on_grad").hooks.push_back(std::move(hook));
+  GradState& state = leaf_state(leaf, "on_grad");
+  check(state.tape == 0, "on_grad: ", describe(leaf), " is a result of a tape, not a leaf");
+  state.hooks.push_back(std::move(hook));
 }
 
 void Saved::fail() const {
@@ -102,13 +112,17 @@ void Backward::accumulate(int input, const Tensor& gradient) {
   if (const auto& state = inputs_[size_t(input)]) add(*state, gradient);
 }
 
-Tensor Backward::whole_gradient(int input, const Tensor& like) {
+Tensor Backward::whole_gradient(int input, const Shape& shape, Device device) {
   GradState& state = *inputs_[size_t(input)];
-  if (!state.grad.defined() || (state.tape == 0 && state.stale)) {
-    add(state, Tensor::zeros(like.shape(), state.grad_dtype, like.device()));
-  } else if (state.tape != 0 && state.grad.storage().use_count() > 1) {
-    state.grad = state.grad.clone();  // others still read it
+  if (!state.grad.defined()) {
+    state.grad = Tensor::zeros(shape, state.grad_dtype, device);
+  } else if (state.tape != 0) {
+    make_writable(state);
+  } else if (state.stale) {
+    state.grad.fill(0);
   }
+  state.stale = false;
+  state.arrived = true;
   return state.grad;
 }
 
@@ -126,6 +140,7 @@ void Backward::written(int input, const GradTarget& target) {
   GradState& state = *inputs_[size_t(input)];
   if (state.grad.defined() && target.grad.shares_storage(state.grad)) {
     state.stale = false;
+    state.arrived = true;
     state.grad.bump_version();
   } else {
     add(state, target.grad);
@@ -145,7 +160,7 @@ Tape::~Tape() {
   while (!entries_.empty()) {
     Entry entry = std::move(entries_.back());
     entries_.pop_back();
-    pop(entry);
+    pop(entry, false);
   }
   current_ = outer_;
 }
@@ -215,21 +230,24 @@ void Tape::end_entry(void* function, void (*run)(void*, Backward&), void (*destr
   entry.destroy = destroy;
 }
 
-void Tape::pop(Entry& entry) {
+void Tape::pop(Entry& entry, bool run_hooks) {
   entry.destroy(entry.function);
   chunks_.resize(entry.chunk + 1);
   chunks_.back().used = entry.used_before;
   const size_t first = states_.size() - entry.inputs - entry.outputs;
+  std::vector<std::shared_ptr<GradState>> complete;  // leaves whose hooks are due
   for (size_t i = first; i < first + entry.inputs; ++i) {
-    GradState* const state = states_[i].get();
+    const auto& state = states_[i];
     if (!state || state->tape != 0) continue;
     state->pending -= 1;
-    if (spent_ && state->pending == 0 && !state->stale)
-      for (const auto& hook : state->hooks) hook(state->grad);
+    if (state->pending == 0 && std::exchange(state->arrived, false) && run_hooks && !state->hooks.empty())
+      complete.push_back(state);
   }
   for (size_t i = first + entry.inputs; i < states_.size(); ++i)
     if (!states_[i]->retain) states_[i]->grad = Tensor();
   states_.resize(first);
+  for (const auto& leaf : complete)  // last: a hook may throw
+    for (const auto& hook : leaf->hooks) hook(leaf->grad);
 }
 
 void Tape::backward(const Tensor& loss) {
@@ -289,12 +307,12 @@ void Tape::run() {
         }
       } catch (...) {
         t_running = outer_name;
-        pop(entry);
+        pop(entry, false);
         throw;
       }
       t_running = outer_name;
     }
-    pop(entry);
+    pop(entry, true);
     if (entry_hook_) entry_hook_(entry.name, entries_.size());
   }
 }

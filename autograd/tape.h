@@ -25,11 +25,12 @@ class Tape;
 /// What autograd knows of one tensor: of a leaf (a parameter, an input) for ever, of a result while its tape
 /// needs it.
 struct GradState {
-  Tensor grad;          // what has arrived so far; a leaf's keeps its address from the first gradient on
-  uint64_t tape = 0;    // who made this result; 0: a leaf
-  bool stale = true;    // a leaf's `grad` holds nothing of this step: the next gradient overwrites
-  bool retain = false;  // keep a result's gradient after it was used
-  int pending = 0;      // a leaf's entries that have not run backward yet
+  Tensor grad;           // what has arrived so far; a leaf's keeps its address from the first gradient on
+  uint64_t tape = 0;     // who made this result; 0: a leaf
+  bool stale = true;     // a leaf's `grad` holds nothing of this step: the next gradient overwrites
+  bool arrived = false;  // a leaf's: a gradient has come in the backward pass under way
+  bool retain = false;   // keep a result's gradient after it was used
+  int pending = 0;       // a leaf's entries that have not run backward yet
   DType grad_dtype = DType::f32;
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
 };
@@ -51,7 +52,7 @@ void set_grad_buffer(const Tensor& leaf, Tensor buffer);
 /// Keeps the gradient of a result of the tape, which grad() returns after backward().
 void retain_grad(const Tensor& result);
 /// Calls `hook` whenever the leaf's last gradient of a backward pass has arrived (data parallel reduces
-/// there).
+/// there); not if none has arrived in that pass, nor if it ended in an error.
 void on_grad(const Tensor& leaf, std::function<void(const Tensor& grad)> hook);
 
 /// A tensor kept for backward. get() throws if its storage was written in place since, naming the operator.
@@ -93,11 +94,10 @@ class Backward {
   /// own.
   void accumulate(int input, const Tensor& gradient);
   /// Adds `gradient` to the part of the input's gradient that `view(grad)` names, as the backward of a slice
-  /// does: the rest is left as it is, or zero if nothing has arrived yet. `like` has the input's shape, dtype
-  /// and device.
+  /// does: the rest is left as it is, or zero if nothing has arrived yet. `shape` is the input's.
   template <class View>
-  void accumulate_view(int input, const Tensor& like, View&& view, const Tensor& gradient) {
-    if (needs(input)) add_into(view(whole_gradient(input, like)), gradient);
+  void accumulate_view(int input, const Shape& shape, View&& view, const Tensor& gradient) {
+    if (needs(input)) add_into(view(whole_gradient(input, shape, gradient.device())), gradient);
   }
   /// For kernels that can add in place (a product with beta): the leaf's buffer and whether it holds
   /// something to add to; an undefined tensor if there is none, then make one. Only if needs(input). Write
@@ -107,7 +107,7 @@ class Backward {
 
  private:
   friend class Tape;
-  Tensor whole_gradient(int input, const Tensor& like);
+  Tensor whole_gradient(int input, const Shape& shape, Device device);
   static void add_into(const Tensor& part, const Tensor& gradient);
   std::span<const std::shared_ptr<GradState>> inputs_;
   std::span<const std::shared_ptr<GradState>> outputs_;
@@ -183,7 +183,7 @@ class Tape {
   void* reserve(size_t bytes, size_t align);
   void end_entry(void* function, void (*run)(void*, Backward&), void (*destroy)(void*));
   void run();
-  void pop(Entry& entry);
+  void pop(Entry& entry, bool run_hooks);
   void check_result(const char* name, Site site, std::span<Tensor* const> outputs) const;
 
   static thread_local Tape* current_;

@@ -17,6 +17,8 @@ std::vector<OpSpec> pointwise_specs();
 std::vector<OpSpec> reduce_specs();
 std::vector<OpSpec> cast_specs();
 std::vector<OpSpec> dropout_specs();
+std::vector<OpSpec> gather_specs();
+std::vector<OpSpec> shape_specs();
 
 namespace {
 
@@ -32,6 +34,8 @@ constexpr Specs kFolders[] = {
     mlp_specs,
     gmm_nll_specs,
     activation_specs, pointwise_specs, reduce_specs, cast_specs, dropout_specs,
+    gather_specs,
+    shape_specs,
 };
 
 }  // namespace

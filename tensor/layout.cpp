@@ -98,6 +98,12 @@ bool Layout::is_packed() const {
   return true;
 }
 
+bool Layout::is_expanded() const {
+  for (int dim = 0; dim < rank(); ++dim)
+    if (shape[dim] > 1 && strides[size_t(dim)] == 0) return true;
+  return false;
+}
+
 bool Layout::has_rows() const {
   if (rank() == 0 || shape.count() == 0) return true;
   if (shape[-1] > 1 && strides[size_t(rank() - 1)] != 1) return false;

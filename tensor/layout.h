@@ -69,6 +69,8 @@ struct Layout {
   int rank() const { return shape.rank(); }
   int64_t stride(int dim) const { return strides[size_t(shape.resolve(dim))]; }
   bool is_packed() const;
+  /// True if elements share memory: a dimension of more than one has stride 0.
+  bool is_expanded() const;
   /// True if the innermost stride is 1 (or the rows have at most one element) and the leading dimensions
   /// collapse to one, so that element (r, c) lies at offset + r * row_stride() + c.
   bool has_rows() const;

@@ -1,0 +1,89 @@
+#include <vector>
+
+#include "ops/gather/gather_kernels.h"
+#include "tensor/elementwise.h"
+
+namespace tessera::ops {
+namespace {
+
+/// The indices as 64-bit numbers; they have been checked.
+std::vector<int64_t> read_indices(const Tensor& indices) {
+  return indices.to_vector<int64_t>();
+}
+
+/// Calls `f.template operator()<Word>()` with an unsigned type of the dtype's size: rows are moved, not read.
+template <class F>
+void dispatch_size(DType dtype, F&& f) {
+  switch (size_of(dtype)) {
+    case 1:
+      return f.template operator()<uint8_t>();
+    case 2:
+      return f.template operator()<uint16_t>();
+    case 4:
+      return f.template operator()<uint32_t>();
+    default:
+      return f.template operator()<uint64_t>();
+  }
+}
+
+constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth waking
+
+}  // namespace
+
+void gather_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
+  const std::vector<int64_t> at = read_indices(indices);
+  const Layout to = row_layout(y), from = row_layout(x);
+  const auto loop = make_loop<2>(to.shape, {&to, &from});
+  const int64_t y_stride = y.layout().stride(0), x_stride = x.layout().stride(0);
+  dispatch_size(y.dtype(), [&]<class Word>() {
+    auto* const out = static_cast<Word*>(y.raw());
+    const auto* const in = static_cast<const Word*>(x.raw());
+    parallel_for(int64_t(at.size()), std::max<int64_t>(1, kGrain / loop.count),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t n = begin; n < end; ++n)
+                     for_each_run<2>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
+                       Word* const target = out + n * y_stride + offsets[0];
+                       const Word* const source = in + at[size_t(n)] * x_stride + offsets[1];
+                       for (int64_t i = 0; i < count; ++i) target[i * strides[0]] = source[i * strides[1]];
+                     });
+                 });
+  });
+}
+
+void scatter_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
+  const std::vector<int64_t> at = read_indices(indices);
+  const int64_t rows = y.size(0);
+  // Positions grouped by row, ascending within each: a counting sort.
+  std::vector<int64_t> first(size_t(rows) + 1, 0), order(at.size());
+  for (const int64_t row : at) first[size_t(row) + 1] += 1;
+  for (size_t row = 0; row < size_t(rows); ++row) first[row + 1] += first[row];
+  std::vector<int64_t> next(first.begin(), first.end() - 1);
+  for (size_t n = 0; n < at.size(); ++n) order[size_t(next[size_t(at[n])]++)] = int64_t(n);
+
+  const Layout to = row_layout(y), from = row_layout(x), dense = Layout::packed(to.shape);
+  const auto loop = make_loop<3>(to.shape, {&to, &from, &dense});
+  const int64_t y_stride = y.layout().stride(0), x_stride = x.layout().stride(0);
+  dispatch_floating(y.dtype(), "scatter_rows", [&]<class T>() {
+    T* const out = y.data<T>();
+    const T* const in = x.data<T>();
+    parallel_for(rows, std::max<int64_t>(1, kGrain / loop.count), [&](int64_t begin, int64_t end) {
+      std::vector<Compute<T>> sum(size_t(loop.count));
+      for (int64_t row = begin; row < end; ++row) {
+        std::fill(sum.begin(), sum.end(), Compute<T>(0));
+        for (int64_t k = first[size_t(row)]; k < first[size_t(row) + 1]; ++k)
+          for_each_run<3>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
+            const T* const source = in + order[size_t(k)] * x_stride + offsets[1];
+            Compute<T>* const into = sum.data() + offsets[2];
+            for (int64_t i = 0; i < count; ++i) into[i * strides[2]] += Compute<T>(source[i * strides[1]]);
+          });
+        for_each_run<3>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
+          T* const target = out + row * y_stride + offsets[0];
+          for (int64_t i = 0; i < count; ++i)
+            target[i * strides[0]] = T(sum[size_t(offsets[2] + i * strides[2])]);
+        });
+      }
+    });
+  });
+}
+
+}  // namespace tessera::ops

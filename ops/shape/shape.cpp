@@ -1,0 +1,111 @@
+#include "ops/shape/shape.h"
+
+#include "tensor/kernels.h"
+
+namespace tessera::ops {
+namespace {
+
+/// A view of x with that shape, or a copy.
+Tensor reshaped(const Tensor& x, const Shape& shape) {
+  if (x.can_reshape(shape)) return x.reshape(shape);
+  Tensor y = Tensor::empty(shape, x.dtype(), x.device());
+  if (!y.can_reshape(x.shape())) return x.packed().reshape(shape);
+  y.reshape(x.shape()).copy_from(x);
+  return y;
+}
+
+/// dy summed over the dimensions along which `shape` was expanded: pairwise, by adding the upper half of a
+/// dimension to its lower half until one is left.
+Tensor sum_expanded(const Tensor& dy, const Shape& shape) {
+  if (dy.shape() == shape) return dy;
+  if (dy.count() == 0) return Tensor::zeros(shape, dy.dtype(), dy.device());
+  Tensor sum = Tensor::empty(dy.shape(), dy.dtype() == DType::f64 ? DType::f64 : DType::f32, dy.device());
+  sum.copy_from(dy);
+  for (int dim = 0; dim < dy.rank(); ++dim) {
+    const int own = dim - (dy.rank() - shape.rank());
+    if (own >= 0 && shape[own] == dy.size(dim)) continue;
+    for (int64_t left = dy.size(dim); left > 1; left -= left / 2)
+      accumulate(sum.slice(dim, 0, left / 2), sum.slice(dim, left - left / 2, left));
+    sum = sum.slice(dim, 0, 1);
+  }
+  return sum.reshape(shape).to(dy.dtype());
+}
+
+}  // namespace
+
+Tensor concat(const std::vector<Tensor>& parts, int dim, Site site) {
+  check(!parts.empty(), "concat: no parts; give at least one tensor");
+  const Tensor& first = parts[0];
+  check(first.defined(), "concat: part 0 is undefined");
+  const int d = first.shape().resolve(dim);
+  int64_t total = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    check(parts[i].defined(), "concat: part ", i, " is undefined");
+    check(parts[i].dtype() == first.dtype() && parts[i].device() == first.device(), "concat: part ", i,
+          " is ", describe(parts[i]), ", but part 0 is ", describe(first), "; parts share dtype and device");
+    check(parts[i].rank() == first.rank() && parts[i].shape().with(d, 0) == first.shape().with(d, 0),
+          "concat: part ", i, " is ", describe(parts[i]), ", but part 0 is ", describe(first),
+          "; parts agree in every dimension but ", d);
+    check(!__builtin_add_overflow(total, parts[i].size(d), &total), "concat: dimension ", d, " overflows");
+  }
+  Tensor y = Tensor::empty(first.shape().with(d, total), first.dtype(), first.device());
+  std::vector<int64_t> starts{0};
+  for (const Tensor& part : parts) {
+    const int64_t begin = starts.back();
+    starts.push_back(begin + part.size(d));
+    y.slice(d, begin, starts.back()).copy_from(part.detach());
+  }
+  if (Tape* tape = Tape::recording_any(parts)) {
+    std::vector<const Tensor*> inputs;
+    for (const Tensor& part : parts) inputs.push_back(&part);
+    Tensor* const output = &y;
+    tape->record("concat", site, inputs, std::span(&output, 1), [starts = std::move(starts), d](Backward& b) {
+      const Tensor dy = b.grad();
+      for (size_t i = 0; i + 1 < starts.size(); ++i)
+        if (b.needs(int(i))) b.accumulate(int(i), dy.slice(d, starts[i], starts[i + 1]));
+    });
+  }
+  return y;
+}
+
+Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step, Site site) {
+  check(x.defined(), "slice: x is undefined");
+  Tensor y = x.detach().slice(dim, begin, end, step);
+  if (Tape* tape = Tape::recording(x))
+    tape->record("slice", site, {&x}, {&y}, [=, shape = x.shape()](Backward& b) {
+      b.accumulate_view(
+          0, shape, [&](const Tensor& dx) { return dx.slice(dim, begin, end, step); }, b.grad());
+    });
+  return y;
+}
+
+Tensor transpose(const Tensor& x, int a, int b, Site site) {
+  check(x.defined(), "transpose: x is undefined");
+  Tensor y = x.detach().transpose(a, b);
+  if (Tape* tape = Tape::recording(x))
+    tape->record("transpose", site, {&x}, {&y},
+                 [a, b](Backward& back) { back.accumulate(0, back.grad().transpose(a, b)); });
+  return y;
+}
+
+Tensor reshape(const Tensor& x, const Shape& shape, Site site) {
+  check(x.defined(), "reshape: x is undefined");
+  check(shape.count() == x.count(), "reshape: ", describe(x), " has ", x.count(), " elements, ", shape,
+        " has ", shape.count());
+  Tensor y = reshaped(x.detach(), shape);
+  if (Tape* tape = Tape::recording(x))
+    tape->record("reshape", site, {&x}, {&y},
+                 [shape = x.shape()](Backward& b) { b.accumulate(0, reshaped(b.grad(), shape)); });
+  return y;
+}
+
+Tensor expand(const Tensor& x, const Shape& shape, Site site) {
+  check(x.defined(), "expand: x is undefined");
+  Tensor y = x.detach().expand(shape);
+  if (Tape* tape = Tape::recording(x))
+    tape->record("expand", site, {&x}, {&y},
+                 [shape = x.shape()](Backward& b) { b.accumulate(0, sum_expanded(b.grad(), shape)); });
+  return y;
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <vector>
+
+#include "autograd/tape.h"
+
+namespace tessera::ops {
+
+/// Shape and place of elements; no arithmetic, so no rounding. Dimensions and sizes count from the end when
+/// negative, errors are those of the Tensor functions of the same name.
+///
+/// slice, transpose, expand and, where strides allow it, reshape are views: y shares x's storage, on the tape
+/// or off it. An in-place write to either is a write to both and bumps their one version, so the backward of
+/// any operator that saved either of them throws. Forward saves nothing.
+
+/// Parts of equal shape but for `dim`, joined in order: y is new. Any dtype, the same for all parts, one
+/// device. dparts are slices of dy, not copied.
+Tensor concat(const std::vector<Tensor>& parts, int dim, Site site = Site::here());
+
+/// Elements begin, begin + step, ... before end of dimension `dim`. dx is zero outside the slice: dy is added
+/// to that part of x's gradient in place.
+Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step = 1,
+             Site site = Site::here());
+
+/// Dimensions a and b exchanged.
+Tensor transpose(const Tensor& x, int a, int b, Site site = Site::here());
+
+/// The elements in row-major order under another shape of as many. A view where the strides allow it, else a
+/// copy, whose rows are pitched if one pass can write them so.
+Tensor reshape(const Tensor& x, const Shape& shape, Site site = Site::here());
+
+/// Broadcast to `shape` with strides of 0. dx is the sum of dy over the expanded dimensions, in f32 (f64 for
+/// f64), in a fixed order, rounded once.
+Tensor expand(const Tensor& x, const Shape& shape, Site site = Site::here());
+
+}  // namespace tessera::ops
