@@ -33,7 +33,10 @@ constexpr Specs kFolders[] = {
     grouped_linear_specs,
     mlp_specs,
     gmm_nll_specs,
-    activation_specs, pointwise_specs, reduce_specs, cast_specs, dropout_specs,
+    pointwise_specs,
+    reduce_specs,
+    cast_specs,
+    dropout_specs,
     gather_specs,
     shape_specs,
 };
