@@ -1,7 +1,6 @@
 #include "train/tnp_job.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +13,13 @@
 namespace tessera::train {
 
 using nlohmann::json;
+
+namespace {
+
+/// Evaluation draws its tasks under another key than training does: the two never meet.
+constexpr uint64_t kEvaluationSeed = 0xE7A1'5EED'0000'0001u;
+
+}  // namespace
 
 // ---- the job ----
 
@@ -74,6 +80,15 @@ optim::Schedule make_schedule(const TnpJob& job) {
                           .lr = job.lr,
                           .steps = job.steps,
                           .warmup = std::min(job.warmup, job.steps / 2)});
+}
+
+datasets::Prior make_prior(const TnpJob& job, bool evaluation) {
+  return datasets::Prior({.kind = datasets::parse_prior(job.prior),
+                          .batch = job.batch,
+                          .context = job.context,
+                          .targets = job.targets,
+                          .features = job.model.features,
+                          .seed = evaluation ? job.seed ^ kEvaluationSeed : job.seed});
 }
 
 // ---- the session ----
@@ -160,15 +175,14 @@ TrainResult train_tnp(TnpSession& session, const RunFolder& run, const TrainerOp
                       int64_t first_step, int64_t eval_tasks, Progress& progress) {
   const TnpJob& job = session.job();
   const datasets::Prior prior = make_prior(job);
-  datasets::BatchStream stream(prior, job, first_step);
+  datasets::Loader loader(prior, {.workers = session.device().is_cuda() ? 4 : 1, .device = session.device()});
+  loader.set_state({.batch = uint64_t(first_step) * uint64_t(options.accumulate)});
   io::CheckpointFolder folder(run.checkpoints().string(), options.keep);
   Task task;
-  task.load = [&](int64_t step) {
-    const auto start = std::chrono::steady_clock::now();
-    const datasets::RegressionBatch batch = stream.next(step);
-    const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    session.load(batch);
-    return waited;
+  task.load = [&] {
+    const double before = loader.stats().wait_seconds;
+    session.load(loader.next());
+    return loader.stats().wait_seconds - before;
   };
   task.loss = [&] { return session.loss(); };
   task.evaluate = [&] {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -45,8 +46,8 @@ nlohmann::json to_json(const TnpJob& job);
 TnpJob tnp_job_from_json(const nlohmann::json& json);
 
 optim::Schedule make_schedule(const TnpJob& job);
-/// The prior's parameters as a dataset of batches; seeds of training and evaluation never meet.
-datasets::Prior make_prior(const TnpJob& job);
+/// Where the job's tasks come from; those of an evaluation are never met in training.
+datasets::Prior make_prior(const TnpJob& job, bool evaluation = false);
 
 /// Model, optimizer and the fixed tensors of one batch on a device.
 class TnpSession {

@@ -72,7 +72,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   for (int64_t step = first_step; step < options.steps; ++step) {
     optimizer.set_lr(options.schedule(step));
     for (int micro = 0; micro < options.accumulate; ++micro) {
-      interval.waited += task.load(step * options.accumulate + micro);
+      interval.waited += task.load();
       if (graph) {
         captured();
       } else {

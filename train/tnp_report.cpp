@@ -1,0 +1,207 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "autograd/tape.h"
+#include "datasets/posterior.h"
+#include "train/image.h"
+#include "train/report.h"
+#include "train/tnp_job.h"
+
+namespace tessera::train {
+
+// ---- evaluation ----
+
+TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device device, int64_t tasks,
+                           int64_t batch) {
+  const NoTape off;
+  TnpEvaluation result;
+  TnpJob drawn = job;
+  drawn.batch = batch;
+  const datasets::Prior prior = make_prior(drawn, true);
+  std::vector<double> gaps;  // of each task
+  double model_sum = 0, optimal_sum = 0;
+  for (uint64_t index = 0; int64_t(gaps.size()) < tasks; ++index) {
+    const datasets::RegressionBatch host = prior.batch(index);
+    const auto losses =
+        model.point_losses({host.xc.to(device), host.yc.to(device), host.xt.to(device), host.yt.to(device)})
+            .to_vector<double>();
+    const auto log_density = datasets::predict(prior.options(), host).log_density.to_vector<double>();
+    for (int64_t b = 0; b < batch && int64_t(gaps.size()) < tasks; ++b) {
+      double gap = 0;
+      for (int64_t n = 0; n < job.targets; ++n) {
+        const size_t at = size_t(b * job.targets + n);
+        model_sum += losses[at];
+        optimal_sum -= log_density[at];
+        gap += losses[at] + log_density[at];
+      }
+      gaps.push_back(gap / double(job.targets));
+    }
+  }
+  result.tasks = int64_t(gaps.size());
+  result.points = result.tasks * job.targets;
+  result.nll = model_sum / double(result.points);
+  result.optimal_nll = optimal_sum / double(result.points);
+  result.gap = result.nll - result.optimal_nll;
+  double squares = 0;
+  for (const double gap : gaps) squares += (gap - result.gap) * (gap - result.gap);
+  if (gaps.size() > 1) result.gap_error = std::sqrt(squares / double(gaps.size() - 1) / double(gaps.size()));
+  return result;
+}
+
+// ---- pictures of the predictive density ----
+
+namespace {
+
+constexpr int kWidth = 240, kHeight = 180;
+constexpr double kLeft = -2, kRight = 2, kBottom = -3.5, kTop = 3.5;
+constexpr int64_t kLargestContext = 2048;  // the exact posterior costs its cube
+
+double x_of(int column) {
+  return kLeft + (kRight - kLeft) * (column + 0.5) / kWidth;
+}
+double y_of(int row) {
+  return kTop - (kTop - kBottom) * (row + 0.5) / kHeight;
+}
+
+/// Targets at every column of the picture, all with the value y.
+datasets::RegressionBatch grid_task(const Tensor& xc, const Tensor& yc, double y) {
+  std::vector<float> columns;
+  for (int column = 0; column < kWidth; ++column) columns.push_back(float(x_of(column)));
+  return {xc, yc, Tensor::from(columns, {1, kWidth, 1}),
+          Tensor::full({1, kWidth, 1}, y, DType::f32, Device::cpu())};
+}
+
+/// Density of the model's mixture at every pixel.
+std::vector<double> model_density(const models::Tnp& model, Device device, const Tensor& xc,
+                                  const Tensor& yc) {
+  const datasets::RegressionBatch grid = grid_task(xc, yc, 0);
+  const std::vector<double> mixture = model.forward(xc.to(device), yc.to(device), grid.xt.to(device))
+                                          .to_vector<double>();  // [columns, 1, K, 3]
+  const int64_t components = model.config.components;
+  std::vector<double> density(size_t(kWidth) * kHeight);
+  for (int column = 0; column < kWidth; ++column) {
+    const double* const k0 = &mixture[size_t(column * components * 3)];
+    double largest = -INFINITY, total = 0;
+    for (int64_t k = 0; k < components; ++k) largest = std::max(largest, k0[k * 3]);
+    for (int64_t k = 0; k < components; ++k) total += std::exp(k0[k * 3] - largest);
+    for (int row = 0; row < kHeight; ++row) {
+      double sum = 0;
+      for (int64_t k = 0; k < components; ++k) {
+        const double sigma = std::exp(k0[k * 3 + 2]), z = (y_of(row) - k0[k * 3 + 1]) / sigma;
+        sum += std::exp(k0[k * 3] - largest) / total * std::exp(-0.5 * z * z) / (sigma * 2.5066282746310002);
+      }
+      density[size_t(row) * kWidth + size_t(column)] = sum;
+    }
+  }
+  return density;
+}
+
+std::vector<double> exact_density(const datasets::PriorOptions& prior, const Tensor& xc, const Tensor& yc) {
+  std::vector<double> density;
+  for (int row = 0; row < kHeight; ++row) {
+    for (const double value :
+         datasets::predict(prior, grid_task(xc, yc, y_of(row))).log_density.to_vector<double>())
+      density.push_back(std::exp(value));
+  }
+  return density;
+}
+
+/// The density as colours, context points as crosses. The square root keeps thin tails visible.
+std::string draw(const std::vector<double>& density, double largest, const Tensor& xc, const Tensor& yc) {
+  Image image(kWidth, kHeight);
+  for (int row = 0; row < kHeight; ++row) {
+    for (int column = 0; column < kWidth; ++column) {
+      uint8_t rgb[3];
+      heat_colour(std::sqrt(density[size_t(row) * kWidth + size_t(column)] / largest), rgb);
+      image.set(column, row, rgb[0], rgb[1], rgb[2]);
+    }
+  }
+  const auto xs = xc.to_vector<double>(), ys = yc.to_vector<double>();
+  for (size_t i = 0; i < xs.size(); ++i) {
+    const int column = int((xs[i] - kLeft) / (kRight - kLeft) * kWidth),
+              row = int((kTop - ys[i]) / (kTop - kBottom) * kHeight);
+    for (int d = -2; d <= 2; ++d) {
+      image.set(column + d, row, 217, 72, 1);
+      image.set(column, row + d, 217, 72, 1);
+    }
+  }
+  return encode_png(image);
+}
+
+void add_densities(Report& report, TnpSession& session) {
+  const TnpJob& job = session.job();
+  report.heading("Predictive density");
+  if (job.model.features != 1) return report.paragraph("Drawn for one-dimensional inputs only.");
+  if (job.context > kLargestContext)
+    return report.paragraph(
+        fmt::format("Not drawn: the exact posterior of {} context points costs their cube.", job.context));
+  report.paragraph(fmt::format(
+      "Three tasks that training never met. Left: the model's mixture; right: the exact posterior "
+      "predictive of the prior. x from {} to {}, y from {} to {}; crosses are the context.",
+      kLeft, kRight, kBottom, kTop));
+  TnpJob drawn = job;
+  drawn.batch = 1;
+  const datasets::Prior prior = make_prior(drawn, true);
+  for (uint64_t index = 0; index < 3; ++index) {
+    const datasets::RegressionBatch task = prior.batch(index);
+    const std::vector<double> ours = model_density(session.model(), session.device(), task.xc, task.yc);
+    const std::vector<double> exact = exact_density(prior.options(), task.xc, task.yc);
+    // One scale for both; the exact density's peak, so that an over-confident model saturates instead of
+    // hiding.
+    const double largest = std::max(*std::max_element(exact.begin(), exact.end()), 1e-12);
+    report.images({{draw(ours, largest, task.xc, task.yc), fmt::format("task {}: model", index)},
+                   {draw(exact, largest, task.xc, task.yc), fmt::format("task {}: exact posterior", index)}});
+  }
+}
+
+Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name,
+                 bool dashed = false) {
+  Series series{name, {}, dashed};
+  for (const StepRecord& record : records)
+    if (const auto found = record.values.find(value); found != record.values.end())
+      series.points.emplace_back(double(record.step), found->second);
+  return series;
+}
+
+}  // namespace
+
+void write_tnp_report(const RunFolder& run, TnpSession& session, const TrainResult& result) {
+  const NoTape off;
+  const TnpJob& job = session.job();
+  const nlohmann::json settings = run.settings();
+  Report report(fmt::format("tnp on the {} prior", job.prior));
+  report.paragraph(fmt::format("{}, {}. {} steps, {:.1f} s of training, {:.0f} tokens/s, {:.2f} ms/step.",
+                               run.path().filename().string(), session.device().card().name, result.step,
+                               result.seconds, result.tokens_per_s, result.ms_per_step));
+  const std::vector<StepRecord> records = run.metrics();
+  std::vector<Series> losses{series_of(records, "loss", "training loss")};
+  if (!result.evaluation.empty()) {
+    losses.push_back(series_of(records, "eval_nll", "evaluation"));
+    const double optimal = result.evaluation.at("eval_optimal_nll");
+    losses.push_back({"Bayes-optimal", {{1.0, optimal}, {double(result.step), optimal}}, true});
+    report.heading("Evaluation on fresh tasks");
+    report.table({"", "nats per point"},
+                 {{"model", fmt::format("{:.4f}", result.evaluation.at("eval_nll"))},
+                  {"Bayes-optimal", fmt::format("{:.4f}", optimal)},
+                  {"gap", fmt::format("{:.4f} +- {:.4f}", result.evaluation.at("eval_gap"),
+                                      result.evaluation.at("eval_gap_error"))}});
+  }
+  report.chart("Negative log-likelihood", "step", "nats per point", losses);
+  add_densities(report, session);
+  report.chart("Learning rate", "step", "learning rate", {series_of(records, "lr", "learning rate")});
+  report.chart("Gradient norm", "step", "norm before clipping",
+               {series_of(records, "grad_norm", "gradient norm")});
+  report.chart("Throughput", "step", "tokens/s", {series_of(records, "tokens_per_s", "tokens/s")});
+  report.heading("Settings");
+  std::vector<std::vector<std::string>> rows;
+  const nlohmann::json flat = settings.flatten();
+  for (const auto& [key, value] : flat.items())
+    rows.push_back({key.substr(1), value.is_string() ? value.get<std::string>() : value.dump()});
+  report.table({"setting", "value"}, rows);
+  report.write(run.path() / "report.html");
+}
+
+}  // namespace tessera::train
