@@ -47,7 +47,7 @@ void check_head(const SafetensorsFile& file) {
   check(format != file.metadata().end() && file.metadata().contains(kChecksumKey),
         "checkpoint: ", file.path(), " has no ", kFormatKey, " and ", kChecksumKey,
         ": it is not a checkpoint of tessera; its tensors can be read with load_safetensors");
-  check(format->second == kFormat, "checkpoint: ", file.path(), " has format ", format->second,
+  check(format->second == kFormat, "checkpoint: ", file.path(), " has format ", shown(format->second),
         ", this program reads format ", kFormat, "; use the newer tessera that wrote it");
   const size_t place = checksum_place(file.head());
   const std::string stored =
@@ -59,13 +59,13 @@ void check_head(const SafetensorsFile& file) {
 
 Tensor read_verified(const SafetensorsFile& file, const SafetensorsEntry& entry) {
   const auto stored = file.metadata().find(entry.name);
-  check(stored != file.metadata().end(), "checkpoint: ", file.path(), ": tensor '", entry.name,
+  check(stored != file.metadata().end(), "checkpoint: ", file.path(), ": tensor '", shown(entry.name),
         "' has no checksum; another program changed the file");
   Tensor tensor = read_entry(file.file(), entry);
   const std::string computed = kHash + checksum_of(tensor);
-  check(stored->second == computed, "checkpoint: ", file.path(), ": tensor '", entry.name, "' (bytes ",
+  check(stored->second == computed, "checkpoint: ", file.path(), ": tensor '", shown(entry.name), "' (bytes ",
         entry.offset, " to ", entry.offset + entry.bytes, ") is damaged: its checksum is ", computed,
-        ", the header says ", stored->second, "; load an older checkpoint");
+        ", the header says ", shown(stored->second), "; load an older checkpoint");
   check_bools(tensor, file.path(), entry.name);
   return tensor;
 }
@@ -87,7 +87,7 @@ Checkpoint::Scalar parse_value(const std::string& path, const std::string& name,
   const size_t space = text.find(' ');
   Checkpoint::Scalar scalar{text.substr(0, space), space == std::string::npos ? "" : text.substr(space + 1)};
   check(space != std::string::npos && is_proper(scalar), "checkpoint: ", path, ": the value of '", name,
-        "', '", text.substr(0, 100), "', is not a type and a value of it");
+        "', '", shown(text), "', is not a type and a value of it");
   return scalar;
 }
 
@@ -116,10 +116,12 @@ void Checkpoint::put(const std::string& name, Value value) {
     if (!tensor->defined()) return;
     value = tensor->detach();
   }
+  const std::string where = path_.empty() ? "" : path_ + ": ";
   check(!name.empty() && !name.starts_with(kReserved) && name != "__metadata__" &&
             name.find('\0') == std::string::npos,
-        "checkpoint: the name '", name, "' cannot be used; it is empty, reserved or holds a NUL byte");
-  check(values_.emplace(name, std::move(value)).second, "checkpoint: the name '", name,
+        "checkpoint: ", where, "the name '", shown(name),
+        "' cannot be used; it is empty, reserved or holds a NUL byte");
+  check(values_.emplace(name, std::move(value)).second, "checkpoint: ", where, "the name '", shown(name),
         "' is used twice; give the things that are saved names of their own with io::named");
 }
 

@@ -53,11 +53,7 @@ class Checkpoint {
   /// Adds a leaf, or every field below a struct or container. Undefined tensors are left out. Tensors are
   /// shared, not copied: save before changing them. Throws if the name is taken or begins with "tessera.".
   template <class T>
-  Checkpoint& add(const std::string& name, const T& thing) {
-    for_each_field(
-        thing, [&](const std::string& field, const auto& leaf) { put(field, encode(leaf)); }, name);
-    return *this;
-  }
+  Checkpoint& add(const std::string& name, const T& thing);
   /// All of `things`: named ones under their names, a single unnamed one under its fields' own names ("value"
   /// if it is a leaf), several unnamed ones under their positions "0", "1", ...
   template <class... Things>

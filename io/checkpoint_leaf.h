@@ -154,6 +154,13 @@ bool decode(const Checkpoint::Value& stored, T& value, bool assign) {
   }
 }
 
+template <class T>
+Checkpoint& Checkpoint::add(const std::string& name, const T& thing) {
+  for_each_field(
+      thing, [&](const std::string& field, const auto& leaf) { put(field, encode(leaf)); }, name);
+  return *this;
+}
+
 template <class F, class... Things>
 void Checkpoint::for_each_thing(F&& f, Things&&... things) {
   const auto plain_name = [](size_t index, bool is_leaf) -> std::string {

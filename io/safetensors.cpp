@@ -38,9 +38,9 @@ SafetensorsPlan plan_safetensors(const std::string& path, const NamedTensors& te
   std::vector<const std::pair<std::string, Tensor>*> order;
   for (const auto& named : tensors) {
     const auto& [name, tensor] = named;
-    check(tensor.defined(), "safetensors: ", path, ": tensor '", name, "' is undefined");
+    check(tensor.defined(), "safetensors: ", path, ": tensor '", shown(name), "' is undefined");
     check(name != "__metadata__" && name.find('\0') == std::string::npos, "safetensors: ", path,
-          ": the name '", name, "' cannot be used for a tensor");
+          ": the name '", shown(name), "' cannot be used for a tensor");
     order.push_back(&named);
   }
   std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
@@ -51,7 +51,7 @@ SafetensorsPlan plan_safetensors(const std::string& path, const NamedTensors& te
   SafetensorsPlan plan;
   for (const auto* named : order) {
     const auto& [name, tensor] = *named;
-    check(++seen[name] == 1, "safetensors: ", path, ": two tensors have the name '", name, "'");
+    check(++seen[name] == 1, "safetensors: ", path, ": two tensors have the name '", shown(name), "'");
     plan.entries.push_back({name, tensor.dtype(), tensor.shape(), plan.bytes, tensor.bytes()});
     plan.tensors.push_back(tensor);
     check(!__builtin_add_overflow(plan.bytes, tensor.bytes(), &plan.bytes), "safetensors: ", path,
@@ -140,8 +140,8 @@ const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
     std::vector<std::string> names;
     for (const SafetensorsEntry& entry : entries_) names.push_back(entry.name);
     const std::string near = nearest(name, names);
-    fail_at(Site::here(), "safetensors: ", path(), " has no tensor '", name, "' among its ", entries_.size(),
-            near.empty() ? "" : "; did you mean '" + near + "'?");
+    fail_at(Site::here(), "safetensors: ", path(), " has no tensor '", shown(name), "' among its ",
+            entries_.size(), near.empty() ? "" : "; did you mean '" + shown(near) + "'?");
   }
   return entries_[found->second];
 }
@@ -152,7 +152,7 @@ void check_bools(const Tensor& tensor, const std::string& path, const std::strin
   const auto* const wrong =
       std::find_if(bytes, bytes + tensor.bytes(), [](uint8_t byte) { return byte > 1; });
   check(wrong == bytes + tensor.bytes(), "read: ", path, ": element ", wrong - bytes, " of the bool tensor '",
-        name, "' is ", wrong == bytes + tensor.bytes() ? 0 : int(*wrong), ", expected 0 or 1");
+        shown(name), "' is ", wrong == bytes + tensor.bytes() ? 0 : int(*wrong), ", expected 0 or 1");
 }
 
 Tensor read_entry(const InputFile& file, const SafetensorsEntry& entry) {

@@ -25,15 +25,6 @@ constexpr std::array<DTypeName, 9> kDTypeNames = {{{"F64", DType::f64},
                                                    {"U8", DType::u8},
                                                    {"BOOL", DType::boolean}}};
 
-/// Names come from the file: what goes into a message is cut short and has no control characters.
-std::string shown(const std::string& text) {
-  constexpr size_t kMost = 100;
-  std::string safe = text.substr(0, kMost);
-  for (char& c : safe)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  return text.size() > kMost ? safe + "..." : safe;
-}
-
 class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderEvents(const std::string& path, std::vector<SafetensorsEntry>& entries, Metadata& metadata)
@@ -240,6 +231,14 @@ void check_cover(const std::string& path, std::vector<SafetensorsEntry>& entries
 }
 
 }  // namespace
+
+std::string shown(const std::string& text) {
+  constexpr size_t kMost = 100;
+  std::string safe = text.substr(0, kMost);
+  for (char& c : safe)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  return text.size() > kMost ? safe + "..." : safe;
+}
 
 const char* safetensors_name(DType dtype) {
   return std::find_if(kDTypeNames.begin(), kDTypeNames.end(),
