@@ -79,7 +79,8 @@ void sum_columns(Device device, float* sums, Columns<T> c, int64_t most_chunks) 
   check(c.tiles * c.groups * c.chunks < (int64_t(1) << 31), "column sums: ", c.groups, " groups of ",
         c.columns, " columns are too many for one grid");
   const Tensor partial =
-      c.chunks == 1 ? Tensor() : Tensor::empty_packed({c.chunks, c.groups * c.columns}, DType::f32, device);
+      c.chunks == 1 ? Tensor()
+                    : Tensor::empty_packed(Shape{c.chunks, c.groups * c.columns}, DType::f32, device);
   float* const to = c.chunks == 1 ? sums : partial.data<float>();
   const gpu::LaunchShape shape{dim3(unsigned(c.tiles * c.groups * c.chunks)), dim3(gpu::kWarp * kWarps)};
   if (packed) {

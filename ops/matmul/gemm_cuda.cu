@@ -209,7 +209,7 @@ void gemm_cuda(const Gemm& gemm, Device device) {
   const Plan& plan = entry->second;
   if (gemm.bias) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, gemm.bias);
   Tensor workspace;
-  if (plan.workspace > 0) workspace = Tensor::empty_packed({int64_t(plan.workspace)}, DType::u8, device);
+  if (plan.workspace > 0) workspace = Tensor::empty_packed(Shape{int64_t(plan.workspace)}, DType::u8, device);
   const float alpha = float(gemm.alpha), beta = float(gemm.beta);
   check_lt(cublasLtMatmul(lt.handle, plan.product.get(), &alpha, gemm.b, plan.first.get(), gemm.a,
                           plan.second.get(), &beta, gemm.d, plan.result.get(), gemm.d, plan.result.get(),

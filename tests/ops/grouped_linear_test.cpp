@@ -1,0 +1,76 @@
+#include "ops/grouped_linear/grouped_linear.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/linear/linear.h"
+
+namespace tessera::ops {
+namespace {
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+Tensor counted(const Shape& shape, int64_t seed = 0) {
+  std::vector<double> values(size_t(shape.count()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = double((int64_t(i) * 5 + seed) % 13 - 6) / 4;
+  return Tensor::from(values, shape);
+}
+
+TEST(GroupedLinear, IsOneLinearAGroup) {
+  const Tensor weight = counted({3, 4, 5}), bias = counted({3, 4}, 2);
+  for (const bool shared : {true, false}) {
+    const Tensor x = shared ? counted({2, 6, 5}, 1) : counted({2, 6, 3, 5}, 1);
+    const Tensor y = grouped_linear(x, weight, bias, shared);
+    ASSERT_EQ(y.shape(), Shape({2, 6, 3, 4}));
+    for (int64_t k = 0; k < 3; ++k)
+      EXPECT_EQ(
+          y.select(2, k).to_vector<double>(),
+          linear(shared ? x : x.select(2, k), weight.select(0, k), bias.select(0, k)).to_vector<double>());
+  }
+}
+
+// dx = 256 + 9 times 1 = 265, half way between 264 and 266: rounded once it is 264; rounded after each group
+// it would stay at 256. Rows of 9 bf16 are pitched to 16, so the groups are added one by one.
+TEST(GroupedLinear, SharedInputGradientRoundsOnce) {
+  Tensor x = Tensor::full({2, 3}, 1, DType::bf16, Device::cpu());
+  require_grad(x);
+  const Tensor weight = Tensor::zeros({10, 9, 3}, DType::bf16, Device::cpu());
+  weight.select(1, 0).fill(1);
+  weight.select(0, 0).select(0, 0).fill(256);
+  const Tensor dy = Tensor::full({2, 10, 9}, 1, DType::bf16, Device::cpu());
+  Tape tape;
+  tape.backward(std::vector{grouped_linear(x, weight)}, std::vector{dy});
+  EXPECT_EQ(grad(x).to_vector<double>(), std::vector<double>(6, 264.0));
+}
+
+TEST(GroupedLinear, MessagesNameWhatDisagrees) {
+  const Tensor weight = counted({3, 4, 5});
+  EXPECT_EQ(
+      message_of([&] {
+        grouped_linear(counted({2, 6}), weight);
+      }),
+      "grouped_linear: x [2, 6] does not match weight [3, 4, 5]; expected [..., in] of weight [K, out, in]");
+  EXPECT_EQ(message_of([&] {
+              grouped_linear(counted({2, 5}), weight, {}, false);
+            }),
+            "grouped_linear: x [2, 5] does not match weight [3, 4, 5]; expected [..., K, in] (not shared) of "
+            "weight "
+            "[K, out, in]");
+  EXPECT_EQ(message_of([&] {
+              grouped_linear(counted({2, 5}), counted({4, 5}));
+            }),
+            "grouped_linear: weight [4, 5] has not three dimensions; expected [K, out, in]");
+  EXPECT_EQ(message_of([&] {
+              grouped_linear(counted({2, 5}), weight, counted({4}));
+            }),
+            "grouped_linear: bias [4] does not go with weight [3, 4, 5]; expected [3, 4]");
+}
+
+}  // namespace
+}  // namespace tessera::ops

@@ -1,0 +1,92 @@
+#include "ops/mlp/mlp.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/linear/linear.h"
+
+namespace tessera::ops {
+namespace {
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+Tensor counted(const Shape& shape, DType dtype, int64_t seed) {
+  std::vector<double> values(size_t(shape.count()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = double((int64_t(i) * 5 + seed) % 13 - 6) / 8;
+  return Tensor::from(values, shape).to(dtype);
+}
+
+std::vector<Tensor> inputs(DType dtype) {
+  std::vector<Tensor> in{counted({2, 3, 5}, dtype, 1), counted({9, 5}, dtype, 2), counted({4, 9}, dtype, 3),
+                         counted({9}, dtype, 4), counted({4}, dtype, 5)};
+  for (Tensor& each : in) require_grad(each);
+  return in;
+}
+
+// The same kernels in the same order: bitwise the composition, forward and backward.
+TEST(Mlp, IsTheCompositionOfThree) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (const Activation kind : {Activation::none, Activation::silu, Activation::relu_squared}) {
+      const auto one = inputs(dtype), three = inputs(dtype);
+      const Tensor dy = counted({2, 3, 4}, dtype, 6);
+      std::vector<double> y_one, y_three;
+      {
+        Tape tape;
+        const Tensor y = mlp(one[0], one[1], one[2], kind, one[3], one[4]);
+        y_one = y.to_vector<double>();
+        tape.backward(std::vector{y}, std::vector{dy});
+      }
+      {
+        Tape tape;
+        const Tensor y = linear(activation(linear(three[0], three[1], three[3]), kind), three[2], three[4]);
+        y_three = y.to_vector<double>();
+        tape.backward(std::vector{y}, std::vector{dy});
+      }
+      EXPECT_EQ(y_one, y_three) << dtype << name_of(kind);
+      EXPECT_EQ(mlp(one[0], one[1], one[2], kind, one[3], one[4]).to_vector<double>(), y_one)
+          << "without a tape, " << dtype << name_of(kind);
+      for (size_t i = 0; i < one.size(); ++i)
+        EXPECT_EQ(grad(one[i]).to_vector<double>(), grad(three[i]).to_vector<double>())
+            << dtype << name_of(kind) << " input " << i;
+    }
+}
+
+TEST(Mlp, FrozenPartsGetNothing) {
+  for (size_t wanted = 0; wanted < 5; ++wanted) {
+    auto all = inputs(DType::f64), one = inputs(DType::f64);
+    for (size_t i = 0; i < 5; ++i)
+      if (i != wanted) one[i] = one[i].detach();
+    const Tensor dy = counted({2, 3, 4}, DType::f64, 6);
+    for (const auto* in : {&all, &one}) {
+      Tape tape;
+      tape.backward(std::vector{mlp((*in)[0], (*in)[1], (*in)[2], Activation::gelu, (*in)[3], (*in)[4])},
+                    std::vector{dy});
+    }
+    EXPECT_EQ(grad(one[wanted]).to_vector<double>(), grad(all[wanted]).to_vector<double>()) << wanted;
+  }
+}
+
+TEST(Mlp, MessagesNameTheWeight) {
+  const Tensor x = counted({2, 5}, DType::f32, 1), up = counted({9, 5}, DType::f32, 2);
+  EXPECT_EQ(message_of([&] {
+              mlp(x, counted({9, 6}, DType::f32, 2), up, Activation::silu);
+            }),
+            "mlp: up [9, 6] takes 6 features, but its input has 5; expected [out, 5]");
+  EXPECT_EQ(message_of([&] {
+              mlp(x, up, counted({4, 8}, DType::f32, 2), Activation::silu);
+            }),
+            "mlp: down [4, 8] takes 8 features, but its input has 9; expected [out, 9]");
+  EXPECT_EQ(message_of([&] {
+              mlp(x, up, counted({4, 9}, DType::f32, 2), Activation::silu, {}, up);
+            }),
+            "mlp: bias [9, 5] does not go with down [4, 9]; expected [4]");
+}
+
+}  // namespace
+}  // namespace tessera::ops
