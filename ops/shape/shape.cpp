@@ -1,6 +1,6 @@
 #include "ops/shape/shape.h"
 
-#include "tensor/kernels.h"
+#include "ops/reduce/reduce.h"
 
 namespace tessera::ops {
 namespace {
@@ -12,23 +12,6 @@ Tensor reshaped(const Tensor& x, const Shape& shape) {
   if (!y.can_reshape(x.shape())) return x.packed().reshape(shape);
   y.reshape(x.shape()).copy_from(x);
   return y;
-}
-
-/// dy summed over the dimensions along which `shape` was expanded: pairwise, by adding the upper half of a
-/// dimension to its lower half until one is left.
-Tensor sum_expanded(const Tensor& dy, const Shape& shape) {
-  if (dy.shape() == shape) return dy;
-  if (dy.count() == 0) return Tensor::zeros(shape, dy.dtype(), dy.device());
-  Tensor sum = Tensor::empty(dy.shape(), dy.dtype() == DType::f64 ? DType::f64 : DType::f32, dy.device());
-  sum.copy_from(dy);
-  for (int dim = 0; dim < dy.rank(); ++dim) {
-    const int own = dim - (dy.rank() - shape.rank());
-    if (own >= 0 && shape[own] == dy.size(dim)) continue;
-    for (int64_t left = dy.size(dim); left > 1; left -= left / 2)
-      accumulate(sum.slice(dim, 0, left / 2), sum.slice(dim, left - left / 2, left));
-    sum = sum.slice(dim, 0, 1);
-  }
-  return sum.reshape(shape).to(dy.dtype());
 }
 
 }  // namespace
@@ -104,7 +87,7 @@ Tensor expand(const Tensor& x, const Shape& shape, Site site) {
   Tensor y = x.detach().expand(shape);
   if (Tape* tape = Tape::recording(x))
     tape->record("expand", site, {&x}, {&y},
-                 [shape = x.shape()](Backward& b) { b.accumulate(0, sum_expanded(b.grad(), shape)); });
+                 [shape = x.shape()](Backward& b) { b.accumulate(0, sum_to(b.grad(), shape)); });
   return y;
 }
 

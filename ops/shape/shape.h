@@ -29,8 +29,8 @@ Tensor transpose(const Tensor& x, int a, int b, Site site = Site::here());
 /// copy, whose rows are pitched if one pass can write them so.
 Tensor reshape(const Tensor& x, const Shape& shape, Site site = Site::here());
 
-/// Broadcast to `shape` with strides of 0. dx is the sum of dy over the expanded dimensions, in f32 (f64 for
-/// f64), in a fixed order, rounded once.
+/// Broadcast to `shape` with strides of 0. dx is the sum of dy over the expanded dimensions, as sum_to makes
+/// it: in a fixed order, rounded once.
 Tensor expand(const Tensor& x, const Shape& shape, Site site = Site::here());
 
 }  // namespace tessera::ops

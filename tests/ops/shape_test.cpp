@@ -1,0 +1,224 @@
+#include "ops/shape/shape.h"
+
+#include <gtest/gtest.h>
+
+#include "autograd/gradcheck.h"
+#include "ops/activation/activation.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+const Device kCpu = Device::cpu();
+
+Tensor counting(const Shape& shape, double first = 0) {
+  std::vector<double> values(size_t(shape.count()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = first + double(i);
+  return Tensor::from(values, shape);
+}
+
+std::vector<double> values(const Tensor& x) {
+  return x.to_vector<double>();
+}
+
+/// The message of the error that `f` throws; empty if it does not.
+template <class F>
+std::string message(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+}
+
+TEST(Concat, JoinsInOrderByHand) {
+  const Tensor y = concat({counting({2, 1}), counting({2, 2}, 10)}, -1);
+  EXPECT_EQ(values(y), (std::vector<double>{0, 10, 11, 1, 12, 13}));
+}
+
+TEST(Concat, MovesIntegersAndFlags) {
+  const Tensor a = Tensor::from(std::vector<int64_t>{int64_t{1} << 62, -3}, {2});
+  const Tensor b = Tensor::from(std::vector<int64_t>{7}, {1});
+  EXPECT_EQ(concat({a, b}, 0).to_vector<int64_t>(), (std::vector<int64_t>{int64_t{1} << 62, -3, 7}));
+  EXPECT_EQ(concat({Tensor::full({1}, 1, DType::boolean, kCpu), Tensor::zeros({1}, DType::boolean, kCpu)}, 0)
+                .to_vector<bool>(),
+            (std::vector<bool>{true, false}));
+}
+
+TEST(Concat, TheSamePartTwiceGetsBothGradients) {
+  Tensor x = counting({2});
+  require_grad(x);
+  Tape tape;
+  const Tensor y = concat({x, x}, 0);
+  tape.backward(std::vector{y}, std::vector{counting({4}, 1)});
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{1 + 3, 2 + 4}));
+}
+
+TEST(Concat, PartsWithoutGradientGetNone) {
+  Tensor x = counting({2});
+  const Tensor other = counting({3});
+  require_grad(x);
+  Tape tape;
+  const Tensor y = concat({other, x}, 0);
+  tape.backward(std::vector{y}, std::vector{counting({5}, 1)});
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{4, 5}));
+}
+
+TEST(Concat, ErrorsNameThePart) {
+  expect_parts(message([] { concat({}, 0); }), {"concat", "no parts"});
+  expect_parts(message([] {
+                 concat({counting({2, 3}), counting({2, 4})}, 0);
+               }),
+               {"concat", "part 1", "f64[2, 4]", "f64[2, 3]"});
+  expect_parts(message([] {
+                 concat({counting({2}), counting({2}).to(DType::f32)}, 0);
+               }),
+               {"part 1", "f32[2]"});
+  expect_parts(message([] { concat({counting({2}), Tensor()}, 0); }), {"part 1", "undefined"});
+  expect_parts(message([] { concat({counting({2})}, 1); }), {"dimension 1"});
+}
+
+TEST(Slice, IsAViewAndGradientsAddUpWhereSlicesOverlap) {
+  Tensor x = counting({5});
+  require_grad(x);
+  Tape tape;
+  const Tensor a = slice(x, 0, 0, 3), b = slice(x, 0, 1, 5, 2);
+  EXPECT_TRUE(a.shares_storage(x));
+  EXPECT_EQ(values(b), (std::vector<double>{1, 3}));
+  tape.backward(std::vector{a, b}, std::vector{counting({3}, 1), counting({2}, 10)});
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{1, 2 + 10, 3, 11, 0}));
+}
+
+TEST(Slice, ClearsAStaleGradientOutsideTheSlice) {
+  Tensor x = counting({3});
+  require_grad(x);
+  for (int step = 0; step < 2; ++step) {
+    Tape tape;
+    const Tensor y = slice(x, 0, step, step + 1);
+    tape.backward(y);
+    if (step == 0) zero_grad(x);
+  }
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{0, 1, 0}));
+}
+
+TEST(Slice, AddsToAGradientThatOthersRead) {
+  // y's gradient reaches h through a view, then a slice adds to a part of h's: the view's memory stays whole.
+  Tensor x = counting({4}, 1);
+  require_grad(x);
+  Tape tape;
+  const Tensor h = relu(x), part = slice(h, 0, 0, 2), whole = transpose(reshape(h, {2, 2}), 0, 1);
+  const Tensor given = counting({2, 2}, 1);
+  tape.backward(std::vector{part, whole}, std::vector{counting({2}, 100), given});
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{101, 104, 2, 4}));
+  EXPECT_EQ(values(given), (std::vector<double>{1, 2, 3, 4}));
+}
+
+TEST(Slice, AWriteThroughAViewIsAWriteToItsInput) {
+  Tensor x = counting({4});
+  require_grad(x);
+  Tape tape;
+  const Tensor y = silu(x), view = slice(x, 0, 0, 1);
+  view.detach().fill(3);
+  expect_parts(message([&] { tape.backward(std::vector{y}, std::vector{counting({4})}); }),
+               {"backward of silu", "written in place"});
+}
+
+TEST(Slice, HoldsNothingForBackward) {
+  const size_t before = kCpu.allocator().stats().allocated;
+  Tensor leaf = counting({1});
+  require_grad(leaf);
+  const size_t with_leaf = kCpu.allocator().stats().allocated;
+  {
+    Tape tape;
+    Tensor y;
+    {
+      const Tensor wide = relu(expand(leaf, {1 << 20}));
+      y = concat({slice(wide, 0, 0, 1)}, 0);
+    }
+    // relu keeps the expanded view of one element; the slice keeps no megabytes.
+    EXPECT_LT(kCpu.allocator().stats().allocated - with_leaf, size_t(1) << 20);
+    tape.backward(y);
+  }
+  EXPECT_EQ(values(grad(leaf)), (std::vector<double>{0}));
+  leaf = Tensor();
+  EXPECT_EQ(kCpu.allocator().stats().allocated, before);
+}
+
+TEST(Slice, Errors) {
+  const Tensor x = counting({4, 3});
+  expect_parts(message([&] { slice(x, 0, 2, 5); }), {"slice", "[2, 5)", "size 4"});
+  expect_parts(message([&] { slice(x, 0, 3, 2); }), {"slice", "[3, 2)"});
+  expect_parts(message([&] { slice(x, 0, 0, 2, 0); }), {"slice", "step 0"});
+  expect_parts(message([&] { slice(x, 2, 0, 1); }), {"dimension 2"});
+  expect_parts(message([&] { slice(Tensor(), 0, 0, 1); }), {"slice", "undefined"});
+}
+
+TEST(Transpose, IsAView) {
+  const Tensor x = counting({2, 3});
+  const Tensor y = transpose(x, 0, 1);
+  EXPECT_TRUE(y.shares_storage(x));
+  EXPECT_EQ(values(y), (std::vector<double>{0, 3, 1, 4, 2, 5}));
+}
+
+TEST(Reshape, IsAViewWhereTheStridesAllowItAndACopyElsewhere) {
+  const Tensor x = counting({4, 6});
+  EXPECT_TRUE(reshape(x, {2, 2, 6}).shares_storage(x));
+  const Tensor turned = reshape(x.transpose(0, 1), {24});
+  EXPECT_FALSE(turned.shares_storage(x));
+  EXPECT_EQ(values(turned)[1], 6);
+  // A pitched row (5 doubles of 6) does not join its neighbour: a copy, and the copy is right.
+  const Tensor pitched = counting({4, 5});
+  const Tensor flat = reshape(pitched, {20});
+  EXPECT_FALSE(flat.shares_storage(pitched));
+  EXPECT_EQ(values(flat), values(pitched));
+  // Neither side's pitch divides the other's rows.
+  const Tensor other = reshape(counting({3, 5}), {5, 3});
+  EXPECT_EQ(values(other), values(counting({15})));
+  expect_parts(message([&] { reshape(x, {5, 5}); }), {"reshape", "f64[4, 6]", "[5, 5]"});
+}
+
+TEST(Expand, SumsOverWhatWasExpandedByHand) {
+  Tensor x = counting({2, 1}, 5);
+  require_grad(x);
+  Tape tape;
+  const Tensor y = expand(x, {3, 2, 2});
+  EXPECT_EQ(values(y), (std::vector<double>{5, 5, 6, 6, 5, 5, 6, 6, 5, 5, 6, 6}));
+  tape.backward(std::vector{y}, std::vector{counting({3, 2, 2})});
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{0 + 1 + 4 + 5 + 8 + 9, 2 + 3 + 6 + 7 + 10 + 11}));
+  expect_parts(message([&] { expand(x.detach(), {3, 3, 1}); }), {"expand", "[2, 1]", "[3, 3, 1]"});
+}
+
+TEST(Expand, ChainsWithItselfAndASecondUse) {
+  // The gradient of `wide` arrives as an expanded view first and is then added to.
+  const auto f = [](const std::vector<Tensor>& in) {
+    const Tensor wide = expand(in[0], {3, 4});
+    return std::vector{expand(wide, {2, 3, 4}), silu(wide), slice(wide, 1, 1, 3)};
+  };
+  const auto result = gradcheck(f, {counting({3, 1}, 0.5)});
+  EXPECT_TRUE(result.ok) << result.message;
+}
+
+TEST(ShapeWords, AreReadAndRefused) {
+  const OpSpec& op = find_op("reshape");
+  const auto run = [&](const char* word) {
+    return op.run({counting({2, 3})}, complete(op, {{"shape", std::string(word)}}))[0].shape();
+  };
+  EXPECT_EQ(run("3,-1"), (Shape{3, 2}));
+  EXPECT_EQ(run("-1"), (Shape{6}));
+  for (const char* word : {"3,", ",3", "3;2", "3,x", "-2,3", "-1,-1", "4,-1", "0,-1", "9999999999999999999",
+                           "3,,2", " 6", "4294967296,4294967296,-1"})
+    EXPECT_NE(message([&] { run(word); }), "") << word;
+  const OpSpec& expand_op = find_op("expand");
+  expect_parts(message([&] {
+                 expand_op.run({counting({3})}, complete(expand_op, {{"shape", std::string("-1,3")}}));
+               }),
+               {"expand", "-1,3"});
+}
+
+}  // namespace
+}  // namespace tessera::ops
