@@ -1,8 +1,8 @@
 #include "nn/init.h"
 
 #include <cmath>
-#include <numbers>
 
+#include "runtime/gaussian.h"
 #include "runtime/parallel.h"
 
 namespace tessera::nn::init {
@@ -21,12 +21,6 @@ void draw(const Tensor& tensor, Rng& rng, F&& value) {
     });
   });
   tensor.copy_from(host);
-}
-
-/// The standard normal number of a pair of words.
-double box_muller(uint32_t radius, uint32_t angle) {
-  return std::sqrt(-2 * std::log(double(uniform_open(radius)))) *
-         std::cos(2 * std::numbers::pi * double(uniform_half_open(angle)));
 }
 
 void symmetric(const Tensor& tensor, Rng& rng, double bound) {
@@ -53,9 +47,7 @@ void uniform(const Tensor& tensor, Rng& rng, double low, double high) {
 
 void normal(const Tensor& tensor, Rng& rng, double mean, double deviation) {
   draw(tensor, rng, [=](const RandomStream& stream, uint64_t i) {
-    const Uint4 random = philox(stream.seed, stream.offset(), i / 2);
-    const size_t pair = i % 2 * 2;
-    return mean + deviation * box_muller(random.word[pair], random.word[pair + 1]);
+    return mean + deviation * gaussian(stream.seed, stream.offset(), i);
   });
 }
 
@@ -66,7 +58,7 @@ void truncated_normal(const Tensor& tensor, Rng& rng, double mean, double deviat
       // The upper bits of the index number the attempts; no tensor has 2^48 elements.
       const Uint4 random = philox(stream.seed, stream.offset(), i | attempt << 48);
       for (size_t pair = 0; pair < 4; pair += 2) {
-        const double value = box_muller(random.word[pair], random.word[pair + 1]);
+        const double value = gaussian_of(random.word[pair], random.word[pair + 1]);
         if (std::abs(value) <= limit) return mean + deviation * value;
       }
     }

@@ -19,10 +19,10 @@ const char* name_of(ScheduleKind kind) {
   return kNames[size_t(kind)];
 }
 
-ScheduleKind parse_schedule(const char* name) {
+ScheduleKind parse_schedule(std::string_view name) {
   for (size_t i = 0; i < kNames.size(); ++i)
-    if (std::string(name) == kNames[i]) return ScheduleKind(i);
-  const std::string near = nearest(name, NameList(kNames));
+    if (name == kNames[i]) return ScheduleKind(i);
+  const std::string near = nearest(std::string(name), NameList(kNames));
   fail_at(Site::here(), "schedule: there is no \"", name, "\"; expected constant, linear, cosine or wsd",
           near.empty() ? "" : "; did you mean " + near + "?");
 }
@@ -43,7 +43,7 @@ Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
         options.steps);
 }
 
-double Schedule::operator()(int64_t step) const {
+double Schedule::at(int64_t step) const {
   const auto& [kind, lr, steps, warmup, final_factor, decay_steps] = options_;
   if (step < warmup) return lr * double(step + 1) / double(warmup);
   const auto progress = [&](int64_t begin) {  // 0 at `begin`, 1 at the end of the run and beyond

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace tessera::optim {
 
@@ -15,7 +16,7 @@ enum class ScheduleKind : uint8_t {
 
 const char* name_of(ScheduleKind kind);  // "cosine"
 /// Throws, naming the nearest.
-ScheduleKind parse_schedule(const char* name);
+ScheduleKind parse_schedule(std::string_view name);
 
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::cosine;
@@ -34,9 +35,11 @@ struct ScheduleOptions {
 /// the last step it stays where it ended.
 class Schedule {
  public:
+  /// The default rate, constant.
+  Schedule() : Schedule(ScheduleOptions{.kind = ScheduleKind::constant}) {}
   /// Throws if a number is negative or not finite, or warm-up and decay do not fit into the run.
   explicit Schedule(const ScheduleOptions& options);
-  double operator()(int64_t step) const;
+  double at(int64_t step) const;
   const ScheduleOptions& options() const { return options_; }
 
  private:

@@ -1,0 +1,205 @@
+#pragma once
+
+#include <deque>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "datasets/prefetcher.h"
+#include "datasets/shuffle.h"
+#include "runtime/device.h"
+#include "runtime/rng.h"
+#include "tensor/fields.h"
+
+/// Batches made in the background, in an order that depends on nothing but the state.
+
+namespace tessera::datasets {
+
+/// A source of batches without end: batch(i) is a pure function of i (the priors). Both kinds of source are
+/// called from several threads at once.
+template <class Source>
+concept EndlessSource = requires(const Source& source) {
+  source.batch(uint64_t{0});
+};
+
+/// A source of `size()` items, from which batch(indices) collects some.
+template <class Source>
+concept ItemSource = requires(const Source& source, std::span<const int64_t> indices) {
+  int64_t(source.size());
+  source.batch(indices);
+};
+
+struct LoaderOptions {
+  int64_t size = 1;        // items a batch; of an ItemSource
+  Rng* shuffle = nullptr;  // a new order each epoch, from one stream of this generator; of an ItemSource
+  bool drop_last = false;  // leaves out the last batch of an epoch if it is smaller
+  int workers = 1;         // threads; each makes whole batches on one core
+  int depth = 3;           // batches that wait or are being made
+  /// Where batches go: for a GPU their tensors are page-locked, and their memory is used again only when the
+  /// work that was issued to the device until the next call of next() is done.
+  Device device = Device::best();
+};
+
+/// What next() will give: enough to go on exactly, in another process too.
+struct LoaderState {
+  uint64_t batch = 0;             // number of the next batch, counted over all epochs
+  uint64_t seed = 0, stream = 0;  // of the shuffling
+  bool operator==(const LoaderState&) const = default;
+  void fields(auto&& visit) { visit("batch", batch), visit("seed", seed), visit("stream", stream); }
+};
+
+/// One consumer; the source must outlive the loader. Epochs follow each other without end.
+template <class Source>
+class Loader {
+ public:
+  static constexpr bool kItems = !EndlessSource<Source>;
+  static_assert(EndlessSource<Source> || ItemSource<Source>,
+                "Loader: the source has neither batch(uint64_t) nor size() and batch(span<const int64_t>)");
+  using Batch = typename decltype([] {
+    if constexpr (kItems)
+      return std::type_identity<
+          std::remove_cvref_t<decltype(std::declval<const Source&>().batch(std::span<const int64_t>()))>>{};
+    else
+      return std::type_identity<
+          std::remove_cvref_t<decltype(std::declval<const Source&>().batch(uint64_t{0}))>>{};
+  }())::type;
+
+  /// Throws unless size, workers and depth are at least 1 and the source has items for a batch.
+  explicit Loader(const Source& source, const LoaderOptions& options = {})
+      : source_(&source),
+        options_(options),
+        prefetcher_(std::make_unique<Prefetcher>(options.workers, options.depth)) {
+    check(options.size >= 1, "loader: a batch of ", options.size, " items; expected at least 1");
+    if constexpr (kItems) {
+      check(batches_per_epoch() >= 1, "loader: ", source.size(), " items give no batch of ", options.size);
+      if (options.shuffle) {
+        const RandomStream stream = options.shuffle->reserve(Device::cpu());
+        state_.seed = stream.seed, state_.stream = stream.offset();
+      }
+    } else {
+      check(!options.shuffle, "loader: a source without end has no order to shuffle");
+    }
+  }
+
+  /// The next batch; waits for it. Rethrows what the source threw while making it; the call after that gives
+  /// the batch behind it.
+  Batch next() {
+    retire();
+    if (!running_ || *running_ != state_) {
+      prefetcher_->start([make = Maker{source_, options_, state_}](uint64_t number) { return make(number); },
+                         state_.batch, std::numeric_limits<uint64_t>::max());
+      running_ = state_;
+    }
+    state_.batch += 1;
+    running_->batch = state_.batch;
+    const auto batch = std::static_pointer_cast<Batch>(prefetcher_->next());
+    if (options_.device.is_cuda()) given_ = batch;
+    return *batch;
+  }
+
+  /// Of an ItemSource.
+  int64_t batches_per_epoch() const requires kItems {
+    const int64_t items = source_->size();
+    return options_.drop_last ? items / options_.size : (items + options_.size - 1) / options_.size;
+  }
+  uint64_t epoch() const requires kItems { return state_.batch / uint64_t(batches_per_epoch()); }
+
+  /// Saving and resuming; what was made ahead is made again.
+  const LoaderState& state() const { return state_; }
+  void set_state(const LoaderState& state) { state_ = state; }
+  void fields(auto&& visit) { state_.fields(visit); }
+  LoaderStats stats() const { return prefetcher_->stats(); }
+
+ private:
+  /// Makes a batch by its number; a copy runs on the workers.
+  struct Maker {
+    const Source* source;
+    LoaderOptions options;
+    LoaderState state;
+
+    std::shared_ptr<void> operator()(uint64_t number) const {
+      auto batch = std::make_shared<Batch>(collect(number));
+      if (options.device.is_cuda()) {
+        options.device.activate();
+        for_each_field(*batch, [](const std::string&, auto& leaf) {
+          if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>) {
+            Tensor pinned = Tensor::empty_pinned(leaf.shape(), leaf.dtype());
+            pinned.copy_from(leaf);
+            leaf = pinned;
+          }
+        });
+      }
+      return batch;
+    }
+
+    Batch collect(uint64_t number) const {
+      if constexpr (kItems) {
+        const int64_t items = source->size();
+        const int64_t used = options.drop_last ? items - items % options.size : items;
+        const uint64_t per_epoch = uint64_t((used + options.size - 1) / options.size);
+        const int64_t first = int64_t(number % per_epoch) * options.size;
+        std::vector<int64_t> indices;
+        if (options.shuffle) {
+          const Permutation order(items, state.seed, state.stream, number / per_epoch);
+          for (int64_t i = first; i < std::min(first + options.size, used); ++i) indices.push_back(order(i));
+        } else {
+          for (int64_t i = first; i < std::min(first + options.size, used); ++i) indices.push_back(i);
+        }
+        return source->batch(std::span<const int64_t>(indices));
+      } else {
+        return source->batch(number);
+      }
+    }
+  };
+
+  /// The last batch's copies have been issued: its memory is free once the device gets here.
+  void retire() {
+    if (given_) {
+      Event event(options_.device);
+      event.record();
+      retired_.emplace_back(std::move(event), std::move(given_));
+    }
+    while (!retired_.empty() && retired_.front().first.done()) retired_.pop_front();
+  }
+
+  const Source* source_;
+  LoaderOptions options_;
+  LoaderState state_;
+  std::optional<LoaderState> running_;  // what the prefetcher will give next; none before the first batch
+  std::shared_ptr<Batch> given_;
+  std::deque<std::pair<Event, std::shared_ptr<Batch>>> retired_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+};
+
+/// One epoch for a range-for: `for (auto [images, labels] : batches(train, {.size = 256, .shuffle = &rng}))`.
+template <ItemSource Source>
+class Epoch {
+ public:
+  Epoch(const Source& source, const LoaderOptions& options) : loader_(source, options) {}
+  class Iterator {
+   public:
+    Iterator(Loader<Source>* loader, int64_t left) : loader_(loader), left_(left) {}
+    typename Loader<Source>::Batch operator*() const { return loader_->next(); }  // once a place
+    Iterator& operator++() {
+      --left_;
+      return *this;
+    }
+    bool operator!=(const Iterator& other) const { return left_ != other.left_; }
+
+   private:
+    Loader<Source>* loader_;
+    int64_t left_;
+  };
+  Iterator begin() { return {&loader_, loader_.batches_per_epoch()}; }
+  Iterator end() { return {&loader_, 0}; }
+
+ private:
+  Loader<Source> loader_;
+};
+
+template <ItemSource Source>
+Epoch<Source> batches(const Source& source, const LoaderOptions& options) {
+  return Epoch<Source>(source, options);
+}
+
+}  // namespace tessera::datasets
