@@ -25,10 +25,10 @@ int run_eval(const EvalArgs& args) {
         ": it has no \"job\"; not a run of `train tnp`");
   const train::TnpJob job = train::tnp_job_from_json(settings["job"]);
   train::TnpSession session(job, device);
-  std::vector<std::string> warnings;
-  const int64_t step =
-      session.restore(io::CheckpointFolder(run.checkpoints().string(), 1 << 20).latest(warnings));
-  for (const std::string& warning : warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
+  const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
+  for (const std::string& warning : newest.warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
+  check(newest.step.has_value(), run.checkpoints().string(), ": it holds no checkpoint yet");
+  const int64_t step = session.restore(newest.file);
   const train::TnpEvaluation e = train::evaluate_tnp(session.model(), job, device, args.tasks, args.batch);
   const bool within = args.most_gap < 0 || e.gap <= args.most_gap;
   if (args.json) {

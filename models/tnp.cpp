@@ -49,8 +49,8 @@ Tensor TnpAttention::operator()(const Tensor& x, int64_t context) const {
 
 TnpBlock::TnpBlock(const TnpConfig& config, Rng& rng, Device device)
     : attention(config, rng, device),
-      mlp(config.d_model, config.d_ff, ops::Activation::silu, rng, device,
-          {.bias = false, .dtype = config.dtype}),
+      mlp(config.d_model, config.d_ff, rng, device,
+          {.activation = ops::Activation::silu, .bias = false, .dtype = config.dtype}),
       norm1(config.d_model, device, {.bias = false, .dtype = config.dtype}),
       norm2(config.d_model, device, {.bias = false, .dtype = config.dtype}),
       pre_norm(config.pre_norm) {}

@@ -193,7 +193,10 @@ TrainResult train_tnp(TnpSession& session, const RunFolder& run, const TrainerOp
                                          {"eval_gap", e.gap},
                                          {"eval_gap_error", e.gap_error}};
   };
-  task.save = [&](int64_t step) { folder.save(step, session.checkpoint(step)); };
+  task.save = [&](int64_t step) {
+    const io::Checkpoint whole = session.checkpoint(step);
+    folder.save(step, whole);
+  };
   const models::TnpFlops flops = count_flops(job.model, job.batch, job.context, job.targets);
   task.tokens_per_step = double(job.batch * (job.context + job.targets));
   task.flops_per_step = flops.step(job.model.checkpoint_every > 0);

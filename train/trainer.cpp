@@ -70,7 +70,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   optimizer.zero_grad();
 
   for (int64_t step = first_step; step < options.steps; ++step) {
-    optimizer.set_lr(options.schedule(step));
+    optimizer.set_lr(options.schedule.at(step));
     for (int micro = 0; micro < options.accumulate; ++micro) {
       interval.waited += task.load();
       if (graph) {
@@ -100,7 +100,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       const AllocatorStats memory = device.allocator().stats();
       StepRecord record{step + 1,
                         {{"loss", loss},
-                         {"lr", options.schedule(step)},
+                         {"lr", options.schedule.at(step)},
                          {"grad_norm", norm},
                          {"ms_per_step", per_step * 1e3},
                          {"tokens_per_s", task.tokens_per_step / per_step},
@@ -120,7 +120,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       progress.show({.step = step + 1,
                      .steps = options.steps,
                      .loss = loss,
-                     .lr = options.schedule(step),
+                     .lr = options.schedule.at(step),
                      .grad_norm = norm,
                      .tokens_per_s = record.values["tokens_per_s"],
                      .ms_per_step = per_step * 1e3,

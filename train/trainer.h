@@ -14,9 +14,9 @@ namespace tessera::train {
 
 /// What is trained, as the trainer sees it.
 struct Task {
-  /// Brings the batch of that step (counted from 0) into the tensors that `loss` reads; returns the seconds
-  /// that it waited for data. Not captured: the addresses must stay the same.
-  std::function<double(int64_t step)> load;
+  /// Brings the next batch into the tensors that `loss` reads; returns the seconds that it waited for data.
+  /// Not captured: the addresses must stay the same.
+  std::function<double()> load;
   /// The forward pass, recorded on the trainer's tape; the loss has one element.
   std::function<Tensor()> loss;
   /// Named values of the model as it stands ("eval_nll", ...); runs without a tape. May be empty.
