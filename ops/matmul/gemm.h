@@ -21,8 +21,7 @@ struct Gemm {
   const void* a = nullptr;
   const void* b = nullptr;
   void* d = nullptr;
-  const void* bias = nullptr;  // n values for every row; gemm_cuda alone takes one, if rows of D and
-  // the bias lie on 16-byte boundaries and m, n and k exceed 1
+  const void* bias = nullptr;  // n values for every row; gemm_cuda alone takes one, see below
   int64_t lda = 0, ldb = 0, ldd = 0;
   int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
@@ -30,7 +29,9 @@ struct Gemm {
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).
 void gemm_cpu(const Gemm& gemm);
-/// in = f32, bf16, f16. The same problem runs the same algorithm in every call, so results repeat bitwise.
+/// in = f32, bf16, f16; a bias if in = out, m, n and k exceed 1, and it and D's rows lie on 16-byte
+/// boundaries (elsewhere cuBLASLt's epilogues have gaps; start D as the bias). The same problem runs the same
+/// algorithm in every call, so results repeat bitwise.
 void gemm_cuda(const Gemm& gemm, Device device);
 
 struct MultiplyOptions {

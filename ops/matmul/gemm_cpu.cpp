@@ -90,9 +90,11 @@ void blas_gemm(const Gemm& g) {
                 static_cast<const float*>(g.b) + i * g.stride_b, int(g.ldb), float(g.beta),
                 static_cast<float*>(g.d) + i * g.stride_d, int(g.ldd));
   };
-  if (g.batch < cpu_threads()) {  // threads inside each product
+  // A thread a product, if there are enough: OpenBLAS's OpenMP build starts no threads inside a parallel
+  // region. Its other builds would, so there each product gets all threads in turn.
+  if (g.batch < cpu_threads() || openblas_get_parallel() != OPENBLAS_OPENMP) {
     for (int64_t i = 0; i < g.batch; ++i) one(i);
-  } else {  // a thread a product: OpenBLAS's OpenMP build starts none inside a parallel region
+  } else {
     const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, g.m * g.n * g.k));
     parallel_for(g.batch, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) one(i);

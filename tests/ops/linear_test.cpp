@@ -49,7 +49,9 @@ TEST(Linear, ParameterGradientsComeInF32) {
     tape.backward(std::vector{y}, std::vector{ones({1001, 9}, DType::bf16)});
     EXPECT_EQ(grad(weight).to_vector<double>(), std::vector<double>(18, 1001.0 * step));
     EXPECT_EQ(grad(bias).to_vector<double>(), std::vector<double>(9, 1001.0 * step));
-    if (step > 1) EXPECT_EQ(grad(weight).raw(), address);
+    if (step > 1) {
+      EXPECT_EQ(grad(weight).raw(), address);
+    }
     address = grad(weight).raw();
   }
   zero_grad(weight);
