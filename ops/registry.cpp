@@ -19,6 +19,8 @@ std::vector<OpSpec> cast_specs();
 std::vector<OpSpec> dropout_specs();
 std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> shape_specs();
+std::vector<OpSpec> cross_entropy_specs();
+std::vector<OpSpec> embedding_specs();
 
 namespace {
 
@@ -41,6 +43,8 @@ constexpr Specs kFolders[] = {
     dropout_specs,
     gather_specs,
     shape_specs,
+    cross_entropy_specs,
+    embedding_specs,
 };
 // clang-format on
 

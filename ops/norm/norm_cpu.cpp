@@ -62,8 +62,11 @@ void norm_forward_cpu(const NormForward& norm) {
         T* const to = y + row * y_stride;
         C mean = 0, squares = 0;
         if (centred) {
-          for (int64_t c = 0; c < width; ++c) mean += C(from[c]);
-          mean /= C(width);
+          // Counted from the first element: a long sum of large, nearly equal numbers would lose their
+          // difference.
+          const C origin = width > 0 ? C(from[0]) : C(0);
+          for (int64_t c = 0; c < width; ++c) mean += C(from[c]) - origin;
+          mean = origin + mean / C(width);
           means[row] = mean;
         }
         for (int64_t c = 0; c < width; ++c) squares += (C(from[c]) - mean) * (C(from[c]) - mean);

@@ -1,0 +1,124 @@
+#include "ops/cross_entropy/cross_entropy.h"
+
+#include "ops/cross_entropy/cross_entropy_kernels.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+void check_arguments(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
+  check(logits.defined() && targets.defined(), "cross_entropy: ", logits.defined() ? "targets" : "logits",
+        " is undefined");
+  check(logits.rank() > 0, "cross_entropy: logits is ", describe(logits), ", of rank 0; expected [..., V]");
+  check(logits.shape().without(-1) == targets.shape(), "cross_entropy: targets is ", describe(targets),
+        ", but logits is ", describe(logits), "; expected targets of shape ", logits.shape().without(-1));
+  check(targets.dtype() == DType::i64 || targets.dtype() == DType::i32, "cross_entropy: targets is ",
+        describe(targets), "; expected i64 or i32");
+  check(targets.device() == logits.device(), "cross_entropy: targets is ", describe(targets),
+        ", but logits is ", describe(logits), "; move one of them with to(device)");
+  check(logits.size(-1) > 0 || targets.count() == 0, "cross_entropy: logits is ", describe(logits),
+        ", without classes; expected [..., V] with V >= 1");
+  check(0 <= options.label_smoothing && options.label_smoothing <= 1, "cross_entropy: label_smoothing is ",
+        options.label_smoothing, "; expected 0 to 1");
+}
+
+CrossEntropyOptions options_of(const Attrs& attrs) {
+  return {.ignore_index = attrs.integer("ignore_index"),
+          .label_smoothing = attrs.number("label_smoothing"),
+          .reduction = parse_reduction(attrs.word("reduction"))};
+}
+
+Problem problem(const Dims& d, const Attrs& attrs) {
+  const int64_t rows = d.at("R"), classes = d.at("V");
+  const double n = double(rows) * double(classes);
+  return {.inputs = {{.shape = {rows, classes}, .scale = 2},
+                     {.shape = {rows},
+                      .fill = Fill::index,
+                      .high = classes,
+                      .ignore = attrs.integer("ignore_index")}},
+          // Maximum, difference, exponential and sum; backward a difference, an exponential and a product.
+          .forward_flops = 4 * n,
+          .backward_flops = 4 * n,
+          .forward_elements = n,
+          .backward_elements = 2 * n};
+}
+
+std::vector<Case> cases() {
+  const auto options = [](const char* word, double smoothing) {
+    return Attrs{{"reduction", std::string(word)}, {"label_smoothing", smoothing}};
+  };
+  return {{.dims = {{"R", 11}, {"V", 7}}},
+          {.dims = {{"R", 5}, {"V", 13}}, .attrs = options("none", 0)},
+          {.dims = {{"R", 9}, {"V", 6}}, .attrs = options("sum", 0.1)},
+          {.dims = {{"R", 17}, {"V", 5}}, .attrs = options("mean", 0.3)},
+          {.dims = {{"R", 4}, {"V", 3}}, .attrs = options("none", 1)},
+          {.dims = {{"R", 8}, {"V", 5}}, .attrs = {{"ignore_index", int64_t{2}}}},
+          {.dims = {{"R", 3}, {"V", 1}}, .attrs = options("none", 0.1)},
+          {.dims = {{"R", 0}, {"V", 5}}, .attrs = options("sum", 0)},
+          {.dims = {{"R", 0}, {"V", 0}}, .attrs = options("none", 0)},
+          {.dims = {{"R", 9}, {"V", 17}}, .attrs = options("mean", 0.1), .placement = Placement::strided},
+          {.dims = {{"R", 13}, {"V", 10}}, .placement = Placement::transposed},
+          // A warp's rows end at 1024 classes; blocks read 512 packs at a time.
+          {.dims = {{"R", 33}, {"V", 1024}}, .gradcheck = false},
+          {.dims = {{"R", 9}, {"V", 1025}}, .attrs = options("none", 0.1), .gradcheck = false},
+          {.dims = {{"R", 3}, {"V", 50304}}, .attrs = options("sum", 0.1), .gradcheck = false},
+          {.dims = {{"R", 1031}, {"V", 3}}, .attrs = options("mean", 0), .gradcheck = false}};
+}
+
+}  // namespace
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options,
+                     Site site) {
+  check_arguments(logits, targets, options);
+  const DType dtype = sum_dtype(logits.dtype());
+  const Device device = logits.device();
+  const bool each = options.reduction == Reduction::none;
+  Tensor loss = Tensor::empty_packed(each ? targets.shape() : Shape{}, dtype, device);
+  const Tensor top = Tensor::empty({targets.count()}, dtype, device), log_sum = Tensor::empty_like(top),
+               count = Tensor::empty({}, dtype, device);
+  {
+    const Tensor from = logits.with_rows(), labels = targets.packed();
+    const CrossEntropyForward args{loss, top, log_sum, count, from, labels, options};
+    if (device.is_cpu()) {
+      cross_entropy_forward_cpu(args);
+    } else if constexpr (kCuda) {
+      cross_entropy_forward_cuda(args);
+    }
+  }
+  if (Tape* tape = Tape::recording(logits)) {
+    tape->record("cross_entropy", site, {&logits, &targets}, {&loss},
+                 [logits = Saved(logits), targets = Saved(targets), top = Saved(top),
+                  log_sum = Saved(log_sum), count = Saved(count), options](Backward& b) {
+                   const Tensor from = logits.get().with_rows(), labels = targets.get().packed(),
+                                dloss = b.grad().packed(), dlogits = Tensor::empty_like(from);
+                   const CrossEntropyBackward args{dlogits,     dloss, top.get(), log_sum.get(),
+                                                   count.get(), from,  labels,    options};
+                   if (from.device().is_cpu()) {
+                     cross_entropy_backward_cpu(args);
+                   } else if constexpr (kCuda) {
+                     cross_entropy_backward_cuda(args);
+                   }
+                   b.accumulate(0, dlogits);
+                 });
+  }
+  return loss;
+}
+
+std::vector<OpSpec> cross_entropy_specs() {
+  return {{
+      .name = "cross_entropy",
+      .summary = "-(1 - e) log p_t - (e / V) sum_v log p_v, with p = softmax(logits), e = label_smoothing",
+      .inputs = {{"logits", "[..., V]"}, {"targets", "[...]", false, false, true}},
+      .attrs = {{"ignore_index", int64_t{-100}, "targets of this value do not count"},
+                {"label_smoothing", 0.0, "probability spread evenly over the classes"},
+                {"reduction", std::string("mean"), "how the losses become one", {"mean", "sum", "none"}}},
+      .outputs = {{"loss", "[] or as targets"}},
+      .run = [](const std::vector<Tensor>& in,
+                const Attrs& attrs) { return std::vector{cross_entropy(in[0], in[1], options_of(attrs))}; },
+      .problem = problem,
+      .cases = cases(),
+      .benches = {{.dims = {{"R", 8192}, {"V", 50304}}}},
+  }};
+}
+
+}  // namespace tessera::ops

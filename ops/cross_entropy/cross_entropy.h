@@ -1,0 +1,31 @@
+#pragma once
+
+#include "autograd/tape.h"
+#include "ops/reduction.h"
+
+namespace tessera::ops {
+
+struct CrossEntropyOptions {
+  int64_t ignore_index = -100;  // rows with this target have loss 0 and gradient 0
+  double label_smoothing = 0;   // e in [0, 1]
+  Reduction reduction = Reduction::mean;
+};
+
+/// Of each row x of logits [..., V] with target t of targets [...] (i64 or i32) and p = softmax(x):
+///   loss = -(1 - e) log p_t - (e / V) sum_v log p_v        dx_v = g (p_v - (1 - e) [v = t] - e / V)
+/// where e is label_smoothing (Szegedy et al., arXiv:1512.00567, section 7) and g the gradient of the row's
+/// loss. mean divides by the number of rows whose target is not ignore_index: NaN if there are none, as 0 / 0
+/// (PyTorch agrees), while the gradient is 0 in each of those rows; sum of nothing is 0; none keeps the shape
+/// of targets.
+///
+/// A target outside [0, V) that is not ignore_index: on the CPU an error that names its position and value;
+/// on a GPU, where the host does not wait to look, that row's loss, and with it mean and sum, and that row's
+/// gradient are NaN. An ignore_index inside [0, V) is legal. A logit of -inf has probability 0.
+/// Rounding: computed in f32 (f64 for f64). The loss is f32 (f64), not rounded further; sum and mean are
+/// added in a fixed order in double; dlogits are rounded once. Kept for backward: logits, targets, and
+/// maximum and log-sum-exp above it of every row in f32 (f64). Throws for shapes, dtypes or devices that do
+/// not fit, V = 0 with rows, and label_smoothing outside [0, 1].
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {},
+                     Site site = Site::here());
+
+}  // namespace tessera::ops

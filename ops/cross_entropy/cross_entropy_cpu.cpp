@@ -1,0 +1,99 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "ops/cross_entropy/cross_entropy_kernels.h"
+#include "ops/indices.h"
+#include "runtime/parallel.h"
+
+namespace tessera::ops {
+namespace {
+
+int64_t grain_of(int64_t classes) {
+  constexpr int64_t kGrain = 16384;  // logits below which a thread is not worth waking
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(classes, 1));
+}
+
+}  // namespace
+
+void cross_entropy_forward_cpu(const CrossEntropyForward& args) {
+  dispatch_floating(args.logits.dtype(), "cross_entropy", [&]<class T>() {
+    using C = Compute<T>;
+    const int64_t rows = args.targets.count(), classes = args.logits.row_length(),
+                  stride = args.logits.row_stride(), ignored = args.options.ignore_index;
+    const Indices targets(args.targets);
+    for (int64_t row = 0; row < rows; ++row)
+      check(targets[row] == ignored || (0 <= targets[row] && targets[row] < classes),
+            "cross_entropy: target ", targets[row], " at position ", row, " of targets ",
+            describe(args.targets), " is outside [0, ", classes, ") and is not ignore_index ", ignored);
+    const T* const logits = args.logits.data<T>();
+    C *const top = args.top.data<C>(), *const log_sum = args.log_sum.data<C>();
+    const C smoothing = C(args.options.label_smoothing);
+    std::vector<C> losses(size_t(rows), C(0));
+    parallel_for(rows, grain_of(classes), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        if (targets[row] == ignored) continue;
+        const T* const x = logits + row * stride;
+        C largest = -std::numeric_limits<C>::infinity(), sum = 0, shifted_sum = 0;
+        for (int64_t v = 0; v < classes; ++v) largest = std::max(largest, C(x[v]));
+        for (int64_t v = 0; v < classes; ++v) {
+          sum += std::exp(C(x[v]) - largest);
+          shifted_sum += C(x[v]) - largest;
+        }
+        top[row] = largest;
+        log_sum[row] = std::log(sum);
+        C loss = log_sum[row] - (C(x[targets[row]]) - largest);
+        if (smoothing > 0)
+          loss = (1 - smoothing) * loss + smoothing * (log_sum[row] - shifted_sum / C(classes));
+        losses[size_t(row)] = loss;
+      }
+    });
+    int64_t count = 0;
+    double total = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      count += targets[row] != ignored;
+      total += double(losses[size_t(row)]);
+    }
+    *args.count.data<C>() = C(count);
+    if (args.options.reduction == Reduction::none) {
+      std::copy(losses.begin(), losses.end(), args.loss.data<C>());
+    } else {
+      *args.loss.data<C>() = C(args.options.reduction == Reduction::mean ? total / double(count) : total);
+    }
+  });
+}
+
+void cross_entropy_backward_cpu(const CrossEntropyBackward& args) {
+  dispatch_floating(args.logits.dtype(), "cross_entropy", [&]<class T>() {
+    using C = Compute<T>;
+    const int64_t rows = args.targets.count(), classes = args.logits.row_length(),
+                  stride = args.logits.row_stride(), to_stride = args.dlogits.row_stride();
+    const Indices targets(args.targets);
+    const T* const logits = args.logits.data<T>();
+    const C *const top = args.top.data<C>(), *const log_sum = args.log_sum.data<C>();
+    const C* const dloss = args.dloss.data<C>();
+    T* const dlogits = args.dlogits.data<T>();
+    const double smoothing = args.options.label_smoothing;
+    const C off = C(smoothing / double(classes)), on = C(1 - smoothing + smoothing / double(classes));
+    parallel_for(rows, grain_of(classes), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* const x = logits + row * stride;
+        T* const dx = dlogits + row * to_stride;
+        const int64_t target = targets[row];
+        if (target == args.options.ignore_index) {
+          std::fill(dx, dx + classes, T(0.0f));
+          continue;
+        }
+        C g = args.options.reduction == Reduction::none ? dloss[row] : *dloss;
+        if (args.options.reduction == Reduction::mean) g /= *args.count.data<C>();
+        for (int64_t v = 0; v < classes; ++v) {
+          const C p = std::exp(C(x[v]) - top[row] - log_sum[row]);
+          dx[v] = T(g * (p - (v == target ? on : off)));
+        }
+      }
+    });
+  });
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "ops/cross_entropy/cross_entropy.h"
+
+namespace tessera::ops {
+
+/// logits has rows; targets is packed; top (the row's maximum) and log_sum (log of the sum of exp(x - top))
+/// are [rows]; count, of one element, is the number of rows not ignored. Those three and loss are in
+/// sum_dtype; loss is packed, of the shape of targets for Reduction::none, else of rank 0.
+struct CrossEntropyForward {
+  const Tensor &loss, &top, &log_sum, &count, &logits, &targets;
+  const CrossEntropyOptions& options;
+};
+void cross_entropy_forward_cpu(const CrossEntropyForward& args);
+void cross_entropy_forward_cuda(const CrossEntropyForward& args);
+
+/// dlogits has rows; dloss, as loss, is packed.
+struct CrossEntropyBackward {
+  const Tensor &dlogits, &dloss, &top, &log_sum, &count, &logits, &targets;
+  const CrossEntropyOptions& options;
+};
+void cross_entropy_backward_cpu(const CrossEntropyBackward& args);
+void cross_entropy_backward_cuda(const CrossEntropyBackward& args);
+
+}  // namespace tessera::ops

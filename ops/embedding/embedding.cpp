@@ -1,0 +1,90 @@
+#include "ops/embedding/embedding.h"
+
+#include <limits>
+
+#include "ops/embedding/embedding_kernels.h"
+#include "ops/op.h"
+#include "ops/reduction.h"
+
+namespace tessera::ops {
+namespace {
+
+void check_arguments(const Tensor& table, const Tensor& indices) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // rows are sorted as 32-bit numbers
+  check(table.defined() && indices.defined(), "embedding: ", table.defined() ? "indices" : "table",
+        " is undefined");
+  check(table.rank() == 2, "embedding: table is ", describe(table), "; expected [V, C]");
+  check(indices.dtype() == DType::i64 || indices.dtype() == DType::i32, "embedding: indices is ",
+        describe(indices), "; expected i64 or i32");
+  check(indices.device() == table.device(), "embedding: indices is ", describe(indices), ", but table is ",
+        describe(table), "; move one of them with to(device)");
+  check(table.size(0) < kMost && indices.count() < kMost, "embedding: table is ", describe(table),
+        " and indices is ", describe(indices), "; expected fewer than ", kMost, " rows of each");
+}
+
+Problem problem(const Dims& d, const Attrs&) {
+  const int64_t rows = d.at("V"), width = d.at("C"), count = d.at("T");
+  const double n = double(count) * double(width);
+  return {.inputs = {{.shape = {rows, width}}, {.shape = {count}, .fill = Fill::index, .high = rows}},
+          .backward_flops = n,
+          .forward_elements = 2 * n,
+          .backward_elements = n + double(rows) * double(width)};
+}
+
+}  // namespace
+
+Tensor embedding(const Tensor& table, const Tensor& indices, Site site) {
+  check_arguments(table, indices);
+  Tensor y =
+      Tensor::empty(indices.shape().inserted(indices.rank(), table.size(1)), table.dtype(), table.device());
+  {
+    const Tensor from = table.with_rows(), packed = indices.packed();
+    if (table.device().is_cpu()) {
+      embedding_forward_cpu(y, from, packed);
+    } else if constexpr (kCuda) {
+      embedding_forward_cuda(y, from, packed);
+    }
+  }
+  if (Tape* tape = Tape::recording(table)) {
+    tape->record(
+        "embedding", site, {&table, &indices}, {&y},
+        [indices = Saved(indices), rows = table.size(0)](Backward& b) {
+          const Tensor dy = b.grad().with_rows(), packed = indices.get().packed();
+          const Tensor dtable = Tensor::empty({rows, dy.size(-1)}, sum_dtype(dy.dtype()), dy.device());
+          if (dy.device().is_cpu()) {
+            embedding_backward_cpu(dtable, dy, packed);
+          } else if constexpr (kCuda) {
+            embedding_backward_cuda(dtable, dy, packed);
+          }
+          b.accumulate(0, dtable);
+        });
+  }
+  return y;
+}
+
+std::vector<OpSpec> embedding_specs() {
+  return {{
+      .name = "embedding",
+      .summary = "y[i] = table[indices[i]]",
+      .inputs = {{"table", "[V, C]"}, {"indices", "[...]", false, false, true}},
+      .attrs = {},
+      .outputs = {{"y", "[..., C]"}},
+      .run = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{embedding(in[0], in[1])}; },
+      .problem = problem,
+      .cases = {{.dims = {{"V", 7}, {"C", 5}, {"T", 11}}},
+                {.dims = {{"V", 1}, {"C", 1}, {"T", 3}}},
+                {.dims = {{"V", 13}, {"C", 8}, {"T", 1}}},
+                {.dims = {{"V", 5}, {"C", 3}, {"T", 0}}},
+                {.dims = {{"V", 5}, {"C", 0}, {"T", 4}}},
+                {.dims = {{"V", 0}, {"C", 3}, {"T", 0}}},
+                {.dims = {{"V", 9}, {"C", 6}, {"T", 17}}, .placement = Placement::strided},
+                {.dims = {{"V", 9}, {"C", 6}, {"T", 17}}, .placement = Placement::transposed},
+                // Rows named by few and by many indices; a warp's columns and one more.
+                {.dims = {{"V", 257}, {"C", 129}, {"T", 600}}, .gradcheck = false},
+                {.dims = {{"V", 3}, {"C", 257}, {"T", 1000}}, .gradcheck = false},
+                {.dims = {{"V", 10007}, {"C", 12}, {"T", 3001}}, .gradcheck = false}},
+      .benches = {{.dims = {{"V", 50304}, {"C", 768}, {"T", 65536}}}},
+  }};
+}
+
+}  // namespace tessera::ops

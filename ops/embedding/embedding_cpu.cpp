@@ -1,0 +1,48 @@
+#include <algorithm>
+
+#include "ops/embedding/embedding_kernels.h"
+#include "ops/indices.h"
+#include "runtime/parallel.h"
+
+namespace tessera::ops {
+
+void embedding_forward_cpu(const Tensor& y, const Tensor& table, const Tensor& indices) {
+  dispatch_floating(table.dtype(), "embedding", [&]<class T>() {
+    const Indices index(indices);
+    const int64_t count = indices.count(), rows = table.size(0), width = table.size(1);
+    const int64_t stride = table.row_stride(), to_stride = y.row_stride();
+    for (int64_t i = 0; i < count; ++i)
+      check(0 <= index[i] && index[i] < rows, "embedding: index ", index[i], " at position ", i,
+            " of indices ", describe(indices), " is outside [0, ", rows, "), the rows of table ",
+            describe(table));
+    const T* const from = table.data<T>();
+    T* const to = y.data<T>();
+    parallel_for(count, std::max<int64_t>(1, 16384 / std::max<int64_t>(width, 1)),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i)
+                     std::copy_n(from + index[i] * stride, width, to + i * to_stride);
+                 });
+  });
+}
+
+void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor& indices) {
+  dispatch_floating(dy.dtype(), "embedding", [&]<class T>() {
+    using C = Compute<T>;
+    const Indices index(indices);
+    const int64_t count = indices.count(), rows = dtable.size(0), width = dtable.size(1);
+    const int64_t stride = dy.row_stride(), to_stride = dtable.row_stride();
+    const T* const from = dy.data<T>();
+    C* const to = dtable.data<C>();
+    // The columns are shared out to the threads: each row's terms are added in order by one thread.
+    parallel_for(width, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t row = 0; row < rows; ++row)
+        std::fill(to + row * to_stride + begin, to + row * to_stride + end, C(0));
+      for (int64_t i = 0; i < count; ++i) {
+        C* const sum = to + index[i] * to_stride;
+        for (int64_t c = begin; c < end; ++c) sum[c] += C(from[i * stride + c]);
+      }
+    });
+  });
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "ops/embedding/embedding.h"
+
+namespace tessera::ops {
+
+/// All but indices, which is packed, have rows; dtable is [V, C] in sum_dtype and is written throughout.
+void embedding_forward_cpu(const Tensor& y, const Tensor& table, const Tensor& indices);
+void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& indices);
+void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor& indices);
+void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tensor& indices);
+
+}  // namespace tessera::ops

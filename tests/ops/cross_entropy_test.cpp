@@ -1,0 +1,191 @@
+#include "ops/cross_entropy/cross_entropy.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/ops/expect.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+Tensor labels(const std::vector<int64_t>& values, Device device = Device::cpu()) {
+  return Tensor::from(values, {int64_t(values.size())}, device);
+}
+
+TEST(CrossEntropy, WorkedByHand) {
+  // softmax(0, log 2, log 5) = (1, 2, 5) / 8.
+  const Tensor logits = Tensor::from(std::vector<double>{0, std::log(2), std::log(5)}, {1, 3});
+  const Tensor target = labels({2});
+  EXPECT_DOUBLE_EQ(cross_entropy(logits, target).item<double>(), std::log(8.0 / 5));
+  const Tensor one = Tensor::full({}, 1.0, DType::f64, Device::cpu());
+  const auto slope = gradient_of(logits, one, [&](const Tensor& in) {
+                       return cross_entropy(in, target);
+                     }).to_vector<double>();
+  const double expected[] = {1.0 / 8, 2.0 / 8, -3.0 / 8};
+  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(slope[i], expected[i], 1e-15);  // a few ulp of 1
+  // Smoothing 0.3: the target's distribution is (0.1, 0.1, 0.8).
+  const CrossEntropyOptions smoothed{.label_smoothing = 0.3};
+  EXPECT_DOUBLE_EQ(cross_entropy(logits, target, smoothed).item<double>(),
+                   0.1 * std::log(8.0) + 0.1 * std::log(4.0) + 0.8 * std::log(8.0 / 5));
+  const auto soft = gradient_of(logits, one, [&](const Tensor& in) {
+                      return cross_entropy(in, target, smoothed);
+                    }).to_vector<double>();
+  const double soft_expected[] = {1.0 / 8 - 0.1, 2.0 / 8 - 0.1, 5.0 / 8 - 0.8};
+  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(soft[i], soft_expected[i], 1e-15);
+}
+
+TEST(CrossEntropy, TheMeanCountsTheTargetsThatAreNotIgnored) {
+  for (const Device device : devices()) {
+    const Tensor logits = Tensor::zeros({4, 8}, DType::f32, device);
+    const Tensor targets = labels({3, -100, 0, -100}, device);
+    const float each = std::log(8.0f);
+    const auto reduced = [&](Reduction reduction) {
+      return cross_entropy(logits, targets, {.reduction = reduction}).to_vector<float>();
+    };
+    EXPECT_EQ(reduced(Reduction::none), (std::vector<float>{each, 0, each, 0}));
+    EXPECT_EQ(reduced(Reduction::mean), (std::vector<float>{each}));
+    EXPECT_EQ(reduced(Reduction::sum), (std::vector<float>{2 * each}));
+    const auto slopes = gradient_of(logits, Tensor::full({}, 1.0, DType::f32, device), [&](const Tensor& in) {
+                          return cross_entropy(in, targets);
+                        }).to_vector<float>();
+    for (size_t i = 0; i < 32; ++i) {
+      const float expected = (i / 8) % 2 == 1 ? 0 : (0.125f - (i == 3 || i == 16 ? 1.0f : 0.0f)) / 2;
+      EXPECT_EQ(slopes[i], expected) << i;
+    }
+  }
+}
+
+TEST(CrossEntropy, AllIgnoredHaveNoMeanAndNoGradient) {
+  for (const Device device : devices()) {
+    const Tensor logits = Tensor::full({3, 5}, 2.0, DType::f32, device);
+    const Tensor targets = labels({4, 4, 4}, device);
+    CrossEntropyOptions options{.ignore_index = 4};  // a legal class, ignored
+    EXPECT_TRUE(std::isnan(cross_entropy(logits, targets, options).item<float>()));
+    const auto slopes = gradient_of(logits, Tensor::full({}, 1.0, DType::f32, device), [&](const Tensor& in) {
+                          return cross_entropy(in, targets, options);
+                        }).to_vector<float>();
+    EXPECT_EQ(slopes, std::vector<float>(15, 0.0f));
+    options.reduction = Reduction::sum;
+    EXPECT_EQ(cross_entropy(logits, targets, options).item<float>(), 0.0f);
+  }
+}
+
+TEST(CrossEntropy, HugeAndInfiniteLogits) {
+  for (const Device device : devices()) {
+    const std::vector<float> values{1e4f, 0, 0, 1e4f, -kInf, 1, -kInf, 1, 1e4f, 1e4f};
+    const Tensor logits = Tensor::from(values, {5, 2}, device);
+    const auto loss = [&](const std::vector<int64_t>& targets) {
+      return cross_entropy(logits, labels(targets, device), {.reduction = Reduction::none})
+          .to_vector<float>();
+    };
+    EXPECT_EQ(loss({0, 0, 1, 0, 0}), (std::vector<float>{0, 1e4f, 0, kInf, std::log(2.0f)}));
+    // Smoothing gives the class of probability 0 a share: infinite, not NaN.
+    const CrossEntropyOptions smoothed{.label_smoothing = 0.5, .reduction = Reduction::none};
+    const auto soft = cross_entropy(logits, labels({0, 0, 1, 0, 0}, device), smoothed).to_vector<float>();
+    EXPECT_EQ(soft, (std::vector<float>{2500, 7500, kInf, kInf, std::log(2.0f)}));
+    const auto slopes =
+        gradient_of(logits, Tensor::full({5}, 1.0, DType::f32, device), [&](const Tensor& in) {
+          return cross_entropy(in, labels({0, 0, 1, 0, 0}, device), {.reduction = Reduction::none});
+        }).to_vector<float>();
+    EXPECT_EQ(slopes, (std::vector<float>{0, 0, -1, 1, 0, 0, -1, 1, -0.5f, 0.5f}));
+  }
+}
+
+TEST(CrossEntropy, OneClassIsCertain) {
+  for (const Device device : devices()) {
+    const Tensor logits = Tensor::full({3, 1}, 17.0, DType::f32, device);
+    const CrossEntropyOptions options{.label_smoothing = 0.1};
+    EXPECT_EQ(cross_entropy(logits, labels({0, 0, 0}, device), options).item<float>(), 0.0f);
+  }
+}
+
+TEST(CrossEntropy, ARowWithoutADistributionIsNaN) {
+  for (const Device device : devices()) {
+    for (const int64_t classes : {3, 1500}) {
+      const Tensor logits = Tensor::full({2, classes}, double(-kInf), DType::f32, device);
+      const Tensor row = logits.slice(0, 1, 2);
+      row.fill(0);
+      const auto losses =
+          cross_entropy(logits, labels({0, 1}, device), {.reduction = Reduction::none}).to_vector<float>();
+      EXPECT_TRUE(std::isnan(losses[0]));
+      EXPECT_FLOAT_EQ(losses[1], std::log(float(classes)));
+    }
+  }
+}
+
+TEST(CrossEntropy, TargetsMayBeI32AndOfAnyRankAndLayout) {
+  for (const Device device : devices()) {
+    const Tensor logits =
+        Tensor::from(std::vector<float>{1, 2, 3, 0, 0, 1, 5, 5, 2, 1, 0, 0}, {2, 2, 3}, device);
+    const Tensor narrow = Tensor::from(std::vector<int32_t>{2, 0, 1, 0}, {2, 2}, device);
+    const Tensor wide = Tensor::from(std::vector<int64_t>{2, 1, 0, 0}, {2, 2}, device).transpose(0, 1);
+    const CrossEntropyOptions each{.reduction = Reduction::none};
+    const Tensor losses = cross_entropy(logits, narrow, each);
+    EXPECT_EQ(losses.shape(), (Shape{2, 2}));
+    EXPECT_EQ(losses.to_vector<float>(), cross_entropy(logits, wide, each).to_vector<float>());
+    const Tensor single = Tensor::from(std::vector<float>{0, 0}, {2}, device);
+    const Tensor target = Tensor::from(std::vector<int64_t>{1}, {}, device);
+    EXPECT_EQ(cross_entropy(single, target).item<float>(), std::log(2.0f));
+  }
+}
+
+TEST(CrossEntropy, ATargetOutOfRangeIsAnErrorOnTheCpu) {
+  const Tensor logits = Tensor::zeros({4, 5}, DType::f32, Device::cpu());
+  EXPECT_EQ(message_of([&] {
+              cross_entropy(logits, labels({0, 4, 5, 1}));
+            }),
+            "cross_entropy: target 5 at position 2 of targets i64[4] on cpu is outside [0, 5) and is not "
+            "ignore_index -100");
+  EXPECT_EQ(message_of([&] {
+              cross_entropy(logits, labels({-1, 4, 0, 1}), {.ignore_index = -2});
+            }),
+            "cross_entropy: target -1 at position 0 of targets i64[4] on cpu is outside [0, 5) and is not "
+            "ignore_index -2");
+}
+
+TEST(CrossEntropy, ATargetOutOfRangeIsNaNOnAGpu) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Device gpu = Device::cuda(0);
+  const Tensor logits = Tensor::zeros({3, 5}, DType::f32, gpu);
+  const Tensor targets = labels({0, 5, -1}, gpu);
+  const CrossEntropyOptions each{.reduction = Reduction::none};
+  const auto losses = cross_entropy(logits, targets, each).to_vector<float>();
+  EXPECT_TRUE(std::isfinite(losses[0]) && std::isnan(losses[1]) && std::isnan(losses[2]));
+  EXPECT_TRUE(std::isnan(cross_entropy(logits, targets).item<float>()));
+  const auto slopes = gradient_of(logits, Tensor::full({3}, 1.0, DType::f32, gpu), [&](const Tensor& in) {
+                        return cross_entropy(in, targets, each);
+                      }).to_vector<float>();
+  for (size_t i = 0; i < 15; ++i) EXPECT_EQ(std::isnan(slopes[i]), i >= 5) << i;
+}
+
+TEST(CrossEntropy, ErrorsNameWhatIsWrong) {
+  const auto zeros = [](const Shape& shape, DType dtype) {
+    return Tensor::zeros(shape, dtype, Device::cpu());
+  };
+  const Tensor logits = zeros({2, 3}, DType::f32);
+  EXPECT_EQ(message_of([&] {
+              cross_entropy(Tensor(), labels({0, 1}));
+            }),
+            "cross_entropy: logits is undefined");
+  EXPECT_EQ(
+      message_of([&] { cross_entropy(logits, labels({0})); }),
+      "cross_entropy: targets is i64[1] on cpu, but logits is f32[2, 3] on cpu; expected targets of shape "
+      "[2]");
+  EXPECT_EQ(message_of([&] { cross_entropy(logits, zeros({2}, DType::f32)); }),
+            "cross_entropy: targets is f32[2] on cpu; expected i64 or i32");
+  EXPECT_EQ(message_of([&] {
+              cross_entropy(zeros({2, 0}, DType::f32), labels({0, 0}));
+            }),
+            "cross_entropy: logits is f32[2, 0] on cpu, without classes; expected [..., V] with V >= 1");
+  EXPECT_EQ(message_of([&] {
+              cross_entropy(logits, labels({0, 1}), {.label_smoothing = 1.5});
+            }),
+            "cross_entropy: label_smoothing is 1.5; expected 0 to 1");
+}
+
+}  // namespace
+}  // namespace tessera::ops

@@ -1,0 +1,169 @@
+#include "ops/gmm_nll/gmm_nll.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "tests/ops/expect.h"
+
+namespace tessera::ops {
+namespace {
+
+const double kHalfLogTwoPi = 0.5 * std::log(2 * std::numbers::pi);
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+TEST(GmmNll, OneComponentIsAGaussian) {
+  const std::vector<double> y{-1, 0.5, 3}, mu{0, 0.25, 1}, log_sigma{0, -1, 0.5};
+  std::vector<double> params;
+  for (size_t i = 0; i < 3; ++i) params.insert(params.end(), {7.5 - double(i), mu[i], log_sigma[i]});
+  const Tensor theta = Tensor::from(params, {3, 1, 3}), target = Tensor::from(y, {3});
+  const auto losses = gmm_nll(theta, target, Reduction::none).to_vector<double>();
+  const auto slopes =
+      gradient_of(theta, Tensor::full({3}, 1.0, DType::f64, Device::cpu()), [&](const Tensor& in) {
+        return gmm_nll(in, target, Reduction::none);
+      }).to_vector<double>();
+  for (size_t i = 0; i < 3; ++i) {
+    const double z = (y[i] - mu[i]) / std::exp(log_sigma[i]);
+    EXPECT_DOUBLE_EQ(losses[i], z * z / 2 + log_sigma[i] + kHalfLogTwoPi);
+    EXPECT_EQ(slopes[3 * i], 0.0);  // one weight is always 1
+    EXPECT_DOUBLE_EQ(slopes[3 * i + 1], -z / std::exp(log_sigma[i]));
+    EXPECT_DOUBLE_EQ(slopes[3 * i + 2], 1 - z * z);
+  }
+}
+
+TEST(GmmNll, TwoComponentsWorkedByHand) {
+  // Weights 1/4 and 3/4, both sigma 1, means 0 and 2, at y = 0: the density is
+  // (1/4 + 3/4 exp(-2)) / sqrt(2 pi), and the second component's share of it is r.
+  const Tensor theta = Tensor::from(std::vector<double>{0, 0, 0, std::log(3), 2, 0}, {2, 3});
+  const Tensor y = Tensor::zeros({}, DType::f64, Device::cpu());
+  const double first = 0.25, second = 0.75 * std::exp(-2), r = second / (first + second);
+  EXPECT_DOUBLE_EQ(gmm_nll(theta, y).item<double>(), kHalfLogTwoPi - std::log(first + second));
+  const Tensor one = Tensor::full({}, 1.0, DType::f64, Device::cpu());
+  const auto slopes =
+      gradient_of(theta, one, [&](const Tensor& in) { return gmm_nll(in, y); }).to_vector<double>();
+  // z = 0 and -2: dw = pi - r, dmu = -r z, dlog_sigma = r (1 - z^2).
+  const double expected[] = {0.25 - (1 - r), 0, 1 - r, 0.75 - r, 2 * r, -3 * r};
+  for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(slopes[i], expected[i], 1e-15) << i;  // a few ulp of 1
+  const auto dy = gradient_of(y, one, [&](const Tensor& in) { return gmm_nll(theta, in); });
+  EXPECT_NEAR(dy.item<double>(), -2 * r, 1e-15);
+}
+
+TEST(GmmNll, AShiftOfAllLogitsChangesNothing) {
+  for (const Device device : devices()) {
+    std::vector<float> plain, shifted;
+    for (int k = 0; k < 10; ++k) {
+      plain.insert(plain.end(), {float(k), 0.5f * float(k), -0.25f});
+      shifted.insert(shifted.end(), {float(k) + 1e4f, 0.5f * float(k), -0.25f});
+    }
+    const Tensor y = Tensor::full({1}, 1.5, DType::f32, device);
+    const Tensor a = Tensor::from(plain, {1, 10, 3}, device), b = Tensor::from(shifted, {1, 10, 3}, device);
+    EXPECT_EQ(gmm_nll(a, y).item<float>(), gmm_nll(b, y).item<float>());
+    const Tensor one = Tensor::full({}, 1.0, DType::f32, device);
+    const auto f = [&](const Tensor& in) { return gmm_nll(in, y); };
+    EXPECT_EQ(gradient_of(a, one, f).to_vector<float>(), gradient_of(b, one, f).to_vector<float>());
+  }
+}
+
+TEST(GmmNll, AWeightOfZeroSwitchesTheComponentOff) {
+  for (const Device device : devices()) {
+    for (const bool first : {true, false}) {
+      const std::vector<float> on{1, 0.5f, 0.25f}, off{-kInf, 3, 0};
+      std::vector<float> params = first ? off : on;
+      params.insert(params.end(), (first ? on : off).begin(), (first ? on : off).end());
+      const Tensor two = Tensor::from(params, {1, 2, 3}, device), one = Tensor::from(on, {1, 1, 3}, device);
+      const Tensor y = Tensor::full({1}, 2.0, DType::f32, device);
+      EXPECT_EQ(gmm_nll(two, y).item<float>(), gmm_nll(one, y).item<float>());
+      const auto slopes = gradient_of(two, Tensor::full({}, 1.0, DType::f32, device), [&](const Tensor& in) {
+                            return gmm_nll(in, y);
+                          }).to_vector<float>();
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(slopes[(first ? 0 : 3) + i], 0.0f);
+    }
+  }
+}
+
+TEST(GmmNll, AFarTargetHasAFiniteLossAndPullsTheNearestComponent) {
+  for (const Device device : devices()) {
+    const Tensor theta = Tensor::from(std::vector<float>{0, 0, 0, 0, 1000, 0}, {1, 2, 3}, device);
+    const Tensor y = Tensor::full({1}, 11000.0, DType::f32, device);
+    // z = 10000 of the second component; the first one's 11000 adds nothing. log 2 and log(2 pi) / 2 are
+    // below half an ulp of 5e7.
+    EXPECT_EQ(gmm_nll(theta, y).item<float>(), 5e7f);
+    const auto slopes = gradient_of(theta, Tensor::full({}, 1.0, DType::f32, device), [&](const Tensor& in) {
+                          return gmm_nll(in, y);
+                        }).to_vector<float>();
+    EXPECT_EQ(slopes, (std::vector<float>{0.5f, 0, 0, -0.5f, -1e4f, 1 - 1e8f}));
+  }
+}
+
+TEST(GmmNll, ReductionsAgree) {
+  for (const Device device : devices()) {
+    std::vector<float> params, targets;
+    for (int t = 0; t < 300; ++t) {
+      for (int k = 0; k < 4; ++k)
+        params.insert(params.end(), {float((t + k) % 5) - 2, float(t % 7) - 3 + float(k), 0.1f * float(k)});
+      targets.push_back(float(t % 11) - 5);
+    }
+    const Tensor theta = Tensor::from(params, {3, 100, 4, 3}, device),
+                 y = Tensor::from(targets, {3, 100}, device);
+    const Tensor each = gmm_nll(theta, y, Reduction::none);
+    EXPECT_EQ(each.shape(), (Shape{3, 100}));
+    double total = 0;
+    for (const float loss : each.to_vector<float>()) total += double(loss);
+    EXPECT_FLOAT_EQ(gmm_nll(theta, y, Reduction::sum).item<float>(), float(total));
+    EXPECT_FLOAT_EQ(gmm_nll(theta, y, Reduction::mean).item<float>(), float(total / 300));
+  }
+}
+
+TEST(GmmNll, NoTargetsHaveNoMean) {
+  for (const Device device : devices()) {
+    const Tensor theta = Tensor::empty({0, 2, 3}, DType::f32, device),
+                 y = Tensor::empty({0}, DType::f32, device);
+    EXPECT_TRUE(std::isnan(gmm_nll(theta, y).item<float>()));
+    EXPECT_EQ(gmm_nll(theta, y, Reduction::sum).item<float>(), 0.0f);
+    EXPECT_EQ(gmm_nll(theta, y, Reduction::none).shape(), Shape{0});
+  }
+}
+
+TEST(GmmNll, TheLossIsF32ForHalfPrecision) {
+  const Tensor theta = Tensor::zeros({4, 2, 3}, DType::bf16, Device::cpu());
+  const Tensor y = Tensor::zeros({4}, DType::bf16, Device::cpu());
+  const Tensor loss = gmm_nll(theta, y);
+  EXPECT_EQ(loss.dtype(), DType::f32);
+  EXPECT_FLOAT_EQ(loss.item<float>(), float(kHalfLogTwoPi));
+}
+
+TEST(GmmNll, ErrorsNameWhatIsWrong) {
+  const auto zeros = [](const Shape& shape, DType dtype = DType::f32) {
+    return Tensor::zeros(shape, dtype, Device::cpu());
+  };
+  EXPECT_EQ(message_of([&] { gmm_nll(zeros({2, 3}), Tensor()); }), "gmm_nll: y is undefined");
+  EXPECT_EQ(
+      message_of([&] {
+        gmm_nll(zeros({5, 2, 4}), zeros({5}));
+      }),
+      "gmm_nll: params is f32[5, 2, 4] on cpu; expected [..., K, 3] with K >= 1 and (logit, mu, log_sigma) "
+      "innermost");
+  EXPECT_EQ(
+      message_of([&] {
+        gmm_nll(zeros({5, 0, 3}), zeros({5}));
+      }),
+      "gmm_nll: params is f32[5, 0, 3] on cpu; expected [..., K, 3] with K >= 1 and (logit, mu, log_sigma) "
+      "innermost");
+  EXPECT_EQ(message_of([&] {
+              gmm_nll(zeros({5, 2, 3}), zeros({5, 1}));
+            }),
+            "gmm_nll: y is f32[5, 1] on cpu, but params is f32[5, 2, 3] on cpu; expected y of shape [5]");
+  EXPECT_EQ(
+      message_of([&] {
+        gmm_nll(zeros({5, 2, 3}, DType::bf16), zeros({5}));
+      }),
+      "gmm_nll: y is f32[5] on cpu, but params is bf16[5, 2, 3] on cpu; convert one of them (ops::cast) or "
+      "move it");
+  EXPECT_EQ(message_of([] { parse_reduction("average"); }),
+            "reduction \"average\": expected mean, sum or none");
+}
+
+}  // namespace
+}  // namespace tessera::ops
