@@ -5,6 +5,10 @@
 namespace tessera::ops {
 
 std::vector<OpSpec> activation_specs();
+std::vector<OpSpec> pointwise_specs();
+std::vector<OpSpec> reduce_specs();
+std::vector<OpSpec> cast_specs();
+std::vector<OpSpec> dropout_specs();
 std::vector<OpSpec> softmax_specs();
 std::vector<OpSpec> norm_specs();
 std::vector<OpSpec> attention_specs();
@@ -12,16 +16,16 @@ std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
-std::vector<OpSpec> pointwise_specs();
-std::vector<OpSpec> reduce_specs();
-std::vector<OpSpec> cast_specs();
-std::vector<OpSpec> dropout_specs();
 
 namespace {
 
 using Specs = std::vector<OpSpec> (*)();
 constexpr Specs kFolders[] = {
     activation_specs,
+    pointwise_specs,
+    reduce_specs,
+    cast_specs,
+    dropout_specs,
     softmax_specs,
     norm_specs,
     attention_specs,
@@ -29,7 +33,6 @@ constexpr Specs kFolders[] = {
     linear_specs,
     grouped_linear_specs,
     mlp_specs,
-    activation_specs, pointwise_specs, reduce_specs, cast_specs, dropout_specs,
 };
 
 }  // namespace
