@@ -5,6 +5,10 @@
 namespace tessera::ops {
 
 std::vector<OpSpec> activation_specs();
+std::vector<OpSpec> pointwise_specs();
+std::vector<OpSpec> reduce_specs();
+std::vector<OpSpec> cast_specs();
+std::vector<OpSpec> dropout_specs();
 std::vector<OpSpec> softmax_specs();
 std::vector<OpSpec> norm_specs();
 std::vector<OpSpec> attention_specs();
@@ -29,6 +33,10 @@ using Specs = std::vector<OpSpec> (*)();
 // clang-format off
 constexpr Specs kFolders[] = {
     activation_specs,
+    pointwise_specs,
+    reduce_specs,
+    cast_specs,
+    dropout_specs,
     softmax_specs,
     norm_specs,
     attention_specs,

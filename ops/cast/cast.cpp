@@ -36,7 +36,7 @@ std::vector<OpSpec> cast_specs() {
     cases.push_back({.dims = {{"R", 1}, {"C", 1}}, .attrs = to(name), .gradcheck = false});
     cases.push_back({.dims = {{"R", 0}, {"C", 5}}, .attrs = to(name), .gradcheck = false});
     cases.push_back({.dims = {{"R", 5}, {"C", 0}}, .attrs = to(name), .gradcheck = false});
-    cases.push_back({.dims = {{"R", 257}, {"C", 1365}}, .attrs = to(name), .gradcheck = false});
+    cases.push_back({.dims = {{"R", 67}, {"C", 1365}}, .attrs = to(name), .gradcheck = false});
     cases.push_back({.dims = {{"R", 3}, {"C", 129}},
                      .attrs = to(name),
                      .placement = Placement::strided,

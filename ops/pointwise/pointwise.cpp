@@ -228,8 +228,8 @@ OpSpec binary_spec(Binary kind, const char* formula) {
                 {.dims = {{"A", 2}, {"B", 7}, {"C", 5}, {"BB", 7}, {"BC", 1}}},
                 {.dims = {{"A", 1}, {"B", 1}, {"C", 1}, {"BA", 3}, {"BB", 5}, {"BC", 7}}},
                 {.dims = {{"A", 4}, {"B", 1}, {"C", 0}, {"BB", 3}, {"BC", 1}}},
-                {.dims = same(1, 257, 1365), .gradcheck = false},
-                {.dims = {{"A", 3}, {"B", 257}, {"C", 1365}, {"BB", 1}, {"BC", 1365}}, .gradcheck = false},
+                {.dims = same(1, 67, 1365), .gradcheck = false},
+                {.dims = {{"A", 2}, {"B", 67}, {"C", 1365}, {"BB", 1}, {"BC", 1365}}, .gradcheck = false},
                 {.dims = {{"A", 5}, {"B", 130}, {"C", 72}, {"BB", 130}, {"BC", 1}}, .gradcheck = false}},
       .benches = {{.dims = same(1, 36096, 512)},
                   {.dims = same(1, 36096, 1365)},
@@ -244,7 +244,7 @@ std::vector<Case> unary_cases(const Attrs& attrs = {}) {
           {.dims = {{"R", 5}, {"C", 0}}, .attrs = attrs},
           {.dims = {{"R", 3}, {"C", 129}}, .attrs = attrs, .placement = Placement::strided},
           {.dims = {{"R", 17}, {"C", 11}}, .attrs = attrs, .placement = Placement::transposed},
-          {.dims = {{"R", 257}, {"C", 1365}}, .attrs = attrs, .gradcheck = false}};
+          {.dims = {{"R", 67}, {"C", 1365}}, .attrs = attrs, .gradcheck = false}};
 }
 
 Problem unary_problem(const Dims& d, Fill fill, double backward_reads) {

@@ -13,25 +13,25 @@ namespace {
 constexpr int64_t kTile = 128;  // columns that are reduced side by side: their sums stay in the first cache
 constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth waking
 
-template <Reduction kKind>
-constexpr double kIdentity = kKind == Reduction::max ? -std::numeric_limits<double>::infinity() : 0.0;
+template <ReduceKind kKind>
+constexpr double kIdentity = kKind == ReduceKind::max ? -std::numeric_limits<double>::infinity() : 0.0;
 
-template <Reduction kKind, class T>
+template <ReduceKind kKind, class T>
 double lift(T x) {
   const double value = double(Compute<T>(x));
-  return kKind == Reduction::norm ? value * value : value;
+  return kKind == ReduceKind::norm ? value * value : value;
 }
 
-template <Reduction kKind>
+template <ReduceKind kKind>
 double combine(double a, double b) {
-  if constexpr (kKind == Reduction::max) return b > a || b != b ? (a != a ? a : b) : a;
+  if constexpr (kKind == ReduceKind::max) return b > a || b != b ? (a != a ? a : b) : a;
   return a + b;
 }
 
-template <Reduction kKind>
+template <ReduceKind kKind>
 double finish(double value, int64_t length) {
-  if constexpr (kKind == Reduction::mean) return value / double(length);
-  if constexpr (kKind == Reduction::norm) return std::sqrt(value);
+  if constexpr (kKind == ReduceKind::mean) return value / double(length);
+  if constexpr (kKind == ReduceKind::norm) return std::sqrt(value);
   return value;
 }
 
@@ -51,7 +51,7 @@ void for_each_outer(const ReducePlan& plan, F&& f) {
 }
 
 /// One output after the other, each along its elements; four sums at a time hide the latency of an addition.
-template <Reduction kKind, class T, class Out>
+template <ReduceKind kKind, class T, class Out>
 void reduce_rows(Out* y, const T* x, const ReducePlan& plan) {
   const int inner = plan.reduced_rank - 1;
   const int64_t size = plan.reduced_sizes[inner], stride = plan.reduced_x[inner];
@@ -74,7 +74,7 @@ void reduce_rows(Out* y, const T* x, const ReducePlan& plan) {
 }
 
 /// Neighbouring outputs side by side, so that x is read along its rows.
-template <Reduction kKind, class T, class Out>
+template <ReduceKind kKind, class T, class Out>
 void reduce_columns(Out* y, const T* x, const ReducePlan& plan) {
   const int last = plan.kept_rank - 1, inner = plan.reduced_rank - 1;
   const int64_t columns = plan.kept_sizes[last], tiles = (columns + kTile - 1) / kTile;
@@ -107,7 +107,7 @@ void reduce_columns(Out* y, const T* x, const ReducePlan& plan) {
                });
 }
 
-template <Reduction kKind, class T, class Out>
+template <ReduceKind kKind, class T, class Out>
 void reduce(const Tensor& y, const Tensor& x, const ReducePlan& plan) {
   const bool by_rows =
       plan.kept_rank == 0 || plan.reduced_x[plan.reduced_rank - 1] < plan.kept_x[plan.kept_rank - 1];
@@ -120,18 +120,18 @@ void reduce(const Tensor& y, const Tensor& x, const ReducePlan& plan) {
 
 }  // namespace
 
-void reduce_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, Reduction kind) {
+void reduce_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind) {
   dispatch_floating(x.dtype(), name_of(kind), [&]<class T>() {
-    if (y.dtype() != x.dtype()) return reduce<Reduction::sum, T, Compute<T>>(y, x, plan);
+    if (y.dtype() != x.dtype()) return reduce<ReduceKind::sum, T, Compute<T>>(y, x, plan);
     switch (kind) {
-      case Reduction::sum:
-        return reduce<Reduction::sum, T, T>(y, x, plan);
-      case Reduction::mean:
-        return reduce<Reduction::mean, T, T>(y, x, plan);
-      case Reduction::max:
-        return reduce<Reduction::max, T, T>(y, x, plan);
-      case Reduction::norm:
-        return reduce<Reduction::norm, T, T>(y, x, plan);
+      case ReduceKind::sum:
+        return reduce<ReduceKind::sum, T, T>(y, x, plan);
+      case ReduceKind::mean:
+        return reduce<ReduceKind::mean, T, T>(y, x, plan);
+      case ReduceKind::max:
+        return reduce<ReduceKind::max, T, T>(y, x, plan);
+      case ReduceKind::norm:
+        return reduce<ReduceKind::norm, T, T>(y, x, plan);
     }
   });
 }
@@ -144,7 +144,7 @@ void spread_cpu(const Tensor& dx, const Tensor& dy, int64_t count) {
   });
 }
 
-void norm_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y) {
+void l2_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y) {
   dispatch_floating(dx.dtype(), "norm", [&]<class T>() {
     using C = Compute<T>;
     elementwise_cpu<T>(

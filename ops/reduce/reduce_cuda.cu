@@ -359,7 +359,7 @@ struct Spread {
 };
 
 template <class T>
-struct NormBackward {
+struct L2Backward {
   __device__ T operator()(T dy, T x, T y) const {
     const float length = float(y);
     return length == 0 ? T(0.0f) : T(float(dy) * (float(x) / length));
@@ -381,20 +381,20 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, Reduction kind) {
+void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind) {
   const Device device = x.device();
   dispatch_floating_cuda(x.dtype(), name_of(kind), [&]<class T>() {
     const T* const from = x.data<T>();
     if (y.dtype() != x.dtype()) return reduce_all(device, plan, from, y.data<float>(), SumOf{}, Finish{});
     T* const to = y.data<T>();
     switch (kind) {
-      case Reduction::sum:
+      case ReduceKind::sum:
         return reduce_all(device, plan, from, to, SumOf{}, Finish{});
-      case Reduction::mean:
+      case ReduceKind::mean:
         return reduce_all(device, plan, from, to, SumOf{}, Finish{.count = float(plan.length)});
-      case Reduction::max:
+      case ReduceKind::max:
         return reduce_all(device, plan, from, to, MaxOf{}, Finish{});
-      case Reduction::norm:
+      case ReduceKind::norm:
         return reduce_all(device, plan, from, to, SquaresOf{}, Finish{.root = true});
     }
   });
@@ -405,9 +405,9 @@ void spread_cuda(const Tensor& dx, const Tensor& dy, int64_t count) {
                          [&]<class T>() { gpu::elementwise<T, T>(dx, Spread<T>{float(count)}, dy); });
 }
 
-void norm_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y) {
+void l2_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y) {
   dispatch_floating_cuda(dx.dtype(), "norm",
-                         [&]<class T>() { gpu::elementwise<T, T, T, T>(dx, NormBackward<T>{}, dy, x, y); });
+                         [&]<class T>() { gpu::elementwise<T, T, T, T>(dx, L2Backward<T>{}, dy, x, y); });
 }
 
 void max_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim) {

@@ -5,21 +5,21 @@
 
 namespace tessera::ops {
 
-enum class Reduction : uint8_t { sum, mean, max, norm };
-const char* name_of(Reduction kind);
+enum class ReduceKind : uint8_t { sum, mean, max, norm };
+const char* name_of(ReduceKind kind);
 
 /// y = the reduction of x that the plan (of x's and y's layouts) describes; plan.length >= 1. A sum may be
 /// written to an f32 y from a 16-bit x.
-void reduce_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, Reduction kind);
-void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, Reduction kind);
+void reduce_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind);
+void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind);
 
 /// dx = dy / count, dy broadcasting to dx.
 void spread_cpu(const Tensor& dx, const Tensor& dy, int64_t count);
 void spread_cuda(const Tensor& dx, const Tensor& dy, int64_t count);
 
 /// dx = dy x / y, 0 where y is 0; dy and y broadcast to x.
-void norm_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y);
-void norm_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y);
+void l2_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y);
+void l2_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y);
 
 /// dx = dy at the first element along `dim` that equals y (or is NaN, if y is), else 0. y is packed.
 void max_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim);

@@ -1,0 +1,156 @@
+#include "ops/reduce/reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ops/pointwise/pointwise.h"
+
+namespace tessera::ops {
+namespace {
+
+const Device kCpu = Device::cpu();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+using Reduce = Tensor (*)(const Tensor&, int, bool, Site);
+
+Tensor numbers() {
+  return Tensor::from(std::vector<double>{3, -4, 0, 12, -5, 0}, {2, 3});
+}
+
+std::vector<double> gradient(Tensor x, const std::function<Tensor(const Tensor&)>& f) {
+  require_grad(x);
+  Tape tape;
+  const Tensor y = f(x);
+  tape.backward(std::vector{y}, std::vector{Tensor::full(y.shape(), 1, y.dtype(), y.device())});
+  return grad(x).to_vector<double>();
+}
+
+template <class F>
+void expect_error(F&& f, std::initializer_list<const char*> parts) {
+  try {
+    f();
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    for (const char* part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " in: " << error.what();
+  }
+}
+
+TEST(Reduce, SmallExamples) {
+  const Tensor x = numbers();
+  EXPECT_EQ(sum(x).item(), 6);
+  EXPECT_EQ(sum(x).shape(), Shape());
+  EXPECT_EQ(sum(x, 0).to_vector<double>(), (std::vector<double>{15, -9, 0}));
+  EXPECT_EQ(sum(x, -1).to_vector<double>(), (std::vector<double>{-1, 7}));
+  EXPECT_EQ(sum(x, 1, true).shape(), (Shape{2, 1}));
+  EXPECT_EQ(sum(x, 0, true).shape(), (Shape{1, 3}));
+  EXPECT_EQ(mean(x).item(), 1);
+  EXPECT_EQ(max(x, 0).to_vector<double>(), (std::vector<double>{12, -4, 0}));
+  EXPECT_EQ(norm(x, 1).to_vector<double>(), (std::vector<double>{5, 13}));
+  EXPECT_EQ(sum(Tensor::full({}, 7, DType::f32, kCpu)).item(), 7);
+}
+
+TEST(Reduce, SmallGradients) {
+  EXPECT_EQ(gradient(numbers(), [](const Tensor& x) { return mean(x, 0); }), (std::vector<double>(6, 0.5)));
+  EXPECT_EQ(gradient(numbers(), [](const Tensor& x) { return max(x); }),
+            (std::vector<double>{0, 0, 0, 1, 0, 0}));
+  EXPECT_EQ(gradient(numbers(), [](const Tensor& x) { return norm(x, 1); }),
+            (std::vector<double>{0.6, -0.8, 0, 12.0 / 13, -5.0 / 13, 0}));
+}
+
+TEST(Reduce, GradientOfMaxGoesToTheFirstLargest) {
+  const Tensor x = Tensor::from(std::vector<double>{1, 5, 5, 5, 2, 5}, {2, 3});
+  EXPECT_EQ(gradient(x, [](const Tensor& v) { return max(v, 1); }), (std::vector<double>{0, 1, 0, 1, 0, 0}));
+  EXPECT_EQ(gradient(x, [](const Tensor& v) { return max(v, 0); }), (std::vector<double>{0, 1, 1, 1, 0, 0}));
+  EXPECT_EQ(gradient(x, [](const Tensor& v) { return max(v); }), (std::vector<double>{0, 1, 0, 0, 0, 0}));
+  // In row-major order of the view, whatever its place in memory: here [[1, 5], [5, 2], [5, 5]].
+  EXPECT_EQ(gradient(x.transpose(0, 1), [](const Tensor& v) { return max(v); }),
+            (std::vector<double>{0, 1, 0, 0, 0, 0}));
+  const Tensor low = Tensor::full({2}, -kInf, DType::f64, kCpu);
+  EXPECT_EQ(gradient(low, [](const Tensor& v) { return max(v); }), (std::vector<double>{1, 0}));
+}
+
+TEST(Reduce, MaxKeepsANaNAndItsGradientGoesThere) {
+  const Tensor x = Tensor::from(std::vector<double>{1, NAN, 7, NAN}, {4});
+  EXPECT_TRUE(std::isnan(max(x).item()));
+  EXPECT_EQ(gradient(x, [](const Tensor& v) { return max(v); }), (std::vector<double>{0, 1, 0, 0}));
+}
+
+TEST(Reduce, GradientOfNormAtZeroIsZero) {
+  EXPECT_EQ(gradient(Tensor::zeros({3}, DType::f64, kCpu), [](const Tensor& v) { return norm(v); }),
+            (std::vector<double>(3, 0.0)));
+}
+
+TEST(Reduce, OverNothing) {
+  const Tensor none = Tensor::zeros({2, 0}, DType::f32, kCpu);
+  EXPECT_EQ(sum(none).item(), 0);
+  EXPECT_EQ(sum(none, 1).to_vector<float>(), (std::vector<float>{0, 0}));
+  EXPECT_EQ(norm(none).item(), 0);
+  EXPECT_TRUE(std::isnan(mean(none).item()));
+  EXPECT_TRUE(std::isnan(mean(none, 1).to_vector<float>()[1]));
+  EXPECT_EQ(sum(none, 0).shape(), Shape{0});
+  EXPECT_EQ(max(none, 0).shape(), Shape{0});
+  expect_error([&] { max(none); }, {"max", "f32[2, 0] on cpu", "not empty"});
+  expect_error([&] { max(none, 1); }, {"max", "f32[2, 0] on cpu", "not empty"});
+}
+
+TEST(Reduce, LongSumsStayAccurate) {
+  // 2^25 + 1 ones: a running sum in f32 stops at 2^24.
+  const Tensor ones = Tensor::full({1}, 1, DType::f32, kCpu).expand({(1 << 25) + 4});
+  EXPECT_EQ(sum(ones).item(), (1 << 25) + 4);
+  EXPECT_EQ(mean(ones).item(), 1);
+  const Tensor columns = Tensor::full({1, 3}, 1, DType::bf16, kCpu).expand({1 << 20, 3});
+  EXPECT_EQ(sum(columns, 0).to_vector<float>(), (std::vector<float>(3, 1 << 20)));
+}
+
+TEST(Reduce, SpecialValues) {
+  const Tensor x = Tensor::from(std::vector<float>{INFINITY, 1, -INFINITY, 2}, {4});
+  EXPECT_TRUE(std::isnan(sum(x).item()));
+  EXPECT_EQ(max(x).item(), kInf);
+  EXPECT_EQ(norm(x).item(), kInf);
+}
+
+TEST(Reduce, AGradientThatArrivesTwiceAddsUp) {
+  Tensor x = numbers();
+  require_grad(x);
+  Tape tape;
+  const Tensor y = scale(x, 1);
+  tape.backward(add(sum(y), sum(mul(y, y))));
+  EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{7, -7, 1, 25, -9, 1}));  // 1 + 2 x
+}
+
+TEST(Reduce, SumToAnyShapeThatBroadcasts) {
+  std::vector<double> values(2 * 3 * 4 * 5);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = double(i * i % 17) - 8;
+  const Tensor x = Tensor::from(values, {2, 3, 4, 5});
+  for (const Shape& shape : {Shape{}, Shape{5}, Shape{1, 5}, Shape{4, 1}, Shape{3, 1, 5}, Shape{1, 3, 1, 5},
+                             Shape{2, 1, 4, 1}, Shape{2, 1, 1, 5}, Shape{2, 3, 4, 5}, Shape{1, 1, 1, 1}}) {
+    const Tensor expected = Tensor::zeros(shape, DType::f64, kCpu);
+    const Tensor place = expected.expand(x.shape());  // many elements of x meet in one
+    for (int64_t a = 0; a < 2; ++a)
+      for (int64_t b = 0; b < 3; ++b)
+        for (int64_t c = 0; c < 4; ++c)
+          for (int64_t d = 0; d < 5; ++d) *place.at({a, b, c, d}).data<double>() += x.at({a, b, c, d}).item();
+    EXPECT_EQ(sum_to(x, shape).to_vector<double>(), expected.to_vector<double>()) << shape;
+    EXPECT_EQ(sum_to(x, shape).shape(), shape);
+    EXPECT_EQ(sum_to(x.to(DType::bf16), shape, DType::f32).to_vector<double>(), expected.to_vector<double>());
+  }
+  EXPECT_TRUE(sum_to(x, x.shape()).shares_storage(x));
+  EXPECT_EQ(sum_to(Tensor::zeros({0, 3}, DType::f32, kCpu), {3}).to_vector<float>(), (std::vector<float>(3)));
+  expect_error([&] { sum_to(x, {2, 5}); }, {"sum_to", "[2, 5]", "[2, 3, 4, 5]"});
+  expect_error([&] { sum_to(x, {5}, DType::f32); }, {"sum_to", "f64", "f32"});
+}
+
+TEST(Reduce, ErrorsNameTheTensor) {
+  const Tensor x = numbers();
+  for (const Reduce f : {Reduce(sum), Reduce(mean), Reduce(max), Reduce(norm)}) {
+    expect_error([&] { f(x, 2, false, Site::here()); }, {"dimension 2", "f64[2, 3] on cpu"});
+    expect_error([&] { f(x, -3, false, Site::here()); }, {"dimension -3"});
+    expect_error([&] { f(x.to(DType::i64), 0, false, Site::here()); }, {"i64", "not supported"});
+  }
+  expect_error([&] { sum(Tensor()); }, {"sum", "undefined"});
+}
+
+}  // namespace
+}  // namespace tessera::ops
