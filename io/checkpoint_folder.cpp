@@ -52,7 +52,7 @@ std::vector<int64_t> CheckpointFolder::steps() const {
   return steps;
 }
 
-std::string CheckpointFolder::save(int64_t step, const Checkpoint& checkpoint) {
+std::string CheckpointFolder::save(int64_t step, const Checkpoint& checkpoint) const {
   const std::string file = file_of(step);
   checkpoint.save(file);
   Checkpoint::verify(file);

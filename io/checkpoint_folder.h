@@ -20,13 +20,10 @@ class CheckpointFolder {
   /// The steps that have a file, newest first; not verified.
   std::vector<int64_t> steps() const;
 
-  /// Saves, reads the file back and verifies it, and only then removes what is older than the `keep` newest
-  /// up to this step. Files of later steps stay: they belong to a run that was left. Returns the file's path.
-  template <class... Things>
-  std::string save(int64_t step, Things&&... things) {
-    return save(step, Checkpoint::of(things...));
-  }
-  std::string save(int64_t step, const Checkpoint& checkpoint);
+  /// Saves (Checkpoint::of(io::named("model", model), ...)), reads the file back and verifies it, and only
+  /// then removes what is older than the `keep` newest up to this step. Files of later steps stay: they
+  /// belong to a run that was left. Returns the file's path.
+  std::string save(int64_t step, const Checkpoint& checkpoint) const;
 
   struct Latest {
     std::optional<int64_t> step;  // none: the folder holds no checkpoint at all
