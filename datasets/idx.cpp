@@ -91,7 +91,7 @@ Idx::Idx(const std::string& prefix)
 
 Idx::Idx(Tensor images, Tensor labels) : images_(images.packed()), labels_(labels.to(DType::i64).packed()) {
   check(images.dtype() == DType::u8 && images.rank() >= 2 && labels.rank() == 1 &&
-            labels.size(0) == images.size(0),
+            !is_floating(labels.dtype()) && labels.size(0) == images.size(0),
         "idx: images ", describe(images), " and labels ", describe(labels),
         " do not fit together; expected u8[items, ...] and [items]");
 }

@@ -32,6 +32,7 @@ concept ItemSource = requires(const Source& source, std::span<const int64_t> ind
 struct LoaderOptions {
   int64_t size = 1;        // items a batch; of an ItemSource
   Rng* shuffle = nullptr;  // a new order each epoch, from one stream of this generator; of an ItemSource
+  int64_t epochs = 0;      // then next() throws; 0: without end; of an ItemSource
   bool drop_last = false;  // leaves out the last batch of an epoch if it is smaller
   int workers = 1;         // threads; each makes whole batches on one core
   int depth = 3;           // batches that wait or are being made
@@ -87,9 +88,10 @@ class Loader {
     retire();
     if (!running_ || *running_ != state_) {
       prefetcher_->start([make = Maker{source_, options_, state_}](uint64_t number) { return make(number); },
-                         state_.batch, std::numeric_limits<uint64_t>::max());
+                         state_.batch, end());
       running_ = state_;
     }
+    check(state_.batch < end(), "loader: there is nothing behind batch ", end());
     state_.batch += 1;
     running_->batch = state_.batch;
     const auto batch = std::static_pointer_cast<Batch>(prefetcher_->next());
@@ -152,6 +154,12 @@ class Loader {
     }
   };
 
+  uint64_t end() const {
+    if constexpr (kItems)
+      if (options_.epochs > 0) return uint64_t(options_.epochs) * uint64_t(batches_per_epoch());
+    return std::numeric_limits<uint64_t>::max();
+  }
+
   /// The last batch's copies have been issued: its memory is free once the device gets here.
   void retire() {
     if (given_) {
@@ -175,7 +183,7 @@ class Loader {
 template <ItemSource Source>
 class Epoch {
  public:
-  Epoch(const Source& source, const LoaderOptions& options) : loader_(source, options) {}
+  Epoch(const Source& source, LoaderOptions options) : loader_(source, (options.epochs = 1, options)) {}
   class Iterator {
    public:
     Iterator(Loader<Source>* loader, int64_t left) : loader_(loader), left_(left) {}

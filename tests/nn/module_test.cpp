@@ -1,0 +1,121 @@
+#include "nn/module.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "nn/linear.h"
+#include "nn/norm.h"
+#include "nn/summary.h"
+
+namespace tessera::nn {
+namespace {
+
+struct Block {
+  Block(int64_t width, Rng& rng) : mlp(width, 2 * width, rng), norm(width) {}
+  void fields(auto&& visit) { visit("mlp", mlp), visit("norm", norm); }
+  Mlp mlp;
+  LayerNorm norm;
+};
+
+struct Model {
+  explicit Model(Rng& rng) : embed(3, 4, rng), out(4, 3, rng, Device::cpu(), {.bias = false}) {
+    for (int i = 0; i < 2; ++i) blocks.emplace_back(4, rng);
+    position = Tensor::zeros({7, 4}, DType::f32, Device::cpu());  // no parameter
+  }
+  void fields(auto&& visit) {
+    visit("embed", embed), visit("blocks", blocks), visit("last", last), visit("out", out);
+    visit("position", position);
+  }
+  Linear embed;
+  std::vector<Block> blocks;
+  std::optional<LayerNorm> last;
+  Linear out;
+  Tensor position;
+};
+
+TEST(Module, ParametersAreNamedInTheOrderOfFields) {
+  Rng rng(1);
+  const Model model(rng);
+  const std::vector<NamedParameter> list = parameters(model);
+  ASSERT_EQ(list.size(), 2u + 2u * 6u + 1u);
+  EXPECT_EQ(list[0].name, "embed.weight");
+  EXPECT_EQ(list[8].name, "blocks.1.mlp.up.weight");
+  EXPECT_EQ(list.back().name, "out.weight");
+  EXPECT_TRUE(list[0].tensor.shares_storage(model.embed.weight));
+  EXPECT_EQ(count_parameters(model), 16 + 2 * (4 * 8 + 8 + 8 * 4 + 4 + 8) + 12);
+}
+
+TEST(Module, TiedTensorsAreListedOnceAndStayTied) {
+  Rng rng(1);
+  Model model(rng);
+  model.out.weight = model.blocks[0].norm.weight;
+  const size_t count = parameters(model).size();
+  EXPECT_EQ(count, 14u);
+  to(model, DType::bf16);
+  EXPECT_EQ(parameters(model).size(), count);
+  EXPECT_TRUE(model.out.weight.shares_storage(model.blocks[0].norm.weight));
+}
+
+TEST(Module, ConversionKeepsParametersAndValues) {
+  Rng rng(1);
+  Model model(rng);
+  const std::vector<double> before = model.embed.weight.to(DType::f32).detach().to_vector<double>();
+  to(model, DType::f64);
+  EXPECT_EQ(model.embed.weight.dtype(), DType::f64);
+  EXPECT_EQ(model.position.dtype(), DType::f64);
+  EXPECT_FALSE(requires_grad(model.position));
+  EXPECT_EQ(model.embed.weight.detach().to_vector<double>(), before);
+  EXPECT_EQ(parameters(model).size(), 15u);
+  to(model, DType::bf16);
+  EXPECT_EQ(model.embed.weight.grad_state()->grad_dtype, DType::f32);
+  EXPECT_THROW(to(model, DType::i64), Error);
+}
+
+TEST(Module, LayersOfATypeAreFoundByName) {
+  Rng rng(1);
+  Model model(rng);
+  std::vector<std::string> names;
+  for_each<Linear>(model, [&](const std::string& name, Linear& layer) {
+    names.push_back(name);
+    layer.bias = Tensor();
+  });
+  EXPECT_EQ(names, (std::vector<std::string>{"embed", "blocks.0.mlp.up", "blocks.0.mlp.down",
+                                             "blocks.1.mlp.up", "blocks.1.mlp.down", "out"}));
+  EXPECT_EQ(parameters(model).size(), 10u);
+}
+
+TEST(Module, ZeroGradForgetsAll) {
+  Rng rng(1);
+  Model model(rng);
+  Tensor& weight = model.out.weight;
+  Tape tape;
+  Tensor y = weight.detach().clone();
+  tape.record("identity", Site::here(), {&weight}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
+  tape.backward(std::vector{y}, std::vector{Tensor::full(y.shape(), 1, DType::f32, Device::cpu())});
+  EXPECT_TRUE(grad(weight).defined());
+  zero_grad(model);
+  EXPECT_FALSE(grad(weight).defined());
+}
+
+TEST(Summary, CountsWhatIsThere) {
+  Rng rng(1);
+  const Model model(rng);
+  const Summary table = summary(model, 10);
+  std::vector<std::string> names;
+  for (const SummaryRow& row : table.rows) names.push_back(row.name);
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"", "embed", "blocks.0.mlp.up", "blocks.0.mlp.down", "blocks.0.norm",
+                                      "blocks.1.mlp.up", "blocks.1.mlp.down", "blocks.1.norm", "out"}));
+  EXPECT_EQ(table.total.parameters, count_parameters(model));
+  EXPECT_EQ(table.total.bytes, 4.0 * double(count_parameters(model) + 28));
+  // 2 FLOPs an element of the weights and token.
+  EXPECT_EQ(table.total.flops, 2.0 * 10 * (12 + 4 * 32 + 12));
+  const std::string text = table.text();
+  for (const char* part :
+       {"blocks.1.mlp.up", "Linear", "[8, 4] [8]", "LayerNorm", "10 tokens", "total", "kFLOP"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+}
+
+}  // namespace
+}  // namespace tessera::nn
