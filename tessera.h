@@ -27,6 +27,10 @@
 
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
+#include "ops/cast/cast.h"
+#include "ops/dropout/dropout.h"
+#include "ops/gather/gather.h"
+#include "ops/gmm_nll/gmm_nll.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/matmul/gemm.h"
@@ -34,7 +38,11 @@
 #include "ops/mlp/mlp.h"
 #include "ops/norm/norm.h"
 #include "ops/op.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+#include "ops/reduce/reduce_plan.h"
 #include "ops/reduction.h"
+#include "ops/shape/shape.h"
 #include "ops/softmax/softmax.h"
 
 #include "nn/activation.h"
