@@ -17,10 +17,6 @@ std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
-std::vector<OpSpec> pointwise_specs();
-std::vector<OpSpec> reduce_specs();
-std::vector<OpSpec> cast_specs();
-std::vector<OpSpec> dropout_specs();
 std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> shape_specs();
 std::vector<OpSpec> cross_entropy_specs();
@@ -45,10 +41,6 @@ constexpr Specs kFolders[] = {
     grouped_linear_specs,
     mlp_specs,
     gmm_nll_specs,
-    pointwise_specs,
-    reduce_specs,
-    cast_specs,
-    dropout_specs,
     gather_specs,
     shape_specs,
     cross_entropy_specs,
