@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int word = shift + k;
-        if (mask.keeps(word_of(word < 4 ? current : next, word % 4))) keep |= 1u << (four + k);
+        const uint32_t random = word < 4 ? word_of(current, word) : word_of(next, word - 4);
+        if (mask.keeps(random)) keep |= 1u << (four + k);
       }
       current = next;
     }

@@ -23,6 +23,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kBlocksPerProcessor = 4;  // 64 registers a thread
 constexpr int64_t kTargetBlocks = 512;  // four blocks on each of about 128 processors, resident together
 constexpr int64_t kRowChunk = 4096;     // elements; a multiple of every pack
 constexpr int64_t kLineBytes = 128;     // of a cache line
@@ -113,8 +114,9 @@ struct Pass {
 };
 
 template <class T, class Out, class Op>
-__global__ void __launch_bounds__(kThreads) rows_kernel(const Pass pass, const T* __restrict__ x,
-                                                        Out* __restrict__ y, const Op op, const Finish how) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    rows_kernel(const Pass pass, const T* __restrict__ x, Out* __restrict__ y, const Op op,
+                const Finish how) {
   using Acc = typename Op::Acc;
   constexpr int kPack = gpu::kPackOf<T>;
   __shared__ Acc scratch[kThreads / gpu::kWarp];
@@ -128,7 +130,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const Pass pass, const T
     int64_t x_offset = 0, y_offset = 0;
     Acc all = Op::identity();
     if (active) {
-      const int64_t output = unit / pass.chunks, chunk = unit - output * pass.chunks;
+      const int64_t output = pass.chunks == 1 ? unit : unit / pass.chunks,
+                    chunk = unit - output * pass.chunks;
       pass.plan.offsets(output, x_offset, y_offset);
       y_offset += chunk * pass.chunk_y;
       const int64_t begin = chunk * pass.chunk_length, left = pass.plan.length - begin;
@@ -171,10 +174,11 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const Pass pass, const T
 }
 
 template <int kPack, class T, class Out, class Op>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     columns_kernel(const Pass pass, const T* __restrict__ x, Out* __restrict__ y, const Op op,
                    const Finish how) {
   using Acc = typename Op::Acc;
+  constexpr int kUnroll = sizeof(Acc) * kPack > 32 ? 2 : 4;  // loads in flight, as registers allow
   __shared__ Acc scratch[kPack][kThreads];  // [column of the pack][thread]: neighbours in different banks
   const ReducePlan& plan = pass.plan;
   const int across = pass.across, along = kThreads / across;
@@ -197,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t end = begin + pass.chunk_length < plan.length ? begin + pass.chunk_length : plan.length;
       const T* const top = x + x_offset;
       if (valid == kPack) {
-#pragma unroll 4
+#pragma unroll kUnroll
         for (int64_t i = begin + line; i < end; i += along) {
           const auto pack = gpu::load_pack<kPack>(top + i * stride);
 #pragma unroll
@@ -368,15 +372,14 @@ struct L2Backward {
 
 /// dx at the chosen element of each output; dx is 0 elsewhere already.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     scatter_kernel(const ReducePlan plan, T* __restrict__ dx, const T* __restrict__ dy,
                    const int64_t* __restrict__ chosen) {
-  for (int64_t output = int64_t(blockIdx.x) * kThreads + threadIdx.x; output < plan.outputs;
-       output += int64_t(gridDim.x) * kThreads) {
-    int64_t dx_offset, dy_offset;
-    plan.offsets(output, dx_offset, dy_offset);
-    dx[dx_offset + chosen[output] * plan.reduced_x[0]] = dy[dy_offset];
-  }
+  const int64_t output = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (output >= plan.outputs) return;
+  int64_t dx_offset, dy_offset;
+  plan.offsets(output, dx_offset, dy_offset);
+  dx[dx_offset + chosen[output] * plan.reduced_x[0]] = dy[dy_offset];
 }
 
 }  // namespace
@@ -421,7 +424,7 @@ void max_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, cons
     FirstOf<T> first;
     first.maxima = y.data<T>();
     reduce_dim(x.device(), from, x.data<T>(), chosen.data<int64_t>(), first, Finish{});
-    gpu::launch(x.device(), {dim3(grid(x.device(), gpu::ceil_div(to.outputs, kThreads))), kThreads},
+    gpu::launch(x.device(), {dim3(unsigned(gpu::ceil_div(to.outputs, kThreads))), kThreads},
                 scatter_kernel<T>, to, dx.data<T>(), dy.data<T>(), chosen.data<int64_t>());
   });
 }

@@ -51,6 +51,7 @@ struct ReducePlan {
   /// Where the output lies in y, and its first element in x.
   TESSERA_HD void offsets(int64_t output, int64_t& x, int64_t& y) const {
     x = y = 0;
+#pragma unroll 1  // a division each: copies of it only cost registers
     for (int dim = kept_rank - 1; dim > 0; --dim) {
       const int64_t rest = output / kept_sizes[dim], index = output - rest * kept_sizes[dim];
       x += index * kept_x[dim], y += index * kept_y[dim];
