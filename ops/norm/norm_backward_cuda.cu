@@ -1,153 +1,19 @@
-#include "gpu/row.cuh"
-#include "ops/norm/norm_kernels.h"
-#include "ops/reduction.h"
+#include "ops/norm/norm_rows.cuh"
 
-/// Forward: one read and one write an element; backward: two reads and one write. A dozen operations against
-/// 4 to 12 bytes: bound by memory, so each row is read once, into registers. A row of up to 1024 elements
-/// belongs to a warp, of up to 8192 to a block; the mean is known before the squares are summed. Longer rows
-/// are read once for each sum and once more, mostly from the L2 cache.
-///
-/// Backward: warps (blocks) walk the rows in steps of the grid. A thread keeps the same columns in every row,
-/// so its share of dweight and dbias stays in its registers until the end; a block adds the shares of its
-/// warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed order.
-/// The grid, and so the order, depends on the problem and on the number of multiprocessors alone.
+/// Two reads and one write an element. Warps (blocks) walk the rows in steps of the grid. A thread keeps the
+/// same columns in every row, so its share of dweight and dbias stays in its registers until the end; a block
+/// adds the shares of its warps in order and writes one row of partial sums, and a second kernel adds those
+/// rows in a fixed order. The grid, and so the order, depends on the problem and on the number of
+/// multiprocessors alone.
 
 namespace tessera::ops {
 namespace {
 
-using gpu::ceil_div;
-using gpu::kPackOf;
-using gpu::kWarp;
-using gpu::load_row;
-using gpu::row_reduce;
-using gpu::store_row;
-using gpu::Sum;
-
-constexpr int kBlock = 256;
-constexpr int kWarps = kBlock / kWarp;
+using namespace norm_rows;
 
 /// Columns of a thread that reads kSteps packs of a row.
 template <class T, int kSteps>
 constexpr int kColumns = kSteps* kPackOf<T>;
-
-template <class T>
-const T* data_or_null(const Tensor& tensor) {
-  return tensor.defined() ? tensor.data<T>() : nullptr;
-}
-
-/// Whether packs of every row of `tensor` are whole; an undefined tensor does not hinder.
-template <class T>
-bool whole_rows(const Tensor& tensor) {
-  return !tensor.defined() ||
-         gpu::packs(tensor.data<T>(), tensor.rank() == 1 ? 0 : tensor.row_stride(), kPackOf<T>);
-}
-
-/// Row of this thread's warp or block in the grid's step `step`.
-template <int kThreads>
-__device__ __forceinline__ int64_t row_of(int64_t step) {
-  const int64_t at = step * gridDim.x + blockIdx.x;
-  return kThreads == kWarp ? at * kWarps + threadIdx.x / kWarp : at;
-}
-
-// ---- forward ----
-
-template <class T>
-struct ForwardArgs {
-  T* y;
-  const T *x, *weight, *bias;  // the last two may be null
-  float *mean, *rstd;
-  int64_t y_stride, x_stride, rows, width;
-  float eps;
-  bool whole;
-};
-
-/// y of one pack, in place of x.
-template <int kPack, class T>
-__device__ __forceinline__ void normalise(float (&values)[kPack], const ForwardArgs<T>& args, int64_t first,
-                                          float mean, float rstd) {
-  float weight[kPack], bias[kPack];
-  if (args.weight) load_row(weight, args.weight, first, args.width, args.whole, 1.0f);
-  if (args.bias) load_row(bias, args.bias, first, args.width, args.whole, 0.0f);
-#pragma unroll
-  for (int i = 0; i < kPack; ++i) {
-    values[i] = (values[i] - mean) * rstd;
-    if (args.weight) values[i] *= weight[i];
-    if (args.bias) values[i] += bias[i];
-  }
-}
-
-template <class T, bool kCentred, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kBlock) forward_rows(ForwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[kWarp];
-  const int64_t row = row_of<kThreads>(0);
-  if (row >= args.rows) return;
-  const int rank = int(threadIdx.x) % kThreads;
-  float values[kSteps][kPack], sum = 0, squares = 0;
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    load_row(values[s], args.x + row * args.x_stride, int64_t(s * kThreads + rank) * kPack, args.width,
-             args.whole, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) sum += values[s][i];
-  }
-  const float mean = kCentred ? row_reduce<Sum, kThreads>(sum, scratch) / float(args.width) : 0.0f;
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      const float centred = values[s][i] - mean;
-      if (int64_t(s * kThreads + rank) * kPack + i < args.width) squares += centred * centred;
-    }
-  squares = row_reduce<Sum, kThreads>(squares, scratch);
-  const float rstd = 1.0f / sqrtf(squares / float(args.width) + args.eps);
-  if (rank == 0) {
-    if (kCentred) args.mean[row] = mean;
-    args.rstd[row] = rstd;
-  }
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    const int64_t first = int64_t(s * kThreads + rank) * kPack;
-    if (first >= args.width) continue;
-    normalise(values[s], args, first, mean, rstd);
-    store_row(args.y + row * args.y_stride, first, args.width, args.whole, values[s]);
-  }
-}
-
-template <class T, bool kCentred>
-__global__ void __launch_bounds__(kBlock) forward_long_rows(ForwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[kWarp];
-  const int64_t row = blockIdx.x, start = int64_t(threadIdx.x) * kPack;
-  const T* const x = args.x + row * args.x_stride;
-  float values[kPack], mean = 0, squares = 0;
-  if (kCentred) {
-    for (int64_t first = start; first < args.width; first += kBlock * kPack) {
-      load_row(values, x, first, args.width, args.whole, 0.0f);
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) mean += values[i];
-    }
-    mean = row_reduce<Sum, kBlock>(mean, scratch) / float(args.width);
-  }
-  for (int64_t first = start; first < args.width; first += kBlock * kPack) {
-    load_row(values, x, first, args.width, args.whole, mean);  // the fill adds nothing
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) squares += (values[i] - mean) * (values[i] - mean);
-  }
-  squares = row_reduce<Sum, kBlock>(squares, scratch);
-  const float rstd = 1.0f / sqrtf(squares / float(args.width) + args.eps);
-  if (threadIdx.x == 0) {
-    if (kCentred) args.mean[row] = mean;
-    args.rstd[row] = rstd;
-  }
-  for (int64_t first = start; first < args.width; first += kBlock * kPack) {
-    load_row(values, x, first, args.width, args.whole, 0.0f);
-    normalise(values, args, first, mean, rstd);
-    store_row(args.y + row * args.y_stride, first, args.width, args.whole, values);
-  }
-}
-
-// ---- backward ----
 
 template <class T>
 struct BackwardArgs {
@@ -308,21 +174,6 @@ __global__ void __launch_bounds__(1024)
   to[column] = sum;
 }
 
-template <class T, bool kCentred>
-void launch_forward(Device device, const ForwardArgs<T>& args) {
-  constexpr int kPack = kPackOf<T>;
-  const dim3 warps(unsigned(ceil_div(args.rows, kWarps))), blocks{unsigned(args.rows)};
-  if (args.width <= 512) {
-    gpu::launch(device, {warps, kBlock}, forward_rows<T, kCentred, kWarp, 16 / kPack>, args);
-  } else if (args.width <= 1024) {
-    gpu::launch(device, {warps, kBlock}, forward_rows<T, kCentred, kWarp, 32 / kPack>, args);
-  } else if (args.width <= kBlock * 32) {
-    gpu::launch(device, {blocks, kBlock}, forward_rows<T, kCentred, kBlock, 32 / kPack>, args);
-  } else {
-    gpu::launch(device, {blocks, kBlock}, forward_long_rows<T, kCentred>, args);
-  }
-}
-
 /// Blocks of the backward pass: rows of partial sums, at most as many as run at once.
 int64_t backward_blocks(Device device, int64_t rows, int64_t width) {
   const int64_t groups = width <= 1024 ? ceil_div(rows, kWarps) : rows;
@@ -347,31 +198,6 @@ void launch_backward(Device device, int64_t blocks, const BackwardArgs<T>& args)
 }
 
 }  // namespace
-
-void norm_forward_cuda(const NormForward& norm) {
-  const bool centred = norm.mean.defined();
-  dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
-    if (norm.y.count() == 0) return;
-    const ForwardArgs<T> args{norm.y.data<T>(),
-                              norm.x.data<T>(),
-                              data_or_null<T>(norm.weight),
-                              data_or_null<T>(norm.bias),
-                              centred ? norm.mean.data<float>() : nullptr,
-                              norm.rstd.data<float>(),
-                              norm.y.row_stride(),
-                              norm.x.row_stride(),
-                              norm.x.rows(),
-                              norm.x.row_length(),
-                              float(norm.eps),
-                              whole_rows<T>(norm.y) && whole_rows<T>(norm.x) && whole_rows<T>(norm.weight) &&
-                                  whole_rows<T>(norm.bias)};
-    if (centred) {
-      launch_forward<T, true>(norm.x.device(), args);
-    } else {
-      launch_forward<T, false>(norm.x.device(), args);
-    }
-  });
-}
 
 void norm_backward_cuda(const NormBackward& norm) {
   const bool centred = norm.mean.defined();
