@@ -6,23 +6,23 @@
 #include "runtime/parallel.h"
 
 /// The specification: every score of one query at a time, a stable softmax, rounded where the CUDA kernels
-/// round. The double instance is the oracle.
+/// round. The double instance is the oracle. bf16 and f16 operands are widened to f32 once, which is exact.
 
 namespace tessera::ops {
 namespace {
 
-template <class C, class T>
-C dot(const T* a, const T* b, int64_t n) {
+template <class C>
+C dot(const C* a, const C* b, int64_t n) {
   C sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += C(a[i]) * C(b[i]);
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
   return sum;
 }
 
 /// acc += factor x
-template <class C, class T>
-void add_scaled(C* acc, C factor, const T* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) acc[i] += factor * C(x[i]);
+template <class C>
+void add_scaled(C* acc, C factor, const C* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) acc[i] += factor * x[i];
 }
 
 template <class T, class C>
@@ -36,7 +36,9 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
   using C = Compute<T>;
   const int64_t batch = q_.size(0), queries = q_.size(1), heads = q_.size(2), dim = q_.size(3),
                 keys = k_.size(1);
-  const auto q = const_head_rows<T>(q_), k = const_head_rows<T>(k_), v = const_head_rows<T>(v_);
+  const Tensor wide[] = {q_.to(dtype_of<C>), k_.to(dtype_of<C>), v_.to(dtype_of<C>)};
+  const auto q = const_head_rows<C>(wide[0]), k = const_head_rows<C>(wide[1]),
+             v = const_head_rows<C>(wide[2]);
   const auto o = head_rows<T>(o_);
   C* const lse = lse_.data<C>();
   const int64_t lse_stride = lse_.row_stride();
@@ -50,7 +52,7 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
       const int64_t seen = visible_keys(i, queries, keys, options.causal);
       C top = lowest;
       for (int64_t j = 0; j < seen; ++j) {
-        p[size_t(j)] = scale * dot<C>(q.at(b, h, i), k.at(b, h, j), dim);
+        p[size_t(j)] = scale * dot(q.at(b, h, i), k.at(b, h, j), dim);
         top = p[size_t(j)] > top ? p[size_t(j)] : top;
       }
       const C base = top == lowest ? C(0) : top;
@@ -76,8 +78,11 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
   using C = Compute<T>;
   const int64_t batch = q_.size(0), queries = q_.size(1), heads = q_.size(2), dim = q_.size(3),
                 keys = k_.size(1);
-  const auto q = const_head_rows<T>(q_), k = const_head_rows<T>(k_), v = const_head_rows<T>(v_);
-  const auto o = const_head_rows<T>(o_), dout = const_head_rows<T>(dout_);
+  const Tensor wide[] = {q_.to(dtype_of<C>), k_.to(dtype_of<C>), v_.to(dtype_of<C>), o_.to(dtype_of<C>),
+                         dout_.to(dtype_of<C>)};
+  const auto q = const_head_rows<C>(wide[0]), k = const_head_rows<C>(wide[1]),
+             v = const_head_rows<C>(wide[2]), o = const_head_rows<C>(wide[3]),
+             dout = const_head_rows<C>(wide[4]);
   const C* const lse = lse_.data<C>();
   const int64_t lse_stride = lse_.row_stride();
   const C scale = C(options.scale), last = C(gradient_scale(options.scale, keys));
@@ -93,10 +98,10 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
         const C row_lse = lse[head * lse_stride + i];
         const bool blind = row_lse == -std::numeric_limits<C>::infinity();
         const int64_t seen = blind ? 0 : visible_keys(i, queries, keys, options.causal);
-        const C delta = dot<C>(o.at(b, h, i), dout.at(b, h, i), dim);
+        const C delta = dot(o.at(b, h, i), dout.at(b, h, i), dim);
         for (int64_t j = 0; j < seen; ++j) {
-          const C p = std::exp(scale * dot<C>(q.at(b, h, i), k.at(b, h, j), dim) - row_lse);
-          const C dp = dot<C>(dout.at(b, h, i), v.at(b, h, j), dim);
+          const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, h, j), dim) - row_lse);
+          const C dp = dot(dout.at(b, h, i), v.at(b, h, j), dim);
           const C ds = rounded<T>(p * (dp - delta));
           add_scaled(&dv[size_t(j * dim)], rounded<T>(p), dout.at(b, h, i), dim);
           add_scaled(&dk[size_t(j * dim)], ds, q.at(b, h, i), dim);

@@ -1,0 +1,321 @@
+#include "gpu/pack.cuh"
+#include "ops/attention/attention_device.cuh"
+#include "ops/attention/attention_tile.cuh"
+
+/// Backward on tensor cores, after FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 2) but without its
+/// atomic additions to dQ, so that every run gives the same bits. With P = exp(S - lse), dP = dO V^T, delta =
+/// rowsum(O dO):
+///   dS = P (dP - delta),  dV = P^T dO,  dK = scale dS^T Q,  dQ = scale dS K
+///
+/// Three kernels. The first computes delta and lse in base 2, rows padded so that later loads need no bounds.
+/// The second owns a tile of keys and walks the queries: it computes S^T = K Q^T and dP^T = V dO^T, whose
+/// accumulators are, once rounded, the left operands of dV += P^T dO and dK += dS^T Q, so P and dS never
+/// leave registers. The third owns a tile of queries and walks the keys: S = Q K^T, dP = dO V^T, dQ += dS K.
+/// That makes 7 products where one kernel with atomics makes 5: the price, at most 1.4x, of a fixed order of
+/// summation and of a dQ that is written once.
+///
+/// Each warp has 16 rows and each block 4 warps; steps are 32 columns, so that accumulators (dK and dV: D
+/// registers at 16 rows) and the two score tiles leave room for three or four blocks a multiprocessor. The
+/// walked tiles have 64 rows, two in shared memory, filled by cp.async. Bound by shared memory: a fragment of
+/// 256 bytes (2 clocks) a product of 4096 FLOPs, so at most 2048 FLOPs a clock and multiprocessor.
+
+namespace tessera::ops {
+namespace {
+
+constexpr int kWarps = 4, kThreads = kWarps * 32;
+constexpr int kM = 1;                     // m16 products a warp and step
+constexpr int kOwned = kWarps * kM * 16;  // rows of a block's own tile
+constexpr int kWalked = 64;               // rows of a walked tile
+constexpr int kStep = 32;                 // rows of it that a step works on
+static_assert(kWalked == kAttentionPad && kOwned <= kAttentionPad);
+
+template <int kD>
+struct BackwardTile {
+  static constexpr bool kHeld = kD <= 64;  // own rows in registers
+  static constexpr size_t kTileBytes = size_t(kOwned + 2 * kWalked) * 2 * kD * 2;
+  static constexpr size_t kStatisticsBytes = 2 * 2 * kWalked * sizeof(float);
+  static constexpr int kKeyBlocks = kD <= 64 ? 3 : 2, kQueryBlocks = kD <= 64 ? 4 : 2;
+};
+
+/// delta and lse2: kLanes lanes a row, 16 bytes of it each.
+template <class T, int kLanes>
+__global__ void __launch_bounds__(256) attention_delta_kernel(AttentionArgs<T> args, int64_t rows) {
+  constexpr int kPack = gpu::kPackOf<T>;
+  const int64_t row = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / kLanes;
+  const int column = int(threadIdx.x) % kLanes * kPack;
+  const int64_t head_row = row / args.padded_queries, i = row % args.padded_queries;
+  float sum = 0;
+  if (row < rows && i < args.queries && column < args.dim) {
+    const int64_t b = head_row / args.heads, h = head_row % args.heads;
+    const auto o = gpu::load_pack<kPack>(args.o.at(b, h, i) + column);
+    const auto dout = gpu::load_pack<kPack>(args.dout.at(b, h, i) + column);
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) sum += float(o.at[e]) * float(dout.at[e]);
+  }
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+  if (row >= rows || column != 0) return;
+  const float lse = i < args.queries ? args.lse[head_row * args.lse_stride + i] : -INFINITY;
+  args.delta[row] = sum;
+  args.lse2[row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
+}
+
+template <class T, int kD>
+__global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
+    attention_backward_keys_kernel(AttentionArgs<T> args) {
+  using Tile = BackwardTile<kD>;
+  extern __shared__ __align__(1024) uint4 shared[];
+  T* const k_tile = reinterpret_cast<T*>(shared);    // [kOwned, kD]
+  T* const v_tile = k_tile + kOwned * kD;            // [kOwned, kD]
+  T* const q_tiles = v_tile + kOwned * kD;           // 2 x [kWalked, kD]
+  T* const dout_tiles = q_tiles + 2 * kWalked * kD;  // 2 x [kWalked, kD]
+  float* const statistics =
+      reinterpret_cast<float*>(dout_tiles + 2 * kWalked * kD);  // 2 x {lse2, delta} [kWalked]
+  const int tiles = int(gpu::ceil_div(args.keys, kOwned));
+  const AttentionBlock block(args.heads, tiles);
+  const int first = block.tile * kOwned;
+  const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
+  const T* const q = args.q.at(block.b, block.h);
+  const T* const dout = args.dout.at(block.b, block.h);
+
+  RowOperand<kD, kM, Tile::kHeld> k(k_tile, warp_row), v(v_tile, warp_row);
+  const auto load_queries = [&](int query) {
+    const int stage = query / kWalked % 2;
+    load_tile<kD, kWalked, kThreads>(q_tiles + stage * kWalked * kD, q + query * args.q.row, args.q.row,
+                                     args.queries - query, args.dim);
+    load_tile<kD, kWalked, kThreads>(dout_tiles + stage * kWalked * kD, dout + query * args.dout.row,
+                                     args.dout.row, args.queries - query, args.dim);
+    // Threads 0-15 copy the tile's lse2, 16-31 its delta, 16 bytes each.
+    constexpr int kChunks = kWalked / 4;
+    if (const int chunk = int(threadIdx.x); chunk < 2 * kChunks)
+      gpu::cp_async_16(gpu::shared_address(statistics + stage * 2 * kWalked + chunk * 4),
+                       (chunk < kChunks ? args.lse2 : args.delta) + args.statistics_row(block.head_row) +
+                           query + chunk % kChunks * 4,
+                       true);
+    gpu::cp_async_commit();
+  };
+  // Earlier queries see none of the block's keys.
+  const int begin = args.first_query(first) / kWalked * kWalked;
+  if (begin < args.queries) {
+    const int rows = args.keys - first;
+    load_tile<kD, kOwned, kThreads>(k_tile, args.k.at(block.b, block.h, first), args.k.row, rows, args.dim);
+    load_tile<kD, kOwned, kThreads>(v_tile, args.v.at(block.b, block.h, first), args.v.row, rows, args.dim);
+    load_queries(begin);
+    gpu::cp_async_wait<0>();
+    __syncthreads();
+    k.hold(), v.hold();
+  }
+
+  float dk[kM][kD / 8][4] = {}, dv[kM][kD / 8][4] = {};
+  for (int query = begin; query < args.queries; query += kWalked) {
+    gpu::cp_async_wait<0>();
+    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    if (query + kWalked < args.queries) load_queries(query + kWalked);
+    const int stage = query / kWalked % 2;
+    const T* const q_tile = q_tiles + stage * kWalked * kD;
+    const T* const dout_tile = dout_tiles + stage * kWalked * kD;
+    const float* const own_lse2 = statistics + stage * 2 * kWalked;
+
+#pragma unroll 1
+    for (int step = 0; step < kWalked; step += kStep) {
+      float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [keys, queries]
+      multiply_rows<T>(s, k, q_tile, step);
+      multiply_rows<T>(dp, v, dout_tile, step);
+      if (query + step < args.first_query(first + kOwned - 1)) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m)
+#pragma unroll
+          for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const int key = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
+              if (args.key_hidden(query + step + n * 8 + lane % 4 * 2 + e % 2, key)) s[m][n][e] = -INFINITY;
+            }
+      }
+#pragma unroll
+      for (int n = 0; n < kStep / 8; ++n) {
+        const int column = step + n * 8 + lane % 4 * 2;
+        const float2 row_lse2 = *reinterpret_cast<const float2*>(own_lse2 + column);
+        const float2 row_delta = *reinterpret_cast<const float2*>(own_lse2 + kWalked + column);
+#pragma unroll
+        for (int m = 0; m < kM; ++m)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -(e % 2 ? row_lse2.y : row_lse2.x)));
+            dp[m][n][e] = s[m][n][e] * (dp[m][n][e] - (e % 2 ? row_delta.y : row_delta.x));
+          }
+      }
+      uint32_t left[kM][kStep / 16][4];
+      to_operand<T>(left, s);
+      multiply_columns<T, kD>(dv, left, dout_tile, step);
+      to_operand<T>(left, dp);
+      multiply_columns<T, kD>(dk, left, q_tile, step);
+    }
+  }
+
+  float one[kM][2], last[kM][2];
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    one[m][0] = one[m][1] = 1;
+    last[m][0] = last[m][1] = args.gradient_scale;
+  }
+  const AttentionBlock again(args.heads, tiles);
+  const int again_first = again.tile * kOwned, rows = args.keys - again_first;
+  store_rows<kD>(dk, last, k_tile, warp_row, args.dk.at(again.b, again.h, again_first), args.dk.row, rows,
+                 args.dim);
+  store_rows<kD>(dv, one, v_tile, warp_row, args.dv.at(again.b, again.h, again_first), args.dv.row, rows,
+                 args.dim);
+}
+
+template <class T, int kD>
+__global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
+    attention_backward_queries_kernel(AttentionArgs<T> args) {
+  using Tile = BackwardTile<kD>;
+  extern __shared__ __align__(1024) uint4 shared[];
+  T* const q_tile = reinterpret_cast<T*>(shared);  // [kOwned, kD]
+  T* const dout_tile = q_tile + kOwned * kD;       // [kOwned, kD]
+  T* const k_tiles = dout_tile + kOwned * kD;      // 2 x [kWalked, kD]
+  T* const v_tiles = k_tiles + 2 * kWalked * kD;   // 2 x [kWalked, kD]
+  const int tiles = int(gpu::ceil_div(args.queries, kOwned));
+  AttentionBlock block(args.heads, tiles);
+  if (args.causal) block.tile = tiles - 1 - block.tile;  // the longest first
+  const int first = block.tile * kOwned, rows = min(args.queries - first, kOwned);
+  const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
+  const T* const k = args.k.at(block.b, block.h);
+  const T* const v = args.v.at(block.b, block.h);
+
+  RowOperand<kD, kM, Tile::kHeld> q(q_tile, warp_row), dout(dout_tile, warp_row);
+  const auto load_keys = [&](int tile) {
+    const int key = tile * kWalked, stage = tile % 2 * kWalked * kD;
+    load_tile<kD, kWalked, kThreads>(k_tiles + stage, k + key * args.k.row, args.k.row, args.keys - key,
+                                     args.dim);
+    load_tile<kD, kWalked, kThreads>(v_tiles + stage, v + key * args.v.row, args.v.row, args.keys - key,
+                                     args.dim);
+    gpu::cp_async_commit();
+  };
+  // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
+  const int clear = args.key_limit(first), end = args.key_limit(first + rows - 1);
+  const int key_tiles = int(gpu::ceil_div(end, kWalked));
+  if (key_tiles > 0) {
+    load_tile<kD, kOwned, kThreads>(q_tile, args.q.at(block.b, block.h, first), args.q.row, rows, args.dim);
+    load_tile<kD, kOwned, kThreads>(dout_tile, args.dout.at(block.b, block.h, first), args.dout.row, rows,
+                                    args.dim);
+    load_keys(0);
+    gpu::cp_async_wait<0>();
+    __syncthreads();
+    q.hold(), dout.hold();
+  }
+
+  float dq[kM][kD / 8][4] = {};
+  float lse2[kM][2], delta[kM][2];
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int hh = 0; hh < 2; ++hh) {
+      const int row = first + warp_row + m * 16 + hh * 8 + lane / 4;  // below padded_queries
+      lse2[m][hh] = args.lse2[args.statistics_row(block.head_row) + row];
+      delta[m][hh] = args.delta[args.statistics_row(block.head_row) + row];
+    }
+
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    gpu::cp_async_wait<0>();
+    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    if (tile + 1 < key_tiles) load_keys(tile + 1);
+    const T* const k_tile = k_tiles + tile % 2 * kWalked * kD;
+    const T* const v_tile = v_tiles + tile % 2 * kWalked * kD;
+
+#pragma unroll 1
+    for (int step = 0; step < kWalked; step += kStep) {
+      float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [queries, keys]
+      multiply_rows<T>(s, q, k_tile, step);
+      multiply_rows<T>(dp, dout, v_tile, step);
+      if (tile * kWalked + step + kStep > clear) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m)
+#pragma unroll
+          for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
+              const int key = tile * kWalked + step + n * 8 + lane % 4 * 2 + e % 2;
+              if (key >= args.key_limit(query)) s[m][n][e] = -INFINITY;
+            }
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float p = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -lse2[m][e / 2]));
+            dp[m][n][e] = p * (dp[m][n][e] - delta[m][e / 2]);
+          }
+      uint32_t left[kM][kStep / 16][4];
+      to_operand<T>(left, dp);
+      multiply_columns<T, kD>(dq, left, k_tile, step);
+    }
+  }
+
+  float last[kM][2];
+#pragma unroll
+  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = args.gradient_scale;
+  store_rows<kD>(dq, last, q_tile, warp_row, args.dq.at(block.b, block.h, first), args.dq.row, rows,
+                 args.dim);
+}
+
+/// delta and lse2 of every row, with lanes enough for the head in words of 16 bytes.
+template <class T>
+void launch_delta(const Tensor& q, const AttentionArgs<T>& args) {
+  const int64_t rows = q.size(0) * q.size(2) * args.padded_queries;
+  const auto launch = [&]<int kLanes>() {
+    const int64_t blocks = gpu::ceil_div(rows * kLanes, 256);
+    check(blocks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", blocks,
+          " blocks; expected at most 2^31 - 1 (split the batch)");
+    gpu::launch(q.device(), {dim3(unsigned(blocks)), 256}, attention_delta_kernel<T, kLanes>, args, rows);
+  };
+  const int words = args.dim / gpu::kPackOf<T>;  // 1 ... 32
+  if (words <= 4) return launch.template operator()<4>();
+  if (words <= 8) return launch.template operator()<8>();
+  if (words <= 16) return launch.template operator()<16>();
+  launch.template operator()<32>();
+}
+
+}  // namespace
+
+void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                             const Tensor& lse, const AttentionOptions& options) {
+  if (q.count() == 0 && k.count() == 0) return;
+  const Device device = q.device();
+  dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
+    AttentionArgs<T> args = attention_args<T>(lse, q, k, v, options);
+    args.o = const_head_rows<T>(o);
+    args.dout = const_head_rows<T>(dout);
+    args.padded_queries = gpu::ceil_div(q.size(1), kAttentionPad) * kAttentionPad;
+    const int64_t rows = q.size(0) * q.size(2) * args.padded_queries;
+    const Tensor statistics = Tensor::empty_packed({2, rows}, DType::f32, device);
+    args.lse2 = statistics.data<float>();
+    args.delta = args.lse2 + rows;
+    if (dq.defined()) args.dq = head_rows<T>(dq);
+    if (dk.defined()) {
+      args.dk = head_rows<T>(dk);
+      args.dv = head_rows<T>(dv);
+    }
+    launch_delta(q, args);
+    if constexpr (std::is_same_v<T, float>) {
+      attention_backward_f32_cuda(q, args);
+    } else {
+      dispatch_head_size(q.size(3), [&]<int kD>() {
+        using Tile = BackwardTile<kD>;
+        if (dk.defined())
+          launch_attention(q, args, k.size(1), kOwned, kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
+                           attention_backward_keys_kernel<T, kD>);
+        if (dq.defined())
+          launch_attention(q, args, q.size(1), kOwned, kThreads, Tile::kTileBytes,
+                           attention_backward_queries_kernel<T, kD>);
+      });
+    }
+  });
+}
+
+}  // namespace tessera::ops

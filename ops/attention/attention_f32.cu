@@ -1,0 +1,326 @@
+#include "gpu/pack.cuh"
+#include "ops/attention/attention_device.cuh"
+
+/// Attention in f32 by plain multiply-adds, for CUDA f32: the structure of the tensor-core kernels (a block
+/// owns 64 rows, walks tiles of 64, online softmax; backward in two kernels without atomics), but tiles in
+/// shared memory without double buffering and scores through shared memory.
+///
+/// 256 threads as 16 x 16: thread (y, x) makes rows y + 16 i and columns x + 16 j of a 64 x 64 score tile,
+/// and columns 2 x + 32 j of rows y + 16 i of a 64 x D result. Rows are padded by 4 floats: the 8 threads of
+/// one phase of a 16-byte read then meet 32 different banks. Bound by the FMA units (128 a clock and
+/// multiprocessor) at two 16-byte reads of shared memory for every 16 multiply-adds.
+
+namespace tessera::ops {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTile = 64;             // rows of the own and of the walked tile
+constexpr int kScoreRow = kTile + 4;  // floats
+constexpr int kPer = kTile / 16;      // rows and score columns a thread
+static_assert(kTile == kAttentionPad);
+
+template <int kD>
+inline constexpr int kRow = kD + 4;  // floats
+
+template <int kD>
+constexpr size_t shared_bytes(int tiles, int vectors) {
+  return (size_t(tiles) * kTile * kRow<kD> + size_t(kTile) * kScoreRow + size_t(vectors) * kTile) *
+         sizeof(float);
+}
+
+/// Rows of a tile from global memory: zeros beyond `rows` rows and `dim` columns.
+template <int kD>
+__device__ __forceinline__ void load_rows(float* tile, const float* from, int64_t stride, int rows, int dim) {
+  for (int index = int(threadIdx.x); index < kTile * (kD / 4); index += kThreads) {
+    const int row = index / (kD / 4), column = index % (kD / 4) * 4;
+    float4 value = {0, 0, 0, 0};
+    if (row < rows && column < dim) value = *reinterpret_cast<const float4*>(from + row * stride + column);
+    *reinterpret_cast<float4*>(tile + row * kRow<kD> + column) = value;
+  }
+}
+
+/// acc[i][j] += a[row y + 16 i] . b[row x + 16 j]
+template <int kD>
+__device__ __forceinline__ void multiply_rows(float (&acc)[kPer][kPer], const float* a, const float* b) {
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+#pragma unroll 4
+  for (int d = 0; d < kD; d += 4) {
+    float4 left[kPer], right[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      left[i] = *reinterpret_cast<const float4*>(a + (y + 16 * i) * kRow<kD> + d);
+      right[i] = *reinterpret_cast<const float4*>(b + (x + 16 * i) * kRow<kD> + d);
+    }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        acc[i][j] = fmaf(left[i].x, right[j].x, acc[i][j]);
+        acc[i][j] = fmaf(left[i].y, right[j].y, acc[i][j]);
+        acc[i][j] = fmaf(left[i].z, right[j].z, acc[i][j]);
+        acc[i][j] = fmaf(left[i].w, right[j].w, acc[i][j]);
+      }
+  }
+}
+
+/// Columns 2 x + 32 c of four rows.
+template <int kD>
+using Columns = float2[kPer][kD / 32];
+
+/// acc rows y + 16 i += p[row y + 16 i] b
+template <int kD>
+__device__ __forceinline__ void multiply_columns(Columns<kD>& acc, const float* p, const float* b) {
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+#pragma unroll 2
+  for (int k = 0; k < kTile; k += 4) {
+    float4 left[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+      left[i] = *reinterpret_cast<const float4*>(p + (y + 16 * i) * kScoreRow + k);
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk)
+#pragma unroll
+      for (int c = 0; c < kD / 32; ++c) {
+        const float2 right = *reinterpret_cast<const float2*>(b + (k + kk) * kRow<kD> + 2 * x + 32 * c);
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) {
+          const float factor = kk == 0 ? left[i].x : kk == 1 ? left[i].y : kk == 2 ? left[i].z : left[i].w;
+          acc[i][c].x = fmaf(factor, right.x, acc[i][c].x);
+          acc[i][c].y = fmaf(factor, right.y, acc[i][c].y);
+        }
+      }
+  }
+}
+
+__device__ __forceinline__ void store_scores(float* tile, const float (&scores)[kPer][kPer]) {
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) tile[(y + 16 * i) * kScoreRow + x + 16 * j] = scores[i][j];
+}
+
+template <int kD>
+__device__ __forceinline__ void store_columns(const Columns<kD>& acc, const float (&factor)[kPer], float* to,
+                                              int64_t stride, int rows, int dim) {
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+#pragma unroll
+    for (int c = 0; c < kD / 32; ++c)
+      if (y + 16 * i < rows && 2 * x + 32 * c < dim)
+        *reinterpret_cast<float2*>(to + (y + 16 * i) * stride + 2 * x + 32 * c) = {acc[i][c].x * factor[i],
+                                                                                   acc[i][c].y * factor[i]};
+}
+
+/// Combines the 16 threads of a row.
+__device__ __forceinline__ float row_max(float value) {
+#pragma unroll
+  for (int step = 8; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+  return value;
+}
+__device__ __forceinline__ float row_sum(float value) {
+#pragma unroll
+  for (int step = 8; step > 0; step /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, step);
+  return value;
+}
+
+template <int kD>
+__global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(AttentionArgs<float> args) {
+  extern __shared__ float4 shared[];
+  float* const q_tile = reinterpret_cast<float*>(shared);
+  float* const k_tile = q_tile + kTile * kRow<kD>;
+  float* const v_tile = k_tile + kTile * kRow<kD>;
+  float* const p_tile = v_tile + kTile * kRow<kD>;  // [kTile, kScoreRow]
+  const int tiles = int(gpu::ceil_div(args.queries, kTile));
+  AttentionBlock block(args.heads, tiles);
+  if (args.causal) block.tile = tiles - 1 - block.tile;  // the longest first
+  const int first = block.tile * kTile, rows = min(args.queries - first, kTile);
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+  load_rows<kD>(q_tile, args.q.at(block.b, block.h, first), args.q.row, rows, args.dim);
+
+  Columns<kD> o = {};
+  float top[kPer], sum[kPer] = {};  // `sum` only of this thread's columns
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) top[i] = -INFINITY;
+
+  const int end = args.key_limit(first + rows - 1);
+  for (int key = 0; key < end; key += kTile) {
+    __syncthreads();  // all are done with the last tile
+    load_rows<kD>(k_tile, args.k.at(block.b, block.h, key), args.k.row, args.keys - key, args.dim);
+    load_rows<kD>(v_tile, args.v.at(block.b, block.h, key), args.v.row, args.keys - key, args.dim);
+    __syncthreads();
+    float s[kPer][kPer] = {};
+    multiply_rows<kD>(s, q_tile, k_tile);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int limit = args.key_limit(first + y + 16 * i);
+      float highest = top[i];
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        if (key + x + 16 * j >= limit) s[i][j] = -INFINITY;
+        highest = fmaxf(highest, s[i][j]);
+      }
+      highest = row_max(highest);
+      const float base = highest == -INFINITY ? 0.0f : highest;  // nothing seen yet: any base will do
+      const float shrink = exp2f((top[i] - base) * args.scale2);
+      top[i] = highest;
+      sum[i] *= shrink;
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        s[i][j] = exp2f((s[i][j] - base) * args.scale2);
+        sum[i] += s[i][j];
+      }
+#pragma unroll
+      for (int c = 0; c < kD / 32; ++c) {
+        o[i][c].x *= shrink;
+        o[i][c].y *= shrink;
+      }
+    }
+    store_scores(p_tile, s);
+    __syncthreads();
+    multiply_columns<kD>(o, p_tile, v_tile);
+  }
+
+  float inverse[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const float total = row_sum(sum[i]);
+    inverse[i] = total == 0 ? 0.0f : 1 / total;
+    if (x == 0 && y + 16 * i < rows)
+      args.lse[block.head_row * args.lse_stride + first + y + 16 * i] =
+          total == 0 ? -INFINITY : top[i] * args.scale + logf(total);
+  }
+  store_columns<kD>(o, inverse, args.out.at(block.b, block.h, first), args.out.row, rows, args.dim);
+}
+
+template <int kD>
+__global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kernel(AttentionArgs<float> args) {
+  extern __shared__ float4 shared[];
+  float* const k_tile = reinterpret_cast<float*>(shared);
+  float* const v_tile = k_tile + kTile * kRow<kD>;
+  float* const q_tile = v_tile + kTile * kRow<kD>;
+  float* const dout_tile = q_tile + kTile * kRow<kD>;
+  float* const score_tile = dout_tile + kTile * kRow<kD>;  // [keys, queries]
+  float* const lse2 = score_tile + kTile * kScoreRow;
+  float* const delta = lse2 + kTile;
+  const AttentionBlock block(args.heads, int(gpu::ceil_div(args.keys, kTile)));
+  const int first = block.tile * kTile, rows = min(args.keys - first, kTile);
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+  load_rows<kD>(k_tile, args.k.at(block.b, block.h, first), args.k.row, rows, args.dim);
+  load_rows<kD>(v_tile, args.v.at(block.b, block.h, first), args.v.row, rows, args.dim);
+
+  Columns<kD> dk = {}, dv = {};
+  for (int query = args.first_query(first) / kTile * kTile; query < args.queries; query += kTile) {
+    __syncthreads();  // all are done with the last tile
+    load_rows<kD>(q_tile, args.q.at(block.b, block.h, query), args.q.row, args.queries - query, args.dim);
+    load_rows<kD>(dout_tile, args.dout.at(block.b, block.h, query), args.dout.row, args.queries - query,
+                  args.dim);
+    if (int(threadIdx.x) < kTile) {
+      const int64_t at = args.statistics_row(block.head_row) + query + int(threadIdx.x);
+      lse2[threadIdx.x] = args.lse2[at];
+      delta[threadIdx.x] = args.delta[at];
+    }
+    __syncthreads();
+    float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [keys, queries]
+    multiply_rows<kD>(p, k_tile, q_tile);
+    multiply_rows<kD>(ds, v_tile, dout_tile);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int first_query = args.first_query(first + y + 16 * i);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        const int column = x + 16 * j;
+        p[i][j] = query + column < first_query ? 0.0f : exp2f(fmaf(p[i][j], args.scale2, -lse2[column]));
+        ds[i][j] = p[i][j] * (ds[i][j] - delta[column]);
+      }
+    }
+    store_scores(score_tile, p);
+    __syncthreads();
+    multiply_columns<kD>(dv, score_tile, dout_tile);
+    __syncthreads();
+    store_scores(score_tile, ds);
+    __syncthreads();
+    multiply_columns<kD>(dk, score_tile, q_tile);
+  }
+  float one[kPer], last[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) one[i] = 1, last[i] = args.gradient_scale;
+  store_columns<kD>(dk, last, args.dk.at(block.b, block.h, first), args.dk.row, rows, args.dim);
+  store_columns<kD>(dv, one, args.dv.at(block.b, block.h, first), args.dv.row, rows, args.dim);
+}
+
+template <int kD>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_backward_queries_f32_kernel(AttentionArgs<float> args) {
+  extern __shared__ float4 shared[];
+  float* const q_tile = reinterpret_cast<float*>(shared);
+  float* const dout_tile = q_tile + kTile * kRow<kD>;
+  float* const k_tile = dout_tile + kTile * kRow<kD>;
+  float* const v_tile = k_tile + kTile * kRow<kD>;
+  float* const score_tile = v_tile + kTile * kRow<kD>;  // [queries, keys]
+  const int tiles = int(gpu::ceil_div(args.queries, kTile));
+  AttentionBlock block(args.heads, tiles);
+  if (args.causal) block.tile = tiles - 1 - block.tile;  // the longest first
+  const int first = block.tile * kTile, rows = min(args.queries - first, kTile);
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+  load_rows<kD>(q_tile, args.q.at(block.b, block.h, first), args.q.row, rows, args.dim);
+  load_rows<kD>(dout_tile, args.dout.at(block.b, block.h, first), args.dout.row, rows, args.dim);
+
+  Columns<kD> dq = {};
+  float lse2[kPer], delta[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int64_t at = args.statistics_row(block.head_row) + first + y + 16 * i;  // below padded_queries
+    lse2[i] = args.lse2[at];
+    delta[i] = args.delta[at];
+  }
+  const int end = args.key_limit(first + rows - 1);
+  for (int key = 0; key < end; key += kTile) {
+    __syncthreads();  // all are done with the last tile
+    load_rows<kD>(k_tile, args.k.at(block.b, block.h, key), args.k.row, args.keys - key, args.dim);
+    load_rows<kD>(v_tile, args.v.at(block.b, block.h, key), args.v.row, args.keys - key, args.dim);
+    __syncthreads();
+    float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [queries, keys]
+    multiply_rows<kD>(p, q_tile, k_tile);
+    multiply_rows<kD>(ds, dout_tile, v_tile);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int limit = args.key_limit(first + y + 16 * i);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        const float weight = key + x + 16 * j >= limit ? 0.0f : exp2f(fmaf(p[i][j], args.scale2, -lse2[i]));
+        ds[i][j] = weight * (ds[i][j] - delta[i]);
+      }
+    }
+    store_scores(score_tile, ds);
+    __syncthreads();
+    multiply_columns<kD>(dq, score_tile, k_tile);
+  }
+  float last[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) last[i] = args.gradient_scale;
+  store_columns<kD>(dq, last, args.dq.at(block.b, block.h, first), args.dq.row, rows, args.dim);
+}
+
+}  // namespace
+
+void attention_forward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args) {
+  dispatch_head_size(args.dim, [&]<int kD>() {
+    launch_attention(q, args, args.queries, kTile, kThreads, shared_bytes<kD>(3, 0),
+                     attention_forward_f32_kernel<kD>);
+  });
+}
+
+void attention_backward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args) {
+  dispatch_head_size(args.dim, [&]<int kD>() {
+    if (args.dk.data)
+      launch_attention(q, args, args.keys, kTile, kThreads, shared_bytes<kD>(4, 2),
+                       attention_backward_keys_f32_kernel<kD>);
+    if (args.dq.data)
+      launch_attention(q, args, args.queries, kTile, kThreads, shared_bytes<kD>(4, 0),
+                       attention_backward_queries_f32_kernel<kD>);
+  });
+}
+
+}  // namespace tessera::ops

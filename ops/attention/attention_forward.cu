@@ -1,0 +1,174 @@
+#include "ops/attention/attention_device.cuh"
+#include "ops/attention/attention_tile.cuh"
+
+/// Forward on tensor cores: FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 1) with mma.sync.
+///
+/// A block owns 128 queries of one head, each of its 4 warps 32 of them: every fragment of K and V that a
+/// warp reads serves two m16 products, which keeps shared memory (128 bytes a clock) off the critical path;
+/// with 16 rows a warp would be bound by it. It walks the keys in tiles of 64, two in shared memory: while
+/// one is worked on, cp.async brings the next, so there is one barrier a tile. S stays in registers, the
+/// softmax is online and in base 2, and the probabilities, rounded to the dtype, are the left operand of P V
+/// as they lie in the accumulators. Q stays in registers up to D = 64 and is read again from shared memory
+/// above, where O needs the registers.
+///
+/// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once per query tile, from L2. Bound by the tensor
+/// cores at mma.sync's rate, next by the instructions of the softmax (about 5 a score; at D = 64 a score is
+/// 256 FLOPs). Masks cost only in tiles that a limit crosses.
+
+namespace tessera::ops {
+namespace {
+
+template <int kD>
+struct ForwardTile {
+  static constexpr int kWarps = 4, kThreads = kWarps * 32;
+  static constexpr int kM = 2;  // m16 products a warp and step
+  static constexpr int kRows = kWarps * kM * 16, kKeys = kD > 64 ? 32 : 64;
+  static constexpr bool kHeldQ = kD <= 64;
+  static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * kD * 2;
+};
+
+template <class T, int kD>
+__global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
+    attention_forward_kernel(AttentionArgs<T> args) {
+  using Tile = ForwardTile<kD>;
+  constexpr int kM = Tile::kM, kKeys = Tile::kKeys, kThreads = Tile::kThreads;
+  extern __shared__ __align__(1024) uint4 shared[];
+  T* const q_tile = reinterpret_cast<T*>(shared);  // [kRows, kD]
+  T* const k_tiles = q_tile + Tile::kRows * kD;    // 2 x [kKeys, kD]
+  T* const v_tiles = k_tiles + 2 * kKeys * kD;     // 2 x [kKeys, kD]
+  const int tiles = int(gpu::ceil_div(args.queries, Tile::kRows));
+  AttentionBlock block(args.heads, tiles);
+  if (args.causal) block.tile = tiles - 1 - block.tile;  // the longest first
+  const int first = block.tile * Tile::kRows, rows = min(args.queries - first, Tile::kRows);
+  const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
+  const T* const k = args.k.at(block.b, block.h);
+  const T* const v = args.v.at(block.b, block.h);
+
+  RowOperand<kD, kM, Tile::kHeldQ> q(q_tile, warp_row);
+  const auto load_keys = [&](int tile) {
+    const int key = tile * kKeys, stage = tile % 2 * kKeys * kD;
+    load_tile<kD, kKeys, kThreads>(k_tiles + stage, k + key * args.k.row, args.k.row, args.keys - key,
+                                   args.dim);
+    load_tile<kD, kKeys, kThreads>(v_tiles + stage, v + key * args.v.row, args.v.row, args.keys - key,
+                                   args.dim);
+  };
+  // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
+  const int clear = args.key_limit(first), end = args.key_limit(first + rows - 1);
+  const int key_tiles = int(gpu::ceil_div(end, kKeys));
+  if (key_tiles > 0) {
+    load_tile<kD, Tile::kRows, kThreads>(q_tile, args.q.at(block.b, block.h, first), args.q.row, rows,
+                                         args.dim);
+    load_keys(0);
+    gpu::cp_async_commit();
+    gpu::cp_async_wait<0>();
+    __syncthreads();
+    q.hold();
+  }
+
+  float o[kM][kD / 8][4] = {};
+  float top[kM][2], sum[kM][2];  // of rows lane / 4 and lane / 4 + 8; `sum` only of this thread's columns
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int hh = 0; hh < 2; ++hh) {
+      top[m][hh] = -INFINITY;
+      sum[m][hh] = 0;
+    }
+
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    gpu::cp_async_wait<0>();
+    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    if (tile + 1 < key_tiles) {
+      load_keys(tile + 1);
+      gpu::cp_async_commit();
+    }
+    const int stage = tile % 2 * kKeys * kD;
+
+    float s[kM][kKeys / 8][4] = {};
+    multiply_rows<T>(s, q, k_tiles + stage, 0);
+    if ((tile + 1) * kKeys > clear) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
+            const int key = tile * kKeys + n * 8 + lane % 4 * 2 + e % 2;
+            if (key >= args.key_limit(query)) s[m][n][e] = -INFINITY;
+          }
+    }
+
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int hh = 0; hh < 2; ++hh) {
+        float highest = top[m][hh];
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n)
+          highest = fmaxf(highest, fmaxf(s[m][n][2 * hh], s[m][n][2 * hh + 1]));
+        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
+        // Nothing seen yet: any base will do, but -inf - -inf would not.
+        const float base = highest == -INFINITY ? 0.0f : highest * args.scale2;
+        const float shrink = gpu::exp2_approx(top[m][hh] * args.scale2 - base);
+        top[m][hh] = highest;
+        float added = 0;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+          for (int e = 2 * hh; e < 2 * hh + 2; ++e) {
+            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -base));
+            added += s[m][n][e];
+          }
+        sum[m][hh] = sum[m][hh] * shrink + added;
+#pragma unroll
+        for (int n = 0; n < kD / 8; ++n) {
+          o[m][n][2 * hh] *= shrink;
+          o[m][n][2 * hh + 1] *= shrink;
+        }
+      }
+    uint32_t p[kM][kKeys / 16][4];
+    to_operand<T>(p, s);
+    multiply_columns<T, kD>(o, p, v_tiles + stage, 0);
+  }
+
+  float inverse[kM][2];
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int hh = 0; hh < 2; ++hh) {
+      float total = sum[m][hh];
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
+      inverse[m][hh] = total == 0 ? 0.0f : 1 / total;
+      const int row = warp_row + m * 16 + hh * 8 + lane / 4;
+      if (lane % 4 == 0 && row < rows)
+        args.lse[block.head_row * args.lse_stride + first + row] =
+            total == 0 ? -INFINITY : top[m][hh] * args.scale + logf(total);
+    }
+  store_rows<kD>(o, inverse, q_tile, warp_row, args.out.at(block.b, block.h, first), args.out.row, rows,
+                 args.dim);
+}
+
+}  // namespace
+
+void attention_forward_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                            const Tensor& v, const AttentionOptions& options) {
+  if (o.count() == 0) return;
+  dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
+    AttentionArgs<T> args = attention_args<T>(lse, q, k, v, options);
+    args.out = head_rows<T>(o);
+    if constexpr (std::is_same_v<T, float>) {
+      attention_forward_f32_cuda(q, args);
+    } else {
+      dispatch_head_size(q.size(3), [&]<int kD>() {
+        using Tile = ForwardTile<kD>;
+        launch_attention(q, args, q.size(1), Tile::kRows, Tile::kThreads, Tile::kSharedBytes,
+                         attention_forward_kernel<T, kD>);
+      });
+    }
+  });
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,248 @@
+#include "ops/attention/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "autograd/gradcheck.h"
+#include "runtime/philox.h"
+
+/// What the generic cases do not say: examples worked out by hand, where causal's diagonal lies, queries that
+/// see nothing, huge scores, layouts of results, head sizes that only the CPU takes, and messages.
+
+namespace tessera::ops {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Tensor random(const Shape& shape, DType dtype, uint64_t stream) {
+  std::vector<double> values(size_t(shape.count()));
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = 2 * double(uniform_half_open(philox(7, stream, i).word[0])) - 1;
+  return Tensor::from(values, shape).to(dtype);
+}
+
+Tensor heads(const std::vector<double>& values, int64_t length, int64_t dim) {
+  return Tensor::from(values, {1, length, 1, dim});
+}
+
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Attention, WorkedByHand) {
+  // Scores 0 and ln 3: weights 1/4 and 3/4.
+  const Tensor q = heads({1}, 1, 1), k = heads({0, std::log(3.0)}, 2, 1), v = heads({8, 4}, 2, 1);
+  const auto [o, lse] = attention_with_lse(q, k, v, {.scale = 1});
+  EXPECT_NEAR(o.item(), 5.0, 1e-14);
+  EXPECT_NEAR(lse.item(), std::log(4.0), 1e-14);
+  // With scale 2 the weights are 1/10 and 9/10.
+  EXPECT_NEAR(attention(q, k, v, {.scale = 2}).item(), 4.4, 1e-14);
+}
+
+TEST(Attention, GradientsWorkedByHand) {
+  // P = (1/4, 3/4), o = 5, do = 1: dv = P, dS = P (v - o) = (3/4, -3/4), dk = dS q, dq = dS . k = -3/4 ln 3.
+  Tensor q = heads({1}, 1, 1), k = heads({0, std::log(3.0)}, 2, 1), v = heads({8, 4}, 2, 1);
+  for (Tensor* leaf : {&q, &k, &v}) require_grad(*leaf);
+  Tape tape;
+  tape.backward(attention(q, k, v, {.scale = 1}));
+  EXPECT_NEAR(grad(v).to_vector<double>()[0], 0.25, 1e-14);
+  EXPECT_NEAR(grad(v).to_vector<double>()[1], 0.75, 1e-14);
+  EXPECT_NEAR(grad(k).to_vector<double>()[0], 0.75, 1e-14);
+  EXPECT_NEAR(grad(k).to_vector<double>()[1], -0.75, 1e-14);
+  EXPECT_NEAR(grad(q).item(), -0.75 * std::log(3.0), 1e-14);
+}
+
+TEST(Attention, CausalIsAlignedAtTheEnd) {
+  // Equal scores: o is the mean of the values that a query sees.
+  const auto expect_means = [](int64_t queries, int64_t keys, const std::vector<double>& want) {
+    std::vector<double> values;
+    for (int64_t j = 0; j < keys; ++j) values.push_back(double(1 << j));
+    const Tensor q = Tensor::zeros({1, queries, 1, 1}, DType::f64, Device::cpu()),
+                 k = Tensor::zeros({1, keys, 1, 1}, DType::f64, Device::cpu());
+    const auto got = attention(q, k, heads(values, keys, 1), {.causal = true}).to_vector<double>();
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-14) << queries << " " << keys;
+  };
+  expect_means(2, 2, {1, 1.5});
+  expect_means(1, 4, {3.75});
+  expect_means(2, 4, {7.0 / 3, 3.75});
+  expect_means(4, 2, {0, 0, 1, 1.5});
+}
+
+TEST(Attention, QueriesThatSeeNothingGiveZero) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    Tensor q = random({2, 5, 2, 8}, dtype, 1), k = random({2, 2, 2, 8}, dtype, 2),
+           v = random({2, 2, 2, 8}, dtype, 3);
+    for (Tensor* leaf : {&q, &k, &v}) require_grad(*leaf);
+    Tape tape;
+    auto [o, lse] = attention_with_lse(q, k, v, {.causal = true});
+    const Tensor blind = o.detach().slice(1, 0, 3), blind_lse = lse.slice(2, 0, 3);
+    for (const double value : blind.to_vector<double>()) EXPECT_EQ(value, 0);
+    for (const double value : blind_lse.to_vector<double>()) EXPECT_EQ(value, -kInfinity);
+    tape.backward(std::vector{o}, std::vector{random(o.shape(), dtype, 4)});
+    for (const double value : grad(q).slice(1, 0, 3).to_vector<double>()) EXPECT_EQ(value, 0);
+    for (const Tensor& leaf : {q, k, v})
+      for (const double value : grad(leaf).to_vector<double>()) EXPECT_TRUE(std::isfinite(value));
+  }
+}
+
+TEST(Attention, NoKeysAndNoQueries) {
+  const auto [o, lse] =
+      attention_with_lse(random({2, 3, 2, 4}, DType::f32, 1), random({2, 0, 2, 4}, DType::f32, 2),
+                         random({2, 0, 2, 4}, DType::f32, 3));
+  for (const double value : o.to_vector<double>()) EXPECT_EQ(value, 0);
+  for (const double value : lse.to_vector<double>()) EXPECT_EQ(value, -kInfinity);
+  const Tensor none = attention(random({2, 0, 2, 4}, DType::f32, 1), random({2, 3, 2, 4}, DType::f32, 2),
+                                random({2, 3, 2, 4}, DType::f32, 3));
+  EXPECT_EQ(none.shape(), (Shape{2, 0, 2, 4}));
+}
+
+TEST(Attention, HugeScoresStayFinite) {
+  // The larger score takes all; the log-sum-exp is that score, although its exponential overflows.
+  for (const double size : {1e3, 1e4}) {
+    const auto [o, lse] =
+        attention_with_lse(heads({1}, 1, 1).to(DType::f32), heads({size, -size}, 2, 1).to(DType::f32),
+                           heads({3, 5}, 2, 1).to(DType::f32), {.scale = 1});
+    EXPECT_EQ(o.item(), 3);
+    EXPECT_EQ(lse.item(), size);
+  }
+}
+
+TEST(Attention, InfiniteAndMissingScores) {
+  // A key at score -inf has no weight; if all are, the query sees nothing; a NaN reaches the result.
+  const Tensor q = heads({1}, 1, 1), v = heads({3, 5}, 2, 1);
+  EXPECT_EQ(attention(q, heads({-kInfinity, 0}, 2, 1), v, {.scale = 1}).item(), 5);
+  EXPECT_EQ(attention(q, heads({-kInfinity, -kInfinity}, 2, 1), v, {.scale = 1}).item(), 0);
+  EXPECT_TRUE(std::isnan(attention(q, heads({std::nan(""), 0}, 2, 1), v, {.scale = 1}).item()));
+  EXPECT_TRUE(std::isnan(attention(q, heads({kInfinity, 0}, 2, 1), v, {.scale = 1}).item()));
+}
+
+TEST(Attention, OneKeyHasNoGradientOfItsScore) {
+  Tensor q = random({3, 40, 2, 32}, DType::f32, 1), k = random({3, 1, 2, 32}, DType::f32, 2),
+         v = random({3, 1, 2, 32}, DType::f32, 3);
+  for (Tensor* leaf : {&q, &k, &v}) require_grad(*leaf);
+  Tape tape;
+  Tensor o = attention(q, k, v);
+  tape.backward(std::vector{o}, std::vector{random(o.shape(), DType::f32, 4)});
+  for (const double value : grad(q).to_vector<double>()) EXPECT_EQ(value, 0);
+  for (const double value : grad(k).to_vector<double>()) EXPECT_EQ(value, 0);
+}
+
+TEST(Attention, BlasAgreesWithTheOracle) {
+  // Several row tiles of the f32 path, both triangles. The bound is that of sums of some hundred f32
+  // products.
+  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{300, 1100}, {1100, 300}})
+    for (const bool causal : {false, true}) {
+      Tensor narrow[3], wide[3];
+      for (int i = 0; i < 3; ++i) {
+        narrow[i] = random({1, i == 0 ? queries : keys, 2, 48}, DType::f32, uint64_t(i));
+        wide[i] = narrow[i].to(DType::f64);
+        require_grad(narrow[i]);
+        require_grad(wide[i]);
+      }
+      Tape tape;
+      auto ours = attention_with_lse(narrow[0], narrow[1], narrow[2], {.causal = causal});
+      auto oracle = attention_with_lse(wide[0], wide[1], wide[2], {.causal = causal});
+      const Tensor dout = random(ours.o.shape(), DType::f32, 9);
+      tape.backward(std::vector{ours.o, oracle.o}, std::vector{dout, dout.to(DType::f64)});
+      const auto near = [&](const Tensor& a, const Tensor& b) {
+        const auto got = a.to_vector<double>(), want = b.to_vector<double>();
+        double largest = 0;
+        for (const double value : want)
+          largest = std::max(largest, std::isfinite(value) ? std::abs(value) : 0);
+        for (size_t i = 0; i < want.size(); ++i) {
+          if (got[i] == want[i]) continue;  // infinities
+          ASSERT_NEAR(got[i], want[i], 32 * epsilon(DType::f32) * largest);
+        }
+      };
+      near(ours.o.detach(), oracle.o.detach());
+      near(ours.lse, oracle.lse);
+      for (int i = 0; i < 3; ++i) near(grad(narrow[i]), grad(wide[i]));
+    }
+}
+
+TEST(Attention, ResultsLieAsTheirInputs) {
+  // [L, B, H * D] rows, as a fused projection of time-major tokens makes them.
+  const Tensor memory = random({5, 3, 3 * 2 * 4}, DType::f32, 1);
+  const auto part = [&](int64_t which) {
+    return memory.slice(2, which * 8, which * 8 + 8).reshape({5, 3, 2, 4}).transpose(0, 1);
+  };
+  Tensor q = part(0), k = part(1), v = part(2);
+  const Tensor o = attention(q, k, v);
+  EXPECT_TRUE(o.transpose(0, 1).can_reshape({5, 3, 8}));
+  EXPECT_TRUE(o.transpose(0, 1).has_rows());
+  EXPECT_EQ(o.layout().stride(0), 8);
+  const Tensor plain = attention(q.clone(), k.clone(), v.clone());
+  EXPECT_EQ(plain.to_vector<double>(), o.to_vector<double>());
+  EXPECT_TRUE(plain.can_reshape({3, 5, 8}));
+  // Odd heads: the pitch lies behind all heads of a token, not behind each.
+  const Tensor odd = random({2, 3, 2, 5}, DType::bf16, 2);
+  EXPECT_TRUE(attention(odd, odd, odd).can_reshape({2, 3, 10}));
+}
+
+TEST(Attention, AnyHeadSizeOnTheCpu) {
+  for (const int64_t dim : {1, 5, 256}) {
+    const auto result = gradcheck(
+        [](const std::vector<Tensor>& in) {
+          return std::vector{attention(in[0], in[1], in[2], {.causal = true})};
+        },
+        {random({1, 3, 1, dim}, DType::f64, 1), random({1, 4, 1, dim}, DType::f64, 2),
+         random({1, 4, 1, dim}, DType::f64, 3)});
+    EXPECT_TRUE(result.ok) << "D=" << dim << ": " << result.message;
+  }
+}
+
+TEST(Attention, OneTensorThrice) {
+  const auto result = gradcheck(
+      [](const std::vector<Tensor>& in) {
+        return std::vector{attention(in[0], in[0], in[0], {.causal = true})};
+      },
+      {random({2, 5, 2, 3}, DType::f64, 1)});
+  EXPECT_TRUE(result.ok) << result.message;
+}
+
+TEST(Attention, Messages) {
+  const Tensor q = random({2, 3, 2, 4}, DType::f32, 1), k = random({2, 5, 2, 4}, DType::f32, 2);
+  const auto contains = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << "\"" << text << "\" lacks \"" << part << "\"";
+  };
+  contains(message_of([&] { attention(q, k, Tensor()); }), "undefined");
+  contains(message_of([&] { attention(q.reshape({6, 2, 4}), k, k); }), "expected [B, Lq, H, D]");
+  contains(message_of([&] { attention(q, k, q); }), "but v is f32[2, 3, 2, 4] on cpu");
+  contains(message_of([&] { attention(q, k.slice(2, 0, 1), k.slice(2, 0, 1)); }), "B, H and D must agree");
+  contains(message_of([&] { attention(q, k.to(DType::f64), k.to(DType::f64)); }), "expected one dtype");
+  contains(message_of([&] { attention(q, k, k, {.scale = -1}); }), "scale is -1; expected a positive number");
+  contains(message_of([&] { attention(q, k, k, {.scale = kInfinity}); }), "scale is inf");
+  contains(message_of([&] {
+             const Tensor wide = random({1, 2, 1, 257}, DType::f32, 3);
+             attention(wide, wide, wide);
+           }),
+           "head size 257 is not supported on device cpu; expected 1 ... 256");
+  const Tensor whole = q.to(DType::i32);
+  contains(message_of([&] { attention(whole, whole, whole); }), "dtype i32 is not supported on device cpu");
+}
+
+TEST(Attention, HeadSizesOfCuda) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Tensor q = random({1, 2, 1, 20}, DType::f32, 1).to(Device::cuda());
+  EXPECT_NE(message_of([&] { attention(q, q, q); }).find("expected 8 ... 128 in multiples of 8"),
+            std::string::npos);
+  const Tensor wide = random({1, 2, 1, 8}, DType::f64, 1).to(Device::cuda());
+  EXPECT_NE(message_of([&] { attention(wide, wide, wide); }).find("f64 is not supported on device cuda"),
+            std::string::npos);
+  // Smaller heads than the smallest tile.
+  const Tensor small = random({2, 70, 3, 8}, DType::f32, 2);
+  const auto ours = attention(small.to(Device::cuda()), small.to(Device::cuda()), small.to(Device::cuda()));
+  const auto got = ours.to_vector<double>(), want = attention(small, small, small).to_vector<double>();
+  for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 16 * epsilon(DType::f32));
+}
+
+}  // namespace
+}  // namespace tessera::ops
