@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <cmath>
 #include <optional>
 
 #include "runtime/capture.h"
@@ -253,7 +253,7 @@ TEST_F(CudaCaptured, ResetCapturesAnew) {
     if (i == 4) step.reset();
     step();
     eager();
-    EXPECT_EQ(step.is_graph(), i % 4 > 0 && i != 4) << i;
+    EXPECT_EQ(step.is_graph(), i % 4 != 0) << i;
     ASSERT_EQ(work.sum.to_vector<float>(), eager.sum.to_vector<float>()) << i;
   }
 }
