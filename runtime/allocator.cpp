@@ -62,7 +62,6 @@ struct Segment {
   size_t carved = 0;  // small segments: bytes handed out so far
   int64_t live = 0;   // small segments: blocks in use
   bool small = false;
-  Block* first = nullptr;  // large segments: their blocks in address order
 };
 
 /// Large free blocks, smallest first; ties by address, so that the choice does not depend on history.
@@ -95,7 +94,7 @@ struct Allocator::State {
   std::unordered_set<Block*> guarded;
   std::string damage;  // first damaged guard band, for check_guards()
 
-  std::string find_damage(const Block* block) const {
+  std::string find_damage(const Block* block) const noexcept try {
     std::vector<unsigned char> band(block->guard);
     // Behind the payload the band starts at the byte after what was asked for.
     const char* const data = static_cast<const char*>(block->data);
@@ -111,13 +110,15 @@ struct Allocator::State {
              std::to_string(bad - band.begin());
     }
     return "";
+  } catch (const std::exception& error) {
+    return std::string("a guard band could not be read: ") + error.what();
   }
 
   Segment* new_segment(MemoryPool* pool, size_t bytes, bool small) {
     void* const base = source.allocate(bytes);
     if (!base) return nullptr;
     auto segment = std::make_unique<Segment>();
-    *segment = {pool, static_cast<char*>(base), bytes, 0, 0, small, nullptr};
+    *segment = {pool, static_cast<char*>(base), bytes, 0, 0, small};
     pool->segments.push_back(std::move(segment));
     stats.driver_calls += 1;
     stats.reserved += bytes;
@@ -162,7 +163,6 @@ struct Allocator::State {
       block->data = segment->base;
       block->bytes = segment->bytes;
       block->segment = segment;
-      segment->first = block;
     }
     if (block->bytes - bytes >= kLargestClass) {
       auto* rest = new Block;
@@ -294,7 +294,13 @@ Block* Allocator::allocate(size_t bytes) {
   block->tag = t_tag;
   block->guard = guard;
   if (guard) {
-    state.source.fill(block->data, 0xFF, needed);
+    try {
+      state.source.fill(block->data, 0xFF, needed);
+    } catch (...) {
+      block->guard = 0;
+      state.give_back(block);
+      throw;
+    }
     block->data = static_cast<char*>(block->data) + guard;
     state.guarded.insert(block);
   }

@@ -73,8 +73,9 @@ class Allocator {
   ~Allocator();
   Allocator(const Allocator&) = delete;
 
-  /// At least `bytes` bytes (0 gives a block of none). Throws OutOfMemory, leaving the allocator as it was,
-  /// after having returned cached memory to the driver and tried once more.
+  /// At least `bytes` bytes (0 gives a block of none). Throws OutOfMemory, leaving live blocks as they were,
+  /// after having returned cached memory to the driver and tried once more (not for a graph's pool: what is
+  /// free there may be written by the graph).
   Block* allocate(size_t bytes);
   void free(Block* block) noexcept;
 

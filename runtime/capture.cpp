@@ -80,6 +80,8 @@ struct Captured::State {
       cudaStreamEndCapture(device.stream(), &broken);
       if (broken) cudaGraphDestroy(broken);
       cudaGetLastError();
+      for (const CaptureHook& hook : session.hooks_)
+        if (hook.failed) hook.failed();
       pool.reset();
       throw;
     }

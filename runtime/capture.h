@@ -43,6 +43,7 @@ struct CaptureHook {
   std::function<void()> before_launch;  // on the host, before each launch
   std::function<void()> capture_end;    // issues the last captured work
   std::function<void()> after_launch;   // on the host, after each launch
+  std::function<void()> failed;         // the captured body threw: undo what it did on the host
 };
 
 /// The capture under way on this thread, for the few who must know.

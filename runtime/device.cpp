@@ -47,12 +47,20 @@ DeviceContext* make_cpu_context() {
 }
 
 #if defined(TESSERA_WITH_CUDA)
+/// The one place that switches the thread's current GPU: it knows what is current and skips the call.
+void activate_gpu(int index) {
+  thread_local int active = -1;
+  if (active == index) return;
+  check(cudaSetDevice(index));
+  active = index;
+}
+
 DeviceContext* make_cuda_context(int index) {
   auto* context = new DeviceContext{};
   context->kind = DeviceKind::cuda;
   context->index = index;
   context->name = "cuda:" + std::to_string(index);
-  check(cudaSetDevice(index));
+  activate_gpu(index);
   cudaDeviceProp prop{};
   check(cudaGetDeviceProperties(&prop, index));
   context->card = {prop.name,           prop.major,
@@ -63,7 +71,7 @@ DeviceContext* make_cuda_context(int index) {
   MemorySource source;
   source.name = context->name;
   source.allocate = [index](size_t bytes) -> void* {
-    check(cudaSetDevice(index));
+    activate_gpu(index);
     void* data = nullptr;
     const cudaError_t code = cudaMalloc(&data, bytes);
     if (code == cudaErrorMemoryAllocation) {
@@ -76,14 +84,16 @@ DeviceContext* make_cuda_context(int index) {
   source.release = [](void* data) { cudaFree(data); };
   source.usage = [index] {
     size_t free = 0, total = 0;
-    check(cudaSetDevice(index));
+    activate_gpu(index);
     check(cudaMemGetInfo(&free, &total));
     return std::pair(free, total);
   };
-  source.fill = [stream = context->stream](void* data, int byte, size_t bytes) {
+  source.fill = [index, stream = context->stream](void* data, int byte, size_t bytes) {
+    activate_gpu(index);
     check(cudaMemsetAsync(data, byte, bytes, stream));
   };
-  source.read = [stream = context->stream](void* to, const void* from, size_t bytes) {
+  source.read = [index, stream = context->stream](void* to, const void* from, size_t bytes) {
+    activate_gpu(index);
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
     check(cudaStreamSynchronize(stream));
   };
@@ -191,13 +201,7 @@ void Device::synchronize() const {
 
 void Device::activate() const {
 #if defined(TESSERA_WITH_CUDA)
-  if (is_cuda()) {
-    thread_local int active = -1;
-    if (active != index()) {
-      check(cudaSetDevice(index()));
-      active = index();
-    }
-  }
+  if (is_cuda()) activate_gpu(index());
 #endif
 }
 

@@ -70,7 +70,8 @@ RandomStream Rng::draw(Device device) {
                             [state = shared_, drawn] {
                               state->offset += *drawn;
                               state->counter->advanced(*drawn);
-                            }});
+                            },
+                        .failed = [state = shared_] { state->offset = state->capture_begin; }});
       if (first) shared.capture_begin = shared.offset;
       return {shared.seed, shared.counter->data(), shared.offset++ - shared.capture_begin};
     }

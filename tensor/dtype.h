@@ -169,8 +169,17 @@ decltype(auto) dispatch_any(DType dtype, F&& f) {
   }
 }
 
-/// Value conversion as casts do it: floats through float (f64 directly), floats to integers truncate toward
-/// zero.
+/// A double as a float whose last bit is set if it is not exact: rounding that to fewer bits gives what
+/// rounding the double itself would (Boldo, Melquiond, "When double rounding is odd", IMACS 2005).
+TESSERA_HD float round_to_odd(double value) {
+  const float nearest = float(value);
+  if (double(nearest) == value || value != value) return nearest;
+  const bool away = value < 0 ? double(nearest) < value : double(nearest) > value;
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(nearest) - (away ? 1u : 0u)) | 1u);
+}
+
+/// Value conversion as casts do it: rounded once (64-bit integers to 16-bit floats: twice, through f32),
+/// floats to integers truncate toward zero.
 template <class To, class From>
 TESSERA_HD To convert(From value) {
   if constexpr (std::is_same_v<To, From>) {
@@ -184,6 +193,8 @@ TESSERA_HD To convert(From value) {
     return To(value);
   } else if constexpr (std::is_arithmetic_v<To>) {
     return To(float(value));
+  } else if constexpr (std::is_same_v<From, double>) {
+    return To(round_to_odd(value));
   } else {
     return To(float(value));
   }

@@ -39,9 +39,10 @@ void accumulate_cpu(const Tensor& y, const Tensor& x) {
       for_each_run<2>(make_loop(y.shape(), y, x), [&](const auto& offsets, const auto& strides, int64_t n) {
         To* const to = out + offsets[0];
         const From* const from = in + offsets[1];
+        using C = std::conditional_t<std::is_same_v<From, double>, double, Compute<To>>;
         for (int64_t i = 0; i < n; ++i)
           to[i * strides[0]] =
-              To(Compute<To>(to[i * strides[0]]) + Compute<To>(Compute<From>(from[i * strides[1]])));
+              convert<To>(C(Compute<To>(to[i * strides[0]])) + C(Compute<From>(from[i * strides[1]])));
       });
     });
   });

@@ -1,6 +1,7 @@
 #include "tensor/tensor.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "tensor/kernels.h"
@@ -11,11 +12,17 @@ namespace {
 
 constexpr int64_t kRowAlign = 16;  // bytes: the unit of vector loads and of TMA strides
 
+/// Pitched rows and rounding at most double the bytes: below that no arithmetic on a layout overflows.
+void check_bytes(const Shape& shape, DType dtype) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) elements *= std::max<int64_t>(size, 1);
+  check(elements <= INT64_MAX / 4 / int64_t(size_of(dtype)), "tensor ", dtype, shape,
+        ": the number of bytes overflows");
+}
+
 std::shared_ptr<Storage> make_storage(Device device, Allocator& allocator, const Layout& layout,
                                       DType dtype) {
-  int64_t bytes = 0;
-  check(!__builtin_mul_overflow(layout.extent(), int64_t(size_of(dtype)), &bytes), "tensor ", dtype,
-        layout.shape, ": the number of bytes overflows");
+  const int64_t bytes = layout.extent() * int64_t(size_of(dtype));
   // Rounded up to whole rows of 16 bytes, so that a vector load of a last row's tail stays inside.
   return std::make_shared<Storage>(device, allocator,
                                    size_t((bytes + kRowAlign - 1) / kRowAlign * kRowAlign));
@@ -32,12 +39,13 @@ Storage::~Storage() {
 
 int64_t row_pitch(int64_t width, DType dtype) {
   const int64_t size = int64_t(size_of(dtype));
-  if (width * size < kRowAlign) return width;
   const int64_t unit = kRowAlign / size;
+  if (width < unit) return width;
   return (width + unit - 1) / unit * unit;
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
+  check_bytes(shape, dtype);
   Tensor tensor;
   tensor.layout_ =
       shape.rank() < 2 ? Layout::packed(shape) : Layout::pitched(shape, row_pitch(shape[-1], dtype));
@@ -47,6 +55,7 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
 }
 
 Tensor Tensor::empty_packed(const Shape& shape, DType dtype, Device device) {
+  check_bytes(shape, dtype);
   Tensor tensor;
   tensor.layout_ = Layout::packed(shape);
   tensor.dtype_ = dtype;
@@ -55,6 +64,7 @@ Tensor Tensor::empty_packed(const Shape& shape, DType dtype, Device device) {
 }
 
 Tensor Tensor::empty_pinned(const Shape& shape, DType dtype) {
+  check_bytes(shape, dtype);
   Tensor tensor;
   tensor.layout_ = Layout::packed(shape);
   tensor.dtype_ = dtype;
@@ -107,8 +117,9 @@ Tensor Tensor::slice(int dim, int64_t begin, int64_t end, int64_t step) const {
   check(0 <= from && from <= to && to <= size, "slice: [", begin, ", ", end, ") is not inside dimension ",
         dim, " of size ", size);
   Layout layout = layout_;
-  layout.shape = shape().with(d, (to - from + step - 1) / step);
-  layout.strides[size_t(d)] *= step;
+  const int64_t left = to == from ? 0 : (to - from - 1) / step + 1;
+  layout.shape = shape().with(d, left);
+  if (left > 1) layout.strides[size_t(d)] *= step;
   if (layout.shape.count() > 0) layout.offset += from * layout_.strides[size_t(d)];
   return with_layout(layout, "slice");
 }
@@ -134,8 +145,11 @@ Tensor Tensor::at(std::initializer_list<int64_t> indices) const {
 
 Tensor Tensor::transpose(int a, int b) const {
   const int da = shape().resolve(a), db = shape().resolve(b);
+  std::array<int64_t, kMaxRank> sizes{};
+  std::ranges::copy(shape(), sizes.begin());
+  std::swap(sizes[size_t(da)], sizes[size_t(db)]);
   Layout layout = layout_;
-  layout.shape = shape().with(da, shape()[db]).with(db, shape()[da]);
+  layout.shape = Shape(std::span<const int64_t>(sizes.data(), size_t(rank())));
   std::swap(layout.strides[size_t(da)], layout.strides[size_t(db)]);
   return with_layout(layout, "transpose");
 }
@@ -144,15 +158,17 @@ Tensor Tensor::permute(std::initializer_list<int> order) const {
   check(int(order.size()) == rank(), "permute: ", order.size(), " dimensions named for a tensor of rank ",
         rank());
   Layout layout = layout_;
+  std::array<int64_t, kMaxRank> sizes{};
   unsigned seen = 0;
   int to = 0;
   for (const int dim : order) {
     const int from = shape().resolve(dim);
     check(!(seen >> from & 1u), "permute: dimension ", dim, " is named twice");
     seen |= 1u << from;
-    layout.shape = layout.shape.with(to, shape()[from]);
+    sizes[size_t(to)] = shape()[from];
     layout.strides[size_t(to++)] = layout_.strides[size_t(from)];
   }
+  layout.shape = Shape(std::span<const int64_t>(sizes.data(), size_t(rank())));
   return with_layout(layout, "permute");
 }
 
@@ -288,6 +304,20 @@ void Tensor::fill(double value) const {
   if constexpr (kCuda) fill_cuda(*this, value);
 }
 
+namespace {
+
+/// Whether one may reach memory of the other; conservative: interleaved views count as overlapping.
+bool overlap(const Tensor& a, const Tensor& b) {
+  if (!a.shares_storage(b) || a.count() == 0 || b.count() == 0) return false;
+  const auto begin = [](const Tensor& t) { return static_cast<const char*>(t.raw()); };
+  const auto end = [&](const Tensor& t) {
+    return begin(t) + t.layout().extent() * int64_t(size_of(t.dtype()));
+  };
+  return begin(a) < end(b) && begin(b) < end(a);
+}
+
+}  // namespace
+
 void Tensor::copy_from(const Tensor& source) const {
   check(defined() && source.defined(), "copy_from: ", defined() ? "the source" : "the destination",
         " is undefined");
@@ -295,7 +325,10 @@ void Tensor::copy_from(const Tensor& source) const {
         " does not broadcast to ", shape());
   bump_version();
   if (count() == 0) return;
+  check(!layout_.is_expanded(), "copy_from: the destination ", describe(*this),
+        " is expanded: several of its elements share memory");
   if (device() == source.device()) {
+    if (overlap(*this, source)) return copy_from(source.clone());
     if (device().is_cpu()) return copy_cpu(*this, source.detach());
     if constexpr (kCuda) copy_cuda(*this, source.detach());
     return;
@@ -318,6 +351,8 @@ void accumulate(const Tensor& y, const Tensor& x) {
   check(y.shape() == x.shape(), "accumulate: ", y.shape(), " += ", x.shape());
   check(y.device() == x.device(), "accumulate: ", describe(y), " += ", describe(x));
   if (y.count() == 0) return;
+  check(!y.layout().is_expanded(), "accumulate: ", describe(y),
+        " is expanded: several of its elements share memory");
   y.bump_version();
   if (y.device().is_cpu()) return accumulate_cpu(y, x);
   if constexpr (kCuda) accumulate_cuda(y, x);

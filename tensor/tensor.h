@@ -115,8 +115,9 @@ class Tensor {
   std::vector<T> to_vector() const;
 
   // In-place writers.
-  /// Elements of `source`, which broadcasts to this shape; any dtypes, layouts and devices. To the host it
-  /// waits, from page-locked or device memory it does not.
+  /// Elements of `source`, which broadcasts to this shape; any dtypes, layouts and devices, as they were
+  /// before the call if the two overlap. To the host it waits, from page-locked or device memory it does not.
+  /// Throws if this view is expanded.
   void copy_from(const Tensor& source) const;
   void fill(double value) const;
   void bump_version() const { ++storage_->version; }

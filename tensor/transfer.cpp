@@ -3,6 +3,7 @@
 #include "tensor/kernels.h"
 
 #if defined(TESSERA_WITH_CUDA)
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -37,12 +38,22 @@ bool is_pinned(const Tensor& tensor) {
   return Device::cuda_count() > 0 && tensor.storage()->allocator == &pinned_allocator();
 }
 
-/// Same shape and dtype, both with rows: one strided copy.
+/// Same shape and dtype, both with rows: one copy, plain or strided; row by row where a pitch is more than
+/// the runtime takes.
 void copy_rows(const Tensor& y, const Tensor& x, cudaMemcpyKind kind, StreamHandle stream) {
-  const size_t size = size_of(y.dtype());
-  check(cudaMemcpy2DAsync(y.raw(), size_t(std::max(y.row_stride(), y.row_length())) * size, x.raw(),
-                          size_t(std::max(x.row_stride(), x.row_length())) * size,
-                          size_t(x.row_length()) * size, size_t(x.rows()), kind, stream));
+  constexpr size_t kLargestPitch = (size_t(1) << 31) - 1;  // cudaDeviceProp::memPitch
+  const size_t size = size_of(y.dtype()), width = size_t(x.row_length()) * size, rows = size_t(x.rows());
+  const size_t to_pitch = rows == 1 ? width : size_t(y.row_stride()) * size,
+               from_pitch = rows == 1 ? width : size_t(x.row_stride()) * size;
+  if (to_pitch == width && from_pitch == width) {
+    check(cudaMemcpyAsync(y.raw(), x.raw(), width * rows, kind, stream));
+  } else if (std::max(to_pitch, from_pitch) <= kLargestPitch) {
+    check(cudaMemcpy2DAsync(y.raw(), to_pitch, x.raw(), from_pitch, width, rows, kind, stream));
+  } else {
+    for (size_t row = 0; row < rows; ++row)
+      check(cudaMemcpyAsync(static_cast<char*>(y.raw()) + row * to_pitch,
+                            static_cast<const char*>(x.raw()) + row * from_pitch, width, kind, stream));
+  }
 }
 
 bool plain_rows(const Tensor& tensor) {
@@ -67,6 +78,9 @@ void transfer(const Tensor& y, const Tensor& x) {
   if (x.shape() != y.shape()) from = from.expand(y.shape());
   if (from.dtype() != y.dtype() && size_of(y.dtype()) <= size_of(from.dtype())) from = from.to(y.dtype());
   if (!plain_rows(from)) from = from.clone();
+  check(!gpu.capturing() || from.shares_storage(x), "copy from ", describe(x), " to ", describe(y),
+        " while a graph is being captured: converting on the host would leave the graph with a temporary; "
+        "convert before the captured step");
   Tensor to = y;
   if (from.dtype() != y.dtype() || !plain_rows(y)) to = Tensor::empty(y.shape(), from.dtype(), y.device());
   copy_rows(to, from, down ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, gpu.stream());

@@ -1,0 +1,177 @@
+#include "autograd/checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/activation/activation.h"
+#include "ops/dropout/dropout.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+
+namespace tessera {
+namespace {
+
+const Device kCpu = Device::cpu();
+
+Tensor leaf(std::vector<double> values) {
+  Tensor x = Tensor::from(values, {int64_t(values.size())});
+  require_grad(x);
+  return x;
+}
+
+std::vector<double> values(const Tensor& x) {
+  return x.to_vector<double>();
+}
+
+template <class F>
+std::string message(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Checkpoint, UsesTheSameRandomNumbersAgain) {
+  struct Run {
+    std::vector<double> y, dx;
+    Rng::State state;
+  };
+  const auto run = [](bool recompute) {
+    Rng rng(5);
+    const Tensor x = leaf(std::vector<double>(257, 1.5));
+    Tape tape;
+    const auto f = [&](const Tensor& t) {
+      return ops::mul(ops::dropout(ops::dropout(t, 0.3, rng), 0.4, rng), t);
+    };
+    const Tensor h = ops::dropout(x, 0.1, rng);
+    const Tensor y = ops::dropout(recompute ? checkpoint(f, h) : f(h), 0.2, rng);
+    tape.backward(ops::sum(y));
+    return Run{values(y.detach()), values(grad(x)), rng.state()};
+  };
+  const Run plain = run(false), again = run(true);
+  EXPECT_EQ(again.y, plain.y);
+  EXPECT_EQ(again.dx, plain.dx);
+  EXPECT_EQ(again.state, plain.state) << "recomputing draws nothing";
+  EXPECT_NE(std::count(plain.dx.begin(), plain.dx.end(), 0.0), 0);
+}
+
+TEST(Checkpoint, NestsWithRandomNumbers) {
+  const auto run = [](int depth) {
+    Rng rng(8);
+    const Tensor x = leaf(std::vector<double>(64, 2));
+    Tape tape;
+    const auto inner = [&](const Tensor& t) { return ops::dropout(ops::silu(t), 0.5, rng); };
+    const auto outer = [&](const Tensor& t) {
+      const Tensor h = ops::dropout(t, 0.25, rng);
+      return ops::mul(depth > 1 ? checkpoint(inner, h) : inner(h), t);
+    };
+    tape.backward(ops::sum(depth > 0 ? checkpoint(outer, x) : outer(x)));
+    return values(grad(x));
+  };
+  EXPECT_EQ(run(1), run(0));
+  EXPECT_EQ(run(2), run(0));
+}
+
+TEST(Checkpoint, ParametersUsedInsideGetGradientsAndTheirHookOnce) {
+  const Tensor x = leaf({1, 2}), weight = leaf({3, 4});
+  int calls = 0;
+  on_grad(weight, [&](const Tensor& d) {
+    calls += 1;
+    EXPECT_EQ(values(d), (std::vector<double>{1 + 1 * 2 * 3 + 3, 2 + 2 * 2 * 4 + 4}));
+  });
+  Tape tape;
+  const Tensor y = checkpoint([&](const Tensor& t) { return ops::mul(ops::mul(t, weight), weight); }, x);
+  const Tensor other = checkpoint([&](const Tensor& t) { return ops::mul(t, weight); }, x);
+  const Tensor last = ops::mul(weight, weight);
+  EXPECT_EQ(tape.size(), 3u);
+  // dw = 2 x w (first) + x (second) + 2 w (last, halved below)
+  tape.backward(ops::sum(ops::add(ops::add(y, other), ops::scale(last, 0.5))));
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{9 + 3, 16 + 4}));
+}
+
+TEST(Checkpoint, SeveralOutputsSomeUnusedSomeWithoutGradient) {
+  const Tensor x = leaf({1, 2}), plain = Tensor::full({2}, 3, DType::f64, kCpu);
+  Tape tape;
+  const auto outputs = checkpoint(
+      [](const std::vector<Tensor>& in) {
+        return std::vector{ops::scale(in[0], 2), ops::relu(in[1]), ops::exp(in[0]), in[0]};
+      },
+      {x, plain});
+  ASSERT_EQ(outputs.size(), 4u);
+  EXPECT_TRUE(requires_grad(outputs[0]));
+  EXPECT_FALSE(requires_grad(outputs[1]));
+  EXPECT_TRUE(requires_grad(outputs[3])) << "an input that passes through";
+  tape.backward(ops::sum(ops::add(outputs[0], outputs[3])));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{3, 3}));
+}
+
+TEST(Checkpoint, RefusesAResultThatIsNotAnInput) {
+  const Tensor x = leaf({1, 2});
+  Tape tape;
+  const Tensor h = ops::silu(x);
+  const std::string said = message([&] { checkpoint([&](const Tensor& t) { return ops::mul(t, h); }, x); });
+  EXPECT_NE(said.find("mul"), std::string::npos) << said;
+  EXPECT_NE(said.find("input of the checkpointed function"), std::string::npos) << said;
+  EXPECT_EQ(Tape::innermost(), &tape) << "the error leaves the tape as it was";
+  tape.backward(ops::sum(checkpoint([](const Tensor& t) { return ops::mul(t, t); }, h)));
+  EXPECT_TRUE(grad(x).defined());
+}
+
+TEST(Checkpoint, NoticesThatAnInputWasWritten) {
+  const Tensor x = leaf({1, 2});
+  Tape tape;
+  const Tensor h = ops::scale(x, 1), y = checkpoint([](const Tensor&t) { return ops::silu(t); }, h);
+  h.fill(0);
+  const std::string said = message([&] { tape.backward(ops::sum(y)); });
+  EXPECT_NE(said.find("backward of checkpoint"), std::string::npos) << said;
+  EXPECT_NE(said.find("written in place"), std::string::npos) << said;
+}
+
+TEST(Checkpoint, NoticesThatTheFunctionChanged) {
+  const Tensor x = leaf({1, 2});
+  Rng rng(1);
+  int calls = 0;
+  Tape tape;
+  const Tensor y = checkpoint(
+      [&](const Tensor& t) {
+        return calls++ ? ops::dropout(ops::dropout(t, 0.5, rng), 0.5, rng) : ops::dropout(t, 0.5, rng);
+      },
+      x);
+  const std::string said = message([&] { tape.backward(ops::sum(y)); });
+  EXPECT_NE(said.find("more random streams"), std::string::npos) << said;
+}
+
+TEST(Checkpoint, KeepsTheInputsAloneAndFreesThem) {
+  const Tensor x = leaf(std::vector<double>(10'000, 0.5));
+  {
+    Tape tape;
+    tape.backward(ops::sum(ops::scale(x, 1)));  // makes the leaf's gradient
+  }
+  const size_t before = kCpu.allocator().stats().allocated;
+  {
+    Tape tape;
+    const auto f = [](const Tensor& t) {
+      Tensor y = t;
+      for (int i = 0; i < 10; ++i) y = ops::silu(y);
+      return y;
+    };
+    const Tensor y = checkpoint(f, x);
+    EXPECT_LT(kCpu.allocator().stats().allocated - before, 2 * 80'000u) << "y, not the ten results inside";
+    tape.backward(ops::sum(y));
+  }
+  EXPECT_EQ(kCpu.allocator().stats().allocated, before);
+}
+
+TEST(Checkpoint, WithoutATapeOrWithoutNeedIsJustTheFunction) {
+  const Tensor x = leaf({1, 2}), plain = Tensor::full({2}, 3, DType::f64, kCpu);
+  const auto f = [](const Tensor& t) { return ops::silu(t); };
+  EXPECT_EQ(values(checkpoint(f, x)), values(ops::silu(x)));
+  Tape tape;
+  EXPECT_FALSE(requires_grad(checkpoint(f, plain)));
+  EXPECT_EQ(tape.size(), 0u);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,365 @@
+#include <gtest/gtest.h>
+
+#include "autograd/gradcheck.h"
+#include "autograd/tape.h"
+#include "ops/activation/activation.h"
+#include "ops/cast/cast.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+#include "ops/shape/shape.h"
+
+/// Leaves and what arrives there: hooks, buffers, accumulation, memory.
+
+namespace tessera {
+namespace {
+
+const Device kCpu = Device::cpu();
+
+Tensor leaf(std::vector<double> values) {
+  Tensor x = Tensor::from(values, {int64_t(values.size())});
+  require_grad(x);
+  return x;
+}
+
+std::vector<double> values(const Tensor& x) {
+  return x.to_vector<double>();
+}
+
+template <class F>
+std::string message(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+}
+
+TEST(Hook, RunsOnceWhenTheLastGradientHasArrived) {
+  const Tensor x = leaf({1, 2});
+  std::vector<std::vector<double>> seen;
+  size_t entries_left = 99;
+  Tape* current = nullptr;
+  on_grad(x, [&](const Tensor& grad) {
+    seen.push_back(values(grad));
+    entries_left = current->size();
+  });
+  for (int step = 0; step < 2; ++step) {
+    zero_grad(x);
+    Tape tape;
+    current = &tape;
+    const Tensor early = ops::mul(x, x);                    // the same leaf twice in one entry
+    const Tensor late = ops::add(ops::scale(x, 3), early);  // and once more
+    const Tensor after = ops::relu(ops::relu(late));
+    tape.backward(ops::sum(after));
+    ASSERT_EQ(seen.size(), size_t(step) + 1);
+    EXPECT_EQ(seen.back(), (std::vector<double>{2 * 1 + 3, 2 * 2 + 3}));
+    EXPECT_EQ(entries_left, 0u) << "the first entry of the forward pass is the last to run";
+  }
+}
+
+TEST(Hook, RunsAsSoonAsTheLeafIsDone) {
+  // Data parallel reduces a late layer's gradient while earlier layers still run.
+  const Tensor x = leaf({1, 2}), weight = leaf({3, 4});
+  size_t entries_left = 0;
+  Tape tape;
+  on_grad(weight, [&](const Tensor&) { entries_left = tape.size(); });
+  const Tensor h = ops::relu(ops::relu(x));
+  tape.backward(ops::sum(ops::mul(h, weight)));
+  EXPECT_EQ(entries_left, 2u);
+}
+
+TEST(Hook, DoesNotRunWithoutAGradientOfThisPass) {
+  const Tensor x = leaf({1, 2}), unused = leaf({5, 6});
+  int calls = 0;
+  on_grad(unused, [&](const Tensor&) { calls += 1; });
+  {
+    Tape tape;
+    tape.backward(ops::sum(ops::mul(x, unused)));
+  }
+  EXPECT_EQ(calls, 1);
+  {
+    Tape tape;
+    const Tensor dead = ops::relu(unused);  // recorded, but nothing of it reaches the loss
+    tape.backward(ops::sum(ops::relu(x)));
+  }
+  EXPECT_EQ(calls, 1) << "the gradient of the pass before is no news";
+  {
+    Tape tape;
+    const Tensor dropped = ops::relu(unused);
+  }
+  EXPECT_EQ(calls, 1) << "no backward pass at all";
+}
+
+TEST(Hook, DoesNotRunAfterAnErrorAndMayThrowItself) {
+  Tensor x = leaf({1, 2});
+  int calls = 0;
+  bool fail = false;
+  on_grad(x, [&](const Tensor&) {
+    calls += 1;
+    check(!fail, "planted in the hook");
+  });
+  {
+    Tape tape;
+    const Tensor early = ops::silu(x), saved = ops::scale(x, 1);
+    const Tensor bad = ops::silu(saved);
+    const Tensor loss = ops::sum(ops::add(ops::relu(x), ops::add(early, bad)));
+    saved.fill(0);  // its backward throws after relu(x) has given its gradient
+    EXPECT_NE(message([&] { tape.backward(loss); }), "");
+  }
+  EXPECT_EQ(calls, 0);
+  zero_grad(x);
+  fail = true;
+  {
+    Tape tape;
+    const Tensor y = ops::mul(x, x);
+    const Tensor z = ops::mul(y, y);
+    EXPECT_EQ(message([&] { tape.backward(ops::sum(z)); }), "planted in the hook");
+  }
+  fail = false;
+  zero_grad(x);
+  Tape tape;
+  tape.backward(ops::sum(ops::mul(x, x)));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{2, 4}));
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(Hook, IsRefusedOnAResult) {
+  const Tensor x = leaf({1});
+  Tape tape;
+  const Tensor y = ops::relu(x);
+  expect_parts(message([&] { on_grad(y, [](const Tensor&) {}); }), {"on_grad", "not a leaf"});
+  expect_parts(message([&] { on_grad(Tensor::zeros({1}, DType::f64, kCpu), {}); }), {"require_grad first"});
+}
+
+TEST(Leaf, GradientsAddUpOverTapesUntilZeroGrad) {
+  const Tensor x = leaf({1, 2});
+  EXPECT_FALSE(grad(x).defined());
+  for (int micro = 0; micro < 3; ++micro) {
+    Tape tape;
+    tape.backward(ops::sum(ops::scale(x, micro + 1)));
+  }
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{6, 6}));
+  const void* const place = grad(x).raw();
+  zero_grad(x);
+  EXPECT_FALSE(grad(x).defined());
+  Tape tape;
+  tape.backward(ops::sum(ops::scale(x, 5)));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{5, 5}));
+  EXPECT_EQ(grad(x).raw(), place) << "captured graphs and collectives hold on to the address";
+}
+
+TEST(Leaf, ABufferOfItsOwnIsUsedFromThenOn) {
+  const Tensor x = leaf({1, 2});
+  {
+    Tape tape;
+    tape.backward(ops::sum(x.rank() ? ops::scale(x, 2) : x));
+  }
+  const Tensor arena = Tensor::zeros({10}, DType::f64, kCpu);
+  set_grad_buffer(x, arena.slice(0, 4, 6));
+  EXPECT_EQ(values(arena), (std::vector<double>{0, 0, 0, 0, 2, 2, 0, 0, 0, 0}))
+      << "what had arrived moves along";
+  {
+    Tape tape;
+    tape.backward(ops::sum(ops::scale(x, 3)));
+  }
+  EXPECT_EQ(values(arena), (std::vector<double>{0, 0, 0, 0, 5, 5, 0, 0, 0, 0}));
+  zero_grad(x);
+  {
+    Tape tape;
+    tape.backward(ops::sum(ops::slice(x, 0, 1, 2)));
+  }
+  EXPECT_EQ(values(arena), (std::vector<double>{0, 0, 0, 0, 0, 1, 0, 0, 0, 0}));
+  expect_parts(message([&] { set_grad_buffer(x, arena); }), {"set_grad_buffer", "f64[10]", "f64[2]"});
+  expect_parts(message([&] { set_grad_buffer(x, Tensor::zeros({2}, DType::f32, kCpu)); }), {"f32[2]"});
+  expect_parts(message([&] { set_grad_buffer(x, Tensor()); }), {"undefined"});
+}
+
+TEST(Leaf, NeverSharesMemoryWithAnotherGradient) {
+  // add passes one gradient to both inputs; a's would be added to in place while mul's backward still reads
+  // it.
+  const Tensor a = leaf({2, 3}), w = leaf({5, 7});
+  Tape tape;
+  const Tensor z = ops::mul(a, w);
+  const Tensor y = ops::add(a, z);  // dz and da are the same tensor
+  tape.backward(std::vector{y}, std::vector{Tensor::from(std::vector<double>{1, 10}, {2})});
+  EXPECT_EQ(values(grad(a)), (std::vector<double>{1 + 5, 10 + 70}));
+  EXPECT_EQ(values(grad(w)), (std::vector<double>{2, 30}));
+}
+
+TEST(Leaf, DoesNotTakeOverTheCallersGradient) {
+  const Tensor x = leaf({2, 3}), given = Tensor::from(std::vector<double>{1, 10}, {2});
+  for (int step = 0; step < 2; ++step) {
+    Tape tape;
+    const Tensor y = ops::reshape(x, {1, 2});
+    tape.backward(std::vector{y}, std::vector{given.reshape({1, 2})});
+  }
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{2, 20}));
+  EXPECT_EQ(values(given), (std::vector<double>{1, 10}));
+}
+
+TEST(Tape, AddsToAGradientThatArrivedAsAnExpandedView) {
+  // The backward of sum gives an expanded scalar; the second gradient must not be added through strides of 0.
+  const Tensor x = leaf({1, 2, 3});
+  Tape tape;
+  const Tensor h = ops::scale(x, 1);
+  const Tensor squares = ops::sum(ops::mul(h, h)), plain = ops::sum(h);
+  tape.backward(ops::add(squares, plain));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{3, 5, 7}));
+}
+
+TEST(Leaf, Bf16WithAnF32GradientAddsInF32) {
+  Tensor x = Tensor::full({1}, 1, DType::bf16, kCpu);
+  require_grad(x, DType::f32);
+  for (int step = 0; step < 9; ++step) {
+    Tape tape;
+    tape.backward(ops::sum(ops::scale(x, step == 0 ? 256 : 1)));  // 256 + 1 is not a bf16
+  }
+  EXPECT_EQ(grad(x).dtype(), DType::f32);
+  EXPECT_EQ(grad(x).item<double>(), 264);
+  Tensor index = Tensor::zeros({1}, DType::i64, kCpu);
+  expect_parts(message([&] { require_grad(index); }), {"require_grad", "i64[1]", "floating"});
+}
+
+TEST(RetainGrad, KeepsAResultsGradientWhole) {
+  const Tensor x = leaf({1, 2});
+  Tape tape;
+  const Tensor h = ops::scale(x, 2), y = ops::reshape(h, {2, 1});
+  retain_grad(h);
+  retain_grad(y);
+  const Tensor loss = ops::sum(ops::add(ops::mul(y, y), ops::reshape(x, {2, 1})));
+  tape.backward(loss);
+  EXPECT_EQ(values(grad(h)), (std::vector<double>{4, 8}));
+  EXPECT_EQ(values(grad(y)), (std::vector<double>{4, 8}));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{9, 17}));
+  EXPECT_FALSE(grad(loss).defined()) << "a result's gradient goes when it was used";
+}
+
+// ---- tapes ----
+
+TEST(Tape, RecordsNothingWithoutNeedAndNothingUnderNoTape) {
+  const Tensor x = leaf({1, -2}), plain = Tensor::full({2}, 3, DType::f64, kCpu);
+  EXPECT_FALSE(requires_grad(ops::relu(x))) << "no tape, no recording";
+  Tape tape;
+  ops::relu(plain);
+  EXPECT_EQ(tape.size(), 0u);
+  {
+    const NoTape off;
+    EXPECT_EQ(Tape::innermost(), nullptr);
+    EXPECT_FALSE(requires_grad(ops::relu(x)));
+    {
+      Tape inner;  // a tape inside NoTape is on its own
+      inner.backward(ops::sum(ops::relu(x)));
+    }
+    EXPECT_EQ(Tape::innermost(), nullptr);
+  }
+  EXPECT_EQ(Tape::innermost(), &tape);
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{1, 0}));
+  EXPECT_TRUE(requires_grad(ops::relu(x)));
+}
+
+TEST(Tape, UnusedOutputsCostNothingAndChangeNothing) {
+  const Tensor x = leaf({1, 2});
+  Tape tape;
+  const Tensor used = ops::scale(x, 3), unused = ops::exp(x);
+  const Tensor also_unused = ops::mul(unused, used);
+  std::vector<std::string> ran;
+  tape.on_entry([&](const char* name, size_t) { ran.push_back(name); });
+  tape.backward(ops::sum(used));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{3, 3}));
+  EXPECT_EQ(ran.size(), 4u) << "entries pass, though those without a gradient do not run";
+}
+
+TEST(Tape, NestedTapesAreKeptApart) {
+  const Tensor x = leaf({2});
+  Tape outer;
+  const Tensor h = ops::mul(x, x);
+  {
+    Tape inner;
+    expect_parts(message([&] { outer.backward(h); }), {"innermost"});
+    expect_parts(message([&] { ops::relu(h); }), {"relu", "another tape"});
+    const Tensor y = ops::scale(x, 5);  // leaves are free to all
+    expect_parts(message([&] { inner.backward(h); }), {"backward", "another tape"});
+    inner.backward(y);
+    EXPECT_EQ(values(grad(x)), (std::vector<double>{5}));
+  }
+  outer.backward(h);
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{9}));
+}
+
+TEST(Tape, BackwardSaysWhatItCannotDo) {
+  const Tensor x = leaf({1, 2});
+  Tape tape;
+  const Tensor y = ops::relu(x);
+  expect_parts(message([&] { tape.backward(y); }), {"backward", "f64[2]", "one element"});
+  expect_parts(message([&] { tape.backward(Tensor()); }), {"backward", "undefined"});
+  expect_parts(message([&] { tape.backward(Tensor::zeros({1}, DType::f64, kCpu)); }),
+               {"not a result of this tape"});
+  expect_parts(message([&] { tape.backward(std::vector{y}, std::vector<Tensor>{}); }), {"1 results and 0"});
+  expect_parts(
+      message([&] { tape.backward(std::vector{y}, std::vector{Tensor::zeros({3}, DType::f64, kCpu)}); }),
+      {"f64[3]", "f64[2]"});
+  tape.backward(ops::sum(y));  // none of these spent the tape
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{1, 1}));
+}
+
+TEST(Tape, DestroyedWithoutBackwardFreesEverything) {
+  const Tensor x = leaf(std::vector<double>(1000, 0.5));
+  const size_t before = kCpu.allocator().stats().allocated;
+  {
+    Tape tape;
+    Tensor y = x;
+    for (int i = 0; i < 20; ++i) y = ops::silu(ops::mul(y, x));
+    EXPECT_GT(kCpu.allocator().stats().allocated, before + 20 * 8000);
+  }
+  EXPECT_EQ(kCpu.allocator().stats().allocated, before);
+  EXPECT_EQ(x.grad_state()->pending, 0);
+}
+
+TEST(Tape, FreesWhatItSavedInReverseWhileItRuns) {
+  const Tensor x = leaf(std::vector<double>(100'000, 0.5));
+  {
+    Tape tape;  // the leaf's gradient is made here, so that it does not count below
+    tape.backward(ops::sum(x.rank() == 1 ? ops::scale(x, 1) : x));
+  }
+  const size_t before = kCpu.allocator().stats().allocated;
+  Tape tape;
+  Tensor y = x;
+  for (int i = 0; i < 10; ++i) y = ops::silu(y);
+  Tensor loss = ops::sum(y);
+  y = Tensor();
+  std::vector<size_t> held;
+  tape.on_entry([&](const char*, size_t) { held.push_back(kCpu.allocator().stats().allocated); });
+  tape.backward(loss);
+  loss = Tensor();
+  for (size_t i = 2; i + 1 < held.size(); ++i) EXPECT_LT(held[i], held[i - 1]) << i;
+  EXPECT_EQ(kCpu.allocator().stats().allocated, before);
+}
+
+TEST(Tape, AnErrorInBackwardLeavesNothingBehind) {
+  const Tensor x = leaf(std::vector<double>(1000, 0.5));
+  {
+    Tape tape;
+    tape.backward(ops::sum(ops::scale(x, 1)));
+  }
+  const size_t before = kCpu.allocator().stats().allocated;
+  {
+    Tape tape;
+    const Tensor h = ops::silu(x), y = ops::silu(h), z = ops::silu(y);
+    h.fill(0);
+    expect_parts(message([&] { tape.backward(ops::sum(z)); }), {"backward of silu", "written in place"});
+  }
+  EXPECT_EQ(kCpu.allocator().stats().allocated, before);
+  EXPECT_EQ(x.grad_state()->pending, 0);
+  zero_grad(x);
+  Tape tape;
+  tape.backward(ops::sum(ops::scale(x, 2)));
+  EXPECT_EQ(values(grad(x)), std::vector<double>(1000, 2.0));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,126 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "runtime/capture.h"
+#include "runtime/device.h"
+#include "runtime/error.h"
+#include "runtime/parallel.h"
+#include "runtime/tuning.h"
+
+namespace tessera {
+namespace {
+
+template <class F>
+std::string message(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Check, CarriesMessageFileAndLine) {
+  const int line = __LINE__ + 2;
+  try {
+    check(1 > 2, "one is ", 1, ", two is ", 2.5);
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "one is 1, two is 2.5");
+    EXPECT_NE(std::string(error.file()).find("runtime_test.cpp"), std::string::npos);
+    EXPECT_EQ(error.line(), line);
+  }
+  EXPECT_NO_THROW(check(2 > 1, "fine"));
+}
+
+TEST(Nearest, FindsTypingErrorsAndNothingElse) {
+  const std::vector<std::string> names{"softmax", "log_softmax", "silu", "gelu"};
+  EXPECT_EQ(nearest("sofmax", names), "softmax");
+  EXPECT_EQ(nearest("sliu", names), "silu");
+  EXPECT_EQ(nearest("log_sofmtax", names), "log_softmax");
+  EXPECT_EQ(nearest("convolution", names), "");
+  EXPECT_EQ(nearest("gelu", std::vector<std::string>{}), "");
+}
+
+TEST(Device, ParsesNamesAndSaysWhatItExpected) {
+  EXPECT_EQ(Device::parse("cpu"), Device::cpu());
+  EXPECT_EQ(Device::cpu().name(), "cpu");
+  EXPECT_TRUE(Device::cpu().is_cpu());
+  for (const char* text : {"", "CPU", "gpu", "cuda:", "cuda:x", "cuda:1x", "cuda: 1", "cuda:0:1", " cpu",
+                           "cuda:99999999999999999999"})
+    EXPECT_NE(message([&] { Device::parse(text); }).find("expected cpu, cuda or cuda:<index>"),
+              std::string::npos)
+        << text;
+  for (const char* text : {"cuda:-1", "cuda:1000"})
+    EXPECT_NE(message([&] { Device::parse(text); }).find(text), std::string::npos) << text;
+  if (Device::cuda_count() == 0) {
+    const std::string said = message([] { Device::parse("cuda"); });
+    EXPECT_NE(said.find(kCuda ? "driver" : "no CUDA"), std::string::npos) << said;
+    EXPECT_EQ(Device::best(), Device::cpu());
+  } else {
+    EXPECT_EQ(Device::parse("cuda:0"), Device::cuda(0));
+    EXPECT_EQ(Device::best(), Device::cuda(0));
+  }
+}
+
+TEST(Tuning, ForceRowNestsAndIsOfItsThread) {
+  EXPECT_EQ(tuning::row("no such card", "matmul", "key"), std::nullopt);
+  EXPECT_EQ(tuning::entries("no such card"), 0);
+  const tuning::ForceRow outer("matmul", 2);
+  EXPECT_EQ(tuning::row("no such card", "matmul", "key"), 2);
+  EXPECT_EQ(tuning::row("no such card", "linear", "key"), std::nullopt);
+  {
+    const tuning::ForceRow inner("matmul", 0), other("linear", 1);
+    EXPECT_EQ(tuning::ForceRow::forced("matmul"), 0);
+    EXPECT_EQ(tuning::ForceRow::forced("linear"), 1);
+    std::thread([] { EXPECT_EQ(tuning::ForceRow::forced("matmul"), std::nullopt); }).join();
+  }
+  EXPECT_EQ(tuning::ForceRow::forced("matmul"), 2);
+  EXPECT_EQ(tuning::ForceRow::forced("linear"), std::nullopt);
+}
+
+TEST(Captured, RunsItsBodyEveryTimeOnTheCpu) {
+  int calls = 0;
+  Captured step(Device::cpu(), [&] { calls += 1; });
+  for (int i = 0; i < 5; ++i) step();
+  EXPECT_EQ(calls, 5);
+  EXPECT_FALSE(step.is_graph());
+  EXPECT_EQ(step.nodes(), 0u);
+  step.reset();
+  Captured moved = std::move(step);
+  moved();
+  EXPECT_EQ(calls, 6);
+}
+
+TEST(Captured, AnErrorInTheBodyPassesThrough) {
+  bool fail = true;
+  Captured step(Device::cpu(), [&] { check(!fail, "planted"); });
+  EXPECT_EQ(message([&] { step(); }), "planted");
+  fail = false;
+  EXPECT_NO_THROW(step());
+}
+
+TEST(ParallelFor, CoversEachIndexOnce) {
+  for (const int64_t count : {0, 1, 7, 1000, 100'003})
+    for (const int64_t grain : {1, 16, 1'000'000}) {
+      std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
+      parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) seen[size_t(i)] += 1;
+      });
+      for (const auto& times : seen) ASSERT_EQ(times, 1);
+    }
+}
+
+TEST(Event, MeasuresTimeOnTheCpu) {
+  Event start(Device::cpu()), stop(Device::cpu());
+  start.record();
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  stop.record();
+  EXPECT_TRUE(stop.done());
+  EXPECT_GE(stop.milliseconds_since(start), 5.0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,262 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+
+#include "runtime/capture.h"
+#include "tensor/random.h"
+#include "tensor/tensor.h"
+
+/// What needs a GPU: copies between host and device, and graphs of a step with random numbers.
+
+namespace tessera {
+namespace {
+
+class CudaTensor : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+    gpu = Device::cuda();
+  }
+  Device gpu = Device::cpu();
+};
+using CudaCaptured = CudaTensor;
+
+Tensor counting(const Shape& shape, DType dtype = DType::f64) {
+  std::vector<double> values(size_t(shape.count()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = double(i % 101);
+  return Tensor::from(values, shape).to(dtype);
+}
+
+template <class F>
+std::string message(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_F(CudaTensor, CopiesBothWaysInEveryDtypeAndLayout) {
+  for (const DType from : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::f8e4m3, DType::i64,
+                           DType::i32, DType::u8, DType::boolean})
+    for (const DType to : {from, DType::f32, DType::bf16, DType::i64}) {
+      SCOPED_TRACE(testing::Message() << from << " to " << to);
+      const Tensor x = counting({3, 5, 7}, from);
+      const auto expected = x.to(to).to_vector<double>();
+      EXPECT_EQ(x.to(gpu).to(to).to_vector<double>(), expected);
+      EXPECT_EQ(x.to(to).to(gpu).to(Device::cpu()).to_vector<double>(), expected);
+      const Tensor across = Tensor::empty({3, 5, 7}, to, gpu);  // converted on the way
+      across.copy_from(x);
+      EXPECT_EQ(across.to_vector<double>(), expected);
+      // Views with gaps on both sides; what lies between stays.
+      const Tensor wide = Tensor::full({7, 11, 6}, 3, to, gpu);
+      const Tensor part = wide.slice(0, 0, 7).slice(1, 1, 11, 2).slice(2, 2, 5).transpose(0, 2);  // [3, 5, 7]
+      part.copy_from(x);
+      EXPECT_EQ(part.to_vector<double>(), expected);
+      EXPECT_EQ(wide.slice(1, 0, 1).to_vector<double>(),
+                Tensor::full({7, 1, 6}, 3, to, Device::cpu()).to_vector<double>());
+      const Tensor back = Tensor::zeros({7, 5, 3}, from, Device::cpu()).transpose(0, 2);
+      back.copy_from(x.to(gpu));
+      EXPECT_EQ(back.to_vector<double>(), x.to_vector<double>());
+    }
+}
+
+TEST_F(CudaTensor, BroadcastsAndEmptiesAcrossDevices) {
+  const Tensor y = Tensor::empty({4, 3}, DType::f32, gpu);
+  y.copy_from(counting({3}));
+  EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2}));
+  EXPECT_EQ(counting({0, 3}).to(gpu).to_vector<double>().size(), 0u);
+  EXPECT_EQ(counting({1}).expand({5}).to(gpu).to_vector<double>(), std::vector<double>(5, 0.0));
+}
+
+TEST_F(CudaTensor, PinnedMemoryIsCopiedInStreamOrder) {
+  const Tensor host = Tensor::empty_pinned({1000, 33}, DType::f32);
+  const Tensor device = Tensor::empty({1000, 33}, DType::f32, gpu);
+  for (int round = 0; round < 5; ++round) {
+    host.fill(round);
+    device.copy_from(host);
+    gpu.synchronize();  // the contract: page-locked memory does not wait, so the host must before it writes
+    EXPECT_EQ(device.select(0, 999).to_vector<float>(), std::vector<float>(33, float(round)));
+  }
+}
+
+TEST_F(CudaTensor, OverlappingCopiesReadBeforeTheyWrite) {
+  const Tensor x = counting({100'000}, DType::f32).to(gpu);
+  const auto before = x.to_vector<float>();
+  x.slice(0, 1, 100'000).copy_from(x.slice(0, 0, 99'999));
+  auto expected = before;
+  std::copy(before.begin(), before.end() - 1, expected.begin() + 1);
+  EXPECT_EQ(x.to_vector<float>(), expected);
+}
+
+TEST_F(CudaTensor, MoreThanTwoToThe31Elements) {
+  const int64_t count = (int64_t{1} << 31) + 17;
+  const size_t need = size_t(count) + (size_t(1) << 30);
+  if (gpu.allocator().usage().first < 2 * need || Device::cpu().allocator().usage().first < need)
+    GTEST_SKIP() << "skipped: not enough memory";
+  {
+    const Tensor x = Tensor::zeros({count}, DType::u8, gpu);
+    x.slice(0, count - 3, count).fill(7);
+    x.slice(0, 0, 1).fill(5);
+    EXPECT_EQ(x.slice(0, count - 5, count).to_vector<int32_t>(), (std::vector<int32_t>{0, 0, 7, 7, 7}));
+    const Tensor host = x.to(Device::cpu());  // more than the runtime's largest pitch
+    EXPECT_EQ(host.slice(0, count - 4, count).to_vector<int32_t>(), (std::vector<int32_t>{0, 7, 7, 7}));
+    const Tensor back = host.to(gpu);
+    EXPECT_EQ(back.at({count - 1}).item<int32_t>(), 7);
+    EXPECT_EQ(back.at({0}).item<int32_t>(), 5);
+    const Tensor flags = back.to(DType::boolean);
+    EXPECT_EQ(flags.slice(0, count - 4, count).to_vector<int32_t>(), (std::vector<int32_t>{0, 1, 1, 1}));
+  }
+  gpu.allocator().release_cached();
+  Device::cpu().allocator().release_cached();
+}
+
+TEST_F(CudaTensor, SmallFloatsConvertAsOnTheCpu) {
+  std::vector<double> values;
+  for (int exponent = -30; exponent < 20; ++exponent)
+    for (const double mantissa :
+         {1.0, 1.0625, 1.09375, 1.00390625, 1.0009765625, 1.5, 1.9990234375, 1.99951171875})
+      for (const double tail : {0.0, 0x1p-40, -0x1p-40}) {
+        values.push_back(std::ldexp(mantissa + tail, exponent));
+        values.push_back(-values.back());
+      }
+  for (const DType from : {DType::f64, DType::f32})
+    for (const DType to : {DType::bf16, DType::f16, DType::f8e4m3}) {
+      const Tensor x = Tensor::from(values, {int64_t(values.size())}).to(from);
+      EXPECT_EQ(x.to(gpu).to(to).to_vector<double>(), x.to(to).to_vector<double>()) << from << " to " << to;
+    }
+}
+
+// ---- graphs ----
+
+/// A step that draws random numbers twice and adds them up.
+struct Step {
+  explicit Step(Device device) : sum(Tensor::zeros({64, 33}, DType::f32, device)) {}
+  void operator()() {
+    const Tensor a = Tensor::empty(sum.shape(), DType::f32, sum.device());
+    fill_uniform(a, -1, 1, rng);
+    const Tensor b = Tensor::empty(sum.shape(), DType::f32, sum.device());
+    fill_uniform(b, 0, 4, rng);
+    sum.copy_from(a.slice(0, 0, 1));
+    b.slice(0, 0, 32).copy_from(a.slice(0, 32, 64));
+    sum.slice(0, 1, 33).copy_from(b.slice(0, 0, 32));
+  }
+  Rng rng{9};
+  Tensor sum;
+};
+
+TEST_F(CudaCaptured, ReplaysDrawTheNumbersThatEagerDraws) {
+  Step eager(gpu), captured(gpu);
+  Captured step(gpu, [&] { captured(); });
+  for (int i = 0; i < 6; ++i) {
+    eager();
+    step();
+    ASSERT_EQ(captured.sum.to_vector<float>(), eager.sum.to_vector<float>()) << "step " << i;
+    ASSERT_EQ(captured.rng.state(), eager.rng.state()) << "step " << i;
+    if (i == 3) {  // eager draws in between move the graph's numbers too
+      captured.rng.reserve(gpu);
+      eager.rng.reserve(gpu);
+    }
+  }
+  EXPECT_TRUE(step.is_graph());
+  EXPECT_GT(step.nodes(), 0u);
+  // Resuming: the state set on the host reaches the replay.
+  captured.rng.set_state({9, 2});
+  eager.rng.set_state({9, 2});
+  eager();
+  step();
+  EXPECT_EQ(captured.sum.to_vector<float>(), eager.sum.to_vector<float>());
+}
+
+TEST_F(CudaCaptured, WhatCannotBeCapturedThrowsAndLeavesTheStreamUsable) {
+  const Tensor x = Tensor::zeros({4}, DType::f32, gpu), host = Tensor::zeros({4}, DType::f32, Device::cpu());
+  const Tensor pinned = Tensor::empty_pinned({4}, DType::f64);
+  pinned.fill(2);
+  const std::pair<const char*, std::function<void()>> bodies[] = {
+      {"while a graph is being captured", [&] { x.slice(0, 0, 1).item<float>(); }},
+      {"while a graph is being captured", [&] { gpu.synchronize(); }},
+      {"while a graph is being captured", [&] { x.to(Device::cpu()); }},
+      {"while a graph is being captured", [&] { x.copy_from(host); }},
+      {"temporary", [&] { x.copy_from(pinned); }},  // f64 to f32 would be converted on the host
+      {"do not nest", [&] { CaptureSession second(gpu); }}};
+  for (const auto& [part, body] : bodies) {
+    Rng rng(3);
+    bool capturing = false;
+    Captured step(gpu, [&] {
+      x.fill(5);
+      fill_uniform(x, 0, 1, rng);
+      if (std::exchange(capturing, true)) body();
+    });
+    step();
+    const Rng::State before = rng.state();
+    const std::string said = message([&] { step(); });
+    EXPECT_NE(said.find(part), std::string::npos) << part << " in: " << said;
+    EXPECT_FALSE(gpu.capturing());
+    EXPECT_FALSE(step.is_graph());
+    EXPECT_EQ(rng.state(), before) << "a failed capture draws nothing";
+    x.fill(2);
+    EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 2.0f));
+    EXPECT_NO_THROW(gpu.synchronize());
+  }
+}
+
+TEST_F(CudaCaptured, AsksTheDriverForNothingAfterTheSecondStep) {
+  Step work(gpu);
+  Captured step(gpu, [&] { work(); });
+  step();
+  step();
+  const uint64_t calls = gpu.allocator().stats().driver_calls;
+  for (int i = 0; i < 10; ++i) step();
+  gpu.synchronize();
+  EXPECT_EQ(gpu.allocator().stats().driver_calls, calls);
+}
+
+TEST_F(CudaCaptured, ItsPoolIsFreedWithIt) {
+  gpu.allocator().release_cached();
+  const size_t before = gpu.allocator().stats().reserved;
+  Tensor kept;
+  {
+    Captured step(gpu, [&] {
+      kept = Tensor::empty({3 << 20}, DType::f32, gpu);
+      kept.fill(1);
+    });
+    step();
+    step();
+    EXPECT_GT(gpu.allocator().stats().reserved, before);
+  }
+  EXPECT_EQ(kept.at({5}).item<float>(), 1.0f) << "a block of the pool outlives the graph";
+  kept = Tensor();
+  gpu.allocator().release_cached();
+  EXPECT_EQ(gpu.allocator().stats().reserved, before);
+}
+
+TEST_F(CudaCaptured, AHundredCapturesDoNotGrow) {
+  size_t reserved = 0, free_bytes = 0;
+  for (int cycle = 0; cycle < 100; ++cycle) {
+    Step work(gpu);
+    Captured step(gpu, [&] { work(); });
+    for (int i = 0; i < 3; ++i) step();
+    gpu.synchronize();
+    if (cycle == 10) reserved = gpu.allocator().stats().reserved, free_bytes = gpu.allocator().usage().first;
+  }
+  EXPECT_LE(gpu.allocator().stats().reserved, reserved);
+  // The driver keeps books of its own in pieces of 2 MiB; ninety graphs that leaked theirs would show.
+  EXPECT_GE(gpu.allocator().usage().first + (size_t(16) << 20), free_bytes);
+}
+
+TEST_F(CudaCaptured, ResetCapturesAnew) {
+  Step eager(gpu), work(gpu);
+  Captured step(gpu, [&] { work(); });
+  for (int i = 0; i < 7; ++i) {
+    if (i == 4) step.reset();
+    step();
+    eager();
+    EXPECT_EQ(step.is_graph(), i % 4 != 0) << i;
+    ASSERT_EQ(work.sum.to_vector<float>(), eager.sum.to_vector<float>()) << i;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,210 @@
+#include "tensor/dtype.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+/// The small floats against a reference that knows only their definition: every value a format has, by ldexp,
+/// and rounding as a search for the nearest of them, ties to the even pattern.
+
+namespace tessera {
+namespace {
+
+template <class T>
+struct Format;
+template <>
+struct Format<bf16> {
+  static constexpr int kExponent = 8, kMantissa = 7;
+  static constexpr bool kInfinity = true;
+};
+template <>
+struct Format<f16> {
+  static constexpr int kExponent = 5, kMantissa = 10;
+  static constexpr bool kInfinity = true;
+};
+template <>
+struct Format<f8e4m3> {
+  static constexpr int kExponent = 4, kMantissa = 3;
+  static constexpr bool kInfinity = false;
+};
+
+template <class T>
+constexpr uint32_t kPatterns = 1u << (1 + Format<T>::kExponent + Format<T>::kMantissa);
+
+template <class T>
+T from_bits(uint32_t bits) {
+  T value;
+  value.bits = decltype(value.bits)(bits);
+  return value;
+}
+
+template <class T>
+double decode(uint32_t bits) {
+  constexpr int kMantissa = Format<T>::kMantissa, kExponent = Format<T>::kExponent;
+  constexpr int kBias = (1 << (kExponent - 1)) - 1, kTop = (1 << kExponent) - 1;
+  const int sign = bits >= kPatterns<T> / 2 ? -1 : 1;
+  const int mantissa = int(bits & ((1u << kMantissa) - 1)), exponent = int(bits >> kMantissa) & kTop;
+  if (exponent == kTop && Format<T>::kInfinity)
+    return mantissa ? std::numeric_limits<double>::quiet_NaN()
+                    : sign * std::numeric_limits<double>::infinity();
+  if (exponent == kTop && mantissa == (1 << kMantissa) - 1) return std::numeric_limits<double>::quiet_NaN();
+  const double magnitude = exponent == 0
+                               ? std::ldexp(mantissa, 1 - kBias - kMantissa)
+                               : std::ldexp(mantissa + (1 << kMantissa), exponent - kBias - kMantissa);
+  return std::copysign(magnitude, sign);
+}
+
+/// All finite values that are not negative, ascending; the pattern is the index.
+template <class T>
+const std::vector<double>& ladder() {
+  static const std::vector<double> values = [] {
+    std::vector<double> list;
+    for (uint32_t bits = 0; bits < kPatterns<T> / 2 && std::isfinite(decode<T>(bits)); ++bits)
+      list.push_back(decode<T>(bits));
+    return list;
+  }();
+  return values;
+}
+
+template <class T>
+uint32_t encode(double value) {
+  const auto& values = ladder<T>();
+  const uint32_t sign = std::signbit(value) ? kPatterns<T> / 2 : 0;
+  const double magnitude = std::abs(value);
+  const uint32_t largest = uint32_t(values.size() - 1);
+  const double step = values[largest] - values[largest - 1];
+  if (magnitude >= values[largest] + step / 2)  // a tie goes to the even pattern, which would be the next one
+    return sign | (Format<T>::kInfinity ? largest + 1 : largest);
+  if (magnitude >= values[largest]) return sign | largest;
+  const auto above = uint32_t(std::upper_bound(values.begin(), values.end(), magnitude) - values.begin());
+  const uint32_t below = above - 1;
+  const double down = magnitude - values[below], up = values[above] - magnitude;  // exact: few bits apart
+  if (down != up) return sign | (down < up ? below : above);
+  return sign | (below % 2 == 0 ? below : above);
+}
+
+template <class T>
+class SmallFloat : public testing::Test {};
+using SmallFloats = testing::Types<bf16, f16, f8e4m3>;
+TYPED_TEST_SUITE(SmallFloat, SmallFloats);
+
+TYPED_TEST(SmallFloat, EveryPatternHasItsValueAndRoundTrips) {
+  for (uint32_t bits = 0; bits < kPatterns<TypeParam>; ++bits) {
+    const double expected = decode<TypeParam>(bits);
+    const auto got = float(from_bits<TypeParam>(bits));
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(got)) << bits;
+      ASSERT_TRUE(std::isnan(decode<TypeParam>(TypeParam(got).bits))) << bits;
+      continue;
+    }
+    ASSERT_EQ(double(got), expected) << bits;
+    ASSERT_EQ(std::signbit(got), std::signbit(expected)) << bits;
+    ASSERT_EQ(TypeParam(got).bits, from_bits<TypeParam>(bits).bits) << bits;
+  }
+}
+
+TYPED_TEST(SmallFloat, RoundsTiesAndTheirNeighboursAsTheReference) {
+  const auto& values = ladder<TypeParam>();
+  const auto test = [](double value) {
+    for (const double x : {value, -value}) {
+      if (double(float(x)) == x) {
+        ASSERT_EQ(TypeParam(float(x)).bits, encode<TypeParam>(x)) << "f32 " << x;
+      }
+      ASSERT_EQ(convert<TypeParam>(x).bits, encode<TypeParam>(x)) << "f64 " << x;
+    }
+  };
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double low = values[i], high = i + 1 < values.size() ? values[i + 1] : 2 * low - values[i - 1];
+    const double tie = (low + high) / 2;
+    const auto near = float(tie);
+    for (const double x :
+         {low, tie, double(std::nextafter(near, 0.0f)), double(std::nextafter(near, INFINITY)),
+          std::nextafter(tie, 0.0), std::nextafter(tie, 1e300), (low + tie) / 2, (tie + high) / 2})
+      test(x);
+  }
+  for (const double x : {1e300, 1e-300, 5e-324, 3.5e38, 1e10, 448.0, 464.0, 480.0, 65519.99, 65520.0})
+    test(x);
+}
+
+TYPED_TEST(SmallFloat, RandomFloatsRoundAsTheReference) {
+  std::mt19937 random(11);
+  for (int i = 0; i < 1'000'000; ++i) {
+    const float value = std::bit_cast<float>(uint32_t(random()));
+    if (std::isnan(value)) {
+      ASSERT_TRUE(std::isnan(float(TypeParam(value))));
+    } else {
+      ASSERT_EQ(TypeParam(value).bits, encode<TypeParam>(value)) << value;
+    }
+  }
+}
+
+TYPED_TEST(SmallFloat, SpecialValues) {
+  const float inf = std::numeric_limits<float>::infinity();
+  if (Format<TypeParam>::kInfinity) {
+    EXPECT_EQ(float(TypeParam(inf)), inf);
+    EXPECT_EQ(float(TypeParam(-inf)), -inf);
+    EXPECT_EQ(float(convert<TypeParam>(-1e300)), -inf);
+  } else {
+    EXPECT_EQ(float(TypeParam(inf)), 448.0f);
+    EXPECT_EQ(float(TypeParam(-inf)), -448.0f);
+    EXPECT_EQ(float(convert<TypeParam>(1e300)), 448.0f);
+  }
+  EXPECT_TRUE(std::isnan(float(TypeParam(std::nanf("")))));
+  EXPECT_TRUE(std::isnan(float(TypeParam(-std::nanf("")))));
+  // A NaN whose payload lies in the bits that are cut must not become infinity.
+  EXPECT_TRUE(std::isnan(float(TypeParam(std::bit_cast<float>(0x7F800001u)))));
+  EXPECT_TRUE(std::isnan(float(convert<TypeParam>(std::numeric_limits<double>::quiet_NaN()))));
+}
+
+TEST(Convert, DoubleToFloatToSmallIsRoundedOnce) {
+  // 1 + 2^-8 is a tie of bf16; a little more than it goes up, though it is the tie in f32.
+  EXPECT_EQ(float(convert<bf16>(1 + 0x1p-8)), 1.0f);
+  EXPECT_EQ(float(convert<bf16>(1 + 0x1p-8 + 0x1p-40)), 1.0f + 0x1p-7f);
+  EXPECT_EQ(float(convert<bf16>(-1 - 0x1p-8 - 0x1p-40)), -1.0f - 0x1p-7f);
+}
+
+TEST(Convert, FloatsToIntegersTruncateAndToBoolTest) {
+  EXPECT_EQ(convert<int64_t>(2.7), 2);
+  EXPECT_EQ(convert<int32_t>(-2.7f), -2);
+  EXPECT_EQ(convert<int64_t>(bf16(-3.5f)), -3);
+  EXPECT_EQ(convert<uint8_t>(f16(200.5f)), 200);
+  EXPECT_EQ(convert<bool>(0.25f), true);
+  EXPECT_EQ(convert<bool>(-0.0f), false);
+  EXPECT_EQ(convert<bool>(f8e4m3(0.0f)), false);
+  EXPECT_EQ(convert<bool>(int64_t{256}), true);
+  EXPECT_EQ(float(convert<f16>(true)), 1.0f);
+  EXPECT_EQ(convert<double>((int64_t{1} << 53) - 1), 9007199254740991.0);
+}
+
+TEST(DType, NamesSizesAndErrors) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::f8e4m3, DType::i64,
+                            DType::i32, DType::u8, DType::boolean}) {
+    EXPECT_EQ(parse_dtype(name_of(dtype)), dtype);
+    dispatch_any(dtype, [&]<class T>() {
+      EXPECT_EQ(sizeof(T), size_of(dtype));
+      EXPECT_EQ(dtype_of<T>, dtype);
+    });
+    if (is_floating(dtype)) {
+      // epsilon: the least step above 1 that the format has
+      const double step = epsilon(dtype);
+      dispatch_any(dtype, [&]<class T>() {
+        EXPECT_EQ(double(convert<T>(1 + step)), 1 + step);
+        EXPECT_EQ(double(convert<T>(1 + step / 2)), 1.0);
+      });
+    } else {
+      EXPECT_THROW(epsilon(dtype), Error);
+    }
+  }
+  EXPECT_THROW(parse_dtype("float"), Error);
+  EXPECT_THROW(dispatch_floating(DType::i64, "test", [&]<class T>() {}), Error);
+  EXPECT_THROW(dispatch_floating_cuda(DType::f64, "test", [&]<class T>() {}), Error);
+  EXPECT_THROW(dispatch_index(DType::f32, "test", [&]<class T>() {}), Error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,281 @@
+#include "tensor/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "tensor/finite.h"
+#include "tensor/kernels.h"
+#include "tensor/print.h"
+
+namespace tessera {
+namespace {
+
+const Device kCpu = Device::cpu();
+const DType kAll[] = {DType::f64, DType::f32, DType::bf16, DType::f16,    DType::f8e4m3,
+                      DType::i64, DType::i32, DType::u8,   DType::boolean};
+
+Tensor counting(const Shape& shape, double first = 0) {
+  std::vector<double> values(size_t(shape.count()));
+  std::iota(values.begin(), values.end(), first);
+  return Tensor::from(values, shape);
+}
+
+std::vector<double> values(const Tensor& x) {
+  return x.to_vector<double>();
+}
+
+template <class F>
+std::string message(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+}
+
+// ---- construction ----
+
+TEST(Tensor, RowsOf16BytesAndMoreStartOn16ByteBoundaries) {
+  for (const DType dtype : kAll)
+    for (const int64_t width : {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 512, 1365}) {
+      const auto size = int64_t(size_of(dtype));
+      const int64_t pitch = row_pitch(width, dtype);
+      if (width * size < 16) {
+        EXPECT_EQ(pitch, width);
+      } else {
+        EXPECT_EQ(pitch * size % 16, 0);
+        EXPECT_TRUE(width <= pitch && pitch * size < width * size + 16);
+      }
+      const Tensor tensor = Tensor::empty({2, 3, width}, dtype, kCpu);
+      EXPECT_TRUE(tensor.has_rows());
+      if (width > 0) {
+        EXPECT_EQ(tensor.row_stride(), pitch) << dtype << " " << width;
+      }
+      EXPECT_TRUE(Tensor::empty_packed({2, 3, width}, dtype, kCpu).layout().is_packed());
+      EXPECT_TRUE(Tensor::empty_pinned({2, 3, width}, dtype).layout().is_packed());
+      EXPECT_TRUE(Tensor::empty({width}, dtype, kCpu).layout().is_packed()) << "one row needs no pitch";
+    }
+}
+
+TEST(Tensor, SizesThatOverflowAreRefusedBeforeAnythingElse) {
+  const int64_t huge = int64_t{1} << 61;
+  for (const Shape& shape :
+       {Shape{huge}, Shape{huge, 1}, Shape{3, huge / 2}, Shape{huge / 8, 5}, Shape{0, huge}})
+    for (const DType dtype : {DType::f64, DType::f32})
+      expect_parts(message([&] { Tensor::empty(shape, dtype, kCpu); }), {"bytes overflows"});
+  // Fits 63 bits of elements, and as a view nothing is allocated; exchanged dimensions are no new size.
+  const int64_t half = int64_t{1} << 40;
+  const Tensor wide = Tensor::zeros({1}, DType::u8, kCpu).expand({1, half, 1});
+  EXPECT_EQ(wide.transpose(0, 1).shape(), (Shape{half, 1, 1}));
+  EXPECT_EQ(wide.permute({2, 0, 1}).shape(), (Shape{1, 1, half}));
+}
+
+TEST(Tensor, FromChecksTheNumberOfValues) {
+  expect_parts(message([] {
+                 Tensor::from(std::vector<float>{1, 2, 3}, {2, 2});
+               }),
+               {"3 values", "[2, 2]", "4"});
+  EXPECT_EQ(values(Tensor::from(std::vector<int32_t>{1, -2}, {2, 1})), (std::vector<double>{1, -2}));
+}
+
+TEST(Tensor, TypedAccessChecksTheDtype) {
+  expect_parts(message([] { counting({2}).data<float>(); }), {"f64", "f32"});
+  EXPECT_EQ(counting({2}).data<double>()[1], 1);
+}
+
+TEST(Tensor, ItemAndToVectorConvert) {
+  EXPECT_EQ(counting({1, 1}, 7).item<int64_t>(), 7);
+  EXPECT_EQ(Tensor::full({}, 2.5, DType::bf16, kCpu).item<float>(), 2.5f);
+  EXPECT_EQ(counting({2, 2}).to(DType::f16).to_vector<int32_t>(), (std::vector<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(counting({3}).to_vector<bool>(), (std::vector<bool>{false, true, true}));
+  EXPECT_TRUE(counting({0, 3}).to_vector<double>().empty());
+  expect_parts(message([] { counting({2, 3}).item(); }), {"item", "f64[2, 3]", "6 elements"});
+  expect_parts(message([] { Tensor().item(); }), {"undefined"});
+  expect_parts(message([] { Tensor().fill(1); }), {"undefined"});
+}
+
+// ---- views ----
+
+TEST(Tensor, SliceSelectPermuteExpandByHand) {
+  const Tensor x = counting({3, 4});
+  EXPECT_EQ(values(x.slice(0, -2, 3)), (std::vector<double>{4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(values(x.slice(1, 1, 4, 2)), (std::vector<double>{1, 3, 5, 7, 9, 11}));
+  EXPECT_EQ(values(x.slice(-1, 3, 4, INT64_MAX)), (std::vector<double>{3, 7, 11}));
+  EXPECT_EQ(x.slice(0, 3, 3).count(), 0);
+  EXPECT_EQ(values(x.select(1, -1)), (std::vector<double>{3, 7, 11}));
+  EXPECT_EQ(x.at({1, 2}).item<double>(), 6);
+  EXPECT_EQ(values(x.permute({-1, 0})), values(x.transpose(0, 1)));
+  EXPECT_EQ(values(counting({2, 1}).expand({2, 2, 2})), (std::vector<double>{0, 0, 1, 1, 0, 0, 1, 1}));
+  EXPECT_EQ(x.reshape_with({2, -1}).shape(), (Shape{2, 6}));
+  EXPECT_TRUE(x.slice(0, 1, 2).shares_storage(x));
+}
+
+TEST(Tensor, ViewErrorsSayWhatWasWrong) {
+  const Tensor x = counting({3, 4});
+  expect_parts(message([&] { x.slice(0, 1, 4); }), {"slice", "[1, 4)", "size 3"});
+  expect_parts(message([&] { x.slice(0, -4, 2); }), {"slice", "-4"});
+  expect_parts(message([&] { x.slice(1, 0, 2, 0); }), {"slice", "step 0"});
+  expect_parts(message([&] { x.select(0, 3); }), {"select", "index 3", "size 3"});
+  expect_parts(message([&] { x.select(2, 0); }), {"dimension 2"});
+  expect_parts(message([&] { x.at({1}); }), {"at", "1 indices", "rank 2"});
+  expect_parts(message([&] { x.permute({0, 0}); }), {"permute", "named twice"});
+  expect_parts(message([&] { x.permute({0}); }), {"permute", "rank 2"});
+  expect_parts(message([&] { x.expand({3, 5}); }), {"expand", "[3, 4]", "[3, 5]"});
+  expect_parts(message([&] { x.expand({4}); }), {"expand"});
+  expect_parts(message([&] { x.reshape({5, 2}); }), {"reshape", "12 elements", "[5, 2]"});
+  expect_parts(message([&] { x.transpose(0, 1).reshape({12}); }), {"reshape", "clone()"});
+  expect_parts(message([&] { x.reshape_with({-1, -1}); }), {"reshape", "more than one"});
+  expect_parts(message([&] { x.reshape_with({-1, 5}); }), {"reshape", "12", "5"});
+  expect_parts(message([&] { Tensor::view_of(x.storage(), Layout::packed({13}), DType::f64); }),
+               {"view_of", "past"});
+  Layout late = Layout::packed({2});
+  late.offset = 11;
+  expect_parts(message([&] { Tensor::view_of(x.storage(), late, DType::f64); }), {"view_of"});
+}
+
+// ---- copies ----
+
+TEST(Tensor, CopiesAcrossAllPairsOfDtypes) {
+  // Small integers and halves: exact wherever the format has a fraction.
+  const std::vector<double> given{0, 1, 2.5, 7, 100, 0.5};
+  for (const DType from : kAll)
+    for (const DType to : kAll) {
+      SCOPED_TRACE(testing::Message() << from << " to " << to);
+      const Tensor x = Tensor::from(given, {2, 3}).to(from), y = x.to(to);
+      EXPECT_EQ(y.dtype(), to);
+      const auto before = values(x), after = values(y);
+      for (size_t i = 0; i < given.size(); ++i) {
+        const double expected = to == DType::boolean  ? double(before[i] != 0)
+                                : !is_floating(to)    ? std::trunc(before[i])
+                                : to == DType::f8e4m3 ? float(f8e4m3(float(before[i])))
+                                                      : before[i];
+        EXPECT_EQ(after[i], expected) << i;
+      }
+    }
+}
+
+TEST(Tensor, CopiesBetweenAnyLayoutsWithBroadcasting) {
+  const Tensor x = counting({2, 3});
+  const Tensor y = Tensor::zeros({6, 4, 2}, DType::f32, kCpu);
+  const Tensor part = y.slice(0, 1, 6, 2).slice(1, 1, 3).transpose(0, 2);  // [2, 2, 3]
+  part.copy_from(x.reshape({2, 1, 3}));
+  EXPECT_EQ(values(part), (std::vector<double>{0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5}));
+  double sum = 0;
+  for (const double value : values(y)) sum += value;
+  EXPECT_EQ(sum, 2 * 15) << "nothing else was written";
+  expect_parts(message([&] { x.copy_from(counting({4, 3})); }), {"copy_from", "[4, 3]", "[2, 3]"});
+  expect_parts(message([&] { x.copy_from(counting({2, 2, 3})); }), {"copy_from"});
+}
+
+TEST(Tensor, OverlappingCopiesReadBeforeTheyWrite) {
+  for (const int64_t size : {6, 100'000}) {  // the larger one runs on several threads
+    const Tensor x = counting({size});
+    x.slice(0, 1, size).copy_from(x.slice(0, 0, size - 1));
+    auto expected = values(counting({size}, -1));
+    expected[0] = 0;
+    ASSERT_EQ(values(x), expected);
+  }
+  const Tensor square = counting({3, 3});
+  square.copy_from(square.transpose(0, 1));
+  EXPECT_EQ(values(square), (std::vector<double>{0, 3, 6, 1, 4, 7, 2, 5, 8}));
+  const Tensor row = counting({2, 2});
+  row.copy_from(row.select(0, 1));  // broadcast over itself
+  EXPECT_EQ(values(row), (std::vector<double>{2, 3, 2, 3}));
+  row.copy_from(row);
+  EXPECT_EQ(values(row), (std::vector<double>{2, 3, 2, 3}));
+}
+
+TEST(Tensor, AnExpandedDestinationIsRefused) {
+  const Tensor wide = counting({1}).expand({3});
+  expect_parts(message([&] { wide.copy_from(counting({3})); }), {"copy_from", "expanded"});
+  expect_parts(message([&] { accumulate(wide, counting({3})); }), {"accumulate", "expanded"});
+  wide.fill(4);  // the same value everywhere: no contradiction
+  EXPECT_EQ(values(wide), (std::vector<double>{4, 4, 4}));
+}
+
+TEST(Tensor, CloneIsPitchedPackedIsPackedAndWithRowsCopiesOnlyIfItMust) {
+  const Tensor x = counting({4, 5}), turned = x.transpose(0, 1);
+  EXPECT_FALSE(x.clone().shares_storage(x));
+  EXPECT_EQ(values(turned.clone()), values(turned));
+  EXPECT_TRUE(x.with_rows().shares_storage(x));
+  EXPECT_FALSE(turned.with_rows().shares_storage(x));
+  EXPECT_TRUE(turned.with_rows().has_rows());
+  EXPECT_FALSE(x.layout().is_packed());
+  EXPECT_TRUE(x.packed().layout().is_packed());
+  EXPECT_EQ(values(x.packed()), values(x));
+  EXPECT_TRUE(x.packed().packed().layout().is_packed());
+  EXPECT_TRUE(x.to(kCpu).shares_storage(x));
+  EXPECT_TRUE(x.to(DType::f64).shares_storage(x));
+}
+
+TEST(Tensor, InPlaceWritersBumpTheVersionOfTheStorage) {
+  const Tensor x = counting({4}), view = x.slice(0, 0, 2);
+  const uint64_t before = x.version();
+  view.fill(1);
+  EXPECT_EQ(x.version(), before + 1);
+  x.copy_from(counting({4}));
+  EXPECT_EQ(view.version(), before + 2);
+  accumulate(view, counting({2}));
+  EXPECT_EQ(x.version(), before + 3);
+}
+
+TEST(Tensor, AccumulateRoundsOnce) {
+  // 1 + 2^-8 + 2^-40 in f64: to f32 first it would be a tie of bf16 and go down.
+  const Tensor y = Tensor::full({1}, 1, DType::bf16, kCpu);
+  accumulate(y, Tensor::full({1}, 0x1p-8 + 0x1p-40, DType::f64, kCpu));
+  EXPECT_EQ(y.item<double>(), 1 + 0x1p-7);
+  const Tensor z = Tensor::full({1}, 0x1p24, DType::f32, kCpu);
+  accumulate(z, Tensor::full({1}, 1 + 0x1p-20, DType::f64, kCpu));  // more than half a step of 2
+  EXPECT_EQ(z.item<double>(), 0x1p24 + 2);
+  expect_parts(message([&] { accumulate(y, z.expand({2})); }), {"accumulate", "[1]", "[2]"});
+}
+
+TEST(Tensor, FindsNonFiniteElements) {
+  const Tensor x = Tensor::from(std::vector<float>{1, INFINITY, NAN, -INFINITY}, {2, 2});
+  const NonFinite found = find_nonfinite(x.transpose(0, 1));
+  EXPECT_EQ(found.nan, 1);
+  EXPECT_EQ(found.inf, 2);
+  EXPECT_EQ(found.first, 1);
+  EXPECT_FALSE(find_nonfinite(counting({3})));
+  EXPECT_FALSE(find_nonfinite(counting({3}).to(DType::i32)));
+}
+
+// ---- printing ----
+
+TEST(Print, ShowsElementsDtypeShapeAndDevice) {
+  EXPECT_EQ(to_string(counting({2, 2}), {.precision = 1}), "[[0.0, 1.0],\n [2.0, 3.0]] f64[2, 2] on cpu");
+  EXPECT_EQ(to_string(Tensor::full({}, 2, DType::i32, kCpu)), "2 i32[] on cpu");
+  EXPECT_EQ(to_string(Tensor::from(std::vector<int64_t>{-(int64_t{1} << 62)}, {1})),
+            "[-4611686018427387904] i64[1] on cpu");
+  EXPECT_EQ(to_string(counting({2}).to(DType::boolean)), "[0, 1] bool[2] on cpu");
+  EXPECT_EQ(to_string(Tensor::full({1}, 12345, DType::f32, kCpu), {.precision = 2, .scientific = true}),
+            "[1.23e+04] f32[1] on cpu");
+  EXPECT_EQ(to_string(counting({0, 3})), "[] f64[0, 3] on cpu");
+  EXPECT_EQ(to_string(Tensor()), "(undefined)");
+  EXPECT_EQ(to_string(counting({2, 1, 2}), {.precision = 0}), "[[[0, 1]],\n [[2, 3]]] f64[2, 1, 2] on cpu");
+}
+
+TEST(Print, ShortensWhatIsLarge) {
+  EXPECT_EQ(to_string(counting({10}), {.precision = 0, .edge_items = 2, .threshold = 9}),
+            "[0, 1, ..., 8, 9] f64[10] on cpu");
+  EXPECT_EQ(to_string(counting({10}), {.precision = 0, .edge_items = 2, .threshold = 10}),
+            "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9] f64[10] on cpu");
+  EXPECT_EQ(to_string(counting({3, 4}), {.precision = 0, .edge_items = 1, .threshold = 1}),
+            "[[0, ..., 3],\n ...,\n [8, ..., 11]] f64[3, 4] on cpu");
+  EXPECT_EQ(to_string(counting({3}), {.precision = 0, .edge_items = 0, .threshold = 1}),
+            "[...] f64[3] on cpu");
+  std::ostringstream text;
+  text << counting({2000});
+  EXPECT_EQ(text.str(), "[0.0000, 1.0000, 2.0000, ..., 1997.0000, 1998.0000, 1999.0000] f64[2000] on cpu");
+}
+
+}  // namespace
+}  // namespace tessera
