@@ -67,7 +67,6 @@
 #include "io/checkpoint_folder.h"
 #include "io/checksum.h"
 #include "io/events.h"
-#include "io/events_message.h"
 #include "io/file.h"
 #include "io/npy.h"
 #include "io/safetensors.h"

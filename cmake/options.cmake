@@ -9,6 +9,7 @@ else()
 endif()
 set(TESSERA_CPU ${cpu} CACHE STRING "-march of the CPU code; \"native\" for this machine only")
 set(TESSERA_SANITIZE "" CACHE STRING "Host sanitizers, for example address,undefined")
+option(TESSERA_FUZZ "Build the libFuzzer targets of tests/fuzz (clang)" OFF)
 
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "io/file.h"
-#include "io/syscall.h"
+#include "io/syscall_internal.h"
 
 namespace tessera::io {
 namespace {
@@ -67,11 +67,11 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
     file_ = retry([&] { return file_calls().open(temporary_.c_str(), kFlags, 0666); });
     if (file_ < 0 && errno == EEXIST) continue;  // left by a killed process that had our number
     if (file_ < 0) fail("cannot create a temporary file", errno);
-    // The lock says that the writer lives. Somebody who cleaned up before we had it has removed the file.
+    // The lock says that the writer lives; a file system without locks has nobody who cleans up by them.
+    // Somebody who cleaned up before we had the lock has removed the file: begin again.
+    retry([&] { return ::flock(file_, LOCK_EX); });
     struct stat info {};
-    const bool locked =
-        retry([&] { return ::flock(file_, LOCK_EX); }) == 0 || errno == ENOLCK || errno == ENOTSUP;
-    if (locked && ::fstat(file_, &info) == 0 && info.st_nlink > 0) return;
+    if (::fstat(file_, &info) != 0 || info.st_nlink > 0) return;
     discard();
   }
 }
@@ -93,7 +93,8 @@ void AtomicFile::fail(const char* what, int error) const {
   const bool is_full = error == ENOSPC || error == EDQUOT;
   fail_at(Site::here(), "write: ", path_, ": ", what, ": ", text_of(error), "; ", bytes_,
           " bytes are needed, ", written_, " were written, ", room, " are free in ", folder_,
-          is_full ? " (a quota may allow fewer); make room and save again" : "; check the disk",
+          is_full ? " (a quota may allow fewer); make room and save again"
+                  : "; check the disk and the permissions",
           "; what had that name before is untouched");
 }
 

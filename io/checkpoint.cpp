@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "io/checksum.h"
-#include "io/safetensors_format.h"
+#include "io/safetensors_internal.h"
 
 namespace tessera::io {
 namespace {

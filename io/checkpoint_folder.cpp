@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "io/syscall.h"
+#include "io/syscall_internal.h"
 
 namespace tessera::io {
 namespace {

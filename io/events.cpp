@@ -9,9 +9,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "io/events_message.h"
+#include "io/events_internal.h"
 #include "io/file.h"
-#include "io/syscall.h"
+#include "io/syscall_internal.h"
 
 namespace tessera::io {
 namespace {

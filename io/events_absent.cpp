@@ -1,4 +1,4 @@
-#include "io/events_message.h"
+#include "io/events_internal.h"
 #include "runtime/error.h"
 
 namespace tessera::io::events {

@@ -1,5 +1,5 @@
 #include "events.pb.h"
-#include "io/events_message.h"
+#include "io/events_internal.h"
 
 namespace tessera::io::events {
 

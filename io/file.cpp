@@ -13,7 +13,7 @@
 #include <limits>
 #include <utility>
 
-#include "io/syscall.h"
+#include "io/syscall_internal.h"
 
 namespace tessera::io {
 namespace {

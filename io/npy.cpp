@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "io/safetensors_format.h"
+#include "io/safetensors_internal.h"
 
 namespace tessera::io {
 namespace {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "io/safetensors_format.h"
+#include "io/safetensors_internal.h"
 
 namespace tessera::io {
 
@@ -107,11 +107,6 @@ void save_safetensors(const std::string& path, const NamedTensors& tensors, cons
     file.write(host.raw(), host.bytes());
   }
   file.publish();
-}
-
-void save_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
-                      const Metadata& metadata) {
-  save_safetensors(path, NamedTensors(tensors.begin(), tensors.end()), metadata);
 }
 
 SafetensorsFile::SafetensorsFile(InputFile file) : file_(std::move(file)) {

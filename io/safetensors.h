@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,8 +32,11 @@ using Metadata = std::map<std::string, std::string>;
 /// Writes the file as AtomicFile does. Any layout and device; names are distinct, UTF-8, and not
 /// "__metadata__".
 void save_safetensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata = {});
-void save_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
-                      const Metadata& metadata = {});
+/// The same for any range of (name, tensor), such as a std::map.
+template <std::ranges::range Tensors>
+void save_safetensors(const std::string& path, const Tensors& tensors, const Metadata& metadata = {}) {
+  save_safetensors(path, NamedTensors(tensors.begin(), tensors.end()), metadata);
+}
 
 /// All tensors of the file, by name, on the device.
 std::map<std::string, Tensor> load_safetensors(const std::string& path, Device device = Device::cpu());

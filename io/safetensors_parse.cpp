@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "io/safetensors_format.h"
+#include "io/safetensors_internal.h"
 
 // The header is parsed by events, not into a tree: duplicate keys are seen, depth is a state (object, entry,
 // list: nothing nests deeper), and no more is kept than what an entry can mean.

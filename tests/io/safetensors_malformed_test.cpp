@@ -18,14 +18,20 @@ std::string with_length(uint64_t length, const std::string& rest) {
   return bytes + rest;
 }
 
+std::string joined(std::initializer_list<std::string_view> parts) {
+  std::string whole;
+  for (const std::string_view part : parts) whole += part;
+  return whole;
+}
+
 /// A header of one tensor "x".
-std::string one(const std::string& dtype, const std::string& shape, const std::string& offsets) {
-  return R"({"x":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
+std::string one(std::string_view dtype, std::string_view shape, std::string_view offsets) {
+  return joined({R"({"x":{"dtype":)", dtype, R"(,"shape":)", shape, R"(,"data_offsets":)", offsets, "}}"});
 }
 
 std::string entry(const std::string& name, uint64_t begin, uint64_t end) {
-  return '"' + name + R"(":{"dtype":"U8","shape":[)" + std::to_string(end - begin) + R"(],"data_offsets":[)" +
-         std::to_string(begin) + ',' + std::to_string(end) + "]}";
+  return joined({"\"", name, R"(":{"dtype":"U8","shape":[)", std::to_string(end - begin),
+                 R"(],"data_offsets":[)", std::to_string(begin), ",", std::to_string(end), "]}"});
 }
 
 std::vector<Malformed> malformed_files() {
@@ -34,7 +40,7 @@ std::vector<Malformed> malformed_files() {
   };
   const std::string x = entry("x", 0, 2);
   std::string ten = "{";
-  for (int i = 0; i < 10; ++i) ten += (i ? "," : "") + entry("t" + std::to_string(i), 0, 2);
+  for (char c = '0'; c <= '9'; ++c) ten += joined({c == '0' ? "" : ",", entry({c}, 0, 2)});
   return {
       // The length of the header.
       {"1 byte", "x", "has 1 bytes, too few for a header"},
