@@ -8,7 +8,7 @@ using namespace tessera;
 /// A layer of one's own is a struct that lists its parts once; counting, summing up, saving and loading
 /// follow from that.
 
-struct Block {
+struct Residual {
   nn::LayerNorm norm;
   nn::Mlp mlp;
   Tensor operator()(const Tensor& x) const { return ops::add(x, mlp(norm(x))); }
@@ -17,13 +17,13 @@ struct Block {
 
 struct Model {
   nn::Linear in, out;
-  std::vector<Block> blocks;
+  std::vector<Residual> blocks;
   Model(int64_t width, int depth, Rng& rng) : in(3, width, rng), out(width, 1, rng) {
     for (int i = 0; i < depth; ++i) blocks.push_back({nn::LayerNorm(width), nn::Mlp(width, 4 * width, rng)});
   }
   Tensor operator()(Tensor x) const {
     x = in(x);
-    for (const Block& block : blocks) x = block(x);
+    for (const Residual& block : blocks) x = block(x);
     return out(x);
   }
   void fields(auto&& visit) { visit("in", in), visit("blocks", blocks), visit("out", out); }
