@@ -30,6 +30,26 @@ Sizes sizes_of(const Tensor& q, const Tensor& k) {
   return n;
 }
 
+/// While it lives, an OpenBLAS that has threads of its own uses one: here each of our threads calls it, and
+/// its threads on top of ours would only stand in each other's way. The OpenMP build sees to that by itself.
+class OneBlasThread {
+ public:
+  explicit OneBlasThread(int64_t pieces) {
+    constexpr int kOwnThreads = 1;  // openblas_get_parallel: 0 none, 1 threads of its own, 2 OpenMP
+    if (pieces > 1 && cpu_threads() > 1 && openblas_get_parallel() == kOwnThreads) {
+      before_ = openblas_get_num_threads();
+      openblas_set_num_threads(1);
+    }
+  }
+  ~OneBlasThread() {
+    if (before_ > 0) openblas_set_num_threads(before_);
+  }
+  OneBlasThread(const OneBlasThread&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 /// c [m, n] = a [m, k] b [n, k]^T
 void product_nt(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                 float* c, int64_t ldc) {
@@ -49,10 +69,11 @@ void add_product_tn(int64_t m, int64_t n, int64_t k, float factor, const float* 
               int(ldb), 1, c, int(ldc));
 }
 
-/// e^x to within 2 ulp as plain arithmetic, which vectorises where std::exp does not. 0 below -87, infinity
-/// above 88.7, NaN for NaN. Cody and Waite's reduction x = n ln 2 + r, and a polynomial of degree 6 in r.
+/// e^x to within 1.5 ulp as plain arithmetic, which vectorises where std::exp does not. 0 below -86.9,
+/// infinity above 88.7, NaN for NaN. Cody and Waite's reduction x = n ln 2 + r, and a polynomial of degree 6
+/// in r.
 inline float exponential(float x) {
-  const float clamped = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
+  const float clamped = x < -86.9f ? -86.9f : (x > 88.7f ? 88.7f : x);
   const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are n
   const float n = shifted - 12582912.0f;
   const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -66,11 +87,11 @@ inline float exponential(float x) {
   // 2^(n - 1) * 2, as 2^128 has no bits of its own.
   const float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 126u) << 23);
   const float result = y * power * 2.0f;
-  const float bounded = x < -87.3f ? 0.0f : (x > 88.7f ? std::numeric_limits<float>::infinity() : result);
+  const float bounded = x < -86.9f ? 0.0f : (x > 88.7f ? std::numeric_limits<float>::infinity() : result);
   return x == x ? bounded : x;
 }
 
-/// Rows of one tile that see fewer keys than the tile's last: their hidden scores.
+/// Keys that the last query of a tile sees; the others see no more.
 int64_t keys_of_tile(const Sizes& n, int64_t end, bool causal) {
   return visible_keys(end - 1, n.queries, n.keys, causal);
 }
@@ -93,6 +114,7 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
   const int64_t lse_stride = lse_.row_stride();
   const float scale = float(options.scale), lowest = -std::numeric_limits<float>::infinity();
 
+  const OneBlasThread one(n.batch * n.heads * n.tiles);
   parallel_for(n.batch * n.heads * n.tiles, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scores(size_t(n.tile * n.keys));
     for (int64_t piece = begin; piece < end; ++piece) {
@@ -139,6 +161,7 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
   const int64_t lse_stride = lse_.row_stride();
   const float scale = float(options.scale), last_scale = float(gradient_scale(options.scale, n.keys));
 
+  const OneBlasThread one(n.batch * n.heads);
   parallel_for(n.batch * n.heads, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> p(size_t(n.tile * n.keys)), ds(size_t(n.tile * n.keys));
     for (int64_t head = begin; head < end; ++head) {
