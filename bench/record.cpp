@@ -98,8 +98,8 @@ namespace {
 
 std::string shape_text(const Record& r) {
   std::string text;
-  for (const auto& [name, size] : r.shape)
-    text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, size);
+  for (const auto& [name, size] : r.shape)  // a size of 0 is one that the work does not have
+    if (size != 0) text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, size);
   for (const auto& [name, value] : r.attrs) text += fmt::format(" {}={}", name, value);
   return text;
 }
@@ -124,7 +124,8 @@ std::string format_rows(const std::vector<std::vector<std::string>>& rows, size_
 
 std::string work_key(const Record& r) {
   std::string key = r.op + "|" + r.dtype + "|" + r.mode;
-  for (const auto& [name, size] : r.shape) key += fmt::format("|{}={}", name, size);
+  for (const auto& [name, size] : r.shape)
+    if (size != 0) key += fmt::format("|{}={}", name, size);
   for (const auto& [name, value] : r.attrs) key += fmt::format("|{}={}", name, value);
   return key;
 }

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "bench/host_bench.h"
@@ -40,6 +41,16 @@ int bench_op(const OpArgs& args) {
     for (const std::string& key_value : args.set) ops::set_attr(*op, given.attrs, key_value);
     if (!args.shape.empty()) {
       given.dims = parse_dims(args.shape);
+      // Sizes that are not given are those of the operator's first benchmark, if all given names are its own.
+      if (!op->benches.empty()) {
+        ops::Dims all = op->benches[0].dims;
+        const bool own =
+            std::ranges::all_of(given.dims, [&](const auto& size) { return all.contains(size.first); });
+        if (own) {
+          for (const auto& [name, size] : given.dims) all[name] = size;
+          given.dims = all;
+        }
+      }
       op->problem(given.dims, ops::complete(*op, given.attrs));  // complains of a missing size
       options.cases = {given};
     } else if (!args.set.empty()) {

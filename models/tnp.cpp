@@ -5,6 +5,7 @@
 #include "autograd/checkpoint.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
+#include "ops/cast/cast.h"
 #include "ops/gmm_nll/gmm_nll.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
@@ -147,15 +148,25 @@ Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const 
   return head_out(ops::silu(head_in(targets)));
 }
 
+namespace {
+
+/// The likelihood is evaluated in f32 at least: a target rounded to 16 bits would be another target.
+Tensor likelihood_dtype(const Tensor& mixture) {
+  return size_of(mixture.dtype()) == 2 ? ops::cast(mixture, DType::f32) : mixture;
+}
+
+}  // namespace
+
 Tensor Tnp::loss(const TnpBatch& batch) const {
   const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
-  return ops::gmm_nll(forward(batch.xc, batch.yc, batch.xt), y.to(config.dtype), ops::Reduction::mean);
+  const Tensor mixture = likelihood_dtype(forward(batch.xc, batch.yc, batch.xt));
+  return ops::gmm_nll(mixture, y.to(mixture.dtype()), ops::Reduction::mean);
 }
 
 Tensor Tnp::point_losses(const TnpBatch& batch) const {
   const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
-  const Tensor losses =
-      ops::gmm_nll(forward(batch.xc, batch.yc, batch.xt), y.to(config.dtype), ops::Reduction::none);
+  const Tensor mixture = likelihood_dtype(forward(batch.xc, batch.yc, batch.xt));
+  const Tensor losses = ops::gmm_nll(mixture, y.to(mixture.dtype()), ops::Reduction::none);
   return losses.detach().transpose(0, 1);
 }
 

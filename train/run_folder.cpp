@@ -123,6 +123,8 @@ json build_facts() {
 }
 
 #if defined(TESSERA_WITH_SQLITE)
+bool database_available() { return true; }
+
 namespace {
 
 class Database {
@@ -213,6 +215,7 @@ void record_run(const fs::path& database, const RunFolder& run, const std::strin
        {":settings", settings.dump()}});
 }
 #else
+bool database_available() { return false; }
 void record_run(const fs::path&, const RunFolder&, const std::string&) {}
 #endif
 

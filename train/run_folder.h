@@ -54,6 +54,9 @@ nlohmann::json build_facts();
 /// "2026-01-31T12:34:56Z"
 std::string utc_now();
 
+/// Whether this build has SQLite.
+bool database_available();
+
 /// Writes or replaces the run's row in `database`: path, model, status ("running", "finished", "interrupted",
 /// "failed"), start, end, steps, final loss, best evaluation, tokens/s, device, revision, settings as JSON.
 /// Without SQLite in the build it does nothing; `doctor` says so.

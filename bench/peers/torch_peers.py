@@ -25,6 +25,7 @@ parser.add_argument("--seconds", type=float, default=0.5)
 parser.add_argument("--step", action="append", default=[], help="M,N,B[,checkpoint]; may be repeated")
 parser.add_argument("--modes", default="eager,compile,graph", help="of the step")
 parser.add_argument("--widths", default="1365,1408", help="of the step's hidden layers")
+parser.add_argument("--backends", default="flash,cudnn", help="of the step's attention, on a GPU")
 parser.add_argument("--dtype", default="")
 parser.add_argument("sections", nargs="+")
 args = parser.parse_args()
@@ -122,7 +123,7 @@ def gmm_nll(h, y):
 def section_op():
     """The committed shapes of the operators on the TNP's path."""
     compiled = [("torch eager", lambda f: f)]
-    if on_gpu:
+    if on_gpu and "compile" in args.modes:
         compiled.append(("torch compile", torch.compile))
     for name, wrap in compiled:
         torch._dynamo.reset()
@@ -136,7 +137,7 @@ def section_op():
                 both("linear", {"T": tokens, "in": d_in, "out": d_out}, name, wrap(F.linear),
                      [normal(tokens, d_in), normal(d_out, d_in)], (fl, el), (2 * fl, 2 * el))
             fl = 4 * tokens * 512 * 1365
-            both("mlp", {"T": tokens, "D": 512, "F": 1365}, name,
+            both("mlp", {"T": tokens, "D": 512, "F": 1365, "E": 512}, name,
                  wrap(lambda x, u, d: F.linear(F.silu(F.linear(x, u)), d)),
                  [normal(tokens, 512), normal(1365, 512), normal(512, 1365)], (fl, tokens * 1024), (2 * fl, tokens * 1536))
         for rows, width in ((65536, 768), (36096, 512), (205000, 512)):
@@ -163,7 +164,7 @@ def section_op():
                 x = normal(tokens, d_in) if shared else normal(tokens, 10, d_in)
                 both("grouped_linear", {"T": tokens, "K": 10, "in": d_in, "out": d_out}, name,
                      wrap(lambda x, w: torch.einsum(equation, x, w)), [x, normal(10, d_out, d_in)], (fl, 0), (2 * fl, 0),
-                     attrs={"shared": "true" if shared else "false"})
+                     attrs=None if shared else {"shared": "false"})
     backends = [("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)] if on_gpu else \
         [("math", SDPBackend.MATH)]
     for m, n, b in ((64, 500, 64), (10000, 1000, 1), (10000, 1000, 4), (200000, 5000, 1)):
@@ -174,6 +175,15 @@ def section_op():
                 q, k, v = normal(b, 8, m + n, 64), normal(b, 8, m, 64), normal(b, 8, m, 64)
                 both("attention", {"B": b, "M": m, "N": n, "H": 8, "D": 64}, f"torch {backend_name}",
                      F.scaled_dot_product_attention, [q, k, v], (fl, el), (2.5 * fl, 2 * el))
+    for b, length, heads, dim, causal in ((16, 1024, 32, 64, False), (16, 1024, 32, 64, True), (4, 4096, 32, 64, False),
+                                          (4, 4096, 32, 64, True), (4, 4096, 16, 128, False), (4, 4096, 16, 128, True)):
+        fl = 4.0 * b * heads * length * length * dim / (2 if causal else 1)
+        for backend_name, backend in backends:
+            with sdpa_kernel(backend):
+                q, k, v = (normal(b, heads, length, dim) for _ in range(3))
+                both("attention", {"B": b, "M": length, "H": heads, "D": dim}, f"torch {backend_name}",
+                     lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), [q, k, v], (fl, 0),
+                     (2.5 * fl, 0), attrs={"causal": "true" if causal else "false"})
 
 
 class Mlp(nn.Module):
@@ -237,7 +247,7 @@ def section_step():
     for m, n, b, *rest in shapes:
         m, n, b, recompute = int(m), int(n), int(b), rest == ["checkpoint"]
         for ff in (int(width) for width in args.widths.split(",")):
-            for backend_name in ("flash", "cudnn") if on_gpu else ("math",):
+            for backend_name in args.backends.split(",") if on_gpu else ("math",):
                 backend = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
                            "math": SDPBackend.MATH}[backend_name]
                 for mode in args.modes.split(","):

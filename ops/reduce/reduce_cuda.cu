@@ -34,29 +34,30 @@ struct Finish {
   bool root = false;
 };
 
-/// How elements are combined. `Partial`: what a pass leaves for the next, which combines by `Rest`.
+/// How elements are combined. `Partial`: what a pass leaves for the next, which combines by `Rest`. Sums are f64, as on the
+/// CPU: a long sum that cancels stays right, and an f64 addition an element is far below what memory takes.
 struct SumOf {
-  using Acc = float;
+  using Acc = double;
   using Rest = SumOf;
   template <class T>
-  using Partial = float;
-  static __device__ float identity() { return 0.0f; }
-  static __device__ float combine(float a, float b) { return a + b; }
+  using Partial = double;
+  static __device__ double identity() { return 0; }
+  static __device__ double combine(double a, double b) { return a + b; }
   template <class T>
-  __device__ float lift(T x, int64_t, int64_t) const {
-    return float(x);
+  __device__ double lift(T x, int64_t, int64_t) const {
+    return double(x);
   }
   template <class Out>
-  static __device__ Out finish(float sum, Finish how) {
-    const float mean = sum / how.count;
-    return Out(how.root ? sqrtf(mean) : mean);
+  static __device__ Out finish(double sum, Finish how) {
+    const double mean = sum / how.count;
+    return Out(float(how.root ? sqrt(mean) : mean));
   }
 };
 
 struct SquaresOf : SumOf {
   template <class T>
-  __device__ float lift(T x, int64_t, int64_t) const {
-    return float(x) * float(x);
+  __device__ double lift(T x, int64_t, int64_t) const {
+    return double(x) * double(x);
   }
 };
 

@@ -106,7 +106,8 @@ void expect_close(const OpSpec& op, const char* what, const Tensor& y, const Ten
   ASSERT_EQ(y.shape(), reference.shape()) << what;
   const Errors ours = compare(y, reference);
   const double base = baseline ? compare(*baseline, reference).largest : 0;
-  const double bound = op.tolerance_factor * base + 2 * epsilon(y.dtype()) * ours.reference;
+  const double bound = (y.dtype() == DType::f32 ? op.tolerance_factor_f32 : op.tolerance_factor) * base +
+                       2 * epsilon(y.dtype()) * ours.reference;
   EXPECT_LE(ours.largest, bound) << what << " " << y.dtype() << y.shape() << ": element " << ours.at
                                  << ", baseline error " << base << ", largest reference " << ours.reference;
 }
