@@ -179,16 +179,32 @@ TEST(Leaf, ABufferOfItsOwnIsUsedFromThenOn) {
   expect_parts(message([&] { set_grad_buffer(x, Tensor()); }), {"undefined"});
 }
 
+/// An operator whose backward is given, with outputs that are copies of the first input.
+template <class F>
+Tensor custom(const Tensor& a, const Tensor& b, F backward) {
+  Tensor y = a.detach().clone();
+  Tape::innermost()->record("custom", Site::here(), {&a, &b}, {&y}, std::move(backward));
+  return y;
+}
+
 TEST(Leaf, NeverSharesMemoryWithAnotherGradient) {
-  // add passes one gradient to both inputs; a's would be added to in place while mul's backward still reads
-  // it.
+  // The first operator passes one gradient to the leaf and to z. Then z's backward adds to the leaf's
+  // gradient, in place, before it has finished reading its own.
   const Tensor a = leaf({2, 3}), w = leaf({5, 7});
   Tape tape;
-  const Tensor z = ops::mul(a, w);
-  const Tensor y = ops::add(a, z);  // dz and da are the same tensor
-  tape.backward(std::vector{y}, std::vector{Tensor::from(std::vector<double>{1, 10}, {2})});
-  EXPECT_EQ(values(grad(a)), (std::vector<double>{1 + 5, 10 + 70}));
-  EXPECT_EQ(values(grad(w)), (std::vector<double>{2, 30}));
+  const Tensor z = custom(a, w, [](Backward& b) {
+    const Tensor dz = b.grad();
+    b.accumulate(0, Tensor::full({2}, 100, DType::f64, kCpu));
+    b.accumulate(1, dz);
+  });
+  const Tensor y = custom(a, z, [](Backward& b) {
+    const Tensor dy = b.grad();
+    b.accumulate(0, dy);
+    b.accumulate(1, dy);
+  });
+  tape.backward(ops::sum(ops::scale(y, 1)));
+  EXPECT_EQ(values(grad(a)), (std::vector<double>{101, 101}));
+  EXPECT_EQ(values(grad(w)), (std::vector<double>{1, 1}));
 }
 
 TEST(Leaf, DoesNotTakeOverTheCallersGradient) {
@@ -202,14 +218,29 @@ TEST(Leaf, DoesNotTakeOverTheCallersGradient) {
   EXPECT_EQ(values(given), (std::vector<double>{1, 10}));
 }
 
+TEST(Tape, AddsToACopyOfAGradientThatAnotherResultShares) {
+  const Tensor x = leaf({1, 2}), w = leaf({3, 4});
+  Tape tape;
+  const Tensor z = ops::scale(x, 1), v = ops::scale(w, 1), again = ops::scale(z, 100);
+  const Tensor y = custom(z, v, [](Backward& b) {
+    b.accumulate(0, b.grad());
+    b.accumulate(1, b.grad());
+  });
+  tape.backward(ops::sum(ops::add(y, again)));  // y's backward runs first, then z's gradient gets 100 more
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{101, 101}));
+  EXPECT_EQ(values(grad(w)), (std::vector<double>{1, 1}));
+}
+
 TEST(Tape, AddsToAGradientThatArrivedAsAnExpandedView) {
-  // The backward of sum gives an expanded scalar; the second gradient must not be added through strides of 0.
+  // The second gradient must not be added through strides of 0.
   const Tensor x = leaf({1, 2, 3});
   Tape tape;
   const Tensor h = ops::scale(x, 1);
-  const Tensor squares = ops::sum(ops::mul(h, h)), plain = ops::sum(h);
-  tape.backward(ops::add(squares, plain));
-  EXPECT_EQ(values(grad(x)), (std::vector<double>{3, 5, 7}));
+  const Tensor squares = ops::mul(h, h);
+  const Tensor spread = custom(
+      h, Tensor(), [](Backward& b) { b.accumulate(0, Tensor::full({1}, 10, DType::f64, kCpu).expand({3})); });
+  tape.backward(ops::sum(ops::add(squares, spread)));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{12, 14, 16}));
 }
 
 TEST(Leaf, Bf16WithAnF32GradientAddsInF32) {

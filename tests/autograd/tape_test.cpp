@@ -85,7 +85,9 @@ TEST(Checkpoint, GivesTheSameGradientAndKeepsOnlyTheInput) {
     Tape tape;
     const auto f = [](const Tensor& t) { return ops::gelu(ops::silu(ops::silu(t))); };
     const Tensor y = recompute ? checkpoint(f, x) : f(x);
-    if (recompute) EXPECT_EQ(tape.size(), 1u);
+    if (recompute) {
+      EXPECT_EQ(tape.size(), 1u);
+    }
     tape.backward(std::vector{y}, std::vector{Tensor::full({4}, 1.0, DType::f64, Device::cpu())});
     return grad(x).to_vector<double>();
   };
