@@ -36,7 +36,7 @@ void add(GradState& state, const Tensor& gradient) {
       state.grad.copy_from(gradient);  // a leaf's buffer keeps its address
     } else if (gradient.dtype() != state.grad_dtype) {
       state.grad = gradient.to(state.grad_dtype);
-    } else if (leaf) {
+    } else if (leaf && (gradient.storage().use_count() > 1 || gradient.layout().is_expanded())) {
       state.grad = gradient.clone();  // later ones are added in place, so nobody else may read this memory
     } else {
       state.grad = gradient;

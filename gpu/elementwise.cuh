@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "gpu/divide.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/pack.cuh"
 #include "tensor/elementwise.h"
@@ -11,7 +12,7 @@
 ///
 /// Each thread makes kPack neighbouring elements of one row (16 bytes of the output's type), read and written
 /// as words where every operand's rows are aligned for it, one by one at ragged ends and in other layouts.
-/// Bound by memory.
+/// Bound by memory; divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
 
 namespace tessera::gpu {
 
@@ -20,10 +21,24 @@ struct ElementwiseArgs {
   StridedLoop<1 + int(sizeof...(In))> loop;
   Out* out;
   std::tuple<const In*...> in;
-  int64_t packs_per_row;
+  int64_t packs, packs_per_row;
   bool aligned;  // every operand: innermost stride 1 (inputs also 0), base and outer strides multiples of a
                  // pack
+  bool small;    // fewer than 2^31 packs: the dividers serve
+  Divider by_packs_per_row, by_size[kMaxRank];
 };
+
+/// Splits a row number into indices of the outer dimensions, innermost first; what is left is the outermost
+/// index.
+template <class Row, class Divide, class Visit>
+__device__ __forceinline__ void split_row(Row row, int inner, Divide divide, Visit visit) {
+  for (int dim = inner - 1; dim > 0; --dim) {
+    Row index;
+    row = divide(row, dim, index);
+    visit(dim, int64_t(index));
+  }
+  if (inner > 0) visit(0, int64_t(row));
+}
 
 template <int kPack, class F, class Out, class... In, size_t... K>
 __device__ __forceinline__ void elementwise_pack(const ElementwiseArgs<Out, In...>& args, F f, int64_t pack,
@@ -31,13 +46,33 @@ __device__ __forceinline__ void elementwise_pack(const ElementwiseArgs<Out, In..
   constexpr int N = 1 + int(sizeof...(In));
   const auto& loop = args.loop;
   const int inner = loop.rank - 1;
-  int64_t row = pack / args.packs_per_row;
-  const int64_t first = (pack - row * args.packs_per_row) * kPack;
   int64_t offset[N] = {};
-  for (int dim = inner - 1; dim >= 0; --dim) {
-    const int64_t outer = row / loop.sizes[dim], index = row - outer * loop.sizes[dim];
-    row = outer;
+  int64_t first;
+  const auto add_offset = [&](int dim, int64_t index) {
     for (int n = 0; n < N; ++n) offset[n] += index * loop.strides[n][dim];
+  };
+  if (args.small) {
+    const uint32_t row = args.by_packs_per_row.divide(uint32_t(pack));
+    first = int64_t(uint32_t(pack) - row * uint32_t(args.packs_per_row)) * kPack;
+    split_row(
+        row, inner,
+        [&](uint32_t value, int dim, uint32_t& index) {
+          const uint32_t outer = args.by_size[dim].divide(value);
+          index = value - outer * args.by_size[dim].divisor;
+          return outer;
+        },
+        add_offset);
+  } else {
+    const int64_t row = pack / args.packs_per_row;
+    first = (pack - row * args.packs_per_row) * kPack;
+    split_row(
+        row, inner,
+        [&](int64_t value, int dim, int64_t& index) {
+          const int64_t outer = value / loop.sizes[dim];
+          index = value - outer * loop.sizes[dim];
+          return outer;
+        },
+        add_offset);
   }
   const int64_t left = loop.sizes[inner] - first;
   if (args.aligned && left >= kPack) {
@@ -60,9 +95,8 @@ __device__ __forceinline__ void elementwise_pack(const ElementwiseArgs<Out, In..
 }
 
 template <int kPack, class F, class Out, class... In>
-__global__ void __launch_bounds__(256)
-    elementwise_kernel(ElementwiseArgs<Out, In...> args, F f, int64_t packs) {
-  for (int64_t pack = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; pack < packs;
+__global__ void __launch_bounds__(256, 4) elementwise_kernel(ElementwiseArgs<Out, In...> args, F f) {
+  for (int64_t pack = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; pack < args.packs;
        pack += int64_t(gridDim.x) * blockDim.x)
     elementwise_pack<kPack>(args, f, pack, std::index_sequence_for<In...>{});
 }
@@ -91,10 +125,15 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   int n = 1;
   ((args.aligned = args.aligned && row_aligned(n++, x.template data<In>(), sizeof(In))), ...);
   args.packs_per_row = ceil_div(loop.sizes[inner], kPack);
-  const int64_t packs = loop.count / loop.sizes[inner] * args.packs_per_row;
+  args.packs = loop.count / loop.sizes[inner] * args.packs_per_row;
+  args.small = args.packs < (int64_t(1) << 31);
+  if (args.small) {
+    args.by_packs_per_row = Divider(uint32_t(args.packs_per_row));
+    for (int dim = 0; dim < inner; ++dim) args.by_size[dim] = Divider(uint32_t(loop.sizes[dim]));
+  }
   const int64_t blocks =
-      std::min<int64_t>(ceil_div(packs, 256), int64_t(y.device().card().multiprocessors) * 32);
-  launch(y.device(), {dim3(unsigned(blocks)), 256}, elementwise_kernel<kPack, F, Out, In...>, args, f, packs);
+      std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().card().multiprocessors) * 32);
+  launch(y.device(), {dim3(unsigned(blocks)), 256}, elementwise_kernel<kPack, F, Out, In...>, args, f);
 }
 
 }  // namespace tessera::gpu
