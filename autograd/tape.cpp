@@ -1,5 +1,6 @@
 #include "autograd/tape.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -109,7 +110,12 @@ Tensor Backward::grad(int output) {
 }
 
 void Backward::accumulate(int input, const Tensor& gradient) {
-  if (const auto& state = inputs_[size_t(input)]) add(*state, gradient);
+  const auto& state = inputs_[size_t(input)];
+  if (!state) return;
+  const Storage* const storage = gradient.storage().get();
+  const bool taken = std::ranges::find(adopted_, storage) != adopted_.end();
+  add(*state, taken ? gradient.clone() : gradient);
+  if (state->tape == 0 && state->grad.storage().get() == storage) adopted_.push_back(storage);
 }
 
 Tensor Backward::whole_gradient(int input, const Shape& shape, Device device) {
@@ -143,7 +149,7 @@ void Backward::written(int input, const GradTarget& target) {
     state.arrived = true;
     state.grad.bump_version();
   } else {
-    add(state, target.grad);
+    accumulate(input, target.grad);
   }
 }
 

@@ -111,6 +111,7 @@ class Backward {
   static void add_into(const Tensor& part, const Tensor& gradient);
   std::span<const std::shared_ptr<GradState>> inputs_;
   std::span<const std::shared_ptr<GradState>> outputs_;
+  std::vector<const Storage*> adopted_;  // by leaves, from this entry: nobody else may take these as well
 };
 
 struct TapeOptions {

@@ -218,6 +218,25 @@ TEST(Leaf, DoesNotTakeOverTheCallersGradient) {
   EXPECT_EQ(values(given), (std::vector<double>{1, 10}));
 }
 
+TEST(Leaf, SharesWhatItAdoptsWithNoOtherInput) {
+  // As above, but the gradient is fresh: the leaf may keep its memory, so z must get a copy.
+  const Tensor a = leaf({2, 3}), w = leaf({5, 7});
+  Tape tape;
+  const Tensor z = custom(a, w, [](Backward& b) {
+    const Tensor dz = b.grad();
+    b.accumulate(0, Tensor::full({2}, 100, DType::f64, kCpu));
+    b.accumulate(1, dz);
+  });
+  const Tensor y = custom(a, z, [](Backward& b) {
+    const Tensor both = b.grad().clone();
+    b.accumulate(0, both);
+    b.accumulate(1, both);
+  });
+  tape.backward(ops::sum(ops::scale(y, 1)));
+  EXPECT_EQ(values(grad(a)), (std::vector<double>{101, 101}));
+  EXPECT_EQ(values(grad(w)), (std::vector<double>{1, 1}));
+}
+
 TEST(Tape, AddsToACopyOfAGradientThatAnotherResultShares) {
   const Tensor x = leaf({1, 2}), w = leaf({3, 4});
   Tape tape;
