@@ -43,7 +43,6 @@
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
-#include "ops/reduce/reduce_plan.h"
 #include "ops/reduction.h"
 #include "ops/shape/shape.h"
 #include "ops/softmax/softmax.h"

@@ -1,3 +1,4 @@
+#if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
 
 namespace tessera {
@@ -8,3 +9,4 @@ void fail_cuda(CudaStatus status) {
 }
 
 }  // namespace tessera
+#endif
