@@ -4,10 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "io/events.h"
 #include "ops/op.h"
 #include "runtime/allocator.h"
 #include "runtime/tuning.h"
 #include "train/build_info.h"
+#include "train/image.h"
 #include "train/run_folder.h"
 
 namespace tessera::cli {
@@ -43,23 +45,13 @@ std::vector<Part> parts() {
   found.push_back(
       {"CPU", fmt::format("{} threads, {}", cpu.multiprocessors, format_bytes(cpu.memory_bytes)), "", true});
   found.push_back({"BLAS", train::kBlas, "", true});
-#if defined(TESSERA_WITH_SQLITE)
-  found.push_back({"SQLite", "yes", "", true});
-#else
-  found.push_back({"SQLite", "no", "no runs.sqlite: install libsqlite3-dev and build again", false});
-#endif
-#if defined(TESSERA_WITH_PNG)
-  found.push_back({"libpng", "yes", "", true});
-#else
-  found.push_back({"libpng", "no", "no pictures in reports: install libpng-dev and build again", false});
-#endif
-#if defined(TESSERA_WITH_PROTOBUF)
-  found.push_back({"TensorBoard files", "yes", "", true});
-#else
-  found.push_back({"TensorBoard files", "no",
-                   "no events.* files: install libprotobuf-dev and protobuf-compiler and build again",
-                   false});
-#endif
+  const auto optional = [&](const char* name, bool present, const char* cost) {
+    found.push_back({name, present ? "yes" : "no", present ? "" : cost, present});
+  };
+  optional("SQLite", train::has_database(), "no runs.sqlite: install libsqlite3-dev and build again");
+  optional("libpng", train::has_png(), "no pictures in reports: install libpng-dev and build again");
+  optional("TensorBoard files", io::EventWriter::available(),
+           "no events.* files: install libprotobuf-dev and protobuf-compiler and build again");
   const bool charts = *train::kChartJs;
   found.push_back(
       {"Chart.js", charts ? "inlined" : "no",

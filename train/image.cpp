@@ -17,6 +17,10 @@ void Image::set(int x, int y, uint8_t red, uint8_t green, uint8_t blue) {
 }
 
 #if defined(TESSERA_WITH_PNG)
+bool has_png() {
+  return true;
+}
+
 std::string encode_png(const Image& image) {
   png_image header{};
   header.version = PNG_IMAGE_VERSION;
@@ -33,6 +37,10 @@ std::string encode_png(const Image& image) {
   return out;
 }
 #else
+bool has_png() {
+  return false;
+}
+
 std::string encode_png(const Image&) {
   fail_at(Site::here(), "png: this build has no libpng; install libpng-dev and build again");
 }
