@@ -25,9 +25,11 @@ const CLI::Validator kDecimal(
       const size_t sign = text.starts_with('-') ? 1 : 0;
       const bool digits =
           text.size() > sign && text.find_first_not_of("0123456789", sign) == std::string::npos;
-      return digits && (text[sign] != '0' || text.size() == sign + 1)
-                 ? std::string()
-                 : text + " is not a whole number in decimal digits";
+      if (!digits || (text[sign] == '0' && text.size() > sign + 1))
+        return text + " is not a whole number in decimal digits";
+      int64_t value = 0;
+      const bool fits = std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc{};
+      return fits ? std::string() : text + " is too large";
     },
     "", "decimal");
 

@@ -1,5 +1,6 @@
 #include "cli/tnp_flags.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
@@ -41,7 +42,10 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
   command.add_option("--prior", job_.prior, "Where tasks come from")
       ->check(CLI::IsMember({"linear", "rbf", "matern52", "periodic"}))
       ->group("Data");
-  command.add_option("--seed", job_.seed, "Of parameters and data")->check(kDecimal)->group("Data");
+  command.add_option("--seed", job_.seed, "Of parameters and data")
+      ->check(kDecimal)
+      ->check(CLI::Range(int64_t(0), std::numeric_limits<int64_t>::max()))
+      ->group("Data");
   command.add_option("--steps", job_.steps, "Training steps")->check(size)->group("Training");
   command.add_option("--lr", job_.lr, "Peak learning rate")
       ->check(kFinite)

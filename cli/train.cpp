@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 struct TrainArgs {
   TnpFlags tnp;
-  std::string device, runs = "runs", name, resume, json_out, graph = "on";
+  std::string config, device, runs = "runs", name, resume, json_out, graph = "on";
   int64_t log_every = 10, eval_every = 0, save_every = 0, eval_tasks = 512, keep = 3;
   bool demo = false, quiet = false, check_finite = false, find_max_batch = false;
 };
@@ -63,6 +63,7 @@ void print_header(const train::TnpJob& job, Device device, const train::RunFolde
   fmt::print("  memory    {} planned a step\n",
              format_bytes(size_t(plan_memory(m, job.batch, job.context, job.targets).total())));
   fmt::print("  run       {}\n", run.path().string());
+  std::fflush(stdout);  // a pipe's reader sees it before the first step
 }
 
 /// As a shell reads it back.
@@ -279,8 +280,7 @@ void add_train(CLI::App& app, Action& action) {
   command->require_subcommand(1);
   auto* tnp = command->add_subcommand("tnp", "Transformer Neural Process on a synthetic prior");
   auto args = std::make_shared<TrainArgs>();
-  tnp->set_config("--config", "", "TOML file with any of these flags; the command line wins");
-  tnp->allow_config_extras(CLI::config_extras_mode::error);
+  tnp->add_option("--config", args->config, "TOML file with any of these flags; the command line wins");
   args->tnp.add_to(*tnp, true);
   tnp->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
       ->check(kDeviceName)
@@ -321,12 +321,14 @@ void add_train(CLI::App& app, Action& action) {
   tnp->add_option("--json-out", args->json_out,
                   "Write settings, timings and throughput of the run to this file")
       ->group("Run");
-  tnp->add_flag("--demo", args->demo,
-                "A small model that trains within a minute on two cores; the other settings of the model and "
-                "data are its own")
-      ->group("Run");
+  tnp->add_flag("--demo", args->demo, "A small model that trains within a minute on two cores")->group("Run");
   tnp->add_flag("--quiet", args->quiet, "No progress line")->group("Run");
-  tnp->callback([&action, args, tnp] { action = [args, tnp] { return run_train(*args, *tnp); }; });
+  tnp->callback([&action, args, tnp] {
+    action = [args, tnp] {
+      apply_config(*tnp, args->config);
+      return run_train(*args, *tnp);
+    };
+  });
 }
 
 }  // namespace tessera::cli
