@@ -81,10 +81,12 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
     command += " " + step->get_name();
   }
   // What nobody took, in the order of the line; an unknown flag explains the words behind it.
+  const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
+  const bool about_words = code == CLI::ExitCodes::ExtrasError || code == CLI::ExitCodes::RequiredError;
   const std::vector<std::string> left = app.remaining(true);
   std::vector<std::string> unknown;
   for (const std::string& word : words)
-    if (std::find(left.begin(), left.end(), word) != left.end()) unknown.push_back(word);
+    if (about_words && std::find(left.begin(), left.end(), word) != left.end()) unknown.push_back(word);
   const auto flag = std::find_if(unknown.begin(), unknown.end(),
                                  [](const std::string& word) { return word.starts_with('-'); });
 
