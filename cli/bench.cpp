@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "bench/host_bench.h"
 #include "bench/op_bench.h"
@@ -32,15 +33,30 @@ struct OpArgs {
   bool hot = false;
 };
 
+/// Every size of a shape must be one that the operator's own cases name: a misspelt one would do nothing.
+void check_dim_names(const ops::OpSpec& op, const ops::Dims& dims) {
+  std::set<std::string> known;
+  for (const auto* cases : {&op.cases, &op.benches})
+    for (const ops::Case& c : *cases)
+      for (const auto& [name, size] : c.dims) known.insert(name);
+  for (const auto& [name, size] : dims) {
+    if (known.contains(name)) continue;
+    std::string names;
+    for (const std::string& one : known) names += (names.empty() ? "" : ", ") + one;
+    throw UsageError(fmt::format("--shape: {} has no size \"{}\"; it has {}", op.name, name, names));
+  }
+}
+
 int bench_op(const OpArgs& args) {
   bench::OpBenchOptions options;
   const ops::OpSpec* op = nullptr;
   ops::Case given;
   try {
     op = &ops::find_op(args.name);
-    for (const std::string& key_value : args.set) ops::set_attr(*op, given.attrs, key_value);
+    given.attrs = parse_attrs(*op, args.set);
     if (!args.shape.empty()) {
       given.dims = parse_dims(args.shape);
+<<<<<<< HEAD
       // Sizes that are not given are those of the operator's first benchmark, if all given names are its own.
       if (!op->benches.empty()) {
         ops::Dims all = op->benches[0].dims;
@@ -51,6 +67,9 @@ int bench_op(const OpArgs& args) {
           given.dims = all;
         }
       }
+=======
+      check_dim_names(*op, given.dims);
+>>>>>>> clitests
       op->problem(given.dims, ops::complete(*op, given.attrs));  // complains of a missing size
       options.cases = {given};
     } else if (!args.set.empty()) {
@@ -83,6 +102,7 @@ int bench_op(const OpArgs& args) {
   options.timer.seconds = args.seconds;
   options.timer.cold = !args.hot;
   if (!args.device.empty()) options.device = Device::parse(args.device);
+  if (!args.json.empty()) check_writable(args.json);
   publish(bench::bench_op(*op, options), args.json);
   return 0;
 }
@@ -123,9 +143,10 @@ int bench_step(const StepArgs& args) {
   options.job = args.tnp.job();
   options.graph = parse_switches(args.graph, "--graph");
   options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
-  if (!args.precision.empty()) options.dtypes = parse_dtypes(args.precision);
+  if (!args.precision.empty()) options.dtypes = parse_dtypes(args.precision, "--precision");
   options.timer.seconds = args.seconds;
   options.device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  if (!args.json.empty()) check_writable(args.json);
   publish(bench::bench_tnp_step(options), args.json);
   return 0;
 }
@@ -165,6 +186,7 @@ void add_bench_host(CLI::App& bench, Action& action) {
   add_json(*command, args->json);
   command->callback([&action, args] {
     action = [args] {
+      if (!args->json.empty()) check_writable(args->json);
       publish(bench::bench_host(args->device.empty() ? Device::best() : Device::parse(args->device)),
               args->json);
       return 0;
@@ -179,6 +201,7 @@ struct CompareArgs {
 };
 
 int bench_compare(const CompareArgs& args) {
+  if (!args.html.empty()) check_writable(args.html);
   int alone = 0;
   const auto comparisons = bench::compare(bench::read_records(args.a), bench::read_records(args.b), &alone);
   check(!comparisons.empty(), "bench compare: ", args.a, " and ", args.b,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/op.h"
 #include "runtime/device.h"
 #include "tensor/dtype.h"
 
@@ -32,6 +33,9 @@ class UsageError : public std::runtime_error {
 
 /// Refuses nan and inf, which the number parser would take.
 extern const CLI::Validator kFinite;
+/// Whole numbers below 2^63 in plain decimal digits. The number parser would take 010 as eight, 0x10 as
+/// sixteen and what is too large as the largest.
+extern const CLI::Validator kDecimal;
 /// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
 extern const CLI::Validator kDeviceName;
 
@@ -42,6 +46,13 @@ std::map<std::string, int64_t> parse_dims(const std::string& text);
 std::vector<std::string> split_list(const std::string& text, const char* what);
 /// "on,off" to {true, false}.
 std::vector<bool> parse_switches(const std::string& text, const char* what);
-std::vector<DType> parse_dtypes(const std::string& text);
+std::vector<DType> parse_dtypes(const std::string& text, const char* what = "--dtype");
+/// "key=value" texts by the operator's attributes. Throws UsageError, also for a key given twice.
+ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& texts);
+/// Takes from the TOML file the flags of the subcommand that the command line does not give; "" is no file.
+/// Throws UsageError for a key that is no flag, a section, a repeated key or a bad value.
+void apply_config(CLI::App& command, const std::string& path);
+/// Throws unless a file could be written there: known before the work, not after it.
+void check_writable(const std::string& path);
 
 }  // namespace tessera::cli

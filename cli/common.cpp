@@ -1,5 +1,8 @@
+#include <unistd.h>
+
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 
 #include "cli/commands.h"
 #include "runtime/error.h"
@@ -16,6 +19,19 @@ const CLI::Validator kFinite(
       return std::isfinite(value) ? std::string() : text + " is not finite";
     },
     "FINITE", "finite");
+
+const CLI::Validator kDecimal(
+    [](std::string& text) {
+      const size_t sign = text.starts_with('-') ? 1 : 0;
+      const bool digits =
+          text.size() > sign && text.find_first_not_of("0123456789", sign) == std::string::npos;
+      if (!digits || (text[sign] == '0' && text.size() > sign + 1))
+        return text + " is not a whole number in decimal digits";
+      int64_t value = 0;
+      const bool fits = std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc{};
+      return fits ? std::string() : text + " is too large";
+    },
+    "", "decimal");
 
 const CLI::Validator kDeviceName(
     [](std::string& text) {
@@ -66,18 +82,44 @@ std::vector<bool> parse_switches(const std::string& text, const char* what) {
   return values;
 }
 
-std::vector<DType> parse_dtypes(const std::string& text) {
+std::vector<DType> parse_dtypes(const std::string& text, const char* what) {
   std::vector<DType> dtypes;
-  for (const std::string& part : split_list(text, "--dtype")) {
+  for (const std::string& part : split_list(text, what)) {
     try {
       dtypes.push_back(parse_dtype(part));
     } catch (const Error& error) {
-      throw UsageError(error.what());
+      throw UsageError(std::string(what) + ": " + error.what());
     }
     if (!is_floating(dtypes.back()) || dtypes.back() == DType::f8e4m3)
-      throw UsageError("--dtype: " + part + ": expected f64, f32, bf16 or f16");
+      throw UsageError(std::string(what) + ": " + part + ": expected f64, f32, bf16 or f16");
   }
   return dtypes;
+}
+
+ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& texts) {
+  ops::Attrs attrs;
+  for (const std::string& text : texts) {
+    const std::string key = text.substr(0, text.find('='));
+    if (attrs.has(key)) throw UsageError("--set: " + op.name + ": \"" + key + "\" is given twice");
+    try {
+      ops::set_attr(op, attrs, text);
+    } catch (const Error& error) {
+      throw UsageError(std::string("--set: ") + error.what());
+    }
+  }
+  return attrs;
+}
+
+void check_writable(const std::string& path) {
+  namespace fs = std::filesystem;
+  fs::path folder = fs::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code code;
+  check(fs::is_directory(folder, code), "write: there is no folder ", folder.string(), " for ", path,
+        "; create it first");
+  check(!fs::is_directory(path, code), "write: ", path, " is a directory; name a file in it");
+  check(::access(folder.c_str(), W_OK) == 0, "write: ", path, ": the folder ", folder.string(),
+        " cannot be written to; check its permissions");
 }
 
 }  // namespace tessera::cli

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/tnp_flags.h"
 #include "io/checkpoint_folder.h"
 #include "runtime/error.h"
 #include "train/tnp_job.h"
@@ -21,9 +22,7 @@ int run_eval(const EvalArgs& args) {
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const train::RunFolder run = train::RunFolder::open(args.run);
   const nlohmann::json settings = run.settings();
-  check(settings.contains("job"), (run.path() / "run.json").string(),
-        ": it has no \"job\"; not a run of `train tnp`");
-  const train::TnpJob job = train::tnp_job_from_json(settings["job"]);
+  const train::TnpJob job = read_job((run.path() / "run.json").string(), settings);
   train::TnpSession session(job, device);
   const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
   for (const std::string& warning : newest.warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
@@ -67,8 +66,10 @@ void add_eval(CLI::App& app, Action& action) {
       "tnp", "Negative log-likelihood beside the Bayes-optimal one, on fresh tasks of the prior");
   auto args = std::make_shared<EvalArgs>();
   tnp->add_option("run", args->run, "Run folder")->required();
-  tnp->add_option("--tasks", args->tasks, "Fresh tasks")->check(CLI::Range(1, 1 << 24));
-  tnp->add_option("--batch-size", args->batch, "Tasks at a time")->check(CLI::Range(1, 1 << 20));
+  tnp->add_option("--tasks", args->tasks, "Fresh tasks")->check(kDecimal)->check(CLI::Range(1, 1 << 24));
+  tnp->add_option("--batch-size", args->batch, "Tasks at a time")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 1 << 20));
   tnp->add_option("--most-gap", args->most_gap, "Exit with 1 if the gap is larger, in nats per point")
       ->check(kFinite);
   tnp->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")

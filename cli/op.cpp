@@ -106,18 +106,18 @@ class NamedTensors {
 int run_op(const OpArgs& args) {
   if (args.name.empty()) throw UsageError("op: name an operator, or use --list");
   const ops::OpSpec* found = nullptr;
-  ops::Attrs given;
   try {  // what the command line says, before any file or GPU is touched
     found = &ops::find_op(args.name);
-    for (const std::string& key_value : args.set) ops::set_attr(*found, given, key_value);
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
   const ops::OpSpec& op = *found;
+  const ops::Attrs given = parse_attrs(op, args.set);
   if (args.in.empty() || args.out.empty()) throw UsageError("op " + op.name + ": --in and --out are needed");
   if (args.row >= int(op.rows.size()) && args.row != -1)
     throw UsageError(fmt::format("op {}: --row {}: it has {} rows", op.name, args.row, op.rows.size()));
   const Device device = Device::parse(args.device);
+  check_writable(args.out);
   const ops::Attrs attrs = ops::complete(op, given);
 
   NamedTensors file(args.in, device);
@@ -186,16 +186,21 @@ void add_op(CLI::App& app, Action& action) {
   auto* command =
       app.add_subcommand("op", "List the operators, or run one on tensors from a safetensors file");
   auto args = std::make_shared<OpArgs>();
-  command->add_option("name", args->name, "Operator");
-  command->add_flag("--list", args->list, "List every operator: inputs, attributes, outputs, dtypes");
-  command->add_flag("--json", args->json, "With --list: machine-readable");
+  auto* name = command->add_option("name", args->name, "Operator");
+  auto* list =
+      command->add_flag("--list", args->list, "List every operator: inputs, attributes, outputs, dtypes");
+  command->add_flag("--json", args->json, "With --list: machine-readable")->needs(list);
   command->add_option("--in", args->in, "Inputs by name (and d_<output> with --grad)");
   command->add_option("--out", args->out, "Outputs by name (and d_<input> with --grad)");
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_flag("--grad", args->grad, "Also run backward");
   command->add_option("--device", args->device, "cpu, cuda or cuda:<index>")->check(kDeviceName);
   command->add_option("--row", args->row, "Kernel configuration (CUDA); see --list --json")
+      ->check(kDecimal)
       ->check(CLI::Range(-1, 1000));
+  name->excludes(list);
+  for (const char* other : {"--in", "--out", "--set", "--grad", "--device", "--row"})
+    list->excludes(command->get_option(other));
   command->callback(
       [&action, args] { action = [args] { return args->list ? list_ops(args->json) : run_op(*args); }; });
 }

@@ -100,7 +100,7 @@ void add_plan(CLI::App& app, Action& action) {
   args->tnp.add_to(*tnp);
   tnp->add_option("--memory", args->memory, "GiB to plan for (default: free on the device now)")
       ->check(kFinite)
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1e-6, 1e6));
   tnp->add_flag("--json", args->json, "Machine-readable");
   tnp->callback([&action, args] { action = [args] { return run_plan(*args); }; });
 }

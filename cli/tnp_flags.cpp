@@ -1,11 +1,14 @@
 #include "cli/tnp_flags.h"
 
+#include <limits>
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 
 namespace tessera::cli {
 
 void TnpFlags::add_to(CLI::App& command, bool training) {
-  const CLI::Range size(int64_t(1), int64_t(1) << 40);
+  const CLI::Validator size = kDecimal & CLI::Range(int64_t(1), train::TnpJob::kLargest);
   models::TnpConfig& model = job_.model;
   command.add_option("--m", job_.context, "Context points a task")->check(size)->group("Data");
   command.add_option("--n", job_.targets, "Target points a task")->check(size)->group("Data");
@@ -27,6 +30,7 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
   command
       .add_option("--checkpoint-interval", model.checkpoint_every,
                   "Activation checkpointing: recompute groups of that many blocks; 0: keep all")
+      ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 20))
       ->group("Model");
   command
@@ -38,14 +42,18 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
   command.add_option("--prior", job_.prior, "Where tasks come from")
       ->check(CLI::IsMember({"linear", "rbf", "matern52", "periodic"}))
       ->group("Data");
-  command.add_option("--seed", job_.seed, "Of parameters and data")->group("Data");
+  command.add_option("--seed", job_.seed, "Of parameters and data")
+      ->check(kDecimal)
+      ->check(CLI::Range(int64_t(0), std::numeric_limits<int64_t>::max()))
+      ->group("Data");
   command.add_option("--steps", job_.steps, "Training steps")->check(size)->group("Training");
   command.add_option("--lr", job_.lr, "Peak learning rate")
       ->check(kFinite)
       ->check(positive)
       ->group("Training");
   command.add_option("--warmup", job_.warmup, "Steps of linear warm-up")
-      ->check(CLI::Range(int64_t(0), int64_t(1) << 40))
+      ->check(kDecimal)
+      ->check(CLI::Range(int64_t(0), train::TnpJob::kLargest))
       ->group("Training");
   command.add_option("--schedule", job_.schedule, "Learning rate after warm-up")
       ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
@@ -69,6 +77,15 @@ train::TnpJob TnpFlags::job() const {
     throw UsageError(error.what());
   }
   return job;
+}
+
+train::TnpJob read_job(const std::string& path, const nlohmann::json& settings) {
+  check(settings.contains("job"), path, ": it has no \"job\"; not a run of `train tnp`");
+  try {
+    return train::tnp_job_from_json(settings["job"]);
+  } catch (const Error& error) {
+    fail_at(Site::here(), path, ": ", error.what());
+  }
 }
 
 }  // namespace tessera::cli

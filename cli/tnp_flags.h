@@ -1,5 +1,7 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "cli/commands.h"
 #include "train/tnp_job.h"
 
@@ -18,5 +20,8 @@ class TnpFlags {
   train::TnpJob job_;
   std::string precision_ = "f32";
 };
+
+/// The job of a run's settings. Throws, naming the file `path` that they came from.
+train::TnpJob read_job(const std::string& path, const nlohmann::json& settings);
 
 }  // namespace tessera::cli

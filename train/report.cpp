@@ -23,7 +23,7 @@ p{color:var(--soft);margin:.3rem 0}table{border-collapse:collapse;margin:.6rem 0
 th,td{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
 td:nth-child(n+2){font-family:ui-monospace,monospace;font-size:.9em;overflow-wrap:anywhere}
 figure{margin:.8rem 0;background:var(--card);padding:.8rem;border-radius:6px}figcaption{color:var(--soft);font-size:.9em}
-.row{display:flex;flex-wrap:wrap;gap:1rem}.row figure{flex:1;min-width:18rem}img{max-width:100%;background:#fff}
+.row img{width:100%}.row{display:flex;flex-wrap:wrap;gap:1rem}.row figure{flex:1;min-width:18rem}img{max-width:100%;background:#fff}
 .plot{height:22rem;position:relative}
 )css";
 

@@ -25,6 +25,8 @@ using nlohmann::json;
 
 RunFolder RunFolder::create(const fs::path& root, const std::string& name) {
   std::error_code code;
+  check(!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos, "run folder \"",
+        name, "\" in ", root.string(), ": expected a plain name without \"/\"");
   fs::create_directories(root, code);
   check(!code, "run folder ", root.string(), ": ", code.message());
   for (int attempt = 1;; ++attempt) {
@@ -39,7 +41,8 @@ RunFolder RunFolder::create(const fs::path& root, const std::string& name) {
 }
 
 RunFolder RunFolder::open(const fs::path& path) {
-  check(fs::is_regular_file(path / "run.json"), "run folder ", path.string(),
+  std::error_code code;  // whatever the reason, the answer is the same
+  check(fs::is_regular_file(path / "run.json", code), "run folder ", path.string(),
         ": it holds no run.json; name the folder of a run (runs/...)");
   return RunFolder(path);
 }
@@ -67,7 +70,8 @@ void RunFolder::append(const StepRecord& record) const {
   }
   std::ofstream out(path_ / "metrics.jsonl", std::ios::app);
   out << line.dump() << '\n' << std::flush;
-  check(bool(out), (path_ / "metrics.jsonl").string(), ": cannot write; is the disk full?");
+  check(bool(out), (path_ / "metrics.jsonl").string(), ": cannot append ", line.dump().size() + 1,
+        " bytes; is the disk full?");
 }
 
 std::vector<StepRecord> RunFolder::metrics() const {
@@ -92,7 +96,8 @@ void RunFolder::truncate_metrics(int64_t step) const {
   std::string kept;
   for (std::string line; std::getline(in, line);) {
     const json entry = json::parse(line, nullptr, false);
-    if (entry.is_object() && entry.value("step", step + 1) <= step) kept += line + "\n";
+    const bool known = entry.is_object() && entry.contains("step") && entry["step"].is_number_integer();
+    if (known && entry["step"].get<int64_t>() <= step) kept += line + "\n";
   }
   in.close();
   io::write_file((path_ / "metrics.jsonl").string(), kept);
@@ -173,6 +178,12 @@ json last_value(const std::vector<StepRecord>& records, const char* name) {
   return nullptr;
 }
 
+/// A setting that is a word; "" if it is something else in a run.json that was edited.
+std::string word_of(const json& settings, const char* name) {
+  const auto found = settings.find(name);
+  return found != settings.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
 json least_value(const std::vector<StepRecord>& records, const char* name) {
   json least;
   for (const StepRecord& record : records)
@@ -183,6 +194,10 @@ json least_value(const std::vector<StepRecord>& records, const char* name) {
 }
 
 }  // namespace
+
+bool has_database() {
+  return true;
+}
 
 void record_run(const fs::path& database, const RunFolder& run, const std::string& status) {
   Database db(database);
@@ -202,20 +217,27 @@ void record_run(const fs::path& database, const RunFolder& run, const std::strin
       "tokens_per_s=excluded.tokens_per_s, "
       "settings=excluded.settings",
       {{":path", fs::absolute(run.path()).lexically_normal().string()},
-       {":model", settings.value("model", "")},
+       {":model", word_of(settings, "model")},
        {":status", status},
-       {":started", settings.value("started", "")},
+       {":started", word_of(settings, "started")},
        {":updated", utc_now()},
        {":steps", records.empty() ? int64_t{0} : records.back().step},
        {":loss", last_value(records, "loss")},
        {":best", least_value(records, "eval_nll")},
        {":rate", last_value(records, "tokens_per_s")},
-       {":device", settings.value("device", "")},
+       {":device", word_of(settings, "device")},
        {":revision", kRevision},
        {":settings", settings.dump()}});
 }
 #else
+<<<<<<< HEAD
 bool database_available() { return false; }
+=======
+bool has_database() {
+  return false;
+}
+
+>>>>>>> clitests
 void record_run(const fs::path&, const RunFolder&, const std::string&) {}
 #endif
 

@@ -9,7 +9,7 @@
 /// The record of one run on disk:
 ///   run.json        every setting, versions, seed, revision, card
 ///   metrics.jsonl   one line a logged step
-///   events.*        the same for TensorBoard, if built with protobuf
+///   events.*        the same for TensorBoard, if built with protobuf; a resumed run adds a file
 ///   checkpoints/    the newest ones
 ///   report.html     self-contained page
 /// and one row in runs.sqlite beside the run folders.
@@ -25,7 +25,8 @@ struct StepRecord {
 
 class RunFolder {
  public:
-  /// A new folder root/name, or root/name-2, ... if that exists. Throws if it cannot be made.
+  /// A new folder root/name, or root/name-2, ... if that exists. Throws if it cannot be made, or if `name` is
+  /// not a plain file name.
   static RunFolder create(const std::filesystem::path& root, const std::string& name);
   /// An existing one, to go on with it. Throws unless it holds a run.json.
   static RunFolder open(const std::filesystem::path& path);
@@ -34,6 +35,7 @@ class RunFolder {
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
   void write_settings(const nlohmann::json& settings) const;
+  /// Throws, naming the file, unless it holds a JSON object.
   nlohmann::json settings() const;
 
   /// Appends a line; it has reached the operating system when this returns.
@@ -55,8 +57,12 @@ nlohmann::json build_facts();
 std::string utc_now();
 
 /// Whether this build has SQLite.
+<<<<<<< HEAD
 bool database_available();
 
+=======
+bool has_database();
+>>>>>>> clitests
 /// Writes or replaces the run's row in `database`: path, model, status ("running", "finished", "interrupted",
 /// "failed"), start, end, steps, final loss, best evaluation, tokens/s, device, revision, settings as JSON.
 /// Without SQLite in the build it does nothing; `doctor` says so.

@@ -17,6 +17,7 @@ using nlohmann::json;
 namespace {
 
 /// Evaluation draws its tasks under another key than training does: the two never meet.
+constexpr int64_t kWidest = 1 << 18;  // of the model's widths
 constexpr uint64_t kEvaluationSeed = 0xE7A1'5EED'0000'0001u;
 
 }  // namespace
@@ -30,8 +31,19 @@ void TnpJob::validate() const {
                                                    {"batch (--batch-size)", batch},
                                                    {"steps", steps}};
   for (const auto& [name, size] : sizes)
-    check(size >= 1, "tnp: ", name, " is ", size, "; it must be at least 1");
+    check(size >= 1 && size <= kLargest, "tnp: ", name, " is ", size, "; it must be from 1 to ", kLargest);
+  const std::pair<const char*, int64_t> widths[] = {{"features (--features)", model.features},
+                                                    {"d_model (--d-model)", model.d_model},
+                                                    {"d_ff (--d-ff)", model.d_ff},
+                                                    {"layers (--layers)", model.layers},
+                                                    {"components (--components)", model.components},
+                                                    {"embed_hidden (--emb-hidden)", model.embed_hidden}};
+  for (const auto& [name, size] : widths)
+    check(size <= kWidest, "tnp: ", name, " is ", size, "; it must be at most ", kWidest);
   check(warmup >= 0, "tnp: warmup is ", warmup);
+  check(lr > 0 && std::isfinite(lr), "tnp: lr is ", lr, "; it must be positive");
+  check(weight_decay >= 0 && clip_norm >= 0, "tnp: weight_decay is ", weight_decay, " and clip_norm ",
+        clip_norm, "; they must not be negative");
   check(prior == "linear" || model.features == 1, "tnp: the prior ", prior,
         " is one-dimensional; features is ", model.features, ", expected 1");
   make_schedule(*this);
@@ -50,6 +62,28 @@ json to_json(const TnpJob& job) {
   return out;
 }
 
+namespace {
+
+/// Whether `value` is what to_json writes for a T: the library's own conversions take 3.7 and true for 3
+/// and 1.
+template <class T>
+bool is_of(const json& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return value.is_boolean();
+  } else if constexpr (std::is_unsigned_v<T>) {
+    return value.is_number_unsigned();
+  } else if constexpr (std::is_integral_v<T>) {
+    // Above 2^63 the parser gives an unsigned one.
+    return value.is_number_integer() && (!value.is_number_unsigned() || value.get<int64_t>() >= 0);
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return value.is_number() && std::isfinite(value.get<double>());
+  } else {
+    return value.is_string();
+  }
+}
+
+}  // namespace
+
 TnpJob tnp_job_from_json(const json& in) {
   TnpJob job;
   check(in.is_object(), "tnp job: expected an object of settings");
@@ -58,14 +92,13 @@ TnpJob tnp_job_from_json(const json& in) {
     using T = std::remove_cvref_t<decltype(value)>;
     known.push_back(name);
     check(in.contains(name), "tnp job: \"", name, "\" is missing");
-    try {
-      if constexpr (std::is_same_v<T, DType>) {
-        value = parse_dtype(in[name].get<std::string>());
-      } else {
-        value = in[name].get<T>();
-      }
-    } catch (const json::exception&) {
-      fail_at(Site::here(), "tnp job: \"", name, "\" is ", in[name].dump(), ", which is of another type");
+    constexpr bool kDType = std::is_same_v<T, DType>;
+    check(is_of<std::conditional_t<kDType, std::string, T>>(in[name]), "tnp job: \"", name, "\" is ",
+          in[name].dump(), ", which is of another type or out of range");
+    if constexpr (kDType) {
+      value = parse_dtype(in[name].get<std::string>());
+    } else {
+      value = in[name].get<T>();
     }
   });
   for (const auto& [name, value] : in.items())
@@ -130,7 +163,13 @@ io::Checkpoint TnpSession::checkpoint(int64_t step) const {
 int64_t TnpSession::restore(const std::filesystem::path& file) {
   const io::Checkpoint stored = io::Checkpoint::read(file.string());
   int64_t step = 0;
-  std::string job;
+  std::string job = stored.get<std::string>("job");
+  const json theirs = json::parse(job, nullptr, false), ours = to_json(job_);
+  check(theirs.is_object(), file.string(), ": its \"job\" is not a JSON object");
+  for (const auto& [name, value] : ours.items())
+    check(name == "steps" || theirs.value(name, json()) == value, file.string(), ": it is of another job: \"",
+          name, "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),
+          " here; restore run.json, or start a new run");
   stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
                  io::named("step", step), io::named("job", job));
   return step;

@@ -31,6 +31,9 @@ struct TnpJob {
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
 
+  /// Of any size: sums and products of sizes then stay far below 2^63.
+  static constexpr int64_t kLargest = int64_t(1) << 30;
+
   void fields(auto&& visit) {
     visit("model", model), visit("prior", prior), visit("context", context), visit("targets", targets);
     visit("batch", batch), visit("lr", lr), visit("weight_decay", weight_decay),
@@ -68,7 +71,8 @@ class TnpSession {
 
   /// All of the state that continues the curve, the step included.
   io::Checkpoint checkpoint(int64_t step) const;
-  /// Returns the step. All or nothing: on an error nothing has changed.
+  /// Returns the step. All or nothing: on an error nothing has changed. Throws, naming the setting, if the
+  /// checkpoint is of another job; only the number of steps may differ.
   int64_t restore(const std::filesystem::path& file);
 
  private:

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
+#include <optional>
 #include <vector>
 
 #include "autograd/tape.h"
+#include "io/events.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
 #include "train/interrupt.h"
@@ -31,6 +32,24 @@ struct Interval {
   Clock::time_point start = Clock::now();
   int64_t steps = 0;
   double waited = 0;  // for data
+};
+
+/// How many steps up to the last one logged had no finite gradient norm, as far as the optimizer's counts
+/// tell.
+class SkipRow {
+ public:
+  explicit SkipRow(const optim::Optimizer& optimizer)
+      : skipped_(optimizer.skipped()), done_(optimizer.steps()) {}
+  int64_t update(const optim::Optimizer& optimizer, bool finite) {
+    const int64_t skipped = optimizer.skipped() - skipped_, done = optimizer.steps() - done_;
+    skipped_ += skipped, done_ += done;
+    // Among steps that were done the last one may be the only one in a row.
+    row_ = finite ? 0 : done > 0 ? 1 : row_ + skipped;
+    return row_;
+  }
+
+ private:
+  int64_t skipped_, done_, row_ = 0;
 };
 
 }  // namespace
@@ -64,7 +83,9 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
 
   Interval interval;
   std::vector<double> step_seconds;
-  int skipped_in_a_row = 0;
+  SkipRow skips(optimizer);
+  std::optional<io::EventWriter> events;
+  if (io::EventWriter::available()) events.emplace(run.path().string());
   double evaluation_seconds = 0;
   const Clock::time_point begun = Clock::now();
   optimizer.zero_grad();
@@ -94,7 +115,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       const double norm = optimizer.grad_norm();
       const double elapsed = seconds_since(interval.start);
       result.loss = loss;
-      skipped_in_a_row = std::isfinite(norm) ? 0 : skipped_in_a_row + int(interval.steps);
+      const int64_t skipped_in_a_row = skips.update(optimizer, std::isfinite(norm));
       const double per_step = elapsed / double(interval.steps);
       if (step > first_step + 1) step_seconds.push_back(per_step);  // the first is eager, the second captures
       const AllocatorStats memory = device.allocator().stats();
@@ -117,6 +138,8 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
         evaluation_seconds += seconds_since(evaluation_start);
       }
       run.append(record);
+      if (events)
+        for (const auto& [name, value] : record.values) events->scalar(name, record.step, value);
       progress.show({.step = step + 1,
                      .steps = options.steps,
                      .loss = loss,
@@ -137,12 +160,14 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     if (last || stop || (options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0)) {
       device.synchronize();
       task.save(step + 1);
+      if (events) events->flush();
       interval.start = Clock::now();
       interval.steps = 0;
       interval.waited = 0;
     }
     if (stop) {
       result.outcome = Outcome::interrupted;
+      result.signal = signal;
       break;
     }
   }

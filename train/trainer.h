@@ -45,6 +45,7 @@ enum class Outcome { finished, interrupted };
 
 struct TrainResult {
   Outcome outcome = Outcome::finished;
+  int signal = 0;                            // that interrupted it
   int64_t step = 0;                          // steps done
   double loss = 0;                           // the last one logged
   double seconds = 0;                        // in steps; evaluation and saving apart
@@ -54,8 +55,8 @@ struct TrainResult {
 
 /// Runs steps [first_step, options.steps): load, forward, backward, update; logs, evaluates, saves. SIGINT
 /// and SIGTERM end it after the step under way, with a checkpoint. A gradient norm that is not finite leaves
-/// the weights as they are; after `most_skips` such steps in a row it throws, and no checkpoint is written of
-/// that state.
+/// the weights as they are; a logged step that ends at least `most_skips` such steps in a row throws, and no
+/// checkpoint is written of that state.
 TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFolder& run, Device device,
                          const TrainerOptions& options, int64_t first_step, Progress& progress);
 

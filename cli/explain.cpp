@@ -1,0 +1,114 @@
+#include "cli/explain.h"
+
+#include <algorithm>
+
+#include "runtime/error.h"
+
+namespace tessera::cli {
+namespace {
+
+class CompactHelp : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    if (option->get_expected_max() == 0) return "";
+    // "INT:INT in [1 - 8]" is a kind with its checks, "TEXT:{on,off}" one with its choices.
+    const std::string kinds = option->get_type_name();
+    const size_t choices = kinds.find('{');
+    std::string text =
+        " " + (choices == std::string::npos ? kinds.substr(0, kinds.find(':'))
+                                            : kinds.substr(choices, kinds.find('}') - choices + 1));
+    if (!option->get_default_str().empty()) text += "=" + option->get_default_str();
+    return text;
+  }
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    return Formatter::make_usage(app, name) + "\n";
+  }
+  std::string make_group(std::string group, bool positional,
+                         std::vector<const CLI::Option*> options) const override {
+    std::string text = group + ":\n";
+    for (const CLI::Option* option : options) text += make_option(option, positional);
+    return text;
+  }
+};
+
+std::vector<const CLI::App*> subcommands(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+/// The innermost subcommand that the line reached.
+const CLI::App* innermost(const CLI::App& app) {
+  const CLI::App* current = &app;
+  while (!current->get_subcommands().empty()) current = current->get_subcommands().front();
+  return current;
+}
+
+std::string join(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+  return text;
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& names) {
+  const std::string near = nearest(word, names);
+  return near.empty() ? "" : "; did you mean " + near + "?";
+}
+
+std::string unknown_word(const CLI::App& at, const std::string& word) {
+  if (!word.starts_with('-')) return "unexpected argument \"" + word + "\"";
+  std::vector<std::string> names;
+  for (const CLI::Option* option : at.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  const std::string flag = word.substr(0, word.find('='));
+  return "unknown flag " + flag + did_you_mean(flag, names);
+}
+
+}  // namespace
+
+std::shared_ptr<CLI::Formatter> compact_help() {
+  auto help = std::make_shared<CompactHelp>();
+  help->column_width(36);
+  return help;
+}
+
+std::string explain(const CLI::App& app, const CLI::ParseError& error,
+                    const std::vector<std::string>& words) {
+  const CLI::App& at = *innermost(app);
+  std::string command = "tessera";
+  for (const CLI::App* step = &app; !step->get_subcommands().empty();) {
+    step = step->get_subcommands().front();
+    command += " " + step->get_name();
+  }
+  // What nobody took, in the order of the line; an unknown flag explains the words behind it.
+  const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
+  const bool about_words = code == CLI::ExitCodes::ExtrasError || code == CLI::ExitCodes::RequiredError;
+  const std::vector<std::string> left = app.remaining(true);
+  std::vector<std::string> unknown;
+  for (const std::string& word : words)
+    if (about_words && std::find(left.begin(), left.end(), word) != left.end()) unknown.push_back(word);
+  const auto flag = std::find_if(unknown.begin(), unknown.end(),
+                                 [](const std::string& word) { return word.starts_with('-'); });
+
+  std::string message = error.what();
+  std::vector<std::string> names;
+  for (const CLI::App* sub : subcommands(at)) names.push_back(sub->get_name());
+  if (!names.empty() && at.get_subcommands().empty()) {
+    if (unknown.empty()) {
+      message = "a subcommand is needed: one of " + join(names);
+    } else if (!unknown.front().starts_with('-')) {
+      message = "unknown subcommand \"" + unknown.front() + "\"" + did_you_mean(unknown.front(), names) +
+                "; expected one of " + join(names);
+    } else {
+      message = unknown_word(at, unknown.front());
+    }
+  } else if (flag != unknown.end()) {
+    message = unknown_word(at, *flag);
+  } else if (!unknown.empty()) {
+    message = unknown_word(at, unknown.front());
+  }
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  return message + " (see " + command + " --help)";
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,141 @@
+#include "tests/cli/command.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+namespace tessera::cli::test {
+namespace {
+
+std::string read_all(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string temporary(const char* what) {
+  std::string pattern = (fs::temp_directory_path() / (std::string("tessera-") + what + "-XXXXXX")).string();
+  if (!::mkdtemp(pattern.data())) throw std::runtime_error("mkdtemp failed");
+  return pattern;
+}
+
+}  // namespace
+
+Workplace::Workplace() : path_(temporary("cli")) {}
+
+Workplace::~Workplace() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+void Workplace::put(const std::string& name, const std::string& bytes) const {
+  fs::create_directories((path_ / name).parent_path());
+  std::ofstream(path_ / name, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
+}
+
+std::string Workplace::get(const std::string& name) const {
+  return read_all(path_ / name);
+}
+
+std::vector<std::string> Workplace::files() const {
+  std::vector<std::string> found;
+  for (const auto& entry : fs::recursive_directory_iterator(path_))
+    found.push_back(fs::relative(entry.path(), path_).string());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+Process::Process(const Workplace& workplace, const std::vector<std::string>& arguments) {
+  const std::string folder = temporary("said");
+  out_ = folder + "/out", err_ = folder + "/err";
+  std::vector<char*> argv{const_cast<char*>(TESSERA_COMMAND)};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  id_ = ::fork();
+  if (id_ < 0) throw std::runtime_error("fork failed");
+  if (id_ > 0) return;
+  const int in = ::open("/dev/null", O_RDONLY);
+  const int out = ::open(out_.c_str(), O_WRONLY | O_CREAT, 0600),
+            err = ::open(err_.c_str(), O_WRONLY | O_CREAT, 0600);
+  ::dup2(in, 0), ::dup2(out, 1), ::dup2(err, 2);
+  ::setenv("OMP_NUM_THREADS", "1", 1);  // tiny problems: threads would only wait for each other
+  ::setenv("OMP_WAIT_POLICY", "passive", 1);
+  if (::chdir(workplace.path().c_str()) == 0) ::execv(TESSERA_COMMAND, argv.data());
+  ::_exit(127);
+}
+
+Process::~Process() {
+  if (!ended_) {
+    send(SIGKILL);
+    ::waitpid(id_, nullptr, 0);
+  }
+  std::error_code ignored;
+  fs::remove_all(fs::path(out_).parent_path(), ignored);
+}
+
+void Process::send(int signal) const {
+  ::kill(id_, signal);
+}
+
+bool Process::poll() {
+  if (ended_) return true;
+  rusage used{};
+  if (::wait4(id_, &status_, WNOHANG, &used) != id_) return false;
+  cpu_seconds_ = double(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+                 double(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
+  return ended_ = true;
+}
+
+bool Process::running() {
+  return !poll();
+}
+
+Outcome Process::wait(double limit) {
+  using Clock = std::chrono::steady_clock;
+  const auto begun = Clock::now();
+  Outcome outcome;
+  while (!poll()) {
+    if (!outcome.late && std::chrono::duration<double>(Clock::now() - begun).count() > limit) {
+      outcome.late = true;
+      send(SIGKILL);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (WIFEXITED(status_)) outcome.code = WEXITSTATUS(status_);
+  if (WIFSIGNALED(status_)) outcome.signal = WTERMSIG(status_);
+  outcome.cpu_seconds = cpu_seconds_;
+  outcome.out = read_all(out_), outcome.err = read_all(err_);
+  return outcome;
+}
+
+std::vector<std::string> words_of(const std::string& line) {
+  std::vector<std::string> words;
+  std::istringstream text(line);
+  for (std::string word; text >> word;) words.push_back(word == "''" ? "" : word);
+  return words;
+}
+
+Outcome run(const Workplace& workplace, const std::string& line, double limit) {
+  return Process(workplace, words_of(line)).wait(limit);
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+bool holds_all(const std::string& text, const std::string& parts) {
+  std::istringstream list(parts);
+  for (std::string part; std::getline(list, part, '|');)
+    if (text.find(part) == std::string::npos) return false;
+  return true;
+}
+
+}  // namespace tessera::cli::test

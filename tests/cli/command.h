@@ -1,0 +1,77 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+/// Runs the built command `tessera` as a user does: a process with arguments, a folder to stand in, and a
+/// time limit.
+
+namespace tessera::cli::test {
+
+namespace fs = std::filesystem;
+
+/// How a process ended, and what it said.
+struct Outcome {
+  int code = -1;           // the exit code; -1 if a signal ended it
+  int signal = 0;          // that ended it
+  bool late = false;       // it was killed at the time limit
+  double cpu_seconds = 0;  // of the process itself: not a matter of how busy the machine is
+  std::string out, err;
+};
+
+/// A folder for one test, removed afterwards; the working directory of the commands.
+class Workplace {
+ public:
+  Workplace();
+  ~Workplace();
+  Workplace(const Workplace&) = delete;
+  const fs::path& path() const { return path_; }
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+  void put(const std::string& name, const std::string& bytes) const;
+  std::string get(const std::string& name) const;
+  /// Every path below, relative, sorted.
+  std::vector<std::string> files() const;
+
+ private:
+  fs::path path_;
+};
+
+/// A process that runs; killed if it outlives the object.
+class Process {
+ public:
+  Process(const Workplace& workplace, const std::vector<std::string>& arguments);
+  ~Process();
+  Process(const Process&) = delete;
+  void send(int signal) const;
+  bool running();
+  /// Waits until it ends, but no longer than `limit` seconds: then it is killed.
+  Outcome wait(double limit = 120);
+
+ private:
+  bool poll();
+  pid_t id_ = -1;
+  int status_ = 0;
+  bool ended_ = false;
+  double cpu_seconds_ = 0;
+  std::string out_, err_;
+};
+
+/// "train tnp --name ''": words at blanks, '' for an empty one.
+std::vector<std::string> words_of(const std::string& line);
+Outcome run(const Workplace& workplace, const std::string& line, double limit = 120);
+
+/// The first line that `text` has.
+std::string first_line(const std::string& text);
+/// Whether all parts occur, separated by '|'.
+bool holds_all(const std::string& text, const std::string& parts);
+
+/// The flags of a model that trains thousands of steps in seconds.
+inline const std::string kTiny =
+    " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 1 --emb-hidden 8 --components 2 --features 1 --m "
+    "4 "
+    "--n 4 --batch-size 2 --eval-tasks 4";
+
+}  // namespace tessera::cli::test

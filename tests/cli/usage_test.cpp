@@ -1,0 +1,219 @@
+#include <gtest/gtest.h>
+
+#include "tests/cli/command.h"
+
+// Command lines that are wrong in themselves: exit code 2 and one line that names what is wrong, at once,
+// with no file made and none opened.
+
+namespace tessera::cli::test {
+namespace {
+
+struct BadLine {
+  const char* line;
+  const char* says;  // parts of the message, separated by |
+};
+
+constexpr BadLine kBadLines[] = {
+    // subcommands
+    {"", "a subcommand is needed|doctor|train|--help"},
+    {"trian tnp", "unknown subcommand \"trian\"|did you mean train?"},
+    {"train", "a subcommand is needed|tnp"},
+    {"train tpn", "unknown subcommand \"tpn\"|did you mean tnp?"},
+    {"train resnet --steps 3", "unknown subcommand \"resnet\"|tnp"},
+    {"bench", "a subcommand is needed|compare"},
+    {"bench compair a b", "unknown subcommand \"compair\"|did you mean compare?"},
+    {"bench step", "a subcommand is needed|tnp"},
+    {"plan", "a subcommand is needed|tnp"},
+    {"eval", "a subcommand is needed|tnp"},
+    {"train tnp extra", "unexpected argument \"extra\"|tessera train tnp --help"},
+    {"doctor now", "unexpected argument \"now\""},
+    {"op relu tanh --in a --out b", "unexpected argument \"tanh\""},
+    // flags that are none
+    {"--vresion", "unknown flag --vresion|did you mean --version?"},
+    {"train tnp --stpes 3", "unknown flag --stpes|did you mean --steps?"},
+    {"train tnp --steps3 5", "unknown flag --steps3|did you mean --steps?"},
+    {"train tnp --batch_size=3", "unknown flag --batch_size|did you mean --batch-size?"},
+    {"train tnp -steps 3", "unknown flag -steps|did you mean --steps?"},
+    {"train tnp --absolutely-not 3", "unknown flag --absolutely-not"},
+    {"train tnp --STEPS 3", "unknown flag --STEPS"},
+    {"doctor --jsn", "unknown flag --jsn|did you mean --json?"},
+    {"op --lsit", "unknown flag --lsit|did you mean --list?"},
+    {"op relu --in a --out b --gard", "unknown flag --gard|did you mean --grad?"},
+    {"bench op linear --dtpye f32", "unknown flag --dtpye|did you mean --dtype?"},
+    {"bench host --jsno x", "unknown flag --jsno|did you mean --json?"},
+    {"bench step tnp --grpah on", "unknown flag --grpah|did you mean --graph?"},
+    {"bench compare a b --hmtl c", "unknown flag --hmtl|did you mean --html?"},
+    {"plan tnp --d-modle 8", "unknown flag --d-modle|did you mean --d-model?"},
+    {"plan tnp --steps 8", "unknown flag --steps"},
+    {"eval tnp runs/a --taks 3", "unknown flag --taks|did you mean --tasks?"},
+    // repeated, without a value, with one too many
+    {"train tnp --steps 1 --steps 2", "--steps|received 2"},
+    {"train tnp --lr 1 --lr 1", "--lr|received 2"},
+    {"train tnp --pre-norm --pre-norm", "--pre-norm|received 2"},
+    {"op relu --in a --in b --out c", "--in|received 2"},
+    {"op --list --list", "--list|received 2"},
+    {"bench op linear --mode fwd --mode bwd", "--mode|received 2"},
+    {"train tnp --steps", "--steps|missing"},
+    {"train tnp --lr --steps 5", "--lr|--steps is not a number"},
+    {"train tnp --lr=", "--lr|missing"},
+    {"op relu --out b --in", "--in|missing"},
+    {"eval tnp", "run|required"},
+    {"bench compare a", "B|required"},
+    {"bench op", "name|required"},
+    {"train tnp --pre-norm=3", "pre-norm"},
+    {"train tnp --quiet=banana", "quiet"},
+    // numbers
+    {"train tnp --lr 1e-3x", "--lr|1e-3x is not a number"},
+    {"train tnp --lr nan", "--lr|nan is not finite"},
+    {"train tnp --lr inf", "--lr|inf is not finite"},
+    {"train tnp --lr=-inf", "--lr|-inf is not finite"},
+    {"train tnp --lr 0", "--lr|0 not in range"},
+    {"train tnp --lr=-1e-3", "--lr|-1e-3 not in range"},
+    {"train tnp --lr 1e400", "--lr|1e400"},
+    {"train tnp --lr 0x1p-3", "--lr|0x1p-3 is not a number"},
+    {"train tnp --lr fast", "--lr|fast is not a number"},
+    {"train tnp --lr 1,5", "--lr|1,5 is not a number"},
+    {"train tnp --steps 0", "--steps|0 not in range 1 to"},
+    {"train tnp --steps -5", "--steps|-5 not in range 1 to"},
+    {"train tnp --steps 10.5", "--steps|10.5 is not a whole number"},
+    {"train tnp --steps 1e3", "--steps|1e3 is not a whole number"},
+    {"train tnp --steps 10x", "--steps|10x is not a whole number"},
+    {"train tnp --steps 010", "--steps|010 is not a whole number"},
+    {"train tnp --steps 0x10", "--steps|0x10 is not a whole number"},
+    {"train tnp --steps 99999999999999999999", "--steps|too large"},
+    {"train tnp --seed -1", "--seed|-1 not in range 0 to"},
+    {"train tnp --seed 18446744073709551616", "--seed|too large"},
+    {"train tnp --seed 1.5", "--seed|1.5 is not a whole number"},
+    {"train tnp --batch-size 0", "--batch-size|0 not in range"},
+    {"train tnp --m -3", "--m|-3 not in range"},
+    {"train tnp --n 2000000000", "--n|2000000000 not in range"},
+    {"train tnp --warmup -1", "--warmup|-1 not in range 0 to"},
+    {"train tnp --weight-decay=-0.1", "--weight-decay|-0.1 not in range"},
+    {"train tnp --clip-norm nan", "--clip-norm|nan is not finite"},
+    {"train tnp --log-every 0", "--log-every|0 not in range 1 to"},
+    {"train tnp --keep 0", "--keep|0 not in range 1 to"},
+    {"train tnp --save-every -1", "--save-every|-1 not in range 0 to"},
+    {"train tnp --eval-tasks 3000000000", "--eval-tasks|not in range"},
+    {"train tnp --d-model 1000000000 --n-head 8", "d_model|1000000000|at most"},
+    {"plan tnp --memory 4GiB", "--memory|4GiB is not a number"},
+    {"plan tnp --memory 1e300", "--memory|1e300 not in range"},
+    {"plan tnp --memory nan", "--memory|nan is not finite"},
+    {"eval tnp r --tasks 0", "--tasks|0 not in range"},
+    {"eval tnp r --most-gap nan", "--most-gap|nan is not finite"},
+    {"bench op linear --seconds 0", "--seconds|0 not in range"},
+    {"bench op linear --seconds inf", "--seconds|inf is not finite"},
+    // choices
+    {"train tnp --prior rbg", "--prior|rbg not in|rbf"},
+    {"train tnp --schedule cosin", "--schedule|cosin not in|cosine"},
+    {"train tnp --precision f64", "--precision|f64 not in|bf16"},
+    {"train tnp --graph maybe", "--graph|maybe not in|on,off"},
+    {"train tnp --device gpu", "--device|\"gpu\"|cuda:<index>"},
+    {"train tnp --device cuda:x", "--device|\"cuda:x\""},
+    {"train tnp --device cuda:-1", "--device|\"cuda:-1\""},
+    {"train tnp --device cpu:0", "--device|\"cpu:0\""},
+    {"op relu --in a --out b --device CUDA", "--device|\"CUDA\""},
+    {"bench step tnp --graph maybe", "--graph|\"maybe\"|on or off"},
+    {"bench step tnp --checkpoint on,", "--checkpoint|empty part"},
+    {"bench step tnp --precision bf17", "--precision|bf17"},
+    // flags that contradict each other
+    {"train tnp --resume r --lr 1", "--resume|--lr cannot change it"},
+    {"train tnp --resume r --seed 1", "--resume|--seed cannot change it"},
+    {"train tnp --resume r --d-model 8", "--resume|--d-model cannot change it"},
+    {"train tnp --resume r --batch-size 8", "--resume|--batch-size cannot change it"},
+    {"train tnp --resume r --name n", "--resume|--name"},
+    {"train tnp --resume r --runs n", "--resume|--runs"},
+    {"train tnp --resume r --demo", "--resume|--demo"},
+    {"train tnp --resume r --find-max-batch", "--resume|--find-max-batch"},
+    {"train tnp --demo --lr 1", "--demo|--lr cannot change it"},
+    {"train tnp --demo --d-model 8", "--demo|--d-model cannot change it"},
+    {"train tnp --demo --find-max-batch", "--demo|--find-max-batch"},
+    {"train tnp --prior rbf --features 3", "rbf|one-dimensional|3"},
+    {"train tnp --prior periodic", "periodic|one-dimensional|10"},
+    {"train tnp --d-model 10 --n-head 3", "d_model 10|heads 3"},
+    {"plan tnp --d-model 10 --n-head 3", "d_model 10|heads 3"},
+    {"bench step tnp --d-model 10 --n-head 3", "d_model 10|heads 3"},
+    {"train tnp --name ../n", "--name|../n|plain name"},
+    {"train tnp --name a/b", "--name|a/b|plain name"},
+    {"train tnp --name ..", "--name|..|plain name"},
+    {"op --json", "--json requires --list"},
+    {"op relu --list", "excludes --list"},
+    {"op --list --grad", "--list|--grad"},
+    {"op --list --in a", "--list|--in"},
+    // operators and attributes
+    {"op", "name an operator|--list"},
+    {"op rleu --in a --out b", "\"rleu\"|did you mean relu?"},
+    {"op convolution_of_everything --in a --out b", "\"convolution_of_everything\"|op --list"},
+    {"op relu", "--in and --out are needed"},
+    {"op relu --in a", "--in and --out are needed"},
+    {"op relu --out b", "--in and --out are needed"},
+    {"op layernorm --in a --out b --set epz=1", "layernorm|\"epz\"|did you mean eps?"},
+    {"op layernorm --in a --out b --set eps=small", "eps|a number|small"},
+    {"op layernorm --in a --out b --set eps=nan", "eps|finite"},
+    {"op layernorm --in a --out b --set eps=1e-5x", "eps|a number|1e-5x"},
+    {"op layernorm --in a --out b --set eps", "\"eps\"|key=value"},
+    {"op layernorm --in a --out b --set =1", "layernorm|\"\""},
+    {"op layernorm --in a --out b --set eps=1 --set eps=2", "eps|given twice"},
+    {"op relu --in a --out b --set x=1", "relu|\"x\" does not exist"},
+    {"op attention --in a --out b --set causal=yes", "causal|true or false|yes"},
+    {"op gmm_nll --in a --out b --set reduction=avg", "reduction|\"avg\"|mean, sum, none"},
+    {"op sum --in a --out b --set dim=1.5", "dim|an integer|1.5"},
+    {"op sum --in a --out b --set dim=99999999999999999999", "dim|an integer"},
+    {"op relu --in a --out b --row 5", "--row 5|0 rows"},
+    {"op relu --in a --out b --row x", "--row|x is not a whole number"},
+    {"op relu --in a --out b --row -2", "--row|-2 not in range"},
+    // benchmarks
+    {"bench op lineer", "\"lineer\"|did you mean linear?"},
+    {"bench op linear --set q=1", "linear|\"q\" does not exist"},
+    {"bench op linear --shape T", "--shape|\"T\"|NAME=SIZE"},
+    {"bench op linear --shape T=x", "--shape|\"T=x\"|NAME=SIZE"},
+    {"bench op linear --shape T=-1", "--shape|\"T=-1\""},
+    {"bench op linear --shape T=4x", "--shape|\"T=4x\""},
+    {"bench op linear --shape =4", "--shape|\"=4\""},
+    {"bench op linear --shape T=99999999999999999999", "--shape|T=99999999999999999999"},
+    {"bench op linear --shape T=1,T=2", "--shape|\"T\" is given twice"},
+    {"bench op linear --shape T=1,,in=2", "--shape|empty part"},
+    {"bench op linear --shape Q=3", "--shape|\"Q\"|in, out"},
+    {"bench op linear --shape T=3", "--shape T=3|lacks a size|in="},
+    {"bench op linear --mode fwd,back", "--mode|\"back\"|fwd or bwd"},
+    {"bench op linear --mode fwd,", "--mode|empty part"},
+    {"bench op linear --dtype f99", "--dtype|f99"},
+    {"bench op linear --dtype i32", "--dtype|i32|expected f64, f32"},
+    {"bench op linear --dtype f32,", "--dtype|empty part"},
+    {"bench op linear --rows most", "--rows|\"most\"|all or a number"},
+    {"bench op linear --rows 5", "--rows|0 rows"},
+    {"bench op linear --rows -1", "--rows|\"-1\""},
+};
+
+void PrintTo(const BadLine& bad, std::ostream* out) {
+  *out << bad.line;
+}
+
+class UsageError : public ::testing::TestWithParam<BadLine> {};
+
+TEST_P(UsageError, ExitsWithTwoAtOnceAndNamesIt) {
+  const Workplace workplace;
+  const Outcome outcome = run(workplace, GetParam().line, 60);
+  EXPECT_EQ(outcome.code, 2) << outcome.out << outcome.err;
+  EXPECT_FALSE(outcome.late);
+  // Processor time, not the clock: a busy machine must not fail the test, a library that is set up first
+  // must.
+  EXPECT_LT(outcome.cpu_seconds, 1.0);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_TRUE(outcome.err.starts_with("tessera: ")) << outcome.err;
+  EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << "one line: " << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, GetParam().says)) << outcome.err << "expected " << GetParam().says;
+  EXPECT_EQ(workplace.files(), std::vector<std::string>());
+}
+
+INSTANTIATE_TEST_SUITE_P(Lines, UsageError, ::testing::ValuesIn(kBadLines), [](const auto& info) {
+  std::string name = std::to_string(info.index);
+  for (const std::string& word : words_of(info.param.line)) {
+    name += '_';
+    for (const char c : word)
+      if (std::isalnum(static_cast<unsigned char>(c))) name += c;
+  }
+  return name.substr(0, 60);
+});
+
+}  // namespace
+}  // namespace tessera::cli::test
