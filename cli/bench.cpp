@@ -56,7 +56,7 @@ int bench_op(const OpArgs& args) {
     given.attrs = parse_attrs(*op, args.set);
     if (!args.shape.empty()) {
       given.dims = parse_dims(args.shape);
-<<<<<<< HEAD
+      check_dim_names(*op, given.dims);
       // Sizes that are not given are those of the operator's first benchmark, if all given names are its own.
       if (!op->benches.empty()) {
         ops::Dims all = op->benches[0].dims;
@@ -67,9 +67,6 @@ int bench_op(const OpArgs& args) {
           given.dims = all;
         }
       }
-=======
-      check_dim_names(*op, given.dims);
->>>>>>> clitests
       op->problem(given.dims, ops::complete(*op, given.attrs));  // complains of a missing size
       options.cases = {given};
     } else if (!args.set.empty()) {

@@ -45,19 +45,11 @@ std::vector<Part> parts() {
   found.push_back(
       {"CPU", fmt::format("{} threads, {}", cpu.multiprocessors, format_bytes(cpu.memory_bytes)), "", true});
   found.push_back({"BLAS", train::kBlas, "", true});
-<<<<<<< HEAD
-  const auto optional = [&](const char* name, bool present, const char* lost) {
-    found.push_back({name, present ? "yes" : "no", present ? "" : lost, present});
-  };
-  optional("SQLite", train::database_available(), "no runs.sqlite: install libsqlite3-dev and build again");
-  optional("libpng", train::png_available(), "no pictures in reports: install libpng-dev and build again");
-=======
   const auto optional = [&](const char* name, bool present, const char* cost) {
     found.push_back({name, present ? "yes" : "no", present ? "" : cost, present});
   };
   optional("SQLite", train::has_database(), "no runs.sqlite: install libsqlite3-dev and build again");
   optional("libpng", train::has_png(), "no pictures in reports: install libpng-dev and build again");
->>>>>>> clitests
   optional("TensorBoard files", io::EventWriter::available(),
            "no events.* files: install libprotobuf-dev and protobuf-compiler and build again");
   const bool charts = *train::kChartJs;

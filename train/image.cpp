@@ -17,13 +17,9 @@ void Image::set(int x, int y, uint8_t red, uint8_t green, uint8_t blue) {
 }
 
 #if defined(TESSERA_WITH_PNG)
-<<<<<<< HEAD
-bool png_available() { return true; }
-=======
 bool has_png() {
   return true;
 }
->>>>>>> clitests
 
 std::string encode_png(const Image& image) {
   png_image header{};
@@ -41,13 +37,9 @@ std::string encode_png(const Image& image) {
   return out;
 }
 #else
-<<<<<<< HEAD
-bool png_available() { return false; }
-=======
 bool has_png() {
   return false;
 }
->>>>>>> clitests
 
 std::string encode_png(const Image&) {
   fail_at(Site::here(), "png: this build has no libpng; install libpng-dev and build again");

@@ -14,13 +14,8 @@ struct Image {
   void set(int x, int y, uint8_t red, uint8_t green, uint8_t blue);  // outside: nothing
 };
 
-<<<<<<< HEAD
-/// Whether this build has libpng.
-bool png_available();
-=======
 /// Whether this build can write PNG files.
 bool has_png();
->>>>>>> clitests
 /// The bytes of a PNG file. Throws if the build has no libpng.
 std::string encode_png(const Image& image);
 std::string base64(const std::string& bytes);

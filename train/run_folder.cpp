@@ -128,7 +128,6 @@ json build_facts() {
 }
 
 #if defined(TESSERA_WITH_SQLITE)
-bool database_available() { return true; }
 
 namespace {
 
@@ -230,14 +229,10 @@ void record_run(const fs::path& database, const RunFolder& run, const std::strin
        {":settings", settings.dump()}});
 }
 #else
-<<<<<<< HEAD
-bool database_available() { return false; }
-=======
 bool has_database() {
   return false;
 }
 
->>>>>>> clitests
 void record_run(const fs::path&, const RunFolder&, const std::string&) {}
 #endif
 

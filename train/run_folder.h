@@ -57,12 +57,8 @@ nlohmann::json build_facts();
 std::string utc_now();
 
 /// Whether this build has SQLite.
-<<<<<<< HEAD
-bool database_available();
-
-=======
 bool has_database();
->>>>>>> clitests
+
 /// Writes or replaces the run's row in `database`: path, model, status ("running", "finished", "interrupted",
 /// "failed"), start, end, steps, final loss, best evaluation, tokens/s, device, revision, settings as JSON.
 /// Without SQLite in the build it does nothing; `doctor` says so.
