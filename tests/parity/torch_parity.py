@@ -4,7 +4,7 @@ usage: python torch_parity.py TESSERA [--only OP,...] [--seed N]
 
 Outputs and gradients of f32 on the CPU must lie within 1e-5, of the largest element, of PyTorch's in f64; bf16 and f16 (every
 fourth case) within the rule of the house, 2x PyTorch's own error in that dtype and 2 ulp. Every operator of `tessera op --list`
-must have a peer in peers.py. Exit status 77: no PyTorch here, skipped.
+must have a peer in peers_*.py. Exit status 77: no PyTorch here, skipped.
 """
 import argparse
 import concurrent.futures
@@ -24,7 +24,9 @@ except ImportError as missing:
     print(f"skipped: no PyTorch ({missing}); set TESSERA_PEER_PYTHON to a Python with torch, numpy and safetensors")
     sys.exit(77)
 
-from peers import ABSOLUTE, PEERS, SELF, Source, absolute
+import peers_elements  # noqa: F401, each fills PEERS
+import peers_layers  # noqa: F401
+from peer import ABSOLUTE, PEERS, SELF, Source, absolute
 
 RELATIVE = 1e-5
 # What is left of terms that cancel may be smaller than their rounding, for which no f32 program can be blamed: four roundings
@@ -224,7 +226,8 @@ def check_refusals(rows):
     """What PyTorch refuses and tessera refuses too."""
     x = torch.ones(2, 0)
     wrong = torch.tensor([0, 9])
-    for name, inputs, attrs in (("max", {"x": x}, {"dim": 1}), ("max", {"x": x}, {}), ("embedding", {"table": torch.ones(3, 4), "indices": wrong}, {}),
+    for name, inputs, attrs in (("max", {"x": x}, {"dim": 1}), ("max", {"x": x}, {}),
+                                ("embedding", {"table": torch.ones(3, 4), "indices": wrong}, {}),
                                 ("gather_rows", {"x": torch.ones(3, 4), "indices": wrong}, {}),
                                 ("scatter_rows", {"x": torch.ones(2, 4), "indices": wrong}, {"rows": 3}),
                                 ("cross_entropy", {"logits": torch.ones(2, 4), "targets": wrong}, {}),
@@ -235,7 +238,8 @@ def check_refusals(rows):
         results, message = run_tessera(name, inputs, attrs, False)
         rows[name].cases += 1
         if results is not None or len(message.splitlines()) != 1:
-            rows[name].failures.append(f"{name} {[list(t.shape) for t in inputs.values()]}: expected one line of complaint, got {message!r}")
+            shapes = [list(t.shape) for t in inputs.values()]
+            rows[name].failures.append(f"{name} {shapes}: expected one line of complaint, got {message!r}")
 
 
 def check_operator(op):
@@ -257,14 +261,15 @@ def check_operator(op):
 start = time.time()
 listed = json.loads(subprocess.run([args.tessera, "op", "--list", "--json"], capture_output=True, text=True, check=True).stdout)
 selected = [op for op in listed if not args.only or op["name"] in args.only.split(",")]
-orphans = [f"{op['name']}: no peer in peers.py" for op in selected if op["name"] not in PEERS]
+orphans = [f"{op['name']}: no peer in tests/parity" for op in selected if op["name"] not in PEERS]
 orphans += [f"{name}: a peer without an operator" for name in PEERS if name not in {op["name"] for op in listed}]
 rows = {op["name"]: check_operator(op) for op in selected if op["name"] in PEERS}
 check_refusals(rows)
 
-print("worst error relative to the largest element, against PyTorch in f64; the limit is 1e-05. sharp: results whose bound is that")
-print("limit and not the rounding of terms that cancel. bf16, f16: share of the bound of the house")
-print(f"{'operator':<16}{'cases':>6}{'sharp':>7}{'outputs':>10}{'torch f32':>10}{'gradients':>11}{'torch f32':>10}{'bf16 f16':>9}")
+print("worst error relative to the largest element, against PyTorch in f64; the limit is 1e-05. sharp: results whose bound is")
+print("that limit and not the rounding of terms that cancel. bf16, f16: share of the bound of the house")
+print(f"{'operator':<16}{'cases':>6}{'sharp':>7}{'outputs':>10}{'torch f32':>10}{'gradients':>11}{'torch f32':>10}"
+      f"{'bf16 f16':>9}")
 for name, row in rows.items():
     (out, torch_out), (grad, torch_grad), small = row.worst["out"], row.worst["grad"], row.worst["small"][0]
     print(f"{name:<16}{row.cases:>6}{row.sharp / max(row.results, 1):>7.0%}{out:>10.1e}{torch_out:>10.1e}{grad:>11.1e}"
