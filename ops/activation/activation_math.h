@@ -30,11 +30,11 @@ TESSERA_HD C activate(C x) {
   if constexpr (kKind == Activation::none) return x;
 }
 
-/// f'(x)
+/// f'(x). Of relu at NaN: 1, as in PyTorch.
 template <Activation kKind, class C>
 TESSERA_HD C activate_slope(C x) {
-  if constexpr (kKind == Activation::relu) return x > 0 ? C(1) : C(0);
-  if constexpr (kKind == Activation::relu_squared) return x > 0 ? 2 * x : C(0);
+  if constexpr (kKind == Activation::relu) return x <= 0 ? C(0) : C(1);
+  if constexpr (kKind == Activation::relu_squared) return x <= 0 ? C(0) : 2 * x;
   if constexpr (kKind == Activation::silu) {
     const C s = logistic(x);
     return s * (C(1) + x * (C(1) - s));

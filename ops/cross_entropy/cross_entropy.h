@@ -21,10 +21,10 @@ struct CrossEntropyOptions {
 /// A target outside [0, V) that is not ignore_index: on the CPU an error that names its position and value;
 /// on a GPU, where the host does not wait to look, that row's loss, and with it mean and sum, and that row's
 /// gradient are NaN. An ignore_index inside [0, V) is legal. A logit of -inf has probability 0.
-/// Rounding: computed in f32 (f64 for f64). The loss is f32 (f64), not rounded further; sum and mean are
-/// added in a fixed order in double; dlogits are rounded once. Kept for backward: logits, targets, and
-/// maximum and log-sum-exp above it of every row in f32 (f64). Throws for shapes, dtypes or devices that do
-/// not fit, V = 0 with rows, and label_smoothing outside [0, 1].
+/// Rounding: computed in f32 (f64 for f64), sums over the classes on the CPU in f64. The loss is f32 (f64),
+/// not rounded further; sum and mean are added in a fixed order in double; dlogits are rounded once. Kept for
+/// backward: logits, targets, and maximum and log-sum-exp above it of every row in f32 (f64). Throws for
+/// shapes, dtypes or devices that do not fit, V = 0 with rows, and label_smoothing outside [0, 1].
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {},
                      Site site = Site::here());
 

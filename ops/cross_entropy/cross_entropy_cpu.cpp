@@ -35,17 +35,18 @@ void cross_entropy_forward_cpu(const CrossEntropyForward& args) {
       for (int64_t row = begin; row < end; ++row) {
         if (targets[row] == ignored) continue;
         const T* const x = logits + row * stride;
-        C largest = -std::numeric_limits<C>::infinity(), sum = 0, shifted_sum = 0;
+        C largest = -std::numeric_limits<C>::infinity();
+        double sum = 0, shifted_sum = 0;
         for (int64_t v = 0; v < classes; ++v) largest = std::max(largest, C(x[v]));
         for (int64_t v = 0; v < classes; ++v) {
-          sum += std::exp(C(x[v]) - largest);
-          shifted_sum += C(x[v]) - largest;
+          sum += double(std::exp(C(x[v]) - largest));
+          shifted_sum += double(C(x[v]) - largest);
         }
         top[row] = largest;
-        log_sum[row] = std::log(sum);
+        log_sum[row] = C(std::log(sum));
         C loss = log_sum[row] - (C(x[targets[row]]) - largest);
         if (smoothing > 0)
-          loss = (1 - smoothing) * loss + smoothing * (log_sum[row] - shifted_sum / C(classes));
+          loss = (1 - smoothing) * loss + smoothing * (log_sum[row] - C(shifted_sum / double(classes)));
         losses[size_t(row)] = loss;
       }
     });

@@ -1,10 +1,16 @@
 #include <algorithm>
+#include <vector>
 
 #include "ops/embedding/embedding_kernels.h"
 #include "ops/indices.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {
+namespace {
+
+constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth waking
+
+}  // namespace
 
 void embedding_forward_cpu(const Tensor& y, const Tensor& table, const Tensor& indices) {
   dispatch_floating(table.dtype(), "embedding", [&]<class T>() {
@@ -17,7 +23,7 @@ void embedding_forward_cpu(const Tensor& y, const Tensor& table, const Tensor& i
             describe(table));
     const T* const from = table.data<T>();
     T* const to = y.data<T>();
-    parallel_for(count, std::max<int64_t>(1, 16384 / std::max<int64_t>(width, 1)),
+    parallel_for(count, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t i = begin; i < end; ++i)
                      std::copy_n(from + index[i] * stride, width, to + i * to_stride);
@@ -33,15 +39,19 @@ void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor
     const int64_t stride = dy.row_stride(), to_stride = dtable.row_stride();
     const T* const from = dy.data<T>();
     C* const to = dtable.data<C>();
-    // The columns are shared out to the threads: each row's terms are added in order by one thread.
-    parallel_for(width, 64, [&](int64_t begin, int64_t end) {
-      for (int64_t row = 0; row < rows; ++row)
-        std::fill(to + row * to_stride + begin, to + row * to_stride + end, C(0));
-      for (int64_t i = 0; i < count; ++i) {
-        C* const sum = to + index[i] * to_stride;
-        for (int64_t c = begin; c < end; ++c) sum[c] += C(from[i * stride + c]);
-      }
-    });
+    const IndexGroups groups(index, count, rows);
+    parallel_for(rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
+                 [&](int64_t begin, int64_t end) {
+                   std::vector<double> sum(static_cast<size_t>(width));
+                   for (int64_t row = begin; row < end; ++row) {
+                     std::fill(sum.begin(), sum.end(), 0.0);
+                     for (int64_t k = groups.first[size_t(row)]; k < groups.first[size_t(row) + 1]; ++k) {
+                       const T* const source = from + groups.order[size_t(k)] * stride;
+                       for (int64_t c = 0; c < width; ++c) sum[size_t(c)] += double(C(source[c]));
+                     }
+                     for (int64_t c = 0; c < width; ++c) to[row * to_stride + c] = C(sum[size_t(c)]);
+                   }
+                 });
   });
 }
 

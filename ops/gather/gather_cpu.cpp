@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "ops/gather/gather_kernels.h"
+#include "ops/indices.h"
 #include "tensor/elementwise.h"
 
 namespace tessera::ops {
@@ -51,15 +52,9 @@ void gather_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
 }
 
 void scatter_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
-  const std::vector<int64_t> at = read_indices(indices);
   const int64_t rows = y.size(0);
-  // Positions grouped by row, ascending within each: a counting sort.
-  std::vector<int64_t> first(size_t(rows) + 1, 0), order(at.size());
-  for (const int64_t row : at) first[size_t(row) + 1] += 1;
-  for (size_t row = 0; row < size_t(rows); ++row) first[row + 1] += first[row];
-  std::vector<int64_t> next(first.begin(), first.end() - 1);
-  for (size_t n = 0; n < at.size(); ++n) order[size_t(next[size_t(at[n])]++)] = int64_t(n);
-
+  const Tensor packed = indices.packed();
+  const IndexGroups groups(Indices(packed), packed.count(), rows);
   const Layout to = row_layout(y), from = row_layout(x), dense = Layout::packed(to.shape);
   const auto loop = make_loop<3>(to.shape, {&to, &from, &dense});
   const int64_t y_stride = y.layout().stride(0), x_stride = x.layout().stride(0);
@@ -67,19 +62,20 @@ void scatter_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
     T* const out = y.data<T>();
     const T* const in = x.data<T>();
     parallel_for(rows, std::max<int64_t>(1, kGrain / loop.count), [&](int64_t begin, int64_t end) {
-      std::vector<Compute<T>> sum(size_t(loop.count));
+      std::vector<double> sum(size_t(loop.count));
       for (int64_t row = begin; row < end; ++row) {
-        std::fill(sum.begin(), sum.end(), Compute<T>(0));
-        for (int64_t k = first[size_t(row)]; k < first[size_t(row) + 1]; ++k)
+        std::fill(sum.begin(), sum.end(), 0.0);
+        for (int64_t k = groups.first[size_t(row)]; k < groups.first[size_t(row) + 1]; ++k)
           for_each_run<3>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
-            const T* const source = in + order[size_t(k)] * x_stride + offsets[1];
-            Compute<T>* const into = sum.data() + offsets[2];
-            for (int64_t i = 0; i < count; ++i) into[i * strides[2]] += Compute<T>(source[i * strides[1]]);
+            const T* const source = in + groups.order[size_t(k)] * x_stride + offsets[1];
+            double* const into = sum.data() + offsets[2];
+            for (int64_t i = 0; i < count; ++i)
+              into[i * strides[2]] += double(Compute<T>(source[i * strides[1]]));
           });
         for_each_run<3>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
           T* const target = out + row * y_stride + offsets[0];
           for (int64_t i = 0; i < count; ++i)
-            target[i * strides[0]] = T(sum[size_t(offsets[2] + i * strides[2])]);
+            target[i * strides[0]] = T(Compute<T>(sum[size_t(offsets[2] + i * strides[2])]));
         });
       }
     });

@@ -14,10 +14,10 @@ namespace tessera::ops {
 ///   dweight = sum over rows of dy xhat              dbias = sum over rows of dy
 ///
 /// x is floating, of rank 1 or more and any layout; weight and bias have its dtype and device. Rounding:
-/// computed in f32 (f64 for f64), y and dx rounded once; dweight and dbias are f32 (f64). Kept for backward:
-/// x, weight, and mean and rstd of every row in f32 (f64). Sums have a fixed order on every device. A row
-/// whose squares overflow f32 has rstd 0. Throws for shapes, dtypes or devices that do not agree, and for a
-/// negative eps.
+/// computed in f32 (f64 for f64), sums on the CPU in f64, y and dx rounded once; dweight and
+/// dbias are f32 (f64). Kept for backward: x, weight, and mean and rstd of every row in f32 (f64). Sums have
+/// a fixed order on every device. A row whose squares overflow f32 has rstd 0. Throws for shapes, dtypes or
+/// devices that do not agree, and for a negative eps.
 Tensor layernorm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double eps = 1e-5,
                  Site site = Site::here());
 Tensor rmsnorm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-6, Site site = Site::here());

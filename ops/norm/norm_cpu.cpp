@@ -30,15 +30,19 @@ void parameter_gradients(const NormBackward& norm) {
   C* const dweight = norm.dweight.defined() ? norm.dweight.data<C>() : nullptr;
   C* const dbias = norm.dbias.defined() ? norm.dbias.data<C>() : nullptr;
   parallel_for(width, grain_of(rows), [&](int64_t begin, int64_t end) {
-    if (dweight) std::fill(dweight + begin, dweight + end, C(0));
-    if (dbias) std::fill(dbias + begin, dbias + end, C(0));
+    std::vector<double> weight_sums(size_t(end - begin), 0.0), bias_sums(size_t(end - begin), 0.0);
     for (int64_t row = 0; row < rows; ++row) {
       const T *const values = x + row * x_stride, *const grads = dy + row * dy_stride;
       const C centre = mean ? mean[row] : C(0), scale = rstd[row];
       if (dweight)
-        for (int64_t c = begin; c < end; ++c) dweight[c] += C(grads[c]) * ((C(values[c]) - centre) * scale);
+        for (int64_t c = begin; c < end; ++c)
+          weight_sums[size_t(c - begin)] += double(C(grads[c]) * ((C(values[c]) - centre) * scale));
       if (dbias)
-        for (int64_t c = begin; c < end; ++c) dbias[c] += C(grads[c]);
+        for (int64_t c = begin; c < end; ++c) bias_sums[size_t(c - begin)] += double(C(grads[c]));
+    }
+    for (int64_t c = begin; c < end; ++c) {
+      if (dweight) dweight[c] = C(weight_sums[size_t(c - begin)]);
+      if (dbias) dbias[c] = C(bias_sums[size_t(c - begin)]);
     }
   });
 }
@@ -60,17 +64,18 @@ void norm_forward_cpu(const NormForward& norm) {
       for (int64_t row = begin; row < end; ++row) {
         const T* const from = x + row * x_stride;
         T* const to = y + row * y_stride;
-        C mean = 0, squares = 0;
+        C mean = 0;
+        double sum = 0, squares = 0;
         if (centred) {
           // Counted from the first element: a long sum of large, nearly equal numbers would lose their
           // difference.
           const C origin = width > 0 ? C(from[0]) : C(0);
-          for (int64_t c = 0; c < width; ++c) mean += C(from[c]) - origin;
-          mean = origin + mean / C(width);
+          for (int64_t c = 0; c < width; ++c) sum += double(C(from[c]) - origin);
+          mean = origin + C(sum / double(width));
           means[row] = mean;
         }
-        for (int64_t c = 0; c < width; ++c) squares += (C(from[c]) - mean) * (C(from[c]) - mean);
-        const C rstd = 1 / std::sqrt(squares / C(width) + C(norm.eps));
+        for (int64_t c = 0; c < width; ++c) squares += double((C(from[c]) - mean) * (C(from[c]) - mean));
+        const C rstd = 1 / std::sqrt(C(squares) / C(width) + C(norm.eps));
         rstds[row] = rstd;
         for (int64_t c = 0; c < width; ++c) {
           const C scaled = (C(from[c]) - mean) * rstd * (weight ? C(weight[c]) : C(1));
@@ -101,14 +106,13 @@ void norm_backward_cpu(const NormBackward& norm) {
         T* const to = dx + row * dx_stride;
         const C mean = centred ? means[row] : C(0), rstd = rstds[row];
         const auto xhat = [&](int64_t c) { return (C(values[c]) - mean) * rstd; };
-        C mean_g = 0, mean_gx = 0;
+        double sum_g = 0, sum_gx = 0;
         for (int64_t c = 0; c < width; ++c) {
           g[size_t(c)] = C(grads[c]) * (weight ? C(weight[c]) : C(1));
-          mean_g += g[size_t(c)];
-          mean_gx += g[size_t(c)] * xhat(c);
+          sum_g += double(g[size_t(c)]);
+          sum_gx += double(g[size_t(c)] * xhat(c));
         }
-        mean_g = centred ? mean_g / C(width) : C(0);
-        mean_gx /= C(width);
+        const C mean_g = centred ? C(sum_g / double(width)) : C(0), mean_gx = C(sum_gx / double(width));
         for (int64_t c = 0; c < width; ++c) to[c] = T(rstd * (g[size_t(c)] - mean_g - xhat(c) * mean_gx));
       }
     });

@@ -29,17 +29,18 @@ void softmax_forward_cpu(const Tensor& y, const Tensor& x, int dim, bool log) {
       for (int64_t l = begin; l < end; ++l) {
         int64_t offset[2];
         lines.locate(l, offset);
-        C top = -std::numeric_limits<C>::infinity(), sum = 0;
+        C top = -std::numeric_limits<C>::infinity();
+        double sum = 0;
         for (int64_t i = 0; i < lines.length; ++i) {
           line[size_t(i)] = C(from[offset[1] + i * lines.strides[1]]);
           top = std::max(top, line[size_t(i)]);
         }
         for (C& value : line) {
           const C shifted = value - top, e = std::exp(shifted);
-          sum += e;
+          sum += double(e);
           value = log ? shifted : e;
         }
-        const C log_sum = std::log(sum), inverse = 1 / sum;
+        const C log_sum = C(std::log(sum)), inverse = C(1 / sum);
         for (int64_t i = 0; i < lines.length; ++i)
           to[offset[0] + i * lines.strides[0]] =
               T(log ? line[size_t(i)] - log_sum : line[size_t(i)] * inverse);
@@ -61,8 +62,9 @@ void softmax_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& y, i
         lines.locate(l, offset);
         const auto grad = [&](int64_t i) { return C(grads[offset[1] + i * lines.strides[1]]); };
         const auto result = [&](int64_t i) { return C(results[offset[2] + i * lines.strides[2]]); };
-        C sum = 0;
-        for (int64_t i = 0; i < lines.length; ++i) sum += log ? grad(i) : result(i) * grad(i);
+        double total = 0;
+        for (int64_t i = 0; i < lines.length; ++i) total += double(log ? grad(i) : result(i) * grad(i));
+        const C sum = C(total);
         for (int64_t i = 0; i < lines.length; ++i) {
           const C slope = log ? grad(i) - std::exp(result(i)) * sum : result(i) * (grad(i) - sum);
           to[offset[0] + i * lines.strides[0]] = T(slope);

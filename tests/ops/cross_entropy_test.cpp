@@ -196,5 +196,18 @@ TEST(CrossEntropy, ErrorsNameWhatIsWrong) {
             "cross_entropy: label_smoothing is 1.5; expected 0 to 1");
 }
 
+TEST(CrossEntropy, ManyClassesAreSummedInDoubleOnTheCpu) {
+  // Added in f32, a million equal terms that are no powers of two are off by more than 1e-4.
+  constexpr int64_t kClasses = 1'000'000;
+  const Tensor logits = Tensor::full({1, kClasses}, -2.3, DType::f32, Device::cpu());
+  logits.slice(1, 0, 1).fill(0);
+  const Tensor target = Tensor::zeros({1}, DType::i64, Device::cpu());
+  const double log_sum = std::log(1 + double(kClasses - 1) * std::exp(double(-2.3f)));
+  EXPECT_FLOAT_EQ(float(cross_entropy(logits, target).item()), float(log_sum));
+  // With smoothing 1 the loss is the log-sum-exp less the mean logit.
+  const double mean = double(-2.3f) * double(kClasses - 1) / double(kClasses);
+  EXPECT_FLOAT_EQ(float(cross_entropy(logits, target, {.label_smoothing = 1}).item()), float(log_sum - mean));
+}
+
 }  // namespace
 }  // namespace tessera::ops

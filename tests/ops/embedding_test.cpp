@@ -103,5 +103,15 @@ TEST(Embedding, ErrorsNameWhatIsWrong) {
             "embedding: indices is f32[4, 2] on cpu; expected i64 or i32");
 }
 
+TEST(Embedding, ARowOfManyIndicesIsSummedInDoubleOnTheCpu) {
+  // Added in f32, a million equal terms that are no powers of two are off by more than 1e-4.
+  constexpr int64_t kLength = 1'000'000;
+  const Tensor indices = Tensor::full({kLength}, 1, DType::i64, Device::cpu());
+  const Tensor table = Tensor::zeros({3, 1}, DType::f32, Device::cpu()),
+               dy = Tensor::full({kLength, 1}, 0.1, DType::f32, Device::cpu());
+  const auto dtable = gradient_of(table, dy, [&](const Tensor& rows) { return embedding(rows, indices); });
+  EXPECT_EQ(dtable.to_vector<float>(), (std::vector<float>{0, float(kLength * double(0.1f)), 0}));
+}
+
 }  // namespace
 }  // namespace tessera::ops

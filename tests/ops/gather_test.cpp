@@ -74,8 +74,8 @@ TEST(ScatterRows, SumsBf16WithoutRoundingOnTheWay) {
 }
 
 TEST(ScatterRows, TheOrderOfTheSumIsThatOfThePositions) {
-  // In f32, 2^24 + 1 - 2^24 is 0 in this order and 1 with the last two exchanged.
-  const float big = 16777216.0f;
+  // In f64, 2^53 + 1 - 2^53 is 0 in this order and 1 with the last two exchanged.
+  const float big = 9007199254740992.0f;
   const Tensor forward = Tensor::from(std::vector<float>{big, 1, -big}, {3});
   const Tensor exchanged = Tensor::from(std::vector<float>{big, -big, 1}, {3});
   EXPECT_EQ(scatter_rows(forward, indices({0, 0, 0}), 1).item<float>(), 0.0f);
@@ -169,6 +169,15 @@ TEST_F(GatherCuda, ManyPositionsOfFewRowsEqualTheCpu) {
       const Tensor got = scatter_rows(x.to(Device::cuda()), indices(at).to(Device::cuda()), rows);
       EXPECT_EQ(got.to_vector<float>(), expected.to_vector<float>()) << rows << " rows, " << count;
     }
+}
+
+TEST(Gather, ARowOfManyIsSummedInDoubleOnTheCpu) {
+  // Added in f32, a million equal terms that are no powers of two are off by more than 1e-4.
+  constexpr int64_t kLength = 1'000'000;
+  const Tensor x = Tensor::full({kLength, 1}, 0.1, DType::f32, Device::cpu()),
+               at = Tensor::full({kLength}, 1, DType::i64, Device::cpu());
+  EXPECT_EQ(scatter_rows(x, at, 3).to_vector<float>(),
+            (std::vector<float>{0, float(kLength * double(0.1f)), 0}));
 }
 
 }  // namespace

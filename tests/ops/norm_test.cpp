@@ -145,5 +145,18 @@ TEST(Norm, ErrorsNameWhatIsWrong) {
             "layernorm: dtype i64 is not supported; expected f64, f32, bf16 or f16");
 }
 
+TEST(Norm, LongSumsAreDoubleOnTheCpu) {
+  // Added in f32, a million equal terms that are no powers of two are off by more than 1e-4.
+  constexpr int64_t kLength = 1'000'000;
+  const Tensor row = Tensor::full({1, kLength}, 0.1, DType::f32, Device::cpu());
+  EXPECT_NEAR(rmsnorm(row, {}, 0).slice(1, 0, 1).item(), 1, 1e-6);  // a few ulp of f32
+  const Tensor x = Tensor::full({kLength, 1}, 0.1, DType::f32, Device::cpu()),
+               one = Tensor::full({1}, 1, DType::f32, Device::cpu());
+  const Tensor dweight = gradient_of(one, x, [&](const Tensor& weight) { return rmsnorm(x, weight, 0); });
+  EXPECT_NEAR(dweight.item() / (double(kLength) * double(0.1f)), 1, 1e-6);
+  const Tensor dbias = gradient_of(one, x, [&](const Tensor& bias) { return layernorm(x, {}, bias); });
+  EXPECT_NEAR(dbias.item() / (double(kLength) * double(0.1f)), 1, 1e-6);
+}
+
 }  // namespace
 }  // namespace tessera::ops

@@ -142,5 +142,18 @@ TEST(Softmax, ErrorsNameWhatIsWrong) {
             "softmax: dtype i32 is not supported; expected f64, f32, bf16 or f16");
 }
 
+TEST(Softmax, LongLinesAreSummedInDoubleOnTheCpu) {
+  // Added in f32, a million equal terms that are no powers of two are off by more than 1e-4.
+  constexpr int64_t kLength = 1'000'000;
+  const Tensor x = Tensor::full({kLength}, -2.3, DType::f32, Device::cpu());
+  x.slice(0, 0, 1).fill(0);
+  const double term = std::exp(double(-2.3f)), total = 1 + double(kLength - 1) * term;
+  EXPECT_NEAR(softmax(x).slice(0, 0, 1).item() * total, 1, 1e-6);  // a few ulp of f32
+  const Tensor dy = Tensor::full({kLength}, 0.1, DType::f32, Device::cpu());
+  const auto dx = gradient_of(x, dy, [](const Tensor& in) { return log_softmax(in); });
+  const double expected = double(0.1f) * (1 - double(kLength) / total);
+  EXPECT_NEAR(dx.slice(0, 0, 1).item() / expected, 1, 4e-6);  // exp of y, which is near -11.5: 11.5 ulp of 1
+}
+
 }  // namespace
 }  // namespace tessera::ops

@@ -1,0 +1,13 @@
+# Agreement with PyTorch: by the Python of TESSERA_PEER_PYTHON, else python3; skipped (77) if that has no PyTorch.
+add_executable(dump_tnp parity/dump_tnp.cpp)
+target_link_libraries(dump_tnp PRIVATE tessera::models tessera::optim tessera::io tessera_warnings)
+
+# tessera_parity(<name> <program>): tests/parity/<name>.py on a program of this build.
+function(tessera_parity name program)
+  add_test(NAME ${name} COMMAND sh -c "exec \"\${TESSERA_PEER_PYTHON:-python3}\" \"$0\" \"$1\""
+    ${CMAKE_CURRENT_SOURCE_DIR}/parity/${name}.py $<TARGET_FILE:${program}>)
+  # Many small problems: threads in each would only wait for one another.
+  set_tests_properties(${name} PROPERTIES LABELS parity SKIP_RETURN_CODE 77 TIMEOUT 900 ENVIRONMENT OMP_NUM_THREADS=1)
+endfunction()
+tessera_parity(torch_parity tessera)
+tessera_parity(tnp_parity dump_tnp)
