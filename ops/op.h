@@ -109,7 +109,8 @@ struct OpSpec {
   /// The factor k of the tolerance max|y-ref| <= k * max|baseline-ref| + 2 ulp * max|ref|, and the reason if
   /// it is not 2.
   double tolerance_factor = 2;
-  double tolerance_factor_f32 = 2;  // in f32, where the order of a long sum shows and no final rounding hides it
+  double tolerance_factor_f32 =
+      2;  // in f32, where the order of a long sum shows and no final rounding hides it
   std::string tolerance_reason = {};
   /// Kernel configurations that --row can force, for a dtype; empty if there is one.
   std::vector<std::string> rows = {};

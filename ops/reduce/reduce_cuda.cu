@@ -34,8 +34,9 @@ struct Finish {
   bool root = false;
 };
 
-/// How elements are combined. `Partial`: what a pass leaves for the next, which combines by `Rest`. Sums are f64, as on the
-/// CPU: a long sum that cancels stays right, and an f64 addition an element is far below what memory takes.
+/// How elements are combined. `Partial`: what a pass leaves for the next, which combines by `Rest`. Sums are
+/// f64, as on the CPU: a long sum that cancels stays right, and an f64 addition an element is far below what
+/// memory takes.
 struct SumOf {
   using Acc = double;
   using Rest = SumOf;
