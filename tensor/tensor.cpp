@@ -51,6 +51,11 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
       shape.rank() < 2 ? Layout::packed(shape) : Layout::pitched(shape, row_pitch(shape[-1], dtype));
   tensor.dtype_ = dtype;
   tensor.storage_ = make_storage(device, device.allocator(), tensor.layout_, dtype);
+  if (shape.rank() >= 2) {
+    const int64_t size = int64_t(size_of(dtype)), pitch = row_pitch(shape[-1], dtype);
+    if (pitch > shape[-1])
+      tensor.storage_->row_bytes = shape[-1] * size, tensor.storage_->pitch_bytes = pitch * size;
+  }
   return tensor;
 }
 

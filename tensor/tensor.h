@@ -26,6 +26,11 @@ struct Storage {
   Block* block;
   size_t bytes;
   uint64_t version = 0;
+  // Of rows that Tensor::empty pitched: row_bytes of elements and then pads, up to the next row after
+  // pitch_bytes. 0: the storage has no such rows. Pads belong to nobody: no view may lay elements there,
+  // nobody may rely on what they hold, and whoever finds it useful may overwrite them, even in a tensor that
+  // is only read (products do, ops/matmul/gemm_padding.h).
+  int64_t row_bytes = 0, pitch_bytes = 0;
 };
 
 /// A handle to a strided view of a Storage: cheap to copy, and copies share the elements. A default tensor is

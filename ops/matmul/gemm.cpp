@@ -1,7 +1,9 @@
 #include "ops/matmul/gemm.h"
 
 #include <algorithm>
+#include <tuple>
 
+#include "ops/matmul/gemm_padding.h"
 #include "tensor/elementwise.h"
 
 namespace tessera::ops {
@@ -68,6 +70,19 @@ bool fuses_bias(const Gemm& g) {
          aligned(g.d, g.stride_d, g.out) && aligned(g.bias, g.stride_bias, g.in);
 }
 
+/// Makes a batch one product where a stands still and the columns of b, d and the bias go on from matrix to
+/// matrix: groups that share their input.
+void fold_batch(Gemm& g) {
+  const bool b_goes_on =
+      g.transpose_b ? g.stride_b == g.n * g.ldb : g.stride_b == g.n && g.ldb >= g.n * g.batch;
+  if (g.batch == 1 || g.stride_a != 0 || !b_goes_on || g.stride_d != g.n || g.ldd < g.n * g.batch ||
+      (g.bias && g.stride_bias != g.n))
+    return;
+  g.n *= g.batch;
+  g.batch = 1;
+  g.stride_b = g.stride_d = g.stride_bias = 0;
+}
+
 char* advanced(const Tensor& x, int64_t elements) {
   return static_cast<char*>(x.raw()) + elements * int64_t(size_of(x.dtype()));
 }
@@ -108,6 +123,9 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   if (!stored(a).fits) a = a.clone();
   if (!stored(b).fits) b = b.clone();
   if (bias.defined() && bias.size(-1) > 1 && bias.layout().stride(-1) != 1) bias = bias.clone();
+  if (d.device().is_cuda() && is_half(a.dtype()) && ((m | n | k) & 7) != 0 && std::min(n, k) > 1 &&
+      multiply_padded(d, a, b, options, stored(a).transposed, stored(b).transposed))
+    return;
 
   // The loop over [..., m], in which b and the bias stand still along m: neighbouring matrices merge to
   // longer ones exactly where those two stand still and the rows of a and d go on.
@@ -149,6 +167,7 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   gemm.beta = options.accumulate ? 1 : 0;
   gemm.d = d.raw();
   gemm.bias = bias.defined() ? bias.raw() : nullptr;
+  if (d.device().is_cuda()) fold_batch(gemm);
   // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's dtype.
   const bool fused = gemm.bias && d.device().is_cuda() && calls == 1 && fuses_bias(gemm);
   if (gemm.bias && !fused) {
@@ -209,12 +228,16 @@ bool is_long(const Sum& sum, Tensor& a, Tensor& b) {
   return a.defined() && b.defined();
 }
 
+bool pads_are_columns(const Sum& sum) {
+  return sum.d.count() == sum.d.size(-1) * sum.d.size(-2) && pads_to_long(sum.a);
+}
+
 }  // namespace
 
 bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b) {
   const Sum sum = spread_sum(d, a, b);
   Tensor left, right;
-  return sum.terms <= 1 || is_long(sum, left, right);
+  return sum.terms <= 1 || is_long(sum, left, right) || pads_are_columns(sum);
 }
 
 void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate) {
@@ -226,7 +249,12 @@ void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumu
     return;
   }
   Tensor long_a, long_b;
-  if (is_long(sum, long_a, long_b))
+  bool one_product = is_long(sum, long_a, long_b);
+  if (!one_product && pads_are_columns(sum)) {
+    std::tie(long_a, long_b) = pad_to_long(sum.a, sum.b);
+    one_product = true;
+  }
+  if (one_product)
     return multiply(sum.d.reshape({d.size(-2), d.size(-1)}), long_a.transpose(0, 1), long_b,
                     {.accumulate = accumulate});
   for (int64_t term = 0; term < sum.terms; ++term) {

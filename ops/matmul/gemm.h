@@ -44,12 +44,14 @@ struct MultiplyOptions {
 /// b broadcast to d's. Transposition is a matter of strides: pass a.transpose(-1, -2). A matrix whose rows or
 /// whose columns are dense is taken as it lies, any other is copied; d must be `writable`. Where b is the
 /// same for neighbouring matrices of a and d that continue each other, they become one product. k = 0 gives
-/// zeros or the bias. On the CPU bf16 and f16 are widened to f32 and the result rounded once.
+/// zeros or the bias. On the CPU bf16 and f16 are widened to f32 and the result rounded once. On CUDA their
+/// odd extents may be rounded up (gemm_padding.h): the pads of d, a and b may then be overwritten.
 void multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
-/// sum over them. One product with a long k where the operands' layouts allow it, else one product after the
-/// other in a fixed order, rounding to d's dtype each time: see `sum_is_one_product`.
+/// sum over them. One product with a long k where the operands' layouts allow it (pads of a 16-bit a on CUDA
+/// are no hindrance), else one product after the other in a fixed order, rounding to d's dtype each time: see
+/// `sum_is_one_product`.
 void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate = false);
 /// Whether multiply_sum(d, a, b) rounds once.
 bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b);

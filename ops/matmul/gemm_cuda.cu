@@ -14,6 +14,10 @@
 /// Products by cuBLASLt. 2 m n k FLOPs a product; large ones are bound by the tensor cores (bf16, f16) or the
 /// FMA units (f32: no TF32), thin ones by memory.
 ///
+/// The tensor cores are fed by vectors only where the extents, not just the leading dimensions, are multiples
+/// of 16 bytes: it falls to element-aligned kernels, five times slower, at 1365. What can be rounded up has
+/// been before it gets here (gemm_padding.h); what comes is multiplied as it is.
+///
 /// cuBLASLt thinks in columns: row-major D = A B is column-major D' = B' A', so the operands change places
 /// and nothing is moved. Asking it which algorithm to run costs tens of microseconds, so the answer and all
 /// descriptors are kept for as long as the process lives, by problem: sizes, leading dimensions, strides,
