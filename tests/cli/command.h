@@ -70,8 +70,7 @@ bool holds_all(const std::string& text, const std::string& parts);
 
 /// The flags of a model that trains thousands of steps in seconds.
 inline const std::string kTiny =
-    " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 1 --emb-hidden 8 --components 2 --features 1 --m "
-    "4 "
-    "--n 4 --batch-size 2 --eval-tasks 4";
+    " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 1 --emb-hidden 8 --components 2 --m 4 --n 4 "
+    "--batch-size 2 --eval-tasks 4";
 
 }  // namespace tessera::cli::test

@@ -99,7 +99,7 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op relu --in d_shape.safetensors --out o --grad", "d_shape.safetensors|\"d_y\"|[3, 2]|[2, 3]"},
     {"op relu --in d_dtype.safetensors --out o --grad", "d_dtype.safetensors|\"d_y\"|i32|f32"},
     {"op linear --in linear_half.safetensors --out o", "linear|\"weight\"|[out, in]|missing"},
-    {"op linear --in linear_shape.safetensors --out o", "linear|[2, 3]|[4, 5]"},
+    {"op linear --in linear_shape.safetensors --out o", "linear|weight [4, 5]|expected [out, 3]"},
     {"op linear --in linear_dtype.safetensors --out o", "linear|\"weight\"|bf16|f32"},
     {"op gather_rows --in gather_float.safetensors --out o", "gather_rows|\"indices\"|f32|i64 or i32"},
     {"op gather_rows --in gather_far.safetensors --out o", "gather_rows|7|2"},
@@ -258,7 +258,7 @@ constexpr BadConfig kBadConfigs[] = {
     {"BadDevice", "device = \"gpu\"\n", "run.toml|--device|\"gpu\""},
     {"BadFlag", "pre-norm = 3\n", "run.toml|\"pre-norm\"|true or false"},
     {"List", "steps = [1, 2]\n", "run.toml|\"steps\"|one value"},
-    {"Twice", "steps = 1\nsteps = 2\n", "run.toml|\"steps\"|twice"},
+    {"Twice", "steps = 1\nlr = 1\nsteps = 2\n", "run.toml|\"steps\"|twice"},
     {"Section", "[training]\nsteps = 1\n", "run.toml|[training]|sections"},
     {"ItsOwnName", "config = \"run.toml\"\n", "run.toml|\"config\""},
     {"Contradiction", "prior = \"rbf\"\nfeatures = 3\n", "rbf|one-dimensional"},
@@ -291,9 +291,9 @@ TEST(Config, AFileThatIsNoneIsARunTimeError) {
 
 TEST(Config, GivesFlagsAndTheCommandLineWins) {
   const Workplace workplace;
-  workplace.put(
-      "run.toml",
-      "# a run\nsteps = 7\nlr = 2e-3\npre-norm = true\nquiet = false\nname = \"from-file\"\nprior = 'rbf'\n");
+  workplace.put("run.toml",
+                "# a run\nsteps = 7\nlr = 2e-3\npre-norm = true\nquiet = false\nname = "
+                "\"from-file\"\nfeatures = 1\nprior = 'rbf'\n");
   const Outcome outcome = run(workplace, "train tnp --config run.toml --steps 3" + kTiny);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const json job = json::parse(workplace.get("runs/from-file/run.json"))["job"];

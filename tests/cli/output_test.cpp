@@ -1,0 +1,383 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#if defined(TESSERA_WITH_SQLITE)
+#include <sqlite3.h>
+#endif
+
+#include "io/checkpoint_folder.h"
+#include "io/events.h"
+#include "io/safetensors.h"
+#include "tests/cli/command.h"
+
+// What the subcommands print and write when all is well.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
+  return count;
+}
+
+/// The standard output of a line that must succeed.
+std::string said(const Workplace& workplace, const std::string& line) {
+  const Outcome outcome = run(workplace, line);
+  EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
+  return outcome.out;
+}
+
+// ---- help ----
+
+class Help : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Help, FitsAScreen) {
+  const Workplace workplace;
+  for (const char* flag : {"--help", "-h"}) {
+    const Outcome outcome = run(workplace, GetParam() + std::string(" ") + flag);
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_EQ(outcome.err, "");
+    const auto lines = lines_of(outcome.out);
+    EXPECT_GT(lines.size(), 4u);
+    EXPECT_LE(lines.size(), 60u) << outcome.out;  // a maximised terminal of an ordinary display
+    for (const std::string& line : lines) EXPECT_LE(line.size(), 120u) << line;
+    EXPECT_TRUE(holds_all(outcome.out, std::string("Usage: tessera ") + GetParam())) << outcome.out;
+  }
+  EXPECT_TRUE(workplace.files().empty());
+}
+INSTANTIATE_TEST_SUITE_P(Levels, Help,
+                         ::testing::Values("", "doctor", "train", "train tnp", "eval", "eval tnp", "op",
+                                           "bench", "bench op", "bench step", "bench step tnp", "bench host",
+                                           "bench compare", "plan", "plan tnp"));
+
+TEST(HelpText, ShowsDefaultsAndChoices) {
+  const Workplace workplace;
+  EXPECT_TRUE(
+      holds_all(said(workplace, "train tnp --help"),
+                "--steps INT=1000|--lr FLOAT=0.001|--batch-size INT=16|--precision {f32,bf16,f16}=f32|"
+                "{constant,linear,cosine,wsd}=cosine|--runs TEXT=runs|--keep INT=3|cuda:<index>"));
+  EXPECT_TRUE(holds_all(said(workplace, "bench op --help"), "--seconds FLOAT=0.5|--mode TEXT=fwd,bwd"));
+  EXPECT_TRUE(holds_all(said(workplace, "eval tnp --help"), "--tasks INT=4096"));
+}
+
+TEST(Version, IsOneLine) {
+  const Workplace workplace;
+  const std::string out = said(workplace, "--version");
+  EXPECT_TRUE(out.starts_with("tessera ")) << out;
+  EXPECT_EQ(lines_of(out).size(), 1u);
+}
+
+// ---- op ----
+
+Tensor square(const std::vector<float>& values) {
+  return Tensor::from(values, {2, 2});
+}
+
+TEST(OpList, AsJsonIsTheSameListAsInWords) {
+  const Workplace workplace;
+  const json all = json::parse(said(workplace, "op --list --json"));
+  const std::string words = said(workplace, "op --list");
+  ASSERT_GE(all.size(), 20u);
+  std::set<std::string> names;
+  for (const json& op : all) {
+    const auto name = op.at("name").get<std::string>();
+    EXPECT_TRUE(names.insert(name).second) << name;
+    EXPECT_NE(("\n" + words).find("\n" + name + ": " + op.at("summary").get<std::string>() + "\n"),
+              std::string::npos)
+        << name;
+    EXPECT_FALSE(op.at("inputs").empty()) << name;
+    EXPECT_FALSE(op.at("outputs").empty()) << name;
+    EXPECT_FALSE(op.at("dtypes").at("cpu").empty()) << name;
+    for (const json& attr : op.at("attributes")) EXPECT_TRUE(attr.contains("default")) << name;
+  }
+  EXPECT_EQ(count_of(words, "\n  dtypes: "), all.size());
+  EXPECT_TRUE(names.contains("relu") && names.contains("attention") && names.contains("gmm_nll"));
+}
+
+TEST(OpRun, WritesOutputsAndGradients) {
+  const Workplace workplace;
+  const Tensor x = square({-1.0f, 2.0f, 0.0f, 3.5f}), d = square({5.0f, 6.0f, 7.0f, 8.0f});
+  io::save_safetensors((workplace / "x").string(), {{"x", x}});
+  io::save_safetensors((workplace / "xd").string(), {{"x", x}, {"d_y", d}});
+  EXPECT_EQ(said(workplace, "op relu --in x --out y"), "");
+  EXPECT_EQ(said(workplace, "op relu --in xd --out yd --grad"), "");
+  auto y = io::load_safetensors((workplace / "y").string()),
+       yd = io::load_safetensors((workplace / "yd").string());
+  ASSERT_EQ(y.size(), 1u);
+  ASSERT_EQ(yd.size(), 2u);
+  const std::vector<float> relu = {0, 2, 0, 3.5f};
+  EXPECT_EQ(y.at("y").to_vector<float>(), relu);
+  EXPECT_EQ(yd.at("y").to_vector<float>(), relu);
+  EXPECT_EQ(yd.at("d_x").to_vector<float>(), (std::vector<float>{0, 6, 0, 8}));
+  EXPECT_EQ(y.at("y").shape(), Shape({2, 2}));
+}
+
+TEST(OpRun, KeepsTheDTypeAndTakesAttributes) {
+  const Workplace workplace;
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    io::save_safetensors((workplace / "x").string(), {{"x", square({1.0f, 2.0f, 3.0f, 5.0f}).to(dtype)}});
+    said(workplace, "op sum --in x --out y --set dim=0 --set keep=true");
+    const Tensor y = io::load_safetensors((workplace / "y").string()).at("y");
+    EXPECT_EQ(y.dtype(), dtype);
+    EXPECT_EQ(y.shape(), Shape({1, 2}));
+    EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{4, 7}));
+  }
+}
+
+// ---- doctor and plan ----
+
+TEST(Doctor, AsJsonNamesWhatIsMissingAndWhatInstallsIt) {
+  const Workplace workplace;
+  const json facts = json::parse(said(workplace, "doctor --json"));
+  for (const char* key : {"version", "revision", "compiler", "cpu_flags", "cuda", "blas", "system"})
+    EXPECT_TRUE(facts.at(key).is_string()) << key;
+  std::set<std::string> names;
+  for (const json& part : facts.at("parts")) {
+    names.insert(part.at("name").get<std::string>());
+    EXPECT_EQ(part.at("present").get<bool>(), part.at("lost").get<std::string>().empty()) << part;
+  }
+  for (const char* name : {"CPU", "BLAS", "SQLite", "libpng", "TensorBoard files", "Chart.js", "operators"})
+    EXPECT_TRUE(names.contains(name)) << name;
+  const auto present = [&](const char* name) {
+    for (const json& part : facts.at("parts"))
+      if (part.at("name") == name) return part.at("present").get<bool>();
+    return false;
+  };
+  EXPECT_EQ(present("TensorBoard files"), io::EventWriter::available());
+#if defined(TESSERA_WITH_SQLITE)
+  EXPECT_TRUE(present("SQLite"));
+#else
+  EXPECT_FALSE(present("SQLite"));
+#endif
+  EXPECT_TRUE(holds_all(said(workplace, "doctor"), "[ok]|operators"));
+}
+
+TEST(Plan, AsJsonAddsUp) {
+  const Workplace workplace;
+  const json plan = json::parse(said(workplace, "plan tnp --memory 80 --precision bf16 --json"));
+  EXPECT_EQ(plan.at("memory_bytes"), 80.0 * (1 << 30));
+  const double count = plan.at("parameter_count");
+  for (const char* kind : {"plain", "checkpointed"}) {
+    const json& part = plan.at(kind);
+    EXPECT_EQ(part.at("total").get<double>(),
+              part.at("parameters").get<double>() + part.at("gradients").get<double>() +
+                  part.at("optimizer").get<double>() + part.at("saved").get<double>() +
+                  part.at("transient").get<double>());
+    EXPECT_EQ(part.at("parameters"), 2 * count);
+    EXPECT_GE(part.at("largest_batch").get<int64_t>(), 1);
+  }
+  EXPECT_LT(plan["checkpointed"]["saved"].get<double>(), plan["plain"]["saved"].get<double>());
+  EXPECT_GT(plan["checkpointed"]["flops"].get<double>(), plan["plain"]["flops"].get<double>());
+  EXPECT_GT(plan["checkpointed"]["largest_batch"].get<int64_t>(),
+            plan["plain"]["largest_batch"].get<int64_t>());
+  EXPECT_TRUE(holds_all(said(workplace, "plan tnp --memory 80"), "parameters|optimizer|largest batch"));
+}
+
+// ---- bench ----
+
+TEST(Bench, OpWritesRecordsThatCompareReads) {
+  const Workplace workplace;
+  const std::string line =
+      "bench op linear --device cpu --shape B=1,T=4,bias=0,in=8,out=8 --seconds 0.01 --json a.jsonl";
+  EXPECT_TRUE(holds_all(said(workplace, line), "linear|fwd|bwd|f32"));
+  said(workplace, line + " --mode fwd --dtype f64,bf16");
+  const auto lines = lines_of(workplace.get("a.jsonl"));
+  ASSERT_EQ(lines.size(), 4u);  // appended
+  std::set<std::string> kinds;
+  for (const std::string& text : lines) {
+    const json record = json::parse(text);
+    EXPECT_EQ(record.at("op"), "linear");
+    EXPECT_EQ(record.at("shape").at("T"), 4);
+    EXPECT_EQ(record.at("device"), "cpu");
+    EXPECT_GT(record.at("ms").at("p50").get<double>(), 0);
+    EXPECT_LE(record.at("ms").at("p10").get<double>(), record.at("ms").at("p90").get<double>());
+    EXPECT_GT(record.at("flops").get<double>(), 0);
+    kinds.insert(record.at("dtype").get<std::string>() + " " + record.at("mode").get<std::string>());
+  }
+  EXPECT_EQ(kinds, (std::set<std::string>{"f32 fwd", "f32 bwd", "f64 fwd", "bf16 fwd"}));
+  const std::string out = said(workplace, "bench compare a.jsonl a.jsonl --html page.html");
+  EXPECT_EQ(count_of(out, "1.00x"), 4u) << out;
+  EXPECT_TRUE(holds_all(workplace.get("page.html"), "<!doctype html>|linear|Benchmark comparison"));
+}
+
+TEST(Bench, StepAndHost) {
+  const Workplace workplace;
+  const std::string tiny =
+      " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 1 --emb-hidden 8 --components 2 --m 4 --n 4 "
+      "--batch-size 2";
+  said(workplace, "bench step tnp --checkpoint on,off --seconds 0.01 --json s.jsonl" + tiny);
+  said(workplace, "bench host --device cpu --json h.jsonl");
+  std::set<std::string> steps, hosts;
+  for (const std::string& line : lines_of(workplace.get("s.jsonl"))) {
+    const json record = json::parse(line);
+    EXPECT_GT(record.at("tokens_per_s").get<double>(), 0);
+    steps.insert(record.at("op").get<std::string>() + " " +
+                 record.at("attrs").at("checkpoint").get<std::string>());
+  }
+  for (const std::string& line : lines_of(workplace.get("h.jsonl")))
+    hosts.insert(json::parse(line).at("mode").get<std::string>());
+  EXPECT_EQ(steps, (std::set<std::string>{"step tnp on", "step tnp off"}));
+  EXPECT_EQ(hosts, (std::set<std::string>{"fwd", "bwd"}));
+}
+
+// ---- train and eval ----
+
+#if defined(TESSERA_WITH_SQLITE)
+/// The first row that the query gives, as words.
+std::vector<std::string> query(const fs::path& database, const std::string& sql) {
+  sqlite3* handle = nullptr;
+  std::vector<std::string> row;
+  EXPECT_EQ(sqlite3_open_v2(database.c_str(), &handle, SQLITE_OPEN_READONLY, nullptr), SQLITE_OK);
+  sqlite3_stmt* statement = nullptr;
+  EXPECT_EQ(sqlite3_prepare_v2(handle, sql.c_str(), -1, &statement, nullptr), SQLITE_OK)
+      << sqlite3_errmsg(handle);
+  if (sqlite3_step(statement) == SQLITE_ROW)
+    for (int i = 0; i < sqlite3_column_count(statement); ++i) {
+      const auto* text = reinterpret_cast<const char*>(sqlite3_column_text(statement, i));
+      row.push_back(text ? text : "null");
+    }
+  sqlite3_finalize(statement);
+  sqlite3_close(handle);
+  return row;
+}
+#endif
+
+TEST(Train, WritesTheWholeRunFolder) {
+  const Workplace workplace;
+  const Outcome outcome =
+      run(workplace,
+          "train tnp --prior rbf --features 1 --steps 20 --log-every 5 --eval-every 10 --save-every 5 "
+          "--name r --json-out out.json --seed 3" +
+              kTiny);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  // A pipe gets plain lines: no colour, nothing rewritten.
+  for (const std::string& text : {outcome.out, outcome.err}) {
+    EXPECT_EQ(text.find('\033'), std::string::npos);
+    EXPECT_EQ(text.find('\r'), std::string::npos);
+  }
+  EXPECT_TRUE(holds_all(outcome.out,
+                        "tnp on cpu|parameters|prior rbf|seed 3|trained 20 steps|Bayes-optimal|report: "));
+  EXPECT_TRUE(holds_all(outcome.err, "step 20/20  loss |lr |tok/s|ms/step"));
+
+  const json settings = json::parse(workplace.get("runs/r/run.json"));
+  EXPECT_EQ(settings.at("model"), "tnp");
+  EXPECT_EQ(settings.at("device"), "cpu");
+  EXPECT_EQ(settings.at("job").at("seed"), 3);
+  EXPECT_EQ(settings.at("job").at("steps"), 20);
+  EXPECT_EQ(settings.at("job").at("prior"), "rbf");
+  EXPECT_EQ(settings.at("options").at("save_every"), 5);
+  EXPECT_TRUE(settings.at("build").at("revision").is_string());
+
+  const auto metrics = lines_of(workplace.get("runs/r/metrics.jsonl"));
+  std::vector<int64_t> steps, evaluated;
+  for (const std::string& line : metrics) {
+    const json record = json::parse(line);
+    steps.push_back(record.at("step"));
+    for (const char* name :
+         {"loss", "lr", "grad_norm", "ms_per_step", "tokens_per_s", "data_wait", "memory_gib"})
+      EXPECT_TRUE(record.at(name).is_number()) << line;
+    if (record.contains("eval_nll")) evaluated.push_back(record["step"]);
+  }
+  EXPECT_EQ(steps, (std::vector<int64_t>{1, 5, 10, 15, 20}));
+  EXPECT_EQ(evaluated, (std::vector<int64_t>{10, 20}));
+
+  const io::CheckpointFolder checkpoints((workplace / "runs/r/checkpoints").string());
+  EXPECT_EQ(checkpoints.steps(), (std::vector<int64_t>{20, 15, 10}));  // --keep 3
+  EXPECT_EQ(*checkpoints.latest().step, 20);
+  EXPECT_TRUE(checkpoints.latest().warnings.empty());
+
+  const std::string report = workplace.get("runs/r/report.html");
+  EXPECT_TRUE(holds_all(report,
+                        "<!doctype html>|tnp on the rbf prior|Negative log-likelihood|Predictive density|"
+                        "Bayes-optimal|job/seed|</html>"));
+  EXPECT_EQ(report.find("src=\"http"), std::string::npos);  // it needs no network
+
+  size_t event_files = 0;
+  for (const std::string& name : workplace.files()) {
+    if (name.find("runs/r/events.") != 0) continue;
+    ++event_files;
+    const std::string bytes = workplace.get(name);
+    EXPECT_EQ(count_of(bytes, "\x0a\x04loss"), metrics.size());  // the tag, with its length before it
+    EXPECT_EQ(count_of(bytes,
+                       "\x0a\x08"
+                       "eval_nll"),
+              evaluated.size());
+  }
+  EXPECT_EQ(event_files, io::EventWriter::available() ? 1u : 0u);
+
+  const json summary = json::parse(workplace.get("out.json"));
+  EXPECT_EQ(summary.at("outcome"), "finished");
+  EXPECT_EQ(summary.at("steps"), 20);
+  EXPECT_EQ(summary.at("run"), "runs/r");
+  EXPECT_EQ(summary.at("config"), settings.at("job"));
+  EXPECT_EQ(summary.at("loss"), json::parse(metrics.back()).at("loss"));
+  EXPECT_EQ(summary.at("evaluation").at("eval_nll"), json::parse(metrics.back()).at("eval_nll"));
+  for (const char* name : {"tokens_per_s", "tasks_per_s", "points_per_s"})
+    EXPECT_GT(summary.at("throughput").at(name).get<double>(), 0) << name;
+  EXPECT_GT(summary.at("avg_step_ms").get<double>(), 0);
+  EXPECT_GT(summary.at("timing_s").at("total").get<double>(), 0);
+  EXPECT_GT(summary.at("peak_mem_bytes").get<int64_t>(), 0);
+
+#if defined(TESSERA_WITH_SQLITE)
+  const auto row = query(workplace / "runs/runs.sqlite",
+                         "SELECT path, model, status, steps, device, count(*) OVER () FROM runs");
+  EXPECT_EQ(row, (std::vector<std::string>{(fs::canonical(workplace.path()) / "runs/r").string(), "tnp",
+                                           "finished", "20", "cpu", "1"}));
+#endif
+}
+
+TEST(Train, ANameThatIsTakenGetsANumber) {
+  const Workplace workplace;
+  for (int i = 0; i < 3; ++i) said(workplace, "train tnp --quiet --steps 1 --name r" + kTiny);
+  for (const char* name : {"r", "r-2", "r-3"})
+    EXPECT_TRUE(fs::exists(workplace / "runs" / name / "report.html"));
+}
+
+TEST(Train, QuietPrintsNoProgress) {
+  const Workplace workplace;
+  EXPECT_EQ(run(workplace, "train tnp --quiet --steps 2" + kTiny).err, "");
+}
+
+TEST(Train, AFinishedRunIsNotResumedByItselfButGoesOnWithSteps) {
+  const Workplace workplace;
+  said(workplace, "train tnp --quiet --steps 2 --name r" + kTiny);
+  const Outcome done = run(workplace, "train tnp --resume runs/r --device cpu");
+  EXPECT_EQ(done.code, 1);
+  EXPECT_TRUE(holds_all(done.err, "has done its 2 steps|--steps")) << done.err;
+  EXPECT_TRUE(holds_all(said(workplace, "train tnp --resume runs/r --steps 4 --quiet --device cpu"),
+                        "resuming from|(step 2)|trained 2 steps"));
+}
+
+TEST(Eval, ComparesWithTheOptimumAndCanFail) {
+  const Workplace workplace;
+  said(workplace, "train tnp --quiet --steps 2 --name r" + kTiny);
+  const json result = json::parse(said(workplace, "eval tnp runs/r --tasks 8 --device cpu --json"));
+  EXPECT_EQ(result.at("step"), 2);
+  EXPECT_EQ(result.at("tasks"), 8);
+  EXPECT_EQ(result.at("points"), 32);
+  EXPECT_NEAR(result.at("gap").get<double>(),
+              result.at("nll").get<double>() - result.at("optimal_nll").get<double>(), 1e-12);
+  EXPECT_GT(result.at("gap").get<double>(), 0);
+  const Outcome failed = run(workplace, "eval tnp runs/r --tasks 8 --device cpu --most-gap 0.0001");
+  EXPECT_EQ(failed.code, 1);
+  EXPECT_TRUE(holds_all(failed.err, "the gap|is above 0.0001 nats"));
+  EXPECT_TRUE(holds_all(failed.out, "prior|optimal"));
+  said(workplace, "eval tnp runs/r --tasks 8 --device cpu --most-gap 1000");
+}
+
+}  // namespace
+}  // namespace tessera::cli::test

@@ -1,0 +1,289 @@
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+
+#include "io/checkpoint_folder.h"
+#include "tests/cli/command.h"
+
+// A run that was stopped, killed or damaged goes on to the end that it would have reached: the same bytes in
+// the last checkpoint, the same losses at every step.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+/// What a curve is made of, step by step; timings are left out.
+std::vector<std::string> curve(const Workplace& at, const std::string& run) {
+  std::vector<std::string> lines;
+  std::istringstream text(at.get("runs/" + run + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) {
+    const json record = json::parse(line);
+    lines.push_back(
+        json{record.at("step"), record.at("loss"), record.at("lr"), record.at("grad_norm")}.dump());
+  }
+  return lines;
+}
+
+int64_t steps_logged(const Workplace& at, const std::string& run) {
+  const std::string text = at.get("runs/" + run + "/metrics.jsonl");
+  return std::count(text.begin(), text.end(), '\n');
+}
+
+std::string checkpoint_name(const std::string& run, int64_t step) {
+  std::string digits = std::to_string(step);
+  return "runs/" + run + "/checkpoints/step-" + std::string(6 - digits.size(), '0') + digits + ".safetensors";
+}
+
+/// The bytes hold all tensors, the generator, the step and the job, each with its checksum.
+::testing::AssertionResult same_end(const Workplace& at, const std::string& a, const std::string& b,
+                                    int64_t step) {
+  const std::string first = at.get(checkpoint_name(a, step)), second = at.get(checkpoint_name(b, step));
+  if (first.empty() || second.empty())
+    return ::testing::AssertionFailure()
+           << "no checkpoint of step " << step << " in " << (first.empty() ? a : b);
+  if (first != second) return ::testing::AssertionFailure() << "checkpoints of step " << step << " differ";
+  const auto curve_a = curve(at, a), curve_b = curve(at, b);
+  if (int64_t(curve_a.size()) != step)
+    return ::testing::AssertionFailure() << curve_a.size() << " lines in " << a;
+  if (curve_a != curve_b) return ::testing::AssertionFailure() << "curves differ";
+  return ::testing::AssertionSuccess();
+}
+
+/// A save under way: its temporary lies in the folder.
+bool saves_now(const fs::path& checkpoints) {
+  std::error_code code;
+  for (fs::directory_iterator entry(checkpoints, code), end; !code && entry != end; entry.increment(code))
+    if (entry->path().filename().string().starts_with(".")) return true;
+  return false;
+}
+
+void expect_success(const Outcome& outcome) {
+  EXPECT_EQ(outcome.code, 0) << "signal " << outcome.signal << (outcome.late ? ", at the time limit\n" : "\n")
+                             << outcome.out << outcome.err;
+}
+
+const std::string kLogged = " --quiet --log-every 1" + kTiny;
+
+TEST(Reproducible, TheSameSeedGivesTheSameBits) {
+  const Workplace workplace;
+  expect_success(run(workplace, "train tnp --steps 60 --name a --seed 7" + kLogged));
+  expect_success(run(workplace, "train tnp --steps 60 --name b --seed 7 --save-every 9" + kLogged));
+  expect_success(run(workplace, "train tnp --steps 60 --name c --seed 8" + kLogged));
+  EXPECT_TRUE(same_end(workplace, "a", "b", 60));
+  EXPECT_FALSE(same_end(workplace, "a", "c", 60));  // the comparison sees a difference
+  EXPECT_NE(curve(workplace, "a"), curve(workplace, "c"));
+}
+
+TEST(SlowResume, KilledTwentyTimesEndsWithTheSameBits) {
+  constexpr int64_t kSteps = 1000;
+  constexpr int kKills = 20;
+  const Workplace workplace;
+  const std::string flags = "train tnp --steps 1000 --seed 5";
+  expect_success(run(workplace, flags + " --name whole" + kLogged));
+  std::mt19937 random(20);
+  int kills = 0, in_saves = 0, before_checkpoints = 0;
+  const fs::path checkpoints = workplace / "runs/cut/checkpoints";
+  for (int round = 0; kills < kKills; ++round) {
+    ASSERT_LT(round, 3 * kKills) << "the run ends before it is killed";
+    const bool begun = fs::exists(workplace / "runs/cut/run.json");
+    if (!begun) fs::remove_all(workplace / "runs/cut");  // killed before it said what it is
+    Process process(workplace, words_of(begun ? "train tnp --quiet --resume runs/cut --device cpu"
+                                              : flags + " --name cut --save-every 2" + kLogged));
+    // Some kills by the clock, while the process begins; some after a few steps; some as soon as a save is
+    // seen.
+    const int64_t enough = steps_logged(workplace, "cut") + int64_t(random() % 60);
+    const auto pause = useconds_t(random() % (round % 4 == 0 ? 60'000 : 3'000));
+    const bool await_save = round % 4 >= 2;
+    while (round % 4 != 0 && process.running() && steps_logged(workplace, "cut") < enough) ::usleep(200);
+    while (await_save && process.running() && !saves_now(checkpoints)) continue;
+    if (!await_save) ::usleep(pause);
+    if (!process.running()) break;
+    process.send(SIGKILL);
+    const Outcome killed = process.wait();
+    if (killed.signal != SIGKILL) break;
+    ++kills;
+    in_saves += saves_now(checkpoints);
+    before_checkpoints += !fs::exists(checkpoints) || fs::is_empty(checkpoints);
+  }
+  EXPECT_EQ(kills, kKills);
+  EXPECT_GE(in_saves, 3) << "kills that left half a save";
+  const Outcome last = run(workplace, "train tnp --quiet --resume runs/cut --device cpu");
+  expect_success(last);
+  EXPECT_EQ(last.err, "");  // nothing had to be passed over
+  EXPECT_TRUE(same_end(workplace, "whole", "cut", kSteps));
+  EXPECT_FALSE(saves_now(checkpoints));  // what the kills left is gone
+  RecordProperty("killed_in_a_save", in_saves);
+  RecordProperty("killed_before_a_checkpoint", before_checkpoints);
+}
+
+class Interrupted : public ::testing::TestWithParam<int> {};
+
+TEST_P(Interrupted, SavesAndPrintsTheCommandThatGoesOn) {
+  constexpr int64_t kSteps = 3000;
+  const Workplace workplace;
+  const std::string flags = "train tnp --steps 3000 --save-every 1000 --keep 2";
+  expect_success(run(workplace, flags + " --name whole" + kLogged));
+  Process process(workplace, words_of(flags + " --name cut" + kLogged));
+  while (process.running() && steps_logged(workplace, "cut") < 5) ::usleep(200);
+  process.send(GetParam());
+  const Outcome cut = process.wait();
+  ASSERT_EQ(cut.code, 128 + GetParam()) << cut.out << cut.err;
+  const int64_t step = steps_logged(workplace, "cut");
+  EXPECT_LT(step, kSteps);
+  EXPECT_TRUE(fs::exists(workplace / checkpoint_name("cut", step)));
+  EXPECT_TRUE(holds_all(cut.out, "interrupted after step " + std::to_string(step) + "; saved"));
+  EXPECT_TRUE(fs::exists(workplace / "runs/cut/report.html"));
+
+  const size_t command = cut.out.find("tessera train tnp --resume");
+  ASSERT_NE(command, std::string::npos) << cut.out;
+  const std::string line = first_line(cut.out.substr(command + std::string("tessera ").size()));
+  const json before = json::parse(workplace.get("runs/cut/run.json"));
+  expect_success(run(workplace, line));
+  EXPECT_TRUE(same_end(workplace, "whole", "cut", kSteps));
+  // It logged and saved as it did before, without being told again.
+  const json after = json::parse(workplace.get("runs/cut/run.json"));
+  EXPECT_EQ(after.at("options"), before.at("options"));
+  EXPECT_EQ(after.at("job"), before.at("job"));
+  EXPECT_TRUE(fs::exists(workplace / checkpoint_name("cut", 2000)));
+}
+INSTANTIATE_TEST_SUITE_P(By, Interrupted, ::testing::Values(SIGINT, SIGTERM), [](const auto& info) {
+  return std::string(info.param == SIGINT ? "Sigint" : "Sigterm");
+});
+
+struct Damage {
+  const char* name;
+  std::string (*apply)(std::string bytes);
+};
+void PrintTo(const Damage& damage, std::ostream* out) {
+  *out << damage.name;
+}
+
+class DamagedNewest : public ::testing::TestWithParam<Damage> {};
+
+TEST_P(DamagedNewest, IsPassedOverWithAWarning) {
+  const Workplace workplace;
+  // Another number of steps would change most schedules.
+  const std::string flags = " --schedule constant --warmup 0 --save-every 2" + kLogged;
+  expect_success(run(workplace, "train tnp --steps 8 --name whole" + flags));
+  expect_success(run(workplace, "train tnp --steps 6 --name cut" + flags));
+  const std::string newest = checkpoint_name("cut", 6);
+  workplace.put(newest, GetParam().apply(workplace.get(newest)));
+  const Outcome resumed = run(workplace, "train tnp --quiet --device cpu --resume runs/cut --steps 8");
+  expect_success(resumed);
+  EXPECT_TRUE(holds_all(resumed.err, "tessera: warning: passed over|step-000006")) << resumed.err;
+  EXPECT_TRUE(holds_all(resumed.out, "resuming from|step-000004|(step 4)")) << resumed.out;
+  EXPECT_TRUE(same_end(workplace, "whole", "cut", 8));
+}
+INSTANTIATE_TEST_SUITE_P(
+    By, DamagedNewest,
+    ::testing::Values(Damage{"Truncated",
+                             [](std::string bytes) { return bytes.substr(0, bytes.size() - 1); }},
+                      Damage{"Halved", [](std::string bytes) { return bytes.substr(0, bytes.size() / 2); }},
+                      Damage{"Empty", [](std::string) { return std::string(); }},
+                      Damage{"FlippedInATensor",
+                             [](std::string bytes) {
+                               bytes[bytes.size() - 9] = char(bytes[bytes.size() - 9] ^ 1);
+                               return bytes;
+                             }},
+                      Damage{"FlippedInTheHeader",
+                             [](std::string bytes) {
+                               bytes[100] = char(bytes[100] ^ 1);
+                               return bytes;
+                             }}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(TornMetrics, AreLoggedAgain) {
+  const Workplace workplace;
+  const std::string flags = " --schedule constant --warmup 0" + kLogged;
+  expect_success(run(workplace, "train tnp --steps 8 --name whole" + flags));
+  expect_success(run(workplace, "train tnp --steps 6 --name cut" + flags));
+  workplace.put("runs/cut/metrics.jsonl", workplace.get("runs/cut/metrics.jsonl") +
+                                              R"({"step":7,"loss":9.0})" + "\n" + R"({"step":8,"lo)");
+  expect_success(run(workplace, "train tnp --quiet --device cpu --resume runs/cut --steps 8"));
+  EXPECT_TRUE(same_end(workplace, "whole", "cut", 8));
+}
+
+// ---- a full disk ----
+
+/// A small file system of its own, seen by this process and its children only; gone with them.
+class SmallDisk {
+ public:
+  SmallDisk(const fs::path& folder, const char* options) : folder_(folder) {
+    fs::create_directories(folder);
+    mounted_ = ::unshare(CLONE_NEWNS) == 0 &&
+               ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+               ::mount("tmpfs", folder.c_str(), "tmpfs", 0, options) == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) ::umount2(folder_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  bool mounted() const { return mounted_; }
+  uint64_t free_bytes() const {
+    struct statvfs info {};
+    ::statvfs(folder_.c_str(), &info);
+    return uint64_t(info.f_bavail) * info.f_frsize;
+  }
+
+ private:
+  fs::path folder_;
+  bool mounted_ = false;
+};
+
+TEST(FullDisk, EndsWithPathAndBytesAndTheLastCheckpointGoesOn) {
+  const Workplace workplace;
+  const SmallDisk disk(workplace / "runs", "size=8m");
+  if (!disk.mounted()) GTEST_SKIP() << "a small file system can be mounted by root only";
+  // Checkpoints of about a megabyte: there is room for the lines and rows of the run, but not for one of
+  // them.
+  const std::string flags =
+      " --quiet --log-every 1 --device cpu --d-model 64 --d-ff 128 --n-head 1 --layers 1 --emb-hidden 64 "
+      "--components 2 --m 4 --n 4 --batch-size 2 --eval-tasks 4 --schedule constant --warmup 0 --save-every "
+      "2";
+  expect_success(run(workplace, "train tnp --steps 8 --name whole --keep 1" + flags));
+  expect_success(run(workplace, "train tnp --steps 4 --name cut --keep 2" + flags));
+  const uint64_t size = fs::file_size(workplace / checkpoint_name("cut", 4));
+  ASSERT_GT(disk.free_bytes(), size);
+  ASSERT_GT(size, 600'000u);
+  workplace.put("runs/filler", std::string(disk.free_bytes() - 300'000, 'x'));
+
+  const std::string resume = "train tnp --quiet --device cpu --resume runs/cut --steps 8";
+  const Outcome full = run(workplace, resume);
+  EXPECT_EQ(full.code, 1) << full.out << full.err;
+  EXPECT_TRUE(holds_all(full.err, "tessera: write: |checkpoints/step-000006|" + std::to_string(size) +
+                                      " bytes are needed|are free|make room"))
+      << full.err;
+  EXPECT_FALSE(fs::exists(workplace / checkpoint_name("cut", 6)));
+  EXPECT_FALSE(saves_now(workplace / "runs/cut/checkpoints"));
+  expect_success(run(workplace, "eval tnp runs/cut --tasks 2 --device cpu"));
+
+  fs::remove(workplace / "runs/filler");
+  expect_success(run(workplace, resume));
+  EXPECT_TRUE(same_end(workplace, "whole", "cut", 8));
+}
+
+TEST(FullDisk, WithoutAByteLeftTheMessageIsStillTheDisks) {
+  const Workplace workplace;
+  const SmallDisk disk(workplace / "runs", "size=1m");
+  if (!disk.mounted()) GTEST_SKIP() << "a small file system can be mounted by root only";
+  expect_success(run(workplace, "train tnp --steps 4 --save-every 2 --name cut" + kLogged));
+  workplace.put("runs/filler", std::string(disk.free_bytes(), 'x'));
+  const std::string resume = "train tnp --quiet --device cpu --resume runs/cut --steps 8";
+  const Outcome full = run(workplace, resume);
+  EXPECT_EQ(full.code, 1) << full.out << full.err;
+  EXPECT_TRUE(holds_all(full.err, "runs/cut/|bytes are needed|0 are free|make room")) << full.err;
+  fs::remove(workplace / "runs/filler");
+  expect_success(run(workplace, resume));
+  EXPECT_EQ(steps_logged(workplace, "cut"), 8);
+}
+
+}  // namespace
+}  // namespace tessera::cli::test
