@@ -122,7 +122,7 @@ void add_bench_op(CLI::App& bench, Action& action) {
       ->check(kFinite)
       ->check(CLI::Range(0.001, 600.0));
   command->add_flag("--hot", args->hot,
-                    "Leave the caches as they are; default: the L2 cache is overwritten before each repeat");
+                    "Leave the caches as they are; default: overwrite the L2 cache before each repeat");
   add_json(*command, args->json);
   command->callback([&action, args] { action = [args] { return bench_op(*args); }; });
 }

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
-#include "train/build_info.h"
 #include "train/image.h"
 
 namespace tessera::train {
@@ -52,11 +51,12 @@ std::string escape(const std::string& text) {
   return out;
 }
 
-/// JSON inside a <script>: "</" would end it.
+/// JSON inside a <script>: "</script" would end it, "<!--<script" would keep it from ending.
 std::string script_json(const json& value) {
-  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  for (size_t at = 0; (at = text.find("</", at)) != std::string::npos; at += 3) text.replace(at, 2, "<\\/");
-  return text;
+  std::string out;
+  for (const char c : value.dump(-1, ' ', false, json::error_handler_t::replace))
+    out += c == '<' ? std::string("\\u003c") : std::string(1, c);
+  return out;
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ void Report::table(const std::vector<std::string>& header,
 void Report::chart(const std::string& title, const std::string& x_label, const std::string& y_label,
                    const std::vector<Series>& series, bool logarithmic_x) {
   heading(title);
-  if (!*kChartJs) {
+  if (!*chart_js_) {
     paragraph(
         "This build has no Chart.js (package libjs-chart.js): the data of the chart follows as a table.");
     std::vector<std::vector<std::string>> rows;
@@ -133,7 +133,7 @@ void Report::bars(const std::string& title, const std::string& y_label,
                   const std::vector<std::string>& labels,
                   const std::vector<std::pair<std::string, std::vector<double>>>& groups) {
   heading(title);
-  if (!*kChartJs) {
+  if (!*chart_js_) {
     std::vector<std::string> header{""};
     for (const auto& group : groups) header.push_back(group.first);
     std::vector<std::vector<std::string>> rows;
@@ -176,7 +176,7 @@ std::string Report::html() const {
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>" +
       escape(title_) + "</title>\n<style>" + kStyle + "</style>\n";
-  if (charts_ > 0) page += std::string("<script>") + kChartJs + "</script>\n";
+  if (charts_ > 0) page += std::string("<script>") + chart_js_ + "</script>\n";
   return page + "</head><body>\n<h1>" + escape(title_) + "</h1>\n" + body_ + "</body></html>\n";
 }
 

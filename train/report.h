@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "train/build_info.h"
+
 namespace tessera::train {
 
 /// A line of a chart.
@@ -19,7 +21,9 @@ struct Series {
 /// says so.
 class Report {
  public:
-  explicit Report(std::string title) : title_(std::move(title)) {}
+  /// `chart_js`: the library that draws the charts; "" is a build without it.
+  explicit Report(std::string title, const char* chart_js = kChartJs)
+      : title_(std::move(title)), chart_js_(chart_js) {}
   void heading(const std::string& text);
   void paragraph(const std::string& text);
   void table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
@@ -36,6 +40,7 @@ class Report {
 
  private:
   std::string title_, body_;
+  const char* chart_js_;
   int charts_ = 0;
 };
 

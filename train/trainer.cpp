@@ -8,6 +8,7 @@
 
 #include "autograd/tape.h"
 #include "io/events.h"
+#include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
 #include "train/interrupt.h"
@@ -61,15 +62,22 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   result.step = first_step;
   const Tensor loss_value = Tensor::zeros({}, DType::f32, device);
 
+  // With one micro-batch the whole step is one graph: forward, backward and update. With several there is
+  // none: the first gradient overwrites, the next ones add, and a graph could do only one of the two.
+  const bool whole = options.accumulate == 1;
   const auto micro_step = [&] {
     const MemoryTag tag("activations");
     Tape tape({.check_finite = options.check_finite});
     const Tensor loss = task.loss();
-    loss_value.copy_from(loss.detach());
-    tape.backward(loss);
+    if (whole) {
+      loss_value.copy_from(loss.detach());
+      tape.backward(loss);
+    } else {
+      const Tensor share = ops::scale(loss, 1.0 / options.accumulate);
+      loss_value.copy_from(ops::add(loss_value, share.detach().to(DType::f32)));
+      tape.backward(share);
+    }
   };
-  // With one micro-batch the whole step is one graph: forward, backward and update.
-  const bool whole = options.accumulate == 1;
   const auto update = [&] {
     optimizer.step();
     optimizer.zero_grad();
@@ -79,7 +87,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     if (whole) update();
   };
   Captured captured(device, body);
-  const bool graph = options.graph && !options.check_finite && device.is_cuda();
+  const bool graph = options.graph && whole && !options.check_finite && device.is_cuda();
 
   Interval interval;
   std::vector<double> step_seconds;
@@ -92,6 +100,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
 
   for (int64_t step = first_step; step < options.steps; ++step) {
     optimizer.set_lr(options.schedule.at(step));
+    if (!whole) loss_value.fill(0);
     for (int micro = 0; micro < options.accumulate; ++micro) {
       interval.waited += task.load();
       if (graph) {

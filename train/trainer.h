@@ -33,9 +33,9 @@ struct TrainerOptions {
   int64_t eval_every = 0;  // 0: only at the end
   int64_t checkpoint_every = 0;  // 0: only at the end
   int keep = 3;                  // checkpoints
-  bool graph = true;             // capture the step on a GPU
+  bool graph = true;             // capture the step on a GPU; not with accumulate > 1
   bool check_finite = false;     // TapeOptions::check_finite; turns the graph off
-  int accumulate = 1;            // micro-batches a step: load and loss run that often
+  int accumulate = 1;            // micro-batches a step: load and loss run that often, their mean counts
   int most_skips = 5;            // steps in a row without a finite gradient norm before the run stops
   double ceiling_tflops = 0;     // denominator of the FLOP share; 0: not shown
   optim::Schedule schedule{{}};

@@ -1,0 +1,116 @@
+#include "train/report.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "train/build_info.h"
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kDrawer = "/* draws */";
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
+  return count;
+}
+
+/// The settings that the page gives chart number `index`.
+json chart_of(const std::string& page, int index) {
+  const std::string before = "new Chart(document.getElementById('chart" + std::to_string(index) + "'),";
+  const size_t begin = page.find(before), end = page.find(");</script>", begin);
+  EXPECT_NE(begin, std::string::npos);
+  return json::parse(page.substr(begin + before.size(), end - begin - before.size()));
+}
+
+TEST(Report, EscapesWhateverItIsGiven) {
+  const std::string bad = "<b>&\"</script><!--<script>alert(1)</script>",
+                    good = "&lt;b&gt;&amp;&quot;&lt;/script&gt;";
+  Report report(bad, kDrawer);
+  report.heading(bad);
+  report.paragraph(bad);
+  report.table({bad}, {{bad, bad}});
+  report.image("png", bad);
+  report.chart(bad, bad, bad, {{bad, {{1, 2}}}});
+  report.bars(bad, bad, {bad}, {{bad, {1.0}}});
+  const std::string page = report.html();
+  // Title, h1 and heading, paragraph, three cells, alt and caption, the headings of two charts.
+  EXPECT_EQ(count_of(page, good), 11u);
+  EXPECT_EQ(count_of(page, "<b>"), 0u);
+  EXPECT_EQ(count_of(page, "<script>"), 3u);  // the library and two charts
+  EXPECT_EQ(count_of(page, "</script>"), 3u);
+  // The texts come out of the JSON as they went in.
+  EXPECT_EQ(chart_of(page, 0)["data"]["datasets"][0]["label"], bad);
+  EXPECT_EQ(chart_of(page, 1)["data"]["labels"][0], bad);
+}
+
+TEST(Report, ChartsAreValidJsonOfFinitePoints) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  Report report("t", kDrawer);
+  report.chart("c", "x", "y", {{"a", {{1, 0.1}, {2, nan}, {3, inf}, {nan, 4}, {5, -1e300}}}, {"b", {}, true}},
+               true);
+  report.bars("d", "y", {"one", "two"}, {{"g", {1.5, nan}}});
+  const json chart = chart_of(report.html(), 0);
+  EXPECT_EQ(chart["type"], "scatter");
+  EXPECT_EQ(chart["data"]["datasets"][0]["data"], json::parse(R"([{"x":1.0,"y":0.1},{"x":5.0,"y":-1e300}])"));
+  EXPECT_EQ(chart["data"]["datasets"][1]["data"], json::array());
+  EXPECT_EQ(chart["data"]["datasets"][1]["borderDash"].size(), 2u);
+  EXPECT_EQ(chart["options"]["scales"]["x"]["type"], "logarithmic");
+  EXPECT_EQ(chart["options"]["scales"]["y"]["title"]["text"], "y");
+  const json bars = chart_of(report.html(), 1);
+  EXPECT_EQ(bars["data"]["datasets"][0]["data"], json::parse("[1.5, null]"));
+}
+
+TEST(Report, TextThatIsNoUtf8StillGivesAPage) {
+  Report report("t", kDrawer);
+  report.chart("c", "x", "y", {{"bad \xFF byte", {{1, 1}}}});
+  EXPECT_TRUE(chart_of(report.html(), 0)["data"]["datasets"][0]["label"].is_string());
+}
+
+TEST(Report, WithoutChartJsShowsTables) {
+  Report report("t", "");
+  report.chart("c", "steps", "nats", {{"loss", {{10, 0.5}, {20, 0.25}}}});
+  report.bars("d", "y", {"one", "two"}, {{"g", {1.5, 2.5}}});
+  const std::string page = report.html();
+  EXPECT_EQ(page.find("<script"), std::string::npos);
+  EXPECT_EQ(page.find("<canvas"), std::string::npos);
+  for (const char* part :
+       {"libjs-chart.js", "<th>steps</th>", "<th>nats</th>", "<td>loss</td><td>10</td><td>0.5</td>",
+        "<td>20</td><td>0.25</td>", "<td>one</td><td>1.5</td>", "<td>two</td><td>2.5</td>"})
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+}
+
+TEST(Report, IsSelfContainedAndInlinesTheLibraryOnlyForCharts) {
+  Report plain("t", kDrawer), drawn("t", kDrawer);
+  plain.paragraph("no chart");
+  drawn.chart("c", "x", "y", {{"a", {{1, 1}}}});
+  EXPECT_EQ(plain.html().find(kDrawer), std::string::npos);
+  EXPECT_NE(drawn.html().find(kDrawer), std::string::npos);
+  for (const std::string& page : {plain.html(), drawn.html()}) {
+    EXPECT_TRUE(page.starts_with("<!doctype html>"));
+    EXPECT_TRUE(page.ends_with("</body></html>\n"));
+    for (const char* outside : {"src=\"http", "href=", "@import", "url("})
+      EXPECT_EQ(page.find(outside), std::string::npos) << outside;
+  }
+}
+
+TEST(Report, TheLibraryOfTheBuildDoesNotEndItsScript) {
+  EXPECT_EQ(std::string(kChartJs).find("</script"), std::string::npos);
+}
+
+TEST(Report, PicturesAreInlined) {
+  Report report("t");
+  report.images({{"foobar", "left"}, {"fooba", "right"}});
+  const std::string page = report.html();
+  EXPECT_NE(page.find("data:image/png;base64,Zm9vYmFy"), std::string::npos);
+  EXPECT_NE(page.find("data:image/png;base64,Zm9vYmE="), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,69 @@
+#include "train/tnp_job.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tests/train/folder.h"
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+
+TnpJob small_job() {
+  TnpJob job;
+  job.model = {
+      .features = 2, .d_model = 8, .d_ff = 8, .heads = 2, .layers = 1, .components = 2, .embed_hidden = 8};
+  job.context = 4, job.targets = 3, job.batch = 2;
+  return job;
+}
+
+TEST(TnpJob, ComesBackFromJsonExactly) {
+  TnpJob job = small_job();
+  job.lr = 0.1, job.seed = (uint64_t(1) << 63) + 1, job.model.dtype = DType::bf16, job.model.pre_norm = true;
+  const json out = json::parse(to_json(job).dump());
+  EXPECT_EQ(to_json(tnp_job_from_json(out)), to_json(job));
+  EXPECT_EQ(tnp_job_from_json(out).seed, job.seed);
+}
+
+TEST(TnpJob, EverySettingMustBeThereAndOfItsType) {
+  const json good = to_json(small_job());
+  for (const auto& [name, value] : good.items()) {
+    json missing = good;
+    missing.erase(name);
+    EXPECT_NE(error_of([&] { tnp_job_from_json(missing); }).find("\"" + name + "\" is missing"),
+              std::string::npos);
+    for (const json& wrong :
+         {json(nullptr), json::array(), json::object(), value.is_string() ? json(1) : json("1")}) {
+      json bad = good;
+      bad[name] = wrong;
+      EXPECT_NE(error_of([&] { tnp_job_from_json(bad); }).find("\"" + name + "\""), std::string::npos) << bad;
+    }
+  }
+}
+
+TEST(TnpSession, RestoresOnlyItsOwnJob) {
+  const TemporaryFolder root;
+  const TnpJob job = small_job();
+  const std::string file = (root / "c.safetensors").string();
+  TnpSession session(job, Device::cpu());
+  session.checkpoint(7).save(file);
+  TnpJob longer = job, other = job;
+  longer.steps = 2 * job.steps;  // a run may be made longer
+  other.seed = 5;
+  EXPECT_EQ(TnpSession(longer, Device::cpu()).restore(file), 7);
+  TnpSession refused(other, Device::cpu());
+  const auto before = refused.model().embed_in.weight.detach().to_vector<float>();
+  const std::string error = error_of([&] { refused.restore(file); });
+  for (const char* part : {"c.safetensors", "another job", "\"seed\"", "0 in it", "5 here"})
+    EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
+  EXPECT_EQ(refused.model().embed_in.weight.detach().to_vector<float>(), before);
+}
+
+TEST(TnpSession, EvaluationNeverMeetsTheTasksOfTraining) {
+  const TnpJob job = small_job();
+  EXPECT_NE(make_prior(job).batch(0).yc.to_vector<float>(),
+            make_prior(job, true).batch(0).yc.to_vector<float>());
+}
+
+}  // namespace
+}  // namespace tessera::train
