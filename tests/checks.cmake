@@ -36,7 +36,8 @@ set_tests_properties(package PROPERTIES LABELS package TIMEOUT 300)
 
 # Errors planted into formulas must be caught by the checks of their operator.
 add_test(NAME mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR})
-set_tests_properties(mutants PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS 2)
+cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)  # it uses them all
+set_tests_properties(mutants PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS ${cores})
 # The tool itself can fail: a change that changes nothing must be reported as a survivor.
 add_test(NAME mutants_self_test COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR}
   --mutants ${CMAKE_CURRENT_SOURCE_DIR}/surviving_mutants)
