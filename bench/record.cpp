@@ -123,7 +123,7 @@ std::string format_rows(const std::vector<std::vector<std::string>>& rows, size_
 }
 
 std::string work_key(const Record& r) {
-  std::string key = r.op + "|" + r.dtype + "|" + r.mode;
+  std::string key = r.op + "|" + r.dtype + "|" + r.mode + "|" + r.device.substr(0, r.device.find(':'));
   for (const auto& [name, size] : r.shape)
     if (size != 0) key += fmt::format("|{}={}", name, size);
   for (const auto& [name, value] : r.attrs) key += fmt::format("|{}={}", name, value);

@@ -42,7 +42,7 @@ std::vector<Record> read_records(const std::filesystem::path& path);
 /// The records as an aligned table for a terminal.
 std::string format_table(const std::vector<Record>& records);
 
-/// A pair of measurements of the same work: operator, shape, dtype, mode.
+/// A pair of measurements of the same work: operator, shape, attributes, dtype, mode, kind of device.
 struct Comparison {
   Record a, b;       // b: the fastest of B's implementations of that work
   double ratio = 0;  // b.ms.p50 / a.ms.p50: above 1, A is faster
