@@ -34,7 +34,7 @@ void Progress::show(const ProgressState& state) {
   if (first_step_ < 0) first_step_ = state.step;
   const double wait = terminal_ ? 0.1 : seconds_;
   const bool last = state.step >= state.steps;
-  if (!last && std::chrono::duration<double>(now - shown_).count() < wait) return;
+  if (!last && shown_ && std::chrono::duration<double>(now - *shown_).count() < wait) return;
   shown_ = now;
 
   const double elapsed = std::chrono::duration<double>(now - begun_).count();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 namespace tessera::train {
@@ -31,7 +32,8 @@ class Progress {
   bool terminal_, quiet_, colour_;
   double seconds_;
   bool line_open_ = false;
-  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now(), shown_{};
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point> shown_;  // none before the first line
   int64_t first_step_ = -1;
 };
 
