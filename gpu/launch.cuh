@@ -20,6 +20,8 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   size_t shared_bytes = 0;
+  int cluster = 1;        // blocks of a cluster, along x; divides the grid
+  bool overlaps = false;  // may start before the stream's earlier kernels end: see wait_for_earlier
 };
 
 /// Launches `kernel` on the device's compute stream; a grid without blocks is no work. Throws if the launch
@@ -31,8 +33,24 @@ void launch(Device device, const LaunchShape& shape, void (*kernel)(Params...), 
   if (shape.shared_bytes > 48 * 1024)
     check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared_bytes)));
-  kernel<<<shape.grid, shape.block, shape.shared_bytes, device.stream()>>>(Params(args)...);
-  check(cudaGetLastError());
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = device.stream();
+  config.attrs = attributes;
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {unsigned(shape.cluster), 1, 1};
+  }
+  if (shape.overlaps) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 
 }  // namespace tessera::gpu

@@ -3,17 +3,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "gpu/shared.cuh"
 #include "tensor/dtype.h"
 
 /// Warp-level matrix instructions and asynchronous copies, one small wrapper a PTX mnemonic. Section names
 /// are those of the PTX ISA. All threads of a warp take part, with the same immediate arguments.
 
 namespace tessera::gpu {
-
-/// The 32-bit address that instructions on shared memory take.
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return uint32_t(__cvta_generic_to_shared(pointer));
-}
 
 /// mma.sync.aligned.m16n8k16 with f32 accumulators: d += a b ("Matrix Fragments for mma.m16n8k16 with
 /// floating point type"). With g = lane / 4, t = lane % 4:

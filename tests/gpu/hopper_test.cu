@@ -1,0 +1,247 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "gpu/barrier.cuh"
+#include "gpu/launch.cuh"
+#include "gpu/mma.cuh"
+#include "gpu/tma.cuh"
+#include "gpu/wgmma.cuh"
+#include "tensor/random.h"
+#include "tensor/tensor.h"
+
+/// The vocabulary of the sm_90a kernels, each word alone: one warpgroup multiplies 64 x N x 128 tiles that
+/// the copy engine brought, in every order and width; boxes over an odd edge; clusters, bulk additions,
+/// stmatrix.
+
+namespace tessera::gpu {
+namespace {
+
+constexpr int kK = 128;  // two boxes along k
+
+bool no_hopper() {
+  return Device::cuda_count() == 0 || Device::cuda(0).card().major != 9;
+}
+
+/// Brings an operand of `extent` rows (m or n) and kK of k, 64 of them a box.
+template <TileOrder kOrder>
+__device__ void load_operand(void* to, const TensorMap& map, Barrier& barrier, int extent) {
+  char* const at = static_cast<char*>(to);
+  if constexpr (kOrder == TileOrder::along_k) {
+    for (int k = 0; k < kK; k += 64) load_box(at + k / 64 * extent * 128, map, barrier, k, 0);
+  } else {
+    for (int row = 0; row < extent; row += 64) load_box(at + row / 64 * kK * 128, map, barrier, row, 0);
+  }
+}
+template <TileOrder kOrder>
+__device__ uint64_t operand_at(const void* tile, int extent, int step) {
+  if constexpr (kOrder == TileOrder::along_k)
+    return tile_descriptor<kOrder>(shared_address(tile) + step / 4 * extent * 128) +
+           step % 4 * kDescriptorStep<kOrder>;
+  else
+    return tile_descriptor<kOrder>(shared_address(tile), kK * 128) + step * kDescriptorStep<kOrder>;
+}
+
+/// d [64, N] = a b, all of it in one block of one warpgroup.
+template <class T, int kN, TileOrder kA, TileOrder kB, bool kRegisters>
+__global__ void __launch_bounds__(128, 1) product_kernel(const __grid_constant__ TensorMap map_a,
+                                                         const __grid_constant__ TensorMap map_b, float* d) {
+  constexpr int kBoxedN = (kN + 63) / 64 * 64;
+  extern __shared__ __align__(1024) char shared[];
+  __shared__ Barrier barrier;
+  char* const a_tile = shared;
+  char* const b_tile = shared + 64 * kK * 2;
+  if (threadIdx.x == 0) {
+    barrier.init(1);
+    fence_barrier_init();
+    barrier.arrive_expect((64 + kBoxedN) * kK * 2);
+    load_operand<kA>(a_tile, map_a, barrier, 64);
+    load_operand<kB>(b_tile, map_b, barrier, kBoxedN);
+  }
+  __syncthreads();
+  barrier.wait(0);
+  float sum[kN / 2];
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  uint32_t fragments[kK / 16][4];
+  if constexpr (kRegisters) {
+    for (int step = 0; step < kK / 16; ++step) {
+      const int row = warp * 16 + lane % 16, chunk = step % 4 * 2 + lane / 16;
+      ldmatrix_x4(fragments[step], shared_address(a_tile) + step / 4 * 64 * 128 + swizzled_place(row, chunk));
+    }
+  }
+  fence_products();
+#pragma unroll
+  for (int step = 0; step < kK / 16; ++step) {
+    const uint64_t b = operand_at<kB>(b_tile, kBoxedN, step);
+    if constexpr (kRegisters)
+      multiply<T, kB>(sum, fragments[step], b, step > 0);
+    else
+      multiply<T, kA, kB>(sum, operand_at<kA>(a_tile, 64, step), b, step > 0);
+  }
+  commit_products();
+  wait_products<0>();
+  pin(sum);
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      d[(warp * 16 + lane / 4 + e / 2 * 8) * kN + j * 8 + lane % 4 * 2 + e % 2] = sum[4 * j + e];
+}
+
+Tensor on_gpu(const std::vector<float>& values, Shape shape, DType dtype) {
+  return Tensor::from(values, shape, Device::cpu()).to(dtype).to(Device::cuda(0));
+}
+
+template <class T, int kN, TileOrder kA, TileOrder kB, bool kRegisters>
+void check_product() {
+  constexpr int kBoxedN = (kN + 63) / 64 * 64;
+  const Device gpu = Device::cuda(0);
+  const DType dtype = std::is_same_v<T, bf16> ? DType::bf16 : DType::f16;
+  // Small integers: exact in both types, so that the sums are too.
+  std::vector<float> a(64 * kK), b(size_t(kN) * kK);
+  uint32_t state = 12345u + kN;
+  const auto next = [&] { return float(int((state = state * 1664525u + 1013904223u) >> 28) - 8); };
+  for (float& value : a) value = next();
+  for (float& value : b) value = next();
+  const auto stored = [&](const std::vector<float>& x, int extent, TileOrder order) {
+    std::vector<float> lies(x.size());
+    for (int row = 0; row < extent; ++row)
+      for (int k = 0; k < kK; ++k)
+        lies[size_t(order == TileOrder::along_k ? row * kK + k : k * extent + row)] = x[size_t(row * kK + k)];
+    return order == TileOrder::along_k ? on_gpu(lies, {extent, kK}, dtype)
+                                       : on_gpu(lies, {kK, extent}, dtype);
+  };
+  const Tensor left = stored(a, 64, kA), right = stored(b, kN, kB);
+  const auto map = [&](const Tensor& x, int boxed, TileOrder order) {
+    const int rows = order == TileOrder::along_k ? std::min(boxed, 256) : kK;
+    return tensor_map<T, 2>(x.data<T>(), {x.size(1), x.size(0)}, {x.row_stride()}, {64, rows}, Swizzle::k128);
+  };
+  const Tensor d = Tensor::empty_packed({64, kN}, DType::f32, gpu);
+  launch(gpu, {dim3(1), dim3(128), size_t(64 + kBoxedN) * kK * 2}, product_kernel<T, kN, kA, kB, kRegisters>,
+         map(left, 64, kA), map(right, kBoxedN, kB), d.data<float>());
+  const Tensor result = d.to(Device::cpu());
+  for (int row = 0; row < 64; ++row)
+    for (int column = 0; column < kN; ++column) {
+      float expected = 0;
+      for (int k = 0; k < kK; ++k) expected += a[size_t(row * kK + k)] * b[size_t(column * kK + k)];
+      ASSERT_EQ(result.data<float>()[row * kN + column], expected)
+          << "row " << row << " column " << column << " of N " << kN;
+    }
+}
+
+template <int kN>
+void check_orders() {
+  using enum TileOrder;
+  check_product<bf16, kN, along_k, along_k, false>();
+  check_product<bf16, kN, along_k, along_k, true>();
+  if constexpr (kN % 8 == 0) {
+    check_product<bf16, kN, along_k, across_k, false>();
+    check_product<bf16, kN, across_k, along_k, false>();
+    check_product<f16, kN, across_k, across_k, false>();
+    check_product<f16, kN, along_k, across_k, true>();
+  }
+}
+
+TEST(Hopper, ProductsOfEveryWidth) {
+  if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+  check_orders<8>();
+  check_orders<64>();
+  check_orders<80>();
+  check_orders<128>();
+  check_orders<152>();
+  check_orders<192>();
+  check_orders<256>();
+}
+
+/// Each block of a cluster of two brings half the tile for both; then block 1 adds its rank to block 0's.
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1)
+    multicast_kernel(const __grid_constant__ TensorMap map, float* out) {
+  __shared__ __align__(1024) float tile[2][8][32];
+  __shared__ Barrier landed, other;
+  const uint32_t rank = cluster_rank();
+  if (threadIdx.x == 0) {
+    landed.init(1);
+    other.init(2);
+    fence_barrier_init();
+  }
+  cluster_sync();
+  if (threadIdx.x == 0) {
+    landed.arrive_expect(sizeof tile);
+    load_box_multicast(tile[rank], map, landed, 3, 0, int(rank) * 8);
+    other.arrive();
+    other.arrive_at(rank ^ 1);
+  }
+  landed.wait(0);
+  other.wait(0);
+  for (int i = int(threadIdx.x); i < 512; i += 128) out[rank * 512 + i] = tile[i / 256][i / 32 % 8][i % 32];
+  cluster_sync();
+}
+
+TEST(Hopper, MulticastReachesEveryBlockAndReadsZerosOutside) {
+  if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+  const Device gpu = Device::cuda(0);
+  constexpr int kRows = 13, kColumns = 29;
+  std::vector<float> values(kRows * kColumns);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = float(i + 1);
+  const Tensor x = on_gpu(values, {kRows, kColumns}, DType::f32);
+  const Tensor out = Tensor::empty_packed({2, 16, 32}, DType::f32, gpu);
+  launch(gpu, {dim3(2), dim3(128)}, multicast_kernel,
+         tensor_map<float, 2>(x.data<float>(), {kColumns, kRows}, {x.row_stride()}, {32, 8}, Swizzle::none),
+         out.data<float>());
+  const Tensor result = out.to(Device::cpu());
+  for (int block = 0; block < 2; ++block)
+    for (int row = 0; row < 16; ++row)
+      for (int column = 0; column < 32; ++column)
+        ASSERT_EQ(result.data<float>()[(block * 16 + row) * 32 + column],
+                  row < kRows && column < kColumns ? values[size_t(row * kColumns + column)] : 0.0f)
+            << block << " " << row << " " << column;
+}
+
+/// Stores a 16 x 16 tile by stmatrix into a swizzled box, writes it out with the copy engine, clipped to 11
+/// rows, and adds 32 floats twice.
+__global__ void __launch_bounds__(32, 1) store_kernel(const __grid_constant__ TensorMap map, float* sums) {
+  __shared__ __align__(1024) char box[16 * 128];
+  __shared__ __align__(128) float numbers[32];
+  const int lane = int(threadIdx.x);
+  for (int i = lane; i < 16 * 128 / 4; i += 32) reinterpret_cast<uint32_t*>(box)[i] = 0;
+  numbers[lane] = float(lane);
+  __syncwarp();
+  uint32_t values[4];
+  const int g = lane / 4, c = lane % 4 * 2;
+  for (int i = 0; i < 4; ++i) {  // matrix i: rows (i % 2) * 8 + g, columns i / 2 * 8 + c
+    const int row = i % 2 * 8 + g, column = i / 2 * 8 + c;
+    values[i] = pack_halves<bf16>(float(row * 16 + column), float(row * 16 + column + 1));
+  }
+  stmatrix_x4(shared_address(box) + swizzled_place(lane % 16, lane / 16), values);
+  fence_async_shared();
+  __syncwarp();
+  if (elect_one()) {
+    store_box(map, box, 0, 0);
+    add_floats(sums, numbers, sizeof numbers);
+    add_floats(sums, numbers, sizeof numbers);
+    commit_stores();
+    wait_stores<0>();
+  }
+}
+
+TEST(Hopper, StoresClipAndAdd) {
+  if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+  const Device gpu = Device::cuda(0);
+  const Tensor out = Tensor::empty_packed({16, 64}, DType::bf16, gpu),
+               sums = Tensor::empty_packed({32}, DType::f32, gpu);
+  out.fill(-1);
+  sums.fill(1);
+  launch(gpu, {dim3(1), dim3(32)}, store_kernel,
+         tensor_map<bf16, 2>(out.data<bf16>(), {15, 11}, {64}, {64, 16}, Swizzle::k128), sums.data<float>());
+  const Tensor result = out.to(DType::f32).to(Device::cpu()), added = sums.to(Device::cpu());
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 64; ++column)
+      ASSERT_EQ(result.data<float>()[row * 64 + column],
+                row < 11 && column < 15 ? float(row * 16 + column) : -1.0f)
+          << row << " " << column;
+  for (int i = 0; i < 32; ++i) EXPECT_EQ(added.data<float>()[i], 1.0f + 2.0f * float(i));
+}
+
+}  // namespace
+}  // namespace tessera::gpu
