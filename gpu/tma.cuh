@@ -103,7 +103,9 @@ __device__ __forceinline__ void load_box_multicast(void* to, const TensorMap& ma
       : "memory");
 }
 
-/// Shared to global; what lies outside the tensor is not written. Part of the thread's bulk group.
+/// Shared to global; rows outside the tensor are not written. The innermost extent counts rounded up to 16
+/// bytes here: up to 7 elements of 16 bits behind a row's end are overwritten (what the box holds there), so
+/// they must be pads of the tensor's own. Part of the thread's bulk group.
 __device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c0, int c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
                "r"(shared_address(from)), "r"(c0), "r"(c1)

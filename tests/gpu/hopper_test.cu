@@ -184,7 +184,9 @@ TEST(Hopper, MulticastReachesEveryBlockAndReadsZerosOutside) {
   constexpr int kRows = 13, kColumns = 29;
   std::vector<float> values(kRows * kColumns);
   for (size_t i = 0; i < values.size(); ++i) values[i] = float(i + 1);
-  const Tensor x = on_gpu(values, {kRows, kColumns}, DType::f32);
+  const Tensor wide = Tensor::full({kRows, kColumns + 3}, NAN, DType::f32, gpu),
+               x = wide.slice(1, 0, kColumns);
+  x.copy_from(on_gpu(values, {kRows, kColumns}, DType::f32));
   const Tensor out = Tensor::empty_packed({2, 16, 32}, DType::f32, gpu);
   launch(gpu, {dim3(2), dim3(128)}, multicast_kernel,
          tensor_map<float, 2>(x.data<float>(), {kColumns, kRows}, {x.row_stride()}, {32, 8}, Swizzle::none),
@@ -199,7 +201,7 @@ TEST(Hopper, MulticastReachesEveryBlockAndReadsZerosOutside) {
 }
 
 /// Stores a 16 x 16 tile by stmatrix into a swizzled box, writes it out with the copy engine, clipped to 11
-/// rows, and adds 32 floats twice.
+/// rows and 13 columns, and adds 32 floats twice.
 __global__ void __launch_bounds__(32, 1) store_kernel(const __grid_constant__ TensorMap map, float* sums) {
   __shared__ __align__(1024) char box[16 * 128];
   __shared__ __align__(128) float numbers[32];
@@ -233,13 +235,13 @@ TEST(Hopper, StoresClipAndAdd) {
   out.fill(-1);
   sums.fill(1);
   launch(gpu, {dim3(1), dim3(32)}, store_kernel,
-         tensor_map<bf16, 2>(out.data<bf16>(), {15, 11}, {64}, {64, 16}, Swizzle::k128), sums.data<float>());
+         tensor_map<bf16, 2>(out.data<bf16>(), {13, 11}, {64}, {64, 16}, Swizzle::k128), sums.data<float>());
   const Tensor result = out.to(DType::f32).to(Device::cpu()), added = sums.to(Device::cpu());
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 64; ++column)
       ASSERT_EQ(result.data<float>()[row * 64 + column],
-                row < 11 && column < 15 ? float(row * 16 + column) : -1.0f)
-          << row << " " << column;
+                row < 11 && column < 16 ? float(row * 16 + column) : -1.0f)
+          << row << " " << column;  // 13 columns, rounded up to 16 bytes
   for (int i = 0; i < 32; ++i) EXPECT_EQ(added.data<float>()[i], 1.0f + 2.0f * float(i));
 }
 
