@@ -24,9 +24,11 @@ GradState& leaf_state(const Tensor& leaf, const char* what) {
 }
 
 /// A result's gradient may be somebody else's memory, or an expanded view: only a copy can be added to.
+bool is_writable(const GradState& state) {
+  return state.grad.storage().use_count() == 1 && !state.grad.layout().is_expanded();
+}
 void make_writable(GradState& state) {
-  if (state.grad.storage().use_count() > 1 || state.grad.layout().is_expanded())
-    state.grad = state.grad.clone();
+  if (!is_writable(state)) state.grad = state.grad.clone();
 }
 
 void add(GradState& state, const Tensor& gradient) {
@@ -109,6 +111,12 @@ Tensor Backward::grad(int output) {
   return state.grad;
 }
 
+Tensor Backward::take_grad(int output) {
+  const Tensor gradient = grad(output);
+  if (GradState& state = *outputs_[size_t(output)]; !state.retain) state.grad = Tensor();
+  return gradient;
+}
+
 void Backward::accumulate(int input, const Tensor& gradient) {
   const auto& state = inputs_[size_t(input)];
   if (!state) return;
@@ -138,7 +146,8 @@ void Backward::add_into(const Tensor& part, const Tensor& gradient) {
 
 GradTarget Backward::target(int input) {
   const GradState& state = *inputs_[size_t(input)];
-  if (state.tape == 0 && state.grad.defined()) return {state.grad, !state.stale};
+  if (state.grad.defined() && (state.tape == 0 || is_writable(state)))
+    return {state.grad, state.tape != 0 || !state.stale};
   return {Tensor(), false};
 }
 

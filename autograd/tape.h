@@ -90,6 +90,9 @@ class Backward {
   bool has_grad(int output = 0) const { return outputs_[size_t(output)]->grad.defined(); }
   /// The gradient of that output; throws if none has arrived (see has_grad).
   Tensor grad(int output = 0);
+  /// The same, and lets go of it: when the caller drops it too, an input's gradient that lies in the same
+  /// memory (both operands of an addition get one tensor) can be added to in place.
+  Tensor take_grad(int output = 0);
   /// Adds to the input's gradient; nothing if nobody wants it. Any floating dtype; the sum has the gradient's
   /// own.
   void accumulate(int input, const Tensor& gradient);
@@ -99,9 +102,9 @@ class Backward {
   void accumulate_view(int input, const Shape& shape, View&& view, const Tensor& gradient) {
     if (needs(input)) add_into(view(whole_gradient(input, shape, gradient.device())), gradient);
   }
-  /// For kernels that can add in place (a product with beta): the leaf's buffer and whether it holds
-  /// something to add to; an undefined tensor if there is none, then make one. Only if needs(input). Write
-  /// all of it, then call `written`.
+  /// For kernels that can add in place (a product with beta): the leaf's buffer, or a result's gradient that
+  /// nobody else reads, and whether it holds something to add to; an undefined tensor if there is none, then
+  /// make one. Only if needs(input). Write all of it, then call `written`.
   GradTarget target(int input);
   void written(int input, const GradTarget& target);
 

@@ -5,6 +5,9 @@
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "ops/activation/activation.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+#include "tensor/kernels.h"
 
 namespace tessera {
 namespace {
@@ -29,6 +32,39 @@ TEST(Tape, AddsUpTheGradientsOfASharedInput) {
   const std::vector<Tensor> grads(2, Tensor::full({3}, 1.0, DType::f64, Device::cpu()));
   tape.backward(results, grads);
   EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{5, 5, 5}));
+}
+
+/// y = 3 x, whose backward adds to x's gradient in place wherever it may.
+Tensor tripled(const Tensor& x, bool take, bool& in_place) {
+  Tensor y = ops::scale(x.detach(), 3);
+  Tape::recording(x)->record("tripled", Site::here(), {&x}, {&y}, [take, &in_place](Backward& b) {
+    Tensor dy = take ? b.take_grad() : b.grad();
+    const Tensor dx = ops::scale(dy, 3);
+    if (take) dy = Tensor();
+    const GradTarget target = b.target(0);
+    in_place = target.grad.defined();
+    if (in_place) {
+      accumulate(target.grad, dx);
+      b.written(0, target);
+    } else {
+      b.accumulate(0, dx);
+    }
+  });
+  return y;
+}
+
+TEST(Tape, AGradientIsAddedToInPlaceOnlyWhereNobodyElseReadsIt) {
+  for (const bool take : {false, true}) {
+    Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
+    require_grad(x);
+    Tape tape;
+    const Tensor middle = ops::relu(x);
+    bool in_place = false;
+    const Tensor sum = ops::add(middle, tripled(middle, take, in_place));  // one dsum for both
+    tape.backward(ops::sum(sum));
+    EXPECT_EQ(in_place, take);
+    EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{4, 4, 4}));
+  }
 }
 
 TEST(Tape, SecondBackwardThrows) {
