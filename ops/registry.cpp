@@ -16,6 +16,7 @@ std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
+std::vector<OpSpec> grouped_mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> shape_specs();
@@ -40,6 +41,7 @@ constexpr Specs kFolders[] = {
     linear_specs,
     grouped_linear_specs,
     mlp_specs,
+    grouped_mlp_specs,
     gmm_nll_specs,
     gather_specs,
     shape_specs,

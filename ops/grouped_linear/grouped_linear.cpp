@@ -1,18 +1,22 @@
 #include "ops/grouped_linear/grouped_linear.h"
 
+#include "ops/grouped_linear/grouped_linear_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
 #include "ops/op.h"
 
 namespace tessera::ops {
-namespace {
-
-/// x or y as one matrix a group: [..., K, C] -> [K, rows, C]; the shared [..., C] -> [rows, C].
 Tensor by_group(const Tensor& x, bool shared) {
   return shared ? flatten_leading(x, 1) : flatten_leading(x, 2).transpose(0, 1);
 }
 
-}  // namespace
+Tensor grouped_input_gradient(const Shape& shape, const Tensor& dy, const Tensor& weight, bool shared) {
+  Tensor dx = Tensor::empty(shape, weight.dtype(), weight.device());
+  if (shared && !sum_is_one_product(by_group(dx, true), dy, weight))
+    dx = Tensor::empty(shape, sum_dtype(weight.dtype()), weight.device());
+  multiply_sum(by_group(dx, shared), dy, weight);
+  return dx;
+}
 
 Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, bool shared, Site site) {
   constexpr const char* kName = "grouped_linear";
@@ -41,13 +45,7 @@ Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                  [x = kept_x, kept = Saved(weight), shape = x.shape(), shared](Backward& b) {
                    const Tensor& weight = kept.get();
                    const Tensor dy = by_group(b.grad(), false);  // [K, rows, out]
-                   if (b.needs(0)) {
-                     Tensor dx = Tensor::empty(shape, weight.dtype(), weight.device());
-                     if (shared && !sum_is_one_product(by_group(dx, true), dy, weight))
-                       dx = Tensor::empty(shape, sum_dtype(weight.dtype()), weight.device());
-                     multiply_sum(by_group(dx, shared), dy, weight);
-                     b.accumulate(0, dx);
-                   }
+                   if (b.needs(0)) b.accumulate(0, grouped_input_gradient(shape, dy, weight, shared));
                    if (b.needs(1))
                      multiply_gradient(b, 1, weight, GradientDType::f32, dy.transpose(1, 2),
                                        by_group(x.get(), shared));

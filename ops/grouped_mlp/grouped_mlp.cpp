@@ -1,0 +1,151 @@
+#include "ops/grouped_mlp/grouped_mlp.h"
+
+#include "ops/activation/activation_kernels.h"
+#include "ops/grouped_linear/grouped_linear_kernels.h"
+#include "ops/linear/linear_kernels.h"
+#include "ops/matmul/gemm.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr const char* kName = "grouped_mlp";
+
+void check_operands(const Tensor& x, const Tensor& up, const Tensor& down) {
+  check_operand(kName, "x", x, x);
+  check_operand(kName, "up", up, x);
+  check_operand(kName, "down", down, x);
+  check(x.rank() >= 1, kName, ": x is a scalar; expected [..., D]");
+  check(up.rank() == 3 && up.size(2) == x.size(-1), kName, ": up ", up.shape(), " does not match x ",
+        x.shape(), "; expected [K, F, ", x.size(-1), "]");
+  check(down.rank() == 3 && down.size(0) == up.size(0) && down.size(2) == up.size(1), kName, ": down ",
+        down.shape(), " does not match up ", up.shape(), "; expected [", up.size(0), ", E, ", up.size(1),
+        "]");
+}
+
+/// h [rows, K, F] = x up^T
+Tensor hidden_rows(const Tensor& x, const Tensor& up) {
+  const Tensor rows = by_group(x, true);
+  const Tensor h = Tensor::empty({rows.size(0), up.size(0), up.size(1)}, x.dtype(), x.device());
+  multiply(by_group(h, false), rows, up.transpose(1, 2));
+  return h;
+}
+
+void activate(const Tensor& a, const Tensor& h, Activation kind) {
+  if (kind == Activation::none) {
+    if (!a.shares_storage(h)) a.copy_from(h);
+  } else if (h.device().is_cpu()) {
+    activation_forward_cpu(a, h, kind);
+  } else if constexpr (kCuda) {
+    activation_forward_cuda(a, h, kind);
+  }
+}
+
+/// dh = da f'(h), over da
+void hidden_gradient(const Tensor& da, const Tensor& h, Activation kind) {
+  if (kind == Activation::none) return;
+  if (h.device().is_cpu()) {
+    activation_backward_cpu(da, da, h, kind);
+  } else if constexpr (kCuda) {
+    activation_backward_cuda(da, da, h, kind);
+  }
+}
+
+void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
+  const Tensor dy = by_group(b.grad(), false);  // [K, rows, E]
+  const Tensor h = hidden_rows(x, up);
+  if (b.needs(2)) {
+    const Tensor a = Tensor::empty_like(h);
+    activate(a, h, kind);
+    multiply_gradient(b, 2, down, GradientDType::f32, dy.transpose(1, 2), by_group(a, false));
+  }
+  if (!b.needs(0) && !b.needs(1)) return;
+  const Tensor da = Tensor::empty_like(h);
+  multiply(by_group(da, false), dy, down);
+  hidden_gradient(da, h, kind);
+  const Tensor dh = by_group(da, false);
+  if (b.needs(0)) b.accumulate(0, grouped_input_gradient(x.shape(), dh, up, true));
+  if (b.needs(1)) multiply_gradient(b, 1, up, GradientDType::f32, dh.transpose(1, 2), by_group(x, true));
+}
+
+}  // namespace
+
+Tensor grouped_mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, Site site) {
+  check_operands(x, up, down);
+  const Shape rows = x.shape().without(-1);
+  Tensor y = Tensor::empty(rows.inserted(rows.rank(), up.size(0)).inserted(rows.rank() + 1, down.size(1)),
+                           x.dtype(), x.device());
+  const Tensor h = hidden_rows(x.detach(), up.detach());
+  activate(h, h, kind);
+  multiply(by_group(y, false), by_group(h, false), down.detach().transpose(1, 2));
+  if (Tape* tape = Tape::recording(x, up, down))
+    tape->record(kName, site, {&x, &up, &down}, {&y},
+                 [x = Saved(x), up = Saved(up), down = Saved(down), kind](Backward& b) {
+                   backward(b, x.get(), up.get(), down.get(), kind);
+                 });
+  return y;
+}
+
+std::vector<OpSpec> grouped_mlp_specs() {
+  OpSpec spec;
+  spec.name = kName;
+  spec.summary = "y[..., k, :] = f(x up[k]^T) down[k]^T";
+  spec.inputs = {{"x", "[..., D]"}, {"up", "[K, F, D]"}, {"down", "[K, E, F]"}};
+  std::vector<std::string> kinds;
+  for (const Activation kind : {Activation::none, Activation::relu, Activation::relu_squared,
+                                Activation::silu, Activation::gelu, Activation::gelu_tanh})
+    kinds.push_back(name_of(kind));
+  spec.attrs = {{"activation", std::string("silu"), "f", kinds}};
+  spec.outputs = {{"y", "[..., K, E]"}};
+  spec.tolerance_factor_f32 = 8;
+  spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
+  spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
+    return std::vector{grouped_mlp(in[0], in[1], in[2], parse_activation(attrs.word("activation")))};
+  };
+  // B batches (0: none) of T rows.
+  spec.problem = [](const Dims& d, const Attrs&) {
+    const int64_t batch = d.at("B"), rows = d.at("T"), groups = d.at("K"), in = d.at("D"), wide = d.at("F"),
+                  out = d.at("E");
+    const double t = double(rows) * double(std::max<int64_t>(batch, 1)), k = double(groups), f = double(wide);
+    const double first = 2 * t * k * f * double(in), second = 2 * t * k * f * double(out);
+    const double weights = k * f * (double(in) + double(out)), ends = t * (double(in) + k * double(out));
+    return Problem{.inputs = {{.shape = batch ? Shape{batch, rows, in} : Shape{rows, in}},
+                              {.shape = {groups, wide, in}, .scale = 0.5},
+                              {.shape = {groups, out, wide}, .scale = 0.5}},
+                   .forward_flops = first + second + t * k * f,
+                   .backward_flops = 2 * (first + second) + 2 * t * k * f,
+                   .forward_elements = weights + ends,
+                   .backward_elements = 2 * weights + ends + t * double(in)};
+  };
+  const auto dims = [](int64_t batch, int64_t rows, int64_t groups, int64_t in, int64_t wide, int64_t out) {
+    return Dims{{"B", batch}, {"T", rows}, {"K", groups}, {"D", in}, {"F", wide}, {"E", out}};
+  };
+  for (const std::string& kind : kinds)
+    spec.cases.push_back({.dims = dims(0, 4, 3, 5, 6, 2), .attrs = {{"activation", kind}}});
+  const std::vector<Case> more = {
+      {.dims = dims(2, 3, 2, 5, 3, 3)},
+      {.dims = dims(0, 1, 1, 1, 1, 1)},
+      {.dims = dims(0, 4, 1, 3, 5, 2)},
+      {.dims = dims(0, 0, 2, 3, 4, 1)},
+      {.dims = dims(0, 3, 0, 3, 4, 1)},
+      {.dims = dims(0, 3, 2, 0, 4, 1)},
+      {.dims = dims(0, 3, 2, 4, 0, 1)},
+      {.dims = dims(0, 3, 2, 4, 3, 0)},
+      {.dims = dims(2, 3, 2, 5, 3, 1), .placement = Placement::strided},
+      {.dims = dims(2, 3, 2, 5, 3, 2), .placement = Placement::transposed},
+      {.dims = dims(0, 127, 10, 64, 165, 3), .gradcheck = false},
+      {.dims = dims(0, 129, 3, 72, 257, 3),
+       .attrs = {{"activation", std::string("gelu")}},
+       .gradcheck = false},
+      {.dims = dims(3, 65, 4, 40, 128, 4),
+       .attrs = {{"activation", std::string("relu")}},
+       .gradcheck = false},
+      {.dims = dims(0, 300, 2, 512, 137, 3), .gradcheck = false},
+      {.dims = dims(2, 33, 3, 64, 136, 5), .placement = Placement::strided, .gradcheck = false}};
+  spec.cases.insert(spec.cases.end(), more.begin(), more.end());
+  for (const int64_t tokens : {1000, 5000, 32000})
+    spec.benches.push_back({.dims = dims(0, tokens, 10, 512, 1365, 3)});
+  return {std::move(spec)};
+}
+
+}  // namespace tessera::ops
