@@ -1,10 +1,14 @@
 #include "ops/grouped_mlp/grouped_mlp.h"
 
+#include <sstream>
+
 #include "ops/activation/activation_kernels.h"
 #include "ops/grouped_linear/grouped_linear_kernels.h"
+#include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
 #include "ops/op.h"
+#include "runtime/tuning.h"
 
 namespace tessera::ops {
 namespace {
@@ -51,7 +55,42 @@ void hidden_gradient(const Tensor& da, const Tensor& h, Activation kind) {
   }
 }
 
+/// The row for these operands, x as rows.
+GroupedMlpRow choose_row(const Tensor& x, const Tensor& up, const Tensor& down) {
+  if (x.device().is_cpu()) return GroupedMlpRow::separate;
+  const auto forced = tuning::ForceRow::forced(kName);
+  const std::string needs = grouped_mlp_wgmma_needs(x, up, down);
+  check(forced.value_or(0) != int(GroupedMlpRow::wgmma) || needs.empty(), kName, ": row wgmma needs ", needs);
+  if (forced) return GroupedMlpRow(*forced);
+  return needs.empty() ? GroupedMlpRow::wgmma : GroupedMlpRow::separate;
+}
+
+/// dx and dup of dh [rows, K, F]
+void first_layer_gradients(Backward& b, const Tensor& dh_rows, const Tensor& x, const Tensor& up) {
+  const Tensor dh = by_group(dh_rows, false);
+  if (b.needs(0)) b.accumulate(0, grouped_input_gradient(x.shape(), dh, up, true));
+  if (b.needs(1)) multiply_gradient(b, 1, up, GradientDType::f32, dh.transpose(1, 2), by_group(x, true));
+}
+
+void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
+  if constexpr (kCuda) {
+    const Tensor rows = by_group(x, true), dy = flatten_leading(b.grad(), 2);
+    const Tensor dh = Tensor::empty({rows.size(0), up.size(0), up.size(1)}, x.dtype(), x.device());
+    {
+      const Tensor parts = Tensor::empty_packed(
+          {grouped_mlp_gradient_splits(rows, up), down.size(0), down.size(1), down.size(2)}, DType::f32,
+          x.device());
+      grouped_mlp_hidden_gradient_cuda(dh, parts, dy, rows, up, down, kind);
+      if (b.needs(2))
+        b.accumulate(2, column_sums(parts.reshape({parts.size(0), down.count()})).reshape(down.shape()));
+    }
+    first_layer_gradients(b, dh, x, up);
+  }
+}
+
 void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
+  if (choose_row(by_group(x, true), up, down) == GroupedMlpRow::wgmma)
+    return backward_fused(b, x, up, down, kind);
   const Tensor dy = by_group(b.grad(), false);  // [K, rows, E]
   const Tensor h = hidden_rows(x, up);
   if (b.needs(2)) {
@@ -63,21 +102,52 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
   const Tensor da = Tensor::empty_like(h);
   multiply(by_group(da, false), dy, down);
   hidden_gradient(da, h, kind);
-  const Tensor dh = by_group(da, false);
-  if (b.needs(0)) b.accumulate(0, grouped_input_gradient(x.shape(), dh, up, true));
-  if (b.needs(1)) multiply_gradient(b, 1, up, GradientDType::f32, dh.transpose(1, 2), by_group(x, true));
+  first_layer_gradients(b, da, x, up);
+}
+
+/// y [rows, K, E]
+void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
+  const Tensor rows = by_group(x, true);
+  if (choose_row(rows, up, down) == GroupedMlpRow::wgmma) {
+    if constexpr (kCuda) grouped_mlp_forward_cuda(y, rows, up, down, kind);
+    return;
+  }
+  const Tensor h = hidden_rows(x, up);
+  activate(h, h, kind);
+  multiply(by_group(y, false), by_group(h, false), down.transpose(1, 2));
 }
 
 }  // namespace
+
+std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down) {
+  const CardInfo& card = x.device().card();
+  const auto aligned = [](const Tensor& t) {
+    bool fits = t.layout().stride(-1) == 1 && reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
+    for (int dim = 0; dim + 1 < t.rank(); ++dim)
+      fits = fits && (t.size(dim) == 1 || t.layout().stride(dim) % 8 == 0);
+    return fits;
+  };
+  std::ostringstream needs;
+  if (card.major != 9)
+    needs << "compute capability 9.0; " << card.name << " has " << card.major << "." << card.minor;
+  else if (x.dtype() != DType::bf16 && x.dtype() != DType::f16)
+    needs << "bf16 or f16; got " << x.dtype();
+  else if (x.count() == 0 || up.count() == 0 || down.count() == 0)
+    needs << "at least one element in each operand";
+  else if (x.size(1) > 512 || down.size(1) > 3 || up.size(1) < 8)
+    needs << "D up to 512, E up to 3 and F of 8 or more; got " << x.size(1) << ", " << down.size(1) << " and "
+          << up.size(1);
+  else if (!aligned(x) || !aligned(up) || down.layout().stride(-1) != 1)
+    needs << "dense rows on 16-byte boundaries; x is " << describe(x) << ", up " << describe(up);
+  return needs.str();
+}
 
 Tensor grouped_mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, Site site) {
   check_operands(x, up, down);
   const Shape rows = x.shape().without(-1);
   Tensor y = Tensor::empty(rows.inserted(rows.rank(), up.size(0)).inserted(rows.rank() + 1, down.size(1)),
                            x.dtype(), x.device());
-  const Tensor h = hidden_rows(x.detach(), up.detach());
-  activate(h, h, kind);
-  multiply(by_group(y, false), by_group(h, false), down.detach().transpose(1, 2));
+  if (y.count() > 0) forward(flatten_leading(y, 2), x.detach(), up.detach(), down.detach(), kind);
   if (Tape* tape = Tape::recording(x, up, down))
     tape->record(kName, site, {&x, &up, &down}, {&y},
                  [x = Saved(x), up = Saved(up), down = Saved(down), kind](Backward& b) {
@@ -97,6 +167,7 @@ std::vector<OpSpec> grouped_mlp_specs() {
     kinds.push_back(name_of(kind));
   spec.attrs = {{"activation", std::string("silu"), "f", kinds}};
   spec.outputs = {{"y", "[..., K, E]"}};
+  spec.rows = {"separate", "wgmma"};
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {

@@ -1,0 +1,277 @@
+#include <algorithm>
+
+#include "ops/grouped_mlp/grouped_mlp_sm90.cuh"
+
+/// The hidden part of the heads' backward in one kernel: h is made again, dh is written once, and the second
+/// weight's gradient falls off on the way.
+///
+/// A unit of work is 128 hidden columns of one head over a share of the tokens: the weight's 128 rows stay in
+/// shared memory, tokens stream by in tiles of 128. An accumulator h gives a = f(h) and f'(h) from one
+/// special function; da is E multiply-adds with the second weight; dh = da f'(h) leaves through shared
+/// memory, half a tile (64 columns) at a time. ddown^T = a^T dy is a product over tokens: a is rounded to the
+/// dtype, an 8 x 8 block is transposed in registers (movmatrix) and is then the left operand of a small mma
+/// whose sums stay in registers for the whole unit: no shuffled additions.
+///
+/// FLOPs: 2 D F K a token (the other two products, dx and dup, follow as plain ones on dh). Bytes: dh
+/// written, 2 F K a token. The epilogue takes about half as long as a tile's products and runs beside the
+/// other warpgroup's.
+
+namespace tessera::ops {
+namespace {
+
+constexpr int kTokens = 128, kColumns = 128, kStages = 3;
+
+template <class T>
+struct BackwardArgs {
+  const T* down;  // [K, E, F]
+  int64_t down_group, down_row;
+  const T* dy;  // [rows, K, E]
+  int64_t dy_row, dy_group, dy_out;
+  float* ddown;  // [splits, K, E, F]
+  int rows, groups, wide, out, chunks, tiles, token_tiles, splits, units;
+  Activation kind;
+};
+
+struct BackwardShared {
+  alignas(1024) char up[kHeadChunks][kColumns * 128];
+  alignas(1024) char x[kStages][kTokens * 128];
+  alignas(1024) char dh[2][kTokens * 128];  // 64 columns of a tile of each warpgroup
+  float down[kMostHeadOut][kColumns];
+  float dy[2][kTokens][kMostHeadOut];
+  Resident resident;
+  gpu::Ring<kStages> ring;
+};
+
+struct BackwardUnit {
+  int split, group, first_column, first_tile, end_tile;
+
+  template <class T>
+  __device__ BackwardUnit(const BackwardArgs<T>& args, int unit)
+      : split(unit % args.splits),
+        group(unit / args.splits / args.tiles),
+        first_column(unit / args.splits % args.tiles * kColumns),
+        first_tile(int(int64_t(split) * args.token_tiles / args.splits)),
+        end_tile(int(int64_t(split + 1) * args.token_tiles / args.splits)) {}
+};
+
+/// movmatrix.sync.aligned.m8n8.trans.b16 ("movmatrix")
+__device__ __forceinline__ uint32_t transposed(uint32_t block) {
+  uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(block));
+  return result;
+}
+
+constexpr int kUnitDone = 3;  // named barrier of both warpgroups
+
+template <class T>
+__global__ void __launch_bounds__(kHeadThreads, 1)
+    hidden_gradient_kernel(const __grid_constant__ gpu::TensorMap map_x,
+                           const __grid_constant__ gpu::TensorMap map_up,
+                           const __grid_constant__ gpu::TensorMap map_dh, const BackwardArgs<T> args) {
+  extern __shared__ __align__(1024) char bytes[];
+  BackwardShared& shared = *reinterpret_cast<BackwardShared*>(bytes);
+  const int group = gpu::uniform(int(threadIdx.x) / 128);
+  if (threadIdx.x == 0) {
+    shared.resident.init(2);
+    shared.ring.init(1, 1);
+    gpu::fence_barrier_init();
+  }
+  __syncthreads();
+
+  if (group == 0) {
+    gpu::give_registers<24>();
+    if (threadIdx.x >= 32 || !gpu::elect_one()) return;
+    StreamPlace<kStages> place;
+    uint32_t round = 0;
+    for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
+      const BackwardUnit unit(args, index);
+      for (int tile = unit.first_tile; tile < unit.end_tile; ++tile)
+        for (int chunk = 0; chunk < args.chunks; ++chunk, ++place.at) {
+          if (tile == unit.first_tile) {
+            shared.resident.empty[chunk].wait(round ^ 1);
+            shared.resident.full[chunk].arrive_expect(kColumns * 128);
+            gpu::load_box(shared.up[chunk], map_up, shared.resident.full[chunk], chunk * kHeadDepth,
+                          unit.first_column, unit.group);
+          }
+          const int stage = place.stage();
+          shared.ring.empty[stage].wait(place.parity() ^ 1);
+          shared.ring.full[stage].arrive_expect(kTokens * 128);
+          gpu::load_box(shared.x[stage], map_x, shared.ring.full[stage], chunk * kHeadDepth, tile * kTokens);
+        }
+    }
+    return;
+  }
+
+  gpu::take_registers<240>();
+  const int me = group - 1, thread = int(threadIdx.x) % 128, warp = thread / 32;
+  const int lane = thread % 32, g = lane / 4, c = lane % 4;
+  char* const staging = shared.dh[me];
+  StreamPlace<kStages> place;
+  int turn = 0;
+  uint32_t round = 0;
+  for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
+    const BackwardUnit unit(args, index);
+    for (int i = me * 128 + thread; i < kMostHeadOut * kColumns; i += 256) {
+      const int e = i / kColumns, f = unit.first_column + i % kColumns;
+      shared.down[e][i % kColumns] =
+          e < args.out && f < args.wide
+              ? float(args.down[unit.group * args.down_group + e * args.down_row + f])
+              : 0.0f;
+    }
+    gpu::sync_named(kUnitDone, 256);
+    float sums[kColumns / 16][4] = {};  // ddown^T: columns 16 i + g (+ 8), outputs 2 c, 2 c + 1
+    bool worked = false;
+    for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, turn ^= 1) {
+      if (turn != me) {
+        place.at += uint32_t(args.chunks);
+        continue;
+      }
+      worked = true;
+      gpu::sync_named(1 + me, 128);
+      const int64_t token = int64_t(tile) * kTokens + thread;
+      const T* const row = args.dy + token * args.dy_row + unit.group * args.dy_group;
+#pragma unroll
+      for (int e = 0; e < kMostHeadOut; ++e)
+        shared.dy[me][thread][e] = token < args.rows && e < args.out ? float(row[e * args.dy_out]) : 0.0f;
+      gpu::sync_named(1 + me, 128);
+      float h[2][kColumns / 2];
+      TileProducts<T, kColumns, kStages, false>::run(
+          h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
+          tile + 2 >= unit.end_tile, shared.ring, place, args.chunks);
+
+      with_activation(args.kind, [&]<Activation kKind>() {
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {  // 64 columns
+          if (thread == 0) gpu::wait_stores_read<0>();
+          gpu::sync_named(1 + me, 128);  // the staging is free
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float(*const rows)[kMostHeadOut] = &shared.dy[me][half * 64 + warp * 16];
+            float dy[2][kMostHeadOut];  // of rows g and g + 8
+            uint32_t dy_operand[2];     // tokens 2 c, 2 c + 1 (+ 8), output g: the right operand
+#pragma unroll
+            for (int eight = 0; eight < 2; ++eight) {
+#pragma unroll
+              for (int e = 0; e < kMostHeadOut; ++e) dy[eight][e] = rows[eight * 8 + g][e];
+              const float(*const two)[kMostHeadOut] = rows + eight * 8 + 2 * c;
+              dy_operand[eight] = g < kMostHeadOut ? gpu::pack_halves<T>(two[0][g], two[1][g]) : 0;
+            }
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) {  // 16 columns: two 8 x 8 blocks a row of blocks
+              const int columns = part * 64 + pair * 16;
+              uint32_t a[4], dh[4];  // blocks: rows + 0, 8 of block 0, then of block 1
+#pragma unroll
+              for (int block = 0; block < 2; ++block) {
+                float2 w[kMostHeadOut];
+#pragma unroll
+                for (int e = 0; e < kMostHeadOut; ++e)
+                  w[e] = *reinterpret_cast<const float2*>(&shared.down[e][columns + block * 8 + 2 * c]);
+#pragma unroll
+                for (int eight = 0; eight < 2; ++eight) {
+                  const int at = 4 * (columns / 8 + block) + 2 * eight;
+                  const ValueAndSlope left = fast_activate_and_slope<kKind>(h[half][at]);
+                  const ValueAndSlope right = fast_activate_and_slope<kKind>(h[half][at + 1]);
+                  float da_left = 0, da_right = 0;
+#pragma unroll
+                  for (int e = 0; e < kMostHeadOut; ++e) {
+                    da_left = fmaf(dy[eight][e], w[e].x, da_left);
+                    da_right = fmaf(dy[eight][e], w[e].y, da_right);
+                  }
+                  a[block + 2 * eight] = transposed(gpu::pack_halves<T>(left.value, right.value));
+                  dh[eight + 2 * block] = gpu::pack_halves<T>(da_left * left.slope, da_right * right.slope);
+                }
+              }
+              gpu::mma_m16n8k16<T>(sums[columns / 16], a, dy_operand[0], dy_operand[1]);
+              gpu::stmatrix_x4(
+                  gpu::shared_address(staging) +
+                      gpu::swizzled_place(half * 64 + warp * 16 + lane % 16, pair * 2 + lane / 16),
+                  dh);
+            }
+          }
+          gpu::fence_async_shared();
+          gpu::sync_named(1 + me, 128);
+          if (thread == 0) {
+            const int column = unit.first_column + part * 64;
+            if (column < args.wide) gpu::store_box(map_dh, staging, column, unit.group, tile * kTokens);
+            gpu::commit_stores();
+          }
+        }
+      });
+    }
+    if (!worked) shared.resident.pass(round, args.chunks, thread == 0);
+
+    // Eight warps' sums, in order, by way of the staging, which both warpgroups have to themselves now.
+    if (thread == 0) gpu::wait_stores_read<0>();
+    gpu::sync_named(1 + me, 128);
+    float* const mine = reinterpret_cast<float*>(staging) + warp * kColumns * 4;  // [column][output]
+    if (c < 2)
+#pragma unroll
+      for (int i = 0; i < kColumns / 16; ++i)
+#pragma unroll
+        for (int eight = 0; eight < 2; ++eight)
+          *reinterpret_cast<float2*>(&mine[(i * 16 + eight * 8 + g) * 4 + 2 * c]) =
+              make_float2(sums[i][2 * eight], sums[i][2 * eight + 1]);
+    gpu::sync_named(kUnitDone, 256);
+    const int f = unit.first_column + thread;
+    if (me == 0 && f < args.wide)
+      for (int e = 0; e < args.out; ++e) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < 8; ++w)
+          total += reinterpret_cast<const float*>(shared.dh[w / 4])[(w % 4 * kColumns + thread) * 4 + e];
+        args.ddown[((int64_t(unit.split) * args.groups + unit.group) * args.out + e) * args.wide + f] = total;
+      }
+    gpu::sync_named(kUnitDone, 256);
+  }
+  if (thread == 0) gpu::wait_stores<0>();
+}
+
+int token_tiles(const Tensor& x) {
+  return int(gpu::ceil_div(x.size(0), kTokens));
+}
+int column_tiles(const Tensor& up) {
+  return int(gpu::ceil_div(up.size(1), kColumns));
+}
+
+}  // namespace
+
+int grouped_mlp_gradient_splits(const Tensor& x, const Tensor& up) {
+  return choose_splits(up.size(0) * column_tiles(up), token_tiles(x), x.device().card().multiprocessors, 1.0);
+}
+
+void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_parts, const Tensor& dy,
+                                      const Tensor& x, const Tensor& up, const Tensor& down,
+                                      Activation kind) {
+  const Device device = x.device();
+  dispatch_floating_cuda(x.dtype(), "grouped_mlp", [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>) {
+      BackwardArgs<T> args{};
+      args.down = down.data<T>();
+      args.down_group = down.layout().stride(0), args.down_row = down.layout().stride(1);
+      args.dy = dy.data<T>();
+      args.dy_row = dy.layout().stride(0), args.dy_group = dy.layout().stride(1),
+      args.dy_out = dy.layout().stride(2);
+      args.ddown = ddown_parts.data<float>();
+      args.rows = int(x.size(0)), args.groups = int(up.size(0)), args.wide = int(up.size(1));
+      args.out = int(down.size(1));
+      args.chunks = int(gpu::ceil_div(x.size(1), kHeadDepth));
+      args.tiles = column_tiles(up), args.token_tiles = token_tiles(x);
+      args.splits = int(ddown_parts.size(0));
+      args.units = args.groups * args.tiles * args.splits;
+      args.kind = kind;
+      const auto map_x = gpu::tensor_map<T, 2>(x.data<T>(), {x.size(1), x.size(0)}, {x.layout().stride(0)},
+                                               {kHeadDepth, kTokens}, gpu::Swizzle::k128);
+      const auto map_up = gpu::tensor_map<T, 3>(up.data<T>(), {up.size(2), up.size(1), up.size(0)},
+                                                {up.layout().stride(1), up.layout().stride(0)},
+                                                {kHeadDepth, kColumns, 1}, gpu::Swizzle::k128);
+      const auto map_dh = gpu::tensor_map<T, 3>(dh.data<T>(), {dh.size(2), dh.size(1), dh.size(0)},
+                                                {dh.layout().stride(1), dh.layout().stride(0)},
+                                                {64, 1, kTokens}, gpu::Swizzle::k128);
+      const int blocks = std::min(device.card().multiprocessors, args.units);
+      gpu::launch(device, {dim3(unsigned(blocks)), dim3(kHeadThreads), sizeof(BackwardShared)},
+                  hidden_gradient_kernel<T>, map_x, map_up, map_dh, args);
+    }
+  });
+}
+
+}  // namespace tessera::ops

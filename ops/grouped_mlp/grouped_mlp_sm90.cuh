@@ -1,0 +1,133 @@
+#pragma once
+
+#include "gpu/barrier.cuh"
+#include "gpu/launch.cuh"
+#include "gpu/mma.cuh"
+#include "gpu/tma.cuh"
+#include "gpu/wgmma.cuh"
+#include "ops/activation/activation_fast.cuh"
+#include "ops/grouped_mlp/grouped_mlp_kernels.h"
+
+/// What forward and backward of the heads share: one operand of 128 or so rows stays in shared memory for
+/// many tiles of the other, which streams through a ring. Two consumer warpgroups take whole tiles in turn,
+/// so that one's epilogue runs beside the other's products; the order of the ring is the order of the tiles,
+/// so they need no other agreement.
+
+namespace tessera::ops {
+
+inline constexpr int kHeadDepth = 64;                           // k of a chunk: one box of 128 bytes
+inline constexpr int kHeadChunks = 8;                           // D up to 512
+inline constexpr int kHeadThreads = 3 * 128, kMostHeadOut = 3;  // warpgroup 0 copies, 1 and 2 multiply
+
+/// Position in the stream of chunks: `tile` chunks belong to one tile.
+template <int kStages>
+struct StreamPlace {
+  uint32_t at = 0;
+  __device__ __forceinline__ int stage() const { return int(at % kStages); }
+  __device__ __forceinline__ uint32_t parity() const { return at / kStages & 1; }
+};
+
+/// The operand that stays, by chunks: filled for one unit of work, emptied behind its last tile.
+struct Resident {
+  gpu::Barrier full[kHeadChunks], empty[kHeadChunks];
+
+  __device__ __forceinline__ void init(int consumers) {
+    for (int chunk = 0; chunk < kHeadChunks; ++chunk) {
+      full[chunk].init(1);
+      empty[chunk].init(consumers);
+    }
+  }
+  /// A consumer that has no tile of this unit lets it go: not before it is there, or the arrival would count
+  /// for the unit before.
+  __device__ __forceinline__ void pass(uint32_t parity, int chunks, bool speaker) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      full[chunk].wait(parity);
+      if (speaker) empty[chunk].arrive();
+    }
+  }
+};
+
+/// One tile's products by one warpgroup: d[half] = rows 64 half ... of `a` times `b`^T over `chunks` chunks.
+/// Chunks of `a` lie kABytes apart, of b kBBytes; one of them is the resident operand (kResidentA), the other
+/// a stage of the ring.
+template <class T, int kN, int kStages, bool kResidentA>
+struct TileProducts {
+  static constexpr int kABytes = 128 * 128, kBBytes = kN * 128;
+
+  /// `release`: this is the warpgroup's last tile of the unit.
+  static __device__ __forceinline__ void run(float (&d)[2][kN / 2], uint32_t a_tile, uint32_t b_tile,
+                                             Resident& resident, uint32_t resident_parity, bool release,
+                                             gpu::Ring<kStages>& ring, StreamPlace<kStages>& place,
+                                             int chunks) {
+    using enum gpu::TileOrder;
+    const bool speaker = threadIdx.x % 128 == 0;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      resident.full[chunk].wait(resident_parity);
+      ring.full[place.stage()].wait(place.parity());
+      const int a_at = kResidentA ? chunk : place.stage(), b_at = kResidentA ? place.stage() : chunk;
+      const uint64_t a = gpu::tile_descriptor<along_k>(a_tile + uint32_t(a_at * kABytes));
+      const uint64_t b = gpu::tile_descriptor<along_k>(b_tile + uint32_t(b_at * kBBytes));
+      gpu::fence_products();
+#pragma unroll
+      for (int step = 0; step < kHeadDepth / 16; ++step)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          gpu::multiply<T, along_k, along_k>(
+              d[half], a + step * gpu::kDescriptorStep<along_k> + half * (64 * 128 >> 4),
+              b + step * gpu::kDescriptorStep<along_k>, chunk > 0 || step > 0);
+      gpu::commit_products();
+      if (chunk > 0) {
+        gpu::wait_products<1>();
+        if (speaker) {
+          ring.empty[(place.at - 1) % kStages].arrive();
+          if (release) resident.empty[chunk - 1].arrive();
+        }
+      }
+      ++place.at;
+    }
+    gpu::wait_products<0>();
+    gpu::pin(d[0]);
+    gpu::pin(d[1]);
+    if (speaker) {
+      ring.empty[(place.at - 1) % kStages].arrive();
+      if (release) resident.empty[chunks - 1].arrive();
+    }
+  }
+};
+
+/// Calls f with the kind as a constant: the branch is outside the loop over accumulators.
+template <class F>
+__device__ __forceinline__ void with_activation(Activation kind, F&& f) {
+  switch (kind) {
+    case Activation::silu:
+      return f.template operator()<Activation::silu>();
+    case Activation::relu:
+      return f.template operator()<Activation::relu>();
+    case Activation::relu_squared:
+      return f.template operator()<Activation::relu_squared>();
+    case Activation::gelu:
+      return f.template operator()<Activation::gelu>();
+    case Activation::gelu_tanh:
+      return f.template operator()<Activation::gelu_tanh>();
+    default:
+      return f.template operator()<Activation::none>();
+  }
+}
+
+/// Into how many parts of its tiles a unit is cut, so that whole waves of blocks take least time; a part
+/// costs `overhead` tiles beside its own.
+inline int choose_splits(int64_t units, int64_t tiles, int blocks, double overhead) {
+  int best = 1;
+  double best_time = 1e300;
+  for (int splits = 1; splits <= 16 && splits <= tiles; ++splits) {
+    const double time =
+        double(gpu::ceil_div(units * splits, blocks)) * (double(gpu::ceil_div(tiles, splits)) + overhead);
+    if (time < best_time * 0.98) {
+      best = splits;
+      best_time = time;
+    }
+  }
+  return best;
+}
+
+}  // namespace tessera::ops
