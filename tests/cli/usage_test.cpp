@@ -162,6 +162,13 @@ constexpr BadLine kBadLines[] = {
     {"op relu --in a --out b --row x", "--row|x is not a whole number"},
     {"op relu --in a --out b --row -2", "--row|-2 not in range"},
     // benchmarks
+    {"bench sweep lineer", "\"lineer\"|did you mean linear?"},
+    {"bench sweep cast", "cast declares no random problems"},
+    {"bench sweep relu --count 0", "--count|0 not in range"},
+    {"bench sweep relu --mode back", "--mode|\"back\"|fwd or bwd"},
+    {"bench sweep relu --dtype f99", "--dtype|f99"},
+    {"bench optim --parameters 0", "--parameters|0 not in range"},
+    {"bench optim --clip maybe", "--clip|\"maybe\"|on or off"},
     {"bench op lineer", "\"lineer\"|did you mean linear?"},
     {"bench op linear --set q=1", "linear|\"q\" does not exist"},
     {"bench op linear --shape T", "--shape|\"T\"|NAME=SIZE"},
