@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <regex>
 
 namespace tessera::bench {
 namespace {
@@ -38,9 +39,10 @@ double median(std::vector<double> values) {
 
 std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b, int* without_peer,
                                 const std::string& peer) {
+  const std::regex pattern(peer);
   std::map<std::string, const Record*> fastest;
   for (const Record& record : b) {
-    if (record.ms.p50 <= 0 || record.implementation.find(peer) == std::string::npos) continue;
+    if (record.ms.p50 <= 0 || !std::regex_search(record.implementation, pattern)) continue;
     const Record*& best = fastest[work_key(record)];
     if (!best || record.ms.p50 < best->ms.p50) best = &record;
   }

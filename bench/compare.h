@@ -12,9 +12,9 @@ struct Comparison {
   Record a, b;       // b: the fastest of B's implementations of that work
   double ratio = 0;  // b.ms.p50 / a.ms.p50: above 1, A is faster
 };
-/// Every work of A beside B's fastest for it; works of A without a peer are left out, and counted. With
-/// `peer`, only those implementations of B whose names contain it. What threw in a sweep has no times and is
-/// left out, too.
+/// Every work of A beside B's fastest for it; works of A without a peer are left out, and counted. Only
+/// those implementations of B count in whose names the regular expression `peer` is found. What threw in a
+/// sweep has no times and is left out, too.
 std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b,
                                 int* without_peer = nullptr, const std::string& peer = {});
 

@@ -150,7 +150,7 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
     const Tensor& rounded = output ? baseline.outputs[i] : baseline.gradients[i];
     const ops::Errors errors = difference(y, want);
     const double base = difference(rounded, want).largest;
-    return std::pair(errors, ops::tolerance(op, y.dtype(), 2 * base, errors.reference));
+    return std::pair(errors, ops::tolerance(op, y.dtype(), base, errors.reference));
   });
   return verdicts;
 }

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <regex>
+
 #include "bench/compare.h"
 #include "cli/bench.h"
 #include "runtime/error.h"
@@ -50,6 +52,11 @@ void write_page(const CompareArgs& args, const std::vector<bench::Comparison>& c
 }
 
 int bench_compare(const CompareArgs& args) {
+  try {
+    std::regex pattern(args.peer);
+  } catch (const std::regex_error&) {
+    throw UsageError("--peer: \"" + args.peer + "\" is not a regular expression");
+  }
   if (!args.html.empty()) check_writable(args.html);
   int alone = 0;
   const auto ours = bench::read_records(args.a);
@@ -72,7 +79,8 @@ void add_bench_compare(CLI::App& bench, Action& action) {
   auto args = std::make_shared<CompareArgs>();
   command->add_option("A", args->a, "Records (JSON lines)")->required();
   command->add_option("B", args->b, "Records of the peer")->required();
-  command->add_option("--peer", args->peer, "Only implementations of B whose names contain this");
+  command->add_option("--peer", args->peer,
+                      "Only implementations of B named so (a regular expression): eager$");
   command->add_option("--html", args->html, "Also write a page with charts");
   command->footer("Exit 1 if a sweep in A has wrong results.");
   command->callback([&action, args] { action = [args] { return bench_compare(*args); }; });

@@ -168,6 +168,7 @@ constexpr BadLine kBadLines[] = {
     {"bench sweep relu --mode back", "--mode|\"back\"|fwd or bwd"},
     {"bench sweep relu --dtype f99", "--dtype|f99"},
     {"bench optim --parameters 0", "--parameters|0 not in range"},
+    {"bench compare a b --peer (", "--peer|\"(\"|regular expression"},
     {"bench optim --clip maybe", "--clip|\"maybe\"|on or off"},
     {"bench op lineer", "\"lineer\"|did you mean linear?"},
     {"bench op linear --set q=1", "linear|\"q\" does not exist"},
