@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(Levels, Help,
                          ::testing::Values("", "doctor", "train", "train tnp", "eval", "eval tnp", "op",
                                            "bench", "bench op", "bench step", "bench step tnp", "bench host",
                                            "bench sweep", "bench optim", "bench copy", "bench compare",
-                                           "plan", "plan tnp"));
+                                           "plan", "plan tnp", "report"));
 
 TEST(HelpText, ShowsDefaultsAndChoices) {
   const Workplace workplace;

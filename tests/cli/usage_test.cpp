@@ -98,6 +98,8 @@ constexpr BadLine kBadLines[] = {
     {"plan tnp --memory 4GiB", "--memory|4GiB is not a number"},
     {"plan tnp --memory 1e300", "--memory|1e300 not in range"},
     {"plan tnp --memory nan", "--memory|nan is not finite"},
+    {"report", "runs|required"},
+    {"report r --last 0", "--last|0 not in range"},
     {"eval tnp r --tasks 0", "--tasks|0 not in range"},
     {"eval tnp r --most-gap nan", "--most-gap|nan is not finite"},
     {"bench op linear --seconds 0", "--seconds|0 not in range"},
