@@ -37,6 +37,10 @@ def widths(sizes, paddings):
     return outcomes
 
 
+ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda h: F.gelu(h, approximate="tanh"),
+               "relu_squared": lambda h: F.relu(h).square(), "none": lambda h: h}
+
+
 def gmm_nll(h, y):
     logit, mu, log_sigma = h.float().unbind(-1)
     log_p = (F.log_softmax(logit, -1) - 0.5 * ((y.float()[..., None] - mu) / log_sigma.exp()) ** 2 - log_sigma
@@ -85,8 +89,7 @@ def matmul(b, shape, attrs, paddings):
 
 
 def mlp(b, shape, attrs, paddings):
-    kind = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda h: F.gelu(h, approximate="tanh"),
-            "relu_squared": lambda h: F.relu(h).square(), "none": lambda h: h}[attrs.get("activation", "silu")]
+    kind = ACTIVATIONS[attrs.get("activation", "silu")]
     tokens = max(shape.get("B", 0), 1) * shape["T"]
     for name, (d, wide, e) in widths((shape["D"], shape["F"], shape["E"]), paddings):
         inputs = [b.normal(tokens, d), b.normal(wide, d, scale=0.5), b.normal(e, wide, scale=0.5)]
@@ -120,19 +123,21 @@ def grouped_linear(b, shape, attrs, paddings):
             yield Way("eager loop" + name, loop, inputs, compiles=True)
 
 
-def heads(b, shape, attrs, paddings):
-    """The ten heads as one: x [T, in] -> silu(x up[k]) [T, K, F] -> down[k] [T, K, out]."""
+def grouped_mlp(b, shape, attrs, paddings):
+    """The heads of a mixture: x [T, D], silu(x up[k]) [T, F], times down[k]: [T, E]. As batched products and as a loop."""
     tokens, groups = max(shape.get("B", 0), 1) * shape["T"], shape["K"]
-    for name, (d_in, wide) in widths((shape["in"], shape["F"]), paddings):
-        inputs = [b.normal(tokens, d_in), b.normal(groups, d_in, wide, scale=0.05), b.normal(groups, wide, shape["out"], scale=0.05)]
+    kind = ACTIVATIONS[attrs.get("activation", "silu")]
+    for name, (d_in, wide) in widths((shape["D"], shape["F"]), paddings):
+        inputs = [b.normal(tokens, d_in), b.normal(groups, d_in, wide, scale=0.5), b.normal(groups, wide, shape["E"], scale=0.5)]
 
         def batched(x, u, w):
-            return torch.bmm(F.silu(torch.bmm(x.expand(groups, -1, -1), u)), w)
+            return torch.bmm(kind(torch.bmm(x.expand(groups, -1, -1), u)), w)
 
         def loop(x, u, w):
-            return torch.stack([F.silu(x @ u[k]) @ w[k] for k in range(groups)])
+            return torch.stack([kind(x @ u[k]) @ w[k] for k in range(groups)])
         yield Way("eager bmm" + name, batched, inputs, compiles=True)
-        yield Way("eager loop" + name, loop, inputs, compiles=True)
+        if len(paddings) > 1:
+            yield Way("eager loop" + name, loop, inputs, compiles=True)
 
 
 def mixture(b, shape, attrs, paddings):
@@ -207,7 +212,8 @@ def scatter_rows(b, shape, attrs, paddings):
 
 
 WORKS = {
-    "attention": attention, "linear": linear, "matmul": matmul, "mlp": mlp, "grouped_linear": grouped_linear, "heads": heads,
+    "attention": attention, "linear": linear, "matmul": matmul, "mlp": mlp, "grouped_linear": grouped_linear,
+    "grouped_mlp": grouped_mlp,
     "gmm_nll": mixture, "layernorm": layernorm, "rmsnorm": rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,
     "gather_rows": gather_rows, "scatter_rows": scatter_rows,
     "relu": rows(lambda x, _: F.relu(x)), "relu_squared": rows(lambda x, _: F.relu(x).square()),
