@@ -30,6 +30,7 @@
 #include "ops/attention/attention.h"
 #include "ops/cast/cast.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/draw.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gather/gather.h"
@@ -46,6 +47,7 @@
 #include "ops/reduction.h"
 #include "ops/shape/shape.h"
 #include "ops/softmax/softmax.h"
+#include "ops/verify.h"
 
 #include "nn/activation.h"
 #include "nn/dropout.h"

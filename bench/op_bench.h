@@ -19,8 +19,23 @@ struct OpBenchOptions {
   TimerOptions timer;
 };
 
-/// Times an operator on random inputs. "bwd" is the backward pass alone, from given output gradients to
-/// gradients of all differentiable inputs.
+/// Random inputs made where they are needed: the host-side generator of the checks would take minutes for
+/// large ones. Normal, but for Fill::positive, which is uniform in [0.5, 2).
+std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& problem, DType dtype,
+                                  Device device, uint64_t seed = 1);
+
+/// A record of that work without its times.
+Record describe_work(const ops::OpSpec& op, const ops::Case& c, DType dtype, Device device,
+                     const std::string& mode);
+
+/// Times one problem on those inputs, in one mode; nothing if there is no gradient to time.
+std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const std::vector<Tensor>& inputs,
+                              DType dtype, const std::string& mode, const TimerOptions& timer);
+
+/// Times an operator on random inputs, problem by problem. "bwd" is the backward pass alone, from given
+/// output gradients to gradients of all differentiable inputs; "fwd+bwd" is a recorded forward pass and its
+/// backward: what an operator that already makes gradients in forward must be judged by. A forced row that
+/// refuses a problem throws; among all rows it is left out.
 std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& options);
 
 }  // namespace tessera::bench

@@ -28,12 +28,18 @@ json to_json(const Record& r) {
               {"tflops", r.tflops()},
               {"gbs", r.gbs()},
               {"ceiling_share", r.ceiling_share},
+              {"copy_gbs", r.copy_gbs},
               {"deterministic", r.deterministic},
               {"build", r.build},
               {"time", r.time}};
   if (r.peak_bytes > 0) out["peak_bytes"] = r.peak_bytes;
   if (r.tokens_per_s > 0) out["tokens_per_s"] = r.tokens_per_s;
   if (!r.attrs.empty()) out["attrs"] = r.attrs;
+  if (r.sweep.number >= 0)
+    out["sweep"] = {{"number", r.sweep.number},
+                    {"checked", r.sweep.checked},
+                    {"worst", r.sweep.worst},
+                    {"verdict", r.sweep.verdict}};
   return out;
 }
 
@@ -55,16 +61,23 @@ Record from_json(const json& in) {
     r.flops = in.value("flops", 0.0);
     r.bytes = in.value("bytes", 0.0);
     r.ceiling_share = in.value("ceiling_share", 0.0);
+    r.copy_gbs = in.value("copy_gbs", 0.0);
     r.deterministic = in.value("deterministic", false);
     r.peak_bytes = in.value("peak_bytes", 0.0);
     r.tokens_per_s = in.value("tokens_per_s", 0.0);
     r.attrs = in.value("attrs", std::map<std::string, std::string>());
+    if (in.contains("sweep")) {
+      const json& sweep = in.at("sweep");
+      r.sweep = {sweep.at("number").get<int64_t>(), sweep.value("checked", ""), sweep.value("worst", 0.0),
+                 sweep.at("verdict").get<std::string>()};
+    }
     r.build = in.value("build", "");
     r.time = in.value("time", "");
   } catch (const json::exception& error) {
     fail_at(Site::here(), "benchmark record: ", error.what());
   }
-  check(r.ms.p50 > 0, "benchmark record of ", r.op, ": ms.p50 must be positive");
+  const bool threw = r.sweep.number >= 0 && r.sweep.verdict != "ok";
+  check(r.ms.p50 > 0 || threw, "benchmark record of ", r.op, ": ms.p50 must be positive");
   return r;
 }
 
@@ -94,8 +107,6 @@ std::vector<Record> read_records(const std::filesystem::path& path) {
   return records;
 }
 
-namespace {
-
 std::string shape_text(const Record& r) {
   std::string text;
   for (const auto& [name, size] : r.shape)  // a size of 0 is one that the work does not have
@@ -122,16 +133,6 @@ std::string format_rows(const std::vector<std::vector<std::string>>& rows, size_
   return text;
 }
 
-std::string work_key(const Record& r) {
-  std::string key = r.op + "|" + r.dtype + "|" + r.mode + "|" + r.device.substr(0, r.device.find(':'));
-  for (const auto& [name, size] : r.shape)
-    if (size != 0) key += fmt::format("|{}={}", name, size);
-  for (const auto& [name, value] : r.attrs) key += fmt::format("|{}={}", name, value);
-  return key;
-}
-
-}  // namespace
-
 std::string format_table(const std::vector<Record>& records) {
   std::vector<std::vector<std::string>> rows{{"op", "shape", "dtype", "mode", "implementation", "row",
                                               "ms p50", "p10", "p90", "TFLOP/s", "GB/s", "% ceiling"}};
@@ -141,40 +142,6 @@ std::string format_table(const std::vector<Record>& records) {
                     fmt::format("{:.4g}", r.ms.p90), fmt::format("{:.1f}", r.tflops()),
                     fmt::format("{:.0f}", r.gbs()),
                     r.ceiling_share > 0 ? fmt::format("{:.0f}", r.ceiling_share * 100) : "-"});
-  return format_rows(rows, 6);
-}
-
-std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b,
-                                int* without_peer) {
-  std::map<std::string, const Record*> fastest;
-  for (const Record& record : b) {
-    const Record*& best = fastest[work_key(record)];
-    if (!best || record.ms.p50 < best->ms.p50) best = &record;
-  }
-  std::vector<Comparison> comparisons;
-  int alone = 0;
-  for (const Record& record : a) {
-    const auto found = fastest.find(work_key(record));
-    if (found == fastest.end()) {
-      ++alone;
-      continue;
-    }
-    comparisons.push_back({record, *found->second, found->second->ms.p50 / record.ms.p50});
-  }
-  if (without_peer) *without_peer = alone;
-  return comparisons;
-}
-
-std::string format_comparison(const std::vector<Comparison>& comparisons) {
-  std::vector<std::vector<std::string>> rows{
-      {"op", "shape", "dtype", "mode", "A", "B (its fastest)", "A ms", "B ms", "B/A", "A GiB", "B GiB"}};
-  const auto gib = [](double bytes) {
-    return bytes > 0 ? fmt::format("{:.2f}", bytes / double(1 << 30)) : std::string("-");
-  };
-  for (const Comparison& c : comparisons)
-    rows.push_back({c.a.op, shape_text(c.a), c.a.dtype, c.a.mode, c.a.implementation, c.b.implementation,
-                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
-                    fmt::format("{:.2f}x", c.ratio), gib(c.a.peak_bytes), gib(c.b.peak_bytes)});
   return format_rows(rows, 6);
 }
 

@@ -10,6 +10,14 @@
 
 namespace tessera::bench {
 
+/// What a sweep says about its problem.
+struct SweepNote {
+  int64_t number = -1;  // of the random problem; below 0: not of a sweep
+  std::string checked;  // against what
+  double worst = 0;     // error / tolerance of the worst result
+  std::string verdict;  // "ok", or what is wrong; what threw has no times
+};
+
 /// One measurement: a line of JSON, the same from tessera and from bench/peers/*.py.
 struct Record {
   std::string op;  // "attention", "step tnp"
@@ -21,10 +29,12 @@ struct Record {
   Timing ms;
   double flops = 0, bytes = 0;  // of the real work
   double ceiling_share = 0;     // time at the measured ceilings / time; 0: not known
+  double copy_gbs = 0;          // what a large copy reached in the same run; 0: not known
   bool deterministic = true;
   double peak_bytes = 0;    // of a step
   double tokens_per_s = 0;  // of a step
   std::map<std::string, std::string> attrs;
+  SweepNote sweep;
   std::string build, time;
 
   double tflops() const { return ms.p50 > 0 ? flops / ms.p50 / 1e9 : 0; }
@@ -42,14 +52,9 @@ std::vector<Record> read_records(const std::filesystem::path& path);
 /// The records as an aligned table for a terminal.
 std::string format_table(const std::vector<Record>& records);
 
-/// A pair of measurements of the same work: operator, shape, attributes, dtype, mode, kind of device.
-struct Comparison {
-  Record a, b;       // b: the fastest of B's implementations of that work
-  double ratio = 0;  // b.ms.p50 / a.ms.p50: above 1, A is faster
-};
-/// Every work of A beside B's fastest for it; works of A without a peer are left out, and counted.
-std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b,
-                                int* without_peer = nullptr);
-std::string format_comparison(const std::vector<Comparison>& comparisons);
+/// The sizes and attributes of the work: "T=11000,in=512 bias=true".
+std::string shape_text(const Record& record);
+/// Text in aligned columns, the first `left_columns` of them to the left.
+std::string format_rows(const std::vector<std::vector<std::string>>& rows, size_t left_columns);
 
 }  // namespace tessera::bench

@@ -1,19 +1,17 @@
+#include "cli/bench.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
 
 #include "bench/host_bench.h"
 #include "bench/op_bench.h"
 #include "bench/step_bench.h"
-#include "cli/commands.h"
 #include "cli/tnp_flags.h"
 #include "runtime/error.h"
-#include "train/report.h"
 
 namespace tessera::cli {
-namespace {
 
 void publish(const std::vector<bench::Record>& records, const std::string& json) {
   fmt::print("{}", bench::format_table(records));
@@ -23,6 +21,23 @@ void publish(const std::vector<bench::Record>& records, const std::string& json)
 void add_json(CLI::App& command, std::string& json) {
   command.add_option("--json", json, "Append the records to this file, a line of JSON each");
 }
+
+void add_device(CLI::App& command, std::string& device) {
+  command.add_option("--device", device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName);
+}
+
+void add_seconds(CLI::App& command, double& seconds) {
+  command.add_option("--seconds", seconds, "Of measuring, each")
+      ->check(kFinite)
+      ->check(CLI::Range(0.001, 600.0));
+}
+
+Device device_of(const std::string& name) {
+  return name.empty() ? Device::best() : Device::parse(name);
+}
+
+namespace {
 
 // ---- bench op ----
 
@@ -86,7 +101,8 @@ int bench_op(const OpArgs& args) {
   }
   options.modes = split_list(args.mode, "--mode");
   for (const std::string& mode : options.modes)
-    if (mode != "fwd" && mode != "bwd") throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd");
+    if (mode != "fwd" && mode != "bwd" && mode != "fwd+bwd")
+      throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd, or fwd+bwd for both in one");
   if (!args.dtype.empty()) options.dtypes = parse_dtypes(args.dtype);
   options.all_rows = args.rows == "all";
   if (!args.rows.empty() && !options.all_rows) {
@@ -98,7 +114,7 @@ int bench_op(const OpArgs& args) {
   }
   options.timer.seconds = args.seconds;
   options.timer.cold = !args.hot;
-  if (!args.device.empty()) options.device = Device::parse(args.device);
+  options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
   publish(bench::bench_op(*op, options), args.json);
   return 0;
@@ -111,16 +127,11 @@ void add_bench_op(CLI::App& bench, Action& action) {
   command->add_option("--shape", args->shape, "Sizes, NAME=SIZE,...; default: the operator's committed list");
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_option("--dtype", args->dtype, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
-  command->add_option("--mode", args->mode, "fwd,bwd");
+  command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
   command->add_option("--rows", args->rows,
                       "Kernel configurations: all, or a number; default: the chosen one");
-  command
-      ->add_option("--device", args->device,
-                   "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
-  command->add_option("--seconds", args->seconds, "Of measuring, each")
-      ->check(kFinite)
-      ->check(CLI::Range(0.001, 600.0));
+  add_device(*command, args->device);
+  add_seconds(*command, args->seconds);
   command->add_flag("--hot", args->hot,
                     "Leave the caches as they are; default: overwrite the L2 cache before each repeat");
   add_json(*command, args->json);
@@ -142,7 +153,7 @@ int bench_step(const StepArgs& args) {
   options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
   if (!args.precision.empty()) options.dtypes = parse_dtypes(args.precision, "--precision");
   options.timer.seconds = args.seconds;
-  options.device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
   publish(bench::bench_tnp_step(options), args.json);
   return 0;
@@ -158,11 +169,8 @@ void add_bench_step(CLI::App& bench, Action& action) {
   tnp->add_option("--precision", args->precision, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
   tnp->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
   tnp->add_option("--checkpoint", args->checkpoint, "on,off: activation checkpointing of every block");
-  tnp->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
-  tnp->add_option("--seconds", args->seconds, "Of measuring, each")
-      ->check(kFinite)
-      ->check(CLI::Range(0.001, 600.0));
+  add_device(*tnp, args->device);
+  add_seconds(*tnp, args->seconds);
   add_json(*tnp, args->json);
   tnp->callback([&action, args] { action = [args] { return bench_step(*args); }; });
 }
@@ -176,64 +184,15 @@ void add_bench_host(CLI::App& bench, Action& action) {
   auto* command =
       bench.add_subcommand("host", "What an operator costs the host: a chain of 10,000 tiny ones");
   auto args = std::make_shared<HostArgs>();
-  command
-      ->add_option("--device", args->device,
-                   "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(*command, args->device);
   add_json(*command, args->json);
   command->callback([&action, args] {
     action = [args] {
       if (!args->json.empty()) check_writable(args->json);
-      publish(bench::bench_host(args->device.empty() ? Device::best() : Device::parse(args->device)),
-              args->json);
+      publish(bench::bench_host(device_of(args->device)), args->json);
       return 0;
     };
   });
-}
-
-// ---- bench compare ----
-
-struct CompareArgs {
-  std::string a, b, html;
-};
-
-int bench_compare(const CompareArgs& args) {
-  if (!args.html.empty()) check_writable(args.html);
-  int alone = 0;
-  const auto comparisons = bench::compare(bench::read_records(args.a), bench::read_records(args.b), &alone);
-  check(!comparisons.empty(), "bench compare: ", args.a, " and ", args.b,
-        " measure no common work (operator, shape, attributes, dtype, mode)");
-  fmt::print("{}", bench::format_comparison(comparisons));
-  if (alone > 0) fmt::print("{} measurements of {} have no peer in {}\n", alone, args.a, args.b);
-  if (args.html.empty()) return 0;
-  train::Report report("Benchmark comparison");
-  report.paragraph(fmt::format("A: {}. B: {}, its fastest implementation of each work.", args.a, args.b));
-  std::vector<std::string> labels;
-  std::vector<double> ratios;
-  std::vector<std::vector<std::string>> rows;
-  for (const auto& c : comparisons) {
-    std::string shape;
-    for (const auto& [name, size] : c.a.shape) shape += fmt::format(" {}={}", name, size);
-    labels.push_back(fmt::format("{}{} {} {}", c.a.op, shape, c.a.dtype, c.a.mode));
-    ratios.push_back(c.ratio);
-    rows.push_back({labels.back(), c.a.implementation, c.b.implementation, fmt::format("{:.4g}", c.a.ms.p50),
-                    fmt::format("{:.4g}", c.b.ms.p50), fmt::format("{:.2f}x", c.ratio), c.a.card});
-  }
-  report.bars("Speed of A relative to B (above 1: A is faster)", "B ms / A ms", labels, {{"B/A", ratios}});
-  report.heading("Measurements");
-  report.table({"work", "A", "B", "A ms (p50)", "B ms (p50)", "B/A", "card"}, rows);
-  report.write(args.html);
-  fmt::print("{}\n", args.html);
-  return 0;
-}
-
-void add_bench_compare(CLI::App& bench, Action& action) {
-  auto* command = bench.add_subcommand("compare", "Two sets of records side by side, with ratios");
-  auto args = std::make_shared<CompareArgs>();
-  command->add_option("A", args->a, "Records (JSON lines)")->required();
-  command->add_option("B", args->b, "Records of the peer")->required();
-  command->add_option("--html", args->html, "Also write a page with a chart");
-  command->callback([&action, args] { action = [args] { return bench_compare(*args); }; });
 }
 
 }  // namespace
@@ -244,6 +203,9 @@ void add_bench(CLI::App& app, Action& action) {
   add_bench_op(*command, action);
   add_bench_step(*command, action);
   add_bench_host(*command, action);
+  add_bench_sweep(*command, action);
+  add_bench_optim(*command, action);
+  add_bench_copy(*command, action);
   add_bench_compare(*command, action);
 }
 

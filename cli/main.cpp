@@ -34,6 +34,7 @@ int run(int argc, char** argv) {
   add_op(app, action);
   add_bench(app, action);
   add_plan(app, action);
+  add_report(app, action);
   be_strict(app);
   try {
     app.parse(argc, argv);

@@ -9,6 +9,7 @@ else()
 endif()
 set(TESSERA_CPU ${cpu} CACHE STRING "-march of the CPU code; \"native\" for this machine only")
 set(TESSERA_SANITIZE "" CACHE STRING "Host sanitizers, for example address,undefined")
+option(TESSERA_STRICT_PTXAS "Fail if ptxas serialises wgmma or spills registers (cmake/strict_nvcc)" ON)
 option(TESSERA_FUZZ "Build the libFuzzer targets of tests/fuzz (clang)" OFF)
 
 if(NOT CMAKE_BUILD_TYPE)
@@ -26,6 +27,9 @@ if(TESSERA_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${TESSERA_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${TESSERA_CCACHE})
 endif()
+if(TESSERA_STRICT_PTXAS)  # before ccache, which replays what ptxas said
+  list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/cmake/strict_nvcc)
+endif()
 
 include(cuda)
 include(outside)
@@ -39,6 +43,10 @@ if(TESSERA_CUDA)
   target_compile_definitions(tessera_flags INTERFACE TESSERA_WITH_CUDA)
   target_compile_options(tessera_flags INTERFACE
     $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--extended-lambda;-lineinfo>>)
+  if(TESSERA_STRICT_PTXAS)
+    target_compile_options(tessera_flags INTERFACE
+      $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills>>)
+  endif()
 endif()
 if(TESSERA_HAS_OpenMP)
   target_link_libraries(tessera_flags INTERFACE OpenMP::OpenMP_CXX)

@@ -7,10 +7,12 @@
 #include <variant>
 #include <vector>
 
+#include "ops/draw.h"
 #include "tensor/tensor.h"
 
 /// One declaration of an operator serves all uses: `tessera op` runs it on tensors from a file, the tests
-/// check every case of it against the f64 oracle and central differences, `tessera bench op` times it. An
+/// check every case of it against the f64 oracle and central differences, `tessera bench op` times it and
+/// `tessera bench sweep` checks and times random problems of it. An
 /// operator's folder defines `const OpSpec& <name>_spec()`; ops/registry.cpp lists them.
 
 namespace tessera::ops {
@@ -106,14 +108,19 @@ struct OpSpec {
   std::function<Problem(const Dims& dims, const Attrs& attrs)> problem;
   std::vector<Case> cases;    // checked: odd, prime, one, zero, tile ± 1, strided
   std::vector<Case> benches;  // timed by default
+  /// Draws a random problem for `tessera bench sweep`; its budget refuses what is too large. None: not swept.
+  std::function<Case(Draw&)> sweep = {};
   /// The factor k of the tolerance max|y-ref| <= k * max|baseline-ref| + 2 ulp * max|ref|, and the reason if
   /// it is not 2.
   double tolerance_factor = 2;
   double tolerance_factor_f32 =
       2;  // in f32, where the order of a long sum shows and no final rounding hides it
   std::string tolerance_reason = {};
-  /// Kernel configurations that --row can force, for a dtype; empty if there is one.
+  /// Kernel configurations that --row can force; empty if there is one. A row that cannot do a problem throws
+  /// and says so: "<op>: row <name> needs ...".
   std::vector<std::string> rows = {};
+  /// The dtypes that each of them computes, on CUDA; empty, or an empty entry: all of cuda_dtypes.
+  std::vector<std::vector<DType>> row_dtypes = {};
 };
 
 /// Every operator, in the order of the house. Built once.

@@ -13,6 +13,10 @@ tessera_check(layers_self_test ${Python3_EXECUTABLE} tools/check_layers --self-t
 tessera_check(format tools/format --check)
 tessera_check(readme_program ${Python3_EXECUTABLE} tools/check_readme)
 
+if(TESSERA_CUDA)
+  tessera_check(strict_nvcc tests/strict_nvcc/run ${CMAKE_CUDA_COMPILER})
+endif()
+
 # Every header of the umbrella compiles by itself, and twice.
 file(STRINGS ${root}/tessera.h lines REGEX "^#include \"")
 set_property(DIRECTORY ${root} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${root}/tessera.h)

@@ -103,7 +103,8 @@ void Report::chart(const std::string& title, const std::string& x_label, const s
     json points = json::array();
     for (const auto& [x, y] : line.points)
       if (std::isfinite(x) && std::isfinite(y)) points.push_back({{"x", x}, {"y", y}});
-    const char* const paint = kPalette[colour++ % std::size(kPalette)];
+    const size_t own = line.colour >= 0 ? size_t(line.colour) : colour++;
+    const char* const paint = kPalette[own % std::size(kPalette)];
     datasets.push_back({{"label", line.name},
                         {"data", points},
                         {"borderColor", paint},

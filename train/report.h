@@ -14,6 +14,7 @@ struct Series {
   std::string name;
   std::vector<std::pair<double, double>> points;  // (x, y); points that are not finite are left out
   bool dashed = false;
+  int colour = -1;  // series of one colour belong together; below 0: the next one
 };
 
 /// A self-contained HTML page, built from the top down and opened from disk: no network, no other file.

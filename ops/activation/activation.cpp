@@ -82,6 +82,10 @@ std::vector<OpSpec> activation_specs() {
                   {.dims = {{"R", 17}, {"C", 11}}, .placement = Placement::transposed},
                   {.dims = {{"R", 257}, {"C", 1365}}, .gradcheck = false}},
         .benches = {{.dims = {{"R", 36096}, {"C", 1365}}}},
+        .sweep =
+            [](Draw& draw) {
+              return Case{.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(1, 20000)}}};
+            },
     });
   }
   return specs;

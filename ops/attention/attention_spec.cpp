@@ -94,6 +94,19 @@ std::vector<Case> cases() {
   return all;
 }
 
+/// Half of the head sizes are those that models use. Both lengths are drawn on their own, but for half of the
+/// causal problems, which are square.
+Case sweep(Draw& draw) {
+  const bool causal = draw.chance(0.35);
+  const int64_t dim =
+      draw.chance(0.7) ? draw.pick({64, 128}) : 8 * draw.pick({1, 2, 3, 4, 5, 7, 9, 10, 12, 15});
+  const int64_t queries = draw.size(1, 16384);
+  const int64_t keys = causal && draw.chance(0.5) ? queries : draw.size(1, 16384);
+  return {
+      .dims = {{"B", draw.size(1, 64)}, {"Lq", queries}, {"Lk", keys}, {"H", draw.size(1, 32)}, {"D", dim}},
+      .attrs = {{"causal", causal}}};
+}
+
 }  // namespace
 
 std::vector<OpSpec> attention_specs() {
@@ -122,8 +135,11 @@ std::vector<OpSpec> attention_specs() {
       .benches = {rectangle(64, 500, 64), rectangle(10000, 1000, 1), rectangle(10000, 1000, 4),
                   rectangle(200000, 5000, 1), square(16, 1024, 32, 64, false), square(16, 1024, 32, 64, true),
                   square(4, 4096, 32, 64, false), square(4, 4096, 32, 64, true),
+                  square(1, 16384, 32, 64, false), square(1, 16384, 32, 64, true),
                   square(16, 1024, 16, 128, false), square(16, 1024, 16, 128, true),
-                  square(4, 4096, 16, 128, false), square(4, 4096, 16, 128, true)},
+                  square(4, 4096, 16, 128, false), square(4, 4096, 16, 128, true),
+                  square(1, 16384, 16, 128, false), square(1, 16384, 16, 128, true)},
+      .sweep = sweep,
       .tolerance_factor_f32 = 3,
       .tolerance_reason =
           "the kernels take exp2 from the special-function unit (2 ulp) and rebuild the probabilities "

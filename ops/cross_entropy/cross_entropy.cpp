@@ -118,6 +118,10 @@ std::vector<OpSpec> cross_entropy_specs() {
       .problem = problem,
       .cases = cases(),
       .benches = {{.dims = {{"R", 8192}, {"V", 50304}}}},
+      .sweep =
+          [](Draw& draw) {
+            return Case{.dims = {{"R", draw.size(1, 65536)}, {"V", draw.size(2, 150000)}}};
+          },
   }};
 }
 

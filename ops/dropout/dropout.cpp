@@ -73,6 +73,11 @@ std::vector<OpSpec> dropout_specs() {
                 {.dims = {{"R", 130}, {"C", 512}}, .attrs = attrs(0.1, -7), .gradcheck = false}},
       .benches = {{.dims = {{"R", 36096}, {"C", 512}}, .attrs = attrs(0.1, 0)},
                   {.dims = {{"R", 36096}, {"C", 1365}}, .attrs = attrs(0.1, 0)}},
+      .sweep =
+          [attrs](Draw& draw) {
+            return Case{.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(1, 20000)}},
+                        .attrs = attrs(0.1, 7)};
+          },
   }};
 }
 

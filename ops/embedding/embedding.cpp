@@ -84,6 +84,12 @@ std::vector<OpSpec> embedding_specs() {
                 {.dims = {{"V", 3}, {"C", 257}, {"T", 1000}}, .gradcheck = false},
                 {.dims = {{"V", 10007}, {"C", 12}, {"T", 3001}}, .gradcheck = false}},
       .benches = {{.dims = {{"V", 50304}, {"C", 768}, {"T", 65536}}}},
+      .sweep =
+          [](Draw& draw) {
+            return Case{.dims = {{"V", draw.size(1, 150000)},
+                                 {"C", draw.size(1, 4096)},
+                                 {"T", draw.size(1, 200000)}}};
+          },
   }};
 }
 

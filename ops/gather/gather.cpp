@@ -133,6 +133,12 @@ std::vector<OpSpec> gather_specs() {
           },
       .cases = row_cases(),
       .benches = row_benches(),
+      .sweep =
+          [](Draw& draw) {
+            return Case{.dims = {{"N", draw.size(1, 200000)},
+                                 {"R", draw.size(1, 200000)},
+                                 {"B", draw.size(1, 4096)}}};
+          },
   };
   OpSpec scatter{
       .name = "scatter_rows",
@@ -157,6 +163,11 @@ std::vector<OpSpec> gather_specs() {
           },
       .cases = row_cases(),
       .benches = row_benches(),
+      .sweep =
+          [](Draw& draw) {
+            return Case{.dims = {{"N", draw.size(1, 200000)}, {"B", draw.size(1, 4096)}},
+                        .attrs = {{"rows", draw.size(1, 200000)}}};
+          },
   };
   for (auto* list : {&scatter.cases, &scatter.benches})
     for (Case& c : *list) {

@@ -92,7 +92,14 @@ std::vector<OpSpec> gmm_nll_specs() {
                 {.dims = {{"T", 130}, {"K", 67}}, .attrs = reduced("none"), .gradcheck = false},
                 // More blocks than the finishing block has threads.
                 {.dims = {{"T", 135169}, {"K", 1}}, .gradcheck = false}},
-      .benches = {{.dims = {{"T", 32000}, {"K", 10}}}, {.dims = {{"T", 8388608}, {"K", 10}}}},
+      .benches = {{.dims = {{"T", 32000}, {"K", 10}}},
+                  {.dims = {{"T", 1048576}, {"K", 10}}},
+                  {.dims = {{"T", 8388608}, {"K", 10}}}},
+      .sweep =
+          [](Draw& draw) {
+            const int64_t components = draw.chance(0.5) ? 10 : draw.size(1, 64);
+            return Case{.dims = {{"T", draw.size(1, 4000000)}, {"K", components}}};
+          },
   }};
 }
 

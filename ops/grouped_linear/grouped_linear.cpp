@@ -113,10 +113,17 @@ std::vector<OpSpec> grouped_linear_specs() {
          .gradcheck = false}};
     spec.cases.insert(spec.cases.end(), cases.begin(), cases.end());
   }
-  for (const int64_t tokens : {5000, 32000}) {
+  for (const int64_t tokens : {1000, 5000, 32000}) {
     spec.benches.push_back({.dims = dims(0, tokens, 10, 512, 1365, 0)});
     spec.benches.push_back({.dims = dims(0, tokens, 10, 1365, 3, 0), .attrs = {{"shared", false}}});
   }
+  spec.sweep = [dims](Draw& draw) {
+    const bool shared = draw.chance(0.5);
+    const int64_t out = draw.chance(0.3) ? draw.size(1, 16) : draw.size(1, 4096);
+    return Case{
+        .dims = dims(0, draw.size(1, 50000), draw.size(1, 16), draw.size(1, 4096), out, draw.chance(0.5)),
+        .attrs = {{"shared", shared}}};
+  };
   return {std::move(spec)};
 }
 

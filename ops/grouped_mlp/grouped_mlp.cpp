@@ -216,6 +216,11 @@ std::vector<OpSpec> grouped_mlp_specs() {
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
   for (const int64_t tokens : {1000, 5000, 32000})
     spec.benches.push_back({.dims = dims(0, tokens, 10, 512, 1365, 3)});
+  spec.sweep = [dims](Draw& draw) {
+    const int64_t out = draw.chance(0.5) ? 3 : draw.size(1, 16);
+    return Case{
+        .dims = dims(0, draw.size(1, 50000), draw.size(1, 16), draw.size(1, 1024), draw.size(1, 4096), out)};
+  };
   return {std::move(spec)};
 }
 

@@ -134,6 +134,10 @@ std::vector<OpSpec> linear_specs() {
     spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 0)});
     spec.benches.push_back({.dims = dims(0, tokens, 1365, 512, 0)});
   }
+  spec.sweep = [dims](Draw& draw) {
+    return Case{.dims =
+                    dims(0, draw.size(1, 200000), draw.size(1, 8192), draw.size(1, 8192), draw.chance(0.5))};
+  };
   return {std::move(spec)};
 }
 

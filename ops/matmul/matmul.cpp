@@ -123,7 +123,15 @@ std::vector<OpSpec> matmul_specs() {
       {.dims = dims(0, 0, 257, 1365, 64), .placement = Placement::strided, .gradcheck = false},
       {.dims = dims(8, 0, 63, 31, 255), .placement = Placement::transposed, .gradcheck = false}};
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
-  spec.benches = {{.dims = dims(0, 0, 4096, 4096, 4096)}, {.dims = dims(64, 64, 512, 512, 512)}};
+  spec.benches = {{.dims = dims(0, 0, 4096, 4096, 4096)},
+                  {.dims = dims(0, 0, 8192, 8192, 8192)},
+                  {.dims = dims(64, 64, 512, 512, 512)}};
+  spec.sweep = [dims](Draw& draw) {
+    const int64_t batch = draw.chance(0.3) ? draw.size(1, 64) : 0;
+    const int64_t most = batch ? 2048 : 16384;
+    return Case{.dims = dims(batch, batch, draw.size(1, most), draw.size(1, most), draw.size(1, most)),
+                .attrs = {{"transpose_a", draw.chance(0.5)}, {"transpose_b", draw.chance(0.5)}}};
+  };
   return {std::move(spec)};
 }
 

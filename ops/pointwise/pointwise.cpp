@@ -234,6 +234,12 @@ OpSpec binary_spec(Binary kind, const char* formula) {
       .benches = {{.dims = same(1, 36096, 512)},
                   {.dims = same(1, 36096, 1365)},
                   {.dims = {{"A", 1}, {"B", 36096}, {"C", 512}, {"BB", 1}, {"BC", 512}}}},
+      .sweep =
+          [same](Draw& draw) {
+            const int64_t rows = draw.size(1, 300000), columns = draw.size(1, 20000);
+            if (draw.chance(0.6)) return Case{.dims = same(1, rows, columns)};
+            return Case{.dims = {{"A", 1}, {"B", rows}, {"C", columns}, {"BB", 1}, {"BC", columns}}};
+          },
   };
 }
 
@@ -271,6 +277,10 @@ OpSpec unary_spec(Unary kind, const char* formula) {
                      const Attrs&) { return unary_problem(d, positive ? Fill::positive : Fill::normal, 2); },
       .cases = unary_cases(),
       .benches = {{.dims = {{"R", 36096}, {"C", 512}}}},
+      .sweep =
+          [](Draw& draw) {
+            return Case{.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(1, 20000)}}};
+          },
   };
 }
 

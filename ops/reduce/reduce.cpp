@@ -212,6 +212,11 @@ std::vector<OpSpec> reduce_specs() {
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = first},
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = last},
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 1365}}, .attrs = all}},
+        .sweep =
+            [](Draw& draw) {
+              return Case{.dims = {{"A", draw.size(1, 100000)}, {"B", 1}, {"C", draw.size(1, 100000)}},
+                          .attrs = {{"dim", draw.pick({kAll, 0, -1})}}};
+            },
     });
   }
   return specs;

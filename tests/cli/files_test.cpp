@@ -128,9 +128,11 @@ INSTANTIATE_TEST_SUITE_P(Files, BadOperatorFile, ::testing::ValuesIn(kBadOperato
 
 TEST(BadDevice, ThatTheBuildOrTheMachineLacksIsNamedBeforeAnyFile) {
   const Workplace workplace;
-  for (const std::string line : {"op relu --in a --out b --device cuda:99", "train tnp --device cuda:99",
-                                 "bench op relu --device cuda:99", "bench step tnp --device cuda:99",
-                                 "bench host --device cuda:99", "eval tnp r --device cuda:99"}) {
+  for (const std::string line :
+       {"op relu --in a --out b --device cuda:99", "train tnp --device cuda:99",
+        "bench op relu --device cuda:99", "bench step tnp --device cuda:99", "bench host --device cuda:99",
+        "bench sweep relu --device cuda:99", "bench optim --device cuda:99", "bench copy --device cuda:99",
+        "eval tnp r --device cuda:99"}) {
     const Outcome outcome = run(workplace, line);
     EXPECT_EQ(outcome.code, 1) << line;
     EXPECT_TRUE(holds_all(outcome.err, "cuda:99")) << line << ": " << outcome.err;
@@ -222,10 +224,13 @@ TEST(Compare, NamesTheSecondLineAndTheMissingFileAndWorkThatIsNotCommon) {
 
 TEST(Json, AFileThatCannotBeWrittenIsNamedBeforeTheWork) {
   const Workplace workplace;
-  for (const std::string line : {"bench op linear --device cpu --json nowhere/a.jsonl",
-                                 "bench host --device cpu --json nowhere/a.jsonl",
-                                 "bench step tnp --device cpu --json nowhere/a.jsonl",
-                                 "train tnp --device cpu --json-out nowhere/a.json"}) {
+  for (const std::string line :
+       {"bench op linear --device cpu --json nowhere/a.jsonl",
+        "bench sweep relu --device cpu --json nowhere/a.jsonl",
+        "bench optim --device cpu --json nowhere/a.jsonl", "bench copy --device cpu --json nowhere/a.jsonl",
+        "bench host --device cpu --json nowhere/a.jsonl",
+        "bench step tnp --device cpu --json nowhere/a.jsonl",
+        "train tnp --device cpu --json-out nowhere/a.json"}) {
     const Outcome outcome = run(workplace, line, 60);
     EXPECT_EQ(outcome.code, 1) << line;
     EXPECT_TRUE(holds_all(outcome.err, "nowhere|no folder")) << outcome.err;

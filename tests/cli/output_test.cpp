@@ -62,7 +62,8 @@ TEST_P(Help, FitsAScreen) {
 INSTANTIATE_TEST_SUITE_P(Levels, Help,
                          ::testing::Values("", "doctor", "train", "train tnp", "eval", "eval tnp", "op",
                                            "bench", "bench op", "bench step", "bench step tnp", "bench host",
-                                           "bench compare", "plan", "plan tnp"));
+                                           "bench sweep", "bench optim", "bench copy", "bench compare",
+                                           "plan", "plan tnp", "report"));
 
 TEST(HelpText, ShowsDefaultsAndChoices) {
   const Workplace workplace;
@@ -212,6 +213,43 @@ TEST(Bench, OpWritesRecordsThatCompareReads) {
   const std::string out = said(workplace, "bench compare a.jsonl a.jsonl --html page.html");
   EXPECT_EQ(count_of(out, "1.00x"), 4u) << out;
   EXPECT_TRUE(holds_all(workplace.get("page.html"), "<!doctype html>|linear|Benchmark comparison"));
+}
+
+TEST(Bench, SweepWritesVerdictsThatCompareCounts) {
+  const Workplace workplace;
+  const std::string words = said(workplace, "bench sweep relu linear --device cpu --count 6 --json a.jsonl");
+  EXPECT_EQ(count_of(words, " 12 measurements"), 2u) << words;
+  EXPECT_EQ(count_of(words, " 0 wrong"), 2u) << words;
+  auto lines = lines_of(workplace.get("a.jsonl"));
+  ASSERT_EQ(lines.size(), 24u);
+  for (const std::string& line : lines) EXPECT_EQ(json::parse(line).at("sweep").at("verdict"), "ok");
+  EXPECT_TRUE(holds_all(said(workplace, "bench compare a.jsonl a.jsonl --html page.html"),
+                        "slower than 1.3x|linear  bwd          6|relu    fwd          6"));
+  EXPECT_TRUE(holds_all(workplace.get("page.html"), "Sweep: linear bwd"));
+
+  json wrong = json::parse(lines[0]);
+  wrong["sweep"]["verdict"] = "y: error 1";
+  workplace.put("b.jsonl", wrong.dump() + "\n");
+  const Outcome outcome = run(workplace, "bench compare b.jsonl a.jsonl");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(holds_all(outcome.out, "WRONG relu|y: error 1")) << outcome.out;
+}
+
+TEST(Bench, OptimAndCopy) {
+  const Workplace workplace;
+  said(workplace,
+       "bench optim --device cpu --parameters 5000 --dtype f32,bf16 --seconds 0.01 --json o.jsonl");
+  said(workplace, "bench copy --device cpu --json o.jsonl");
+  std::set<std::string> kinds;
+  for (const std::string& line : lines_of(workplace.get("o.jsonl"))) {
+    const json record = json::parse(line);
+    EXPECT_GT(record.at("gbs").get<double>(), 0);
+    EXPECT_GT(record.at("copy_gbs").get<double>(), 0);
+    const std::string clip = record.contains("attrs") ? record.at("attrs").at("clip").get<std::string>() : "";
+    kinds.insert(record.at("op").get<std::string>() + " " + record.at("dtype").get<std::string>() + clip);
+  }
+  EXPECT_EQ(kinds, (std::set<std::string>{"adamw f32on", "adamw f32off", "adamw bf16on", "adamw bf16off",
+                                          "copy f32"}));
 }
 
 TEST(Bench, StepAndHost) {

@@ -1,0 +1,135 @@
+#include "bench/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <regex>
+
+namespace tessera::bench {
+namespace {
+
+std::string work_key(const Record& r) {
+  std::string key = r.op + "|" + r.dtype + "|" + r.mode + "|" + r.device.substr(0, r.device.find(':'));
+  for (const auto& [name, size] : r.shape)
+    if (size != 0) key += fmt::format("|{}={}", name, size);
+  for (const auto& [name, value] : r.attrs) key += fmt::format("|{}={}", name, value);
+  return key;
+}
+
+bool of_sweep(const Comparison& c) {
+  return c.a.sweep.number >= 0;
+}
+
+std::string percent(double share) {
+  return share > 0 ? fmt::format("{:.0f}", share * 100) : "-";
+}
+
+/// "tessera", or "tessera row wgmma" where a row was forced.
+std::string implementation(const Record& r) {
+  return r.row.empty() ? r.implementation : r.implementation + " row " + r.row;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b, int* without_peer,
+                                const std::string& peer) {
+  const std::regex pattern(peer);
+  std::map<std::string, const Record*> fastest;
+  for (const Record& record : b) {
+    if (record.ms.p50 <= 0 || !std::regex_search(record.implementation, pattern)) continue;
+    const Record*& best = fastest[work_key(record)];
+    if (!best || record.ms.p50 < best->ms.p50) best = &record;
+  }
+  std::vector<Comparison> comparisons;
+  int alone = 0;
+  for (const Record& record : a) {
+    if (record.ms.p50 <= 0) continue;
+    const auto found = fastest.find(work_key(record));
+    if (found == fastest.end()) {
+      ++alone;
+      continue;
+    }
+    comparisons.push_back({record, *found->second, found->second->ms.p50 / record.ms.p50});
+  }
+  if (without_peer) *without_peer = alone;
+  return comparisons;
+}
+
+double copy_share(const Record& record) {
+  return record.copy_gbs > 0 ? record.gbs() / record.copy_gbs : 0;
+}
+
+double peak_share(const Record& record) {
+  // Dense products, TFLOP/s: NVIDIA H100 Tensor Core GPU data sheet, SXM; the H200 is the same chip.
+  if (record.card.find("H100") == std::string::npos && record.card.find("H200") == std::string::npos)
+    return 0;
+  if (record.dtype == "bf16" || record.dtype == "f16") return record.tflops() / 989;
+  return record.dtype == "f32" ? record.tflops() / 67 : 0;
+}
+
+std::string format_comparison(const std::vector<Comparison>& comparisons) {
+  const bool memory = std::ranges::any_of(
+      comparisons, [](const Comparison& c) { return c.a.peak_bytes > 0 || c.b.peak_bytes > 0; });
+  std::vector<std::vector<std::string>> rows{
+      {"op", "shape", "dtype", "mode", "A", "B (its fastest)", "A ms", "B ms", "B/A", "% copy", "% peak"}};
+  if (memory) rows[0].insert(rows[0].end(), {"A GiB", "B GiB"});
+  const auto gib = [](double bytes) {
+    return bytes > 0 ? fmt::format("{:.2f}", bytes / double(1 << 30)) : std::string("-");
+  };
+  for (const Comparison& c : comparisons) {
+    if (of_sweep(c)) continue;
+    rows.push_back({c.a.op, shape_text(c.a), c.a.dtype, c.a.mode, implementation(c.a), implementation(c.b),
+                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
+                    fmt::format("{:.2f}x", c.ratio), percent(copy_share(c.a)), percent(peak_share(c.a))});
+    if (memory) rows.back().insert(rows.back().end(), {gib(c.a.peak_bytes), gib(c.b.peak_bytes)});
+  }
+  return rows.size() > 1 ? format_rows(rows, 6) : "";
+}
+
+std::string format_sweep(const std::vector<Comparison>& comparisons, size_t worst) {
+  std::map<std::pair<std::string, std::string>, std::vector<double>> ratios;  // of (operator, mode)
+  std::vector<const Comparison*> slow;
+  for (const Comparison& c : comparisons) {
+    if (!of_sweep(c)) continue;
+    ratios[{c.a.op, c.a.mode}].push_back(c.ratio);
+    if (c.ratio * kSlow < 1) slow.push_back(&c);
+  }
+  if (ratios.empty()) return "";
+  std::vector<std::vector<std::string>> rows{
+      {"sweep", "mode", "problems", fmt::format("slower than {}x", kSlow), "median B/A", "least B/A"}};
+  for (const auto& [work, values] : ratios)
+    rows.push_back({work.first, work.second, std::to_string(values.size()),
+                    std::to_string(std::ranges::count_if(values, [](double r) { return r * kSlow < 1; })),
+                    fmt::format("{:.2f}x", median(values)),
+                    fmt::format("{:.2f}x", *std::ranges::min_element(values))});
+  std::string text = format_rows(rows, 2);
+  if (slow.empty()) return text;
+  std::ranges::sort(slow, {}, &Comparison::ratio);
+  text +=
+      fmt::format("\nthe slowest beside their peers, {} of {}\n", std::min(worst, slow.size()), slow.size());
+  rows = {{"op", "shape", "dtype", "mode", "B (its fastest)", "A ms", "B ms", "B/A"}};
+  for (size_t i = 0; i < std::min(worst, slow.size()); ++i) {
+    const Comparison& c = *slow[i];
+    rows.push_back({c.a.op, shape_text(c.a), c.a.dtype, c.a.mode, c.b.implementation,
+                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
+                    fmt::format("{:.2f}x", c.ratio)});
+  }
+  return text + format_rows(rows, 5);
+}
+
+std::string format_wrong(const std::vector<Record>& records) {
+  std::string text;
+  for (const Record& r : records)
+    if (r.sweep.number >= 0 && r.sweep.verdict != "ok")
+      text += fmt::format("WRONG {} {} {} {} (problem {}): {}\n", r.op, shape_text(r), r.dtype, r.mode,
+                          r.sweep.number, r.sweep.verdict);
+  return text;
+}
+
+}  // namespace tessera::bench

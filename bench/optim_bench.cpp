@@ -1,0 +1,91 @@
+#include "bench/optim_bench.h"
+
+#include "autograd/tape.h"
+#include "nn/module.h"
+#include "ops/pointwise/pointwise.h"
+#include "optim/adamw.h"
+#include "tensor/random.h"
+#include "train/build_info.h"
+#include "train/run_folder.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr int64_t kWidth = 2048;
+
+Record describe_step(Device device, DType dtype) {
+  Record record;
+  record.dtype = name_of(dtype);
+  record.device = device.name();
+  record.card = device.card().name;
+  record.build = train::kRevision;
+  record.time = train::utc_now();
+  return record;
+}
+
+std::vector<nn::NamedParameter> random_parameters(int64_t count, DType dtype, Device device, Rng& rng) {
+  std::vector<nn::NamedParameter> list;
+  for (int64_t left = count; left > 0;) {
+    const int64_t rows = std::max<int64_t>(1, std::min(left, kWidth * kWidth) / kWidth);
+    const Shape shape{rows, std::min(left, kWidth)};
+    Tensor weight = Tensor::empty(shape, dtype, device);
+    fill_normal(weight, 0, 0.02, rng);
+    nn::make_parameter(weight);
+    list.push_back({"weight" + std::to_string(list.size()), weight});
+    left -= shape.count();
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<Record> bench_optim(const OptimBenchOptions& options) {
+  std::vector<Record> records;
+  for (const DType dtype : options.dtypes) {
+    for (const bool clip : options.clip) {
+      Rng rng(1);
+      optim::AdamW adamw(random_parameters(options.parameters, dtype, options.device, rng),
+                         {.lr = 1e-4, .max_norm = clip ? 1.0 : 0.0});
+      // Gradients arrive once and stay: no zero_grad between the steps.
+      for (const nn::NamedParameter& parameter : adamw.parameters()) {
+        Tape tape;
+        const std::vector<Tensor> y{ops::scale(parameter.tensor, 1.0)};
+        const std::vector<Tensor> dy{Tensor::empty_like(y[0].detach())};
+        fill_normal(dy[0], 0, 0.01, rng);
+        tape.backward(y, dy);
+      }
+      Record record = describe_step(options.device, dtype);
+      record.op = "adamw";
+      record.mode = "step";
+      record.shape = {{"P", options.parameters}};
+      record.attrs["clip"] = clip ? "on" : "off";
+      record.ms = measure(
+          options.device, [&] { adamw.step(); }, options.timer);
+      const double states = 2 * 2 * 4, master = size_of(dtype) == 2 ? 2 * 4 + 2 : 2 * 4;
+      record.bytes = double(options.parameters) * (states + master + 4 + (clip ? 4 : 0));
+      record.copy_gbs = ceilings(options.device, DTypeClass::half).copy_gbs;
+      record.ceiling_share = record.gbs() / record.copy_gbs;
+      records.push_back(record);
+    }
+  }
+  return records;
+}
+
+Record bench_copy(Device device, const TimerOptions& timer) {
+  const int64_t mib = device.is_cpu() ? 64 : 1024, count = mib << 18;
+  const Tensor from = Tensor::empty({count}, DType::f32, device), to = Tensor::empty_like(from);
+  Rng rng(1);
+  fill_normal(from, 0, 1, rng);
+  Record record = describe_step(device, DType::f32);
+  record.op = "copy";
+  record.mode = "fwd";
+  record.shape = {{"MiB", mib}};
+  record.bytes = 8.0 * double(count);
+  record.ms = measure(
+      device, [&] { to.copy_from(from); }, timer);
+  record.copy_gbs = record.gbs();
+  record.ceiling_share = 1;
+  return record;
+}
+
+}  // namespace tessera::bench

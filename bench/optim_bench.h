@@ -1,0 +1,27 @@
+#pragma once
+
+#include <vector>
+
+#include "bench/record.h"
+#include "tensor/dtype.h"
+
+namespace tessera::bench {
+
+struct OptimBenchOptions {
+  Device device = Device::best();
+  std::vector<DType> dtypes = {DType::f32};  // of the parameters; bf16 and f16 have f32 masters
+  std::vector<bool> clip = {true, false};
+  int64_t parameters = 130023424;  // 31 matrices of 2048 x 2048
+  TimerOptions timer;
+};
+
+/// Times AdamW's step on random parameters and gradients, in matrices of 2048 x 2048 and what is left: op
+/// "adamw", attribute "clip", mode "step". The bytes are those that must travel: weights, moments and masters
+/// read and written, gradients read, and read once more for their norm if they are clipped.
+std::vector<Record> bench_optim(const OptimBenchOptions& options);
+
+/// What the device can do at best, as a record that has a peer: op "copy" of 1 GiB (64 MiB on a CPU), f32,
+/// bytes read + written.
+Record bench_copy(Device device, const TimerOptions& timer = {});
+
+}  // namespace tessera::bench

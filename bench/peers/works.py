@@ -1,0 +1,233 @@
+"""How PyTorch does the work of each operator: the shapes and attributes are those of tessera's records.
+
+A work has several ways. Their names are the implementations of the records: "eager", "compile", an attention backend, and
+"padded N" where sizes were rounded up to multiples of N by whoever built the model (the work counted is the real one).
+Nothing here pads or copies inside the timed part.
+"""
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@dataclass
+class Way:
+    name: str
+    run: Callable
+    inputs: list
+    context: Callable = nullcontext  # around every call
+    compiles: bool = False           # worth a torch.compile: several kernels that it could fuse
+
+
+def up(n, to):
+    return -(-n // to) * to
+
+
+def widths(sizes, paddings):
+    """The sizes as they are and rounded up, each different outcome once: [(name, sizes)]."""
+    outcomes = [("", tuple(sizes))]
+    for padding in paddings:
+        rounded = tuple(up(n, padding) for n in sizes)
+        if all(rounded != known for _, known in outcomes):
+            outcomes.append((f" padded {padding}", rounded))
+    return outcomes
+
+
+ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda h: F.gelu(h, approximate="tanh"),
+               "relu_squared": lambda h: F.relu(h).square(), "none": lambda h: h}
+
+
+def gmm_nll(h, y):
+    logit, mu, log_sigma = h.float().unbind(-1)
+    log_p = (F.log_softmax(logit, -1) - 0.5 * ((y.float()[..., None] - mu) / log_sigma.exp()) ** 2 - log_sigma
+             - 0.5 * math.log(2 * math.pi))
+    return -torch.logsumexp(log_p, -1).mean()
+
+
+def attention(b, shape, attrs, paddings):
+    batch, heads, dim = shape.get("B", 1), shape.get("H", 8), shape.get("D", 64)
+    keys = shape.get("Lk", shape.get("M", 1024))
+    queries = shape.get("Lq", shape.get("M", 1024) + shape.get("N", 0))
+    causal = attrs.get("causal") == "true"
+    if causal and queries > keys:
+        return  # queries that see no key: NaN in PyTorch
+    arguments = {"is_causal": causal}
+    if causal and queries != keys:
+        from torch.nn.attention.bias import causal_lower_right
+        arguments = {"attn_mask": causal_lower_right(queries, keys)}
+    backends = [("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)]
+    if not b.on_gpu:
+        backends = [("math", SDPBackend.MATH)]
+    elif b.dtype == torch.float32:
+        backends = [("efficient", SDPBackend.EFFICIENT_ATTENTION)]
+    for name, backend in backends:
+        q, k, v = (b.normal(batch, heads, length, dim) for length in (queries, keys, keys))
+        yield Way(name, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **arguments), [q, k, v],
+                  lambda backend=backend: sdpa_kernel(backend))
+
+
+def linear(b, shape, attrs, paddings):
+    tokens = max(shape.get("B", 0), 1) * shape["T"]
+    for name, (d_in, d_out) in widths((shape["in"], shape["out"]), paddings):
+        inputs = [b.normal(tokens, d_in), b.normal(d_out, d_in)]
+        if shape.get("bias"):
+            inputs.append(b.normal(d_out))
+        yield Way("eager" + name, F.linear, inputs)
+
+
+def matmul(b, shape, attrs, paddings):
+    ta, tb = attrs.get("transpose_a") == "true", attrs.get("transpose_b") == "true"
+    for name, (m, n, k) in widths((shape["M"], shape["N"], shape["K"]), paddings):
+        left = ([shape["A"]] if shape.get("A") else []) + ([k, m] if ta else [m, k])
+        right = ([shape["B"]] if shape.get("B") else []) + ([n, k] if tb else [k, n])
+        yield Way("eager" + name, lambda x, y: torch.matmul(x.mT if ta else x, y.mT if tb else y),
+                  [b.normal(*left), b.normal(*right)])
+
+
+def mlp(b, shape, attrs, paddings):
+    kind = ACTIVATIONS[attrs.get("activation", "silu")]
+    tokens = max(shape.get("B", 0), 1) * shape["T"]
+    for name, (d, wide, e) in widths((shape["D"], shape["F"], shape["E"]), paddings):
+        inputs = [b.normal(tokens, d), b.normal(wide, d, scale=0.5), b.normal(e, wide, scale=0.5)]
+        if shape.get("bias"):
+            inputs += [b.normal(wide), b.normal(e)]
+
+        def run(x, u, w, u_bias=None, w_bias=None):
+            return F.linear(kind(F.linear(x, u, u_bias)), w, w_bias)
+        yield Way("eager" + name, run, inputs, compiles=True)
+
+
+def grouped_linear(b, shape, attrs, paddings):
+    """One batched product over the groups, and a loop over them."""
+    tokens, groups = max(shape.get("B", 0), 1) * shape["T"], shape["K"]
+    shared = attrs.get("shared", "true") == "true"
+    for name, (d_in, d_out) in widths((shape["in"], shape["out"]), paddings):
+        x = b.normal(tokens, d_in) if shared else b.normal(groups, tokens, d_in)
+        inputs = [x, b.normal(groups, d_in, d_out)]
+        if shape.get("bias"):
+            inputs.append(b.normal(groups, 1, d_out))
+
+        def batched(x, w, bias=None):
+            x = x.expand(groups, -1, -1) if shared else x
+            return torch.bmm(x, w) if bias is None else torch.baddbmm(bias, x, w)
+
+        def loop(x, w, bias=None):
+            y = [(x if shared else x[k]) @ w[k] for k in range(groups)]
+            return torch.stack(y if bias is None else [y[k] + bias[k] for k in range(groups)])
+        yield Way("eager bmm" + name, batched, inputs, compiles=True)
+        if len(paddings) > 1:  # of the benchmarks, not of sweeps
+            yield Way("eager loop" + name, loop, inputs, compiles=True)
+
+
+def grouped_mlp(b, shape, attrs, paddings):
+    """The heads of a mixture: x [T, D], silu(x up[k]) [T, F], times down[k]: [T, E]. As batched products and as a loop."""
+    tokens, groups = max(shape.get("B", 0), 1) * shape["T"], shape["K"]
+    kind = ACTIVATIONS[attrs.get("activation", "silu")]
+    for name, (d_in, wide) in widths((shape["D"], shape["F"]), paddings):
+        inputs = [b.normal(tokens, d_in), b.normal(groups, d_in, wide, scale=0.5), b.normal(groups, wide, shape["E"], scale=0.5)]
+
+        def batched(x, u, w):
+            return torch.bmm(kind(torch.bmm(x.expand(groups, -1, -1), u)), w)
+
+        def loop(x, u, w):
+            return torch.stack([kind(x @ u[k]) @ w[k] for k in range(groups)])
+        yield Way("eager bmm" + name, batched, inputs, compiles=True)
+        if len(paddings) > 1:
+            yield Way("eager loop" + name, loop, inputs, compiles=True)
+
+
+def mixture(b, shape, attrs, paddings):
+    inputs = [b.normal(shape["T"], shape["K"], 3), b.normal(shape["T"])]
+    yield Way("eager", gmm_nll, inputs, compiles=True)
+
+
+def layernorm(b, shape, attrs, paddings):
+    width = shape["C"]
+    inputs = [b.normal(shape["R"], width), b.normal(width), b.normal(width)]
+    yield Way("eager", lambda x, w, c: F.layer_norm(x, (width,), w, c, 1e-5), inputs, compiles=True)
+
+
+def rmsnorm(b, shape, attrs, paddings):
+    width = shape["C"]
+    yield Way("eager", lambda x, w: F.rms_norm(x, (width,), w, 1e-6), [b.normal(shape["R"], width), b.normal(width)],
+              compiles=True)
+
+
+def rows(run):
+    """An operator on [R, C], or [R, C, S]."""
+    def work(b, shape, attrs, paddings):
+        sizes = [shape["R"], shape["C"]] + ([shape["S"]] if shape.get("S") else [])
+        yield Way("eager", lambda x: run(x, attrs), [b.normal(*sizes)])
+    return work
+
+
+def positive_rows(run):
+    def work(b, shape, attrs, paddings):
+        x = torch.empty(shape["R"], shape["C"], device=b.device).uniform_(0.5, 2).to(b.dtype).requires_grad_()
+        yield Way("eager", run, [x])
+    return work
+
+
+def binary(run):
+    def work(b, shape, attrs, paddings):
+        sizes = [shape["A"], shape["B"], shape["C"]]
+        other = [shape[name] for name in ("BA", "BB", "BC") if name in shape]
+        left = sizes if "BA" in shape or shape["A"] != 1 else sizes[1:]
+        yield Way("eager", run, [b.normal(*left), b.normal(*other)])
+    return work
+
+
+def reduction(run):
+    def work(b, shape, attrs, paddings):
+        dim = int(attrs.get("dim", "-100"))
+        yield Way("eager", lambda x: run(x, dim), [b.normal(shape["A"], shape["B"], shape["C"])])
+    return work
+
+
+def cross_entropy(b, shape, attrs, paddings):
+    targets = b.integers(shape["V"], shape["R"])
+    x = b.normal(shape["R"], shape["V"], scale=2)
+    yield Way("eager", lambda x: F.cross_entropy(x, targets), [x])
+    yield Way("eager f32", lambda x: F.cross_entropy(x.float(), targets), [x], compiles=True)
+
+
+def embedding(b, shape, attrs, paddings):
+    indices = b.integers(shape["V"], shape["T"])
+    yield Way("eager", lambda table: F.embedding(indices, table), [b.normal(shape["V"], shape["C"])])
+
+
+def gather_rows(b, shape, attrs, paddings):
+    indices = b.integers(shape["R"], shape["N"])
+    yield Way("eager", lambda x: x.index_select(0, indices), [b.normal(shape["R"], shape["B"])])
+
+
+def scatter_rows(b, shape, attrs, paddings):
+    count = int(attrs["rows"])
+    indices = b.integers(count, shape["N"])
+    yield Way("eager", lambda x: x.new_zeros(count, shape["B"]).index_add(0, indices, x), [b.normal(shape["N"], shape["B"])])
+
+
+WORKS = {
+    "attention": attention, "linear": linear, "matmul": matmul, "mlp": mlp, "grouped_linear": grouped_linear,
+    "grouped_mlp": grouped_mlp,
+    "gmm_nll": mixture, "layernorm": layernorm, "rmsnorm": rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,
+    "gather_rows": gather_rows, "scatter_rows": scatter_rows,
+    "relu": rows(lambda x, _: F.relu(x)), "relu_squared": rows(lambda x, _: F.relu(x).square()),
+    "silu": rows(lambda x, _: F.silu(x)), "gelu": rows(lambda x, _: F.gelu(x)),
+    "gelu_tanh": rows(lambda x, _: F.gelu(x, approximate="tanh")),
+    "softmax": rows(lambda x, attrs: F.softmax(x, int(attrs.get("dim", -1)))),
+    "log_softmax": rows(lambda x, attrs: F.log_softmax(x, int(attrs.get("dim", -1)))),
+    "dropout": rows(lambda x, attrs: F.dropout(x, float(attrs.get("p", 0.1)))),
+    "scale": rows(lambda x, attrs: x * float(attrs.get("factor", 1))),
+    "exp": rows(lambda x, _: x.exp()), "tanh": rows(lambda x, _: x.tanh()), "sigmoid": rows(lambda x, _: x.sigmoid()),
+    "log": positive_rows(torch.log), "sqrt": positive_rows(torch.sqrt),
+    "add": binary(torch.add), "sub": binary(torch.sub), "mul": binary(torch.mul), "div": binary(torch.div),
+    "sum": reduction(lambda x, dim: x.sum() if dim == -100 else x.sum(dim)),
+    "mean": reduction(lambda x, dim: x.mean() if dim == -100 else x.mean(dim)),
+    "max": reduction(lambda x, dim: x.max() if dim == -100 else x.max(dim).values),
+    "norm": reduction(lambda x, dim: torch.linalg.vector_norm(x) if dim == -100 else torch.linalg.vector_norm(x, dim=dim)),
+}

@@ -1,0 +1,89 @@
+#include <fmt/format.h>
+
+#include <regex>
+
+#include "bench/compare.h"
+#include "cli/bench.h"
+#include "runtime/error.h"
+#include "train/report.h"
+
+namespace tessera::cli {
+namespace {
+
+struct CompareArgs {
+  std::string a, b, html, peer;
+};
+
+void write_page(const CompareArgs& args, const std::vector<bench::Comparison>& comparisons) {
+  train::Report report("Benchmark comparison");
+  report.paragraph(fmt::format("A: {}. B: {}, its fastest implementation of each work.", args.a, args.b));
+  std::vector<std::string> labels;
+  std::vector<double> ratios;
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& c : comparisons) {
+    if (c.a.sweep.number >= 0) continue;
+    labels.push_back(fmt::format("{} {} {} {}", c.a.op, bench::shape_text(c.a), c.a.dtype, c.a.mode));
+    ratios.push_back(c.ratio);
+    rows.push_back({labels.back(), c.a.implementation, c.b.implementation, fmt::format("{:.4g}", c.a.ms.p50),
+                    fmt::format("{:.4g}", c.b.ms.p50), fmt::format("{:.2f}x", c.ratio),
+                    fmt::format("{:.0f} %", bench::copy_share(c.a) * 100),
+                    fmt::format("{:.0f} %", bench::peak_share(c.a) * 100), c.a.card});
+  }
+  if (!rows.empty()) {
+    report.bars("Speed of A relative to B (above 1: A is faster)", "B ms / A ms", labels, {{"B/A", ratios}});
+    report.heading("Measurements");
+    report.table({"work", "A", "B", "A ms (p50)", "B ms (p50)", "B/A", "of the copy bandwidth",
+                  "of the card's peak", "card"},
+                 rows);
+  }
+  std::map<std::string, train::Series> sweeps;  // of each operator and mode
+  for (const auto& c : comparisons) {
+    if (c.a.sweep.number < 0) continue;
+    train::Series& series = sweeps[c.a.op + " " + c.a.mode];
+    series.points.emplace_back(c.b.ms.p50, c.ratio);
+  }
+  for (auto& [name, series] : sweeps) {
+    series.name = name;
+    std::ranges::sort(series.points);
+    report.chart("Sweep: " + name, "B ms", "B ms / A ms", {series}, true);
+  }
+  report.write(args.html);
+  fmt::print("{}\n", args.html);
+}
+
+int bench_compare(const CompareArgs& args) {
+  try {
+    std::regex pattern(args.peer);
+  } catch (const std::regex_error&) {
+    throw UsageError("--peer: \"" + args.peer + "\" is not a regular expression");
+  }
+  if (!args.html.empty()) check_writable(args.html);
+  int alone = 0;
+  const auto ours = bench::read_records(args.a);
+  const auto comparisons = bench::compare(ours, bench::read_records(args.b), &alone, args.peer);
+  check(!comparisons.empty(), "bench compare: ", args.a, " and ", args.b,
+        " measure no common work (operator, shape, attributes, dtype, mode)",
+        args.peer.empty() ? "" : " by an implementation named \"" + args.peer + "\"");
+  fmt::print("{}{}", bench::format_comparison(comparisons), bench::format_sweep(comparisons));
+  if (alone > 0) fmt::print("{} measurements of {} have no peer in {}\n", alone, args.a, args.b);
+  const std::string wrong = bench::format_wrong(ours);
+  fmt::print("{}", wrong);
+  if (!args.html.empty()) write_page(args, comparisons);
+  return wrong.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_bench_compare(CLI::App& bench, Action& action) {
+  auto* command = bench.add_subcommand("compare", "Two sets of records side by side, with ratios");
+  auto args = std::make_shared<CompareArgs>();
+  command->add_option("A", args->a, "Records (JSON lines)")->required();
+  command->add_option("B", args->b, "Records of the peer")->required();
+  command->add_option("--peer", args->peer,
+                      "Only implementations of B named so (a regular expression): eager$");
+  command->add_option("--html", args->html, "Also write a page with charts");
+  command->footer("Exit 1 if a sweep in A has wrong results.");
+  command->callback([&action, args] { action = [args] { return bench_compare(*args); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,49 @@
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "runtime/error.h"
+#include "train/runs_report.h"
+
+namespace tessera::cli {
+namespace {
+
+struct ReportArgs {
+  std::vector<std::string> runs;
+  std::string by, out = "report.html";
+  int64_t last = 100;
+  bool check = false;
+};
+
+int run_report(const ReportArgs& args) {
+  check_writable(args.out);
+  std::vector<train::RunFolder> runs;
+  for (const std::string& path : args.runs) runs.push_back(train::RunFolder::open(path));
+  const train::RunsReportOptions options{.by = args.by, .last = args.last};
+  const auto groups = train::group_runs(runs, options);
+  if (args.check && groups.size() != 2)
+    throw UsageError(fmt::format("report: --check compares two groups; --by {} makes {}",
+                                 args.by.empty() ? "<nothing>" : args.by, groups.size()));
+  fmt::print("{}", train::format_groups(groups));
+  train::write_runs_report(args.out, groups, options);
+  fmt::print("{}\n", args.out);
+  return !args.check || train::welch(groups[0].final_loss, groups[1].final_loss).within() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("report", "Several training runs on one page, their curves overlaid");
+  auto args = std::make_shared<ReportArgs>();
+  command->add_option("runs", args->runs, "Run folders")->required();
+  command->add_option("--by", args->by,
+                      "Group runs by this setting, such as model.dtype; default: each its own");
+  command->add_option("--last", args->last, "Steps whose mean is the final loss")
+      ->check(kDecimal)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  command->add_option("--out", args->out, "The page");
+  command->add_flag("--check", args->check,
+                    "Exit with 1 if two groups' final losses differ beyond the noise over their runs");
+  command->callback([&action, args] { action = [args] { return run_report(*args); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,81 @@
+#include "ops/verify.h"
+
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "runtime/philox.h"
+
+namespace tessera::ops {
+namespace {
+
+Tensor output_gradient(const Tensor& output, uint64_t number, DType round_to, uint64_t seed) {
+  std::vector<double> values(size_t(output.count()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const Uint4 random = philox(seed, 1000 + number, i);
+    values[i] = double(uniform_half_open(random.word[0])) * 2 - 1;
+  }
+  return Tensor::from(values, output.shape()).to(round_to);
+}
+
+}  // namespace
+
+Results run_with_gradients(const OpSpec& op, std::vector<Tensor> inputs, const Attrs& attrs,
+                           const std::vector<Tensor>& grads) {
+  Results results;
+  bool any = false;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].defined() && op.inputs[i].differentiable && !op.inputs[i].index)
+      require_grad(inputs[i]), any = true;
+  if (!any || grads.empty()) {
+    results.outputs = op.run(inputs, attrs);
+    return results;
+  }
+  Tape tape;
+  results.outputs = op.run(inputs, attrs);
+  std::vector<Tensor> on_tape, used;
+  for (size_t n = 0; n < results.outputs.size(); ++n) {
+    if (!op.outputs[n].differentiable || !requires_grad(results.outputs[n])) continue;
+    on_tape.push_back(results.outputs[n]);
+    used.push_back(grads[n]);
+  }
+  if (!on_tape.empty()) tape.backward(on_tape, used);
+  for (const Tensor& input : inputs)
+    results.gradients.push_back(requires_grad(input) ? grad(input) : Tensor());
+  for (Tensor& output : results.outputs) output = output.detach();
+  return results;
+}
+
+std::vector<Tensor> make_gradients(const OpSpec& op, const std::vector<Tensor>& outputs, DType dtype,
+                                   Device device, bool oracle, uint64_t seed) {
+  std::vector<Tensor> grads;
+  for (size_t n = 0; n < outputs.size(); ++n) {
+    if (!op.outputs[n].differentiable) {
+      grads.emplace_back();
+      continue;
+    }
+    const DType own = oracle || !is_floating(outputs[n].dtype()) ? dtype : outputs[n].dtype();
+    const Tensor rounded = output_gradient(outputs[n], n, own, seed);
+    grads.push_back(oracle ? rounded.to(outputs[n].dtype()) : rounded.to(device));
+  }
+  return grads;
+}
+
+Errors compare(const Tensor& y, const Tensor& reference) {
+  Errors errors;
+  const auto got = y.to_vector<double>(), want = reference.to_vector<double>();
+  for (size_t i = 0; i < want.size(); ++i) {
+    errors.reference = std::max(errors.reference, std::isfinite(want[i]) ? std::abs(want[i]) : 0.0);
+    const bool same = got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i]));
+    const double error = same ? 0 : std::abs(got[i] - want[i]);
+    if (!(error <= errors.largest))
+      errors.largest = std::isnan(error) ? INFINITY : error, errors.at = int64_t(i);
+  }
+  return errors;
+}
+
+double tolerance(const OpSpec& op, DType dtype, double baseline_error, double largest_reference) {
+  const double factor = dtype == DType::f32 ? op.tolerance_factor_f32 : op.tolerance_factor;
+  return factor * baseline_error + 2 * epsilon(dtype) * largest_reference;
+}
+
+}  // namespace tessera::ops

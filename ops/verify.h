@@ -1,0 +1,34 @@
+#pragma once
+
+#include "ops/op.h"
+
+/// How the checks judge an operator; tests/ops/cases_test.cpp and `tessera bench sweep` share it.
+
+namespace tessera::ops {
+
+struct Results {
+  std::vector<Tensor> outputs;    // on the device where they were made, off the tape
+  std::vector<Tensor> gradients;  // of the differentiable inputs; undefined where none arrived
+};
+
+/// Runs forward and, if `grads` is not empty and anything is differentiable, backward. `grads`: one for every
+/// output, undefined for those that have no gradient.
+Results run_with_gradients(const OpSpec& op, std::vector<Tensor> inputs, const Attrs& attrs,
+                           const std::vector<Tensor>& grads);
+
+/// Random gradients of the outputs, rounded to `dtype` (an output with a dtype of its own, such as a loss in
+/// f32: to that), on `device`. With `oracle`, the same values in the dtype and on the device of the outputs.
+std::vector<Tensor> make_gradients(const OpSpec& op, const std::vector<Tensor>& outputs, DType dtype,
+                                   Device device, bool oracle, uint64_t seed);
+
+struct Errors {
+  double largest = 0, reference = 0;  // max |y - ref|, max |ref|
+  int64_t at = -1;                    // where y differs most, in row-major order
+};
+/// NaN agrees with NaN and an infinity with itself; anything else that is not finite differs by infinity.
+Errors compare(const Tensor& y, const Tensor& reference);
+
+/// The rule of the house: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|. `dtype` is y's.
+double tolerance(const OpSpec& op, DType dtype, double baseline_error, double largest_reference);
+
+}  // namespace tessera::ops

@@ -1,0 +1,86 @@
+#include "train/runs_report.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tests/train/folder.h"
+
+namespace tessera::train {
+namespace {
+
+/// A run whose loss falls from 2 to `end` over 40 steps and stays there for 20.
+RunFolder make_run(const std::filesystem::path& root, const std::string& name, const char* dtype, double end,
+                   bool evaluated = true) {
+  const RunFolder run = RunFolder::create(root, name);
+  run.write_settings({{"job", {{"model.dtype", dtype}, {"lr", 0.5}}}});
+  for (int64_t step = 1; step <= 60; ++step)
+    run.append({step, {{"loss", step <= 40 ? 2 - (2 - end) * double(step) / 40 : end}}});
+  if (evaluated) run.append({60, {{"eval_nll", end + 1}, {"eval_gap", end / 10}}});
+  return run;
+}
+
+TEST(Welch, IsThatOfATextbook) {
+  // Variances 2.5 and 10 of five each: t = -3 / sqrt(2.5), 5.88 degrees of freedom, 2.571 at 97.5 %.
+  const Difference d = welch({1, 2, 3, 4, 5}, {2, 4, 6, 8, 10});
+  EXPECT_DOUBLE_EQ(d.difference, -3);
+  EXPECT_NEAR(d.noise, 2.571 * std::sqrt(2.5), 1e-12);
+  EXPECT_TRUE(d.within());
+  EXPECT_FALSE(welch({1, 1.1, 0.9}, {2, 2.1, 1.9}).within());
+  EXPECT_FALSE(welch({1}, {1}).within());  // nothing is known of the noise
+  EXPECT_TRUE(welch({1, 1}, {1, 1}).within());
+  EXPECT_FALSE(welch({1, 1}, {2, 2}).within());
+  EXPECT_THROW(welch({}, {1}), Error);
+}
+
+TEST(RunsReport, GroupsBySettingAndTellsTheNoise) {
+  const TemporaryFolder folder;
+  std::vector<RunFolder> runs;
+  for (const double end : {1.00, 1.02, 1.04}) {
+    runs.push_back(make_run(folder.path(), "a", "f32", end));
+    runs.push_back(make_run(folder.path(), "b", "bf16", end + 0.01));
+  }
+  const RunsReportOptions options{.by = "model.dtype", .last = 20};
+  const auto groups = group_runs(runs, options);
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].name, "f32");
+  EXPECT_EQ(groups[1].name, "bf16");
+  ASSERT_EQ(groups[0].final_loss.size(), 3u);
+  EXPECT_NEAR(groups[0].final_loss[1], 1.02, 1e-12);
+  EXPECT_NEAR(groups[1].evaluation[2], 2.05, 1e-12);
+  const std::string text = format_groups(groups);
+  EXPECT_NE(text.find("1.0200 +- 0.0200"), std::string::npos) << text;
+  EXPECT_NE(text.find("final loss: f32 - bf16 = -0.0100, within the noise"), std::string::npos) << text;
+
+  write_runs_report(folder / "page.html", groups, options);
+  const std::string page = get(folder / "page.html");
+  EXPECT_NE(page.find("Training loss, the second half"), std::string::npos);
+  EXPECT_NE(page.find("bf16 (b-3)"), std::string::npos);
+}
+
+TEST(RunsReport, TheFinalLossIsOfTheLastStepsOnly) {
+  const TemporaryFolder folder;
+  const RunFolder run = make_run(folder.path(), "a", "f32", 1, false);
+  EXPECT_DOUBLE_EQ(group_runs({run}, {.last = 20})[0].final_loss[0], 1);
+  EXPECT_GT(group_runs({run}, {.last = 22})[0].final_loss[0], 1);
+  EXPECT_TRUE(std::isnan(group_runs({run}, {})[0].evaluation[0]));
+  EXPECT_EQ(group_runs({run}, {})[0].name, "a");
+}
+
+TEST(RunsReport, NamesTheRunThatLacksWhatIsAsked) {
+  const TemporaryFolder folder;
+  const RunFolder run = make_run(folder.path(), "a", "f32", 1);
+  try {
+    group_runs({run}, {.by = "model.dtpe"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean model.dtype?"), std::string::npos) << error.what();
+  }
+  const RunFolder silent = RunFolder::create(folder.path(), "silent");
+  silent.write_settings({{"job", 1}});
+  EXPECT_THROW(group_runs({silent}, {}), Error);
+}
+
+}  // namespace
+}  // namespace tessera::train

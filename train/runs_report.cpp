@@ -1,0 +1,202 @@
+#include "train/runs_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "runtime/error.h"
+#include "train/report.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+/// The value of a setting wherever in run.json it stands: "/job/model.dtype" is "model.dtype" and
+/// "job/model.dtype".
+std::string setting_of(const RunFolder& run, const std::string& name) {
+  std::vector<std::string> known;
+  const nlohmann::json settings = run.settings().flatten();
+  for (const auto& [key, value] : settings.items()) {
+    if (key == "/" + name || key.ends_with("/" + name))
+      return value.is_string() ? value.get<std::string>() : value.dump();
+    known.push_back(key.substr(key.rfind('/') + 1));
+  }
+  const std::string near = nearest(name, known);
+  fail_at(Site::here(), "report: ", run.path().string(), " has no setting \"", name, "\"",
+          near.empty() ? "" : "; did you mean " + near + "?");
+}
+
+double mean_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / double(values.size());
+}
+
+/// Of the sample, with n - 1; 0 for one value.
+double variance_of(const std::vector<double>& values) {
+  const double mean = mean_of(values);
+  double squares = 0;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  return values.size() > 1 ? squares / double(values.size() - 1) : 0;
+}
+
+/// The 97.5 % point of Student's t distribution; any table of it. Between its rows the next lower row.
+double student(double freedom) {
+  constexpr double kTable[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+                               2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086};
+  const int row = std::clamp(int(freedom), 1, 1000);
+  if (row <= 20) return kTable[row - 1];
+  return row < 40 ? 2.086 : row < 60 ? 2.021 : row < 120 ? 2.000 : 1.980;
+}
+
+/// The loss, averaged over so many steps that a curve has about 200 points.
+Series smoothed(const RunFolder& run, const std::string& name, int colour, bool dashed) {
+  Series series{name, {}, dashed, colour};
+  std::vector<std::pair<double, double>> points;
+  for (const StepRecord& record : run.metrics())
+    if (const auto found = record.values.find("loss"); found != record.values.end())
+      points.emplace_back(double(record.step), found->second);
+  const size_t window = std::max<size_t>(1, points.size() / 200);
+  for (size_t begin = 0; begin < points.size(); begin += window) {
+    const size_t end = std::min(begin + window, points.size());
+    double step = 0, loss = 0;
+    for (size_t i = begin; i < end; ++i) step += points[i].first, loss += points[i].second;
+    series.points.emplace_back(step / double(end - begin), loss / double(end - begin));
+  }
+  return series;
+}
+
+std::string spread(const std::vector<double>& values) {
+  if (std::ranges::any_of(values, [](double v) { return std::isnan(v); })) return "-";
+  return values.size() == 1
+             ? fmt::format("{:.4f}", values[0])
+             : fmt::format("{:.4f} +- {:.4f}", mean_of(values), std::sqrt(variance_of(values)));
+}
+
+struct Metric {
+  const char* name;
+  std::vector<double> RunGroup::*values;
+};
+constexpr Metric kMetrics[] = {{"final loss", &RunGroup::final_loss},
+                               {"evaluation", &RunGroup::evaluation},
+                               {"gap to the optimum", &RunGroup::gap}};
+
+std::vector<std::vector<std::string>> table_of(const std::vector<RunGroup>& groups) {
+  std::vector<std::vector<std::string>> rows;
+  for (const RunGroup& group : groups) {
+    rows.push_back({group.name, std::to_string(group.runs.size())});
+    for (const Metric& metric : kMetrics) rows.back().push_back(spread(group.*metric.values));
+  }
+  return rows;
+}
+
+/// Of two groups, a sentence a metric.
+std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
+  std::vector<std::string> lines;
+  if (groups.size() != 2) return lines;
+  for (const Metric& metric : kMetrics) {
+    const auto &a = groups[0].*metric.values, &b = groups[1].*metric.values;
+    if (std::isnan(mean_of(a)) || std::isnan(mean_of(b))) continue;
+    const Difference d = welch(a, b);
+    const std::string verdict = std::isinf(d.noise) ? "a group of one run does not tell the noise"
+                                                    : fmt::format("{} the noise over runs ({:.4f}, 95 %)",
+                                                                  d.within() ? "within" : "beyond", d.noise);
+    lines.push_back(fmt::format("{}: {} - {} = {:.4f}, {}", metric.name, groups[0].name, groups[1].name,
+                                d.difference, verdict));
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options) {
+  std::vector<RunGroup> groups;
+  for (const RunFolder& run : runs) {
+    const std::string name =
+        options.by.empty() ? run.path().filename().string() : setting_of(run, options.by);
+    const std::vector<StepRecord> records = run.metrics();
+    const int64_t end = records.empty() ? 0 : records.back().step;
+    double sum = 0, evaluation = kNone, gap = kNone;
+    int64_t count = 0;
+    for (const StepRecord& record : records) {
+      const auto value = [&](const char* key) {
+        const auto found = record.values.find(key);
+        return found == record.values.end() ? kNone : found->second;
+      };
+      if (record.step > end - options.last && record.values.contains("loss")) sum += value("loss"), ++count;
+      if (record.values.contains("eval_nll")) evaluation = value("eval_nll"), gap = value("eval_gap");
+    }
+    check(count > 0, "report: ", run.path().string(), " has logged no loss");
+    auto group = std::ranges::find(groups, name, &RunGroup::name);
+    if (group == groups.end()) group = groups.insert(group, {.name = name});
+    group->runs.push_back(run);
+    group->final_loss.push_back(sum / double(count));
+    group->evaluation.push_back(evaluation);
+    group->gap.push_back(gap);
+  }
+  return groups;
+}
+
+Difference welch(const std::vector<double>& a, const std::vector<double>& b) {
+  check(!a.empty() && !b.empty(), "welch: an empty sample");
+  Difference result{mean_of(a) - mean_of(b), std::numeric_limits<double>::infinity()};
+  if (a.size() < 2 || b.size() < 2) return result;
+  const double of_a = variance_of(a) / double(a.size()), of_b = variance_of(b) / double(b.size());
+  const double both = of_a + of_b;
+  const double freedom =
+      both > 0 ? both * both / (of_a * of_a / double(a.size() - 1) + of_b * of_b / double(b.size() - 1)) : 1;
+  result.noise = student(freedom) * std::sqrt(both);
+  return result;
+}
+
+std::string format_groups(const std::vector<RunGroup>& groups) {
+  std::string text = fmt::format("{:<20} {:>5} {:>20} {:>20} {:>20}\n", "group", "runs", kMetrics[0].name,
+                                 kMetrics[1].name, kMetrics[2].name);
+  for (const auto& row : table_of(groups))
+    text += fmt::format("{:<20} {:>5} {:>20} {:>20} {:>20}\n", row[0], row[1], row[2], row[3], row[4]);
+  for (const std::string& line : sentences(groups)) text += line + "\n";
+  return text;
+}
+
+void write_runs_report(const std::filesystem::path& path, const std::vector<RunGroup>& groups,
+                       const RunsReportOptions& options) {
+  Report report("Runs side by side");
+  report.paragraph(
+      fmt::format("Final loss: the mean over the last {} steps. Mean +- standard deviation over "
+                  "the runs of a group, in nats per point.",
+                  options.last));
+  report.table(
+      {options.by.empty() ? "run" : options.by, "runs", kMetrics[0].name, kMetrics[1].name, kMetrics[2].name},
+      table_of(groups));
+  for (const std::string& line : sentences(groups)) report.paragraph(line);
+  std::vector<Series> curves, ends;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const RunFolder& run : groups[g].runs) {
+      const std::string name = options.by.empty()
+                                   ? groups[g].name
+                                   : fmt::format("{} ({})", groups[g].name, run.path().filename().string());
+      curves.push_back(smoothed(run, name, int(g), g % 2 == 1));
+      // The last half on its own scale: the first steps hide what the last ones differ in.
+      ends.push_back(curves.back());
+      auto& points = ends.back().points;
+      points.erase(points.begin(), points.begin() + ptrdiff_t(points.size() / 2));
+    }
+  }
+  report.chart("Training loss", "step", "nats per point", curves);
+  report.chart("Training loss, the second half", "step", "nats per point", ends);
+  report.heading("Runs");
+  std::vector<std::vector<std::string>> rows;
+  for (const RunGroup& group : groups) {
+    for (size_t i = 0; i < group.runs.size(); ++i)
+      rows.push_back({group.runs[i].path().string(), group.name, spread({group.final_loss[i]}),
+                      spread({group.evaluation[i]}), spread({group.gap[i]})});
+  }
+  report.table({"folder", "group", kMetrics[0].name, kMetrics[1].name, kMetrics[2].name}, rows);
+  report.write(path);
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "train/run_folder.h"
+
+/// Several runs on one page: their curves overlaid, and what they came to, by a setting in which they differ.
+
+namespace tessera::train {
+
+struct RunsReportOptions {
+  std::string by = {};  // a setting, "model.dtype": runs of one value are a group; "": every run is one
+  int64_t last = 100;   // the final loss is the mean over this many last steps (of those that were logged)
+};
+
+/// What the runs of a group came to, one number each.
+struct RunGroup {
+  std::string name;
+  std::vector<RunFolder> runs;
+  std::vector<double> final_loss;
+  std::vector<double> evaluation;  // the last eval_nll; NaN for a run without one
+  std::vector<double> gap;         // the last eval_gap; NaN likewise
+};
+
+/// The groups in the order of the first run of each. Throws, naming the run, if it lacks the setting or has
+/// logged no loss.
+std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options);
+
+/// The difference of the means of two samples, and the half width of its 95 % interval by Welch's t-test (B.
+/// L. Welch, Biometrika 34, 1947): variances may differ, runs are independent. A sample of one says nothing
+/// of the noise: infinite, and nothing is within it.
+struct Difference {
+  double difference = 0, noise = 0;
+  bool within() const { return noise - noise == 0 && difference <= noise && -difference <= noise; }
+};
+Difference welch(const std::vector<double>& a, const std::vector<double>& b);
+
+/// The table of the groups as text: a line a group and, of two groups, whether they differ beyond the noise.
+std::string format_groups(const std::vector<RunGroup>& groups);
+
+void write_runs_report(const std::filesystem::path& path, const std::vector<RunGroup>& groups,
+                       const RunsReportOptions& options);
+
+}  // namespace tessera::train
