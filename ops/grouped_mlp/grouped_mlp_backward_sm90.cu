@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
   const int me = group - 1, thread = int(threadIdx.x) % 128, warp = thread / 32;
   const int lane = thread % 32, g = lane / 4, c = lane % 4;
   char* const staging = shared.dh[me];
+  const Turns turns(me);
   StreamPlace<kStages> place;
   int turn = 0;
   uint32_t round = 0;
@@ -120,13 +121,11 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
     }
     gpu::sync_named(kUnitDone, 256);
     float sums[kColumns / 16][4] = {};  // ddown^T: columns 16 i + g (+ 8), outputs 2 c, 2 c + 1
-    bool worked = false;
     for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, turn ^= 1) {
       if (turn != me) {
         place.at += uint32_t(args.chunks);
         continue;
       }
-      worked = true;
       gpu::sync_named(1 + me, 128);
       const int64_t token = int64_t(tile) * kTokens + thread;
       const T* const row = args.dy + token * args.dy_row + unit.group * args.dy_group;
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
       float h[2][kColumns / 2];
       TileProducts<T, kColumns, kStages, false>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
-          tile + 2 >= unit.end_tile, shared.ring, place, args.chunks);
+          tile + 2 >= unit.end_tile, shared.ring, place, turns, args.chunks);
 
       with_activation(args.kind, [&]<Activation kKind>() {
 #pragma unroll
@@ -198,7 +197,8 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
         }
       });
     }
-    if (!worked) shared.resident.pass(round, args.chunks, thread == 0);
+    if (unit.end_tile - unit.first_tile == 1 && turn == me)  // the other's tile
+      shared.resident.pass(round, args.chunks, thread == 0);
 
     // Eight warps' sums, in order, by way of the staging, which both warpgroups have to themselves now.
     if (thread == 0) gpu::wait_stores_read<0>();

@@ -95,19 +95,18 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
   gpu::take_registers<240>();
   const int me = group - 1, thread = int(threadIdx.x) % 128, lane = thread % 32;
   float(&down)[kMostHeadOut][kColumns] = shared.down[me];
+  const Turns turns(me);
   StreamPlace<kStages> place;
   int turn = 0;  // of the next tile: the warpgroups take turns over the whole stream
   uint32_t round = 0;
   for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
     const ForwardUnit unit(args, index);
     float dots[4][kMostHeadOut] = {};  // rows lane / 4 + 8 i of this warp's 16 in both halves
-    bool worked = false;
     for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, turn ^= 1) {
       if (turn != me) {
         place.at += uint32_t(args.chunks);
         continue;
       }
-      worked = true;
       gpu::sync_named(1 + me, 128);  // all have read the last tile's second weight
       for (int i = thread; i < kMostHeadOut * kColumns; i += 128) {
         const int e = i / kColumns, column = i % kColumns, f = tile * kColumns + column;
@@ -119,7 +118,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
       float h[2][kColumns / 2];
       TileProducts<T, kColumns, kStages, true>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
-          tile + 2 >= unit.end_tile, shared.ring, place, args.chunks);
+          tile + 2 >= unit.end_tile, shared.ring, place, turns, args.chunks);
       with_activation(args.kind, [&]<Activation kKind>() {
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) {
@@ -138,7 +137,8 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
         }
       });
     }
-    if (!worked) shared.resident.pass(round, args.chunks, thread == 0);  // a unit of one tile, the other's
+    if (unit.end_tile - unit.first_tile == 1 && turn == me)  // the other's tile
+      shared.resident.pass(round, args.chunks, thread == 0);
 
 #pragma unroll
     for (int row = 0; row < 4; ++row)

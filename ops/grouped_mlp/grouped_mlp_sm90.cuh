@@ -19,6 +19,20 @@ inline constexpr int kHeadDepth = 64;                           // k of a chunk:
 inline constexpr int kHeadChunks = 8;                           // D up to 512
 inline constexpr int kHeadThreads = 3 * 128, kMostHeadOut = 3;  // warpgroup 0 copies, 1 and 2 multiply
 
+/// The turns of the two consumer warpgroups, as named barriers. A warpgroup may look at a stage of the ring
+/// only when the other has seen all of its own: a barrier tells phases apart by parity alone, and the one
+/// that skips a tile would take an old phase for its own.
+struct Turns {
+  static constexpr int kFirstBarrier = 5;
+  int me;
+
+  __device__ __forceinline__ explicit Turns(int me) : me(me) {
+    if (me == 1) pass();  // warpgroup 0 begins
+  }
+  __device__ __forceinline__ void wait() const { gpu::sync_named(kFirstBarrier + me, 256); }
+  __device__ __forceinline__ void pass() const { gpu::arrive_named(kFirstBarrier + 1 - me, 256); }
+};
+
 /// Position in the stream of chunks: `tile` chunks belong to one tile.
 template <int kStages>
 struct StreamPlace {
@@ -58,9 +72,10 @@ struct TileProducts {
   static __device__ __forceinline__ void run(float (&d)[2][kN / 2], uint32_t a_tile, uint32_t b_tile,
                                              Resident& resident, uint32_t resident_parity, bool release,
                                              gpu::Ring<kStages>& ring, StreamPlace<kStages>& place,
-                                             int chunks) {
+                                             const Turns& turns, int chunks) {
     using enum gpu::TileOrder;
     const bool speaker = threadIdx.x % 128 == 0;
+    turns.wait();
     for (int chunk = 0; chunk < chunks; ++chunk) {
       resident.full[chunk].wait(resident_parity);
       ring.full[place.stage()].wait(place.parity());
@@ -85,6 +100,7 @@ struct TileProducts {
       }
       ++place.at;
     }
+    turns.pass();
     gpu::wait_products<0>();
     gpu::pin(d[0]);
     gpu::pin(d[1]);
