@@ -1,5 +1,6 @@
 """Timing and records of the PyTorch peers, as bench/timer.cpp and bench/record.cpp have them: device events around each
-repeat, the L2 cache overwritten before each cold one, percentiles; a line of JSON a measurement."""
+repeat, the L2 cache overwritten before each cold one, percentiles; a line of JSON a measurement. Before a cold repeat the GPU
+is also kept busy for as long as eager PyTorch takes to issue an operator, so that its kernels are what is timed."""
 import gc
 import json
 import time
@@ -35,6 +36,8 @@ class Bench:
             if self.on_gpu:
                 if cold:
                     self.flush.zero_()
+                    # Some 0.1 ms in which PyTorch issues the work: what it costs the host is section `host`'s matter.
+                    torch.cuda._sleep(200_000)
                 start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 start.record()
                 work(state) if prepare else work()
