@@ -44,7 +44,7 @@ parser.add_argument("--backends", default="flash,cudnn", help="of the step's att
 args = parser.parse_args()
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-SWEEP = {"seconds": 0.004, "least": 5, "most": 20, "warmups": 2}  # as bench/sweep.h
+SWEEP = {"seconds": 0.004, "least": 5, "most": 10, "warmups": 2}  # as bench/sweep.h
 
 
 def works_of(path):
@@ -97,7 +97,8 @@ def section_op(bench):
     for work in works_of(args.ours):
         op, shape, attrs, dtype, _ = work
         if op not in WORKS:
-            print(f"{op}: no peer is written", flush=True)
+            if op not in ("copy", "adamw"):  # sections of their own
+                print(f"{op}: no peer is written", flush=True)
             continue
         bench.dtype = DTYPES[dtype]
         for way in WORKS[op](bench, shape, attrs, (8, 128)):
