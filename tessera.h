@@ -36,6 +36,7 @@
 #include "ops/gather/gather.h"
 #include "ops/gmm_nll/gmm_nll.h"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/grouped_mlp/grouped_mlp.h"
 #include "ops/linear/linear.h"
 #include "ops/matmul/gemm.h"
 #include "ops/matmul/matmul.h"

@@ -15,7 +15,7 @@ struct SweepOptions {
   uint64_t seed = 1;
   std::vector<std::string> modes = {"fwd", "bwd"};
   // Few repeats: a sweep finds the shape that is several times too slow, not the last percent.
-  TimerOptions timer = {.seconds = 0.004, .least = 5, .most = 20, .warmups = 2, .cold = true};
+  TimerOptions timer = {.seconds = 0.004, .least = 5, .most = 10, .warmups = 2, .cold = true};
 };
 
 /// The problems of a sweep: `count` draws of OpSpec::sweep, each a function of (operator, seed, number),

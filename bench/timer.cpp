@@ -4,7 +4,10 @@
 #include <map>
 #include <vector>
 
+#include "bench/cold.h"
 #include "ops/matmul/matmul.h"
+#include "runtime/config.h"
+#include "tensor/random.h"
 #include "tensor/tensor.h"
 
 namespace tessera::bench {
@@ -17,11 +20,13 @@ double percentile(const std::vector<double>& sorted, double share) {
   return sorted[low] + (high - sorted[low]) * (at - double(low));
 }
 
-/// Twice the L2 cache, written before each cold repeat.
+/// Twice the L2 cache, read before each cold repeat.
 Tensor make_flush(Device device) {
   if (device.is_cpu()) return Tensor();
   const int64_t bytes = std::max<int64_t>(int64_t(device.card().l2_bytes) * 2, 64 << 20);
-  return Tensor::empty_packed({bytes / 4}, DType::f32, device);
+  const Tensor flush = Tensor::empty_packed({bytes / 4}, DType::f32, device);
+  flush.fill(0);
+  return flush;
 }
 
 }  // namespace
@@ -31,7 +36,8 @@ Timing measure(Device device, const std::function<void()>& work, const TimerOpti
   const Tensor flush = options.cold ? make_flush(device) : Tensor();
   const auto repeat = [&](Event& start, Event& stop) {
     if (prepare) prepare();
-    if (flush.defined()) flush.fill(0);
+    if constexpr (kCuda)
+      if (flush.defined()) make_cold_cuda(flush);
     start.record();
     work();
     stop.record();
@@ -63,8 +69,9 @@ const Ceilings& ceilings(Device device, DTypeClass dtype_class) {
   Ceilings measured;
   {
     const int64_t count = device.is_cpu() ? 1 << 24 : int64_t(1) << 28;
-    const Tensor from = Tensor::zeros({count}, DType::f32, device),
-                 to = Tensor::empty({count}, DType::f32, device);
+    const Tensor from = Tensor::empty({count}, DType::f32, device), to = Tensor::empty_like(from);
+    Rng rng(1);
+    fill_normal(from, 0, 1, rng);
     measured.copy_gbs = 8.0 * double(count) / measure(device, [&] { to.copy_from(from); }).p50 / 1e6;
   }
   {

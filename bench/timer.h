@@ -16,10 +16,10 @@ struct TimerOptions {
   double seconds = 0.5;  // of measuring, after warm-up; at least `least` and at most `most` repeats
   int least = 5, most = 200;
   int warmups = 3;
-  bool cold = true;  // overwrite the L2 cache (GPU) before each repeat; the overwriting is not timed
+  bool cold = true;  // clear the L2 cache (GPU) before each repeat, untimed: see bench/cold.h
 };
 
-/// Times `work` on the device: events around each repeat on a GPU (the cache flush before it keeps the GPU
+/// Times `work` on the device: events around each repeat on a GPU (clearing the cache before it keeps the GPU
 /// busy while the host issues the work, so launch latency is hidden as in a full queue), a wall clock on the
 /// CPU. `prepare` runs before each repeat, untimed.
 Timing measure(Device device, const std::function<void()>& work, const TimerOptions& options = {},

@@ -133,7 +133,7 @@ void add_bench_op(CLI::App& bench, Action& action) {
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
   command->add_flag("--hot", args->hot,
-                    "Leave the caches as they are; default: overwrite the L2 cache before each repeat");
+                    "Leave the caches as they are; default: clear the L2 cache before each repeat");
   add_json(*command, args->json);
   command->callback([&action, args] { action = [args] { return bench_op(*args); }; });
 }

@@ -12,6 +12,7 @@ namespace {
 
 struct CompareArgs {
   std::string a, b, html, peer;
+  size_t worst = 10;
 };
 
 void write_page(const CompareArgs& args, const std::vector<bench::Comparison>& comparisons) {
@@ -64,7 +65,7 @@ int bench_compare(const CompareArgs& args) {
   check(!comparisons.empty(), "bench compare: ", args.a, " and ", args.b,
         " measure no common work (operator, shape, attributes, dtype, mode)",
         args.peer.empty() ? "" : " by an implementation named \"" + args.peer + "\"");
-  fmt::print("{}{}", bench::format_comparison(comparisons), bench::format_sweep(comparisons));
+  fmt::print("{}{}", bench::format_comparison(comparisons), bench::format_sweep(comparisons, args.worst));
   if (alone > 0) fmt::print("{} measurements of {} have no peer in {}\n", alone, args.a, args.b);
   const std::string wrong = bench::format_wrong(ours);
   fmt::print("{}", wrong);
@@ -81,6 +82,9 @@ void add_bench_compare(CLI::App& bench, Action& action) {
   command->add_option("B", args->b, "Records of the peer")->required();
   command->add_option("--peer", args->peer,
                       "Only implementations of B named so (a regular expression): eager$");
+  command->add_option("--worst", args->worst, "Of sweeps: how many of the slow shapes to name")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 1 << 30));
   command->add_option("--html", args->html, "Also write a page with charts");
   command->footer("Exit 1 if a sweep in A has wrong results.");
   command->callback([&action, args] { action = [args] { return bench_compare(*args); }; });

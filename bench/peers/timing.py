@@ -1,5 +1,7 @@
 """Timing and records of the PyTorch peers, as bench/timer.cpp and bench/record.cpp have them: device events around each
-repeat, the L2 cache overwritten before each cold one, percentiles; a line of JSON a measurement."""
+repeat, percentiles, a line of JSON a measurement. Before each cold repeat the L2 cache is filled with clean lines and the GPU is
+kept busy for as long as eager PyTorch takes to issue an operator (bench/cold.h): what an operator costs the host is section
+`host`'s matter."""
 import gc
 import json
 import time
@@ -17,7 +19,8 @@ class Bench:
         self.dtype = {"": half, "bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}[dtype]
         self.seconds = seconds
         # Twice the L2 cache of an H100 or H200.
-        self.flush = torch.empty(100 << 20, dtype=torch.uint8, device=device) if self.on_gpu else None
+        self.flush = torch.zeros(25 << 20, device=device) if self.on_gpu else None
+        self.sum = torch.zeros((), device=device)
 
     def normal(self, *shape, dtype=None, grad=True, scale=1.0):
         tensor = torch.randn(*shape, device=self.device, dtype=torch.float32).mul_(scale).to(dtype or self.dtype)
@@ -34,7 +37,8 @@ class Bench:
             state = prepare() if prepare else None
             if self.on_gpu:
                 if cold:
-                    self.flush.zero_()
+                    torch.sum(self.flush, 0, out=self.sum)
+                    torch.cuda._sleep(200_000)  # some 0.1 ms
                 start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 start.record()
                 work(state) if prepare else work()

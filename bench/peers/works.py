@@ -120,7 +120,7 @@ def grouped_linear(b, shape, attrs, paddings):
             return torch.stack(y if bias is None else [y[k] + bias[k] for k in range(groups)])
         yield Way("eager bmm" + name, batched, inputs, compiles=True)
         if len(paddings) > 1:  # of the benchmarks, not of sweeps
-            yield Way("eager loop" + name, loop, inputs, compiles=True)
+            yield Way("eager loop" + name, loop, inputs)
 
 
 def grouped_mlp(b, shape, attrs, paddings):
@@ -137,7 +137,7 @@ def grouped_mlp(b, shape, attrs, paddings):
             return torch.stack([kind(x @ u[k]) @ w[k] for k in range(groups)])
         yield Way("eager bmm" + name, batched, inputs, compiles=True)
         if len(paddings) > 1:
-            yield Way("eager loop" + name, loop, inputs, compiles=True)
+            yield Way("eager loop" + name, loop, inputs)
 
 
 def mixture(b, shape, attrs, paddings):

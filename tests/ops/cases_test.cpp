@@ -186,55 +186,88 @@ bool row_takes(const OpSpec& op, int row, DType dtype) {
   return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
 }
 
+/// What the rows of an operator did with its cases, by row and dtype.
+struct RowTally {
+  std::map<std::pair<int, DType>, int> accepted;
+  std::map<std::pair<int, DType>, std::string> refusal;  // the last one
+  bool lacks_card(int row, DType dtype) {
+    return refusal[{row, dtype}].find("compute capability") != std::string::npos;
+  }
+};
+
+/// Checks one case in one dtype on each of the rows; -1 is the row that the operator chooses, which must take
+/// it.
+void check_rows_on_gpu(const OpSpec& op, const Case& c, DType dtype, const std::vector<int>& rows, Device gpu,
+                       RowTally& tally) {
+  SCOPED_TRACE(name_of(dtype));
+  const Device cpu = Device::cpu();
+  const Attrs attrs = complete(op, c.attrs);
+  const Problem problem = op.problem(c.dims, attrs);
+  const auto oracle_inputs = make_inputs(op, problem, c.placement, dtype, cpu, kSeed, true);
+  const auto cpu_inputs = make_inputs(op, problem, c.placement, dtype, cpu, kSeed);
+  const auto oracle_shapes = run_with_gradients(op, oracle_inputs, attrs, {}).outputs;
+  const auto shapes = run_with_gradients(op, cpu_inputs, attrs, {}).outputs;
+  const Expected expected{
+      .inputs = make_inputs(op, problem, c.placement, dtype, gpu, kSeed),
+      .grads = make_gradients(op, shapes, dtype, gpu, false, kSeed),
+      .reference = run_with_gradients(op, oracle_inputs, attrs,
+                                      make_gradients(op, oracle_shapes, dtype, gpu, true, kSeed)),
+      .baseline =
+          run_with_gradients(op, cpu_inputs, attrs, make_gradients(op, shapes, dtype, cpu, false, kSeed))};
+  for (const int row : rows) {
+    if (row < 0) {
+      SCOPED_TRACE("chosen row");
+      check_on_gpu(op, attrs, expected, gpu);
+      continue;
+    }
+    const std::string name = "row " + op.rows[size_t(row)];
+    SCOPED_TRACE(name);
+    const tuning::ForceRow force(op.name, row);
+    try {
+      check_on_gpu(op, attrs, expected, gpu);
+      ++tally.accepted[{row, dtype}];
+    } catch (const Error& error) {
+      // The row may refuse a problem, if it says so itself; a failed launch does not.
+      tally.refusal[{row, dtype}] = error.what();
+      EXPECT_NE(std::string_view(error.what()).find(name), std::string_view::npos)
+          << "a refusal reads \"<op>: " << name << " needs ...\", not: " << error.what();
+    }
+  }
+}
+
 TEST_P(OpCases, CudaAgreesRepeatsGuardsAndCapturesOnEveryRow) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
   const int rows = int(op().rows.size());
-  std::map<std::pair<int, DType>, int> accepted;
-  std::map<std::pair<int, DType>, std::string> refusal;  // the last one
-  for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
-    for (const DType dtype : op().cuda_dtypes) {
-      SCOPED_TRACE(name_of(dtype));
-      const auto oracle_inputs = make_inputs(op(), problem, c.placement, dtype, Device::cpu(), kSeed, true);
-      const auto cpu_inputs = make_inputs(op(), problem, c.placement, dtype, Device::cpu(), kSeed);
-      const auto oracle_shapes = run_with_gradients(op(), oracle_inputs, attrs, {}).outputs;
-      const auto shapes = run_with_gradients(op(), cpu_inputs, attrs, {}).outputs;
-      const Expected expected{
-          .inputs = make_inputs(op(), problem, c.placement, dtype, gpu, kSeed),
-          .grads = make_gradients(op(), shapes, dtype, gpu, false, kSeed),
-          .reference = run_with_gradients(op(), oracle_inputs, attrs,
-                                          make_gradients(op(), oracle_shapes, dtype, gpu, true, kSeed)),
-          .baseline = run_with_gradients(op(), cpu_inputs, attrs,
-                                         make_gradients(op(), shapes, dtype, Device::cpu(), false, kSeed))};
-      {
-        SCOPED_TRACE("chosen row");
-        check_on_gpu(op(), attrs, expected, gpu);
-      }
-      for (int row = 0; row < rows; ++row) {
-        const std::string name = "row " + op().rows[size_t(row)];
-        SCOPED_TRACE(name);
-        const tuning::ForceRow force(op().name, row);
-        try {
-          check_on_gpu(op(), attrs, expected, gpu);
-          ++accepted[{row, dtype}];
-        } catch (const Error& error) {
-          // The row may refuse a problem, if it says so itself; a failed launch does not.
-          refusal[{row, dtype}] = error.what();
-          EXPECT_NE(std::string_view(error.what()).find(name), std::string_view::npos)
-              << "a refusal reads \"<op>: " << name << " needs ...\", not: " << error.what();
-        }
-      }
-    }
+  std::vector<int> all{-1};
+  for (int row = 0; row < rows; ++row) all.push_back(row);
+  RowTally tally;
+  for_each_case([&](const Case& c, const Attrs&, const Problem&) {
+    for (const DType dtype : op().cuda_dtypes) check_rows_on_gpu(op(), c, dtype, all, gpu, tally);
   });
-  if (small()) return;  // a row may need more than the small cases have
+  // A row may need more than the small cases have: then the smallest of the others that it takes.
+  if (small()) {
+    std::vector<Case> larger;
+    for (const Case& c : op().cases)
+      if (!c.gradcheck) larger.push_back(c);
+    std::ranges::sort(larger, {}, [&](const Case& c) {
+      return op().problem(c.dims, complete(op(), c.attrs)).forward_elements;
+    });
+    for (int row = 0; row < rows; ++row)
+      for (const DType dtype : op().cuda_dtypes)
+        for (size_t i = 0; i < larger.size() && row_takes(op(), row, dtype); ++i) {
+          if (tally.accepted[{row, dtype}] > 0 || tally.lacks_card(row, dtype)) break;
+          SCOPED_TRACE(case_name(op(), larger[i]));
+          check_rows_on_gpu(op(), larger[i], dtype, {row}, gpu, tally);
+        }
+  }
   for (int row = 0; row < rows; ++row) {
     for (const DType dtype : op().cuda_dtypes) {
-      const std::string& why = refusal[{row, dtype}];
-      if (why.find("compute capability") != std::string::npos) continue;  // not on this card
-      const int count = accepted[{row, dtype}];
+      if (tally.lacks_card(row, dtype)) continue;
+      const int count = tally.accepted[{row, dtype}];
       if (row_takes(op(), row, dtype)) {
         EXPECT_GT(count, 0) << op().name << ": row " << op().rows[size_t(row)] << " took no case in " << dtype
-                            << " (it said: " << why
+                            << " (it said: " << tally.refusal[{row, dtype}]
                             << "); add one, or leave the dtype out of OpSpec::row_dtypes";
       } else {
         EXPECT_EQ(count, 0) << op().name << ": row " << op().rows[size_t(row)] << " took " << count

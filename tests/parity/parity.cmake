@@ -11,3 +11,7 @@ function(tessera_parity name program)
 endfunction()
 tessera_parity(torch_parity tessera)
 tessera_parity(tnp_parity dump_tnp)
+
+# What the command measures, bench/peers can measure too.
+add_test(NAME peers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/peers/run $<TARGET_FILE:tessera>)
+set_tests_properties(peers PROPERTIES LABELS parity SKIP_RETURN_CODE 77 TIMEOUT 300 ENVIRONMENT OMP_NUM_THREADS=1)

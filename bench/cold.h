@@ -1,0 +1,13 @@
+#pragma once
+
+#include "tensor/tensor.h"
+
+namespace tessera::bench {
+
+/// Brings a GPU into the same state before every measurement: its L2 cache is full of clean lines of `other`
+/// (f32, packed, larger than the cache; what was written before has gone to memory), and it stays busy for a
+/// tenth of a millisecond more, in which the host issues what is measured. bench/peers/timing.py does the
+/// same.
+void make_cold_cuda(const Tensor& other);
+
+}  // namespace tessera::bench
