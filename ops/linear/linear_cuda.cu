@@ -17,6 +17,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kWarps = 8;
+constexpr int kAhead = 4;  // rows whose loads a thread has under way together
 
 /// x [rows, groups, columns] as the kernel sees it.
 template <class T>
@@ -39,18 +40,38 @@ __global__ void __launch_bounds__(gpu::kWarp* kWarps) column_sums_kernel(Columns
   const T* const from = c.x + group * c.group_stride + column;
 
   float sum[kPack] = {};
-  if (column + kPack <= c.columns) {
-#pragma unroll 4
-    for (int64_t row = chunk * c.rows_per_chunk + warp; row < end; row += kWarps) {
-      const auto pack = gpu::load_pack<kPack>(from + row * c.row_stride);
+  const int inside = int(min(c.columns - column, int64_t(kPack)));  // of a pack; below 1: nothing
+  for (int64_t row = chunk * c.rows_per_chunk + warp; row < end; row += kAhead * kWarps) {
+    if constexpr (kPack == 1) {
+      T values[kAhead];
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) sum[i] += float(pack.at[i]);
+      for (int n = 0; n < kAhead; ++n) {
+        const int64_t r = row + n * kWarps;
+        values[n] = inside == 1 && r < end ? from[r * c.row_stride] : T();
+      }
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) sum[0] += float(values[n]);
+    } else {
+      gpu::Words<T> words[kAhead];
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int64_t r = row + n * kWarps;
+        if (inside == kPack && r < end) words[n] = gpu::load_words(from + r * c.row_stride);
+      }
+      if (inside > 0 && inside < kPack)  // the last pack: what follows in memory is not ours
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n) {
+          const int64_t r = row + n * kWarps;
+          if (r < end) words[n] = gpu::load_part(from + r * c.row_stride, inside);
+        }
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        float values[kPack];
+        gpu::unpack(values, words[n]);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) sum[i] += values[i];
+      }
     }
-  } else if (column < c.columns) {  // the last pack: what follows in memory is not ours
-    for (int64_t row = chunk * c.rows_per_chunk + warp; row < end; row += kWarps)
-#pragma unroll
-      for (int i = 0; i < kPack; ++i)
-        if (column + i < c.columns) sum[i] += float(from[row * c.row_stride + i]);
   }
 #pragma unroll
   for (int i = 0; i < kPack; ++i) partial[warp][lane * kPack + i] = sum[i];
