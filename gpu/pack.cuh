@@ -77,6 +77,43 @@ __device__ __forceinline__ void store_part(T* to, const Words<T>& from, int coun
   }
 }
 
+/// The same of a pack that is aligned and of `count` below a whole one: 8, 4 and 2 bytes at most once each.
+template <class T>
+__device__ __forceinline__ Words<T> load_tail(const T* from, int count) {
+  const char* const start = reinterpret_cast<const char*>(from);
+  const int bytes = count * int(sizeof(T));
+  Words<T> to;
+  if (bytes & 8) {
+    const uint2 two = *reinterpret_cast<const uint2*>(start);
+    to.word[0] = two.x, to.word[1] = two.y;
+  }
+  if (bytes & 4) {
+    const uint32_t one = *reinterpret_cast<const uint32_t*>(start + (bytes & 8));
+    (bytes & 8 ? to.word[2] : to.word[0]) = one;
+  }
+  if (bytes & 2) {
+    const uint32_t half = *reinterpret_cast<const uint16_t*>(start + (bytes & 12));
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      if (w == (bytes & 12) / 4) to.word[w] = half;
+  }
+  return to;
+}
+template <class T>
+__device__ __forceinline__ void store_tail(T* to, const Words<T>& from, int count) {
+  char* const start = reinterpret_cast<char*>(to);
+  const int bytes = count * int(sizeof(T));
+  if (bytes & 8) *reinterpret_cast<uint2*>(start) = {from.word[0], from.word[1]};
+  if (bytes & 4) *reinterpret_cast<uint32_t*>(start + (bytes & 8)) = bytes & 8 ? from.word[2] : from.word[0];
+  if (bytes & 2) {
+    uint32_t half = from.word[0];
+#pragma unroll
+    for (int w = 1; w < 4; ++w)
+      if (w == (bytes & 12) / 4) half = from.word[w];
+    *reinterpret_cast<uint16_t*>(start + (bytes & 12)) = uint16_t(half);
+  }
+}
+
 /// Makes the compiler forget what it knows of the words: what is unpacked from them in a loop is then not
 /// unpacked ahead of the loop, into twice the registers.
 template <class T>

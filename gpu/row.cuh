@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/mma.cuh"
 #include "gpu/pack.cuh"
 #include "gpu/reduce.cuh"
 
@@ -63,7 +64,7 @@ struct RowAccess {
       }
       const int tail = width / kPack, left = width % kPack;
       if (left == 0 || tail % kThreads != rank) return;
-      const Words<T> part = load_part(row + tail * kPack, left);
+      const Words<T> part = load_tail(row + tail * kPack, left);
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
         if (s == tail / kThreads) share[s] = part;
@@ -91,7 +92,7 @@ struct RowAccess {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
         if (s == tail / kThreads) part = share[s];
-      store_part(row + tail * kPack, part, left);
+      store_tail(row + tail * kPack, part, left);
     } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -113,6 +114,15 @@ struct RowAccess {
     for (int s = 0; s < kSteps; ++s) share[s] = round_to_words<T>(values);
   }
 };
+
+/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): the first `bytes` of 16 bytes, zeros for the others. Both
+/// addresses are multiples of 16, also where nothing is read.
+template <class T>
+__device__ __forceinline__ void copy_async(Words<T>* to, const T* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+}
 
 /// visit(base, columns) for the pieces of a row that is too long to be held at once.
 template <int kPiece, class Visit>

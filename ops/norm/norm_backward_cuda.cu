@@ -1,10 +1,14 @@
+#include "gpu/partial_sums.cuh"
 #include "ops/norm/norm_rows.cuh"
 
 /// Two reads and one write an element, three reads with a gradient that passes by the norm. Warps (blocks) walk
-/// the rows in steps of the grid, one block a multiprocessor. A thread keeps the same columns in every row, so
+/// the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in every row, so
 /// its share of dweight and dbias stays in its registers until the end; a block adds the shares of its warps in
 /// order and writes one row of partial sums, and a second kernel adds those rows in a fixed order. The grid, and
 /// so the order, depends on the problem and on the number of multiprocessors alone.
+///
+/// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its words of
+/// the rows to come to shared memory (cp.async) two rows ahead.
 
 namespace tessera::ops {
 namespace {
@@ -61,28 +65,17 @@ struct BackwardShare {
     }
   }
 
-  /// dx in place of dy.
-  __device__ __forceinline__ void slope(Words<T> (&weight)[kSteps], float mean_g, float mean_gx) {
+  /// dx of words s in place of dy.
+  __device__ __forceinline__ void slope(int s, const float (&g)[kPack], const float (&xhat)[kPack], float mean_g,
+                                        float mean_gx) {
+    float slope[kPack], past[kPack] = {};
+    if constexpr (kResidual) gpu::unpack(past, dsum[s]);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      float grad[kPack], xhat[kPack], scale[kPack];
-      gpu::keep_packed(weight[s]);
-      gpu::keep_packed(x[s]);
-      gpu::keep_packed(dy[s]);
-      unpack(s, grad, xhat);
-      gpu::unpack(scale, weight[s]);
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        const float g = __fmul_rn(grad[i], scale[i]);
-        grad[i] = rstd * (g - mean_g - xhat[i] * mean_gx);
-      }
-      if constexpr (kResidual) {
-        gpu::unpack(xhat, dsum[s]);
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) grad[i] += xhat[i];
-      }
-      dy[s] = gpu::round_to_words<T>(grad);
+    for (int i = 0; i < kPack; ++i) {
+      slope[i] = rstd * (g[i] - mean_g - xhat[i] * mean_gx);
+      if constexpr (kResidual) slope[i] += past[i];
     }
+    dy[s] = gpu::round_to_words<T>(slope);
   }
 };
 
@@ -91,7 +84,7 @@ template <class T, int kSteps, int kWarps>
 __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to, int64_t width) {
   constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp;
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  __syncthreads();  // whoever still reads `combined`
+  __syncthreads();  // whoever still uses `combined`
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
 #pragma unroll
@@ -106,63 +99,112 @@ __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combi
   }
 }
 
-/// Rows whose packs are whole, in registers.
-template <class T, bool kCentred, bool kBias, bool kResidual, int kThreads, int kSteps, int kBlock, int kBlocks, bool kHold=false>
-__global__ void __launch_bounds__(kBlock, kBlocks) backward_rows(BackwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>;
-  using Rows = RowAccess<true, kThreads>;
+/// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which kBlocks
+/// share a multiprocessor, kStages rows under way. kWhole: packs of all rows are whole.
+template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_, bool kWhole_ = true>
+struct Held {
+  static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_, kBlocks = kBlocks_,
+                       kStages = kStages_;
+  static constexpr bool kWhole = kWhole_;
+};
+
+/// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A thread
+/// reads what it copied itself, so nothing but its own copies need be waited for.
+template <class T, class Held, int kOperands>
+struct Ring {
+  static constexpr int kSteps = Held::kSteps, kBlock = Held::kBlock;
+  static constexpr size_t kBytes = size_t(Held::kStages) * kOperands * kSteps * kBlock * sizeof(Words<T>);
+  Words<T>* slots;
+
+  __device__ __forceinline__ Words<T>* slot(int stage, int operand, int s) const {
+    return slots + ((stage * kOperands + operand) * kSteps + s) * kBlock + threadIdx.x;
+  }
+  __device__ __forceinline__ void fetch(int stage, int operand, const T* row, int rank, int width) const {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const int first = column_of<T, Held::kThreads>(s, rank), inside = min(width - first, kPackOf<T>);
+      if constexpr (Held::kWhole) {
+        gpu::copy_async(slot(stage, operand, s), row + first, max(inside, 0) * int(sizeof(T)));
+      } else {
+        *slot(stage, operand, s) = gpu::load_part(row + first, inside);
+      }
+    }
+  }
+  __device__ __forceinline__ void read(Words<T> (&share)[kSteps], int stage, int operand) const {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) share[s] = *slot(stage, operand, s);
+  }
+};
+
+template <class T, bool kCentred, bool kBias, bool kResidual, class Held>
+__global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(BackwardArgs<T> args) {
+  constexpr int kPack = kPackOf<T>, kThreads = Held::kThreads, kSteps = Held::kSteps, kStages = Held::kStages;
+  using Rows = RowAccess<Held::kWhole, kThreads>;
   using Sums = RowReduce<kThreads, 2>;
+  using Flight = Ring<T, Held, kResidual ? 3 : 2>;
+  extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float scratch[Sums::kScratch];
-  __shared__ float combined[kThreads == kWarp ? kSteps * kPack * kBlock : 1];
+  const Flight ring{reinterpret_cast<Words<T>*>(shared)};
   Sums add(scratch);
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t step = row_step<kThreads>();
+  int64_t row = first_row<kThreads>();
+  const auto fetch = [&](int stage, int64_t from) {
+    if (from < args.rows) {
+      ring.fetch(stage, 0, args.x + from * args.x_stride, rank, width);
+      ring.fetch(stage, 1, args.dy + from * args.dy_stride, rank, width);
+      if constexpr (kResidual) ring.fetch(stage, 2, args.dsum + from * args.dsum_stride, rank, width);
+    }
+    gpu::cp_async_commit();
+  };
+#pragma unroll
+  for (int n = 0; n + 1 < kStages; ++n) fetch(n, row + n * step);
+  float mean = 0, rstd = 0;
+  const auto load_statistics = [&](int64_t from) {
+    if (from >= args.rows) return;
+    if (kCentred) mean = args.mean[from];
+    rstd = args.rstd[from];
+  };
+  load_statistics(row);
   float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {};
   Words<T> weight[kSteps];
   Rows::load_vector(weight, args.weight, 1.0f, rank, width);
-  BackwardShare<T, kCentred, kResidual, Rows, kSteps> share, next;
-  int64_t row = first_row<kThreads>();
-  if (row < args.rows) share.load(args, row, 0, rank, width);
+  BackwardShare<T, kCentred, kResidual, Rows, kSteps> share;
 #pragma unroll 1
-  for (; row < args.rows; row += step, share = next) {
-    if (row + step < args.rows) next.load(args, row + step, 0, rank, width);
-    float sums[kCentred ? 2 : 1] = {};
-    float g[kHold ? kSteps : 1][kPack], xh[kHold ? kSteps : 1][kPack];
+  for (int stage = 0; row < args.rows; row += step) {
+    fetch(stage == 0 ? kStages - 1 : stage - 1, row + (kStages - 1) * step);
+    gpu::cp_async_wait<kStages - 1>();
+    ring.read(share.x, stage, 0);
+    ring.read(share.dy, stage, 1);
+    share.mean = mean;
+    share.rstd = rstd;
+    load_statistics(row + step);
+    float sums[kCentred ? 2 : 1] = {}, g[kSteps][kPack], xhat[kSteps][kPack];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       gpu::keep_packed(weight[s]);
-      share.add(s, weight[s], sums, [&](int i, float dy, float xhat, float gg) {
-        dweight[s][i] += dy * xhat;
+      share.add(s, weight[s], sums, [&](int i, float dy, float xh, float gg) {
+        dweight[s][i] += dy * xh;
         if constexpr (kBias) dbias[s][i] += dy;
-        if constexpr (kHold) g[s][i] = gg, xh[s][i] = xhat;
+        g[s][i] = gg, xhat[s][i] = xh;
       });
     }
-    if (!args.dx) continue;
-    add(sums);
-    const float mean_gx = sums[0] / float(width), mean_g = kCentred ? sums[kCentred] / float(width) : 0.0f;
-    if constexpr (kHold) {
+    if (args.dx) {
+      add(sums);
+      const float mean_gx = sums[0] / float(width), mean_g = kCentred ? sums[kCentred] / float(width) : 0.0f;
+      if constexpr (kResidual) ring.read(share.dsum, stage, 2);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        float slope[kPack], past[kPack];
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) slope[i] = share.rstd * (g[s][i] - mean_g - xh[s][i] * mean_gx);
-        if constexpr (kResidual) {
-          gpu::unpack(past, share.dsum[s]);
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) slope[i] += past[i];
-        }
-        share.dy[s] = gpu::round_to_words<T>(slope);
-      }
-    } else {
-      share.slope(weight, mean_g, mean_gx);
+      for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx);
+      Rows::store(args.dx + row * args.dx_stride, share.dy, rank, width);
     }
-    Rows::store(args.dx + row * args.dx_stride, share.dy, rank, width);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
   }
+  gpu::cp_async_wait<0>();
   const auto finish = [&](const float(&sum)[kSteps][kPack], float* to) {
     if (!to) return;
     to += blockIdx.x * args.width;
     if constexpr (kThreads == kWarp) {
-      add_warps<T, kSteps, kBlock / kWarp>(sum, combined, to, args.width);
+      add_warps<T, kSteps, Held::kBlock / kWarp>(sum, reinterpret_cast<float*>(shared), to, args.width);
     } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
@@ -214,33 +256,107 @@ __global__ void __launch_bounds__(kAnyBlock) backward_any_rows(BackwardArgs<T> a
     add(sums);
     const float mean_gx = sums[0] / float(args.width), mean_g = kCentred ? sums[kCentred] / float(args.width) : 0.0f;
     pieces([&](int64_t base, int width) {
-      share.slope(weight, mean_g, mean_gx);
+#pragma unroll
+      for (int s = 0; s < kAnySteps; ++s) {
+        float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
+        share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
+        share.slope(s, g, xhat, mean_g, mean_gx);
+      }
       Rows::store(args.dx + row * args.dx_stride + base, share.dy, rank, width);
     });
   }
 }
 
-/// Partial sums [blocks, width] and where their sum goes.
-struct PartialSums {
-  const float* from;
-  float* to;
-};
-
-/// to[c] = the sum of from[b][c] over the blocks: thread y of a column adds every 32nd, then those 32 are added
-/// in order.
-__global__ void __launch_bounds__(1024)
-    add_partial_sums(PartialSums first, PartialSums second, int64_t blocks, int64_t width) {
-  __shared__ float sums[kWarp][kWarp + 1];
-  const PartialSums which = blockIdx.y == 0 ? first : second;
-  const int64_t column = blockIdx.x * int64_t(kWarp) + threadIdx.x;
-  float sum = 0;
-  if (column < width)
-#pragma unroll 8
-    for (int64_t b = threadIdx.y; b < blocks; b += kWarp) sum += which.from[b * width + column];
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  // Warp y takes column y: a lane a sum.
-  sum = gpu::warp_reduce<gpu::Sum>(sums[threadIdx.x][threadIdx.y]);
-  const int64_t own = blockIdx.x * int64_t(kWarp) + threadIdx.y;
-  if (threadIdx.x == 0 && own < width) which.to[own] = sum;
+/// Runs a kernel that writes `blocks` rows of partial sums, and adds those up.
+template <class T, class Kernel>
+void run(const NormBackward& norm, BackwardArgs<T> args, Kernel kernel, int64_t blocks, int block, size_t shared) {
+  const Device device = norm.x.device();
+  const auto partial = [&](const Tensor& gradient) {
+    return gradient.defined() ? Tensor::empty_packed(Shape{blocks, args.width}, DType::f32, device) : Tensor();
+  };
+  const Tensor dweights = partial(norm.dweight), dbiases = partial(norm.dbias);
+  args.dweights = data_or_null<float>(dweights);
+  args.dbiases = data_or_null<float>(dbiases);
+  gpu::launch(device, {dim3(unsigned(blocks)), dim3(unsigned(block)), shared}, kernel, args);
+  const gpu::PartialSums of_weight{args.dweights, data_or_null<float>(norm.dweight)},
+      of_bias{args.dbiases, data_or_null<float>(norm.dbias)};
+  gpu::add_partial_sums(device, of_weight, of_bias, blocks, args.width);
 }
+
+template <class T, bool kCentred, bool kBias, bool kResidual>
+void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args, bool whole) {
+  const int64_t multiprocessors = norm.x.device().card().multiprocessors;
+  const auto held = [&]<class H>(H) {
+    constexpr size_t kRing = Ring<T, H, kResidual ? 3 : 2>::kBytes;
+    constexpr size_t kCombined = H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
+    const int64_t groups = H::kThreads == kWarp ? ceil_div(args.rows, H::kBlock / kWarp) : args.rows;
+    run(norm, args, backward_rows<T, kCentred, kBias, kResidual, H>,
+        std::min<int64_t>(groups, multiprocessors * H::kBlocks), H::kBlock, std::max(kRing, kCombined));
+  };
+  // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.
+  constexpr int kShare = sizeof(T) / 2;
+  if (!whole && args.width <= 512) {
+    held(Held<T, kWarp, 16, 256, 2 / kShare, 2, false>{});
+  } else if (whole && args.width <= 512) {
+    held(Held<T, kWarp, 16, 256, 2 / kShare, 3>{});
+  } else if (whole && args.width <= 768) {
+    held(Held<T, kWarp, 24, 384 / kShare, 1, 2>{});
+  } else if (whole && args.width <= 1024) {
+    held(Held<T, kWarp, 32, 256 / kShare, 1, 2>{});
+  } else if (whole && args.width <= 2048) {
+    held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
+  } else if (whole && args.width <= 4096 && !kResidual && kShare == 1) {
+    held(Held<T, 128, 32, 128, 3, 3>{});
+  } else if (whole && args.width <= 4096) {
+    held(Held<T, 256, 16, 256, 2 / kShare, 3>{});
+  } else if (whole && args.width <= 8192) {
+    held(Held<T, 512, 16, 512, 1, 2>{});
+  } else if (whole) {
+    run(norm, args, backward_any_rows<T, kCentred, kResidual, true>, std::min(args.rows, 4 * multiprocessors),
+        kAnyBlock, 0);
+  } else {
+    run(norm, args, backward_any_rows<T, kCentred, kResidual, false>, std::min(args.rows, 4 * multiprocessors),
+        kAnyBlock, 0);
+  }
+}
+
+}  // namespace
+
+void norm_backward_cuda(const NormBackward& norm) {
+  const bool centred = norm.mean.defined();
+  dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
+    if (norm.x.row_length() == 0) return;
+    const BackwardArgs<T> args{data_or_null<T>(norm.dx),
+                               nullptr,
+                               nullptr,
+                               norm.dy.data<T>(),
+                               data_or_null<T>(norm.dsum),
+                               norm.x.data<T>(),
+                               data_or_null<T>(norm.weight),
+                               data_or_null<float>(norm.mean),
+                               norm.rstd.data<float>(),
+                               stride_or_0(norm.dx),
+                               norm.dy.row_stride(),
+                               stride_or_0(norm.dsum),
+                               norm.x.row_stride(),
+                               norm.x.rows(),
+                               norm.x.row_length()};
+    const bool whole = whole_rows<T>(norm.dx, norm.dy, norm.dsum, norm.x, norm.weight);
+    const auto launch = [&]<bool kCentred, bool kBias>() {
+      if (args.dsum) {
+        launch_backward<T, kCentred, kBias, true>(norm, args, whole);
+      } else {
+        launch_backward<T, kCentred, kBias, false>(norm, args, whole);
+      }
+    };
+    if (!centred) {
+      launch.template operator()<false, false>();
+    } else if (norm.dbias.defined()) {
+      launch.template operator()<true, true>();
+    } else {
+      launch.template operator()<true, false>();
+    }
+  });
+}
+
+}  // namespace tessera::ops

@@ -114,7 +114,7 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
 
 /// Rows whose packs are whole, in registers: one a warp or block.
 template <class T, bool kCentred, bool kResidual, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kBlock) forward_rows(ForwardArgs<T> args) {
+__global__ void __launch_bounds__(kThreads == kWarp ? kBlock : kThreads) forward_rows(ForwardArgs<T> args) {
   using Rows = RowAccess<true, kThreads>;
   using Sums = RowReduce<kThreads, 1>;
   __shared__ float scratch[Sums::kScratch];
@@ -190,7 +190,9 @@ template <class T, bool kCentred, bool kResidual>
 void launch_forward(Device device, const ForwardArgs<T>& args, bool whole) {
   constexpr int kPack = kPackOf<T>;
   const dim3 warps(unsigned(ceil_div(args.rows, kBlock / kWarp))), blocks{unsigned(args.rows)};
-  const auto run = [&](auto kernel, dim3 grid) { gpu::launch(device, {grid, kBlock}, kernel, args); };
+  const auto run = [&](auto kernel, dim3 grid, int block = kBlock) {
+    gpu::launch(device, {grid, dim3(unsigned(block))}, kernel, args);
+  };
   if (whole && args.width <= 256) {
     run(forward_rows<T, kCentred, kResidual, kWarp, 8 / kPack>, warps);
   } else if (whole && args.width <= 512) {
@@ -203,6 +205,8 @@ void launch_forward(Device device, const ForwardArgs<T>& args, bool whole) {
     run(forward_rows<T, kCentred, kResidual, kBlock, 16 / kPack>, blocks);
   } else if (whole && args.width <= kBlock * 32) {
     run(forward_rows<T, kCentred, kResidual, kBlock, 32 / kPack>, blocks);
+  } else if (whole && args.width <= 2 * kBlock * 32) {
+    run(forward_rows<T, kCentred, kResidual, 2 * kBlock, 32 / kPack>, blocks, 2 * kBlock);
   } else if (whole) {
     run(forward_any_rows<T, kCentred, kResidual, true, kBlock>, blocks);
   } else if (args.width <= 1024) {
