@@ -24,6 +24,7 @@ struct BackwardArgs {
   const T *dy, *dsum, *x, *weight;   // dsum and weight may be null
   const float *mean, *rstd;          // mean: null in rmsnorm
   int64_t dx_stride, dy_stride, dsum_stride, x_stride, rows, width;
+  float inverse;  // 1 / width
 };
 
 /// A thread's share of one row, or of `width` columns of it from `base` on.
@@ -191,7 +192,8 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
     }
     if (args.dx) {
       add(sums);
-      const float mean_gx = sums[0] / float(width), mean_g = kCentred ? sums[kCentred] / float(width) : 0.0f;
+      const float mean_gx = mean_of(sums[0], args.width, args.inverse),
+                  mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
       if constexpr (kResidual) ring.read(share.dsum, stage, 2);
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx);
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
 
 /// Any rows: the block's partial sums stay in memory, where each column has one thread.
 template <class T, bool kCentred, bool kResidual, bool kWhole>
-__global__ void __launch_bounds__(kAnyBlock) backward_any_rows(BackwardArgs<T> args) {
+__global__ void __launch_bounds__(kAnyBlock, 3) backward_any_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kPiece = kAnyBlock * kAnySteps * kPack;
   using Rows = RowAccess<kWhole, kAnyBlock>;
   using Sums = RowReduce<kAnyBlock, 2>;
@@ -254,7 +256,8 @@ __global__ void __launch_bounds__(kAnyBlock) backward_any_rows(BackwardArgs<T> a
     });
     if (!args.dx) continue;
     add(sums);
-    const float mean_gx = sums[0] / float(args.width), mean_g = kCentred ? sums[kCentred] / float(args.width) : 0.0f;
+    const float mean_gx = mean_of(sums[0], args.width, args.inverse),
+                mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
     pieces([&](int64_t base, int width) {
 #pragma unroll
       for (int s = 0; s < kAnySteps; ++s) {
@@ -305,11 +308,10 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args, bool
     held(Held<T, kWarp, 32, 256 / kShare, 1, 2>{});
   } else if (whole && args.width <= 2048) {
     held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
-  } else if (whole && args.width <= 4096 && !kResidual && kShare == 1) {
-    held(Held<T, 128, 32, 128, 3, 3>{});
   } else if (whole && args.width <= 4096) {
-    held(Held<T, 256, 16, 256, 2 / kShare, 3>{});
-  } else if (whole && args.width <= 8192) {
+    held(std::conditional_t<kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>,
+                            Held<T, 128, 32, 128, 3, 3>>{});
+  } else if (whole && args.width <= 8192 && !(kResidual && kShare == 2)) {
     held(Held<T, 512, 16, 512, 1, 2>{});
   } else if (whole) {
     run(norm, args, backward_any_rows<T, kCentred, kResidual, true>, std::min(args.rows, 4 * multiprocessors),
@@ -340,7 +342,8 @@ void norm_backward_cuda(const NormBackward& norm) {
                                stride_or_0(norm.dsum),
                                norm.x.row_stride(),
                                norm.x.rows(),
-                               norm.x.row_length()};
+                               norm.x.row_length(),
+                               1.0f / float(norm.x.row_length())};
     const bool whole = whole_rows<T>(norm.dx, norm.dy, norm.dsum, norm.x, norm.weight);
     const auto launch = [&]<bool kCentred, bool kBias>() {
       if (args.dsum) {

@@ -18,7 +18,7 @@ struct ForwardArgs {
   const T *x, *residual, *weight, *bias;  // the last three may be null
   float *mean, *rstd;                     // mean: null in rmsnorm
   int64_t y_stride, sum_stride, x_stride, residual_stride, rows, width;
-  float eps;
+  float eps, inverse;  // 1 / width
 };
 
 /// A thread's share of one row, or of `width` columns of it from `base` on.
@@ -104,7 +104,7 @@ __device__ __forceinline__ void normalise(Words<T> (&y)[kSteps], const float (&v
 template <class T>
 __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int64_t row, bool writes, float mean,
                                                  float squares) {
-  const float rstd = 1.0f / sqrtf(squares / float(args.width) + args.eps);
+  const float rstd = __frsqrt_rn(squares * args.inverse + args.eps);
   if (writes) {
     if (args.mean) args.mean[row] = mean;
     args.rstd[row] = rstd;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads == kWarp ? kBlock : kThreads) forward
   if constexpr (kCentred) {
     float sum[1] = {sum_of(values)};
     add(sum);
-    mean = sum[0] / float(width);
+    mean = mean_of(sum[0], args.width, args.inverse);
   }
   float squares[1] = {squares_of<T, kThreads>(values, mean, rank, width)};
   add(squares);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kBlock) forward_any_rows(ForwardArgs<T> args) 
       sum[0] += sum_of(values);
     });
     add(sum);
-    if (kCentred) mean = sum[0] / float(args.width);
+    if (kCentred) mean = mean_of(sum[0], args.width, args.inverse);
   }
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     again(base, width);
@@ -236,7 +236,8 @@ void norm_forward_cuda(const NormForward& norm) {
                               stride_or_0(norm.residual),
                               norm.x.rows(),
                               norm.x.row_length(),
-                              float(norm.eps)};
+                              float(norm.eps),
+                              1.0f / float(norm.x.row_length())};
     const bool whole = whole_rows<T>(norm.y, norm.sum, norm.x, norm.residual, norm.weight, norm.bias);
     const auto run = [&]<bool kCentred, bool kResidual>() {
       launch_forward<T, kCentred, kResidual>(norm.x.device(), args, whole);

@@ -33,6 +33,13 @@ inline int64_t stride_or_0(const Tensor& tensor) {
   return tensor.defined() ? tensor.row_stride() : 0;
 }
 
+/// sum / width, rounded as the division is (Markstein's correction of a product with 1 / width), without a
+/// division's slow path, whose call costs registers. NaN for an infinite sum.
+__device__ __forceinline__ float mean_of(float sum, int64_t width, float inverse) {
+  const float estimate = sum * inverse;
+  return fmaf(fmaf(-estimate, float(width), sum), inverse, estimate);
+}
+
 /// Whether packs of every row of all tensors are whole; undefined tensors do not hinder.
 template <class T, class... Tensors>
 bool whole_rows(const Tensors&... tensors) {
