@@ -8,11 +8,16 @@
 #include "gpu/pack.cuh"
 #include "tensor/elementwise.h"
 
-/// y = f(x...) over strided operands: the kernel behind every element-by-element operator.
+/// y = f(x...) over strided operands: the kernels behind every element-by-element operator. Bound by memory.
 ///
-/// Each thread makes kPack neighbouring elements of one row (16 bytes of the output's type), read and written
-/// as words where every operand's rows are aligned for it, one by one at ragged ends and in other layouts.
-/// Bound by memory; divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
+/// Both make packs: kPack neighbouring elements of one row, 16 bytes of the output's type, read and written as
+/// words where every operand's rows are aligned for it, one by one at ragged ends and in other layouts.
+///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, which is nearly all
+///                 there is: packed tensors are one row, pitched ones many. A thread makes several packs and all
+///                 their loads are under way before the first is used; where a pack lies costs one multiplication
+///                 by an inverse for its row, and one multiplication an operand.
+///   any_layout    the rest: a thread makes one pack after the other and splits its number along all dimensions.
+/// Divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
 
 namespace tessera::gpu {
 
@@ -95,11 +100,89 @@ __device__ __forceinline__ void elementwise_pack(const ElementwiseArgs<Out, In..
 }
 
 template <int kPack, class F, class Out, class... In>
-__global__ void __launch_bounds__(256, 4) elementwise_kernel(ElementwiseArgs<Out, In...> args, F f) {
+__global__ void __launch_bounds__(256, 4) any_layout(ElementwiseArgs<Out, In...> args, F f) {
   for (int64_t pack = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; pack < args.packs;
        pack += int64_t(gridDim.x) * blockDim.x)
     elementwise_pack<kPack>(args, f, pack, std::index_sequence_for<In...>{});
 }
+
+template <class Out, class... In>
+struct AlignedRows {
+  Out* out;
+  std::tuple<const In*...> in;
+  int64_t strides[1 + sizeof...(In)];  // between rows
+  int64_t width;
+  uint32_t packs, packs_per_row;
+  Divider by_packs_per_row;
+};
+
+/// kPack elements as they lie in memory, in registers that hold no more than they: an array of 16-bit numbers would
+/// take a register each.
+template <class T, int kPack>
+struct alignas(sizeof(T) * kPack < 16 ? sizeof(T) * kPack : 16) PackedWords {
+  using Word = std::conditional_t<sizeof(T) * kPack % 4 == 0 && sizeof(T) <= 4, uint32_t, T>;
+  static constexpr int kPerWord = int(sizeof(Word) / sizeof(T));
+  Word word[kPack / kPerWord];
+
+  __device__ __forceinline__ T operator[](int i) const {
+    if constexpr (kPerWord == 1) {
+      return std::bit_cast<T>(word[i]);
+    } else if constexpr (sizeof(T) == 2) {
+      return std::bit_cast<T>(uint16_t(word[i / 2] >> (i % 2 * 16)));
+    } else {
+      return std::bit_cast<T>(uint8_t(word[i / 4] >> (i % 4 * 8)));
+    }
+  }
+};
+
+/// Packs that a thread makes: as many as keep up to 64 bytes of loads under way.
+template <int kPack, class... In>
+constexpr int packs_a_thread() {
+  constexpr int bytes = (0 + ... + (int(sizeof(In)) * kPack));
+  return bytes <= 16 ? 4 : bytes <= 48 ? 2 : 1;
+}
+
+template <int kPack, class F, class Out, class... In, size_t... K>
+__device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& args, F f, std::index_sequence<K...>) {
+  constexpr int kPacks = packs_a_thread<kPack, In...>();
+  std::tuple<PackedWords<In, kPack>...> values[kPacks];
+  uint32_t row[kPacks], column[kPacks];
+  bool whole[kPacks];
+#pragma unroll
+  for (int n = 0; n < kPacks; ++n) {
+    const uint32_t pack = (blockIdx.x * kPacks + n) * blockDim.x + threadIdx.x;
+    row[n] = args.by_packs_per_row.divide(pack);
+    column[n] = pack - row[n] * args.packs_per_row;
+    whole[n] = pack < args.packs && (column[n] + 1) * int64_t(kPack) <= args.width;
+    if (whole[n])
+      ((std::get<K>(values[n]) = *reinterpret_cast<const PackedWords<In, kPack>*>(
+            std::get<K>(args.in) + int64_t(row[n]) * args.strides[K + 1] + int64_t(column[n]) * kPack)),
+       ...);
+  }
+#pragma unroll
+  for (int n = 0; n < kPacks; ++n) {
+    Out* const out = args.out + int64_t(row[n]) * args.strides[0] + int64_t(column[n]) * kPack;
+    if (whole[n]) {
+      Pack<Out, kPack> result;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) result.at[i] = f(std::get<K>(values[n])[i]...);
+      store_pack<kPack>(out, result);
+    } else if ((blockIdx.x * kPacks + n) * blockDim.x + threadIdx.x < args.packs) {
+      const int64_t first = int64_t(column[n]) * kPack;
+#pragma unroll 1
+      for (int64_t i = first; i < args.width; ++i)
+        out[i - first] = f(std::get<K>(args.in)[int64_t(row[n]) * args.strides[K + 1] + i]...);
+    }
+  }
+}
+
+template <int kPack, class F, class Out, class... In>
+__global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args, F f) {
+  aligned_rows_of<kPack>(args, f, std::index_sequence_for<In...>{});
+}
+
+template <class T>
+inline constexpr bool kIsFloat = std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
 
 /// y = f(x...): `f` takes the inputs' element types and returns the output's. Inputs broadcast to y's shape;
 /// all tensors are on y's device. y may be one of the inputs.
@@ -127,13 +210,31 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   args.packs_per_row = ceil_div(loop.sizes[inner], kPack);
   args.packs = loop.count / loop.sizes[inner] * args.packs_per_row;
   args.small = args.packs < (int64_t(1) << 31);
+  if constexpr ((kIsFloat<Out> && ... && kIsFloat<In>) || (sizeof...(In) == 1 && (std::is_same_v<Out, In> && ...))) {
+    constexpr int kPacks = packs_a_thread<kPack, In...>();
+    bool dense = args.aligned;
+    for (size_t operand = 1; operand <= sizeof...(In); ++operand)
+      dense = dense && loop.strides[operand][inner] == 1;
+    if (dense && args.packs < (int64_t(1) << 31) - 256 * kPacks && loop.rank <= 2) {
+      AlignedRows<Out, In...> rows{args.out, args.in, {}, loop.sizes[inner], uint32_t(args.packs),
+                                   uint32_t(args.packs_per_row), Divider(uint32_t(args.packs_per_row))};
+      for (size_t operand = 0; operand <= sizeof...(In); ++operand)
+        rows.strides[operand] = inner == 1 ? loop.strides[operand][0] : 0;
+      // Small tensors are spread over all multiprocessors.
+      const int64_t threads = ceil_div(args.packs, kPacks);
+      const int block = threads >= int64_t(y.device().card().multiprocessors) * 1024 ? 256 : 64;
+      launch(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
+             aligned_rows<kPack, F, Out, In...>, rows, f);
+      return;
+    }
+  }
   if (args.small) {
     args.by_packs_per_row = Divider(uint32_t(args.packs_per_row));
     for (int dim = 0; dim < inner; ++dim) args.by_size[dim] = Divider(uint32_t(loop.sizes[dim]));
   }
   const int64_t blocks =
       std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().card().multiprocessors) * 32);
-  launch(y.device(), {dim3(unsigned(blocks)), 256}, elementwise_kernel<kPack, F, Out, In...>, args, f);
+  launch(y.device(), {dim3(unsigned(blocks)), 256}, any_layout<kPack, F, Out, In...>, args, f);
 }
 
 }  // namespace tessera::gpu

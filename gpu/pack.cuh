@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "tensor/dtype.h"
@@ -30,6 +31,130 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, N>& pack) {
 template <class T>
 inline bool packs(const T* data, int64_t row_stride, int n) {
   return reinterpret_cast<uintptr_t>(data) % (sizeof(T) * size_t(n)) == 0 && row_stride % n == 0;
+}
+
+/// 16 bytes of elements as they lie in memory. Kernels that keep many loads in flight hold these and convert
+/// when they compute: four registers, and nothing waits for the load before.
+template <class T>
+struct alignas(16) Words {
+  uint32_t word[4] = {};
+};
+
+template <class T>
+__device__ __forceinline__ Words<T> load_words(const T* from) {
+  return *reinterpret_cast<const Words<T>*>(from);
+}
+template <class T>
+__device__ __forceinline__ void store_words(T* to, const Words<T>& from) {
+  *reinterpret_cast<Words<T>*>(to) = from;
+}
+
+/// The first `count` elements, one by one; the others are 0.
+template <class T>
+__device__ __forceinline__ Words<T> load_part(const T* from, int count) {
+  Words<T> to;
+#pragma unroll
+  for (int i = 0; i < kPackOf<T>; ++i) {
+    if (i >= count) continue;
+    if constexpr (sizeof(T) == 4) {
+      to.word[i] = std::bit_cast<uint32_t>(from[i]);
+    } else {
+      to.word[i / 2] |= uint32_t(from[i].bits) << (i % 2 * 16);
+    }
+  }
+  return to;
+}
+template <class T>
+__device__ __forceinline__ void store_part(T* to, const Words<T>& from, int count) {
+#pragma unroll
+  for (int i = 0; i < kPackOf<T>; ++i) {
+    if (i >= count) continue;
+    if constexpr (sizeof(T) == 4) {
+      to[i] = std::bit_cast<T>(from.word[i]);
+    } else {
+      to[i].bits = uint16_t(from.word[i / 2] >> (i % 2 * 16));
+    }
+  }
+}
+
+/// The same of a pack that is aligned and of `count` below a whole one: 8, 4 and 2 bytes at most once each.
+template <class T>
+__device__ __forceinline__ Words<T> load_tail(const T* from, int count) {
+  const char* const start = reinterpret_cast<const char*>(from);
+  const int bytes = count * int(sizeof(T));
+  Words<T> to;
+  if (bytes & 8) {
+    const uint2 two = *reinterpret_cast<const uint2*>(start);
+    to.word[0] = two.x, to.word[1] = two.y;
+  }
+  if (bytes & 4) {
+    const uint32_t one = *reinterpret_cast<const uint32_t*>(start + (bytes & 8));
+    (bytes & 8 ? to.word[2] : to.word[0]) = one;
+  }
+  if (bytes & 2) {
+    const uint32_t half = *reinterpret_cast<const uint16_t*>(start + (bytes & 12));
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      if (w == (bytes & 12) / 4) to.word[w] = half;
+  }
+  return to;
+}
+template <class T>
+__device__ __forceinline__ void store_tail(T* to, const Words<T>& from, int count) {
+  char* const start = reinterpret_cast<char*>(to);
+  const int bytes = count * int(sizeof(T));
+  if (bytes & 8) *reinterpret_cast<uint2*>(start) = {from.word[0], from.word[1]};
+  if (bytes & 4) *reinterpret_cast<uint32_t*>(start + (bytes & 8)) = bytes & 8 ? from.word[2] : from.word[0];
+  if (bytes & 2) {
+    uint32_t half = from.word[0];
+#pragma unroll
+    for (int w = 1; w < 4; ++w)
+      if (w == (bytes & 12) / 4) half = from.word[w];
+    *reinterpret_cast<uint16_t*>(start + (bytes & 12)) = uint16_t(half);
+  }
+}
+
+/// Makes the compiler forget what it knows of the words: what is unpacked from them in a loop is then not
+/// unpacked ahead of the loop, into twice the registers.
+template <class T>
+__device__ __forceinline__ void keep_packed(Words<T>& words) {
+  asm volatile("" : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3]));
+}
+
+/// The elements as f32.
+template <class T>
+__device__ __forceinline__ void unpack(float (&values)[kPackOf<T>], const Words<T>& from) {
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const uint32_t word = from.word[w];
+    if constexpr (sizeof(T) == 4) {
+      values[w] = std::bit_cast<float>(word);
+    } else if constexpr (std::is_same_v<T, bf16>) {
+      values[2 * w] = std::bit_cast<float>(word << 16);
+      values[2 * w + 1] = std::bit_cast<float>(word & 0xFFFF0000u);
+    } else {
+      f16 low, high;
+      low.bits = uint16_t(word), high.bits = uint16_t(word >> 16);
+      values[2 * w] = float(low), values[2 * w + 1] = float(high);
+    }
+  }
+}
+
+/// The values rounded to T. PTX ISA 9.7.9.21 (cvt): two f32 make one word, the first operand its upper half.
+template <class T>
+__device__ __forceinline__ Words<T> round_to_words(const float (&values)[kPackOf<T>]) {
+  Words<T> to;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(T) == 4) {
+      to.word[w] = std::bit_cast<uint32_t>(values[w]);
+    } else if constexpr (std::is_same_v<T, bf16>) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to.word[w]) : "f"(values[2 * w + 1]), "f"(values[2 * w]));
+    } else {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(to.word[w]) : "f"(values[2 * w + 1]), "f"(values[2 * w]));
+    }
+  }
+  return to;
 }
 
 }  // namespace tessera::gpu

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/mma.cuh"
 #include "gpu/pack.cuh"
 #include "gpu/reduce.cuh"
 
@@ -38,6 +39,141 @@ __device__ __forceinline__ void store_row(T* row, int64_t first, int64_t width, 
       if (first + i < width) row[first + i] = T(values[i]);
   }
 }
+
+/// First column of words s of a thread's share of a row (of a piece of a row) that kThreads threads hold.
+template <class T, int kThreads>
+__device__ __forceinline__ int column_of(int s, int rank) {
+  return (s * kThreads + rank) * kPackOf<T>;
+}
+
+/// A thread's share of a row that is held in registers, as it lies in memory: words s of thread `rank` are the
+/// elements from column_of<T, kThreads>(s, rank) on; 0 past the row's end. kWhole: packs of all rows may be read
+/// (gpu::packs), and no load waits for another, but for those of the ragged end. Else element by element. Nothing
+/// past the row is touched.
+template <bool kWhole, int kThreads>
+struct RowAccess {
+  template <int kSteps, class T>
+  static __device__ __forceinline__ void load(Words<T> (&share)[kSteps], const T* row, int rank, int width) {
+    constexpr int kPack = kPackOf<T>;
+    if constexpr (kWhole) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const int first = column_of<T, kThreads>(s, rank);
+        share[s] = {};
+        if (first + kPack <= width) share[s] = load_words(row + first);
+      }
+      const int tail = width / kPack, left = width % kPack;
+      if (left == 0 || tail % kThreads != rank) return;
+      const Words<T> part = load_tail(row + tail * kPack, left);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        if (s == tail / kThreads) share[s] = part;
+    } else {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const int first = column_of<T, kThreads>(s, rank);
+        share[s] = load_part(row + first, width - first);
+      }
+    }
+  }
+
+  template <int kSteps, class T>
+  static __device__ __forceinline__ void store(T* row, const Words<T> (&share)[kSteps], int rank, int width) {
+    constexpr int kPack = kPackOf<T>;
+    if constexpr (kWhole) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const int first = column_of<T, kThreads>(s, rank);
+        if (first + kPack <= width) store_words(row + first, share[s]);
+      }
+      const int tail = width / kPack, left = width % kPack;
+      if (left == 0 || tail % kThreads != rank) return;
+      Words<T> part;
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        if (s == tail / kThreads) part = share[s];
+      store_tail(row + tail * kPack, part, left);
+    } else {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const int first = column_of<T, kThreads>(s, rank);
+        store_part(row + first, share[s], width - first);
+      }
+    }
+  }
+
+  /// A vector of the row's width that every row uses; `otherwise` in every element if there is none.
+  template <int kSteps, class T>
+  static __device__ __forceinline__ void load_vector(Words<T> (&share)[kSteps], const T* vector, float otherwise,
+                                                     int rank, int width) {
+    if (vector) return load(share, vector, rank, width);
+    float values[kPackOf<T>];
+#pragma unroll
+    for (int i = 0; i < kPackOf<T>; ++i) values[i] = otherwise;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) share[s] = round_to_words<T>(values);
+  }
+};
+
+/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): the first `bytes` of 16 bytes, zeros for the others. Both
+/// addresses are multiples of 16, also where nothing is read.
+template <class T>
+__device__ __forceinline__ void copy_async(Words<T>* to, const T* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+}
+
+/// visit(base, columns) for the pieces of a row that is too long to be held at once.
+template <int kPiece, class Visit>
+__device__ __forceinline__ void for_pieces(int64_t width, Visit&& visit) {
+  for (int64_t base = 0; base < width; base += kPiece) visit(base, int(min(width - base, int64_t(kPiece))));
+}
+
+/// The first row of this thread's warp or block in a grid that walks the rows, and how far the next one is.
+template <int kThreads>
+__device__ __forceinline__ int64_t first_row() {
+  return kThreads == kWarp ? blockIdx.x * int64_t(blockDim.x / kWarp) + threadIdx.x / kWarp : int64_t(blockIdx.x);
+}
+template <int kThreads>
+__device__ __forceinline__ int64_t row_step() {
+  return kThreads == kWarp ? gridDim.x * int64_t(blockDim.x / kWarp) : int64_t(gridDim.x);
+}
+
+/// Sums (or Op) over the threads that share a row, a warp or the whole block of kThreads, of up to kValues values at
+/// once: one barrier a call, because calls take turns with two places in shared memory. Every thread gets the
+/// result; the order is fixed.
+template <int kThreads, int kValues>
+class RowReduce {
+ public:
+  static constexpr int kScratch = kThreads == kWarp ? 1 : 2 * kValues * (kThreads / kWarp);
+  __device__ explicit RowReduce(float* scratch) : scratch_(scratch) {}
+
+  template <class Op = Sum, int kCount>
+  __device__ __forceinline__ void operator()(float (&values)[kCount], Op op = {}) {
+    static_assert(kCount <= kValues);
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) values[v] = warp_reduce(values[v], op);
+    if constexpr (kThreads == kWarp) return;
+    constexpr int kWarps = kThreads / kWarp;
+    float* const place = scratch_ + turn_ * (kValues * kWarps);
+    turn_ ^= 1;
+    if (threadIdx.x % kWarp == 0)
+#pragma unroll
+      for (int v = 0; v < kCount; ++v) place[v * kWarps + int(threadIdx.x) / kWarp] = values[v];
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      values[v] = place[v * kWarps];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) values[v] = op(values[v], place[v * kWarps + w]);
+    }
+  }
+
+ private:
+  float* scratch_;
+  int turn_ = 0;
+};
 
 /// Combines the values of the threads that share a row: a warp (kThreads = 32) or the whole block; every
 /// thread gets the result. `scratch` as in block_reduce; a warp does not use it.

@@ -1,7 +1,5 @@
 #include "nn/norm.h"
 
-#include "ops/norm/norm.h"
-
 namespace tessera::nn {
 namespace {
 
@@ -22,12 +20,20 @@ Tensor LayerNorm::operator()(const Tensor& x) const {
   return ops::layernorm(x, weight, bias, eps);
 }
 
+ops::AddNorm LayerNorm::add(const Tensor& x, const Tensor& residual) const {
+  return ops::add_layernorm(x, residual, weight, bias, eps);
+}
+
 RmsNorm::RmsNorm(int64_t width, Device device, RmsNormOptions options) : eps(options.eps) {
   if (options.weight) weight = new_vector(width, 1, options.dtype, device);
 }
 
 Tensor RmsNorm::operator()(const Tensor& x) const {
   return ops::rmsnorm(x, weight, eps);
+}
+
+ops::AddNorm RmsNorm::add(const Tensor& x, const Tensor& residual) const {
+  return ops::add_rmsnorm(x, residual, weight, eps);
 }
 
 }  // namespace tessera::nn

@@ -19,62 +19,89 @@ Tensor rows_of(const Tensor& tensor) {
   return tensor.defined() ? tensor.with_rows() : tensor;
 }
 
-Tensor apply(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool centred, Site site) {
-  const char* const name = centred ? "layernorm" : "rmsnorm";
+/// Hands the gradients of a norm to inputs 0 (x), 1 (the residual, if `adds`) and the two after them. `from` is
+/// what was normalised.
+void backward(Backward& b, bool adds, const Tensor& from, const Tensor& weight, const Tensor& mean,
+              const Tensor& rstd) {
+  const int parameters = adds ? 2 : 1;
+  const bool wants_dx = b.needs(0) || (adds && b.needs(1));
+  const Tensor dsum = adds && b.has_grad(0) ? b.grad(0).with_rows() : Tensor();
+  Tensor dx = dsum, dweight, dbias;
+  if (!adds || b.has_grad(1)) {
+    const auto parameter = [&](int input) {
+      return b.needs(input) ? Tensor::empty({from.size(-1)}, sum_dtype(from.dtype()), from.device()) : Tensor();
+    };
+    const Tensor dy = b.grad(adds ? 1 : 0).with_rows(), scale = rows_of(weight);
+    dx = wants_dx ? Tensor::empty_like(from) : Tensor();
+    dweight = parameter(parameters);
+    dbias = parameter(parameters + 1);
+    const NormBackward norm{dx, dweight, dbias, dy, dsum, from, scale, mean, rstd};
+    if (from.device().is_cpu()) {
+      norm_backward_cpu(norm);
+    } else if constexpr (kCuda) {
+      norm_backward_cuda(norm);
+    }
+  }
+  for (int input = 0; input < parameters; ++input)
+    if (dx.defined()) b.accumulate(input, dx);
+  if (dweight.defined()) b.accumulate(parameters, dweight);
+  if (dbias.defined()) b.accumulate(parameters + 1, dbias);
+}
+
+AddNorm apply(const char* name, const Tensor& x, const Tensor* residual, const Tensor& weight, const Tensor& bias,
+              double eps, bool centred, Site site) {
   check(x.defined(), name, ": x is undefined");
   check(x.rank() > 0, name, ": x is ", describe(x), ", of rank 0; expected [..., C]");
   check(eps >= 0, name, ": eps is ", eps, "; expected 0 or more");
+  if (residual) {
+    check(residual->defined(), name, ": residual is undefined");
+    check(residual->shape() == x.shape() && residual->dtype() == x.dtype() && residual->device() == x.device(), name,
+          ": residual is ", describe(*residual), ", but x is ", describe(x), "; they must agree");
+  }
   check_parameter(name, "weight", weight, x);
   check_parameter(name, "bias", bias, x);
-  Tensor y = Tensor::empty_like(x);
+  AddNorm results{residual ? Tensor::empty_like(x) : Tensor(), Tensor::empty_like(x)};
   const Tensor rstd = Tensor::empty({x.rows()}, sum_dtype(x.dtype()), x.device());
   const Tensor mean = centred ? Tensor::empty_like(rstd) : Tensor();
   {
-    const Tensor from = x.with_rows(), scale = rows_of(weight), shift = rows_of(bias);
-    const NormForward norm{y, mean, rstd, from, scale, shift, eps};
+    const Tensor from = x.with_rows(), other = residual ? residual->with_rows() : Tensor(), scale = rows_of(weight),
+                 shift = rows_of(bias);
+    const NormForward norm{results.y, results.sum, mean, rstd, from, other, scale, shift, eps};
     if (x.device().is_cpu()) {
       norm_forward_cpu(norm);
     } else if constexpr (kCuda) {
       norm_forward_cuda(norm);
     }
   }
-  if (Tape* tape = Tape::recording(x, weight, bias)) {
-    tape->record(
-        name, site, {&x, &weight, &bias}, {&y},
-        [x = Saved(x), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](Backward& b) {
-          const Tensor from = x.get().with_rows(), scale = rows_of(weight.get()), dy = b.grad().with_rows();
-          const auto parameter = [&](int input) {
-            return b.needs(input) ? Tensor::empty({from.size(-1)}, sum_dtype(from.dtype()), from.device())
-                                  : Tensor();
-          };
-          const Tensor dx = b.needs(0) ? Tensor::empty_like(from) : Tensor(), dweight = parameter(1),
-                       dbias = parameter(2);
-          const NormBackward norm{dx, dweight, dbias, dy, from, scale, mean.get(), rstd.get()};
-          if (from.device().is_cpu()) {
-            norm_backward_cpu(norm);
-          } else if constexpr (kCuda) {
-            norm_backward_cuda(norm);
-          }
-          b.accumulate(0, dx);
-          b.accumulate(1, dweight);
-          b.accumulate(2, dbias);
-        });
+  if (residual) {
+    if (Tape* tape = Tape::recording(x, *residual, weight, bias))
+      tape->record(name, site, {&x, residual, &weight, &bias}, {&results.sum, &results.y},
+                   [sum = Saved(results.sum), weight = Saved(weight), mean = Saved(mean),
+                    rstd = Saved(rstd)](Backward& b) {
+                     backward(b, true, sum.get(), weight.get(), mean.get(), rstd.get());
+                   });
+  } else if (Tape* tape = Tape::recording(x, weight, bias)) {
+    tape->record(name, site, {&x, &weight, &bias}, {&results.y},
+                 [x = Saved(x), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](Backward& b) {
+                   backward(b, false, x.get().with_rows(), weight.get(), mean.get(), rstd.get());
+                 });
   }
-  return y;
+  return results;
 }
 
 /// Which of the `parameters` optional inputs are there is the dimension "P": 0 none, 1 weight, 2 both, 3 bias
 /// alone.
-Problem problem(const Dims& d, int parameters) {
+Problem problem(const Dims& d, int parameters, bool adds) {
   const int64_t rows = d.at("R"), width = d.at("C"), given = d.contains("P") ? d.at("P") : parameters;
   const bool weight = given == 1 || given == 2, bias = given >= 2 && parameters == 2;
   const double n = double(rows) * double(width);
   Problem problem{.inputs = {{.shape = {rows, width}}},
                   // Mean, square, scale, weight and bias; backward two dot products, dx and two sums.
-                  .forward_flops = (3 + 2 * parameters) * n,
-                  .backward_flops = (7 + 2 * double(given)) * n,
-                  .forward_elements = 2 * n + double(given) * double(width),
-                  .backward_elements = 3 * n + 2 * double(given) * double(width)};
+                  .forward_flops = (3 + 2 * parameters + adds) * n,
+                  .backward_flops = (7 + 2 * double(given) + adds) * n,
+                  .forward_elements = (adds ? 4 : 2) * n + double(given) * double(width),
+                  .backward_elements = (adds ? 4 : 3) * n + 2 * double(given) * double(width)};
+  if (adds) problem.inputs.push_back({.shape = {rows, width}});
   problem.inputs.push_back({.shape = {width}, .fill = weight ? Fill::normal : Fill::absent});
   if (parameters == 2)
     problem.inputs.push_back({.shape = {width}, .fill = bias ? Fill::normal : Fill::absent});
@@ -100,7 +127,10 @@ std::vector<Case> cases(int parameters) {
       {.dims = {{"R", 19}, {"C", 768}}, .gradcheck = false},
       {.dims = {{"R", 9}, {"C", 1021}}, .gradcheck = false},
       {.dims = {{"R", 9}, {"C", 1025}}, .gradcheck = false},
+      {.dims = {{"R", 300}, {"C", 4096}}, .gradcheck = false},
+      {.dims = {{"R", 140}, {"C", 5003}}, .gradcheck = false},
       {.dims = {{"R", 3}, {"C", 8195}}, .gradcheck = false},
+      {.dims = {{"R", 5}, {"C", 9001}}, .placement = Placement::strided, .gradcheck = false},
       {.dims = {{"R", 4099}, {"C", 67}}, .gradcheck = false}};
   if (parameters == 2) list.push_back({.dims = {{"R", 6}, {"C", 9}, {"P", 3}}});
   return list;
@@ -109,6 +139,7 @@ std::vector<Case> cases(int parameters) {
 std::vector<Case> benches() {
   return {{.dims = {{"R", 65536}, {"C", 768}}},
           {.dims = {{"R", 32768}, {"C", 4096}}},
+          {.dims = {{"R", 11000}, {"C", 512}}},
           {.dims = {{"R", 36096}, {"C", 512}}},
           {.dims = {{"R", 205000}, {"C", 512}}}};
 }
@@ -121,27 +152,40 @@ Case sweep(Draw& draw) {
 }  // namespace
 
 Tensor layernorm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Site site) {
-  return apply(x, weight, bias, eps, true, site);
+  return apply("layernorm", x, nullptr, weight, bias, eps, true, site).y;
 }
 
 Tensor rmsnorm(const Tensor& x, const Tensor& weight, double eps, Site site) {
-  return apply(x, weight, {}, eps, false, site);
+  return apply("rmsnorm", x, nullptr, weight, {}, eps, false, site).y;
+}
+
+AddNorm add_layernorm(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias, double eps,
+                      Site site) {
+  return apply("add_layernorm", x, &residual, weight, bias, eps, true, site);
+}
+
+AddNorm add_rmsnorm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Site site) {
+  return apply("add_rmsnorm", x, &residual, weight, {}, eps, false, site);
 }
 
 std::vector<OpSpec> norm_specs() {
-  const InputSpec x{"x", "[..., C]"}, weight{"weight", "[C]", true}, bias{"bias", "[C]", true};
+  const InputSpec x{"x", "[..., C]"}, residual{"residual", "as x"}, weight{"weight", "[C]", true},
+      bias{"bias", "[C]", true};
+  const OutputSpec sum{"sum", "as x"}, y{"y", "as x"};
+  const AttrSpec to_variance{"eps", 1e-5, "added to the variance"}, to_square{"eps", 1e-6, "added to the mean square"};
+  const auto both = [](const AddNorm& results) { return std::vector{results.sum, results.y}; };
   return {
       {
           .name = "layernorm",
           .summary = "y = (x - mean) / sqrt(var + eps) weight + bias over the last dimension",
           .inputs = {x, weight, bias},
-          .attrs = {{"eps", 1e-5, "added to the variance"}},
-          .outputs = {{"y", "as x"}},
+          .attrs = {to_variance},
+          .outputs = {y},
           .run =
               [](const std::vector<Tensor>& in, const Attrs& attrs) {
                 return std::vector{layernorm(in[0], in[1], in[2], attrs.number("eps"))};
               },
-          .problem = [](const Dims& d, const Attrs&) { return problem(d, 2); },
+          .problem = [](const Dims& d, const Attrs&) { return problem(d, 2, false); },
           .cases = cases(2),
           .benches = benches(),
           .sweep = sweep,
@@ -150,11 +194,41 @@ std::vector<OpSpec> norm_specs() {
           .name = "rmsnorm",
           .summary = "y = x / sqrt(mean(x^2) + eps) weight over the last dimension",
           .inputs = {x, weight},
-          .attrs = {{"eps", 1e-6, "added to the mean square"}},
-          .outputs = {{"y", "as x"}},
+          .attrs = {to_square},
+          .outputs = {y},
           .run = [](const std::vector<Tensor>& in,
                     const Attrs& attrs) { return std::vector{rmsnorm(in[0], in[1], attrs.number("eps"))}; },
-          .problem = [](const Dims& d, const Attrs&) { return problem(d, 1); },
+          .problem = [](const Dims& d, const Attrs&) { return problem(d, 1, false); },
+          .cases = cases(1),
+          .benches = benches(),
+          .sweep = sweep,
+      },
+      {
+          .name = "add_layernorm",
+          .summary = "sum = x + residual, y = layernorm(sum)",
+          .inputs = {x, residual, weight, bias},
+          .attrs = {to_variance},
+          .outputs = {sum, y},
+          .run =
+              [both](const std::vector<Tensor>& in, const Attrs& attrs) {
+                return both(add_layernorm(in[0], in[1], in[2], in[3], attrs.number("eps")));
+              },
+          .problem = [](const Dims& d, const Attrs&) { return problem(d, 2, true); },
+          .cases = cases(2),
+          .benches = benches(),
+          .sweep = sweep,
+      },
+      {
+          .name = "add_rmsnorm",
+          .summary = "sum = x + residual, y = rmsnorm(sum)",
+          .inputs = {x, residual, weight},
+          .attrs = {to_square},
+          .outputs = {sum, y},
+          .run =
+              [both](const std::vector<Tensor>& in, const Attrs& attrs) {
+                return both(add_rmsnorm(in[0], in[1], in[2], attrs.number("eps")));
+              },
+          .problem = [](const Dims& d, const Attrs&) { return problem(d, 1, true); },
           .cases = cases(1),
           .benches = benches(),
           .sweep = sweep,

@@ -1,199 +1,324 @@
+#include "gpu/partial_sums.cuh"
 #include "ops/norm/norm_rows.cuh"
 
-/// Two reads and one write an element. Warps (blocks) walk the rows in steps of the grid. A thread keeps the
-/// same columns in every row, so its share of dweight and dbias stays in its registers until the end; a block
-/// adds the shares of its warps in order and writes one row of partial sums, and a second kernel adds those
-/// rows in a fixed order. The grid, and so the order, depends on the problem and on the number of
-/// multiprocessors alone.
+/// Two reads and one write an element, three reads with a gradient that passes by the norm. Warps (blocks) walk
+/// the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in every row, so
+/// its share of dweight and dbias stays in its registers until the end; a block adds the shares of its warps in
+/// order and writes one row of partial sums, and a second kernel adds those rows in a fixed order. The grid, and
+/// so the order, depends on the problem and on the number of multiprocessors alone.
+///
+/// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its words of
+/// the rows to come to shared memory (cp.async) two rows ahead.
 
 namespace tessera::ops {
 namespace {
 
 using namespace norm_rows;
 
-/// Columns of a thread that reads kSteps packs of a row.
-template <class T, int kSteps>
-constexpr int kColumns = kSteps* kPackOf<T>;
+constexpr int kAnyBlock = 256;
 
 template <class T>
 struct BackwardArgs {
-  T* dx;                      // null: not wanted
-  float *dweights, *dbiases;  // [blocks, width] partial sums; null: not wanted
-  const T *dy, *x, *weight;   // the last may be null
-  const float *mean, *rstd;   // mean may be null
-  int64_t dx_stride, dy_stride, x_stride, rows, width;
-  bool whole;
+  T* dx;                             // null: not wanted
+  float *dweights, *dbiases;         // [blocks, width] partial sums; null: not wanted
+  const T *dy, *dsum, *x, *weight;   // dsum and weight may be null
+  const float *mean, *rstd;          // mean: null in rmsnorm
+  int64_t dx_stride, dy_stride, dsum_stride, x_stride, rows, width;
+  float inverse;  // 1 / width
 };
 
-/// One pack of a row as the backward pass sees it. Past the row's end g is 0.
-template <int kPack>
-struct Part {
-  float dy[kPack], xhat[kPack], g[kPack];
+/// A thread's share of one row, or of `width` columns of it from `base` on.
+template <class T, bool kCentred, bool kResidual, class Access, int kSteps>
+struct BackwardShare {
+  static constexpr int kPack = kPackOf<T>, kSums = kCentred ? 2 : 1;
+  Words<T> x[kSteps], dy[kSteps], dsum[kResidual ? kSteps : 1];
+  float mean, rstd;
 
-  template <class T>
-  __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t first, float mean,
-                                       float rstd) {
-    load_row(dy, args.dy + row * args.dy_stride, first, args.width, args.whole, 0.0f);
-    load_row(xhat, args.x + row * args.x_stride, first, args.width, args.whole, mean);
-    float weight[kPack];
-    if (args.weight) load_row(weight, args.weight, first, args.width, args.whole, 1.0f);
+  __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank, int width) {
+    Access::load(x, args.x + row * args.x_stride + base, rank, width);
+    Access::load(dy, args.dy + row * args.dy_stride + base, rank, width);
+    if constexpr (kResidual) Access::load(dsum, args.dsum + row * args.dsum_stride + base, rank, width);
+    mean = kCentred ? args.mean[row] : 0.0f;
+    rstd = args.rstd[row];
+  }
+
+  /// dy and xhat of words s.
+  __device__ __forceinline__ void unpack(int s, float (&grad)[kPack], float (&xhat)[kPack]) const {
+    gpu::unpack(grad, dy[s]);
+    gpu::unpack(xhat, x[s]);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) xhat[i] = (xhat[i] - mean) * rstd;
+  }
+
+  /// sums += the sums of g xhat and, if it is wanted, of g; with `visit(i, dy, xhat)` for what else is summed.
+  template <class Visit>
+  __device__ __forceinline__ void add(int s, const Words<T>& weight, float (&sums)[kSums], Visit&& visit) const {
+    float grad[kPack], xhat[kPack], scale[kPack];
+    unpack(s, grad, xhat);
+    gpu::unpack(scale, weight);
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      xhat[i] = (xhat[i] - mean) * rstd;
       // Never fused into what follows: g and its mean must cancel where they are equal.
-      g[i] = args.weight ? __fmul_rn(dy[i], weight[i]) : dy[i];
+      const float g = __fmul_rn(grad[i], scale[i]);
+      visit(i, grad[i], xhat[i], g);
+      sums[0] += g * xhat[i];
+      if constexpr (kCentred) sums[1] += g;
     }
+  }
+
+  /// dx of words s in place of dy.
+  __device__ __forceinline__ void slope(int s, const float (&g)[kPack], const float (&xhat)[kPack], float mean_g,
+                                        float mean_gx) {
+    float slope[kPack], past[kPack] = {};
+    if constexpr (kResidual) gpu::unpack(past, dsum[s]);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      slope[i] = rstd * (g[i] - mean_g - xhat[i] * mean_gx);
+      if constexpr (kResidual) slope[i] += past[i];
+    }
+    dy[s] = gpu::round_to_words<T>(slope);
   }
 };
 
-/// Adds the warps' values of a block, each thread's in its own columns, and writes them to a row of `width`.
-template <int kSteps, int kPack>
-__device__ void add_warps(float (&share)[kSteps][kPack], float* combined, float* to, int64_t width) {
+/// to[column] = the sum over the block's warps of their shares of a row, through `combined`.
+template <class T, int kSteps, int kWarps>
+__device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to, int64_t width) {
+  constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp;
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  for (int w = 0; w < kWarps; ++w) {
-    if (warp == w)
+  __syncthreads();  // whoever still uses `combined`
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) combined[warp * kColumns + (s * kPack + i) * kWarp + lane] = share[s][i];
+  __syncthreads();
+  for (int at = int(threadIdx.x); at < kColumns; at += kWarps * kWarp) {
+    float sum = combined[at];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) sum += combined[w * kColumns + at];
+    const int s = at / (kPack * kWarp), i = at / kWarp % kPack, column = column_of<T, kWarp>(s, lane) + i;
+    if (column < width) to[column] = sum;
+  }
+}
+
+/// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which kBlocks
+/// share a multiprocessor, kStages rows under way. kWhole: packs of all rows are whole.
+template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_, bool kWhole_ = true>
+struct Held {
+  static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_, kBlocks = kBlocks_,
+                       kStages = kStages_;
+  static constexpr bool kWhole = kWhole_;
+};
+
+/// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A thread
+/// reads what it copied itself, so nothing but its own copies need be waited for.
+template <class T, class Held, int kOperands>
+struct Ring {
+  static constexpr int kSteps = Held::kSteps, kBlock = Held::kBlock;
+  static constexpr size_t kBytes = size_t(Held::kStages) * kOperands * kSteps * kBlock * sizeof(Words<T>);
+  Words<T>* slots;
+
+  __device__ __forceinline__ Words<T>* slot(int stage, int operand, int s) const {
+    return slots + ((stage * kOperands + operand) * kSteps + s) * kBlock + threadIdx.x;
+  }
+  __device__ __forceinline__ void fetch(int stage, int operand, const T* row, int rank, int width) const {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const int first = column_of<T, Held::kThreads>(s, rank), inside = min(width - first, kPackOf<T>);
+      if constexpr (Held::kWhole) {
+        gpu::copy_async(slot(stage, operand, s), row + first, max(inside, 0) * int(sizeof(T)));
+      } else {
+        *slot(stage, operand, s) = gpu::load_part(row + first, inside);
+      }
+    }
+  }
+  __device__ __forceinline__ void read(Words<T> (&share)[kSteps], int stage, int operand) const {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) share[s] = *slot(stage, operand, s);
+  }
+};
+
+template <class T, bool kCentred, bool kBias, bool kResidual, class Held>
+__global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(BackwardArgs<T> args) {
+  constexpr int kPack = kPackOf<T>, kThreads = Held::kThreads, kSteps = Held::kSteps, kStages = Held::kStages;
+  using Rows = RowAccess<Held::kWhole, kThreads>;
+  using Sums = RowReduce<kThreads, 2>;
+  using Flight = Ring<T, Held, kResidual ? 3 : 2>;
+  extern __shared__ __align__(16) uint8_t shared[];
+  __shared__ float scratch[Sums::kScratch];
+  const Flight ring{reinterpret_cast<Words<T>*>(shared)};
+  Sums add(scratch);
+  const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
+  const int64_t step = row_step<kThreads>();
+  int64_t row = first_row<kThreads>();
+  const auto fetch = [&](int stage, int64_t from) {
+    if (from < args.rows) {
+      ring.fetch(stage, 0, args.x + from * args.x_stride, rank, width);
+      ring.fetch(stage, 1, args.dy + from * args.dy_stride, rank, width);
+      if constexpr (kResidual) ring.fetch(stage, 2, args.dsum + from * args.dsum_stride, rank, width);
+    }
+    gpu::cp_async_commit();
+  };
+#pragma unroll
+  for (int n = 0; n + 1 < kStages; ++n) fetch(n, row + n * step);
+  float mean = 0, rstd = 0;
+  const auto load_statistics = [&](int64_t from) {
+    if (from >= args.rows) return;
+    if (kCentred) mean = args.mean[from];
+    rstd = args.rstd[from];
+  };
+  load_statistics(row);
+  float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {};
+  Words<T> weight[kSteps];
+  Rows::load_vector(weight, args.weight, 1.0f, rank, width);
+  BackwardShare<T, kCentred, kResidual, Rows, kSteps> share;
+#pragma unroll 1
+  for (int stage = 0; row < args.rows; row += step) {
+    fetch(stage == 0 ? kStages - 1 : stage - 1, row + (kStages - 1) * step);
+    gpu::cp_async_wait<kStages - 1>();
+    ring.read(share.x, stage, 0);
+    ring.read(share.dy, stage, 1);
+    share.mean = mean;
+    share.rstd = rstd;
+    load_statistics(row + step);
+    float sums[kCentred ? 2 : 1] = {}, g[kSteps][kPack], xhat[kSteps][kPack];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      gpu::keep_packed(weight[s]);
+      share.add(s, weight[s], sums, [&](int i, float dy, float xh, float gg) {
+        dweight[s][i] += dy * xh;
+        if constexpr (kBias) dbias[s][i] += dy;
+        g[s][i] = gg, xhat[s][i] = xh;
+      });
+    }
+    if (args.dx) {
+      add(sums);
+      const float mean_gx = mean_of(sums[0], args.width, args.inverse),
+                  mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
+      if constexpr (kResidual) ring.read(share.dsum, stage, 2);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx);
+      Rows::store(args.dx + row * args.dx_stride, share.dy, rank, width);
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  gpu::cp_async_wait<0>();
+  const auto finish = [&](const float(&sum)[kSteps][kPack], float* to) {
+    if (!to) return;
+    to += blockIdx.x * args.width;
+    if constexpr (kThreads == kWarp) {
+      add_warps<T, kSteps, Held::kBlock / kWarp>(sum, reinterpret_cast<float*>(shared), to, args.width);
+    } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          float& sum = combined[(s * kPack + i) * kWarp + lane];
-          sum = w == 0 ? share[s][i] : sum + share[s][i];
-        }
-    __syncthreads();
-  }
-  for (int at = int(threadIdx.x); at < kSteps * kPack * kWarp; at += kBlock) {
-    const int s = at / (kPack * kWarp), i = at / kWarp % kPack;
-    const int64_t column = int64_t(s * kWarp + lane) * kPack + i;
-    if (column < width) to[column] = combined[at];
-  }
-  __syncthreads();  // before `combined` is used again
+        for (int i = 0; i < kPack; ++i)
+          if (const int column = column_of<T, kThreads>(s, rank) + i; column < width) to[column] = sum[s][i];
+    }
+  };
+  finish(dweight, args.dweights);
+  if constexpr (kBias) finish(dbias, args.dbiases);
 }
 
-template <class T, bool kCentred, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kBlock, kColumns<T, kSteps> <= 16 ? 2 : 1)
-    backward_rows(BackwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[kWarp];
-  __shared__ float combined[kThreads == kWarp ? kSteps * kPack * kWarp : 1];
-  const int rank = int(threadIdx.x) % kThreads;
-  float dweight[kSteps][kPack] = {}, dbias[kSteps][kPack] = {};
-  for (int64_t step = 0; row_of<kThreads>(step) < args.rows; ++step) {
-    const int64_t row = row_of<kThreads>(step);
-    const float mean = kCentred ? args.mean[row] : 0.0f, rstd = args.rstd[row];
-    float xhat[kSteps][kPack], g[kSteps][kPack], sum_g = 0, sum_gx = 0;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      Part<kPack> part;
-      part.load(args, row, int64_t(s * kThreads + rank) * kPack, mean, rstd);
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        dweight[s][i] += part.dy[i] * part.xhat[i];
-        if (kCentred) dbias[s][i] += part.dy[i];
-        xhat[s][i] = part.xhat[i];
-        g[s][i] = part.g[i];
-        sum_g += part.g[i];
-        sum_gx += part.g[i] * part.xhat[i];
-      }
-    }
-    if (!args.dx) continue;
-    const float mean_g = kCentred ? row_reduce<Sum, kThreads>(sum_g, scratch) / float(args.width) : 0.0f;
-    const float mean_gx = row_reduce<Sum, kThreads>(sum_gx, scratch) / float(args.width);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) g[s][i] = rstd * (g[s][i] - mean_g - xhat[s][i] * mean_gx);
-      store_row(args.dx + row * args.dx_stride, int64_t(s * kThreads + rank) * kPack, args.width, args.whole,
-                g[s]);
-    }
-  }
-  if constexpr (kThreads == kWarp) {
-    if (args.dweights) add_warps(dweight, combined, args.dweights + blockIdx.x * args.width, args.width);
-    if (args.dbiases) add_warps(dbias, combined, args.dbiases + blockIdx.x * args.width, args.width);
-  } else {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const int64_t first = int64_t(s * kThreads + rank) * kPack;
-      if (args.dweights)
-        store_row(args.dweights + blockIdx.x * args.width, first, args.width, false, dweight[s]);
-      if (args.dbiases) store_row(args.dbiases + blockIdx.x * args.width, first, args.width, false, dbias[s]);
-    }
-  }
-}
-
-/// Rows of any length: the block's partial sums stay in memory, where each column has one thread.
-template <class T, bool kCentred>
-__global__ void __launch_bounds__(kBlock) backward_long_rows(BackwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[kWarp];
-  const int64_t start = int64_t(threadIdx.x) * kPack;
+/// Any rows: the block's partial sums stay in memory, where each column has one thread.
+template <class T, bool kCentred, bool kResidual, bool kWhole>
+__global__ void __launch_bounds__(kAnyBlock, 3) backward_any_rows(BackwardArgs<T> args) {
+  constexpr int kPack = kPackOf<T>, kPiece = kAnyBlock * kAnySteps * kPack;
+  using Rows = RowAccess<kWhole, kAnyBlock>;
+  using Sums = RowReduce<kAnyBlock, 2>;
+  __shared__ float scratch[Sums::kScratch];
+  Sums add(scratch);
+  const int rank = int(threadIdx.x);
+  BackwardShare<T, kCentred, kResidual, Rows, kAnySteps> share;
+  Words<T> weight[kAnySteps];
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
-    const float mean = kCentred ? args.mean[row] : 0.0f, rstd = args.rstd[row];
-    float sum_g = 0, sum_gx = 0;
-    Part<kPack> part;
-    for (int64_t first = start; first < args.width; first += kBlock * kPack) {
-      part.load(args, row, first, mean, rstd);
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        sum_g += part.g[i];
-        sum_gx += part.g[i] * part.xhat[i];
-      }
-    }
-    const float mean_g = kCentred ? row_reduce<Sum, kBlock>(sum_g, scratch) / float(args.width) : 0.0f;
-    const float mean_gx = row_reduce<Sum, kBlock>(sum_gx, scratch) / float(args.width);
-    const auto add = [&](float* sums, int64_t column, float value) {
-      if (!sums || column >= args.width) return;
-      float& sum = sums[blockIdx.x * args.width + column];
-      sum = row == blockIdx.x ? value : sum + value;
+    const auto pieces = [&](auto&& visit) {
+      for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+        share.load(args, row, base, rank, width);
+        Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
+        visit(base, width);
+      });
     };
-    for (int64_t first = start; first < args.width; first += kBlock * kPack) {
-      part.load(args, row, first, mean, rstd);
+    float sums[kCentred ? 2 : 1] = {};
+    pieces([&](int64_t base, int width) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        add(args.dweights, first + i, part.dy[i] * part.xhat[i]);
-        add(args.dbiases, first + i, part.dy[i]);
-        part.g[i] = rstd * (part.g[i] - mean_g - part.xhat[i] * mean_gx);
+      for (int s = 0; s < kAnySteps; ++s) {
+        const int first = column_of<T, kAnyBlock>(s, rank);
+        const auto keep = [&](float* partial, int i, float value) {
+          if (!partial || first + i >= width) return;
+          float& sum = partial[blockIdx.x * args.width + base + first + i];
+          sum = row == blockIdx.x ? value : sum + value;
+        };
+        share.add(s, weight[s], sums, [&](int i, float dy, float xhat, float) {
+          keep(args.dweights, i, dy * xhat);
+          if (kCentred) keep(args.dbiases, i, dy);
+        });
       }
-      if (args.dx) store_row(args.dx + row * args.dx_stride, first, args.width, args.whole, part.g);
-    }
+    });
+    if (!args.dx) continue;
+    add(sums);
+    const float mean_gx = mean_of(sums[0], args.width, args.inverse),
+                mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
+    pieces([&](int64_t base, int width) {
+#pragma unroll
+      for (int s = 0; s < kAnySteps; ++s) {
+        float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
+        share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
+        share.slope(s, g, xhat, mean_g, mean_gx);
+      }
+      Rows::store(args.dx + row * args.dx_stride + base, share.dy, rank, width);
+    });
   }
 }
 
-/// to[c] = sum of partial[b][c] over the blocks: thread y of a column adds every 32nd, then those 32 are
-/// added in order.
-__global__ void __launch_bounds__(1024)
-    add_partial_sums(float* to, const float* partial, int64_t blocks, int64_t width) {
-  __shared__ float sums[kWarp][kWarp + 1];
-  const int64_t column = blockIdx.x * int64_t(kWarp) + threadIdx.x;
-  float sum = 0;
-  if (column < width)
-    for (int64_t b = threadIdx.y; b < blocks; b += kWarp) sum += partial[b * width + column];
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= width) return;
-  for (int y = 1; y < kWarp; ++y) sum += sums[y][threadIdx.x];
-  to[column] = sum;
+/// Runs a kernel that writes `blocks` rows of partial sums, and adds those up.
+template <class T, class Kernel>
+void run(const NormBackward& norm, BackwardArgs<T> args, Kernel kernel, int64_t blocks, int block, size_t shared) {
+  const Device device = norm.x.device();
+  const auto partial = [&](const Tensor& gradient) {
+    return gradient.defined() ? Tensor::empty_packed(Shape{blocks, args.width}, DType::f32, device) : Tensor();
+  };
+  const Tensor dweights = partial(norm.dweight), dbiases = partial(norm.dbias);
+  args.dweights = data_or_null<float>(dweights);
+  args.dbiases = data_or_null<float>(dbiases);
+  gpu::launch(device, {dim3(unsigned(blocks)), dim3(unsigned(block)), shared}, kernel, args);
+  const gpu::PartialSums of_weight{args.dweights, data_or_null<float>(norm.dweight)},
+      of_bias{args.dbiases, data_or_null<float>(norm.dbias)};
+  gpu::add_partial_sums(device, of_weight, of_bias, blocks, args.width);
 }
 
-/// Blocks of the backward pass: rows of partial sums, at most as many as run at once.
-int64_t backward_blocks(Device device, int64_t rows, int64_t width) {
-  const int64_t groups = width <= 1024 ? ceil_div(rows, kWarps) : rows;
-  return std::min<int64_t>(groups, int64_t(device.card().multiprocessors) * (width <= 512 ? 2 : 1));
-}
-
-template <class T, bool kCentred>
-void launch_backward(Device device, int64_t blocks, const BackwardArgs<T>& args) {
-  constexpr int kPack = kPackOf<T>;
-  const gpu::LaunchShape shape{dim3(unsigned(blocks)), kBlock};
-  if (args.width <= 512) {
-    gpu::launch(device, shape, backward_rows<T, kCentred, kWarp, 16 / kPack>, args);
-  } else if (args.width <= 768) {
-    gpu::launch(device, shape, backward_rows<T, kCentred, kWarp, 24 / kPack>, args);
-  } else if (args.width <= 1024) {
-    gpu::launch(device, shape, backward_rows<T, kCentred, kWarp, 32 / kPack>, args);
-  } else if (args.width <= kBlock * 32) {
-    gpu::launch(device, shape, backward_rows<T, kCentred, kBlock, 32 / kPack>, args);
+template <class T, bool kCentred, bool kBias, bool kResidual>
+void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args, bool whole) {
+  const int64_t multiprocessors = norm.x.device().card().multiprocessors;
+  const auto held = [&]<class H>(H) {
+    constexpr size_t kRing = Ring<T, H, kResidual ? 3 : 2>::kBytes;
+    constexpr size_t kCombined = H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
+    const int64_t groups = H::kThreads == kWarp ? ceil_div(args.rows, H::kBlock / kWarp) : args.rows;
+    run(norm, args, backward_rows<T, kCentred, kBias, kResidual, H>,
+        std::min<int64_t>(groups, multiprocessors * H::kBlocks), H::kBlock, std::max(kRing, kCombined));
+  };
+  // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.
+  constexpr int kShare = sizeof(T) / 2;
+  if (!whole && args.width <= 512) {
+    held(Held<T, kWarp, 16, 256, 2 / kShare, 2, false>{});
+  } else if (whole && args.width <= 512) {
+    held(Held<T, kWarp, 16, 256, 2 / kShare, 3>{});
+  } else if (whole && args.width <= 768) {
+    held(Held<T, kWarp, 24, 384 / kShare, 1, 2>{});
+  } else if (whole && args.width <= 1024) {
+    held(Held<T, kWarp, 32, 256 / kShare, 1, 2>{});
+  } else if (whole && args.width <= 2048) {
+    held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
+  } else if (whole && args.width <= 4096) {
+    held(std::conditional_t<kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>,
+                            Held<T, 128, 32, 128, 3, 3>>{});
+  } else if (whole && args.width <= 8192 && !(kResidual && kShare == 2)) {
+    held(Held<T, 512, 16, 512, 1, 2>{});
+  } else if (whole) {
+    run(norm, args, backward_any_rows<T, kCentred, kResidual, true>, std::min(args.rows, 4 * multiprocessors),
+        kAnyBlock, 0);
   } else {
-    gpu::launch(device, shape, backward_long_rows<T, kCentred>, args);
+    run(norm, args, backward_any_rows<T, kCentred, kResidual, false>, std::min(args.rows, 4 * multiprocessors),
+        kAnyBlock, 0);
   }
 }
 
@@ -202,42 +327,38 @@ void launch_backward(Device device, int64_t blocks, const BackwardArgs<T>& args)
 void norm_backward_cuda(const NormBackward& norm) {
   const bool centred = norm.mean.defined();
   dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
-    const Device device = norm.x.device();
-    const int64_t rows = norm.x.rows(), width = norm.x.row_length();
-    if (width == 0) return;
-    const int64_t blocks = backward_blocks(device, rows, width);
-    const auto partial = [&](const Tensor& gradient) {
-      return gradient.defined() ? Tensor::empty_packed({blocks, width}, DType::f32, device) : Tensor();
-    };
-    const Tensor dweights = partial(norm.dweight), dbiases = partial(norm.dbias);
-    const BackwardArgs<T> args{norm.dx.defined() ? norm.dx.data<T>() : nullptr,
-                               dweights.defined() ? dweights.data<float>() : nullptr,
-                               dbiases.defined() ? dbiases.data<float>() : nullptr,
+    if (norm.x.row_length() == 0) return;
+    const BackwardArgs<T> args{data_or_null<T>(norm.dx),
+                               nullptr,
+                               nullptr,
                                norm.dy.data<T>(),
+                               data_or_null<T>(norm.dsum),
                                norm.x.data<T>(),
                                data_or_null<T>(norm.weight),
-                               centred ? norm.mean.data<float>() : nullptr,
+                               data_or_null<float>(norm.mean),
                                norm.rstd.data<float>(),
-                               norm.dx.defined() ? norm.dx.row_stride() : 0,
+                               stride_or_0(norm.dx),
                                norm.dy.row_stride(),
+                               stride_or_0(norm.dsum),
                                norm.x.row_stride(),
-                               rows,
-                               width,
-                               whole_rows<T>(norm.dx) && whole_rows<T>(norm.dy) && whole_rows<T>(norm.x) &&
-                                   whole_rows<T>(norm.weight)};
-    if (centred) {
-      launch_backward<T, true>(device, blocks, args);
-    } else {
-      launch_backward<T, false>(device, blocks, args);
-    }
-    const auto finish = [&](const Tensor& gradient, const Tensor& partial_sums) {
-      if (!gradient.defined()) return;
-      const gpu::LaunchShape shape{dim3(unsigned(ceil_div(width, kWarp))), dim3(kWarp, kWarp)};
-      gpu::launch(device, shape, add_partial_sums, gradient.data<float>(), partial_sums.data<float>(), blocks,
-                  width);
+                               norm.x.rows(),
+                               norm.x.row_length(),
+                               1.0f / float(norm.x.row_length())};
+    const bool whole = whole_rows<T>(norm.dx, norm.dy, norm.dsum, norm.x, norm.weight);
+    const auto launch = [&]<bool kCentred, bool kBias>() {
+      if (args.dsum) {
+        launch_backward<T, kCentred, kBias, true>(norm, args, whole);
+      } else {
+        launch_backward<T, kCentred, kBias, false>(norm, args, whole);
+      }
     };
-    finish(norm.dweight, dweights);
-    finish(norm.dbias, dbiases);
+    if (!centred) {
+      launch.template operator()<false, false>();
+    } else if (norm.dbias.defined()) {
+      launch.template operator()<true, true>();
+    } else {
+      launch.template operator()<true, false>();
+    }
   });
 }
 

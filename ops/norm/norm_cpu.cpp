@@ -55,6 +55,7 @@ void norm_forward_cpu(const NormForward& norm) {
     using C = Compute<T>;
     const int64_t width = norm.x.row_length(), x_stride = norm.x.row_stride(), y_stride = norm.y.row_stride();
     const T* const x = norm.x.data<T>();
+    const T* const residual = norm.residual.defined() ? norm.residual.data<T>() : nullptr;
     T* const y = norm.y.data<T>();
     const T* const weight = norm.weight.defined() ? norm.weight.data<T>() : nullptr;
     const T* const bias = norm.bias.defined() ? norm.bias.data<T>() : nullptr;
@@ -62,8 +63,14 @@ void norm_forward_cpu(const NormForward& norm) {
     C* const rstds = norm.rstd.data<C>();
     parallel_for(norm.x.rows(), grain_of(width), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        const T* const from = x + row * x_stride;
+        const T* from = x + row * x_stride;
         T* const to = y + row * y_stride;
+        if (residual) {
+          const T* const other = residual + row * norm.residual.row_stride();
+          T* const both = norm.sum.data<T>() + row * norm.sum.row_stride();
+          for (int64_t c = 0; c < width; ++c) both[c] = T(C(from[c]) + C(other[c]));
+          from = both;
+        }
         C mean = 0;
         double sum = 0, squares = 0;
         if (centred) {
@@ -95,6 +102,7 @@ void norm_backward_cpu(const NormBackward& norm) {
     const int64_t width = norm.x.row_length(), x_stride = norm.x.row_stride(),
                   dy_stride = norm.dy.row_stride(), dx_stride = norm.dx.row_stride();
     const T *const x = norm.x.data<T>(), *const dy = norm.dy.data<T>();
+    const T* const dsum = norm.dsum.defined() ? norm.dsum.data<T>() : nullptr;
     T* const dx = norm.dx.data<T>();
     const T* const weight = norm.weight.defined() ? norm.weight.data<T>() : nullptr;
     const C* const means = centred ? norm.mean.data<C>() : nullptr;
@@ -113,7 +121,11 @@ void norm_backward_cpu(const NormBackward& norm) {
           sum_gx += double(g[size_t(c)] * xhat(c));
         }
         const C mean_g = centred ? C(sum_g / double(width)) : C(0), mean_gx = C(sum_gx / double(width));
-        for (int64_t c = 0; c < width; ++c) to[c] = T(rstd * (g[size_t(c)] - mean_g - xhat(c) * mean_gx));
+        const T* const past = dsum ? dsum + row * norm.dsum.row_stride() : nullptr;
+        for (int64_t c = 0; c < width; ++c) {
+          const C slope = rstd * (g[size_t(c)] - mean_g - xhat(c) * mean_gx);
+          to[c] = T(past ? C(past[c]) + slope : slope);
+        }
       }
     });
   });

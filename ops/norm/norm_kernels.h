@@ -4,18 +4,20 @@
 
 namespace tessera::ops {
 
-/// Layernorm if `mean` is defined, else rmsnorm. y, x: have rows; mean, rstd [rows] in sum_dtype; weight and
+/// Layernorm if `mean` is defined, else rmsnorm, of x, or of x + residual if that is defined; then `sum` takes
+/// x + residual, rounded. y, sum, x, residual: have rows, one shape; mean, rstd [rows] in sum_dtype; weight and
 /// bias [C] of x's dtype with stride 1, or undefined.
 struct NormForward {
-  const Tensor &y, &mean, &rstd, &x, &weight, &bias;
+  const Tensor &y, &sum, &mean, &rstd, &x, &residual, &weight, &bias;
   double eps;
 };
 void norm_forward_cpu(const NormForward& norm);
 void norm_forward_cuda(const NormForward& norm);
 
-/// Gradients that are undefined are not computed. dweight, dbias: [C] in sum_dtype.
+/// x: what was normalised. dx has dsum added to it if that is defined. Gradients that are undefined are not
+/// computed. dweight, dbias: [C] in sum_dtype.
 struct NormBackward {
-  const Tensor &dx, &dweight, &dbias, &dy, &x, &weight, &mean, &rstd;
+  const Tensor &dx, &dweight, &dbias, &dy, &dsum, &x, &weight, &mean, &rstd;
 };
 void norm_backward_cpu(const NormBackward& norm);
 void norm_backward_cuda(const NormBackward& norm);

@@ -3,41 +3,49 @@
 #include "gpu/row.cuh"
 #include "ops/norm/norm_kernels.h"
 
-/// What both directions of the norms share. They are bound by memory (a dozen operations against 4 to 12
-/// bytes), so each row is read once, into registers, 16 bytes a thread and load: a row of up to 1024 elements
-/// belongs to a warp, of up to 8192 to a block. Longer rows are read by a block once for each sum and once
-/// more, mostly from the L2 cache.
+/// What both directions of the norms share. They are bound by memory (a dozen operations against 4 to 16
+/// bytes), so all that counts is to read each row once and to have enough reads under way: at 3 TB/s and a
+/// latency of a microsecond some 16 KB a multiprocessor. A row lies in the registers of a warp or of a block
+/// as it lies in memory, 16 bytes a thread and load, and the next row of the same warp (block) is loaded before
+/// this one is computed. Longer rows are read by a block once for each sum and once more, mostly from the L2
+/// cache.
 
 namespace tessera::ops::norm_rows {
 
 using gpu::ceil_div;
+using gpu::column_of;
+using gpu::first_row;
+using gpu::for_pieces;
 using gpu::kPackOf;
 using gpu::kWarp;
-using gpu::load_row;
-using gpu::row_reduce;
-using gpu::store_row;
-using gpu::Sum;
+using gpu::row_step;
+using gpu::RowAccess;
+using gpu::RowReduce;
+using gpu::Words;
 
-inline constexpr int kBlock = 256;
-inline constexpr int kWarps = kBlock / kWarp;
+inline constexpr int kAnySteps = 2;  // of the kernels for rows of any length and alignment
 
 template <class T>
-const T* data_or_null(const Tensor& tensor) {
+T* data_or_null(const Tensor& tensor) {
   return tensor.defined() ? tensor.data<T>() : nullptr;
 }
-
-/// Whether packs of every row of `tensor` are whole; an undefined tensor does not hinder.
-template <class T>
-bool whole_rows(const Tensor& tensor) {
-  return !tensor.defined() ||
-         gpu::packs(tensor.data<T>(), tensor.rank() == 1 ? 0 : tensor.row_stride(), kPackOf<T>);
+inline int64_t stride_or_0(const Tensor& tensor) {
+  return tensor.defined() ? tensor.row_stride() : 0;
 }
 
-/// Row of this thread's warp or block in the grid's step `step`.
-template <int kThreads>
-__device__ __forceinline__ int64_t row_of(int64_t step) {
-  const int64_t at = step * gridDim.x + blockIdx.x;
-  return kThreads == kWarp ? at * kWarps + threadIdx.x / kWarp : at;
+/// sum / width, rounded as the division is (Markstein's correction of a product with 1 / width), without a
+/// division's slow path, whose call costs registers. NaN for an infinite sum.
+__device__ __forceinline__ float mean_of(float sum, int64_t width, float inverse) {
+  const float estimate = sum * inverse;
+  return fmaf(fmaf(-estimate, float(width), sum), inverse, estimate);
+}
+
+/// Whether packs of every row of all tensors are whole; undefined tensors do not hinder.
+template <class T, class... Tensors>
+bool whole_rows(const Tensors&... tensors) {
+  return ((!tensors.defined() ||
+           gpu::packs(tensors.template data<T>(), tensors.rank() == 1 ? 0 : tensors.row_stride(), kPackOf<T>)) &&
+          ...);
 }
 
 }  // namespace tessera::ops::norm_rows

@@ -1,27 +1,31 @@
 #include "gpu/row.cuh"
 #include "ops/softmax/softmax_kernels.h"
 
-/// One read and one write an element forward, two reads and one write backward, against one exponential:
-/// bound by memory. So the last dimension is read once, into registers: a row of up to 1024 elements is held
-/// by a warp, of up to 4096 (f32) or 8192 (bf16, f16) by a block, 16 bytes a thread and load. Longer rows are
-/// read twice by a block, the maximum and the sum of the exponentials being kept up to date in the first
-/// pass; what a block read last is still in the L2 cache when it comes again. Along other dimensions a thread
-/// walks one line twice; neighbouring threads walk neighbouring lines, so that the accesses of a warp are
-/// coalesced.
+/// One read and one write an element forward, two reads and one write backward, against one exponential: bound by
+/// memory. So the last dimension is read once, into registers, 16 bytes a thread and load: a row of up to 1024
+/// elements by a warp, of up to 8192 by a block. Longer rows, and rows that are not aligned, are read twice by a
+/// block, the maximum and the sum of the exponentials being kept up to date in the first pass; what a block read
+/// last is still in the L2 cache when it comes again. Along other dimensions 32 neighbouring lines belong to a block,
+/// so that the accesses of a warp are coalesced, and its eight warps share the length.
+///
+/// Results of 16 bits use the approximate exp, whose error of a few ulp of f32 does not show in them: with the
+/// library's exp the arithmetic is what the time goes to.
 
 namespace tessera::ops {
 namespace {
 
+using gpu::column_of;
+using gpu::first_row;
+using gpu::for_pieces;
 using gpu::kPackOf;
 using gpu::kWarp;
-using gpu::load_row;
 using gpu::Max;
-using gpu::row_reduce;
+using gpu::RowAccess;
+using gpu::RowReduce;
 using gpu::RunningSoftmax;
-using gpu::store_row;
-using gpu::Sum;
+using gpu::Words;
 
-constexpr int kBlock = 256;
+constexpr int kPieceSteps = 2;  // words a thread holds of a row that is read in pieces
 
 /// Rows of the forward pass (b unused) or the backward pass (a: dy, b: y).
 template <class T>
@@ -30,189 +34,388 @@ struct Rows {
   const T* a;
   const T* b;
   int64_t to_stride, a_stride, b_stride, rows, width;
-  bool whole;  // every row of every operand may be read in packs
-  bool log;
 };
 
 template <class T>
-Rows<T> make_rows(const Tensor& to, const Tensor& a, const Tensor& b, bool log) {
-  Rows<T> rows{
-      to.data<T>(),    a.data<T>(), b.data<T>(), to.row_stride(), a.row_stride(), b.row_stride(), to.rows(),
-      to.row_length(), true,        log};
-  for (const Tensor* tensor : {&to, &a, &b})
-    rows.whole = rows.whole && gpu::packs(tensor->data<T>(), tensor->row_stride(), kPackOf<T>);
-  return rows;
+__device__ __forceinline__ float exponential(float x) {
+  return sizeof(T) == 2 ? __expf(x) : expf(x);
 }
 
-/// The row of this thread's warp or block, and whether there is one.
-template <int kThreads>
-__device__ __forceinline__ int64_t own_row() {
-  return kThreads == kWarp ? blockIdx.x * int64_t(kBlock / kWarp) + threadIdx.x / kWarp : int64_t(blockIdx.x);
-}
-
-template <class T, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kBlock) forward_rows(Rows<T> args) {
+/// The values of a share; `fill` past the row's end.
+template <int kThreads, int kSteps, class T>
+__device__ __forceinline__ void unpack_share(float (&values)[kSteps][kPackOf<T>], const Words<T> (&share)[kSteps],
+                                             int rank, int width, float fill) {
   constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[kWarp];
-  const int64_t row = own_row<kThreads>();
-  if (row >= args.rows) return;
-  const int rank = int(threadIdx.x) % kThreads;
-  const T* const x = args.a + row * args.a_stride;
-  float values[kSteps][kPack], top = Max::kIdentity, sum = 0;
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
-    load_row(values[s], x, int64_t(s * kThreads + rank) * kPack, args.width, args.whole, Max::kIdentity);
+    gpu::unpack(values[s], share[s]);
+    const int inside = width - column_of<T, kThreads>(s, rank);
+    if (inside < kPack)
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) top = Max{}(top, values[s][i]);
+      for (int i = 0; i < kPack; ++i)
+        if (i >= inside) values[s][i] = fill;
   }
-  top = row_reduce<Max, kThreads>(top, scratch);
+}
+
+template <class T, bool kLog, int kThreads, int kSteps, int kBlock>
+__global__ void __launch_bounds__(kBlock) forward_rows(Rows<T> args) {
+  constexpr int kPack = kPackOf<T>;
+  using Reduce = RowReduce<kThreads, 1>;
+  using Access = RowAccess<true, kThreads>;
+  __shared__ float scratch[Reduce::kScratch];
+  Reduce reduce(scratch);
+  const int64_t row = first_row<kThreads>();
+  if (row >= args.rows) return;
+  const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
+  Words<T> share[kSteps];
+  Access::load(share, args.a + row * args.a_stride, rank, width);
+  float values[kSteps][kPack], top[1] = {Max::kIdentity}, sum[1] = {};
+  unpack_share<kThreads>(values, share, rank, width, Max::kIdentity);
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) top[0] = Max{}(top[0], values[s][i]);
+  reduce.template operator()<Max>(top);
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      const float shifted = values[s][i] - top, e = expf(shifted);
-      sum += e;
-      values[s][i] = args.log ? shifted : e;
+      const float shifted = values[s][i] - top[0], e = exponential<T>(shifted);
+      sum[0] += e;
+      values[s][i] = kLog ? shifted : e;
     }
-  sum = row_reduce<Sum, kThreads>(sum, scratch);
-  const float log_sum = logf(sum), inverse = 1.0f / sum;
+  reduce(sum);
+  const float log_sum = logf(sum[0]), inverse = 1.0f / sum[0];
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) values[s][i] = args.log ? values[s][i] - log_sum : values[s][i] * inverse;
-    store_row(args.to + row * args.to_stride, int64_t(s * kThreads + rank) * kPack, args.width, args.whole,
-              values[s]);
+    for (int i = 0; i < kPack; ++i) values[s][i] = kLog ? values[s][i] - log_sum : values[s][i] * inverse;
+    share[s] = gpu::round_to_words<T>(values[s]);
   }
+  Access::store(args.to + row * args.to_stride, share, rank, width);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kBlock) forward_long_rows(Rows<T> args) {
-  constexpr int kPack = kPackOf<T>;
+template <class T, bool kLog, bool kWhole, int kThreads, int kBlock>
+__global__ void __launch_bounds__(kBlock) forward_any_rows(Rows<T> args) {
+  constexpr int kPack = kPackOf<T>, kPiece = kThreads * kPieceSteps * kPack;
+  using Access = RowAccess<kWhole, kThreads>;
   __shared__ float scratch[kWarp];
-  const T* const x = args.a + blockIdx.x * args.a_stride;
-  T* const y = args.to + blockIdx.x * args.to_stride;
-  float values[kPack];
-  RunningSoftmax running;
-  for (int64_t first = int64_t(threadIdx.x) * kPack; first < args.width; first += kBlock * kPack) {
-    load_row(values, x, first, args.width, args.whole, Max::kIdentity);
-    running.add(values);
-  }
-  running = running.of_row<kBlock>(scratch);
-  const float log_sum = logf(running.sum), inverse = 1.0f / running.sum;
-  for (int64_t first = int64_t(threadIdx.x) * kPack; first < args.width; first += kBlock * kPack) {
-    load_row(values, x, first, args.width, args.whole, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      const float shifted = values[i] - running.top;
-      values[i] = args.log ? shifted - log_sum : expf(shifted) * inverse;
-    }
-    store_row(y, first, args.width, args.whole, values);
-  }
-}
-
-/// One element of dx, with sum = sum(dy) of log_softmax and sum(y dy) of softmax.
-__device__ __forceinline__ float slope(float dy, float y, float sum, bool log) {
-  return log ? dy - expf(y) * sum : y * (dy - sum);
-}
-
-template <class T, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kBlock) backward_rows(Rows<T> args) {
-  constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[kWarp];
-  const int64_t row = own_row<kThreads>();
+  const int64_t row = first_row<kThreads>();
   if (row >= args.rows) return;
   const int rank = int(threadIdx.x) % kThreads;
-  const T *const dy = args.a + row * args.a_stride, *const y = args.b + row * args.b_stride;
-  float grads[kSteps][kPack], results[kSteps][kPack], sum = 0;
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    const int64_t first = int64_t(s * kThreads + rank) * kPack;
-    load_row(grads[s], dy, first, args.width, args.whole, 0.0f);
-    load_row(results[s], y, first, args.width, args.whole, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) sum += args.log ? grads[s][i] : results[s][i] * grads[s][i];
-  }
-  sum = row_reduce<Sum, kThreads>(sum, scratch);
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) grads[s][i] = slope(grads[s][i], results[s][i], sum, args.log);
-    store_row(args.to + row * args.to_stride, int64_t(s * kThreads + rank) * kPack, args.width, args.whole,
-              grads[s]);
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kBlock) backward_long_rows(Rows<T> args) {
-  constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[kWarp];
-  const T *const dy = args.a + blockIdx.x * args.a_stride, *const y = args.b + blockIdx.x * args.b_stride;
-  T* const dx = args.to + blockIdx.x * args.to_stride;
-  float grads[kPack], results[kPack], sum = 0;
-  for (int64_t first = int64_t(threadIdx.x) * kPack; first < args.width; first += kBlock * kPack) {
-    load_row(grads, dy, first, args.width, args.whole, 0.0f);
-    load_row(results, y, first, args.width, args.whole, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) sum += args.log ? grads[i] : results[i] * grads[i];
-  }
-  sum = row_reduce<Sum, kBlock>(sum, scratch);
-  for (int64_t first = int64_t(threadIdx.x) * kPack; first < args.width; first += kBlock * kPack) {
-    load_row(grads, dy, first, args.width, args.whole, 0.0f);
-    load_row(results, y, first, args.width, args.whole, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) grads[i] = slope(grads[i], results[i], sum, args.log);
-    store_row(dx, first, args.width, args.whole, grads);
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kBlock) forward_lines(Lines<2> lines, T* y, const T* x, bool log) {
-  const int64_t line = blockIdx.x * int64_t(kBlock) + threadIdx.x;
-  if (line >= lines.starts.count) return;
-  int64_t at[2];
-  lines.locate(line, at);
+  Words<T> share[kPieceSteps];
+  float values[kPieceSteps][kPack];
+  const auto load = [&](int64_t base, int width) {
+    Access::load(share, args.a + row * args.a_stride + base, rank, width);
+    unpack_share<kThreads>(values, share, rank, width, Max::kIdentity);
+  };
   RunningSoftmax running;
-  for (int64_t i = 0; i < lines.length; ++i) {
-    const float value[1] = {float(x[at[1] + i * lines.strides[1]])};
-    running.add(value);
-  }
+  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    load(base, width);
+#pragma unroll
+    for (int s = 0; s < kPieceSteps; ++s) running.add(values[s]);
+  });
+  running = running.of_row<kThreads>(scratch);
   const float log_sum = logf(running.sum), inverse = 1.0f / running.sum;
-  for (int64_t i = 0; i < lines.length; ++i) {
-    const float shifted = float(x[at[1] + i * lines.strides[1]]) - running.top;
-    y[at[0] + i * lines.strides[0]] = T(log ? shifted - log_sum : expf(shifted) * inverse);
-  }
+  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    load(base, width);
+#pragma unroll
+    for (int s = 0; s < kPieceSteps; ++s) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        const float shifted = values[s][i] - running.top;
+        values[s][i] = kLog ? shifted - log_sum : exponential<T>(shifted) * inverse;
+      }
+      share[s] = gpu::round_to_words<T>(values[s]);
+    }
+    Access::store(args.to + row * args.to_stride + base, share, rank, width);
+  });
 }
 
-template <class T>
-__global__ void __launch_bounds__(kBlock)
-    backward_lines(Lines<3> lines, T* dx, const T* dy, const T* y, bool log) {
-  const int64_t line = blockIdx.x * int64_t(kBlock) + threadIdx.x;
-  if (line >= lines.starts.count) return;
-  int64_t at[3];
-  lines.locate(line, at);
+/// What the backward pass sums: dy of log_softmax, y dy of softmax.
+template <bool kLog, int kSteps, class T>
+__device__ __forceinline__ float sum_of(const Words<T> (&grads)[kSteps], const Words<T> (&results)[kSteps]) {
   float sum = 0;
-  for (int64_t i = 0; i < lines.length; ++i) {
-    const float grad = float(dy[at[1] + i * lines.strides[1]]);
-    sum += log ? grad : float(y[at[2] + i * lines.strides[2]]) * grad;
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    float grad[kPackOf<T>], result[kPackOf<T>];
+    gpu::unpack(grad, grads[s]);
+    gpu::unpack(result, results[s]);
+#pragma unroll
+    for (int i = 0; i < kPackOf<T>; ++i) sum += kLog ? grad[i] : result[i] * grad[i];
   }
-  for (int64_t i = 0; i < lines.length; ++i)
-    dx[at[0] + i * lines.strides[0]] =
-        T(slope(float(dy[at[1] + i * lines.strides[1]]), float(y[at[2] + i * lines.strides[2]]), sum, log));
+  return sum;
 }
 
-/// Calls `warp.operator()<kSteps>()`, `block.operator()<kSteps>()` or `longer()`, by where a row fits.
-template <class T, class Warp, class Block, class Longer>
-void by_width(int64_t width, Warp&& warp, Block&& block, Longer&& longer) {
-  constexpr int kPack = kPackOf<T>;
-  if (width <= kWarp * kPack) {
-    warp.template operator()<1>();
-  } else if (width <= 1024) {
-    warp.template operator()<1024 / (kWarp * kPack)>();
-  } else if (width <= 4 * kBlock * kPack) {
-    block.template operator()<4>();
-  } else {
-    longer();
+/// One element of dx.
+template <class T, bool kLog>
+__device__ __forceinline__ float slope(float dy, float y, float sum) {
+  return kLog ? dy - exponential<T>(y) * sum : y * (dy - sum);
+}
+
+/// dx in place of dy.
+template <bool kLog, int kSteps, class T>
+__device__ __forceinline__ void slopes(Words<T> (&grads)[kSteps], const Words<T> (&results)[kSteps], float sum) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    float grad[kPackOf<T>], result[kPackOf<T>];
+    gpu::unpack(grad, grads[s]);
+    gpu::unpack(result, results[s]);
+#pragma unroll
+    for (int i = 0; i < kPackOf<T>; ++i) grad[i] = slope<T, kLog>(grad[i], result[i], sum);
+    grads[s] = gpu::round_to_words<T>(grad);
   }
+}
+
+template <class T, bool kLog, int kThreads, int kSteps, int kBlock>
+__global__ void __launch_bounds__(kBlock) backward_rows(Rows<T> args) {
+  using Reduce = RowReduce<kThreads, 1>;
+  using Access = RowAccess<true, kThreads>;
+  __shared__ float scratch[Reduce::kScratch];
+  Reduce reduce(scratch);
+  const int64_t row = first_row<kThreads>();
+  if (row >= args.rows) return;
+  const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
+  Words<T> grads[kSteps], results[kSteps];
+  Access::load(grads, args.a + row * args.a_stride, rank, width);
+  Access::load(results, args.b + row * args.b_stride, rank, width);
+  float sum[1] = {sum_of<kLog>(grads, results)};
+  reduce(sum);
+  slopes<kLog>(grads, results, sum[0]);
+  Access::store(args.to + row * args.to_stride, grads, rank, width);
+}
+
+template <class T, bool kLog, bool kWhole, int kThreads, int kBlock>
+__global__ void __launch_bounds__(kBlock) backward_any_rows(Rows<T> args) {
+  constexpr int kPiece = kThreads * kPieceSteps * kPackOf<T>;
+  using Reduce = RowReduce<kThreads, 1>;
+  using Access = RowAccess<kWhole, kThreads>;
+  __shared__ float scratch[Reduce::kScratch];
+  Reduce reduce(scratch);
+  const int64_t row = first_row<kThreads>();
+  if (row >= args.rows) return;
+  const int rank = int(threadIdx.x) % kThreads;
+  Words<T> grads[kPieceSteps], results[kPieceSteps];
+  const auto load = [&](int64_t base, int width) {
+    Access::load(grads, args.a + row * args.a_stride + base, rank, width);
+    Access::load(results, args.b + row * args.b_stride + base, rank, width);
+  };
+  float sum[1] = {};
+  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    load(base, width);
+    sum[0] += sum_of<kLog>(grads, results);
+  });
+  reduce(sum);
+  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    load(base, width);
+    slopes<kLog>(grads, results, sum[0]);
+    Access::store(args.to + row * args.to_stride + base, grads, rank, width);
+  });
+}
+
+constexpr int kLineWarps = 8;  // share the length of a line
+constexpr int kAhead = 4;      // elements of a line whose loads are under way together
+
+/// The line of a thread of a block [kLineWarps][kWarp], and the part of it that its warp walks.
+template <int N>
+struct OwnLine {
+  int64_t at[N];
+  bool exists;
+
+  __device__ __forceinline__ explicit OwnLine(const Lines<N>& lines) {
+    const int64_t line = blockIdx.x * int64_t(kWarp) + threadIdx.x;
+    exists = line < lines.starts.count;
+    lines.locate(exists ? line : 0, at);
+  }
+
+  /// visit(first) for every kAhead elements first, first + kLineWarps, ... of this warp.
+  template <class Visit>
+  __device__ __forceinline__ void walk(int64_t length, Visit&& visit) const {
+    if (exists)
+      for (int64_t first = threadIdx.y; first < length; first += kLineWarps * kAhead) visit(first);
+  }
+};
+
+/// Element `first` + n kLineWarps of a line, `fill` past its end.
+template <class T>
+__device__ __forceinline__ float element(const T* line, int64_t stride, int64_t length, int64_t first, int n,
+                                         float fill) {
+  const int64_t i = first + n * kLineWarps;
+  return i < length ? float(line[i * stride]) : fill;
+}
+
+/// The threads of a block that share a line combine what they found.
+template <class Op>
+__device__ __forceinline__ float line_reduce(float value, float (&scratch)[kLineWarps][kWarp]) {
+  __syncthreads();  // whoever still reads the last result
+  scratch[threadIdx.y][threadIdx.x] = value;
+  __syncthreads();
+  value = scratch[0][threadIdx.x];
+#pragma unroll
+  for (int w = 1; w < kLineWarps; ++w) value = Op{}(value, scratch[w][threadIdx.x]);
+  return value;
+}
+
+template <class T, bool kLog>
+__global__ void __launch_bounds__(kWarp* kLineWarps) forward_lines(Lines<2> lines, T* y, const T* x) {
+  __shared__ float scratch[kLineWarps][kWarp];
+  const OwnLine<2> own(lines);
+  x += own.at[1];
+  y += own.at[0];
+  RunningSoftmax part;
+  own.walk(lines.length, [&](int64_t first) {
+    float values[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n)
+      values[n] = element(x, lines.strides[1], lines.length, first, n, Max::kIdentity);
+    part.add(values);
+  });
+  const float top = line_reduce<Max>(part.top, scratch);
+  const float sum =
+      line_reduce<gpu::Sum>(part.top == Max::kIdentity ? 0.0f : part.sum * expf(part.top - top), scratch);
+  const float log_sum = logf(sum), inverse = 1.0f / sum;
+  own.walk(lines.length, [&](int64_t first) {
+    float values[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n)
+      values[n] = element(x, lines.strides[1], lines.length, first, n, Max::kIdentity);
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const float shifted = values[n] - top;
+      const int64_t i = first + n * kLineWarps;
+      if (i < lines.length)
+        y[i * lines.strides[0]] = T(kLog ? shifted - log_sum : exponential<T>(shifted) * inverse);
+    }
+  });
+}
+
+template <class T, bool kLog>
+__global__ void __launch_bounds__(kWarp* kLineWarps) backward_lines(Lines<3> lines, T* dx, const T* dy, const T* y) {
+  __shared__ float scratch[kLineWarps][kWarp];
+  const OwnLine<3> own(lines);
+  dx += own.at[0];
+  dy += own.at[1];
+  y += own.at[2];
+  float sum = 0, grads[kAhead], results[kAhead];
+  const auto load = [&](int64_t first) {
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      grads[n] = element(dy, lines.strides[1], lines.length, first, n, 0.0f);
+      results[n] = element(y, lines.strides[2], lines.length, first, n, 0.0f);
+    }
+  };
+  own.walk(lines.length, [&](int64_t first) {
+    load(first);
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) sum += kLog ? grads[n] : results[n] * grads[n];
+  });
+  sum = line_reduce<gpu::Sum>(sum, scratch);
+  own.walk(lines.length, [&](int64_t first) {
+    load(first);
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const int64_t i = first + n * kLineWarps;
+      if (i < lines.length) dx[i * lines.strides[0]] = T(slope<T, kLog>(grads[n], results[n], sum));
+    }
+  });
+}
+
+/// How many threads hold a row, and how many words each.
+template <class T, int kThreads, int kColumns, int kBlock = kThreads == kWarp ? 128 : kThreads>
+struct Held {
+  static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>, block = kBlock;
+};
+
+/// Calls `held(Held)` or `longer()`, by where a row fits.
+template <class T, class OfHeld, class Longer>
+void by_width(int64_t width, bool whole, OfHeld&& held, Longer&& longer) {
+  if (!whole || width > 256 * 32) {
+    longer();
+  } else if (width <= 256) {
+    held(Held<T, kWarp, 8>{});
+  } else if (width <= 512) {
+    held(Held<T, kWarp, 16>{});
+  } else if (width <= 1024) {
+    held(Held<T, kWarp, 32>{});
+  } else if (width <= 128 * 16) {
+    held(Held<T, 128, 16>{});
+  } else if (width <= 128 * 32) {
+    held(Held<T, 128, 32>{});
+  } else {
+    held(Held<T, 256, 32>{});
+  }
+}
+
+/// Whether packs of every row of all tensors are whole.
+template <class T, class... Tensors>
+bool whole_rows(const Tensors&... tensors) {
+  return (gpu::packs(tensors.template data<T>(), tensors.row_stride(), kPackOf<T>) && ...);
+}
+
+/// Blocks, of which each has one row or one a warp.
+template <class T>
+dim3 row_grid(const Rows<T>& rows, int threads, int block) {
+  return dim3(unsigned(gpu::ceil_div(rows.rows, threads == kWarp ? block / kWarp : 1)));
+}
+
+template <class T, bool kLog>
+void forward(const Tensor& y, const Tensor& x, int dim) {
+  const Device device = y.device();
+  if (dim != x.rank() - 1) {
+    const auto lines = lines_along(dim, y, x);
+    gpu::launch(device, {dim3(unsigned(gpu::ceil_div(lines.starts.count, kWarp))), dim3(kWarp, kLineWarps)},
+                forward_lines<T, kLog>, lines, y.data<T>(), x.data<T>());
+    return;
+  }
+  const Tensor from = x.with_rows();
+  const Rows<T> rows{y.data<T>(), from.data<T>(), nullptr, y.row_stride(), from.row_stride(), 0, y.rows(),
+                     y.row_length()};
+  const bool whole = whole_rows<T>(y, from);
+  by_width<T>(
+      rows.width, whole,
+      [&]<class H>(H) {
+        gpu::launch(device, {row_grid(rows, H::threads, H::block), H::block},
+                    forward_rows<T, kLog, H::threads, H::steps, H::block>, rows);
+      },
+      [&] {
+        if (whole) {
+          gpu::launch(device, {row_grid(rows, 256, 256), 256}, forward_any_rows<T, kLog, true, 256, 256>, rows);
+        } else if (rows.width <= 1024) {
+          gpu::launch(device, {row_grid(rows, kWarp, 128), 128}, forward_any_rows<T, kLog, false, kWarp, 128>, rows);
+        } else {
+          gpu::launch(device, {row_grid(rows, 256, 256), 256}, forward_any_rows<T, kLog, false, 256, 256>, rows);
+        }
+      });
+}
+
+template <class T, bool kLog>
+void backward(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim) {
+  const Device device = dx.device();
+  if (dim != y.rank() - 1) {
+    const auto lines = lines_along(dim, dx, dy, y);
+    gpu::launch(device, {dim3(unsigned(gpu::ceil_div(lines.starts.count, kWarp))), dim3(kWarp, kLineWarps)},
+                backward_lines<T, kLog>, lines, dx.data<T>(), dy.data<T>(), y.data<T>());
+    return;
+  }
+  const Tensor grads = dy.with_rows();
+  const Rows<T> rows{dx.data<T>(),       grads.data<T>(), y.data<T>(), dx.row_stride(),
+                     grads.row_stride(), y.row_stride(),  dx.rows(),   dx.row_length()};
+  const bool whole = whole_rows<T>(dx, grads, y);
+  by_width<T>(
+      rows.width, whole,
+      [&]<class H>(H) {
+        gpu::launch(device, {row_grid(rows, H::threads, H::block), H::block},
+                    backward_rows<T, kLog, H::threads, H::steps, H::block>, rows);
+      },
+      [&] {
+        if (whole) {
+          gpu::launch(device, {row_grid(rows, 256, 256), 256}, backward_any_rows<T, kLog, true, 256, 256>, rows);
+        } else if (rows.width <= 1024) {
+          gpu::launch(device, {row_grid(rows, kWarp, 128), 128}, backward_any_rows<T, kLog, false, kWarp, 128>, rows);
+        } else {
+          gpu::launch(device, {row_grid(rows, 256, 256), 256}, backward_any_rows<T, kLog, false, 256, 256>, rows);
+        }
+      });
 }
 
 }  // namespace
@@ -220,54 +423,14 @@ void by_width(int64_t width, Warp&& warp, Block&& block, Longer&& longer) {
 void softmax_forward_cuda(const Tensor& y, const Tensor& x, int dim, bool log) {
   dispatch_floating_cuda(x.dtype(), log ? "log_softmax" : "softmax", [&]<class T>() {
     if (y.count() == 0) return;
-    const Device device = y.device();
-    if (dim != x.rank() - 1) {
-      const auto lines = lines_along(dim, y, x);
-      gpu::launch(device, {dim3(unsigned(gpu::ceil_div(lines.starts.count, kBlock))), kBlock},
-                  forward_lines<T>, lines, y.data<T>(), x.data<T>(), log);
-      return;
-    }
-    const Tensor from = x.with_rows();
-    const Rows<T> args = make_rows<T>(y, from, from, log);
-    const dim3 warps(unsigned(gpu::ceil_div(args.rows, kBlock / kWarp))), blocks{unsigned(args.rows)};
-    by_width<T>(
-        args.width,
-        [&]<int kSteps>() {
-          gpu::launch(device, {warps, kBlock}, forward_rows<T, kWarp, kSteps>, args);
-        },
-        [&]<int kSteps>() {
-          gpu::launch(device, {blocks, kBlock}, forward_rows<T, kBlock, kSteps>, args);
-        },
-        [&] {
-          gpu::launch(device, {blocks, kBlock}, forward_long_rows<T>, args);
-        });
+    log ? forward<T, true>(y, x, dim) : forward<T, false>(y, x, dim);
   });
 }
 
 void softmax_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim, bool log) {
   dispatch_floating_cuda(y.dtype(), log ? "log_softmax" : "softmax", [&]<class T>() {
     if (dx.count() == 0) return;
-    const Device device = dx.device();
-    if (dim != y.rank() - 1) {
-      const auto lines = lines_along(dim, dx, dy, y);
-      gpu::launch(device, {dim3(unsigned(gpu::ceil_div(lines.starts.count, kBlock))), kBlock},
-                  backward_lines<T>, lines, dx.data<T>(), dy.data<T>(), y.data<T>(), log);
-      return;
-    }
-    const Tensor grads = dy.with_rows();
-    const Rows<T> args = make_rows<T>(dx, grads, y, log);
-    const dim3 warps(unsigned(gpu::ceil_div(args.rows, kBlock / kWarp))), blocks{unsigned(args.rows)};
-    by_width<T>(
-        args.width,
-        [&]<int kSteps>() {
-          gpu::launch(device, {warps, kBlock}, backward_rows<T, kWarp, kSteps>, args);
-        },
-        [&]<int kSteps>() {
-          gpu::launch(device, {blocks, kBlock}, backward_rows<T, kBlock, kSteps>, args);
-        },
-        [&] {
-          gpu::launch(device, {blocks, kBlock}, backward_long_rows<T>, args);
-        });
+    log ? backward<T, true>(dx, dy, y, dim) : backward<T, false>(dx, dy, y, dim);
   });
 }
 

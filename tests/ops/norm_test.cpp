@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/pointwise/pointwise.h"
+#include "tensor/random.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {
@@ -143,6 +145,107 @@ TEST(Norm, ErrorsNameWhatIsWrong) {
               layernorm(Tensor::zeros({2, 3}, DType::i64, Device::cpu()));
             }),
             "layernorm: dtype i64 is not supported; expected f64, f32, bf16 or f16");
+}
+
+/// Every combination of widths that the kernels tell apart, of 16-bit and 32-bit elements.
+constexpr int64_t kWidths[] = {1, 5, 200, 512, 700, 1024, 1500, 4096, 4100, 9000};
+
+/// Equal element by element, NaN included.
+void expect_same(const Tensor& a, const Tensor& b, const char* what) {
+  EXPECT_EQ(a.to_vector<double>(), b.to_vector<double>()) << what << " " << a.dtype() << a.shape();
+}
+
+Tensor random(const Shape& shape, DType dtype, Device device, uint64_t seed) {
+  Rng rng(seed);
+  const Tensor values = Tensor::empty(shape, DType::f32, Device::cpu());
+  fill_normal(values, 0.0, 1.0, rng);
+  return values.to(dtype).to(device);
+}
+
+TEST(Norm, AddNormIsAddAndNorm) {
+  for (const Device device : devices()) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const int64_t width : kWidths) {
+        const Shape shape{5, width};
+        const Tensor x = random(shape, dtype, device, 1), residual = random(shape, dtype, device, 2),
+                     weight = random({width}, dtype, device, 3), bias = random({width}, dtype, device, 4);
+        const Tensor sum = add(x, residual);
+        const AddNorm centred = add_layernorm(x, residual, weight, bias), plain = add_rmsnorm(x, residual, weight);
+        expect_same(centred.sum, sum, "sum");
+        expect_same(plain.sum, sum, "sum");
+        expect_same(centred.y, layernorm(sum, weight, bias), "layernorm");
+        expect_same(plain.y, rmsnorm(sum, weight), "rmsnorm");
+      }
+    }
+  }
+}
+
+/// Gradients of x, residual, weight and bias of add_layernorm for those gradients of sum and y that are defined.
+std::vector<Tensor> add_norm_gradients(const Tensor& dsum, const Tensor& dy) {
+  const Device device = dsum.defined() ? dsum.device() : dy.device();
+  std::vector<Tensor> leaves{random({7, 12}, DType::f32, device, 1), random({7, 12}, DType::f32, device, 2),
+                             random({12}, DType::f32, device, 3), random({12}, DType::f32, device, 4)};
+  for (Tensor& leaf : leaves) require_grad(leaf);
+  Tape tape;
+  const AddNorm both = add_layernorm(leaves[0], leaves[1], leaves[2], leaves[3]);
+  std::vector<Tensor> results, grads;
+  if (dsum.defined()) results.push_back(both.sum), grads.push_back(dsum);
+  if (dy.defined()) results.push_back(both.y), grads.push_back(dy);
+  tape.backward(results, grads);
+  for (Tensor& leaf : leaves) leaf = grad(leaf);
+  return leaves;
+}
+
+TEST(Norm, EitherGradientOfAddNormMayBeAbsent) {
+  for (const Device device : devices()) {
+    const Tensor dsum = random({7, 12}, DType::f32, device, 5), dy = random({7, 12}, DType::f32, device, 6);
+    const auto of_sum = add_norm_gradients(dsum, {}), of_y = add_norm_gradients({}, dy),
+               of_both = add_norm_gradients(dsum, dy);
+    expect_same(of_sum[0], dsum, "dx of sum alone");
+    expect_same(of_sum[1], dsum, "dresidual of sum alone");
+    EXPECT_FALSE(of_sum[2].defined());
+    EXPECT_FALSE(of_sum[3].defined());
+    for (const auto* gradients : {&of_y, &of_both}) expect_same((*gradients)[0], (*gradients)[1], "dx, dresidual");
+    for (const size_t parameter : {2, 3}) expect_same(of_both[parameter], of_y[parameter], "parameter");
+    // f32, added where the kernel rounds once: at most an ulp of the largest beside adding afterwards.
+    const auto sum = add(of_y[0], dsum).to_vector<float>(), once = of_both[0].to_vector<float>();
+    for (size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(once[i], sum[i], 8 * epsilon(DType::f32)) << i;
+  }
+}
+
+TEST(Norm, AnyAlignmentGivesTheSame) {
+  for (const Device device : devices()) {
+    for (const int64_t width : kWidths) {
+      const Tensor wide = random({6, width + 1}, DType::bf16, device, 1);
+      const Tensor dy = random({6, width}, DType::bf16, device, 2), weight = random({width}, DType::bf16, device, 3);
+      const Tensor off = wide.slice(1, 1, width + 1), whole = off.clone();  // two bytes off, and aligned
+      // The sums have another order, and what is rounded to 8 bits may go either way.
+      const auto close = [&](const Tensor& a, const Tensor& b, double step, const char* what) {
+        const auto u = a.to_vector<double>(), v = b.to_vector<double>();
+        for (size_t i = 0; i < u.size(); ++i) EXPECT_NEAR(u[i], v[i], step * std::max(1.0, std::abs(v[i]))) << what;
+      };
+      close(layernorm(off, weight, weight), layernorm(whole, weight, weight), epsilon(DType::bf16), "y");
+      const auto of_x = [&](const Tensor& in) { return layernorm(in, weight); };
+      close(gradient_of(off, dy, of_x), gradient_of(whole, dy, of_x), 2 * epsilon(DType::bf16), "dx");
+      const auto slope = [&](const Tensor& x) {
+        Tensor leaf = weight;
+        require_grad(leaf, DType::f32);
+        return gradient_of(leaf, dy, [&](const Tensor& w) { return layernorm(x, w); });
+      };
+      close(slope(off), slope(whole), 2 * epsilon(DType::bf16), "dweight");
+    }
+  }
+}
+
+TEST(Norm, AddNormErrorsNameWhatIsWrong) {
+  const Tensor x = Tensor::zeros({2, 3}, DType::f32, Device::cpu());
+  EXPECT_EQ(message_of([&] { add_layernorm(x, Tensor()); }), "add_layernorm: residual is undefined");
+  EXPECT_EQ(message_of([&] { add_rmsnorm(x, Tensor::zeros({1, 3}, DType::f32, Device::cpu())); }),
+            "add_rmsnorm: residual is f32[1, 3] on cpu, but x is f32[2, 3] on cpu; they must agree");
+  EXPECT_EQ(message_of([&] { add_rmsnorm(x, x.to(DType::bf16)); }),
+            "add_rmsnorm: residual is bf16[2, 3] on cpu, but x is f32[2, 3] on cpu; they must agree");
+  EXPECT_EQ(message_of([&] { add_layernorm(x, x, {}, x); }),
+            "add_layernorm: bias is f32[2, 3] on cpu; expected [3], the last dimension of x [2, 3]");
 }
 
 TEST(Norm, LongSumsAreDoubleOnTheCpu) {
