@@ -7,6 +7,7 @@
 #include "ops/attention/attention.h"
 #include "ops/cast/cast.h"
 #include "ops/gmm_nll/gmm_nll.h"
+#include "ops/grouped_mlp/grouped_mlp.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
 
@@ -58,11 +59,11 @@ TnpBlock::TnpBlock(const TnpConfig& config, Rng& rng, Device device)
 
 Tensor TnpBlock::operator()(const Tensor& x, int64_t context) const {
   if (pre_norm) {
-    const Tensor middle = ops::add(x, attention(norm1(x), context));
-    return ops::add(middle, mlp(norm2(middle)));
+    const auto [middle, normed] = norm2.add(x, attention(norm1(x), context));
+    return ops::add(middle, mlp(normed));
   }
-  const Tensor middle = norm1(ops::add(x, attention(x, context)));
-  return norm2(ops::add(middle, mlp(middle)));
+  const Tensor middle = norm1.add(x, attention(x, context)).y;
+  return norm2.add(middle, mlp(middle)).y;
 }
 
 // ---- the model ----
@@ -145,7 +146,7 @@ Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const 
   const ModuleScope scope("head");
   Tensor targets = ops::slice(x, 0, context, length);
   if (norm) targets = (*norm)(targets);
-  return head_out(ops::silu(head_in(targets)));
+  return ops::grouped_mlp(targets, head_in.weight, head_out.weight, ops::Activation::silu);
 }
 
 namespace {
