@@ -151,7 +151,7 @@ void add_bench_copy(CLI::App& bench, Action& action) {
   command->callback([&action, args] {
     action = [args] {
       if (!args->json.empty()) check_writable(args->json);
-      publish({bench::bench_copy(device_of(args->device))}, args->json);
+      publish(bench::bench_copy(device_of(args->device)), args->json);
       return 0;
     };
   });
