@@ -74,7 +74,9 @@ def measure_way(bench, work, way, timing, quiet=False):
                 with torch.no_grad():
                     ms = bench.measure(lambda: way.run(*way.inputs), **timing)
             else:
-                d_y = torch.randn_like(way.run(*way.inputs))
+                y = way.run(*way.inputs)
+                d_y = torch.ones_like(y) if y.numel() == 1 else torch.randn_like(y)  # of a loss it is 1
+                del y
                 if mode == "bwd":
                     ms = bench.measure(lambda y: torch.autograd.grad(y, wanted, d_y), prepare=lambda: way.run(*way.inputs), **timing)
                 else:
