@@ -122,7 +122,12 @@ void Backward::accumulate(int input, const Tensor& gradient) {
   if (!state) return;
   const Storage* const storage = gradient.storage().get();
   const bool taken = std::ranges::find(adopted_, storage) != adopted_.end();
-  add(*state, taken ? gradient.clone() : gradient);
+  // Not `taken ? gradient.clone() : gradient`: that makes a second handle, and add() copies what two hold.
+  if (taken) {
+    add(*state, gradient.clone());
+  } else {
+    add(*state, gradient);
+  }
   if (state->tape == 0 && state->grad.storage().get() == storage) adopted_.push_back(storage);
 }
 

@@ -41,4 +41,9 @@ void make_cold_cuda(const Tensor& other) {
   gpu::launch(other.device(), {dim3(1), dim3(1)}, wait_kernel);
 }
 
+void driver_copy_cuda(const Tensor& to, const Tensor& from) {
+  check(to.bytes() == from.bytes(), "copy: to is ", describe(to), ", from ", describe(from));
+  check(cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(), cudaMemcpyDeviceToDevice, to.device().stream()));
+}
+
 }  // namespace tessera::bench

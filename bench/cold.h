@@ -10,4 +10,7 @@ namespace tessera::bench {
 /// same.
 void make_cold_cuda(const Tensor& other);
 
+/// The driver's own copy of one packed tensor to another of its size: the ceiling of what moves memory.
+void driver_copy_cuda(const Tensor& to, const Tensor& from);
+
 }  // namespace tessera::bench

@@ -37,7 +37,11 @@ PendingBackward prepare_backward(const ops::OpSpec& op, std::vector<Tensor> inpu
     Rng rng(2);
     for (const Tensor& result : pending.results) {
       known_grads.push_back(Tensor::empty_like(result.detach()));
-      fill_normal(known_grads.back(), 0.0, 1.0, rng);
+      if (result.count() == 1) {
+        known_grads.back().fill(1);  // a loss
+      } else {
+        fill_normal(known_grads.back(), 0.0, 1.0, rng);
+      }
     }
   }
   pending.grads = known_grads;

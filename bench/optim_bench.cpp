@@ -71,7 +71,7 @@ std::vector<Record> bench_optim(const OptimBenchOptions& options) {
   return records;
 }
 
-Record bench_copy(Device device, const TimerOptions& timer) {
+std::vector<Record> bench_copy(Device device, const TimerOptions& timer) {
   const int64_t mib = device.is_cpu() ? 64 : 1024, count = mib << 18;
   const Tensor from = Tensor::empty({count}, DType::f32, device), to = Tensor::empty_like(from);
   Rng rng(1);
@@ -81,11 +81,17 @@ Record bench_copy(Device device, const TimerOptions& timer) {
   record.mode = "fwd";
   record.shape = {{"MiB", mib}};
   record.bytes = 8.0 * double(count);
-  record.ms = measure(
-      device, [&] { to.copy_from(from); }, timer);
-  record.copy_gbs = record.gbs();
-  record.ceiling_share = 1;
-  return record;
+  record.copy_gbs = ceilings(device, DTypeClass::half).copy_gbs;
+  std::vector<Record> records;
+  for (const bool driver : {false, true}) {
+    if (driver && device.is_cpu()) break;
+    record.implementation = driver ? "driver" : "tessera";
+    record.ms = measure(
+        device, [&] { driver ? copy_at_best(to, from) : to.copy_from(from); }, timer);
+    record.ceiling_share = record.gbs() / record.copy_gbs;
+    records.push_back(record);
+  }
+  return records;
 }
 
 }  // namespace tessera::bench

@@ -20,8 +20,8 @@ struct OptimBenchOptions {
 /// read and written, gradients read, and read once more for their norm if they are clipped.
 std::vector<Record> bench_optim(const OptimBenchOptions& options);
 
-/// What the device can do at best, as a record that has a peer: op "copy" of 1 GiB (64 MiB on a CPU), f32,
-/// bytes read + written.
-Record bench_copy(Device device, const TimerOptions& timer = {});
+/// Copies 1 GiB (64 MiB on a CPU) of f32: op "copy", bytes read + written, by Tensor::copy_from and, on a
+/// GPU, by the driver, which is the ceiling of `Ceilings`.
+std::vector<Record> bench_copy(Device device, const TimerOptions& timer = {});
 
 }  // namespace tessera::bench

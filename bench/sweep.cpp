@@ -198,7 +198,8 @@ std::vector<Record> sweep_op(const OpSpec& op, const SweepOptions& options,
       for (const std::string& mode : options.modes) {
         std::optional<Record> record = time_op(op, c, inputs, dtype, mode, options.timer);
         if (!record) continue;
-        const Verdict& verdict = mode == "fwd" ? verdicts.forward : verdicts.backward;
+        const bool whole = mode == "fwd+bwd" && !verdicts.forward.wrong.empty();
+        const Verdict& verdict = mode == "fwd" || whole ? verdicts.forward : verdicts.backward;
         record->sweep = {.number = number,
                          .checked = verdict.checked,
                          .worst = std::min(verdict.worst, 1e9),

@@ -13,7 +13,7 @@ struct SweepOptions {
   std::optional<DType> dtype;  // default: bf16 on a GPU, f32 on the CPU
   int64_t count = 200;
   uint64_t seed = 1;
-  std::vector<std::string> modes = {"fwd", "bwd"};
+  std::vector<std::string> modes = {"fwd", "bwd"};  // and "fwd+bwd", see bench_op
   // Few repeats: a sweep finds the shape that is several times too slow, not the last percent.
   TimerOptions timer = {.seconds = 0.004, .least = 5, .most = 10, .warmups = 2, .cold = true};
 };

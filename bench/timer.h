@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "runtime/device.h"
+#include "tensor/tensor.h"
 
 namespace tessera::bench {
 
@@ -24,6 +24,9 @@ struct TimerOptions {
 /// CPU. `prepare` runs before each repeat, untimed.
 Timing measure(Device device, const std::function<void()>& work, const TimerOptions& options = {},
                const std::function<void()>& prepare = {});
+
+/// Copies a packed tensor to another as fast as the device is known to: by the driver on a GPU.
+void copy_at_best(const Tensor& to, const Tensor& from);
 
 /// bf16 and f16; f32 and f64.
 enum class DTypeClass { half, single };

@@ -61,7 +61,8 @@ int bench_sweep(const SweepArgs& args) {
   options.seed = args.seed;
   options.modes = split_list(args.mode, "--mode");
   for (const std::string& mode : options.modes)
-    if (mode != "fwd" && mode != "bwd") throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd");
+    if (mode != "fwd" && mode != "bwd" && mode != "fwd+bwd")
+      throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd, or fwd+bwd for both in one");
   std::vector<DType> dtypes;
   if (!args.dtype.empty()) dtypes = parse_dtypes(args.dtype);
   options.device = device_of(args.device);
@@ -119,7 +120,7 @@ void add_bench_sweep(CLI::App& bench, Action& action) {
       ->check(CLI::Range(int64_t{1}, int64_t{100000}));
   command->add_option("--seed", args->seed, "Of the problems")->check(kDecimal);
   command->add_option("--dtype", args->dtype, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
-  command->add_option("--mode", args->mode, "fwd,bwd");
+  command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
   add_device(*command, args->device);
   add_json(*command, args->json);
   command->footer("Exit 1 if a result is wrong.");
@@ -151,7 +152,7 @@ void add_bench_copy(CLI::App& bench, Action& action) {
   command->callback([&action, args] {
     action = [args] {
       if (!args->json.empty()) check_writable(args->json);
-      publish({bench::bench_copy(device_of(args->device))}, args->json);
+      publish(bench::bench_copy(device_of(args->device)), args->json);
       return 0;
     };
   });

@@ -64,6 +64,11 @@ def works_of(path):
     return [work for work in works.values() if wanted is None or work[0] in wanted]
 
 
+def outputs(way):
+    y = way.run(*way.inputs)
+    return list(y) if isinstance(y, tuple) else [y]
+
+
 def measure_way(bench, work, way, timing, quiet=False):
     """The modes of the work that tessera measured."""
     op, shape, attrs, _, modes = work
@@ -74,11 +79,11 @@ def measure_way(bench, work, way, timing, quiet=False):
                 with torch.no_grad():
                     ms = bench.measure(lambda: way.run(*way.inputs), **timing)
             else:
-                d_y = torch.randn_like(way.run(*way.inputs))
+                d_y = [torch.ones_like(y) if y.numel() == 1 else torch.randn_like(y) for y in outputs(way)]  # of a loss it is 1
                 if mode == "bwd":
-                    ms = bench.measure(lambda y: torch.autograd.grad(y, wanted, d_y), prepare=lambda: way.run(*way.inputs), **timing)
+                    ms = bench.measure(lambda y: torch.autograd.grad(y, wanted, d_y), prepare=lambda: outputs(way), **timing)
                 else:
-                    ms = bench.measure(lambda: torch.autograd.grad(way.run(*way.inputs), wanted, d_y), **timing)
+                    ms = bench.measure(lambda: torch.autograd.grad(outputs(way), wanted, d_y), **timing)
             bench.record(op, shape, mode, "torch " + way.name, ms, ours["flops"], ours["bytes"], attrs=attrs, quiet=quiet)
 
 

@@ -157,6 +157,24 @@ def rmsnorm(b, shape, attrs, paddings):
               compiles=True)
 
 
+def add_layernorm(b, shape, attrs, paddings):
+    rows, width = shape["R"], shape["C"]
+
+    def run(x, residual, w, c):
+        total = x + residual
+        return total, F.layer_norm(total, (width,), w, c, 1e-5)
+    yield Way("eager", run, [b.normal(rows, width), b.normal(rows, width), b.normal(width), b.normal(width)], compiles=True)
+
+
+def add_rmsnorm(b, shape, attrs, paddings):
+    rows, width = shape["R"], shape["C"]
+
+    def run(x, residual, w):
+        total = x + residual
+        return total, F.rms_norm(total, (width,), w, 1e-6)
+    yield Way("eager", run, [b.normal(rows, width), b.normal(rows, width), b.normal(width)], compiles=True)
+
+
 def rows(run):
     """An operator on [R, C], or [R, C, S]."""
     def work(b, shape, attrs, paddings):
@@ -214,7 +232,8 @@ def scatter_rows(b, shape, attrs, paddings):
 WORKS = {
     "attention": attention, "linear": linear, "matmul": matmul, "mlp": mlp, "grouped_linear": grouped_linear,
     "grouped_mlp": grouped_mlp,
-    "gmm_nll": mixture, "layernorm": layernorm, "rmsnorm": rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,
+    "gmm_nll": mixture, "layernorm": layernorm, "rmsnorm": rmsnorm,
+    "add_layernorm": add_layernorm, "add_rmsnorm": add_rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,
     "gather_rows": gather_rows, "scatter_rows": scatter_rows,
     "relu": rows(lambda x, _: F.relu(x)), "relu_squared": rows(lambda x, _: F.relu(x).square()),
     "silu": rows(lambda x, _: F.silu(x)), "gelu": rows(lambda x, _: F.gelu(x)),

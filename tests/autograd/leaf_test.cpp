@@ -218,6 +218,21 @@ TEST(Leaf, DoesNotTakeOverTheCallersGradient) {
   EXPECT_EQ(values(given), (std::vector<double>{1, 10}));
 }
 
+TEST(Leaf, AdoptsAGradientThatNobodyElseHoldsWithoutACopy) {
+  const Tensor x = leaf({1, 2, 3});
+  Tensor y = x.detach().clone();
+  const void* made = nullptr;
+  Tape tape;
+  tape.record("identity", Site::here(), {&x}, {&y}, [&made](Backward& b) {
+    const Tensor dx = b.grad().clone();
+    made = dx.raw();
+    b.accumulate(0, dx);
+  });
+  tape.backward(std::vector{y}, std::vector{Tensor::from(std::vector<double>{4, 5, 6}, {3})});
+  EXPECT_EQ(grad(x).raw(), made);
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{4, 5, 6}));
+}
+
 TEST(Leaf, SharesWhatItAdoptsWithNoOtherInput) {
   // As above, but the gradient is fresh: the leaf may keep its memory, so z must get a copy.
   const Tensor a = leaf({2, 3}), w = leaf({5, 7});
