@@ -19,7 +19,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int kTokens = 128, kColumns = 128, kStages = 3, kStoredColumns = 32;
+constexpr int kTokens = 128, kColumns = 128, kStages = 3;
 
 template <class T>
 struct BackwardArgs {
@@ -35,7 +35,7 @@ struct BackwardArgs {
 struct BackwardShared {
   alignas(1024) char up[kHeadChunks][kColumns * 128];
   alignas(1024) char x[kStages][kTokens * 128];
-  alignas(1024) char dh[2][2][kTokens * kStoredColumns * 2];  // of each warpgroup, two in turns
+  alignas(1024) char dh[2][kTokens * 128];  // 64 columns of a tile of each warpgroup
   float down[kMostHeadOut][kColumns];
   float dy[2][kTokens][kMostHeadOut];
   Resident resident;
@@ -59,12 +59,6 @@ __device__ __forceinline__ uint32_t transposed(uint32_t block) {
   uint32_t result;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(block));
   return result;
-}
-
-/// The place of 16-byte chunk `chunk` (0 ... 3) of row `row` in a box of 32 columns under Swizzle::k64, in
-/// bytes.
-__device__ __forceinline__ uint32_t stored_place(int row, int chunk) {
-  return uint32_t(row * 64 + ((chunk ^ (row >> 1 & 3)) << 4));
 }
 
 constexpr int kUnitDone = 3;  // named barrier of both warpgroups
@@ -111,6 +105,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
   gpu::take_registers<240>();
   const int me = group - 1, thread = int(threadIdx.x) % 128, warp = thread / 32;
   const int lane = thread % 32, g = lane / 4, c = lane % 4;
+  char* const staging = shared.dh[me];
   const Turns turns(me);
   StreamPlace<kStages> place;
   int turn = 0;
@@ -145,10 +140,9 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
 
       with_activation(args.kind, [&]<Activation kKind>() {
 #pragma unroll
-        for (int part = 0; part < kColumns / kStoredColumns; ++part) {
-          char* const staging = shared.dh[me][part % 2];
-          if (thread == 0) gpu::wait_stores_read<1>();
-          gpu::sync_named(1 + me, 128);  // it was read
+        for (int part = 0; part < 2; ++part) {  // 64 columns
+          if (thread == 0) gpu::wait_stores_read<0>();
+          gpu::sync_named(1 + me, 128);  // the staging is free
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const float(*const rows)[kMostHeadOut] = &shared.dy[me][half * 64 + warp * 16];
@@ -162,9 +156,8 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
               dy_operand[eight] = g < kMostHeadOut ? gpu::pack_halves<T>(two[0][g], two[1][g]) : 0;
             }
 #pragma unroll
-            for (int pair = 0; pair < kStoredColumns / 16;
-                 ++pair) {  // 16 columns: two 8 x 8 blocks a row of blocks
-              const int columns = part * kStoredColumns + pair * 16;
+            for (int pair = 0; pair < 4; ++pair) {  // 16 columns: two 8 x 8 blocks a row of blocks
+              const int columns = part * 64 + pair * 16;
               uint32_t a[4], dh[4];  // blocks: rows + 0, 8 of block 0, then of block 1
 #pragma unroll
               for (int block = 0; block < 2; ++block) {
@@ -188,15 +181,16 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
                 }
               }
               gpu::mma_m16n8k16<T>(sums[columns / 16], a, dy_operand[0], dy_operand[1]);
-              gpu::stmatrix_x4(gpu::shared_address(staging) +
-                                   stored_place(half * 64 + warp * 16 + lane % 16, pair * 2 + lane / 16),
-                               dh);
+              gpu::stmatrix_x4(
+                  gpu::shared_address(staging) +
+                      gpu::swizzled_place(half * 64 + warp * 16 + lane % 16, pair * 2 + lane / 16),
+                  dh);
             }
           }
           gpu::fence_async_shared();
           gpu::sync_named(1 + me, 128);
           if (thread == 0) {
-            const int column = unit.first_column + part * kStoredColumns;
+            const int column = unit.first_column + part * 64;
             if (column < args.wide) gpu::store_box(map_dh, staging, column, unit.group, tile * kTokens);
             gpu::commit_stores();
           }
@@ -209,7 +203,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
     // Eight warps' sums, in order, by way of the staging, which both warpgroups have to themselves now.
     if (thread == 0) gpu::wait_stores_read<0>();
     gpu::sync_named(1 + me, 128);
-    float* const mine = reinterpret_cast<float*>(shared.dh[me][0]) + warp * kColumns * 4;  // [column][output]
+    float* const mine = reinterpret_cast<float*>(staging) + warp * kColumns * 4;  // [column][output]
     if (c < 2)
 #pragma unroll
       for (int i = 0; i < kColumns / 16; ++i)
@@ -224,7 +218,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
         float total = 0;
 #pragma unroll
         for (int w = 0; w < 8; ++w)
-          total += reinterpret_cast<const float*>(shared.dh[w / 4][0])[(w % 4 * kColumns + thread) * 4 + e];
+          total += reinterpret_cast<const float*>(shared.dh[w / 4])[(w % 4 * kColumns + thread) * 4 + e];
         args.ddown[((int64_t(unit.split) * args.groups + unit.group) * args.out + e) * args.wide + f] = total;
       }
     gpu::sync_named(kUnitDone, 256);
@@ -272,7 +266,7 @@ void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_part
                                                 {kHeadDepth, kColumns, 1}, gpu::Swizzle::k128);
       const auto map_dh = gpu::tensor_map<T, 3>(dh.data<T>(), {dh.size(2), dh.size(1), dh.size(0)},
                                                 {dh.layout().stride(1), dh.layout().stride(0)},
-                                                {kStoredColumns, 1, kTokens}, gpu::Swizzle::k64);
+                                                {64, 1, kTokens}, gpu::Swizzle::k128);
       const int blocks = std::min(device.card().multiprocessors, args.units);
       gpu::launch(device, {dim3(unsigned(blocks)), dim3(kHeadThreads), sizeof(BackwardShared)},
                   hidden_gradient_kernel<T>, map_x, map_up, map_dh, args);
