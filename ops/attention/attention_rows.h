@@ -44,4 +44,9 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                    const Tensor& lse, const AttentionOptions& options);
 
+/// Of the wgmma row, forward for up to kShortKeys keys.
+inline constexpr int64_t kShortKeys = 128;
+void attention_short_sm90(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                          const Tensor& v, const AttentionOptions& options);
+
 }  // namespace tessera::ops

@@ -1,0 +1,380 @@
+#pragma once
+
+#include "gpu/launch.cuh"
+#include "ops/attention/attention_schedule.h"
+#include "ops/attention/attention_sm90.cuh"
+
+namespace tessera::ops {
+
+/// What a block is given besides its maps.
+struct ForwardSm90 {
+  AttentionSchedule schedule;
+  float* lse;  // [B * H, lse_stride], natural logarithm
+  int64_t lse_stride;
+  float* partial;  // pieces of split tiles: see ForwardShape
+  int heads, queries, keys;
+  bool causal;
+  float scale2;  // scale * log2(e)
+
+  /// Keys that query i sees, for i up to a tile past the last query.
+  __device__ __forceinline__ int key_limit(int i) const {
+    return causal ? max(0, min(keys, i + 1 + keys - queries)) : keys;
+  }
+};
+
+/// A configuration of the kernel.
+template <int kHead, int kWarpgroups, int kKeyRows, int kDepth, bool kTurns, int kByFma, bool kOwn = true>
+struct ForwardShape {
+  static constexpr int kD = kHead;             // head size in shared memory: 64 or 128
+  static constexpr int kGroups = kWarpgroups;  // consumer warpgroups, 64 queries each
+  static constexpr int kKeys = kKeyRows;       // keys of a step
+  static constexpr int kStages = kDepth;       // of K and of V
+  static constexpr bool kPingPong = kTurns;    // warpgroups issue their products in turn
+  static constexpr int kFma = kByFma;          // of 16 exponentials, so many by multiply-adds
+  static constexpr bool kOwnO = kOwn;          // O has shared memory of its own, else Q's
+
+  static constexpr int kRows = kGroups * 64;
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr int kGroupBytes = 64 * kD * 2;
+  static constexpr int kTileBytes = kKeys * kD * 2;
+  static constexpr int kQOffset = 0, kOOffset = kOwnO ? kGroups * kGroupBytes : 0,
+                       kKOffset = (kOwnO ? 2 : 1) * kGroups * kGroupBytes,
+                       kVOffset = kKOffset + kStages * kTileBytes,
+                       kBarrierOffset = kVOffset + kStages * kTileBytes;
+  static constexpr int kSharedBytes = kBarrierOffset + (4 * kStages + 2 * kGroups) * 8;
+  static_assert(kSharedBytes <= 227 * 1024);
+  // Floats of a piece of a split tile: O in fragment order, then the base and the sum of every row.
+  static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;
+};
+
+/// A warpgroup's softmax over the steps of its tile, two rows a thread: g and g + 8 of the warp's 16.
+template <class Shape>
+struct OnlineSoftmax {
+  // P = 2^(scale2 s - base). The base is an integer, so a change of it scales by an exact power of two, and
+  // follows the largest score only when that grew by more than 2^8: P stays below 2^9, far from any overflow.
+  float base[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0, 0};  // of this thread's columns
+  float shrink[2];
+  bool moved = false;  // O is to be multiplied by `shrink`
+
+  template <bool kMasked>
+  __device__ __forceinline__ void apply(float (&s)[Shape::kKeys / 2], float scale2) {
+    constexpr float kSlack = 8;
+    float top[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float a = s[2 * half], b = s[2 * half + 1];
+#pragma unroll
+      for (int j = 1; j < Shape::kKeys / 8; ++j) {
+        a = fmaxf(a, s[4 * j + 2 * half]);
+        b = fmaxf(b, s[4 * j + 2 * half + 1]);
+      }
+      top[half] = fmaxf(a, b) * scale2;
+    }
+    const bool grew = top[0] > base[0] + kSlack || top[1] > base[1] + kSlack;
+    moved = __any_sync(0xFFFFFFFFu, grew);
+    if (moved) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float highest = fmaxf(top[half], __shfl_xor_sync(0xFFFFFFFFu, top[half], 1));
+        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
+        const float next = highest > base[half] ? ceilf(highest) : base[half];
+        // Nothing seen yet: -inf - -inf would be NaN.
+        shrink[half] = next == -INFINITY ? 1.0f : gpu::exp2_approx(base[half] - next);
+        base[half] = next;
+        sum[half] *= shrink[half];
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float minus = base[half] == -INFINITY ? 0.0f : -base[half];
+      float a = 0, b = 0;
+#pragma unroll
+      for (int j = 0; j < Shape::kKeys / 8; ++j) {
+        float& first = s[4 * j + 2 * half];
+        float& second = s[4 * j + 2 * half + 1];
+        // Spread over the sixteen elements of four neighbouring j.
+        const int place = j % 4 * 4 + 2 * half;
+        constexpr int kFma = kMasked ? 0 : Shape::kFma;
+        const float x = fmaf(first, scale2, minus), y = fmaf(second, scale2, minus);
+        first = place * kFma % 16 < kFma ? exp2_fma(x) : gpu::exp2_approx(x);
+        second = (place + 1) * kFma % 16 < kFma ? exp2_fma(y) : gpu::exp2_approx(y);
+        a += first;
+        b += second;
+      }
+      sum[half] += a + b;
+    }
+  }
+};
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    attention_forward_sm90_kernel(const __grid_constant__ gpu::TensorMap q_map,
+                                  const __grid_constant__ gpu::TensorMap k_map,
+                                  const __grid_constant__ gpu::TensorMap v_map,
+                                  const __grid_constant__ gpu::TensorMap o_map,
+                                  const __grid_constant__ ForwardSm90 args) {
+  using enum gpu::TileOrder;
+  constexpr int kD = Shape::kD, kGroups = Shape::kGroups, kKeys = Shape::kKeys, kStages = Shape::kStages;
+  using GroupTile = HeadTile<T, 64, kD>;
+  using KeyTile = HeadTile<T, kKeys, kD>;
+  extern __shared__ __align__(1024) char shared[];
+  char* const k_tiles = shared + Shape::kKOffset;
+  char* const v_tiles = shared + Shape::kVOffset;
+  auto& k_ring = *reinterpret_cast<gpu::Ring<kStages>*>(shared + Shape::kBarrierOffset);
+  auto& v_ring = *(&k_ring + 1);
+  auto* const q_full = reinterpret_cast<gpu::Barrier*>(&v_ring + 1);
+  auto* const q_empty = q_full + kGroups;
+
+  const int warp = gpu::uniform(int(threadIdx.x) / 32);
+  if (threadIdx.x == 0) {
+    k_ring.init(1, kGroups * 4);
+    v_ring.init(1, kGroups * 4);
+    for (int group = 0; group < kGroups; ++group) {
+      q_full[group].init(1);
+      q_empty[group].init(4);
+    }
+    gpu::fence_barrier_init();
+  }
+  __syncthreads();
+
+  AttentionWork work;
+  if (warp < 4) {  // the producer
+    gpu::give_registers<Shape::kProducerRegisters>();
+    if (warp == 0 && gpu::elect_one()) {
+      gpu::prefetch_map(q_map);
+      gpu::prefetch_map(k_map);
+      gpu::prefetch_map(v_map);
+      gpu::prefetch_map(o_map);
+      const uint64_t keep = gpu::evict_last(), once = gpu::evict_first();
+      gpu::RingPlace<kStages> k_place, v_place;
+      uint32_t q_parity = 0;
+      for (int item = 0; attention_work(args.schedule, item, work); ++item) {
+        const int first = work.tile * Shape::kRows;
+        const int limit = args.key_limit(min(first + Shape::kRows, args.queries) - 1);
+        const int end = min(work.end, int(gpu::ceil_div(limit, kKeys)));
+        const int b = work.head_row / args.heads, h = work.head_row % args.heads;
+        const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
+                              const gpu::TensorMap& map, int n) {
+          ring.empty[place.stage].wait(place.parity ^ 1);
+          ring.full[place.stage].arrive_expect(Shape::kTileBytes);
+          KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage], keep, n * kKeys,
+                        h, b);
+          place.advance();
+        };
+        // K runs one step ahead of V, as the products do.
+        if (end > work.begin) load(k_ring, k_place, k_tiles, k_map, end - 1);
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          q_empty[group].wait(q_parity ^ 1);
+          q_full[group].arrive_expect(Shape::kGroupBytes);
+          GroupTile::load(shared + Shape::kQOffset + group * Shape::kGroupBytes, q_map, q_full[group], once,
+                          first + group * 64, h, b);
+        }
+        q_parity ^= 1;
+        for (int n = end - 2; n >= work.begin; --n) {
+          load(k_ring, k_place, k_tiles, k_map, n);
+          load(v_ring, v_place, v_tiles, v_map, n + 1);
+        }
+        if (end > work.begin) load(v_ring, v_place, v_tiles, v_map, work.begin);
+      }
+    }
+    return;
+  }
+
+  gpu::take_registers<Shape::kConsumerRegisters>();
+  const int group = warp / 4 - 1, lane = int(threadIdx.x) % 32;
+  const int turn = 1 + group, next_turn = 1 + (group + 1) % kGroups;
+  char* const q_tile = shared + Shape::kQOffset + group * Shape::kGroupBytes;
+  char* const o_rows = shared + Shape::kOOffset + group * Shape::kGroupBytes + warp % 4 * 16 * 128;
+  if (Shape::kPingPong && group == kGroups - 1) gpu::arrive_named(next_turn, 256);
+
+  gpu::RingPlace<kStages> k_place, v_place;
+  uint32_t q_parity = 0;
+  for (int item = 0; attention_work(args.schedule, item, work); ++item) {
+    const int first = work.tile * Shape::kRows;
+    const int limit = args.key_limit(min(first + Shape::kRows, args.queries) - 1);
+    const int end = min(work.end, int(gpu::ceil_div(limit, kKeys)));
+    const int clear = args.key_limit(first);                // all of the block's queries see so many
+    const int row = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile, and row + 8
+
+    float o[kD / 2];
+    OnlineSoftmax<Shape> softmax;
+    q_full[group].wait(q_parity);
+    q_parity ^= 1;
+    if (end > work.begin) {
+      float s[kKeys / 2];
+      uint32_t p[kKeys / 16][4];
+      const auto issue_scores = [&] {
+        if (Shape::kPingPong) gpu::sync_named(turn, 256);
+        const uint64_t a = gpu::tile_descriptor<along_k>(gpu::shared_address(q_tile));
+        const uint64_t b =
+            gpu::tile_descriptor<along_k>(gpu::shared_address(k_tiles) + k_place.stage * Shape::kTileBytes);
+        gpu::fence_products();
+#pragma unroll
+        for (int step = 0; step < kD / 16; ++step)
+          gpu::multiply<T, along_k, along_k>(s, a + GroupTile::along(step), b + KeyTile::along(step),
+                                             step > 0);
+        gpu::commit_products();
+      };
+      const auto issue_values = [&] {
+        v_ring.full[v_place.stage].wait(v_place.parity);
+        const uint64_t b = gpu::tile_descriptor<across_k>(
+            gpu::shared_address(v_tiles) + v_place.stage * Shape::kTileBytes, KeyTile::kBoxBytes);
+        gpu::fence_products();
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step)
+          gpu::multiply<T, across_k>(o, p[step], b + step * gpu::kDescriptorStep<across_k>);
+        gpu::commit_products();
+      };
+      const auto release = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place) {
+        if (lane == 0) ring.empty[place.stage].arrive();
+        place.advance();
+      };
+      const auto mask = [&](int n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int seen = args.key_limit(first + row + 8 * half) - n * kKeys - lane % 4 * 2;
+#pragma unroll
+          for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+              if (8 * j + e >= seen) s[4 * j + 2 * half + e] = -INFINITY;
+        }
+      };
+      const auto convert = [&] {
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+      };
+      const auto finish_values = [&] {
+        gpu::wait_products<0>();
+        gpu::pin(o);
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
+        release(v_ring, v_place);
+      };
+
+      k_ring.full[k_place.stage].wait(k_place.parity);
+      issue_scores();
+      if (Shape::kPingPong) gpu::arrive_named(next_turn, 256);
+      gpu::wait_products<0>();
+      gpu::pin(s);
+      release(k_ring, k_place);
+      int n = end - 1;
+      if ((n + 1) * kKeys > clear) {
+        mask(n);
+      }
+      softmax.template apply<true>(s, args.scale2);
+      convert();
+      if (n > work.begin) k_ring.full[k_place.stage].wait(k_place.parity);
+#pragma unroll
+      for (float& element : o) element = 0;
+
+      const auto step = [&]<bool kMasked>() {
+        issue_scores();
+        issue_values();
+        if (Shape::kPingPong) gpu::arrive_named(next_turn, 256);
+        gpu::wait_products<1>();
+        gpu::pin(s);
+        release(k_ring, k_place);
+        if constexpr (kMasked) mask(n);
+        softmax.template apply<kMasked>(s, args.scale2);
+        // The exponentials are what the products overlap with: this branch keeps them before the wait for
+        // them.
+        gpu::pin(s);
+        if (n > work.begin) k_ring.full[k_place.stage].wait(k_place.parity);
+        finish_values();
+        if (softmax.moved) {
+#pragma unroll
+          for (int j = 0; j < kD / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[4 * j + e] *= softmax.shrink[e / 2];
+        }
+        convert();
+      };
+      for (--n; n >= work.begin && (n + 1) * kKeys > clear; --n) step.template operator()<true>();
+      for (; n >= work.begin; --n) step.template operator()<false>();
+      issue_values();
+      if (Shape::kOwnO && lane == 0) q_empty[group].arrive();  // its successor may come
+      finish_values();
+    } else {
+      if (Shape::kOwnO && lane == 0) q_empty[group].arrive();
+#pragma unroll
+      for (float& element : o) element = 0;
+    }
+
+    attention_work(args.schedule, item, work);
+    float total[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      total[half] = softmax.sum[half];
+      total[half] += __shfl_xor_sync(0xFFFFFFFFu, total[half], 1);
+      total[half] += __shfl_xor_sync(0xFFFFFFFFu, total[half], 2);
+    }
+    if (work.piece >= 0) {
+      float* const piece = args.partial + work.piece * Shape::kPieceFloats;
+      float4* const out = reinterpret_cast<float4*>(piece) + (warp - 4) * (kD / 8) * 32 + lane;
+#pragma unroll
+      for (int j = 0; j < kD / 8; ++j)
+        out[j * 32] = make_float4(o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]);
+      float* const statistics = piece + Shape::kRows * kD;
+      if (lane % 4 == 0) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          statistics[row + 8 * half] = softmax.base[half];
+          statistics[Shape::kRows + row + 8 * half] = total[half];
+        }
+      }
+      if (!Shape::kOwnO && lane == 0) q_empty[group].arrive();
+    } else {
+      float inverse[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
+        const int query = first + row + 8 * half;
+        if (lane % 4 == 0 && query < args.queries)
+          args.lse[work.head_row * args.lse_stride + query] =
+              total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
+      }
+      // Each warp stores its own rows; what it stored last has been read.
+      if (lane == 0) gpu::wait_stores_read<0>();
+      if (Shape::kOwnO)
+        __syncwarp();
+      else
+        gpu::sync_named(1 + kGroups + group, 128);  // all have read Q
+#pragma unroll
+      for (int step = 0; step < kD / 16; ++step) {
+        uint32_t values[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          values[i] = gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2],
+                                          o[8 * step + 2 * i + 1] * inverse[i % 2]);
+        gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * GroupTile::kBoxBytes +
+                             gpu::swizzled_place(lane % 16, step % 4 * 2 + lane / 16),
+                         values);
+      }
+      gpu::fence_async_shared();
+      __syncwarp();
+      if (lane == 0) {
+        const int b = work.head_row / args.heads, h = work.head_row % args.heads;
+#pragma unroll
+        for (int box = 0; box < kD / kBoxWidth; ++box)
+          gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth,
+                         first + group * 64 + warp % 4 * 16, h, b);
+        gpu::commit_stores();
+        if (!Shape::kOwnO) {
+          gpu::wait_stores_read<0>();
+          q_empty[group].arrive();
+        }
+      }
+    }
+  }
+  if (lane == 0) gpu::wait_stores_read<0>();
+}
+
+}  // namespace tessera::ops
