@@ -9,25 +9,25 @@ namespace {
 template <class T, class Shape>
 __global__ void __launch_bounds__(128) attention_combine_kernel(HeadRows<T> o, ForwardSm90 args, int dim) {
   const AttentionSchedule& schedule = args.schedule;
-  const int rest = int(blockIdx.x) / Shape::kGroups, group = int(blockIdx.x) % Shape::kGroups;
-  const int index = schedule.whole + rest;
-  const int head_row = index / schedule.tiles, tile = index % schedule.tiles;
+  const int group = int(blockIdx.x) % Shape::kGroups, tile_of_rest = int(blockIdx.x) / Shape::kGroups;
+  const AttentionPieces pieces(schedule, tile_of_rest / schedule.tiles_of_job(),
+                               tile_of_rest % schedule.tiles_of_job());
+  if (pieces.none && !pieces.blind) return;
+  const int first_block = pieces.first, last_block = pieces.none ? pieces.first - 1 : pieces.last;
+  const int head_row = pieces.head_row, tile = pieces.tile;
   const int warp = group * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int row = warp * 16 + lane / 4;
-  const int begin = rest * schedule.blocks, end = begin + schedule.blocks;
-  const int first_block = begin / schedule.share, last_block = (end - 1) / schedule.share;
-  const auto piece_of = [&](int block) {
-    const int first_rest = block * schedule.share / schedule.blocks;  // the tile that the block began with
-    return args.partial + (int64_t(block) * kPiecesPerBlock + rest - first_rest) * Shape::kPieceFloats;
+  const auto piece_at = [&](int block) {
+    return args.partial + pieces.piece_of(schedule, block) * Shape::kPieceFloats;
   };
   float base[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   for (int block = first_block; block <= last_block; ++block) {
-    const float* const statistics = piece_of(block) + Shape::kRows * Shape::kD;
+    const float* const statistics = piece_at(block) + Shape::kRows * Shape::kD;
     for (int half = 0; half < 2; ++half) base[half] = fmaxf(base[half], statistics[row + 8 * half]);
   }
   float acc[Shape::kD / 2] = {};
   for (int block = first_block; block <= last_block; ++block) {
-    const float* const piece = piece_of(block);
+    const float* const piece = piece_at(block);
     const float* const statistics = piece + Shape::kRows * Shape::kD;
     float factor[2];
     for (int half = 0; half < 2; ++half) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(HeadRows<T> o, F
   }
   for (int half = 0; half < 2; ++half) {
     const int query = tile * Shape::kRows + row + 8 * half;
-    if (query >= args.queries) continue;
+    if (query >= schedule.queries) continue;
     const float inverse = sum[half] == 0 ? 0.0f : 1 / sum[half];
     if (lane % 4 == 0)
       args.lse[head_row * args.lse_stride + query] =
@@ -69,14 +69,12 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   const int64_t heads = q.size(0) * q.size(2), tiles = gpu::ceil_div(q.size(1), Shape::kRows);
   check(heads * tiles <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " has ", heads * tiles,
         " tiles; expected at most 2^31 - 1 (split the batch)");
-  const int64_t grid = std::min<int64_t>(device.card().multiprocessors, heads * tiles);
-  const int64_t head_bytes = 4 * k.size(1) * k.size(3);
+  const int64_t grid = device.card().multiprocessors;
   ForwardSm90 args{};
   args.schedule =
-      attention_schedule(tiles, heads, gpu::ceil_div(k.size(1), Shape::kKeys), device.card().multiprocessors,
-                         options.causal, int64_t(device.card().l2_bytes) / 2 / head_bytes);
+      attention_schedule(q.size(1), k.size(1), heads, options.causal, Shape::kRows, Shape::kKeys, grid);
   const bool cut = args.schedule.rest() > 0;
-  const int64_t blocks = cut ? device.card().multiprocessors : grid;
+  const int64_t blocks = cut ? grid : std::min<int64_t>(grid, args.schedule.whole);
   const Tensor pieces =
       cut ? Tensor::empty_packed({blocks * kPiecesPerBlock, Shape::kPieceFloats}, DType::f32, device)
           : Tensor();
@@ -84,16 +82,15 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   args.lse_stride = lse.row_stride();
   args.partial = cut ? pieces.data<float>() : nullptr;
   args.heads = int(q.size(2));
-  args.queries = int(q.size(1));
-  args.keys = int(k.size(1));
-  args.causal = options.causal;
   args.scale2 = float(options.scale * kLog2E);
   gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes},
               attention_forward_sm90_kernel<T, Shape>, head_map<T>(q, 64), head_map<T>(k, Shape::kKeys),
               head_map<T>(v, Shape::kKeys), head_map<T>(o, 16), args);
   if (cut)
-    gpu::launch(device, {dim3(unsigned(args.schedule.rest() * Shape::kGroups)), dim3(128)},
-                attention_combine_kernel<T, Shape>, head_rows<T>(o), args, int(q.size(3)));
+    gpu::launch(
+        device,
+        {dim3(unsigned(args.schedule.rest() * args.schedule.tiles_of_job() * Shape::kGroups)), dim3(128)},
+        attention_combine_kernel<T, Shape>, head_rows<T>(o), args, int(q.size(3)));
 }
 
 }  // namespace

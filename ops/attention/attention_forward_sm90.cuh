@@ -12,26 +12,26 @@ struct ForwardSm90 {
   float* lse;  // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;
   float* partial;  // pieces of split tiles: see ForwardShape
-  int heads, queries, keys;
-  bool causal;
+  int heads;
   float scale2;  // scale * log2(e)
 
   /// Keys that query i sees, for i up to a tile past the last query.
   __device__ __forceinline__ int key_limit(int i) const {
-    return causal ? max(0, min(keys, i + 1 + keys - queries)) : keys;
+    return schedule.causal ? max(0, min(schedule.keys, i + 1 + schedule.keys - schedule.queries))
+                           : schedule.keys;
   }
 };
 
 /// A configuration of the kernel.
-template <int kHead, int kWarpgroups, int kKeyRows, int kDepth, bool kTurns, int kByFma, bool kOwn = true>
+template <int kHead, int kWarpgroups, int kKeyRows, int kDepth, bool kTurns, int kByFma, int kQueryDepth = 2>
 struct ForwardShape {
-  static constexpr int kD = kHead;             // head size in shared memory: 64 or 128
-  static constexpr int kGroups = kWarpgroups;  // consumer warpgroups, 64 queries each
-  static constexpr int kKeys = kKeyRows;       // keys of a step
-  static constexpr int kStages = kDepth;       // of K and of V
-  static constexpr bool kPingPong = kTurns;    // warpgroups issue their products in turn
-  static constexpr int kFma = kByFma;          // of 16 exponentials, so many by multiply-adds
-  static constexpr bool kOwnO = kOwn;          // O has shared memory of its own, else Q's
+  static constexpr int kD = kHead;              // head size in shared memory: 64 or 128
+  static constexpr int kGroups = kWarpgroups;   // consumer warpgroups, 64 queries each
+  static constexpr int kKeys = kKeyRows;        // keys of a step
+  static constexpr int kStages = kDepth;        // of K and of V
+  static constexpr bool kPingPong = kTurns;     // warpgroups issue their products in turn
+  static constexpr int kFma = kByFma;           // of 16 exponentials, so many by multiply-adds
+  static constexpr int kQStages = kQueryDepth;  // tiles of Q
 
   static constexpr int kRows = kGroups * 64;
   static constexpr int kThreads = (kGroups + 1) * 128;
@@ -39,11 +39,11 @@ struct ForwardShape {
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
   static constexpr int kGroupBytes = 64 * kD * 2;
   static constexpr int kTileBytes = kKeys * kD * 2;
-  static constexpr int kQOffset = 0, kOOffset = kOwnO ? kGroups * kGroupBytes : 0,
-                       kKOffset = (kOwnO ? 2 : 1) * kGroups * kGroupBytes,
+  static constexpr int kQOffset = 0, kOOffset = kQStages * kGroups * kGroupBytes,
+                       kKOffset = kOOffset + kGroups * kGroupBytes,
                        kVOffset = kKOffset + kStages * kTileBytes,
                        kBarrierOffset = kVOffset + kStages * kTileBytes;
-  static constexpr int kSharedBytes = kBarrierOffset + (4 * kStages + 2 * kGroups) * 8;
+  static constexpr int kSharedBytes = kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages) * 8;
   static_assert(kSharedBytes <= 227 * 1024);
   // Floats of a piece of a split tile: O in fragment order, then the base and the sum of every row.
   static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;
@@ -109,6 +109,15 @@ struct OnlineSoftmax {
   }
 };
 
+/// This block's item-th work. Index and grid are read by volatile instructions, so that asking again after
+/// the loop costs some instructions instead of registers through it.
+__device__ __forceinline__ bool next_work(const AttentionSchedule& schedule, int& item, AttentionWork& work) {
+  int grid, place;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(grid));
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(place));
+  return attention_work(schedule, grid, place, item, work);
+}
+
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_forward_sm90_kernel(const __grid_constant__ gpu::TensorMap q_map,
@@ -117,7 +126,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                                   const __grid_constant__ gpu::TensorMap o_map,
                                   const __grid_constant__ ForwardSm90 args) {
   using enum gpu::TileOrder;
-  constexpr int kD = Shape::kD, kGroups = Shape::kGroups, kKeys = Shape::kKeys, kStages = Shape::kStages;
+  constexpr int kD = Shape::kD, kGroups = Shape::kGroups, kKeys = Shape::kKeys, kStages = Shape::kStages,
+                kQStages = Shape::kQStages;
   using GroupTile = HeadTile<T, 64, kD>;
   using KeyTile = HeadTile<T, kKeys, kD>;
   extern __shared__ __align__(1024) char shared[];
@@ -125,17 +135,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   char* const v_tiles = shared + Shape::kVOffset;
   auto& k_ring = *reinterpret_cast<gpu::Ring<kStages>*>(shared + Shape::kBarrierOffset);
   auto& v_ring = *(&k_ring + 1);
-  auto* const q_full = reinterpret_cast<gpu::Barrier*>(&v_ring + 1);
-  auto* const q_empty = q_full + kGroups;
+  auto* const q_rings = reinterpret_cast<gpu::Ring<kQStages>*>(&v_ring + 1);  // of the warpgroups
 
   const int warp = gpu::uniform(int(threadIdx.x) / 32);
   if (threadIdx.x == 0) {
     k_ring.init(1, kGroups * 4);
     v_ring.init(1, kGroups * 4);
-    for (int group = 0; group < kGroups; ++group) {
-      q_full[group].init(1);
-      q_empty[group].init(4);
-    }
+    for (int group = 0; group < kGroups; ++group) q_rings[group].init(1, 4);
     gpu::fence_barrier_init();
   }
   __syncthreads();
@@ -148,32 +154,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       gpu::prefetch_map(k_map);
       gpu::prefetch_map(v_map);
       gpu::prefetch_map(o_map);
-      const uint64_t keep = gpu::evict_last(), once = gpu::evict_first();
       gpu::RingPlace<kStages> k_place, v_place;
-      uint32_t q_parity = 0;
-      for (int item = 0; attention_work(args.schedule, item, work); ++item) {
+      gpu::RingPlace<kQStages> q_place;
+      for (int item = 0; next_work(args.schedule, item, work); ++item) {
         const int first = work.tile * Shape::kRows;
-        const int limit = args.key_limit(min(first + Shape::kRows, args.queries) - 1);
-        const int end = min(work.end, int(gpu::ceil_div(limit, kKeys)));
         const int b = work.head_row / args.heads, h = work.head_row % args.heads;
         const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
                               const gpu::TensorMap& map, int n) {
           ring.empty[place.stage].wait(place.parity ^ 1);
           ring.full[place.stage].arrive_expect(Shape::kTileBytes);
-          KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage], keep, n * kKeys,
-                        h, b);
+          KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage], n * kKeys, h,
+                        b);
           place.advance();
         };
         // K runs one step ahead of V, as the products do.
+        const int end = work.end;
         if (end > work.begin) load(k_ring, k_place, k_tiles, k_map, end - 1);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-          q_empty[group].wait(q_parity ^ 1);
-          q_full[group].arrive_expect(Shape::kGroupBytes);
-          GroupTile::load(shared + Shape::kQOffset + group * Shape::kGroupBytes, q_map, q_full[group], once,
-                          first + group * 64, h, b);
+          gpu::Barrier& full = q_rings[group].full[q_place.stage];
+          q_rings[group].empty[q_place.stage].wait(q_place.parity ^ 1);
+          full.arrive_expect(Shape::kGroupBytes);
+          GroupTile::load(shared + Shape::kQOffset + (q_place.stage * kGroups + group) * Shape::kGroupBytes,
+                          q_map, full, first + group * 64, h, b);
         }
-        q_parity ^= 1;
+        q_place.advance();
         for (int n = end - 2; n >= work.begin; --n) {
           load(k_ring, k_place, k_tiles, k_map, n);
           load(v_ring, v_place, v_tiles, v_map, n + 1);
@@ -187,29 +192,54 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   gpu::take_registers<Shape::kConsumerRegisters>();
   const int group = warp / 4 - 1, lane = int(threadIdx.x) % 32;
   const int turn = 1 + group, next_turn = 1 + (group + 1) % kGroups;
-  char* const q_tile = shared + Shape::kQOffset + group * Shape::kGroupBytes;
+  gpu::Ring<kQStages>& q_ring = q_rings[group];
   char* const o_rows = shared + Shape::kOOffset + group * Shape::kGroupBytes + warp % 4 * 16 * 128;
   if (Shape::kPingPong && group == kGroups - 1) gpu::arrive_named(next_turn, 256);
 
   gpu::RingPlace<kStages> k_place, v_place;
-  uint32_t q_parity = 0;
-  for (int item = 0; attention_work(args.schedule, item, work); ++item) {
+  gpu::RingPlace<kQStages> q_place;
+  for (int item = 0; next_work(args.schedule, item, work); ++item) {
     const int first = work.tile * Shape::kRows;
-    const int limit = args.key_limit(min(first + Shape::kRows, args.queries) - 1);
-    const int end = min(work.end, int(gpu::ceil_div(limit, kKeys)));
-    const int clear = args.key_limit(first);                // all of the block's queries see so many
+    // This warpgroup's queries: none sees key block `end` or a later one, all see the first `clear` keys.
+    const int group_first = first + group * 64;
+    const int group_keys = group_first < args.schedule.queries
+                               ? args.key_limit(min(group_first + 64, args.schedule.queries) - 1)
+                               : 0;
+    const int end = min(work.end, int(gpu::ceil_div(group_keys, kKeys)));
+    const int clear = args.key_limit(group_first);
     const int row = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile, and row + 8
+
+    const auto release = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place) {
+      if (lane == 0) ring.empty[place.stage].arrive();
+      place.advance();
+    };
+    const auto release_q = [&] {
+      if (lane == 0) q_ring.empty[q_place.stage].arrive();
+      q_place.advance();
+    };
+    // Blocks that only other warpgroups' queries see go by.
+    for (int n = work.end; n > max(end, work.begin); --n) {
+      if (Shape::kPingPong) {
+        gpu::sync_named(turn, 256);
+        gpu::arrive_named(next_turn, 256);
+      }
+      k_ring.full[k_place.stage].wait(k_place.parity);
+      release(k_ring, k_place);
+      v_ring.full[v_place.stage].wait(v_place.parity);
+      release(v_ring, v_place);
+    }
 
     float o[kD / 2];
     OnlineSoftmax<Shape> softmax;
-    q_full[group].wait(q_parity);
-    q_parity ^= 1;
+    q_ring.full[q_place.stage].wait(q_place.parity);
     if (end > work.begin) {
       float s[kKeys / 2];
       uint32_t p[kKeys / 16][4];
       const auto issue_scores = [&] {
         if (Shape::kPingPong) gpu::sync_named(turn, 256);
-        const uint64_t a = gpu::tile_descriptor<along_k>(gpu::shared_address(q_tile));
+        const uint64_t a =
+            gpu::tile_descriptor<along_k>(gpu::shared_address(shared) + Shape::kQOffset +
+                                          (q_place.stage * kGroups + group) * Shape::kGroupBytes);
         const uint64_t b =
             gpu::tile_descriptor<along_k>(gpu::shared_address(k_tiles) + k_place.stage * Shape::kTileBytes);
         gpu::fence_products();
@@ -228,10 +258,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         for (int step = 0; step < kKeys / 16; ++step)
           gpu::multiply<T, across_k>(o, p[step], b + step * gpu::kDescriptorStep<across_k>);
         gpu::commit_products();
-      };
-      const auto release = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place) {
-        if (lane == 0) ring.empty[place.stage].arrive();
-        place.advance();
       };
       const auto mask = [&](int n) {
 #pragma unroll
@@ -300,15 +326,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       for (--n; n >= work.begin && (n + 1) * kKeys > clear; --n) step.template operator()<true>();
       for (; n >= work.begin; --n) step.template operator()<false>();
       issue_values();
-      if (Shape::kOwnO && lane == 0) q_empty[group].arrive();  // its successor may come
+      release_q();
       finish_values();
     } else {
-      if (Shape::kOwnO && lane == 0) q_empty[group].arrive();
+      release_q();
 #pragma unroll
       for (float& element : o) element = 0;
     }
 
-    attention_work(args.schedule, item, work);
+    next_work(args.schedule, item, work);
     float total[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -330,23 +356,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           statistics[Shape::kRows + row + 8 * half] = total[half];
         }
       }
-      if (!Shape::kOwnO && lane == 0) q_empty[group].arrive();
     } else {
       float inverse[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
         const int query = first + row + 8 * half;
-        if (lane % 4 == 0 && query < args.queries)
+        if (lane % 4 == 0 && query < args.schedule.queries)
           args.lse[work.head_row * args.lse_stride + query] =
               total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
       }
       // Each warp stores its own rows; what it stored last has been read.
       if (lane == 0) gpu::wait_stores_read<0>();
-      if (Shape::kOwnO)
-        __syncwarp();
-      else
-        gpu::sync_named(1 + kGroups + group, 128);  // all have read Q
+      __syncwarp();
 #pragma unroll
       for (int step = 0; step < kD / 16; ++step) {
         uint32_t values[4];
@@ -367,10 +389,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth,
                          first + group * 64 + warp % 4 * 16, h, b);
         gpu::commit_stores();
-        if (!Shape::kOwnO) {
-          gpu::wait_stores_read<0>();
-          q_empty[group].arrive();
-        }
       }
     }
   }

@@ -31,19 +31,17 @@ struct ShortArgs {
   }
 };
 
-template <int kHead, int kKeyRows, int kWarpgroups>
+/// Blocks of so many resident heads, slots a warpgroup and blocks a multiprocessor.
+template <int kHead, int kKeyRows, int kWarpgroups, int kResident, int kRing, int kBlocksAtOnce>
 struct ShortShape {
-  static constexpr int kD = kHead, kKeys = kKeyRows, kGroups = kWarpgroups;
-  static constexpr int kThreads = (kGroups + 1) * 128;
-  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr int kD = kHead, kKeys = kKeyRows, kGroups = kWarpgroups, kHeads = kResident,
+                       kSlots = kRing, kBlocks = kBlocksAtOnce;
+  static constexpr int kThreads = kGroups * 128 + 32;
   static constexpr int kKeyBytes = kKeys * kD * 2, kSlotBytes = 64 * kD * 2;
-  static constexpr int kHeads = 128 * 1024 / (2 * kKeyBytes);
-  static constexpr int kSlots = 64 * 1024 / (kGroups * kSlotBytes) + (kGroups == 3 ? 1 : 0);  // a warpgroup
   static constexpr int kSlotOffset = kHeads * 2 * kKeyBytes,
                        kBarrierOffset = kSlotOffset + kGroups * kSlots * kSlotBytes,
                        kSharedBytes = kBarrierOffset + (kHeads + 2 * kGroups * kSlots) * 8;
-  static_assert(kSharedBytes <= 227 * 1024 && kSlots >= 2);
+  static_assert(kBlocks * (kSharedBytes + 1024) <= 228 * 1024 && kSlots >= 2);
 };
 
 /// The block's tokens and heads.
@@ -61,7 +59,7 @@ struct ShortBlock {
 };
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     attention_short_kernel(const __grid_constant__ gpu::TensorMap q_map,
                            const __grid_constant__ gpu::TensorMap k_map,
                            const __grid_constant__ gpu::TensorMap v_map,
@@ -83,11 +81,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
 
   const ShortBlock block(args, Shape::kHeads);
-  if (warp < 4) {  // the producer
-    gpu::give_registers<Shape::kProducerRegisters>();
-    if (warp != 0 || !gpu::elect_one()) return;
+  if (warp == 4 * kGroups) {  // the producer
+    if (!gpu::elect_one()) return;
     gpu::RingPlace<kSlots> place;
-    const uint64_t once = gpu::evict_first();
     int item = 0;
     for (int first = block.begin; first < block.end; first += 64) {
       const int parts = min(4, int(gpu::ceil_div(block.end - first, 16)));  // boxes of 16 tokens
@@ -107,7 +103,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
           for (int box = 0; box < QueryTile::kBoxes; ++box)
             gpu::load_box(slot + box * QueryTile::kBoxBytes + part * 16 * 128, q_map, ring.full[place.stage],
-                          once, box * kBoxWidth, first + part * 16, block.first_head + head, block.b);
+                          box * kBoxWidth, first + part * 16, block.first_head + head, block.b);
         if (group == kGroups - 1) place.advance();
         ++item;
       }
@@ -115,8 +111,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     return;
   }
 
-  gpu::take_registers<Shape::kConsumerRegisters>();
-  const int group = warp / 4 - 1, warp_row = warp % 4 * 16;
+  const int group = warp / 4, warp_row = warp % 4 * 16;
   gpu::Ring<kSlots>& ring = rings[group];
   gpu::RingPlace<kSlots> place;
   int previous = -1;  // the slot whose store may still be reading it
@@ -253,10 +248,10 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
   // count as two.
   const int64_t units = q.size(0) * args.head_groups, tiles = gpu::ceil_div(args.queries, 64);
   double best = INFINITY;
-  for (int64_t splits = 1; splits <= std::min<int64_t>(tiles, 4 * device.card().multiprocessors); ++splits) {
+  const int64_t at_once = int64_t(device.card().multiprocessors) * Shape::kBlocks;
+  for (int64_t splits = 1; splits <= std::min<int64_t>(tiles, 4 * at_once); ++splits) {
     const int64_t tokens = gpu::ceil_div(gpu::ceil_div(args.queries, splits), 16) * 16;
-    const double time =
-        double(gpu::ceil_div(units * splits, device.card().multiprocessors)) * (double(tokens) / 64 + 2);
+    const double time = double(gpu::ceil_div(units * splits, at_once)) * (double(tokens) / 64 + 2);
     if (time < best) {
       best = time;
       args.splits = int(gpu::ceil_div(args.queries, tokens));
@@ -277,14 +272,12 @@ void attention_short_sm90(const Tensor& o, const Tensor& lse, const Tensor& q, c
                           const Tensor& v, const AttentionOptions& options) {
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
-      const auto run = [&]<int kD, int kKeys>() {
-        launch_short<T, ShortShape<kD, kKeys, 2>>(o, lse, q, k, v, options);
-      };
+      const auto run = [&]<class Shape>() { launch_short<T, Shape>(o, lse, q, k, v, options); };
       const bool narrow = q.size(3) <= 64, few = k.size(1) <= 64;
-      if (narrow && few) return run.template operator()<64, 64>();
-      if (narrow) return run.template operator()<64, 128>();
-      if (few) return run.template operator()<128, 64>();
-      run.template operator()<128, 128>();
+      if (narrow && few) return run.template operator()<ShortShape<64, 64, 2, 8, 4, 1>>();
+      if (narrow) return run.template operator()<ShortShape<64, 128, 2, 4, 4, 1>>();
+      if (few) return run.template operator()<ShortShape<128, 64, 2, 4, 2, 1>>();
+      run.template operator()<ShortShape<128, 128, 1, 2, 4, 1>>();
     }
   });
 }

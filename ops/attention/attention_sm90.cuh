@@ -38,13 +38,6 @@ struct HeadTile {
     for (int box = 0; box < kBoxes; ++box)
       gpu::load_box(to + box * kBoxBytes, map, barrier, box * kBoxWidth, first, h, b);
   }
-  /// The same for a tile with an L2 policy.
-  static __device__ __forceinline__ void load(char* to, const gpu::TensorMap& map, gpu::Barrier& barrier,
-                                              uint64_t policy, int first, int h, int b) {
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box)
-      gpu::load_box(to + box * kBoxBytes, map, barrier, policy, box * kBoxWidth, first, h, b);
-  }
   /// What to add to the descriptor of a tile that lies along_k for columns 16 step ... 16 step + 15.
   static __device__ __forceinline__ constexpr uint64_t along(int step) {
     return uint64_t(step / 4 * (kBoxBytes >> 4)) +
