@@ -4,6 +4,24 @@
 #include "ops/attention/attention_schedule.h"
 #include "ops/attention/attention_sm90.cuh"
 
+/// Forward for any number of keys, sm_90a: online softmax (Dao, FlashAttention-2, arXiv:2307.08691, algorithm
+/// 1) on wgmma, in the manner of FlashAttention-3 (Shah et al., arXiv:2407.08608, section 3).
+///
+/// A block owns a tile of queries of one head, 64 for each of its consumer warpgroups, and walks the keys
+/// from the last block to the first. A producer warp brings Q, and K and V block by block, with the copy
+/// engine into rings guarded by mbarriers; it runs as far ahead as the rings allow, over the end of the tile
+/// into the next, since the grid is persistent (attention_schedule.h). Registers move from the producer to
+/// the consumers: S, P and O of 64 rows live there, and P is the left operand of P V as it lies.
+///
+/// Two overlaps keep the tensor cores and the special-function unit (16 exponentials a clock; at D = 64 it
+/// needs exactly as long as the products) busy at the same time. Within a warpgroup, S of the next block and
+/// P V of the last are issued together, and the softmax of that S runs while P V does. Between warpgroups,
+/// one multiplies while others compute exponentials; with kPingPong they issue their products in turn.
+///
+/// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once a tile, mostly from L2: at 192 x 128 and D =
+/// 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
+/// overlap.
+
 namespace tessera::ops {
 
 /// What a block is given besides its maps.

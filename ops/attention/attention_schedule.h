@@ -90,7 +90,10 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
   for (;; ++item) {
     int job, which;
     if (item < rounds * tiles_of_job) {
-      job = item / tiles_of_job * grid + place;
+      // Turned by one each round, so that a block does not meet the same kind of tile in all of them: the
+      // last of a head may be nearly empty.
+      const int round = item / tiles_of_job;
+      job = round * grid + (place + round) % grid;
       which = item % tiles_of_job;
       if (job >= schedule.whole) return false;  // in the last round, and then nothing is cut
       work.tile = schedule.tile_of(job % schedule.jobs, which);
