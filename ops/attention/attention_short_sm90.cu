@@ -131,6 +131,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       gpu::multiply<T, along_k, along_k>(s, q_tile + QueryTile::along(step), k_tile + KeyTile::along(step),
                                          step > 0);
     gpu::commit_products();
+    if (lane == 0 && previous >= 0) {
+      gpu::wait_stores_read<0>();
+      ring.empty[previous].arrive();
+    }
     gpu::wait_products<0>();
     gpu::pin(s);
 
@@ -221,8 +225,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                          block.first_head + head, block.b);
       }
       gpu::commit_stores();
-      gpu::wait_stores_read<1>();
-      if (previous >= 0) ring.empty[previous].arrive();
     }
     previous = place.stage;
     place.advance();
