@@ -41,15 +41,15 @@ struct ForwardSm90 {
 };
 
 /// A configuration of the kernel.
-template <int kHead, int kWarpgroups, int kKeyRows, int kDepth, bool kTurns, int kByFma, int kQueryDepth = 2>
+template <int kHead, int kWarpgroups, int kKeyRows, int kDepth, bool kTurns, int kByFma>
 struct ForwardShape {
-  static constexpr int kD = kHead;              // head size in shared memory: 64 or 128
-  static constexpr int kGroups = kWarpgroups;   // consumer warpgroups, 64 queries each
-  static constexpr int kKeys = kKeyRows;        // keys of a step
-  static constexpr int kStages = kDepth;        // of K and of V
-  static constexpr bool kPingPong = kTurns;     // warpgroups issue their products in turn
-  static constexpr int kFma = kByFma;           // of 16 exponentials, so many by multiply-adds
-  static constexpr int kQStages = kQueryDepth;  // tiles of Q
+  static constexpr int kD = kHead;             // head size in shared memory: 64 or 128
+  static constexpr int kGroups = kWarpgroups;  // consumer warpgroups, 64 queries each
+  static constexpr int kKeys = kKeyRows;       // keys of a step
+  static constexpr int kStages = kDepth;       // of K and of V
+  static constexpr bool kPingPong = kTurns;    // warpgroups issue their products in turn
+  static constexpr int kFma = kByFma;          // of 16 exponentials, so many by multiply-adds
+  static constexpr int kQStages = 2;           // tiles of Q
 
   static constexpr int kRows = kGroups * 64;
   static constexpr int kThreads = (kGroups + 1) * 128;
@@ -61,7 +61,9 @@ struct ForwardShape {
                        kKOffset = kOOffset + kGroups * kGroupBytes,
                        kVOffset = kKOffset + kStages * kTileBytes,
                        kBarrierOffset = kVOffset + kStages * kTileBytes;
-  static constexpr int kSharedBytes = kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages) * 8;
+  static constexpr int kWorkOffset =
+      kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages + 2 * kQStages) * 8;
+  static constexpr int kSharedBytes = kWorkOffset + kQStages * int(sizeof(AttentionWork));
   static_assert(kSharedBytes <= 227 * 1024);
   // Floats of a piece of a split tile: O in fragment order, then the base and the sum of every row.
   static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;
@@ -127,15 +129,6 @@ struct OnlineSoftmax {
   }
 };
 
-/// This block's item-th work. Index and grid are read by volatile instructions, so that asking again after
-/// the loop costs some instructions instead of registers through it.
-__device__ __forceinline__ bool next_work(const AttentionSchedule& schedule, int& item, AttentionWork& work) {
-  int grid, place;
-  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(grid));
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(place));
-  return attention_work(schedule, grid, place, item, work);
-}
-
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_forward_sm90_kernel(const __grid_constant__ gpu::TensorMap q_map,
@@ -154,57 +147,76 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& k_ring = *reinterpret_cast<gpu::Ring<kStages>*>(shared + Shape::kBarrierOffset);
   auto& v_ring = *(&k_ring + 1);
   auto* const q_rings = reinterpret_cast<gpu::Ring<kQStages>*>(&v_ring + 1);  // of the warpgroups
+  auto& work_ring = *reinterpret_cast<gpu::Ring<kQStages>*>(q_rings + kGroups);
+  auto* const works = reinterpret_cast<AttentionWork*>(shared + Shape::kWorkOffset);
 
-  const int warp = gpu::uniform(int(threadIdx.x) / 32);
+  const int warp = in_uniform_register(int(threadIdx.x) / 32);
   if (threadIdx.x == 0) {
     k_ring.init(1, kGroups * 4);
     v_ring.init(1, kGroups * 4);
     for (int group = 0; group < kGroups; ++group) q_rings[group].init(1, 4);
+    work_ring.init(1, 1 + kGroups * 4);
     gpu::fence_barrier_init();
   }
   __syncthreads();
 
-  AttentionWork work;
-  if (warp < 4) {  // the producer
+  if (warp < 4) {  // the producers
     gpu::give_registers<Shape::kProducerRegisters>();
-    if (warp == 0 && gpu::elect_one()) {
-      gpu::prefetch_map(q_map);
-      gpu::prefetch_map(k_map);
-      gpu::prefetch_map(v_map);
-      gpu::prefetch_map(o_map);
-      gpu::RingPlace<kStages> k_place, v_place;
-      gpu::RingPlace<kQStages> q_place;
-      for (int item = 0; next_work(args.schedule, item, work); ++item) {
-        const int first = work.tile * Shape::kRows;
-        const int b = work.head_row / args.heads, h = work.head_row % args.heads;
-        const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
-                              const gpu::TensorMap& map, int n) {
-          ring.empty[place.stage].wait(place.parity ^ 1);
-          ring.full[place.stage].arrive_expect(Shape::kTileBytes);
-          KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage], n * kKeys, h,
-                        b);
-          place.advance();
-        };
-        // K runs one step ahead of V, as the products do.
-        const int end = work.end;
-        if (end > work.begin) load(k_ring, k_place, k_tiles, k_map, end - 1);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          gpu::Barrier& full = q_rings[group].full[q_place.stage];
-          q_rings[group].empty[q_place.stage].wait(q_place.parity ^ 1);
-          full.arrive_expect(Shape::kGroupBytes);
-          GroupTile::load(shared + Shape::kQOffset + (q_place.stage * kGroups + group) * Shape::kGroupBytes,
-                          q_map, full, first + group * 64, h, b);
-        }
-        q_place.advance();
-        for (int n = end - 2; n >= work.begin; --n) {
-          load(k_ring, k_place, k_tiles, k_map, n);
-          load(v_ring, v_place, v_tiles, v_map, n + 1);
-        }
-        if (end > work.begin) load(v_ring, v_place, v_tiles, v_map, work.begin);
+    if (!gpu::elect_one()) return;
+    if (warp == 1) {  // plans: its divisions would cost the others a thousand clocks a tile
+      gpu::RingPlace<kQStages> place_of_work;
+      AttentionWork work;
+      for (int item = 0;; ++item) {
+        // Read by volatile instructions: what the compiler would compute of them before the loop takes
+        // registers.
+        int grid, place;
+        asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(grid));
+        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(place));
+        const bool some = attention_work(args.schedule, grid, place, item, work);
+        if (!some) work.tile = -1;
+        work_ring.empty[place_of_work.stage].wait(place_of_work.parity ^ 1);
+        works[place_of_work.stage] = work;
+        work_ring.full[place_of_work.stage].arrive();
+        place_of_work.advance();
+        if (!some) return;
       }
     }
-    return;
+    if (warp > 1) return;
+    gpu::prefetch_map(q_map);
+    gpu::prefetch_map(k_map);
+    gpu::prefetch_map(v_map);
+    gpu::prefetch_map(o_map);
+    gpu::RingPlace<kStages> k_place, v_place;
+    gpu::RingPlace<kQStages> q_place;
+    for (;;) {
+      work_ring.full[q_place.stage].wait(q_place.parity);
+      const AttentionWork work = works[q_place.stage];
+      work_ring.empty[q_place.stage].arrive();
+      if (work.tile < 0) return;
+      const int b = work.head_row / args.heads, h = work.head_row % args.heads;
+      const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
+                            const gpu::TensorMap& map, int n) {
+        ring.empty[place.stage].wait(place.parity ^ 1);
+        ring.full[place.stage].arrive_expect(Shape::kTileBytes);
+        KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage], n * kKeys, h, b);
+        place.advance();
+      };
+      // K runs one step ahead of V, as the products do.
+      if (work.end > work.begin) load(k_ring, k_place, k_tiles, k_map, work.end - 1);
+      for (int group = 0; group < kGroups; ++group) {
+        gpu::Barrier& full = q_rings[group].full[q_place.stage];
+        q_rings[group].empty[q_place.stage].wait(q_place.parity ^ 1);
+        full.arrive_expect(Shape::kGroupBytes);
+        GroupTile::load(shared + Shape::kQOffset + (q_place.stage * kGroups + group) * Shape::kGroupBytes,
+                        q_map, full, work.tile * Shape::kRows + group * 64, h, b);
+      }
+      q_place.advance();
+      for (int n = work.end - 2; n >= work.begin; --n) {
+        load(k_ring, k_place, k_tiles, k_map, n);
+        load(v_ring, v_place, v_tiles, v_map, n + 1);
+      }
+      if (work.end > work.begin) load(v_ring, v_place, v_tiles, v_map, work.begin);
+    }
   }
 
   gpu::take_registers<Shape::kConsumerRegisters>();
@@ -214,9 +226,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   char* const o_rows = shared + Shape::kOOffset + group * Shape::kGroupBytes + warp % 4 * 16 * 128;
   if (Shape::kPingPong && group == kGroups - 1) gpu::arrive_named(next_turn, 256);
 
-  gpu::RingPlace<kStages> k_place, v_place;
-  gpu::RingPlace<kQStages> q_place;
-  for (int item = 0; next_work(args.schedule, item, work); ++item) {
+  RingTurn<kStages> block{0};  // of K and V
+  for (RingTurn<kQStages> tile{0};; ++tile.count) {
+    work_ring.full[tile.stage()].wait(tile.parity());
+    AttentionWork work = works[tile.stage()];
+    work.tile = in_uniform_register(work.tile);
+    work.begin = in_uniform_register(work.begin);
+    work.end = in_uniform_register(work.end);
+    if (work.tile < 0) break;
     const int first = work.tile * Shape::kRows;
     // This warpgroup's queries: none sees key block `end` or a later one, all see the first `clear` keys.
     const int group_first = first + group * 64;
@@ -227,13 +244,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int clear = args.key_limit(group_first);
     const int row = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile, and row + 8
 
-    const auto release = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place) {
-      if (lane == 0) ring.empty[place.stage].arrive();
-      place.advance();
+    const auto wait_full = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
+      ring.full[at.stage()].wait(at.parity());
     };
-    const auto release_q = [&] {
-      if (lane == 0) q_ring.empty[q_place.stage].arrive();
-      q_place.advance();
+    const auto release = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
+      if (lane == 0) ring.empty[at.stage()].arrive();
     };
     // Blocks that only other warpgroups' queries see go by.
     for (int n = work.end; n > max(end, work.begin); --n) {
@@ -241,15 +256,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         gpu::sync_named(turn, 256);
         gpu::arrive_named(next_turn, 256);
       }
-      k_ring.full[k_place.stage].wait(k_place.parity);
-      release(k_ring, k_place);
-      v_ring.full[v_place.stage].wait(v_place.parity);
-      release(v_ring, v_place);
+      wait_full(k_ring, block);
+      release(k_ring, block);
+      wait_full(v_ring, block);
+      release(v_ring, block);
+      ++block.count;
     }
 
     float o[kD / 2];
     OnlineSoftmax<Shape> softmax;
-    q_ring.full[q_place.stage].wait(q_place.parity);
+    q_ring.full[tile.stage()].wait(tile.parity());
     if (end > work.begin) {
       float s[kKeys / 2];
       uint32_t p[kKeys / 16][4];
@@ -257,9 +273,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         if (Shape::kPingPong) gpu::sync_named(turn, 256);
         const uint64_t a =
             gpu::tile_descriptor<along_k>(gpu::shared_address(shared) + Shape::kQOffset +
-                                          (q_place.stage * kGroups + group) * Shape::kGroupBytes);
+                                          (tile.stage() * kGroups + group) * Shape::kGroupBytes);
         const uint64_t b =
-            gpu::tile_descriptor<along_k>(gpu::shared_address(k_tiles) + k_place.stage * Shape::kTileBytes);
+            gpu::tile_descriptor<along_k>(gpu::shared_address(k_tiles) + block.stage() * Shape::kTileBytes);
         gpu::fence_products();
 #pragma unroll
         for (int step = 0; step < kD / 16; ++step)
@@ -267,10 +283,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                                              step > 0);
         gpu::commit_products();
       };
-      const auto issue_values = [&] {
-        v_ring.full[v_place.stage].wait(v_place.parity);
+      const auto issue_values = [&](RingTurn<kStages> at) {
+        wait_full(v_ring, at);
         const uint64_t b = gpu::tile_descriptor<across_k>(
-            gpu::shared_address(v_tiles) + v_place.stage * Shape::kTileBytes, KeyTile::kBoxBytes);
+            gpu::shared_address(v_tiles) + at.stage() * Shape::kTileBytes, KeyTile::kBoxBytes);
         gpu::fence_products();
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step)
@@ -295,44 +311,45 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           for (int i = 0; i < 4; ++i)
             p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
       };
-      const auto finish_values = [&] {
+      const auto finish_values = [&](RingTurn<kStages> at) {
         gpu::wait_products<0>();
         gpu::pin(o);
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
-        release(v_ring, v_place);
+        release(v_ring, at);
       };
 
-      k_ring.full[k_place.stage].wait(k_place.parity);
+      wait_full(k_ring, block);
       issue_scores();
       if (Shape::kPingPong) gpu::arrive_named(next_turn, 256);
       gpu::wait_products<0>();
       gpu::pin(s);
-      release(k_ring, k_place);
+      release(k_ring, block);
       int n = end - 1;
       if ((n + 1) * kKeys > clear) {
         mask(n);
       }
       softmax.template apply<true>(s, args.scale2);
       convert();
-      if (n > work.begin) k_ring.full[k_place.stage].wait(k_place.parity);
+      if (n > work.begin) wait_full(k_ring, block + 1);
 #pragma unroll
       for (float& element : o) element = 0;
 
       const auto step = [&]<bool kMasked>() {
+        ++block.count;
         issue_scores();
-        issue_values();
+        issue_values(block + -1);
         if (Shape::kPingPong) gpu::arrive_named(next_turn, 256);
         gpu::wait_products<1>();
         gpu::pin(s);
-        release(k_ring, k_place);
+        release(k_ring, block);
         if constexpr (kMasked) mask(n);
         softmax.template apply<kMasked>(s, args.scale2);
         // The exponentials are what the products overlap with: this branch keeps them before the wait for
         // them.
         gpu::pin(s);
-        if (n > work.begin) k_ring.full[k_place.stage].wait(k_place.parity);
-        finish_values();
+        if (n > work.begin) wait_full(k_ring, block + 1);
+        finish_values(block + -1);
         if (softmax.moved) {
 #pragma unroll
           for (int j = 0; j < kD / 8; ++j)
@@ -343,16 +360,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       };
       for (--n; n >= work.begin && (n + 1) * kKeys > clear; --n) step.template operator()<true>();
       for (; n >= work.begin; --n) step.template operator()<false>();
-      issue_values();
-      release_q();
-      finish_values();
+      issue_values(block);
+      finish_values(block);
+      ++block.count;
     } else {
-      release_q();
 #pragma unroll
       for (float& element : o) element = 0;
     }
 
-    next_work(args.schedule, item, work);
+    work = works[tile.stage()];  // again, instead of registers through the loop
+    __syncwarp();
+    if (lane == 0) {
+      work_ring.empty[tile.stage()].arrive();
+      q_ring.empty[tile.stage()].arrive();
+    }
     float total[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -30,6 +30,8 @@ struct AttentionSchedule {
 
   TESSERA_HD int rest() const { return jobs * heads - whole; }
   TESSERA_HD int tiles_of_job() const { return causal ? 2 : 1; }
+  TESSERA_HD int job_of(int nth_tile) const { return causal ? nth_tile / 2 : nth_tile; }
+  TESSERA_HD int which_of(int nth_tile) const { return causal ? nth_tile % 2 : 0; }
   /// The job's first or second tile; -1: there is no second, in the middle of an odd number.
   TESSERA_HD int tile_of(int job, int which) const {
     if (!causal) return job;
@@ -92,9 +94,9 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
     if (item < rounds * tiles_of_job) {
       // Turned by one each round, so that a block does not meet the same kind of tile in all of them: the
       // last of a head may be nearly empty.
-      const int round = item / tiles_of_job;
+      const int round = schedule.job_of(item);
       job = round * grid + (place + round) % grid;
-      which = item % tiles_of_job;
+      which = schedule.which_of(item);
       if (job >= schedule.whole) return false;  // in the last round, and then nothing is cut
       work.tile = schedule.tile_of(job % schedule.jobs, which);
       if (work.tile < 0) continue;
@@ -107,10 +109,10 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
       const int first = place * schedule.share, end = schedule.rest() * schedule.job_blocks;
       const int last = first + schedule.share < end ? first + schedule.share : end;
       if (first >= last || nth >= 2 * tiles_of_job) return false;
-      const int rest_job = first / schedule.job_blocks + nth / tiles_of_job;
+      const int rest_job = first / schedule.job_blocks + schedule.job_of(nth);
       if (rest_job >= schedule.rest()) return false;
       job = schedule.whole + rest_job;
-      which = nth % tiles_of_job;
+      which = schedule.which_of(nth);
       work.tile = schedule.tile_of(job % schedule.jobs, which);
       if (work.tile < 0) continue;
       const int start = schedule.start_of(rest_job, which), blocks = schedule.tile_blocks(work.tile);

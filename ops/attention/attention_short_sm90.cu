@@ -115,9 +115,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   gpu::Ring<kSlots>& ring = rings[group];
   gpu::RingPlace<kSlots> place;
   int previous = -1;  // the slot whose store may still be reading it
-  const int items = int(gpu::ceil_div(block.end - block.begin, 64)) * block.heads;
-  for (int item = group; item < items; item += kGroups) {
-    const int head = item % block.heads, first = block.begin + item / block.heads * 64;
+  int head = group, first = block.begin;
+  for (;; head += kGroups) {
+    for (; head >= block.heads; head -= block.heads) first += 64;
+    if (first >= block.end) break;
     char* const slot = shared + Shape::kSlotOffset + (group * kSlots + place.stage) * Shape::kSlotBytes;
     const uint32_t keys = gpu::shared_address(shared) + head * 2 * Shape::kKeyBytes;
     float s[kKeys / 2];

@@ -14,6 +14,23 @@ namespace tessera::ops {
 /// Rows of tensor maps and of shared memory are 64 elements wide: a head of up to 128 is one or two boxes.
 inline constexpr int kBoxWidth = 64;
 
+/// A value that is the same in all lanes, in a uniform register: what is computed of it, such as the places
+/// in rings after a loop of so many steps, stays in uniform registers too. (A shuffle's result does not.)
+__device__ __forceinline__ int in_uniform_register(int value) {
+  return int(__reduce_or_sync(0xFFFFFFFFu, unsigned(value)));
+}
+
+/// The n-th use of a ring of kStages (a power of two): one register instead of the two of gpu::RingPlace.
+template <int kStages>
+struct RingTurn {
+  static_assert((kStages & (kStages - 1)) == 0);
+  uint32_t count;
+
+  __device__ __forceinline__ int stage() const { return int(count % kStages); }
+  __device__ __forceinline__ uint32_t parity() const { return count / kStages % 2; }
+  __device__ __forceinline__ RingTurn operator+(int n) const { return {count + uint32_t(n)}; }
+};
+
 /// The map of a [B, L, H, D] tensor with coordinates (d, i, h, b); a box is 64 columns of `rows` tokens of
 /// one head. Columns beyond D and tokens beyond L read zeros and are not written.
 template <class T>

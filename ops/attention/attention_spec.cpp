@@ -146,6 +146,7 @@ std::vector<OpSpec> attention_specs() {
           "the kernels take exp2 from the special-function unit (2 ulp) and rebuild the probabilities "
           "in backward from the rounded log-sum-exp",
       .rows = attention_row_names(),
+      .row_dtypes = {{}, {DType::bf16, DType::f16}},
   }};
 }
 
