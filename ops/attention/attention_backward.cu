@@ -286,6 +286,7 @@ void launch_delta(const Tensor& q, const AttentionArgs<T>& args) {
 void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                  const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                  const Tensor& lse, const AttentionOptions& options) {
+  if (q.count() == 0 && k.count() == 0) return;
   const Device device = q.device();
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     AttentionArgs<T> args = attention_args<T>(lse, q, k, v, options);

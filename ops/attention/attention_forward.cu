@@ -156,6 +156,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
 
 void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                                 const Tensor& v, const AttentionOptions& options) {
+  if (o.count() == 0) return;
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     AttentionArgs<T> args = attention_args<T>(lse, q, k, v, options);
     args.out = head_rows<T>(o);

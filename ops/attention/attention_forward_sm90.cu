@@ -8,6 +8,7 @@ namespace {
 /// place has left.
 template <class T, class Shape>
 __global__ void __launch_bounds__(128) attention_combine_kernel(HeadRows<T> o, ForwardSm90 args, int dim) {
+  gpu::wait_for_earlier();
   const AttentionSchedule& schedule = args.schedule;
   const int group = int(blockIdx.x) % Shape::kGroups, tile_of_rest = int(blockIdx.x) / Shape::kGroups;
   const AttentionPieces pieces(schedule, tile_of_rest / schedule.tiles_of_job(),
@@ -83,14 +84,14 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   args.partial = cut ? pieces.data<float>() : nullptr;
   args.heads = int(q.size(2));
   args.scale2 = float(options.scale * kLog2E);
-  gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes},
+  gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes, 1, true},
               attention_forward_sm90_kernel<T, Shape>, head_map<T>(q, 64), head_map<T>(k, Shape::kKeys),
               head_map<T>(v, Shape::kKeys), head_map<T>(o, 16), args);
   if (cut)
-    gpu::launch(
-        device,
-        {dim3(unsigned(args.schedule.rest() * args.schedule.tiles_of_job() * Shape::kGroups)), dim3(128)},
-        attention_combine_kernel<T, Shape>, head_rows<T>(o), args, int(q.size(3)));
+    gpu::launch(device,
+                {dim3(unsigned(args.schedule.rest() * args.schedule.tiles_of_job() * Shape::kGroups)),
+                 dim3(128), 0, 1, true},
+                attention_combine_kernel<T, Shape>, head_rows<T>(o), args, int(q.size(3)));
 }
 
 }  // namespace

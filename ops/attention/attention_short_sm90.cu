@@ -32,10 +32,12 @@ struct ShortArgs {
 };
 
 /// Blocks of so many resident heads, slots a warpgroup and blocks a multiprocessor.
-template <int kHead, int kKeyRows, int kWarpgroups, int kResident, int kRing, int kBlocksAtOnce>
+template <int kHead, int kKeyRows, int kWarpgroups, int kResident, int kRing, int kBlocksAtOnce,
+          bool kPdl = true>
 struct ShortShape {
   static constexpr int kD = kHead, kKeys = kKeyRows, kGroups = kWarpgroups, kHeads = kResident,
                        kSlots = kRing, kBlocks = kBlocksAtOnce;
+  static constexpr bool kEarly = kPdl;
   static constexpr int kThreads = kGroups * 128 + 32;
   static constexpr int kKeyBytes = kKeys * kD * 2, kSlotBytes = 64 * kD * 2;
   static constexpr int kSlotOffset = kHeads * 2 * kKeyBytes,
@@ -74,11 +76,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
   const int warp = gpu::uniform(int(threadIdx.x) / 32), lane = int(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
+    gpu::prefetch_map(q_map);
+    gpu::prefetch_map(k_map);
+    gpu::prefetch_map(v_map);
+    gpu::prefetch_map(o_map);
     for (int head = 0; head < Shape::kHeads; ++head) keys_full[head].init(1);
     for (int group = 0; group < kGroups; ++group) rings[group].init(1, 4);
     gpu::fence_barrier_init();
   }
   __syncthreads();
+  gpu::wait_for_earlier();
 
   const ShortBlock block(args, Shape::kHeads);
   if (warp == 4 * kGroups) {  // the producer
@@ -264,7 +271,7 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
   const int64_t blocks = units * args.splits;
   check(blocks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", blocks,
         " blocks; expected at most 2^31 - 1 (split the batch)");
-  gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes},
+  gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes, 1, Shape::kEarly},
               attention_short_kernel<T, Shape>, head_map<T>(q, 16), head_map<T>(k, Shape::kKeys),
               head_map<T>(v, Shape::kKeys), head_map<T>(o, 16), args);
 }
