@@ -239,8 +239,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   float s[kKeys / 2], o[kD / 2];
   uint32_t p[kKeys / 16][4];
   OnlineSoftmax<Shape> softmax;
-  bool open = false,
-       pending = false;  // the last tile is to be written; before that, its last P V is to be done
+  bool pending = false;  // the last P V of the tile before is to be done (it is to be written in any case)
 
   const auto wait_full = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
     ring.full[at.stage()].wait(at.parity());
