@@ -1,5 +1,6 @@
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_device.cuh"
+#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
 
 /// Backward on tensor cores, after FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 2) but without its
@@ -282,9 +283,9 @@ void launch_delta(const Tensor& q, const AttentionArgs<T>& args) {
 
 }  // namespace
 
-void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                             const Tensor& lse, const AttentionOptions& options) {
+void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                                 const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                 const Tensor& lse, const AttentionOptions& options) {
   if (q.count() == 0 && k.count() == 0) return;
   const Device device = q.device();
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {

@@ -1,4 +1,5 @@
 #include "ops/attention/attention_device.cuh"
+#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
 
 /// Forward on tensor cores: FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 1) with mma.sync.
@@ -153,8 +154,8 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
 
 }  // namespace
 
-void attention_forward_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                            const Tensor& v, const AttentionOptions& options) {
+void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                                const Tensor& v, const AttentionOptions& options) {
   if (o.count() == 0) return;
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     AttentionArgs<T> args = attention_args<T>(lse, q, k, v, options);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_rows.h"
 #include "ops/op.h"
 
 /// The declaration of attention: its problem, cases and benchmarks.
@@ -144,6 +145,8 @@ std::vector<OpSpec> attention_specs() {
       .tolerance_reason =
           "the kernels take exp2 from the special-function unit (2 ulp) and rebuild the probabilities "
           "in backward from the rounded log-sum-exp",
+      .rows = attention_row_names(),
+      .row_dtypes = {{}, {DType::bf16, DType::f16}},
   }};
 }
 

@@ -7,7 +7,10 @@
 #include <vector>
 
 #include "autograd/gradcheck.h"
+#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_schedule.h"
 #include "runtime/philox.h"
+#include "runtime/tuning.h"
 
 /// What the generic cases do not say: examples worked out by hand, where causal's diagonal lies, queries that
 /// see nothing, huge scores, layouts of results, head sizes that only the CPU takes, and messages.
@@ -227,6 +230,110 @@ TEST(Attention, Messages) {
            "head size 257 is not supported on device cpu; expected 1 ... 256");
   const Tensor whole = q.to(DType::i32);
   contains(message_of([&] { attention(whole, whole, whole); }), "dtype i32 is not supported on device cpu");
+}
+
+TEST(Attention, EveryKeyBlockIsWorkedOnOnce) {
+  // Persistent blocks of the wgmma row: whole tiles, and the pieces of those that are cut, where the kernel
+  // that adds them looks for them.
+  constexpr int kRows = 12, kKeyRows = 8;
+  for (const int grid : {1, 7, 132})
+    for (const int heads : {1, 8, 33})
+      for (const int queries : {1, 12, 25, 300, 700})
+        for (const int keys : {1, 9, 24, 300, 632})
+          for (const bool causal : {false, true}) {
+            SCOPED_TRACE(testing::Message() << grid << " blocks, " << heads << " heads, " << queries << " x "
+                                            << keys << ", causal " << causal);
+            const AttentionSchedule schedule =
+                attention_schedule(queries, keys, heads, causal, kRows, kKeyRows, grid);
+            const int tiles = schedule.tiles, most = (keys + kKeyRows - 1) / kKeyRows;
+            ASSERT_TRUE(schedule.rest() == 0 || schedule.share <= schedule.job_blocks);
+            std::vector<int> seen(size_t(heads * tiles * most)), whole(size_t(heads * tiles));
+            std::vector<int> pieces(size_t(kPiecesPerBlock * grid));
+            for (int place = 0; place < grid; ++place) {
+              AttentionWork work;
+              for (int item = 0; attention_work(schedule, grid, place, item, work); ++item) {
+                ASSERT_TRUE(0 <= work.head_row && work.head_row < heads && 0 <= work.tile &&
+                            work.tile < tiles);
+                ASSERT_LE(work.end, schedule.tile_blocks(work.tile));
+                const int index = work.head_row * tiles + work.tile;
+                for (int block = work.begin; block < work.end; ++block) ++seen[size_t(index * most + block)];
+                whole[size_t(index)] += work.piece < 0;
+                if (work.piece >= 0) ++pieces[size_t(work.piece)];
+              }
+            }
+            for (int rest = 0; rest < schedule.rest(); ++rest)
+              for (int which = 0; which < schedule.tiles_of_job(); ++which) {
+                const AttentionPieces parts(schedule, rest, which);
+                if (parts.tile >= 0 && parts.blind) ++whole[size_t(parts.head_row * tiles + parts.tile)];
+                if (parts.none) continue;
+                ++whole[size_t(parts.head_row * tiles + parts.tile)];
+                for (int place = parts.first; place <= parts.last; ++place)
+                  --pieces[size_t(parts.piece_of(schedule, place))];
+              }
+            for (const int count : whole) ASSERT_EQ(count, 1);  // written by one
+            for (const int count : pieces) ASSERT_EQ(count, 0);
+            for (int index = 0; index < heads * tiles; ++index)
+              for (int block = 0; block < most; ++block)
+                ASSERT_EQ(seen[size_t(index * most + block)], block < schedule.tile_blocks(index % tiles));
+          }
+}
+
+TEST(Attention, RowsOfCuda) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Tensor q = random({1, 20, 2, 64}, DType::f32, 1).to(Device::cuda());
+  {
+    const tuning::ForceRow force("attention", 1);
+    EXPECT_NE(message_of([&] { attention(q, q, q); }).find("attention: row wgmma needs"), std::string::npos);
+  }
+  {
+    const tuning::ForceRow force("attention", 2);
+    EXPECT_NE(message_of([&] { attention(q, q, q); }).find("expected 0 (mma) or 1 (wgmma)"),
+              std::string::npos);
+  }
+  // An expanded head has stride 0, which no tensor map encodes: the mma row takes it.
+  const Tensor one = random({1, 20, 1, 64}, DType::bf16, 2).to(Device::cuda()).expand({1, 20, 2, 64});
+  EXPECT_EQ(attention(one, one, one).shape(), one.shape());
+}
+
+TEST(Attention, RowsOfCudaAgree) {
+  // Longer than the generic cases: several tiles and key blocks, tiles cut into pieces, blind queries. Both
+  // rows round at the same places, o last: two units of it, and as much again for the weights.
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Device gpu = Device::cuda(0);
+  if (gpu.card().major != 9) GTEST_SKIP() << "skipped: one row only";
+  struct Sizes {
+    int64_t batch, queries, keys, heads, dim;
+  };
+  for (const Sizes& c : {Sizes{1, 1100, 1000, 2, 64},
+                         {2, 700, 2300, 3, 128},
+                         {1, 2300, 700, 2, 64},
+                         {3, 260, 515, 5, 40},
+                         {1, 5000, 129, 9, 64},
+                         {40, 200, 400, 8, 64}})
+    for (const DType dtype : {DType::bf16, DType::f16})
+      for (const bool causal : {false, true}) {
+        SCOPED_TRACE(testing::Message()
+                     << c.queries << " x " << c.keys << " D " << c.dim << " causal " << causal);
+        Tensor in[3];
+        for (int i = 0; i < 3; ++i)
+          in[i] = random({c.batch, i == 0 ? c.queries : c.keys, c.heads, c.dim}, dtype, uint64_t(i)).to(gpu);
+        std::vector<double> o[2], lse[2];
+        for (int row = 0; row < 2; ++row) {
+          const tuning::ForceRow force("attention", row);
+          const auto result = attention_with_lse(in[0], in[1], in[2], {.causal = causal, .scale = 1.5});
+          o[row] = result.o.to_vector<double>();
+          lse[row] = result.lse.to_vector<double>();
+        }
+        double largest = 0;
+        for (const double value : o[0]) largest = std::max(largest, std::abs(value));
+        for (size_t i = 0; i < o[0].size(); ++i)
+          ASSERT_NEAR(o[1][i], o[0][i], 4 * epsilon(dtype) * largest) << i;
+        for (size_t i = 0; i < lse[0].size(); ++i) {
+          if (lse[0][i] == lse[1][i]) continue;  // infinities
+          ASSERT_NEAR(lse[1][i], lse[0][i], 16 * epsilon(DType::f32) * std::max(1.0, std::abs(lse[0][i])))
+              << i;
+        }
+      }
 }
 
 TEST(Attention, HeadSizesOfCuda) {

@@ -1,0 +1,113 @@
+#include "ops/attention/attention_forward_sm90.cuh"
+#include "ops/attention/attention_rows.h"
+
+namespace tessera::ops {
+namespace {
+
+/// Adds the pieces of a tile that was cut: one block a tile and warpgroup, each thread what the thread at its
+/// place has left.
+template <class T, class Shape>
+__global__ void __launch_bounds__(128) attention_combine_kernel(HeadRows<T> o, ForwardSm90 args, int dim) {
+  gpu::wait_for_earlier();
+  const AttentionSchedule& schedule = args.schedule;
+  const int group = int(blockIdx.x) % Shape::kGroups, tile_of_rest = int(blockIdx.x) / Shape::kGroups;
+  const AttentionPieces pieces(schedule, tile_of_rest / schedule.tiles_of_job(),
+                               tile_of_rest % schedule.tiles_of_job());
+  if (pieces.none && !pieces.blind) return;
+  const int first_block = pieces.first, last_block = pieces.none ? pieces.first - 1 : pieces.last;
+  const int head_row = pieces.head_row, tile = pieces.tile;
+  const int warp = group * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int row = warp * 16 + lane / 4;
+  const auto piece_at = [&](int block) {
+    return args.partial + pieces.piece_of(schedule, block) * Shape::kPieceFloats;
+  };
+  float base[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+  for (int block = first_block; block <= last_block; ++block) {
+    const float* const statistics = piece_at(block) + Shape::kRows * Shape::kD;
+    for (int half = 0; half < 2; ++half) base[half] = fmaxf(base[half], statistics[row + 8 * half]);
+  }
+  float acc[Shape::kD / 2] = {};
+  for (int block = first_block; block <= last_block; ++block) {
+    const float* const piece = piece_at(block);
+    const float* const statistics = piece + Shape::kRows * Shape::kD;
+    float factor[2];
+    for (int half = 0; half < 2; ++half) {
+      const float own = statistics[row + 8 * half];
+      factor[half] = own == -INFINITY ? 0.0f : exp2f(own - base[half]);
+      sum[half] = fmaf(statistics[Shape::kRows + row + 8 * half], factor[half], sum[half]);
+    }
+    const float4* const from = reinterpret_cast<const float4*>(piece) + warp * (Shape::kD / 8) * 32 + lane;
+#pragma unroll
+    for (int j = 0; j < Shape::kD / 8; ++j) {
+      const float4 x = from[j * 32];
+      acc[4 * j] = fmaf(x.x, factor[0], acc[4 * j]);
+      acc[4 * j + 1] = fmaf(x.y, factor[0], acc[4 * j + 1]);
+      acc[4 * j + 2] = fmaf(x.z, factor[1], acc[4 * j + 2]);
+      acc[4 * j + 3] = fmaf(x.w, factor[1], acc[4 * j + 3]);
+    }
+  }
+  for (int half = 0; half < 2; ++half) {
+    const int query = tile * Shape::kRows + row + 8 * half;
+    if (query >= schedule.queries) continue;
+    const float inverse = sum[half] == 0 ? 0.0f : 1 / sum[half];
+    if (lane % 4 == 0)
+      args.lse[head_row * args.lse_stride + query] =
+          sum[half] == 0 ? -INFINITY : fmaf(base[half], 0.693147180559945f, logf(sum[half]));
+    T* const to = o.at(head_row / args.heads, head_row % args.heads, query);
+#pragma unroll
+    for (int j = 0; j < Shape::kD / 8; ++j)
+      if (8 * j < dim)
+        *reinterpret_cast<uint32_t*>(to + 8 * j + lane % 4 * 2) =
+            gpu::pack_halves<T>(acc[4 * j + 2 * half] * inverse, acc[4 * j + 2 * half + 1] * inverse);
+  }
+}
+
+template <class T, class Shape>
+void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                    const AttentionOptions& options) {
+  constexpr double kLog2E = 1.44269504088896340736;
+  const Device device = q.device();
+  const int64_t heads = q.size(0) * q.size(2), tiles = gpu::ceil_div(q.size(1), Shape::kRows);
+  check(heads * tiles <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " has ", heads * tiles,
+        " tiles; expected at most 2^31 - 1 (split the batch)");
+  const int64_t grid = device.card().multiprocessors;
+  ForwardSm90 args{};
+  args.schedule =
+      attention_schedule(q.size(1), k.size(1), heads, options.causal, Shape::kRows, Shape::kKeys, grid);
+  const bool cut = args.schedule.rest() > 0;
+  const int64_t blocks = cut ? grid : std::min<int64_t>(grid, args.schedule.whole);
+  const Tensor pieces =
+      cut ? Tensor::empty_packed({blocks * kPiecesPerBlock, Shape::kPieceFloats}, DType::f32, device)
+          : Tensor();
+  args.lse = lse.data<float>();
+  args.lse_stride = lse.row_stride();
+  args.partial = cut ? pieces.data<float>() : nullptr;
+  args.heads = int(q.size(2));
+  args.scale2 = float(options.scale * kLog2E);
+  gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes, 1, true},
+              attention_forward_sm90_kernel<T, Shape>, head_map<T>(q, 64), head_map<T>(k, Shape::kKeys),
+              head_map<T>(v, Shape::kKeys), head_map<T>(o, 16), args);
+  if (cut)
+    gpu::launch(device,
+                {dim3(unsigned(args.schedule.rest() * args.schedule.tiles_of_job() * Shape::kGroups)),
+                 dim3(128), 0, 1, true},
+                attention_combine_kernel<T, Shape>, head_rows<T>(o), args, int(q.size(3)));
+}
+
+}  // namespace
+
+void attention_forward_wgmma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                                  const Tensor& v, const AttentionOptions& options) {
+  check_wgmma({q, k, v, o});
+  if (k.size(1) <= kShortKeys) return attention_short_sm90(o, lse, q, k, v, options);
+  dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>) {
+      if (q.size(3) <= 64)
+        launch_forward<T, ForwardShape<64, 3, 128, 2, true, 0>>(o, lse, q, k, v, options);
+      else
+        launch_forward<T, ForwardShape<128, 2, 128, 2, true, 0>>(o, lse, q, k, v, options);
+    }
+  });
+}
+
+}  // namespace tessera::ops

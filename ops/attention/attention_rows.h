@@ -1,0 +1,52 @@
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/attention/attention_kernels.h"
+
+/// Which kernels compute attention on a GPU. Every row computes the same function by the same rounding
+/// points; they differ in what they can take:
+///   mma    mma.sync and cp.async: any card, and f32 in plain multiply-adds
+///   wgmma  wgmma and the copy engine: compute capability 9.0, bf16 and f16, layouts that tensor maps encode
+
+namespace tessera::ops {
+
+enum class AttentionRow : uint8_t { mma, wgmma };
+
+/// In the order of AttentionRow.
+std::vector<std::string> attention_row_names();
+
+/// The row of a problem: one that is forced, then the table of the card (operator "attention", key such as
+/// "forward bf16 [1, 11000, 8, 64] x 10000 causal"), then wgmma wherever it can. `pass` is "forward" or
+/// "backward"; `heads` are all [B, L, H, D] operands of it, q first and k second. Throws for a forced row
+/// that does not exist.
+AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> heads,
+                           const AttentionOptions& options);
+
+/// Why the wgmma kernels cannot take these [B, L, H, D] operands, as the end of "row wgmma needs ..."; empty
+/// if they can. Undefined tensors, which are not wanted, count as fitting.
+std::string wgmma_needs(std::initializer_list<Tensor> heads);
+/// Throws what wgmma_needs says.
+void check_wgmma(std::initializer_list<Tensor> heads);
+
+// The rows. Contracts as in attention_kernels.h.
+void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                                const Tensor& v, const AttentionOptions& options);
+void attention_forward_wgmma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                                  const Tensor& v, const AttentionOptions& options);
+void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                                 const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                 const Tensor& lse, const AttentionOptions& options);
+void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                   const Tensor& lse, const AttentionOptions& options);
+
+/// Of the wgmma row, forward for up to kShortKeys keys.
+inline constexpr int64_t kShortKeys = 128;
+void attention_short_sm90(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                          const Tensor& v, const AttentionOptions& options);
+
+}  // namespace tessera::ops

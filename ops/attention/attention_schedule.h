@@ -1,0 +1,158 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/attention/attention_kernels.h"
+
+/// Which tiles a persistent block of the sm_90a forward kernel works on, as a function of its index alone.
+///
+/// A job is a tile of queries; under a causal mask, where tiles differ in length, the longest and the
+/// shortest, the second longest and the second shortest, ... of a head, so that jobs take equal time. They
+/// are numbered head by head: blocks at work at one time share keys in L2. Whole rounds of the grid get whole
+/// jobs. What is left, less than a round, would keep some blocks busy for a job's time and the others idle:
+/// instead the steps of the remaining jobs (key blocks) are dealt out in equal contiguous shares. A tile that
+/// is cut leaves pieces in scratch memory, which a second kernel adds in key order: a fixed order, so the
+/// numbers repeat.
+
+namespace tessera::ops {
+
+struct AttentionSchedule {
+  int queries = 0, keys = 0;
+  int rows = 0, key_rows = 0;  // of a tile
+  bool causal = false;
+  int tiles = 0;       // a head
+  int heads = 0;       // B * H
+  int jobs = 0;        // a head
+  int whole = 0;       // so many jobs of all are not cut: rounds of the grid, or all
+  int job_blocks = 0;  // key blocks of the longest job; the others count as long
+  int share = 0;       // key blocks of a block of the grid in the remaining jobs; at most job_blocks
+
+  TESSERA_HD int rest() const { return jobs * heads - whole; }
+  TESSERA_HD int tiles_of_job() const { return causal ? 2 : 1; }
+  TESSERA_HD int job_of(int nth_tile) const { return causal ? nth_tile / 2 : nth_tile; }
+  TESSERA_HD int which_of(int nth_tile) const { return causal ? nth_tile % 2 : 0; }
+  /// The job's first or second tile; -1: there is no second, in the middle of an odd number.
+  TESSERA_HD int tile_of(int job, int which) const {
+    if (!causal) return job;
+    return which == 0 ? tiles - 1 - job : (2 * job == tiles - 1 ? -1 : job);
+  }
+  /// Key blocks that some query of the tile sees.
+  TESSERA_HD int tile_blocks(int tile) const {
+    const int end = (tile + 1) * rows < queries ? (tile + 1) * rows : queries;
+    return (int(visible_keys(end - 1, queries, keys, causal)) + key_rows - 1) / key_rows;
+  }
+  /// Where the tile of a remaining job starts among all remaining key blocks.
+  TESSERA_HD int start_of(int rest_job, int which) const {
+    return rest_job * job_blocks + (which == 0 ? 0 : tile_blocks(tile_of((whole + rest_job) % jobs, 0)));
+  }
+};
+
+/// A block's share touches at most two jobs of two tiles.
+inline constexpr int kPiecesPerBlock = 4;
+
+inline AttentionSchedule attention_schedule(int64_t queries, int64_t keys, int64_t heads, bool causal,
+                                            int rows, int key_rows, int64_t grid) {
+  AttentionSchedule schedule;
+  schedule.queries = int(queries);
+  schedule.keys = int(keys);
+  schedule.rows = rows;
+  schedule.key_rows = key_rows;
+  schedule.causal = causal;
+  schedule.tiles = int((queries + rows - 1) / rows);
+  schedule.heads = int(heads);
+  schedule.jobs = causal ? (schedule.tiles + 1) / 2 : schedule.tiles;
+  for (int job = 0; job < (causal ? schedule.jobs : 1); ++job) {
+    const int second = causal ? schedule.tile_of(job, 1) : -1;
+    schedule.job_blocks = std::max(schedule.job_blocks, schedule.tile_blocks(schedule.tile_of(job, 0)) +
+                                                            (second < 0 ? 0 : schedule.tile_blocks(second)));
+  }
+  const int64_t all = schedule.jobs * heads, rest = all % grid;
+  const int64_t share = std::max<int64_t>(1, (rest * schedule.job_blocks + grid - 1) / grid);
+  // Pieces, and adding them, cost a block about three steps.
+  const bool cut = rest > 0 && share + 3 < schedule.job_blocks && schedule.job_blocks < (1 << 20);
+  schedule.whole = int(cut ? all - rest : all);
+  schedule.share = int(share);
+  return schedule;
+}
+
+/// What a block does at one time.
+struct AttentionWork {
+  int head_row, tile;
+  int begin, end;  // key blocks
+  int64_t piece;   // where the result goes as a piece; -1: nobody else works on the tile
+};
+
+/// The item-th work of block `place` of `grid`; passes over items without work, and returns false when there
+/// are no more.
+TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int place, int& item,
+                               AttentionWork& work) {
+  const int tiles_of_job = schedule.tiles_of_job();
+  const int rounds = (schedule.whole + grid - 1) / grid;
+  for (;; ++item) {
+    int job, which;
+    if (item < rounds * tiles_of_job) {
+      // Turned by one each round, so that a block does not meet the same kind of tile in all of them: the
+      // last of a head may be nearly empty.
+      const int round = schedule.job_of(item);
+      job = round * grid + (place + round) % grid;
+      which = schedule.which_of(item);
+      if (job >= schedule.whole) return false;  // in the last round, and then nothing is cut
+      work.tile = schedule.tile_of(job % schedule.jobs, which);
+      if (work.tile < 0) continue;
+      work.begin = 0;
+      work.end = schedule.tile_blocks(work.tile);
+      work.piece = -1;
+    } else {
+      // Of the block's share [first, last) of the remaining key blocks, what belongs to the nth tile in it.
+      const int nth = item - rounds * tiles_of_job;
+      const int first = place * schedule.share, end = schedule.rest() * schedule.job_blocks;
+      const int last = first + schedule.share < end ? first + schedule.share : end;
+      if (first >= last || nth >= 2 * tiles_of_job) return false;
+      const int rest_job = first / schedule.job_blocks + schedule.job_of(nth);
+      if (rest_job >= schedule.rest()) return false;
+      job = schedule.whole + rest_job;
+      which = schedule.which_of(nth);
+      work.tile = schedule.tile_of(job % schedule.jobs, which);
+      if (work.tile < 0) continue;
+      const int start = schedule.start_of(rest_job, which), blocks = schedule.tile_blocks(work.tile);
+      work.begin = first > start ? first - start : 0;
+      work.end = last < start + blocks ? last - start : blocks;
+      if (work.begin >= work.end) continue;
+      const bool alone = work.end - work.begin == blocks;
+      work.piece = alone ? -1 : kPiecesPerBlock * int64_t(place) + nth;
+    }
+    work.head_row = job / schedule.jobs;
+    return true;
+  }
+}
+
+/// The pieces of a tile of a remaining job: of the grid's blocks first ... last, in the order of the keys. No
+/// pieces if only one block worked on it, which wrote the result, or (`blind`) none, since no query sees a
+/// key.
+struct AttentionPieces {
+  int head_row, tile;
+  int first, last;
+  bool none, blind;
+  int rest_job, which;
+
+  TESSERA_HD AttentionPieces(const AttentionSchedule& schedule, int rest_job, int which)
+      : rest_job(rest_job), which(which) {
+    const int job = schedule.whole + rest_job;
+    head_row = job / schedule.jobs;
+    tile = schedule.tile_of(job % schedule.jobs, which);
+    const int blocks = tile < 0 ? 0 : schedule.tile_blocks(tile);
+    const int start = schedule.start_of(rest_job, which);
+    first = start / schedule.share;
+    last = (start + blocks - 1) / schedule.share;
+    blind = tile >= 0 && blocks == 0;
+    none = tile < 0 || blind || first == last;
+  }
+  TESSERA_HD int64_t piece_of(const AttentionSchedule& schedule, int place) const {
+    const int nth =
+        (rest_job - place * schedule.share / schedule.job_blocks) * schedule.tiles_of_job() + which;
+    return kPiecesPerBlock * int64_t(place) + nth;
+  }
+};
+
+}  // namespace tessera::ops
