@@ -29,9 +29,8 @@ struct Chunk {
   int32_t place = 0;
 };
 
-/// Elements of a chunk, about: 64 KiB of each f32 state, enough to hide the latency of its first read, and a
-/// thousand chunks for the model of the main job.
-inline constexpr int64_t kChunkElements = 16384;
+/// Elements of a chunk, about: 16 KiB of each f32 state (see optim/kernels_cuda.cu).
+inline constexpr int64_t kChunkElements = 4096;
 
 class Packing {
  public:
