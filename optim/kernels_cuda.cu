@@ -59,24 +59,32 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) prepare(args.status, args.counts, sum, options);
 }
 
-/// N neighbours: loaded, changed, stored. N is 4 where all streams are aligned, else 1.
+/// The streams of a parameter, from a chunk's first element on.
+template <class W>
+struct Streams {
+  W* weight;
+  float *master, *states[2];  // master: null if the weight is its own
+  const float* gradient;
+};
+
+/// N neighbours: loaded, changed, stored. N is 4 where all streams are aligned, else 1. `at`: in all streams
+/// but the weight.
 template <int N, class W, class R>
-__device__ __forceinline__ void update_piece(const StepArgs& args, const R& rule,
-                                             const Scalars<float>& scalars, float clip, W* weight,
-                                             float* master, int64_t at) {
+__device__ __forceinline__ void update_piece(const Streams<W>& streams, const R& rule,
+                                             const Scalars<float>& scalars, float clip, int64_t weight_at,
+                                             int64_t at) {
   constexpr int kStates = R::kStates;
   gpu::Pack<float, N> w, g, s[2];
-  if (master) {
-    w = gpu::load_pack<N>(master);
+  if (streams.master) {
+    w = gpu::load_pack<N>(streams.master + at);
   } else {
-    const auto raw = gpu::load_pack<N>(weight);
+    const auto raw = gpu::load_pack<N>(streams.weight + weight_at);
 #pragma unroll
     for (int k = 0; k < N; ++k) w.at[k] = float(raw.at[k]);
   }
-  if constexpr (R::kGradient) g = gpu::load_pack<N>(static_cast<const float*>(args.gradients) + at);
+  if constexpr (R::kGradient) g = gpu::load_pack<N>(streams.gradient + at);
 #pragma unroll
-  for (int n = 0; n < kStates; ++n) s[n] = gpu::load_pack<N>(static_cast<float*>(args.states[n]) + at);
-  gpu::Pack<W, N> rounded;
+  for (int n = 0; n < kStates; ++n) s[n] = gpu::load_pack<N>(streams.states[n] + at);
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     float states[2] = {};
@@ -87,39 +95,45 @@ __device__ __forceinline__ void update_piece(const StepArgs& args, const R& rule
     rule(w.at[k], gradient, states, scalars);
 #pragma unroll
     for (int n = 0; n < kStates; ++n) s[n].at[k] = states[n];
-    rounded.at[k] = W(w.at[k]);
   }
 #pragma unroll
-  for (int n = 0; n < kStates; ++n) gpu::store_pack<N>(static_cast<float*>(args.states[n]) + at, s[n]);
+  for (int n = 0; n < kStates; ++n) gpu::store_pack<N>(streams.states[n] + at, s[n]);
   if constexpr (R::kWritesWeight) {
-    if (master) gpu::store_pack<N>(master, w);
-    gpu::store_pack<N>(weight, rounded);
+    if (streams.master) gpu::store_pack<N>(streams.master + at, w);
+    gpu::Pack<W, N> rounded;
+#pragma unroll
+    for (int k = 0; k < N; ++k) rounded.at[k] = W(w.at[k]);
+    gpu::store_pack<N>(streams.weight + weight_at, rounded);
   }
 }
 
 template <class W, class R>
-__device__ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk, const Place& place) {
+__device__ __forceinline__ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk,
+                                             const Place& place) {
   const Scalars<float> scalars{float(args.status[kRate] * place.lr_scale), float(place.weight_decay),
                                float(args.status[kBias1]), float(args.status[kBias2])};
   const float clip = float(args.status[kClip]);
-  W* const weights = static_cast<W*>(place.weight);
-  float* const masters = place.master < 0 ? nullptr : static_cast<float*>(args.masters) + place.master;
+  const int64_t within = chunk.row * place.arena_stride + chunk.column, begin = place.offset + within;
+  const Streams<W> streams{
+      static_cast<W*>(place.weight) + chunk.row * place.stride + chunk.column,
+      place.master < 0 ? nullptr : static_cast<float*>(args.masters) + place.master + within,
+      {static_cast<float*>(args.states[0]) + begin, static_cast<float*>(args.states[1]) + begin},
+      static_cast<const float*>(args.gradients) + begin};
   // Pieces of up to four columns, numbered along the rows of the chunk.
   const uint32_t per_row = uint32_t(chunk.columns + kPack - 1) / kPack,
                  pieces = per_row * uint32_t(chunk.rows);
+  const int64_t weight_stride = place.stride, arena_stride = place.arena_stride;
+  const bool aligned = place.aligned;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < pieces; i += kThreads) {
-    const uint32_t line = chunk.rows == 1 ? 0 : i / per_row;
-    const int first = int(i - line * per_row) * kPack, length = min(kPack, chunk.columns - first);
-    const int64_t row = chunk.row + line, column = chunk.column + first;
-    const int64_t within = row * place.arena_stride + column;
-    W* const weight = weights + row * place.stride + column;
-    float* const master = masters ? masters + within : nullptr;
-    if (length == kPack && place.aligned) {
-      update_piece<kPack>(args, rule, scalars, clip, weight, master, place.offset + within);
+    const uint32_t line = i / per_row, column = (i - line * per_row) * kPack;
+    const int64_t weight_at = line * weight_stride + column, at = line * arena_stride + column;
+    const int length = min(kPack, chunk.columns - int(column));
+    if (length == kPack && aligned) {
+      update_piece<kPack>(streams, rule, scalars, clip, weight_at, at);
     } else {
-      for (int k = 0; k < length; ++k)
-        update_piece<1>(args, rule, scalars, clip, weight + k, master ? master + k : nullptr,
-                        place.offset + within + k);
+#pragma unroll 1
+      for (int k = 0; k < length; ++k) update_piece<1>(streams, rule, scalars, clip, weight_at + k, at + k);
     }
   }
 }

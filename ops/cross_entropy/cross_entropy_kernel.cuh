@@ -153,7 +153,6 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     cross_entropy_in_place(CrossEntropyRows<T> args, T* logits, LossSink sink, int held, float on,
                            float off) {
   constexpr int kPack = gpu::kPackOf<T>, kGroups = 4;
-  constexpr int kUnroll = kSmooth ? 2 : 4;  // packs in registers at once, as 64 of these allow
   extern __shared__ uint4 shared[];
   __shared__ float scratch[gpu::kWarp];
   using Pack = gpu::Pack<T, kPack>;
@@ -209,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
         if (part == 2) gpu::cp_async_wait<1>();
         if (part == 3) gpu::cp_async_wait<0>();
         const int end = min(held, (part + 1) * group);
-#pragma unroll kUnroll
+#pragma unroll 2
         for (int pack = part * group + rank; pack < end; pack += kThreads) {
           const Pack raw = kept[pack];
           float values[kPack];
