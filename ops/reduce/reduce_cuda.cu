@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     columns_kernel(const Pass pass, const T* __restrict__ x, Out* __restrict__ y, const Op op,
                    const Finish how) {
   using Acc = typename Op::Acc;
-  constexpr int kUnroll = 4;  // loads in flight, as registers allow
+  constexpr int kUnroll = sizeof(Acc) * kPack > 32 ? 2 : 4;  // loads in flight, as registers allow
   __shared__ Acc scratch[kPack][kThreads];  // [column of the pack][thread]: neighbours in different banks
   const ReducePlan& plan = pass.plan;
   const int across = pass.across, along = kThreads / across;
