@@ -13,6 +13,7 @@ struct StepArgs {
   const Chunk* chunks = nullptr;
   int64_t chunk_count = 0;
   const void* gradients = nullptr;
+  int64_t arena_elements = 0;  // of the gradients, with the zeros between them; a multiple of 64
   void* states[2] = {};
   void* masters = nullptr;
   double* status = nullptr;   // StatusSlot
@@ -23,9 +24,10 @@ struct StepArgs {
 void update_cpu(const StepArgs& args, const Rule& rule);
 void update_cuda(Device device, const StepArgs& args, const Rule& rule);
 
-/// Writes the sum of squares of each chunk's gradients to partials[chunk], adds these up in a fixed order and
-/// calls prepare().
+/// Adds up the squares of all gradients in a fixed order and calls prepare(). `partials`: scratch, on the CPU
+/// for one number a chunk, on a GPU for measure_blocks() of them.
 void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options);
+int64_t measure_blocks(Device device);
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options);
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup);

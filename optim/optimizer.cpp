@@ -70,7 +70,10 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
     set_grad_buffer(list[i].tensor, packing.view(buffers.gradients, i));
 
   const Device device = packing.device();
-  buffers.partials = Tensor::empty({packing.chunk_count()}, DType::f64, device);
+  int64_t partials = packing.chunk_count();
+  if constexpr (kCuda)
+    if (device.is_cuda()) partials = measure_blocks(device);
+  buffers.partials = Tensor::empty({partials}, DType::f64, device);
   state_->status = Tensor::zeros({kStatusSlots}, DType::f64, device);
   state_->counts = Tensor::zeros({kCountSlots}, DType::i64, device);
   set_lr(lr);
@@ -162,6 +165,7 @@ void Optimizer::step(const Rule& rule, const PrepareOptions& prepare) {
   args.chunks = packing.chunk_table();
   args.chunk_count = packing.chunk_count();
   args.gradients = buffers.gradients.raw();
+  args.arena_elements = buffers.gradients.count();
   for (size_t i = 0; i < buffers.states.size(); ++i) args.states[i] = buffers.states[i].raw();
   args.masters = buffers.masters.raw();
   args.status = state_->status.data<double>();

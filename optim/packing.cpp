@@ -10,14 +10,25 @@ int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-/// The weight as rows: a packed one is a single row.
+/// True if the weight's pads are those that its own storage put between its rows (see Storage): then they may
+/// be read and written like elements.
+bool owns_pads(const Tensor& tensor) {
+  const Storage& storage = *tensor.storage();
+  const int64_t size = int64_t(size_of(tensor.dtype())), pitch = tensor.row_stride() * size,
+                first = tensor.layout().offset * size;
+  return tensor.count() > 0 && storage.pitch_bytes > 0 && storage.pitch_bytes == pitch &&
+         storage.row_bytes == tensor.row_length() * size && first % pitch == 0;
+}
+
+/// The weight as rows: a packed one is a single row, and so is one with its pads, up to its last element.
 struct Rows {
-  int64_t rows, width, stride;
+  int64_t rows, width;
 };
 
 Rows rows_of(const Tensor& tensor) {
-  if (tensor.layout().is_packed()) return {1, tensor.count(), tensor.count()};
-  return {tensor.rows(), tensor.row_length(), tensor.row_stride()};
+  if (tensor.layout().is_packed()) return {1, tensor.count()};
+  if (owns_pads(tensor)) return {1, (tensor.rows() - 1) * tensor.row_stride() + tensor.row_length()};
+  return {tensor.rows(), tensor.row_length()};
 }
 
 template <class T>
@@ -51,12 +62,12 @@ Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters)
     Place place;
     place.weight = tensor.raw();
     place.dtype = tensor.dtype();
-    place.stride = rows.stride;
-    place.arena_stride = rows.rows > 1 ? round_up(rows.width, 4) : rows.width;
+    place.stride = tensor.layout().is_packed() ? rows.width : tensor.row_stride();
+    place.arena_stride = rows.rows > 1 ? round_up(rows.width, 4) : place.stride;
     place.offset = size_;
     place.aligned = reinterpret_cast<uintptr_t>(place.weight) % (4 * size_of(place.dtype)) == 0 &&
-                    (rows.rows == 1 || rows.stride % 4 == 0);
-    const int64_t elements = round_up(rows.rows * place.arena_stride, 64);
+                    (rows.rows == 1 || place.stride % 4 == 0);
+    const int64_t elements = round_up(rows.rows > 1 ? rows.rows * place.arena_stride : rows.width, 64);
     size_ += elements;
     if (size_of(place.dtype) == 2) {
       place.master = master_size_;

@@ -8,7 +8,8 @@
 namespace tessera::optim {
 
 /// One parameter, as kernels read it. Element (r, c) of the weight lies at weight + r * stride + c and its
-/// state at offset + r * arena_stride + c of the arenas. Offsets are multiples of 64 elements.
+/// state at offset + r * arena_stride + c of the arenas. Offsets are multiples of 64 elements. To kernels, a
+/// weight whose pads are its own is one long row, pads and all: whatever these hold, it reaches no element.
 struct Place {
   void* weight = nullptr;
   int64_t stride = 0;
@@ -29,9 +30,8 @@ struct Chunk {
   int32_t place = 0;
 };
 
-/// Elements of a chunk, about: 64 KiB of each f32 state, enough to hide the latency of its first read, and a
-/// thousand chunks for the model of the main job.
-inline constexpr int64_t kChunkElements = 16384;
+/// Elements of a chunk, about: 16 KiB of each f32 state (see optim/kernels_cuda.cu).
+inline constexpr int64_t kChunkElements = 4096;
 
 class Packing {
  public:
@@ -44,7 +44,8 @@ class Packing {
   /// What arenas hold: f64 for f64 parameters, else f32.
   DType compute_dtype() const { return compute_; }
   std::vector<Place>& places() { return places_; }
-  /// The arena of zeros for a state that every parameter has; pads between rows stay zero for ever.
+  /// The arena of zeros for a state that every parameter has. Between rows and parameters those of gradients
+  /// stay zero for ever, which the norm relies on; in other arenas the pads between rows hold anything.
   Tensor make_arena() const { return Tensor::zeros({size_}, compute_, device_); }
   /// The arena of masters: only bf16 and f16 parameters have a place in it.
   Tensor make_masters() const { return Tensor::zeros({master_size_}, compute_, device_); }

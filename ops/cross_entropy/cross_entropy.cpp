@@ -2,6 +2,7 @@
 
 #include "ops/cross_entropy/cross_entropy_kernels.h"
 #include "ops/op.h"
+#include "ops/pointwise/pointwise.h"
 
 namespace tessera::ops {
 namespace {
@@ -20,12 +21,50 @@ void check_arguments(const Tensor& logits, const Tensor& targets, const CrossEnt
         ", without classes; expected [..., V] with V >= 1");
   check(0 <= options.label_smoothing && options.label_smoothing <= 1, "cross_entropy: label_smoothing is ",
         options.label_smoothing, "; expected 0 to 1");
+  if (!options.overwrite_logits) return;
+  check(options.reduction != Reduction::none,
+        "cross_entropy: overwrite_logits with the reduction none; expected mean or sum");
+  check(logits.has_rows(), "cross_entropy: overwrite_logits, but logits ", describe(logits),
+        " has no rows (it is transposed or expanded); clone() it");
+  check(!requires_grad(logits) || logits.grad_state()->tape != 0,
+        "cross_entropy: overwrite_logits, but logits ", describe(logits),
+        " is a leaf; expected a result of the tape");
+}
+
+/// cross_entropy with overwrite_logits while a tape records.
+Tensor in_place(Tape& tape, const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options,
+                Site site) {
+  const DType dtype = sum_dtype(logits.dtype());
+  const Device device = logits.device();
+  Tensor loss = Tensor::empty_packed(Shape{}, dtype, device);
+  {
+    const Tensor count = Tensor::empty({}, dtype, device), none, labels = targets.packed();
+    const CrossEntropyForward args{loss, none, none, count, logits, labels, options};
+    if (device.is_cpu()) {
+      cross_entropy_in_place_cpu(args);
+    } else if constexpr (kCuda) {
+      cross_entropy_in_place_cuda(args);
+    }
+  }
+  logits.bump_version();
+  tape.record("cross_entropy", site, {&logits, &targets}, {&loss}, [dlogits = Saved(logits)](Backward& b) {
+    const Tensor& gradient = dlogits.get();
+    const Tensor dloss = b.grad().packed();
+    if (gradient.device().is_cpu()) {
+      cross_entropy_scale_cpu(gradient, dloss);
+    } else if constexpr (kCuda) {
+      cross_entropy_scale_cuda(gradient, dloss);
+    }
+    b.accumulate(0, gradient);
+  });
+  return loss;
 }
 
 CrossEntropyOptions options_of(const Attrs& attrs) {
   return {.ignore_index = attrs.integer("ignore_index"),
           .label_smoothing = attrs.number("label_smoothing"),
-          .reduction = parse_reduction(attrs.word("reduction"))};
+          .reduction = parse_reduction(attrs.word("reduction")),
+          .overwrite_logits = attrs.flag("overwrite_logits")};
 }
 
 Problem problem(const Dims& d, const Attrs& attrs) {
@@ -47,6 +86,11 @@ std::vector<Case> cases() {
   const auto options = [](const char* word, double smoothing) {
     return Attrs{{"reduction", std::string(word)}, {"label_smoothing", smoothing}};
   };
+  const auto over = [&](const char* word, double smoothing) {
+    Attrs attrs = options(word, smoothing);
+    attrs.set("overwrite_logits", true);
+    return attrs;
+  };
   return {{.dims = {{"R", 11}, {"V", 7}}},
           {.dims = {{"R", 5}, {"V", 13}}, .attrs = options("none", 0)},
           {.dims = {{"R", 9}, {"V", 6}}, .attrs = options("sum", 0.1)},
@@ -58,11 +102,25 @@ std::vector<Case> cases() {
           {.dims = {{"R", 0}, {"V", 0}}, .attrs = options("none", 0)},
           {.dims = {{"R", 9}, {"V", 17}}, .attrs = options("mean", 0.1), .placement = Placement::strided},
           {.dims = {{"R", 13}, {"V", 10}}, .placement = Placement::transposed},
-          // A warp's rows end at 1024 classes; blocks read 512 packs at a time.
+          // Rows of 4 and 8 lanes, of a warp, of a block.
           {.dims = {{"R", 33}, {"V", 1024}}, .gradcheck = false},
           {.dims = {{"R", 9}, {"V", 1025}}, .attrs = options("none", 0.1), .gradcheck = false},
           {.dims = {{"R", 3}, {"V", 50304}}, .attrs = options("sum", 0.1), .gradcheck = false},
-          {.dims = {{"R", 1031}, {"V", 3}}, .attrs = options("mean", 0), .gradcheck = false}};
+          {.dims = {{"R", 1031}, {"V", 3}}, .attrs = options("mean", 0), .gradcheck = false},
+          {.dims = {{"R", 131}, {"V", 37}}, .attrs = options("mean", 0.1), .gradcheck = false},
+          {.dims = {{"R", 67}, {"V", 251}}, .attrs = options("none", 0), .gradcheck = false},
+          // In place: rows of a warp and of blocks, longer than shared memory, not aligned, ignored ones.
+          {.dims = {{"R", 9}, {"V", 7}}, .attrs = over("mean", 0.1)},
+          {.dims = {{"R", 6}, {"V", 11}}, .attrs = over("sum", 0)},
+          {.dims = {{"R", 1}, {"V", 1}}, .attrs = over("mean", 0)},
+          {.dims = {{"R", 0}, {"V", 5}}, .attrs = over("sum", 0)},
+          {.dims = {{"R", 301}, {"V", 1001}}, .attrs = over("mean", 0.1), .gradcheck = false},
+          {.dims = {{"R", 5}, {"V", 9001}}, .attrs = over("sum", 0.1), .gradcheck = false},
+          {.dims = {{"R", 3}, {"V", 50304}}, .attrs = over("mean", 0), .gradcheck = false},
+          {.dims = {{"R", 2}, {"V", 130003}}, .attrs = over("mean", 0.1), .gradcheck = false},
+          {.dims = {{"R", 9}, {"V", 3}},
+           .attrs = {{"ignore_index", int64_t{1}}, {"overwrite_logits", true}},
+           .gradcheck = false}};
 }
 
 }  // namespace
@@ -70,6 +128,8 @@ std::vector<Case> cases() {
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options,
                      Site site) {
   check_arguments(logits, targets, options);
+  Tape* const tape = Tape::recording(logits);
+  if (tape && options.overwrite_logits) return in_place(*tape, logits, targets, options, site);
   const DType dtype = sum_dtype(logits.dtype());
   const Device device = logits.device();
   const bool each = options.reduction == Reduction::none;
@@ -85,7 +145,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
       cross_entropy_forward_cuda(args);
     }
   }
-  if (Tape* tape = Tape::recording(logits)) {
+  if (tape) {
     tape->record("cross_entropy", site, {&logits, &targets}, {&loss},
                  [logits = Saved(logits), targets = Saved(targets), top = Saved(top),
                   log_sum = Saved(log_sum), count = Saved(count), options](Backward& b) {
@@ -111,10 +171,15 @@ std::vector<OpSpec> cross_entropy_specs() {
       .inputs = {{"logits", "[..., V]"}, {"targets", "[...]", false, false, true}},
       .attrs = {{"ignore_index", int64_t{-100}, "targets of this value do not count"},
                 {"label_smoothing", 0.0, "probability spread evenly over the classes"},
-                {"reduction", std::string("mean"), "how the losses become one", {"mean", "sum", "none"}}},
+                {"reduction", std::string("mean"), "how the losses become one", {"mean", "sum", "none"}},
+                {"overwrite_logits", false, "write the gradient over the logits (here: over a copy)"}},
       .outputs = {{"loss", "[] or as targets"}},
-      .run = [](const std::vector<Tensor>& in,
-                const Attrs& attrs) { return std::vector{cross_entropy(in[0], in[1], options_of(attrs))}; },
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            const CrossEntropyOptions options = options_of(attrs);
+            return std::vector{
+                cross_entropy(options.overwrite_logits ? scale(in[0], 1.0) : in[0], in[1], options)};
+          },
       .problem = problem,
       .cases = cases(),
       .benches = {{.dims = {{"R", 8192}, {"V", 50304}}}},

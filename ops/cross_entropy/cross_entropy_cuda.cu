@@ -1,13 +1,15 @@
-#include "gpu/row.cuh"
-#include "gpu/sum.cuh"
+#include "ops/cross_entropy/cross_entropy_kernel.cuh"
 #include "ops/cross_entropy/cross_entropy_kernels.h"
-#include "ops/indices.h"
 
 /// Forward reads each logit once: the row's maximum and the sum of the exponentials are kept up to date while
-/// reading, 16 bytes a thread and load. Backward reads each once more and writes its gradient. One
-/// exponential (forward up to two) against 2 or 4 bytes, backward 4 or 8: bound by memory. Rows of up to 1024
-/// classes belong to a warp, longer ones to a block. The losses of the rows go to memory; one block adds them
-/// in double and in a fixed order, and counts the targets that are not ignored.
+/// reading. Backward reads each once more and writes its gradient. In place, logits are read once and
+/// gradients written once: rows wait in shared memory. One exponential an element and pass against 2 to 4
+/// bytes: bound by memory. Kernels: cross_entropy_kernel.cuh.
+///
+/// A row belongs to so many threads that each has about four packs of 16 bytes: 4 or 8 lanes, a warp, a
+/// block. Losses are added in double, each block its rows in order, then the last block to end the blocks'
+/// sums; the targets that count are counted beside. In place the mean must know their number first: a kernel
+/// of its own.
 
 namespace tessera::ops {
 namespace {
@@ -15,140 +17,53 @@ namespace {
 using gpu::ceil_div;
 using gpu::kPackOf;
 using gpu::kWarp;
-using gpu::load_row;
-using gpu::Max;
-using gpu::row_reduce;
-using gpu::RunningSoftmax;
-using gpu::store_row;
-using gpu::Sum;
 
-constexpr int kWarpRows = 8;      // rows of a block that gives each a warp
-constexpr int kRowThreads = 512;  // threads of a block that works on one row
-constexpr int kFinish = 1024;
+constexpr int kBlock = 256;
 
 template <class T>
-struct Rows {
-  const T* logits;
-  Indices targets;
-  int64_t stride, rows, classes, ignored;
-  bool whole;  // logits (and dlogits) may be read in packs
-};
-
-template <class T>
-Rows<T> make_rows(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
+CrossEntropyRows<T> make_rows(const Tensor& logits, const Tensor& targets,
+                              const CrossEntropyOptions& options) {
   return {logits.data<T>(),
           Indices(targets),
           logits.row_stride(),
           targets.count(),
           logits.row_length(),
           options.ignore_index,
-          gpu::packs(logits.data<T>(), logits.row_stride(), kPackOf<T>)};
+          gpu::packs(logits.data<T>(), logits.row_stride(), kPackOf<T>),
+          float(options.label_smoothing)};
 }
 
-template <int kThreads>
-__device__ __forceinline__ int64_t own_row() {
-  return kThreads == kWarp ? blockIdx.x * int64_t(kWarpRows) + threadIdx.x / kWarp : int64_t(blockIdx.x);
+/// Calls f<threads of a row, threads of a block, packs a thread reads at once> for rows of that many packs.
+template <class F>
+void for_row_length(int64_t packs, F&& f) {
+  if (packs <= 4) return f.template operator()<4, kBlock, 1>();
+  if (packs <= 32) return f.template operator()<8, kBlock, 2>();
+  if (packs <= 1024) return f.template operator()<kWarp, kBlock, 4>();
+  f.template operator()<kBlock, kBlock, 2>();
 }
 
-template <class T, int kThreads>
-__global__ void __launch_bounds__(kThreads == kWarp ? kWarp * kWarpRows : kThreads)
-    forward(Rows<T> args, float* losses, float* tops, float* log_sums, float smoothing) {
-  constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[kWarp];
-  const int64_t row = own_row<kThreads>();
-  if (row >= args.rows) return;
-  const int rank = int(threadIdx.x) % kThreads;
-  const int64_t target = args.targets[row];
-  if (target == args.ignored || target < 0 || target >= args.classes) {
-    if (rank == 0) losses[row] = target == args.ignored ? 0.0f : __int_as_float(0x7FC00000);
-    return;  // backward asks for neither maximum nor sum of such a row
-  }
-  const T* const x = args.logits + row * args.stride;
-  // The mean of the logits, for smoothing, is taken from the first one on, so that it keeps its digits.
-  const float origin = isfinite(float(x[0])) ? float(x[0]) : 0.0f;
-  RunningSoftmax running;
-  float values[kPack], offsets = 0;
-  for (int64_t first = int64_t(rank) * kPack; first < args.classes; first += kThreads * kPack) {
-    load_row(values, x, first, args.classes, args.whole, Max::kIdentity);
-    running.add(values);
-    if (smoothing > 0)
-#pragma unroll
-      for (int i = 0; i < kPack; ++i)
-        if (first + i < args.classes) offsets += values[i] - origin;
-  }
-  running = running.of_row<kThreads>(scratch);
-  if (smoothing > 0) offsets = row_reduce<Sum, kThreads>(offsets, scratch);
-  if (rank != 0) return;
-  const float log_sum = logf(running.sum);
-  float loss = log_sum - (float(x[target]) - running.top);
-  if (smoothing > 0) {
-    const float mean = offsets / float(args.classes);  // of the logits, above the origin
-    loss = (1.0f - smoothing) * loss + smoothing * (log_sum + ((running.top - origin) - mean));
-  }
-  losses[row] = loss;
-  tops[row] = running.top;
-  log_sums[row] = log_sum;
+/// Scratch of `count` doubles, counted in bytes: f64 is no dtype of a GPU's tensors.
+Tensor doubles(int64_t count, Device device) {
+  return Tensor::empty_packed({count * int64_t(sizeof(double))}, DType::u8, device);
+}
+double* as_doubles(const Tensor& scratch) {
+  return static_cast<double*>(scratch.raw());
 }
 
-__global__ void __launch_bounds__(kFinish) finish(float* loss, float* count, const float* losses,
-                                                  Indices targets, int64_t rows, int64_t ignored, bool mean) {
-  __shared__ double counts[kFinish / kWarp];
-  double sum = 0;
-  int64_t own = 0;
-  for (int64_t row = threadIdx.x; row < rows; row += kFinish) {
-    sum += double(losses[row]);
-    own += targets[row] != ignored;
-  }
-  sum = gpu::block_sum(sum);
-  double counted = double(own);  // exact: a sum of integers
-  for (int step = kWarp / 2; step > 0; step /= 2) counted += __shfl_down_sync(0xFFFFFFFFu, counted, step);
-  if (threadIdx.x % kWarp == 0) counts[threadIdx.x / kWarp] = counted;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int warp = 1; warp < kFinish / kWarp; ++warp) counted += counts[warp];
-  *count = float(counted);
-  if (loss) *loss = float(mean ? sum / counted : sum);
-}
-
-template <class T, int kThreads>
-__global__ void __launch_bounds__(kThreads == kWarp ? kWarp * kWarpRows : kThreads)
-    backward(Rows<T> args, T* dlogits, int64_t to_stride, const float* dloss, bool each, const float* count,
-             const float* tops, const float* log_sums, float on, float off) {
-  constexpr int kPack = kPackOf<T>;
-  const int64_t row = own_row<kThreads>();
-  if (row >= args.rows) return;
-  const int rank = int(threadIdx.x) % kThreads;
-  const int64_t target = args.targets[row];
-  const T* const x = args.logits + row * args.stride;
-  T* const dx = dlogits + row * to_stride;
-  const bool ignored = target == args.ignored, valid = 0 <= target && target < args.classes;
-  float values[kPack];
-  if (ignored || !valid) {
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) values[i] = ignored ? 0.0f : __int_as_float(0x7FC00000);
-    for (int64_t first = int64_t(rank) * kPack; first < args.classes; first += kThreads * kPack)
-      store_row(dx, first, args.classes, args.whole, values);
-    return;
-  }
-  // `count` is null unless the loss is a mean.
-  const float g = (each ? dloss[row] : *dloss) / (count ? *count : 1.0f), top = tops[row],
-              log_sum = log_sums[row];
-  for (int64_t first = int64_t(rank) * kPack; first < args.classes; first += kThreads * kPack) {
-    load_row(values, x, first, args.classes, args.whole, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i)
-      values[i] = g * (expf(values[i] - top - log_sum) - (first + i == target ? on : off));
-    store_row(dx, first, args.classes, args.whole, values);
-  }
-}
-
-bool warp_rows(int64_t classes) {
-  return classes <= 1024;
-}
-
-gpu::LaunchShape shape_of(int64_t rows, int64_t classes) {
-  if (warp_rows(classes)) return {dim3(unsigned(ceil_div(rows, kWarpRows))), kWarp * kWarpRows};
-  return {dim3(unsigned(rows)), kRowThreads};
+template <class T, int kThreads, bool kSmooth>
+void launch_in_place(const CrossEntropyForward& args, const CrossEntropyRows<T>& rows, LossSink sink) {
+  const Device device = args.logits.device();
+  const double smoothing = args.options.label_smoothing, off = smoothing / double(rows.classes);
+  const auto kernel = cross_entropy_in_place<T, kThreads, kSmooth>;
+  int most = 0;  // bytes of shared memory a block may ask for; the kernel has a little of its own
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index()));
+  const int64_t packs = ceil_div(rows.classes, kPackOf<T>);
+  const int held = rows.whole ? int(std::min<int64_t>(packs, (most - 1024) / 16)) : 0;
+  const unsigned blocks = gpu::resident_blocks(device, kernel, kThreads, size_t(held) * 16, rows.rows);
+  const Tensor partial = doubles(blocks, device);
+  sink.partial = as_doubles(partial);
+  gpu::launch(device, {blocks, kThreads, size_t(held) * 16}, kernel, rows, args.logits.data<T>(), sink, held,
+              float(1 - smoothing + off), float(off));
 }
 
 }  // namespace
@@ -156,30 +71,80 @@ gpu::LaunchShape shape_of(int64_t rows, int64_t classes) {
 void cross_entropy_forward_cuda(const CrossEntropyForward& args) {
   dispatch_floating_cuda(args.logits.dtype(), "cross_entropy", [&]<class T>() {
     const Device device = args.logits.device();
-    const Rows<T> rows = make_rows<T>(args.logits, args.targets, args.options);
+    const auto rows = make_rows<T>(args.logits, args.targets, args.options);
     const bool each = args.options.reduction == Reduction::none;
-    const Tensor scratch = each ? args.loss : Tensor::empty_packed(Shape{rows.rows}, DType::f32, device);
-    float* const losses = scratch.data<float>();
-    gpu::launch(device, shape_of(rows.rows, rows.classes),
-                warp_rows(rows.classes) ? forward<T, kWarp> : forward<T, kRowThreads>, rows, losses,
-                args.top.data<float>(), args.log_sum.data<float>(), float(args.options.label_smoothing));
-    gpu::launch(device, {1, kFinish}, finish, each ? nullptr : args.loss.data<float>(),
-                args.count.data<float>(), losses, rows.targets, rows.rows, rows.ignored,
-                args.options.reduction == Reduction::mean);
+    if (each && rows.rows == 0) return;
+    LossSink sink{each ? args.loss.data<float>() : nullptr,
+                  each ? nullptr : args.loss.data<float>(),
+                  nullptr,
+                  args.count.data<float>(),
+                  args.options.reduction == Reduction::mean,
+                  true};
+    for_row_length(ceil_div(rows.classes, kPackOf<T>), [&]<int kThreads, int kBlockThreads, int kUnroll>() {
+      const auto kernel = rows.smoothing > 0
+                              ? cross_entropy_forward<T, kThreads, kBlockThreads, kUnroll, true>
+                              : cross_entropy_forward<T, kThreads, kBlockThreads, kUnroll, false>;
+      const unsigned blocks = gpu::resident_blocks(device, kernel, kBlockThreads, 0,
+                                                   ceil_div(rows.rows, kBlockThreads / kThreads));
+      const Tensor partial = doubles(2 * int64_t(blocks), device);
+      sink.partial = as_doubles(partial);
+      gpu::launch(device, {blocks, kBlockThreads}, kernel, rows, sink, args.top.data<float>(),
+                  args.log_sum.data<float>());
+    });
   });
 }
 
 void cross_entropy_backward_cuda(const CrossEntropyBackward& args) {
   dispatch_floating_cuda(args.logits.dtype(), "cross_entropy", [&]<class T>() {
-    Rows<T> rows = make_rows<T>(args.logits, args.targets, args.options);
+    auto rows = make_rows<T>(args.logits, args.targets, args.options);
     rows.whole = rows.whole && gpu::packs(args.dlogits.data<T>(), args.dlogits.row_stride(), kPackOf<T>);
     const double smoothing = args.options.label_smoothing, off = smoothing / double(rows.classes);
     const bool mean = args.options.reduction == Reduction::mean;
-    gpu::launch(args.logits.device(), shape_of(rows.rows, rows.classes),
-                warp_rows(rows.classes) ? backward<T, kWarp> : backward<T, kRowThreads>, rows,
-                args.dlogits.data<T>(), args.dlogits.row_stride(), args.dloss.data<float>(),
-                args.options.reduction == Reduction::none, mean ? args.count.data<float>() : nullptr,
-                args.top.data<float>(), args.log_sum.data<float>(), float(1 - smoothing + off), float(off));
+    for_row_length(ceil_div(rows.classes, kPackOf<T>), [&]<int kThreads, int kBlockThreads, int kUnroll>() {
+      gpu::launch(args.logits.device(),
+                  {dim3(unsigned(ceil_div(rows.rows, kBlockThreads / kThreads))), kBlockThreads},
+                  cross_entropy_backward<T, kThreads, kBlockThreads, kUnroll>, rows, args.dlogits.data<T>(),
+                  args.dlogits.row_stride(), args.dloss.data<float>(),
+                  args.options.reduction == Reduction::none, mean ? args.count.data<float>() : nullptr,
+                  args.top.data<float>(), args.log_sum.data<float>(), float(1 - smoothing + off), float(off));
+    });
+  });
+}
+
+void cross_entropy_in_place_cuda(const CrossEntropyForward& args) {
+  dispatch_floating_cuda(args.logits.dtype(), "cross_entropy", [&]<class T>() {
+    const Device device = args.logits.device();
+    const auto rows = make_rows<T>(args.logits, args.targets, args.options);
+    const bool mean = args.options.reduction == Reduction::mean;
+    if (mean) {
+      const int64_t blocks = std::clamp<int64_t>(ceil_div(rows.rows, 16 * kCountThreads), 1, 256);
+      const Tensor partial = doubles(blocks, device);
+      gpu::launch(device, {dim3(unsigned(blocks)), kCountThreads}, cross_entropy_count, rows.targets,
+                  rows.rows, rows.ignored, as_doubles(partial), args.count.data<float>());
+    }
+    const LossSink sink{nullptr, args.loss.data<float>(), nullptr, args.count.data<float>(), mean, false};
+    const auto launch = [&]<int kThreads>() {
+      return rows.smoothing > 0 ? launch_in_place<T, kThreads, true>(args, rows, sink)
+                                : launch_in_place<T, kThreads, false>(args, rows, sink);
+    };
+    // Blocks small enough that several share a processor; one large one where only one row fits.
+    const int64_t packs = ceil_div(rows.classes, kPackOf<T>);
+    if (packs <= 128) return launch.template operator()<kWarp>();
+    if (packs <= 1024) return launch.template operator()<128>();
+    if (packs <= 4096) return launch.template operator()<256>();
+    if (packs <= 12288) return launch.template operator()<512>();
+    launch.template operator()<1024>();
+  });
+}
+
+void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss) {
+  dispatch_floating_cuda(dlogits.dtype(), "cross_entropy", [&]<class T>() {
+    const Device device = dlogits.device();
+    const int64_t rows = dlogits.rows(), classes = dlogits.row_length(), stride = dlogits.row_stride();
+    const unsigned blocks = gpu::resident_blocks(device, cross_entropy_scale<T>, kBlock, 0,
+                                                 ceil_div(rows * ceil_div(classes, kPackOf<T>), kBlock));
+    gpu::launch(device, {blocks, kBlock}, cross_entropy_scale<T>, dlogits.data<T>(), stride, rows, classes,
+                gpu::packs(dlogits.data<T>(), stride, kPackOf<T>), dloss.data<float>());
   });
 }
 

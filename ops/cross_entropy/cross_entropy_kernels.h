@@ -13,8 +13,14 @@ struct CrossEntropyForward {
 };
 void cross_entropy_forward_cpu(const CrossEntropyForward& args);
 void cross_entropy_forward_cuda(const CrossEntropyForward& args);
+/// Forward for one loss, and over the logits their gradients for dloss = 1; top and log_sum are not used.
+void cross_entropy_in_place_cpu(const CrossEntropyForward& args);
+void cross_entropy_in_place_cuda(const CrossEntropyForward& args);
+/// dlogits, which has rows, times dloss, of one element; nothing if that is 1.
+void cross_entropy_scale_cpu(const Tensor& dlogits, const Tensor& dloss);
+void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss);
 
-/// dlogits has rows; dloss, as loss, is packed.
+/// dlogits has rows and may be logits; dloss, as loss, is packed.
 struct CrossEntropyBackward {
   const Tensor &dlogits, &dloss, &top, &log_sum, &count, &logits, &targets;
   const CrossEntropyOptions& options;

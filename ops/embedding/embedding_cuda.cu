@@ -9,11 +9,12 @@
 ///
 /// Backward has no atomics. The positions of the tokens are sorted by index with a stable radix sort (a few
 /// bytes a token, next to rows of hundreds), so each row of the table owns a segment of the sorted list, in
-/// the order of the tokens, and finds its ends by bisection. A warp adds the rows of dy of a short segment
-/// and writes the sum, or zeros: dtable is written once and never cleared. Long segments (a frequent token)
-/// are added by the eight warps of a block, each every eighth term, and those eight sums in order. Whether a
-/// segment is long depends on its length alone, so the order of every sum is fixed. Reads dy once and writes
-/// dtable once: bound by memory, and by the longest segment where one index takes a large share of all.
+/// the order of the tokens; a thread a row finds where it starts by bisection. A warp adds the rows of dy of
+/// a short segment and writes the sum, or zeros: dtable is written once and never cleared. Long segments (a
+/// frequent token) are added by the eight warps of a block, each every eighth term, and those eight sums in
+/// order. Whether a segment is long depends on its length alone, so the order of every sum is fixed. Reads dy
+/// once and writes dtable once: bound by memory, and by the longest segment where one index takes a large
+/// share of all.
 
 namespace tessera::ops {
 namespace {
@@ -70,24 +71,27 @@ template <class T>
 struct BackwardArgs {
   float* dtable;
   const T* dy;
-  const uint32_t *keys, *positions;  // sorted
-  int64_t to_stride, stride, count, rows, width;
+  const uint32_t *starts, *positions;  // row r owns the sorted positions starts[r] ... starts[r + 1] - 1
+  int64_t to_stride, stride, rows, width;
   bool whole;
 };
 
-/// The first place in the sorted keys whose key is `key` or more.
-__device__ __forceinline__ int64_t lower_bound(const uint32_t* keys, int64_t count, int64_t key) {
+/// starts[r]: the first place in the sorted keys whose key is r or more, for r up to `rows` itself.
+__global__ void __launch_bounds__(kBlock)
+    find_starts(uint32_t* starts, const uint32_t* keys, int64_t count, int64_t rows) {
+  const int64_t row = blockIdx.x * int64_t(kBlock) + threadIdx.x;
+  if (row > rows) return;
   int64_t begin = 0;
   while (count > 0) {
     const int64_t half = count / 2;
-    if (keys[begin + half] < key) {
+    if (keys[begin + half] < row) {
       begin += half + 1;
       count -= half + 1;
     } else {
       count = half;
     }
   }
-  return begin;
+  starts[row] = uint32_t(begin);
 }
 
 /// sum = the terms begin, begin + step, ... of the sorted list, of one pack of columns.
@@ -115,8 +119,8 @@ __global__ void __launch_bounds__(kBlock) backward(BackwardArgs<T> args) {
   const int64_t base = blockIdx.x * int64_t(kWarps);
   const int64_t row = base + warp;
   if (lane == 0) {
-    begins[warp] = row < args.rows ? lower_bound(args.keys, args.count, row) : 0;
-    ends[warp] = row < args.rows ? lower_bound(args.keys, args.count, row + 1) : 0;
+    begins[warp] = row < args.rows ? args.starts[row] : 0;
+    ends[warp] = row < args.rows ? args.starts[row + 1] : 0;
   }
   __syncthreads();
   const int64_t chunks = ceil_div(args.width, kWarp * kPack);
@@ -176,10 +180,10 @@ void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tenso
     const Device device = dtable.device();
     const int64_t count = indices.count(), rows = dtable.size(0);
     const auto scratch = [&](int64_t bytes) { return Tensor::empty_packed({bytes}, DType::u8, device); };
-    const Tensor arrays = scratch(4 * count * int64_t(sizeof(uint32_t)));
+    const Tensor arrays = scratch((4 * count + rows + 1) * int64_t(sizeof(uint32_t)));
     uint32_t* const keys = static_cast<uint32_t*>(arrays.raw());
     uint32_t *const positions = keys + count, *const sorted_keys = positions + count,
-                    *const sorted_positions = sorted_keys + count;
+                    *const sorted_positions = sorted_keys + count, *const starts = sorted_positions + count;
     if (count > 0) {
       gpu::launch(device, {dim3(unsigned(ceil_div(count, kBlock))), kBlock}, make_keys, keys, positions,
                   Indices(indices), count, rows);
@@ -193,13 +197,14 @@ void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tenso
       const Tensor temporary = scratch(int64_t(bytes));
       sort(temporary.raw());
     }
+    gpu::launch(device, {dim3(unsigned(ceil_div(rows + 1, kBlock))), kBlock}, find_starts, starts,
+                sorted_keys, count, rows);
     const BackwardArgs<T> args{dtable.data<float>(),
                                dy.data<T>(),
-                               sorted_keys,
+                               starts,
                                sorted_positions,
                                dtable.row_stride(),
                                dy.row_stride(),
-                               count,
                                rows,
                                dtable.size(1),
                                gpu::packs(dtable.data<float>(), dtable.row_stride(), kPackOf<float>) &&

@@ -13,8 +13,10 @@ void check_arguments(const Tensor& params, const Tensor& y) {
   check(params.shape().without(-1).without(-1) == y.shape(), "gmm_nll: y is ", describe(y),
         ", but params is ", describe(params), "; expected y of shape ",
         params.shape().without(-1).without(-1));
-  check(params.dtype() == y.dtype() && params.device() == y.device(), "gmm_nll: y is ", describe(y),
-        ", but params is ", describe(params), "; convert one of them (ops::cast) or move it");
+  const bool mixed = y.dtype() == DType::f32 && is_floating(params.dtype()) && size_of(params.dtype()) == 2;
+  check((params.dtype() == y.dtype() || mixed) && params.device() == y.device(), "gmm_nll: y is ",
+        describe(y), ", but params is ", describe(params),
+        "; expected y of the same dtype, or f32 beside bf16 or f16, on ", "one device");
 }
 
 Problem problem(const Dims& d, const Attrs&) {
@@ -28,37 +30,44 @@ Problem problem(const Dims& d, const Attrs&) {
           .backward_elements = 6 * n + 2 * double(count)};
 }
 
+Tensor packed_like(const Tensor& like) {
+  return Tensor::empty_packed(like.shape(), like.dtype(), like.device());
+}
+
 }  // namespace
 
 Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction, Site site) {
   check_arguments(params, y);
   const Tensor theta = params.packed(), target = y.packed();
-  Tensor loss = Tensor::empty_packed(reduction == Reduction::none ? y.shape() : Shape{}, sum_dtype(y.dtype()),
-                                     y.device());
+  Tensor loss = Tensor::empty_packed(reduction == Reduction::none ? y.shape() : Shape{},
+                                     sum_dtype(params.dtype()), y.device());
+  Tape* const tape = Tape::recording(params, y);
+  Tensor dparams, dy;  // for dloss = 1; undefined unless forward makes them
   if (y.device().is_cpu()) {
     gmm_nll_forward_cpu(loss, theta, target, reduction);
   } else if constexpr (kCuda) {
-    gmm_nll_forward_cuda(loss, theta, target, reduction);
+    if (tape && reduction != Reduction::none) {
+      if (requires_grad(params)) dparams = packed_like(theta);
+      if (requires_grad(y)) dy = packed_like(target);
+    }
+    gmm_nll_forward_cuda(loss, dparams, dy, theta, target, reduction);
   }
-  if (Tape* tape = Tape::recording(params, y)) {
+  if (tape)
     tape->record("gmm_nll", site, {&params, &y}, {&loss},
-                 [params = Saved(params), y = Saved(y), reduction](Backward& b) {
+                 [params = Saved(params), y = Saved(y), dparams, dy, reduction](Backward& b) mutable {
                    const Tensor theta = params.get().packed(), target = y.get().packed(),
                                 dloss = b.grad().packed();
-                   const auto wanted = [&](int input, const Tensor& like) {
-                     return b.needs(input) ? Tensor::empty_packed(like.shape(), like.dtype(), like.device())
-                                           : Tensor();
-                   };
-                   const Tensor dparams = wanted(0, theta), dy = wanted(1, target);
+                   const bool made = dparams.defined() || dy.defined();
+                   if (b.needs(0) && !made) dparams = packed_like(theta);
+                   if (b.needs(1) && !made) dy = packed_like(target);
                    if (target.device().is_cpu()) {
                      gmm_nll_backward_cpu(dparams, dy, dloss, theta, target, reduction);
                    } else if constexpr (kCuda) {
-                     gmm_nll_backward_cuda(dparams, dy, dloss, theta, target, reduction);
+                     gmm_nll_backward_cuda(dparams, dy, dloss, theta, target, reduction, made);
                    }
                    b.accumulate(0, dparams);
                    b.accumulate(1, dy);
                  });
-  }
   return loss;
 }
 
@@ -84,13 +93,18 @@ std::vector<OpSpec> gmm_nll_specs() {
                 {.dims = {{"T", 0}, {"K", 4}}, .attrs = reduced("sum")},
                 {.dims = {{"T", 5}, {"K", 4}}, .attrs = reduced("none"), .placement = Placement::strided},
                 {.dims = {{"T", 5}, {"K", 4}}, .placement = Placement::transposed},
-                // A block is 128 elements; 31 components of f32 and 62 of bf16 fit its shared memory.
+                // A warp works on 32 elements; kernels hold up to 4, 10 or 20 components in registers, more
+                // components are a warp's.
                 {.dims = {{"T", 127}, {"K", 10}}, .gradcheck = false},
+                {.dims = {{"T", 97}, {"K", 7}}, .attrs = reduced("none"), .gradcheck = false},
+                {.dims = {{"T", 64}, {"K", 20}}, .attrs = reduced("sum"), .gradcheck = false},
+                {.dims = {{"T", 33}, {"K", 21}}, .attrs = reduced("none"), .gradcheck = false},
+                {.dims = {{"T", 31}, {"K", 13}}, .gradcheck = false},
                 {.dims = {{"T", 257}, {"K", 10}}, .attrs = reduced("none"), .gradcheck = false},
                 {.dims = {{"T", 128}, {"K", 31}}, .gradcheck = false},
                 {.dims = {{"T", 131}, {"K", 32}}, .attrs = reduced("sum"), .gradcheck = false},
                 {.dims = {{"T", 130}, {"K", 67}}, .attrs = reduced("none"), .gradcheck = false},
-                // More blocks than the finishing block has threads.
+                // More tiles than warps are on the card at once.
                 {.dims = {{"T", 135169}, {"K", 1}}, .gradcheck = false}},
       .benches = {{.dims = {{"T", 32000}, {"K", 10}}},
                   {.dims = {{"T", 1048576}, {"K", 10}}},

@@ -15,12 +15,16 @@ namespace tessera::ops {
 ///   dw_k = g (pi_k - r_k)       dmu_k = -g r_k z_k / sigma_k
 ///   ds_k = g r_k (1 - z_k^2)    dy = g sum_k r_k z_k / sigma_k
 ///
-/// params and y are floating, of one dtype and device and any layout. Both sums of exponentials are shifted
-/// by their largest term, and the weights' first of all, so logits of any size are right; a logit of -inf
-/// switches its component off. exp(-log_sigma) must be finite: |log_sigma| up to 87 in f32.
+/// params and y are floating, of one device and any layout; y has the dtype of params, or f32 beside bf16 or
+/// f16 (a target rounded to 16 bits would be another target); dy has y's dtype. Both sums of exponentials are
+/// shifted by their largest term, and the weights' first of all, so logits of any size are right; a logit of
+/// -inf switches its component off. exp(-log_sigma) must be finite: |log_sigma| up to 87 in f32.
 /// Rounding: computed in f32 (f64 for f64). The loss is f32 (f64), not rounded further; sum and mean are
-/// added in a fixed order, on the CPU and across blocks in double; dparams and dy are rounded once. Backward
-/// keeps params and y. Throws for shapes, dtypes or devices that do not agree.
+/// added in a fixed order, on the CPU and across the threads of a GPU in double; dparams and dy are rounded
+/// once. Backward keeps params and y. On a GPU, forward makes dparams and dy for g of the sum or mean itself
+/// while a tape records, and these live until backward: if the loss's gradient is 1 (as Tape::backward(loss)
+/// makes it) nothing is left to do, else they are computed anew. Throws for shapes, dtypes or devices that do
+/// not agree.
 Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction = Reduction::mean,
                Site site = Site::here());
 

@@ -1,159 +1,102 @@
-#include "gpu/pack.cuh"
-#include "gpu/sum.cuh"
+#include "ops/gmm_nll/gmm_nll_kernel.cuh"
 #include "ops/gmm_nll/gmm_nll_kernels.h"
-#include "ops/gmm_nll/gmm_nll_math.h"
 
-/// A thread per element. The 3 K parameters of an element are neighbours in memory but far from those of the
-/// next thread, so a block first copies those of its 128 elements to shared memory in words of 16 bytes, and
-/// the gradients take their place there and return the same way: each byte is moved once, coalesced. Three
-/// exponentials a component forward and six backward (the sums are computed again rather than kept) against
-/// 6 to 24 bytes: near the balance of memory and the special function units in bf16, bound by memory in f32.
-/// More components than shared memory holds are read where they lie.
+/// Every parameter is read once, forward or backward, and every gradient written once; in between lie three
+/// exponentials a component, against 6 to 24 bytes: bound by memory, in bf16 with the arithmetic at about
+/// half of what the card issues in that time. Kernels and their memory accesses: gmm_nll_kernel.cuh.
 ///
-/// Sum and mean: one partial sum a block, then one block adds those, in double and in a fixed order.
+/// Training pays for one pass: while a tape records a sum or a mean, forward makes the gradients for dloss =
+/// 1 together with the loss, 2 x 3 K elements a token. Backward looks whether the gradient that arrived is 1,
+/// on the device, and has nothing to do if so; otherwise it computes the gradients anew. Scaling those that
+/// are there would move as many bytes and round twice.
+///
+/// The losses are added in double: each thread its own tokens', then the block's, then the last block to end
+/// adds the blocks' in their order. The grid, and with it the order, depends on problem and card alone.
 
 namespace tessera::ops {
 namespace {
 
-using gpu::ceil_div;
-using gpu::kPackOf;
+constexpr int kMostInRegisters = 20;
 
-constexpr int kBlock = 128;
-constexpr int kFinish = 1024;
-constexpr size_t kSharedLimit = 47 * 1024;  // a kernel may take 48 KiB without asking, block_sum takes some
-
+/// Blocks a processor, for which registers are bounded (65,536 / (128 * 7) = 73), and a warp's tiles in
+/// shared memory (docs/ops/gmm_nll.md has what was tried).
+template <int kMost>
+constexpr int kResident = kMost <= 4    ? 8
+                          : kMost <= 10 ? 7
+                                        : 4;
 template <class T>
-struct Elements {
-  const T *params, *y;
-  int64_t count, width;  // width: 3 K parameters an element
-  bool whole;            // params may be read in packs
-};
+constexpr int kGmmStages = sizeof(T) == 2 ? 3 : 2;
 
-/// Copies n elements between packed arrays of which one is in shared memory.
-template <class T>
-__device__ __forceinline__ void block_copy(T* to, const T* from, int64_t n, bool whole) {
-  constexpr int kPack = kPackOf<T>;
-  const int64_t packs = whole ? n / kPack : 0;
-  for (int64_t p = threadIdx.x; p < packs; p += kBlock)
-    gpu::store_pack<kPack>(to + p * kPack, gpu::load_pack<kPack>(from + p * kPack));
-  for (int64_t i = packs * kPack + threadIdx.x; i < n; i += kBlock) to[i] = from[i];
+template <class T, GmmPass kPass, int kMost>
+void launch_tiles(Device device, GmmArgs<T> args) {
+  const auto kernel = gmm_tiles<T, kMost, kPass, kGmmStages<T>, kResident<kMost>>;
+  const size_t bytes = size_t(kGmmStages<T>) * kGmmThreads * 3 * size_t(args.components) * sizeof(T);
+  const unsigned blocks =
+      gpu::resident_blocks(device, kernel, kGmmThreads, bytes, gpu::ceil_div(args.count, kGmmThreads));
+  gpu::launch(device, {blocks, kGmmThreads, bytes}, kernel, args);
 }
 
-/// How many elements this block has.
-template <class T>
-__device__ __forceinline__ int64_t block_elements(const Elements<T>& args, int64_t first) {
-  const int64_t left = args.count - first;
-  return left < kBlock ? left : int64_t(kBlock);
-}
-
-template <class T, bool kStaged>
-__global__ void __launch_bounds__(kBlock) forward(Elements<T> args, float* losses, double* partial) {
-  extern __shared__ uint4 shared[];
-  const int64_t first = blockIdx.x * int64_t(kBlock), n = block_elements(args, first);
-  const T* params = args.params + first * args.width;
-  if constexpr (kStaged) {
-    T* const staged = reinterpret_cast<T*>(shared);
-    block_copy(staged, params, n * args.width, args.whole);
-    __syncthreads();
-    params = staged;
-  }
-  float loss = 0;
-  if (threadIdx.x < n) {
-    loss = mix<float>(params + threadIdx.x * args.width, args.width / 3, float(args.y[first + threadIdx.x]))
-               .loss();
-    if (losses) losses[first + threadIdx.x] = loss;
-  }
-  if (!partial) return;
-  const double sum = gpu::block_sum(loss);
-  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-}
-
-__global__ void __launch_bounds__(kFinish)
-    finish(float* loss, const double* partial, int64_t blocks, double divisor) {
-  double sum = 0;
-  for (int64_t b = threadIdx.x; b < blocks; b += kFinish) sum += partial[b];
-  sum = gpu::block_sum(sum);
-  if (threadIdx.x == 0) *loss = float(sum / divisor);
-}
-
-template <class T, bool kStaged>
-__global__ void __launch_bounds__(kBlock)
-    backward(Elements<T> args, T* dparams, T* dy, const float* dloss, bool each, float share) {
-  extern __shared__ uint4 shared[];
-  const int64_t first = blockIdx.x * int64_t(kBlock), n = block_elements(args, first);
-  const T* params = args.params + first * args.width;
-  T* gradients = dparams + first * args.width;
-  if constexpr (kStaged) {
-    T* const staged = reinterpret_cast<T*>(shared);
-    block_copy(staged, params, n * args.width, args.whole);
-    __syncthreads();
-    params = gradients = staged;
-  }
-  if (threadIdx.x < n) {
-    const int64_t at = first + threadIdx.x, own = threadIdx.x * args.width;
-    const float g = (each ? dloss[at] : *dloss) * share;
-    const float slope =
-        mix_backward<float>(gradients + own, params + own, args.width / 3, float(args.y[at]), g);
-    if (dy) dy[at] = T(slope);
-  }
-  if constexpr (kStaged) {
-    __syncthreads();
-    block_copy(dparams + first * args.width, gradients, n * args.width, args.whole);
-  }
+template <class T, GmmPass kPass>
+void launch_pass(Device device, GmmArgs<T> args) {
+  // A reduced loss of nothing is still a number.
+  if (args.count == 0 && (kPass == GmmPass::gradients || args.each)) return;
+  if (args.components <= 4) return launch_tiles<T, kPass, 4>(device, args);
+  if (args.components <= 10) return launch_tiles<T, kPass, 10>(device, args);
+  if (args.components <= kMostInRegisters) return launch_tiles<T, kPass, kMostInRegisters>(device, args);
+  const auto kernel = gmm_wide<T, kPass>;
+  const unsigned blocks =
+      gpu::resident_blocks(device, kernel, kGmmThreads, 0, gpu::ceil_div(args.count, kGmmWarps));
+  gpu::launch(device, {blocks, kGmmThreads}, kernel, args);
 }
 
 template <class T>
-Elements<T> elements(const Tensor& params, const Tensor& y) {
-  return {params.data<T>(), y.data<T>(), y.count(), 3 * params.size(-2),
-          gpu::packs(params.data<T>(), 0, kPackOf<T>)};
+Targets<T> targets(const Tensor& y) {
+  return y.defined() ? Targets<T>{y.raw(), y.dtype() == DType::f32} : Targets<T>{nullptr, false};
+}
+
+template <class T>
+GmmArgs<T> arguments(const Tensor& dparams, const Tensor& dy, const Tensor& params, const Tensor& y,
+                     Reduction reduction) {
+  GmmArgs<T> args{};
+  args.params = params.data<T>();
+  args.dparams = dparams.defined() ? dparams.data<T>() : nullptr;
+  args.y = targets<T>(y);
+  args.dy = targets<T>(dy);
+  args.count = y.count();
+  args.components = int(params.size(-2));
+  args.whole = gpu::packs(args.params, 0, gpu::kPackOf<T>) && gpu::packs(args.dparams, 0, gpu::kPackOf<T>);
+  args.each = reduction == Reduction::none;
+  args.share = reduction == Reduction::mean ? 1.0f / float(args.count) : 1.0f;
+  args.divisor = reduction == Reduction::mean ? double(args.count) : 1.0;
+  return args;
 }
 
 }  // namespace
 
-void gmm_nll_forward_cuda(const Tensor& loss, const Tensor& params, const Tensor& y, Reduction reduction) {
-  dispatch_floating_cuda(y.dtype(), "gmm_nll", [&]<class T>() {
+void gmm_nll_forward_cuda(const Tensor& loss, const Tensor& dparams, const Tensor& dy, const Tensor& params,
+                          const Tensor& y, Reduction reduction) {
+  dispatch_floating_cuda(params.dtype(), "gmm_nll", [&]<class T>() {
     const Device device = y.device();
-    const auto args = elements<T>(params, y);
-    const int64_t blocks = ceil_div(args.count, kBlock);
-    const bool each = reduction == Reduction::none;
-    // The partial sums are doubles in memory counted in bytes: f64 is no dtype of a GPU's tensors.
+    GmmArgs<T> args = arguments<T>(dparams, dy, params, y, reduction);
+    args.losses = loss.data<float>();
+    // The partial sums are doubles in memory counted in bytes: f64 is no dtype of a GPU's tensors. No grid
+    // has more blocks than 2,048 threads a processor make.
+    const int64_t most = int64_t(device.card().multiprocessors) * 2048 / kGmmThreads;
     const Tensor scratch =
-        each ? Tensor() : Tensor::empty_packed({blocks * int64_t(sizeof(double))}, DType::u8, device);
-    double* const partial = each ? nullptr : static_cast<double*>(scratch.raw());
-    float* const losses = each ? loss.data<float>() : nullptr;
-    const size_t bytes = size_t(args.width) * kBlock * sizeof(T);
-    const dim3 grid{unsigned(blocks)};
-    if (bytes <= kSharedLimit) {
-      gpu::launch(device, {grid, kBlock, bytes}, forward<T, true>, args, losses, partial);
-    } else {
-      gpu::launch(device, {grid, kBlock}, forward<T, false>, args, losses, partial);
-    }
-    if (!each)
-      gpu::launch(device, {1, kFinish}, finish, loss.data<float>(), partial, blocks,
-                  reduction == Reduction::mean ? double(args.count) : 1.0);
+        args.each ? Tensor() : Tensor::empty_packed({most * int64_t(sizeof(double))}, DType::u8, device);
+    if (!args.each) args.partial = static_cast<double*>(scratch.raw());
+    if (dparams.defined() || dy.defined()) return launch_pass<T, GmmPass::both>(device, args);
+    launch_pass<T, GmmPass::loss>(device, args);
   });
 }
 
 void gmm_nll_backward_cuda(const Tensor& dparams, const Tensor& dy, const Tensor& dloss, const Tensor& params,
-                           const Tensor& y, Reduction reduction) {
-  dispatch_floating_cuda(y.dtype(), "gmm_nll", [&]<class T>() {
-    const Device device = y.device();
-    const auto args = elements<T>(params, y);
-    // The gradients of the parameters are by-products of dy: without a taker they go to scratch.
-    const Tensor to =
-        dparams.defined() ? dparams : Tensor::empty_packed(params.shape(), params.dtype(), device);
-    T* const dtarget = dy.defined() ? dy.data<T>() : nullptr;
-    const bool each = reduction == Reduction::none;
-    const float share = reduction == Reduction::mean ? 1.0f / float(args.count) : 1.0f;
-    const size_t bytes = size_t(args.width) * kBlock * sizeof(T);
-    const dim3 grid{unsigned(ceil_div(args.count, kBlock))};
-    if (bytes <= kSharedLimit) {
-      gpu::launch(device, {grid, kBlock, bytes}, backward<T, true>, args, to.data<T>(), dtarget,
-                  dloss.data<float>(), each, share);
-    } else {
-      gpu::launch(device, {grid, kBlock}, backward<T, false>, args, to.data<T>(), dtarget,
-                  dloss.data<float>(), each, share);
-    }
+                           const Tensor& y, Reduction reduction, bool made) {
+  dispatch_floating_cuda(params.dtype(), "gmm_nll", [&]<class T>() {
+    GmmArgs<T> args = arguments<T>(dparams, dy, params, y, reduction);
+    args.dloss = dloss.data<float>();
+    args.made = made;
+    launch_pass<T, GmmPass::gradients>(y.device(), args);
   });
 }
 

@@ -7,7 +7,7 @@
 /// Reductions on a GPU. One read of x, next to nothing written: bound by memory.
 ///
 /// A pass reduces one dimension, in one of two ways:
-///   rows     The reduced dimension is the innermost in memory. 4, 32 or 256 threads share a row, by its
+///   rows     The reduced dimension is the innermost in memory. 4 to 32 or 256 threads share a row, by its
 ///   length. columns  A dimension that stays is innermost: threads of a block lie along it, up to 8 or 32 of
 ///   them
 ///            (128 bytes, so that whole cache lines are read), the others side by side along the reduced
@@ -296,7 +296,10 @@ void reduce_dim(Device device, const ReducePlan& plan, const T* x, Out* y, const
   bool packs = false;
   if (by_rows) {
     const bool few = plan.outputs < 4 * kTargetBlocks;
-    pass.across = plan.length <= 64 ? 4 : plan.length > (few ? 256 : kRowChunk) ? kThreads : gpu::kWarp;
+    // About four packs a lane, so that there are loads in flight; a block for few long rows.
+    pass.across = plan.length > (few ? 256 : kRowChunk)
+                      ? kThreads
+                      : std::max(4, power_of_two(gpu::ceil_div(plan.length, 4 * kPack), gpu::kWarp));
     if (!whole && plan.outputs < kTargetBlocks) cut(pass, plan.outputs, kRowChunk, kRowChunk);
   } else {
     packs = plan.kept_x[last] == 1 && plan.kept_sizes[last] >= kPack &&

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {
@@ -207,6 +209,71 @@ TEST(CrossEntropy, ManyClassesAreSummedInDoubleOnTheCpu) {
   // With smoothing 1 the loss is the log-sum-exp less the mean logit.
   const double mean = double(-2.3f) * double(kClasses - 1) / double(kClasses);
   EXPECT_FLOAT_EQ(float(cross_entropy(logits, target, {.label_smoothing = 1}).item()), float(log_sum - mean));
+}
+
+TEST(CrossEntropy, OverwrittenLogitsHoldTheirGradient) {
+  for (const Device device : devices()) {
+    std::vector<float> values;
+    for (int i = 0; i < 6 * 40; ++i) values.push_back(float((i * 37) % 101) / 25 - 2);
+    const Tensor targets = labels({3, -100, 0, 39, 7, 7}, device);
+    for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+      const CrossEntropyOptions kept{.label_smoothing = 0.1, .reduction = reduction};
+      CrossEntropyOptions given = kept;
+      given.overwrite_logits = true;
+      Tensor x = Tensor::from(values, {6, 40}, device);
+      require_grad(x);
+      float loss = 0;
+      std::vector<float> expected;
+      {
+        Tape tape;
+        const Tensor result = cross_entropy(scale(x, 1.0), targets, kept);
+        loss = result.item<float>();
+        tape.backward(result);
+        expected = grad(x).to_vector<float>();
+      }
+      zero_grad(x);
+      Tape tape;
+      const Tensor logits = scale(x, 1.0), result = cross_entropy(logits, targets, given);
+      EXPECT_FLOAT_EQ(result.item<float>(), loss);
+      tape.backward(result);
+      const auto got = logits.detach().to_vector<float>();
+      EXPECT_EQ(got, grad(x).to_vector<float>());
+      // The row's two sums may be added in another order: an ulp of a probability.
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1.2e-7) << i;
+    }
+  }
+}
+
+TEST(CrossEntropy, NothingIsOverwrittenWithoutATape) {
+  const Tensor logits = Tensor::full({2, 3}, 0.5, DType::f32, Device::cpu());
+  cross_entropy(logits, labels({0, 1}), {.overwrite_logits = true});
+  EXPECT_EQ(logits.to_vector<float>(), std::vector<float>(6, 0.5f));
+}
+
+TEST(CrossEntropy, WhoKeptOverwrittenLogitsIsTold) {
+  Tensor x = Tensor::full({2, 3}, 0.5, DType::f32, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const Tensor logits = scale(x, 2.0), squares = mul(logits, logits);
+  const Tensor loss = cross_entropy(logits, labels({0, 1}), {.overwrite_logits = true});
+  const Tensor total = add(loss, sum(squares));
+  EXPECT_NE(message_of([&] { tape.backward(total); }).find("written in place"), std::string::npos);
+}
+
+TEST(CrossEntropy, ErrorsSayWhatCannotBeOverwritten) {
+  Tensor x = Tensor::zeros({2, 3}, DType::f32, Device::cpu());
+  EXPECT_EQ(message_of([&] {
+              cross_entropy(x, labels({0, 1}), {.reduction = Reduction::none, .overwrite_logits = true});
+            }),
+            "cross_entropy: overwrite_logits with the reduction none; expected mean or sum");
+  require_grad(x);
+  const Tape tape;
+  EXPECT_EQ(
+      message_of([&] {
+        cross_entropy(x, labels({0, 1}), {.overwrite_logits = true});
+      }),
+      "cross_entropy: overwrite_logits, but logits f32[2, 3] on cpu is a leaf; expected a result of the "
+      "tape");
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <optional>
+#include <utility>
 
 #include "tests/ops/expect.h"
 
@@ -134,6 +136,80 @@ TEST(GmmNll, TheLossIsF32ForHalfPrecision) {
   EXPECT_FLOAT_EQ(loss.item<float>(), float(kHalfLogTwoPi));
 }
 
+/// params [T, K, 3] and y [T] with losses of a few nats.
+Tensor some_params(int64_t count, int64_t components, DType dtype, Device device) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < count * components * 3; ++i) values.push_back(float((i * 37) % 101) / 50 - 1);
+  return Tensor::from(values, {count, components, 3}, device).to(dtype);
+}
+Tensor some_targets(int64_t count, Device device) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < count; ++i) values.push_back(float((i * 29) % 83) / 40 - 1);
+  return Tensor::from(values, {count}, device);
+}
+
+/// Gradients of params and y by tape.backward(loss), or with `dloss` above the loss.
+std::pair<Tensor, Tensor> gradients(const Tensor& params, const Tensor& y, Reduction reduction,
+                                    std::optional<float> dloss) {
+  Tensor theta = params.detach(), target = y.detach();
+  require_grad(theta), require_grad(target);
+  Tape tape;
+  const Tensor loss = gmm_nll(theta, target, reduction);
+  if (dloss) {
+    const Tensor above = Tensor::full({}, *dloss, DType::f32, params.device());
+    tape.backward(std::span(&loss, 1), std::span(&above, 1));
+  } else {
+    tape.backward(loss);
+  }
+  return {grad(theta), grad(target)};
+}
+
+TEST(GmmNll, GradientsMadeInForwardAreThoseMadeInBackward) {
+  // A factor of 2 only shifts exponents, so the gradients of backward's own kernel are twice, bit for bit,
+  // those that are there when 1 arrives. 300 tokens: whole tiles and a rest; every number of components in
+  // registers, and a warp's.
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const Reduction reduction : {Reduction::mean, Reduction::sum})
+        for (const int64_t components : {3, 4, 7, 10, 15, 20, 33}) {
+          const Tensor theta = some_params(300, components, dtype, device), y = some_targets(300, device);
+          const auto once = gradients(theta, y, reduction, {}), twice = gradients(theta, y, reduction, 2.0f);
+          auto params = once.first.to_vector<double>(), target = once.second.to_vector<double>();
+          for (double& value : params) value *= 2;
+          for (double& value : target) value *= 2;
+          EXPECT_EQ(params, twice.first.to_vector<double>())
+              << device.name() << " " << dtype << " " << components;
+          EXPECT_EQ(target, twice.second.to_vector<double>())
+              << device.name() << " " << dtype << " " << components;
+          EXPECT_NE(params, std::vector<double>(params.size(), 0.0));
+        }
+}
+
+TEST(GmmNll, TargetsOfF32BesideNarrowParametersLoseNothing) {
+  const Device cpu = Device::cpu();
+  for (const Device device : devices())
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      const Tensor theta = some_params(97, 5, dtype, device), y = some_targets(97, device);
+      const auto narrow = gradients(theta, y, Reduction::sum, {}),
+                 exact = gradients(theta.to(cpu).to(DType::f32), y.to(cpu), Reduction::sum, {});
+      EXPECT_EQ(narrow.first.dtype(), dtype);
+      EXPECT_EQ(narrow.second.dtype(), DType::f32);
+      const Tensor loss = gmm_nll(theta, y, Reduction::none),
+                   exact_loss = gmm_nll(theta.to(cpu).to(DType::f32), y.to(cpu), Reduction::none);
+      const auto got = loss.to_vector<float>(), want = exact_loss.to_vector<float>();
+      const auto dy = narrow.second.to_vector<float>(), want_dy = exact.second.to_vector<float>();
+      // The same arithmetic on the CPU; the GPU's exponentials differ by a few ulp of numbers up to 10.
+      const float tolerance = device.is_cpu() ? 0.0f : 1e-5f;
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_NEAR(got[i], want[i], tolerance) << i;
+        EXPECT_NEAR(dy[i], want_dy[i], tolerance) << i;
+      }
+      const auto rounded = narrow.first.to_vector<double>(), unrounded = exact.first.to_vector<double>();
+      for (size_t i = 0; i < rounded.size(); ++i)
+        EXPECT_NEAR(rounded[i], unrounded[i], epsilon(dtype) * std::abs(unrounded[i]) + tolerance) << i;
+    }
+}
+
 TEST(GmmNll, ErrorsNameWhatIsWrong) {
   const auto zeros = [](const Shape& shape, DType dtype = DType::f32) {
     return Tensor::zeros(shape, dtype, Device::cpu());
@@ -157,10 +233,16 @@ TEST(GmmNll, ErrorsNameWhatIsWrong) {
             "gmm_nll: y is f32[5, 1] on cpu, but params is f32[5, 2, 3] on cpu; expected y of shape [5]");
   EXPECT_EQ(
       message_of([&] {
-        gmm_nll(zeros({5, 2, 3}, DType::bf16), zeros({5}));
+        gmm_nll(zeros({5, 2, 3}), zeros({5}, DType::bf16));
       }),
-      "gmm_nll: y is f32[5] on cpu, but params is bf16[5, 2, 3] on cpu; convert one of them (ops::cast) or "
-      "move it");
+      "gmm_nll: y is bf16[5] on cpu, but params is f32[5, 2, 3] on cpu; expected y of the same dtype, or "
+      "f32 beside bf16 or f16, on one device");
+  EXPECT_EQ(
+      message_of([&] {
+        gmm_nll(zeros({5, 2, 3}, DType::f64), zeros({5}));
+      }),
+      "gmm_nll: y is f32[5] on cpu, but params is f64[5, 2, 3] on cpu; expected y of the same dtype, or "
+      "f32 beside bf16 or f16, on one device");
   EXPECT_EQ(message_of([] { parse_reduction("average"); }),
             "reduction \"average\": expected mean, sum or none");
 }

@@ -245,6 +245,41 @@ TEST_P(OptimizerOn, GradientsOfSeveralBackwardPassesAddUp) {
   EXPECT_EQ(run(true), run(false));
 }
 
+TEST_P(OptimizerOn, WhatLiesInPadsReachesNoElement) {
+  // Rows of 9 f32 are pitched to 12: the optimizer takes such a weight as one long row.
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    std::vector<std::vector<double>> results;
+    for (const double pad : {0.0, std::nan("")}) {
+      Tensor weight = new_parameter(3, {6, 9}, dtype, device());
+      const int64_t pitch = weight.row_stride();
+      ASSERT_GT(pitch, 9);
+      Layout pads = Layout::pitched({5, pitch - 9}, pitch);
+      pads.offset = 9;
+      Tensor::view_of(weight.storage(), pads, dtype).fill(pad);
+      AdamW optimizer({{"weight", weight}}, {.lr = 0.1, .weight_decay = 0.1, .max_norm = 1});
+      for (int step = 0; step < 3; ++step) {
+        arrive(weight, Tensor::from(numbers(40 + uint64_t(step), 54), {6, 9}));
+        optimizer.step(), optimizer.zero_grad();
+      }
+      EXPECT_EQ(optimizer.skipped(), 0);
+      results.push_back(weight.to_vector<double>());
+      results.back().push_back(optimizer.grad_norm());
+    }
+    EXPECT_EQ(results[0], results[1]) << dtype;
+  }
+}
+
+TEST_P(OptimizerOn, ColumnsBesideAWeightAreNotItsPads) {
+  const Tensor wide = Tensor::full({6, 20}, 0.5, DType::f32, device());
+  Tensor weight = wide.slice(1, 0, 9);
+  nn::make_parameter(weight);
+  AdamW optimizer({{"weight", weight}}, {.lr = 0.1, .weight_decay = 0.1});
+  arrive(weight, Tensor::from(numbers(7, 54), {6, 9}));
+  optimizer.step();
+  EXPECT_EQ(wide.slice(1, 9, 20).to_vector<float>(), std::vector<float>(66, 0.5f));
+  for (const float value : weight.to_vector<float>()) EXPECT_NE(value, 0.5f);
+}
+
 TEST_P(OptimizerOn, GradientsKeepTheirPlaceInTheArena) {
   Tensor weight = new_parameter(1, {3, 5}, DType::f32, device());
   AdamW optimizer({{"weight", weight}});
