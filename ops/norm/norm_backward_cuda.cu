@@ -15,7 +15,7 @@ namespace {
 
 using namespace norm_rows;
 
-constexpr int kAnyBlock = 256;
+constexpr int kLongBlock = 256;
 
 template <class T>
 struct BackwardArgs {
@@ -100,13 +100,30 @@ __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combi
   }
 }
 
+/// The same for threads that have a row each: all have the same columns.
+template <int kPack, int kWarps>
+__device__ void add_threads(const float (&share)[kPack], float* combined, float* to, int64_t width) {
+  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+  __syncthreads();  // whoever still uses `combined`
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    const float sum = gpu::warp_reduce<gpu::Sum>(share[i]);
+    if (lane == 0) combined[warp * kPack + i] = sum;
+  }
+  __syncthreads();
+  if (int(threadIdx.x) >= width) return;
+  float sum = combined[threadIdx.x];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) sum += combined[w * kPack + threadIdx.x];
+  to[threadIdx.x] = sum;
+}
+
 /// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which kBlocks
-/// share a multiprocessor, kStages rows under way. kWhole: packs of all rows are whole.
-template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_, bool kWhole_ = true>
+/// share a multiprocessor, kStages rows under way.
+template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_>
 struct Held {
   static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_, kBlocks = kBlocks_,
                        kStages = kStages_;
-  static constexpr bool kWhole = kWhole_;
 };
 
 /// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A thread
@@ -124,7 +141,7 @@ struct Ring {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int first = column_of<T, Held::kThreads>(s, rank), inside = min(width - first, kPackOf<T>);
-      if constexpr (Held::kWhole) {
+      if constexpr (Held::kThreads > 1) {
         gpu::copy_async(slot(stage, operand, s), row + first, max(inside, 0) * int(sizeof(T)));
       } else {
         *slot(stage, operand, s) = gpu::load_part(row + first, inside);
@@ -140,7 +157,7 @@ struct Ring {
 template <class T, bool kCentred, bool kBias, bool kResidual, class Held>
 __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kThreads = Held::kThreads, kSteps = Held::kSteps, kStages = Held::kStages;
-  using Rows = RowAccess<Held::kWhole, kThreads>;
+  using Rows = RowAccess<kThreads>;
   using Sums = RowReduce<kThreads, 2>;
   using Flight = Ring<T, Held, kResidual ? 3 : 2>;
   extern __shared__ __align__(16) uint8_t shared[];
@@ -205,7 +222,9 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   const auto finish = [&](const float(&sum)[kSteps][kPack], float* to) {
     if (!to) return;
     to += blockIdx.x * args.width;
-    if constexpr (kThreads == kWarp) {
+    if constexpr (kThreads == 1) {
+      add_threads<kPack, Held::kBlock / kWarp>(sum[0], reinterpret_cast<float*>(shared), to, args.width);
+    } else if constexpr (kThreads == kWarp) {
       add_warps<T, kSteps, Held::kBlock / kWarp>(sum, reinterpret_cast<float*>(shared), to, args.width);
     } else {
 #pragma unroll
@@ -219,17 +238,17 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   if constexpr (kBias) finish(dbias, args.dbiases);
 }
 
-/// Any rows: the block's partial sums stay in memory, where each column has one thread.
-template <class T, bool kCentred, bool kResidual, bool kWhole>
-__global__ void __launch_bounds__(kAnyBlock, 3) backward_any_rows(BackwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>, kPiece = kAnyBlock * kAnySteps * kPack;
-  using Rows = RowAccess<kWhole, kAnyBlock>;
-  using Sums = RowReduce<kAnyBlock, 2>;
+/// Longer rows: the block's partial sums stay in memory, where each column has one thread.
+template <class T, bool kCentred, bool kResidual>
+__global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs<T> args) {
+  constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
+  using Rows = RowAccess<kLongBlock>;
+  using Sums = RowReduce<kLongBlock, 2>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
   const int rank = int(threadIdx.x);
-  BackwardShare<T, kCentred, kResidual, Rows, kAnySteps> share;
-  Words<T> weight[kAnySteps];
+  BackwardShare<T, kCentred, kResidual, Rows, kLongSteps> share;
+  Words<T> weight[kLongSteps];
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const auto pieces = [&](auto&& visit) {
       for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
@@ -241,8 +260,8 @@ __global__ void __launch_bounds__(kAnyBlock, 3) backward_any_rows(BackwardArgs<T
     float sums[kCentred ? 2 : 1] = {};
     pieces([&](int64_t base, int width) {
 #pragma unroll
-      for (int s = 0; s < kAnySteps; ++s) {
-        const int first = column_of<T, kAnyBlock>(s, rank);
+      for (int s = 0; s < kLongSteps; ++s) {
+        const int first = column_of<T, kLongBlock>(s, rank);
         const auto keep = [&](float* partial, int i, float value) {
           if (!partial || first + i >= width) return;
           float& sum = partial[blockIdx.x * args.width + base + first + i];
@@ -260,7 +279,7 @@ __global__ void __launch_bounds__(kAnyBlock, 3) backward_any_rows(BackwardArgs<T
                 mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
     pieces([&](int64_t base, int width) {
 #pragma unroll
-      for (int s = 0; s < kAnySteps; ++s) {
+      for (int s = 0; s < kLongSteps; ++s) {
         float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
         share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
         share.slope(s, g, xhat, mean_g, mean_gx);
@@ -287,38 +306,35 @@ void run(const NormBackward& norm, BackwardArgs<T> args, Kernel kernel, int64_t 
 }
 
 template <class T, bool kCentred, bool kBias, bool kResidual>
-void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args, bool whole) {
+void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t multiprocessors = norm.x.device().card().multiprocessors;
   const auto held = [&]<class H>(H) {
     constexpr size_t kRing = Ring<T, H, kResidual ? 3 : 2>::kBytes;
     constexpr size_t kCombined = H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
-    const int64_t groups = H::kThreads == kWarp ? ceil_div(args.rows, H::kBlock / kWarp) : args.rows;
+    const int64_t groups = ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock));
     run(norm, args, backward_rows<T, kCentred, kBias, kResidual, H>,
         std::min<int64_t>(groups, multiprocessors * H::kBlocks), H::kBlock, std::max(kRing, kCombined));
   };
   // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.
   constexpr int kShare = sizeof(T) / 2;
-  if (!whole && args.width <= 512) {
-    held(Held<T, kWarp, 16, 256, 2 / kShare, 2, false>{});
-  } else if (whole && args.width <= 512) {
+  if (args.width < kPackOf<T>) {
+    held(Held<T, 1, kPackOf<T>, 256, 2, 2>{});
+  } else if (args.width <= 512) {
     held(Held<T, kWarp, 16, 256, 2 / kShare, 3>{});
-  } else if (whole && args.width <= 768) {
+  } else if (args.width <= 768) {
     held(Held<T, kWarp, 24, 384 / kShare, 1, 2>{});
-  } else if (whole && args.width <= 1024) {
+  } else if (args.width <= 1024) {
     held(Held<T, kWarp, 32, 256 / kShare, 1, 2>{});
-  } else if (whole && args.width <= 2048) {
+  } else if (args.width <= 2048) {
     held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
-  } else if (whole && args.width <= 4096) {
+  } else if (args.width <= 4096) {
     held(std::conditional_t<kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>,
                             Held<T, 128, 32, 128, 3, 3>>{});
-  } else if (whole && args.width <= 8192 && !(kResidual && kShare == 2)) {
+  } else if (args.width <= 8192 && !(kResidual && kShare == 2)) {
     held(Held<T, 512, 16, 512, 1, 2>{});
-  } else if (whole) {
-    run(norm, args, backward_any_rows<T, kCentred, kResidual, true>, std::min(args.rows, 4 * multiprocessors),
-        kAnyBlock, 0);
   } else {
-    run(norm, args, backward_any_rows<T, kCentred, kResidual, false>, std::min(args.rows, 4 * multiprocessors),
-        kAnyBlock, 0);
+    run(norm, args, backward_long_rows<T, kCentred, kResidual>, std::min(args.rows, 4 * multiprocessors), kLongBlock,
+        0);
   }
 }
 
@@ -328,28 +344,29 @@ void norm_backward_cuda(const NormBackward& norm) {
   const bool centred = norm.mean.defined();
   dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
     if (norm.x.row_length() == 0) return;
+    const Tensor x = gpu::with_packs<T>(norm.x), dy = gpu::with_packs<T>(norm.dy),
+                 dsum = gpu::with_packs<T>(norm.dsum), weight = gpu::with_packs<T>(norm.weight);
     const BackwardArgs<T> args{data_or_null<T>(norm.dx),
                                nullptr,
                                nullptr,
-                               norm.dy.data<T>(),
-                               data_or_null<T>(norm.dsum),
-                               norm.x.data<T>(),
-                               data_or_null<T>(norm.weight),
+                               dy.data<T>(),
+                               data_or_null<T>(dsum),
+                               x.data<T>(),
+                               data_or_null<T>(weight),
                                data_or_null<float>(norm.mean),
                                norm.rstd.data<float>(),
                                stride_or_0(norm.dx),
-                               norm.dy.row_stride(),
-                               stride_or_0(norm.dsum),
-                               norm.x.row_stride(),
+                               dy.row_stride(),
+                               stride_or_0(dsum),
+                               x.row_stride(),
                                norm.x.rows(),
                                norm.x.row_length(),
                                1.0f / float(norm.x.row_length())};
-    const bool whole = whole_rows<T>(norm.dx, norm.dy, norm.dsum, norm.x, norm.weight);
     const auto launch = [&]<bool kCentred, bool kBias>() {
       if (args.dsum) {
-        launch_backward<T, kCentred, kBias, true>(norm, args, whole);
+        launch_backward<T, kCentred, kBias, true>(norm, args);
       } else {
-        launch_backward<T, kCentred, kBias, false>(norm, args, whole);
+        launch_backward<T, kCentred, kBias, false>(norm, args);
       }
     };
     if (!centred) {
