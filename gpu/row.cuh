@@ -47,18 +47,18 @@ __device__ __forceinline__ int column_of(int s, int rank) {
   return (s * kThreads + rank) * kPackOf<T>;
 }
 
-/// `x` or a copy of it, such that its rows can be read in packs, unless they are shorter than one pack: those lie
-/// densely. An undefined tensor stays undefined.
+/// `x` or a copy of it, such that its rows can be read in packs, unless they are shorter than one pack: those
+/// lie densely. An undefined tensor stays undefined.
 template <class T>
 Tensor with_packs(const Tensor& x) {
   if (!x.defined() || x.row_length() < kPackOf<T>) return x;
   return packs(x.data<T>(), x.rows() == 1 ? 0 : x.row_stride(), kPackOf<T>) ? x : x.clone();
 }
 
-/// A thread's share of a row that is held in registers, as it lies in memory: words s of thread `rank` are the
-/// elements from column_of<T, kThreads>(s, rank) on; 0 past the row's end. No load waits for another, but for those of
-/// the ragged end; nothing past the row is touched. Rows as with_packs has them: one thread alone (kThreads = 1) has
-/// those shorter than a pack.
+/// A thread's share of a row that is held in registers, as it lies in memory: words s of thread `rank` are
+/// the elements from column_of<T, kThreads>(s, rank) on; 0 past the row's end. No load waits for another, but
+/// for those of the ragged end; nothing past the row is touched. Rows as with_packs has them: one thread
+/// alone (kThreads = 1) has those shorter than a pack.
 template <int kThreads>
 struct RowAccess {
   template <int kSteps, class T>
@@ -105,8 +105,8 @@ struct RowAccess {
 
   /// A vector of the row's width that every row uses; `otherwise` in every element if there is none.
   template <int kSteps, class T>
-  static __device__ __forceinline__ void load_vector(Words<T> (&share)[kSteps], const T* vector, float otherwise,
-                                                     int rank, int width) {
+  static __device__ __forceinline__ void load_vector(Words<T> (&share)[kSteps], const T* vector,
+                                                     float otherwise, int rank, int width) {
     if (vector) return load(share, vector, rank, width);
     float values[kPackOf<T>];
 #pragma unroll
@@ -116,8 +116,8 @@ struct RowAccess {
   }
 };
 
-/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): the first `bytes` of 16 bytes, zeros for the others. Both
-/// addresses are multiples of 16, also where nothing is read.
+/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): the first `bytes` of 16 bytes, zeros for the
+/// others. Both addresses are multiples of 16, also where nothing is read.
 template <class T>
 __device__ __forceinline__ void copy_async(Words<T>* to, const T* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
@@ -139,17 +139,18 @@ __host__ __device__ constexpr int rows_at_once(int block) {
 /// The first row of this thread in a grid that walks the rows, and how far the next one is.
 template <int kThreads>
 __device__ __forceinline__ int64_t first_row() {
-  return kThreads <= kWarp ? blockIdx.x * int64_t(rows_at_once<kThreads>(int(blockDim.x))) + threadIdx.x / kThreads
-                           : int64_t(blockIdx.x);
+  return kThreads <= kWarp
+             ? blockIdx.x * int64_t(rows_at_once<kThreads>(int(blockDim.x))) + threadIdx.x / kThreads
+             : int64_t(blockIdx.x);
 }
 template <int kThreads>
 __device__ __forceinline__ int64_t row_step() {
   return gridDim.x * int64_t(rows_at_once<kThreads>(int(blockDim.x)));
 }
 
-/// Sums (or Op) over the threads that share a row, one, a warp or the whole block of kThreads, of up to kValues values at
-/// once: one barrier a call, because calls take turns with two places in shared memory. Every thread gets the
-/// result; the order is fixed.
+/// Sums (or Op) over the threads that share a row, one, a warp or the whole block of kThreads, of up to
+/// kValues values at once: one barrier a call, because calls take turns with two places in shared memory.
+/// Every thread gets the result; the order is fixed.
 template <int kThreads, int kValues>
 class RowReduce {
  public:

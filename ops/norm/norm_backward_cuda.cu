@@ -1,14 +1,14 @@
 #include "gpu/partial_sums.cuh"
 #include "ops/norm/norm_rows.cuh"
 
-/// Two reads and one write an element, three reads with a gradient that passes by the norm. Warps (blocks) walk
-/// the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in every row, so
-/// its share of dweight and dbias stays in its registers until the end; a block adds the shares of its warps in
-/// order and writes one row of partial sums, and a second kernel adds those rows in a fixed order. The grid, and
-/// so the order, depends on the problem and on the number of multiprocessors alone.
+/// Two reads and one write an element, three reads with a gradient that passes by the norm. Warps (blocks)
+/// walk the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in
+/// every row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares
+/// of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
+/// order. The grid, and so the order, depends on the problem and on the number of multiprocessors alone.
 ///
-/// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its words of
-/// the rows to come to shared memory (cp.async) two rows ahead.
+/// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its
+/// words of the rows to come to shared memory (cp.async) two rows ahead.
 
 namespace tessera::ops {
 namespace {
@@ -19,10 +19,10 @@ constexpr int kLongBlock = 256;
 
 template <class T>
 struct BackwardArgs {
-  T* dx;                             // null: not wanted
-  float *dweights, *dbiases;         // [blocks, width] partial sums; null: not wanted
-  const T *dy, *dsum, *x, *weight;   // dsum and weight may be null
-  const float *mean, *rstd;          // mean: null in rmsnorm
+  T* dx;                            // null: not wanted
+  float *dweights, *dbiases;        // [blocks, width] partial sums; null: not wanted
+  const T *dy, *dsum, *x, *weight;  // dsum and weight may be null
+  const float *mean, *rstd;         // mean: null in rmsnorm
   int64_t dx_stride, dy_stride, dsum_stride, x_stride, rows, width;
   float inverse;  // 1 / width
 };
@@ -34,7 +34,8 @@ struct BackwardShare {
   Words<T> x[kSteps], dy[kSteps], dsum[kResidual ? kSteps : 1];
   float mean, rstd;
 
-  __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank, int width) {
+  __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
+                                       int width) {
     Access::load(x, args.x + row * args.x_stride + base, rank, width);
     Access::load(dy, args.dy + row * args.dy_stride + base, rank, width);
     if constexpr (kResidual) Access::load(dsum, args.dsum + row * args.dsum_stride + base, rank, width);
@@ -50,9 +51,11 @@ struct BackwardShare {
     for (int i = 0; i < kPack; ++i) xhat[i] = (xhat[i] - mean) * rstd;
   }
 
-  /// sums += the sums of g xhat and, if it is wanted, of g; with `visit(i, dy, xhat)` for what else is summed.
+  /// sums += the sums of g xhat and, if it is wanted, of g; with `visit(i, dy, xhat)` for what else is
+  /// summed.
   template <class Visit>
-  __device__ __forceinline__ void add(int s, const Words<T>& weight, float (&sums)[kSums], Visit&& visit) const {
+  __device__ __forceinline__ void add(int s, const Words<T>& weight, float (&sums)[kSums],
+                                      Visit&& visit) const {
     float grad[kPack], xhat[kPack], scale[kPack];
     unpack(s, grad, xhat);
     gpu::unpack(scale, weight);
@@ -67,8 +70,8 @@ struct BackwardShare {
   }
 
   /// dx of words s in place of dy.
-  __device__ __forceinline__ void slope(int s, const float (&g)[kPack], const float (&xhat)[kPack], float mean_g,
-                                        float mean_gx) {
+  __device__ __forceinline__ void slope(int s, const float (&g)[kPack], const float (&xhat)[kPack],
+                                        float mean_g, float mean_gx) {
     float slope[kPack], past[kPack] = {};
     if constexpr (kResidual) gpu::unpack(past, dsum[s]);
 #pragma unroll
@@ -82,7 +85,8 @@ struct BackwardShare {
 
 /// to[column] = the sum over the block's warps of their shares of a row, through `combined`.
 template <class T, int kSteps, int kWarps>
-__device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to, int64_t width) {
+__device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to,
+                          int64_t width) {
   constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp;
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
   __syncthreads();  // whoever still uses `combined`
@@ -118,16 +122,16 @@ __device__ void add_threads(const float (&share)[kPack], float* combined, float*
   to[threadIdx.x] = sum;
 }
 
-/// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which kBlocks
-/// share a multiprocessor, kStages rows under way.
+/// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which
+/// kBlocks share a multiprocessor, kStages rows under way.
 template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_>
 struct Held {
-  static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_, kBlocks = kBlocks_,
-                       kStages = kStages_;
+  static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_,
+                       kBlocks = kBlocks_, kStages = kStages_;
 };
 
-/// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A thread
-/// reads what it copied itself, so nothing but its own copies need be waited for.
+/// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A
+/// thread reads what it copied itself, so nothing but its own copies need be waited for.
 template <class T, class Held, int kOperands>
 struct Ring {
   static constexpr int kSteps = Held::kSteps, kBlock = Held::kBlock;
@@ -291,10 +295,12 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
 
 /// Runs a kernel that writes `blocks` rows of partial sums, and adds those up.
 template <class T, class Kernel>
-void run(const NormBackward& norm, BackwardArgs<T> args, Kernel kernel, int64_t blocks, int block, size_t shared) {
+void run(const NormBackward& norm, BackwardArgs<T> args, Kernel kernel, int64_t blocks, int block,
+         size_t shared) {
   const Device device = norm.x.device();
   const auto partial = [&](const Tensor& gradient) {
-    return gradient.defined() ? Tensor::empty_packed(Shape{blocks, args.width}, DType::f32, device) : Tensor();
+    return gradient.defined() ? Tensor::empty_packed(Shape{blocks, args.width}, DType::f32, device)
+                              : Tensor();
   };
   const Tensor dweights = partial(norm.dweight), dbiases = partial(norm.dbias);
   args.dweights = data_or_null<float>(dweights);
@@ -309,8 +315,9 @@ template <class T, bool kCentred, bool kBias, bool kResidual>
 void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t multiprocessors = norm.x.device().card().multiprocessors;
   const auto held = [&]<class H>(H) {
-    constexpr size_t kRing = Ring<T, H, kResidual ? 3 : 2>::kBytes;
-    constexpr size_t kCombined = H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
+    constexpr size_t kRing = Ring < T, H, kResidual ? 3 : 2 > ::kBytes;
+    constexpr size_t kCombined =
+        H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
     const int64_t groups = ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock));
     run(norm, args, backward_rows<T, kCentred, kBias, kResidual, H>,
         std::min<int64_t>(groups, multiprocessors * H::kBlocks), H::kBlock, std::max(kRing, kCombined));
@@ -328,13 +335,13 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   } else if (args.width <= 2048) {
     held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
   } else if (args.width <= 4096) {
-    held(std::conditional_t<kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>,
-                            Held<T, 128, 32, 128, 3, 3>>{});
+    held(std::conditional_t < kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>, Held < T, 128,
+         32, 128, 3, 3 >> {});
   } else if (args.width <= 8192 && !(kResidual && kShare == 2)) {
     held(Held<T, 512, 16, 512, 1, 2>{});
   } else {
-    run(norm, args, backward_long_rows<T, kCentred, kResidual>, std::min(args.rows, 4 * multiprocessors), kLongBlock,
-        0);
+    run(norm, args, backward_long_rows<T, kCentred, kResidual>, std::min(args.rows, 4 * multiprocessors),
+        kLongBlock, 0);
   }
 }
 

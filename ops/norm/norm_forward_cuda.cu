@@ -1,9 +1,10 @@
 #include "ops/norm/norm_rows.cuh"
 
-/// One read and one write an element, two of each with a residual. A warp (block) makes one row and is gone: with
-/// 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy. (Warps that stay,
-/// keep weight and bias in registers and load the next row ahead were 5 to 10 % slower, except where all rows fit
-/// one wave.) The mean is known before the squares are summed, so a large mean costs no digits of the variance.
+/// One read and one write an element, two of each with a residual. A warp (block) makes one row and is gone:
+/// with 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy.
+/// (Warps that stay, keep weight and bias in registers and load the next row ahead were 5 to 10 % slower,
+/// except where all rows fit one wave.) The mean is known before the squares are summed, so a large mean
+/// costs no digits of the variance.
 
 namespace tessera::ops {
 namespace {
@@ -27,14 +28,16 @@ struct ForwardShare {
   static constexpr int kPack = kPackOf<T>;
   Words<T> x[kSteps], residual[kResidual ? kSteps : 1];
 
-  __device__ __forceinline__ void load(const ForwardArgs<T>& args, int64_t row, int64_t base, int rank, int width) {
+  __device__ __forceinline__ void load(const ForwardArgs<T>& args, int64_t row, int64_t base, int rank,
+                                       int width) {
     Access::load(x, args.x + row * args.x_stride + base, rank, width);
-    if constexpr (kResidual) Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
+    if constexpr (kResidual)
+      Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
   }
 
   /// What is normalised, as f32: x, or x + residual after it was rounded and written. Past the end 0.
-  __device__ __forceinline__ void values(float (&values)[kSteps][kPack], const ForwardArgs<T>& args, int64_t row,
-                                         int64_t base, int rank, int width) {
+  __device__ __forceinline__ void values(float (&values)[kSteps][kPack], const ForwardArgs<T>& args,
+                                         int64_t row, int64_t base, int rank, int width) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       gpu::unpack(values[s], x[s]);
@@ -63,7 +66,8 @@ __device__ __forceinline__ float sum_of(const float (&values)[kSteps][kPack]) {
 
 /// The squared distances from the mean, of elements inside the row.
 template <class T, int kThreads, int kSteps>
-__device__ __forceinline__ float squares_of(const float (&values)[kSteps][kPackOf<T>], float mean, int rank, int width) {
+__device__ __forceinline__ float squares_of(const float (&values)[kSteps][kPackOf<T>], float mean, int rank,
+                                            int width) {
   constexpr int kPack = kPackOf<T>;
   float squares = 0;
 #pragma unroll
@@ -84,9 +88,8 @@ __device__ __forceinline__ float squares_of(const float (&values)[kSteps][kPackO
 /// y from the values.
 template <class T, int kSteps>
 __device__ __forceinline__ void normalise(Words<T> (&y)[kSteps], const float (&values)[kSteps][kPackOf<T>],
-                                          const Words<T> (&weight)[kSteps],
-                                          const Words<T> (&bias)[kSteps], bool biased, float mean,
-                                          float rstd) {
+                                          const Words<T> (&weight)[kSteps], const Words<T> (&bias)[kSteps],
+                                          bool biased, float mean, float rstd) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     float scale[kPackOf<T>], shift[kPackOf<T>], result[kPackOf<T>];
@@ -102,8 +105,8 @@ __device__ __forceinline__ void normalise(Words<T> (&y)[kSteps], const float (&v
 }
 
 template <class T>
-__device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int64_t row, bool writes, float mean,
-                                                 float squares) {
+__device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int64_t row, bool writes,
+                                                 float mean, float squares) {
   const float rstd = __frsqrt_rn(squares * args.inverse + args.eps);
   if (writes) {
     if (args.mean) args.mean[row] = mean;
@@ -112,9 +115,15 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
   return rstd;
 }
 
+/// Blocks that should share a multiprocessor: 28 warps and more of rows of up to three words a thread keep
+/// the memory busy; longer rows do with fewer.
+template <bool kResidual, int kThreads, int kSteps>
+constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && !kResidual ? 10 - kSteps : 1;
+
 /// Rows in registers: one a thread (those shorter than a pack), warp or block.
 template <class T, bool kCentred, bool kResidual, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads) forward_rows(ForwardArgs<T> args) {
+__global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, kBlocks<kResidual, kThreads, kSteps>)
+    forward_rows(ForwardArgs<T> args) {
   using Rows = RowAccess<kThreads>;
   using Sums = RowReduce<kThreads, 1>;
   __shared__ float scratch[Sums::kScratch];
@@ -207,7 +216,8 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
   } else if (args.width <= 8192) {
     rows.template operator()<256, 32>();
   } else {
-    gpu::launch(device, {dim3(unsigned(args.rows)), kLongBlock}, forward_long_rows<T, kCentred, kResidual>, args);
+    gpu::launch(device, {dim3(unsigned(args.rows)), kLongBlock}, forward_long_rows<T, kCentred, kResidual>,
+                args);
   }
 }
 

@@ -1,14 +1,15 @@
 #include "gpu/row.cuh"
 #include "ops/softmax/softmax_kernels.h"
 
-/// One read and one write an element forward, two reads and one write backward, against one exponential: bound by
-/// memory. So the last dimension is read once, into registers, 16 bytes a thread and load: a row of up to 1024
-/// elements by a warp, of up to 8192 by a block. Longer rows are read twice by a block, the maximum and the sum of the exponentials being kept up to date in the first pass; what a block read
-/// last is still in the L2 cache when it comes again. Along other dimensions 32 neighbouring lines belong to a block,
+/// One read and one write an element forward, two reads and one write backward, against one exponential:
+/// bound by memory. So the last dimension is read once, into registers, 16 bytes a thread and load: a row of
+/// up to 1024 elements by a warp, of up to 8192 by a block. Longer rows are read twice by a block, the
+/// maximum and the sum of the exponentials being kept up to date in the first pass; what a block read last is
+/// still in the L2 cache when it comes again. Along other dimensions 32 neighbouring lines belong to a block,
 /// so that the accesses of a warp are coalesced, and its eight warps share the length.
 ///
-/// Results of 16 bits use the approximate exp, whose error of a few ulp of f32 does not show in them: with the
-/// library's exp the arithmetic is what the time goes to.
+/// Results of 16 bits use the approximate exp, whose error of a few ulp of f32 does not show in them: with
+/// the library's exp the arithmetic is what the time goes to.
 
 namespace tessera::ops {
 namespace {
@@ -43,8 +44,9 @@ __device__ __forceinline__ float exponential(float x) {
 
 /// The values of a share; `fill` past the row's end.
 template <int kThreads, int kSteps, class T>
-__device__ __forceinline__ void unpack_share(float (&values)[kSteps][kPackOf<T>], const Words<T> (&share)[kSteps],
-                                             int rank, int width, float fill) {
+__device__ __forceinline__ void unpack_share(float (&values)[kSteps][kPackOf<T>],
+                                             const Words<T> (&share)[kSteps], int rank, int width,
+                                             float fill) {
   constexpr int kPack = kPackOf<T>;
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
@@ -154,7 +156,8 @@ __device__ __forceinline__ float slope(float dy, float y, float sum) {
 
 /// dx in place of dy.
 template <bool kLog, int kSteps, class T>
-__device__ __forceinline__ void slopes(Words<T> (&grads)[kSteps], const Words<T> (&results)[kSteps], float sum) {
+__device__ __forceinline__ void slopes(Words<T> (&grads)[kSteps], const Words<T> (&results)[kSteps],
+                                       float sum) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     float grad[kPackOf<T>], result[kPackOf<T>];
@@ -288,7 +291,8 @@ __global__ void __launch_bounds__(kWarp* kLineWarps) forward_lines(Lines<2> line
 }
 
 template <class T, bool kLog>
-__global__ void __launch_bounds__(kWarp* kLineWarps) backward_lines(Lines<3> lines, T* dx, const T* dy, const T* y) {
+__global__ void __launch_bounds__(kWarp* kLineWarps)
+    backward_lines(Lines<3> lines, T* dx, const T* dy, const T* y) {
   __shared__ float scratch[kLineWarps][kWarp];
   const OwnLine<3> own(lines);
   dx += own.at[0];
@@ -321,7 +325,8 @@ __global__ void __launch_bounds__(kWarp* kLineWarps) backward_lines(Lines<3> lin
 /// How many threads hold a row, and how many words each.
 template <class T, int kThreads, int kColumns>
 struct Held {
-  static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>, block = kThreads <= kWarp ? 128 : kThreads;
+  static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>,
+                       block = kThreads <= kWarp ? 128 : kThreads;
   static dim3 grid(const Rows<T>& rows) {
     return dim3(unsigned(gpu::ceil_div(rows.rows, gpu::rows_at_once<kThreads>(block))));
   }
@@ -363,12 +368,13 @@ void forward(const Tensor& y, const Tensor& x, int dim) {
     return;
   }
   const Tensor from = gpu::with_packs<T>(x.with_rows());
-  const Rows<T> rows{y.data<T>(), from.data<T>(), nullptr, y.row_stride(), from.row_stride(), 0, y.rows(),
-                     y.row_length()};
+  const Rows<T> rows{y.data<T>(), from.data<T>(), nullptr,       y.row_stride(), from.row_stride(),
+                     0,           y.rows(),       y.row_length()};
   by_width<T>(
       rows.width,
       [&]<class H>(H) {
-        gpu::launch(device, {H::grid(rows), H::block}, forward_rows<T, kLog, H::threads, H::steps, H::block>, rows);
+        gpu::launch(device, {H::grid(rows), H::block}, forward_rows<T, kLog, H::threads, H::steps, H::block>,
+                    rows);
       },
       [&] {
         gpu::launch(device, {dim3(unsigned(rows.rows)), kLongBlock}, forward_long_rows<T, kLog>, rows);
@@ -380,7 +386,8 @@ void backward(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim) {
   const Device device = dx.device();
   if (dim != y.rank() - 1) {
     const auto lines = lines_along(dim, dx, dy, y);
-    gpu::launch(device, line_shape(lines), backward_lines<T, kLog>, lines, dx.data<T>(), dy.data<T>(), y.data<T>());
+    gpu::launch(device, line_shape(lines), backward_lines<T, kLog>, lines, dx.data<T>(), dy.data<T>(),
+                y.data<T>());
     return;
   }
   const Tensor grads = gpu::with_packs<T>(dy.with_rows());
@@ -389,7 +396,8 @@ void backward(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim) {
   by_width<T>(
       rows.width,
       [&]<class H>(H) {
-        gpu::launch(device, {H::grid(rows), H::block}, backward_rows<T, kLog, H::threads, H::steps, H::block>, rows);
+        gpu::launch(device, {H::grid(rows), H::block}, backward_rows<T, kLog, H::threads, H::steps, H::block>,
+                    rows);
       },
       [&] {
         gpu::launch(device, {dim3(unsigned(rows.rows)), kLongBlock}, backward_long_rows<T, kLog>, rows);
