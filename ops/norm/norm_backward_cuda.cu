@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   if constexpr (kBias) finish(dbias, args.dbiases);
 }
 
-/// Longer rows: the block's partial sums stay in memory, where each column has one thread.
+/// dx of longer rows, a block each, read piece by piece, once for the sums and once for dx.
 template <class T, bool kCentred, bool kResidual>
 __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
@@ -251,64 +251,97 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
   const int rank = int(threadIdx.x);
+  const int64_t row = blockIdx.x;
   BackwardShare<T, kCentred, kResidual, Rows, kLongSteps> share;
   Words<T> weight[kLongSteps];
-  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
-    const auto pieces = [&](auto&& visit) {
-      for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
-        share.load(args, row, base, rank, width);
-        Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
-        visit(base, width);
-      });
-    };
-    float sums[kCentred ? 2 : 1] = {};
-    pieces([&](int64_t base, int width) {
+  const auto load = [&](int64_t base, int width) {
+    share.load(args, row, base, rank, width);
+    Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
+  };
+  float sums[kCentred ? 2 : 1] = {};
+  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    load(base, width);
 #pragma unroll
-      for (int s = 0; s < kLongSteps; ++s) {
-        const int first = column_of<T, kLongBlock>(s, rank);
-        const auto keep = [&](float* partial, int i, float value) {
-          if (!partial || first + i >= width) return;
-          float& sum = partial[blockIdx.x * args.width + base + first + i];
-          sum = row == blockIdx.x ? value : sum + value;
-        };
-        share.add(s, weight[s], sums, [&](int i, float dy, float xhat, float) {
-          keep(args.dweights, i, dy * xhat);
-          if (kCentred) keep(args.dbiases, i, dy);
-        });
-      }
-    });
-    if (!args.dx) continue;
-    add(sums);
-    const float mean_gx = mean_of(sums[0], args.width, args.inverse),
-                mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
-    pieces([&](int64_t base, int width) {
+    for (int s = 0; s < kLongSteps; ++s) share.add(s, weight[s], sums, [](int, float, float, float) {});
+  });
+  add(sums);
+  const float mean_gx = mean_of(sums[0], args.width, args.inverse),
+              mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
+  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    load(base, width);
 #pragma unroll
-      for (int s = 0; s < kLongSteps; ++s) {
-        float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
-        share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
-        share.slope(s, g, xhat, mean_g, mean_gx);
-      }
-      Rows::store(args.dx + row * args.dx_stride + base, share.dy, rank, width);
-    });
+    for (int s = 0; s < kLongSteps; ++s) {
+      float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
+      share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
+      share.slope(s, g, xhat, mean_g, mean_gx);
+    }
+    Rows::store(args.dx + row * args.dx_stride + base, share.dy, rank, width);
+  });
+}
+
+/// Partial sums of dweight and dbias of longer rows: a thread adds its pack of columns over a chunk of rows.
+template <class T, bool kCentred>
+__global__ void __launch_bounds__(kLongBlock)
+    parameters_of_long_rows(BackwardArgs<T> args, int64_t rows_per_chunk) {
+  constexpr int kPack = kPackOf<T>;
+  using Rows = RowAccess<kLongBlock>;
+  const int64_t base = blockIdx.x * int64_t(kLongBlock * kPack), chunk = blockIdx.y;
+  const int rank = int(threadIdx.x), width = int(min(args.width - base, int64_t(kLongBlock * kPack)));
+  float dweight[kPack] = {}, dbias[kPack] = {};
+  const int64_t end = min(args.rows, (chunk + 1) * rows_per_chunk);
+#pragma unroll 4
+  for (int64_t row = chunk * rows_per_chunk; row < end; ++row) {
+    BackwardShare<T, kCentred, false, Rows, 1> share;
+    share.load(args, row, base, rank, width);
+    float grad[kPack], xhat[kPack];
+    share.unpack(0, grad, xhat);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      dweight[i] += grad[i] * xhat[i];
+      dbias[i] += grad[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    const int column = rank * kPack + i;
+    if (column >= width) break;
+    if (args.dweights) args.dweights[chunk * args.width + base + column] = dweight[i];
+    if (args.dbiases) args.dbiases[chunk * args.width + base + column] = dbias[i];
   }
 }
 
-/// Runs a kernel that writes `blocks` rows of partial sums, and adds those up.
-template <class T, class Kernel>
-void run(const NormBackward& norm, BackwardArgs<T> args, Kernel kernel, int64_t blocks, int block,
-         size_t shared) {
+/// Calls `launch(args)`, which writes `partials` rows of partial sums, and adds those up.
+template <class T, class Launch>
+void with_partial_sums(const NormBackward& norm, BackwardArgs<T> args, int64_t partials, Launch&& launch) {
   const Device device = norm.x.device();
   const auto partial = [&](const Tensor& gradient) {
-    return gradient.defined() ? Tensor::empty_packed(Shape{blocks, args.width}, DType::f32, device)
+    return gradient.defined() ? Tensor::empty_packed(Shape{partials, args.width}, DType::f32, device)
                               : Tensor();
   };
   const Tensor dweights = partial(norm.dweight), dbiases = partial(norm.dbias);
   args.dweights = data_or_null<float>(dweights);
   args.dbiases = data_or_null<float>(dbiases);
-  gpu::launch(device, {dim3(unsigned(blocks)), dim3(unsigned(block)), shared}, kernel, args);
+  launch(args);
   const gpu::PartialSums of_weight{args.dweights, data_or_null<float>(norm.dweight)},
       of_bias{args.dbiases, data_or_null<float>(norm.dbias)};
-  gpu::add_partial_sums(device, of_weight, of_bias, blocks, args.width);
+  gpu::add_partial_sums(device, of_weight, of_bias, partials, args.width);
+}
+
+template <class T, bool kCentred, bool kResidual>
+void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
+  const Device device = norm.x.device();
+  if (args.dx)
+    gpu::launch(device, {dim3(unsigned(args.rows)), kLongBlock}, backward_long_rows<T, kCentred, kResidual>,
+                args);
+  if (!norm.dweight.defined() && !norm.dbias.defined()) return;
+  const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
+  const int64_t wanted = ceil_div(8 * int64_t(device.card().multiprocessors), tiles);
+  const int64_t per_chunk = std::max<int64_t>(16, ceil_div(args.rows, wanted));
+  const int64_t chunks = ceil_div(args.rows, per_chunk);
+  with_partial_sums(norm, args, chunks, [&](const BackwardArgs<T>& with) {
+    gpu::launch(device, {dim3(unsigned(tiles), unsigned(chunks)), kLongBlock},
+                parameters_of_long_rows<T, kCentred>, with, per_chunk);
+  });
 }
 
 template <class T, bool kCentred, bool kBias, bool kResidual>
@@ -318,9 +351,12 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
     constexpr size_t kRing = Ring < T, H, kResidual ? 3 : 2 > ::kBytes;
     constexpr size_t kCombined =
         H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
-    const int64_t groups = ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock));
-    run(norm, args, backward_rows<T, kCentred, kBias, kResidual, H>,
-        std::min<int64_t>(groups, multiprocessors * H::kBlocks), H::kBlock, std::max(kRing, kCombined));
+    const int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
+                                             multiprocessors * H::kBlocks);
+    with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
+      gpu::launch(norm.x.device(), {dim3(unsigned(blocks)), H::kBlock, std::max(kRing, kCombined)},
+                  backward_rows<T, kCentred, kBias, kResidual, H>, with);
+    });
   };
   // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.
   constexpr int kShare = sizeof(T) / 2;
@@ -340,8 +376,7 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   } else if (args.width <= 8192 && !(kResidual && kShare == 2)) {
     held(Held<T, 512, 16, 512, 1, 2>{});
   } else {
-    run(norm, args, backward_long_rows<T, kCentred, kResidual>, std::min(args.rows, 4 * multiprocessors),
-        kLongBlock, 0);
+    launch_long<T, kCentred, kResidual>(norm, args);
   }
 }
 

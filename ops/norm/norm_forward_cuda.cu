@@ -115,15 +115,15 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
   return rstd;
 }
 
-/// Blocks that should share a multiprocessor: 28 warps and more of rows of up to three words a thread keep
-/// the memory busy; longer rows do with fewer.
+/// Blocks that should share a multiprocessor, 0 for the compiler's choice: 28 warps and more of rows of one
+/// stream and of up to three words a thread keep the memory busy.
 template <bool kResidual, int kThreads, int kSteps>
-constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && !kResidual ? 10 - kSteps : 1;
+constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && !kResidual ? 10 - kSteps : 0;
 
 /// Rows in registers: one a thread (those shorter than a pack), warp or block.
 template <class T, bool kCentred, bool kResidual, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, kBlocks<kResidual, kThreads, kSteps>)
-    forward_rows(ForwardArgs<T> args) {
+__global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads,
+                                  (kBlocks<kResidual, kThreads, kSteps>)) forward_rows(ForwardArgs<T> args) {
   using Rows = RowAccess<kThreads>;
   using Sums = RowReduce<kThreads, 1>;
   __shared__ float scratch[Sums::kScratch];
