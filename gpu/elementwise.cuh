@@ -10,13 +10,15 @@
 
 /// y = f(x...) over strided operands: the kernels behind every element-by-element operator. Bound by memory.
 ///
-/// Both make packs: kPack neighbouring elements of one row, 16 bytes of the output's type, read and written as
-/// words where every operand's rows are aligned for it, one by one at ragged ends and in other layouts.
-///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, which is nearly all
-///                 there is: packed tensors are one row, pitched ones many. A thread makes several packs and all
-///                 their loads are under way before the first is used; where a pack lies costs one multiplication
-///                 by an inverse for its row, and one multiplication an operand.
-///   any_layout    the rest: a thread makes one pack after the other and splits its number along all dimensions.
+/// Both make packs: kPack neighbouring elements of one row, 16 bytes of the output's type, read and written
+/// as words where every operand's rows are aligned for it, one by one at ragged ends and in other layouts.
+///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, which is nearly
+///   all
+///                 there is: packed tensors are one row, pitched ones many. A thread makes several packs and
+///                 all their loads are under way before the first is used; where a pack lies costs one
+///                 multiplication by an inverse for its row, and one multiplication an operand.
+///   any_layout    the rest: a thread makes one pack after the other and splits its number along all
+///   dimensions.
 /// Divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
 
 namespace tessera::gpu {
@@ -116,8 +118,8 @@ struct AlignedRows {
   Divider by_packs_per_row;
 };
 
-/// kPack elements as they lie in memory, in registers that hold no more than they: an array of 16-bit numbers would
-/// take a register each.
+/// kPack elements as they lie in memory, in registers that hold no more than they: an array of 16-bit numbers
+/// would take a register each.
 template <class T, int kPack>
 struct alignas(sizeof(T) * kPack < 16 ? sizeof(T) * kPack : 16) PackedWords {
   using Word = std::conditional_t<sizeof(T) * kPack % 4 == 0 && sizeof(T) <= 4, uint32_t, T>;
@@ -143,7 +145,8 @@ constexpr int packs_a_thread() {
 }
 
 template <int kPack, class F, class Out, class... In, size_t... K>
-__device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& args, F f, std::index_sequence<K...>) {
+__device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& args, F f,
+                                                std::index_sequence<K...>) {
   constexpr int kPacks = packs_a_thread<kPack, In...>();
   std::tuple<PackedWords<In, kPack>...> values[kPacks];
   uint32_t row[kPacks], column[kPacks];
@@ -182,7 +185,8 @@ __global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args
 }
 
 template <class T>
-inline constexpr bool kIsFloat = std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+inline constexpr bool kIsFloat =
+    std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
 
 /// y = f(x...): `f` takes the inputs' element types and returns the output's. Inputs broadcast to y's shape;
 /// all tensors are on y's device. y may be one of the inputs.
@@ -210,14 +214,20 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   args.packs_per_row = ceil_div(loop.sizes[inner], kPack);
   args.packs = loop.count / loop.sizes[inner] * args.packs_per_row;
   args.small = args.packs < (int64_t(1) << 31);
-  if constexpr ((kIsFloat<Out> && ... && kIsFloat<In>) || (sizeof...(In) == 1 && (std::is_same_v<Out, In> && ...))) {
+  if constexpr ((kIsFloat<Out> && ... && kIsFloat<In>) ||
+                (sizeof...(In) == 1 && (std::is_same_v<Out, In> && ...))) {
     constexpr int kPacks = packs_a_thread<kPack, In...>();
     bool dense = args.aligned;
     for (size_t operand = 1; operand <= sizeof...(In); ++operand)
       dense = dense && loop.strides[operand][inner] == 1;
     if (dense && args.packs < (int64_t(1) << 31) - 256 * kPacks && loop.rank <= 2) {
-      AlignedRows<Out, In...> rows{args.out, args.in, {}, loop.sizes[inner], uint32_t(args.packs),
-                                   uint32_t(args.packs_per_row), Divider(uint32_t(args.packs_per_row))};
+      AlignedRows<Out, In...> rows{args.out,
+                                   args.in,
+                                   {},
+                                   loop.sizes[inner],
+                                   uint32_t(args.packs),
+                                   uint32_t(args.packs_per_row),
+                                   Divider(uint32_t(args.packs_per_row))};
       for (size_t operand = 0; operand <= sizeof...(In); ++operand)
         rows.strides[operand] = inner == 1 ? loop.strides[operand][0] : 0;
       // Small tensors are spread over all multiprocessors.

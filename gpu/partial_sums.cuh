@@ -3,8 +3,8 @@
 #include "gpu/reduce.cuh"
 #include "tensor/tensor.h"
 
-/// The second half of a sum over rows: blocks have written partial sums, one row each, which are added here in a
-/// fixed order.
+/// The second half of a sum over rows: blocks have written partial sums, one row each, which are added here
+/// in a fixed order.
 
 namespace tessera::gpu {
 
@@ -14,8 +14,8 @@ struct PartialSums {
   float* to;
 };
 
-/// Of up to two sums of one shape, the second in blocks of y = 1. Thread y of a column adds every 32nd row; the 32
-/// threads' sums are then added by the butterfly of a warp.
+/// Of up to two sums of one shape, the second in blocks of y = 1. Thread y of a column adds every 32nd row;
+/// the 32 threads' sums are then added by the butterfly of a warp.
 template <int kSums>
 __global__ void __launch_bounds__(kWarp* kWarp)
     add_partial_sums_kernel(PartialSums first, PartialSums second, int64_t rows, int64_t width) {
@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kWarp* kWarp)
 }
 
 /// Launches it for those of the two whose `to` is not null.
-inline void add_partial_sums(Device device, PartialSums first, PartialSums second, int64_t rows, int64_t width) {
+inline void add_partial_sums(Device device, PartialSums first, PartialSums second, int64_t rows,
+                             int64_t width) {
   if (!first.to) std::swap(first, second);
   if (!first.to) return;
   const unsigned blocks = unsigned(ceil_div(width, kWarp));

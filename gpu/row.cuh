@@ -3,6 +3,7 @@
 #include "gpu/mma.cuh"
 #include "gpu/pack.cuh"
 #include "gpu/reduce.cuh"
+#include "tensor/tensor.h"
 
 /// What kernels that work on rows share: a row is held as packs of 16 bytes, converted to f32, and belongs to
 /// a warp or to a block.
@@ -46,16 +47,26 @@ __device__ __forceinline__ int column_of(int s, int rank) {
   return (s * kThreads + rank) * kPackOf<T>;
 }
 
-/// A thread's share of a row that is held in registers, as it lies in memory: words s of thread `rank` are the
-/// elements from column_of<T, kThreads>(s, rank) on; 0 past the row's end. kWhole: packs of all rows may be read
-/// (gpu::packs), and no load waits for another, but for those of the ragged end. Else element by element. Nothing
-/// past the row is touched.
-template <bool kWhole, int kThreads>
+/// `x` or a copy of it, such that its rows can be read in packs, unless they are shorter than one pack: those
+/// lie densely. An undefined tensor stays undefined.
+template <class T>
+Tensor with_packs(const Tensor& x) {
+  if (!x.defined() || x.row_length() < kPackOf<T>) return x;
+  return packs(x.data<T>(), x.rows() == 1 ? 0 : x.row_stride(), kPackOf<T>) ? x : x.clone();
+}
+
+/// A thread's share of a row that is held in registers, as it lies in memory: words s of thread `rank` are
+/// the elements from column_of<T, kThreads>(s, rank) on; 0 past the row's end. No load waits for another, but
+/// for those of the ragged end; nothing past the row is touched. Rows as with_packs has them: one thread
+/// alone (kThreads = 1) has those shorter than a pack.
+template <int kThreads>
 struct RowAccess {
   template <int kSteps, class T>
   static __device__ __forceinline__ void load(Words<T> (&share)[kSteps], const T* row, int rank, int width) {
     constexpr int kPack = kPackOf<T>;
-    if constexpr (kWhole) {
+    if constexpr (kThreads == 1) {
+      share[0] = load_part(row, width);
+    } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const int first = column_of<T, kThreads>(s, rank);
@@ -68,19 +79,15 @@ struct RowAccess {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
         if (s == tail / kThreads) share[s] = part;
-    } else {
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const int first = column_of<T, kThreads>(s, rank);
-        share[s] = load_part(row + first, width - first);
-      }
     }
   }
 
   template <int kSteps, class T>
   static __device__ __forceinline__ void store(T* row, const Words<T> (&share)[kSteps], int rank, int width) {
     constexpr int kPack = kPackOf<T>;
-    if constexpr (kWhole) {
+    if constexpr (kThreads == 1) {
+      store_part(row, share[0], width);
+    } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const int first = column_of<T, kThreads>(s, rank);
@@ -93,19 +100,13 @@ struct RowAccess {
       for (int s = 0; s < kSteps; ++s)
         if (s == tail / kThreads) part = share[s];
       store_tail(row + tail * kPack, part, left);
-    } else {
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const int first = column_of<T, kThreads>(s, rank);
-        store_part(row + first, share[s], width - first);
-      }
     }
   }
 
   /// A vector of the row's width that every row uses; `otherwise` in every element if there is none.
   template <int kSteps, class T>
-  static __device__ __forceinline__ void load_vector(Words<T> (&share)[kSteps], const T* vector, float otherwise,
-                                                     int rank, int width) {
+  static __device__ __forceinline__ void load_vector(Words<T> (&share)[kSteps], const T* vector,
+                                                     float otherwise, int rank, int width) {
     if (vector) return load(share, vector, rank, width);
     float values[kPackOf<T>];
 #pragma unroll
@@ -115,8 +116,8 @@ struct RowAccess {
   }
 };
 
-/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): the first `bytes` of 16 bytes, zeros for the others. Both
-/// addresses are multiples of 16, also where nothing is read.
+/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): the first `bytes` of 16 bytes, zeros for the
+/// others. Both addresses are multiples of 16, also where nothing is read.
 template <class T>
 __device__ __forceinline__ void copy_async(Words<T>* to, const T* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
@@ -130,43 +131,52 @@ __device__ __forceinline__ void for_pieces(int64_t width, Visit&& visit) {
   for (int64_t base = 0; base < width; base += kPiece) visit(base, int(min(width - base, int64_t(kPiece))));
 }
 
-/// The first row of this thread's warp or block in a grid that walks the rows, and how far the next one is.
+/// Rows that a block has at once if kThreads share one: a thread, a warp or the block.
+template <int kThreads>
+__host__ __device__ constexpr int rows_at_once(int block) {
+  return kThreads <= kWarp ? block / kThreads : 1;
+}
+/// The first row of this thread in a grid that walks the rows, and how far the next one is.
 template <int kThreads>
 __device__ __forceinline__ int64_t first_row() {
-  return kThreads == kWarp ? blockIdx.x * int64_t(blockDim.x / kWarp) + threadIdx.x / kWarp : int64_t(blockIdx.x);
+  return kThreads <= kWarp
+             ? blockIdx.x * int64_t(rows_at_once<kThreads>(int(blockDim.x))) + threadIdx.x / kThreads
+             : int64_t(blockIdx.x);
 }
 template <int kThreads>
 __device__ __forceinline__ int64_t row_step() {
-  return kThreads == kWarp ? gridDim.x * int64_t(blockDim.x / kWarp) : int64_t(gridDim.x);
+  return gridDim.x * int64_t(rows_at_once<kThreads>(int(blockDim.x)));
 }
 
-/// Sums (or Op) over the threads that share a row, a warp or the whole block of kThreads, of up to kValues values at
-/// once: one barrier a call, because calls take turns with two places in shared memory. Every thread gets the
-/// result; the order is fixed.
+/// Sums (or Op) over the threads that share a row, one, a warp or the whole block of kThreads, of up to
+/// kValues values at once: one barrier a call, because calls take turns with two places in shared memory.
+/// Every thread gets the result; the order is fixed.
 template <int kThreads, int kValues>
 class RowReduce {
  public:
-  static constexpr int kScratch = kThreads == kWarp ? 1 : 2 * kValues * (kThreads / kWarp);
+  static constexpr int kScratch = kThreads <= kWarp ? 1 : 2 * kValues * (kThreads / kWarp);
   __device__ explicit RowReduce(float* scratch) : scratch_(scratch) {}
 
   template <class Op = Sum, int kCount>
   __device__ __forceinline__ void operator()(float (&values)[kCount], Op op = {}) {
     static_assert(kCount <= kValues);
+    if constexpr (kThreads >= kWarp)
 #pragma unroll
-    for (int v = 0; v < kCount; ++v) values[v] = warp_reduce(values[v], op);
-    if constexpr (kThreads == kWarp) return;
-    constexpr int kWarps = kThreads / kWarp;
-    float* const place = scratch_ + turn_ * (kValues * kWarps);
-    turn_ ^= 1;
-    if (threadIdx.x % kWarp == 0)
+      for (int v = 0; v < kCount; ++v) values[v] = warp_reduce(values[v], op);
+    if constexpr (kThreads > kWarp) {
+      constexpr int kWarps = kThreads / kWarp;
+      float* const place = scratch_ + turn_ * (kValues * kWarps);
+      turn_ ^= 1;
+      if (threadIdx.x % kWarp == 0)
 #pragma unroll
-      for (int v = 0; v < kCount; ++v) place[v * kWarps + int(threadIdx.x) / kWarp] = values[v];
-    __syncthreads();
+        for (int v = 0; v < kCount; ++v) place[v * kWarps + int(threadIdx.x) / kWarp] = values[v];
+      __syncthreads();
 #pragma unroll
-    for (int v = 0; v < kCount; ++v) {
-      values[v] = place[v * kWarps];
+      for (int v = 0; v < kCount; ++v) {
+        values[v] = place[v * kWarps];
 #pragma unroll
-      for (int w = 1; w < kWarps; ++w) values[v] = op(values[v], place[v * kWarps + w]);
+        for (int w = 1; w < kWarps; ++w) values[v] = op(values[v], place[v * kWarps + w]);
+      }
     }
   }
 

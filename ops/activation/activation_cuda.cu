@@ -2,10 +2,10 @@
 #include "ops/activation/activation_kernels.h"
 #include "ops/activation/activation_math.h"
 
-/// One read and one write an element forward, two reads and one write backward: bound by memory, as long as the
-/// arithmetic stays below some 38 instructions an element of 16 bits forward and 57 backward (132 multiprocessors
-/// of 128 lanes at 1.7 GHz against 3 TB/s). The library's exp and an IEEE division alone are 25, so results of 16
-/// bits use the approximate ones.
+/// One read and one write an element forward, two reads and one write backward: bound by memory, as long as
+/// the arithmetic stays below some 38 instructions an element of 16 bits forward and 57 backward (132
+/// multiprocessors of 128 lanes at 1.7 GHz against 3 TB/s). The library's exp and an IEEE division alone are
+/// 25, so results of 16 bits use the approximate ones.
 
 namespace tessera::ops {
 namespace {
@@ -19,7 +19,9 @@ struct Forward {
 };
 template <Activation kKind, class T>
 struct Backwards {
-  __device__ T operator()(T dy, T x) const { return T(float(dy) * activate_slope<kKind, kFast<T>>(float(x))); }
+  __device__ T operator()(T dy, T x) const {
+    return T(float(dy) * activate_slope<kKind, kFast<T>>(float(x)));
+  }
 };
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 namespace tessera::ops {
 
-/// exp(x) and a / b. `kFast`, on a GPU: by the approximate instructions, whose error of a few ulp of f32 does not
-/// show in a result that is rounded to 16 bits; they take a quarter of the time.
+/// exp(x) and a / b. `kFast`, on a GPU: by the approximate instructions, whose error of a few ulp of f32 does
+/// not show in a result that is rounded to 16 bits; they take a quarter of the time.
 template <bool kFast, class C>
 TESSERA_HD C exponential(C x) {
 #if defined(__CUDA_ARCH__)

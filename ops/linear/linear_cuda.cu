@@ -6,11 +6,11 @@
 
 /// Column sums, for the gradients of biases: one read an element, bound by memory.
 ///
-/// A block takes a chunk of rows, whole ones as far as its threads reach: thread t has pack t % packs of every
-/// (t / packs)-th row (a pack is 16 bytes where the rows are aligned for it, else one element), so that a warp reads
-/// what lies together, whatever the width, and keeps four loads under way. The sums of a column are added in order
-/// through shared memory. Chunks are as many as fill the GPU; their sums are rows that a second, small kernel adds.
-/// No atomics: the order depends only on the shape and the card.
+/// A block takes a chunk of rows, whole ones as far as its threads reach: thread t has pack t % packs of
+/// every (t / packs)-th row (a pack is 16 bytes where the rows are aligned for it, else one element), so that
+/// a warp reads what lies together, whatever the width, and keeps four loads under way. The sums of a column
+/// are added in order through shared memory. Chunks are as many as fill the GPU; their sums are rows that a
+/// second, small kernel adds. No atomics: the order depends only on the shape and the card.
 
 namespace tessera::ops {
 namespace {
@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kMostThreads, 2) column_sums_kernel(Columns<T>
       if (inside > 0 && inside < kPack)  // the last pack: what follows in memory is not ours
 #pragma unroll
         for (int n = 0; n < kAhead; ++n)
-          if (row + n * c.ways < end) loaded[n] = gpu::load_tail(from + (row + n * c.ways) * c.row_stride, inside);
+          if (row + n * c.ways < end)
+            loaded[n] = gpu::load_tail(from + (row + n * c.ways) * c.row_stride, inside);
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
         float values[kPack];
@@ -83,7 +84,8 @@ __global__ void __launch_bounds__(kMostThreads, 2) column_sums_kernel(Columns<T>
 template <class T>
 void sum_columns(Device device, float* sums, Columns<T> c) {
   constexpr int kPack = gpu::kPackOf<T>;
-  const bool packed = c.columns >= kPack && gpu::packs(c.x, c.row_stride, kPack) && c.group_stride % kPack == 0;
+  const bool packed =
+      c.columns >= kPack && gpu::packs(c.x, c.row_stride, kPack) && c.group_stride % kPack == 0;
   const int64_t packs = gpu::ceil_div(c.columns, packed ? kPack : 1);
   c.tiles = gpu::ceil_div(packs, kMostThreads);
   c.packs = int(gpu::ceil_div(packs, c.tiles));
@@ -92,8 +94,8 @@ void sum_columns(Device device, float* sums, Columns<T> c) {
   const int64_t chunks = std::min(wanted, gpu::ceil_div(c.rows, 2 * kAhead * c.ways));
   c.rows_per_chunk = gpu::ceil_div(c.rows, chunks);
   c.chunks = gpu::ceil_div(c.rows, c.rows_per_chunk);
-  check(c.tiles * c.groups * c.chunks < (int64_t(1) << 31), "column sums: ", c.groups, " groups of ", c.columns,
-        " columns are too many for one grid");
+  check(c.tiles * c.groups * c.chunks < (int64_t(1) << 31), "column sums: ", c.groups, " groups of ",
+        c.columns, " columns are too many for one grid");
   const int64_t width = c.groups * c.columns;
   const Tensor partial =
       c.chunks == 1 ? Tensor() : Tensor::empty_packed(Shape{c.chunks, width}, DType::f32, device);
@@ -113,8 +115,9 @@ void sum_columns(Device device, float* sums, Columns<T> c) {
 
 void column_sums_cuda(const Tensor& sums, const Tensor& x) {
   dispatch_floating_cuda(x.dtype(), "column sums", [&]<class T>() {
-    sum_columns<T>(x.device(), sums.data<float>(),
-                   {x.data<T>(), x.size(0), x.size(1), x.size(2), x.layout().stride(0), x.layout().stride(1)});
+    sum_columns<T>(
+        x.device(), sums.data<float>(),
+        {x.data<T>(), x.size(0), x.size(1), x.size(2), x.layout().stride(0), x.layout().stride(1)});
   });
 }
 

@@ -19,23 +19,34 @@ Tensor rows_of(const Tensor& tensor) {
   return tensor.defined() ? tensor.with_rows() : tensor;
 }
 
-/// Hands the gradients of a norm to inputs 0 (x), 1 (the residual, if `adds`) and the two after them. `from` is
-/// what was normalised.
+/// Where the gradient of a parameter is written: a leaf's own buffer if that waits for it, so that no copy is
+/// left to do; undefined if nobody wants it.
+GradTarget parameter_target(Backward& b, int input, const Tensor& x) {
+  if (!b.needs(input)) return {};
+  const DType wide = sum_dtype(x.dtype());
+  const GradTarget target = b.target(input);
+  if (target.grad.defined() && !target.accumulate && target.grad.dtype() == wide && target.grad.has_rows())
+    return target;
+  return {Tensor::empty({x.size(-1)}, wide, x.device()), false};
+}
+
+/// Hands the gradients of a norm to inputs 0 (x), 1 (the residual, if `adds`) and the two after them. `from`
+/// is what was normalised.
 void backward(Backward& b, bool adds, const Tensor& from, const Tensor& weight, const Tensor& mean,
               const Tensor& rstd) {
   const int parameters = adds ? 2 : 1;
   const bool wants_dx = b.needs(0) || (adds && b.needs(1));
   const Tensor dsum = adds && b.has_grad(0) ? b.grad(0).with_rows() : Tensor();
-  Tensor dx = dsum, dweight, dbias;
+  Tensor dx = dsum;
+  GradTarget dweight, dbias;
   if (!adds || b.has_grad(1)) {
-    const auto parameter = [&](int input) {
-      return b.needs(input) ? Tensor::empty({from.size(-1)}, sum_dtype(from.dtype()), from.device()) : Tensor();
-    };
     const Tensor dy = b.grad(adds ? 1 : 0).with_rows(), scale = rows_of(weight);
     dx = wants_dx ? Tensor::empty_like(from) : Tensor();
-    dweight = parameter(parameters);
-    dbias = parameter(parameters + 1);
-    const NormBackward norm{dx, dweight, dbias, dy, dsum, from, scale, mean, rstd};
+    dweight = parameter_target(b, parameters, from);
+    dbias = parameter_target(b, parameters + 1, from);
+    if (dweight.grad.defined() && dbias.grad.defined() && dweight.grad.raw() == dbias.grad.raw())
+      dbias.grad = Tensor::empty_like(dweight.grad);  // one leaf is both: its second gradient is added
+    const NormBackward norm{dx, dweight.grad, dbias.grad, dy, dsum, from, scale, mean, rstd};
     if (from.device().is_cpu()) {
       norm_backward_cpu(norm);
     } else if constexpr (kCuda) {
@@ -44,19 +55,20 @@ void backward(Backward& b, bool adds, const Tensor& from, const Tensor& weight, 
   }
   for (int input = 0; input < parameters; ++input)
     if (dx.defined()) b.accumulate(input, dx);
-  if (dweight.defined()) b.accumulate(parameters, dweight);
-  if (dbias.defined()) b.accumulate(parameters + 1, dbias);
+  if (dweight.grad.defined()) b.written(parameters, dweight);
+  if (dbias.grad.defined()) b.written(parameters + 1, dbias);
 }
 
-AddNorm apply(const char* name, const Tensor& x, const Tensor* residual, const Tensor& weight, const Tensor& bias,
-              double eps, bool centred, Site site) {
+AddNorm apply(const char* name, const Tensor& x, const Tensor* residual, const Tensor& weight,
+              const Tensor& bias, double eps, bool centred, Site site) {
   check(x.defined(), name, ": x is undefined");
   check(x.rank() > 0, name, ": x is ", describe(x), ", of rank 0; expected [..., C]");
   check(eps >= 0, name, ": eps is ", eps, "; expected 0 or more");
   if (residual) {
     check(residual->defined(), name, ": residual is undefined");
-    check(residual->shape() == x.shape() && residual->dtype() == x.dtype() && residual->device() == x.device(), name,
-          ": residual is ", describe(*residual), ", but x is ", describe(x), "; they must agree");
+    check(
+        residual->shape() == x.shape() && residual->dtype() == x.dtype() && residual->device() == x.device(),
+        name, ": residual is ", describe(*residual), ", but x is ", describe(x), "; they must agree");
   }
   check_parameter(name, "weight", weight, x);
   check_parameter(name, "bias", bias, x);
@@ -64,8 +76,8 @@ AddNorm apply(const char* name, const Tensor& x, const Tensor* residual, const T
   const Tensor rstd = Tensor::empty({x.rows()}, sum_dtype(x.dtype()), x.device());
   const Tensor mean = centred ? Tensor::empty_like(rstd) : Tensor();
   {
-    const Tensor from = x.with_rows(), other = residual ? residual->with_rows() : Tensor(), scale = rows_of(weight),
-                 shift = rows_of(bias);
+    const Tensor from = x.with_rows(), other = residual ? residual->with_rows() : Tensor(),
+                 scale = rows_of(weight), shift = rows_of(bias);
     const NormForward norm{results.y, results.sum, mean, rstd, from, other, scale, shift, eps};
     if (x.device().is_cpu()) {
       norm_forward_cpu(norm);
@@ -76,10 +88,8 @@ AddNorm apply(const char* name, const Tensor& x, const Tensor* residual, const T
   if (residual) {
     if (Tape* tape = Tape::recording(x, *residual, weight, bias))
       tape->record(name, site, {&x, residual, &weight, &bias}, {&results.sum, &results.y},
-                   [sum = Saved(results.sum), weight = Saved(weight), mean = Saved(mean),
-                    rstd = Saved(rstd)](Backward& b) {
-                     backward(b, true, sum.get(), weight.get(), mean.get(), rstd.get());
-                   });
+                   [sum = Saved(results.sum), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](
+                       Backward& b) { backward(b, true, sum.get(), weight.get(), mean.get(), rstd.get()); });
   } else if (Tape* tape = Tape::recording(x, weight, bias)) {
     tape->record(name, site, {&x, &weight, &bias}, {&results.y},
                  [x = Saved(x), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](Backward& b) {
@@ -159,8 +169,8 @@ Tensor rmsnorm(const Tensor& x, const Tensor& weight, double eps, Site site) {
   return apply("rmsnorm", x, nullptr, weight, {}, eps, false, site).y;
 }
 
-AddNorm add_layernorm(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias, double eps,
-                      Site site) {
+AddNorm add_layernorm(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+                      double eps, Site site) {
   return apply("add_layernorm", x, &residual, weight, bias, eps, true, site);
 }
 
@@ -172,7 +182,8 @@ std::vector<OpSpec> norm_specs() {
   const InputSpec x{"x", "[..., C]"}, residual{"residual", "as x"}, weight{"weight", "[C]", true},
       bias{"bias", "[C]", true};
   const OutputSpec sum{"sum", "as x"}, y{"y", "as x"};
-  const AttrSpec to_variance{"eps", 1e-5, "added to the variance"}, to_square{"eps", 1e-6, "added to the mean square"};
+  const AttrSpec to_variance{"eps", 1e-5, "added to the variance"},
+      to_square{"eps", 1e-6, "added to the mean square"};
   const auto both = [](const AddNorm& results) { return std::vector{results.sum, results.y}; };
   return {
       {

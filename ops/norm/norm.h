@@ -22,8 +22,8 @@ Tensor layernorm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias 
                  Site site = Site::here());
 Tensor rmsnorm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-6, Site site = Site::here());
 
-/// sum = x + residual, y = the norm of sum: what stands between two parts of a transformer. Pre-norm blocks use
-/// both results, post-norm blocks y alone.
+/// sum = x + residual, y = the norm of sum: what stands between two parts of a transformer. Pre-norm blocks
+/// use both results, post-norm blocks y alone.
 struct AddNorm {
   Tensor sum, y;
 };
@@ -32,11 +32,11 @@ struct AddNorm {
 /// results are those of ops::add and the norm one after the other, read and written once. Backward, for the
 /// gradients of both results, either of which may be absent:
 ///   dx = dresidual = dsum + (the norm's dx for dy)      added in f32 (f64), rounded once
-/// and dweight and dbias as above, from dy. Kept for backward: sum, weight, mean and rstd. x and residual have one
-/// shape, dtype and device and any layout; nothing is broadcast. Throws for what the norms throw for, and where
-/// x and residual do not agree.
-AddNorm add_layernorm(const Tensor& x, const Tensor& residual, const Tensor& weight = {}, const Tensor& bias = {},
-                      double eps = 1e-5, Site site = Site::here());
+/// and dweight and dbias as above, from dy. Kept for backward: sum, weight, mean and rstd. x and residual
+/// have one shape, dtype and device and any layout; nothing is broadcast. Throws for what the norms throw
+/// for, and where x and residual do not agree.
+AddNorm add_layernorm(const Tensor& x, const Tensor& residual, const Tensor& weight = {},
+                      const Tensor& bias = {}, double eps = 1e-5, Site site = Site::here());
 AddNorm add_rmsnorm(const Tensor& x, const Tensor& residual, const Tensor& weight = {}, double eps = 1e-6,
                     Site site = Site::here());
 

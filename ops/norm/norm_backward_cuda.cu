@@ -1,28 +1,28 @@
 #include "gpu/partial_sums.cuh"
 #include "ops/norm/norm_rows.cuh"
 
-/// Two reads and one write an element, three reads with a gradient that passes by the norm. Warps (blocks) walk
-/// the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in every row, so
-/// its share of dweight and dbias stays in its registers until the end; a block adds the shares of its warps in
-/// order and writes one row of partial sums, and a second kernel adds those rows in a fixed order. The grid, and
-/// so the order, depends on the problem and on the number of multiprocessors alone.
+/// Two reads and one write an element, three reads with a gradient that passes by the norm. Warps (blocks)
+/// walk the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in
+/// every row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares
+/// of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
+/// order. The grid, and so the order, depends on the problem and on the number of multiprocessors alone.
 ///
-/// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its words of
-/// the rows to come to shared memory (cp.async) two rows ahead.
+/// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its
+/// words of the rows to come to shared memory (cp.async) two rows ahead.
 
 namespace tessera::ops {
 namespace {
 
 using namespace norm_rows;
 
-constexpr int kAnyBlock = 256;
+constexpr int kLongBlock = 256;
 
 template <class T>
 struct BackwardArgs {
-  T* dx;                             // null: not wanted
-  float *dweights, *dbiases;         // [blocks, width] partial sums; null: not wanted
-  const T *dy, *dsum, *x, *weight;   // dsum and weight may be null
-  const float *mean, *rstd;          // mean: null in rmsnorm
+  T* dx;                            // null: not wanted
+  float *dweights, *dbiases;        // [blocks, width] partial sums; null: not wanted
+  const T *dy, *dsum, *x, *weight;  // dsum and weight may be null
+  const float *mean, *rstd;         // mean: null in rmsnorm
   int64_t dx_stride, dy_stride, dsum_stride, x_stride, rows, width;
   float inverse;  // 1 / width
 };
@@ -34,7 +34,8 @@ struct BackwardShare {
   Words<T> x[kSteps], dy[kSteps], dsum[kResidual ? kSteps : 1];
   float mean, rstd;
 
-  __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank, int width) {
+  __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
+                                       int width) {
     Access::load(x, args.x + row * args.x_stride + base, rank, width);
     Access::load(dy, args.dy + row * args.dy_stride + base, rank, width);
     if constexpr (kResidual) Access::load(dsum, args.dsum + row * args.dsum_stride + base, rank, width);
@@ -50,9 +51,11 @@ struct BackwardShare {
     for (int i = 0; i < kPack; ++i) xhat[i] = (xhat[i] - mean) * rstd;
   }
 
-  /// sums += the sums of g xhat and, if it is wanted, of g; with `visit(i, dy, xhat)` for what else is summed.
+  /// sums += the sums of g xhat and, if it is wanted, of g; with `visit(i, dy, xhat)` for what else is
+  /// summed.
   template <class Visit>
-  __device__ __forceinline__ void add(int s, const Words<T>& weight, float (&sums)[kSums], Visit&& visit) const {
+  __device__ __forceinline__ void add(int s, const Words<T>& weight, float (&sums)[kSums],
+                                      Visit&& visit) const {
     float grad[kPack], xhat[kPack], scale[kPack];
     unpack(s, grad, xhat);
     gpu::unpack(scale, weight);
@@ -67,8 +70,8 @@ struct BackwardShare {
   }
 
   /// dx of words s in place of dy.
-  __device__ __forceinline__ void slope(int s, const float (&g)[kPack], const float (&xhat)[kPack], float mean_g,
-                                        float mean_gx) {
+  __device__ __forceinline__ void slope(int s, const float (&g)[kPack], const float (&xhat)[kPack],
+                                        float mean_g, float mean_gx) {
     float slope[kPack], past[kPack] = {};
     if constexpr (kResidual) gpu::unpack(past, dsum[s]);
 #pragma unroll
@@ -82,7 +85,8 @@ struct BackwardShare {
 
 /// to[column] = the sum over the block's warps of their shares of a row, through `combined`.
 template <class T, int kSteps, int kWarps>
-__device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to, int64_t width) {
+__device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to,
+                          int64_t width) {
   constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp;
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
   __syncthreads();  // whoever still uses `combined`
@@ -100,17 +104,34 @@ __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combi
   }
 }
 
-/// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which kBlocks
-/// share a multiprocessor, kStages rows under way. kWhole: packs of all rows are whole.
-template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_, bool kWhole_ = true>
+/// The same for threads that have a row each: all have the same columns.
+template <int kPack, int kWarps>
+__device__ void add_threads(const float (&share)[kPack], float* combined, float* to, int64_t width) {
+  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+  __syncthreads();  // whoever still uses `combined`
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    const float sum = gpu::warp_reduce<gpu::Sum>(share[i]);
+    if (lane == 0) combined[warp * kPack + i] = sum;
+  }
+  __syncthreads();
+  if (int(threadIdx.x) >= width) return;
+  float sum = combined[threadIdx.x];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) sum += combined[w * kPack + threadIdx.x];
+  to[threadIdx.x] = sum;
+}
+
+/// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which
+/// kBlocks share a multiprocessor, kStages rows under way.
+template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_>
 struct Held {
-  static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_, kBlocks = kBlocks_,
-                       kStages = kStages_;
-  static constexpr bool kWhole = kWhole_;
+  static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_,
+                       kBlocks = kBlocks_, kStages = kStages_;
 };
 
-/// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A thread
-/// reads what it copied itself, so nothing but its own copies need be waited for.
+/// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A
+/// thread reads what it copied itself, so nothing but its own copies need be waited for.
 template <class T, class Held, int kOperands>
 struct Ring {
   static constexpr int kSteps = Held::kSteps, kBlock = Held::kBlock;
@@ -124,7 +145,7 @@ struct Ring {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int first = column_of<T, Held::kThreads>(s, rank), inside = min(width - first, kPackOf<T>);
-      if constexpr (Held::kWhole) {
+      if constexpr (Held::kThreads > 1) {
         gpu::copy_async(slot(stage, operand, s), row + first, max(inside, 0) * int(sizeof(T)));
       } else {
         *slot(stage, operand, s) = gpu::load_part(row + first, inside);
@@ -140,7 +161,7 @@ struct Ring {
 template <class T, bool kCentred, bool kBias, bool kResidual, class Held>
 __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kThreads = Held::kThreads, kSteps = Held::kSteps, kStages = Held::kStages;
-  using Rows = RowAccess<Held::kWhole, kThreads>;
+  using Rows = RowAccess<kThreads>;
   using Sums = RowReduce<kThreads, 2>;
   using Flight = Ring<T, Held, kResidual ? 3 : 2>;
   extern __shared__ __align__(16) uint8_t shared[];
@@ -205,7 +226,9 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   const auto finish = [&](const float(&sum)[kSteps][kPack], float* to) {
     if (!to) return;
     to += blockIdx.x * args.width;
-    if constexpr (kThreads == kWarp) {
+    if constexpr (kThreads == 1) {
+      add_threads<kPack, Held::kBlock / kWarp>(sum[0], reinterpret_cast<float*>(shared), to, args.width);
+    } else if constexpr (kThreads == kWarp) {
       add_warps<T, kSteps, Held::kBlock / kWarp>(sum, reinterpret_cast<float*>(shared), to, args.width);
     } else {
 #pragma unroll
@@ -219,106 +242,141 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   if constexpr (kBias) finish(dbias, args.dbiases);
 }
 
-/// Any rows: the block's partial sums stay in memory, where each column has one thread.
-template <class T, bool kCentred, bool kResidual, bool kWhole>
-__global__ void __launch_bounds__(kAnyBlock, 3) backward_any_rows(BackwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>, kPiece = kAnyBlock * kAnySteps * kPack;
-  using Rows = RowAccess<kWhole, kAnyBlock>;
-  using Sums = RowReduce<kAnyBlock, 2>;
+/// dx of longer rows, a block each, read piece by piece, once for the sums and once for dx.
+template <class T, bool kCentred, bool kResidual>
+__global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs<T> args) {
+  constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
+  using Rows = RowAccess<kLongBlock>;
+  using Sums = RowReduce<kLongBlock, 2>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
   const int rank = int(threadIdx.x);
-  BackwardShare<T, kCentred, kResidual, Rows, kAnySteps> share;
-  Words<T> weight[kAnySteps];
-  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
-    const auto pieces = [&](auto&& visit) {
-      for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
-        share.load(args, row, base, rank, width);
-        Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
-        visit(base, width);
-      });
-    };
-    float sums[kCentred ? 2 : 1] = {};
-    pieces([&](int64_t base, int width) {
+  const int64_t row = blockIdx.x;
+  BackwardShare<T, kCentred, kResidual, Rows, kLongSteps> share;
+  Words<T> weight[kLongSteps];
+  const auto load = [&](int64_t base, int width) {
+    share.load(args, row, base, rank, width);
+    Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
+  };
+  float sums[kCentred ? 2 : 1] = {};
+  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    load(base, width);
 #pragma unroll
-      for (int s = 0; s < kAnySteps; ++s) {
-        const int first = column_of<T, kAnyBlock>(s, rank);
-        const auto keep = [&](float* partial, int i, float value) {
-          if (!partial || first + i >= width) return;
-          float& sum = partial[blockIdx.x * args.width + base + first + i];
-          sum = row == blockIdx.x ? value : sum + value;
-        };
-        share.add(s, weight[s], sums, [&](int i, float dy, float xhat, float) {
-          keep(args.dweights, i, dy * xhat);
-          if (kCentred) keep(args.dbiases, i, dy);
-        });
-      }
-    });
-    if (!args.dx) continue;
-    add(sums);
-    const float mean_gx = mean_of(sums[0], args.width, args.inverse),
-                mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
-    pieces([&](int64_t base, int width) {
+    for (int s = 0; s < kLongSteps; ++s) share.add(s, weight[s], sums, [](int, float, float, float) {});
+  });
+  add(sums);
+  const float mean_gx = mean_of(sums[0], args.width, args.inverse),
+              mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
+  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    load(base, width);
 #pragma unroll
-      for (int s = 0; s < kAnySteps; ++s) {
-        float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
-        share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
-        share.slope(s, g, xhat, mean_g, mean_gx);
-      }
-      Rows::store(args.dx + row * args.dx_stride + base, share.dy, rank, width);
-    });
+    for (int s = 0; s < kLongSteps; ++s) {
+      float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
+      share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
+      share.slope(s, g, xhat, mean_g, mean_gx);
+    }
+    Rows::store(args.dx + row * args.dx_stride + base, share.dy, rank, width);
+  });
+}
+
+/// Partial sums of dweight and dbias of longer rows: a thread adds its pack of columns over a chunk of rows.
+template <class T, bool kCentred>
+__global__ void __launch_bounds__(kLongBlock)
+    parameters_of_long_rows(BackwardArgs<T> args, int64_t rows_per_chunk) {
+  constexpr int kPack = kPackOf<T>;
+  using Rows = RowAccess<kLongBlock>;
+  const int64_t base = blockIdx.x * int64_t(kLongBlock * kPack), chunk = blockIdx.y;
+  const int rank = int(threadIdx.x), width = int(min(args.width - base, int64_t(kLongBlock * kPack)));
+  float dweight[kPack] = {}, dbias[kPack] = {};
+  const int64_t end = min(args.rows, (chunk + 1) * rows_per_chunk);
+#pragma unroll 4
+  for (int64_t row = chunk * rows_per_chunk; row < end; ++row) {
+    BackwardShare<T, kCentred, false, Rows, 1> share;
+    share.load(args, row, base, rank, width);
+    float grad[kPack], xhat[kPack];
+    share.unpack(0, grad, xhat);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      dweight[i] += grad[i] * xhat[i];
+      dbias[i] += grad[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    const int column = rank * kPack + i;
+    if (column >= width) break;
+    if (args.dweights) args.dweights[chunk * args.width + base + column] = dweight[i];
+    if (args.dbiases) args.dbiases[chunk * args.width + base + column] = dbias[i];
   }
 }
 
-/// Runs a kernel that writes `blocks` rows of partial sums, and adds those up.
-template <class T, class Kernel>
-void run(const NormBackward& norm, BackwardArgs<T> args, Kernel kernel, int64_t blocks, int block, size_t shared) {
+/// Calls `launch(args)`, which writes `partials` rows of partial sums, and adds those up.
+template <class T, class Launch>
+void with_partial_sums(const NormBackward& norm, BackwardArgs<T> args, int64_t partials, Launch&& launch) {
   const Device device = norm.x.device();
   const auto partial = [&](const Tensor& gradient) {
-    return gradient.defined() ? Tensor::empty_packed(Shape{blocks, args.width}, DType::f32, device) : Tensor();
+    return gradient.defined() ? Tensor::empty_packed(Shape{partials, args.width}, DType::f32, device)
+                              : Tensor();
   };
   const Tensor dweights = partial(norm.dweight), dbiases = partial(norm.dbias);
   args.dweights = data_or_null<float>(dweights);
   args.dbiases = data_or_null<float>(dbiases);
-  gpu::launch(device, {dim3(unsigned(blocks)), dim3(unsigned(block)), shared}, kernel, args);
+  launch(args);
   const gpu::PartialSums of_weight{args.dweights, data_or_null<float>(norm.dweight)},
       of_bias{args.dbiases, data_or_null<float>(norm.dbias)};
-  gpu::add_partial_sums(device, of_weight, of_bias, blocks, args.width);
+  gpu::add_partial_sums(device, of_weight, of_bias, partials, args.width);
+}
+
+template <class T, bool kCentred, bool kResidual>
+void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
+  const Device device = norm.x.device();
+  if (args.dx)
+    gpu::launch(device, {dim3(unsigned(args.rows)), kLongBlock}, backward_long_rows<T, kCentred, kResidual>,
+                args);
+  if (!norm.dweight.defined() && !norm.dbias.defined()) return;
+  const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
+  const int64_t wanted = ceil_div(8 * int64_t(device.card().multiprocessors), tiles);
+  const int64_t per_chunk = std::max<int64_t>(16, ceil_div(args.rows, wanted));
+  const int64_t chunks = ceil_div(args.rows, per_chunk);
+  with_partial_sums(norm, args, chunks, [&](const BackwardArgs<T>& with) {
+    gpu::launch(device, {dim3(unsigned(tiles), unsigned(chunks)), kLongBlock},
+                parameters_of_long_rows<T, kCentred>, with, per_chunk);
+  });
 }
 
 template <class T, bool kCentred, bool kBias, bool kResidual>
-void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args, bool whole) {
+void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t multiprocessors = norm.x.device().card().multiprocessors;
   const auto held = [&]<class H>(H) {
-    constexpr size_t kRing = Ring<T, H, kResidual ? 3 : 2>::kBytes;
-    constexpr size_t kCombined = H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
-    const int64_t groups = H::kThreads == kWarp ? ceil_div(args.rows, H::kBlock / kWarp) : args.rows;
-    run(norm, args, backward_rows<T, kCentred, kBias, kResidual, H>,
-        std::min<int64_t>(groups, multiprocessors * H::kBlocks), H::kBlock, std::max(kRing, kCombined));
+    constexpr size_t kRing = Ring < T, H, kResidual ? 3 : 2 > ::kBytes;
+    constexpr size_t kCombined =
+        H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
+    const int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
+                                             multiprocessors * H::kBlocks);
+    with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
+      gpu::launch(norm.x.device(), {dim3(unsigned(blocks)), H::kBlock, std::max(kRing, kCombined)},
+                  backward_rows<T, kCentred, kBias, kResidual, H>, with);
+    });
   };
   // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.
   constexpr int kShare = sizeof(T) / 2;
-  if (!whole && args.width <= 512) {
-    held(Held<T, kWarp, 16, 256, 2 / kShare, 2, false>{});
-  } else if (whole && args.width <= 512) {
+  if (args.width < kPackOf<T>) {
+    held(Held<T, 1, kPackOf<T>, 256, 2, 2>{});
+  } else if (args.width <= 512) {
     held(Held<T, kWarp, 16, 256, 2 / kShare, 3>{});
-  } else if (whole && args.width <= 768) {
+  } else if (args.width <= 768) {
     held(Held<T, kWarp, 24, 384 / kShare, 1, 2>{});
-  } else if (whole && args.width <= 1024) {
+  } else if (args.width <= 1024) {
     held(Held<T, kWarp, 32, 256 / kShare, 1, 2>{});
-  } else if (whole && args.width <= 2048) {
+  } else if (args.width <= 2048) {
     held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
-  } else if (whole && args.width <= 4096) {
-    held(std::conditional_t<kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>,
-                            Held<T, 128, 32, 128, 3, 3>>{});
-  } else if (whole && args.width <= 8192 && !(kResidual && kShare == 2)) {
+  } else if (args.width <= 4096) {
+    held(std::conditional_t < kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>, Held < T, 128,
+         32, 128, 3, 3 >> {});
+  } else if (args.width <= 8192 && !(kResidual && kShare == 2)) {
     held(Held<T, 512, 16, 512, 1, 2>{});
-  } else if (whole) {
-    run(norm, args, backward_any_rows<T, kCentred, kResidual, true>, std::min(args.rows, 4 * multiprocessors),
-        kAnyBlock, 0);
   } else {
-    run(norm, args, backward_any_rows<T, kCentred, kResidual, false>, std::min(args.rows, 4 * multiprocessors),
-        kAnyBlock, 0);
+    launch_long<T, kCentred, kResidual>(norm, args);
   }
 }
 
@@ -328,28 +386,29 @@ void norm_backward_cuda(const NormBackward& norm) {
   const bool centred = norm.mean.defined();
   dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
     if (norm.x.row_length() == 0) return;
+    const Tensor x = gpu::with_packs<T>(norm.x), dy = gpu::with_packs<T>(norm.dy),
+                 dsum = gpu::with_packs<T>(norm.dsum), weight = gpu::with_packs<T>(norm.weight);
     const BackwardArgs<T> args{data_or_null<T>(norm.dx),
                                nullptr,
                                nullptr,
-                               norm.dy.data<T>(),
-                               data_or_null<T>(norm.dsum),
-                               norm.x.data<T>(),
-                               data_or_null<T>(norm.weight),
+                               dy.data<T>(),
+                               data_or_null<T>(dsum),
+                               x.data<T>(),
+                               data_or_null<T>(weight),
                                data_or_null<float>(norm.mean),
                                norm.rstd.data<float>(),
                                stride_or_0(norm.dx),
-                               norm.dy.row_stride(),
-                               stride_or_0(norm.dsum),
-                               norm.x.row_stride(),
+                               dy.row_stride(),
+                               stride_or_0(dsum),
+                               x.row_stride(),
                                norm.x.rows(),
                                norm.x.row_length(),
                                1.0f / float(norm.x.row_length())};
-    const bool whole = whole_rows<T>(norm.dx, norm.dy, norm.dsum, norm.x, norm.weight);
     const auto launch = [&]<bool kCentred, bool kBias>() {
       if (args.dsum) {
-        launch_backward<T, kCentred, kBias, true>(norm, args, whole);
+        launch_backward<T, kCentred, kBias, true>(norm, args);
       } else {
-        launch_backward<T, kCentred, kBias, false>(norm, args, whole);
+        launch_backward<T, kCentred, kBias, false>(norm, args);
       }
     };
     if (!centred) {

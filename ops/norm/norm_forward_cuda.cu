@@ -1,16 +1,17 @@
 #include "ops/norm/norm_rows.cuh"
 
-/// One read and one write an element, two of each with a residual. A warp (block) makes one row and is gone: with
-/// 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy. (Warps that stay,
-/// keep weight and bias in registers and load the next row ahead were 5 to 10 % slower, except where all rows fit
-/// one wave.) The mean is known before the squares are summed, so a large mean costs no digits of the variance.
+/// One read and one write an element, two of each with a residual. A warp (block) makes one row and is gone:
+/// with 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy.
+/// (Warps that stay, keep weight and bias in registers and load the next row ahead were 5 to 10 % slower,
+/// except where all rows fit one wave.) The mean is known before the squares are summed, so a large mean
+/// costs no digits of the variance.
 
 namespace tessera::ops {
 namespace {
 
 using namespace norm_rows;
 
-constexpr int kBlock = 128;
+constexpr int kBlock = 128, kLongBlock = 256;
 
 template <class T>
 struct ForwardArgs {
@@ -27,14 +28,16 @@ struct ForwardShare {
   static constexpr int kPack = kPackOf<T>;
   Words<T> x[kSteps], residual[kResidual ? kSteps : 1];
 
-  __device__ __forceinline__ void load(const ForwardArgs<T>& args, int64_t row, int64_t base, int rank, int width) {
+  __device__ __forceinline__ void load(const ForwardArgs<T>& args, int64_t row, int64_t base, int rank,
+                                       int width) {
     Access::load(x, args.x + row * args.x_stride + base, rank, width);
-    if constexpr (kResidual) Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
+    if constexpr (kResidual)
+      Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
   }
 
   /// What is normalised, as f32: x, or x + residual after it was rounded and written. Past the end 0.
-  __device__ __forceinline__ void values(float (&values)[kSteps][kPack], const ForwardArgs<T>& args, int64_t row,
-                                         int64_t base, int rank, int width) {
+  __device__ __forceinline__ void values(float (&values)[kSteps][kPack], const ForwardArgs<T>& args,
+                                         int64_t row, int64_t base, int rank, int width) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       gpu::unpack(values[s], x[s]);
@@ -63,7 +66,8 @@ __device__ __forceinline__ float sum_of(const float (&values)[kSteps][kPack]) {
 
 /// The squared distances from the mean, of elements inside the row.
 template <class T, int kThreads, int kSteps>
-__device__ __forceinline__ float squares_of(const float (&values)[kSteps][kPackOf<T>], float mean, int rank, int width) {
+__device__ __forceinline__ float squares_of(const float (&values)[kSteps][kPackOf<T>], float mean, int rank,
+                                            int width) {
   constexpr int kPack = kPackOf<T>;
   float squares = 0;
 #pragma unroll
@@ -84,9 +88,8 @@ __device__ __forceinline__ float squares_of(const float (&values)[kSteps][kPackO
 /// y from the values.
 template <class T, int kSteps>
 __device__ __forceinline__ void normalise(Words<T> (&y)[kSteps], const float (&values)[kSteps][kPackOf<T>],
-                                          const Words<T> (&weight)[kSteps],
-                                          const Words<T> (&bias)[kSteps], bool biased, float mean,
-                                          float rstd) {
+                                          const Words<T> (&weight)[kSteps], const Words<T> (&bias)[kSteps],
+                                          bool biased, float mean, float rstd) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     float scale[kPackOf<T>], shift[kPackOf<T>], result[kPackOf<T>];
@@ -102,8 +105,8 @@ __device__ __forceinline__ void normalise(Words<T> (&y)[kSteps], const float (&v
 }
 
 template <class T>
-__device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int64_t row, bool writes, float mean,
-                                                 float squares) {
+__device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int64_t row, bool writes,
+                                                 float mean, float squares) {
   const float rstd = __frsqrt_rn(squares * args.inverse + args.eps);
   if (writes) {
     if (args.mean) args.mean[row] = mean;
@@ -112,10 +115,16 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
   return rstd;
 }
 
-/// Rows whose packs are whole, in registers: one a warp or block.
+/// Blocks that should share a multiprocessor, 0 for the compiler's choice: 28 warps and more of rows of one
+/// stream and of up to three words a thread keep the memory busy.
+template <bool kResidual, int kThreads, int kSteps>
+constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && !kResidual ? 10 - kSteps : 0;
+
+/// Rows in registers: one a thread (those shorter than a pack), warp or block.
 template <class T, bool kCentred, bool kResidual, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kThreads == kWarp ? kBlock : kThreads) forward_rows(ForwardArgs<T> args) {
-  using Rows = RowAccess<true, kThreads>;
+__global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads,
+                                  (kBlocks<kResidual, kThreads, kSteps>)) forward_rows(ForwardArgs<T> args) {
+  using Rows = RowAccess<kThreads>;
   using Sums = RowReduce<kThreads, 1>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
@@ -141,20 +150,19 @@ __global__ void __launch_bounds__(kThreads == kWarp ? kBlock : kThreads) forward
   Rows::store(args.y + row * args.y_stride, share.x, rank, width);
 }
 
-/// Any rows, read piece by piece, once for the mean, for the squares and for y.
-template <class T, bool kCentred, bool kResidual, bool kWhole, int kThreads>
-__global__ void __launch_bounds__(kBlock) forward_any_rows(ForwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>, kPiece = kThreads * kAnySteps * kPack;
-  using Rows = RowAccess<kWhole, kThreads>;
-  using Sums = RowReduce<kThreads, 1>;
+/// Longer rows, a block each, read piece by piece, once for the mean, for the squares and for y.
+template <class T, bool kCentred, bool kResidual>
+__global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> args) {
+  constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
+  using Rows = RowAccess<kLongBlock>;
+  using Sums = RowReduce<kLongBlock, 1>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
-  const int64_t row = first_row<kThreads>();
-  const int rank = int(threadIdx.x) % kThreads;
-  if (row >= args.rows) return;
-  float values[kAnySteps][kPack], mean = 0, squares[1] = {};
+  const int64_t row = blockIdx.x;
+  const int rank = int(threadIdx.x);
+  float values[kLongSteps][kPack], mean = 0, squares[1] = {};
   const auto again = [&](int64_t base, int width) {  // x, or the sum that the first walk has written
-    ForwardShare<T, false, Rows, kThreads, kAnySteps> share;
+    ForwardShare<T, false, Rows, kLongBlock, kLongSteps> share;
     const T* const from = kResidual ? args.sum + row * args.sum_stride : args.x + row * args.x_stride;
     Rows::load(share.x, from + base, rank, width);
     share.values(values, args, row, base, rank, width);
@@ -162,7 +170,7 @@ __global__ void __launch_bounds__(kBlock) forward_any_rows(ForwardArgs<T> args) 
   if (kCentred || kResidual) {
     float sum[1] = {};
     for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
-      ForwardShare<T, kResidual, Rows, kThreads, kAnySteps> share;
+      ForwardShare<T, kResidual, Rows, kLongBlock, kLongSteps> share;
       share.load(args, row, base, rank, width);
       share.values(values, args, row, base, rank, width);
       sum[0] += sum_of(values);
@@ -172,13 +180,13 @@ __global__ void __launch_bounds__(kBlock) forward_any_rows(ForwardArgs<T> args) 
   }
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     again(base, width);
-    squares[0] += squares_of<T, kThreads>(values, mean, rank, width);
+    squares[0] += squares_of<T, kLongBlock>(values, mean, rank, width);
   });
   add(squares);
   const float rstd = keep_statistics(args, row, rank == 0, mean, squares[0]);
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     again(base, width);
-    Words<T> weight[kAnySteps], bias[kAnySteps], y[kAnySteps];
+    Words<T> weight[kLongSteps], bias[kLongSteps], y[kLongSteps];
     Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
     Rows::load_vector(bias, args.bias ? args.bias + base : nullptr, 0.0f, rank, width);
     normalise<T>(y, values, weight, bias, args.bias != nullptr, mean, rstd);
@@ -187,32 +195,29 @@ __global__ void __launch_bounds__(kBlock) forward_any_rows(ForwardArgs<T> args) 
 }
 
 template <class T, bool kCentred, bool kResidual>
-void launch_forward(Device device, const ForwardArgs<T>& args, bool whole) {
-  constexpr int kPack = kPackOf<T>;
-  const dim3 warps(unsigned(ceil_div(args.rows, kBlock / kWarp))), blocks{unsigned(args.rows)};
-  const auto run = [&](auto kernel, dim3 grid, int block = kBlock) {
-    gpu::launch(device, {grid, dim3(unsigned(block))}, kernel, args);
+void launch_forward(Device device, const ForwardArgs<T>& args) {
+  const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns a thread
+    constexpr int block = kThreads <= kWarp ? kBlock : kThreads;
+    gpu::launch(device, {dim3(unsigned(ceil_div(args.rows, rows_at_once<kThreads>(block)))), block},
+                forward_rows<T, kCentred, kResidual, kThreads, kColumns / kPackOf<T>>, args);
   };
-  if (whole && args.width <= 256) {
-    run(forward_rows<T, kCentred, kResidual, kWarp, 8 / kPack>, warps);
-  } else if (whole && args.width <= 512) {
-    run(forward_rows<T, kCentred, kResidual, kWarp, 16 / kPack>, warps);
-  } else if (whole && args.width <= 768) {
-    run(forward_rows<T, kCentred, kResidual, kWarp, 24 / kPack>, warps);
-  } else if (whole && args.width <= 1024) {
-    run(forward_rows<T, kCentred, kResidual, kWarp, 32 / kPack>, warps);
-  } else if (whole && args.width <= kBlock * 16) {
-    run(forward_rows<T, kCentred, kResidual, kBlock, 16 / kPack>, blocks);
-  } else if (whole && args.width <= kBlock * 32) {
-    run(forward_rows<T, kCentred, kResidual, kBlock, 32 / kPack>, blocks);
-  } else if (whole && args.width <= 2 * kBlock * 32) {
-    run(forward_rows<T, kCentred, kResidual, 2 * kBlock, 32 / kPack>, blocks, 2 * kBlock);
-  } else if (whole) {
-    run(forward_any_rows<T, kCentred, kResidual, true, kBlock>, blocks);
+  if (args.width < kPackOf<T>) {
+    rows.template operator()<1, kPackOf<T>>();
+  } else if (args.width <= 512) {
+    rows.template operator()<kWarp, 16>();
+  } else if (args.width <= 768) {
+    rows.template operator()<kWarp, 24>();
   } else if (args.width <= 1024) {
-    run(forward_any_rows<T, kCentred, kResidual, false, kWarp>, warps);
+    rows.template operator()<kWarp, 32>();
+  } else if (args.width <= 2048) {
+    rows.template operator()<128, 16>();
+  } else if (args.width <= 4096) {
+    rows.template operator()<128, 32>();
+  } else if (args.width <= 8192) {
+    rows.template operator()<256, 32>();
   } else {
-    run(forward_any_rows<T, kCentred, kResidual, false, kBlock>, blocks);
+    gpu::launch(device, {dim3(unsigned(args.rows)), kLongBlock}, forward_long_rows<T, kCentred, kResidual>,
+                args);
   }
 }
 
@@ -222,25 +227,26 @@ void norm_forward_cuda(const NormForward& norm) {
   const bool centred = norm.mean.defined();
   dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
     if (norm.y.count() == 0) return;
+    const Tensor x = gpu::with_packs<T>(norm.x), residual = gpu::with_packs<T>(norm.residual),
+                 weight = gpu::with_packs<T>(norm.weight), bias = gpu::with_packs<T>(norm.bias);
     const ForwardArgs<T> args{norm.y.data<T>(),
                               data_or_null<T>(norm.sum),
-                              norm.x.data<T>(),
-                              data_or_null<T>(norm.residual),
-                              data_or_null<T>(norm.weight),
-                              data_or_null<T>(norm.bias),
+                              x.data<T>(),
+                              data_or_null<T>(residual),
+                              data_or_null<T>(weight),
+                              data_or_null<T>(bias),
                               data_or_null<float>(norm.mean),
                               norm.rstd.data<float>(),
                               norm.y.row_stride(),
                               stride_or_0(norm.sum),
-                              norm.x.row_stride(),
-                              stride_or_0(norm.residual),
+                              x.row_stride(),
+                              stride_or_0(residual),
                               norm.x.rows(),
                               norm.x.row_length(),
                               float(norm.eps),
                               1.0f / float(norm.x.row_length())};
-    const bool whole = whole_rows<T>(norm.y, norm.sum, norm.x, norm.residual, norm.weight, norm.bias);
     const auto run = [&]<bool kCentred, bool kResidual>() {
-      launch_forward<T, kCentred, kResidual>(norm.x.device(), args, whole);
+      launch_forward<T, kCentred, kResidual>(norm.x.device(), args);
     };
     if (centred) {
       args.residual ? run.template operator()<true, true>() : run.template operator()<true, false>();

@@ -4,9 +4,9 @@
 
 namespace tessera::ops {
 
-/// Layernorm if `mean` is defined, else rmsnorm, of x, or of x + residual if that is defined; then `sum` takes
-/// x + residual, rounded. y, sum, x, residual: have rows, one shape; mean, rstd [rows] in sum_dtype; weight and
-/// bias [C] of x's dtype with stride 1, or undefined.
+/// Layernorm if `mean` is defined, else rmsnorm, of x, or of x + residual if that is defined; then `sum`
+/// takes x + residual, rounded. y, sum, x, residual: have rows, one shape; mean, rstd [rows] in sum_dtype;
+/// weight and bias [C] of x's dtype with stride 1, or undefined.
 struct NormForward {
   const Tensor &y, &sum, &mean, &rstd, &x, &residual, &weight, &bias;
   double eps;

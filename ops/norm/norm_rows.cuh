@@ -6,9 +6,9 @@
 /// What both directions of the norms share. They are bound by memory (a dozen operations against 4 to 16
 /// bytes), so all that counts is to read each row once and to have enough reads under way: at 3 TB/s and a
 /// latency of a microsecond some 16 KB a multiprocessor. A row lies in the registers of a warp or of a block
-/// as it lies in memory, 16 bytes a thread and load, and the next row of the same warp (block) is loaded before
-/// this one is computed. Longer rows are read by a block once for each sum and once more, mostly from the L2
-/// cache.
+/// as it lies in memory, 16 bytes a thread and load, and the next row of the same warp (block) is loaded
+/// before this one is computed. Longer rows are read by a block once for each sum and once more, mostly from
+/// the L2 cache.
 
 namespace tessera::ops::norm_rows {
 
@@ -21,9 +21,10 @@ using gpu::kWarp;
 using gpu::row_step;
 using gpu::RowAccess;
 using gpu::RowReduce;
+using gpu::rows_at_once;
 using gpu::Words;
 
-inline constexpr int kAnySteps = 2;  // of the kernels for rows of any length and alignment
+inline constexpr int kLongSteps = 2;  // words a thread holds of a row that is read in pieces
 
 template <class T>
 T* data_or_null(const Tensor& tensor) {
@@ -38,14 +39,6 @@ inline int64_t stride_or_0(const Tensor& tensor) {
 __device__ __forceinline__ float mean_of(float sum, int64_t width, float inverse) {
   const float estimate = sum * inverse;
   return fmaf(fmaf(-estimate, float(width), sum), inverse, estimate);
-}
-
-/// Whether packs of every row of all tensors are whole; undefined tensors do not hinder.
-template <class T, class... Tensors>
-bool whole_rows(const Tensors&... tensors) {
-  return ((!tensors.defined() ||
-           gpu::packs(tensors.template data<T>(), tensors.rank() == 1 ? 0 : tensors.row_stride(), kPackOf<T>)) &&
-          ...);
 }
 
 }  // namespace tessera::ops::norm_rows

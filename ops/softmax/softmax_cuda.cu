@@ -1,15 +1,15 @@
 #include "gpu/row.cuh"
 #include "ops/softmax/softmax_kernels.h"
 
-/// One read and one write an element forward, two reads and one write backward, against one exponential: bound by
-/// memory. So the last dimension is read once, into registers, 16 bytes a thread and load: a row of up to 1024
-/// elements by a warp, of up to 8192 by a block. Longer rows, and rows that are not aligned, are read twice by a
-/// block, the maximum and the sum of the exponentials being kept up to date in the first pass; what a block read
-/// last is still in the L2 cache when it comes again. Along other dimensions 32 neighbouring lines belong to a block,
+/// One read and one write an element forward, two reads and one write backward, against one exponential:
+/// bound by memory. So the last dimension is read once, into registers, 16 bytes a thread and load: a row of
+/// up to 1024 elements by a warp, of up to 8192 by a block. Longer rows are read twice by a block, the
+/// maximum and the sum of the exponentials being kept up to date in the first pass; what a block read last is
+/// still in the L2 cache when it comes again. Along other dimensions 32 neighbouring lines belong to a block,
 /// so that the accesses of a warp are coalesced, and its eight warps share the length.
 ///
-/// Results of 16 bits use the approximate exp, whose error of a few ulp of f32 does not show in them: with the
-/// library's exp the arithmetic is what the time goes to.
+/// Results of 16 bits use the approximate exp, whose error of a few ulp of f32 does not show in them: with
+/// the library's exp the arithmetic is what the time goes to.
 
 namespace tessera::ops {
 namespace {
@@ -25,7 +25,8 @@ using gpu::RowReduce;
 using gpu::RunningSoftmax;
 using gpu::Words;
 
-constexpr int kPieceSteps = 2;  // words a thread holds of a row that is read in pieces
+constexpr int kLongBlock = 256;  // of rows that are read in pieces
+constexpr int kPieceSteps = 2;   // words a thread holds of a piece
 
 /// Rows of the forward pass (b unused) or the backward pass (a: dy, b: y).
 template <class T>
@@ -43,8 +44,9 @@ __device__ __forceinline__ float exponential(float x) {
 
 /// The values of a share; `fill` past the row's end.
 template <int kThreads, int kSteps, class T>
-__device__ __forceinline__ void unpack_share(float (&values)[kSteps][kPackOf<T>], const Words<T> (&share)[kSteps],
-                                             int rank, int width, float fill) {
+__device__ __forceinline__ void unpack_share(float (&values)[kSteps][kPackOf<T>],
+                                             const Words<T> (&share)[kSteps], int rank, int width,
+                                             float fill) {
   constexpr int kPack = kPackOf<T>;
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
@@ -61,7 +63,7 @@ template <class T, bool kLog, int kThreads, int kSteps, int kBlock>
 __global__ void __launch_bounds__(kBlock) forward_rows(Rows<T> args) {
   constexpr int kPack = kPackOf<T>;
   using Reduce = RowReduce<kThreads, 1>;
-  using Access = RowAccess<true, kThreads>;
+  using Access = RowAccess<kThreads>;
   __shared__ float scratch[Reduce::kScratch];
   Reduce reduce(scratch);
   const int64_t row = first_row<kThreads>();
@@ -95,19 +97,18 @@ __global__ void __launch_bounds__(kBlock) forward_rows(Rows<T> args) {
   Access::store(args.to + row * args.to_stride, share, rank, width);
 }
 
-template <class T, bool kLog, bool kWhole, int kThreads, int kBlock>
-__global__ void __launch_bounds__(kBlock) forward_any_rows(Rows<T> args) {
-  constexpr int kPack = kPackOf<T>, kPiece = kThreads * kPieceSteps * kPack;
-  using Access = RowAccess<kWhole, kThreads>;
+template <class T, bool kLog>
+__global__ void __launch_bounds__(kLongBlock) forward_long_rows(Rows<T> args) {
+  constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kPieceSteps * kPack;
+  using Access = RowAccess<kLongBlock>;
   __shared__ float scratch[kWarp];
-  const int64_t row = first_row<kThreads>();
-  if (row >= args.rows) return;
-  const int rank = int(threadIdx.x) % kThreads;
+  const int64_t row = blockIdx.x;
+  const int rank = int(threadIdx.x);
   Words<T> share[kPieceSteps];
   float values[kPieceSteps][kPack];
   const auto load = [&](int64_t base, int width) {
     Access::load(share, args.a + row * args.a_stride + base, rank, width);
-    unpack_share<kThreads>(values, share, rank, width, Max::kIdentity);
+    unpack_share<kLongBlock>(values, share, rank, width, Max::kIdentity);
   };
   RunningSoftmax running;
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kBlock) forward_any_rows(Rows<T> args) {
 #pragma unroll
     for (int s = 0; s < kPieceSteps; ++s) running.add(values[s]);
   });
-  running = running.of_row<kThreads>(scratch);
+  running = running.of_row<kLongBlock>(scratch);
   const float log_sum = logf(running.sum), inverse = 1.0f / running.sum;
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     load(base, width);
@@ -155,7 +156,8 @@ __device__ __forceinline__ float slope(float dy, float y, float sum) {
 
 /// dx in place of dy.
 template <bool kLog, int kSteps, class T>
-__device__ __forceinline__ void slopes(Words<T> (&grads)[kSteps], const Words<T> (&results)[kSteps], float sum) {
+__device__ __forceinline__ void slopes(Words<T> (&grads)[kSteps], const Words<T> (&results)[kSteps],
+                                       float sum) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     float grad[kPackOf<T>], result[kPackOf<T>];
@@ -170,7 +172,7 @@ __device__ __forceinline__ void slopes(Words<T> (&grads)[kSteps], const Words<T>
 template <class T, bool kLog, int kThreads, int kSteps, int kBlock>
 __global__ void __launch_bounds__(kBlock) backward_rows(Rows<T> args) {
   using Reduce = RowReduce<kThreads, 1>;
-  using Access = RowAccess<true, kThreads>;
+  using Access = RowAccess<kThreads>;
   __shared__ float scratch[Reduce::kScratch];
   Reduce reduce(scratch);
   const int64_t row = first_row<kThreads>();
@@ -185,16 +187,15 @@ __global__ void __launch_bounds__(kBlock) backward_rows(Rows<T> args) {
   Access::store(args.to + row * args.to_stride, grads, rank, width);
 }
 
-template <class T, bool kLog, bool kWhole, int kThreads, int kBlock>
-__global__ void __launch_bounds__(kBlock) backward_any_rows(Rows<T> args) {
-  constexpr int kPiece = kThreads * kPieceSteps * kPackOf<T>;
-  using Reduce = RowReduce<kThreads, 1>;
-  using Access = RowAccess<kWhole, kThreads>;
+template <class T, bool kLog>
+__global__ void __launch_bounds__(kLongBlock) backward_long_rows(Rows<T> args) {
+  constexpr int kPiece = kLongBlock * kPieceSteps * kPackOf<T>;
+  using Reduce = RowReduce<kLongBlock, 1>;
+  using Access = RowAccess<kLongBlock>;
   __shared__ float scratch[Reduce::kScratch];
   Reduce reduce(scratch);
-  const int64_t row = first_row<kThreads>();
-  if (row >= args.rows) return;
-  const int rank = int(threadIdx.x) % kThreads;
+  const int64_t row = blockIdx.x;
+  const int rank = int(threadIdx.x);
   Words<T> grads[kPieceSteps], results[kPieceSteps];
   const auto load = [&](int64_t base, int width) {
     Access::load(grads, args.a + row * args.a_stride + base, rank, width);
@@ -290,7 +291,8 @@ __global__ void __launch_bounds__(kWarp* kLineWarps) forward_lines(Lines<2> line
 }
 
 template <class T, bool kLog>
-__global__ void __launch_bounds__(kWarp* kLineWarps) backward_lines(Lines<3> lines, T* dx, const T* dy, const T* y) {
+__global__ void __launch_bounds__(kWarp* kLineWarps)
+    backward_lines(Lines<3> lines, T* dx, const T* dy, const T* y) {
   __shared__ float scratch[kLineWarps][kWarp];
   const OwnLine<3> own(lines);
   dx += own.at[0];
@@ -321,41 +323,40 @@ __global__ void __launch_bounds__(kWarp* kLineWarps) backward_lines(Lines<3> lin
 }
 
 /// How many threads hold a row, and how many words each.
-template <class T, int kThreads, int kColumns, int kBlock = kThreads == kWarp ? 128 : kThreads>
+template <class T, int kThreads, int kColumns>
 struct Held {
-  static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>, block = kBlock;
+  static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>,
+                       block = kThreads <= kWarp ? 128 : kThreads;
+  static dim3 grid(const Rows<T>& rows) {
+    return dim3(unsigned(gpu::ceil_div(rows.rows, gpu::rows_at_once<kThreads>(block))));
+  }
 };
 
 /// Calls `held(Held)` or `longer()`, by where a row fits.
 template <class T, class OfHeld, class Longer>
-void by_width(int64_t width, bool whole, OfHeld&& held, Longer&& longer) {
-  if (!whole || width > 256 * 32) {
-    longer();
+void by_width(int64_t width, OfHeld&& held, Longer&& longer) {
+  if (width < kPackOf<T>) {
+    held(Held<T, 1, kPackOf<T>>{});
   } else if (width <= 256) {
     held(Held<T, kWarp, 8>{});
   } else if (width <= 512) {
     held(Held<T, kWarp, 16>{});
   } else if (width <= 1024) {
     held(Held<T, kWarp, 32>{});
-  } else if (width <= 128 * 16) {
+  } else if (width <= 2048) {
     held(Held<T, 128, 16>{});
-  } else if (width <= 128 * 32) {
+  } else if (width <= 4096) {
     held(Held<T, 128, 32>{});
-  } else {
+  } else if (width <= 8192) {
     held(Held<T, 256, 32>{});
+  } else {
+    longer();
   }
 }
 
-/// Whether packs of every row of all tensors are whole.
-template <class T, class... Tensors>
-bool whole_rows(const Tensors&... tensors) {
-  return (gpu::packs(tensors.template data<T>(), tensors.row_stride(), kPackOf<T>) && ...);
-}
-
-/// Blocks, of which each has one row or one a warp.
-template <class T>
-dim3 row_grid(const Rows<T>& rows, int threads, int block) {
-  return dim3(unsigned(gpu::ceil_div(rows.rows, threads == kWarp ? block / kWarp : 1)));
+template <int N>
+gpu::LaunchShape line_shape(const Lines<N>& lines) {
+  return {dim3(unsigned(gpu::ceil_div(lines.starts.count, kWarp))), dim3(kWarp, kLineWarps)};
 }
 
 template <class T, bool kLog>
@@ -363,28 +364,20 @@ void forward(const Tensor& y, const Tensor& x, int dim) {
   const Device device = y.device();
   if (dim != x.rank() - 1) {
     const auto lines = lines_along(dim, y, x);
-    gpu::launch(device, {dim3(unsigned(gpu::ceil_div(lines.starts.count, kWarp))), dim3(kWarp, kLineWarps)},
-                forward_lines<T, kLog>, lines, y.data<T>(), x.data<T>());
+    gpu::launch(device, line_shape(lines), forward_lines<T, kLog>, lines, y.data<T>(), x.data<T>());
     return;
   }
-  const Tensor from = x.with_rows();
-  const Rows<T> rows{y.data<T>(), from.data<T>(), nullptr, y.row_stride(), from.row_stride(), 0, y.rows(),
-                     y.row_length()};
-  const bool whole = whole_rows<T>(y, from);
+  const Tensor from = gpu::with_packs<T>(x.with_rows());
+  const Rows<T> rows{y.data<T>(), from.data<T>(), nullptr,       y.row_stride(), from.row_stride(),
+                     0,           y.rows(),       y.row_length()};
   by_width<T>(
-      rows.width, whole,
+      rows.width,
       [&]<class H>(H) {
-        gpu::launch(device, {row_grid(rows, H::threads, H::block), H::block},
-                    forward_rows<T, kLog, H::threads, H::steps, H::block>, rows);
+        gpu::launch(device, {H::grid(rows), H::block}, forward_rows<T, kLog, H::threads, H::steps, H::block>,
+                    rows);
       },
       [&] {
-        if (whole) {
-          gpu::launch(device, {row_grid(rows, 256, 256), 256}, forward_any_rows<T, kLog, true, 256, 256>, rows);
-        } else if (rows.width <= 1024) {
-          gpu::launch(device, {row_grid(rows, kWarp, 128), 128}, forward_any_rows<T, kLog, false, kWarp, 128>, rows);
-        } else {
-          gpu::launch(device, {row_grid(rows, 256, 256), 256}, forward_any_rows<T, kLog, false, 256, 256>, rows);
-        }
+        gpu::launch(device, {dim3(unsigned(rows.rows)), kLongBlock}, forward_long_rows<T, kLog>, rows);
       });
 }
 
@@ -393,28 +386,21 @@ void backward(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim) {
   const Device device = dx.device();
   if (dim != y.rank() - 1) {
     const auto lines = lines_along(dim, dx, dy, y);
-    gpu::launch(device, {dim3(unsigned(gpu::ceil_div(lines.starts.count, kWarp))), dim3(kWarp, kLineWarps)},
-                backward_lines<T, kLog>, lines, dx.data<T>(), dy.data<T>(), y.data<T>());
+    gpu::launch(device, line_shape(lines), backward_lines<T, kLog>, lines, dx.data<T>(), dy.data<T>(),
+                y.data<T>());
     return;
   }
-  const Tensor grads = dy.with_rows();
+  const Tensor grads = gpu::with_packs<T>(dy.with_rows());
   const Rows<T> rows{dx.data<T>(),       grads.data<T>(), y.data<T>(), dx.row_stride(),
                      grads.row_stride(), y.row_stride(),  dx.rows(),   dx.row_length()};
-  const bool whole = whole_rows<T>(dx, grads, y);
   by_width<T>(
-      rows.width, whole,
+      rows.width,
       [&]<class H>(H) {
-        gpu::launch(device, {row_grid(rows, H::threads, H::block), H::block},
-                    backward_rows<T, kLog, H::threads, H::steps, H::block>, rows);
+        gpu::launch(device, {H::grid(rows), H::block}, backward_rows<T, kLog, H::threads, H::steps, H::block>,
+                    rows);
       },
       [&] {
-        if (whole) {
-          gpu::launch(device, {row_grid(rows, 256, 256), 256}, backward_any_rows<T, kLog, true, 256, 256>, rows);
-        } else if (rows.width <= 1024) {
-          gpu::launch(device, {row_grid(rows, kWarp, 128), 128}, backward_any_rows<T, kLog, false, kWarp, 128>, rows);
-        } else {
-          gpu::launch(device, {row_grid(rows, 256, 256), 256}, backward_any_rows<T, kLog, false, 256, 256>, rows);
-        }
+        gpu::launch(device, {dim3(unsigned(rows.rows)), kLongBlock}, backward_long_rows<T, kLog>, rows);
       });
 }
 

@@ -170,7 +170,8 @@ TEST(Norm, AddNormIsAddAndNorm) {
         const Tensor x = random(shape, dtype, device, 1), residual = random(shape, dtype, device, 2),
                      weight = random({width}, dtype, device, 3), bias = random({width}, dtype, device, 4);
         const Tensor sum = add(x, residual);
-        const AddNorm centred = add_layernorm(x, residual, weight, bias), plain = add_rmsnorm(x, residual, weight);
+        const AddNorm centred = add_layernorm(x, residual, weight, bias),
+                      plain = add_rmsnorm(x, residual, weight);
         expect_same(centred.sum, sum, "sum");
         expect_same(plain.sum, sum, "sum");
         expect_same(centred.y, layernorm(sum, weight, bias), "layernorm");
@@ -180,7 +181,8 @@ TEST(Norm, AddNormIsAddAndNorm) {
   }
 }
 
-/// Gradients of x, residual, weight and bias of add_layernorm for those gradients of sum and y that are defined.
+/// Gradients of x, residual, weight and bias of add_layernorm for those gradients of sum and y that are
+/// defined.
 std::vector<Tensor> add_norm_gradients(const Tensor& dsum, const Tensor& dy) {
   const Device device = dsum.defined() ? dsum.device() : dy.device();
   std::vector<Tensor> leaves{random({7, 12}, DType::f32, device, 1), random({7, 12}, DType::f32, device, 2),
@@ -205,7 +207,8 @@ TEST(Norm, EitherGradientOfAddNormMayBeAbsent) {
     expect_same(of_sum[1], dsum, "dresidual of sum alone");
     EXPECT_FALSE(of_sum[2].defined());
     EXPECT_FALSE(of_sum[3].defined());
-    for (const auto* gradients : {&of_y, &of_both}) expect_same((*gradients)[0], (*gradients)[1], "dx, dresidual");
+    for (const auto* gradients : {&of_y, &of_both})
+      expect_same((*gradients)[0], (*gradients)[1], "dx, dresidual");
     for (const size_t parameter : {2, 3}) expect_same(of_both[parameter], of_y[parameter], "parameter");
     // f32, added where the kernel rounds once: at most an ulp of the largest beside adding afterwards.
     const auto sum = add(of_y[0], dsum).to_vector<float>(), once = of_both[0].to_vector<float>();
@@ -217,12 +220,14 @@ TEST(Norm, AnyAlignmentGivesTheSame) {
   for (const Device device : devices()) {
     for (const int64_t width : kWidths) {
       const Tensor wide = random({6, width + 1}, DType::bf16, device, 1);
-      const Tensor dy = random({6, width}, DType::bf16, device, 2), weight = random({width}, DType::bf16, device, 3);
+      const Tensor dy = random({6, width}, DType::bf16, device, 2),
+                   weight = random({width}, DType::bf16, device, 3);
       const Tensor off = wide.slice(1, 1, width + 1), whole = off.clone();  // two bytes off, and aligned
       // The sums have another order, and what is rounded to 8 bits may go either way.
       const auto close = [&](const Tensor& a, const Tensor& b, double step, const char* what) {
         const auto u = a.to_vector<double>(), v = b.to_vector<double>();
-        for (size_t i = 0; i < u.size(); ++i) EXPECT_NEAR(u[i], v[i], step * std::max(1.0, std::abs(v[i]))) << what;
+        for (size_t i = 0; i < u.size(); ++i)
+          EXPECT_NEAR(u[i], v[i], step * std::max(1.0, std::abs(v[i]))) << what;
       };
       close(layernorm(off, weight, weight), layernorm(whole, weight, weight), epsilon(DType::bf16), "y");
       const auto of_x = [&](const Tensor& in) { return layernorm(in, weight); };
@@ -237,10 +242,42 @@ TEST(Norm, AnyAlignmentGivesTheSame) {
   }
 }
 
+TEST(Norm, ParameterGradientsGoIntoTheLeafsBuffer) {
+  for (const Device device : devices()) {
+    const Tensor x = random({9, 12}, DType::f32, device, 1), dy = random({9, 12}, DType::f32, device, 2);
+    Tensor weight = random({12}, DType::f32, device, 3), bias = random({12}, DType::f32, device, 4);
+    const Tensor dweight = gradient_of(weight, dy, [&](const Tensor&w) { return layernorm(x, w, bias); }),
+                 dbias = gradient_of(bias, dy, [&](const Tensor&b) { return layernorm(x, weight, b); });
+    const Tensor arena = Tensor::full({24}, std::nan(""), DType::f32, device);
+    const Tensor places[] = {arena.slice(0, 0, 12), arena.slice(0, 12, 24)};
+    require_grad(weight), require_grad(bias);
+    set_grad_buffer(weight, places[0]), set_grad_buffer(bias, places[1]);
+    const auto pass = [&](const Tensor& w, const Tensor& b) {
+      Tape tape;
+      const std::vector<Tensor> results{layernorm(x, w, b)}, grads{dy};
+      tape.backward(results, grads);
+    };
+    pass(weight, bias);
+    expect_same(places[0], dweight, "dweight");
+    expect_same(places[1], dbias, "dbias");
+    pass(weight, bias);  // not stale now: added
+    expect_same(places[0], scale(dweight, 2), "twice dweight");
+    expect_same(places[1], scale(dbias, 2), "twice dbias");
+    zero_grad(weight);
+    const Tensor dboth =
+        add(gradient_of(weight.detach(), dy, [&](const Tensor& w) { return layernorm(x, w, w.detach()); }),
+            dbias);
+    pass(weight, weight);
+    expect_same(places[0], dboth, "one leaf as both");
+  }
+}
+
 TEST(Norm, AddNormErrorsNameWhatIsWrong) {
   const Tensor x = Tensor::zeros({2, 3}, DType::f32, Device::cpu());
   EXPECT_EQ(message_of([&] { add_layernorm(x, Tensor()); }), "add_layernorm: residual is undefined");
-  EXPECT_EQ(message_of([&] { add_rmsnorm(x, Tensor::zeros({1, 3}, DType::f32, Device::cpu())); }),
+  EXPECT_EQ(message_of([&] {
+              add_rmsnorm(x, Tensor::zeros({1, 3}, DType::f32, Device::cpu()));
+            }),
             "add_rmsnorm: residual is f32[1, 3] on cpu, but x is f32[2, 3] on cpu; they must agree");
   EXPECT_EQ(message_of([&] { add_rmsnorm(x, x.to(DType::bf16)); }),
             "add_rmsnorm: residual is bf16[2, 3] on cpu, but x is f32[2, 3] on cpu; they must agree");
