@@ -5,7 +5,6 @@
 #include "autograd/checkpoint.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
-#include "ops/cast/cast.h"
 #include "ops/gmm_nll/gmm_nll.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
 #include "ops/pointwise/pointwise.h"
@@ -151,23 +150,20 @@ Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const 
 
 namespace {
 
-/// The likelihood is evaluated in f32 at least: a target rounded to 16 bits would be another target.
-Tensor likelihood_dtype(const Tensor& mixture) {
-  return size_of(mixture.dtype()) == 2 ? ops::cast(mixture, DType::f32) : mixture;
+/// Likelihoods [N, B] of the targets, which stay in f32 beside a mixture in 16 bits.
+Tensor target_losses(const Tensor& mixture, const TnpBatch& batch, ops::Reduction reduction) {
+  const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
+  return ops::gmm_nll(mixture, y.to(mixture.dtype() == DType::f64 ? DType::f64 : DType::f32), reduction);
 }
 
 }  // namespace
 
 Tensor Tnp::loss(const TnpBatch& batch) const {
-  const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
-  const Tensor mixture = likelihood_dtype(forward(batch.xc, batch.yc, batch.xt));
-  return ops::gmm_nll(mixture, y.to(mixture.dtype()), ops::Reduction::mean);
+  return target_losses(forward(batch.xc, batch.yc, batch.xt), batch, ops::Reduction::mean);
 }
 
 Tensor Tnp::point_losses(const TnpBatch& batch) const {
-  const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
-  const Tensor mixture = likelihood_dtype(forward(batch.xc, batch.yc, batch.xt));
-  const Tensor losses = ops::gmm_nll(mixture, y.to(mixture.dtype()), ops::Reduction::none);
+  const Tensor losses = target_losses(forward(batch.xc, batch.yc, batch.xt), batch, ops::Reduction::none);
   return losses.detach().transpose(0, 1);
 }
 

@@ -1,14 +1,188 @@
+#include <algorithm>
+
+#include "gpu/pack.cuh"
+#include "ops/attention/attention_backward_sm90.cuh"
 #include "ops/attention/attention_rows.h"
 
-/// Until the wgmma row has its own backward kernel it runs the one of the mma row.
-
 namespace tessera::ops {
+namespace {
+
+using namespace sm90;
+
+/// What the first and the last kernel are given.
+template <class T>
+struct PassArgs {
+  HeadRows<const T> o, dout;
+  HeadRows<T> dq;
+  const float* lse;  // [B * H, lse_stride]
+  int64_t lse_stride;
+  float *statistics, *dq_sum;
+  int* turns;
+  int64_t turn_count;
+  int heads, query_tiles, queries, keys, dim, first_tile;
+  float gradient_scale;
+};
+
+/// One block a query tile: its statistics, four threads a row. Clears the turns.
+template <class T>
+__global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArgs<T> args) {
+  const int64_t head_row = blockIdx.x / unsigned(args.query_tiles);
+  const int tile = int(blockIdx.x % unsigned(args.query_tiles));
+  const int64_t b = head_row / args.heads, h = head_row % args.heads;
+  const int row = int(threadIdx.x) / 4, i = tile * kQueryTile + row;
+  float sum = 0;
+  if (i < args.queries)
+    for (int column = int(threadIdx.x) % 4 * 8; column < args.dim; column += 32) {
+      const auto o = gpu::load_pack<8>(args.o.at(b, h, i) + column);
+      const auto dout = gpu::load_pack<8>(args.dout.at(b, h, i) + column);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum += float(o.at[e]) * float(dout.at[e]);
+    }
+  sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+  sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+  if (threadIdx.x % 4 == 0) {
+    const float lse = i < args.queries ? args.lse[head_row * args.lse_stride + i] : -INFINITY;
+    float* const statistics = args.statistics + int64_t(blockIdx.x) * 2 * kQueryTile + statistics_place(row);
+    statistics[0] = lse == -INFINITY ? -INFINITY : lse * -1.44269504f;
+    statistics[kQueryTile] = sum;
+  }
+  for (int64_t at = blockIdx.x * 256 + threadIdx.x; at < args.turn_count; at += int64_t(gridDim.x) * 256)
+    args.turns[at] = 0;
+}
+
+/// dQ in its dtype: one block a unit of 64 queries and 64 columns of a head, turned round in shared memory.
+template <class T>
+__global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs<T> args) {
+  __shared__ float4 unit[kUnit / 4];
+  const int units = args.dim > 64 ? 2 : 1;
+  const int64_t index = blockIdx.x / units;
+  const int box = int(blockIdx.x) % units;
+  const int64_t head_row = index / args.query_tiles;
+  const int tile = int(index % args.query_tiles);
+  const int64_t b = head_row / args.heads, h = head_row % args.heads;
+  if (tile >= args.first_tile) {
+    const float4* const from = reinterpret_cast<const float4*>(args.dq_sum) + blockIdx.x * int64_t(kUnit / 4);
+#pragma unroll
+    for (int at = 0; at < kUnit / 4; at += 256) unit[at + threadIdx.x] = from[at + threadIdx.x];
+  } else {
+#pragma unroll
+    for (int at = 0; at < kUnit / 4; at += 256) unit[at + threadIdx.x] = make_float4(0, 0, 0, 0);
+  }
+  __syncthreads();
+  // The accumulator dQ^T: column d = 16 w + 8 half + g of the head, query 8 j + 2 c + bit.
+  const int lane = int(threadIdx.x) % 32, j = int(threadIdx.x) / 32;
+  const int bit = lane % 2, c = lane / 2 % 4, half = lane / 8 % 2;
+  const int query = tile * kQueryTile + 8 * j + 2 * c + bit;
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    const int w = pair * 2 + lane / 16;
+    const int column = box * 64 + w * 16 + half * 8;
+    gpu::Pack<T, 8> out;
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      const int g = step ^ (lane / 16);  // so that both halves of a warp meet other banks
+      const float value =
+          reinterpret_cast<const float*>(unit)[(j * 128 + w * 32 + g * 4 + c) * 4 + half * 2 + bit];
+      // Indexed by constants only: the two halves swap neighbours afterwards.
+      out.at[step] = T(value * args.gradient_scale);
+    }
+    if (lane / 16)
+#pragma unroll
+      for (int step = 0; step < 8; step += 2) {
+        const T first = out.at[step];
+        out.at[step] = out.at[step + 1];
+        out.at[step + 1] = first;
+      }
+    if (query < args.queries && column < args.dim) gpu::store_pack<8>(args.dq.at(b, h, query) + column, out);
+  }
+}
+
+/// Heads whose first key tiles run side by side: as few as fill the card twice, so that their sums of dQ are
+/// near (52 MB a head of 205,000 queries). A constant, so that results depend on shapes alone.
+int64_t heads_at_once(int64_t key_tiles) {
+  constexpr int64_t kBlocks = 264;
+  return gpu::ceil_div(kBlocks, key_tiles);
+}
+
+/// Everything with one configuration of the main kernel.
+template <class T, class Config>
+void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q,
+                    const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                    const AttentionOptions& options) {
+  const Device device = q.device();
+  const int64_t head_rows = q.size(0) * q.size(2);
+  const int64_t query_tiles = gpu::ceil_div(q.size(1), kQueryTile),
+                key_tiles = gpu::ceil_div(k.size(1), kKeyTile);
+  const int64_t units = head_rows * query_tiles * Config::kBoxes;
+  const Tensor statistics =
+      Tensor::empty_packed({head_rows * query_tiles, 2 * kQueryTile}, DType::f32, device);
+  const Tensor dq_sum = Tensor::empty_packed({dq.defined() ? units : 1, kUnit}, DType::f32, device);
+  const Tensor turns = Tensor::empty_packed({units + 1}, DType::i32, device);
+
+  BackwardArgs args{};
+  args.statistics = statistics.data<float>();
+  args.dq_sum = dq_sum.data<float>();
+  args.ticket = turns.data<int32_t>();
+  args.turns = args.ticket + 1;
+  args.heads = int(q.size(2));
+  args.head_rows = int(head_rows);
+  args.group = int(std::min(head_rows, heads_at_once(key_tiles)));
+  args.key_tiles = int(key_tiles);
+  args.query_tiles = int(query_tiles);
+  args.queries = int(q.size(1));
+  args.keys = int(k.size(1));
+  args.causal = options.causal;
+  args.wants_queries = dq.defined();
+  args.wants_keys = dk.defined();
+  args.scale2 = float(options.scale * 1.44269504088896340736);
+  args.gradient_scale = float(gradient_scale(options.scale, k.size(1)));
+
+  PassArgs<T> pass{};
+  pass.o = const_head_rows<T>(o);
+  pass.dout = const_head_rows<T>(dout);
+  pass.lse = lse.data<float>();
+  pass.lse_stride = lse.row_stride();
+  pass.statistics = statistics.data<float>();
+  pass.dq_sum = dq_sum.data<float>();
+  pass.turns = args.ticket;
+  pass.turn_count = units + 1;
+  pass.heads = args.heads;
+  pass.query_tiles = args.query_tiles;
+  pass.queries = args.queries;
+  pass.keys = args.keys;
+  pass.dim = int(q.size(3));
+  pass.first_tile = args.first_query_tile(0);
+  pass.gradient_scale = args.gradient_scale;
+
+  gpu::launch(device, {dim3(unsigned(head_rows * query_tiles)), dim3(256)},
+              attention_backward_prepare_kernel<T>, pass);
+  const Tensor& dk_or = dk.defined() ? dk : k;
+  const Tensor& dv_or = dv.defined() ? dv : v;
+  gpu::launch(device, {dim3(unsigned(head_rows * key_tiles)), dim3(Config::kThreads), Config::kSharedBytes},
+              attention_backward_wgmma_kernel<T, Config>, head_map<T>(q, kQueryTile),
+              head_map<T>(k, kKeyTile), head_map<T>(v, kKeyTile), head_map<T>(dout, kQueryTile),
+              head_map<T>(dk_or, 64), head_map<T>(dv_or, 64), args);
+  if (!dq.defined()) return;
+  pass.dq = ops::head_rows<T>(dq);
+  gpu::launch(device, {dim3(unsigned(units)), dim3(256)}, attention_backward_finish_kernel<T>, pass);
+}
+
+}  // namespace
 
 void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                    const Tensor& lse, const AttentionOptions& options) {
   check_wgmma({q, k, v, o, dout, dq, dk, dv});
-  attention_backward_mma_cuda(dq, dk, dv, dout, q, k, v, o, lse, options);
+  if (k.size(1) <= kShortBackwardKeys && q.size(3) <= 64)
+    return attention_backward_short_sm90(dq, dk, dv, dout, q, k, v, o, lse, options);
+  dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>) {
+      if (q.size(3) <= 64)
+        backward_wgmma<T, BackwardConfig<64, 4, 2, 192, 104>>(dq, dk, dv, dout, q, k, v, o, lse, options);
+      else
+        backward_wgmma<T, BackwardConfig<128, 2, 2, 240, 24>>(dq, dk, dv, dout, q, k, v, o, lse, options);
+    }
+  });
 }
 
 }  // namespace tessera::ops

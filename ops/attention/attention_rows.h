@@ -48,5 +48,10 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
 inline constexpr int64_t kShortKeys = 128;
 void attention_short_sm90(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                           const Tensor& v, const AttentionOptions& options);
+/// Of the wgmma row, backward for up to that many keys and heads of up to 64.
+inline constexpr int64_t kShortBackwardKeys = 64;
+void attention_backward_short_sm90(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                   const Tensor& lse, const AttentionOptions& options);
 
 }  // namespace tessera::ops

@@ -1,0 +1,349 @@
+#include <algorithm>
+
+#include "gpu/mma.cuh"
+#include "gpu/pack.cuh"
+#include "ops/attention/attention_backward_sm90.cuh"
+#include "ops/attention/attention_rows.h"
+
+/// Backward with few keys (up to 64, heads up to 64): a block has all keys of a head and walks its queries,
+/// so dQ is final after one tile, and nothing is added in global memory. It is bound by bytes: Q, O and dO
+/// are read once, dQ is written once; delta and lse in base 2 are made on the way.
+///
+/// Two warpgroups: one multiplies (as attention_backward_sm90.cuh describes, and dQ^T = K^T dS^T itself); of
+/// the other, one warp brings tiles and two make the statistics, a thread a query. Two blocks run on a
+/// multiprocessor, so that one computes while the other waits. With fewer than kFill heads, several blocks
+/// share a head and leave their dK and dV in f32 to a last kernel, which adds them in a fixed order.
+
+namespace tessera::ops {
+namespace {
+
+using namespace sm90;
+
+constexpr int kFill =
+    264;  // blocks that two a multiprocessor make of 132: a constant, so that results depend on shapes alone
+constexpr int kStages = 3;
+constexpr int kBox = 64 * 128;  // bytes of 64 rows
+constexpr int kK = 0, kV = kBox, kQ = 2 * kBox, kDout = kQ + kStages * kBox, kO = kDout + kStages * kBox,
+              kDs = kO + kStages * kBox, kDq = kDs + kBox, kStatistics = kDq + kBox,
+              kBarriers = kStatistics + kStages * 2 * kQueryTile * 4;
+struct Barriers {
+  gpu::Barrier keys;
+  gpu::Ring<kStages> queries;
+  gpu::Barrier statistics[kStages];
+};
+constexpr size_t kSharedBytes = kBarriers + sizeof(Barriers);
+static_assert(2 * (kSharedBytes + 1024) <= 228 * 1024);
+
+struct ShortArgs {
+  const float* lse;
+  int64_t lse_stride;
+  float* partial;  // [head rows, splits, 2, 64 x 64] in the order of the accumulators, if splits > 1
+  int heads, splits, query_tiles, queries, keys;
+  bool causal, wants_queries, wants_keys;
+  float scale2, gradient_scale;
+};
+
+template <class T>
+__global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
+    const __grid_constant__ gpu::TensorMap map_q, const __grid_constant__ gpu::TensorMap map_k,
+    const __grid_constant__ gpu::TensorMap map_v, const __grid_constant__ gpu::TensorMap map_o,
+    const __grid_constant__ gpu::TensorMap map_dout, const __grid_constant__ gpu::TensorMap map_dq,
+    const __grid_constant__ gpu::TensorMap map_dk, const __grid_constant__ gpu::TensorMap map_dv,
+    const __grid_constant__ ShortArgs args) {
+  using namespace gpu;
+  constexpr TileOrder kAlong = TileOrder::along_k, kAcross = TileOrder::across_k;
+  extern __shared__ __align__(1024) char shared[];
+  Barriers& barriers = *reinterpret_cast<Barriers*>(shared + kBarriers);
+  const int warpgroup = uniform(int(threadIdx.x) / 128);
+  const int warp = uniform(int(threadIdx.x) / 32) % 4, lane = int(threadIdx.x) % 32;
+  const int head_row = int(blockIdx.x) / args.splits, split = int(blockIdx.x) % args.splits;
+  const int b = head_row / args.heads, h = head_row % args.heads;
+  // Tiles of this block: a run of about query_tiles / splits.
+  const int begin = int(int64_t(args.query_tiles) * split / args.splits);
+  const int end = int(int64_t(args.query_tiles) * (split + 1) / args.splits);
+
+  if (threadIdx.x == 0) {
+    barriers.keys.init(1);
+    barriers.queries.init(1, 6);
+    for (auto& barrier : barriers.statistics) barrier.init(2);
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  if (warpgroup == 1) {
+    give_registers<40>();
+    RingPlace<kStages> place;
+    if (warp == 0) {
+      if (!elect_one()) return;
+      barriers.keys.arrive_expect(2 * kBox);
+      load_box(shared + kK, map_k, barriers.keys, 0, 0, h, b);
+      load_box(shared + kV, map_v, barriers.keys, 0, 0, h, b);
+      for (int tile = begin; tile < end; ++tile) {
+        barriers.queries.empty[place.stage].wait(place.parity ^ 1);
+        Barrier& full = barriers.queries.full[place.stage];
+        full.arrive_expect(3 * kBox);
+        load_box(shared + kQ + place.stage * kBox, map_q, full, 0, tile * kQueryTile, h, b);
+        load_box(shared + kDout + place.stage * kBox, map_dout, full, 0, tile * kQueryTile, h, b);
+        load_box(shared + kO + place.stage * kBox, map_o, full, 0, tile * kQueryTile, h, b);
+        place.advance();
+      }
+    } else if (warp <= 2) {
+      const int row = (warp - 1) * 32 + lane;
+      const float* const lse = args.lse + head_row * args.lse_stride;
+      const auto load = [&](int tile) {
+        const int i = tile * kQueryTile + row;
+        return tile < end && i < args.queries ? lse[i] : -INFINITY;
+      };
+      float own = load(begin);
+      for (int tile = begin; tile < end; ++tile) {
+        const float next = load(tile + 1);
+        barriers.queries.full[place.stage].wait(place.parity);
+        float sum = 0;
+#pragma unroll
+        for (int chunk = 0; chunk < 8; ++chunk) {
+          const uint32_t at = place.stage * kBox + swizzled_place(row, chunk);
+          const auto o = *reinterpret_cast<const Pack<T, 8>*>(shared + kO + at);
+          const auto dout = *reinterpret_cast<const Pack<T, 8>*>(shared + kDout + at);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) sum += float(o.at[e]) * float(dout.at[e]);
+        }
+        // The products are done with this stage's last statistics: they let it go with the tile.
+        float* const to = reinterpret_cast<float*>(shared + kStatistics) + place.stage * 2 * kQueryTile +
+                          statistics_place(row);
+        to[0] = own == -INFINITY ? -INFINITY : own * -1.44269504f;
+        to[kQueryTile] = sum;
+        __syncwarp();
+        if (lane == 0) {
+          barriers.statistics[place.stage].arrive();
+          barriers.queries.empty[place.stage].arrive();
+        }
+        own = next;
+        place.advance();
+      }
+    }
+    return;
+  }
+
+  take_registers<208>();
+  RingPlace<kStages> place;
+  barriers.keys.wait(0);
+  uint32_t k[4][4];  // K^T
+#pragma unroll
+  for (int step = 0; step < 4; ++step)
+    ldmatrix_x4_trans(k[step],
+                      shared_address(shared + kK) +
+                          swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+  float dk[32], dv[32], s[32], dp[32];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) dk[i] = dv[i] = 0;
+  const int own_row = warp * 16 + lane % 16;
+#pragma unroll 1
+  for (int tile = begin; tile < end; ++tile) {
+    const uint32_t q_tile = shared_address(shared + kQ) + place.stage * kBox;
+    const uint32_t dout_tile = shared_address(shared + kDout) + place.stage * kBox;
+    const float* const statistics =
+        reinterpret_cast<const float*>(shared + kStatistics) + place.stage * 2 * kQueryTile;
+    barriers.queries.full[place.stage].wait(place.parity);
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      multiply<T, kAlong, kAlong>(
+          s, tile_descriptor<kAlong>(shared_address(shared + kK)) + step * kDescriptorStep<kAlong>,
+          tile_descriptor<kAlong>(q_tile) + step * kDescriptorStep<kAlong>, step > 0);
+    commit_products();
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      multiply<T, kAlong, kAlong>(
+          dp, tile_descriptor<kAlong>(shared_address(shared + kV)) + step * kDescriptorStep<kAlong>,
+          tile_descriptor<kAlong>(dout_tile) + step * kDescriptorStep<kAlong>, step > 0);
+    commit_products();
+    barriers.statistics[place.stage].wait(place.parity);
+    wait_products<1>();
+    pin(s);
+    const int query = tile * kQueryTile,
+              shift = args.queries - args.keys;  // the last key that query i sees is i - shift
+    if (args.keys < 64 || (args.causal && 63 + shift > query)) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int key = warp * 16 + lane / 4 + i / 2 % 2 * 8,
+                  column = query + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (key >= args.keys || (args.causal && key + shift > column)) s[i] = -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + lane % 4 * 4);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float own = e / 4 == 0 ? (e % 2 ? lse.y : lse.x) : (e % 2 ? lse.w : lse.z);
+        s[j * 4 + e] = exp2_approx(fmaf(s[j * 4 + e], args.scale2, own));
+      }
+    }
+    wait_products<0>();
+    pin(dp);
+    uint32_t p[4][4], ds[4][4];
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float4 delta = *reinterpret_cast<const float4*>(statistics + kQueryTile + j * 8 + lane % 4 * 4);
+#pragma unroll
+      for (int e = 0; e < 8; e += 2) {
+        const int i = j * 4 + e;
+        const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
+        p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+        ds[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      stmatrix_x4(shared_address(shared + kDs) + swizzled_place(own_row, 2 * j + lane / 16), ds[j]);
+    fence_async_shared();
+    if (threadIdx.x == 0) wait_stores_read<0>();  // the last tile's dQ has left
+    sync_named(1, 128);
+    float dq[32];
+    fence_products();
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      multiply<T, kAcross>(
+          dq, k[j], tile_descriptor<kAcross>(shared_address(shared + kDs)) + j * kDescriptorStep<kAcross>,
+          j > 0);
+    commit_products();
+    fence_products();
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      multiply<T, kAcross>(dv, p[j], tile_descriptor<kAcross>(dout_tile) + j * kDescriptorStep<kAcross>);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      multiply<T, kAcross>(dk, ds[j], tile_descriptor<kAcross>(q_tile) + j * kDescriptorStep<kAcross>);
+    commit_products();
+    wait_products<1>();
+    pin(dq);
+    if (args.wants_queries) {
+      // The accumulator is dQ^T: rows are columns of the head.
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          packed[e] = pack_halves<T>(dq[4 * j + 2 * e] * args.gradient_scale,
+                                     dq[4 * j + 2 * e + 1] * args.gradient_scale);
+        stmatrix_x4_trans(shared_address(shared + kDq) +
+                              swizzled_place((j + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2),
+                          packed);
+      }
+      fence_async_shared();
+    }
+    wait_products<0>();
+    if (lane == 0) barriers.queries.empty[place.stage].arrive();
+    place.advance();
+    sync_named(1, 128);  // dQ is there, and all have read dS
+    if (args.wants_queries && threadIdx.x == 0) {
+      store_box(map_dq, shared + kDq, 0, query, h, b);
+      commit_stores();
+    }
+  }
+  pin(dk);
+  pin(dv);
+  if (args.wants_keys && args.splits == 1) {
+    // Out through K and V, which nobody reads any more.
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) packed[e] = pack_halves<T>(dv[j * 8 + 2 * e], dv[j * 8 + 2 * e + 1]);
+      stmatrix_x4(shared_address(shared + kV) + swizzled_place(own_row, 2 * j + lane / 16), packed);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        packed[e] = pack_halves<T>(dk[j * 8 + 2 * e] * args.gradient_scale,
+                                   dk[j * 8 + 2 * e + 1] * args.gradient_scale);
+      stmatrix_x4(shared_address(shared + kK) + swizzled_place(own_row, 2 * j + lane / 16), packed);
+    }
+    fence_async_shared();
+    sync_named(1, 128);
+    if (threadIdx.x == 0) {
+      store_box(map_dv, shared + kV, 0, 0, h, b);
+      store_box(map_dk, shared + kK, 0, 0, h, b);
+      commit_stores();
+    }
+  } else if (args.wants_keys) {
+    float4* const to = reinterpret_cast<float4*>(args.partial) + blockIdx.x * int64_t(2 * 1024) + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      to[j * 128] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
+      to[1024 + j * 128] = make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
+    }
+  }
+  if (threadIdx.x == 0) wait_stores<0>();
+}
+
+/// Adds the blocks' dK and dV of a head in order, a thread the four values of one accumulator place.
+template <class T>
+__global__ void __launch_bounds__(256)
+    attention_backward_short_finish_kernel(const float* partial, HeadRows<T> dk, HeadRows<T> dv, int heads,
+                                           int splits, int keys, int dim, float gradient_scale) {
+  const int head_row = int(blockIdx.x) / 8, place = int(blockIdx.x) % 8 * 256 + int(threadIdx.x);
+  const float4* from = reinterpret_cast<const float4*>(partial) + head_row * int64_t(splits) * 2048 + place;
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int split = 0; split < splits; ++split) {
+    const float4 value = from[split * int64_t{2048}];
+    sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
+  }
+  const bool is_dv = place >= 1024;
+  const int thread = place % 128, j = place / 128 % 8;
+  const int key = thread / 32 * 16 + thread % 32 / 4, column = j * 8 + thread % 4 * 2;
+  const HeadRows<T>& out = is_dv ? dv : dk;
+  const float factor = is_dv ? 1 : gradient_scale;
+  if (column >= dim) return;
+  if (key < keys)
+    gpu::store_pack<2>(out.at(head_row / heads, head_row % heads, key) + column,
+                       gpu::Pack<T, 2>{T(sum.x * factor), T(sum.y * factor)});
+  if (key + 8 < keys)
+    gpu::store_pack<2>(out.at(head_row / heads, head_row % heads, key + 8) + column,
+                       gpu::Pack<T, 2>{T(sum.z * factor), T(sum.w * factor)});
+}
+
+template <class T>
+void backward_short(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q,
+                    const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                    const AttentionOptions& options) {
+  const Device device = q.device();
+  const int64_t head_rows = q.size(0) * q.size(2), query_tiles = gpu::ceil_div(q.size(1), kQueryTile);
+  const int64_t splits = std::min(query_tiles, std::max<int64_t>(1, kFill / head_rows));
+  ShortArgs args{};
+  args.lse = lse.data<float>();
+  args.lse_stride = lse.row_stride();
+  args.heads = int(q.size(2));
+  args.splits = int(splits);
+  args.query_tiles = int(query_tiles);
+  args.queries = int(q.size(1));
+  args.keys = int(k.size(1));
+  args.causal = options.causal;
+  args.wants_queries = dq.defined();
+  args.wants_keys = dk.defined();
+  args.scale2 = float(options.scale * 1.44269504088896340736);
+  args.gradient_scale = float(gradient_scale(options.scale, k.size(1)));
+  const bool adds = splits > 1 && dk.defined();
+  const Tensor partial =
+      Tensor::empty_packed({adds ? head_rows * splits : 1, 2 * 64 * 64}, DType::f32, device);
+  args.partial = partial.data<float>();
+  gpu::launch(device, {dim3(unsigned(head_rows * splits)), dim3(256), kSharedBytes},
+              attention_backward_short_kernel<T>, head_map<T>(q, 64), head_map<T>(k, 64), head_map<T>(v, 64),
+              head_map<T>(o, 64), head_map<T>(dout, 64), head_map<T>(dq.defined() ? dq : q, 64),
+              head_map<T>(dk.defined() ? dk : k, 64), head_map<T>(dv.defined() ? dv : v, 64), args);
+  if (adds)
+    gpu::launch(device, {dim3(unsigned(head_rows * 8)), dim3(256)}, attention_backward_short_finish_kernel<T>,
+                args.partial, ops::head_rows<T>(dk), ops::head_rows<T>(dv), args.heads, args.splits,
+                args.keys, int(q.size(3)), args.gradient_scale);
+}
+
+}  // namespace
+
+void attention_backward_short_sm90(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                   const Tensor& lse, const AttentionOptions& options) {
+  dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>) backward_short<T>(dq, dk, dv, dout, q, k, v, o, lse, options);
+  });
+}
+
+}  // namespace tessera::ops

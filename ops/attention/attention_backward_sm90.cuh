@@ -1,0 +1,446 @@
+#pragma once
+
+#include "gpu/barrier.cuh"
+#include "gpu/launch.cuh"
+#include "gpu/mma.cuh"
+#include "gpu/tma.cuh"
+#include "gpu/wgmma.cuh"
+#include "ops/attention/attention_sm90.cuh"
+
+/// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32; see
+/// attention_backward_sm90.cu.
+
+namespace tessera::ops::sm90 {
+
+inline constexpr int kQueryTile = 64;          // queries a block works on at a time
+inline constexpr int kKeyTile = 128;           // keys a block owns
+inline constexpr int kUnit = 64 * kQueryTile;  // floats of dQ that are added at once: 64 queries, 64 columns
+
+/// Where query i of a tile keeps its statistics: the order in which threads of an accumulator read them, four
+/// at a time (thread c of a quad needs columns 8 j + 2 c and the next).
+TESSERA_HD constexpr int statistics_place(int i) {
+  return i / 16 * 16 + i % 8 / 2 * 4 + i / 8 % 2 * 2 + i % 2;
+}
+
+struct BackwardArgs {
+  const float* statistics;  // [head rows, query tiles, 2, kQueryTile]: -lse log2(e), -inf where P is 0; delta
+  float* dq_sum;            // [head rows, query tiles, kHead / 64, kUnit]
+  int* turns;               // [head rows, query tiles, kHead / 64]: key tiles that have added
+  int* ticket;              // blocks that have started
+  int heads, head_rows, group, key_tiles, query_tiles, queries, keys;
+  bool causal, wants_queries, wants_keys;
+  float scale2, gradient_scale;
+
+  /// The first query tile that sees a key of that key tile.
+  TESSERA_HD int first_query_tile(int key_tile) const {
+    const int query = key_tile * kKeyTile + queries - keys;
+    return causal && query > 0 ? query / kQueryTile : 0;
+  }
+};
+
+/// Where things lie in shared memory, in bytes. Tiles are boxes of 64 columns in 128-byte rows.
+template <int kHead_, int kStages_, int kSums_, int kMainRegisters_, int kSumRegisters_>
+struct BackwardConfig {
+  static constexpr int kHead = kHead_;      // 64 or 128
+  static constexpr int kStages = kStages_;  // query tiles in shared memory
+  static constexpr int kSums = kSums_;      // units of dQ on their way out, one warp each
+  static constexpr int kMainRegisters = kMainRegisters_, kSumRegisters = kSumRegisters_;
+  static constexpr bool kHeld = kHead == 64;   // K and V as operands in registers
+  static constexpr bool kApart = kHead == 64;  // dQ by a warpgroup of its own
+  static constexpr int kThreads = kApart ? 512 : 384;
+  static constexpr int kBoxes = kHead / 64;
+  static constexpr int kScores = 2;  // dS tiles
+  static constexpr int kKeyBox = kKeyTile * 128, kQueryBox = kQueryTile * 128;
+  static constexpr int kK = 0, kV = kK + kBoxes * kKeyBox, kQ = kV + kBoxes * kKeyBox,
+                       kDout = kQ + kStages * kBoxes * kQueryBox, kDs = kDout + kStages * kBoxes * kQueryBox,
+                       kDq = kDs + kScores * kKeyBox, kStatistics = kDq + kSums * kUnit * 4,
+                       kBarriers = kStatistics + kStages * 2 * kQueryTile * 4;
+  struct Barriers {
+    gpu::Barrier keys;
+    gpu::Ring<kStages> queries;
+    gpu::Ring<kScores> ds;
+    gpu::Ring<kSums> dq;
+    int item;
+  };
+  static constexpr size_t kSharedBytes = kBarriers + sizeof(Barriers);
+  static_assert(kSums <= 3 && kSums % kBoxes == 0 && kBoxes <= kScores && kSharedBytes <= 227 * 1024);
+};
+
+namespace detail {
+
+using gpu::TileOrder;
+
+__device__ __forceinline__ int load_acquire(const int* address) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(int* address, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/// Orders what this thread has seen of global memory before what the copy engine does there for it
+/// ("fence.proxy.async").
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/// Which key tile of which head a block has, and the query tiles that it walks, from the last one down.
+struct BackwardItem {
+  int head_row, key_tile, first, count;
+
+  /// Items go by groups of heads; in a group the key tiles are slowest. So a block's neighbours work on other
+  /// heads, and the next key tile of a head starts later, when the turns of the first are under way.
+  __device__ BackwardItem(const BackwardArgs& args, int index) {
+    const int group = index / (args.group * args.key_tiles);
+    const int rest = index - group * args.group * args.key_tiles;
+    const int size = min(args.group, args.head_rows - group * args.group);
+    key_tile = rest / size;
+    head_row = group * args.group + rest % size;
+    first = args.first_query_tile(key_tile);
+    count = args.query_tiles - first;
+  }
+  __device__ int query_tile(int step) const { return first + count - 1 - step; }
+};
+
+/// Stores 16 rows a warp of an accumulator 64 x (8 kCount / 4) in the dtype into boxes of `box_bytes`, rows
+/// from `row` on.
+template <class T, int kCount>
+__device__ __forceinline__ void store_accumulator(const float (&d)[kCount], float factor, uint32_t box,
+                                                  int row) {
+  const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+  for (int k = 0; k < kCount / 8; ++k) {
+    const uint32_t packed[4] = {gpu::pack_halves<T>(d[8 * k + 0] * factor, d[8 * k + 1] * factor),
+                                gpu::pack_halves<T>(d[8 * k + 2] * factor, d[8 * k + 3] * factor),
+                                gpu::pack_halves<T>(d[8 * k + 4] * factor, d[8 * k + 5] * factor),
+                                gpu::pack_halves<T>(d[8 * k + 6] * factor, d[8 * k + 7] * factor)};
+    gpu::stmatrix_x4(box + gpu::swizzled_place(row + lane % 16, 2 * k + lane / 16), packed);
+  }
+}
+
+}  // namespace detail
+
+template <class T, class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_backward_wgmma_kernel(const __grid_constant__ gpu::TensorMap map_q,
+                                    const __grid_constant__ gpu::TensorMap map_k,
+                                    const __grid_constant__ gpu::TensorMap map_v,
+                                    const __grid_constant__ gpu::TensorMap map_dout,
+                                    const __grid_constant__ gpu::TensorMap map_dk,
+                                    const __grid_constant__ gpu::TensorMap map_dv,
+                                    const __grid_constant__ BackwardArgs args) {
+  using namespace gpu;
+  using detail::BackwardItem;
+  constexpr TileOrder kAlong = TileOrder::along_k, kAcross = TileOrder::across_k;
+  constexpr int kHead = Config::kHead, kBoxes = Config::kBoxes, kStages = Config::kStages;
+  constexpr int kKeyBox = Config::kKeyBox, kQueryBox = Config::kQueryBox;
+  extern __shared__ __align__(1024) char shared[];
+  auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
+  const int warpgroup = uniform(int(threadIdx.x) / 128);
+  const int warp = uniform(int(threadIdx.x) / 32) % 4, lane = int(threadIdx.x) % 32;
+
+  if (threadIdx.x == 0) {
+    barriers.keys.init(1);
+    barriers.queries.init(1, 8);
+    barriers.ds.init(8, Config::kApart ? 4 : 8);
+    barriers.dq.init(4, 1);
+    fence_barrier_init();
+    // A ticket, so that whoever this block waits for has started.
+    barriers.item = atomicAdd(args.ticket, 1);
+  }
+  __syncthreads();
+
+  // One 64 x 64 of dQ^T, as the accumulators have it, to a warp of warpgroup 0.
+  const auto send_sum = [&](const float(&sum)[kQueryTile / 2], int stage) {
+    float4* const to =
+        reinterpret_cast<float4*>(shared + Config::kDq) + stage * kUnit / 4 + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < kQueryTile / 8; ++j)
+      to[j * 128] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) barriers.dq.full[stage].arrive();
+  };
+
+  if (warpgroup == 0) {
+    give_registers<24>();
+    if (warp == 0) {
+      if (!elect_one()) return;
+      const BackwardItem item(args, barriers.item);
+      const int b = item.head_row / args.heads, h = item.head_row % args.heads;
+      barriers.keys.arrive_expect(2 * kBoxes * kKeyBox);
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        load_box(shared + Config::kK + box * kKeyBox, map_k, barriers.keys, box * 64,
+                 item.key_tile * kKeyTile, h, b);
+        load_box(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64,
+                 item.key_tile * kKeyTile, h, b);
+      }
+      RingPlace<kStages> place;
+      for (int step = 0; step < item.count; ++step) {
+        const int tile = item.query_tile(step);
+        Barrier& full = barriers.queries.full[place.stage];
+        barriers.queries.empty[place.stage].wait(place.parity ^ 1);
+        full.arrive_expect(2 * kBoxes * kQueryBox + 2 * kQueryTile * 4);
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          const int at = (place.stage * kBoxes + box) * kQueryBox;
+          load_box(shared + Config::kQ + at, map_q, full, box * 64, tile * kQueryTile, h, b);
+          load_box(shared + Config::kDout + at, map_dout, full, box * 64, tile * kQueryTile, h, b);
+        }
+        load_bytes(shared + Config::kStatistics + place.stage * 2 * kQueryTile * 4,
+                   args.statistics + (int64_t(item.head_row) * args.query_tiles + tile) * 2 * kQueryTile,
+                   2 * kQueryTile * 4, full);
+        place.advance();
+      }
+    } else if (warp <= Config::kSums) {
+      if (!args.wants_queries || !elect_one()) return;
+      const BackwardItem item(args, barriers.item);
+      const int unit = warp - 1;
+      float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kUnit;
+      uint32_t parity = 0;
+      for (int step = unit; step < item.count * kBoxes; step += Config::kSums) {
+        const int64_t at =
+            (int64_t(item.head_row) * args.query_tiles + item.query_tile(step / kBoxes)) * kBoxes +
+            step % kBoxes;
+        while (item.key_tile > 0 && detail::load_acquire(args.turns + at) != item.key_tile) {
+        }
+        barriers.dq.full[unit].wait(parity);
+        detail::fence_async_global();
+        parity ^= 1;
+        if (item.key_tile == 0)
+          store_bytes(args.dq_sum + at * kUnit, from, kUnit * 4);
+        else
+          add_floats(args.dq_sum + at * kUnit, from, kUnit * 4);
+        commit_stores();
+        wait_stores_read<0>();
+        barriers.dq.empty[unit].arrive();
+        wait_stores<0>();
+        detail::store_release(args.turns + at, item.key_tile + 1);
+      }
+      wait_stores<0>();
+    }
+  } else if (Config::kApart && warpgroup == 3) {
+    // dQ^T = K^T dS^T
+    give_registers<Config::kSumRegisters>();
+    RingPlace<Config::kScores> ds;
+    RingPlace<Config::kSums> dq;
+    barriers.keys.wait(0);
+    uint32_t k[kKeyTile / 16][4];
+#pragma unroll
+    for (int step = 0; step < kKeyTile / 16; ++step)
+      ldmatrix_x4_trans(k[step],
+                        shared_address(shared + Config::kK) +
+                            swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+    for (int left = BackwardItem(args, uniform(barriers.item)).count; left > 0; --left) {
+      barriers.ds.full[ds.stage].wait(ds.parity);
+      float sum[kQueryTile / 2];
+      const uint64_t right =
+          tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + ds.stage * kKeyBox);
+      fence_products();
+#pragma unroll
+      for (int step = 0; step < kKeyTile / 16; ++step)
+        multiply<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
+      commit_products();
+      if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
+      wait_products<0>();
+      pin(sum);
+      if (lane == 0) barriers.ds.empty[ds.stage].arrive();
+      ds.advance();
+      if (args.wants_queries) {
+        send_sum(sum, dq.stage);
+        dq.advance();
+      }
+    }
+  } else {
+    take_registers<Config::kMainRegisters>();
+    const int half = warpgroup - 1;  // keys 64 half ... 64 half + 63 of the tile
+    const int row = half * 64 + warp * 16;
+    const uint32_t own_k = shared_address(shared + Config::kK) + half * 64 * 128;
+    const uint32_t own_v = shared_address(shared + Config::kV) + half * 64 * 128;
+    RingPlace<kStages> place;
+    RingPlace<Config::kScores> ds;
+    [[maybe_unused]] RingPlace<Config::kScores> made;  // dS that dQ takes
+    [[maybe_unused]] RingPlace<Config::kSums / kBoxes> dq;
+    barriers.keys.wait(0);
+    [[maybe_unused]] uint32_t k[Config::kHeld ? 4 : 1][4], v[Config::kHeld ? 4 : 1][4];
+    if constexpr (Config::kHeld) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint32_t at = swizzled_place(warp * 16 + lane % 16, step * 2 + lane / 16);
+        ldmatrix_x4(k[step], own_k + at);
+        ldmatrix_x4(v[step], own_v + at);
+      }
+    }
+    float dk[kHead / 2], dv[kHead / 2], s[kQueryTile / 2], dp[kQueryTile / 2];
+#pragma unroll
+    for (int i = 0; i < kHead / 2; ++i) dk[i] = dv[i] = 0;
+
+    // scores (+)= own rows of K or V times the tile's rows of Q or dO, over the head.
+    const auto multiply_rows = [&](float(&d)[kQueryTile / 2], const auto& held, uint32_t own, uint32_t tile) {
+      fence_products();
+#pragma unroll
+      for (int step = 0; step < kHead / 16; ++step) {
+        const uint64_t right =
+            tile_descriptor<kAlong>(tile + step / 4 * kQueryBox) + step % 4 * kDescriptorStep<kAlong>;
+        if constexpr (Config::kHeld)
+          multiply<T, kAlong>(d, held[step], right, step > 0);
+        else
+          multiply<T, kAlong, kAlong>(
+              d, tile_descriptor<kAlong>(own + step / 4 * kKeyBox) + step % 4 * kDescriptorStep<kAlong>,
+              right, step > 0);
+      }
+      commit_products();
+    };
+    const auto tile_at = [&](int offset) {
+      return shared_address(shared + offset) + place.stage * kBoxes * kQueryBox;
+    };
+
+    const BackwardItem item(args, uniform(barriers.item));
+    const int first_query = item.first * kQueryTile;
+    // The first key's distance from the last that query 0 sees.
+    const int shift = item.key_tile * kKeyTile + half * 64 - (args.keys - args.queries);
+    const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= args.keys;
+    [[maybe_unused]] float sum[kQueryTile / 2];
+#pragma unroll 1
+    for (int query = (args.query_tiles - 1) * kQueryTile; query >= first_query; query -= kQueryTile) {
+      barriers.queries.full[place.stage].wait(place.parity);
+      multiply_rows(s, k, own_k, tile_at(Config::kQ));
+      wait_products<1>();  // the last tile's dV and dK
+      if (query < (args.query_tiles - 1) * kQueryTile && lane == 0)
+        barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
+      multiply_rows(dp, v, own_v, tile_at(Config::kDout));
+      const float* const statistics =
+          reinterpret_cast<const float*>(shared + Config::kStatistics) + place.stage * 2 * kQueryTile;
+      wait_products<1>();
+      pin(s);
+      if (partial) {  // keys past the last would make P of nothing
+        const int end = args.queries - shift - warp * 16 - lane / 4;
+#pragma unroll
+        for (int i = 0; i < kQueryTile / 2; ++i)
+          if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
+      }
+      if (args.causal && shift + 63 > query) {
+        const int hidden = shift + warp * 16 + lane / 4 - query - lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < kQueryTile / 2; ++i)
+          if (hidden + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -INFINITY;
+      }
+#pragma unroll
+      for (int j = 0; j < kQueryTile / 8; j += 2) {
+        const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + lane % 4 * 4);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float own = e / 4 == 0 ? (e % 2 ? lse.y : lse.x) : (e % 2 ? lse.w : lse.z);
+          s[j * 4 + e] = exp2_approx(fmaf(s[j * 4 + e], args.scale2, own));
+        }
+      }
+      wait_products<0>();
+      pin(dp);
+      uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
+#pragma unroll
+      for (int j = 0; j < kQueryTile / 8; j += 2) {
+        const float4 delta = *reinterpret_cast<const float4*>(statistics + kQueryTile + j * 8 + lane % 4 * 4);
+#pragma unroll
+        for (int e = 0; e < 8; e += 2) {
+          const int i = j * 4 + e;
+          const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
+          p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+          dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
+        }
+      }
+      barriers.ds.empty[ds.stage].wait(ds.parity ^ 1);
+#pragma unroll
+      for (int j = 0; j < kQueryTile / 16; ++j)
+        stmatrix_x4(shared_address(shared + Config::kDs) + ds.stage * kKeyBox +
+                        swizzled_place(row + lane % 16, 2 * j + lane / 16),
+                    dscore[j]);
+      fence_async_shared();
+      __syncwarp();
+      if (lane == 0) barriers.ds.full[ds.stage].arrive();
+      ds.advance();
+      fence_products();
+#pragma unroll
+      for (int j = 0; j < kQueryTile / 16; ++j)
+        multiply<T, kAcross>(
+            dv, p[j],
+            tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
+      if constexpr (!Config::kApart) {
+        // Of dQ^T = K^T dS^T each of the two makes the 64 columns of the head that are its number.
+        commit_products();
+        barriers.ds.full[made.stage].wait(made.parity);
+        const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + half * kKeyBox);
+        const uint64_t right =
+            tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + made.stage * kKeyBox);
+        fence_products();
+#pragma unroll
+        for (int j = 0; j < kKeyTile / 16; ++j)
+          multiply<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
+                                        right + j * kDescriptorStep<kAcross>, j > 0);
+        commit_products();
+        fence_products();
+      }
+#pragma unroll
+      for (int j = 0; j < kQueryTile / 16; ++j)
+        multiply<T, kAcross>(
+            dk, dscore[j],
+            tile_descriptor<kAcross>(tile_at(Config::kQ), kQueryBox) + j * kDescriptorStep<kAcross>);
+      commit_products();
+      if constexpr (!Config::kApart) {
+        wait_products<1>();
+        pin(sum);
+        if (lane == 0) barriers.ds.empty[made.stage].arrive();
+        made.advance();
+        if (args.wants_queries) {
+          const int unit = half + dq.stage * kBoxes;
+          barriers.dq.empty[unit].wait(dq.parity ^ 1);
+          send_sum(sum, unit);
+          dq.advance();
+        }
+      }
+      place.advance();
+    }
+    wait_products<0>();
+    pin(dk);
+    pin(dv);
+    // dV leaves through the block's own rows of V, dK through dS tiles that dQ is done with.
+    if (args.wants_keys) {
+      const BackwardItem item(args, uniform(barriers.item));
+      const int b = item.head_row / args.heads, h = item.head_row % args.heads;
+      const int own_key = item.key_tile * kKeyTile + half * 64;
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        const uint32_t v_box = shared_address(shared + Config::kV) + box * kKeyBox;
+        barriers.ds.empty[ds.stage].wait(ds.parity ^ 1);
+        const uint32_t k_box = shared_address(shared + Config::kDs) + ds.stage * kKeyBox;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t at = swizzled_place(row + lane % 16, 2 * j + lane / 16);
+          uint32_t packed[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            packed[e] = pack_halves<T>(dv[box * 32 + j * 8 + 2 * e], dv[box * 32 + j * 8 + 2 * e + 1]);
+          stmatrix_x4(v_box + at, packed);
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            packed[e] = pack_halves<T>(dk[box * 32 + j * 8 + 2 * e] * args.gradient_scale,
+                                       dk[box * 32 + j * 8 + 2 * e + 1] * args.gradient_scale);
+          stmatrix_x4(k_box + at, packed);
+        }
+        fence_async_shared();
+        sync_named(1 + half, 128);
+        if (warp == 0 && elect_one() && own_key < args.keys) {
+          store_box(map_dv, shared + Config::kV + box * kKeyBox + half * 64 * 128, box * 64, own_key, h, b);
+          store_box(map_dk, shared + Config::kDs + ds.stage * kKeyBox + half * 64 * 128, box * 64, own_key, h,
+                    b);
+          commit_stores();
+        }
+        ds.advance();
+      }
+      wait_stores<0>();
+    }
+  }
+}
+
+}  // namespace tessera::ops::sm90
