@@ -29,6 +29,13 @@ struct Barrier {
                      cluster_address(shared_address(this), rank))
                  : "memory");
   }
+  /// The same by a thread that has written nothing the others are to see, such as one that lets a buffer go
+  /// that wgmma has read: without release there is no fence of the whole GPU before it.
+  __device__ __forceinline__ void let_go_at(uint32_t rank) {
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                     cluster_address(shared_address(this), rank))
+                 : "memory");
+  }
   /// Arrives, and lets the phase wait for that many bytes of asynchronous copies as well.
   __device__ __forceinline__ void arrive_expect(uint32_t bytes) {
     asm volatile(

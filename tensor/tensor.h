@@ -37,8 +37,8 @@ struct Storage {
 /// undefined.
 ///
 /// `empty` pitches rows: in a tensor of rank 2 or more whose rows are 16 bytes or longer, each row starts on
-/// a 16-byte boundary, so that no width is slow on a GPU; shorter rows stay dense. Kernels take a row stride.
-/// What leaves the process (files) is packed.
+/// a 16-byte boundary, from 2 KiB on a 128-byte boundary, so that no width is slow on a GPU; shorter rows
+/// stay dense. Kernels take a row stride. What leaves the process (files) is packed.
 ///
 /// The view functions (slice, select, transpose, permute, reshape, expand) know nothing of gradients: on a
 /// tensor that is on the tape they throw and name the recorded operator to use instead (ops::slice, ...).

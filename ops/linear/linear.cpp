@@ -39,6 +39,20 @@ Tensor linear_input_gradient(const Tensor& dy, const Tensor& weight) {
   return dx;
 }
 
+void linear_input_gradient(Backward& entry, int input, const Shape& shape, const Tensor& dy,
+                           const Tensor& weight) {
+  if (!entry.needs(input)) return;
+  GradTarget target = entry.target(input);
+  if (target.grad.defined()) {
+    const DType held = target.grad.dtype();
+    if ((held != dy.dtype() && held != sum_dtype(dy.dtype())) || !writable(as_matrix(target.grad)))
+      target = {};
+  }
+  if (!target.grad.defined()) target = {Tensor::empty(shape, dy.dtype(), dy.device()), false};
+  multiply(as_matrix(target.grad), as_matrix(dy), weight, {.accumulate = target.accumulate});
+  entry.written(input, target);
+}
+
 void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
                                 const Tensor& x, const Tensor& dy) {
   if (entry.needs(weight_input))
@@ -68,6 +82,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Site si
   check_operand("linear", "x", x, x);
   check(x.rank() >= 1, "linear: x is a scalar; expected [..., in]");
   check_linear("linear", "weight", x, x.size(-1), weight, bias);
+  const ProductRow row("linear", x);
   Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0)), x.dtype(), x.device());
   linear_forward(y, x, weight, bias);
   if (Tape* tape = Tape::recording(x, weight, bias)) {
@@ -75,7 +90,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Site si
     tape->record("linear", site, {&x, &weight, &bias}, {&y},
                  [x = kept_x, weight = Saved(weight)](Backward& b) {
                    const Tensor dy = b.grad();
-                   if (b.needs(0)) b.accumulate(0, linear_input_gradient(dy, weight.get()));
+                   const ProductRow row("linear", dy);
+                   linear_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy, weight.get());
                    linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
                  });
   }
@@ -89,6 +105,8 @@ std::vector<OpSpec> linear_specs() {
   spec.inputs = {{"x", "[..., in]"}, {"weight", "[out, in]"}, {"bias", "[out]", true}};
   spec.outputs = {{"y", "[..., out]"}};
   spec.tolerance_factor_f32 = 8;
+  spec.rows = gemm_rows();
+  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason =
       "cuBLASLt adds the products of one output in a single f32 chain; the CPU adds in blocks, whose error "
       "grows with the square root of a block";

@@ -15,6 +15,10 @@ void check_linear(const char* op, const char* weight_name, const Tensor& x, int6
 void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias);
 /// dy weight, in dy's dtype
 Tensor linear_input_gradient(const Tensor& dy, const Tensor& weight);
+/// Hands that product to input number `input` of the entry, of shape `shape`, if it wants one: added in place
+/// to a gradient that is there, and then rounded once.
+void linear_input_gradient(Backward& entry, int input, const Shape& shape, const Tensor& dy,
+                           const Tensor& weight);
 /// Hands dweight = dy^T x and dbias to those inputs of the entry that want them; x may be undefined if the
 /// weight does not.
 void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,

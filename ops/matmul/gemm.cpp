@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "ops/matmul/gemm_padding.h"
+#include "ops/matmul/gemm_sm90_plan.h"
 #include "tensor/elementwise.h"
 
 namespace tessera::ops {
@@ -87,7 +88,105 @@ char* advanced(const Tensor& x, int64_t elements) {
   return static_cast<char*>(x.raw()) + elements * int64_t(size_of(x.dtype()));
 }
 
+/// d = alpha a b (+ d) (+ bias) as products of matrices: one problem, and the loop over what its batch does
+/// not cover.
+struct Products {
+  Gemm gemm;
+  StridedLoop<4> loop;   // d, a, b, bias
+  int dims, batch = -1;  // those of the loop that are walked, and the one among them that is the batch
+  int64_t calls = 1;
+
+  Products(const Tensor& d, const Tensor& a, const Tensor& b, const Tensor& bias,
+           const MultiplyOptions& options) {
+    const int64_t m = d.size(-2), n = d.size(-1), k = a.size(-1);
+    // The loop over [..., m], in which b and the bias stand still along m: neighbouring matrices merge to
+    // longer ones exactly where those two stand still and the rows of a and d go on.
+    const Layout of_d = rows_of(d, true), of_a = rows_of(a, true), of_b = rows_of(b, false),
+                 of_bias = rows_of(bias, false);
+    loop = make_loop<4>(d.shape().without(-1), {&of_d, &of_a, &of_b, &of_bias});
+    const int64_t a_column = a.layout().stride(-1);
+    gemm = {.m = 1, .n = n, .k = k, .in = a.dtype(), .out = d.dtype(), .alpha = options.alpha};
+    Stored left = stored(1, k, k, a_column, a.dtype());
+    const Stored right = stored(b);
+    gemm.ldd = row_pitch(n, d.dtype());
+    dims = loop.rank;
+    const int last = dims - 1;
+    const int64_t d_row = loop.strides[0][last], a_row = loop.strides[1][last];
+    if (loop.strides[2][last] == 0 && loop.strides[3][last] == 0 && d_row >= n) {
+      const Stored rows = stored(loop.sizes[last], k, a_row, a_column, a.dtype());
+      check(rows.fits || m == 1, "multiply: ", describe(a), " has rows that overlap; clone() it first");
+      if (rows.fits) {
+        left = rows;
+        gemm.m = loop.sizes[last];
+        gemm.ldd = d_row;
+        --dims;
+      }
+    }
+    gemm.transpose_a = left.transposed, gemm.lda = left.ld;
+    gemm.transpose_b = right.transposed, gemm.ldb = right.ld;
+
+    // The longest remaining dimension is the batch, the others are walked.
+    for (int dim = 0; dim < dims; ++dim)
+      if (batch < 0 || loop.sizes[dim] > loop.sizes[batch]) batch = dim;
+    for (int dim = 0; dim < dims; ++dim) calls *= dim == batch ? 1 : loop.sizes[dim];
+    if (batch >= 0) {
+      gemm.batch = loop.sizes[batch];
+      gemm.stride_d = loop.strides[0][batch], gemm.stride_a = loop.strides[1][batch];
+      gemm.stride_b = loop.strides[2][batch], gemm.stride_bias = loop.strides[3][batch];
+    }
+    gemm.beta = options.accumulate ? 1 : 0;
+    gemm.d = d.raw(), gemm.a = a.raw(), gemm.b = b.raw();
+    gemm.bias = bias.defined() ? bias.raw() : nullptr;
+    const int64_t unit = std::max<int64_t>(16 / int64_t(size_of(d.dtype())), 1);
+    gemm.pads_d = owns_pads(d, (n + unit - 1) / unit * unit);
+  }
+
+  /// Calls `one` for each; a bias it does not take along is what d starts as.
+  template <class One>
+  void run(const Tensor& d, const Tensor& a, const Tensor& b, const Tensor& bias, bool fuses, One&& one) {
+    if (gemm.bias && !fuses) {
+      d.copy_from(bias);
+      gemm.bias = nullptr;
+      gemm.beta = 1;
+    }
+    for (int64_t call = 0; call < calls; ++call) {
+      int64_t rest = call, offset[4] = {};
+      for (int dim = dims - 1; dim >= 0; --dim) {
+        if (dim == batch) continue;
+        for (int operand = 0; operand < 4; ++operand)
+          offset[operand] += rest % loop.sizes[dim] * loop.strides[operand][dim];
+        rest /= loop.sizes[dim];
+      }
+      gemm.d = advanced(d, offset[0]), gemm.a = advanced(a, offset[1]), gemm.b = advanced(b, offset[2]);
+      if (gemm.bias) gemm.bias = advanced(bias, offset[3]);
+      one(gemm);
+    }
+  }
+};
+
+/// The choice between "wgmma" and the others.
+bool takes_wgmma(const Gemm& g, Device device) {
+  const auto forced = tuning::ForceRow::forced("gemm");
+  if (forced && *forced != int(GemmRow::wgmma)) return false;
+  const std::string lacks = gemm_sm90_lacks(g, device);
+  check(!forced || lacks.empty(), "gemm: row wgmma needs ", lacks, ", not ", g.m, " x ", g.n, " x ", g.k,
+        " in ", g.in, " with leading dimensions ", g.lda, ", ", g.ldb, ", ", g.ldd);
+  return lacks.empty() && (forced || gemm_sm90_pays(g, device));
+}
+
 }  // namespace
+
+std::vector<std::string> gemm_rows() {
+  return {"cublas", "cublas padded", "wgmma"};
+}
+
+ProductRow::ProductRow(const char* op, const Tensor& x) {
+  const auto row = tuning::ForceRow::forced(op);
+  if (!row) return;
+  check(*row != int(GemmRow::wgmma) || !x.device().is_cuda() || is_half(x.dtype()), op,
+        ": row wgmma needs bf16 or f16, not ", describe(x));
+  force_.emplace("gemm", *row);
+}
 
 DType sum_dtype(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
@@ -123,72 +222,20 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   if (!stored(a).fits) a = a.clone();
   if (!stored(b).fits) b = b.clone();
   if (bias.defined() && bias.size(-1) > 1 && bias.layout().stride(-1) != 1) bias = bias.clone();
-  if (d.device().is_cuda() && is_half(a.dtype()) && ((m | n | k) & 7) != 0 && std::min(n, k) > 1 &&
-      multiply_padded(d, a, b, options, stored(a).transposed, stored(b).transposed))
-    return;
-
-  // The loop over [..., m], in which b and the bias stand still along m: neighbouring matrices merge to
-  // longer ones exactly where those two stand still and the rows of a and d go on.
-  const Layout of_d = rows_of(d, true), of_a = rows_of(a, true), of_b = rows_of(b, false),
-               of_bias = rows_of(bias, false);
-  const StridedLoop<4> loop = make_loop<4>(d.shape().without(-1), {&of_d, &of_a, &of_b, &of_bias});
-  const int64_t a_column = a.layout().stride(-1);
-  Gemm gemm{.m = 1, .n = n, .k = k, .in = a.dtype(), .out = d.dtype(), .alpha = options.alpha};
-  Stored left = stored(1, k, k, a_column, a.dtype());
-  const Stored right = stored(b);
-  gemm.ldd = row_pitch(n, d.dtype());
-  int dims = loop.rank;  // those that stay batches
-  const int last = dims - 1;
-  const int64_t d_row = loop.strides[0][last], a_row = loop.strides[1][last];
-  if (loop.strides[2][last] == 0 && loop.strides[3][last] == 0 && d_row >= n) {
-    const Stored rows = stored(loop.sizes[last], k, a_row, a_column, a.dtype());
-    check(rows.fits || m == 1, "multiply: ", describe(a), " has rows that overlap; clone() it first");
-    if (rows.fits) {
-      left = rows;
-      gemm.m = loop.sizes[last];
-      gemm.ldd = d_row;
-      --dims;
-    }
-  }
-  gemm.transpose_a = left.transposed, gemm.lda = left.ld;
-  gemm.transpose_b = right.transposed, gemm.ldb = right.ld;
-
-  // The longest remaining dimension is the batch, the others are walked here.
-  int batch = -1;
-  for (int dim = 0; dim < dims; ++dim)
-    if (batch < 0 || loop.sizes[dim] > loop.sizes[batch]) batch = dim;
-  int64_t calls = 1;
-  for (int dim = 0; dim < dims; ++dim) calls *= dim == batch ? 1 : loop.sizes[dim];
-  if (batch >= 0) {
-    gemm.batch = loop.sizes[batch];
-    gemm.stride_d = loop.strides[0][batch], gemm.stride_a = loop.strides[1][batch];
-    gemm.stride_b = loop.strides[2][batch], gemm.stride_bias = loop.strides[3][batch];
-  }
-  gemm.beta = options.accumulate ? 1 : 0;
-  gemm.d = d.raw();
-  gemm.bias = bias.defined() ? bias.raw() : nullptr;
-  if (d.device().is_cuda()) fold_batch(gemm);
-  // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's dtype.
-  const bool fused = gemm.bias && d.device().is_cuda() && calls == 1 && fuses_bias(gemm);
-  if (gemm.bias && !fused) {
-    d.copy_from(bias);
-    gemm.bias = nullptr;
-    gemm.beta = 1;
-  }
-  for (int64_t call = 0; call < calls; ++call) {
-    int64_t rest = call, offset[3] = {};
-    for (int dim = dims - 1; dim >= 0; --dim) {
-      if (dim == batch) continue;
-      for (int operand = 0; operand < 3; ++operand)
-        offset[operand] += rest % loop.sizes[dim] * loop.strides[operand][dim];
-      rest /= loop.sizes[dim];
-    }
-    gemm.d = advanced(d, offset[0]), gemm.a = advanced(a, offset[1]), gemm.b = advanced(b, offset[2]);
-    if (d.device().is_cpu()) {
-      gemm_cpu(gemm);
-    } else if constexpr (kCuda) {
-      gemm_cuda(gemm, d.device());
-    }
+  Products products(d, a, b, bias, options);
+  if (d.device().is_cpu()) return products.run(d, a, b, bias, false, [](const Gemm& g) { gemm_cpu(g); });
+  if constexpr (kCuda) {
+    fold_batch(products.gemm);
+    const Gemm& gemm = products.gemm;
+    if (takes_wgmma(gemm, d.device()))
+      return products.run(d, a, b, bias, true, [&](const Gemm& g) { gemm_wgmma(g, d.device()); });
+    if (is_half(a.dtype()) && ((m | n | k) & 7) != 0 && std::min(n, k) > 1 &&
+        multiply_padded(d, a, b, options, stored(a).transposed, stored(b).transposed))
+      return;
+    // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's
+    // dtype.
+    products.run(d, a, b, bias, products.calls == 1 && fuses_bias(gemm),
+                 [&](const Gemm& g) { gemm_cuda(g, d.device()); });
   }
 }
 

@@ -1,13 +1,16 @@
 #pragma once
 
-#include "autograd/tape.h"
+#include <optional>
 
-/// Plain products of matrices: the one place that calls BLAS and cuBLASLt. Operators use the tensor functions
-/// at the end; Gemm is what they come down to.
+#include "autograd/tape.h"
+#include "runtime/tuning.h"
+
+/// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels beside it.
+/// Operators use the tensor functions at the end; Gemm is what they come down to.
 
 namespace tessera::ops {
 
-/// D[i] = alpha op(A[i]) op(B[i]) + beta D[i] + bias[i] for i < batch, with D m x n, op(A) m x k and op(B)
+/// D[i] = alpha op(A[i]) op(B[i]) + beta C[i] + bias[i] for i < batch, with D m x n, op(A) m x k and op(B)
 /// k x n. All matrices are row-major; a transposed operand is stored k-first (A: k x m, B: n x k). Leading
 /// dimensions (elements between rows) are at least the stored row's length; strides (elements between the
 /// matrices of a batch) may be 0 for A, B and bias. All sizes are at least 1.
@@ -21,17 +24,38 @@ struct Gemm {
   const void* a = nullptr;
   const void* b = nullptr;
   void* d = nullptr;
-  const void* bias = nullptr;  // n values for every row; gemm_cuda alone takes one, see below
-  int64_t lda = 0, ldb = 0, ldd = 0;
-  int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
+  const void* c = nullptr;     // of D's shape and dtype; null: D itself
+  const void* bias = nullptr;  // n values for every row; the CUDA rows alone take one, see below
+  int64_t lda = 0, ldb = 0, ldd = 0, ldc = 0;
+  int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_c = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
+  bool pads_d = false;  // what lies between the ends of D's rows and the next 16-byte boundary is nobody's
 };
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).
 void gemm_cpu(const Gemm& gemm);
-/// in = f32, bf16, f16; a bias if in = out, m, n and k exceed 1, and it and D's rows lie on 16-byte
-/// boundaries (elsewhere cuBLASLt's epilogues have gaps; start D as the bias). The same problem runs the same
-/// algorithm in every call, so results repeat bitwise.
+/// The kernels that multiply products on CUDA ("gemm" of tuning::ForceRow, and the rows of the operators that
+/// are made of products):
+///   cublas         cuBLASLt, the problem as it lies
+///   cublas padded  cuBLASLt with odd extents rounded up wherever they can be (gemm_padding.h)
+///   wgmma          the kernels of gemm_sm90.cuh; throws where they cannot
+/// Unforced, it is a function of shapes, layouts and card: see multiply and docs/ops/gemm.md.
+enum class GemmRow : uint8_t { cublas = 0, cublas_padded = 1, wgmma = 2 };
+std::vector<std::string> gemm_rows();
+
+/// While it lives, the products of this thread run on the row that is forced for operator `op`, if one is.
+/// Throws if that is "wgmma" and `x`, an operand, has a dtype or place for which it has no kernels.
+class ProductRow {
+ public:
+  ProductRow(const char* op, const Tensor& x);
+
+ private:
+  std::optional<tuning::ForceRow> force_;
+};
+
+/// Row "cublas". in = f32, bf16, f16; a bias if in = out, m, n and k exceed 1, and it and D's rows lie on
+/// 16-byte boundaries (elsewhere cuBLASLt's epilogues have gaps; start D as the bias). The same problem runs
+/// the same algorithm in every call, so results repeat bitwise.
 void gemm_cuda(const Gemm& gemm, Device device);
 
 struct MultiplyOptions {

@@ -31,18 +31,6 @@ bool aligned(const Tensor& x) {
   return fits;
 }
 
-/// Whether x's rows end where rows of its storage end, and have pads behind them up to `columns`.
-bool owns_pads(const Tensor& x, int64_t columns) {
-  const int64_t size = int64_t(size_of(x.dtype())), pitch = x.storage()->pitch_bytes;
-  if (pitch == 0) return false;
-  const int64_t first = x.layout().offset * size % pitch;
-  if (first + x.size(-1) * size != x.storage()->row_bytes || first + columns * size > pitch) return false;
-  if (x.size(-1) > 1 && x.layout().stride(-1) != 1) return false;
-  for (int dim = 0; dim + 1 < x.rank(); ++dim)
-    if (x.size(dim) > 1 && x.layout().stride(dim) * size % pitch != 0) return false;
-  return true;
-}
-
 /// x with a single matrix where a leading dimension is expanded.
 Layout distinct(const Tensor& x) {
   Layout layout = x.layout();
@@ -131,6 +119,17 @@ double product_seconds(double rows, int64_t n, int64_t k, double bytes, double f
 
 }  // namespace
 
+bool owns_pads(const Tensor& x, int64_t columns) {
+  const int64_t size = int64_t(size_of(x.dtype())), pitch = x.storage()->pitch_bytes;
+  if (pitch == 0) return false;
+  const int64_t first = x.layout().offset * size % pitch;
+  if (first + x.size(-1) * size != x.storage()->row_bytes || first + columns * size > pitch) return false;
+  if (x.size(-1) > 1 && x.layout().stride(-1) != 1) return false;
+  for (int dim = 0; dim + 1 < x.rank(); ++dim)
+    if (x.size(dim) > 1 && x.layout().stride(dim) * size % pitch != 0) return false;
+  return true;
+}
+
 bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
                      bool transpose_a, bool transpose_b) {
   const auto forced = tuning::ForceRow::forced("gemm");
@@ -185,14 +184,14 @@ bool pads_to_long(const Tensor& a) {
   if (!a.device().is_cuda() || size_of(a.dtype()) != 2 || tuning::ForceRow::forced("gemm") == 0 ||
       a.count() == 0)
     return false;
-  const int64_t columns = round_up(a.size(-1), kUnit);
-  if (columns == a.size(-1) || !aligned(a) || !owns_pads(a, columns)) return false;
+  const int64_t columns = a.storage()->pitch_bytes / int64_t(size_of(a.dtype()));
+  if (columns <= a.size(-1) || !aligned(a) || !owns_pads(a, columns)) return false;
   const Tensor x = prolonged(a, columns).transpose(-1, -2);
   return x.can_reshape({x.count() / x.size(-1), x.size(-1)});
 }
 
 std::pair<Tensor, Tensor> pad_to_long(const Tensor& a, const Tensor& b) {
-  const int64_t columns = round_up(a.size(-1), kUnit);
+  const int64_t columns = a.storage()->pitch_bytes / int64_t(size_of(a.dtype()));
   zero_pads(a, columns);
   const Tensor x = prolonged(a, columns).transpose(-1, -2);
   // An expanded b is copied as often as it counts.

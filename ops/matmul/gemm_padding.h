@@ -26,6 +26,10 @@ namespace tessera::ops {
 bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
                      bool transpose_a, bool transpose_b);
 
+/// Whether x's rows end where rows of its storage end, and have pads of their own behind them up to
+/// `columns`.
+bool owns_pads(const Tensor& x, int64_t columns);
+
 /// For sum_i a[i] b[i] over one leading dimension or more, with a [..., m, k] and b [..., k, n] of the same
 /// leading dimensions: whether one product with a long k gives it if the pads between the rows of a count as
 /// columns, as in the gradient of rows that several groups share. The answer depends on layouts alone.

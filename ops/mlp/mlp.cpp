@@ -5,6 +5,7 @@
 #include "ops/activation/activation_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
+#include "ops/mlp/mlp_kernels.h"
 #include "ops/op.h"
 
 namespace tessera::ops {
@@ -32,6 +33,43 @@ void hidden_gradient(const Tensor& da, const Tensor& h, Activation kind) {
   }
 }
 
+/// x as a matrix with the tokens along the rows, off the tape.
+Tensor by_token(const Tensor& x) {
+  return x.rank() >= 2 ? flatten_leading(x, 1) : x.detach().reshape({1, x.count()});
+}
+
+/// y, and h if it is kept.
+void forward(const Tensor& y, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& down,
+             const Tensor& up_bias, const Tensor& down_bias, Activation kind) {
+  const Tensor a = Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device());
+  if (x.device().is_cuda() && fuses_up(a, h, x, up, kind)) {
+    fused_up(a, h, x, up, up_bias, kind);
+    linear_forward(y, a, down, down_bias);
+    return;
+  }
+  const Tensor hidden = h.defined() ? h : a;
+  linear_forward(hidden, x, up, up_bias);
+  linear_forward(y, activate_hidden(hidden, kind, !h.defined()), down, down_bias);
+}
+
+/// dh = (dy down) f'(h), and a = f(h) if it is wanted.
+struct Hidden {
+  Tensor dh, a;
+};
+Hidden hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor& down, Activation kind,
+                        bool wants_a) {
+  const bool fits = dy.device().is_cuda();
+  Hidden hidden{fits ? Tensor::empty_like(h) : Tensor(), fits && wants_a ? Tensor::empty_like(h) : Tensor()};
+  if (fits && fuses_down_gradient(hidden.dh, hidden.a, dy, down, h, kind)) {
+    fused_down_gradient(hidden.dh, hidden.a, dy, down, h, kind);
+    return hidden;
+  }
+  if (wants_a) hidden.a = activate_hidden(h, kind, false);
+  hidden.dh = linear_input_gradient(dy, down);
+  hidden_gradient(hidden.dh, h, kind);
+  return hidden;
+}
+
 }  // namespace
 
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
@@ -40,23 +78,30 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   check(x.rank() >= 1, "mlp: x is a scalar; expected [..., D]");
   check_linear("mlp", "up", x, x.size(-1), up, up_bias);
   check_linear("mlp", "down", x, up.size(0), down, down_bias);
-  const Tensor h = Tensor::empty(x.shape().with(-1, up.size(0)), x.dtype(), x.device());
-  linear_forward(h, x, up, up_bias);
+  const ProductRow row("mlp", x);
   Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias);
+  const Tensor tokens = by_token(x);
   Tensor y = Tensor::empty(x.shape().with(-1, down.size(0)), x.dtype(), x.device());
-  linear_forward(y, activate_hidden(h, kind, !tape), down, down_bias);
+  const Tensor h = tape ? Tensor::empty({tokens.size(0), up.size(0)}, x.dtype(), x.device()) : Tensor();
+  forward(by_token(y), h, tokens, up.detach(), down.detach(), up_bias, down_bias, kind);
   if (tape)
     tape->record("mlp", site, {&x, &up, &down, &up_bias, &down_bias}, {&y},
                  [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(h), kind](Backward& b) {
-                   const Tensor dy = b.grad();
-                   linear_parameter_gradients(b, 2, 4, down.get(),
-                                              b.needs(2) ? activate_hidden(h.get(), kind, false) : Tensor(),
-                                              dy);
-                   if (!b.needs(0) && !b.needs(1) && !b.needs(3)) return;
-                   const Tensor dh = linear_input_gradient(dy, down.get());
-                   hidden_gradient(dh, h.get(), kind);
-                   if (b.needs(0)) b.accumulate(0, linear_input_gradient(dh, up.get()));
-                   linear_parameter_gradients(b, 1, 3, up.get(), x.get(), dh);
+                   const Tensor dy = by_token(b.grad());
+                   const ProductRow row("mlp", dy);
+                   const bool further = b.needs(0) || b.needs(1) || b.needs(3);
+                   Hidden hidden;
+                   if (further) {
+                     hidden = hidden_gradients(dy, h.get(), down.get(), kind, b.needs(2));
+                   } else if (b.needs(2)) {
+                     hidden.a = activate_hidden(h.get(), kind, false);
+                   }
+                   linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
+                   if (!further) return;
+                   const Shape& shape = x.get().shape();
+                   linear_input_gradient(b, 0, shape, hidden.dh.reshape(shape.with(-1, up.get().size(0))),
+                                         up.get());
+                   linear_parameter_gradients(b, 1, 3, up.get(), by_token(x.get()), hidden.dh);
                  });
   return y;
 }
@@ -77,6 +122,8 @@ std::vector<OpSpec> mlp_specs() {
   spec.attrs = {{"activation", std::string("silu"), "f", kinds}};
   spec.outputs = {{"y", "[..., E]"}};
   spec.tolerance_factor_f32 = 8;
+  spec.rows = gemm_rows();
+  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{mlp(in[0], in[1], in[2], parse_activation(attrs.word("activation")), in[3], in[4])};

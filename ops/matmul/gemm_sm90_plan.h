@@ -1,0 +1,50 @@
+#pragma once
+
+#include "ops/matmul/gemm.h"
+
+/// The row "wgmma" of products: 16-bit operands on compute capability 9.0 (gemm_sm90.cuh).
+
+namespace tessera::ops {
+
+/// How a product is cut up. A function of the problem and the number of SMs alone.
+struct ProductChoice {
+  int tile = 0;           // of kProductTiles
+  int splits = 1;         // parts of k, summed in order by a second kernel
+  bool partials = false;  // f32 sums go to scratch first: splits, or a d that the copy engine cannot write
+  double seconds = 0;     // what the model says
+};
+
+/// Rows and columns of a block's tile, blocks of a cluster, whether warpgroups take turns, stages of the
+/// ring; whether it can add another matrix to d; how much longer than the tensor cores' own time 64 of k
+/// take, and the clocks between one tile and the next (both measured).
+struct ProductTileShape {
+  int rows, columns, cluster;
+  bool ping_pong;
+  int stages;
+  bool adds;
+  double slack, between;
+};
+inline constexpr ProductTileShape kProductTiles[] = {
+    {128, 128, 1, true, 5, true, 1.08, 150},    {128, 128, 2, true, 5, true, 1.10, 150},
+    {128, 192, 1, true, 4, false, 1.00, 650},   {128, 192, 2, true, 4, false, 1.00, 650},
+    {128, 256, 1, false, 4, false, 1.00, 1500}, {256, 128, 1, false, 4, false, 1.00, 1500},
+    {64, 64, 1, true, 8, false, 1.25, 150},
+};
+
+/// What the row needs and the problem lacks, or an empty string.
+std::string gemm_sm90_lacks(const Gemm& gemm, Device device);
+/// Only if it lacks nothing. `tile` -1: the best by the model.
+ProductChoice choose_product(const Gemm& gemm, int multiprocessors, int tile = -1);
+/// Whether the row is expected to be no slower than cuBLASLt.
+bool gemm_sm90_pays(const Gemm& gemm, Device device);
+/// Row "wgmma".
+void gemm_wgmma(const Gemm& gemm, Device device);
+
+/// T: bf16 or f16, the dtype of a and b.
+template <class T>
+void product_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
+/// d = alpha (the sum of the partials) + bias + beta c; partials [batch * splits, m, pitch] in order.
+template <class T>
+void finish_product(const Gemm& gemm, const Tensor& partials, int splits, Device device);
+
+}  // namespace tessera::ops

@@ -1,0 +1,52 @@
+#pragma once
+
+#include "ops/mlp/mlp_kernels.h"
+#include "ops/mlp/mlp_math.cuh"
+
+/// The fused products of an mlp on the main loop of ops/matmul/gemm_sm90.cuh, a file for each direction and
+/// dtype. 2 T D F FLOPs each, and 2 T F bytes for every hidden tensor that is read or written: with D = 512
+/// about 375 FLOPs a byte and tensor, so that one such tensor hides under the products and a third does not.
+/// Ping-pong hides the arithmetic of the epilogue.
+
+namespace tessera::ops {
+namespace {
+
+template <class T>
+ProductOperand<T> operand_of(const Tensor& x) {
+  return {x.data<T>(), x.layout().stride(0), 0};
+}
+
+/// outputs = Math(left right): left [T, K] along k, right as `kRight` says.
+template <class T, gpu::TileOrder kRight, class Math, int kCluster>
+void launch_hidden(const Tensor& first, const Tensor& second, const Tensor& operand, const Tensor& left,
+                   const Tensor& right, const Math& math) {
+  using Tile = ProductTile<T, gpu::TileOrder::along_k, kRight, 128, 128, 5, true, kCluster>;
+  using Epilogue = StoreEpilogue<Tile, T, Math, 2>;
+  const int64_t m = first.size(0), n = first.size(1), k = left.size(1);
+  const ProductMaps maps{operand_map<T, Tile::kA>(operand_of<T>(left), m, k, 1, Tile::kM),
+                         operand_map<T, Tile::kB>(operand_of<T>(right), n, k, 1, Tile::kN)};
+  const auto map = [&](const Tensor& x) {
+    return Epilogue::map(x.data<T>(), m, n, 1, x.layout().stride(0), 0);
+  };
+  typename Epilogue::Params params{};
+  params.outputs[0] = map(first);
+  if constexpr (Math::kOutputs == 2) params.outputs[1] = map(second);
+  if constexpr (Math::kOperand) params.operand = map(operand);
+  params.splits = 1;
+  params.math = math;
+  launch_product<Tile, Epilogue>(first.device(), maps, product_plan<Tile>(m, n, k, 1, 1), params);
+}
+
+/// Beyond one wave of tiles the blocks of a cluster share the weights.
+template <class T, gpu::TileOrder kRight, class Math>
+void run_hidden(const Tensor& first, const Tensor& second, const Tensor& operand, const Tensor& left,
+                const Tensor& right, const Math& math) {
+  const int64_t tiles = gpu::ceil_div(first.size(0), 128) * gpu::ceil_div(first.size(1), 128);
+  if (tiles > 8 * first.device().card().multiprocessors)
+    launch_hidden<T, kRight, Math, 2>(first, second, operand, left, right, math);
+  else
+    launch_hidden<T, kRight, Math, 1>(first, second, operand, left, right, math);
+}
+
+}  // namespace
+}  // namespace tessera::ops

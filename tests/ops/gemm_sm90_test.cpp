@@ -1,0 +1,141 @@
+#include "ops/matmul/gemm_sm90_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "ops/linear/linear.h"
+#include "runtime/tuning.h"
+
+/// The kernels of the row "wgmma", each tile by itself. Everything is made of small integers, so that sums
+/// are exact in f32 and the plain loops are the only right answer. Pads and neighbours hold NaN.
+
+namespace tessera::ops {
+namespace {
+
+class GemmSm90Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (Device::cuda_count() == 0 || gpu().card().major != 9)
+      GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+    gpu().allocator().set_guard(4096);
+  }
+  void TearDown() override {
+    if (Device::cuda_count() == 0) return;
+    gpu().synchronize();
+    gpu().allocator().set_guard(0);
+    EXPECT_NO_THROW(gpu().allocator().check_guards());
+  }
+  static Device gpu() { return Device::cuda(0); }
+  static Tensor numbers(const Shape& shape, int64_t seed) {
+    std::vector<float> values(size_t(shape.count()));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = float((int64_t(i) * 7 + int64_t(i) / 13 + seed) % 5 - 2);
+    return Tensor::from(values, shape);
+  }
+  /// On a 16-byte boundary, with a frame of `around` where pads would be.
+  static Tensor framed(const Tensor& x, DType dtype, double around, Tensor& frame) {
+    const int64_t columns = x.size(-1);
+    frame = Tensor::full(x.shape().with(-1, (columns + 7) / 8 * 8 + 16), around, dtype, gpu());
+    Tensor y = frame.slice(-1, 8, 8 + columns);
+    y.copy_from(x);
+    return y;
+  }
+};
+
+struct Problem {
+  int64_t m, n, k, batch;
+};
+
+TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  int number = 0;
+  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile)
+    for (const Problem& p : {Problem{1, 1, 1, 1},
+                             {33, 72, 129, 1},
+                             {129, 257, 64, 1},
+                             {600, 200, 520, 1},
+                             {70, 40, 200, 3},
+                             {257, 385, 77, 2}})
+      for (const int flags : {0, 1, 2, 3})
+        for (const int splits : {1, 3})
+          for (const bool accumulate : {false, true}) {
+            const bool ta = flags & 1, tb = flags & 2, wide = ++number % 3 == 0;
+            const DType dtype = number % 2 ? DType::bf16 : DType::f16, out = wide ? DType::f32 : dtype;
+            const Tensor a = numbers(ta ? Shape{p.batch, p.k, p.m} : Shape{p.batch, p.m, p.k}, 1),
+                         b = numbers(tb ? Shape{p.batch, p.n, p.k} : Shape{p.batch, p.k, p.n}, 2),
+                         d = numbers({p.batch, p.m, p.n}, 3), bias = numbers({p.n}, 4);
+            Tensor frame_a, frame_b, frame_d;
+            const Tensor left = framed(a, dtype, nan, frame_a), right = framed(b, dtype, nan, frame_b),
+                         result = framed(d, out, 77, frame_d), addends = bias.to(dtype).to(gpu());
+            if (!accumulate) result.fill(nan);
+            Gemm g{.m = p.m, .n = p.n, .k = p.k, .batch = p.batch, .in = dtype, .out = out};
+            g.transpose_a = ta, g.transpose_b = tb;
+            g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
+            g.lda = left.layout().stride(1), g.ldb = right.layout().stride(1),
+            g.ldd = result.layout().stride(1);
+            g.stride_a = left.layout().stride(0), g.stride_b = right.layout().stride(0);
+            g.stride_d = result.layout().stride(0);
+            g.alpha = 2, g.beta = accumulate ? 1 : 0;
+            if (!accumulate) g.bias = addends.raw();
+            ASSERT_EQ(gemm_sm90_lacks(g, gpu()), "");
+            ProductChoice choice = choose_product(g, gpu().card().multiprocessors, tile);
+            const int64_t blocks = (p.k + 63) / 64, depth = (blocks + splits - 1) / splits;
+            choice.splits = int((blocks + depth - 1) / depth);
+            choice.partials = choice.partials || choice.splits > 1;
+            if (dtype == DType::bf16)
+              product_sm90<bf16>(g, choice, gpu());
+            else
+              product_sm90<f16>(g, choice, gpu());
+            multiply(d, ta ? a.transpose(1, 2) : a, tb ? b.transpose(1, 2) : b,
+                     {.alpha = 2, .accumulate = accumulate, .bias = accumulate ? Tensor() : bias});
+            ASSERT_EQ(result.to_vector<double>(), d.to(out).to_vector<double>())
+                << "tile " << tile << ": " << p.m << " " << p.n << " " << p.k << " x" << p.batch << " flags "
+                << flags << " splits " << choice.splits << " accumulate " << accumulate << " " << dtype
+                << " to " << out;
+            const auto values = frame_d.to_vector<double>();
+            const int64_t width = frame_d.size(-1);
+            for (int64_t i = 0; i < int64_t(values.size()); ++i)
+              if (i % width < 8 || i % width >= 8 + p.n)
+                ASSERT_EQ(values[size_t(i)], 77) << "a neighbour of d was overwritten: " << i;
+          }
+}
+
+TEST_F(GemmSm90Cuda, LargeProductsRepeatAndAgreeWithPlainLoops) {
+  // Enough tiles for several turns of every block, in long and short k.
+  for (const Problem& p : {Problem{3000, 1365, 70, 1}, {300, 520, 9000, 1}}) {
+    const Tensor a = numbers({p.m, p.k}, 1), b = numbers({p.n, p.k}, 2);
+    const Tensor want = Tensor::empty({p.m, p.n}, DType::f32, Device::cpu());
+    multiply(want, a, b.transpose(0, 1));
+    const Tensor left = a.to(DType::bf16).to(gpu()), right = b.to(DType::bf16).to(gpu());
+    const tuning::ForceRow force("gemm", int(GemmRow::wgmma));
+    for (int run = 0; run < 3; ++run) {
+      const Tensor d = Tensor::empty({p.m, p.n}, DType::f32, gpu());
+      d.fill(std::numeric_limits<double>::quiet_NaN());
+      multiply(d, left, right.transpose(0, 1));
+      ASSERT_EQ(d.to_vector<float>(), want.to_vector<float>())
+          << p.m << " " << p.n << " " << p.k << " " << run;
+    }
+  }
+}
+
+TEST_F(GemmSm90Cuda, TheRowSaysWhatItNeeds) {
+  const tuning::ForceRow force("linear", int(GemmRow::wgmma));
+  const Tensor x = Tensor::full({4, 9}, 1, DType::bf16, gpu()),
+               weight = Tensor::full({8, 9}, 1, DType::bf16, gpu());
+  EXPECT_NO_THROW(linear(x, weight));
+  const Tensor packed = Tensor::empty_packed({4, 9}, DType::bf16, gpu());
+  packed.fill(1);
+  for (const auto& run : {std::pair{packed, weight}, {x.to(DType::f32), weight.to(DType::f32)}}) {
+    try {
+      linear(run.first, run.second);
+      FAIL() << "it took " << run.first.dtype();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string_view(error.what()).find("row wgmma needs"), std::string_view::npos)
+          << error.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ops
