@@ -87,7 +87,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   if (tape)
     tape->record("mlp", site, {&x, &up, &down, &up_bias, &down_bias}, {&y},
                  [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(h), kind](Backward& b) {
-                   const Tensor dy = by_token(b.grad());
+                   Tensor dy = by_token(b.take_grad());
                    const ProductRow row("mlp", dy);
                    const bool further = b.needs(0) || b.needs(1) || b.needs(3);
                    Hidden hidden;
@@ -98,6 +98,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
                    }
                    linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
                    if (!further) return;
+                   dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
                    const Shape& shape = x.get().shape();
                    linear_input_gradient(b, 0, shape, hidden.dh.reshape(shape.with(-1, up.get().size(0))),
                                          up.get());
