@@ -49,6 +49,15 @@ __device__ __forceinline__ void store_words(T* to, const Words<T>& from) {
   *reinterpret_cast<Words<T>*>(to) = from;
 }
 
+/// a if `first`, else b, word by word.
+template <class T>
+__device__ __forceinline__ Words<T> select(bool first, const Words<T>& a, const Words<T>& b) {
+  Words<T> to;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) to.word[w] = first ? a.word[w] : b.word[w];
+  return to;
+}
+
 /// The first `count` elements, one by one; the others are 0.
 template <class T>
 __device__ __forceinline__ Words<T> load_part(const T* from, int count) {
@@ -82,36 +91,29 @@ template <class T>
 __device__ __forceinline__ Words<T> load_tail(const T* from, int count) {
   const char* const start = reinterpret_cast<const char*>(from);
   const int bytes = count * int(sizeof(T));
+  uint2 two = {};
+  uint32_t one = 0, half = 0;
+  if (bytes & 8) two = *reinterpret_cast<const uint2*>(start);
+  if (bytes & 4) one = *reinterpret_cast<const uint32_t*>(start + (bytes & 8));
+  if (bytes & 2) half = *reinterpret_cast<const uint16_t*>(start + (bytes & 12));
+  // Put together by values: a place chosen at run time would send the words through local memory.
+  const uint32_t low = bytes & 4 ? one : half, high = bytes & 4 ? half : 0;
   Words<T> to;
-  if (bytes & 8) {
-    const uint2 two = *reinterpret_cast<const uint2*>(start);
-    to.word[0] = two.x, to.word[1] = two.y;
-  }
-  if (bytes & 4) {
-    const uint32_t one = *reinterpret_cast<const uint32_t*>(start + (bytes & 8));
-    (bytes & 8 ? to.word[2] : to.word[0]) = one;
-  }
-  if (bytes & 2) {
-    const uint32_t half = *reinterpret_cast<const uint16_t*>(start + (bytes & 12));
-#pragma unroll
-    for (int w = 0; w < 4; ++w)
-      if (w == (bytes & 12) / 4) to.word[w] = half;
-  }
+  to.word[0] = bytes & 8 ? two.x : low;
+  to.word[1] = bytes & 8 ? two.y : high;
+  to.word[2] = bytes & 8 ? low : 0;
+  to.word[3] = bytes & 8 ? high : 0;
   return to;
 }
 template <class T>
 __device__ __forceinline__ void store_tail(T* to, const Words<T>& from, int count) {
   char* const start = reinterpret_cast<char*>(to);
   const int bytes = count * int(sizeof(T));
+  const uint32_t low = bytes & 8 ? from.word[2] : from.word[0],
+                 high = bytes & 8 ? from.word[3] : from.word[1];
   if (bytes & 8) *reinterpret_cast<uint2*>(start) = {from.word[0], from.word[1]};
-  if (bytes & 4) *reinterpret_cast<uint32_t*>(start + (bytes & 8)) = bytes & 8 ? from.word[2] : from.word[0];
-  if (bytes & 2) {
-    uint32_t half = from.word[0];
-#pragma unroll
-    for (int w = 1; w < 4; ++w)
-      if (w == (bytes & 12) / 4) half = from.word[w];
-    *reinterpret_cast<uint16_t*>(start + (bytes & 12)) = uint16_t(half);
-  }
+  if (bytes & 4) *reinterpret_cast<uint32_t*>(start + (bytes & 8)) = low;
+  if (bytes & 2) *reinterpret_cast<uint16_t*>(start + (bytes & 12)) = uint16_t(bytes & 4 ? high : low);
 }
 
 /// Makes the compiler forget what it knows of the words: what is unpacked from them in a loop is then not

@@ -77,8 +77,7 @@ struct RowAccess {
       if (left == 0 || tail % kThreads != rank) return;
       const Words<T> part = load_tail(row + tail * kPack, left);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s)
-        if (s == tail / kThreads) share[s] = part;
+      for (int s = 0; s < kSteps; ++s) share[s] = select(s == tail / kThreads, part, share[s]);
     }
   }
 
@@ -97,8 +96,7 @@ struct RowAccess {
       if (left == 0 || tail % kThreads != rank) return;
       Words<T> part;
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s)
-        if (s == tail / kThreads) part = share[s];
+      for (int s = 0; s < kSteps; ++s) part = select(s == tail / kThreads, share[s], part);
       store_tail(row + tail * kPack, part, left);
     }
   }

@@ -8,6 +8,7 @@
 #include "nn/linear.h"
 #include "nn/norm.h"
 #include "nn/sequential.h"
+#include "ops/pointwise/pointwise.h"
 
 namespace tessera::nn {
 namespace {
@@ -94,6 +95,17 @@ TEST(Norms, StandardiseRows) {
     EXPECT_NEAR(rms, 6, 1e-14);
   }
   EXPECT_TRUE(parameters(LayerNorm(6, Device::cpu(), {.weight = false, .bias = false})).empty());
+}
+
+TEST(Norms, AddAResidualFirst) {
+  const LayerNorm layernorm(6, Device::cpu(), {.eps = 0.5, .dtype = DType::f64});
+  const RmsNorm rmsnorm(6, Device::cpu(), {.eps = 0.25, .dtype = DType::f64});
+  const Tensor x = numbers({3, 6}), residual = numbers({3, 6}), sum = ops::scale(x, 2);
+  const ops::AddNorm centred = layernorm.add(x, residual), plain = rmsnorm.add(x, residual);
+  for (const Tensor& both : {centred.sum, plain.sum})
+    EXPECT_EQ(both.detach().to_vector<double>(), sum.to_vector<double>());
+  EXPECT_EQ(centred.y.detach().to_vector<double>(), layernorm(sum).detach().to_vector<double>());
+  EXPECT_EQ(plain.y.detach().to_vector<double>(), rmsnorm(sum).detach().to_vector<double>());
 }
 
 TEST(Embedding, LooksUpRows) {
