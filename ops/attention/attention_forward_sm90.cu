@@ -103,9 +103,9 @@ void attention_forward_wgmma_cuda(const Tensor& o, const Tensor& lse, const Tens
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
       if (q.size(3) <= 64)
-        launch_forward<T, ForwardShape<64, 3, 128, 2, true, 0>>(o, lse, q, k, v, options);
+        launch_forward<T, ForwardShape<64, 128, 2>>(o, lse, q, k, v, options);
       else
-        launch_forward<T, ForwardShape<128, 2, 128, 2, true, 0>>(o, lse, q, k, v, options);
+        launch_forward<T, ForwardShape<128, 80, 2>>(o, lse, q, k, v, options);
     }
   });
 }

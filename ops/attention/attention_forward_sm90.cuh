@@ -1,7 +1,7 @@
 #pragma once
 
 #include "gpu/launch.cuh"
-#include "ops/attention/attention_schedule.h"
+#include "ops/attention/attention_forward_shape.cuh"
 #include "ops/attention/attention_sm90.cuh"
 
 /// Forward for any number of keys, sm_90a: online softmax (Dao, FlashAttention-2, arXiv:2307.08691, algorithm
@@ -16,118 +16,13 @@
 /// Two overlaps keep the tensor cores and the special-function unit (16 exponentials a clock; at D = 64 it
 /// needs exactly as long as the products) busy at the same time. Within a warpgroup, S of the next block and
 /// P V of the last are issued together, and the softmax of that S runs while P V does. Between warpgroups,
-/// one multiplies while others compute exponentials; with kPingPong they issue their products in turn.
+/// one multiplies while others compute exponentials; they issue their products in turn.
 ///
 /// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once a tile, mostly from L2: at 192 x 128 and D =
 /// 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
 /// overlap.
 
 namespace tessera::ops {
-
-/// What a block is given besides its maps.
-struct ForwardSm90 {
-  AttentionSchedule schedule;
-  float* lse;  // [B * H, lse_stride], natural logarithm
-  int64_t lse_stride;
-  float* partial;  // pieces of split tiles: see ForwardShape
-  int heads;
-  float scale2;  // scale * log2(e)
-
-  /// Keys that query i sees, for i up to a tile past the last query.
-  __device__ __forceinline__ int key_limit(int i) const {
-    return schedule.causal ? max(0, min(schedule.keys, i + 1 + schedule.keys - schedule.queries))
-                           : schedule.keys;
-  }
-};
-
-/// A configuration of the kernel.
-template <int kHead, int kWarpgroups, int kKeyRows, int kDepth, bool kTurns, int kByFma>
-struct ForwardShape {
-  static constexpr int kD = kHead;             // head size in shared memory: 64 or 128
-  static constexpr int kGroups = kWarpgroups;  // consumer warpgroups, 64 queries each
-  static constexpr int kKeys = kKeyRows;       // keys of a step
-  static constexpr int kStages = kDepth;       // of K and of V
-  static constexpr bool kPingPong = kTurns;    // warpgroups issue their products in turn
-  static constexpr int kFma = kByFma;          // of 16 exponentials, so many by multiply-adds
-  static constexpr int kQStages = 2;           // tiles of Q
-
-  static constexpr int kRows = kGroups * 64;
-  static constexpr int kThreads = (kGroups + 1) * 128;
-  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
-  static constexpr int kGroupBytes = 64 * kD * 2;
-  static constexpr int kTileBytes = kKeys * kD * 2;
-  static constexpr int kQOffset = 0, kOOffset = kQStages * kGroups * kGroupBytes,
-                       kKOffset = kOOffset + kGroups * kGroupBytes,
-                       kVOffset = kKOffset + kStages * kTileBytes,
-                       kBarrierOffset = kVOffset + kStages * kTileBytes;
-  static constexpr int kWorkOffset =
-      kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages + 2 * kQStages) * 8;
-  static constexpr int kSharedBytes = kWorkOffset + kQStages * int(sizeof(AttentionWork));
-  static_assert(kSharedBytes <= 227 * 1024);
-  // Floats of a piece of a split tile: O in fragment order, then the base and the sum of every row.
-  static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;
-};
-
-/// A warpgroup's softmax over the steps of its tile, two rows a thread: g and g + 8 of the warp's 16.
-template <class Shape>
-struct OnlineSoftmax {
-  // P = 2^(scale2 s - base). The base is an integer, so a change of it scales by an exact power of two, and
-  // follows the largest score only when that grew by more than 2^8: P stays below 2^9, far from any overflow.
-  float base[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0, 0};  // of this thread's columns
-  float shrink[2];
-  bool moved = false;  // O is to be multiplied by `shrink`
-
-  template <bool kMasked>
-  __device__ __forceinline__ void apply(float (&s)[Shape::kKeys / 2], float scale2) {
-    constexpr float kSlack = 8;
-    float top[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float a = s[2 * half], b = s[2 * half + 1];
-#pragma unroll
-      for (int j = 1; j < Shape::kKeys / 8; ++j) {
-        a = fmaxf(a, s[4 * j + 2 * half]);
-        b = fmaxf(b, s[4 * j + 2 * half + 1]);
-      }
-      top[half] = fmaxf(a, b) * scale2;
-    }
-    const bool grew = top[0] > base[0] + kSlack || top[1] > base[1] + kSlack;
-    moved = __any_sync(0xFFFFFFFFu, grew);
-    if (moved) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float highest = fmaxf(top[half], __shfl_xor_sync(0xFFFFFFFFu, top[half], 1));
-        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
-        const float next = highest > base[half] ? ceilf(highest) : base[half];
-        // Nothing seen yet: -inf - -inf would be NaN.
-        shrink[half] = next == -INFINITY ? 1.0f : gpu::exp2_approx(base[half] - next);
-        base[half] = next;
-        sum[half] *= shrink[half];
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float minus = base[half] == -INFINITY ? 0.0f : -base[half];
-      float a = 0, b = 0;
-#pragma unroll
-      for (int j = 0; j < Shape::kKeys / 8; ++j) {
-        float& first = s[4 * j + 2 * half];
-        float& second = s[4 * j + 2 * half + 1];
-        // Spread over the sixteen elements of four neighbouring j.
-        const int place = j % 4 * 4 + 2 * half;
-        constexpr int kFma = kMasked ? 0 : Shape::kFma;
-        const float x = fmaf(first, scale2, minus), y = fmaf(second, scale2, minus);
-        first = place * kFma % 16 < kFma ? exp2_fma(x) : gpu::exp2_approx(x);
-        second = (place + 1) * kFma % 16 < kFma ? exp2_fma(y) : gpu::exp2_approx(y);
-        a += first;
-        b += second;
-      }
-      sum[half] += a + b;
-    }
-  }
-};
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
@@ -189,28 +84,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (warp > 1) return;
     gpu::RingPlace<kStages> k_place, v_place;
     gpu::RingPlace<kQStages> q_place;
-    const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
-                          const gpu::TensorMap& map, int n, int h, int b) {
-      ring.empty[place.stage].wait(place.parity ^ 1);
-      ring.full[place.stage].arrive_expect(Shape::kTileBytes);
-      KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage], n * kKeys, h, b);
-      place.advance();
-    };
-    // K runs one step ahead of V, as the products do, over the ends of tiles.
-    int v_n = -1, v_h = 0, v_b = 0;
-    const auto load_values = [&] {
-      if (v_n >= 0) load(v_ring, v_place, v_tiles, v_map, v_n, v_h, v_b);
-      v_n = -1;
-    };
     for (;;) {
       work_ring.full[q_place.stage].wait(q_place.parity);
       const AttentionWork work = works[q_place.stage];
       work_ring.empty[q_place.stage].arrive();
-      // Without a K to follow, V may not wait for it: the next work comes only after the tile of this V.
-      if (work.tile < 0 || work.end <= work.begin) load_values();
       if (work.tile < 0) return;
       const int b = work.head_row / args.heads, h = work.head_row % args.heads;
-      if (work.end > work.begin) load(k_ring, k_place, k_tiles, k_map, work.end - 1, h, b);
+      const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
+                            const gpu::TensorMap& map, int n) {
+        ring.empty[place.stage].wait(place.parity ^ 1);
+        ring.full[place.stage].arrive_expect(Shape::kTileBytes);
+        KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage], n * kKeys, h, b);
+        place.advance();
+      };
+      // K runs one step ahead of V, as the products do.
+      if (work.end > work.begin) load(k_ring, k_place, k_tiles, k_map, work.end - 1);
       for (int group = 0; group < kGroups; ++group) {
         gpu::Barrier& full = q_rings[group].full[q_place.stage];
         q_rings[group].empty[q_place.stage].wait(q_place.parity ^ 1);
@@ -219,102 +107,167 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                         q_map, full, work.tile * Shape::kRows + group * 64, h, b);
       }
       q_place.advance();
-      for (int n = work.end - 1; n >= work.begin; --n) {
-        if (n < work.end - 1) load(k_ring, k_place, k_tiles, k_map, n, h, b);
-        load_values();
-        v_n = n;
-        v_h = h;
-        v_b = b;
+      for (int n = work.end - 2; n >= work.begin; --n) {
+        load(k_ring, k_place, k_tiles, k_map, n);
+        load(v_ring, v_place, v_tiles, v_map, n + 1);
       }
+      if (work.end > work.begin) load(v_ring, v_place, v_tiles, v_map, work.begin);
     }
   }
 
   gpu::take_registers<Shape::kConsumerRegisters>();
   const int group = warp / 4 - 1, lane = int(threadIdx.x) % 32;
   const int turn = 1 + group, next_turn = 1 + (group + 1) % kGroups;
-  if (Shape::kPingPong && group == kGroups - 1) gpu::arrive_named(next_turn, 256);
+  gpu::Ring<kQStages>& q_ring = q_rings[group];
+  char* const o_rows = shared + Shape::kOOffset + group * Shape::kGroupBytes + warp % 4 * 16 * 128;
+  if (group == kGroups - 1) gpu::arrive_named(next_turn, 256);
 
-  const int row = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile, and row + 8
-  RingTurn<kStages> block{0};                             // of K that comes next; V is one behind
-  float s[kKeys / 2], o[kD / 2];
-  uint32_t p[kKeys / 16][4];
-  OnlineSoftmax<Shape> softmax;
-  bool pending = false;  // the last P V of the tile before is to be done (it is to be written in any case)
+  RingTurn<kStages> block{0};  // of K and V
+  for (RingTurn<kQStages> tile{0};; ++tile.count) {
+    work_ring.full[tile.stage()].wait(tile.parity());
+    AttentionWork work = works[tile.stage()];
+    work.tile = in_uniform_register(work.tile);
+    work.begin = in_uniform_register(work.begin);
+    work.end = in_uniform_register(work.end);
+    if (work.tile < 0) break;
+    const int first = work.tile * Shape::kRows;
+    // This warpgroup's queries: none sees key block `end` or a later one, all see the first `clear` keys.
+    const int group_first = first + group * 64;
+    const int group_keys = group_first < args.schedule.queries
+                               ? args.key_limit(min(group_first + 64, args.schedule.queries) - 1)
+                               : 0;
+    const int end = min(work.end, int(gpu::ceil_div(group_keys, kKeys)));
+    const int clear = args.key_limit(group_first);
+    const int row = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile, and row + 8
 
-  const auto wait_full = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
-    ring.full[at.stage()].wait(at.parity());
-  };
-  const auto release = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
-    if (lane == 0) ring.empty[at.stage()].arrive();
-  };
-  const auto issue_scores = [&](RingTurn<kQStages> tile) {
-    if (Shape::kPingPong) gpu::sync_named(turn, 256);
-    const uint64_t a = gpu::tile_descriptor<along_k>(gpu::shared_address(shared) + Shape::kQOffset +
-                                                     (tile.stage() * kGroups + group) * Shape::kGroupBytes);
-    const uint64_t b =
-        gpu::tile_descriptor<along_k>(gpu::shared_address(k_tiles) + block.stage() * Shape::kTileBytes);
-    gpu::fence_products();
-#pragma unroll
-    for (int step = 0; step < kD / 16; ++step)
-      gpu::multiply<T, along_k, along_k>(s, a + GroupTile::along(step), b + KeyTile::along(step), step > 0);
-    gpu::commit_products();
-  };
-  const auto issue_values = [&] {
-    wait_full(v_ring, block + -1);
-    const uint64_t b = gpu::tile_descriptor<across_k>(
-        gpu::shared_address(v_tiles) + (block + -1).stage() * Shape::kTileBytes, KeyTile::kBoxBytes);
-    gpu::fence_products();
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)
-      gpu::multiply<T, across_k>(o, p[step], b + step * gpu::kDescriptorStep<across_k>);
-    gpu::commit_products();
-  };
-  const auto pass_turn = [&] {
-    if (Shape::kPingPong) gpu::arrive_named(next_turn, 256);
-  };
-  const auto finish_values = [&] {
-    gpu::wait_products<0>();
-    gpu::pin(o);
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
-    release(v_ring, block + -1);
-  };
-  const auto mask = [&](int first, int n) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int seen = args.key_limit(first + row + 8 * half) - n * kKeys - lane % 4 * 2;
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (8 * j + e >= seen) s[4 * j + 2 * half + e] = -INFINITY;
+    const auto wait_full = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
+      ring.full[at.stage()].wait(at.parity());
+    };
+    const auto release = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
+      if (lane == 0) ring.empty[at.stage()].arrive();
+    };
+    // Blocks that only other warpgroups' queries see go by.
+    for (int n = work.end; n > max(end, work.begin); --n) {
+      {
+        gpu::sync_named(turn, 256);
+        gpu::arrive_named(next_turn, 256);
+      }
+      wait_full(k_ring, block);
+      release(k_ring, block);
+      wait_full(v_ring, block);
+      release(v_ring, block);
+      ++block.count;
     }
-  };
-  const auto convert = [&] {
+
+    float o[kD / 2];
+    OnlineSoftmax<Shape> softmax;
+    q_ring.full[tile.stage()].wait(tile.parity());
+    if (end > work.begin) {
+      float s[kKeys / 2];
+      uint32_t p[kKeys / 16][4];
+      const auto issue_scores = [&] {
+        gpu::sync_named(turn, 256);
+        const uint64_t a =
+            gpu::tile_descriptor<along_k>(gpu::shared_address(shared) + Shape::kQOffset +
+                                          (tile.stage() * kGroups + group) * Shape::kGroupBytes);
+        const uint64_t b =
+            gpu::tile_descriptor<along_k>(gpu::shared_address(k_tiles) + block.stage() * Shape::kTileBytes);
+        gpu::fence_products();
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)
+        for (int step = 0; step < kD / 16; ++step)
+          gpu::multiply<T, along_k, along_k>(s, a + GroupTile::along(step), b + KeyTile::along(step),
+                                             step > 0);
+        gpu::commit_products();
+      };
+      const auto issue_values = [&](RingTurn<kStages> at) {
+        wait_full(v_ring, at);
+        const uint64_t b = gpu::tile_descriptor<across_k>(
+            gpu::shared_address(v_tiles) + at.stage() * Shape::kTileBytes, KeyTile::kBoxBytes);
+        gpu::fence_products();
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
-  };
-  const auto clear_output = [&] {
+        for (int step = 0; step < kKeys / 16; ++step)
+          gpu::multiply<T, across_k>(o, p[step], b + step * gpu::kDescriptorStep<across_k>);
+        gpu::commit_products();
+      };
+      const auto mask = [&](int n) {
 #pragma unroll
-    for (float& element : o) element = 0;
-  };
-  // The tile's result, or its piece, leaves; what to do and Q are let go.
-  const auto write = [&](RingTurn<kQStages> tile) {
-    // Read by a volatile instruction: addresses computed before the loop would take registers through it.
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    const int lane = thread % 32, warp = thread / 32, row = (thread - 128) / 32 * 16 + lane / 4;
-    char* const o_rows = shared + Shape::kOOffset + (warp / 4 - 1) * Shape::kGroupBytes + warp % 4 * 16 * 128;
-    const AttentionWork work = works[tile.stage()];
+        for (int half = 0; half < 2; ++half) {
+          const int seen = args.key_limit(first + row + 8 * half) - n * kKeys - lane % 4 * 2;
+#pragma unroll
+          for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+              if (8 * j + e >= seen) s[4 * j + 2 * half + e] = -INFINITY;
+        }
+      };
+      const auto convert = [&] {
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+      };
+      const auto finish_values = [&](RingTurn<kStages> at) {
+        gpu::wait_products<0>();
+        gpu::pin(o);
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
+        release(v_ring, at);
+      };
+
+      wait_full(k_ring, block);
+      issue_scores();
+      gpu::arrive_named(next_turn, 256);
+      gpu::wait_products<0>();
+      gpu::pin(s);
+      release(k_ring, block);
+      int n = end - 1;
+      if ((n + 1) * kKeys > clear) mask(n);
+      softmax.apply(s, args.scale2);
+      convert();
+      if (n > work.begin) wait_full(k_ring, block + 1);
+#pragma unroll
+      for (float& element : o) element = 0;
+
+      const auto step = [&]<bool kMasked>() {
+        ++block.count;
+        issue_scores();
+        issue_values(block + -1);
+        gpu::arrive_named(next_turn, 256);
+        gpu::wait_products<1>();
+        gpu::pin(s);
+        release(k_ring, block);
+        if constexpr (kMasked) mask(n);
+        softmax.apply(s, args.scale2);
+        // The exponentials are what the products overlap with: this branch keeps them before the wait for
+        // them.
+        gpu::pin(s);
+        if (n > work.begin) wait_full(k_ring, block + 1);
+        finish_values(block + -1);
+        if (softmax.moved) {
+#pragma unroll
+          for (int j = 0; j < kD / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[4 * j + e] *= softmax.shrink[e / 2];
+        }
+        convert();
+      };
+      for (--n; n >= work.begin && (n + 1) * kKeys > clear; --n) step.template operator()<true>();
+      for (; n >= work.begin; --n) step.template operator()<false>();
+      issue_values(block);
+      finish_values(block);
+      ++block.count;
+    } else {
+#pragma unroll
+      for (float& element : o) element = 0;
+    }
+
+    work = works[tile.stage()];  // again, instead of registers through the loop
     __syncwarp();
     if (lane == 0) {
       work_ring.empty[tile.stage()].arrive();
-      q_rings[group].empty[tile.stage()].arrive();
+      q_ring.empty[tile.stage()].arrive();
     }
-    const int first = work.tile * Shape::kRows;
     float total[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -336,137 +289,41 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           statistics[Shape::kRows + row + 8 * half] = total[half];
         }
       }
-      return;
-    }
-    float inverse[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
-      const int query = first + row + 8 * half;
-      if (lane % 4 == 0 && query < args.schedule.queries)
-        args.lse[work.head_row * args.lse_stride + query] =
-            total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
-    }
-    // Each warp stores its own rows; what it stored last has been read.
-    if (lane == 0) gpu::wait_stores_read<0>();
-    __syncwarp();
-#pragma unroll
-    for (int step = 0; step < kD / 16; ++step) {
-      uint32_t values[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        values[i] = gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2],
-                                        o[8 * step + 2 * i + 1] * inverse[i % 2]);
-      gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * GroupTile::kBoxBytes +
-                           gpu::swizzled_place(lane % 16, step % 4 * 2 + lane / 16),
-                       values);
-    }
-    gpu::fence_async_shared();
-    __syncwarp();
-    if (lane == 0) {
-      const int b = work.head_row / args.heads, h = work.head_row % args.heads;
-#pragma unroll
-      for (int box = 0; box < kD / kBoxWidth; ++box)
-        gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth, first + (warp - 4) * 16,
-                       h, b);
-      gpu::commit_stores();
-    }
-  };
-
-  for (RingTurn<kQStages> tile{0};; ++tile.count) {
-    work_ring.full[tile.stage()].wait(tile.parity());
-    const int begin = in_uniform_register(works[tile.stage()].begin),
-              tile_end = in_uniform_register(works[tile.stage()].end);
-    const int first = in_uniform_register(works[tile.stage()].tile) * Shape::kRows;
-    const bool some = first >= 0;
-    // This warpgroup's queries: none sees key block `end` or a later one, all see the first `clear` keys.
-    const int group_first = first + group * 64;
-    const int group_keys = group_first < args.schedule.queries
-                               ? args.key_limit(min(group_first + 64, args.schedule.queries) - 1)
-                               : 0;
-    const int end = max(begin, min(tile_end, int(gpu::ceil_div(group_keys, kKeys))));
-    const int clear = args.key_limit(group_first);
-    int n = end - 1;
-    if (some && pending && end == tile_end && end > begin) {
-      // The first scores of this tile with the last P V of the one before.
-      q_rings[group].full[tile.stage()].wait(tile.parity());
-      wait_full(k_ring, block);
-      issue_scores(tile);
-      issue_values();
-      pass_turn();
-      gpu::wait_products<1>();
-      gpu::pin(s);
-      release(k_ring, block);
-      if ((n + 1) * kKeys > clear) mask(first, n);
-      OnlineSoftmax<Shape> next;
-      next.template apply<true>(s, args.scale2);
-      gpu::pin(s);
-      if (n > begin) wait_full(k_ring, block + 1);
-      finish_values();
-      write(tile + -1);
-      softmax = next;
     } else {
-      if (pending) {
-        issue_values();
-        finish_values();
+      float inverse[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
+        const int query = first + row + 8 * half;
+        if (lane % 4 == 0 && query < args.schedule.queries)
+          args.lse[work.head_row * args.lse_stride + query] =
+              total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
       }
-      if (tile.count > 0) write(tile + -1);
-      if (!some) break;
-      q_rings[group].full[tile.stage()].wait(tile.parity());
-      // Blocks that only other warpgroups' queries see go by.
-      for (int passed = end; passed < tile_end; ++passed) {
-        if (Shape::kPingPong) gpu::sync_named(turn, 256);
-        pass_turn();
-        wait_full(k_ring, block);
-        release(k_ring, block);
-        wait_full(v_ring, block);
-        release(v_ring, block);
-        ++block.count;
+      // Each warp stores its own rows; what it stored last has been read.
+      if (lane == 0) gpu::wait_stores_read<0>();
+      __syncwarp();
+#pragma unroll
+      for (int step = 0; step < kD / 16; ++step) {
+        uint32_t values[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          values[i] = gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2],
+                                          o[8 * step + 2 * i + 1] * inverse[i % 2]);
+        gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * GroupTile::kBoxBytes +
+                             gpu::swizzled_place(lane % 16, step % 4 * 2 + lane / 16),
+                         values);
       }
-      softmax = OnlineSoftmax<Shape>();
-      pending = end > begin;
-      if (!pending) {
-        clear_output();
-        continue;
+      gpu::fence_async_shared();
+      __syncwarp();
+      if (lane == 0) {
+        const int b = work.head_row / args.heads, h = work.head_row % args.heads;
+#pragma unroll
+        for (int box = 0; box < kD / kBoxWidth; ++box)
+          gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth,
+                         first + group * 64 + warp % 4 * 16, h, b);
+        gpu::commit_stores();
       }
-      wait_full(k_ring, block);
-      issue_scores(tile);
-      pass_turn();
-      gpu::wait_products<0>();
-      gpu::pin(s);
-      release(k_ring, block);
-      if ((n + 1) * kKeys > clear) mask(first, n);
-      softmax.template apply<true>(s, args.scale2);
-      if (n > begin) wait_full(k_ring, block + 1);
     }
-    ++block.count;
-    convert();
-    clear_output();
-
-    const auto step = [&]<bool kMasked>() {
-      issue_scores(tile);
-      issue_values();
-      pass_turn();
-      gpu::wait_products<1>();
-      gpu::pin(s);
-      release(k_ring, block);
-      if constexpr (kMasked) mask(first, n);
-      softmax.template apply<kMasked>(s, args.scale2);
-      // The exponentials are what the products overlap with: this branch keeps them before the wait for them.
-      gpu::pin(s);
-      if (n > begin) wait_full(k_ring, block + 1);
-      finish_values();
-      ++block.count;
-      if (softmax.moved) {
-#pragma unroll
-        for (int j = 0; j < kD / 8; ++j)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) o[4 * j + e] *= softmax.shrink[e / 2];
-      }
-      convert();
-    };
-    for (--n; n >= begin && (n + 1) * kKeys > clear; --n) step.template operator()<true>();
-    for (; n >= begin; --n) step.template operator()<false>();
   }
   if (lane == 0) gpu::wait_stores_read<0>();
 }

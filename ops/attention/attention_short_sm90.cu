@@ -7,11 +7,11 @@
 /// and O but only 64 scores, so the kernel is a copy with some arithmetic in its shadow: bound by the bytes
 /// of Q and O, next by latency.
 ///
-/// A block owns some tokens of one batch and up to kHeads heads of it. K and V of its heads stay in shared
-/// memory. One thread streams 64-token tiles of Q, head by head of the same tokens (in memory these lie side
-/// by side, so DRAM pages are read whole), into rings of slots, one ring a consumer warpgroup. O replaces Q
-/// in its slot, leaves by the copy engine, and the slot is free again. Each warp stores its own 16 rows, so
-/// that a block's tokens need only be a multiple of 16: the work divides evenly.
+/// A block owns some tokens of one batch and some heads of it. K and V of its heads stay in shared memory.
+/// One thread streams 64-token tiles of Q, head by head of the same tokens (in memory these lie side by side,
+/// so DRAM pages are read whole), into rings of slots, one ring a consumer warpgroup. O replaces Q in its
+/// slot, leaves by the copy engine, and the slot is free again. Each warp stores its own 16 rows, so that a
+/// block's tokens need only be a multiple of 16: the work divides evenly.
 
 namespace tessera::ops {
 namespace {
@@ -31,19 +31,17 @@ struct ShortArgs {
   }
 };
 
-/// Blocks of so many resident heads, slots a warpgroup and blocks a multiprocessor.
-template <int kHead, int kKeyRows, int kWarpgroups, int kResident, int kRing, int kBlocksAtOnce,
-          bool kPdl = true>
+/// Head size and keys in shared memory, consumer warpgroups, resident heads, slots of each warpgroup.
+template <int kHead, int kKeyRows, int kWarpgroups, int kResident, int kRing>
 struct ShortShape {
   static constexpr int kD = kHead, kKeys = kKeyRows, kGroups = kWarpgroups, kHeads = kResident,
-                       kSlots = kRing, kBlocks = kBlocksAtOnce;
-  static constexpr bool kEarly = kPdl;
+                       kSlots = kRing;
   static constexpr int kThreads = kGroups * 128 + 32;
   static constexpr int kKeyBytes = kKeys * kD * 2, kSlotBytes = 64 * kD * 2;
   static constexpr int kSlotOffset = kHeads * 2 * kKeyBytes,
                        kBarrierOffset = kSlotOffset + kGroups * kSlots * kSlotBytes,
                        kSharedBytes = kBarrierOffset + (kHeads + 2 * kGroups * kSlots) * 8;
-  static_assert(kBlocks * (kSharedBytes + 1024) <= 228 * 1024 && kSlots >= 2);
+  static_assert(kSharedBytes <= 227 * 1024 && kSlots >= 2);
 };
 
 /// The block's tokens and heads.
@@ -61,7 +59,7 @@ struct ShortBlock {
 };
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_short_kernel(const __grid_constant__ gpu::TensorMap q_map,
                            const __grid_constant__ gpu::TensorMap k_map,
                            const __grid_constant__ gpu::TensorMap v_map,
@@ -258,7 +256,7 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
   // count as two.
   const int64_t units = q.size(0) * args.head_groups, tiles = gpu::ceil_div(args.queries, 64);
   double best = INFINITY;
-  const int64_t at_once = int64_t(device.card().multiprocessors) * Shape::kBlocks;
+  const int64_t at_once = device.card().multiprocessors;
   for (int64_t splits = 1; splits <= std::min<int64_t>(tiles, 4 * at_once); ++splits) {
     const int64_t tokens = gpu::ceil_div(gpu::ceil_div(args.queries, splits), 16) * 16;
     const double time = double(gpu::ceil_div(units * splits, at_once)) * (double(tokens) / 64 + 2);
@@ -271,7 +269,7 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
   const int64_t blocks = units * args.splits;
   check(blocks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", blocks,
         " blocks; expected at most 2^31 - 1 (split the batch)");
-  gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes, 1, Shape::kEarly},
+  gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes, 1, true},
               attention_short_kernel<T, Shape>, head_map<T>(q, 16), head_map<T>(k, Shape::kKeys),
               head_map<T>(v, Shape::kKeys), head_map<T>(o, 16), args);
 }
@@ -284,10 +282,10 @@ void attention_short_sm90(const Tensor& o, const Tensor& lse, const Tensor& q, c
     if constexpr (!std::is_same_v<T, float>) {
       const auto run = [&]<class Shape>() { launch_short<T, Shape>(o, lse, q, k, v, options); };
       const bool narrow = q.size(3) <= 64, few = k.size(1) <= 64;
-      if (narrow && few) return run.template operator()<ShortShape<64, 64, 2, 8, 4, 1>>();
-      if (narrow) return run.template operator()<ShortShape<64, 128, 2, 4, 4, 1>>();
-      if (few) return run.template operator()<ShortShape<128, 64, 2, 4, 2, 1>>();
-      run.template operator()<ShortShape<128, 128, 1, 2, 4, 1>>();
+      if (narrow && few) return run.template operator()<ShortShape<64, 64, 3, 4, 5>>();
+      if (narrow) return run.template operator()<ShortShape<64, 128, 2, 4, 4>>();
+      if (few) return run.template operator()<ShortShape<128, 64, 2, 2, 4>>();
+      run.template operator()<ShortShape<128, 128, 1, 2, 4>>();
     }
   });
 }

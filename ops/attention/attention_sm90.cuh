@@ -6,8 +6,8 @@
 #include "gpu/wgmma.cuh"
 #include "ops/attention/attention_kernels.h"
 
-/// What the sm_90a attention kernels share: how heads are described to the copy engine and to wgmma, and the
-/// exponentials.
+/// What the sm_90a attention kernels share: how heads are described to the copy engine and to wgmma, and
+/// places in rings.
 
 namespace tessera::ops {
 
@@ -61,23 +61,5 @@ struct HeadTile {
            uint64_t(step % 4) * gpu::kDescriptorStep<gpu::TileOrder::along_k>;
   }
 };
-
-/// 2^x by multiply-adds, for x up to 127: 0 below -127, NaN for NaN, relative error 5e-7. Cody-Waite
-/// reduction to |f| <= 1/2, then the polynomial of degree 5 with value 1 at 0 that is best in relative error.
-/// Takes load off the special-function unit, which makes 16 exponentials a clock.
-__device__ __forceinline__ float exp2_fma(float x) {
-  // max.NaN keeps a NaN. At -127 the fraction is 0 and the exponent field becomes 0: exactly +0.
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-127.0f));
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer
-  const float shifted = x + kMagic;
-  const float f = x - (shifted - kMagic);
-  float p = 1.11255073e-3f;
-  p = fmaf(p, f, 9.66628268e-3f);
-  p = fmaf(p, f, 5.55740036e-2f);
-  p = fmaf(p, f, 2.40223512e-1f);
-  p = fmaf(p, f, 6.93142831e-1f);
-  p = fmaf(p, f, 1.0f);
-  return __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
-}
 
 }  // namespace tessera::ops

@@ -330,7 +330,8 @@ TEST(Attention, RowsOfCudaAgree) {
           ASSERT_NEAR(o[1][i], o[0][i], 4 * epsilon(dtype) * largest) << i;
         for (size_t i = 0; i < lse[0].size(); ++i) {
           if (lse[0][i] == lse[1][i]) continue;  // infinities
-          ASSERT_NEAR(lse[1][i], lse[0][i], 16 * epsilon(DType::f32) * std::max(1.0, std::abs(lse[0][i])))
+          // Scores are sums of D products, which the two instructions round differently.
+          ASSERT_NEAR(lse[1][i], lse[0][i], 64 * epsilon(DType::f32) * std::max(1.0, std::abs(lse[0][i])))
               << i;
         }
       }

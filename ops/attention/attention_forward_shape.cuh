@@ -1,0 +1,105 @@
+#pragma once
+
+#include "gpu/mma.cuh"
+#include "ops/attention/attention_schedule.h"
+
+/// The configuration of the sm_90a forward kernel, its arguments, and the softmax of a warpgroup.
+
+namespace tessera::ops {
+
+/// What a block is given besides its maps.
+struct ForwardSm90 {
+  AttentionSchedule schedule;
+  float* lse;  // [B * H, lse_stride], natural logarithm
+  int64_t lse_stride;
+  float* partial;  // pieces of split tiles: see ForwardShape
+  int heads;
+  float scale2;  // scale * log2(e)
+
+  /// Keys that query i sees, for i up to a tile past the last query.
+  __device__ __forceinline__ int key_limit(int i) const {
+    return schedule.causal ? max(0, min(schedule.keys, i + 1 + schedule.keys - schedule.queries))
+                           : schedule.keys;
+  }
+};
+
+/// A configuration of the kernel: head size in shared memory (64 or 128), keys of a step, stages of K and of
+/// V.
+template <int kHead, int kKeyRows, int kDepth>
+struct ForwardShape {
+  static constexpr int kD = kHead, kKeys = kKeyRows, kStages = kDepth;
+  static constexpr int kGroups = 3;   // consumer warpgroups, 64 queries each
+  static constexpr int kQStages = 2;  // tiles of Q
+  static constexpr int kRows = kGroups * 64;
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  static constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
+  static constexpr int kGroupBytes = 64 * kD * 2;
+  static constexpr int kTileBytes = kKeys * kD * 2;
+  static constexpr int kQOffset = 0, kOOffset = kQStages * kGroups * kGroupBytes,
+                       kKOffset = kOOffset + kGroups * kGroupBytes,
+                       kVOffset = kKOffset + kStages * kTileBytes,
+                       kBarrierOffset = kVOffset + kStages * kTileBytes;
+  static constexpr int kWorkOffset =
+      kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages + 2 * kQStages) * 8;
+  static constexpr int kSharedBytes = kWorkOffset + kQStages * int(sizeof(AttentionWork));
+  static_assert(kSharedBytes <= 227 * 1024);
+  // Floats of a piece of a split tile: O in fragment order, then the base and the sum of every row.
+  static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;
+};
+
+/// A warpgroup's softmax over the steps of its tile, two rows a thread: g and g + 8 of the warp's 16.
+template <class Shape>
+struct OnlineSoftmax {
+  // P = 2^(scale2 s - base). The base is an integer, so a change of it scales by an exact power of two, and
+  // follows the largest score only when that grew by more than 2^8: P stays below 2^9, far from any overflow.
+  float base[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0, 0};  // of this thread's columns
+  float shrink[2];
+  bool moved = false;  // O is to be multiplied by `shrink`
+
+  __device__ __forceinline__ void apply(float (&s)[Shape::kKeys / 2], float scale2) {
+    constexpr float kSlack = 8;
+    float top[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float a = s[2 * half], b = s[2 * half + 1];
+#pragma unroll
+      for (int j = 1; j < Shape::kKeys / 8; ++j) {
+        a = fmaxf(a, s[4 * j + 2 * half]);
+        b = fmaxf(b, s[4 * j + 2 * half + 1]);
+      }
+      top[half] = fmaxf(a, b) * scale2;
+    }
+    const bool grew = top[0] > base[0] + kSlack || top[1] > base[1] + kSlack;
+    moved = __any_sync(0xFFFFFFFFu, grew);
+    if (moved) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float highest = fmaxf(top[half], __shfl_xor_sync(0xFFFFFFFFu, top[half], 1));
+        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
+        const float next = highest > base[half] ? ceilf(highest) : base[half];
+        // Nothing seen yet: -inf - -inf would be NaN.
+        shrink[half] = next == -INFINITY ? 1.0f : gpu::exp2_approx(base[half] - next);
+        base[half] = next;
+        sum[half] *= shrink[half];
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float minus = base[half] == -INFINITY ? 0.0f : -base[half];
+      float a = 0, b = 0;
+#pragma unroll
+      for (int j = 0; j < Shape::kKeys / 8; ++j) {
+        float& first = s[4 * j + 2 * half];
+        float& second = s[4 * j + 2 * half + 1];
+        first = gpu::exp2_approx(fmaf(first, scale2, minus));
+        second = gpu::exp2_approx(fmaf(second, scale2, minus));
+        a += first;
+        b += second;
+      }
+      sum[half] += a + b;
+    }
+  }
+};
+
+}  // namespace tessera::ops
