@@ -33,6 +33,8 @@ json to_json(const Record& r) {
               {"build", r.build},
               {"time", r.time}};
   if (r.peak_bytes > 0) out["peak_bytes"] = r.peak_bytes;
+  if (r.live_bytes > 0) out["live_bytes"] = r.live_bytes;
+  if (r.planned_bytes > 0) out["planned_bytes"] = r.planned_bytes;
   if (r.tokens_per_s > 0) out["tokens_per_s"] = r.tokens_per_s;
   if (!r.attrs.empty()) out["attrs"] = r.attrs;
   if (r.sweep.number >= 0)
@@ -64,6 +66,8 @@ Record from_json(const json& in) {
     r.copy_gbs = in.value("copy_gbs", 0.0);
     r.deterministic = in.value("deterministic", false);
     r.peak_bytes = in.value("peak_bytes", 0.0);
+    r.live_bytes = in.value("live_bytes", 0.0);
+    r.planned_bytes = in.value("planned_bytes", 0.0);
     r.tokens_per_s = in.value("tokens_per_s", 0.0);
     r.attrs = in.value("attrs", std::map<std::string, std::string>());
     if (in.contains("sweep")) {

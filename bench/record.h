@@ -31,8 +31,10 @@ struct Record {
   double ceiling_share = 0;     // time at the measured ceilings / time; 0: not known
   double copy_gbs = 0;          // what a large copy reached in the same run; 0: not known
   bool deterministic = true;
-  double peak_bytes = 0;    // of a step
-  double tokens_per_s = 0;  // of a step
+  double peak_bytes = 0;     // of a step: what the pools held, caches and rounding included
+  double live_bytes = 0;     // of a step: what tensors held at most
+  double planned_bytes = 0;  // what `tessera plan` says of live_bytes
+  double tokens_per_s = 0;   // of a step
   std::map<std::string, std::string> attrs;
   SweepNote sweep;
   std::string build, time;

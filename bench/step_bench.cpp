@@ -58,6 +58,8 @@ Record measure_step(const train::TnpJob& job, Device device, bool graph, const T
   record.implementation = graph ? "tessera graph" : "tessera eager";
   record.flops = count_flops(job.model, job.batch, job.context, job.targets).step(checkpointed);
   record.peak_bytes = double(device.allocator().stats().reserved_peak);
+  record.live_bytes = double(device.allocator().stats().allocated_peak);
+  record.planned_bytes = plan_memory(job.model, job.batch, job.context, job.targets).total();
   record.tokens_per_s = double(job.batch * (job.context + job.targets)) / record.ms.p50 * 1e3;
   record.build = train::kRevision;
   record.time = train::utc_now();

@@ -201,23 +201,28 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
   plan.parameters = parameters * size;
   plan.gradients = parameters * (c.dtype == DType::f64 ? 8 : 4);
   plan.optimizer = 2 * plan.gradients + (size_of(c.dtype) == 2 ? 4 * parameters : 0);
-  // One block: its input, q, the attention's result, both sums before a norm, the first norm's result, the
+  // One block: q, the attention's result, two sums and two norms (the last is the next block's input), the
   // hidden rows before their activation; keys and values.
   const double block = (6 * tokens * d + tokens * f + 2 * memory * d) * size + stats;
-  const double heads = points * double(c.components) * (2 * f + 4) * size + points * d * size;
+  const double mixture = points * double(c.components) * 3 * size;
+  const double heads = 2 * mixture + (c.pre_norm ? points * d * size : 0);
   const double embed =
-      tokens * double(row_pitch(c.features + 1, c.dtype) + 2 * row_pitch(c.embed_hidden, c.dtype)) * size;
-  // Largest temporaries: backward of the MLP holds the activated rows, their gradient and three rows of width
-  // d; the heads hold two hidden gradients.
-  const double in_block = tokens * (2 * f + 3 * d) * size;
-  const double in_heads = points * double(c.components) * 2 * f * size + tokens * d * size;
+      tokens * double(row_pitch(c.features + 1, c.dtype) + 2 * row_pitch(c.embed_hidden, c.dtype)) * size +
+      tokens * d * size;
+  // Largest temporaries: the heads make the gradient of their hidden rows again; backward of an MLP holds its
+  // activated rows, their gradient, and the gradients of its result and its input; attention's the gradients
+  // of its result and its operands, and the sums of dq in f32.
+  const double in_heads = points * double(c.components) * f * size + tokens * d * size;
+  const double in_mlp = (2 * f + 2 * d) * tokens * size;
+  const double in_attention = (4 * tokens * d + 2 * memory * d) * size + tokens * d * 4;
+  const double in_block = std::max(in_mlp, in_attention);
   if (c.checkpoint_every > 0) {
     const double groups = std::ceil(double(c.layers) / double(c.checkpoint_every));
     plan.saved = groups * tokens * d * size + embed + heads;
-    plan.transient = std::max(in_heads, double(c.checkpoint_every) * block + in_block - heads);
+    plan.transient = std::max(in_heads, double(c.checkpoint_every) * block + in_block);
   } else {
     plan.saved = double(c.layers) * block + embed + heads;
-    plan.transient = std::max(in_heads, in_block - heads);
+    plan.transient = std::max(in_heads, in_block);
   }
   return plan;
 }
