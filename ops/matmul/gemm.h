@@ -10,7 +10,7 @@
 
 namespace tessera::ops {
 
-/// D[i] = alpha op(A[i]) op(B[i]) + beta C[i] + bias[i] for i < batch, with D m x n, op(A) m x k and op(B)
+/// D[i] = alpha op(A[i]) op(B[i]) + beta D[i] + bias[i] for i < batch, with D m x n, op(A) m x k and op(B)
 /// k x n. All matrices are row-major; a transposed operand is stored k-first (A: k x m, B: n x k). Leading
 /// dimensions (elements between rows) are at least the stored row's length; strides (elements between the
 /// matrices of a batch) may be 0 for A, B and bias. All sizes are at least 1.
@@ -24,10 +24,9 @@ struct Gemm {
   const void* a = nullptr;
   const void* b = nullptr;
   void* d = nullptr;
-  const void* c = nullptr;     // of D's shape and dtype; null: D itself
   const void* bias = nullptr;  // n values for every row; the CUDA rows alone take one, see below
-  int64_t lda = 0, ldb = 0, ldd = 0, ldc = 0;
-  int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_c = 0, stride_bias = 0;
+  int64_t lda = 0, ldb = 0, ldd = 0;
+  int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
   bool pads_d = false;  // what lies between the ends of D's rows and the next 16-byte boundary is nobody's
 };

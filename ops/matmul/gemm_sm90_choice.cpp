@@ -15,12 +15,10 @@ bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
 }
 
-/// Whether the copy engine can write d, and read what is added to it.
+/// Whether the copy engine can write d.
 bool direct(const Gemm& g) {
   if (!vectors(g.d, g.ldd, g.stride_d, g.out)) return false;
-  if (!g.pads_d && g.n * int64_t(size_of(g.out)) % 16 != 0) return false;
-  if (g.beta == 0) return true;
-  return g.in == g.out && (!g.c || vectors(g.c, g.ldc, g.stride_c, g.out));
+  return g.pads_d || g.n * int64_t(size_of(g.out)) % 16 == 0;
 }
 
 }  // namespace
@@ -76,8 +74,9 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
 }
 
 bool gemm_sm90_pays(const Gemm& g, Device device) {
-  // A few columns or rows whose sums go through scratch are vectors rather than tiles.
-  return std::min(g.m, g.n) > 8 || !choose_product(g, device.card().multiprocessors).partials;
+  // A row or a column is no tile, and a few of them whose sums go through scratch are none either.
+  const int64_t few = std::min(g.m, g.n);
+  return few > 1 && (few > 8 || !choose_product(g, device.card().multiprocessors).partials);
 }
 
 void gemm_wgmma(const Gemm& gemm, Device device) {

@@ -28,7 +28,7 @@ inline constexpr ProductTileShape kProductTiles[] = {
     {128, 128, 1, true, 5, true, 1.08, 150},    {128, 128, 2, true, 5, true, 1.10, 150},
     {128, 192, 1, true, 4, false, 1.00, 650},   {128, 192, 2, true, 4, false, 1.00, 650},
     {128, 256, 1, false, 4, false, 1.00, 1500}, {256, 128, 1, false, 4, false, 1.00, 1500},
-    {64, 64, 1, true, 8, false, 1.25, 150},
+    {64, 64, 1, true, 8, true, 1.25, 150},
 };
 
 /// What the row needs and the problem lacks, or an empty string.
@@ -43,7 +43,7 @@ void gemm_wgmma(const Gemm& gemm, Device device);
 /// T: bf16 or f16, the dtype of a and b.
 template <class T>
 void product_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
-/// d = alpha (the sum of the partials) + bias + beta c; partials [batch * splits, m, pitch] in order.
+/// d = alpha (the sum of the partials) + bias + beta d; partials [batch * splits, m, pitch] in order.
 template <class T>
 void finish_product(const Gemm& gemm, const Tensor& partials, int splits, Device device);
 

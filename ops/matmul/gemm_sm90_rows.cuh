@@ -34,8 +34,7 @@ void run_tile(const Gemm& g, Out* out, int64_t ld, int64_t stride, int splits, D
   if (g.bias && !sums) params.math.bias = {static_cast<const T*>(g.bias), g.stride_bias, int(g.n)};
   if constexpr (kAdds) {
     params.math.beta = float(g.beta);
-    params.operand = g.c ? Epilogue::map(static_cast<const Out*>(g.c), g.m, g.n, g.batch, g.ldc, g.stride_c)
-                         : params.outputs[0];
+    params.operand = params.outputs[0];
   }
   launch_product<Tile, Epilogue>(device, maps, plan, params);
 }
@@ -93,19 +92,17 @@ __global__ void __launch_bounds__(256)
       for (int e = 0; e < 4; ++e) sums[e] += some.at[e];
     }
     Out* const to = static_cast<Out*>(g.d) + batch * g.stride_d + row * g.ldd + column;
-    const Out* const c = g.c ? static_cast<const Out*>(g.c) + batch * g.stride_c + row * g.ldc + column : to;
     const T* const bias = static_cast<const T*>(g.bias) + batch * g.stride_bias + column;
     const float alpha = float(g.alpha), beta = float(g.beta);
     gpu::Pack<Out, 4> result;
     const bool whole = column + 4 <= g.n;
     const bool words = whole && reinterpret_cast<uintptr_t>(to) % sizeof result == 0;
-    const bool c_words = whole && reinterpret_cast<uintptr_t>(c) % sizeof result == 0;
-    if (beta != 0 && c_words) result = gpu::load_pack<4>(c);
+    if (beta != 0 && words) result = gpu::load_pack<4>(to);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if (column + e >= g.n) break;
       float value = alpha * sums[e] + (g.bias ? float(bias[e]) : 0.0f);
-      if (beta != 0) value = fmaf(beta, float(c_words ? result.at[e] : c[e]), value);
+      if (beta != 0) value = fmaf(beta, float(words ? result.at[e] : to[e]), value);
       result.at[e] = Out(value);
       if (!words) to[e] = result.at[e];
     }
