@@ -75,6 +75,7 @@
 #include "io/file.h"
 #include "io/npy.h"
 #include "io/safetensors.h"
+#include "io/tokenizer/tokenizer.h"
 
 #include "datasets/cholesky.h"
 #include "datasets/idx.h"
