@@ -21,7 +21,7 @@ class SentencePiece {
   int32_t size() const;
   std::string piece(int32_t id) const;
   int32_t id_of(std::string_view piece) const;  // -1: none
-  bool is_control(int32_t id) const;            // control or unknown
+  bool is_control(int32_t id) const;            // has no text
   int32_t bos() const;                          // -1: none
   int32_t eos() const;
   int32_t unk() const;

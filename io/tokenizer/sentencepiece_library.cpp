@@ -58,7 +58,7 @@ int32_t SentencePiece::id_of(std::string_view piece) const {
 }
 
 bool SentencePiece::is_control(int32_t id) const {
-  return library_->processor.IsControl(id) || library_->processor.IsUnknown(id);
+  return library_->processor.IsControl(id);
 }
 
 int32_t SentencePiece::bos() const {

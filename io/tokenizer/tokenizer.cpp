@@ -1,7 +1,6 @@
 #include "io/tokenizer/tokenizer.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "io/tokenizer/tokenizer_core_internal.h"
 #include "io/tokenizer/unicode_internal.h"
@@ -196,47 +195,58 @@ const std::string& Tokenizer::fingerprint() const {
   return core_->fingerprint;
 }
 
-std::string Tokenizer::decode_open(std::span<const int32_t> ids) const {
+std::string Tokenizer::decode_open(std::span<const int32_t> ids, bool& open) const {
+  std::string text;
+  size_t missing = 0;
   if (core_->sentencepiece) {
-    // Its library knows whole texts only: bytes at the end that are no character yet wait.
-    size_t end = ids.size();
+    // Its library knows whole texts only: bytes at the end that are no character yet are left out before.
     std::string bytes;
-    while (end > 0 && byte_of_token(token(ids[end - 1])) >= 0)
-      bytes.insert(0, 1, char(byte_of_token(token(ids[--end]))));
-    return decode(ids.first(ids.size() - unicode::open_end(bytes)));
+    for (size_t end = ids.size(); end > 0 && byte_of_token(token(ids[end - 1])) >= 0; --end)
+      bytes.insert(0, 1, char(byte_of_token(token(ids[end - 1]))));
+    missing = unicode::open_end(bytes);
+    text = decode(ids.first(ids.size() - missing));
+  } else {
+    std::vector<std::string> tokens;
+    for (const int32_t id : ids) tokens.push_back(token(id));
+    text = core_->decoder(std::move(tokens), Decoder::End::open);
+    missing = unicode::open_end(text);
+    text.resize(text.size() - missing);
   }
-  std::vector<std::string> tokens;
-  for (const int32_t id : ids) tokens.push_back(token(id));
-  return core_->decoder(std::move(tokens), Decoder::End::open);
+  open = missing > 0;
+  return text;
 }
 
 std::string TokenStream::next(int32_t id) {
   constexpr size_t kMostBytes = 4;  // of a character, and so tokens that it may take
   if (skip_special_ && tokenizer_.is_special(id)) return "";
   ids_.push_back(id);
-  const std::string text = tokenizer_.decode_open(ids_);
-  const size_t open = unicode::open_end(text), end = text.size() - open;
+  bool open = false;
+  const std::string text = tokenizer_.decode_open(ids_, open);
   std::string more;
-  if (end > given_) {
-    more = unicode::repaired(std::string_view(text).substr(given_, end - given_));
-    given_ = end;
+  if (text.size() > given_) {
+    more = unicode::repaired(std::string_view(text).substr(given_));
+    given_ = text.size();
   }
   // A token's text may depend on whether there is text before it, and on no more: the last ones with whole
   // characters stay.
-  for (size_t count = 1; open == 0 && count < ids_.size() && count <= kMostBytes; ++count) {
-    const std::string last = tokenizer_.decode_open(std::span(ids_).last(count));
-    if (last.empty() || unicode::valid_prefix(last) < last.size()) continue;
+  for (size_t count = 1; !open && count < ids_.size() && count <= kMostBytes; ++count) {
+    const auto last = std::span(ids_).last(count);
+    if ((byte_of_token(tokenizer_.token(last[0])) & 0xC0) == 0x80) continue;
+    bool last_open = false;
+    const std::string kept = tokenizer_.decode_open(last, last_open);
+    if (kept.empty() || last_open || unicode::valid_prefix(kept) < kept.size()) continue;
     ids_.erase(ids_.begin(), ids_.end() - ptrdiff_t(count));
-    given_ = last.size();
+    given_ = kept.size();
   }
   return more;
 }
 
 std::string TokenStream::finish() {
-  const std::string text = tokenizer_.decode(ids_, skip_special_);
+  bool open = false;
+  tokenizer_.decode_open(ids_, open);
   ids_.clear();
-  const size_t given = std::exchange(given_, 0);
-  return text.size() > given ? text.substr(given) : "";
+  given_ = 0;
+  return open ? "\xEF\xBF\xBD" : "";
 }
 
 }  // namespace tessera::io

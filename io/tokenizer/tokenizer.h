@@ -89,8 +89,9 @@ class Tokenizer {
   static std::shared_ptr<Core> build(struct TokenizerFile file);
   static void find_special(Core& core, const std::string& folder);
   friend class TokenStream;
-  /// As decode, but a character whose end is missing stays as its bytes, or is left out.
-  std::string decode_open(std::span<const int32_t> ids) const;
+  /// As decode, without a character at the end whose last bytes are missing (then `open`); other bytes that
+  /// are no UTF-8 may stay.
+  std::string decode_open(std::span<const int32_t> ids, bool& open) const;
   void append(std::string_view text, std::vector<int32_t>& ids) const;
   void append_plain(std::string_view text, bool at_start, std::vector<int32_t>& ids) const;
   std::shared_ptr<const Core> core_;
