@@ -36,6 +36,7 @@ int run(int argc, char** argv) {
   add_plan(app, action);
   add_report(app, action);
   add_tokenizer(app, action);
+  add_data(app, action);
   be_strict(app);
   try {
     app.parse(argc, argv);
