@@ -52,6 +52,13 @@ find_library(SENTENCEPIECE_LIBRARY sentencepiece)
 find_path(SENTENCEPIECE_INCLUDE sentencepiece_processor.h)
 mark_as_advanced(XXHASH_LIBRARY XXHASH_INCLUDE CHART_JS PCRE2_LIBRARY PCRE2_INCLUDE UTF8PROC_LIBRARY UTF8PROC_INCLUDE
                  SENTENCEPIECE_LIBRARY SENTENCEPIECE_INCLUDE)
+# SentencePiece has an old protobuf inside and shows it to everybody: beside the shared libprotobuf-lite in one process, each
+# would find the other's functions, and ends it. So ours is linked statically and hidden (cmake/libraries.cmake).
+find_library(PROTOBUF_LITE_STATIC libprotobuf-lite.a)
+mark_as_advanced(PROTOBUF_LITE_STATIC)
+if(Protobuf_FOUND AND NOT PROTOBUF_LITE_STATIC)
+  set(SENTENCEPIECE_LIBRARY "")
+endif()
 foreach(name PCRE2 UTF8PROC SENTENCEPIECE)
   set(${name}_FOUND OFF)
   if(${name}_LIBRARY AND ${name}_INCLUDE)
@@ -73,7 +80,8 @@ tessera_outside(Protobuf "${Protobuf_FOUND}" PACKAGE "libprotobuf-dev protobuf-c
                 DEPENDENCY Protobuf)
 tessera_outside(PCRE2 "${PCRE2_FOUND}" PACKAGE libpcre2-dev LOST "tokenizers with patterns: GPT-2, RoBERTa, LLaMA-3")
 tessera_outside(utf8proc "${UTF8PROC_FOUND}" PACKAGE libutf8proc-dev LOST "tokenizers with normal forms or lower case: BERT")
-tessera_outside(SentencePiece "${SENTENCEPIECE_FOUND}" PACKAGE libsentencepiece-dev LOST "tokenizers from .model files")
+tessera_outside(SentencePiece "${SENTENCEPIECE_FOUND}" PACKAGE "libsentencepiece-dev libprotobuf-dev"
+                LOST "tokenizers from .model files")
 tessera_outside(Chart.js "${CHART_JS}" PACKAGE libjs-chart.js LOST "charts in the report (a table replaces them)")
 tessera_outside(GoogleTest "${GTest_FOUND}" PACKAGE libgtest-dev LOST "the tests")
 tessera_outside(ccache "${TESSERA_CCACHE}" PACKAGE ccache LOST "quick builds after a change of branch")

@@ -82,14 +82,17 @@ Bpe::Bpe(const Settings& settings, const Vocabulary& vocabulary, const MergeList
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const std::string_view left = merges.left(rank), right = merges.right(rank);
     const int32_t left_id = vocabulary.find(left), right_id = vocabulary.find(right);
-    const auto place = [&] { return settings.where() + ".merges[" + std::to_string(rank) + "]"; };
-    check(left_id >= 0 && right_id >= 0, "tokenizer: ", place(), " joins \"",
-          shown(std::string(left_id < 0 ? left : right)), "\", which is not in the vocabulary");
-    check(prefix_.size() <= right.size(), "tokenizer: ", place(), ": \"", shown(std::string(right)),
-          "\" is shorter than the prefix of continuing subwords");
+    const auto refuse = [&](const char* what, std::string_view token, const char* why) {
+      fail_at(Site::here(), "tokenizer: ", settings.where(), ".merges[", rank, "] ", what, " \"",
+              shown(std::string(token)), "\", ", why);
+    };
+    if (left_id < 0 || right_id < 0)
+      refuse("joins", left_id < 0 ? left : right, "which is not in the vocabulary");
+    if (right.size() < prefix_.size())
+      refuse("joins", right, "shorter than the prefix of continuing subwords");
     joined.assign(left).append(right.substr(prefix_.size()));
     const int32_t id = vocabulary.find(joined);
-    check(id >= 0, "tokenizer: ", place(), " makes \"", shown(joined), "\", which is not in the vocabulary");
+    if (id < 0) refuse("makes", joined, "which is not in the vocabulary");
     pairs_.set(left_id, right_id, int32_t(rank), id);
   }
 }

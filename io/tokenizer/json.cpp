@@ -33,7 +33,11 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
  public:
   /// `only_vocabulary`: the text is a vocab.json.
   Events(const std::string& path, nlohmann::json& root, TokenizerFile* file, bool only_vocabulary = false)
-      : path_(path), root_(root), file_(file), only_vocabulary_(only_vocabulary) {}
+      : path_(path),
+        where_vocabulary_(path + (only_vocabulary ? "" : ": model.vocab")),
+        root_(root),
+        file_(file),
+        only_vocabulary_(only_vocabulary) {}
 
   bool null() override { return value(nullptr, "null"); }
   bool boolean(bool b) override { return value(b, "true or false"); }
@@ -55,14 +59,13 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
   bool string(string_t& text) override {
     if (list_ == List::merges) {
       const size_t blank = text.find(' ');
-      check(blank != std::string::npos && text.find(' ', blank + 1) == std::string::npos,
-            "tokenizer: ", merge_place(), " is \"", shown(text),
-            "\", expected two tokens with a blank between them");
+      if (blank == std::string::npos || text.find(' ', blank + 1) != std::string::npos)
+        refuse_merge("is \"" + shown(text) + "\", expected two tokens with a blank between them");
       file_->merges.add(std::string_view(text).substr(0, blank), std::string_view(text).substr(blank + 1));
       return true;
     }
     if (list_ == List::pair) {
-      check(pair_.size() < 2, "tokenizer: ", merge_place(), " has more than two tokens");
+      if (pair_.size() == 2) refuse_merge("has more than two tokens");
       pair_.push_back(text);
       return true;
     }
@@ -120,7 +123,7 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
 
   bool end_array() override {
     if (list_ == List::pair) {
-      check(pair_.size() == 2, "tokenizer: ", merge_place(), " has ", pair_.size(), " tokens, expected 2");
+      if (pair_.size() != 2) refuse_merge("has " + std::to_string(pair_.size()) + " tokens, expected 2");
       file_->merges.add(pair_[0], pair_[1]);
       list_ = List::merges;
       return true;
@@ -148,21 +151,21 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
   bool at_added() const {
     return file_ && stack_.size() == 2 && stack_.back()->is_array() && stack_keys_.back() == "added_tokens";
   }
-  std::string merge_place() const {
-    return path_ + ": model.merges[" + std::to_string(file_->merges.size()) + "]";
-  }
-
   bool token(int64_t id) {
-    file_->vocabulary.add(path_ + ": model.vocab", token_, id);
+    file_->vocabulary.add(where_vocabulary_, token_, id);
     return true;
   }
 
+  [[noreturn]] void refuse_merge(const std::string& what) const {
+    fail_at(Site::here(), "tokenizer: ", path_, ": model.merges[", file_->merges.size(), "] ", what);
+  }
+
   void refuse_in_list(const char* what) const {
-    check(list_ != List::vocabulary, "tokenizer: ", path_, ": model.vocab: the number of \"", shown(token_),
+    check(list_ != List::vocabulary, "tokenizer: ", path_, ": model.vocab: the number of \"", token_,
           "\" is ", what, ", expected a whole number");
-    check(list_ != List::merges, "tokenizer: ", merge_place(), " is ", what,
-          ", expected \"left right\" or [\"left\", \"right\"]");
-    check(list_ != List::pair, "tokenizer: ", merge_place(), " holds ", what, ", expected two strings");
+    if (list_ == List::merges)
+      refuse_merge(std::string("is ") + what + ", expected \"left right\" or [\"left\", \"right\"]");
+    if (list_ == List::pair) refuse_merge(std::string("holds ") + what + ", expected two strings");
   }
 
   /// Where the next value goes.
@@ -213,6 +216,7 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
   }
 
   const std::string& path_;
+  const std::string where_vocabulary_;
   nlohmann::json& root_;
   TokenizerFile* file_;
   bool only_vocabulary_;

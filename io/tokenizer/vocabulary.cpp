@@ -19,14 +19,16 @@ void Vocabulary::grow() {
 }
 
 void Vocabulary::add(const std::string& where, std::string_view token, int64_t id) {
-  check(id >= 0 && id < kMostTokens, "tokenizer: ", where, ": token \"", shown(std::string(token)),
-        "\" has the number ", id, "; expected 0 to ", kMostTokens - 1);
+  if (id < 0 || id >= kMostTokens)
+    fail_at(Site::here(), "tokenizer: ", where, ": token \"", shown(std::string(token)), "\" has the number ",
+            id, "; expected 0 to ", kMostTokens - 1);
   check(bytes_.size() + token.size() <= std::numeric_limits<uint32_t>::max(), "tokenizer: ", where,
         ": more than 4 GiB of tokens");
   if (4 * (ids_.size() + 1) > 3 * slots_.size()) grow();
   const size_t place = slot(token);
-  check(slots_[place] == 0, "tokenizer: ", where, ": the token \"", shown(std::string(token)),
-        "\" occurs twice");
+  if (slots_[place] != 0)
+    fail_at(Site::here(), "tokenizer: ", where, ": the token \"", shown(std::string(token)),
+            "\" occurs twice");
   bytes_ += token;
   ends_.push_back(uint32_t(bytes_.size()));
   ids_.push_back(int32_t(id));
@@ -39,9 +41,9 @@ void Vocabulary::finish(const std::string& where) {
   by_id_.assign(size_t(end_), 0);
   for (size_t i = 0; i < ids_.size(); ++i) {
     uint32_t& entry_of = by_id_[size_t(ids_[i])];
-    check(entry_of == 0, "tokenizer: ", where, ": the tokens \"",
-          shown(std::string(entry_of ? entry(entry_of - 1) : "")), "\" and \"", shown(std::string(entry(i))),
-          "\" both have the number ", ids_[i]);
+    if (entry_of != 0)
+      fail_at(Site::here(), "tokenizer: ", where, ": the tokens \"", shown(std::string(entry(entry_of - 1))),
+              "\" and \"", shown(std::string(entry(i))), "\" both have the number ", ids_[i]);
     entry_of = uint32_t(i + 1);
   }
 }

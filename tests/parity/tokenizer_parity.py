@@ -29,6 +29,13 @@ except ImportError as missing:
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")
 MOST = 40  # tokens of a pair
+SIZE = 1.0  # of the vocabularies, as a factor
+
+
+def sized(vocabulary):
+    return int(vocabulary * SIZE)
+
+
 EMOJI = ["\U0001F468\u200D\U0001F469\u200D\U0001F467\u200D\U0001F466", "\U0001F3F3\uFE0F\u200D\U0001F308", "\U0001F1E9\U0001F1EA",
          "\U0001F44D\U0001F3FD", "1\uFE0F\u20E3", "\u2764\uFE0F", "\U0001FAE8", "\U0001F3F4\U000E0067\U000E0062\U000E007F"]
 WORDS = ["the", "The", "licence", " ", "  ", "\n", "\n\n", "\t", "\r\n", "don't", "WE'LL", "it's", "can\u2019t", "2024", "3.14",
@@ -94,7 +101,7 @@ def byte_level(pre_tokenizer, training, vocabulary=2000, special=("<|endoftext|>
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=list(special), show_progress=False,
+    trainer = trainers.BpeTrainer(vocab_size=sized(vocabulary), special_tokens=list(special), show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(training, trainer)
     return tokenizer
@@ -132,9 +139,9 @@ def bert(training, lowercase=True):
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    extra = [chr(c) for c in range(0xA1, 0x250)] + [chr(c) for c in range(0x4E00, 0x4F00)] + list("\u0430\u0431\u0432\u0e44\u0939\u0928")
+    extra = [chr(c) for c in range(0xA1, 0x250)] + [chr(c) for c in range(0x4E00, 0x4E00 + sized(256))] + list("\u0430\u0431\u0432\u0e44\u0939\u0928")
     tokenizer.train_from_iterator(training, trainers.WordPieceTrainer(
-        vocab_size=3000, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False, initial_alphabet=extra))
+        vocab_size=sized(3000), special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False, initial_alphabet=extra))
     cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
                                                              special_tokens=[("[CLS]", cls), ("[SEP]", sep)])
@@ -149,7 +156,7 @@ def bytes_of_bpe(training, legacy=True):
     trained.normalizer = prepare
     trained.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
     special = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
-    trained.train_from_iterator(training, trainers.BpeTrainer(vocab_size=2500, special_tokens=special, show_progress=False,
+    trained.train_from_iterator(training, trainers.BpeTrainer(vocab_size=sized(2500), special_tokens=special, show_progress=False,
                                                               limit_alphabet=120))
     import json
     model = json.loads(trained.to_str())["model"]
@@ -176,7 +183,7 @@ def mixed(training):
                                                        pre_tokenizers.Punctuation("merged_with_previous")])
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
     tokenizer.train_from_iterator(training, trainers.BpeTrainer(
-        vocab_size=1500, special_tokens=["[UNK]"], show_progress=False, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
+        vocab_size=sized(1500), special_tokens=["[UNK]"], show_progress=False, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
     tokenizer.add_tokens([AddedToken("licence", single_word=True), AddedToken("the", single_word=True, rstrip=True), "foo_"])
     return tokenizer
 
@@ -185,7 +192,7 @@ def word_level(training):
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("contiguous")])
-    tokenizer.train_from_iterator(training, trainers.WordLevelTrainer(vocab_size=1000, special_tokens=["<unk>"], show_progress=False))
+    tokenizer.train_from_iterator(training, trainers.WordLevelTrainer(vocab_size=sized(1000), special_tokens=["<unk>"], show_progress=False))
     return tokenizer
 
 
@@ -198,7 +205,7 @@ class Piece:
             file.write("\n".join(line for document in training for line in document.split("\n")))
         prefix = os.path.join(folder, f"sp_{kind}")
         options = dict(byte_fallback=True, split_digits=True, normalization_rule_name="identity") if kind == "bpe" else {}
-        sentencepiece.SentencePieceTrainer.Train(input=text, model_prefix=prefix, vocab_size=1200, model_type=kind,
+        sentencepiece.SentencePieceTrainer.Train(input=text, model_prefix=prefix, vocab_size=sized(1200), model_type=kind,
                                                  max_sentence_length=100000, minloglevel=2, **options)
         self.path = prefix + ".model"
         self.processor = sentencepiece.SentencePieceProcessor(model_file=self.path)
@@ -326,4 +333,5 @@ def main():
     return 1 if wrong else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
