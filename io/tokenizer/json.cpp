@@ -144,9 +144,9 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
   enum class List { none, vocabulary, merges, pair };
 
   bool in_model() const { return stack_.size() == 2 && stack_keys_.back() == "model"; }
-  bool at_model(const char* name) const { return file_ && in_model() && key_ == name; }
+  bool at_model(const char* name) const { return file_ && list_ == List::none && in_model() && key_ == name; }
   bool at_vocabulary() const {
-    return list_ == List::none && (only_vocabulary_ ? stack_.empty() : at_model("vocab"));
+    return only_vocabulary_ ? list_ == List::none && stack_.empty() : at_model("vocab");
   }
   bool at_added() const {
     return file_ && stack_.size() == 2 && stack_.back()->is_array() && stack_keys_.back() == "added_tokens";
