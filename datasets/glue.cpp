@@ -306,8 +306,11 @@ class GlueReader {
 };
 
 GlueData GlueData::read(GlueTask task, const std::string& path, bool is_test) {
-  GlueData data(task, path);
-  const io::InputFile file(path);
+  return read(task, io::InputFile(path), is_test);
+}
+
+GlueData GlueData::read(GlueTask task, const io::InputFile& file, bool is_test) {
+  GlueData data(task, file.path());
   GlueReader(data, file, is_test);
   return data;
 }

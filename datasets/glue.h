@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "io/file.h"
+
 /// The nine tasks of GLUE (Wang et al., arXiv:1804.07461), from the TSV files of gluebenchmark.com or from
 /// JSONL files with the columns of the library `datasets`, and their metrics.
 
@@ -43,6 +45,7 @@ class GlueData {
   GlueData(GlueTask task, const std::string& folder, const std::string& part);
   /// One file: JSONL by its ending, else TSV.
   static GlueData read(GlueTask task, const std::string& path, bool is_test = false);
+  static GlueData read(GlueTask task, const io::InputFile& file, bool is_test = false);
 
   GlueTask task() const { return task_; }
   int64_t size() const { return int64_t(rows_.size()); }
