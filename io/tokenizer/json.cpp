@@ -13,6 +13,8 @@ namespace tessera::io {
 namespace {
 
 constexpr size_t kMostDepth = 64, kMostValues = 1 << 16;
+/// A few thousand are the most in use; each costs some 300 bytes in lists and tables.
+constexpr size_t kMostAdded = 1 << 16;
 
 AddedToken added_token(const Settings& item) {
   AddedToken token;
@@ -208,6 +210,8 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
     if (at_added()) {
       nlohmann::json& list = *stack_.back();
       const std::string where = path_ + ": added_tokens[" + std::to_string(file_->added.size()) + "]";
+      check(file_->added.size() < kMostAdded, "tokenizer: ", path_, ": more than ", kMostAdded,
+            " added tokens");
       file_->added.push_back(added_token(Settings(list.back(), where)));
       values_ -= 1 + list.back().size();
       list.erase(list.size() - 1);
