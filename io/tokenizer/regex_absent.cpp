@@ -12,6 +12,10 @@ Regex::Regex(const std::string& where, const std::string&) {
           ": a pattern needs PCRE2, which this build lacks; install libpcre2-dev and build again");
 }
 
+bool Regex::available() {
+  return false;
+}
+
 bool Regex::find(std::string_view, size_t, Match&) const {
   return false;
 }

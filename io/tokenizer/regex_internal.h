@@ -17,11 +17,14 @@ class Regex {
   /// Throws, naming `where`, if the pattern is not understood or this build has no PCRE2.
   Regex(const std::string& where, const std::string& pattern);
 
+  /// Whether this build has PCRE2.
+  static bool available();
+
   struct Match {
     size_t begin = 0, end = 0;
   };
   /// The first match at or after `from` in valid UTF-8; false if there is none. Throws if the pattern takes
-  /// more than `kMostSteps` steps. Safe from several threads.
+  /// too many steps. Safe from several threads.
   bool find(std::string_view text, size_t from, Match& match) const;
 
  private:

@@ -210,6 +210,10 @@ Regex::Regex(const std::string& where, const std::string& pattern) {
   compiled_ = std::move(compiled);
 }
 
+bool Regex::available() {
+  return true;
+}
+
 bool Regex::find(std::string_view text, size_t from, Match& match) const {
   thread_local Workspace workspace;
   const auto search = compiled_->machine_code ? pcre2_jit_match : pcre2_match;

@@ -15,6 +15,9 @@ SentencePiece::SentencePiece(const std::string& path, std::string_view) {
 }
 
 SentencePiece::~SentencePiece() = default;
+bool SentencePiece::available() {
+  return false;
+}
 void SentencePiece::encode(std::string_view, std::vector<int32_t>&) const {}
 std::string SentencePiece::decode(std::span<const int32_t>) const {
   return {};

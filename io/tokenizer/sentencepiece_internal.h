@@ -16,6 +16,8 @@ class SentencePiece {
   /// `bytes` have passed check_sentencepiece. Throws, naming `path`, if the library refuses them.
   SentencePiece(const std::string& path, std::string_view bytes);
   ~SentencePiece();
+  /// Whether this build has the library.
+  static bool available();
   void encode(std::string_view text, std::vector<int32_t>& ids) const;
   std::string decode(std::span<const int32_t> ids) const;
   int32_t size() const;

@@ -30,6 +30,10 @@ SentencePiece::SentencePiece(const std::string& path, std::string_view bytes)
 
 SentencePiece::~SentencePiece() = default;
 
+bool SentencePiece::available() {
+  return true;
+}
+
 void SentencePiece::encode(std::string_view text, std::vector<int32_t>& ids) const {
   std::vector<int> found;
   check_status(library_->processor.Encode(text, &found),

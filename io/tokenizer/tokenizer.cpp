@@ -195,6 +195,10 @@ const std::string& Tokenizer::fingerprint() const {
   return core_->fingerprint;
 }
 
+TokenizerLibraries tokenizer_libraries() {
+  return {Regex::available(), unicode::available(), SentencePiece::available()};
+}
+
 std::string Tokenizer::decode_open(std::span<const int32_t> ids, bool& open) const {
   std::string text;
   size_t missing = 0;

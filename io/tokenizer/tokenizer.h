@@ -98,6 +98,12 @@ class Tokenizer {
   std::unique_ptr<Cache> cache_;
 };
 
+/// Which libraries of tokenizers this build has.
+struct TokenizerLibraries {
+  bool pcre2 = false, utf8proc = false, sentencepiece = false;
+};
+TokenizerLibraries tokenizer_libraries();
+
 /// Text from tokens as they come, in whole characters: what next() and finish() return is, joined, what
 /// decode() gives for all of them. (One exception: where a tokenizer with byte fallback has tokens of bytes
 /// that are no UTF-8, decode() gives up on all bytes that stand together, the stream on those that are

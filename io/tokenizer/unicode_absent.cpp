@@ -5,6 +5,10 @@
 
 namespace tessera::io::unicode {
 
+bool available() {
+  return false;
+}
+
 void require_library(const std::string& what) {
   fail_at(Site::here(), "tokenizer: ", what,
           " needs utf8proc, which this build lacks; install libutf8proc-dev and build again");

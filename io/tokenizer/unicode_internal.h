@@ -82,6 +82,7 @@ enum class Form { nfc, nfd, nfkc, nfkd };
 std::string normal_form(std::string_view text, Form form);
 /// Full lower case of each character by itself: there is no final sigma.
 std::string lower_case(std::string_view text);
+bool available();
 /// Throws, naming `what` needs it, if this build has no utf8proc.
 void require_library(const std::string& what);
 

@@ -76,6 +76,10 @@ std::string lower_case(std::string_view text) {
   return whole;
 }
 
+bool available() {
+  return true;
+}
+
 void require_library(const std::string&) {}
 
 }  // namespace tessera::io::unicode
