@@ -40,7 +40,7 @@ if(TESSERA_OUTER_RING)
     if(SENTENCEPIECE_FOUND)  # see cmake/outside.cmake
       target_include_directories(tessera_io SYSTEM PRIVATE ${Protobuf_INCLUDE_DIRS})
       target_link_libraries(tessera_io PRIVATE ${PROTOBUF_LITE_STATIC})
-      target_link_options(tessera_io INTERFACE -Wl,--exclude-libs,libprotobuf-lite.a:libtessera_io.a)
+      target_link_options(tessera_io INTERFACE LINKER:--exclude-libs,libprotobuf-lite.a:libtessera_io.a)
     else()
       target_link_libraries(tessera_io PRIVATE protobuf::libprotobuf-lite)
     endif()
