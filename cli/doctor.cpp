@@ -4,6 +4,7 @@
 
 #include "cli/commands.h"
 #include "io/events.h"
+#include "io/tokenizer/tokenizer.h"
 #include "ops/op.h"
 #include "runtime/allocator.h"
 #include "runtime/tuning.h"
@@ -52,6 +53,11 @@ std::vector<Part> parts() {
   optional("libpng", train::has_png(), "no pictures in reports: install libpng-dev and build again");
   optional("TensorBoard files", io::EventWriter::available(),
            "no events.* files: install libprotobuf-dev and protobuf-compiler and build again");
+  const io::TokenizerLibraries tokenizers = io::tokenizer_libraries();
+  optional("PCRE2", tokenizers.pcre2, "no tokenizers with patterns: install libpcre2-dev and build again");
+  optional("utf8proc", tokenizers.utf8proc, "no tokenizers of BERT: install libutf8proc-dev and build again");
+  optional("SentencePiece", tokenizers.sentencepiece,
+           "no tokenizers from .model files: install libsentencepiece-dev and build again");
   const bool charts = *train::kChartJs;
   found.push_back(
       {"Chart.js", charts ? "inlined" : "no",

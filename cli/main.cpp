@@ -35,6 +35,8 @@ int run(int argc, char** argv) {
   add_bench(app, action);
   add_plan(app, action);
   add_report(app, action);
+  add_tokenizer(app, action);
+  add_data(app, action);
   be_strict(app);
   try {
     app.parse(argc, argv);

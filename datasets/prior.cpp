@@ -70,8 +70,8 @@ Prior::Prior(const PriorOptions& options) : options_(options) {
 
 RegressionBatch Prior::batch(uint64_t index) const {
   const auto& [kind, batch, context, targets, features, seed, l, s, noise, p] = options_;
-  const auto empty = [&](int64_t points, int64_t width) {
-    return Tensor::empty_packed({batch, points, width}, DType::f32, Device::cpu());
+  const auto empty = [tasks = batch](int64_t points, int64_t width) {
+    return Tensor::empty_packed({tasks, points, width}, DType::f32, Device::cpu());
   };
   const RegressionBatch result{empty(context, features), empty(context, 1), empty(targets, features),
                                empty(targets, 1)};

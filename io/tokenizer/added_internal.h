@@ -1,0 +1,42 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "io/tokenizer/file_internal.h"
+#include "io/tokenizer/normalizer_internal.h"
+
+namespace tessera::io {
+
+/// Where added tokens stand in a text, and what lies between them.
+struct Segment {
+  size_t begin, end;
+  int32_t token;  // -1: plain text
+};
+
+/// Finds added tokens before the text is cut by anything else: leftmost, longest first, with the flags of
+/// tokenizer.json. A text of n bytes costs at most n times the longest token; a byte that begins none,
+/// nothing.
+class AddedMatcher {
+ public:
+  AddedMatcher() = default;
+  /// Tokens of `added` whose flag `normalized` is this; their contents normalized if it is true.
+  AddedMatcher(const std::vector<AddedToken>& added, bool normalized, const Normalizer& normalizer);
+  bool empty() const { return entries_.empty(); }
+  std::vector<Segment> split(std::string_view text) const;
+
+ private:
+  struct Entry {
+    std::string content;
+    AddedToken token;
+  };
+  const Entry* longest_at(std::string_view text, size_t at) const;
+  std::vector<Entry> entries_;  // in the order of their contents
+  std::array<bool, 256> begins_{};
+};
+
+}  // namespace tessera::io

@@ -1,0 +1,230 @@
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <cstdio>
+
+#include "io/safetensors_internal.h"
+#include "io/tokenizer/regex_internal.h"
+#include "io/tokenizer/unicode_internal.h"
+#include "runtime/error.h"
+
+namespace tessera::io {
+namespace {
+
+/// Of one search. The longest honest one, a run of a million blanks, takes about as many; a pattern that
+/// explodes is stopped after some 0.1 s.
+constexpr uint32_t kMostSteps = 10'000'000;
+constexpr size_t kFirstStack = 32 << 10, kMostStack = 8 << 20;
+constexpr uint32_t kLargestPattern = 64 << 10;
+
+/// White_Space, as the inside of a class. PCRE2's own \s has U+180E too.
+constexpr const char* kSpaces =
+    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+constexpr const char* kNoSpaces =
+    R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
+    R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
+
+/// \p{..} as the inside of a class, with what is newer than PCRE2's tables.
+std::string category(const std::string& name) {
+  std::string items = "\\p{" + name + "}";
+  const bool known = !name.empty() && name.size() <= 2 && name.find_first_not_of("LMNPSudtlocemksif") > 1;
+  for (size_t i = 0; known && i < unicode::kNewerCount; ++i) {
+    const unicode::CategoryRange& range = unicode::kNewer[i];
+    if (std::string_view(range.category).substr(0, name.size()) != name) continue;
+    char text[32];
+    std::snprintf(text, sizeof text, "\\x{%x}-\\x{%x}", range.first, range.last);
+    items += text;
+  }
+  return items;
+}
+
+std::string word_items() {
+  // The other four ranges are circled and squared letters: alphabetic, though no letters.
+  return category("L") + category("M") + category("Nd") + category("Nl") + category("Pc") +
+         R"(\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
+}
+
+/// Rewrites an Oniguruma pattern for PCRE2; see regex_internal.h.
+class Translator {
+ public:
+  Translator(const std::string& where, const std::string& from) : where_(where), from_(from) {}
+
+  std::string run() {
+    while (at_ < from_.size()) {
+      const char c = from_[at_];
+      if (c == '\\')
+        escape();
+      else if (in_class_)
+        class_character(c);
+      else
+        plain(c);
+    }
+    return std::move(to_);
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const {
+    fail_at(Site::here(), "tokenizer: ", where_, ": the pattern \"", shown(from_), "\" has ", what,
+            " at byte ", at_, ", which is not supported");
+  }
+
+  void plain(char c) {
+    if (c == '[') {
+      in_class_ = true;
+      to_ += c, ++at_;
+      if (at_ < from_.size() && from_[at_] == '^') to_ += from_[at_++];
+      if (at_ < from_.size() && from_[at_] == ']') refuse("an empty class");
+    } else if (c == '{') {
+      // Behind an interval, Oniguruma takes + for another repetition, PCRE2 for "give nothing back".
+      const size_t end = from_.find_first_not_of("0123456789,", at_ + 1);
+      if (end != std::string::npos && from_[end] == '}' && end + 1 < from_.size() && from_[end + 1] == '+')
+        refuse("a + behind an interval");
+      to_ += c, ++at_;
+    } else if (c == '(' && from_.compare(at_, 2, "(?") == 0) {
+      // Flags: m means another thing in each of the two.
+      const size_t end = from_.find_first_not_of("imxs-", at_ + 2);
+      const size_t flags = (end == std::string::npos ? from_.size() : end) - at_ - 2;
+      if (from_.substr(at_ + 2, flags).find_first_of("ms") != std::string::npos) refuse("the flag m or s");
+      to_ += "(?", at_ += 2;
+    } else {
+      to_ += c, ++at_;
+    }
+  }
+
+  void class_character(char c) {
+    if (c == '[' && from_.compare(at_, 2, "[:") != 0) refuse("a class within a class");
+    if (from_.compare(at_, 2, "&&") == 0) refuse("an intersection of classes");
+    if (c == '[') {
+      const size_t end = from_.find(":]", at_);
+      if (end == std::string::npos) refuse("an open class");
+      to_ += from_.substr(at_, end + 2 - at_);
+      at_ = end + 2;
+      return;
+    }
+    if (c == ']') in_class_ = false;
+    to_ += c, ++at_;
+  }
+
+  void put(const std::string& items, bool negated) {
+    if (in_class_)
+      to_ += items;
+    else
+      to_ += (negated ? "[^" : "[") + items + "]";
+  }
+
+  void escape() {
+    if (at_ + 1 >= from_.size()) refuse("a backslash without a character");
+    const char c = from_[at_ + 1];
+    if (c == 's' || c == 'S') {
+      put(in_class_ && c == 'S' ? kNoSpaces : kSpaces, c == 'S');
+    } else if (c == 'h') {
+      put("0-9a-fA-F", false);
+    } else if (in_class_ && (c == 'D' || c == 'W' || c == 'H')) {
+      refuse(std::string("\\") + c + " in a class");
+    } else if (c == 'd' || c == 'D') {
+      put(category("Nd"), c == 'D');
+    } else if (c == 'w' || c == 'W') {
+      put(word_items(), c == 'W');
+    } else if ((c == 'p' || c == 'P') && at_ + 2 < from_.size() && from_[at_ + 2] == '{') {
+      const size_t end = from_.find('}', at_);
+      if (end == std::string::npos) refuse("an open \\p{");
+      std::string name = from_.substr(at_ + 3, end - at_ - 3);
+      const bool caret = name.starts_with('^');
+      if (caret) name.erase(0, 1);
+      const bool negated = caret != (c == 'P');
+      if (in_class_ && negated)
+        to_ += "\\P{" + name + "}";
+      else
+        put(category(name), negated);
+      at_ = end + 1;
+      return;
+    } else {
+      to_ += from_.substr(at_, 2);
+    }
+    at_ += 2;
+  }
+
+  const std::string& where_;
+  const std::string& from_;
+  std::string to_;
+  size_t at_ = 0;
+  bool in_class_ = false;
+};
+
+template <auto free>
+struct Free {
+  void operator()(auto* thing) const { free(thing); }
+};
+template <class T, auto free>
+using Owned = std::unique_ptr<T, Free<free>>;
+
+/// What a search needs besides the pattern; one a thread.
+struct Workspace {
+  Owned<pcre2_match_data, pcre2_match_data_free> match{pcre2_match_data_create(1, nullptr)};
+  Owned<pcre2_match_context, pcre2_match_context_free> context{pcre2_match_context_create(nullptr)};
+  Owned<pcre2_jit_stack, pcre2_jit_stack_free> stack{
+      pcre2_jit_stack_create(kFirstStack, kMostStack, nullptr)};
+  Workspace() {
+    if (!match || !context || !stack) throw std::bad_alloc();
+    pcre2_set_match_limit(context.get(), kMostSteps);
+    pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+  }
+};
+
+std::string text_of_error(int code) {
+  PCRE2_UCHAR text[256] = {};
+  pcre2_get_error_message(code, text, sizeof text);
+  return reinterpret_cast<const char*>(text);
+}
+
+PCRE2_SPTR bytes_of(std::string_view text) {
+  return reinterpret_cast<PCRE2_SPTR>(text.data());
+}
+
+}  // namespace
+
+struct Regex::Compiled {
+  std::string where, pattern;
+  Owned<pcre2_code, pcre2_code_free> code;
+  bool machine_code = false;
+};
+
+Regex::Regex(const std::string& where, const std::string& pattern) {
+  check(pattern.size() <= kLargestPattern, "tokenizer: ", where, ": a pattern of ", pattern.size(),
+        " bytes, more than ", kLargestPattern);
+  const std::string text = Translator(where, pattern).run();
+  const Owned<pcre2_compile_context, pcre2_compile_context_free> context(
+      pcre2_compile_context_create(nullptr));
+  if (!context) throw std::bad_alloc();
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+  int code = 0;
+  PCRE2_SIZE place = 0;
+  auto compiled = std::make_shared<Compiled>();
+  compiled->where = where, compiled->pattern = pattern;
+  compiled->code.reset(pcre2_compile(bytes_of(text), text.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
+                                     &code, &place, context.get()));
+  check(compiled->code != nullptr, "tokenizer: ", where, ": the pattern \"", shown(pattern),
+        "\" is not understood: ", text_of_error(code));
+  // Without a compiler for this machine the interpreter gives the same matches, slowly.
+  compiled->machine_code = pcre2_jit_compile(compiled->code.get(), PCRE2_JIT_COMPLETE) == 0;
+  compiled_ = std::move(compiled);
+}
+
+bool Regex::available() {
+  return true;
+}
+
+bool Regex::find(std::string_view text, size_t from, Match& match) const {
+  thread_local Workspace workspace;
+  const auto search = compiled_->machine_code ? pcre2_jit_match : pcre2_match;
+  const int found = search(compiled_->code.get(), bytes_of(text), text.size(), from, PCRE2_NO_UTF_CHECK,
+                           workspace.match.get(), workspace.context.get());
+  if (found == PCRE2_ERROR_NOMATCH) return false;
+  check(found >= 0, "tokenizer: ", compiled_->where, ": the pattern \"", shown(compiled_->pattern),
+        "\" fails on this text: ", text_of_error(found));
+  const PCRE2_SIZE* const place = pcre2_get_ovector_pointer(workspace.match.get());
+  match = {place[0], place[1]};
+  return true;
+}
+
+}  // namespace tessera::io

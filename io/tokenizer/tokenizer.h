@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// Tokenizers, read from the files that models come with:
+///
+///   tokenizer.json          of Hugging Face: byte-level BPE (GPT-2, RoBERTa, LLaMA-3), BPE with byte
+///   fallback
+///                           (LLaMA-2), WordPiece (BERT), WordLevel
+///   vocab.json, merges.txt  the older pair of GPT-2 and RoBERTa
+///   vocab.txt               BERT's
+///   *.model                 of SentencePiece (LLaMA-2, T5), by its library
+///
+/// The tokens are those of the library `tokenizers` (0.23) and of SentencePiece, one for one; the fields
+/// `truncation` and `padding` of a tokenizer.json are the caller's business. Bytes that are no UTF-8 are read
+/// as U+FFFD, one for each maximal part of an ill-formed sequence, as Python's errors="replace" does.
+///
+/// A file is bounded in every respect before anything is allocated; what is wrong with it is said with its
+/// place, such as "x.json: model.merges[17] joins "ab", which is not in the vocabulary".
+
+namespace tessera::io {
+
+struct Encoding {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> types;  // of each token: 0 in the first text, 1 in the second, as the file says
+};
+
+struct EncodeOptions {
+  bool special = true;     // put the special tokens of the file around the text
+  int64_t max_length = 0;  // cut to so many tokens, special ones included, the longer text first; 0: whole
+};
+
+/// Numbers of the tokens with a role; from tokenizer_config.json if it lies beside, else by their usual
+/// names.
+struct SpecialTokens {
+  std::optional<int32_t> bos, eos, pad, unk, cls, sep, mask;
+};
+
+/// A handle with a cache of words: copies share all but the cache. One handle serves one thread.
+class Tokenizer {
+ public:
+  /// A file named above, or a folder with one (the first in the order above).
+  static Tokenizer load(const std::string& path);
+  /// From the text of a tokenizer.json; `name` is for messages.
+  static Tokenizer parse(const std::string& name, std::string_view json);
+  /// From the bytes of a SentencePiece model.
+  static Tokenizer parse_sentencepiece(const std::string& name, std::string_view bytes);
+
+  Tokenizer(const Tokenizer& other);
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer other) noexcept;
+  ~Tokenizer();
+
+  Encoding encode(std::string_view text, const EncodeOptions& options = {}) const;
+  /// Two texts, as BERT takes them.
+  Encoding encode_pair(std::string_view first, std::string_view second,
+                       const EncodeOptions& options = {}) const;
+  /// The text of tokens, valid UTF-8. Throws if one has no token (see `has`).
+  std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
+
+  /// What an embedding needs: the largest number and 1.
+  int64_t vocab_size() const;
+  /// Tokens there are; fewer than vocab_size() if there are holes.
+  int64_t token_count() const;
+  bool has(int32_t id) const;
+  /// As the file writes it: "Ġthe", "##ing", "▁a".
+  std::string token(int32_t id) const;
+  std::optional<int32_t> id_of(std::string_view token) const;
+  bool is_special(int32_t id) const;
+  const SpecialTokens& special() const;
+
+  /// "BPE, byte level", "WordPiece", "SentencePiece BPE".
+  std::string kind() const;
+  const std::string& path() const;
+  /// XXH3 (32 hexadecimal digits) of what decides the tokens: equal for equal tokenizers, however the file is
+  /// laid out.
+  const std::string& fingerprint() const;
+
+ private:
+  struct Core;
+  class Cache;
+  explicit Tokenizer(std::shared_ptr<const Core> core);
+  static std::shared_ptr<Core> build(struct TokenizerFile file);
+  static void find_special(Core& core, const std::string& folder);
+  friend class TokenStream;
+  /// As decode, without a character at the end whose last bytes are missing (then `open`); other bytes that
+  /// are no UTF-8 may stay.
+  std::string decode_open(std::span<const int32_t> ids, bool& open) const;
+  void append(std::string_view text, std::vector<int32_t>& ids) const;
+  void append_plain(std::string_view text, bool at_start, std::vector<int32_t>& ids) const;
+  std::shared_ptr<const Core> core_;
+  std::unique_ptr<Cache> cache_;
+};
+
+/// Which libraries of tokenizers this build has.
+struct TokenizerLibraries {
+  bool pcre2 = false, utf8proc = false, sentencepiece = false;
+};
+TokenizerLibraries tokenizer_libraries();
+
+/// Text from tokens as they come, in whole characters: what next() and finish() return is, joined, what
+/// decode() gives for all of them. (One exception: where a tokenizer with byte fallback has tokens of bytes
+/// that are no UTF-8, decode() gives up on all bytes that stand together, the stream on those that are
+/// wrong.)
+class TokenStream {
+ public:
+  explicit TokenStream(const Tokenizer& tokenizer, bool skip_special = true)
+      : tokenizer_(tokenizer), skip_special_(skip_special) {}
+  /// Text that is certain now; "" while a character is incomplete.
+  std::string next(int32_t id);
+  /// What is held back.
+  std::string finish();
+
+ private:
+  Tokenizer tokenizer_;
+  bool skip_special_;
+  std::vector<int32_t> ids_;  // the last token whose text is out, and those behind it
+  size_t given_ = 0;          // bytes of their text that are out
+};
+
+}  // namespace tessera::io

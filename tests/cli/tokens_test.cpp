@@ -1,0 +1,117 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+
+// The commands tokenizer and data, from text to shards and back.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+std::string some_text() {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "line " + std::to_string(i % 17) + " of a licence that is free\n";
+  return text;
+}
+
+bool lacks_library(const Outcome& outcome) {
+  return outcome.err.find("which this build lacks") != std::string::npos;
+}
+
+TEST(TokenCommands, FromTextToShardsAndBack) {
+  const Workplace at;
+  at.put("a.txt", some_text());
+  at.put("b.txt", "caf\xC3\xA9 \xE4\xB8\xAD\n" + some_text());
+  const Outcome trained = run(at, "tokenizer train --text a.txt b.txt --vocab-size 300 --out t.json");
+  if (lacks_library(trained)) GTEST_SKIP() << "skipped: " << trained.err;
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  run(at, "tokenizer train --text b.txt a.txt --vocab-size 300 --out again.json");
+  EXPECT_EQ(at.get("t.json"), at.get("again.json"));
+
+  const Outcome encoded = run(at, "tokenizer encode t.json --file b.txt");
+  ASSERT_EQ(encoded.code, 0) << encoded.err;
+  at.put("ids", encoded.out);
+  EXPECT_EQ(run(at, "tokenizer decode t.json --file ids").out, at.get("b.txt") + "\n");
+  const json info = json::parse(run(at, "tokenizer info t.json --json").out);
+  EXPECT_EQ(info["kind"], "BPE, byte level");
+  EXPECT_LE(info["tokens"], 300);
+  const json tokens = json::parse(run(at, "tokenizer encode t.json --text free --json").out);
+  EXPECT_EQ(tokens["ids"].size(), tokens["tokens"].size());
+
+  const Outcome made =
+      run(at, "data tokenize --text a.txt b.txt --tokenizer t.json --out d --shard-tokens 500 --workers 3");
+  ASSERT_EQ(made.code, 0) << made.err;
+  EXPECT_EQ(at.get("d/tokenizer.json"), at.get("t.json"));
+  const json shards =
+      json::parse(run(at, "data info d/train-00000.tokens d/validation-00000.tokens --json").out);
+  EXPECT_EQ(shards[0]["fingerprint"], info["fingerprint"]);
+  EXPECT_EQ(shards[1]["documents"], 2);
+  // The number of workers changes nothing.
+  run(at, "data tokenize --text a.txt b.txt --tokenizer t.json --out e --shard-tokens 500");
+  EXPECT_EQ(at.get("d/train-00000.tokens"), at.get("e/train-00000.tokens"));
+  EXPECT_EQ(at.get("d/validation-00000.tokens"), at.get("e/validation-00000.tokens"));
+  const Outcome twice = run(at, "data tokenize --text a.txt --tokenizer t.json --out d");
+  EXPECT_EQ(twice.code, 1);
+  EXPECT_TRUE(holds_all(twice.err, "d has shards of the part train already|name another folder"))
+      << twice.err;
+}
+
+TEST(TokenCommands, CharactersBytesAndGlue) {
+  const Workplace at;
+  at.put("a.txt", some_text());
+  for (const char* kind : {"byte", "character"}) {
+    const Outcome made = run(at, std::string("tokenizer train --text a.txt --out t.json --kind ") + kind);
+    if (lacks_library(made)) GTEST_SKIP() << "skipped: " << made.err;
+    ASSERT_EQ(made.code, 0) << made.err;
+    EXPECT_EQ(run(at, "tokenizer encode t.json --text free").out.size() > 7, true);
+  }
+  const Outcome glue = run(at, "data glue --out g --task sst2 --train 20 --dev 5 --test 5");
+  ASSERT_EQ(glue.code, 0) << glue.err;
+  EXPECT_EQ(first_line(at.get("g/SST-2/train.tsv")), "sentence\tlabel");
+}
+
+struct Failure {
+  const char* line;
+  int code;
+  const char* says;
+};
+
+TEST(TokenCommands, SayWhatIsWrong) {
+  const Workplace at;
+  at.put("bad.json", "{\"model\":3}");
+  at.put("cut.tokens", "TESSTOK1");
+  at.put("text", "a");
+  for (const Failure& one : std::initializer_list<Failure>{
+           {"tokenizer", 2, "a subcommand is needed|train"},
+           {"tokenizer trian", 2, "did you mean train?"},
+           {"tokenizer train --text text", 2, "--out|required"},
+           {"tokenizer train --text text --out t.json --vocab-size 3", 2, "--vocab-size|3 not in range"},
+           {"tokenizer train --text text --out t.json --kind word", 2, "--kind|word"},
+           {"tokenizer encode", 2, "tokenizer|required"},
+           {"tokenizer encode t.json --text a --file b", 2, "--file"},
+           {"tokenizer decode t.json --ids -4", 2, "--ids|-4"},
+           {"tokenizer decode t.json --ids x", 2, "--ids|x is not"},
+           {"data tokenize --text text --out d", 2, "--tokenizer|required"},
+           {"data tokenize --text text --tokenizer t --out d --validation 1", 2, "--validation|not in range"},
+           {"data tokenize --text text --tokenizer t --out d --validation nan", 2, "--validation|not finite"},
+           {"data glue --out g --task sst3", 2, "--task|did you mean sst2?"},
+           {"data glue --out g --train 0", 2, "--train|not in range"},
+           {"tokenizer info bad.json", 1, "tokenizer: bad.json: model has no \"vocab\""},
+           {"tokenizer info nowhere.json", 1, "there is no file nowhere.json"},
+           {"tokenizer info text", 1, "text is no tokenizer.json"},
+           {"tokenizer train --text nowhere --out t.json", 1, "there is no file nowhere"},
+           {"tokenizer train --text text --out nowhere/t.json", 1, "there is no folder nowhere"},
+           {"data info cut.tokens", 1, "shard: cut.tokens has 8 bytes, fewer than the head"},
+           {"data info text", 1, "shard: text"}}) {
+    const Outcome outcome = run(at, one.line);
+    EXPECT_EQ(outcome.code, one.code) << one.line << ": " << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, one.says)) << one.line << ": " << outcome.err;
+  }
+  EXPECT_EQ(at.files(), (std::vector<std::string>{"bad.json", "cut.tokens", "text"}));
+}
+
+}  // namespace
+}  // namespace tessera::cli::test

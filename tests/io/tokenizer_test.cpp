@@ -1,0 +1,232 @@
+#include "io/tokenizer/tokenizer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "io/tokenizer/train.h"
+#include "io/tokenizer/unicode_internal.h"
+#include "tests/io/files.h"
+
+namespace tessera::io::test {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+std::string data(const std::string& name) {
+  return std::string(TESSERA_TEST_DATA) + "/io/tokenizers/" + name;
+}
+
+std::string from_hex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) bytes += char(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+/// Whether this build lacks what the tokenizer needs; the message says what.
+bool lacks_library(const std::string& path) {
+  const std::string error = error_of([&] { Tokenizer::load(path); });
+  return error.find("which this build lacks") != std::string::npos;
+}
+
+/// Tokens and texts that the library of Hugging Face and SentencePiece gave
+/// (tests/parity/tokenizer_golden.py).
+class Golden : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Golden, SameTokensAndTextAsThePeer) {
+  const std::string name = GetParam();
+  const std::string path = data(name + (name.starts_with("sp_") ? ".model" : ".json"));
+  if (lacks_library(path)) GTEST_SKIP() << "skipped: this build lacks a library of " << name;
+  const Tokenizer tokenizer = Tokenizer::load(path);
+  const nlohmann::json golden = nlohmann::json::parse(get_raw(data("golden.json")))[name];
+  ASSERT_GT(golden["texts"].size(), 100u);
+  for (const auto& one : golden["texts"]) {
+    const std::string text = from_hex(one["text"]);
+    const Encoding encoding = tokenizer.encode(text);
+    ASSERT_EQ(encoding.ids, one["ids"].get<Ids>()) << text;
+    ASSERT_EQ(encoding.types.size(), encoding.ids.size());
+    const std::string decoded = tokenizer.decode(encoding.ids);
+    ASSERT_EQ(decoded, from_hex(one["decoded"])) << text;
+    TokenStream stream(tokenizer);
+    std::string streamed;
+    for (const int32_t id : encoding.ids) streamed += stream.next(id);
+    ASSERT_EQ(streamed + stream.finish(), decoded) << text;
+  }
+  for (const auto& one : golden["pairs"]) {
+    const Encoding pair =
+        tokenizer.encode_pair(from_hex(one["first"]), from_hex(one["second"]), {.max_length = 40});
+    ASSERT_EQ(pair.ids, one["ids"].get<Ids>());
+    ASSERT_EQ(pair.types, one["types"].get<Ids>());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tokenizer, Golden,
+                         ::testing::Values("gpt2", "llama3", "roberta", "bert", "bert_cased", "llama2",
+                                           "llama2_metaspace", "mixed", "word_level", "sp_bpe"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Utf8, RepairsAsPythonDoes) {
+  // Unicode 15, tables 3-8 to 3-11; and what errors="replace" gives.
+  const std::string u = "\xEF\xBF\xBD";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"plain", "plain"},
+      {"\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41", u + u + u + u + u + u + u + u + "A"},
+      {"\xED\xA0\x80\xED\xBF\xBF\xED\xAF\x41", u + u + u + u + u + u + u + u + "A"},
+      {"\xF4\x91\x92\x93\xFF\x41\x80\xBF\x42", u + u + u + u + u + "A" + u + u + "B"},
+      {"\xE1\x80\xE2\xF0\x91\x92\xF1\xBF\x41", u + u + u + u + "A"},
+      {"\xE2\x82", u},
+      {"long enough for a word of eight \xC3", "long enough for a word of eight " + u}};
+  for (const auto& [bytes, text] : cases) EXPECT_EQ(unicode::repaired(bytes), text);
+  EXPECT_EQ(unicode::open_end("a\xE2\x82"), 2u);
+  EXPECT_EQ(unicode::open_end("a\xF0\x9F\x98"), 3u);
+  EXPECT_EQ(unicode::open_end("a\xF0\x9F\x98\x80"), 0u);
+  EXPECT_EQ(unicode::open_end("a\x80\x80\x80\x80"), 0u);
+  EXPECT_EQ(unicode::open_end("\xC3"), 1u);
+}
+
+TEST(Tokenizer, LongWordsTakeTimeInProportion) {
+  // A quadratic merge would take minutes.
+  const std::string path = data("gpt2.json");
+  if (lacks_library(path)) GTEST_SKIP() << "skipped: no PCRE2";
+  const Tokenizer tokenizer = Tokenizer::load(path);
+  std::string word;
+  for (int i = 0; i < 1 << 20; ++i) word += char('a' + (i * 7 + i / 13) % 26);
+  const Encoding encoding = tokenizer.encode(word);
+  EXPECT_EQ(tokenizer.decode(encoding.ids), word);
+  // The start of a long word has the tokens of a short one: both ways of joining agree.
+  const Ids few = tokenizer.encode(word.substr(0, 40)).ids, many = tokenizer.encode(word.substr(0, 400)).ids;
+  EXPECT_TRUE(std::equal(few.begin(), few.end() - 4, many.begin()));
+}
+
+TEST(Tokenizer, OldPairOfFilesGivesTheSameTokens) {
+  if (lacks_library(data("gpt2.json"))) GTEST_SKIP() << "skipped: no PCRE2";
+  const TemporaryFolder folder;
+  const nlohmann::json model = nlohmann::json::parse(get_raw(data("gpt2.json")))["model"];
+  put_raw(folder / "vocab.json", model["vocab"].dump());
+  std::string merges = "#version: 0.2\n";
+  for (const auto& merge : model["merges"]) {
+    merges += merge[0].get<std::string>();
+    (merges += ' ') += merge[1].get<std::string>() + "\n";
+  }
+  put_raw(folder / "merges.txt", merges);
+  const Tokenizer old = Tokenizer::load(folder.path()), whole = Tokenizer::load(data("gpt2.json"));
+  for (const char* text : {"The licence", " isn't <|endoftext|> free", "caf\xC3\xA9 12345"})
+    EXPECT_EQ(old.encode(text).ids, whole.encode(text).ids);
+  EXPECT_EQ(Tokenizer::load(folder / "merges.txt").vocab_size(), whole.vocab_size());
+  EXPECT_EQ(old.special().eos, std::optional<int32_t>(0));
+}
+
+TEST(Tokenizer, VocabularyOfLinesGivesTheSameTokens) {
+  if (lacks_library(data("bert.json"))) GTEST_SKIP() << "skipped: no utf8proc";
+  const TemporaryFolder folder;
+  const nlohmann::json vocabulary = nlohmann::json::parse(get_raw(data("bert.json")))["model"]["vocab"];
+  std::vector<std::string> lines(vocabulary.size());
+  for (const auto& [token, id] : vocabulary.items()) lines[id.get<size_t>()] = token;
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  put_raw(folder / "vocab.txt", text);
+  const Tokenizer old = Tokenizer::load(folder / "vocab.txt"), whole = Tokenizer::load(data("bert.json"));
+  EXPECT_EQ(old.encode_pair("The Free", "caf\xC3\xA9 software!").ids,
+            whole.encode_pair("The Free", "caf\xC3\xA9 software!").ids);
+  EXPECT_EQ(old.encode_pair("a", "b").types, (Ids{0, 0, 0, 1, 1}));
+  put_raw(folder / "tokenizer_config.json", R"({"do_lower_case": false, "pad_token": {"content": "[SEP]"}})");
+  const Tokenizer cased = Tokenizer::load(folder.path());
+  EXPECT_NE(cased.encode("The").ids, whole.encode("The").ids);
+  EXPECT_EQ(cased.special().pad, cased.id_of("[SEP]"));
+}
+
+TEST(Tokenizer, CutsPairsTheLongerFirst) {
+  if (lacks_library(data("bert.json"))) GTEST_SKIP() << "skipped: no utf8proc";
+  const Tokenizer tokenizer = Tokenizer::load(data("bert.json"));
+  const auto sizes = [&](const std::string& a, const std::string& b, int64_t most) {
+    const Encoding e = tokenizer.encode_pair(a, b, {.max_length = most});
+    const size_t second = size_t(std::count(e.types.begin(), e.types.end(), 1));
+    return std::make_pair(e.ids.size() - second - 2, second - 1);
+  };
+  using Sizes = std::pair<size_t, size_t>;
+  EXPECT_EQ(sizes("a b c d e f", "a b", 9), (Sizes{4, 2}));
+  EXPECT_EQ(sizes("a b", "a b c d e f", 9), (Sizes{2, 4}));
+  EXPECT_EQ(sizes("a b c d", "a b c d", 8), (Sizes{2, 3}));
+  EXPECT_EQ(sizes("a b c d e", "a b c d", 8), (Sizes{3, 2}));
+  EXPECT_EQ(sizes("a b c d", "a b c d", 3), (Sizes{0, 0}));
+  EXPECT_TRUE(
+      throws([&] { sizes("a", "b", 2); }, "at most 2 tokens, but 3 special ones stand around a pair"));
+}
+
+TEST(Tokenizer, FingerprintIsOfTheMeaningNotTheLayout) {
+  const std::string json = byte_tokenizer();
+  const std::string compact = nlohmann::json::parse(json).dump();
+  EXPECT_EQ(Tokenizer::parse("a", json).fingerprint(), Tokenizer::parse("b", compact).fingerprint());
+  EXPECT_NE(Tokenizer::parse("a", json).fingerprint(),
+            Tokenizer::parse("a", byte_tokenizer({"<end>"})).fingerprint());
+}
+
+TEST(TokenStream, GivesWholeCharactersAndNoMore) {
+  const Tokenizer tokenizer = Tokenizer::parse("bytes", byte_tokenizer());
+  TokenStream stream(tokenizer);
+  std::vector<std::string> parts;
+  for (const int32_t id : tokenizer.encode("a\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80z").ids)
+    parts.push_back(stream.next(id));
+  EXPECT_EQ(parts, (std::vector<std::string>{"a", "", "\xC3\xA9", "", "", "\xE4\xB8\xAD", "", "", "",
+                                             "\xF0\x9F\x98\x80", "z"}));
+  EXPECT_EQ(stream.finish(), "");
+  // Bytes that become nothing: U+FFFD as soon as that is certain, and for what is open at the end.
+  const auto id = [&](unsigned byte) { return int32_t(byte) + 1; };
+  EXPECT_EQ(stream.next(id(0xE4)), "");
+  EXPECT_EQ(stream.next(id('a')),
+            "\xEF\xBF\xBD"
+            "a");
+  EXPECT_EQ(stream.next(id(0xF0)), "");
+  EXPECT_EQ(stream.next(id(0x9F)), "");
+  EXPECT_EQ(stream.finish(), "\xEF\xBF\xBD");
+  EXPECT_EQ(stream.next(id('b')), "b");
+  EXPECT_TRUE(throws([&] { stream.next(257); }, "there is no token 257"));
+}
+
+TEST(TrainBpe, IsDeterministicAndLossless) {
+  std::vector<std::string> texts = {"low lower lowest low low",
+                                    "new newer newest wide wider widest \xC3\xA9\xC3\xA9"};
+  const std::string one = error_of([&] { train_bpe(texts, {.vocab_size = 300}); });
+  if (one.find("which this build lacks") != std::string::npos) GTEST_SKIP() << "skipped: no PCRE2";
+  const std::string json = train_bpe(texts, {.vocab_size = 300});
+  std::swap(texts[0], texts[1]);
+  EXPECT_EQ(train_bpe(texts, {.vocab_size = 300}), json);
+  const Tokenizer tokenizer = Tokenizer::parse("trained", json);
+  // The first joined pair is "w" + "e" or "l" + "o": counted by hand, "we" 6 times ("lower", "lowest",
+  // "newer", "newest", and in none of "wide"), "lo" 5, "st" 3, "ow" 5, "es" 3, "er" 3.
+  const nlohmann::json merges = nlohmann::json::parse(json)["model"]["merges"];
+  ASSERT_GT(merges.size(), 5u);
+  EXPECT_LE(tokenizer.token_count(), 300);
+  for (const std::string& text : texts) EXPECT_EQ(tokenizer.decode(tokenizer.encode(text).ids), text);
+  EXPECT_LT(tokenizer.encode(texts[0]).ids.size() * 2, texts[0].size());
+  EXPECT_TRUE(throws([&] { train_bpe(texts, {.vocab_size = 256}); }, "a vocabulary of 256; expected 257"));
+  EXPECT_TRUE(throws(
+      [&] {
+        train_bpe(texts, {.vocab_size = 300, .special = {"a", "a"}});
+      },
+      "is given twice"));
+}
+
+TEST(TrainBpe, CountsByHand) {
+  const std::string json = [] {
+    try {
+      return train_bpe({"aab aab aab ab"}, {.vocab_size = 260, .special = {}});
+    } catch (const Error&) {
+      return std::string();
+    }
+  }();
+  if (json.empty()) GTEST_SKIP() << "skipped: no PCRE2";
+  // Words: "aab", " aab" twice, " ab". Pairs: a+b 4, a+a 3, blank+a 3. After "ab": a+ab 3, blank+a 2,
+  // blank+ab 1. After "aab": blank+aab 2. One pair more is left, once: too few.
+  const nlohmann::json merges = nlohmann::json::parse(json)["model"]["merges"];
+  EXPECT_EQ(merges, nlohmann::json::parse(R"([["a","b"],["a","ab"],["\u0120","aab"]])"));
+}
+
+TEST(CharacterTokenizer, FallsBackToBytes) {
+  const Tokenizer tokenizer = Tokenizer::parse("characters", character_tokenizer({"ba\xC3\xA9"}));
+  EXPECT_EQ(tokenizer.encode("ab\xC3\xA9").ids, (Ids{257, 258, 259}));
+  EXPECT_EQ(tokenizer.encode("z").ids, (Ids{1 + 'z'}));
+  for (const char* text : {"abba", "\xE4\xB8\xAD\xF0\x9F\x98\x80", "a z\n"})
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text).ids), text);
+}
+
+}  // namespace
+}  // namespace tessera::io::test
