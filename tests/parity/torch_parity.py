@@ -25,6 +25,7 @@ except ImportError as missing:
     sys.exit(77)
 
 import peers_elements  # noqa: F401, each fills PEERS
+import peers_language  # noqa: F401
 import peers_layers  # noqa: F401
 from peer import ABSOLUTE, PEERS, SELF, Source, absolute
 
