@@ -20,7 +20,7 @@ def rope_cases(g):
 
 
 def rope(t, a):
-    x, table = t["x"], t["table"]
+    x, table = t["x"], t["table"].detach()
     half = table.size(1) // 2
     rows = table[t["positions"].long()] if t.get("positions") is not None else table[a["offset"]:a["offset"] + x.size(1)]
     c, s = (part.unsqueeze(-2) for part in (rows[..., :half], rows[..., half:]))

@@ -104,7 +104,8 @@ class Case:
         return results
 
     def inputs_with_gradient(self):
-        return (key for key, x in self.inputs.items() if x.is_floating_point())
+        differentiable = {i["name"] for i in self.op["inputs"] if i["differentiable"]}
+        return (key for key, x in self.inputs.items() if x.is_floating_point() and key in differentiable)
 
     def terms(self):
         if self.peer.terms is SELF:
