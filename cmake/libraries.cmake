@@ -27,6 +27,7 @@ function(tessera_use folder)  # tessera_use(<folder> PRIVATE|PUBLIC <libraries>.
 endfunction()
 if(TESSERA_OUTER_RING)
   tessera_use(io PRIVATE fmt::fmt nlohmann_json::nlohmann_json ${XXHASH_LIBRARY})
+  tessera_use(pretrained PRIVATE nlohmann_json::nlohmann_json)
   tessera_use(datasets PRIVATE fmt::fmt nlohmann_json::nlohmann_json)
   tessera_use(train PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   tessera_use(bench PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)

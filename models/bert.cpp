@@ -1,6 +1,6 @@
 #include "models/bert.h"
 
-#include "models/language.h"
+#include "models/language_internal.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/gather/gather.h"
 #include "ops/linear/linear.h"

@@ -45,4 +45,4 @@ std::vector<int64_t> generate(const Model& model, std::span<const int64_t> promp
 
 }  // namespace tessera::models
 
-#include "models/generate_loop.h"
+#include "models/generate_internal.h"

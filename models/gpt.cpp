@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "models/language.h"
+#include "models/language_internal.h"
 #include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"

@@ -1,4 +1,4 @@
-#include "models/language.h"
+#include "models/language_internal.h"
 
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/shape/shape.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "models/language.h"
+#include "models/language_internal.h"
 #include "ops/linear/linear.h"
 #include "ops/mlp/mlp.h"
 #include "ops/pointwise/pointwise.h"
