@@ -21,8 +21,8 @@ void check_format(const InputFile& file) {
         " does not begin as a zip archive does: not a file of torch.save, or damaged");
 }
 
-const std::string& text_of(const ZipArchive& archive, const ZipArchive::Entry& entry, std::string& text) {
-  text.resize(size_t(entry.bytes));
+std::string text_of(const ZipArchive& archive, const ZipArchive::Entry& entry) {
+  std::string text(size_t(entry.bytes), '\0');
   archive.read(entry, text.data());
   return text;
 }
@@ -41,13 +41,15 @@ TorchFile::TorchFile(InputFile file) {
           pickle ? shown(pickle->name) : "", "' and '", shown(entry.name), "'");
     pickle = &entry;
   }
-  check(pickle != nullptr, "read: ", path(), ": its zip archive has no entry data.pkl: not a file of torch.save");
+  check(pickle != nullptr, "read: ", path(),
+        ": its zip archive has no entry data.pkl: not a file of torch.save");
   folder_ = pickle->name.substr(0, pickle->name.size() - kPickle.size() + 1);
-  std::string text;
-  if (const auto* const order = archive_->find(folder_ + "byteorder"))
-    check(text_of(*archive_, *order, text) == "little", "read: ", path(), ": its numbers are '", shown(text),
+  if (const auto* const order = archive_->find(folder_ + "byteorder")) {
+    const std::string text = text_of(*archive_, *order);
+    check(text == "little", "read: ", path(), ": its numbers are '", shown(text),
           "' endian, expected little");
-  tensors_ = read_state_dict(path(), text_of(*archive_, *pickle, text));
+  }
+  tensors_ = read_state_dict(path(), text_of(*archive_, *pickle));
   for (const PickledTensor& tensor : tensors_) {
     const ZipArchive::Entry* const entry = archive_->find(folder_ + "data/" + tensor.storage);
     check(entry != nullptr, "read: ", path(), ": tensor '", shown(tensor.name), "' lies in storage '",

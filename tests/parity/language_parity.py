@@ -1,14 +1,15 @@
 """Small random models of every kind, written by transformers, loaded and trained by dump_language, and compared.
 
-usage: python language_parity.py DUMP_LANGUAGE [--only WORD] [--keep FOLDER]
+usage: python language_parity.py DUMP_LANGUAGE [--only WORD] [--golden FOLDER]
 
 transformers runs in f32 on the CPU. Limits: logits 1e-4 absolute; the gradient of every parameter 1e-3 of its largest element;
 the loss of each of 20 AdamW steps 1e-4. Greedy generation over the cache gives the same tokens. What tessera saves, in one
 file and in several, transformers loads with the same logits; the same weights as pytorch_model.bin, and in shards of it, are
-read by tessera with the same results bit for bit. Exit status 77: no transformers here, skipped. --keep writes, beside each
-model, what transformers computed: the source of the golden files of tests/pretrained.
+read by tessera with the same results bit for bit. Exit status 77: no transformers here, skipped. --golden writes
+smaller models of some kinds and what transformers computed: the files of tests/pretrained/golden.
 """
 import argparse
+import collections
 import copy
 import json
 import math
@@ -35,20 +36,29 @@ except ImportError as missing:
 parser = argparse.ArgumentParser()
 parser.add_argument("dump")
 parser.add_argument("--only", default="")
-parser.add_argument("--keep", default="")
+parser.add_argument("--golden", default="")
 args = parser.parse_args()
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
-STEPS, BATCH, LENGTH, LEARNING_RATE, DECAY = 20, 3, 13, 1e-3, 0.1  # the last two those of dump_language.cpp
+STEPS, BATCH, LENGTH, LEARNING_RATE, DECAY = 20, 3, 13, 1e-3, 0.1  # the last two those of language_run.h
+VOCABULARY, COMMON = 61, 20  # tokens, and those that texts are made of: there is something to learn
 LIMITS = {"logits": 1e-4, "gradient": 1e-3, "loss": 1e-4, "saved": 1e-5}
 
-GPT = dict(vocab_size=61, n_positions=24, n_embd=24, n_layer=2, n_head=3, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
-OPT = dict(vocab_size=61, max_position_embeddings=24, hidden_size=24, word_embed_proj_dim=24, ffn_dim=40, num_hidden_layers=2,
+GPT = dict(vocab_size=VOCABULARY, n_positions=24, n_embd=24, n_layer=2, n_head=3, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
+OPT = dict(vocab_size=VOCABULARY, max_position_embeddings=24, hidden_size=24, word_embed_proj_dim=24, ffn_dim=40, num_hidden_layers=2,
            num_attention_heads=3, dropout=0.0)
-LLAMA = dict(vocab_size=61, max_position_embeddings=32, hidden_size=24, intermediate_size=37, num_hidden_layers=2,
+LLAMA = dict(vocab_size=VOCABULARY, max_position_embeddings=32, hidden_size=24, intermediate_size=37, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=4, head_dim=6)
-BERT = dict(vocab_size=61, max_position_embeddings=24, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+BERT = dict(vocab_size=VOCABULARY, max_position_embeddings=24, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
             num_attention_heads=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+if args.golden:
+    STEPS, LENGTH, VOCABULARY, COMMON = 3, 6, 21, 12
+    for sizes, names in ((GPT, ("n_embd", "n_layer", "n_head")), (OPT, ("hidden_size", "num_hidden_layers", "num_attention_heads"))):
+        sizes |= dict(zip(names, (8, 1, 2)), vocab_size=VOCABULARY)
+    OPT |= dict(word_embed_proj_dim=8, ffn_dim=12)
+    LLAMA |= dict(hidden_size=8, intermediate_size=11, num_hidden_layers=1, head_dim=4, vocab_size=VOCABULARY)
+    BERT |= dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, vocab_size=VOCABULARY)
 
 
 def scaled(kind, **more):
@@ -75,12 +85,13 @@ MODELS = {
     "roberta-classify": lambda: RobertaForSequenceClassification(RobertaConfig(**BERT | dict(type_vocab_size=1), num_labels=2)),
     "roberta-masked": lambda: RobertaForMaskedLM(RobertaConfig(**BERT | dict(type_vocab_size=1))),
 }
-LENGTHS = [LENGTH, 5, 9]  # of BERT's sequences
+GOLDEN = ("gpt2", "opt", "llama-3", "bert-classify", "bert-regress", "roberta-masked")
+LENGTHS = [LENGTH, 5, 9 if LENGTH > 9 else 3]  # of BERT's sequences
 
 
 def batches(name, model):
     g = torch.Generator().manual_seed(7)
-    tokens = torch.randint(3, 61, (STEPS, BATCH, LENGTH), generator=g)
+    tokens = torch.randint(3, COMMON, (STEPS, BATCH, LENGTH), generator=g)
     if not name.startswith(("bert", "roberta")):
         targets = torch.cat([tokens[:, :, 1:], torch.full((STEPS, BATCH, 1), -100)], -1)
         return {"tokens": tokens, "targets": targets}
@@ -160,7 +171,11 @@ def as_torch_files(source, folder, batch, shards):
             b.write(a.read())
     state = load_file(os.path.join(source, "model.safetensors"))
     if shards == 1:
-        torch.save(torch.nn.Module().state_dict() | state, os.path.join(folder, "pytorch_model.bin"))
+        state = collections.OrderedDict(state)  # as state_dict() makes it: with an attribute, and parameters
+        state._metadata = collections.OrderedDict({"": {"version": 1}})
+        first = next(iter(state))
+        state[first] = torch.nn.Parameter(state[first])
+        torch.save(state, os.path.join(folder, "pytorch_model.bin"))
         return
     names = sorted(state)
     files = {n: f"pytorch_model-{1 + i * shards // len(names):05}-of-{shards:05}.bin" for i, n in enumerate(names)}
@@ -198,20 +213,26 @@ def moved(model):
 print(f"transformers {transformers.__version__}")
 print(f"{'model':<20}{'logits':>9}{'gradient':>10}{'loss':>9}{'saved':>9}  gradients, the worst")
 for name, make in MODELS.items():
-    if args.only not in name:
+    if args.only not in name or (args.golden and name not in GOLDEN):
         continue
     with tempfile.TemporaryDirectory() as temporary:
-        folder = os.path.join(args.keep or temporary, name)
+        folder = os.path.join(args.golden or temporary, name)
         torch.manual_seed(11)
         model = moved(make())
         model.save_pretrained(folder)
         batch = batches(name, model)
         save_file({key: x.contiguous() for key, x in batch.items()}, os.path.join(folder, "batch.safetensors"))
         kind = type(model)
-        ours = dump(folder)
         want = truth(name, model, batch)
-        if args.keep:
+        if args.golden:
             save_file({key: x.contiguous() for key, x in want.items()}, os.path.join(folder, "truth.safetensors"))
+            for left in set(os.listdir(folder)) - {"config.json", "model.safetensors", "batch.safetensors", "truth.safetensors"}:
+                os.unlink(os.path.join(folder, left))
+            if name == "gpt2":
+                as_torch_files(folder, folder + "-torch", batch, 3)
+                os.unlink(os.path.join(folder + "-torch", "batch.safetensors"))
+            continue
+        ours = dump(folder)
         if ours is None:
             failed += 1
             continue
