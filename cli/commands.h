@@ -25,6 +25,7 @@ void add_op(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
 
 /// The command line was understood by the parser, but says something wrong: exit code 2.
 class UsageError : public std::runtime_error {

@@ -35,6 +35,7 @@ int run(int argc, char** argv) {
   add_bench(app, action);
   add_plan(app, action);
   add_report(app, action);
+  add_convert(app, action);
   be_strict(app);
   try {
     app.parse(argc, argv);

@@ -11,13 +11,22 @@ namespace {
 /// What begins the format that came before: a pickled magic number.
 constexpr std::string_view kOldMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14);
 
-void check_format(const InputFile& file) {
+std::string start_of(const InputFile& file) {
   std::string start(size_t(std::min<uint64_t>(file.size(), kOldMagic.size())), '\0');
   file.read(0, start.data(), start.size());
+  return start;
+}
+
+bool is_zip(const std::string& start) {
+  return start.starts_with("PK\3\4") && start.find_first_not_of('\0', 4) < 8;
+}
+
+void check_format(const InputFile& file) {
+  const std::string start = start_of(file);
   check(start != kOldMagic, "read: ", file.path(),
         " was saved by PyTorch before 1.6, in a format that is not read; load it with torch.load and save it "
         "again");
-  check(start.starts_with("PK\3\4"), "read: ", file.path(),
+  check(is_zip(start), "read: ", file.path(),
         " does not begin as a zip archive does: not a file of torch.save, or damaged");
 }
 
@@ -28,6 +37,11 @@ std::string text_of(const ZipArchive& archive, const ZipArchive::Entry& entry) {
 }
 
 }  // namespace
+
+bool is_torch_file(const InputFile& file) {
+  const std::string start = start_of(file);
+  return start == kOldMagic || is_zip(start);
+}
 
 TorchFile::TorchFile(InputFile file) {
   check_format(file);

@@ -35,6 +35,11 @@ class TorchFile {
   std::vector<PickledTensor> tensors_;
 };
 
+/// True if the file begins as one of torch.save, of any PyTorch, does. A file of safetensors begins with
+/// eight bytes of a length, which may be "PK\3\4" as well, but then goes on with zeros, as a zip archive does
+/// not.
+bool is_torch_file(const InputFile& file);
+
 /// True for a build with libzip.
 bool has_torch_files();
 

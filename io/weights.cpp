@@ -39,12 +39,6 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-bool is_zip(const InputFile& file) {
-  char start[2] = {};
-  if (file.size() >= 2) file.read(0, start, 2);
-  return (start[0] == 'P' && start[1] == 'K') || start[0] == '\x80';  // or the pickle of an older PyTorch
-}
-
 }  // namespace
 
 WeightSource::WeightSource(const std::string& given) : path_(weights_in(given)) {
@@ -81,7 +75,7 @@ void WeightSource::add(InputFile file, const std::map<std::string, std::string>*
     index_.emplace(name, Place{entries_.size(), files_.size()});
     entries_.push_back({name, dtype, shape});
   };
-  if (is_zip(file)) {
+  if (is_torch_file(file)) {
     TorchFile torch(std::move(file));
     for (const PickledTensor& tensor : torch.entries()) keep(tensor.name, tensor.dtype, tensor.layout.shape);
     files_.emplace_back(std::move(torch));

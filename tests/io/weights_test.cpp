@@ -105,6 +105,20 @@ TEST_F(Weights, OfTorchAreReadByContentWhateverTheirName) {
   EXPECT_EQ(WeightSource(folder / "pytorch_model.bin.index.json").load("x").shape(), (Shape{2, 3}));
 }
 
+TEST_F(Weights, OfSafetensorsAreToldFromThoseOfTorchForEveryLengthOfTheirHeader) {
+  // The length is the first eight bytes: some begin as a zip archive or as a pickle does.
+  for (int i = 0; i < 256; i += 8) {
+    save_safetensors(folder / "model.safetensors", NamedTensors{{"x", x}},
+                     {{"pad", std::string(size_t(i), 'p')}});
+    EXPECT_TRUE(WeightSource(folder.path()).has("x")) << i;
+  }
+  const std::string header = "{\"x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}";
+  for (const size_t length : {0x4B50u, 0x44B50u}) {
+    put("model.safetensors", safetensors_bytes(header + std::string(length - header.size(), ' ')));
+    EXPECT_TRUE(WeightSource(folder.path()).has("x")) << length;
+  }
+}
+
 TEST_F(Weights, OfAnIndexAgreeWithIt) {
   save_safetensors(folder / "a", NamedTensors{{"x", x}, {"y", x}});
   save_safetensors(folder / "b", NamedTensors{{"x", x}});
