@@ -28,24 +28,24 @@ int convert(const ConvertArgs& args) {
 }  // namespace
 
 void add_convert(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("convert", "weights of a model (.bin, .pt, safetensors) as safetensors");
+  CLI::App& command = *app.add_subcommand(
+      "convert", "Rewrite the weights of a model (.bin, .pt, safetensors) as safetensors");
   auto args = std::make_shared<ConvertArgs>();
   command.footer(
-      "FROM is a folder of Hugging Face or a file of weights; nothing in a .bin or .pt file is executed. "
-      "With a\n"
-      "config.json of gpt2, opt, llama, bert or roberta the names are checked and made those that "
-      "transformers\n"
-      "expects; the tokenizer's files are copied.");
-  command.add_option("FROM", args->from, "folder or file of weights")->required();
-  command.add_option("TO", args->to, "folder to write, without weights so far")->required();
-  command.add_option("--dtype", args->dtype, "of floating tensors; default: as they are")
+      "Nothing in a .bin or .pt file is executed. With a config.json of gpt2, opt, llama, bert or roberta the names
+      "
+      "are checked and made those that transformers expects; the tokenizer's files are copied.");
+  command.add_option("FROM", args->from, "Folder of Hugging Face, or file of weights")->required();
+  command.add_option("TO", args->to, "Folder to write, without weights so far")->required();
+  command.add_option("--dtype", args->dtype, "Of floating tensors; default: as they are")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command.add_option("--shard-mb", args->shard_megabytes, "largest file in MB (of 1,000,000 bytes)")
+  command.add_option("--shard-mb", args->shard_megabytes, "Largest file in MB (of 1,000,000 bytes)")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
-  command.add_option("--ignore-field", args->ignored,
-                     "field of config.json that changes nothing; may be repeated");
+  command
+      .add_option("--ignore-field", args->ignored,
+                  "Field of config.json that changes nothing; may be repeated")
+      ->allow_extra_args(false);
   command.callback([&action, args] { action = [args] { return convert(*args); }; });
 }
 

@@ -61,7 +61,7 @@ std::vector<OpSpec> activation_specs() {
         .summary = formula,
         .inputs = {{"x", "[...]"}},
         .outputs = {{"y", "as x"}},
-        .run = [kind](const std::vector<Tensor>& in,
+        .run = [kind = kind](const std::vector<Tensor>& in,
                       const Attrs&) { return std::vector{activation(in[0], kind)}; },
         .problem =
             [kinked](const Dims& d, const Attrs&) {
