@@ -81,8 +81,8 @@ BertBlock::BertBlock(const BertConfig& config, Rng& rng, Device device)
       dropout(config.hidden_dropout, rng) {}
 
 Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass) const {
-  const Tensor middle = norm1(ops::add(x, dropout(attention(x, pass))));
-  return norm2(ops::add(middle, dropout(mlp(middle))));
+  const Tensor middle = norm1.add(x, dropout(attention(x, pass))).y;
+  return norm2.add(middle, dropout(mlp(middle))).y;
 }
 
 BertClassifier::BertClassifier(const BertConfig& config, Rng& rng, Device device)
@@ -146,7 +146,7 @@ Tensor Bert::encode(const BertBatch& batch) const {
         batch.types.defined() ? type(batch.types) : ops::slice(type.weight, 0, 0, 1);  // a row for all
     const Tensor places =
         position(batch.sequences.positions(config.position_offset(), batch.tokens.device()));
-    x = dropout(norm(ops::add(ops::add(token(batch.tokens), kinds), places)));
+    x = dropout(norm.add(ops::add(token(batch.tokens), kinds), places).y);
   }
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));

@@ -45,9 +45,10 @@ GptBlock::GptBlock(const GptConfig& config, Rng& rng, Device device)
           {.activation = config.activation, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.residual_dropout, rng) {}
 
-Tensor GptBlock::operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer) const {
-  const Tensor middle = ops::add(x, dropout(attention(norm1(x), pass, layer)));
-  return ops::add(middle, dropout(mlp(norm2(middle))));
+Residual GptBlock::operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+  const auto [begin, normed] = add_norm(norm1, x);
+  const auto [middle, again] = norm2.add(begin, dropout(attention(normed, pass, layer)));
+  return {middle, dropout(mlp(again))};
 }
 
 Gpt::Gpt(const GptConfig& given, Rng& rng, Device device, Start start)
@@ -75,7 +76,7 @@ Gpt::Gpt(const GptConfig& given, Rng& rng, Device device, Start start)
   if (head) draw(*head, rng, deviation);
 }
 
-Tensor Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {
+Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {
   Tensor x;
   {
     const ModuleScope scope("embed");
@@ -90,16 +91,17 @@ Tensor Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {
     }
     x = dropout(x);
   }
+  Residual stream{x, {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
-    x = blocks[i](x, pass, int64_t(i));
+    stream = blocks[i](stream, pass, int64_t(i));
   }
-  return x;
+  return stream;
 }
 
-Tensor Gpt::logits(const Tensor& x) const {
+Tensor Gpt::logits(const Residual& x) const {
   const ModuleScope scope("head");
-  return ops::linear(norm(x), head ? head->weight : token.weight);
+  return ops::linear(add_norm(norm, x).y, head ? head->weight : token.weight);
 }
 
 Tensor Gpt::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
@@ -133,7 +135,7 @@ Tensor Gpt::decode(const Tensor& tokens, nn::KvCache& cache) const {
   const Tensor flat = flat_tokens("gpt", tokens);
   const nn::AttentionPass pass{.sequences = sequences_of(tokens), .offset = cache.length(), .cache = &cache};
   check_packed("gpt", flat, pass.sequences, cache.capacity() - cache.length());
-  const Tensor x = hidden(flat, pass);
+  const Residual x = hidden(flat, pass);
   cache.advance(tokens.size(1));
   return logits(last_rows(x, tokens.size(0)));
 }

@@ -50,9 +50,15 @@ struct GptConfig {
   void validate() const;
 };
 
+/// The residual stream between two blocks: `sum` is what it holds, `branch` (undefined before the first) what
+/// the last branch adds to it. The next norm adds them in its own pass (ops::add_layernorm).
+struct Residual {
+  Tensor sum, branch;
+};
+
 struct GptBlock {
   GptBlock(const GptConfig& config, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer) const;
+  Residual operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
     visit("dropout", dropout);
@@ -96,8 +102,8 @@ struct Gpt {
   nn::Dropout dropout;
 
  private:
-  Tensor hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
-  Tensor logits(const Tensor& hidden) const;
+  Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
+  Tensor logits(const Residual& hidden) const;
 };
 
 }  // namespace tessera::models

@@ -37,10 +37,13 @@ void check_packed(const char* model, const Tensor& tokens, const nn::Sequences& 
         " tokens; the model has ", most, " positions");
 }
 
-Tensor last_rows(const Tensor& x, int64_t batch) {
-  const int64_t length = x.size(0) / batch;
-  return ops::reshape(ops::slice(ops::reshape(x, {batch, length, x.size(1)}), 1, length - 1, length),
-                      {batch, x.size(1)});
+Residual last_rows(const Residual& x, int64_t batch) {
+  const auto last = [&](const Tensor& rows) {
+    const int64_t length = rows.size(0) / batch, width = rows.size(1);
+    return ops::reshape(ops::slice(ops::reshape(rows, {batch, length, width}), 1, length - 1, length),
+                        {batch, width});
+  };
+  return {last(x.sum), last(x.branch)};
 }
 
 Tensor token_loss(const char* model, const Tensor& logits, const Tensor& targets) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "nn/attention.h"
+#include "models/gpt.h"
 #include "nn/init.h"
 
 /// What the language models share; not for their users.
@@ -17,7 +17,12 @@ nn::Sequences sequences_of(const Tensor& tokens);  // of [B, T]
 /// Throws unless tokens is [N], i64 or i32, with as many as the sequences say, and none longer than `most`.
 void check_packed(const char* model, const Tensor& tokens, const nn::Sequences& sequences, int64_t most);
 /// Rows of the last token of each of B sequences: [B T, d] -> [B, d].
-Tensor last_rows(const Tensor& x, int64_t batch);
+Residual last_rows(const Residual& x, int64_t batch);
+/// The norm of what the stream holds with its last branch, and that sum.
+template <class Norm>
+ops::AddNorm add_norm(const Norm& norm, const Residual& x) {
+  return x.branch.defined() ? norm.add(x.sum, x.branch) : ops::AddNorm{x.sum, norm(x.sum)};
+}
 /// Mean cross-entropy of logits [N, V] and targets of N elements, which are -100 where none is to be
 /// predicted.
 Tensor token_loss(const char* model, const Tensor& logits, const Tensor& targets);

@@ -79,9 +79,10 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
       norm2(config.d_model, device, norm_options(config)),
       mlp(config, rng, device) {}
 
-Tensor LlamaBlock::operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer) const {
-  const Tensor middle = ops::add(x, attention(norm1(x), pass, layer));
-  return ops::add(middle, mlp(norm2(middle)));
+Residual LlamaBlock::operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+  const auto [begin, normed] = add_norm(norm1, x);
+  const auto [middle, again] = norm2.add(begin, attention(normed, pass, layer));
+  return {middle, mlp(again)};
 }
 
 Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
@@ -126,7 +127,7 @@ Tensor Llama::rope_table(int64_t length) const {
   return rope_table_;
 }
 
-Tensor Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) const {
+Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) const {
   nn::AttentionPass pass = given;
   pass.rope_table = rope_table(pass.offset + pass.sequences.longest());
   if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(pass.offset, tokens.device());
@@ -135,16 +136,17 @@ Tensor Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) const
     const ModuleScope scope("embed");
     x = token(tokens);
   }
+  Residual stream{x, {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
-    x = blocks[i](x, pass, int64_t(i));
+    stream = blocks[i](stream, pass, int64_t(i));
   }
-  return x;
+  return stream;
 }
 
-Tensor Llama::logits(const Tensor& x) const {
+Tensor Llama::logits(const Residual& x) const {
   const ModuleScope scope("head");
-  return ops::linear(norm(x), head ? head->weight : token.weight);
+  return ops::linear(add_norm(norm, x).y, head ? head->weight : token.weight);
 }
 
 Tensor Llama::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
@@ -177,7 +179,7 @@ Tensor Llama::decode(const Tensor& tokens, nn::KvCache& cache) const {
   const Tensor flat = flat_tokens("llama", tokens);
   const nn::AttentionPass pass{.sequences = sequences_of(tokens), .offset = cache.length(), .cache = &cache};
   check_packed("llama", flat, pass.sequences, cache.capacity() - cache.length());
-  const Tensor x = hidden(flat, pass);
+  const Residual x = hidden(flat, pass);
   cache.advance(tokens.size(1));
   return logits(last_rows(x, tokens.size(0)));
 }

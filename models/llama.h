@@ -65,7 +65,7 @@ struct LlamaMlp {
 
 struct LlamaBlock {
   LlamaBlock(const LlamaConfig& config, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer) const;
+  Residual operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
   }
@@ -100,8 +100,8 @@ struct Llama {
   std::optional<nn::Linear> head;  // unless tied
 
  private:
-  Tensor hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
-  Tensor logits(const Tensor& hidden) const;
+  Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
+  Tensor logits(const Residual& hidden) const;
   /// The table for sequences of `length` tokens: the one at hand if it serves, else a longer one (twice as
   /// long as the last, so that a growing sequence seldom makes one). Made on the host: not while a graph is
   /// being captured.
