@@ -62,7 +62,7 @@ std::vector<OpSpec> activation_specs() {
         .inputs = {{"x", "[...]"}},
         .outputs = {{"y", "as x"}},
         .run = [kind = kind](const std::vector<Tensor>& in,
-                      const Attrs&) { return std::vector{activation(in[0], kind)}; },
+                             const Attrs&) { return std::vector{activation(in[0], kind)}; },
         .problem =
             [kinked](const Dims& d, const Attrs&) {
               const double n = double(d.at("R")) * double(d.at("C"));
