@@ -62,6 +62,26 @@ TEST(Rope, PositionsOfATensorEqualThoseOfAnOffset) {
   }
 }
 
+TEST(Rope, EachSequenceHasItsOwnPositions) {
+  for (const Device device : devices()) {
+    const Tensor x = ramp({2, 3, 2, 8}, device), table = rope_table({}, 8, 9, DType::f32, device);
+    const Tensor positions = Tensor::from(std::vector<int64_t>{0, 1, 2, 5, 6, 7}, {2, 3}, device);
+    const Tensor y = rope(x, table, positions);
+    EXPECT_EQ(y.slice(0, 0, 1).to_vector<float>(), rope(x.slice(0, 0, 1), table, 0).to_vector<float>());
+    EXPECT_EQ(y.slice(0, 1, 2).to_vector<float>(), rope(x.slice(0, 1, 2), table, 5).to_vector<float>());
+  }
+}
+
+TEST(Rope, WhatIsNotTurnedStaysAsItIs) {
+  for (const Device device : devices())
+    for (const int64_t width : {9, 32}) {  // pair by pair, and in packs
+      const Tensor x = ramp({1, 2, 2, width}, device), table = rope_table({}, 8, 5, DType::f32, device);
+      const Tensor y = rope(x, table, 3);
+      EXPECT_EQ(y.slice(3, 8, width).to_vector<float>(), x.slice(3, 8, width).to_vector<float>());
+      EXPECT_EQ(y.slice(3, 0, 8).to_vector<float>(), rope(x.slice(3, 0, 8), table, 3).to_vector<float>());
+    }
+}
+
 TEST(Rope, ReadsHeadsInPlaceFromAWiderRow) {
   // As a model has them: the queries of fused rows [B, T, (H + 2) D].
   for (const Device device : devices()) {
