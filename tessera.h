@@ -28,6 +28,8 @@
 
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_schedule.h"
 #include "ops/cast/cast.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/draw.h"
@@ -46,11 +48,15 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/reduction.h"
+#include "ops/rope/rope.h"
+#include "ops/rope/rope_table.h"
 #include "ops/shape/shape.h"
 #include "ops/softmax/softmax.h"
+#include "ops/swiglu/swiglu.h"
 #include "ops/verify.h"
 
 #include "nn/activation.h"
+#include "nn/attention.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
 #include "nn/init.h"
@@ -60,6 +66,10 @@
 #include "nn/sequential.h"
 #include "nn/summary.h"
 
+#include "models/bert.h"
+#include "models/generate.h"
+#include "models/gpt.h"
+#include "models/llama.h"
 #include "models/tnp.h"
 
 #include "optim/adamw.h"
@@ -75,8 +85,16 @@
 #include "io/file.h"
 #include "io/npy.h"
 #include "io/safetensors.h"
+#include "io/shard_index.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/tokenizer/train.h"
+#include "io/torch_file.h"
+#include "io/unpickle.h"
+#include "io/weights.h"
+
+#include "pretrained/config.h"
+#include "pretrained/load.h"
+#include "pretrained/names.h"
 
 #include "datasets/cholesky.h"
 #include "datasets/glue.h"

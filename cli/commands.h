@@ -27,6 +27,7 @@ void add_plan(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
 void add_tokenizer(CLI::App& app, Action& action);
 void add_data(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
 
 /// The command line was understood by the parser, but says something wrong: exit code 2.
 class UsageError : public std::runtime_error {

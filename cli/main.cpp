@@ -37,6 +37,7 @@ int run(int argc, char** argv) {
   add_report(app, action);
   add_tokenizer(app, action);
   add_data(app, action);
+  add_convert(app, action);
   be_strict(app);
   try {
     app.parse(argc, argv);

@@ -47,13 +47,15 @@ FileCalls& file_calls() {
   return calls;
 }
 
-InputFile::InputFile(std::string path) : path_(std::move(path)) {
+InputFile::InputFile(std::string path, Links links) : path_(std::move(path)) {
   // Not blocking: opening a pipe that nobody writes to would wait for ever. On a regular file it means
   // nothing.
-  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
-  file_ = retry([&] { return file_calls().open(path_.c_str(), kFlags, 0); });
+  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (links == Links::refuse ? O_NOFOLLOW : 0);
+  file_ = retry([&] { return file_calls().open(path_.c_str(), flags, 0); });
   if (file_ < 0) {
     const int error = errno;
+    check(links == Links::follow || error != ELOOP, "read: ", path_,
+          " is a symbolic link, which may lead out of its folder; put the file itself there");
     check(error != ENOENT, "read: there is no file ", path_, "; check the name and the folder");
     fail_at(Site::here(), "read: cannot open ", path_, ": ", text_of(error));
   }
@@ -64,6 +66,8 @@ InputFile::InputFile(std::string path) : path_(std::move(path)) {
                             : !S_ISREG(info.st_mode) ? "is not a regular file (a pipe, socket or device)"
                             : info.st_size == 0
                                 ? "is empty: an unfinished download or a writer that was killed"
+                            : links == Links::refuse && info.st_nlink != 1
+                                ? "has another name elsewhere (a hard link); put a copy there"
                                 : nullptr;
   if (!wrong) size_ = uint64_t(info.st_size);
   try {

@@ -34,12 +34,17 @@ struct FileCalls {
 /// The calls in use by this process.
 FileCalls& file_calls();
 
+/// Whether a name may be a link. Where a file from elsewhere names another, a link beside it may lead
+/// anywhere.
+enum class Links : uint8_t { follow, refuse };
+
 /// A regular file open for reading, or bytes in memory under a name.
 class InputFile {
  public:
   /// Throws, naming the path, if there is no such file or it is a directory, a pipe, a device, unreadable,
-  /// empty, a Git LFS pointer or an HTML page.
-  explicit InputFile(std::string path);
+  /// empty, a Git LFS pointer or an HTML page. With Links::refuse, also if the name is a symbolic link or the
+  /// file has another name (a hard link).
+  explicit InputFile(std::string path, Links links = Links::follow);
   /// The bytes must outlive the object.
   InputFile(std::string name, std::span<const char> bytes);
   ~InputFile();

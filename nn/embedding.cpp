@@ -6,7 +6,10 @@ namespace tessera::nn {
 
 Embedding::Embedding(int64_t count, int64_t width, Rng& rng, Device device, EmbeddingOptions options)
     : weight(Tensor::empty({count, width}, options.dtype, device)) {
-  init::normal(weight, rng, 0, options.deviation);
+  if (options.deviation > 0)
+    init::normal(weight, rng, 0, options.deviation);
+  else
+    init::zeros(weight);
   make_parameter(weight);
 }
 

@@ -22,6 +22,8 @@ std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> shape_specs();
 std::vector<OpSpec> cross_entropy_specs();
 std::vector<OpSpec> embedding_specs();
+std::vector<OpSpec> rope_specs();
+std::vector<OpSpec> swiglu_specs();
 
 namespace {
 
@@ -47,6 +49,8 @@ constexpr Specs kFolders[] = {
     shape_specs,
     cross_entropy_specs,
     embedding_specs,
+    rope_specs,
+    swiglu_specs,
 };
 // clang-format on
 

@@ -61,8 +61,8 @@ std::vector<OpSpec> activation_specs() {
         .summary = formula,
         .inputs = {{"x", "[...]"}},
         .outputs = {{"y", "as x"}},
-        .run = [kind](const std::vector<Tensor>& in,
-                      const Attrs&) { return std::vector{activation(in[0], kind)}; },
+        .run = [kind = kind](const std::vector<Tensor>& in,
+                             const Attrs&) { return std::vector{activation(in[0], kind)}; },
         .problem =
             [kinked](const Dims& d, const Attrs&) {
               const double n = double(d.at("R")) * double(d.at("C"));

@@ -191,12 +191,13 @@ std::vector<OpSpec> reduce_specs() {
                   {"keep", false, "keep that dimension with size 1"}},
         .outputs = {{"y", "x without dim"}},
         .run =
-            [kind](const std::vector<Tensor>& in, const Attrs& attrs) {
+            [kind = kind](const std::vector<Tensor>& in, const Attrs& attrs) {
               return std::vector{
                   reduce(in[0], kind, int(attrs.integer("dim")), attrs.flag("keep"), Site::here())};
             },
         .problem =
-            [=](const Dims& d, const Attrs& attrs) {
+            [=, forward_flops = forward_flops, backward_flops = backward_flops,
+             backward_reads = backward_reads](const Dims& d, const Attrs& attrs) {
               const Shape shape{d.at("A"), d.at("B"), d.at("C")};
               const int dim = int(attrs.integer("dim"));
               const double n = double(shape.count());

@@ -5,6 +5,7 @@
 #include "io/checkpoint.h"
 #include "io/npy.h"
 #include "io/tokenizer/train.h"
+#include "tests/io/torch_bytes.h"
 
 // fuzz_seeds FOLDER: proper small files to begin from, a folder a format.
 
@@ -13,7 +14,8 @@ using namespace tessera;
 namespace {
 
 void make_seeds(const std::string& folder) {
-  for (const char* format : {"safetensors", "npy", "checkpoint"}) io::make_folder(folder + "/" + format);
+  for (const char* format : {"safetensors", "npy", "checkpoint", "unpickle", "torch", "index", "config"})
+    io::make_folder(folder + "/" + format);
   const Tensor weight = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
   io::NamedTensors all;
   int number = 0;
@@ -68,6 +70,41 @@ void make_token_seeds(const std::string& folder) {
   }
 }
 
+void make_weight_seeds(const std::string& folder) {
+  using namespace io::test;
+  using namespace io::test::pickle;
+  const auto put = [&](const std::string& name, const std::string& bytes) {
+    io::write_file(folder + "/" + name, bytes);
+  };
+  const std::string one = program({{"x", matrix()}});
+  const std::string parameter =
+      global("torch._utils", "_rebuild_parameter") + tuple({matrix(), kTrue, ordered_dict()}) + kReduce;
+  const std::string rich = kProto + ordered_dict() + std::string("q\0", 2) + kMark + text("p") + parameter +
+                           text("model") + kEmptyDict + text("w") + matrix() + kSetItem + text("epoch") +
+                           integer(3) + text("lr") + "G" + std::string(8, '\0') + text("pair") + integer(1) +
+                           "K\1\x86" + text("half") + "M\1\1" + std::string("r\5\0\0\0", 5) + text("again") +
+                           std::string("j\5\0\0\0", 5) + kSetItems + kEmptyDict + text("_metadata") +
+                           ordered_dict() + kSetItem + kBuild + kStop;
+  put("unpickle/one", one);
+  put("unpickle/rich", rich);
+  put("torch/one", torch_bytes(one));
+  put("torch/rich", torch_bytes(rich));
+  put("index/small",
+      R"({"metadata": {"total_size": 1, "a": [null, true]}, "weight_map": {"x": "f.bin", "y": "g"}})");
+  put("config/gpt2",
+      R"({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "torch_dtype": "float16"})");
+  put("config/opt",
+      R"({"model_type": "opt", "hidden_size": 8, "num_attention_heads": 2, "word_embed_proj_dim": 8})");
+  put("config/llama",
+      R"({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16, "rope_theta": 1e5}, "eos_token_id": [1, 2], "bos_token_id": 0})");
+  put("config/yarn",
+      R"({"model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 32}})");
+  put("config/bert", R"({"model_type": "bert", "architectures": ["BertForSequenceClassification"],
+    "id2label": {"0": "a", "1": "b"}, "hidden_size": 8, "num_attention_heads": 2})");
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -78,6 +115,7 @@ int main(int count, char** words) {
   try {
     make_seeds(words[1]);
     make_token_seeds(words[1]);
+    make_weight_seeds(words[1]);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "fuzz_seeds: %s\n", error.what());
     return 1;

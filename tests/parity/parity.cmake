@@ -1,6 +1,8 @@
 # Agreement with PyTorch: by the Python of TESSERA_PEER_PYTHON, else python3; skipped (77) if that has no PyTorch.
 add_executable(dump_tnp parity/dump_tnp.cpp)
 target_link_libraries(dump_tnp PRIVATE tessera::models tessera::optim tessera::io tessera_warnings)
+add_executable(dump_language parity/dump_language.cpp)
+target_link_libraries(dump_language PRIVATE tessera::pretrained tessera::optim tessera_warnings)
 
 # tessera_parity(<name> <program>): tests/parity/<name>.py on a program of this build.
 function(tessera_parity name program)
@@ -11,6 +13,7 @@ function(tessera_parity name program)
 endfunction()
 tessera_parity(torch_parity tessera)
 tessera_parity(tnp_parity dump_tnp)
+tessera_parity(language_parity dump_language)
 
 # What the command measures, bench/peers can measure too.
 add_test(NAME peers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/peers/run $<TARGET_FILE:tessera>)

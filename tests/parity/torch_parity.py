@@ -25,6 +25,7 @@ except ImportError as missing:
     sys.exit(77)
 
 import peers_elements  # noqa: F401, each fills PEERS
+import peers_language  # noqa: F401
 import peers_layers  # noqa: F401
 from peer import ABSOLUTE, PEERS, SELF, Source, absolute
 
@@ -103,7 +104,8 @@ class Case:
         return results
 
     def inputs_with_gradient(self):
-        return (key for key, x in self.inputs.items() if x.is_floating_point())
+        differentiable = {i["name"] for i in self.op["inputs"] if i["differentiable"]}
+        return (key for key, x in self.inputs.items() if x.is_floating_point() and key in differentiable)
 
     def terms(self):
         if self.peer.terms is SELF:

@@ -1,0 +1,100 @@
+#include "io/torch_file.h"
+
+#include <algorithm>
+
+#include "io/safetensors_internal.h"
+#include "io/zip_internal.h"
+
+namespace tessera::io {
+namespace {
+
+/// What begins the format that came before: a pickled magic number.
+constexpr std::string_view kOldMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14);
+
+std::string start_of(const InputFile& file) {
+  std::string start(size_t(std::min<uint64_t>(file.size(), kOldMagic.size())), '\0');
+  file.read(0, start.data(), start.size());
+  return start;
+}
+
+bool is_zip(const std::string& start) {
+  return start.starts_with("PK\3\4") && start.find_first_not_of('\0', 4) < 8;
+}
+
+void check_format(const InputFile& file) {
+  const std::string start = start_of(file);
+  check(start != kOldMagic, "read: ", file.path(),
+        " was saved by PyTorch before 1.6, in a format that is not read; load it with torch.load and save it "
+        "again");
+  check(is_zip(start), "read: ", file.path(),
+        " does not begin as a zip archive does: not a file of torch.save, or damaged");
+}
+
+std::string text_of(const ZipArchive& archive, const ZipArchive::Entry& entry) {
+  std::string text(size_t(entry.bytes), '\0');
+  archive.read(entry, text.data());
+  return text;
+}
+
+}  // namespace
+
+bool is_torch_file(const InputFile& file) {
+  const std::string start = start_of(file);
+  return start == kOldMagic || is_zip(start);
+}
+
+TorchFile::TorchFile(InputFile file) {
+  check_format(file);
+  archive_ = std::make_unique<ZipArchive>(std::move(file));
+  constexpr std::string_view kPickle = "/data.pkl";
+  const ZipArchive::Entry* pickle = nullptr;
+  for (const ZipArchive::Entry& entry : archive_->entries()) {
+    if (!entry.name.ends_with(kPickle) || entry.name.find('/') != entry.name.size() - kPickle.size())
+      continue;
+    check(!pickle, "read: ", path(), ": two entries of its zip archive are pickles: '",
+          pickle ? shown(pickle->name) : "", "' and '", shown(entry.name), "'");
+    pickle = &entry;
+  }
+  check(pickle != nullptr, "read: ", path(),
+        ": its zip archive has no entry data.pkl: not a file of torch.save");
+  folder_ = pickle->name.substr(0, pickle->name.size() - kPickle.size() + 1);
+  if (const auto* const order = archive_->find(folder_ + "byteorder")) {
+    const std::string text = text_of(*archive_, *order);
+    check(text == "little", "read: ", path(), ": its numbers are '", shown(text),
+          "' endian, expected little");
+  }
+  tensors_ = read_state_dict(path(), text_of(*archive_, *pickle));
+  for (const PickledTensor& tensor : tensors_) {
+    const ZipArchive::Entry* const entry = archive_->find(folder_ + "data/" + tensor.storage);
+    check(entry != nullptr, "read: ", path(), ": tensor '", shown(tensor.name), "' lies in storage '",
+          shown(tensor.storage), "', which its zip archive has not");
+    uint64_t bytes = 0;
+    const bool fits = !__builtin_mul_overflow(tensor.storage_elements, size_of(tensor.dtype), &bytes) &&
+                      bytes == entry->bytes;
+    check(fits, "read: ", path(), ": storage '", shown(tensor.storage), "' of tensor '", shown(tensor.name),
+          "' has ", entry->bytes, " bytes, expected ", tensor.storage_elements, " elements of ",
+          tensor.dtype);
+  }
+}
+
+TorchFile::~TorchFile() = default;
+TorchFile::TorchFile(TorchFile&&) noexcept = default;
+
+const std::string& TorchFile::path() const {
+  return archive_->path();
+}
+
+Tensor TorchFile::load(const std::string& name) const {
+  const auto found = std::find_if(tensors_.begin(), tensors_.end(),
+                                  [&](const PickledTensor& tensor) { return tensor.name == name; });
+  check(found != tensors_.end(), "read: ", path(), " has no tensor '", shown(name), "'");
+  const ZipArchive::Entry& entry = *archive_->find(folder_ + "data/" + found->storage);
+  const Tensor whole = Tensor::empty_packed({int64_t(found->storage_elements)}, found->dtype, Device::cpu());
+  archive_->read(entry, whole.raw());
+  check_bools(whole, path(), name);
+  const Tensor view = Tensor::view_of(whole.storage(), found->layout, found->dtype);
+  // A view of a larger storage would keep all of it.
+  return view.layout().is_packed() && view.count() == whole.count() ? view : view.clone().packed();
+}
+
+}  // namespace tessera::io

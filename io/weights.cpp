@@ -1,0 +1,152 @@
+#include "io/weights.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/safetensors_internal.h"
+#include "io/shard_index.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::array kNames = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                               "pytorch_model.bin.index.json"};
+constexpr uint64_t kLargestIndex = uint64_t{16} << 20;  // 70,000 tensors of 200 bytes: far beyond any model
+
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
+}
+
+std::string weights_in(const std::string& path) {
+  if (!is_folder(path)) return path;
+  for (const char* const name : kNames)
+    if (exists(path + "/" + name)) return path + "/" + name;
+  fail_at(Site::here(), "weights: ", path, " has none of model.safetensors, model.safetensors.index.json, ",
+          "pytorch_model.bin and pytorch_model.bin.index.json");
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+}  // namespace
+
+WeightSource::WeightSource(const std::string& given) : path_(weights_in(given)) {
+  if (path_.ends_with(".json")) {
+    const auto files = parse_shard_index(path_, read_file(path_, kLargestIndex));
+    std::set<std::string> shards;
+    for (const auto& [name, file] : files) shards.insert(file);
+    for (const std::string& shard : shards) add(open_shard(folder_of(path_), shard), &files, shard);
+    for (const auto& [name, file] : files)
+      check(index_.contains(name), "weights: ", path_, " says that '", shown(name), "' lies in ", file,
+            ", which has no such tensor");
+  } else {
+    add(InputFile(path_), nullptr, "");
+  }
+  std::vector<size_t> order(entries_.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return entries_[a].name < entries_[b].name; });
+  std::vector<WeightEntry> sorted;
+  for (const size_t i : order) sorted.push_back(entries_[i]);
+  entries_ = std::move(sorted);
+  for (size_t i = 0; i < entries_.size(); ++i) index_.at(entries_[i].name).entry = i;
+}
+
+void WeightSource::add(InputFile file, const std::map<std::string, std::string>* files,
+                       const std::string& own_name) {
+  const auto keep = [&](const std::string& name, DType dtype, const Shape& shape) {
+    if (files) {
+      const auto listed = files->find(name);
+      check(listed != files->end() && listed->second == own_name, "weights: ", own_name, " holds '",
+            shown(name), "', which ", path_,
+            listed == files->end() ? " does not list" : " says lies in " + listed->second);
+    }
+    index_.emplace(name, Place{entries_.size(), files_.size()});
+    entries_.push_back({name, dtype, shape});
+  };
+  if (is_torch_file(file)) {
+    TorchFile torch(std::move(file));
+    for (const PickledTensor& tensor : torch.entries()) keep(tensor.name, tensor.dtype, tensor.layout.shape);
+    files_.emplace_back(std::move(torch));
+  } else {
+    SafetensorsFile tensors(std::move(file));
+    for (const SafetensorsEntry& entry : tensors.entries()) keep(entry.name, entry.dtype, entry.shape);
+    files_.emplace_back(std::move(tensors));
+  }
+}
+
+const WeightEntry& WeightSource::entry(const std::string& name) const {
+  const auto found = index_.find(name);
+  if (found == index_.end()) {
+    std::vector<std::string> names;
+    for (const WeightEntry& entry : entries_) names.push_back(entry.name);
+    const std::string near = nearest(name, names);
+    fail_at(Site::here(), "weights: ", path_, " has no tensor '", shown(name), "' among its ",
+            entries_.size(), near.empty() ? "" : "; did you mean '" + shown(near) + "'?");
+  }
+  return entries_[found->second.entry];
+}
+
+Tensor WeightSource::load(const std::string& name) const {
+  entry(name);
+  return std::visit([&](const auto& file) { return file.load(name); }, files_[index_.at(name).file]);
+}
+
+void save_weights(const std::string& folder, const std::vector<WeightToWrite>& weights,
+                  uint64_t shard_bytes) {
+  check(shard_bytes > 0, "save_weights: shards of 0 bytes");
+  make_folder(folder);
+  for (const char* const name : kNames)
+    check(!exists(folder + "/" + name), "save_weights: ", folder, " has ", name,
+          " already; weights in two files are ambiguous: name another folder or remove it");
+  std::vector<std::vector<const WeightToWrite*>> shards(1);
+  uint64_t in_shard = 0, total = 0;
+  for (const WeightToWrite& weight : weights) {
+    const uint64_t bytes = uint64_t(weight.entry.shape.count()) * size_of(weight.entry.dtype);
+    if (in_shard > 0 && in_shard + bytes > shard_bytes) {
+      shards.emplace_back();
+      in_shard = 0;
+    }
+    shards.back().push_back(&weight);
+    in_shard += bytes;
+    total += bytes;
+  }
+  const auto name_of_shard = [&](size_t number) -> std::string {
+    if (shards.size() == 1) return "model.safetensors";
+    const auto digits = [](size_t value) {
+      const std::string text = std::to_string(value);
+      return std::string(5 - std::min<size_t>(5, text.size()), '0') + text;
+    };
+    return "model-" + digits(number + 1) + "-of-" + digits(shards.size()) + ".safetensors";
+  };
+  nlohmann::json map = nlohmann::json::object();
+  for (size_t number = 0; number < shards.size(); ++number) {
+    NamedTensors tensors;
+    for (const WeightToWrite* weight : shards[number]) {
+      Tensor tensor = weight->make();
+      check(tensor.dtype() == weight->entry.dtype && tensor.shape() == weight->entry.shape, "save_weights: '",
+            weight->entry.name, "' is ", describe(tensor), ", expected ", weight->entry.dtype,
+            weight->entry.shape);
+      tensors.emplace_back(weight->entry.name, std::move(tensor));
+      map[weight->entry.name] = name_of_shard(number);
+    }
+    // Without the format transformers does not say which framework's the tensors are.
+    save_safetensors(folder + "/" + name_of_shard(number), tensors, {{"format", "pt"}});
+  }
+  if (shards.size() == 1) return;
+  const nlohmann::json index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
+  write_file(folder + "/model.safetensors.index.json", index.dump(2) + "\n");
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "io/safetensors.h"
+#include "io/torch_file.h"
+
+/// The weights of a model as Hugging Face keeps them: safetensors or files of torch.save, one or several with
+/// an index. Headers are read at once; tensors when they are asked for, straight into their place (io/file.h
+/// says why files are read by position and not mapped), so that host memory of one tensor is enough.
+
+namespace tessera::io {
+
+struct WeightEntry {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+};
+
+class WeightSource {
+ public:
+  /// A folder, of which it takes the first that is there of model.safetensors, model.safetensors.index.json,
+  /// pytorch_model.bin and pytorch_model.bin.index.json; or one such file, told by its content. Throws,
+  /// naming the file, if a shard holds what the index does not list, or the reverse, or lies elsewhere.
+  explicit WeightSource(const std::string& path);
+
+  /// The file that was opened: an index, or the weights themselves.
+  const std::string& path() const { return path_; }
+  /// By name.
+  const std::vector<WeightEntry>& entries() const { return entries_; }
+  bool has(const std::string& name) const { return index_.contains(name); }
+  const WeightEntry& entry(const std::string& name) const;  // throws if there is none, naming the nearest
+  /// Row-major elements, in host memory.
+  Tensor load(const std::string& name) const;
+
+ private:
+  struct Place {
+    size_t entry, file;
+  };
+  void add(InputFile file, const std::map<std::string, std::string>* files, const std::string& own_name);
+
+  std::string path_;
+  std::vector<std::variant<SafetensorsFile, TorchFile>> files_;
+  std::vector<WeightEntry> entries_;
+  std::map<std::string, Place> index_;
+};
+
+/// A tensor that will be written: made when its turn comes.
+struct WeightToWrite {
+  WeightEntry entry;
+  std::function<Tensor()> make;  // of that dtype and shape
+};
+
+/// Writes model.safetensors into the folder or, if the elements have more than `shard_bytes`, files
+/// model-00001-of-0000N.safetensors of at most so many (a larger tensor has one to itself) and, last, the
+/// index model.safetensors.index.json. transformers reads both. Host memory: one file's tensors. Throws if
+/// the folder has weights already, in any of the names that WeightSource knows: two would be ambiguous.
+void save_weights(const std::string& folder, const std::vector<WeightToWrite>& weights,
+                  uint64_t shard_bytes = uint64_t{5'000'000'000});
+
+}  // namespace tessera::io

@@ -1,0 +1,28 @@
+#include "io/torch_file.h"
+#include "io/zip_internal.h"
+
+/// Compiled where libzip is not: files of torch.save cannot be read.
+
+namespace tessera::io {
+
+struct ZipArchive::Handle {};
+
+ZipArchive::ZipArchive(InputFile file) : handle_(nullptr) {
+  fail_at(Site::here(), "read: ", file.path(),
+          " is a file of torch.save, which this build cannot read: it was made without libzip");
+}
+ZipArchive::~ZipArchive() = default;
+const std::string& ZipArchive::path() const {
+  static const std::string none;
+  return none;
+}
+const ZipArchive::Entry* ZipArchive::find(const std::string&) const {
+  return nullptr;
+}
+void ZipArchive::read(const Entry&, void*) const {}
+
+bool has_torch_files() {
+  return false;
+}
+
+}  // namespace tessera::io

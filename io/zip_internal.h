@@ -1,0 +1,41 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "io/file.h"
+
+/// Zip archives for reading, behind what io/torch_file.h needs of them. One of zip_libzip.cpp and
+/// zip_absent.cpp is compiled.
+
+namespace tessera::io {
+
+class ZipArchive {
+ public:
+  struct Entry {
+    std::string name;
+    uint64_t bytes = 0;
+  };
+
+  /// Throws, naming the file, for anything that is not a whole archive of distinct names, all of them stored
+  /// as they are: not compressed, not encrypted.
+  explicit ZipArchive(InputFile file);
+  ~ZipArchive();
+  ZipArchive(const ZipArchive&) = delete;
+
+  const std::string& path() const;
+  const std::vector<Entry>& entries() const { return entries_; }
+  /// Null if there is none.
+  const Entry* find(const std::string& name) const;
+  /// All bytes of an entry; verifies its checksum. `bytes` is the entry's size.
+  void read(const Entry& entry, void* to) const;
+
+ private:
+  struct Handle;
+  Handle* handle_;
+  std::vector<Entry> entries_;  // by number
+  std::map<std::string, size_t> index_;
+};
+
+}  // namespace tessera::io

@@ -1,0 +1,175 @@
+#include "models/bert.h"
+
+#include "models/language_internal.h"
+#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/gather/gather.h"
+#include "ops/linear/linear.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+#include "ops/shape/shape.h"
+
+namespace tessera::models {
+
+using namespace language_internal;
+
+void BertConfig::validate() const {
+  check_sizes("bert", {{"vocabulary", vocabulary},
+                       {"positions", positions},
+                       {"types", types},
+                       {"d_model", d_model},
+                       {"d_ff", d_ff},
+                       {"heads", heads},
+                       {"layers", layers},
+                       {"labels", labels}});
+  check(d_model % heads == 0, "bert: d_model ", d_model, " is not a multiple of the number of heads ", heads);
+  check(pad_token >= 0 && longest() >= 1, "bert: ", positions,
+        " positions leave none for tokens: ", position_offset(), " come before the first");
+}
+
+BertBatch BertBatch::from_padded(const Tensor& tokens, const Tensor& types,
+                                 const std::vector<int64_t>& lengths) {
+  check(tokens.defined() && tokens.rank() == 2, "bert: tokens is ",
+        tokens.defined() ? describe(tokens) : describe(Tensor::zeros({0}, DType::i64, Device::cpu())),
+        "; expected [B, T]");
+  check(!types.defined() || types.shape() == tokens.shape(), "bert: types has another shape than tokens ",
+        tokens.shape());
+  check(int64_t(lengths.size()) == tokens.size(0), "bert: ", lengths.size(), " lengths for ", tokens.size(0),
+        " sequences");
+  const auto keep = [&](const Tensor& rows) {
+    const auto values = rows.to(DType::i64).to_vector<int64_t>();
+    std::vector<int64_t> kept;
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      check(lengths[b] >= 1 && lengths[b] <= rows.size(1), "bert: sequence ", b, " has ", lengths[b],
+            " tokens of ", rows.size(1));
+      const auto begin = values.begin() + int64_t(b) * rows.size(1);
+      kept.insert(kept.end(), begin, begin + lengths[b]);
+    }
+    return Tensor::from(kept, {int64_t(kept.size())}, rows.device());
+  };
+  return {keep(tokens), types.defined() ? keep(types) : Tensor(), {lengths}};
+}
+
+namespace {
+
+const BertConfig& validated(const BertConfig& config) {
+  config.validate();
+  return config;
+}
+
+nn::LayerNormOptions norm_options(const BertConfig& config) {
+  return {.eps = config.eps, .dtype = config.dtype};
+}
+
+nn::LinearOptions blank(const BertConfig& config) {
+  return {.dtype = config.dtype, .init = nn::Init::zeros};
+}
+
+nn::EmbeddingOptions blank_table(const BertConfig& config) {
+  return {.deviation = 0, .dtype = config.dtype};
+}
+
+}  // namespace
+
+BertBlock::BertBlock(const BertConfig& config, Rng& rng, Device device)
+    : attention(config.d_model,
+                {.heads = config.heads, .dropout = config.attention_dropout, .dtype = config.dtype}, rng,
+                device),
+      norm1(config.d_model, device, norm_options(config)),
+      mlp(config.d_model, config.d_ff, rng, device,
+          {.activation = config.activation, .dtype = config.dtype, .init = nn::Init::zeros}),
+      norm2(config.d_model, device, norm_options(config)),
+      dropout(config.hidden_dropout, rng) {}
+
+Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass) const {
+  const Tensor middle = norm1.add(x, dropout(attention(x, pass))).y;
+  return norm2.add(middle, dropout(mlp(middle))).y;
+}
+
+BertClassifier::BertClassifier(const BertConfig& config, Rng& rng, Device device)
+    : dense(config.d_model, config.d_model, rng, device, blank(config)),
+      out(config.d_model, config.outputs(), rng, device, blank(config)),
+      dropout(config.classifier_dropout, rng),
+      drops_input(config.family == BertFamily::roberta) {}
+
+Tensor BertClassifier::operator()(const Tensor& first) const {
+  const ModuleScope scope("classifier");
+  return out(dropout(ops::tanh(dense(drops_input ? dropout(first) : first))));
+}
+
+BertLanguageHead::BertLanguageHead(const BertConfig& config, Rng& rng, Device device)
+    : dense(config.d_model, config.d_model, rng, device, blank(config)),
+      norm(config.d_model, device, norm_options(config)),
+      bias(Tensor::zeros({config.vocabulary}, config.dtype, device)),
+      activation(config.activation) {
+  nn::make_parameter(bias);
+}
+
+Tensor BertLanguageHead::operator()(const Tensor& x, const Tensor& table) const {
+  const ModuleScope scope("language");
+  return ops::linear(norm(ops::activation(dense(x), activation)), table, bias);
+}
+
+Bert::Bert(const BertConfig& given, Rng& rng, Device device, Start start)
+    : config(validated(given)),
+      token(config.vocabulary, config.d_model, rng, device, blank_table(config)),
+      position(config.positions, config.d_model, rng, device, blank_table(config)),
+      type(config.types, config.d_model, rng, device, blank_table(config)),
+      norm(config.d_model, device, norm_options(config)),
+      dropout(config.hidden_dropout, rng) {
+  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
+  if (config.head == BertHead::classify || config.head == BertHead::regress)
+    classifier.emplace(config, rng, device);
+  if (config.head == BertHead::masked_lm) language.emplace(config, rng, device);
+  if (start == Start::blank) return;
+  // Without values beyond two deviations, as the paper's code draws them.
+  const auto draw_weight = [&](const Tensor& weight) {
+    nn::init::truncated_normal(weight, rng, 0, config.init_deviation);
+  };
+  for (const nn::Embedding* table : {&token, &position, &type}) draw_weight(table->weight);
+  for (const BertBlock& block : blocks)
+    for (const nn::Linear* linear :
+         {&block.attention.qkv, &block.attention.out, &block.mlp.up, &block.mlp.down})
+      draw_weight(linear->weight);
+  if (classifier) draw_weight(classifier->dense.weight), draw_weight(classifier->out.weight);
+  if (language) draw_weight(language->dense.weight);
+}
+
+Tensor Bert::encode(const BertBatch& batch) const {
+  check_packed("bert", batch.tokens, batch.sequences, config.longest());
+  check(!batch.types.defined() || batch.types.shape() == batch.tokens.shape(),
+        "bert: types has another shape than tokens ", batch.tokens.shape());
+  const nn::AttentionPass pass{.sequences = batch.sequences};
+  Tensor x;
+  {
+    const ModuleScope scope("embed");
+    const Tensor kinds =
+        batch.types.defined() ? type(batch.types) : ops::slice(type.weight, 0, 0, 1);  // a row for all
+    const Tensor places =
+        position(batch.sequences.positions(config.position_offset(), batch.tokens.device()));
+    x = dropout(norm.add(ops::add(token(batch.tokens), kinds), places).y);
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const ModuleScope scope("blocks", int64_t(i));
+    x = blocks[i](x, pass);
+  }
+  return x;
+}
+
+Tensor Bert::operator()(const BertBatch& batch) const {
+  const Tensor x = encode(batch);
+  if (classifier) return (*classifier)(ops::gather_rows(x, batch.sequences.starts(x.device())));
+  return language ? (*language)(x, token.weight) : x;
+}
+
+Tensor Bert::loss(const BertBatch& batch, const Tensor& targets) const {
+  check(config.head != BertHead::none, "bert: a model without a head has no loss");
+  const Tensor y = (*this)(batch);
+  check(targets.defined() && targets.count() == y.size(0), "bert: targets is ",
+        targets.defined() ? targets.count() : 0, " numbers for ", y.size(0), " rows");
+  const Tensor flat = targets.packed().reshape({targets.count()});
+  if (config.head != BertHead::regress) return ops::cross_entropy(y, flat);
+  const Tensor error = ops::sub(ops::reshape(y, {y.size(0)}), flat.to(y.dtype()));
+  return ops::mean(ops::mul(error, error));
+}
+
+}  // namespace tessera::models

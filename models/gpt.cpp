@@ -1,0 +1,143 @@
+#include "models/gpt.h"
+
+#include <cmath>
+
+#include "models/language_internal.h"
+#include "ops/linear/linear.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/shape/shape.h"
+
+namespace tessera::models {
+
+using namespace language_internal;
+
+void GptConfig::validate() const {
+  check_sizes("gpt", {{"vocabulary", vocabulary},
+                      {"positions", positions},
+                      {"d_model", d_model},
+                      {"d_ff", d_ff},
+                      {"heads", heads},
+                      {"layers", layers}});
+  check(d_model % heads == 0, "gpt: d_model ", d_model, " is not a multiple of the number of heads ", heads);
+}
+
+namespace {
+
+const GptConfig& validated(const GptConfig& config) {
+  config.validate();
+  return config;
+}
+
+nn::LayerNormOptions norm_options(const GptConfig& config) {
+  return {.eps = config.eps, .dtype = config.dtype};
+}
+
+}  // namespace
+
+GptBlock::GptBlock(const GptConfig& config, Rng& rng, Device device)
+    : norm1(config.d_model, device, norm_options(config)),
+      attention(
+          config.d_model,
+          {.heads = config.heads, .causal = true, .dropout = config.attention_dropout, .dtype = config.dtype},
+          rng, device),
+      norm2(config.d_model, device, norm_options(config)),
+      mlp(config.d_model, config.d_ff, rng, device,
+          {.activation = config.activation, .dtype = config.dtype, .init = nn::Init::zeros}),
+      dropout(config.residual_dropout, rng) {}
+
+Residual GptBlock::operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+  const auto [begin, normed] = add_norm(norm1, x);
+  const auto [middle, again] = norm2.add(begin, dropout(attention(normed, pass, layer)));
+  return {middle, dropout(mlp(again))};
+}
+
+Gpt::Gpt(const GptConfig& given, Rng& rng, Device device, Start start)
+    : config(validated(given)),
+      token(config.vocabulary, config.d_model, rng, device, {.deviation = 0, .dtype = config.dtype}),
+      position(config.positions + config.position_offset(), config.d_model, rng, device,
+               {.deviation = 0, .dtype = config.dtype}),
+      norm(config.d_model, device, norm_options(config)),
+      dropout(config.embedding_dropout, rng) {
+  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
+  if (!config.tied)
+    head.emplace(config.d_model, config.vocabulary, rng, device,
+                 nn::LinearOptions{.bias = false, .dtype = config.dtype, .init = nn::Init::zeros});
+  if (start == Start::blank) return;
+  const double deviation = config.init_deviation,
+               onto_residual = deviation / std::sqrt(2 * double(config.layers));
+  nn::init::normal(token.weight, rng, 0, deviation);
+  nn::init::normal(position.weight, rng, 0, deviation);
+  for (const GptBlock& block : blocks) {
+    draw(block.attention.qkv, rng, deviation);
+    draw(block.attention.out, rng, onto_residual);
+    draw(block.mlp.up, rng, deviation);
+    draw(block.mlp.down, rng, onto_residual);
+  }
+  if (head) draw(*head, rng, deviation);
+}
+
+Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {
+  Tensor x;
+  {
+    const ModuleScope scope("embed");
+    const int64_t first = config.position_offset() + pass.offset, count = pass.sequences.count();
+    const Tensor words = token(tokens);
+    if (pass.sequences.is_uniform()) {
+      const int64_t length = count ? tokens.size(0) / count : 0;
+      const Tensor places = ops::slice(position.weight, 0, first, first + length);
+      x = ops::reshape(ops::add(ops::reshape(words, {count, length, config.d_model}), places), words.shape());
+    } else {
+      x = ops::add(words, position(pass.sequences.positions(first, tokens.device())));
+    }
+    x = dropout(x);
+  }
+  Residual stream{x, {}};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const ModuleScope scope("blocks", int64_t(i));
+    stream = blocks[i](stream, pass, int64_t(i));
+  }
+  return stream;
+}
+
+Tensor Gpt::logits(const Residual& x) const {
+  const ModuleScope scope("head");
+  return ops::linear(add_norm(norm, x).y, head ? head->weight : token.weight);
+}
+
+Tensor Gpt::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
+  check_packed("gpt", tokens, sequences, config.positions);
+  return logits(hidden(tokens, {.sequences = sequences}));
+}
+
+Tensor Gpt::operator()(const Tensor& tokens) const {
+  const Tensor flat = flat_tokens("gpt", tokens);
+  const Tensor y = (*this)(flat, sequences_of(tokens));
+  return ops::reshape(y, {tokens.size(0), tokens.size(1), config.vocabulary});
+}
+
+Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets) const {
+  return loss(flat_tokens("gpt", tokens), targets, sequences_of(tokens));
+}
+
+Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
+  return token_loss("gpt", (*this)(tokens, sequences), targets);
+}
+
+nn::KvCache Gpt::make_cache(int64_t batch, int64_t capacity) const {
+  check(capacity <= config.positions, "gpt: a cache of ", capacity, " tokens; the model has ",
+        config.positions, " positions");
+  return {config.layers,        batch, capacity, config.heads, config.d_model / config.heads, config.dtype,
+          token.weight.device()};
+}
+
+Tensor Gpt::decode(const Tensor& tokens, nn::KvCache& cache) const {
+  const NoTape no_tape;
+  const Tensor flat = flat_tokens("gpt", tokens);
+  const nn::AttentionPass pass{.sequences = sequences_of(tokens), .offset = cache.length(), .cache = &cache};
+  check_packed("gpt", flat, pass.sequences, cache.capacity() - cache.length());
+  const Residual x = hidden(flat, pass);
+  cache.advance(tokens.size(1));
+  return logits(last_rows(x, tokens.size(0)));
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "nn/attention.h"
+#include "nn/embedding.h"
+#include "nn/norm.h"
+
+namespace tessera::models {
+
+/// Whether a model draws its first values, as its paper has them, or starts with zeros because weights from a
+/// file follow.
+enum class Start : uint8_t { drawn, blank };
+
+/// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) and OPT (Zhang et al.,
+/// arXiv:2205.01068), which differ in the activation, in the first values and in where positions begin.
+///
+///   x = dropout(token[t] + position[t])
+///   blocks  x = x + dropout(attention(LN(x))),  x = x + dropout(MLP(LN(x)))      causal
+///   logits = LN(x) token^T, or a matrix of its own unless `tied`
+enum class GptFamily : uint8_t { gpt2, opt };
+
+struct GptConfig {
+  GptFamily family = GptFamily::gpt2;
+  int64_t vocabulary = 50257;
+  int64_t positions = 1024;  // longest sequence
+  int64_t d_model = 768;
+  int64_t d_ff = 3072;
+  int64_t heads = 12;
+  int64_t layers = 12;
+  ops::Activation activation = ops::Activation::gelu_tanh;
+  double eps = 1e-5;
+  double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;  // while training
+  bool tied = true;
+  // N(0, init_deviation^2); of projections onto the residual, divided by sqrt(2 layers) (GPT-2, section 2.3).
+  double init_deviation = 0.02;
+  DType dtype = DType::f32;
+
+  void fields(auto&& visit) {
+    visit("family", family), visit("vocabulary", vocabulary), visit("positions", positions);
+    visit("d_model", d_model), visit("d_ff", d_ff), visit("heads", heads), visit("layers", layers);
+    visit("activation", activation), visit("eps", eps), visit("embedding_dropout", embedding_dropout);
+    visit("attention_dropout", attention_dropout), visit("residual_dropout", residual_dropout);
+    visit("tied", tied), visit("init_deviation", init_deviation), visit("dtype", dtype);
+  }
+  /// Rows of the position table before that of position 0: OPT's has two that nobody uses.
+  int64_t position_offset() const { return family == GptFamily::opt ? 2 : 0; }
+  /// Throws, naming the size, unless a model of these sizes can be built.
+  void validate() const;
+};
+
+/// The residual stream between two blocks: `sum` is what it holds, `branch` (undefined before the first) what
+/// the last branch adds to it. The next norm adds them in its own pass (ops::add_layernorm).
+struct Residual {
+  Tensor sum, branch;
+};
+
+struct GptBlock {
+  GptBlock(const GptConfig& config, Rng& rng, Device device);
+  Residual operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  void fields(auto&& visit) {
+    visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
+    visit("dropout", dropout);
+  }
+
+  nn::LayerNorm norm1;
+  nn::SelfAttention attention;
+  nn::LayerNorm norm2;
+  nn::Mlp mlp;
+  nn::Dropout dropout;
+};
+
+struct Gpt {
+  /// `rng` draws the first values and later the dropout masks: it must outlive the model.
+  Gpt(const GptConfig& config, Rng& rng, Device device, Start start = Start::drawn);
+
+  /// tokens [B, T] (i64 or i32) -> logits [B, T, V].
+  Tensor operator()(const Tensor& tokens) const;
+  /// Sequences of any lengths behind one another: tokens [N] -> logits [N, V].
+  Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences) const;
+  /// Mean cross-entropy in nats of targets (of the shape of tokens): the token that follows, or -100 where
+  /// none is to be predicted.
+  Tensor loss(const Tensor& tokens, const Tensor& targets) const;
+  Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
+
+  int64_t longest() const { return config.positions; }  // sequence
+  nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
+  /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them. Records nothing.
+  Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
+
+  void fields(auto&& visit) {
+    visit("token", token), visit("position", position), visit("blocks", blocks), visit("norm", norm);
+    visit("head", head), visit("dropout", dropout);
+  }
+
+  GptConfig config;
+  nn::Embedding token, position;
+  std::vector<GptBlock> blocks;
+  nn::LayerNorm norm;
+  std::optional<nn::Linear> head;  // unless tied
+  nn::Dropout dropout;
+
+ private:
+  Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
+  Tensor logits(const Residual& hidden) const;
+};
+
+}  // namespace tessera::models

@@ -1,0 +1,60 @@
+#include "models/language_internal.h"
+
+#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/shape/shape.h"
+
+namespace tessera::models::language_internal {
+namespace {
+
+void check_index(const char* model, const Tensor& tokens) {
+  check(tokens.defined(), model, ": tokens is undefined");
+  check(tokens.dtype() == DType::i64 || tokens.dtype() == DType::i32, model, ": tokens is ", describe(tokens),
+        "; expected i64 or i32");
+}
+
+}  // namespace
+
+void check_sizes(const char* model, std::initializer_list<Size> sizes) {
+  for (const auto& [name, size] : sizes)
+    check(size >= 1, model, ": ", name, " is ", size, "; it must be at least 1");
+}
+
+Tensor flat_tokens(const char* model, const Tensor& tokens) {
+  check_index(model, tokens);
+  check(tokens.rank() == 2, model, ": tokens is ", describe(tokens), "; expected [B, T]");
+  return tokens.packed().reshape({tokens.count()});
+}
+
+nn::Sequences sequences_of(const Tensor& tokens) {
+  return nn::Sequences::uniform(tokens.size(0), tokens.size(1));
+}
+
+void check_packed(const char* model, const Tensor& tokens, const nn::Sequences& sequences, int64_t most) {
+  check_index(model, tokens);
+  check(tokens.rank() == 1, model, ": tokens is ", describe(tokens), "; expected [N]");
+  sequences.check_tokens(model, tokens.size(0));
+  check(sequences.longest() <= most, model, ": a sequence has ", sequences.longest(),
+        " tokens; the model has ", most, " positions");
+}
+
+Residual last_rows(const Residual& x, int64_t batch) {
+  const auto last = [&](const Tensor& rows) {
+    const int64_t length = rows.size(0) / batch, width = rows.size(1);
+    return ops::reshape(ops::slice(ops::reshape(rows, {batch, length, width}), 1, length - 1, length),
+                        {batch, width});
+  };
+  return {last(x.sum), last(x.branch)};
+}
+
+Tensor token_loss(const char* model, const Tensor& logits, const Tensor& targets) {
+  check(targets.defined() && targets.count() == logits.size(0), model, ": targets is ",
+        targets.defined() ? targets.count() : 0, " numbers for ", logits.size(0), " tokens");
+  return ops::cross_entropy(logits, targets.packed().reshape({targets.count()}));
+}
+
+void draw(const nn::Linear& linear, Rng& rng, double deviation) {
+  nn::init::normal(linear.weight, rng, 0, deviation);
+  if (linear.bias.defined()) nn::init::zeros(linear.bias);
+}
+
+}  // namespace tessera::models::language_internal

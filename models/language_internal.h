@@ -1,0 +1,32 @@
+#pragma once
+
+#include "models/gpt.h"
+#include "nn/init.h"
+
+/// What the language models share; not for their users.
+
+namespace tessera::models::language_internal {
+
+using Size = std::pair<const char*, int64_t>;
+
+/// Throws, naming model and size, unless each is 1 or more.
+void check_sizes(const char* model, std::initializer_list<Size> sizes);
+/// tokens [B, T] as [B T]; throws unless of rank 2 and i64 or i32.
+Tensor flat_tokens(const char* model, const Tensor& tokens);
+nn::Sequences sequences_of(const Tensor& tokens);  // of [B, T]
+/// Throws unless tokens is [N], i64 or i32, with as many as the sequences say, and none longer than `most`.
+void check_packed(const char* model, const Tensor& tokens, const nn::Sequences& sequences, int64_t most);
+/// Rows of the last token of each of B sequences: [B T, d] -> [B, d].
+Residual last_rows(const Residual& x, int64_t batch);
+/// The norm of what the stream holds with its last branch, and that sum.
+template <class Norm>
+ops::AddNorm add_norm(const Norm& norm, const Residual& x) {
+  return x.branch.defined() ? norm.add(x.sum, x.branch) : ops::AddNorm{x.sum, norm(x.sum)};
+}
+/// Mean cross-entropy of logits [N, V] and targets of N elements, which are -100 where none is to be
+/// predicted.
+Tensor token_loss(const char* model, const Tensor& logits, const Tensor& targets);
+/// weight = N(0, deviation^2), bias = 0.
+void draw(const nn::Linear& linear, Rng& rng, double deviation);
+
+}  // namespace tessera::models::language_internal

@@ -1,0 +1,187 @@
+#include "models/llama.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "models/language_internal.h"
+#include "ops/linear/linear.h"
+#include "ops/mlp/mlp.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/shape/shape.h"
+#include "ops/swiglu/swiglu.h"
+
+namespace tessera::models {
+
+using namespace language_internal;
+
+void LlamaConfig::validate() const {
+  check_sizes("llama", {{"vocabulary", vocabulary},
+                        {"positions", positions},
+                        {"d_model", d_model},
+                        {"d_ff", d_ff},
+                        {"heads", heads},
+                        {"kv_heads", kv_heads},
+                        {"layers", layers}});
+  check(head >= 0, "llama: head is ", head);
+  check(head > 0 || d_model % heads == 0, "llama: d_model ", d_model,
+        " is not a multiple of the number of heads ", heads);
+  check(head_size() >= 2 && head_size() % 2 == 0, "llama: heads of ", head_size(),
+        " elements; positions turn pairs, so the size must be even");
+  check(heads % kv_heads == 0, "llama: ", heads, " heads are not a multiple of ", kv_heads, " kv_heads");
+  rope.validate();
+}
+
+namespace {
+
+const LlamaConfig& validated(const LlamaConfig& config) {
+  config.validate();
+  return config;
+}
+
+nn::RmsNormOptions norm_options(const LlamaConfig& config) {
+  return {.eps = config.eps, .dtype = config.dtype};
+}
+
+nn::LinearOptions blank(const LlamaConfig& config, bool bias) {
+  return {.bias = bias, .dtype = config.dtype, .init = nn::Init::zeros};
+}
+
+}  // namespace
+
+LlamaMlp::LlamaMlp(const LlamaConfig& config, Rng& rng, Device device)
+    : up(config.d_model, (config.gated ? 2 : 1) * config.d_ff, rng, device, blank(config, config.mlp_bias)),
+      down(config.d_ff, config.d_model, rng, device, blank(config, config.mlp_bias)),
+      activation(config.activation),
+      gated(config.gated) {}
+
+Tensor LlamaMlp::operator()(const Tensor& x) const {
+  const ModuleScope scope("mlp");
+  if (!gated) return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias);
+  const Tensor both = up(x);
+  if (activation == ops::Activation::silu) return down(ops::swiglu(both));
+  const int64_t width = both.size(1) / 2;
+  const Tensor gate = ops::activation(ops::slice(both, 1, 0, width), activation);
+  return down(ops::mul(gate, ops::slice(both, 1, width, 2 * width)));
+}
+
+LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
+    : norm1(config.d_model, device, norm_options(config)),
+      attention(config.d_model,
+                {.heads = config.heads,
+                 .kv_heads = config.kv_heads,
+                 .head = config.head_size(),
+                 .causal = true,
+                 .bias = config.attention_bias,
+                 .out_bias = config.attention_bias,
+                 .dropout = config.attention_dropout,
+                 .dtype = config.dtype},
+                rng, device),
+      norm2(config.d_model, device, norm_options(config)),
+      mlp(config, rng, device) {}
+
+Residual LlamaBlock::operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+  const auto [begin, normed] = add_norm(norm1, x);
+  const auto [middle, again] = norm2.add(begin, attention(normed, pass, layer));
+  return {middle, mlp(again)};
+}
+
+Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
+    : config(validated(given)),
+      token(config.vocabulary, config.d_model, rng, device, {.deviation = 0, .dtype = config.dtype}),
+      norm(config.d_model, device, norm_options(config)) {
+  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
+  if (!config.tied) head.emplace(config.d_model, config.vocabulary, rng, device, blank(config, false));
+  if (start == Start::blank) return;
+  const double deviation = config.init_deviation;
+  nn::init::normal(token.weight, rng, 0, deviation);
+  for (const LlamaBlock& block : blocks)
+    for (const nn::Linear* linear :
+         {&block.attention.qkv, &block.attention.out, &block.mlp.up, &block.mlp.down})
+      draw(*linear, rng, deviation);
+  if (head) draw(*head, rng, deviation);
+}
+
+int64_t Llama::longest() const {
+  return config.rope.scaling == ops::RopeScaling::dynamic ? std::numeric_limits<int32_t>::max()
+                                                          : config.positions;
+}
+
+Tensor Llama::rope_table(int64_t length) const {
+  const Device device = token.weight.device();
+  const bool at_hand = rope_table_.defined() && rope_table_.device() == device;
+  // Dynamic scaling has other angles for every length beyond that of training.
+  const bool exact = config.rope.scaling == ops::RopeScaling::dynamic && length > config.rope.trained_length;
+  if (at_hand && (exact ? rope_table_.size(0) == length : rope_table_.size(0) >= length)) {
+    const bool stretched =
+        config.rope.scaling == ops::RopeScaling::dynamic && rope_table_.size(0) > config.rope.trained_length;
+    if (exact || !stretched) return rope_table_;
+  }
+  int64_t positions = length;
+  if (!exact) {
+    const int64_t most =
+        config.rope.scaling == ops::RopeScaling::dynamic ? config.rope.trained_length : config.positions;
+    positions = std::min(most, std::max(2 * length, int64_t{256}));
+  }
+  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
+  rope_table_ = ops::rope_table(config.rope, config.head_size(), positions, dtype, device);
+  return rope_table_;
+}
+
+Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) const {
+  nn::AttentionPass pass = given;
+  pass.rope_table = rope_table(pass.offset + pass.sequences.longest());
+  if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(pass.offset, tokens.device());
+  Tensor x;
+  {
+    const ModuleScope scope("embed");
+    x = token(tokens);
+  }
+  Residual stream{x, {}};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const ModuleScope scope("blocks", int64_t(i));
+    stream = blocks[i](stream, pass, int64_t(i));
+  }
+  return stream;
+}
+
+Tensor Llama::logits(const Residual& x) const {
+  const ModuleScope scope("head");
+  return ops::linear(add_norm(norm, x).y, head ? head->weight : token.weight);
+}
+
+Tensor Llama::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
+  check_packed("llama", tokens, sequences, longest());
+  return logits(hidden(tokens, {.sequences = sequences}));
+}
+
+Tensor Llama::operator()(const Tensor& tokens) const {
+  const Tensor y = (*this)(flat_tokens("llama", tokens), sequences_of(tokens));
+  return ops::reshape(y, {tokens.size(0), tokens.size(1), config.vocabulary});
+}
+
+Tensor Llama::loss(const Tensor& tokens, const Tensor& targets) const {
+  return loss(flat_tokens("llama", tokens), targets, sequences_of(tokens));
+}
+
+Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
+  return token_loss("llama", (*this)(tokens, sequences), targets);
+}
+
+nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
+  check(capacity <= longest(), "llama: a cache of ", capacity, " tokens; the model has ", config.positions,
+        " positions");
+  return {config.layers,        batch, capacity, config.kv_heads, config.head_size(), config.dtype,
+          token.weight.device()};
+}
+
+Tensor Llama::decode(const Tensor& tokens, nn::KvCache& cache) const {
+  const NoTape no_tape;
+  const Tensor flat = flat_tokens("llama", tokens);
+  const nn::AttentionPass pass{.sequences = sequences_of(tokens), .offset = cache.length(), .cache = &cache};
+  check_packed("llama", flat, pass.sequences, cache.capacity() - cache.length());
+  const Residual x = hidden(flat, pass);
+  cache.advance(tokens.size(1));
+  return logits(last_rows(x, tokens.size(0)));
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "models/gpt.h"
+#include "nn/attention.h"
+#include "nn/embedding.h"
+#include "nn/norm.h"
+#include "ops/rope/rope_table.h"
+
+namespace tessera::models {
+
+/// LLaMA 1, 2 and 3 (Touvron et al., arXiv:2302.13971 and 2307.09288; Grattafiori et al., arXiv:2407.21783).
+///
+///   x = token[t]
+///   blocks  x = x + attention(RMSNorm(x)),  x = x + FFN(RMSNorm(x))
+///           causal; queries and keys turned by their positions (ops::rope); kv_heads may be fewer than heads
+///           FFN gated:  down(act(gate) up), gate and up from one product; with SiLU this is ops::swiglu
+///           FFN plain:  down(act(up)), as with the squared ReLU of Haziza et al., arXiv:2503.16672
+///   logits = head(RMSNorm(x)), the head being the token table if `tied`
+struct LlamaConfig {
+  int64_t vocabulary = 32000;
+  int64_t positions = 4096;  // longest sequence; with dynamic scaling there is no limit
+  int64_t d_model = 4096;
+  int64_t d_ff = 11008;
+  int64_t heads = 32;
+  int64_t kv_heads = 32;
+  int64_t head = 0;  // size of one; 0: d_model / heads
+  int64_t layers = 32;
+  double eps = 1e-5;
+  ops::RopeOptions rope = {};
+  ops::Activation activation = ops::Activation::silu;
+  bool gated = true;
+  bool attention_bias = false, mlp_bias = false;
+  double attention_dropout = 0;  // while training
+  bool tied = false;
+  double init_deviation = 0.02;  // every matrix starts as N(0, init_deviation^2)
+  DType dtype = DType::f32;
+
+  void fields(auto&& visit) {
+    visit("vocabulary", vocabulary), visit("positions", positions), visit("d_model", d_model);
+    visit("d_ff", d_ff), visit("heads", heads), visit("kv_heads", kv_heads), visit("head", head);
+    visit("layers", layers), visit("eps", eps), visit("rope", rope), visit("activation", activation);
+    visit("gated", gated), visit("attention_bias", attention_bias), visit("mlp_bias", mlp_bias);
+    visit("attention_dropout", attention_dropout), visit("tied", tied);
+    visit("init_deviation", init_deviation), visit("dtype", dtype);
+  }
+  int64_t head_size() const { return head ? head : d_model / heads; }
+  /// Throws, naming the size, unless a model of these sizes can be built.
+  void validate() const;
+};
+
+/// down(act(gate) up) or down(act(up)): [N, d] -> [N, d].
+struct LlamaMlp {
+  LlamaMlp(const LlamaConfig& config, Rng& rng, Device device);
+  Tensor operator()(const Tensor& x) const;
+  void fields(auto&& visit) { visit("up", up), visit("down", down); }
+
+  nn::Linear up;  // gated: rows of the gate, then rows of up
+  nn::Linear down;
+  ops::Activation activation;
+  bool gated;
+};
+
+struct LlamaBlock {
+  LlamaBlock(const LlamaConfig& config, Rng& rng, Device device);
+  Residual operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  void fields(auto&& visit) {
+    visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
+  }
+
+  nn::RmsNorm norm1;
+  nn::SelfAttention attention;
+  nn::RmsNorm norm2;
+  LlamaMlp mlp;
+};
+
+struct Llama {
+  /// `rng` draws the first values and later the dropout masks: it must outlive the model.
+  Llama(const LlamaConfig& config, Rng& rng, Device device, Start start = Start::drawn);
+
+  /// As those of Gpt.
+  Tensor operator()(const Tensor& tokens) const;
+  Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences) const;
+  Tensor loss(const Tensor& tokens, const Tensor& targets) const;
+  Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
+  int64_t longest() const;
+  nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
+  Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
+
+  void fields(auto&& visit) {
+    visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("head", head);
+  }
+
+  LlamaConfig config;
+  nn::Embedding token;
+  std::vector<LlamaBlock> blocks;
+  nn::RmsNorm norm;
+  std::optional<nn::Linear> head;  // unless tied
+
+ private:
+  Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
+  Tensor logits(const Residual& hidden) const;
+  /// The table for sequences of `length` tokens: the one at hand if it serves, else a longer one (twice as
+  /// long as the last, so that a growing sequence seldom makes one). Made on the host: not while a graph is
+  /// being captured.
+  Tensor rope_table(int64_t length) const;
+
+  mutable Tensor rope_table_;
+};
+
+}  // namespace tessera::models

@@ -1,0 +1,207 @@
+#include "nn/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "ops/attention/attention.h"
+#include "ops/matmul/matmul.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/rope/rope.h"
+#include "ops/shape/shape.h"
+#include "ops/softmax/softmax.h"
+
+namespace tessera::nn {
+
+int64_t Sequences::tokens() const {
+  return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+}
+
+int64_t Sequences::longest() const {
+  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+}
+
+bool Sequences::is_uniform() const {
+  return std::all_of(lengths.begin(), lengths.end(), [&](int64_t length) { return length == lengths[0]; });
+}
+
+void Sequences::check_tokens(const char* what, int64_t expected) const {
+  for (size_t i = 0; i < lengths.size(); ++i)
+    check(lengths[i] >= 1, what, ": sequence ", i, " has ", lengths[i], " tokens; expected 1 or more");
+  check(tokens() == expected, what, ": ", count(), " sequences of ", tokens(), " tokens in all, but ",
+        expected, " are given");
+}
+
+Tensor Sequences::positions(int64_t offset, Device device) const {
+  std::vector<int64_t> places;
+  for (const int64_t length : lengths)
+    for (int64_t t = 0; t < length; ++t) places.push_back(offset + t);
+  return Tensor::from(places, {int64_t(places.size())}, device);
+}
+
+Tensor Sequences::starts(Device device) const {
+  std::vector<int64_t> rows;
+  int64_t row = 0;
+  for (const int64_t length : lengths) {
+    rows.push_back(row);
+    row += length;
+  }
+  return Tensor::from(rows, {count()}, device);
+}
+
+Tensor repeat_heads(const Tensor& x, int64_t times) {
+  if (times == 1) return x;
+  const int64_t batch = x.size(0), length = x.size(1), heads = x.size(2), head = x.size(3);
+  const Tensor apart = ops::reshape(x, {batch, length, heads, 1, head});
+  return ops::reshape(ops::expand(apart, {batch, length, heads, times, head}),
+                      {batch, length, heads * times, head});
+}
+
+namespace {
+
+/// 0 where query i may see key j, else -inf: j <= i + (keys - queries).
+Tensor causal_mask(int64_t queries, int64_t keys, DType dtype, Device device) {
+  std::vector<float> mask(size_t(queries * keys), 0.0f);
+  for (int64_t i = 0; i < queries; ++i)
+    for (int64_t j = i + keys - queries + 1; j < keys; ++j)
+      mask[size_t(i * keys + j)] = -std::numeric_limits<float>::infinity();
+  return Tensor::from(mask, {queries, keys}).to(dtype).to(device);
+}
+
+/// The operator's formula in its parts, with dropout between softmax and the product with v.
+Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options) {
+  const auto by_head = [](const Tensor& x) { return ops::transpose(x, 1, 2); };  // [B, H, L, D]
+  const double scale = 1 / std::sqrt(double(q.size(3)));
+  Tensor scores = ops::scale(ops::matmul(by_head(q), by_head(k), false, true), scale);
+  if (options.causal) scores = ops::add(scores, causal_mask(q.size(1), k.size(1), q.dtype(), q.device()));
+  const Tensor probabilities = (*options.dropout)(ops::softmax(scores));
+  return ops::transpose(ops::matmul(probabilities, by_head(v)), 1, 2);
+}
+
+/// [B, L, H, D] of all.
+Tensor attend_together(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options) {
+  const int64_t times = q.size(2) / k.size(2);
+  const Tensor keys = repeat_heads(k, times), values = repeat_heads(v, times);
+  const bool drops = options.dropout && options.dropout->training && options.dropout->p > 0;
+  return drops ? composed(q, keys, values, options)
+               : ops::attention(q, keys, values, {.causal = options.causal});
+}
+
+}  // namespace
+
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
+              const AttendOptions& options) {
+  sequences.check_tokens("attend", q.size(0));
+  check(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, "attend: ", q.size(1),
+        " query heads are not a multiple of ", k.size(1), " key heads");
+  const int64_t count = sequences.count();
+  if (sequences.is_uniform()) {
+    const auto split = [&](const Tensor& x) {
+      return ops::reshape(x, {count, count ? x.size(0) / count : 0, x.size(1), x.size(2)});
+    };
+    return ops::reshape(attend_together(split(q), split(k), split(v), options), q.shape());
+  }
+  std::vector<Tensor> parts;
+  int64_t row = 0;
+  for (const int64_t length : sequences.lengths) {
+    const auto part = [&](const Tensor& x) {
+      return ops::reshape(ops::slice(x, 0, row, row + length), {1, length, x.size(1), x.size(2)});
+    };
+    const Tensor mixed = attend_together(part(q), part(k), part(v), options);
+    parts.push_back(ops::reshape(mixed, {length, q.size(1), q.size(2)}));
+    row += length;
+  }
+  return ops::concat(parts, 0);
+}
+
+// ---- cache ----
+
+KvCache::KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
+                 Device device)
+    : batch_(batch), capacity_(capacity) {
+  check(layers >= 1 && batch >= 1 && capacity >= 1, "KvCache: ", layers, " layers of ", batch,
+        " sequences of ", capacity, " tokens; expected 1 or more of each");
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    keys_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
+    values_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
+  }
+}
+
+void KvCache::truncate(int64_t length) {
+  check(0 <= length && length <= length_, "KvCache: cannot keep ", length, " of ", length_, " tokens");
+  length_ = length;
+}
+
+Tensor KvCache::attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const int64_t tokens = q.size(1), end = length_ + tokens;
+  check(q.size(0) == batch_, "KvCache: ", q.size(0), " sequences, made for ", batch_);
+  check(end <= capacity_, "KvCache: ", end, " tokens are more than its capacity of ", capacity_);
+  keys_[size_t(layer)].slice(1, length_, end).copy_from(k);
+  values_[size_t(layer)].slice(1, length_, end).copy_from(v);
+  const Tensor keys = keys_[size_t(layer)].slice(1, 0, end), values = values_[size_t(layer)].slice(1, 0, end);
+  const int64_t times = q.size(2) / k.size(2);
+  if (tokens > 1 || times == 1)
+    return ops::attention(q, repeat_heads(keys, times), repeat_heads(values, times), {.causal = true});
+  // One token sees everything, so the queries that share a key head may stand as several queries of one head:
+  // [B, 1, Hk, G, D] -> [B, G, Hk, D], and the cache is read as it lies.
+  const Shape grouped{batch_, k.size(2), times, q.size(3)};
+  const Tensor mixed = ops::attention(q.reshape(grouped).transpose(1, 2), keys, values);
+  return ops::reshape(mixed.transpose(1, 2), q.shape());
+}
+
+void KvCache::advance(int64_t tokens) {
+  check(tokens >= 0 && tokens <= capacity_ - length_, "KvCache: ", length_ + tokens,
+        " tokens are more than its capacity of ", capacity_);
+  length_ += tokens;
+}
+
+// ---- layer ----
+
+SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
+    : qkv(d,
+          (options.heads + 2 * (options.kv_heads ? options.kv_heads : options.heads)) *
+              (options.head ? options.head : d / options.heads),
+          rng, device, {.bias = options.bias, .dtype = options.dtype, .init = Init::zeros}),
+      out(options.heads * (options.head ? options.head : d / options.heads), d, rng, device,
+          {.bias = options.out_bias, .dtype = options.dtype, .init = Init::zeros}),
+      dropout(options.dropout, rng),
+      heads(options.heads),
+      kv_heads(options.kv_heads ? options.kv_heads : options.heads),
+      head(options.head ? options.head : d / options.heads),
+      causal(options.causal) {}
+
+Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer) const {
+  const ModuleScope scope("attention");
+  const Tensor rows = qkv(x);
+  const bool uniform = pass.sequences.is_uniform();
+  const int64_t tokens = x.size(0), batch = uniform ? pass.sequences.count() : 1;
+  const int64_t length = batch ? tokens / batch : 0;
+  const auto heads_of = [&](int64_t begin, int64_t count) {
+    return ops::reshape(ops::slice(rows, 1, begin * head, (begin + count) * head),
+                        {batch, length, count, head});
+  };
+  Tensor q, k;
+  const Tensor v = heads_of(heads + kv_heads, kv_heads);
+  if (pass.rope_table.defined()) {
+    // The heads of q and k stand next to each other: one rotation turns all.
+    const Tensor both = heads_of(0, heads + kv_heads);
+    const Tensor turned = uniform ? ops::rope(both, pass.rope_table, pass.offset)
+                                  : ops::rope(both, pass.rope_table, pass.positions);
+    q = ops::slice(turned, 2, 0, heads);
+    k = ops::slice(turned, 2, heads, heads + kv_heads);
+  } else {
+    q = heads_of(0, heads);
+    k = heads_of(heads, kv_heads);
+  }
+  Tensor mixed;
+  if (pass.cache) {
+    mixed = pass.cache->attend(layer, q, k, v);
+  } else {
+    const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, t.size(2), head}); };
+    mixed = attend(flat(q), flat(k), flat(v), pass.sequences, {.causal = causal, .dropout = &dropout});
+  }
+  return out(ops::reshape(mixed, {tokens, heads * head}));
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <vector>
+
+#include "nn/dropout.h"
+#include "nn/linear.h"
+
+namespace tessera::nn {
+
+/// Which rows of an [N, d] tensor of tokens belong to which sequence: the first lengths[0] rows to the first,
+/// the next lengths[1] to the second, ... There is no padding: a token that is not there costs nothing.
+struct Sequences {
+  std::vector<int64_t> lengths;
+
+  static Sequences uniform(int64_t count, int64_t length) {
+    return {std::vector<int64_t>(size_t(count), length)};
+  }
+  int64_t count() const { return int64_t(lengths.size()); }
+  int64_t tokens() const;
+  int64_t longest() const;  // 0 if there are none
+  /// All of one length (also: none at all).
+  bool is_uniform() const;
+  /// Throws, naming `what`, unless there are `tokens` tokens, and one or more in each sequence.
+  void check_tokens(const char* what, int64_t tokens) const;
+  /// i64 [N]: the place of each token within its sequence, plus `offset`.
+  Tensor positions(int64_t offset, Device device) const;
+  /// i64 [count]: the row of the first token of each sequence.
+  Tensor starts(Device device) const;
+};
+
+/// x [B, L, H, D] with each head repeated `times` times, neighbours equal: [B, L, H times, D]. A copy; the
+/// gradient is the sum over the repetitions.
+Tensor repeat_heads(const Tensor& x, int64_t times);
+
+struct AttendOptions {
+  bool causal = false;
+  const Dropout* dropout = nullptr;  // of the probabilities
+};
+
+/// Attention within each sequence: q [N, H, D], k and v [N, Hk, D] with H a multiple of Hk (query head h
+/// reads key head h Hk / H: Ainslie et al., arXiv:2305.13245) -> [N, H, D].
+///
+/// Sequences of one length are one call of ops::attention; else each sequence is a call of its own, and their
+/// results are copied together: correct, at the cost of a launch a sequence, until ops::attention takes
+/// lengths itself. Fewer key heads are repeated (a copy of k and v, H / Hk times their size) for the same
+/// reason. Dropout of the probabilities, while training, composes the products, softmax and dropout: that
+/// keeps the [L, L] probabilities of every head, as ops::attention never does.
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
+              const AttendOptions& options);
+
+/// Keys and values of the tokens that a model has seen, for generation one token at a time. A plain tensor
+/// [B, capacity, Hk, D] for each, a layer.
+class KvCache {
+ public:
+  KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
+          Device device);
+
+  int64_t batch() const { return batch_; }
+  int64_t capacity() const { return capacity_; }
+  int64_t length() const { return length_; }
+  /// Keeps the first `length` tokens.
+  void truncate(int64_t length);
+  /// Writes n more tokens' k and v [B, n, Hk, D] of that layer behind those it holds and attends to all of
+  /// them: q [B, n, H, D] -> [B, n, H, D], causal. Call it for every layer, then advance(n).
+  Tensor attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v);
+  void advance(int64_t tokens);
+  void fields(auto&& visit) { visit("keys", keys_), visit("values", values_), visit("length", length_); }
+
+ private:
+  int64_t batch_, capacity_, length_ = 0;
+  std::vector<Tensor> keys_, values_;
+};
+
+/// What all layers of one pass share.
+struct AttentionPass {
+  Sequences sequences;
+  Tensor rope_table;         // undefined: positions do not turn queries and keys
+  Tensor positions;          // [N], where sequences differ in length; else tokens count from `offset`
+  int64_t offset = 0;        // position of each sequence's first token
+  KvCache* cache = nullptr;  // then sequences are uniform and nothing is recorded
+};
+
+struct SelfAttentionOptions {
+  int64_t heads = 1;
+  int64_t kv_heads = 0;  // 0: as many as heads
+  int64_t head = 0;      // size of one; 0: d / heads
+  bool causal = false;
+  bool bias = true;  // of the fused projection
+  bool out_bias = true;
+  double dropout = 0;  // of the probabilities
+  DType dtype = DType::f32;
+};
+
+/// out(attention(q, k, v)) with q, k and v from one projection, whose rows are first the query heads', then
+/// the key heads', then the value heads': [N, d] -> [N, d]. Weights and biases start as zeros: a model draws
+/// its own.
+struct SelfAttention {
+  static constexpr const char* kKind = "SelfAttention";
+
+  SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device);
+  Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0) const;
+  void fields(auto&& visit) { visit("qkv", qkv), visit("out", out), visit("dropout", dropout); }
+
+  Linear qkv, out;
+  Dropout dropout;
+  int64_t heads, kv_heads, head;
+  bool causal;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,115 @@
+#include "ops/swiglu/swiglu.h"
+
+#include "ops/op.h"
+#include "ops/swiglu/swiglu_kernels.h"
+
+namespace tessera::ops {
+namespace {
+
+Tensor forward(const Tensor& gate, const Tensor& up) {
+  const Tensor y = Tensor::empty_like(gate);
+  if (gate.device().is_cpu()) {
+    swiglu_forward_cpu(y, gate, up);
+  } else if constexpr (kCuda) {
+    swiglu_forward_cuda(y, gate, up);
+  }
+  return y;
+}
+
+void backward(const Tensor& dgate, const Tensor& dup, const Tensor& dy, const Tensor& gate,
+              const Tensor& up) {
+  if (dy.device().is_cpu()) {
+    swiglu_backward_cpu(dgate, dup, dy, gate, up);
+  } else if constexpr (kCuda) {
+    swiglu_backward_cuda(dgate, dup, dy, gate, up);
+  }
+}
+
+struct Halves {
+  Tensor gate, up;
+};
+Halves halves(const Tensor& x) {
+  const int64_t width = x.size(-1) / 2;
+  return {x.slice(-1, 0, width), x.slice(-1, width, 2 * width)};
+}
+
+OpSpec spec(const char* name, const char* summary, bool packed) {
+  OpSpec op{
+      .name = name,
+      .summary = summary,
+      .outputs = {{"y", "[..., F]"}},
+      .run = [packed](const std::vector<Tensor>& in,
+                      const Attrs&) { return std::vector{packed ? swiglu(in[0]) : swiglu(in[0], in[1])}; },
+      .problem =
+          [packed](const Dims& d, const Attrs&) {
+            const int64_t rows = d.at("R"), width = d.at("F");
+            const double n = double(rows) * double(width);
+            Problem problem{.forward_flops = 2 * n,
+                            .backward_flops = 3 * n,
+                            .forward_elements = 3 * n,
+                            .backward_elements = 5 * n};
+            problem.inputs.push_back({.shape = {rows, packed ? 2 * width : width}, .scale = 2});
+            if (!packed) problem.inputs.push_back({.shape = {rows, width}});
+            return problem;
+          },
+      .cases = {{.dims = {{"R", 7}, {"F", 13}}},
+                {.dims = {{"R", 1}, {"F", 1}}},
+                {.dims = {{"R", 0}, {"F", 5}}},
+                {.dims = {{"R", 5}, {"F", 0}}},
+                {.dims = {{"R", 3}, {"F", 129}}, .placement = Placement::strided},
+                {.dims = {{"R", 17}, {"F", 11}}, .placement = Placement::transposed},
+                {.dims = {{"R", 257}, {"F", 1365}}, .gradcheck = false},
+                {.dims = {{"R", 64}, {"F", 1024}}, .gradcheck = false}},
+      .benches = {{.dims = {{"R", 4096}, {"F", 11008}}}},
+  };
+  if (packed)
+    op.inputs = {{"x", "[..., 2F]"}};
+  else
+    op.inputs = {{"gate", "[..., F]"}, {"up", "[..., F]"}};
+  return op;
+}
+
+}  // namespace
+
+Tensor swiglu(const Tensor& gate, const Tensor& up, Site site) {
+  check(gate.defined() && up.defined(), "swiglu: ", gate.defined() ? "up" : "gate", " is undefined");
+  check(gate.shape() == up.shape() && gate.dtype() == up.dtype() && gate.device() == up.device(),
+        "swiglu: gate is ", describe(gate), ", but up is ", describe(up));
+  Tensor y = forward(gate.detach(), up.detach());
+  if (Tape* tape = Tape::recording(gate, up)) {
+    tape->record("swiglu", site, {&gate, &up}, {&y}, [gate = Saved(gate), up = Saved(up)](Backward& b) {
+      const auto gradient = [&](int input) {
+        return b.needs(input) ? Tensor::empty_like(gate.get()) : Tensor();
+      };
+      const Tensor dgate = gradient(0), dup = gradient(1);
+      backward(dgate, dup, b.grad(), gate.get(), up.get());
+      b.accumulate(0, dgate);
+      b.accumulate(1, dup);
+    });
+  }
+  return y;
+}
+
+Tensor swiglu(const Tensor& packed, Site site) {
+  check(packed.defined(), "swiglu: x is undefined");
+  check(packed.rank() >= 1 && packed.size(-1) % 2 == 0, "swiglu: x is ", describe(packed),
+        "; expected [..., 2F]: gate and up");
+  const Halves x = halves(packed.detach());
+  Tensor y = forward(x.gate, x.up);
+  if (Tape* tape = Tape::recording(packed)) {
+    tape->record("swiglu", site, {&packed}, {&y}, [packed = Saved(packed)](Backward& b) {
+      const Tensor dx = Tensor::empty_like(packed.get());
+      const Halves x = halves(packed.get()), d = halves(dx);
+      backward(d.gate, d.up, b.grad(), x.gate, x.up);
+      b.accumulate(0, dx);
+    });
+  }
+  return y;
+}
+
+std::vector<OpSpec> swiglu_specs() {
+  return {spec("swiglu", "y = silu(gate) up", false),
+          spec("swiglu_packed", "y = silu(x[..., :F]) x[..., F:]", true)};
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,450 @@
+#include "pretrained/config.h"
+
+#include <filesystem>
+
+#include "io/file.h"
+#include "pretrained/config_reader_internal.h"
+
+namespace tessera::pretrained {
+namespace {
+
+using models::BertConfig;
+using models::BertFamily;
+using models::BertHead;
+using models::GptConfig;
+using models::GptFamily;
+using models::LlamaConfig;
+using nlohmann::json;
+using ops::Activation;
+
+constexpr int64_t kMostLayers =
+    10'000;  // ten times the deepest model; names of all are listed before weights are read
+
+struct ActivationName {
+  const char* name;
+  Activation activation;
+};
+/// First the name that is written, then others of the same function.
+constexpr ActivationName kActivations[] = {{"gelu", Activation::gelu},
+                                           {"gelu_new", Activation::gelu_tanh},
+                                           {"gelu_pytorch_tanh", Activation::gelu_tanh},
+                                           {"relu", Activation::relu},
+                                           {"relu2", Activation::relu_squared},
+                                           {"silu", Activation::silu},
+                                           {"swish", Activation::silu}};
+
+Activation activation(ConfigReader& reader, const char* key, const char* fallback) {
+  const std::string name = reader.text(key, fallback);
+  for (const ActivationName& known : kActivations)
+    if (name == known.name) return known.activation;
+  fail_at(Site::here(), reader.where(), ": ", key, " is \"", name,
+          "\"; expected gelu, gelu_new, gelu_pytorch_tanh, relu, relu2, silu or swish");
+}
+
+const char* activation_name(Activation activation) {
+  for (const ActivationName& known : kActivations)
+    if (known.activation == activation) return known.name;
+  fail_at(Site::here(), "config: activation ", ops::name_of(activation), " has no name in transformers");
+}
+
+DType dtype_of(ConfigReader& reader) {
+  const std::string old_name = reader.text("torch_dtype", "float32"), name = reader.text("dtype", old_name);
+  if (name == "float32") return DType::f32;
+  if (name == "bfloat16") return DType::bf16;
+  if (name == "float16") return DType::f16;
+  fail_at(Site::here(), reader.where(), ": the dtype is \"", name,
+          "\"; expected float32, bfloat16 or float16");
+}
+
+const char* dtype_name(DType dtype) {
+  return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
+}
+
+int64_t layers(ConfigReader& reader, const char* key, int64_t fallback) {
+  const int64_t count = reader.integer(key, fallback);
+  check(count <= kMostLayers, reader.where(), ": ", key, " is ", count, ", more than ", kMostLayers);
+  return count;
+}
+
+/// What every configuration of transformers may carry and no model here computes with.
+void ignore_common(ConfigReader& reader) {
+  reader.ignore({"transformers_version",
+                 "model_type",
+                 "output_hidden_states",
+                 "output_attentions",
+                 "return_dict",
+                 "use_cache",
+                 "torchscript",
+                 "problem_type",
+                 "id2label",
+                 "label2id",
+                 "num_labels",
+                 "pad_token_id",
+                 "bos_token_id",
+                 "eos_token_id",
+                 "sep_token_id",
+                 "cls_token_id",
+                 "decoder_start_token_id",
+                 "task_specific_params",
+                 "finetuning_task",
+                 "prefix",
+                 "chunk_size_feed_forward",
+                 "tokenizer_class",
+                 "attn_implementation",
+                 "gradient_checkpointing",
+                 "architectures",
+                 "use_bfloat16",
+                 "name_or_path"});
+  // Defaults of generate() that older files repeat here.
+  reader.ignore({"max_length",
+                 "min_length",
+                 "do_sample",
+                 "early_stopping",
+                 "num_beams",
+                 "num_beam_groups",
+                 "diversity_penalty",
+                 "temperature",
+                 "top_k",
+                 "top_p",
+                 "typical_p",
+                 "repetition_penalty",
+                 "length_penalty",
+                 "no_repeat_ngram_size",
+                 "encoder_no_repeat_ngram_size",
+                 "bad_words_ids",
+                 "num_return_sequences",
+                 "output_scores",
+                 "return_dict_in_generate",
+                 "forced_bos_token_id",
+                 "forced_eos_token_id",
+                 "remove_invalid_values",
+                 "exponential_decay_length_penalty",
+                 "suppress_tokens",
+                 "begin_suppress_tokens"});
+  reader.expect("is_encoder_decoder", false, "no model of two parts");
+  reader.expect("is_decoder", false, "it is what its type says");
+  reader.expect("add_cross_attention", false, "no attention to another model");
+  reader.expect("pruned_heads", json::object(), "all heads are there");
+  reader.expect("tie_encoder_decoder", false, "no model of two parts");
+  reader.expect("cross_attention_hidden_size", nullptr, "no attention to another model");
+  reader.expect("quantization_config", nullptr, "weights are not quantised");
+}
+
+GptConfig gpt2(ConfigReader& reader) {
+  GptConfig c{.family = GptFamily::gpt2,
+              .vocabulary = reader.integer("vocab_size", 50257),
+              .positions = reader.integer("n_positions", 1024),
+              .d_model = reader.integer("n_embd", 768),
+              .heads = reader.integer("n_head", 12),
+              .layers = layers(reader, "n_layer", 12),
+              .activation = activation(reader, "activation_function", "gelu_new"),
+              .eps = reader.number("layer_norm_epsilon", 1e-5),
+              .embedding_dropout = reader.number("embd_pdrop", 0.1),
+              .attention_dropout = reader.number("attn_pdrop", 0.1),
+              .residual_dropout = reader.number("resid_pdrop", 0.1),
+              .tied = reader.flag("tie_word_embeddings", true),
+              .init_deviation = reader.number("initializer_range", 0.02)};
+  c.d_ff = reader.integer("n_inner", 4 * c.d_model);
+  reader.expect("scale_attn_weights", true, "scores are divided by the root of the head's size");
+  reader.expect("scale_attn_by_inverse_layer_idx", false, "scores are not divided by the layer's number");
+  reader.ignore({"n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+                 "summary_first_dropout", "reorder_and_upcast_attn"});
+  return c;
+}
+
+GptConfig opt(ConfigReader& reader) {
+  GptConfig c{.family = GptFamily::opt,
+              .vocabulary = reader.integer("vocab_size", 50272),
+              .positions = reader.integer("max_position_embeddings", 2048),
+              .d_model = reader.integer("hidden_size", 768),
+              .d_ff = reader.integer("ffn_dim", 3072),
+              .heads = reader.integer("num_attention_heads", 12),
+              .layers = layers(reader, "num_hidden_layers", 12),
+              .activation = activation(reader, "activation_function", "relu"),
+              .attention_dropout = reader.number("attention_dropout", 0.0),
+              .residual_dropout = reader.number("dropout", 0.1),
+              .tied = reader.flag("tie_word_embeddings", true),
+              .init_deviation = reader.number("init_std", 0.02)};
+  reader.expect("do_layer_norm_before", true, "norms stand before attention and MLP, as in all but OPT-350M");
+  reader.expect("_remove_final_layer_norm", false, "a norm follows the last block");
+  reader.expect("enable_bias", true, "products have biases");
+  reader.expect("layer_norm_elementwise_affine", true, "norms have weights");
+  reader.expect("word_embed_proj_dim", c.d_model, "the token table is as wide as the model");
+  reader.expect("layerdrop", 0.0, "no layer is left out in training");
+  reader.expect("activation_dropout", 0.0, "no dropout within the MLP");
+  return c;
+}
+
+/// Of `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+ops::RopeOptions rope(ConfigReader& reader, int64_t positions, const std::set<std::string>& ignored) {
+  ops::RopeOptions options{.base = reader.number("rope_theta", 10000.0)};
+  const bool is_new = reader.has("rope_parameters");
+  const json* const parts = reader.object(is_new ? "rope_parameters" : "rope_scaling");
+  if (is_new)
+    reader.expect("rope_scaling", nullptr, "rope_parameters are given");
+  else
+    reader.ignore({"rope_parameters"});
+  if (!parts) return options;
+  ConfigReader scaling(reader.where() + ": " + (is_new ? "rope_parameters" : "rope_scaling"), *parts);
+  options.base = scaling.number("rope_theta", options.base);
+  const std::string old_name = scaling.text("type", "default"), name = scaling.text("rope_type", old_name);
+  scaling.expect("partial_rotary_factor", 1.0, "whole heads are turned");
+  if (name != "default") {
+    options.scaling = ops::parse_rope_scaling(name);
+    options.factor = scaling.number("factor");
+    options.trained_length = scaling.integer("original_max_position_embeddings", positions);
+  }
+  if (options.scaling == ops::RopeScaling::dynamic) options.trained_length = positions;
+  if (options.scaling == ops::RopeScaling::llama3) {
+    options.low_freq_factor = scaling.number("low_freq_factor");
+    options.high_freq_factor = scaling.number("high_freq_factor");
+  }
+  if (options.scaling == ops::RopeScaling::yarn) {
+    options.beta_fast = scaling.number("beta_fast", 32.0);
+    options.beta_slow = scaling.number("beta_slow", 1.0);
+    options.attention_factor = scaling.number("attention_factor", 0.0);
+    scaling.expect("truncate", true, "the ramp begins and ends at whole pairs");
+    scaling.expect("mscale", nullptr, "the factor of cosines follows from `factor`");
+    scaling.expect("mscale_all_dim", nullptr, "the factor of cosines follows from `factor`");
+  }
+  scaling.ignore({"original_max_position_embeddings"});
+  scaling.finish(ignored);
+  return options;
+}
+
+LlamaConfig llama(ConfigReader& reader, const std::set<std::string>& ignored) {
+  LlamaConfig c{.vocabulary = reader.integer("vocab_size", 32000),
+                .positions = reader.integer("max_position_embeddings", 2048),
+                .d_model = reader.integer("hidden_size", 4096),
+                .d_ff = reader.integer("intermediate_size", 11008),
+                .heads = reader.integer("num_attention_heads", 32),
+                .head = reader.integer("head_dim", 0),
+                .layers = layers(reader, "num_hidden_layers", 32),
+                .eps = reader.number("rms_norm_eps", 1e-6),
+                .activation = activation(reader, "hidden_act", "silu"),
+                .gated = reader.flag("gated_mlp", true),  // of tessera's own
+                .attention_bias = reader.flag("attention_bias", false),
+                .mlp_bias = reader.flag("mlp_bias", false),
+                .attention_dropout = reader.number("attention_dropout", 0.0),
+                .tied = reader.flag("tie_word_embeddings", false),
+                .init_deviation = reader.number("initializer_range", 0.02)};
+  c.kv_heads = reader.integer("num_key_value_heads", c.heads);
+  c.rope = rope(reader, c.positions, ignored);
+  reader.ignore({"pretraining_tp"});  // how a product is cut into several: the same sums
+  return c;
+}
+
+/// What `architectures` says that the weights are of, without the family's own name.
+std::string architecture(ConfigReader& reader, std::string_view family) {
+  const json* const list = reader.any("architectures");
+  if (!list || !list->is_array() || list->empty() || !(*list)[0].is_string()) return "Model";
+  const std::string name = (*list)[0].get<std::string>();
+  return name.starts_with(family) ? name.substr(family.size()) : name;
+}
+
+BertHead bert_head(ConfigReader& reader, BertFamily family, int64_t labels) {
+  const std::string kind = architecture(reader, family == BertFamily::bert ? "Bert" : "Roberta");
+  if (kind == "Model") return BertHead::none;
+  if (kind == "ForMaskedLM" || kind == "ForPreTraining") return BertHead::masked_lm;
+  check(kind == "ForSequenceClassification", reader.where(), ": architectures names ", kind,
+        "; expected Model, ForMaskedLM, ForPreTraining or ForSequenceClassification");
+  const std::string problem =
+      reader.text("problem_type", labels == 1 ? "regression" : "single_label_classification");
+  if (problem == "regression") {
+    check(labels == 1, reader.where(), ": regression of ", labels, " numbers; only one is supported");
+    return BertHead::regress;
+  }
+  check(problem == "single_label_classification", reader.where(), ": problem_type is \"", problem,
+        "\"; expected regression or single_label_classification");
+  return BertHead::classify;
+}
+
+BertConfig bert(ConfigReader& reader, BertFamily family, const ConfigOptions& options) {
+  const bool roberta = family == BertFamily::roberta;
+  BertConfig c{.family = family,
+               .vocabulary = reader.integer("vocab_size", roberta ? 50265 : 30522),
+               .positions = reader.integer("max_position_embeddings", 512),
+               .types = reader.integer("type_vocab_size", 2),
+               .d_model = reader.integer("hidden_size", 768),
+               .d_ff = reader.integer("intermediate_size", 3072),
+               .heads = reader.integer("num_attention_heads", 12),
+               .layers = layers(reader, "num_hidden_layers", 12),
+               .pad_token = reader.integer("pad_token_id", roberta ? 1 : 0),
+               .activation = activation(reader, "hidden_act", "gelu"),
+               .eps = reader.number("layer_norm_eps", 1e-12),
+               .hidden_dropout = reader.number("hidden_dropout_prob", 0.1),
+               .attention_dropout = reader.number("attention_probs_dropout_prob", 0.1),
+               .init_deviation = reader.number("initializer_range", 0.02)};
+  c.classifier_dropout = reader.number("classifier_dropout", c.hidden_dropout);
+  const json* const names = reader.object("id2label");
+  c.labels = reader.integer("num_labels", names ? int64_t(names->size()) : 2);
+  if (options.labels) c.labels = *options.labels;
+  c.head = options.head ? *options.head : bert_head(reader, family, c.labels);
+  reader.expect("position_embedding_type", "absolute", "positions are added to the tokens");
+  reader.expect("tie_word_embeddings", true, "the masked language head uses the token table");
+  // A pooler of old files, which no head here has.
+  reader.ignore({"directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+                 "pooler_size_per_head", "pooler_type"});
+  return c;
+}
+
+std::vector<int64_t> token_list(ConfigReader& reader, const char* key) {
+  std::vector<int64_t> tokens;
+  const json* const value = reader.any(key);
+  if (!value) return tokens;
+  const auto add = [&](const json& token) {
+    check(token.is_number_integer() && token >= 0 && token < int64_t{1} << 31, reader.where(), ": ", key,
+          " is not a token or a list of tokens");
+    tokens.push_back(token.get<int64_t>());
+  };
+  if (value->is_array())
+    for (const json& token : *value) add(token);
+  else
+    add(*value);
+  return tokens;
+}
+
+json common(const char* type, const std::string& architecture, DType dtype) {
+  return {{"model_type", type}, {"architectures", {architecture}}, {"torch_dtype", dtype_name(dtype)}};
+}
+
+}  // namespace
+
+Config parse_config(const std::string& path, std::string_view text, const ConfigOptions& options) {
+  const json object = parse_object(path, text);
+  ConfigReader reader("config: " + path, object);
+  Config config;
+  config.type = reader.text("model_type");
+  if (const auto first = token_list(reader, "bos_token_id"); !first.empty()) config.first_token = first[0];
+  config.end_tokens = token_list(reader, "eos_token_id");
+  const DType dtype = dtype_of(reader);
+  const auto keep = [&](auto model) {
+    model.dtype = dtype;
+    ignore_common(reader);
+    reader.finish(options.ignored_fields);
+    model.validate();
+    config.model = model;
+  };
+  if (config.type == "gpt2")
+    keep(gpt2(reader));
+  else if (config.type == "opt")
+    keep(opt(reader));
+  else if (config.type == "llama")
+    keep(llama(reader, options.ignored_fields));
+  else if (config.type == "bert")
+    keep(bert(reader, BertFamily::bert, options));
+  else if (config.type == "roberta")
+    keep(bert(reader, BertFamily::roberta, options));
+  else
+    fail_at(Site::here(), "config: ", path, ": model_type is \"", config.type.substr(0, 60),
+            "\"; expected gpt2, opt, llama, bert or roberta");
+  return config;
+}
+
+Config read_config(const std::string& path, const ConfigOptions& options) {
+  constexpr uint64_t kMost = uint64_t{1} << 20;
+  std::error_code ignored;
+  const std::string file = std::filesystem::is_directory(path, ignored) ? path + "/config.json" : path;
+  return parse_config(file, io::read_file(file, kMost), options);
+}
+
+std::string config_text(const GptConfig& c) {
+  const bool is_opt = c.family == GptFamily::opt;
+  json text = common(is_opt ? "opt" : "gpt2", is_opt ? "OPTForCausalLM" : "GPT2LMHeadModel", c.dtype);
+  text.update({{"vocab_size", c.vocabulary}, {"tie_word_embeddings", c.tied}});
+  if (is_opt) {
+    check(c.embedding_dropout == 0 && c.eps == 1e-5, "config: OPT has no dropout of embeddings and eps 1e-5");
+    text.update({{"max_position_embeddings", c.positions},
+                 {"hidden_size", c.d_model},
+                 {"word_embed_proj_dim", c.d_model},
+                 {"ffn_dim", c.d_ff},
+                 {"num_attention_heads", c.heads},
+                 {"num_hidden_layers", c.layers},
+                 {"activation_function", activation_name(c.activation)},
+                 {"attention_dropout", c.attention_dropout},
+                 {"dropout", c.residual_dropout},
+                 {"init_std", c.init_deviation}});
+  } else {
+    text.update({{"n_positions", c.positions},
+                 {"n_embd", c.d_model},
+                 {"n_inner", c.d_ff},
+                 {"n_head", c.heads},
+                 {"n_layer", c.layers},
+                 {"activation_function", activation_name(c.activation)},
+                 {"layer_norm_epsilon", c.eps},
+                 {"embd_pdrop", c.embedding_dropout},
+                 {"attn_pdrop", c.attention_dropout},
+                 {"resid_pdrop", c.residual_dropout},
+                 {"initializer_range", c.init_deviation}});
+  }
+  return text.dump(2) + "\n";
+}
+
+std::string config_text(const LlamaConfig& c) {
+  json text = common("llama", "LlamaForCausalLM", c.dtype);
+  text.update({{"vocab_size", c.vocabulary},
+               {"max_position_embeddings", c.positions},
+               {"hidden_size", c.d_model},
+               {"intermediate_size", c.d_ff},
+               {"num_attention_heads", c.heads},
+               {"num_key_value_heads", c.kv_heads},
+               {"head_dim", c.head_size()},
+               {"num_hidden_layers", c.layers},
+               {"rms_norm_eps", c.eps},
+               {"hidden_act", activation_name(c.activation)},
+               {"attention_bias", c.attention_bias},
+               {"mlp_bias", c.mlp_bias},
+               {"attention_dropout", c.attention_dropout},
+               {"tie_word_embeddings", c.tied},
+               {"initializer_range", c.init_deviation},
+               {"rope_theta", c.rope.base}});
+  if (!c.gated) text["gated_mlp"] = false;
+  if (c.rope.scaling == ops::RopeScaling::none) return text.dump(2) + "\n";
+  json scaling = {{"rope_type", ops::name_of(c.rope.scaling)}, {"factor", c.rope.factor}};
+  if (c.rope.scaling == ops::RopeScaling::llama3 || c.rope.scaling == ops::RopeScaling::yarn)
+    scaling["original_max_position_embeddings"] = c.rope.trained_length;
+  if (c.rope.scaling == ops::RopeScaling::llama3)
+    scaling.update(
+        {{"low_freq_factor", c.rope.low_freq_factor}, {"high_freq_factor", c.rope.high_freq_factor}});
+  if (c.rope.scaling == ops::RopeScaling::yarn) {
+    scaling.update({{"beta_fast", c.rope.beta_fast}, {"beta_slow", c.rope.beta_slow}});
+    if (c.rope.attention_factor > 0) scaling["attention_factor"] = c.rope.attention_factor;
+  }
+  text["rope_scaling"] = scaling;
+  return text.dump(2) + "\n";
+}
+
+std::string config_text(const BertConfig& c) {
+  const bool roberta = c.family == BertFamily::roberta;
+  const std::string kind = c.head == BertHead::none        ? "Model"
+                           : c.head == BertHead::masked_lm ? "ForMaskedLM"
+                                                           : "ForSequenceClassification";
+  json text = common(roberta ? "roberta" : "bert", (roberta ? "Roberta" : "Bert") + kind, c.dtype);
+  text.update({{"vocab_size", c.vocabulary},
+               {"max_position_embeddings", c.positions},
+               {"type_vocab_size", c.types},
+               {"hidden_size", c.d_model},
+               {"intermediate_size", c.d_ff},
+               {"num_attention_heads", c.heads},
+               {"num_hidden_layers", c.layers},
+               {"pad_token_id", c.pad_token},
+               {"hidden_act", activation_name(c.activation)},
+               {"layer_norm_eps", c.eps},
+               {"hidden_dropout_prob", c.hidden_dropout},
+               {"attention_probs_dropout_prob", c.attention_dropout},
+               {"classifier_dropout", c.classifier_dropout},
+               {"initializer_range", c.init_deviation}});
+  if (kind == "ForSequenceClassification") {
+    json names = json::object(), numbers = json::object();
+    for (int64_t i = 0; i < c.outputs(); ++i) {
+      const std::string name = "LABEL_" + std::to_string(i);
+      names[std::to_string(i)] = name;
+      numbers[name] = i;
+    }
+    text.update({{"id2label", names}, {"label2id", numbers}});
+    text["problem_type"] = c.head == BertHead::regress ? "regression" : "single_label_classification";
+  }
+  return text.dump(2) + "\n";
+}
+
+}  // namespace tessera::pretrained

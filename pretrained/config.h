@@ -1,0 +1,47 @@
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "models/bert.h"
+#include "models/gpt.h"
+#include "models/llama.h"
+
+/// The config.json of a Hugging Face model, as the configuration of one of ours and back.
+///
+/// A field that changes the mathematics and has no counterpart here is refused unless it has the value that
+/// changes nothing; so is a field that nobody here has heard of. Fields that concern other things (how a
+/// tokenizer splits, what generate() does by default, where the file came from) are passed over. A field that
+/// is absent has the default of transformers.
+
+namespace tessera::pretrained {
+
+struct ConfigOptions {
+  std::set<std::string> ignored_fields = {};  // known by the caller to change nothing
+  std::optional<models::BertHead> head = {};  // instead of what `architectures` says
+  std::optional<int64_t> labels = {};         // of a classifier, instead of id2label
+};
+
+struct Config {
+  std::string type;  // "gpt2", "opt", "llama", "bert" or "roberta"
+  std::variant<models::GptConfig, models::LlamaConfig, models::BertConfig> model;
+  std::optional<int64_t> first_token;  // what a text begins with
+  std::vector<int64_t> end_tokens;     // what ends it
+};
+
+/// `text` of the file `path`. The dtype is that of the file (f32 if it says none). Throws, naming path and
+/// field.
+Config parse_config(const std::string& path, std::string_view text, const ConfigOptions& options = {});
+/// Of a folder, or of the file itself. At most 1 MiB.
+Config read_config(const std::string& path, const ConfigOptions& options = {});
+
+/// The config.json that transformers and parse_config read back as the same model.
+std::string config_text(const models::GptConfig& config);
+std::string config_text(const models::LlamaConfig& config);
+std::string config_text(const models::BertConfig& config);
+
+}  // namespace tessera::pretrained

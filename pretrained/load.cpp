@@ -1,0 +1,163 @@
+#include "pretrained/load.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+
+namespace tessera::pretrained {
+namespace {
+
+/// A shorter text for messages: names come from files.
+std::string shown(const std::string& name) {
+  std::string safe = name.substr(0, 100);
+  for (char& c : safe)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  return name.size() > 100 ? safe + "..." : safe;
+}
+
+std::string text_of(const Shape& shape) {
+  std::ostringstream text;
+  text << shape;
+  return text.str();
+}
+
+/// BERT's first files called a norm's weight gamma and its bias beta.
+std::string modern(const std::string& name) {
+  const auto renamed = [&](const char* old_end, const char* end) {
+    return name.substr(0, name.size() - std::strlen(old_end)) + end;
+  };
+  if (name.ends_with(".LayerNorm.gamma")) return renamed(".gamma", ".weight");
+  if (name.ends_with(".LayerNorm.beta")) return renamed(".beta", ".bias");
+  return name;
+}
+
+template <class Test>
+bool any_of(const std::vector<std::string>& list, Test&& test) {
+  return std::any_of(list.begin(), list.end(), test);
+}
+
+}  // namespace
+
+Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head) {
+  std::map<std::string, const NameRule::Part*> wanted;
+  for (const NameRule& rule : table.rules)
+    for (const NameRule::Part& part : rule.parts) wanted.emplace(part.theirs, &part);
+  Matched matched;
+  std::vector<std::string> wrong;
+  for (const io::WeightEntry& entry : source.entries()) {
+    const std::string name = modern(entry.name);
+    const auto is_tied = [&](const std::string& tied) { return name == tied; };
+    const std::string full =
+        wanted.contains(name) || any_of(table.tied, is_tied) ? name : table.prefix + name;
+    if (wanted.contains(full) || any_of(table.tied, is_tied)) {
+      if (!matched.names.emplace(full, entry.name).second)
+        wrong.push_back("twice       " + shown(full) + ": as '" + shown(matched.names.at(full)) + "' and '" +
+                        shown(entry.name) + "'");
+    } else if (any_of(table.buffers, [&](const std::string& end) { return full.ends_with(end); }) ||
+               any_of(table.others, [&](const std::string& start) {
+                 return name.starts_with(start) || full.starts_with(start);
+               })) {
+      matched.report.ignored.push_back(entry.name);
+    } else {
+      wrong.push_back("unexpected  " + shown(entry.name) + " " + text_of(entry.shape));
+    }
+  }
+  for (const NameRule& rule : table.rules) {
+    for (const NameRule::Part& part : rule.parts) {
+      const auto found = matched.names.find(part.theirs);
+      if (found != matched.names.end()) {
+        const io::WeightEntry& entry = source.entry(found->second);
+        if (entry.shape != part.shape)
+          wrong.push_back("mis-shaped  " + shown(entry.name) + " " + text_of(entry.shape) + ", expected " +
+                          text_of(part.shape));
+        if (!is_floating(entry.dtype))
+          wrong.push_back("mis-typed   " + shown(entry.name) + " " + name_of(entry.dtype) +
+                          ", expected a floating dtype");
+      } else if (rule.is_head && fresh_head) {
+        matched.report.fresh.push_back(rule.ours);
+      } else {
+        wrong.push_back("missing     " + part.theirs + " " + text_of(part.shape));
+      }
+    }
+  }
+  if (wrong.empty()) return matched;
+  constexpr size_t kMost = 20;
+  std::sort(wrong.begin(), wrong.end());
+  std::string list;
+  for (size_t i = 0; i < std::min(kMost, wrong.size()); ++i) list += "\n  " + wrong[i];
+  if (wrong.size() > kMost) list += "\n  and " + std::to_string(wrong.size() - kMost) + " more";
+  fail_at(Site::here(), "weights: ", source.path(), " does not fit the model of config.json:", list);
+}
+
+void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameTable& table,
+                  const Matched& matched, const io::WeightSource& source) {
+  std::map<std::string, const NameRule*> rules;
+  for (const NameRule& rule : table.rules) rules.emplace(rule.ours, &rule);
+  for (const auto& [name, parameter] : parameters) {
+    const auto found = rules.find(name);
+    check(found != rules.end(), "weights: the table of names has no '", name, "'");
+    const NameRule& rule = *found->second;
+    int64_t row = 0;
+    for (const NameRule::Part& part : rule.parts) {
+      const int64_t rows = rule.transposed ? part.shape[1] : part.shape[0];
+      if (const auto theirs = matched.names.find(part.theirs); theirs != matched.names.end()) {
+        const Tensor tensor = source.load(theirs->second);
+        parameter.detach()
+            .slice(0, row, row + rows)
+            .copy_from(rule.transposed ? tensor.transpose(0, 1) : tensor);
+      }
+      row += rows;
+    }
+    check(row == parameter.size(0), "weights: '", name, "' is ", describe(parameter), ", but the table has ",
+          row, " rows");
+  }
+  for (const std::string& tied : table.tied) {
+    const auto theirs = matched.names.find(tied);
+    if (theirs == matched.names.end()) continue;
+    const std::string& first = matched.names.at(table.rules[0].parts[0].theirs);  // the token table leads
+    const Tensor again = source.load(theirs->second).packed(), original = source.load(first).packed();
+    const bool same = again.dtype() == original.dtype() && again.shape() == original.shape() &&
+                      (again.bytes() == 0 || std::memcmp(again.raw(), original.raw(), again.bytes()) == 0);
+    check(same, "weights: ", source.path(), ": '", shown(theirs->second), "' differs from '", shown(first),
+          "', but config.json ties them; set tie_word_embeddings to false");
+  }
+}
+
+namespace {
+
+template <class Model, class ModelConfig>
+Model load(const char* what, const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
+           LoadReport* report) {
+  const Config config = read_config(folder, options.config);
+  const auto* const found = std::get_if<ModelConfig>(&config.model);
+  check(found != nullptr, "load: ", folder, " holds a model of type ", config.type, ", not ", what);
+  ModelConfig wanted = *found;
+  if (options.dtype) wanted.dtype = *options.dtype;
+  const io::WeightSource source(folder);
+  const NameTable table = name_table(wanted);
+  const Matched matched = match_names(table, source, options.fresh_head);
+  Model model(wanted, rng, device,
+              matched.report.fresh.empty() ? models::Start::blank : models::Start::drawn);
+  copy_weights(nn::parameters(model), table, matched, source);
+  nn::set_training(model, false);
+  if (report) *report = matched.report;
+  return model;
+}
+
+}  // namespace
+
+models::Gpt load_gpt(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
+                     LoadReport* report) {
+  return load<models::Gpt, models::GptConfig>("gpt2 or opt", folder, rng, device, options, report);
+}
+models::Llama load_llama(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
+                         LoadReport* report) {
+  return load<models::Llama, models::LlamaConfig>("llama", folder, rng, device, options, report);
+}
+models::Bert load_bert(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
+                       LoadReport* report) {
+  return load<models::Bert, models::BertConfig>("bert or roberta", folder, rng, device, options, report);
+}
+
+}  // namespace tessera::pretrained

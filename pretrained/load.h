@@ -1,0 +1,74 @@
+#pragma once
+
+#include "io/weights.h"
+#include "pretrained/config.h"
+#include "pretrained/names.h"
+
+/// Models from the folders of Hugging Face, and folders from models.
+
+namespace tessera::pretrained {
+
+struct LoadOptions {
+  ConfigOptions config = {};
+  std::optional<DType> dtype = {};  // of the parameters; else what config.json says
+  /// A head (classifier, masked language head) that the file has not keeps its first values; else it is
+  /// missing.
+  bool fresh_head = true;
+};
+
+/// What became of the names of a file that was loaded.
+struct LoadReport {
+  std::vector<std::string> fresh;    // our parameters that kept their first values
+  std::vector<std::string> ignored;  // theirs that this model has not: other heads, buffers
+};
+
+/// Which tensor of the file is which of the table. Throws, listing all names that are missing, unexpected or
+/// of another shape (at most 20 lines), without having read an element. Old names ("LayerNorm.gamma") and
+/// those of the bare model, without the table's prefix, are understood.
+struct Matched {
+  std::map<std::string, std::string> names;  // theirs in the table -> in the file
+  LoadReport report;
+};
+Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head);
+
+/// Copies the tensors into the parameters, converting their dtype. Parameters as nn::parameters lists them;
+/// a parameter that the table has not is an error, as is a tied tensor that differs from the token table.
+void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameTable& table,
+                  const Matched& matched, const io::WeightSource& source);
+
+/// Read config.json and weights of the folder. `rng` must outlive the model: it draws what the file does not
+/// have, and dropout masks. The shapes in the file are compared with config.json before any memory is taken
+/// for the model. A model comes ready for evaluation (nn::set_training(model, true) turns dropout on).
+models::Gpt load_gpt(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},
+                     LoadReport* report = nullptr);
+models::Llama load_llama(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},
+                         LoadReport* report = nullptr);
+models::Bert load_bert(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},
+                       LoadReport* report = nullptr);
+
+/// Our tensors (parameters, or their gradients, by our names) as theirs. Undefined ones are left out.
+io::NamedTensors export_tensors(const io::NamedTensors& ours, const NameTable& table);
+
+struct SaveOptions {
+  std::optional<DType> dtype = {};  // of the files; else that of the parameters
+  uint64_t shard_bytes = uint64_t{5'000'000'000};
+};
+
+/// Writes config.json and safetensors that transformers and load_* read. Throws if the folder has weights
+/// already.
+void save(const models::Gpt& model, const std::string& folder, const SaveOptions& options = {});
+void save(const models::Llama& model, const std::string& folder, const SaveOptions& options = {});
+void save(const models::Bert& model, const std::string& folder, const SaveOptions& options = {});
+
+struct Conversion {
+  size_t tensors = 0;
+  uint64_t bytes = 0;
+  std::vector<std::string> ignored;  // as LoadReport's
+};
+/// Weights of one folder (or file) as safetensors in another, which gets a copy of config.json and of the
+/// tokenizer's files. With a config.json of a known model, the names are its own, checked as loading does;
+/// otherwise they are kept. Integer tensors keep their dtype. One shard in memory at a time.
+Conversion convert(const std::string& from, const std::string& to, const SaveOptions& options = {},
+                   const ConfigOptions& config = {});
+
+}  // namespace tessera::pretrained

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/bert.h"
+#include "models/gpt.h"
+#include "models/llama.h"
+
+/// How the parameters of our models are called in the files of transformers: one table a model, read in both
+/// directions.
+
+namespace tessera::pretrained {
+
+/// One of our parameters, which is their tensors one below the other (rows of a fused product); or one
+/// tensor, that has input and output exchanged where it belongs to GPT-2's Conv1D.
+struct NameRule {
+  std::string ours;
+  struct Part {
+    std::string theirs;
+    Shape shape;  // in their file
+  };
+  std::vector<Part> parts;
+  bool transposed = false;
+  bool is_head = false;  // of a head that weights of the bare encoder do not have
+};
+
+struct NameTable {
+  std::vector<NameRule> rules;
+  std::string prefix;                // files of the bare model leave it out: "transformer."
+  std::vector<std::string> tied;     // theirs of what is the token table again, if a file has it all the same
+  std::vector<std::string> buffers;  // ends of names that are no parameters: "attn.bias"
+  std::vector<std::string> others;   // beginnings of names of heads that this model has not
+};
+
+NameTable name_table(const models::GptConfig& config);
+NameTable name_table(const models::LlamaConfig& config);
+NameTable name_table(const models::BertConfig& config);
+
+}  // namespace tessera::pretrained

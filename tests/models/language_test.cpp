@@ -1,0 +1,401 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "models/bert.h"
+#include "models/generate.h"
+#include "models/gpt.h"
+#include "models/llama.h"
+
+namespace tessera::models {
+namespace {
+
+const Device kCpu = Device::cpu();
+
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+Tensor tokens_of(std::vector<int64_t> values, const Shape& shape) {
+  return Tensor::from(values, shape);
+}
+
+GptConfig small_gpt(GptFamily family = GptFamily::gpt2) {
+  return {.family = family,
+          .vocabulary = 19,
+          .positions = 16,
+          .d_model = 12,
+          .d_ff = 20,
+          .heads = 3,
+          .layers = 2,
+          .init_deviation = 0.3,
+          .dtype = DType::f64};
+}
+LlamaConfig small_llama(ops::RopeScaling scaling = ops::RopeScaling::none) {
+  return {.vocabulary = 19,
+          .positions = 16,
+          .d_model = 12,
+          .d_ff = 20,
+          .heads = 4,
+          .kv_heads = 2,
+          .head = 6,
+          .layers = 2,
+          .rope = {.scaling = scaling, .factor = 2, .trained_length = 4},
+          .init_deviation = 0.3,
+          .dtype = DType::f64};
+}
+BertConfig small_bert(BertHead head, BertFamily family = BertFamily::bert) {
+  return {.family = family,
+          .vocabulary = 19,
+          .positions = 12,
+          .d_model = 12,
+          .d_ff = 20,
+          .heads = 3,
+          .layers = 2,
+          .pad_token = 1,
+          .head = head,
+          .labels = 3,
+          .init_deviation = 0.3,
+          .dtype = DType::f64};
+}
+
+double largest_difference(const Tensor& a, const Tensor& b) {
+  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
+  double most = x.size() == y.size() ? 0 : INFINITY;
+  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
+  return most;
+}
+constexpr double kRounding = 1e-12;  // of f64 through two small layers
+
+/// Every causal model that there is.
+template <class F>
+void for_each_causal(F&& f) {
+  Rng rng(3);
+  f(Gpt(small_gpt(), rng, kCpu));
+  f(Gpt(small_gpt(GptFamily::opt), rng, kCpu));
+  f(Llama(small_llama(), rng, kCpu));
+  f(Llama(small_llama(ops::RopeScaling::yarn), rng, kCpu));
+}
+
+TEST(CausalModels, ATokenDoesNotSeeThoseAfterIt) {
+  for_each_causal([](const auto& model) {
+    const Tensor first = model(tokens_of({4, 7, 2, 9, 5}, {1, 5})),
+                 other = model(tokens_of({4, 7, 2, 3, 8}, {1, 5}));
+    EXPECT_EQ(largest_difference(first.slice(1, 0, 3), other.slice(1, 0, 3)), 0);
+    EXPECT_GT(largest_difference(first.slice(1, 3, 4), other.slice(1, 3, 4)), 1e-3);
+  });
+}
+
+TEST(CausalModels, SequencesBehindOneAnotherAreEachAlone) {
+  for_each_causal([](const auto& model) {
+    const std::vector<int64_t> text{4, 7, 2, 9, 5, 1, 3, 3};
+    const Tensor packed = model(tokens_of(text, {8}), {{5, 1, 2}});
+    const Tensor first = model(tokens_of({4, 7, 2, 9, 5}, {1, 5})), second = model(tokens_of({1}, {1, 1})),
+                 third = model(tokens_of({3, 3}, {1, 2}));
+    const auto rows = [](const Tensor& y) { return y.reshape({y.size(1), 19}); };
+    EXPECT_LT(largest_difference(packed.slice(0, 0, 5), rows(first)), kRounding);
+    EXPECT_LT(largest_difference(packed.slice(0, 5, 6), rows(second)), kRounding);
+    EXPECT_LT(largest_difference(packed.slice(0, 6, 8), rows(third)), kRounding);
+  });
+}
+
+TEST(CausalModels, DecodingOverACacheEqualsTheWholeText) {
+  for_each_causal([](const auto& model) {
+    const Tensor text = tokens_of({4, 7, 2, 9, 5, 1, 3, 3, 2, 2}, {2, 5});
+    const Tensor whole = model(text);
+    nn::KvCache cache = model.make_cache(2, 5);
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 2}, {2, 3}, {3, 5}}) {
+      const Tensor y = model.decode(text.slice(1, begin, end), cache);
+      EXPECT_LT(largest_difference(y, whole.select(1, int(end - 1))), kRounding);
+    }
+    EXPECT_NE(message_of([&] { model.decode(text.slice(1, 0, 1), cache); }), "");
+    EXPECT_EQ(cache.length(), 5);
+  });
+}
+
+TEST(CausalModels, TheLossOfPackedTextIsThatOfItsParts) {
+  for_each_causal([](const auto& model) {
+    const double packed =
+        model.loss(tokens_of({4, 7, 2, 9, 5}, {5}), tokens_of({7, 2, -100, 5, -100}, {5}), {{3, 2}}).item();
+    const double first = model.loss(tokens_of({4, 7, 2}, {1, 3}), tokens_of({7, 2, -100}, {1, 3})).item();
+    const double second = model.loss(tokens_of({9, 5}, {1, 2}), tokens_of({5, -100}, {1, 2})).item();
+    EXPECT_NEAR(packed, (2 * first + second) / 3, kRounding);
+  });
+}
+
+TEST(CausalModels, ErrorsNameWhatIsWrong) {
+  Rng rng(3);
+  const Gpt gpt(small_gpt(), rng, kCpu);
+  EXPECT_EQ(message_of([&] {
+              gpt(tokens_of({1, 2}, {2}));
+            }),
+            "gpt: tokens is i64[2] on cpu; expected [B, T]");
+  EXPECT_EQ(message_of([&] {
+              gpt(tokens_of(std::vector<int64_t>(17, 1), {1, 17}));
+            }),
+            "gpt: a sequence has 17 tokens; the model has 16 positions");
+  EXPECT_EQ(message_of([&] { gpt.make_cache(1, 17); }),
+            "gpt: a cache of 17 tokens; the model has 16 positions");
+  EXPECT_EQ(message_of([&] {
+              gpt.loss(tokens_of({1, 2}, {1, 2}), tokens_of({1}, {1}));
+            }),
+            "gpt: targets is 1 numbers for 2 tokens");
+  auto config = small_llama();
+  config.kv_heads = 3;
+  EXPECT_EQ(message_of([&] { Llama(config, rng, kCpu); }), "llama: 4 heads are not a multiple of 3 kv_heads");
+  config = small_llama();
+  config.head = 5;
+  EXPECT_EQ(message_of([&] { Llama(config, rng, kCpu); }),
+            "llama: heads of 5 elements; positions turn pairs, so the size must be even");
+}
+
+TEST(Gpt, FirstValuesAreThoseOfThePaper) {
+  Rng rng(3);
+  GptConfig config = small_gpt();
+  config.d_model = 96;
+  config.layers = 8;
+  config.init_deviation = 0.02;
+  const Gpt model(config, rng, kCpu);
+  const auto deviation = [](const Tensor& tensor) {
+    double squares = 0;
+    for (const double value : tensor.to_vector<double>()) squares += value * value;
+    return std::sqrt(squares / double(tensor.count()));
+  };
+  // Estimates from 9,216 draws and more are off by 1 / sqrt(2 n) < 1 %; 5 % is beyond doubt.
+  EXPECT_NEAR(deviation(model.blocks[0].attention.qkv.weight), 0.02, 0.001);
+  EXPECT_NEAR(deviation(model.blocks[7].attention.out.weight), 0.02 / 4, 0.05 * 0.005);
+  EXPECT_NEAR(deviation(model.blocks[7].mlp.up.weight), 0.02, 0.05 * 0.02 * 2);
+  EXPECT_EQ(deviation(model.blocks[3].mlp.up.bias), 0);
+  const Gpt blank(config, rng, kCpu, Start::blank);
+  EXPECT_EQ(deviation(blank.token.weight), 0);
+}
+
+TEST(Gpt, TiedWeightsAreOneParameterWithOneGradient) {
+  Rng rng(3);
+  GptConfig config = small_gpt();
+  const Gpt tied(config, rng, kCpu);
+  config.tied = false;
+  const Gpt untied(config, rng, kCpu);
+  EXPECT_EQ(nn::count_parameters(untied) - nn::count_parameters(tied), 19 * 12);
+}
+
+TEST(Gpt, DropoutDropsOnlyWhileTraining) {
+  Rng rng(3);
+  GptConfig config = small_gpt();
+  config.embedding_dropout = config.residual_dropout = config.attention_dropout = 0.2;
+  Gpt model(config, rng, kCpu);
+  const Tensor text = tokens_of({4, 7, 2, 9}, {1, 4});
+  EXPECT_GT(largest_difference(model(text), model(text)), 1e-3);
+  nn::set_training(model, false);
+  EXPECT_EQ(largest_difference(model(text), model(text)), 0);
+}
+
+TEST(Llama, DynamicScalingKnowsNoLongestSequence) {
+  Rng rng(3);
+  LlamaConfig config = small_llama(ops::RopeScaling::dynamic);
+  const Llama model(config, rng, kCpu);
+  const std::vector<int64_t> text{4, 7, 2, 9, 5, 1, 3, 3};
+  const auto short_before = model(tokens_of({4, 7, 2}, {1, 3}));
+  const Tensor long_text = model(tokens_of(text, {1, 8}));
+  EXPECT_GT(largest_difference(long_text.slice(1, 0, 3), short_before), 1e-6);  // other angles throughout
+  EXPECT_EQ(largest_difference(model(tokens_of({4, 7, 2}, {1, 3})), short_before), 0);  // and back again
+  EXPECT_EQ(largest_difference(model(tokens_of(text, {1, 8})), long_text), 0);
+  EXPECT_EQ(model(tokens_of(std::vector<int64_t>(20, 1), {1, 20})).size(1), 20);
+}
+
+TEST(Llama, AnUngatedSquaredReluServesAsFfn) {
+  Rng rng(3);
+  LlamaConfig config = small_llama();
+  config.gated = false;
+  config.activation = ops::Activation::relu_squared;
+  const Llama model(config, rng, kCpu);
+  EXPECT_EQ(model.blocks[0].mlp.up.weight.shape(), (Shape{20, 12}));
+  Tape tape;
+  const Tensor loss = model.loss(tokens_of({4, 7, 2}, {1, 3}), tokens_of({7, 2, 1}, {1, 3}));
+  tape.backward(loss);
+  for (const auto& [name, parameter] : nn::parameters(model)) EXPECT_TRUE(grad(parameter).defined()) << name;
+}
+
+// ---- BERT ----
+
+TEST(Bert, PaddingChangesNothing) {
+  for (const BertFamily family : {BertFamily::bert, BertFamily::roberta})
+    for (const BertHead head : {BertHead::none, BertHead::classify, BertHead::masked_lm}) {
+      Rng rng(3);
+      const Bert model(small_bert(head, family), rng, kCpu);
+      const Tensor rows = tokens_of({4, 7, 2, 9, 5, 6, 1, 1}, {2, 4});
+      const Tensor types = tokens_of({0, 0, 1, 1, 1, 0, 0, 0}, {2, 4});
+      const Tensor together = model(BertBatch::from_padded(rows, types, {4, 2}));
+      const Tensor first = model({tokens_of({4, 7, 2, 9}, {4}), tokens_of({0, 0, 1, 1}, {4}), {{4}}});
+      const Tensor second = model({tokens_of({5, 6}, {2}), tokens_of({1, 0}, {2}), {{2}}});
+      const int64_t split = first.size(0);
+      EXPECT_LT(largest_difference(together.slice(0, 0, split), first), kRounding);
+      EXPECT_LT(largest_difference(together.slice(0, split, together.size(0)), second), kRounding);
+    }
+}
+
+TEST(Bert, WithoutTypesAllAreTheFirst) {
+  Rng rng(3);
+  const Bert model(small_bert(BertHead::classify), rng, kCpu);
+  const BertBatch plain{tokens_of({4, 7, 2}, {3}), {}, {{1, 2}}};
+  const BertBatch zeros{tokens_of({4, 7, 2}, {3}), tokens_of({0, 0, 0}, {3}), {{1, 2}}};
+  EXPECT_EQ(largest_difference(model(plain), model(zeros)), 0);
+}
+
+TEST(Bert, RegressionIsTheSquaredError) {
+  Rng rng(3);
+  const Bert model(small_bert(BertHead::regress), rng, kCpu);
+  const BertBatch batch{tokens_of({4, 7, 2}, {3}), {}, {{1, 2}}};
+  const auto y = model(batch).to_vector<double>();
+  ASSERT_EQ(y.size(), 2u);
+  const double wanted = (std::pow(y[0] - 1, 2) + std::pow(y[1] + 2, 2)) / 2;
+  EXPECT_NEAR(model.loss(batch, Tensor::from(std::vector<float>{1, -2}, {2})).item(), wanted, kRounding);
+}
+
+TEST(Bert, ErrorsNameWhatIsWrong) {
+  Rng rng(3);
+  const Bert model(small_bert(BertHead::none, BertFamily::roberta), rng, kCpu);
+  const Tensor eleven = tokens_of(std::vector<int64_t>(11, 5), {11});
+  EXPECT_EQ(
+      message_of([&] {
+        model({eleven, {}, {{11}}});
+      }),
+      "bert: a sequence has 11 tokens; the model has 10 positions");  // two of twelve are not for tokens
+  EXPECT_EQ(message_of([&] {
+              model({eleven, {}, {{5, 5}}});
+            }),
+            "bert: 2 sequences of 10 tokens in all, but 11 are given");
+  EXPECT_EQ(message_of([&] {
+              model.loss({eleven, {}, {{6, 5}}}, eleven);
+            }),
+            "bert: a model without a head has no loss");
+  EXPECT_EQ(message_of([&] {
+              BertBatch::from_padded(tokens_of({1, 2}, {1, 2}), {}, {3});
+            }),
+            "bert: sequence 0 has 3 tokens of 2");
+}
+
+// ---- generation ----
+
+TEST(Sample, GreedyTakesTheFirstOfTheLargest) {
+  const std::vector<float> logits{1, 3, -INFINITY, 3, 2};
+  EXPECT_EQ(sample(logits, {.temperature = 0}, 0.999), 1);
+}
+
+TEST(Sample, DrawsByProbabilityInTheOrderOfTokens) {
+  const std::vector<float> logits{0, std::log(2.0f), -INFINITY, 0};  // 1/4, 1/2, 0, 1/4
+  EXPECT_EQ(sample(logits, {}, 0.0), 0);
+  EXPECT_EQ(sample(logits, {}, 0.2499), 0);
+  EXPECT_EQ(sample(logits, {}, 0.2501), 1);
+  EXPECT_EQ(sample(logits, {}, 0.7499), 1);
+  EXPECT_EQ(sample(logits, {}, 0.7501), 3);
+  EXPECT_EQ(sample(logits, {}, 0x1.fffffffffffffp-1), 3);
+}
+
+TEST(Sample, TemperatureSharpensAndFlattens) {
+  const std::vector<float> logits{0, 1};                       // at T: 1 / (1 + e^(-1/T)) for the second
+  EXPECT_EQ(sample(logits, {.temperature = 0.1}, 0.0001), 1);  // 4.5e-5 for the first
+  EXPECT_EQ(sample(logits, {.temperature = 100}, 0.49), 0);    // 0.4975
+  EXPECT_EQ(sample(logits, {.temperature = 100}, 0.50), 1);
+}
+
+TEST(Sample, TopKKeepsTheLargestAndOfEqualsTheFirst) {
+  const std::vector<float> logits{1, 2, 2, 0};
+  for (const double random : {0.0, 0.3, 0.999}) EXPECT_EQ(sample(logits, {.top_k = 1}, random), 1);
+  EXPECT_EQ(sample(logits, {.top_k = 2}, 0.999), 2);
+  EXPECT_EQ(sample(logits, {.top_k = 4}, 0.999), 3);
+  EXPECT_EQ(sample(logits, {.top_k = 99}, 0.999), 3);
+}
+
+TEST(Sample, TopPKeepsTheFewestThatReachIt) {
+  const std::vector<float> logits{std::log(0.2f), std::log(0.5f), std::log(0.3f)};
+  EXPECT_EQ(sample(logits, {.top_p = 0.49}, 0.999), 1);
+  EXPECT_EQ(sample(logits, {.top_p = 0.51}, 0.999), 2);
+  EXPECT_EQ(sample(logits, {.top_p = 0.51}, 0.624), 1);  // 0.5 of 0.8
+  EXPECT_EQ(sample(logits, {.top_p = 0.51}, 0.626), 2);
+  EXPECT_EQ(sample(logits, {.top_p = 0.81}, 0.999), 0);
+  EXPECT_EQ(sample(logits, {.top_k = 1, .top_p = 0.99}, 0.999), 1);
+}
+
+TEST(Sample, RefusesWhatCannotBeChosen) {
+  EXPECT_EQ(message_of([] {
+              sample(std::vector<float>{1, NAN}, {}, 0);
+            }),
+            "sampling: the logit of token 1 is NaN");
+  EXPECT_EQ(message_of([] { sample(std::vector<float>{-INFINITY}, {}, 0); }),
+            "sampling: no token of 1 can be chosen; all logits are -inf");
+  EXPECT_EQ(message_of([] { Sampling{.temperature = -1}.validate(); }),
+            "sampling: temperature is -1; expected 0 (greedy) or more");
+  EXPECT_EQ(message_of([] { Sampling{.top_p = 0}.validate(); }),
+            "sampling: top_p is 0; expected more than 0 and at most 1");
+  EXPECT_EQ(message_of([] { Sampling{.top_k = -1}.validate(); }),
+            "sampling: top_k is -1; expected 0 (all) or more");
+}
+
+TEST(Sample, ChoicesAreEvenAndRepeat) {
+  double sum = 0, squares = 0;
+  for (uint64_t i = 0; i < 10'000; ++i) {
+    const double random = choice_number(9, i);
+    ASSERT_TRUE(random >= 0 && random < 1);
+    sum += random;
+    squares += random * random;
+  }
+  // Mean and second moment of U(0, 1), deviations 0.0029 and 0.0030; five of each.
+  EXPECT_NEAR(sum / 10'000, 0.5, 0.015);
+  EXPECT_NEAR(squares / 10'000, 1.0 / 3, 0.015);
+  EXPECT_EQ(choice_number(9, 77), choice_number(9, 77));
+  EXPECT_NE(choice_number(9, 77), choice_number(10, 77));
+}
+
+TEST(Generate, IsWhatRunningTheWholeTextAgainWouldGive) {
+  for_each_causal([](const auto& model) {
+    const std::vector<int64_t> prompt{4, 7, 2};
+    GenerateOptions options{
+        .most_tokens = 6, .sampling = {.temperature = 0.8, .top_k = 10, .top_p = 0.9}, .seed = 5};
+    const auto text = generate(model, prompt, options);
+    ASSERT_EQ(text.size(), 6u);
+    std::vector<int64_t> whole = prompt;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const Tensor logits = model(Tensor::from(whole, {1, int64_t(whole.size())}));
+      const auto row = logits.select(1, int64_t(whole.size()) - 1).to(DType::f32).template to_vector<float>();
+      EXPECT_EQ(text[i], sample(row, options.sampling, choice_number(5, i))) << i;
+      whole.push_back(text[i]);
+    }
+    EXPECT_EQ(generate(model, prompt, options), text);
+    options.seed = 6;
+    EXPECT_NE(generate(model, prompt, options), text);
+  });
+}
+
+TEST(Generate, EndsAtStopTokensCallbacksAndTheLastPosition) {
+  Rng rng(3);
+  const Gpt model(small_gpt(), rng, kCpu);
+  const std::vector<int64_t> prompt{4, 7, 2};
+  const auto all = generate(model, prompt, {.most_tokens = 100, .sampling = {.temperature = 0}});
+  EXPECT_EQ(all.size(), 14u);  // 16 positions: 13 after the prompt, and one that is never run
+  const auto stopped =
+      generate(model, prompt, {.most_tokens = 100, .sampling = {.temperature = 0}, .stop_tokens = {all[0]}});
+  EXPECT_EQ(stopped, std::vector<int64_t>{all[0]});
+  std::vector<int64_t> seen;
+  const auto called = generate(
+      model, prompt, {.most_tokens = 100, .sampling = {.temperature = 0}, .on_token = [&](int64_t token) {
+                        seen.push_back(token);
+                        return seen.size() < 4;
+                      }});
+  EXPECT_EQ(called.size(), 4u);
+  EXPECT_EQ(called, seen);
+  EXPECT_TRUE(generate(model, prompt, {.most_tokens = 0}).empty());
+  EXPECT_EQ(message_of([&] { generate(model, std::span<const int64_t>(), {}); }),
+            "generate: the prompt has no tokens; begin with the model's first token");
+  EXPECT_EQ(message_of([&] { generate(model, std::vector<int64_t>(17, 1), {}); }),
+            "generate: the prompt has 17 tokens; the model has 16 positions");
+}
+
+}  // namespace
+}  // namespace tessera::models

@@ -1,0 +1,182 @@
+#include "nn/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+#include "ops/shape/shape.h"
+#include "tensor/random.h"
+
+namespace tessera::nn {
+namespace {
+
+Tensor random(const Shape& shape, uint64_t seed) {
+  Rng rng(seed);
+  const Tensor tensor = Tensor::empty(shape, DType::f64, Device::cpu());
+  fill_normal(tensor, 0, 1, rng);
+  return tensor;
+}
+
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+double largest_difference(const Tensor& a, const Tensor& b) {
+  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
+  double most = x.size() == y.size() ? 0 : INFINITY;
+  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
+  return most;
+}
+
+TEST(Sequences, CountTheirTokens) {
+  const Sequences some{{3, 1, 2}};
+  EXPECT_EQ(some.tokens(), 6);
+  EXPECT_EQ(some.longest(), 3);
+  EXPECT_FALSE(some.is_uniform());
+  EXPECT_TRUE(Sequences::uniform(2, 5).is_uniform());
+  EXPECT_TRUE(Sequences{}.is_uniform());
+  EXPECT_EQ(some.positions(10, Device::cpu()).to_vector<int64_t>(),
+            (std::vector<int64_t>{10, 11, 12, 10, 10, 11}));
+  EXPECT_EQ(some.starts(Device::cpu()).to_vector<int64_t>(), (std::vector<int64_t>{0, 3, 4}));
+  EXPECT_EQ(message_of([&] { some.check_tokens("model", 7); }),
+            "model: 3 sequences of 6 tokens in all, but 7 are given");
+  EXPECT_EQ(message_of([&] {
+              Sequences{{3, 0}}.check_tokens("model", 3);
+            }),
+            "model: sequence 1 has 0 tokens; expected 1 or more");
+}
+
+/// What `attend` promises, by its definition: token by token, head by head.
+std::vector<double> plainly(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
+                            bool causal) {
+  const auto Q = q.to_vector<double>(), K = k.to_vector<double>(), V = v.to_vector<double>();
+  const int64_t heads = q.size(1), groups = heads / k.size(1), head = q.size(2), kv = k.size(1);
+  std::vector<double> out(Q.size());
+  int64_t begin = 0;
+  for (const int64_t length : sequences.lengths) {
+    for (int64_t i = begin; i < begin + length; ++i)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t last = causal ? i : begin + length - 1;
+        std::vector<double> weights;
+        double total = 0;
+        for (int64_t j = begin; j <= last; ++j) {
+          double score = 0;
+          for (int64_t c = 0; c < head; ++c)
+            score += Q[size_t((i * heads + h) * head + c)] * K[size_t((j * kv + h / groups) * head + c)];
+          weights.push_back(std::exp(score / std::sqrt(double(head))));
+          total += weights.back();
+        }
+        for (int64_t j = begin; j <= last; ++j)
+          for (int64_t c = 0; c < head; ++c)
+            out[size_t((i * heads + h) * head + c)] +=
+                weights[size_t(j - begin)] / total * V[size_t((j * kv + h / groups) * head + c)];
+      }
+    begin += length;
+  }
+  return out;
+}
+
+TEST(Attend, StaysWithinItsSequenceAndSharesKeyHeads) {
+  for (const Sequences& sequences : {Sequences{{4, 4}}, Sequences{{3, 1, 4}}})
+    for (const int64_t kv_heads : {4, 2, 1})
+      for (const bool causal : {false, true}) {
+        const Tensor q = random({8, 4, 6}, 1), k = random({8, kv_heads, 6}, 2),
+                     v = random({8, kv_heads, 6}, 3);
+        const auto y = attend(q, k, v, sequences, {.causal = causal}).to_vector<double>();
+        const auto wanted = plainly(q, k, v, sequences, causal);
+        for (size_t i = 0; i < wanted.size(); ++i)
+          EXPECT_NEAR(y[i], wanted[i], 1e-12) << i;  // f64, sums of 8
+      }
+  EXPECT_EQ(message_of([&] {
+              attend(random({2, 3, 4}, 1), random({2, 2, 4}, 2), random({2, 2, 4}, 3), {{2}}, {});
+            }),
+            "attend: 3 query heads are not a multiple of 2 key heads");
+}
+
+TEST(Attend, GradientsOfSharedKeyHeadsAreSums) {
+  // d/dk of the shared form is the sum over the copies of the form with copies.
+  const Tensor q = random({5, 4, 4}, 1);
+  const auto gradient = [&](Tensor k, bool shared) {
+    require_grad(k);
+    Tape tape;
+    const Tensor keys = shared ? k : ops::reshape(k, k.shape());
+    const Tensor y = attend(q, keys, keys, {{5}}, {.causal = true});
+    tape.backward(ops::sum(ops::mul(y, y)));
+    return grad(k);
+  };
+  const Tensor k = random({5, 2, 4}, 2);
+  const Tensor copies = repeat_heads(k.reshape({1, 5, 2, 4}), 2).reshape({5, 4, 4}).clone();
+  const auto shared = gradient(k.clone(), true).to_vector<double>(),
+             apart = gradient(copies, false).to_vector<double>();
+  for (size_t token = 0; token < 5; ++token)
+    for (size_t h = 0; h < 2; ++h)
+      for (size_t c = 0; c < 4; ++c)
+        EXPECT_NEAR(shared[(token * 2 + h) * 4 + c],
+                    apart[(token * 4 + 2 * h) * 4 + c] + apart[(token * 4 + 2 * h + 1) * 4 + c], 1e-12);
+}
+
+TEST(Attend, DropoutOfProbabilitiesKeepsTheMean) {
+  // Inverted dropout: over many masks the result is that without. 4,000 masks of p = 0.3 leave a deviation of
+  // about sqrt(0.3 / 0.7 / 4000) = 1 % of a value near 1; 6 % would be six deviations.
+  Rng rng(5);
+  Dropout dropout(0.3, rng);
+  const Tensor q = random({1, 1, 4}, 1), k = random({1, 1, 4}, 2),
+               v = Tensor::full({1, 1, 4}, 1, DType::f64, Device::cpu());
+  double sum = 0;
+  int zeros = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const double value = attend(q, k, v, {{1}}, {.causal = true, .dropout = &dropout}).to_vector<double>()[0];
+    EXPECT_TRUE(value == 0 || std::abs(value - 1 / 0.7) < 1e-6);
+    sum += value;
+    zeros += value == 0;
+  }
+  EXPECT_NEAR(sum / 4000, 1, 0.06);
+  EXPECT_GT(zeros, 0);
+  dropout.training = false;
+  EXPECT_EQ(attend(q, k, v, {{1}}, {.dropout = &dropout}).to_vector<double>()[0], 1);
+}
+
+TEST(Attend, TheComposedFormAgreesWithTheOperator) {
+  // p so small that nothing is dropped: all that is left of the other path is its arithmetic.
+  Rng rng(5);
+  const Dropout nearly_none(1e-12, rng);
+  for (const bool causal : {false, true}) {
+    const Tensor q = random({7, 4, 6}, 1), k = random({7, 2, 6}, 2), v = random({7, 2, 6}, 3);
+    const Tensor fused = attend(q, k, v, {{3, 4}}, {.causal = causal});
+    const Tensor parts = attend(q, k, v, {{3, 4}}, {.causal = causal, .dropout = &nearly_none});
+    EXPECT_LT(largest_difference(fused, parts), 1e-11);  // and the division by 1 - p
+  }
+}
+
+TEST(KvCache, OneTokenAtATimeEqualsAllAtOnce) {
+  for (const int64_t kv_heads : {4, 2, 1}) {
+    const Tensor q = random({2, 6, 4, 8}, 1), k = random({2, 6, kv_heads, 8}, 2),
+                 v = random({2, 6, kv_heads, 8}, 3);
+    const auto flat = [](const Tensor& x) { return x.reshape({12, x.size(2), 8}); };
+    const Tensor whole =
+        attend(flat(q), flat(k), flat(v), Sequences::uniform(2, 6), {.causal = true}).reshape({2, 6, 4, 8});
+    KvCache cache(1, 2, 6, kv_heads, 8, DType::f64, Device::cpu());
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 3}, {3, 4}, {4, 6}}) {
+      const auto part = [&, b = begin, e = end](const Tensor& x) { return x.slice(1, b, e); };
+      const Tensor y = cache.attend(0, part(q), part(k), part(v));
+      cache.advance(end - begin);
+      EXPECT_LT(largest_difference(y, part(whole)), 1e-12) << kv_heads << " " << begin;
+    }
+    EXPECT_EQ(message_of([&] { cache.attend(0, q, k, v); }),
+              "KvCache: 12 tokens are more than its capacity of 6");
+    cache.truncate(3);
+    EXPECT_EQ(cache.length(), 3);
+    EXPECT_EQ(message_of([&] { cache.truncate(4); }), "KvCache: cannot keep 4 of 3 tokens");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::nn

@@ -1,0 +1,297 @@
+#include "pretrained/config.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::pretrained {
+namespace {
+
+std::string message_of(const std::string& text, const ConfigOptions& options = {}) {
+  try {
+    parse_config("config.json", text, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string with(const std::string& type, const std::string& fields) {
+  return "{\"model_type\": \"" + type + "\"" + (fields.empty() ? "" : ", " + fields) + "}";
+}
+
+const models::LlamaConfig& llama(const Config& config) {
+  return std::get<models::LlamaConfig>(config.model);
+}
+const models::BertConfig& bert(const Config& config) {
+  return std::get<models::BertConfig>(config.model);
+}
+const models::GptConfig& gpt(const Config& config) {
+  return std::get<models::GptConfig>(config.model);
+}
+
+TEST(Config, AbsentFieldsHaveTheDefaultsOfTransformers) {
+  const auto gpt2 = gpt(parse_config("c", with("gpt2", "")));
+  EXPECT_EQ(gpt2.vocabulary, 50257);
+  EXPECT_EQ(gpt2.d_ff, 3072);
+  EXPECT_EQ(gpt2.activation, ops::Activation::gelu_tanh);
+  EXPECT_EQ(gpt2.attention_dropout, 0.1);
+  EXPECT_TRUE(gpt2.tied);
+  EXPECT_EQ(gpt2.dtype, DType::f32);
+  const auto plain = llama(parse_config("c", with("llama", R"("num_attention_heads": 16)")));
+  EXPECT_EQ(plain.kv_heads, 16);
+  EXPECT_EQ(plain.head_size(), 256);
+  EXPECT_EQ(plain.eps, 1e-6);
+  EXPECT_FALSE(plain.tied);
+  const auto roberta = bert(parse_config("c", with("roberta", "")));
+  EXPECT_EQ(roberta.pad_token, 1);
+  EXPECT_EQ(roberta.longest(), 510);
+  EXPECT_EQ(roberta.classifier_dropout, 0.1);
+  EXPECT_EQ(roberta.head, models::BertHead::none);
+  EXPECT_EQ(gpt(parse_config("c", with("opt", ""))).position_offset(), 2);
+}
+
+TEST(Config, ReadsBothWaysOfWritingRope) {
+  // LLaMA 3.1 as its file has it, and as transformers 5 writes it.
+  const std::string scaling = R"({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                  "original_max_position_embeddings": 8192, "rope_type": "llama3")";
+  const std::string before =
+      R"("max_position_embeddings": 131072, "rope_theta": 500000.0, "rope_scaling": )" + scaling + "}";
+  const std::string now =
+      R"("max_position_embeddings": 131072, "rope_parameters": )" + scaling + R"(, "rope_theta": 500000.0})";
+  for (const std::string& fields : {before, now}) {
+    const ops::RopeOptions rope = llama(parse_config("c", with("llama", fields))).rope;
+    EXPECT_EQ(rope.scaling, ops::RopeScaling::llama3);
+    EXPECT_EQ(rope.base, 500000);
+    EXPECT_EQ(rope.factor, 8);
+    EXPECT_EQ(rope.trained_length, 8192);
+    EXPECT_EQ(rope.high_freq_factor, 4);
+  }
+  const ops::RopeOptions old_linear =
+      llama(parse_config("c", with("llama", R"("rope_scaling": {"type": "linear", "factor": 2})"))).rope;
+  EXPECT_EQ(old_linear.scaling, ops::RopeScaling::linear);
+  const ops::RopeOptions dynamic =
+      llama(parse_config("c", with("llama", R"("rope_scaling": {"type": "dynamic", "factor": 2})"))).rope;
+  EXPECT_EQ(dynamic.trained_length, 2048);
+  EXPECT_EQ(llama(parse_config("c", with("llama", R"("rope_scaling": null)"))).rope.scaling,
+            ops::RopeScaling::none);
+}
+
+TEST(Config, TheHeadIsThatOfTheArchitectureOrTheCallers) {
+  const auto head = [](const std::string& type, const std::string& fields,
+                       const ConfigOptions& options = {}) {
+    return bert(parse_config("c", with(type, fields), options));
+  };
+  const std::string three = R"("id2label": {"0": "a", "1": "b", "2": "c"})";
+  const std::string classify = R"("architectures": ["BertForSequenceClassification"])";
+  EXPECT_EQ(head("bert", classify).labels, 2);
+  EXPECT_EQ(head("bert", classify + "," + three).labels, 3);
+  EXPECT_EQ(head("bert", classify + R"(, "id2label": {"0": "a"})").head, models::BertHead::regress);
+  EXPECT_EQ(head("bert", R"("architectures": ["BertForPreTraining"])").head, models::BertHead::masked_lm);
+  EXPECT_EQ(head("roberta", R"("architectures": ["RobertaForMaskedLM"])").head, models::BertHead::masked_lm);
+  const auto own = head("bert", R"("architectures": ["BertForMaskedLM"])",
+                        {.head = models::BertHead::classify, .labels = 5});
+  EXPECT_EQ(own.head, models::BertHead::classify);
+  EXPECT_EQ(own.labels, 5);
+}
+
+TEST(Config, TokensAndDtypes) {
+  const Config config = parse_config(
+      "c", with("llama", R"("bos_token_id": 1, "eos_token_id": [2, 7], "torch_dtype": "bfloat16")"));
+  EXPECT_EQ(config.first_token, 1);
+  EXPECT_EQ(config.end_tokens, (std::vector<int64_t>{2, 7}));
+  EXPECT_EQ(llama(config).dtype, DType::bf16);
+  EXPECT_EQ(llama(parse_config("c", with("llama", R"("dtype": "float16")"))).dtype, DType::f16);
+  EXPECT_FALSE(parse_config("c", with("llama", R"("bos_token_id": null)")).first_token.has_value());
+}
+
+TEST(Config, UnknownFieldsAreRefusedUnlessTheCallerKnows) {
+  EXPECT_EQ(message_of(with("gpt2", R"("mystery": 3)")),
+            "config: config.json: the field \"mystery\" (3) is unknown and may change what the model "
+            "computes; take "
+            "it out, or say that it may be ignored");
+  EXPECT_EQ(message_of(with("gpt2", R"("mystery": 3)"), {.ignored_fields = {"mystery"}}), "");
+  EXPECT_EQ(message_of(with("gpt2", R"("_name_or_path": "x", "transformers_version": "4.0")")), "");
+  EXPECT_NE(message_of(with("llama", R"("rope_scaling": {"type": "linear", "factor": 2, "odd": 1})"))
+                .find("rope_scaling: the field \"odd\""),
+            std::string::npos);
+}
+
+struct Refused {
+  const char* what;
+  std::string text, error;
+};
+
+TEST(Config, RefusesWhatItCannotCompute) {
+  const std::vector<Refused> refused = {
+      {"nothing", "", "does not begin with '{'"},
+      {"a list", "[]", "does not begin with '{'"},
+      {"a NUL", std::string("{\0}", 3), "holds a NUL byte"},
+      {"cut short", "{\"model_type\": \"gpt2\"", "is not valid JSON at byte"},
+      {"not UTF-8", "{\"\xFF\": 1}", "is not valid JSON"},
+      {"too deep", "{\"a\":" + std::string(70, '[') + std::string(70, ']') + "}", "nests deeper than 64"},
+      {"a field twice", R"({"model_type": "gpt2", "n_embd": 8, "n_embd": 16})",
+       "the field \"n_embd\" occurs twice"},
+      {"twice further down", R"({"a": [{"b": 1, "b": 2}]})", "the field \"b\" occurs twice"},
+      {"no type", "{}", "has no model_type"},
+      {"another type", with("mistral", ""),
+       "model_type is \"mistral\"; expected gpt2, opt, llama, bert or roberta"},
+      {"a type that is a number", R"({"model_type": 3})", "model_type is 3, expected a string"},
+      {"a negative size", with("gpt2", R"("n_embd": -8)"),
+       "n_embd is -8, expected a whole number of 0 ... 2147483647"},
+      {"a fraction", with("gpt2", R"("n_embd": 8.5)"), "n_embd is 8.5, expected a whole number"},
+      {"too large", with("gpt2", R"("n_embd": 2147483648)"), "expected a whole number of 0 ... 2147483647"},
+      {"beyond 64 bits", with("gpt2", R"("n_embd": 18446744073709551616)"), "expected a whole number"},
+      {"a size of text", with("gpt2", R"("n_embd": "8")"), "n_embd is \"8\", expected a whole number"},
+      {"a size of 0", with("gpt2", R"("n_head": 0)"), "gpt: heads is 0; it must be at least 1"},
+      {"no even split", with("gpt2", R"("n_embd": 10, "n_head": 3)"),
+       "is not a multiple of the number of heads 3"},
+      {"a million layers", with("gpt2", R"("n_layer": 1000000)"), "n_layer is 1000000, more than 10000"},
+      {"eps of text", with("llama", R"("rms_norm_eps": "small")"), "expected a number"},
+      {"eps of 1e999", with("llama", R"("rms_norm_eps": 1e999)"), "is not valid JSON"},
+      {"a flag of 1", with("llama", R"("attention_bias": 1)"), "attention_bias is 1, expected true or false"},
+      {"an activation", with("gpt2", R"("activation_function": "mish")"),
+       "activation_function is \"mish\"; expected gelu"},
+      {"a dtype", with("gpt2", R"("torch_dtype": "int8")"), "the dtype is \"int8\"; expected float32"},
+      {"other scores", with("gpt2", R"("scale_attn_by_inverse_layer_idx": true)"),
+       "scale_attn_by_inverse_layer_idx is true; only false is supported (scores are not divided by the "
+       "layer's number)"},
+      {"unscaled scores", with("gpt2", R"("scale_attn_weights": false)"), "only true is supported"},
+      {"cross attention", with("gpt2", R"("add_cross_attention": true)"), "only false is supported"},
+      {"OPT-350M", with("opt", R"("do_layer_norm_before": false)"),
+       "only true is supported (norms stand before"},
+      {"OPT's projection",
+       with("opt", R"("hidden_size": 1024, "num_attention_heads": 16, "word_embed_proj_dim": 512)"),
+       "word_embed_proj_dim is 512; only 1024 is supported"},
+      {"quantised", with("llama", R"("quantization_config": {"bits": 4})"),
+       "only null is supported (weights are not quantised)"},
+      {"rope of another kind", with("llama", R"("rope_scaling": {"rope_type": "longrope", "factor": 2})"),
+       "rope: scaling \"longrope\": expected none, linear, dynamic, llama3 or yarn"},
+      {"rope without factor", with("llama", R"("rope_scaling": {"type": "linear"})"),
+       "rope_scaling has no factor"},
+      {"a factor below 1", with("llama", R"("rope_scaling": {"type": "linear", "factor": 0.5})"),
+       "rope: factor is 0.5; expected 1 or more"},
+      {"rope of text", with("llama", R"("rope_scaling": "linear")"),
+       "rope_scaling is \"linear\", expected an object"},
+      {"rope twice", with("llama", R"("rope_scaling": {}, "rope_parameters": {})"),
+       "rope_scaling is {}; only null is supported"},
+      {"a part of the head",
+       with("llama", R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5})"),
+       "partial_rotary_factor is 0.5; only 1.0 is supported"},
+      {"base of 0", with("llama", R"("rope_theta": 0)"), "rope: base is 0; expected more than 1"},
+      {"uneven groups", with("llama", R"("num_key_value_heads": 5)"),
+       "32 heads are not a multiple of 5 kv_heads"},
+      {"an odd head", with("llama", R"("head_dim": 5)"), "heads of 5 elements"},
+      {"relative positions", with("bert", R"("position_embedding_type": "relative_key")"),
+       "only \"absolute\" is supported"},
+      {"a decoder", with("bert", R"("is_decoder": true)"), "is_decoder is true; only false is supported"},
+      {"pruned heads", with("bert", R"("pruned_heads": {"0": [1]})"),
+       "pruned_heads is {\"0\":[1]}; only {} is supported"},
+      {"an architecture", with("bert", R"("architectures": ["BertForQuestionAnswering"])"),
+       "architectures names ForQuestionAnswering"},
+      {"several labels at once",
+       with(
+           "bert",
+           R"("architectures": ["BertForSequenceClassification"], "problem_type": "multi_label_classification")"),
+       "problem_type is \"multi_label_classification\"; expected regression or single_label_classification"},
+      {"regression of two",
+       with("bert", R"("architectures": ["BertForSequenceClassification"], "problem_type": "regression")"),
+       "regression of 2 numbers; only one is supported"},
+      {"a pad token past the positions", with("roberta", R"("pad_token_id": 600)"),
+       "512 positions leave none for tokens"},
+      {"an end token below 0", with("llama", R"("eos_token_id": -1)"),
+       "eos_token_id is not a token or a list of tokens"},
+      {"an end token of text", with("llama", R"("eos_token_id": ["a"])"),
+       "eos_token_id is not a token or a list"}};
+  for (const Refused& one : refused)
+    EXPECT_NE(message_of(one.text).find(one.error), std::string::npos)
+        << one.what << ": " << message_of(one.text);
+}
+
+template <class Model>
+std::string fields_of(Model config) {
+  std::string text;
+  for_each_field(config, [&](const std::string& name, const auto& value) {
+    using Value = std::remove_cvref_t<decltype(value)>;
+    if constexpr (std::is_enum_v<Value>)
+      text += name + "=" + std::to_string(int64_t(value)) + " ";
+    else if constexpr (std::is_arithmetic_v<Value>)
+      text += name + "=" + std::to_string(value) + " ";
+  });
+  return text;
+}
+
+TEST(Config, WhatIsWrittenReadsBackTheSame) {
+  const models::GptConfig gpt2{.vocabulary = 61,
+                               .positions = 24,
+                               .d_model = 24,
+                               .d_ff = 31,
+                               .heads = 3,
+                               .layers = 2,
+                               .activation = ops::Activation::relu,
+                               .eps = 1e-4,
+                               .embedding_dropout = 0.3,
+                               .attention_dropout = 0.2,
+                               .residual_dropout = 0.1,
+                               .tied = false,
+                               .init_deviation = 0.01,
+                               .dtype = DType::bf16};
+  EXPECT_EQ(fields_of(gpt(parse_config("c", config_text(gpt2)))), fields_of(gpt2));
+  models::GptConfig opt = gpt2;
+  opt.family = models::GptFamily::opt;
+  opt.embedding_dropout = 0;
+  opt.eps = 1e-5;
+  EXPECT_EQ(fields_of(gpt(parse_config("c", config_text(opt)))), fields_of(opt));
+  for (const auto scaling : {ops::RopeScaling::none, ops::RopeScaling::linear, ops::RopeScaling::dynamic,
+                             ops::RopeScaling::llama3, ops::RopeScaling::yarn}) {
+    models::LlamaConfig config{.vocabulary = 61,
+                               .positions = 24,
+                               .d_model = 24,
+                               .d_ff = 31,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .head = 8,
+                               .layers = 2,
+                               .eps = 1e-4,
+                               .activation = ops::Activation::relu_squared,
+                               .gated = false,
+                               .attention_bias = true,
+                               .mlp_bias = true,
+                               .attention_dropout = 0.5,
+                               .tied = true,
+                               .init_deviation = 0.01};
+    config.rope = {.base = 5000, .scaling = scaling, .factor = scaling == ops::RopeScaling::none ? 1.0 : 3.0};
+    if (scaling == ops::RopeScaling::dynamic) config.rope.trained_length = 24;
+    if (scaling == ops::RopeScaling::linear) config.rope.trained_length = 24;  // read, not used
+    if (scaling == ops::RopeScaling::llama3) config.rope.low_freq_factor = 2;
+    if (scaling == ops::RopeScaling::yarn) config.rope.beta_fast = 40, config.rope.attention_factor = 1.5;
+    if (scaling == ops::RopeScaling::llama3 || scaling == ops::RopeScaling::yarn)
+      config.rope.trained_length = 16;
+    EXPECT_EQ(fields_of(llama(parse_config("c", config_text(config)))), fields_of(config));
+  }
+  for (const auto family : {models::BertFamily::bert, models::BertFamily::roberta})
+    for (const auto head : {models::BertHead::none, models::BertHead::classify, models::BertHead::regress,
+                            models::BertHead::masked_lm}) {
+      const models::BertConfig config{.family = family,
+                                      .vocabulary = 61,
+                                      .positions = 24,
+                                      .types = 1,
+                                      .d_model = 24,
+                                      .d_ff = 31,
+                                      .heads = 3,
+                                      .layers = 2,
+                                      .pad_token = 3,
+                                      .activation = ops::Activation::gelu_tanh,
+                                      .eps = 1e-4,
+                                      .hidden_dropout = 0.3,
+                                      .attention_dropout = 0.2,
+                                      .classifier_dropout = 0.1,
+                                      .head = head,
+                                      .labels = head == models::BertHead::classify  ? 5
+                                                : head == models::BertHead::regress ? 1
+                                                                                    : 2,
+                                      .init_deviation = 0.01};
+      EXPECT_EQ(fields_of(bert(parse_config("c", config_text(config)))), fields_of(config));
+    }
+}
+
+}  // namespace
+}  // namespace tessera::pretrained

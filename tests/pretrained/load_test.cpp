@@ -1,0 +1,252 @@
+#include "pretrained/load.h"
+
+#include "tests/io/files.h"
+
+namespace tessera::pretrained {
+namespace {
+
+using io::test::error_of;
+using io::test::TemporaryFolder;
+using models::BertHead;
+
+const Device kCpu = Device::cpu();
+
+models::BertConfig small_bert(BertHead head) {
+  return {.vocabulary = 9,
+          .positions = 8,
+          .d_model = 4,
+          .d_ff = 6,
+          .heads = 2,
+          .layers = 1,
+          .head = head,
+          .labels = 3,
+          .init_deviation = 0.3};
+}
+
+class Load : public ::testing::Test {
+ protected:
+  Rng rng{7};
+  TemporaryFolder folder;
+  const models::Gpt gpt{{.vocabulary = 9,
+                         .positions = 8,
+                         .d_model = 4,
+                         .d_ff = 6,
+                         .heads = 2,
+                         .layers = 2,
+                         .init_deviation = 0.3},
+                        rng,
+                        kCpu};
+
+  /// The saved tensors of a model, to be changed and written again.
+  std::map<std::string, Tensor> tensors_in(const std::string& where) {
+    std::map<std::string, Tensor> tensors;
+    const io::WeightSource source(where);
+    for (const io::WeightEntry& entry : source.entries())
+      tensors.emplace(entry.name, source.load(entry.name));
+    return tensors;
+  }
+  /// A folder with config.json of `like` and these tensors.
+  std::string put(const std::string& name, const std::string& like,
+                  const std::map<std::string, Tensor>& tensors) {
+    io::make_folder(folder / name);
+    io::write_file((folder / name) + "/config.json", io::read_file(like + "/config.json", 1 << 20));
+    io::save_safetensors((folder / name) + "/model.safetensors", tensors);
+    return folder / name;
+  }
+};
+
+template <class Model>
+void expect_same(const Model& a, const Model& b) {
+  const auto x = nn::parameters(a), y = nn::parameters(b);
+  ASSERT_EQ(x.size(), y.size());
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_TRUE(io::test::same(x[i].tensor, y[i].tensor)) << x[i].name;
+}
+
+TEST_F(Load, WhatIsSavedLoadsTheSame) {
+  save(gpt, folder / "one");
+  save(gpt, folder / "many", {.shard_bytes = 100});
+  EXPECT_GT(folder.names().size(), 1u);
+  expect_same(load_gpt(folder / "one", rng, kCpu), gpt);
+  expect_same(load_gpt(folder / "many", rng, kCpu), gpt);
+  const models::Llama llama({.vocabulary = 9,
+                             .positions = 8,
+                             .d_model = 8,
+                             .d_ff = 6,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .layers = 1,
+                             .attention_bias = true},
+                            rng, kCpu);
+  save(llama, folder / "llama");
+  expect_same(load_llama(folder / "llama", rng, kCpu), llama);
+  for (const BertHead head : {BertHead::none, BertHead::classify, BertHead::regress, BertHead::masked_lm}) {
+    const models::Bert bert(small_bert(head), rng, kCpu);
+    const std::string name = "bert" + std::to_string(int(head));
+    save(bert, folder / name);
+    expect_same(load_bert(folder / name, rng, kCpu), bert);
+  }
+}
+
+TEST_F(Load, EveryParameterHasItsNames) {
+  // A parameter that the table forgets would never be saved: the table's parts have as many elements.
+  const auto elements = [](const NameTable& table) {
+    int64_t count = 0;
+    for (const NameRule& rule : table.rules)
+      for (const NameRule::Part& part : rule.parts) count += part.shape.count();
+    return count;
+  };
+  EXPECT_EQ(elements(name_table(gpt.config)), nn::count_parameters(gpt));
+  for (const bool gated : {true, false}) {
+    const models::Llama llama({.vocabulary = 9,
+                               .positions = 8,
+                               .d_model = 8,
+                               .d_ff = 6,
+                               .heads = 4,
+                               .kv_heads = 1,
+                               .layers = 2,
+                               .gated = gated,
+                               .attention_bias = true,
+                               .mlp_bias = gated},
+                              rng, kCpu);
+    EXPECT_EQ(elements(name_table(llama.config)), nn::count_parameters(llama));
+  }
+  const models::Bert bert(small_bert(BertHead::masked_lm), rng, kCpu);
+  EXPECT_EQ(elements(name_table(bert.config)), nn::count_parameters(bert));
+}
+
+TEST_F(Load, DtypesConvert) {
+  save(gpt, folder / "half", {.dtype = DType::bf16});
+  EXPECT_EQ(load_gpt(folder / "half", rng, kCpu).token.weight.dtype(), DType::bf16);
+  const models::Gpt wide = load_gpt(folder / "half", rng, kCpu, {.dtype = DType::f32});
+  EXPECT_EQ(wide.token.weight.to_vector<float>(),
+            gpt.token.weight.detach().to(DType::bf16).to_vector<float>());
+  EXPECT_EQ(error_of([&] { save(gpt, folder / "wrong", {.dtype = DType::i64}); }),
+            "save: parameters of i64; expected f32, bf16 or f16");
+}
+
+TEST_F(Load, AMismatchIsListedWhole) {
+  save(gpt, folder / "good");
+  auto tensors = tensors_in(folder / "good");
+  tensors.erase("transformer.h.1.ln_2.bias");
+  tensors.emplace("transformer.h.2.ln_2.bias", Tensor::zeros({4}, DType::f32, kCpu));
+  tensors.insert_or_assign("transformer.wte.weight", Tensor::zeros({10, 4}, DType::f32, kCpu));
+  tensors.insert_or_assign("transformer.ln_f.bias", Tensor::zeros({4}, DType::i64, kCpu));
+  const std::string bad = put("bad", folder / "good", tensors);
+  EXPECT_EQ(error_of([&] { load_gpt(bad, rng, kCpu); }),
+            "weights: " + bad +
+                "/model.safetensors does not fit the model of config.json:\n"
+                "  mis-shaped  transformer.wte.weight [10, 4], expected [9, 4]\n"
+                "  mis-typed   transformer.ln_f.bias i64, expected a floating dtype\n"
+                "  missing     transformer.h.1.ln_2.bias [4]\n"
+                "  unexpected  transformer.h.2.ln_2.bias [4]");
+  EXPECT_NE(
+      error_of([&] {
+        load_gpt(put("empty", folder / "good", {{"x", Tensor::zeros({1}, DType::f32, kCpu)}}), rng, kCpu);
+      }).find("and 9 more"),
+      std::string::npos);  // 28 missing and one unexpected: 20 lines and the rest
+  EXPECT_NE(
+      error_of([&] { load_llama(folder / "good", rng, kCpu); }).find("holds a model of type gpt2, not llama"),
+      std::string::npos);
+}
+
+TEST_F(Load, FilesOfTheBareModelAndItsBuffersAreUnderstood) {
+  save(gpt, folder / "good");
+  std::map<std::string, Tensor> bare;
+  for (const auto& [name, tensor] : tensors_in(folder / "good"))
+    bare.emplace(name.substr(std::string("transformer.").size()), tensor);
+  bare.emplace("h.0.attn.bias", Tensor::zeros({1, 1, 8, 8}, DType::boolean, kCpu));  // the causal mask
+  LoadReport report;
+  expect_same(load_gpt(put("bare", folder / "good", bare), rng, kCpu, {}, &report), gpt);
+  EXPECT_EQ(report.ignored, std::vector<std::string>{"h.0.attn.bias"});
+}
+
+TEST_F(Load, ATiedTensorMayBeThereIfItIsTheSame) {
+  save(gpt, folder / "good");
+  auto tensors = tensors_in(folder / "good");
+  tensors.emplace("lm_head.weight", tensors.at("transformer.wte.weight"));
+  expect_same(load_gpt(put("same", folder / "good", tensors), rng, kCpu), gpt);
+  tensors.insert_or_assign("lm_head.weight", Tensor::zeros({9, 4}, DType::f32, kCpu));
+  EXPECT_NE(error_of([&] {
+              load_gpt(put("other", folder / "good", tensors), rng, kCpu);
+            }).find("'lm_head.weight' differs from 'transformer.wte.weight', but config.json ties them"),
+            std::string::npos);
+}
+
+TEST_F(Load, AClassifierBeginsFromAPretrainedEncoder) {
+  // As the first BERT: norms with old names, a language head, and no classifier.
+  const models::Bert source(small_bert(BertHead::masked_lm), rng, kCpu);
+  save(source, folder / "good");
+  std::map<std::string, Tensor> tensors;
+  for (const auto& [modern, tensor] : tensors_in(folder / "good")) {
+    std::string name = modern;
+    if (name.ends_with("LayerNorm.weight")) name.replace(name.size() - 6, 6, "gamma");
+    if (name.ends_with("LayerNorm.bias")) name.replace(name.size() - 4, 4, "beta");
+    tensors.emplace(name, tensor);
+  }
+  tensors.emplace("bert.pooler.dense.weight", Tensor::full({4, 4}, 0.5, DType::f32, kCpu));
+  tensors.emplace("bert.pooler.dense.bias", Tensor::full({4}, 0.25, DType::f32, kCpu));
+  const std::string old_file = put("old", folder / "good", tensors);
+  LoadReport report;
+  const LoadOptions classify{.config = {.head = BertHead::classify, .labels = 3}};
+  const models::Bert model = load_bert(old_file, rng, kCpu, classify, &report);
+  EXPECT_EQ(report.fresh, (std::vector<std::string>{"classifier.out.weight", "classifier.out.bias"}));
+  EXPECT_EQ(report.ignored.size(), 5u);  // cls.predictions.*
+  EXPECT_TRUE(io::test::same(model.blocks[0].norm1.weight, source.blocks[0].norm1.weight));
+  EXPECT_EQ(model.classifier->dense.bias.to_vector<float>(), std::vector<float>(4, 0.25f));
+  double drawn = 0;
+  for (const double value : model.classifier->out.weight.to_vector<double>()) drawn += std::abs(value);
+  EXPECT_GT(drawn, 0);
+  LoadOptions strict = classify;
+  strict.fresh_head = false;
+  EXPECT_NE(
+      error_of([&] { load_bert(old_file, rng, kCpu, strict); }).find("missing     classifier.weight [3, 4]"),
+      std::string::npos);
+}
+
+TEST_F(Load, ShapesAreComparedBeforeMemoryIsTaken) {
+  // A configuration of terabytes beside a file of bytes.
+  save(gpt, folder / "good");
+  const auto tensors = tensors_in(folder / "good");
+  const std::string bad = put("bad", folder / "good", tensors);
+  std::string text = io::read_file(bad + "/config.json", 1 << 20);
+  text.replace(text.find("\"vocab_size\": 9"), 15, "\"vocab_size\": 2000000000");
+  io::write_file(bad + "/config.json", text);
+  EXPECT_NE(error_of([&] { load_gpt(bad, rng, kCpu); }).find("[9, 4], expected [2000000000, 4]"),
+            std::string::npos);
+}
+
+TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
+  save(gpt, folder / "good");
+  std::map<std::string, Tensor> bare;
+  for (const auto& [name, tensor] : tensors_in(folder / "good"))
+    bare.emplace(name.substr(std::string("transformer.").size()), tensor);
+  bare.emplace("h.0.attn.bias", Tensor::zeros({1, 1, 8, 8}, DType::boolean, kCpu));
+  const std::string from = put("bare", folder / "good", bare);
+  io::write_file(from + "/tokenizer.json", "{}");
+  const Conversion done = convert(from, folder / "out", {.dtype = DType::f16, .shard_bytes = 200});
+  EXPECT_EQ(done.tensors, 28u);
+  EXPECT_EQ(done.bytes, uint64_t(nn::count_parameters(gpt)) * 2);
+  EXPECT_EQ(done.ignored, std::vector<std::string>{"h.0.attn.bias"});
+  EXPECT_TRUE(io::test::fs::exists(folder / "out/tokenizer.json"));
+  const io::WeightSource out(folder / "out");
+  EXPECT_TRUE(out.path().ends_with("model.safetensors.index.json"));
+  EXPECT_EQ(out.entry("transformer.wte.weight").dtype, DType::f16);
+  load_gpt(folder / "out", rng, kCpu);
+  EXPECT_NE(
+      error_of([&] { convert(from, folder / "out"); }).find("already; weights in two files are ambiguous"),
+      std::string::npos);
+}
+
+TEST_F(Load, ConvertKeepsTheNamesOfWhatItDoesNotKnow) {
+  io::save_safetensors(folder / "some.safetensors",
+                       io::NamedTensors{{"w", Tensor::full({2}, 3, DType::f32, kCpu)},
+                                        {"n", Tensor::full({2}, 3, DType::i64, kCpu)}});
+  const Conversion done = convert(folder / "some.safetensors", folder / "out", {.dtype = DType::bf16});
+  EXPECT_EQ(done.tensors, 2u);
+  const io::WeightSource out(folder / "out");
+  EXPECT_EQ(out.entry("w").dtype, DType::bf16);
+  EXPECT_EQ(out.entry("n").dtype, DType::i64);
+}
+
+}  // namespace
+}  // namespace tessera::pretrained
