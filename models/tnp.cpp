@@ -212,7 +212,8 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
   // Largest temporaries: the heads make the gradient of their hidden rows again; backward of an MLP holds its
   // activated rows, their gradient, and the gradients of its result and its input; attention's the gradients
   // of its result and its operands, and the sums of dq in f32.
-  const double hidden_at_once = size == 2 ? 1 : 2;  // outside 16 bits the heads are products one after the other
+  const double hidden_at_once =
+      size == 2 ? 1 : 2;  // outside 16 bits the heads are products one after the other
   const double in_heads = hidden_at_once * points * double(c.components) * f * size + tokens * d * size;
   const double in_mlp = (2 * f + 2 * d) * tokens * size;
   const double in_attention = (4 * tokens * d + 2 * memory * d) * size + tokens * d * 4;

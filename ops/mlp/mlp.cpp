@@ -85,25 +85,25 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   const Tensor h = tape ? Tensor::empty({tokens.size(0), up.size(0)}, x.dtype(), x.device()) : Tensor();
   forward(by_token(y), h, tokens, up.detach(), down.detach(), up_bias, down_bias, kind);
   if (tape)
-    tape->record("mlp", site, {&x, &up, &down, &up_bias, &down_bias}, {&y},
-                 [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(h), kind](Backward& b) {
-                   Tensor dy = by_token(b.take_grad());
-                   const ProductRow row("mlp", dy);
-                   const bool further = b.needs(0) || b.needs(1) || b.needs(3);
-                   Hidden hidden;
-                   if (further) {
-                     hidden = hidden_gradients(dy, h.get(), down.get(), kind, b.needs(2));
-                   } else if (b.needs(2)) {
-                     hidden.a = activate_hidden(h.get(), kind, false);
-                   }
-                   linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
-                   if (!further) return;
-                   dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
-                   const Shape& shape = x.get().shape();
-                   linear_input_gradient(b, 0, shape, hidden.dh.reshape(shape.with(-1, up.get().size(0))),
-                                         up.get());
-                   linear_parameter_gradients(b, 1, 3, up.get(), by_token(x.get()), hidden.dh);
-                 });
+    tape->record(
+        "mlp", site, {&x, &up, &down, &up_bias, &down_bias}, {&y},
+        [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(h), kind](Backward& b) {
+          Tensor dy = by_token(b.take_grad());
+          const ProductRow row("mlp", dy);
+          const bool further = b.needs(0) || b.needs(1) || b.needs(3);
+          Hidden hidden;
+          if (further) {
+            hidden = hidden_gradients(dy, h.get(), down.get(), kind, b.needs(2));
+          } else if (b.needs(2)) {
+            hidden.a = activate_hidden(h.get(), kind, false);
+          }
+          linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
+          if (!further) return;
+          dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
+          const Shape& shape = x.get().shape();
+          linear_input_gradient(b, 0, shape, hidden.dh.reshape(shape.with(-1, up.get().size(0))), up.get());
+          linear_parameter_gradients(b, 1, 3, up.get(), by_token(x.get()), hidden.dh);
+        });
   return y;
 }
 
