@@ -61,6 +61,18 @@ TEST(Linear, ParameterGradientsComeInF32) {
   EXPECT_EQ(grad(weight).raw(), address);
 }
 
+// The second product of dx lands in the first's memory, or a fan-out would lose one branch.
+TEST(Linear, TheInputsGradientIsTheSumOverItsReaders) {
+  Tensor x = ones({3, 2}, DType::f32);
+  const Tensor first = Tensor::full({4, 2}, 1, DType::f32, Device::cpu()),
+               second = Tensor::full({4, 2}, 2, DType::f32, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const std::vector<Tensor> results{linear(x, first), linear(x, second)};
+  tape.backward(results, std::vector{ones({3, 4}, DType::f32), ones({3, 4}, DType::f32)});
+  EXPECT_EQ(grad(x).to_vector<double>(), std::vector<double>(6, 4 * 1 + 4 * 2));
+}
+
 TEST(Linear, AnyGradientBufferIsFilled) {
   const Tensor x = ones({5, 3}, DType::f32);
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16})
