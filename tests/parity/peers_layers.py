@@ -54,13 +54,15 @@ def norm_cases(optional):
     return cases
 
 
-def norm_terms(t, a, d):
-    """The rounding of xhat is that of x and of its mean, rstd times; the gradients' is that of their terms and of xhat."""
+def norm_terms(t, a, d, size=None):
+    """The rounding of xhat is that of x (of `size`, if x is a sum) and of its mean, rstd times; the gradients' is that of
+    their terms and of xhat."""
     x, dy = t["x"], d["y"].abs()
+    size = x.abs() if size is None else size
     mean = x.mean(-1, True) if "bias" in t else torch.zeros_like(x[..., :1])
     rstd = ((x - mean).square().mean(-1, True) + a["eps"]).rsqrt()
     xhat, w = ((x - mean) * rstd).abs(), torch.ones(x.size(-1)) if t["weight"] is None else t["weight"].abs()
-    rough = (x.abs() + mean.abs()) * rstd
+    rough = (size + mean.abs()) * rstd
     g = dy * w
     rows = tuple(range(x.dim() - 1))
     dx = rstd * (g + g.mean(-1, True) + xhat * (g * xhat).mean(-1, True)) * (1 + rough.amax(-1, True))
@@ -71,6 +73,31 @@ operator("layernorm", norm_cases(("weight", "bias")), norm_terms)(
     lambda t, a: {"y": F.layer_norm(t["x"], t["x"].shape[-1:], t["weight"], t["bias"], a["eps"])})
 operator("rmsnorm", norm_cases(("weight",)), norm_terms)(
     lambda t, a: {"y": F.rms_norm(t["x"], t["x"].shape[-1:], t["weight"], a["eps"])})
+
+
+def add_norm_cases(optional):
+    def cases(g):
+        for inputs, attrs in norm_cases(optional)(g):
+            yield {"x": inputs["x"], "residual": g.normal(*inputs["x"].shape) * g.choice(1.0, 10.0)} | inputs, attrs
+    return cases
+
+
+def add_norm_terms(t, a, d):
+    size = t["x"].abs() + t["residual"].abs()
+    terms = norm_terms(t | {"x": t["x"] + t["residual"]}, a, d, size)
+    dx = terms["d_x"] + d["sum"].abs()
+    return terms | {"sum": size, "d_x": dx, "d_residual": dx}
+
+
+def add_norm(name, optional, norm):
+    @operator(name, add_norm_cases(optional), add_norm_terms)
+    def peer(t, a):
+        total = t["x"] + t["residual"]
+        return {"sum": total, "y": norm(total, t, a)}
+
+
+add_norm("add_layernorm", ("weight", "bias"), lambda x, t, a: F.layer_norm(x, x.shape[-1:], t["weight"], t["bias"], a["eps"]))
+add_norm("add_rmsnorm", ("weight",), lambda x, t, a: F.rms_norm(x, x.shape[-1:], t["weight"], a["eps"]))
 
 
 # ---- attention ----
@@ -185,15 +212,31 @@ def mlp_cases(g):
         yield inputs | ({"down_bias": g.normal(d_out)} if down else {}), {"activation": kind}
 
 
-def mlp_terms(t, a, d):
+def terms_without_activation(name):
     """|f(h)| <= |h| or h^2: the computation on absolute values with that instead, since f itself may cancel."""
-    return absolute(PEERS["mlp"], t, a | {"activation": "relu_squared" if a["activation"] == "relu_squared" else "none"}, d)
+    def terms(t, a, d):
+        kind = "relu_squared" if a["activation"] == "relu_squared" else "none"
+        return absolute(PEERS[name], t, a | {"activation": kind}, d)
+    return terms
 
 
-@operator("mlp", mlp_cases, mlp_terms)
+@operator("mlp", mlp_cases, terms_without_activation("mlp"))
 def mlp(t, a):
     hidden = ACTIVATIONS[a["activation"]](F.linear(t["x"], t["up"], t["up_bias"]))
     return {"y": F.linear(hidden, t["down"], t["down_bias"])}
+
+
+def grouped_mlp_cases(g):
+    for number, kind in enumerate(list(ACTIVATIONS) * 6):
+        lead, groups, d_in, hidden, d_out = g.shape(number % 3, 60), g.size(11), g.size(129), g.size(140), g.size(20)
+        yield ({"x": g.normal(*lead, d_in), "up": g.normal(groups, hidden, d_in, scale=max(d_in, 1) ** -0.5),
+                "down": g.normal(groups, d_out, hidden, scale=max(hidden, 1) ** -0.5)}, {"activation": kind})
+
+
+@operator("grouped_mlp", grouped_mlp_cases, terms_without_activation("grouped_mlp"))
+def grouped_mlp(t, a):
+    hidden = ACTIVATIONS[a["activation"]](torch.einsum("...i,khi->...kh", t["x"], t["up"]))
+    return {"y": torch.einsum("...kh,koh->...ko", hidden, t["down"])}
 
 
 # ---- losses ----
