@@ -149,8 +149,15 @@ void Backward::add_into(const Tensor& part, const Tensor& gradient) {
   tessera::accumulate(part, gradient);
 }
 
+Tensor WholeGrad::part(int dim, int64_t begin, int64_t end) {
+  if (!grad.defined()) grad = Tensor::empty(shape, dtype, device);
+  return grad.slice(dim, begin, end);
+}
+
 GradTarget Backward::target(int input) {
   const GradState& state = *inputs_[size_t(input)];
+  if (!state.grad.defined() && state.whole)
+    return {state.whole->part(state.dim, state.begin, state.end), false};
   if (state.grad.defined() && (state.tape == 0 || is_writable(state)))
     return {state.grad, state.tape != 0 || !state.stale};
   return {Tensor(), false};

@@ -22,6 +22,18 @@ namespace tessera {
 
 class Tape;
 
+/// The one memory for the gradients of parts that together are a whole (what ops::split returns): whoever
+/// writes a part's gradient in place makes it, and the whole's gradient is then there without a copy.
+struct WholeGrad {
+  Shape shape;
+  DType dtype;
+  Device device;
+  Tensor grad;  // undefined until a part is asked for
+
+  /// The place of elements begin ... end - 1 of dimension `dim`.
+  Tensor part(int dim, int64_t begin, int64_t end);
+};
+
 /// What autograd knows of one tensor: of a leaf (a parameter, an input) for ever, of a result while its tape
 /// needs it.
 struct GradState {
@@ -32,6 +44,9 @@ struct GradState {
   bool retain = false;   // keep a result's gradient after it was used
   int pending = 0;       // a leaf's entries that have not run backward yet
   DType grad_dtype = DType::f32;
+  std::shared_ptr<WholeGrad> whole;  // of a result that is elements begin ... end - 1 of dimension dim of it
+  int dim = 0;
+  int64_t begin = 0, end = 0;
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
 };
 
@@ -102,9 +117,10 @@ class Backward {
   void accumulate_view(int input, const Shape& shape, View&& view, const Tensor& gradient) {
     if (needs(input)) add_into(view(whole_gradient(input, shape, gradient.device())), gradient);
   }
-  /// For kernels that can add in place (a product with beta): the leaf's buffer, or a result's gradient that
-  /// nobody else reads, and whether it holds something to add to; an undefined tensor if there is none, then
-  /// make one. Only if needs(input). Write all of it, then call `written`.
+  /// For kernels that can write or add in place (a product with beta): the leaf's buffer, a result's gradient
+  /// that nobody else reads, or a part's place in the gradient of the whole, and whether it holds something
+  /// to add to; an undefined tensor if there is none, then make one. Only if needs(input). Write all of it,
+  /// then call `written`. One tensor may be several inputs: their targets are then the same memory.
   GradTarget target(int input);
   void written(int input, const GradTarget& target);
 

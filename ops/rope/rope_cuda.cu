@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kBlock) rotate(Args<T> args) {
       const float cosine = valid ? row[k] : __int_as_float(0x7FC00000);
       const float sine = args.sign * row[args.half + k];
       const float a = first[k], c = second[k];
-      first[k] = a * cosine - c * sine;
-      second[k] = c * cosine + a * sine;
+      first[k] = fmaf(a, cosine, -(c * sine));  // one rounding order, whatever the width of a pack
+      second[k] = fmaf(c, cosine, a * sine);
     }
     store_row(out, begin, args.half, kWhole, first);
     store_row(out + args.half, begin, args.half, kWhole, second);

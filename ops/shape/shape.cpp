@@ -62,6 +62,45 @@ Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step,
   return y;
 }
 
+std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& sizes, Site site) {
+  check(x.defined(), "split: x is undefined");
+  const int d = x.shape().resolve(dim);
+  std::vector<Tensor> parts;
+  std::vector<int64_t> starts{0};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t begin = starts.back();
+    check(sizes[i] >= 0 && sizes[i] <= x.size(d) - begin, "split: part ", i, " of size ", sizes[i],
+          " does not fit dimension ", d, " of ", describe(x), " from ", begin, " on");
+    starts.push_back(begin + sizes[i]);
+    parts.push_back(x.detach().slice(d, begin, begin + sizes[i]));
+  }
+  check(starts.back() == x.size(d), "split: the sizes add up to ", starts.back(), ", dimension ", d, " of ",
+        describe(x), " has ", x.size(d));
+  Tape* const tape = Tape::recording(x);
+  if (!tape) return parts;
+  const auto whole = std::make_shared<WholeGrad>(WholeGrad{x.shape(), x.dtype(), x.device(), {}});
+  const Tensor* const input = &x;
+  std::vector<Tensor*> outputs;
+  for (Tensor& part : parts) outputs.push_back(&part);
+  tape->record("split", site, std::span(&input, 1), outputs, [whole, starts, d](Backward& b) {
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+      const Tensor place = whole->part(d, starts[i], starts[i + 1]);
+      if (!b.has_grad(int(i))) {
+        place.fill(0);
+      } else if (const Tensor dy = b.take_grad(int(i)); dy.raw() != place.raw()) {
+        place.copy_from(dy);
+      }
+    }
+    const Tensor dx = std::exchange(whole->grad, Tensor());
+    b.accumulate(0, dx);
+  });
+  for (size_t i = 0; i < parts.size(); ++i) {
+    GradState& state = *parts[i].grad_state();
+    state.whole = whole, state.dim = d, state.begin = starts[i], state.end = starts[i + 1];
+  }
+  return parts;
+}
+
 Tensor transpose(const Tensor& x, int a, int b, Site site) {
   check(x.defined(), "transpose: x is undefined");
   Tensor y = x.detach().transpose(a, b);

@@ -9,9 +9,9 @@ namespace tessera::ops {
 /// Shape and place of elements; no arithmetic, so no rounding. Dimensions and sizes count from the end when
 /// negative, errors are those of the Tensor functions of the same name.
 ///
-/// slice, transpose, expand and, where strides allow it, reshape are views: y shares x's storage, on the tape
-/// or off it. An in-place write to either is a write to both and bumps their one version, so the backward of
-/// any operator that saved either of them throws. Forward saves nothing.
+/// slice, split, transpose, expand and, where strides allow it, reshape are views: y shares x's storage, on
+/// the tape or off it. An in-place write to either is a write to both and bumps their one version, so the
+/// backward of any operator that saved either of them throws. Forward saves nothing.
 
 /// Parts of equal shape but for `dim`, joined in order: y is new. Any dtype, the same for all parts, one
 /// device. dparts are slices of dy, not copied.
@@ -21,6 +21,13 @@ Tensor concat(const std::vector<Tensor>& parts, int dim, Site site = Site::here(
 /// to that part of x's gradient in place.
 Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step = 1,
              Site site = Site::here());
+
+/// x cut along `dim` into parts of these sizes, which add up to x's: views, in order. An operator that writes
+/// its gradient in place (Backward::target) writes a part's gradient where it belongs in dx; a part's
+/// gradient that comes as a tensor of its own is copied there, and the part of a part that nobody used is
+/// zero. So a projection that is query, key and value at once costs no pass of its own. Sizes may be 0.
+std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& sizes,
+                          Site site = Site::here());
 
 /// Dimensions a and b exchanged.
 Tensor transpose(const Tensor& x, int a, int b, Site site = Site::here());

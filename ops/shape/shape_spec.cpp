@@ -162,6 +162,42 @@ OpSpec slice_spec() {
   };
 }
 
+OpSpec split_spec() {
+  const auto make = [](Dims dims, int64_t dim, const char* sizes, Placement placement = Placement::pitched,
+                       bool gradcheck = true) {
+    return Case{.dims = std::move(dims),
+                .attrs = {{"dim", dim}, {"sizes", std::string(sizes)}},
+                .placement = placement,
+                .gradcheck = gradcheck};
+  };
+  return {
+      .name = "split",
+      .summary = "a, b, c = x cut along dim, views",
+      .inputs = {{"x", "[...]"}},
+      .attrs = {{"dim", int64_t{0}, "the dimension that is cut"},
+                {"sizes", std::string("1,1,1"), "of the three parts, with commas between"}},
+      .outputs = {{"a", "[..., A, ...]"}, {"b", "[..., B, ...]"}, {"c", "[..., C, ...]"}},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            const std::vector<int64_t> sizes = parse_sizes("split", attrs.word("sizes"));
+            check(sizes.size() == 3, "split: ", sizes.size(), " sizes \"", attrs.word("sizes"),
+                  "\"; expected 3");
+            return split(in[0], int(attrs.integer("dim")), sizes);
+          },
+      .problem =
+          [](const Dims& d, const Attrs&) {
+            const Shape shape = shape_of(d);
+            return moves({{.shape = shape}}, 0, 2 * double(shape.count()));
+          },
+      .cases = {make({{"X", 7}, {"Y", 5}}, 0, "3,2,2"), make({{"X", 7}, {"Y", 5}}, -1, "1,0,4"),
+                make({{"X", 3}, {"Y", 9}, {"Z", 11}}, 1, "4,4,1"), make({{"X", 0}, {"Y", 3}}, 1, "1,1,1"),
+                make({{"X", 13}}, 0, "13,0,0"), make({{"X", 6}, {"Y", 9}}, 1, "2,3,4", Placement::strided),
+                make({{"X", 6}, {"Y", 9}}, 0, "2,3,1", Placement::transposed),
+                make({{"X", 129}, {"Y", 1365}}, 1, "512,512,341", Placement::pitched, false)},
+      .benches = {make({{"X", 65536}, {"Y", 2304}}, 1, "768,768,768")},
+  };
+}
+
 OpSpec transpose_spec() {
   const auto make = [](Dims dims, int64_t a, int64_t b, Placement placement = Placement::pitched,
                        bool gradcheck = true) {
@@ -264,7 +300,7 @@ OpSpec expand_spec() {
 }  // namespace
 
 std::vector<OpSpec> shape_specs() {
-  return {concat_spec(), slice_spec(), transpose_spec(), reshape_spec(), expand_spec()};
+  return {concat_spec(), slice_spec(), split_spec(), transpose_spec(), reshape_spec(), expand_spec()};
 }
 
 }  // namespace tessera::ops

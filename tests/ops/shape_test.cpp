@@ -4,7 +4,9 @@
 
 #include "autograd/gradcheck.h"
 #include "ops/activation/activation.h"
+#include "ops/linear/linear.h"
 #include "ops/op.h"
+#include "ops/pointwise/pointwise.h"
 
 namespace tessera::ops {
 namespace {
@@ -104,6 +106,49 @@ TEST(Slice, ClearsAStaleGradientOutsideTheSlice) {
     if (step == 0) zero_grad(x);
   }
   EXPECT_EQ(values(grad(x)), (std::vector<double>{0, 1, 0}));
+}
+
+TEST(Split, AGradientWrittenInPlaceIsThatOfTheWhole) {
+  Tensor x = counting({4, 6}, 1);
+  require_grad(x);
+  Tape tape;
+  const Tensor h = relu(x);
+  const std::vector<Tensor> parts = split(h, 1, {2, 3, 1});
+  EXPECT_TRUE(parts[1].shares_storage(h));
+  EXPECT_EQ(parts[2].shape(), (Shape{4, 1}));
+  retain_grad(h), retain_grad(parts[0]);
+  const Tensor weight = Tensor::full({5, 2}, 1, DType::f64, Device::cpu());
+  const Tensor product = linear(parts[0], weight);  // writes its gradient in place
+  const Tensor squares = mul(parts[1], parts[1]),
+               more = scale(parts[1], 2);  // bring theirs; nobody reads parts[2]
+  tape.backward(std::vector{product, squares, more},
+                std::vector{Tensor::full({4, 5}, 1, DType::f64, Device::cpu()),
+                            Tensor::full({4, 3}, 1, DType::f64, Device::cpu()),
+                            Tensor::full({4, 3}, 1, DType::f64, Device::cpu())});
+  EXPECT_EQ(grad(parts[0]).raw(), grad(h).raw());
+  EXPECT_EQ(values(grad(x).slice(0, 0, 1)), (std::vector<double>{5, 5, 8, 10, 12, 0}));
+}
+
+TEST(Split, OneTensorReadTwiceInPlaceGetsBothGradients) {
+  Tensor x = counting({2, 4}, 1);
+  require_grad(x);
+  Tape tape;
+  const std::vector<Tensor> parts = split(x, 1, {2, 2});
+  const Tensor weight = Tensor::full({3, 2}, 1, DType::f64, Device::cpu()),
+               ones = Tensor::full({2, 3}, 1, DType::f64, Device::cpu());
+  const Tensor a = linear(parts[1], weight), b = linear(parts[1], weight);
+  tape.backward(std::vector{a, b}, std::vector{ones, ones});
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{0, 0, 6, 6, 0, 0, 6, 6}));
+}
+
+TEST(Split, NamesSizesThatDoNotFit) {
+  expect_parts(message([] {
+                 split(counting({2, 5}), 1, {2, 4});
+               }),
+               {"split", "part 1 of size 4", "dimension 1", "f64[2, 5]"});
+  expect_parts(message([] { split(counting({2, 5}), 1, {2, 2}); }), {"split", "add up to 4", "f64[2, 5]"});
+  expect_parts(message([] { split(counting({2, 5}), 1, {-1, 6}); }), {"split", "part 0 of size -1"});
+  expect_parts(message([] { split(counting({2, 5}), 2, {1}); }), {"dimension 2"});
 }
 
 TEST(Slice, AddsToAGradientThatOthersRead) {

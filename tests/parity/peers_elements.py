@@ -220,6 +220,19 @@ def slice_(t, a):
     return {"y": t["x"][tuple(at)]}
 
 
+def split_cases(g):
+    for number in range(40):
+        rank = 1 + number % 4
+        shape, dim = g.shape(rank), g.integer(-rank, rank)
+        first, second = sorted((g.integer(0, shape[dim] + 1), g.integer(0, shape[dim] + 1)))
+        yield {"x": g.normal(*shape)}, {"dim": dim, "sizes": f"{first},{second - first},{shape[dim] - second}"}
+
+
+@operator("split", split_cases, SELF)
+def split(t, a):
+    return dict(zip("abc", t["x"].split([int(size) for size in a["sizes"].split(",")], a["dim"])))
+
+
 def transpose_cases(g):
     for number in range(40):
         rank = 1 + number % 5
