@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     fence_barrier_init();
   }
   __syncthreads();
+  wait_for_earlier();
 
   if (warpgroup == 1) {
     give_registers<40>();
@@ -283,6 +284,7 @@ template <class T>
 __global__ void __launch_bounds__(256)
     attention_backward_short_finish_kernel(const float* partial, HeadRows<T> dk, HeadRows<T> dv, int heads,
                                            int splits, int keys, int dim, float gradient_scale) {
+  gpu::wait_for_earlier();
   const int head_row = int(blockIdx.x) / 8, place = int(blockIdx.x) % 8 * 256 + int(threadIdx.x);
   const float4* from = reinterpret_cast<const float4*>(partial) + head_row * int64_t(splits) * 2048 + place;
   float4 sum = make_float4(0, 0, 0, 0);
@@ -329,12 +331,12 @@ void backward_short(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   const Tensor partial =
       Tensor::empty_packed({adds ? head_rows * splits : 1, 2 * 64 * 64}, DType::f32, device);
   args.partial = partial.data<float>();
-  gpu::launch(device, {dim3(unsigned(head_rows * splits)), dim3(256), kSharedBytes},
+  gpu::launch(device, {dim3(unsigned(head_rows * splits)), dim3(256), kSharedBytes, 1, true},
               attention_backward_short_kernel<T>, head_map<T>(q, 64), head_map<T>(k, 64), head_map<T>(v, 64),
               head_map<T>(o, 64), head_map<T>(dout, 64), head_map<T>(dq.defined() ? dq : q, 64),
               head_map<T>(dk.defined() ? dk : k, 64), head_map<T>(dv.defined() ? dv : v, 64), args);
   if (adds)
-    gpu::launch(device, {dim3(unsigned(k.size(0) * k.size(2) * 8)), dim3(256)},
+    gpu::launch(device, {dim3(unsigned(k.size(0) * k.size(2) * 8)), dim3(256), 0, 1, true},
                 attention_backward_short_finish_kernel<T>, args.partial, ops::head_rows<T>(dk),
                 ops::head_rows<T>(dv), int(k.size(2)), args.group * args.splits, args.keys, int(q.size(3)),
                 args.gradient_scale);

@@ -4,6 +4,13 @@
 namespace tessera::ops {
 namespace {
 
+/// Before the kernel of sequences, which takes its tiles by this counter.
+__global__ void attention_clear_kernel(int* ticket) {
+  gpu::let_later_start();
+  gpu::wait_for_earlier();
+  *ticket = 0;
+}
+
 /// Adds the pieces of a tile that was cut: one block a tile and warpgroup, each thread what the thread at its
 /// place has left.
 template <class T, class Shape>
@@ -77,8 +84,9 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   int64_t blocks = std::min(grid, heads * tiles);
   Tensor pieces, ticket;
   if (packed) {
-    ticket = Tensor::zeros({1}, DType::i32, device);
+    ticket = Tensor::empty({1}, DType::i32, device);
     args.ticket = ticket.data<int32_t>();
+    gpu::launch(device, {dim3(1), dim3(1), 0, 1, true}, attention_clear_kernel, args.ticket);
     // As many as give every block a tile of a sequence of mean length; those of a key head stay together.
     const int64_t mean = gpu::ceil_div(q.size(1), std::max(1, args.starts.count) * int64_t{Shape::kRows});
     const int64_t group = q.size(2) / k.size(2);
