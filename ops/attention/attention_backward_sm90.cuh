@@ -119,7 +119,7 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   const int size = min(args.heads_at_once, args.kv_rows - round * args.heads_at_once);
   const int kv_row = round * args.heads_at_once + rest % size, slot = rest / size;
   AttentionSequence sequence{0, 0, args.queries, 0, args.keys, slot, true};
-  if (args.starts.packed()) sequence = args.starts.template find<false>(slot, kKeyTile);
+  if (args.starts.packed()) sequence = args.starts.template find_longest_first<false>(slot, kKeyTile);
   BackwardItem item;
   item.b = kv_row / args.kv_heads;
   item.kv_head = kv_row % args.kv_heads;

@@ -41,7 +41,7 @@ __device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, in
     if (item >= slots * args.heads) return false;
     const int round = item / (args.heads_at_once * slots), rest = item - round * args.heads_at_once * slots;
     const int size = min(args.heads_at_once, args.heads - round * args.heads_at_once);
-    const AttentionSequence sequence = args.starts.find<true>(rest / size, rows);
+    const AttentionSequence sequence = args.starts.find_longest_first<true>(rest / size, rows);
     if (!sequence.has_tile) continue;
     work.b = 0;
     work.h = work.head_row = round * args.heads_at_once + rest % size;

@@ -17,7 +17,7 @@ namespace tessera::ops {
 struct AttentionSequence {
   int index, q_first, queries, k_first, keys;
   int tile;       // of the side that was asked for
-  bool has_tile;  // false: the slot holds none, and `tile` means nothing
+  bool has_tile;  // false: the slot holds none, and nothing else here means anything
 };
 
 struct SequenceStarts {
@@ -41,6 +41,23 @@ struct SequenceStarts {
     return int(value < 0 ? 0 : (value < rows ? value : rows));
   }
 
+  /// Sequence s, and one of its tiles.
+  template <bool kQueries>
+  __device__ __forceinline__ AttentionSequence sequence(int s, int tile, int tile_rows) const {
+    AttentionSequence found;
+    found.index = s;
+    found.q_first = start(q, q_rows, s);
+    found.k_first = start(k, k_rows, s);
+    found.queries = max(0, start(q, q_rows, s + 1) - found.q_first);
+    found.keys = max(0, start(k, k_rows, s + 1) - found.k_first);
+    found.tile = tile;
+    const int length = kQueries ? found.queries : found.keys;
+    found.has_tile = unsigned(tile) < unsigned((length + tile_rows - 1) / tile_rows);
+    // The rows of none do not see each other.
+    if (s == count) (kQueries ? found.keys : found.queries) = 0;
+    return found;
+  }
+
   /// The sequence that has that slot of tiles of `tile_rows` queries (kQueries) or keys. All lanes of a warp
   /// call it together.
   template <bool kQueries>
@@ -56,18 +73,34 @@ struct SequenceStarts {
       end = min(end, low + (last + 1) * step);
       low += last * step;
     }
-    AttentionSequence found;
-    found.index = low;
-    found.q_first = start(q, q_rows, low);
-    found.k_first = start(k, k_rows, low);
-    found.queries = max(0, start(q, q_rows, low + 1) - found.q_first);
-    found.keys = max(0, start(k, k_rows, low + 1) - found.k_first);
-    found.tile = slot - (kQueries ? found.q_first : found.k_first) / tile_rows - low;
-    const int length = kQueries ? found.queries : found.keys;
-    found.has_tile = unsigned(found.tile) < unsigned((length + tile_rows - 1) / tile_rows);
-    // The rows of none do not see each other.
-    if (low == count) (kQueries ? found.keys : found.queries) = 0;
-    return found;
+    const int first = kQueries ? start(q, q_rows, low) : start(k, k_rows, low);
+    return sequence<kQueries>(low, slot - first / tile_rows - low, tile_rows);
+  }
+
+  /// The same, but slots go to the sequences in another order, in which no tile has more to walk than the one
+  /// before: a grid that takes them in turn ends evenly. That order is known where the sequences and the rows
+  /// of none are one for each lane; more come as they lie.
+  template <bool kQueries>
+  __device__ __forceinline__ AttentionSequence find_longest_first(int slot, int tile_rows) const {
+    if (count >= 32) return find<kQueries>(slot, tile_rows);
+    const int lane = int(threadIdx.x) % 32;
+    int walked = 0, tiles = 0;
+    if (lane <= count) {
+      const AttentionSequence own = sequence<kQueries>(lane, 0, tile_rows);
+      walked = kQueries ? own.keys : own.queries;
+      tiles = ((kQueries ? own.queries : own.keys) + tile_rows - 1) / tile_rows;
+    }
+    int before = 0;
+#pragma unroll 1
+    for (int other = 0; other <= count; ++other) {
+      const int other_walked = __shfl_sync(0xFFFFFFFFu, walked, other);
+      const int other_tiles = __shfl_sync(0xFFFFFFFFu, tiles, other);
+      if (other_walked > walked || (other_walked == walked && other < lane)) before += other_tiles;
+    }
+    const unsigned lanes = __ballot_sync(0xFFFFFFFFu, before <= slot && slot < before + tiles);
+    if (lanes == 0) return {};
+    const int found = __ffs(int(lanes)) - 1;
+    return sequence<kQueries>(found, slot - __shfl_sync(0xFFFFFFFFu, before, found), tile_rows);
   }
 };
 
