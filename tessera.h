@@ -40,6 +40,7 @@
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/matmul/gemm.h"
 #include "ops/matmul/matmul.h"
 #include "ops/mlp/mlp.h"

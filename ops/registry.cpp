@@ -21,6 +21,7 @@ std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> shape_specs();
 std::vector<OpSpec> cross_entropy_specs();
+std::vector<OpSpec> linear_cross_entropy_specs();
 std::vector<OpSpec> embedding_specs();
 std::vector<OpSpec> rope_specs();
 std::vector<OpSpec> swiglu_specs();
@@ -48,6 +49,7 @@ constexpr Specs kFolders[] = {
     gather_specs,
     shape_specs,
     cross_entropy_specs,
+    linear_cross_entropy_specs,
     embedding_specs,
     rope_specs,
     swiglu_specs,
