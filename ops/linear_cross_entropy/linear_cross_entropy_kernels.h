@@ -46,6 +46,8 @@ struct ExponentialChunk {
 void target_logits_cuda(const ExponentialChunk& chunk, const Tensor& weight, const Tensor& targets,
                         int64_t first, int64_t ignored);
 void exponential_product_cuda(const ExponentialChunk& chunk, const Tensor& weight, int cluster);
+/// dweight (f32) = exponentials^T scaled, or += if `adds`.
+void weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chunk, bool adds, int variant);
 /// dloss of rank 0 or [n], count of rank 0 or undefined.
 void finish_exponentials_cuda(const ExponentialChunk& chunk, const Tensor& losses, int64_t classes,
                               const Tensor& dloss, const Tensor& count);

@@ -181,7 +181,39 @@ void multiply_exponentials(const Tensor& exponentials, const Tensor& partials, c
   launch_product<Tile, Epilogue>(x.device(), maps, product_plan<Tile>(rows, classes, width, 1, 1), params);
 }
 
+/// The product over the tokens that makes dweight: [V, n] from exponentials stored token by token.
+template <class Tile>
+void multiply_tokens(const Tensor& dweight, const Tensor& exponentials, const Tensor& scaled, bool adds) {
+  const int64_t classes = exponentials.size(1), width = scaled.size(1), rows = scaled.size(0);
+  const ProductMaps maps{operand_map<bf16, Tile::kA>({exponentials.data<bf16>(), exponentials.row_stride(), 0},
+                                                     classes, rows, 1, Tile::kM),
+                         operand_map<bf16, Tile::kB>({scaled.data<bf16>(), scaled.row_stride(), 0}, width,
+                                                     rows, 1, Tile::kN)};
+  const auto map = gpu::tensor_map<float, 2>(dweight.data<float>(), {width, classes}, {dweight.row_stride()},
+                                             {32, 64}, gpu::Swizzle::k128);
+  const ProductPlan plan = product_plan<Tile>(classes, width, rows, 1, 1);
+  if (adds)
+    launch_product<Tile, AddEpilogue<Tile, true>>(scaled.device(), maps, plan, {map});
+  else
+    launch_product<Tile, AddEpilogue<Tile, false>>(scaled.device(), maps, plan, {map});
+}
+
+template <int kRows, int kColumns, int kRing, bool kTurns, int kCluster>
+using TokenTile = ProductTile<bf16, gpu::TileOrder::across_k, gpu::TileOrder::across_k, kRows, kColumns,
+                              kRing, kTurns, kCluster>;
+
 }  // namespace
+
+void weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chunk, bool adds, int variant) {
+  const auto run = [&]<class Tile>() {
+    multiply_tokens<Tile>(dweight, chunk.exponentials, chunk.scaled, adds);
+  };
+  if (variant == 0) run.template operator()<TokenTile<128, 192, 4, true, 1>>();
+  if (variant == 1) run.template operator()<TokenTile<128, 192, 4, true, 2>>();
+  if (variant == 2) run.template operator()<TokenTile<64, 256, 4, false, 1>>();
+  if (variant == 3) run.template operator()<TokenTile<128, 128, 4, false, 1>>();
+  if (variant == 4) run.template operator()<TokenTile<64, 256, 4, false, 2>>();
+}
 
 void exponential_product_cuda(const ExponentialChunk& chunk, const Tensor& weight, int cluster) {
   const auto run = [&]<int kCluster, bool kStores>() {

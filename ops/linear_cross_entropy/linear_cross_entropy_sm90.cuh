@@ -132,6 +132,81 @@ class ExponentialEpilogue {
   const bool leads_;
 };
 
+/// cp.reduce.async.bulk.tensor ("cp.reduce.async.bulk.tensor"): adds a box of floats in shared memory to the
+/// map's, an element at a time; outside the tensor nothing. Part of the thread's bulk group.
+__device__ __forceinline__ void add_box(const gpu::TensorMap& map, const void* from, int c0, int c1) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+          &map),
+      "r"(gpu::shared_address(from)), "r"(c0), "r"(c1)
+      : "memory");
+}
+
+/// Sums of a tile in f32, written or (kAdds) added to what is there by the copy engine: no register holds the
+/// old value and nobody waits for it. One tile adds to an element in a launch, so the order of the sums is
+/// that of the launches.
+template <class Tile, bool kAdds>
+class AddEpilogue {
+  static constexpr int kPanel = 32, kPanelBytes = 64 * 128, kBuffers = 2;
+  static constexpr int kPanels = Tile::kParts * Tile::kN / kPanel;
+
+ public:
+  static constexpr int kSharedBytes = kBuffers * kPanelBytes;
+  static constexpr int kBarriers = 0;
+  struct Params {
+    gpu::TensorMap output;  // [m, n]
+  };
+
+  __device__ __forceinline__ AddEpilogue(const Params& params, char* shared, gpu::Barrier*, int group)
+      : params_(params),
+        shared_(shared),
+        group_(group),
+        thread_(int(threadIdx.x) % 128),
+        leads_(thread_ == 0) {}
+
+  __device__ __forceinline__ void begin(const ProductPart&, int) {}
+
+  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+                                         float (&sums)[Tile::kParts][Tile::kN / 2]) {
+    const int lane = thread_ % 32, warp = thread_ / 32;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int column = panel / Tile::kParts * kPanel;
+      char* const place = shared_ + panel % kBuffers * kPanelBytes;
+      if (leads_) gpu::wait_stores_read<kBuffers - 1>();
+      gpu::sync_named(1 + group_, 128);
+#pragma unroll
+      for (int block = 0; block < kPanel / 8; ++block)
+#pragma unroll
+        for (int down = 0; down < 2; ++down) {
+          const int i = (column / 8 + block) * 4 + down * 2;
+          *reinterpret_cast<float2*>(
+              place + gpu::swizzled_place(warp * 16 + lane / 4 + down * 8, block * 2 + lane % 4 / 2) +
+              lane % 2 * 8) = make_float2(sums[panel % Tile::kParts][i], sums[panel % Tile::kParts][i + 1]);
+        }
+      gpu::fence_async_shared();
+      gpu::sync_named(1 + group_, 128);
+      if (!leads_) continue;
+      const int to = part.m + row + panel % Tile::kParts * 64;
+      if constexpr (kAdds)
+        add_box(params_.output, place, part.n + column, to);
+      else
+        gpu::store_box(params_.output, place, part.n + column, to);
+      gpu::commit_stores();
+    }
+  }
+
+  __device__ __forceinline__ void end() {
+    if (leads_) gpu::wait_stores_read<0>();
+  }
+
+ private:
+  const Params& params_;
+  char* const shared_;
+  const int group_, thread_;
+  const bool leads_;
+};
+
 /// Ping-pong hides the epilogue: 24,576 exponentials take some 1,800 clocks, the products of d = 768 some
 /// 9,200.
 template <int kCluster>
