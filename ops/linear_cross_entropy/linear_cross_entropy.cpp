@@ -110,7 +110,7 @@ void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, co
     }
     if constexpr (kCuda) {
       target_logits_cuda(part, head.weight, head.targets, begin, head.options.ignore_index);
-      exponential_product_cuda(part, head.weight, 1);
+      exponential_product_cuda(part, head.weight);
       finish_exponentials_cuda(part, losses.slice(0, begin, end), classes,
                                dloss.rank() ? dloss.slice(0, begin, end) : dloss, count);
       if (gradients && gradients->dx.defined()) {
@@ -118,9 +118,12 @@ void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, co
         multiply(sums, part.exponentials, head.weight);
         scale_rows_cuda(gradients->dx.slice(0, begin, end), sums, part.scales);
       }
+      if (wants_dweight && begin == 0) {
+        multiply(gradients->dweight, part.exponentials.transpose(0, 1), part.scaled);
+      } else if (wants_dweight) {
+        add_weight_gradient_cuda(gradients->dweight, part);
+      }
     }
-    if (wants_dweight)
-      multiply(gradients->dweight, part.exponentials.transpose(0, 1), part.scaled, {.accumulate = begin > 0});
   }
 }
 
@@ -136,7 +139,7 @@ std::string wgmma_lacks(const Head& head) {
   if (head.x.device().card().major != 9) return "a card of compute capability 9.0";
   if (head.x.dtype() != DType::bf16) return "bf16";
   if (head.bias.defined() || head.options.label_smoothing != 0) return "no bias and no label_smoothing";
-  if (head.x.count() == 0) return "tokens of a feature or more";
+  if (head.tokens() == 0 || head.x.size(1) < 8) return "tokens of 8 features or more";
   if (!lies_well(head.x) || !lies_well(head.weight))
     return "x and weight with rows that start on 16-byte boundaries";
   return {};

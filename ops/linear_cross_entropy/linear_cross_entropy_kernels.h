@@ -45,12 +45,12 @@ struct ExponentialChunk {
 /// targets: of all tokens, of which the chunk begins with number `first`.
 void target_logits_cuda(const ExponentialChunk& chunk, const Tensor& weight, const Tensor& targets,
                         int64_t first, int64_t ignored);
-void exponential_product_cuda(const ExponentialChunk& chunk, const Tensor& weight, int cluster);
-/// dweight (f32) = exponentials^T scaled, or += if `adds`.
-void weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chunk, bool adds, int variant);
+void exponential_product_cuda(const ExponentialChunk& chunk, const Tensor& weight);
 /// dloss of rank 0 or [n], count of rank 0 or undefined.
 void finish_exponentials_cuda(const ExponentialChunk& chunk, const Tensor& losses, int64_t classes,
                               const Tensor& dloss, const Tensor& count);
+/// dweight (f32, rows on 16-byte boundaries) += exponentials^T scaled.
+void add_weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chunk);
 /// dx (bf16) = scales * sums (f32), a number a row.
 void scale_rows_cuda(const Tensor& dx, const Tensor& sums, const Tensor& scales);
 /// Classes of a tile, a row of partials having one entry for each.

@@ -160,11 +160,11 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-template <int kCluster, bool kStores>
-void multiply_exponentials(const Tensor& exponentials, const Tensor& partials, const Tensor& bases,
-                           const Tensor& own, const Tensor& x, const Tensor& weight) {
-  using Tile = HeadTile<kCluster>;
+template <bool kStores>
+void multiply_exponentials(const ExponentialChunk& chunk, const Tensor& weight) {
+  using Tile = HeadTile;
   using Epilogue = ExponentialEpilogue<Tile, kStores>;
+  const Tensor &x = chunk.x, &exponentials = chunk.exponentials;
   const int64_t rows = x.size(0), classes = weight.size(0), width = x.size(1);
   const ProductMaps maps{
       operand_map<bf16, Tile::kA>({x.data<bf16>(), x.row_stride(), 0}, rows, width, 1, Tile::kM),
@@ -174,57 +174,34 @@ void multiply_exponentials(const Tensor& exponentials, const Tensor& partials, c
   if constexpr (kStores)
     params.exponentials = gpu::tensor_map<bf16, 2>(exponentials.data<bf16>(), {classes, rows},
                                                    {exponentials.row_stride()}, {64, 64}, gpu::Swizzle::k128);
-  params.bases = bases.data<float>();
-  params.own = own.data<int32_t>();
-  params.partials = static_cast<float2*>(partials.raw());
-  params.rows = int(rows), params.classes = int(classes), params.tiles = int(partials.size(1));
+  params.bases = chunk.bases.data<float>();
+  params.own = chunk.own.data<int32_t>();
+  params.partials = static_cast<float2*>(chunk.partials.raw());
+  params.rows = int(rows), params.classes = int(classes), params.tiles = int(chunk.partials.size(1));
   launch_product<Tile, Epilogue>(x.device(), maps, product_plan<Tile>(rows, classes, width, 1, 1), params);
 }
 
-/// The product over the tokens that makes dweight: [V, n] from exponentials stored token by token.
-template <class Tile>
-void multiply_tokens(const Tensor& dweight, const Tensor& exponentials, const Tensor& scaled, bool adds) {
-  const int64_t classes = exponentials.size(1), width = scaled.size(1), rows = scaled.size(0);
-  const ProductMaps maps{operand_map<bf16, Tile::kA>({exponentials.data<bf16>(), exponentials.row_stride(), 0},
-                                                     classes, rows, 1, Tile::kM),
-                         operand_map<bf16, Tile::kB>({scaled.data<bf16>(), scaled.row_stride(), 0}, width,
-                                                     rows, 1, Tile::kN)};
-  const auto map = gpu::tensor_map<float, 2>(dweight.data<float>(), {width, classes}, {dweight.row_stride()},
-                                             {32, 64}, gpu::Swizzle::k128);
-  const ProductPlan plan = product_plan<Tile>(classes, width, rows, 1, 1);
-  if (adds)
-    launch_product<Tile, AddEpilogue<Tile, true>>(scaled.device(), maps, plan, {map});
-  else
-    launch_product<Tile, AddEpilogue<Tile, false>>(scaled.device(), maps, plan, {map});
-}
-
-template <int kRows, int kColumns, int kRing, bool kTurns, int kCluster>
-using TokenTile = ProductTile<bf16, gpu::TileOrder::across_k, gpu::TileOrder::across_k, kRows, kColumns,
-                              kRing, kTurns, kCluster>;
-
 }  // namespace
 
-void weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chunk, bool adds, int variant) {
-  const auto run = [&]<class Tile>() {
-    multiply_tokens<Tile>(dweight, chunk.exponentials, chunk.scaled, adds);
-  };
-  if (variant == 0) run.template operator()<TokenTile<128, 192, 4, true, 1>>();
-  if (variant == 1) run.template operator()<TokenTile<128, 192, 4, true, 2>>();
-  if (variant == 2) run.template operator()<TokenTile<64, 256, 4, false, 1>>();
-  if (variant == 3) run.template operator()<TokenTile<128, 128, 4, false, 1>>();
-  if (variant == 4) run.template operator()<TokenTile<64, 256, 4, false, 2>>();
+void exponential_product_cuda(const ExponentialChunk& chunk, const Tensor& weight) {
+  if (chunk.exponentials.defined())
+    multiply_exponentials<true>(chunk, weight);
+  else
+    multiply_exponentials<false>(chunk, weight);
 }
 
-void exponential_product_cuda(const ExponentialChunk& chunk, const Tensor& weight, int cluster) {
-  const auto run = [&]<int kCluster, bool kStores>() {
-    multiply_exponentials<kCluster, kStores>(chunk.exponentials, chunk.partials, chunk.bases, chunk.own,
-                                             chunk.x, weight);
-  };
-  const bool stores = chunk.exponentials.defined();
-  if (cluster == 2)
-    stores ? run.template operator()<2, true>() : run.template operator()<2, false>();
-  else
-    stores ? run.template operator()<1, true>() : run.template operator()<1, false>();
+void add_weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chunk) {
+  using Tile = TokenTile;
+  const Tensor &exponentials = chunk.exponentials, &scaled = chunk.scaled;
+  const int64_t classes = exponentials.size(1), width = scaled.size(1), rows = scaled.size(0);
+  const ProductMaps maps{
+      operand_map<bf16, Tile::kA>({exponentials.data<bf16>(), exponentials.row_stride(), 0}, classes, rows, 1,
+                                  Tile::kM),
+      operand_map<bf16, Tile::kB>({scaled.data<bf16>(), scaled.row_stride(), 0}, width, rows, 1, Tile::kN)};
+  const auto map = gpu::tensor_map<float, 2>(dweight.data<float>(), {width, classes}, {dweight.row_stride()},
+                                             {32, 64}, gpu::Swizzle::k128);
+  launch_product<Tile, AddEpilogue<Tile>>(scaled.device(), maps,
+                                          product_plan<Tile>(classes, width, rows, 1, 1), {map});
 }
 
 void target_logits_cuda(const ExponentialChunk& chunk, const Tensor& weight, const Tensor& targets,

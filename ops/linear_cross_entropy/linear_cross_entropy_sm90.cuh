@@ -142,10 +142,10 @@ __device__ __forceinline__ void add_box(const gpu::TensorMap& map, const void* f
       : "memory");
 }
 
-/// Sums of a tile in f32, written or (kAdds) added to what is there by the copy engine: no register holds the
-/// old value and nobody waits for it. One tile adds to an element in a launch, so the order of the sums is
-/// that of the launches.
-template <class Tile, bool kAdds>
+/// Sums of a tile in f32, added to what is there by the copy engine: no register holds the old value and
+/// nobody waits for it. One tile adds to an element in a launch, so the order of the sums is that of the
+/// launches.
+template <class Tile>
 class AddEpilogue {
   static constexpr int kPanel = 32, kPanelBytes = 64 * 128, kBuffers = 2;
   static constexpr int kPanels = Tile::kParts * Tile::kN / kPanel;
@@ -188,10 +188,7 @@ class AddEpilogue {
       gpu::sync_named(1 + group_, 128);
       if (!leads_) continue;
       const int to = part.m + row + panel % Tile::kParts * 64;
-      if constexpr (kAdds)
-        add_box(params_.output, place, part.n + column, to);
-      else
-        gpu::store_box(params_.output, place, part.n + column, to);
+      add_box(params_.output, place, part.n + column, to);
       gpu::commit_stores();
     }
   }
@@ -209,8 +206,9 @@ class AddEpilogue {
 
 /// Ping-pong hides the epilogue: 24,576 exponentials take some 1,800 clocks, the products of d = 768 some
 /// 9,200.
-template <int kCluster>
-using HeadTile = ProductTile<bf16, gpu::TileOrder::along_k, gpu::TileOrder::along_k, 128, kExponentialColumns,
-                             4, true, kCluster>;
+using HeadTile =
+    ProductTile<bf16, gpu::TileOrder::along_k, gpu::TileOrder::along_k, 128, kExponentialColumns, 4, true, 1>;
+/// Of the product over the tokens.
+using TokenTile = ProductTile<bf16, gpu::TileOrder::across_k, gpu::TileOrder::across_k, 128, 192, 4, true, 1>;
 
 }  // namespace tessera::ops
