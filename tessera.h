@@ -28,6 +28,7 @@
 
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/self_attention.h"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_schedule.h"
 #include "ops/cast/cast.h"
@@ -40,6 +41,7 @@
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/matmul/gemm.h"
 #include "ops/matmul/matmul.h"
 #include "ops/mlp/mlp.h"

@@ -101,7 +101,7 @@ Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const 
 
 Tensor Gpt::logits(const Residual& x) const {
   const ModuleScope scope("head");
-  return ops::linear(add_norm(norm, x).y, head ? head->weight : token.weight);
+  return ops::linear(add_norm(norm, x).y, head_weight());
 }
 
 Tensor Gpt::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
@@ -120,7 +120,10 @@ Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets) const {
 }
 
 Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
-  return token_loss("gpt", (*this)(tokens, sequences), targets);
+  check_packed("gpt", tokens, sequences, config.positions);
+  const Residual x = hidden(tokens, {.sequences = sequences});
+  const ModuleScope scope("head");
+  return token_loss("gpt", add_norm(norm, x).y, head_weight(), targets);
 }
 
 nn::KvCache Gpt::make_cache(int64_t batch, int64_t capacity) const {

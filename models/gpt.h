@@ -104,6 +104,7 @@ struct Gpt {
  private:
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
   Tensor logits(const Residual& hidden) const;
+  const Tensor& head_weight() const { return head ? head->weight : token.weight; }
 };
 
 }  // namespace tessera::models

@@ -1,6 +1,6 @@
 #include "models/language_internal.h"
 
-#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/shape/shape.h"
 
 namespace tessera::models::language_internal {
@@ -46,10 +46,10 @@ Residual last_rows(const Residual& x, int64_t batch) {
   return {last(x.sum), last(x.branch)};
 }
 
-Tensor token_loss(const char* model, const Tensor& logits, const Tensor& targets) {
-  check(targets.defined() && targets.count() == logits.size(0), model, ": targets is ",
-        targets.defined() ? targets.count() : 0, " numbers for ", logits.size(0), " tokens");
-  return ops::cross_entropy(logits, targets.packed().reshape({targets.count()}));
+Tensor token_loss(const char* model, const Tensor& x, const Tensor& weight, const Tensor& targets) {
+  check(targets.defined() && targets.count() == x.size(0), model, ": targets is ",
+        targets.defined() ? targets.count() : 0, " numbers for ", x.size(0), " tokens");
+  return ops::linear_cross_entropy(x, weight, targets.packed().reshape({targets.count()}));
 }
 
 void draw(const nn::Linear& linear, Rng& rng, double deviation) {

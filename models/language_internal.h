@@ -23,9 +23,9 @@ template <class Norm>
 ops::AddNorm add_norm(const Norm& norm, const Residual& x) {
   return x.branch.defined() ? norm.add(x.sum, x.branch) : ops::AddNorm{x.sum, norm(x.sum)};
 }
-/// Mean cross-entropy of logits [N, V] and targets of N elements, which are -100 where none is to be
-/// predicted.
-Tensor token_loss(const char* model, const Tensor& logits, const Tensor& targets);
+/// Mean cross-entropy of the logits x weight^T of tokens x [N, d] and targets of N elements, which are -100
+/// where none is to be predicted. The logits are never there as a whole (ops::linear_cross_entropy).
+Tensor token_loss(const char* model, const Tensor& x, const Tensor& weight, const Tensor& targets);
 /// weight = N(0, deviation^2), bias = 0.
 void draw(const nn::Linear& linear, Rng& rng, double deviation);
 

@@ -146,7 +146,7 @@ Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) con
 
 Tensor Llama::logits(const Residual& x) const {
   const ModuleScope scope("head");
-  return ops::linear(add_norm(norm, x).y, head ? head->weight : token.weight);
+  return ops::linear(add_norm(norm, x).y, head_weight());
 }
 
 Tensor Llama::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
@@ -164,7 +164,10 @@ Tensor Llama::loss(const Tensor& tokens, const Tensor& targets) const {
 }
 
 Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
-  return token_loss("llama", (*this)(tokens, sequences), targets);
+  check_packed("llama", tokens, sequences, longest());
+  const Residual x = hidden(tokens, {.sequences = sequences});
+  const ModuleScope scope("head");
+  return token_loss("llama", add_norm(norm, x).y, head_weight(), targets);
 }
 
 nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {

@@ -102,6 +102,7 @@ struct Llama {
  private:
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
   Tensor logits(const Residual& hidden) const;
+  const Tensor& head_weight() const { return head ? head->weight : token.weight; }
   /// The table for sequences of `length` tokens: the one at hand if it serves, else a longer one (twice as
   /// long as the last, so that a growing sequence seldom makes one). Made on the host: not while a graph is
   /// being captured.

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "ops/attention/attention.h"
+#include "ops/attention/self_attention.h"
 #include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/rope/rope.h"
@@ -195,6 +195,12 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
   const int64_t tokens = x.size(0), batch = uniform ? pass.sequences.count() : 1;
   const int64_t length = batch ? tokens / batch : 0;
+  const bool drops = dropout.training && dropout.p > 0;
+  if (uniform && heads == kv_heads && !drops && !pass.rope_table.defined() && !pass.cache) {
+    const Tensor mixed =
+        ops::self_attention(ops::reshape(rows, {batch, length, 3 * heads, head}), {.causal = causal});
+    return out(ops::reshape(mixed, {tokens, heads * head}));
+  }
   const auto heads_of = [&](int64_t begin, int64_t count) {
     return ops::reshape(ops::slice(rows, 1, begin * head, (begin + count) * head),
                         {batch, length, count, head});

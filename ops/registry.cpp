@@ -12,6 +12,7 @@ std::vector<OpSpec> dropout_specs();
 std::vector<OpSpec> softmax_specs();
 std::vector<OpSpec> norm_specs();
 std::vector<OpSpec> attention_specs();
+std::vector<OpSpec> self_attention_specs();
 std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
@@ -21,6 +22,7 @@ std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> shape_specs();
 std::vector<OpSpec> cross_entropy_specs();
+std::vector<OpSpec> linear_cross_entropy_specs();
 std::vector<OpSpec> embedding_specs();
 std::vector<OpSpec> rope_specs();
 std::vector<OpSpec> swiglu_specs();
@@ -39,6 +41,7 @@ constexpr Specs kFolders[] = {
     softmax_specs,
     norm_specs,
     attention_specs,
+    self_attention_specs,
     matmul_specs,
     linear_specs,
     grouped_linear_specs,
@@ -48,6 +51,7 @@ constexpr Specs kFolders[] = {
     gather_specs,
     shape_specs,
     cross_entropy_specs,
+    linear_cross_entropy_specs,
     embedding_specs,
     rope_specs,
     swiglu_specs,

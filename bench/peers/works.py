@@ -244,6 +244,20 @@ def cross_entropy(b, shape, attrs, paddings):
     yield Way("eager f32", lambda x: F.cross_entropy(x.float(), targets), [x], compiles=True)
 
 
+def linear_cross_entropy(b, shape, attrs, paddings):
+    """The logits as a whole, rounded to the dtype, as F.linear makes them. The rate of a language model's head."""
+    targets = b.integers(shape["V"], shape["N"])
+    inputs = [b.normal(shape["N"], shape["d"]), b.normal(shape["V"], shape["d"], scale=2 / math.sqrt(shape["d"]))]
+    if shape.get("bias"):
+        inputs.append(b.normal(shape["V"]))
+    yield Way("eager", lambda x, w, *bias: F.cross_entropy(F.linear(x, w, *bias), targets), inputs, compiles=True)
+    for name, (classes,) in widths([shape["V"]], paddings):
+        if name and not shape.get("bias"):
+            padded = [inputs[0], b.normal(classes, shape["d"], scale=2 / math.sqrt(shape["d"]))]
+            yield Way("eager" + name, lambda x, w: F.cross_entropy(F.linear(x, w)[:, :shape["V"]], targets), padded,
+                      compiles=True)
+
+
 def embedding(b, shape, attrs, paddings):
     indices = b.integers(shape["V"], shape["T"])
     yield Way("eager", lambda table: F.embedding(indices, table), [b.normal(shape["V"], shape["C"])])
@@ -265,6 +279,7 @@ WORKS = {
     "grouped_mlp": grouped_mlp,
     "gmm_nll": mixture, "layernorm": layernorm, "rmsnorm": rmsnorm,
     "add_layernorm": add_layernorm, "add_rmsnorm": add_rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,
+    "linear_cross_entropy": linear_cross_entropy,
     "gather_rows": gather_rows, "scatter_rows": scatter_rows,
     "relu": rows(lambda x, _: F.relu(x)), "relu_squared": rows(lambda x, _: F.relu(x).square()),
     "silu": rows(lambda x, _: F.silu(x)), "gelu": rows(lambda x, _: F.gelu(x)),

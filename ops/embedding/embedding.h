@@ -9,10 +9,11 @@ namespace tessera::ops {
 /// index names are 0.
 ///
 /// table is floating, of any layout; y has its dtype, values unchanged. dtable is f32 (f64 for f64), summed
-/// in that, on the CPU in f64. Kept for backward: indices. An index outside [0, V): on the CPU an error that
-/// names its position and value; on a GPU, where the host does not wait to look, that row of y is NaN and its
-/// gradient goes nowhere. Throws for shapes, dtypes or devices that do not fit, and for 2^31 - 1 or more rows
-/// of table or indices.
+/// in that, on the CPU in f64; a gradient of that dtype that is there already is added to in place, of which
+/// only the named rows are touched. Kept for backward: indices. An index outside [0, V): on the CPU an error
+/// that names its position and value; on a GPU, where the host does not wait to look, that row of y is NaN
+/// and its gradient goes nowhere. Throws for shapes, dtypes or devices that do not fit, and for 2^31 - 1 or
+/// more rows of table or indices.
 Tensor embedding(const Tensor& table, const Tensor& indices, Site site = Site::here());
 
 }  // namespace tessera::ops

@@ -31,7 +31,7 @@ void embedding_forward_cpu(const Tensor& y, const Tensor& table, const Tensor& i
   });
 }
 
-void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor& indices) {
+void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds) {
   dispatch_floating(dy.dtype(), "embedding", [&]<class T>() {
     using C = Compute<T>;
     const Indices index(indices);
@@ -44,12 +44,13 @@ void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor
                  [&](int64_t begin, int64_t end) {
                    std::vector<double> sum(static_cast<size_t>(width));
                    for (int64_t row = begin; row < end; ++row) {
-                     std::fill(sum.begin(), sum.end(), 0.0);
+                     C* const own = to + row * to_stride;
+                     for (int64_t c = 0; c < width; ++c) sum[size_t(c)] = adds ? double(own[c]) : 0.0;
                      for (int64_t k = groups.first[size_t(row)]; k < groups.first[size_t(row) + 1]; ++k) {
                        const T* const source = from + groups.order[size_t(k)] * stride;
                        for (int64_t c = 0; c < width; ++c) sum[size_t(c)] += double(C(source[c]));
                      }
-                     for (int64_t c = 0; c < width; ++c) to[row * to_stride + c] = C(sum[size_t(c)]);
+                     for (int64_t c = 0; c < width; ++c) own[c] = C(sum[size_t(c)]);
                    }
                  });
   });

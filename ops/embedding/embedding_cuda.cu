@@ -4,6 +4,7 @@
 #include "gpu/row.cuh"
 #include "ops/embedding/embedding_kernels.h"
 #include "ops/indices.h"
+#include "runtime/tuning.h"
 
 /// Forward copies rows, 16 bytes a thread: one read and one write an element, bound by memory.
 ///
@@ -14,7 +15,11 @@
 /// frequent token) are added by the eight warps of a block, each every eighth term, and those eight sums in
 /// order. Whether a segment is long depends on its length alone, so the order of every sum is fixed. Reads dy
 /// once and writes dtable once: bound by memory, and by the longest segment where one index takes a large
-/// share of all.
+/// share of all. A gradient that is there already (a table that is the head's weight too) is added to in the
+/// rows that have a segment, and the others are not touched.
+///
+/// Few indices for few rows are not worth the sort's launches: there the warp of a row looks through all
+/// indices, 32 at a time, and adds those rows of dy that are its own as it meets them.
 
 namespace tessera::ops {
 namespace {
@@ -73,8 +78,22 @@ struct BackwardArgs {
   const T* dy;
   const uint32_t *starts, *positions;  // row r owns the sorted positions starts[r] ... starts[r + 1] - 1
   int64_t to_stride, stride, rows, width;
-  bool whole;
+  bool whole, adds;
 };
+
+/// The sum of a pack of columns to its place in dtable.
+template <int kPack, class T>
+__device__ __forceinline__ void put_sum(float (&sum)[kPack], const BackwardArgs<T>& args, int64_t row,
+                                        int64_t first) {
+  float* const to = args.dtable + row * args.to_stride;
+  if (args.adds) {
+    float old[kPack];
+    gpu::load_row(old, to, first, args.width, args.whole, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) sum[i] += old[i];
+  }
+  store_row(to, first, args.width, args.whole, sum);
+}
 
 /// starts[r]: the first place in the sorted keys whose key is r or more, for r up to `rows` itself.
 __global__ void __launch_bounds__(kBlock)
@@ -127,9 +146,10 @@ __global__ void __launch_bounds__(kBlock) backward(BackwardArgs<T> args) {
   for (int64_t chunk = blockIdx.y; chunk < chunks; chunk += gridDim.y) {
     const int64_t first = (chunk * kWarp + lane) * kPack;
     float sum[kPack];
-    if (row < args.rows && ends[warp] - begins[warp] < kLong) {
+    const int64_t terms = ends[warp] - begins[warp];
+    if (row < args.rows && terms < kLong && (terms > 0 || !args.adds)) {
       add_terms(sum, args, begins[warp], ends[warp], 1, first);
-      store_row(args.dtable + row * args.to_stride, first, args.width, args.whole, sum);
+      put_sum(sum, args, row, first);
     }
     for (int own = 0; own < kWarps; ++own) {
       if (ends[own] - begins[own] < kLong) continue;
@@ -141,11 +161,36 @@ __global__ void __launch_bounds__(kBlock) backward(BackwardArgs<T> args) {
         for (int other = 1; other < kWarps; ++other)
 #pragma unroll
           for (int i = 0; i < kPack; ++i) sum[i] += shares[other][i][lane];
-        store_row(args.dtable + (base + own) * args.to_stride, first, args.width, args.whole, sum);
+        put_sum(sum, args, base + own, first);
       }
       __syncthreads();  // before the shares are written again
     }
   }
+}
+
+/// The same without a sort: a warp a row and 32 packs of columns.
+template <class T>
+__global__ void __launch_bounds__(kBlock) look_through(BackwardArgs<T> args, Indices indices, int64_t count) {
+  constexpr int kPack = kPackOf<T>;
+  const int lane = int(threadIdx.x) % kWarp;
+  const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp,
+                first = (blockIdx.y * int64_t(kWarp) + lane) * kPack;
+  if (row >= args.rows) return;
+  float sum[kPack] = {};
+  bool found = false;
+#pragma unroll 4
+  for (int64_t base = 0; base < count; base += kWarp) {
+    const int64_t own = base + lane < count ? indices[base + lane] : -1;
+    for (unsigned mask = __ballot_sync(0xFFFFFFFFu, own == row); mask != 0; mask &= mask - 1) {
+      float values[kPack];
+      load_row(values, args.dy + (base + __ffs(int(mask)) - 1) * args.stride, first, args.width, args.whole,
+               0.0f);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) sum[i] += values[i];
+      found = true;
+    }
+  }
+  if (found || !args.adds) put_sum(sum, args, row, first);
 }
 
 }  // namespace
@@ -173,12 +218,36 @@ void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& 
   });
 }
 
-void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tensor& indices) {
+void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds) {
   dispatch_floating_cuda(dy.dtype(), "embedding", [&]<class T>() {
     if (dtable.count() == 0) return;
     constexpr int kPack = kPackOf<T>;
+    // Looking through: 8 instructions for 32 indices, so that 2^25 pairs take some 10 us, as much as the
+    // sort's launches.
+    constexpr int64_t kMostPairs = int64_t{1} << 25, kMostBlocks = 65535;
     const Device device = dtable.device();
     const int64_t count = indices.count(), rows = dtable.size(0);
+    BackwardArgs<T> args{dtable.data<float>(),
+                         dy.data<T>(),
+                         nullptr,
+                         nullptr,
+                         dtable.row_stride(),
+                         dy.row_stride(),
+                         rows,
+                         dtable.size(1),
+                         gpu::packs(dtable.data<float>(), dtable.row_stride(), kPackOf<float>) &&
+                             gpu::packs(dy.data<T>(), dy.row_stride(), kPack),
+                         adds};
+    const int64_t chunks = ceil_div(args.width, kWarp * kPack);
+    const auto forced = tuning::ForceRow::forced("embedding");
+    const bool few = rows * chunks <= kMostPairs / std::max<int64_t>(count, 1);
+    check(!forced || *forced != 0 || chunks <= kMostBlocks, "embedding: row look through needs at most ",
+          kMostBlocks * kWarp * kPack, " columns, not ", args.width);
+    if (forced ? *forced == 0 : few && chunks <= kMostBlocks) {
+      gpu::launch(device, {dim3(unsigned(ceil_div(rows, kWarps)), unsigned(chunks)), kBlock}, look_through<T>,
+                  args, Indices(indices), count);
+      return;
+    }
     const auto scratch = [&](int64_t bytes) { return Tensor::empty_packed({bytes}, DType::u8, device); };
     const Tensor arrays = scratch((4 * count + rows + 1) * int64_t(sizeof(uint32_t)));
     uint32_t* const keys = static_cast<uint32_t*>(arrays.raw());
@@ -199,19 +268,10 @@ void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tenso
     }
     gpu::launch(device, {dim3(unsigned(ceil_div(rows + 1, kBlock))), kBlock}, find_starts, starts,
                 sorted_keys, count, rows);
-    const BackwardArgs<T> args{dtable.data<float>(),
-                               dy.data<T>(),
-                               starts,
-                               sorted_positions,
-                               dtable.row_stride(),
-                               dy.row_stride(),
-                               rows,
-                               dtable.size(1),
-                               gpu::packs(dtable.data<float>(), dtable.row_stride(), kPackOf<float>) &&
-                                   gpu::packs(dy.data<T>(), dy.row_stride(), kPack)};
-    const int64_t chunks = std::min<int64_t>(ceil_div(args.width, kWarp * kPack), 65535);
-    gpu::launch(device, {dim3(unsigned(ceil_div(rows, kWarps)), unsigned(chunks)), kBlock}, backward<T>,
-                args);
+    args.starts = starts, args.positions = sorted_positions;
+    gpu::launch(device,
+                {dim3(unsigned(ceil_div(rows, kWarps)), unsigned(std::min(chunks, kMostBlocks))), kBlock},
+                backward<T>, args);
   });
 }
 

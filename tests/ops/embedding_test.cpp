@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "runtime/tuning.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {
@@ -66,6 +67,33 @@ TEST(Embedding, TheGradientOfAHalfPrecisionTableIsSummedInF32) {
     tape.backward(y, dy);
     EXPECT_EQ(grad(table).to_vector<float>(), (std::vector<float>{300, 300, 300, 0, 0, 0}));
   }
+}
+
+TEST(Embedding, AddsToAGradientThatIsThere) {
+  // A leaf's buffer from another use of the table, and from the pass before; frequent, seldom and absent
+  // rows.
+  for (const Device device : devices())
+    for (const int row : {0, 1}) {
+      const tuning::ForceRow force("embedding", row);
+      Tensor table = table_of(5, 3, device);
+      require_grad(table);
+      std::vector<int64_t> many(200, 1);
+      many[7] = 3;
+      const Tensor first = Tensor::from(std::vector<int64_t>{0, 3}, {2}, device),
+                   second = Tensor::from(many, {200}, device);
+      for (int pass = 1; pass <= 2; ++pass) {
+        Tape tape;
+        const std::vector<Tensor> y{embedding(table, second), embedding(table, first)};
+        const std::vector<Tensor> dy{Tensor::full({200, 3}, 1, DType::f32, device),
+                                     Tensor::full({2, 3}, 10, DType::f32, device)};
+        tape.backward(y, dy);
+        const float p = float(pass);
+        std::vector<float> expected;
+        for (const float value : {10 * p, 199 * p, 0.0f, 11 * p, 0.0f})
+          expected.insert(expected.end(), 3, value);
+        EXPECT_EQ(grad(table).to_vector<float>(), expected) << row;
+      }
+    }
 }
 
 TEST(Embedding, AnIndexOutOfRangeIsAnErrorOnTheCpu) {
