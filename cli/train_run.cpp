@@ -233,6 +233,7 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
                 {"card", device.card().name}};
   }
   settings["job"] = model.job();
+  settings.update(model.facts());
   settings["build"] = train::build_facts();
   settings["options"] = options_json(kept);
   run->write_settings(settings);

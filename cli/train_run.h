@@ -52,6 +52,8 @@ class TrainedModel {
   /// Brings data and model into memory; may write into the folder, and complete the job.
   virtual void prepare(const train::RunFolder& run, Device device, bool resumed) = 0;
   virtual nlohmann::json job() const = 0;
+  /// Further entries of run.json.
+  virtual nlohmann::json facts() const { return nlohmann::json::object(); }
   virtual int64_t steps() const = 0;
   virtual optim::Schedule schedule() const = 0;
   /// Returns the step of the checkpoint.
@@ -77,5 +79,6 @@ std::string quoted(const std::string& text);
 int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command);
 
 void add_train_tnp(CLI::App& train, Action& action);
+void add_train_language(CLI::App& train, Action& action, bool llama);
 
 }  // namespace tessera::cli
