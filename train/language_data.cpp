@@ -34,8 +34,12 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
         {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end}, {"eos_token", end}};
     io::write_file(folder + "/tokenizer_config.json", roles.dump(2) + "\n");
   }
-  return datasets::tokenize_files(text.files, io::Tokenizer::load(folder), folder,
-                                  {.validation = text.validation, .workers = cpu_threads()});
+  const datasets::Tokenized done =
+      datasets::tokenize_files(text.files, io::Tokenizer::load(folder), folder,
+                               {.validation = text.validation, .workers = cpu_threads()});
+  check(text.validation == 0 || done.validation.tokens > 0, "train: the last ", text.validation,
+        " of each text is not a whole line, so nothing is held out; give a larger share, or 0");
+  return done;
 }
 
 void copy_tokenizer(const std::string& from, const std::string& folder) {
