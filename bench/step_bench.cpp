@@ -3,8 +3,10 @@
 #include "autograd/tape.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
+#include "runtime/philox.h"
 #include "tensor/random.h"
 #include "train/build_info.h"
+#include "train/language_plan.h"
 
 namespace tessera::bench {
 namespace {
@@ -25,12 +27,30 @@ datasets::RegressionBatch random_batch(const train::TnpJob& job) {
   return batch;
 }
 
-Record measure_step(const train::TnpJob& job, Device device, bool graph, const TimerOptions& timer) {
+/// Random tokens, and as targets others: what is predicted does not matter.
+datasets::TokenBatch random_tokens(const train::LanguageJob& job) {
+  const int64_t vocabulary = std::visit([](const auto& model) { return model.vocabulary; }, job.model);
+  datasets::TokenBatch batch;
+  for (auto [tensor, stream] : {std::pair(&batch.inputs, 0), std::pair(&batch.targets, 1)}) {
+    std::vector<int64_t> tokens(size_t(job.batch * job.length));
+    for (size_t i = 0; i < tokens.size(); ++i)
+      tokens[i] = int64_t(philox(1, uint64_t(stream), i).word[0] % uint64_t(vocabulary));
+    *tensor = Tensor::from(tokens, {job.batch, job.length});
+  }
+  return batch;
+}
+
+/// What the session that follows takes is what is measured.
+void clear_memory(Device device) {
   device.synchronize();
   device.allocator().release_cached();
   device.allocator().reset_peaks();
-  train::TnpSession session(job, device);
-  session.load(random_batch(job));
+}
+
+/// Times a session's forward, backward and update on the batch that it holds.
+template <class Session>
+Record measure_step(Session& session, bool graph, const TimerOptions& timer) {
+  const Device device = session.device();
   session.optimizer().zero_grad();
   const auto body = [&] {
     {
@@ -47,47 +67,93 @@ Record measure_step(const train::TnpJob& job, Device device, bool graph, const T
                           device, [&] { captured(); }, timer)
                     : measure(device, body, timer);
   device.synchronize();
-  const bool checkpointed = job.model.checkpoint_every > 0;
-  record.op = "step tnp";
-  record.shape = {{"B", job.batch}, {"M", job.context}, {"N", job.targets}};
-  record.attrs["checkpoint"] = checkpointed ? "on" : "off";
-  record.dtype = name_of(job.model.dtype);
   record.device = device.name();
   record.card = device.card().name;
   record.mode = "step";
   record.implementation = graph ? "tessera graph" : "tessera eager";
-  record.flops = count_flops(job.model, job.batch, job.context, job.targets).step(checkpointed);
   record.peak_bytes = double(device.allocator().stats().reserved_peak);
   record.live_bytes = double(device.allocator().stats().allocated_peak);
-  record.planned_bytes = plan_memory(job.model, job.batch, job.context, job.targets).total();
-  record.tokens_per_s = double(job.batch * (job.context + job.targets)) / record.ms.p50 * 1e3;
   record.build = train::kRevision;
   record.time = train::utc_now();
   return record;
 }
 
+Record measure_tnp(const train::TnpJob& job, Device device, bool graph, const TimerOptions& timer) {
+  clear_memory(device);
+  train::TnpSession session(job, device);
+  session.load(random_batch(job));
+  Record record = measure_step(session, graph, timer);
+  const bool checkpointed = job.model.checkpoint_every > 0;
+  record.op = "step tnp";
+  record.shape = {{"B", job.batch}, {"M", job.context}, {"N", job.targets}};
+  record.attrs["checkpoint"] = checkpointed ? "on" : "off";
+  record.dtype = name_of(job.model.dtype);
+  record.flops = count_flops(job.model, job.batch, job.context, job.targets).step(checkpointed);
+  record.planned_bytes = plan_memory(job.model, job.batch, job.context, job.targets).total();
+  record.tokens_per_s = double(job.batch * (job.context + job.targets)) / record.ms.p50 * 1e3;
+  return record;
+}
+
+Record measure_language(const train::LanguageJob& job, Device device, bool graph, const TimerOptions& timer) {
+  clear_memory(device);
+  train::LanguageSession session(job, device);
+  session.load(random_tokens(job));
+  Record record = measure_step(session, graph, timer);
+  record.op = std::string("step ") + job.family();
+  record.shape = {{"B", job.batch}, {"T", job.length}};
+  std::visit(
+      [&](const auto& model) {
+        record.shape["V"] = model.vocabulary;
+        record.shape["d"] = model.d_model;
+        record.shape["layers"] = model.layers;
+      },
+      job.model);
+  record.dtype = name_of(job.dtype());
+  record.flops = train::count_flops(job.model, job.batch, job.length).step();
+  record.planned_bytes = train::plan_memory(job.model, job.batch, job.length).total();
+  record.tokens_per_s = double(job.batch * job.length) / record.ms.p50 * 1e3;
+  return record;
+}
+
+/// Calls measure(dtype, graph) for the matrix of dtypes and graphs.
+template <class Measure>
+std::vector<Record> matrix(Device device, std::vector<DType> dtypes, std::vector<bool> graphs,
+                           Measure&& measure) {
+  if (dtypes.empty()) dtypes = {device.is_cuda() ? DType::bf16 : DType::f32};
+  if (device.is_cpu()) graphs = {false};
+  std::vector<Record> records;
+  for (const DType dtype : dtypes) {
+    const Ceilings& best = ceilings(device, size_of(dtype) == 2 ? DTypeClass::half : DTypeClass::single);
+    for (const bool graph : graphs)
+      for (Record& record : measure(dtype, graph)) {
+        record.ceiling_share = record.tflops() / best.tflops;
+        records.push_back(std::move(record));
+      }
+  }
+  return records;
+}
+
 }  // namespace
 
 std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
-  std::vector<DType> dtypes = options.dtypes;
-  if (dtypes.empty()) dtypes = {options.device.is_cuda() ? DType::bf16 : DType::f32};
-  std::vector<bool> graphs = options.graph;
-  if (options.device.is_cpu()) graphs = {false};
-  std::vector<Record> records;
-  for (const DType dtype : dtypes) {
+  return matrix(options.device, options.dtypes, options.graph, [&](DType dtype, bool graph) {
+    std::vector<Record> records;
     for (const bool checkpoint : options.checkpoint) {
-      for (const bool graph : graphs) {
-        train::TnpJob job = options.job;
-        job.model.dtype = dtype;
-        job.model.checkpoint_every = checkpoint ? std::max<int64_t>(1, job.model.checkpoint_every) : 0;
-        records.push_back(measure_step(job, options.device, graph, options.timer));
-        const Ceilings& best =
-            ceilings(options.device, size_of(dtype) == 2 ? DTypeClass::half : DTypeClass::single);
-        records.back().ceiling_share = records.back().tflops() / best.tflops;
-      }
+      train::TnpJob job = options.job;
+      job.model.dtype = dtype;
+      job.model.checkpoint_every = checkpoint ? std::max<int64_t>(1, job.model.checkpoint_every) : 0;
+      records.push_back(measure_tnp(job, options.device, graph, options.timer));
     }
-  }
-  return records;
+    return records;
+  });
+}
+
+std::vector<Record> bench_language_step(const LanguageStepOptions& options) {
+  return matrix(options.device, options.dtypes, options.graph, [&](DType dtype, bool graph) {
+    train::LanguageJob job = options.job;
+    std::visit([&](auto& model) { model.dtype = dtype; }, job.model);
+    return std::vector<Record>{measure_language(job, options.device, graph, options.timer)};
+  });
 }
 
 }  // namespace tessera::bench

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "bench/record.h"
+#include "train/language_job.h"
 #include "train/tnp_job.h"
 
 namespace tessera::bench {
@@ -20,5 +21,15 @@ struct StepBenchOptions {
 /// Times forward + backward + AdamW on random data that stays on the device, as the peers do. A configuration
 /// that does not fit into memory throws OutOfMemory.
 std::vector<Record> bench_tnp_step(const StepBenchOptions& options);
+
+/// The same of a language model, on random tokens, all windows of one length.
+struct LanguageStepOptions {
+  train::LanguageJob job;
+  Device device = Device::best();
+  std::vector<bool> graph = {true, false};
+  std::vector<DType> dtypes;
+  TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
+};
+std::vector<Record> bench_language_step(const LanguageStepOptions& options);
 
 }  // namespace tessera::bench

@@ -8,6 +8,7 @@
 #include "bench/host_bench.h"
 #include "bench/op_bench.h"
 #include "bench/step_bench.h"
+#include "cli/language_flags.h"
 #include "cli/tnp_flags.h"
 #include "runtime/error.h"
 
@@ -159,6 +160,41 @@ int bench_step(const StepArgs& args) {
   return 0;
 }
 
+struct LanguageStepArgs {
+  explicit LanguageStepArgs(bool llama) : flags(llama) {}
+  LanguageFlags flags;
+  std::string graph = "on,off", precision, device, json;
+  double seconds = 2;
+};
+
+int bench_language(const LanguageStepArgs& args) {
+  bench::LanguageStepOptions options;
+  options.job = args.flags.job();
+  options.graph = parse_switches(args.graph, "--graph");
+  if (!args.precision.empty()) options.dtypes = parse_dtypes(args.precision, "--precision");
+  options.timer.seconds = args.seconds;
+  options.device = device_of(args.device);
+  if (!args.json.empty()) check_writable(args.json);
+  publish(bench::bench_language_step(options), args.json);
+  return 0;
+}
+
+/// GPT-2 124M and LLaMA 130M unless told otherwise.
+void add_bench_language(CLI::App& step, Action& action, bool llama) {
+  auto* command = llama ? step.add_subcommand("llama", "LLaMA on random tokens")
+                        : step.add_subcommand("gpt", "GPT-2 on random tokens");
+  auto args = std::make_shared<LanguageStepArgs>(llama);
+  args->flags.settings().length = 1024;
+  args->flags.add_sizes(*command, llama ? "130m" : "small", false);
+  args->flags.add_vocabulary(*command);
+  command->add_option("--precision", args->precision, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
+  command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
+  add_device(*command, args->device);
+  add_seconds(*command, args->seconds);
+  add_json(*command, args->json);
+  command->callback([&action, args] { action = [args] { return bench_language(*args); }; });
+}
+
 void add_bench_step(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand("step", "Time whole training steps: forward, backward, update");
   command->require_subcommand(1);
@@ -173,6 +209,8 @@ void add_bench_step(CLI::App& bench, Action& action) {
   add_seconds(*tnp, args->seconds);
   add_json(*tnp, args->json);
   tnp->callback([&action, args] { action = [args] { return bench_step(*args); }; });
+  add_bench_language(*command, action, false);
+  add_bench_language(*command, action, true);
 }
 
 // ---- bench host ----

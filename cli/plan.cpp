@@ -3,8 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/language_flags.h"
 #include "cli/tnp_flags.h"
 #include "runtime/allocator.h"
+#include "train/language_plan.h"
 
 namespace tessera::cli {
 namespace {
@@ -15,26 +17,27 @@ struct PlanArgs {
   bool json = false;
 };
 
-/// The largest batch whose plan fits into `bytes`; 0 if not even one does.
-int64_t largest_batch(const models::TnpConfig& config, int64_t context, int64_t targets, double bytes) {
+/// The largest batch of which `total` bytes fit into `bytes`; 0 if not even one does.
+template <class Total>
+int64_t largest_batch(double bytes, Total&& total) {
   int64_t fits = 0, over = 1;
-  while (plan_memory(config, over, context, targets).total() <= bytes && over < (int64_t(1) << 30))
-    fits = over, over *= 2;
+  while (total(over) <= bytes && over < (int64_t(1) << 30)) fits = over, over *= 2;
   while (over - fits > 1) {
     const int64_t middle = fits + (over - fits) / 2;
-    (plan_memory(config, middle, context, targets).total() <= bytes ? fits : over) = middle;
+    (total(middle) <= bytes ? fits : over) = middle;
   }
   return fits;
 }
 
+/// Of --memory, in GiB, or what is free now.
+double memory_of(const std::string& given) {
+  return given.empty() ? double(Device::best().allocator().usage().first)
+                       : std::stod(given) * double(1 << 30);
+}
+
 int run_plan(const PlanArgs& args) {
   const train::TnpJob job = args.tnp.job();
-  double memory = 0;
-  if (!args.memory.empty()) {
-    memory = std::stod(args.memory) * double(1 << 30);
-  } else {
-    memory = double(Device::best().allocator().usage().first);
-  }
+  const double memory = memory_of(args.memory);
   nlohmann::json out = {{"memory_bytes", memory}};
   fmt::memory_buffer text;
   const auto line = [&](const char* name, double bytes, double other) {
@@ -62,8 +65,12 @@ int run_plan(const PlanArgs& args) {
                  flops.step(false), flops.step(true));
   fmt::format_to(std::back_inserter(text), "    forward: products {:.4g}, attention {:.4g}, heads {:.4g}\n",
                  flops.products, flops.attention, flops.heads);
-  const int64_t most_a = largest_batch(plain, job.context, job.targets, memory);
-  const int64_t most_b = largest_batch(checkpointed, job.context, job.targets, memory);
+  const auto total = [&](const models::TnpConfig& config) {
+    return
+        [&, config](int64_t batch) { return plan_memory(config, batch, job.context, job.targets).total(); };
+  };
+  const int64_t most_a = largest_batch(memory, total(plain)),
+                most_b = largest_batch(memory, total(checkpointed));
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n",
                  fmt::format("largest batch in {}", format_bytes(size_t(memory))), most_a, most_b);
   if (!args.json) {
@@ -90,6 +97,69 @@ int run_plan(const PlanArgs& args) {
   return 0;
 }
 
+struct LanguagePlanArgs {
+  explicit LanguagePlanArgs(bool llama) : flags(llama) {}
+  LanguageFlags flags;
+  std::string memory;
+  bool json = false;
+};
+
+int run_language_plan(const LanguagePlanArgs& args) {
+  const train::LanguageJob job = args.flags.job();
+  const double memory = memory_of(args.memory);
+  const train::LanguageMemory plan = train::plan_memory(job.model, job.batch, job.length);
+  const train::LanguageFlops flops = train::count_flops(job.model, job.batch, job.length);
+  const int64_t parameters = train::count_parameters(job.model);
+  const int64_t most = largest_batch(
+      memory, [&](int64_t batch) { return train::plan_memory(job.model, batch, job.length).total(); });
+  if (args.json) {
+    fmt::print("{}\n", nlohmann::json{{"model", job.family()},
+                                      {"memory_bytes", memory},
+                                      {"parameter_count", parameters},
+                                      {"parameters", plan.parameters},
+                                      {"gradients", plan.gradients},
+                                      {"optimizer", plan.optimizer},
+                                      {"saved", plan.saved},
+                                      {"transient", plan.transient},
+                                      {"total", plan.total()},
+                                      {"flops", flops.step()},
+                                      {"largest_batch", most}}
+                           .dump(2));
+    return 0;
+  }
+  fmt::print("{}: {} parameters, {}, B={} T={}, {} tokens a step\n", job.family(), parameters,
+             name_of(job.dtype()), job.batch, job.length, job.batch * job.length);
+  fmt::print("  {:<34} {:>12}\n", "bytes of a training step", "");
+  for (const auto& [name, bytes] :
+       {std::pair("parameters", plan.parameters), std::pair("gradients", plan.gradients),
+        std::pair("optimizer (moments, masters)", plan.optimizer),
+        std::pair("activations kept for backward", plan.saved),
+        std::pair("largest temporaries", plan.transient), std::pair("total", plan.total())})
+    fmt::print("  {:<34} {:>12}\n", name, format_bytes(size_t(bytes)));
+  fmt::print("  {:<34} {:>12.4g}\n", "FLOP of a step", flops.step());
+  fmt::print("    forward: products {:.4g}, attention {:.4g}, head {:.4g}\n", flops.products, flops.attention,
+             flops.head);
+  fmt::print("  {:<34} {:>12}\n", fmt::format("largest batch in {}", format_bytes(size_t(memory))), most);
+  return 0;
+}
+
+void add_memory(CLI::App& command, std::string& memory, bool& json) {
+  command.add_option("--memory", memory, "GiB to plan for (default: free on the device now)")
+      ->check(kFinite)
+      ->check(CLI::Range(1e-6, 1e6));
+  command.add_flag("--json", json, "Machine-readable");
+}
+
+void add_language_plan(CLI::App& plan, Action& action, bool llama) {
+  auto* command = llama ? plan.add_subcommand("llama", "LLaMA") : plan.add_subcommand("gpt", "GPT-2");
+  auto args = std::make_shared<LanguagePlanArgs>(llama);
+  args->flags.settings().length = 1024;
+  args->flags.add_sizes(*command, llama ? "130m" : "small");
+  args->flags.add_vocabulary(*command);
+  add_memory(*command, args->memory, args->json);
+  command->callback([&action, args] { action = [args] { return run_language_plan(*args); }; });
+}
+
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
@@ -98,11 +168,10 @@ void add_plan(CLI::App& app, Action& action) {
   auto* tnp = command->add_subcommand("tnp", "Transformer Neural Process");
   auto args = std::make_shared<PlanArgs>();
   args->tnp.add_to(*tnp);
-  tnp->add_option("--memory", args->memory, "GiB to plan for (default: free on the device now)")
-      ->check(kFinite)
-      ->check(CLI::Range(1e-6, 1e6));
-  tnp->add_flag("--json", args->json, "Machine-readable");
+  add_memory(*tnp, args->memory, args->json);
   tnp->callback([&action, args] { action = [args] { return run_plan(*args); }; });
+  add_language_plan(*command, action, false);
+  add_language_plan(*command, action, true);
 }
 
 }  // namespace tessera::cli

@@ -59,6 +59,26 @@ json RunFolder::settings() const {
   return settings;
 }
 
+namespace {
+
+void append_line(const fs::path& path, const std::string& line) {
+  std::ofstream out(path, std::ios::app);
+  out << line << '\n' << std::flush;
+  check(bool(out), path.string(), ": cannot append ", line.size() + 1, " bytes; is the disk full?");
+}
+
+/// Calls f(line, entry) for the lines that are objects with a step; a torn one is none.
+template <class F>
+void for_each_line(const fs::path& path, F&& f) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    const json entry = json::parse(line, nullptr, false);
+    if (entry.is_object() && entry.contains("step") && entry["step"].is_number_integer()) f(line, entry);
+  }
+}
+
+}  // namespace
+
 void RunFolder::append(const StepRecord& record) const {
   json line = {{"step", record.step}};
   for (const auto& [name, value] : record.values) {
@@ -68,18 +88,12 @@ void RunFolder::append(const StepRecord& record) const {
       line[name] = nullptr;
     }
   }
-  std::ofstream out(path_ / "metrics.jsonl", std::ios::app);
-  out << line.dump() << '\n' << std::flush;
-  check(bool(out), (path_ / "metrics.jsonl").string(), ": cannot append ", line.dump().size() + 1,
-        " bytes; is the disk full?");
+  append_line(path_ / "metrics.jsonl", line.dump());
 }
 
 std::vector<StepRecord> RunFolder::metrics() const {
   std::vector<StepRecord> records;
-  std::ifstream in(path_ / "metrics.jsonl");
-  for (std::string line; std::getline(in, line);) {
-    const json entry = json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer()) continue;
+  for_each_line(path_ / "metrics.jsonl", [&](const std::string&, const json& entry) {
     StepRecord record{entry["step"].get<int64_t>(), {}};
     for (const auto& [name, value] : entry.items()) {
       if (name == "step") continue;
@@ -87,20 +101,33 @@ std::vector<StepRecord> RunFolder::metrics() const {
       if (value.is_null()) record.values[name] = std::numeric_limits<double>::quiet_NaN();
     }
     records.push_back(std::move(record));
-  }
+  });
   return records;
 }
 
+void RunFolder::append(const Sample& sample) const {
+  append_line(path_ / "samples.jsonl", json{{"step", sample.step}, {"text", sample.text}}.dump());
+}
+
+std::vector<Sample> RunFolder::samples() const {
+  std::vector<Sample> samples;
+  for_each_line(path_ / "samples.jsonl", [&](const std::string&, const json& entry) {
+    if (entry.contains("text") && entry["text"].is_string())
+      samples.push_back({entry["step"].get<int64_t>(), entry["text"].get<std::string>()});
+  });
+  return samples;
+}
+
 void RunFolder::truncate_metrics(int64_t step) const {
-  std::ifstream in(path_ / "metrics.jsonl");
-  std::string kept;
-  for (std::string line; std::getline(in, line);) {
-    const json entry = json::parse(line, nullptr, false);
-    const bool known = entry.is_object() && entry.contains("step") && entry["step"].is_number_integer();
-    if (known && entry["step"].get<int64_t>() <= step) kept += line + "\n";
+  for (const char* name : {"metrics.jsonl", "samples.jsonl"}) {
+    const fs::path path = path_ / name;
+    if (std::string_view(name) == "samples.jsonl" && !fs::exists(path)) continue;
+    std::string kept;
+    for_each_line(path, [&](const std::string& line, const json& entry) {
+      if (entry["step"].get<int64_t>() <= step) kept += line + "\n";
+    });
+    io::write_file(path.string(), kept);
   }
-  in.close();
-  io::write_file((path_ / "metrics.jsonl").string(), kept);
 }
 
 std::string utc_now() {

@@ -9,6 +9,7 @@
 /// The record of one run on disk:
 ///   run.json        every setting, versions, seed, revision, card
 ///   metrics.jsonl   one line a logged step
+///   samples.jsonl   what a language model wrote along the way, if it was asked to
 ///   events.*        the same for TensorBoard, if built with protobuf; a resumed run adds a file
 ///   checkpoints/    the newest ones
 ///   report.html     self-contained page
@@ -21,6 +22,12 @@ namespace tessera::train {
 struct StepRecord {
   int64_t step = 0;
   std::map<std::string, double> values;
+};
+
+/// One line of samples.jsonl.
+struct Sample {
+  int64_t step = 0;
+  std::string text;  // UTF-8
 };
 
 class RunFolder {
@@ -42,6 +49,8 @@ class RunFolder {
   void append(const StepRecord& record) const;
   /// All whole lines; a line torn by a killed process is left out.
   std::vector<StepRecord> metrics() const;
+  void append(const Sample& sample) const;
+  std::vector<Sample> samples() const;
   /// Drops what was logged after `step`: a resumed run logs those steps again.
   void truncate_metrics(int64_t step) const;
 

@@ -8,7 +8,7 @@
 #include "io/checkpoint.h"
 #include "io/checkpoint_folder.h"
 #include "runtime/allocator.h"
-#include "tensor/fields.h"
+#include "train/job.h"
 
 namespace tessera::train {
 
@@ -51,61 +51,11 @@ void TnpJob::validate() const {
 }
 
 json to_json(const TnpJob& job) {
-  json out = json::object();
-  for_each_field(job, [&](const std::string& name, const auto& value) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, DType>) {
-      out[name] = name_of(value);
-    } else {
-      out[name] = value;
-    }
-  });
-  return out;
+  return job_to_json(job);
 }
-
-namespace {
-
-/// Whether `value` is what to_json writes for a T: the library's own conversions take 3.7 and true for 3
-/// and 1.
-template <class T>
-bool is_of(const json& value) {
-  if constexpr (std::is_same_v<T, bool>) {
-    return value.is_boolean();
-  } else if constexpr (std::is_unsigned_v<T>) {
-    return value.is_number_unsigned();
-  } else if constexpr (std::is_integral_v<T>) {
-    // Above 2^63 the parser gives an unsigned one.
-    return value.is_number_integer() && (!value.is_number_unsigned() || value.get<int64_t>() >= 0);
-  } else if constexpr (std::is_floating_point_v<T>) {
-    return value.is_number() && std::isfinite(value.get<double>());
-  } else {
-    return value.is_string();
-  }
-}
-
-}  // namespace
 
 TnpJob tnp_job_from_json(const json& in) {
-  TnpJob job;
-  check(in.is_object(), "tnp job: expected an object of settings");
-  std::vector<std::string> known;
-  for_each_field(job, [&](const std::string& name, auto& value) {
-    using T = std::remove_cvref_t<decltype(value)>;
-    known.push_back(name);
-    check(in.contains(name), "tnp job: \"", name, "\" is missing");
-    constexpr bool kDType = std::is_same_v<T, DType>;
-    check(is_of<std::conditional_t<kDType, std::string, T>>(in[name]), "tnp job: \"", name, "\" is ",
-          in[name].dump(), ", which is of another type or out of range");
-    if constexpr (kDType) {
-      value = parse_dtype(in[name].get<std::string>());
-    } else {
-      value = in[name].get<T>();
-    }
-  });
-  for (const auto& [name, value] : in.items())
-    check(std::find(known.begin(), known.end(), name) != known.end(), "tnp job: \"", name,
-          "\" is not a setting");
-  job.validate();
-  return job;
+  return job_from_json<TnpJob>(in, "tnp job");
 }
 
 optim::Schedule make_schedule(const TnpJob& job) {
@@ -164,12 +114,7 @@ int64_t TnpSession::restore(const std::filesystem::path& file) {
   const io::Checkpoint stored = io::Checkpoint::read(file.string());
   int64_t step = 0;
   std::string job = stored.get<std::string>("job");
-  const json theirs = json::parse(job, nullptr, false), ours = to_json(job_);
-  check(theirs.is_object(), file.string(), ": its \"job\" is not a JSON object");
-  for (const auto& [name, value] : ours.items())
-    check(name == "steps" || theirs.value(name, json()) == value, file.string(), ": it is of another job: \"",
-          name, "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),
-          " here; restore run.json, or start a new run");
+  check_same_job(file.string(), job, to_json(job_));
   stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
                  io::named("step", step), io::named("job", job));
   return step;

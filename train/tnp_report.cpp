@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "autograd/tape.h"
 #include "datasets/posterior.h"
 #include "train/image.h"
-#include "train/report.h"
+#include "train/run_report.h"
 #include "train/tnp_job.h"
 
 namespace tessera::train {
@@ -157,25 +156,13 @@ void add_densities(Report& report, TnpSession& session) {
   }
 }
 
-Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name,
-                 bool dashed = false) {
-  Series series{name, {}, dashed};
-  for (const StepRecord& record : records)
-    if (const auto found = record.values.find(value); found != record.values.end())
-      series.points.emplace_back(double(record.step), found->second);
-  return series;
-}
-
 }  // namespace
 
 void write_tnp_report(const RunFolder& run, TnpSession& session, const TrainResult& result) {
   const NoTape off;
   const TnpJob& job = session.job();
-  const nlohmann::json settings = run.settings();
   Report report(fmt::format("tnp on the {} prior", job.prior));
-  report.paragraph(fmt::format("{}, {}. {} steps, {:.1f} s of training, {:.0f} tokens/s, {:.2f} ms/step.",
-                               run.path().filename().string(), session.device().card().name, result.step,
-                               result.seconds, result.tokens_per_s, result.ms_per_step));
+  add_outcome(report, run, session.device(), result);
   const std::vector<StepRecord> records = run.metrics();
   std::vector<Series> losses{series_of(records, "loss", "training loss")};
   if (!result.evaluation.empty()) {
@@ -191,16 +178,7 @@ void write_tnp_report(const RunFolder& run, TnpSession& session, const TrainResu
   }
   report.chart("Negative log-likelihood", "step", "nats per point", losses);
   add_densities(report, session);
-  report.chart("Learning rate", "step", "learning rate", {series_of(records, "lr", "learning rate")});
-  report.chart("Gradient norm", "step", "norm before clipping",
-               {series_of(records, "grad_norm", "gradient norm")});
-  report.chart("Throughput", "step", "tokens/s", {series_of(records, "tokens_per_s", "tokens/s")});
-  report.heading("Settings");
-  std::vector<std::vector<std::string>> rows;
-  const nlohmann::json flat = settings.flatten();
-  for (const auto& [key, value] : flat.items())
-    rows.push_back({key.substr(1), value.is_string() ? value.get<std::string>() : value.dump()});
-  report.table({"setting", "value"}, rows);
+  add_course(report, run, records);
   report.write(run.path() / "report.html");
 }
 

@@ -62,8 +62,9 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   result.step = first_step;
   const Tensor loss_value = Tensor::zeros({}, DType::f32, device);
 
-  // With one micro-batch the whole step is one graph: forward, backward and update. With several there is
-  // none: the first gradient overwrites, the next ones add, and a graph could do only one of the two.
+  // With one micro-batch the whole step is one graph: forward, backward and update. With several, one graph
+  // is a micro-batch and another the update. A graph either overwrites the gradients or adds to them, so all
+  // micro-batches add (but for the very first, which finds nothing), and the update leaves zeros.
   const bool whole = options.accumulate == 1;
   const auto micro_step = [&] {
     const MemoryTag tag("activations");
@@ -80,14 +81,19 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   };
   const auto update = [&] {
     optimizer.step();
-    optimizer.zero_grad();
+    if (whole) {
+      optimizer.zero_grad();
+    } else {
+      optimizer.gradients().fill(0);
+    }
   };
-  const auto body = [&] {
+  Captured captured(device, [&] {
     micro_step();
     if (whole) update();
-  };
-  Captured captured(device, body);
-  const bool graph = options.graph && whole && !options.check_finite && device.is_cuda();
+  });
+  Captured captured_update(device, update);
+  const bool graph = options.graph && !options.check_finite && device.is_cuda();
+  const auto run_micro = [&] { graph ? captured() : (micro_step(), whole ? update() : void()); };
 
   Interval interval;
   std::vector<double> step_seconds;
@@ -103,13 +109,9 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     if (!whole) loss_value.fill(0);
     for (int micro = 0; micro < options.accumulate; ++micro) {
       interval.waited += task.load();
-      if (graph) {
-        captured();
-      } else {
-        body();
-      }
+      run_micro();
     }
-    if (!whole) update();
+    if (!whole) graph ? captured_update() : update();
     interval.steps += 1;
     result.step = step + 1;
 
@@ -118,7 +120,10 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     const bool stop = signal != 0 && !last;
     const bool evaluate =
         task.evaluate && (last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0));
-    const bool log = step == first_step || last || stop || evaluate || (step + 1) % options.log_every == 0;
+    const bool sample =
+        task.sample && (last || (options.sample_every > 0 && (step + 1) % options.sample_every == 0));
+    const bool log =
+        step == first_step || last || stop || evaluate || sample || (step + 1) % options.log_every == 0;
     if (log) {
       const double loss = loss_value.item<double>();  // waits for the device
       const double norm = optimizer.grad_norm();
@@ -164,6 +169,12 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
             skipped_in_a_row, " steps up to step ", step + 1,
             "; the weights were left as they were. The newest checkpoint is in ", run.checkpoints().string(),
             "; try a lower learning rate, or --check-finite to find the operator");
+      if (sample) {
+        const Clock::time_point sample_start = Clock::now();
+        const NoTape off;
+        task.sample(step + 1);
+        evaluation_seconds += seconds_since(sample_start);
+      }
       interval = Interval{};
     }
     if (last || stop || (options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0)) {

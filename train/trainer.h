@@ -23,21 +23,25 @@ struct Task {
   std::function<std::map<std::string, double>()> evaluate;
   /// Saves everything that continues the curve: model, optimizer, random state, step.
   std::function<void(int64_t step)> save;
+  /// Shows what the model makes by itself (a text), after every `sample_every` steps and at the end; runs
+  /// without a tape. May be empty.
+  std::function<void(int64_t step)> sample = {};
   double tokens_per_step = 0;
   double flops_per_step = 0;
 };
 
 struct TrainerOptions {
   int64_t steps = 1000;
-  int64_t log_every = 10;  // steps between lines of metrics.jsonl; the first and the last are always there
-  int64_t eval_every = 0;  // 0: only at the end
+  int64_t log_every = 10;    // steps between lines of metrics.jsonl; the first and the last are always there
+  int64_t eval_every = 0;    // 0: only at the end
+  int64_t sample_every = 0;  // 0: only at the end
   int64_t checkpoint_every = 0;  // 0: only at the end
   int keep = 3;                  // checkpoints
-  bool graph = true;             // capture the step on a GPU; not with accumulate > 1
-  bool check_finite = false;     // TapeOptions::check_finite; turns the graph off
-  int accumulate = 1;            // micro-batches a step: load and loss run that often, their mean counts
-  int most_skips = 5;            // steps in a row without a finite gradient norm before the run stops
-  double ceiling_tflops = 0;     // denominator of the FLOP share; 0: not shown
+  bool graph = true;          // capture the step on a GPU; with accumulate > 1 a micro-batch and the update
+  bool check_finite = false;  // TapeOptions::check_finite; turns the graph off
+  int accumulate = 1;         // micro-batches a step: load and loss run that often, their mean counts
+  int most_skips = 5;         // steps in a row without a finite gradient norm before the run stops
+  double ceiling_tflops = 0;  // denominator of the FLOP share; 0: not shown
   optim::Schedule schedule{{}};
 };
 

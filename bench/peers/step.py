@@ -1,4 +1,4 @@
-"""The TNP's training step in PyTorch, and what a tiny operator costs the host."""
+"""Training steps in PyTorch (the TNP here, GPT-2 and LLaMA in language_step.py), and what a tiny operator costs the host."""
 import gc
 import time
 
@@ -65,54 +65,66 @@ def step_flops(b, m, n, recompute, d=512, ff=1365, layers=12, k=10, features=10)
     return 3 * (products + heads) + 3.5 * attention + (products + attention if recompute else 0)
 
 
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
+
+
+def measure_modes(bench, args, name, make, flops, tokens, **record):
+    """Times forward, backward and fused AdamW in every mode and with every backend of attention. `make()` gives a model and a
+    function loss(forward); `name` and `record` say what the record is of."""
+    op, shape, variant = name
+    for backend in args.backends.split(",") if bench.on_gpu else ("math",):
+        for mode in args.modes.split(","):
+            torch._dynamo.reset()
+            model = optimizer = graph = loss = None
+            gc.collect()
+            if bench.on_gpu:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            try:
+                with sdpa_kernel(BACKENDS[backend]):
+                    torch.manual_seed(0)
+                    model, loss = make()
+                    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=bench.on_gpu, capturable=bench.on_gpu)
+                    forward = model if mode == "eager" else torch.compile(model)
+
+                    def one_step():
+                        optimizer.zero_grad(set_to_none=True)
+                        loss(forward).backward()
+                        optimizer.step()
+
+                    run = one_step
+                    if mode == "graph":
+                        side = torch.cuda.Stream()
+                        side.wait_stream(torch.cuda.current_stream())
+                        with torch.cuda.stream(side):
+                            for _ in range(3):
+                                one_step()
+                        torch.cuda.current_stream().wait_stream(side)
+                        graph = torch.cuda.CUDAGraph()
+                        with torch.cuda.graph(graph):
+                            one_step()
+                        run = graph.replay
+                    ms = bench.measure(run, seconds=2, least=3, most=100, cold=False)
+                    peak = torch.cuda.max_memory_allocated() if bench.on_gpu else 0
+                    bench.record(op, shape, "step", f"torch {mode} {backend} {variant}", ms, flops, peak_bytes=peak,
+                                 tokens_per_s=tokens / ms["p50"] * 1e3, **record)
+            except Exception as error:  # one failed mode must not lose the others
+                print(f"{op} {shape} {mode} {backend} {variant}: {str(error)[:300]}", flush=True)
+
+
 def step(bench, args):
     shapes = [tuple(text.split(",")) for text in args.step] or [("64", "500", "64"), ("10000", "1000", "1"),
                                                                 ("10000", "1000", "4")]
     for m, n, b, *rest in shapes:
         m, n, b, recompute = int(m), int(n), int(b), rest == ["checkpoint"]
         for ff in (int(width) for width in args.widths.split(",")):
-            for backend_name in args.backends.split(",") if bench.on_gpu else ("math",):
-                backend = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
-                           "math": SDPBackend.MATH}[backend_name]
-                for mode in args.modes.split(","):
-                    torch._dynamo.reset()
-                    model = optimizer = graph = None
-                    gc.collect()
-                    if bench.on_gpu:
-                        torch.cuda.empty_cache()
-                        torch.cuda.reset_peak_memory_stats()
-                    try:
-                        with sdpa_kernel(backend):
-                            torch.manual_seed(0)
-                            model = Tnp(ff, checkpoint=recompute).to(bench.device, bench.dtype)
-                            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=bench.on_gpu, capturable=bench.on_gpu)
-                            tokens, y = bench.normal(b, m + n, 11, grad=False), torch.randn(b, n, device=bench.device)
-                            forward = model if mode == "eager" else torch.compile(model)
+            def make():
+                model = Tnp(ff, checkpoint=recompute).to(bench.device, bench.dtype)
+                tokens, y = bench.normal(b, m + n, 11, grad=False), torch.randn(b, n, device=bench.device)
+                return model, lambda forward: forward(tokens, y, m)
 
-                            def one_step():
-                                optimizer.zero_grad(set_to_none=True)
-                                forward(tokens, y, m).backward()
-                                optimizer.step()
-
-                            run = one_step
-                            if mode == "graph":
-                                side = torch.cuda.Stream()
-                                side.wait_stream(torch.cuda.current_stream())
-                                with torch.cuda.stream(side):
-                                    for _ in range(3):
-                                        one_step()
-                                torch.cuda.current_stream().wait_stream(side)
-                                graph = torch.cuda.CUDAGraph()
-                                with torch.cuda.graph(graph):
-                                    one_step()
-                                run = graph.replay
-                            ms = bench.measure(run, seconds=2, least=3, most=100, cold=False)
-                            peak = torch.cuda.max_memory_allocated() if bench.on_gpu else 0
-                            bench.record("step tnp", {"B": b, "M": m, "N": n}, "step", f"torch {mode} {backend_name} {ff}", ms,
-                                   step_flops(b, m, n, recompute), attrs={"checkpoint": "on" if recompute else "off"},
-                                   peak_bytes=peak, tokens_per_s=b * (m + n) / ms["p50"] * 1e3)
-                    except Exception as error:  # one failed mode must not lose the others
-                        print(f"step tnp M={m} N={n} B={b} {mode} {backend_name} {ff}: {str(error)[:300]}", flush=True)
+            measure_modes(bench, args, ("step tnp", {"B": b, "M": m, "N": n}, ff), make, step_flops(b, m, n, recompute),
+                          b * (m + n), attrs={"checkpoint": "on" if recompute else "off"})
 
 
 def host(bench):

@@ -10,6 +10,8 @@ sections:
   optim  fused AdamW, with and without clipping
   copy   what a large copy reaches
   step   the TNP's training step, eager, compiled and as a graph, with hidden layers of 1365 and of 1408
+  gpt    the training step of GPT-2, --size small of --language 64,1024 unless told otherwise
+  llama  that of LLaMA, --size 130m
   host   what a tiny operator costs the host
 
 A peer that cannot do a work says so and is left out. Timing as in bench/timer.cpp; backward alone on graphs made before.
@@ -22,12 +24,13 @@ import time
 import torch
 
 import step as tnp
+from language_step import language_step
 from timing import Bench
 from works import WORKS, Way
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("out")
-parser.add_argument("sections", nargs="+", choices=["op", "sweep", "optim", "copy", "step", "host"])
+parser.add_argument("sections", nargs="+", choices=["op", "sweep", "optim", "copy", "step", "gpt", "llama", "host"])
 parser.add_argument("--ours", help="records of tessera: the works of op and sweep")
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, each")
@@ -41,6 +44,9 @@ parser.add_argument("--step", action="append", default=[], help="M,N,B[,checkpoi
 parser.add_argument("--modes", default="eager,compile,graph", help="of the step")
 parser.add_argument("--widths", default="1365,1408", help="of the step's hidden layers")
 parser.add_argument("--backends", default="flash,cudnn", help="of the step's attention, on a GPU")
+parser.add_argument("--language", default="64,1024", help="of gpt and llama: sequences and their length")
+parser.add_argument("--size", default="", help="of gpt and llama: as tessera bench step takes it")
+parser.add_argument("--weights", default="bf16,autocast", help="of gpt and llama: in bf16, or in f32 under autocast")
 args = parser.parse_args()
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -174,4 +180,5 @@ for name in args.sections:
     if name in ("op", "sweep") and not args.ours:
         sys.exit(f"torch_peers.py: {name} needs --ours: the works are those that tessera measured")
     {"op": section_op, "sweep": section_sweep, "optim": section_optim, "copy": section_copy,
-     "step": lambda b: tnp.step(b, args), "host": tnp.host}[name](bench)
+     "step": lambda b: tnp.step(b, args), "gpt": lambda b: language_step(b, args, "gpt"),
+     "llama": lambda b: language_step(b, args, "llama"), "host": tnp.host}[name](bench)

@@ -124,6 +124,20 @@ TEST(Trainer, LogsTheFirstTheLastAndEveryNth) {
   EXPECT_EQ(ran.result.loss, ran.metrics.back().values.at("loss"));
 }
 
+TEST(Trainer, SamplesWhenAskedAndAtTheEnd) {
+  Regression regression(1);
+  std::vector<int64_t> sampled;
+  regression.task.sample = [&](int64_t step) {
+    EXPECT_EQ(Tape::recording(regression.layer.weight), nullptr);
+    sampled.push_back(step);
+  };
+  TrainerOptions options = options_of(20);
+  options.log_every = 100, options.sample_every = 8;
+  const Ran ran = train(regression, options);
+  EXPECT_EQ(sampled, (std::vector<int64_t>{8, 16, 20}));
+  EXPECT_EQ(ran.metrics.size(), 4u);  // the first step, and each that was sampled
+}
+
 TEST(Trainer, EvaluatesWhenAskedAndAtTheEnd) {
   Regression regression(1);
   int evaluations = 0;

@@ -1,0 +1,280 @@
+#include "cli/train_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+
+#include "io/checkpoint_folder.h"
+#include "io/file.h"
+#include "runtime/allocator.h"
+#include "runtime/error.h"
+
+namespace tessera::cli {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// ---- flags ----
+
+void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
+  const auto count = [&](const char* flag, int64_t& value, int64_t least, int64_t most, const char* what) {
+    command.add_option(flag, value, what)->check(kDecimal)->check(CLI::Range(least, most))->group("Run");
+  };
+  command.add_option("--config", config, "TOML file with any of these flags; the command line wins");
+  command.add_option("--device", device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName)
+      ->group("Run");
+  command.add_option("--graph", graph, "on or off: the step as one captured graph (GPU)")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->group("Run");
+  command.add_option("--runs", runs, "Folder of the run folders and of runs.sqlite")->group("Run");
+  command.add_option("--name", name, "Of the run folder; default: " + default_name)->group("Run");
+  command.add_option("--resume", resume, "Run folder to go on with, from its newest whole checkpoint")
+      ->group("Run");
+  count("--log-every", log_every, 1, 1 << 30, "Steps");
+  count("--eval-every", eval_every, 0, 1 << 30, "Steps; 0: at the end");
+  count("--save-every", save_every, 0, 1 << 30, "Steps between saved checkpoints; 0: at the end");
+  count("--keep", keep, 1, 1 << 20, "Saved checkpoints kept");
+  command
+      .add_flag("--check-finite", check_finite,
+                "Stop at the first NaN or infinity, naming operator and site; slow")
+      ->group("Run");
+  command
+      .add_option("--json-out", json_out, "Write settings, timings and throughput of the run to this file")
+      ->group("Run");
+  command.add_flag("--quiet", quiet, "No progress line")->group("Run");
+}
+
+std::vector<KeptOption> RunFlags::kept() {
+  return {{"--graph", "graph", &graph},
+          {"--log-every", "log_every", &log_every, 1},
+          {"--eval-every", "eval_every", &eval_every},
+          {"--save-every", "save_every", &save_every},
+          {"--keep", "keep", &keep, 1},
+          {"--check-finite", "check_finite", &check_finite}};
+}
+
+bool is_setting(const CLI::Option& option) {
+  const std::string& group = option.get_group();
+  return group == "Model" || group == "Data" || group == "Training";
+}
+
+void refuse_settings(const CLI::App& command, const char* mode, const std::vector<std::string>& allowed) {
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (is_setting(*option) && option->count() > 0 &&
+        std::find(allowed.begin(), allowed.end(), name) == allowed.end())
+      throw UsageError(std::string(mode) + "; " + name + " cannot change it");
+  }
+}
+
+std::string quoted(const std::string& text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("/._-+:,@%").find(char(c)) != std::string_view::npos;
+  });
+  if (plain && !text.empty()) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+namespace {
+
+json options_json(const std::vector<KeptOption>& kept) {
+  json out = json::object();
+  for (const KeptOption& option : kept)
+    std::visit([&](const auto* value) { out[option.key] = *value; }, option.value);
+  return out;
+}
+
+/// Whether the JSON is a value that the flag could have.
+template <class T>
+bool fits(const json& value, double least) {
+  if constexpr (std::is_same_v<T, std::string>) return value.is_string();
+  if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+  if constexpr (std::is_same_v<T, double>) return value.is_number() && value.get<double>() >= least;
+  if constexpr (std::is_same_v<T, int64_t>)
+    return value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t(1) << 30 &&
+           value.get<double>() >= least;
+}
+
+/// What a resumed run is not told again it does as before.
+void adopt_options(const std::vector<KeptOption>& kept, const json& settings, const std::string& path,
+                   const CLI::App& command) {
+  const auto options = settings.find("options");
+  if (options == settings.end()) return;
+  check(options->is_object(), path, ": \"options\" is not an object");
+  for (const KeptOption& option : kept) {
+    const auto found = options->find(option.key);
+    if (found == options->end() || command.get_option(option.flag)->count() > 0) continue;
+    std::visit(
+        [&](auto* value) {
+          using T = std::remove_pointer_t<decltype(value)>;
+          check(fits<T>(*found, option.least), path, ": options: \"", option.key, "\" is ", found->dump(),
+                ", which is no value of ", option.flag);
+          *value = found->template get<T>();
+        },
+        option.value);
+  }
+}
+
+std::string default_name(const TrainedModel& model) {
+  std::string time = train::utc_now();
+  std::erase_if(time, [](char c) { return c == '-' || c == ':'; });
+  return model.default_name() + "-" + time;
+}
+
+std::string resume_command(const TrainedModel& model, const train::RunFolder& run, const RunFlags& flags) {
+  std::string command =
+      std::string("tessera train ") + model.name() + " --resume " + quoted(run.path().string());
+  if (!flags.device.empty()) command += " --device " + flags.device;
+  return command;
+}
+
+void write_summary(const TrainedModel& model, const std::string& path, const train::TrainResult& result,
+                   Device device, const train::RunFolder& run) {
+  json throughput = model.throughput(result);
+  throughput["tokens_per_s"] = result.tokens_per_s;
+  const json out = {{"config", model.job()},
+                    {"build", train::build_facts()},
+                    {"device", device.name()},
+                    {"card", device.card().name},
+                    {"run", run.path().string()},
+                    {"steps", result.step},
+                    {"outcome", result.outcome == train::Outcome::finished ? "finished" : "interrupted"},
+                    {"loss", result.loss},
+                    {"evaluation", result.evaluation},
+                    {"timing_s", {{"total", result.seconds}}},
+                    {"throughput", throughput},
+                    {"avg_step_ms", result.ms_per_step},
+                    {"peak_mem_bytes", device.allocator().stats().reserved_peak}};
+  io::write_file(path, out.dump(2) + "\n");
+}
+
+/// The row in runs.sqlite is a convenience: that it cannot be written must not hide how the run ended.
+void record_end(const fs::path& database, const train::RunFolder& run, const char* status) {
+  try {
+    train::record_run(database, run, status);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "tessera: warning: {}\n", error.what());
+  }
+}
+
+/// A new folder that holds no run yet goes with the error that kept the run from beginning.
+class FolderGuard {
+ public:
+  explicit FolderGuard(const fs::path& path) : path_(path) {}
+  ~FolderGuard() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+  FolderGuard(const FolderGuard&) = delete;
+  void keep() { path_.clear(); }
+
+ private:
+  fs::path path_;
+};
+
+}  // namespace
+
+// ---- the run ----
+
+int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
+  if (flags.name.find('/') != std::string::npos || flags.name == "." || flags.name == "..")
+    throw UsageError("--name: \"" + flags.name + "\": expected a plain name; --runs says where");
+  const bool resumed = !flags.resume.empty();
+  for (const char* other : {"--name", "--runs", "--demo", "--find-max-batch"})
+    if (const CLI::Option* option = command.get_option_no_throw(other);
+        resumed && option && option->count() > 0)
+      throw UsageError(std::string("--resume continues a run where it is; ") + other + " cannot go with it");
+  std::vector<KeptOption> kept = flags.kept();
+  for (const KeptOption& option : model.kept()) kept.push_back(option);
+  std::optional<train::RunFolder> run;
+  json settings;
+  if (resumed) {
+    // A resumed run is the one that its folder describes; flags that would change the curve are refused.
+    refuse_settings(command, "--resume continues a run as it was", model.changeable());
+    run = train::RunFolder::open(flags.resume);
+    settings = run->settings();
+    const std::string path = (run->path() / "run.json").string();
+    model.from_settings(path, settings, command);
+    adopt_options(kept, settings, path, command);
+    check(flags.graph == "on" || flags.graph == "off", path, ": options: \"graph\" is \"", flags.graph,
+          "\"; expected on or off");
+  } else {
+    model.from_flags(command);
+  }
+  if (!flags.json_out.empty()) check_writable(flags.json_out);
+  const Device device = flags.device.empty() ? Device::best() : Device::parse(flags.device);
+  if (!run) run = train::RunFolder::create(flags.runs, flags.name.empty() ? default_name(model) : flags.name);
+  FolderGuard guard(resumed ? fs::path() : run->path());
+  model.prepare(*run, device, resumed);
+
+  const bool graph = flags.graph == "on";
+  int64_t first_step = 0;
+  if (resumed) {
+    const auto newest = io::CheckpointFolder(run->checkpoints().string(), int(flags.keep)).latest();
+    for (const std::string& warning : newest.warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
+    if (newest.step) {
+      first_step = model.restore(newest.file);
+      fmt::print("resuming from {} (step {})\n", newest.file, first_step);
+    } else {
+      fmt::print("the run ended before its first checkpoint: starting again at step 0\n");
+    }
+    run->truncate_metrics(first_step);
+    check(first_step < model.steps(), "train ", model.name(), ": the run has done its ", model.steps(),
+          " steps; give --steps to go further");
+  } else {
+    settings = {{"model", model.name()},
+                {"started", train::utc_now()},
+                {"device", device.name()},
+                {"card", device.card().name}};
+  }
+  settings["job"] = model.job();
+  settings.update(model.facts());
+  settings["build"] = train::build_facts();
+  settings["options"] = options_json(kept);
+  run->write_settings(settings);
+  guard.keep();
+  const fs::path database = run->path().parent_path() / "runs.sqlite";
+  train::record_run(database, *run, "running");
+  model.print_header(*run, graph, first_step);
+  std::fflush(stdout);  // a pipe's reader sees it before the first step
+
+  train::Progress progress(flags.quiet ? train::Progress::Mode::quiet : train::Progress::Mode::automatic);
+  const train::TrainerOptions options{.steps = model.steps(),
+                                      .log_every = flags.log_every,
+                                      .eval_every = flags.eval_every,
+                                      .checkpoint_every = flags.save_every,
+                                      .keep = int(flags.keep),
+                                      .graph = graph,
+                                      .check_finite = flags.check_finite,
+                                      .schedule = model.schedule()};
+  train::TrainResult result;
+  try {
+    result = model.train(*run, options, first_step, progress);
+    model.report(*run, result);
+  } catch (...) {
+    progress.finish();
+    record_end(database, *run, "failed");
+    throw;
+  }
+  const bool finished = result.outcome == train::Outcome::finished;
+  record_end(database, *run, finished ? "finished" : "interrupted");
+  if (!flags.json_out.empty()) write_summary(model, flags.json_out, result, device, *run);
+  if (!finished) {
+    fmt::print("interrupted after step {}; saved. To go on:\n  {}\n", result.step,
+               resume_command(model, *run, flags));
+    return 128 + result.signal;
+  }
+  fmt::print("trained {} steps in {:.1f} s: loss {:.4f}, {} tokens/s, {:.2f} ms/step\n",
+             result.step - first_step, result.seconds, result.loss, train::format_count(result.tokens_per_s),
+             result.ms_per_step);
+  model.print_end(*run, result);
+  fmt::print("report: {}\n", fs::absolute(run->path() / "report.html").lexically_normal().string());
+  return 0;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,102 @@
+#include "datasets/tokenize.h"
+
+#include <atomic>
+#include <exception>
+#include <filesystem>
+#include <thread>
+
+#include "datasets/tokens.h"
+#include "io/file.h"
+#include "runtime/error.h"
+
+namespace tessera::datasets {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Shards of one part as they fill.
+class PartWriter {
+ public:
+  PartWriter(const char* name, const std::string& folder, int64_t shard_tokens,
+             const io::Tokenizer& tokenizer, int64_t end_token)
+      : name_(name),
+        folder_(folder),
+        shard_tokens_(shard_tokens),
+        writer_(tokenizer.vocab_size(), tokenizer.fingerprint(), end_token) {}
+  void add(const std::vector<int32_t>& document) {
+    if (document.empty()) return;
+    writer_.add(document);
+    done_.tokens += document.size();
+    done_.documents += 1;
+    if (int64_t(writer_.tokens()) >= shard_tokens_) write();
+  }
+  TokenizedPart finish() {
+    if (writer_.tokens() > 0) write();
+    return done_;
+  }
+
+ private:
+  void write() { writer_.write((fs::path(folder_) / shard_name(name_, done_.shards++)).string()); }
+  std::string name_, folder_;
+  int64_t shard_tokens_;
+  TokenShardWriter writer_;
+  TokenizedPart done_;
+};
+
+struct Encoded {
+  std::vector<int32_t> train, validation;
+  uint64_t bytes = 0;
+  std::exception_ptr error;
+};
+
+}  // namespace
+
+Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
+                         const std::string& folder, const TokenizeOptions& options) {
+  const std::optional<int32_t> end = tokenizer.special().eos;
+  io::make_folder(folder);
+  for (const char* part : {"train", "validation"})
+    check(!fs::exists(fs::path(folder) / shard_name(part, 0)), "data: ", folder, " has shards of the part ",
+          part, " already; name another folder or remove them");
+  PartWriter train("train", folder, options.shard_tokens, tokenizer, end ? *end : -1),
+      validation("validation", folder, options.shard_tokens, tokenizer, end ? *end : -1);
+  Tokenized done;
+  // Texts are encoded by several threads, a group at a time, and written in their order.
+  const size_t group = size_t(options.workers) * 4;
+  for (size_t first = 0; first < paths.size(); first += group) {
+    const size_t count = std::min(group, paths.size() - first);
+    std::vector<Encoded> encoded(count);
+    std::atomic<size_t> next{0};
+    const auto work = [&] {
+      const io::Tokenizer own = tokenizer;
+      for (size_t i; (i = next++) < count;) try {
+          const std::string text = io::read_file(paths[first + i], kLargestText);
+          const TextSplit split = split_text(text, options.validation);
+          encoded[i].bytes = text.size();
+          for (auto [part, to] : {std::pair(split.train, &encoded[i].train),
+                                  std::pair(split.validation, &encoded[i].validation)}) {
+            if (part.empty()) continue;
+            *to = own.encode(part, {.special = false}).ids;
+            if (end) to->push_back(*end);
+          }
+        } catch (...) {
+          encoded[i].error = std::current_exception();
+        }
+    };
+    std::vector<std::thread> threads;
+    for (int t = 1; t < options.workers; ++t) threads.emplace_back(work);
+    work();
+    for (std::thread& thread : threads) thread.join();
+    for (const Encoded& one : encoded) {
+      if (one.error) std::rethrow_exception(one.error);
+      train.add(one.train);
+      validation.add(one.validation);
+      done.bytes += one.bytes;
+    }
+  }
+  done.train = train.finish();
+  done.validation = validation.finish();
+  return done;
+}
+
+}  // namespace tessera::datasets

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io/tokenizer/tokenizer.h"
+
+/// Text files to shards of tokens.
+
+namespace tessera::datasets {
+
+struct TokenizeOptions {
+  double validation = 0.1;                  // share at the end of each file, see split_text
+  int64_t shard_tokens = int64_t{1} << 27;  // a shard is closed when it has so many
+  int workers = 1;                          // threads; the files are the same
+};
+
+struct TokenizedPart {
+  uint64_t tokens = 0, documents = 0;
+  int64_t shards = 0;
+};
+struct Tokenized {
+  TokenizedPart train, validation;
+  uint64_t bytes = 0;  // of the texts
+};
+
+/// Each file is a document of the part "train" and, with its last share, one of "validation"; a document ends
+/// with the tokenizer's end token, if it has one. Makes the folder. Throws if it has shards already; what was
+/// written before an error stays.
+Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
+                         const std::string& folder, const TokenizeOptions& options = {});
+
+/// No text is larger.
+inline constexpr uint64_t kLargestText = uint64_t{1} << 32;
+
+}  // namespace tessera::datasets

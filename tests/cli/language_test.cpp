@@ -1,0 +1,278 @@
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+
+#include "tests/cli/command.h"
+
+// `tessera train gpt` and `llama` as a user runs them: from text to a folder of Hugging Face, and to the same
+// bytes however often they are stopped.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+void put_texts(const Workplace& at) {
+  std::string text;
+  for (int i = 0; i < 400; ++i)
+    text += "Clause " + std::to_string(i * 7 % 31) + ": everyone may copy this, without charge.\n";
+  at.put("a.txt", text);
+  at.put("b.txt", text.substr(0, 3000) + "caf\xC3\xA9 \xE4\xB8\xAD\n" + text.substr(0, 900));
+}
+
+/// A model that takes a hundred steps in a second.
+const std::string kModel =
+    " --device cpu --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 --batch 2 --quiet --log-every 1 "
+    "--eval-tokens 64 --sample-tokens 8";
+const std::string kFromText = " --text a.txt b.txt" + kModel;
+
+std::vector<std::string> curve(const Workplace& at, const std::string& run) {
+  std::vector<std::string> lines;
+  std::istringstream text(at.get("runs/" + run + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) {
+    const json record = json::parse(line);
+    lines.push_back(json{record.at("step"), record.at("loss"), record.at("lr"), record.at("grad_norm"),
+                         record.value("eval_nll", json()), record.value("ngram_nll", json())}
+                        .dump());
+  }
+  return lines;
+}
+
+int64_t steps_logged(const Workplace& at, const std::string& run) {
+  const std::string text = at.get("runs/" + run + "/metrics.jsonl");
+  return std::count(text.begin(), text.end(), '\n');
+}
+
+std::string checkpoint_of(const Workplace& at, const std::string& run, int64_t step) {
+  std::string digits = std::to_string(step);
+  return at.get("runs/" + run + "/checkpoints/step-" + std::string(6 - digits.size(), '0') + digits +
+                ".safetensors");
+}
+
+/// Everything that a run leaves but times: checkpoint, curve, samples, and the exported model.
+void expect_same_end(const Workplace& at, const std::string& a, const std::string& b, int64_t step) {
+  EXPECT_NE(checkpoint_of(at, a, step), "");
+  EXPECT_TRUE(checkpoint_of(at, a, step) == checkpoint_of(at, b, step)) << "checkpoints differ";
+  EXPECT_EQ(curve(at, a), curve(at, b));
+  EXPECT_EQ(int64_t(curve(at, a).size()), step);
+  for (const char* file :
+       {"samples.jsonl", "model/config.json", "model/tokenizer.json", "model/model.safetensors"}) {
+    const std::string first = at.get("runs/" + a + "/" + file);
+    EXPECT_NE(first, "") << file;
+    EXPECT_TRUE(first == at.get("runs/" + b + "/" + file)) << file << " differs";
+  }
+}
+
+void expect_success(const Outcome& outcome) {
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+}
+
+class TrainLanguage : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(TrainLanguage, MakesARunFolderAndAModelFromText) {
+  const Workplace at;
+  put_texts(at);
+  const std::string model = GetParam();
+  const Outcome outcome =
+      run(at, "train " + model + " --steps 30 --name a --json-out out.json --sample-every 15" + kFromText);
+  expect_success(outcome);
+  EXPECT_TRUE(holds_all(outcome.out, model + " on cpu|held out|5-gram: |held-out text: |bits a byte|"
+                                             "5-gram on it: |it writes:|runs/a/model|report.html"))
+      << outcome.out;
+  for (const char* file : {"run.json", "metrics.jsonl", "samples.jsonl", "report.html", "data/tokenizer.json",
+                           "data/train-00000.tokens", "data/validation-00000.tokens", "model/config.json",
+                           "model/model.safetensors", "model/tokenizer.json"})
+    EXPECT_TRUE(fs::exists(at / (std::string("runs/a/") + file))) << file;
+  const json settings = json::parse(at.get("runs/a/run.json"));
+  EXPECT_EQ(settings.at("model"), model);
+  EXPECT_EQ(settings.at("baseline").at("order"), 5);
+  EXPECT_EQ(settings.at("options").at("sample_every"), 15);
+  const json out = json::parse(at.get("out.json"));
+  EXPECT_EQ(out.at("evaluation").at("ngram_nll"), settings.at("baseline").at("nll"));
+  EXPECT_GT(out.at("evaluation").at("eval_bits_per_byte").get<double>(), 0);
+  const std::string page = at.get("runs/a/report.html");
+  EXPECT_TRUE(holds_all(page, "training loss|held-out loss|5-gram|What it writes|Throughput|bits a byte"));
+  // The model goes on from where it was exported, with its tokenizer.
+  const Outcome tuned = run(at, "train " + model +
+                                    " --steps 3 --name b --model runs/a/model --text a.txt b.txt "
+                                    "--device cpu --length 16 --batch 2 --quiet --sample-tokens 0");
+  expect_success(tuned);
+  const double start = json::parse(first_line(at.get("runs/b/metrics.jsonl"))).at("loss");
+  const double drawn = json::parse(first_line(at.get("runs/a/metrics.jsonl"))).at("loss");
+  EXPECT_LT(start, drawn - 0.2);
+  EXPECT_EQ(at.get("runs/b/model/tokenizer.json"), at.get("runs/a/model/tokenizer.json"));
+}
+INSTANTIATE_TEST_SUITE_P(Models, TrainLanguage, ::testing::Values("gpt", "llama"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(TrainLanguageRuns, TheSameSeedGivesTheSameBits) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --steps 40 --name a --seed 7 --dropout 0.1" + kFromText));
+  expect_success(run(at, "train gpt --steps 40 --name b --seed 7 --dropout 0.1 --save-every 9" + kFromText));
+  expect_success(run(at, "train gpt --steps 40 --name c --seed 8 --dropout 0.1" + kFromText));
+  expect_same_end(at, "a", "b", 40);
+  EXPECT_NE(curve(at, "a"), curve(at, "c"));
+}
+
+TEST(TrainLanguageRuns, InterruptedGoesOnToTheSameEnd) {
+  const Workplace at;
+  put_texts(at);
+  const std::string flags = "train llama --steps 1500 --accumulate 2 --sample-every 400 --eval-every 300";
+  expect_success(run(at, flags + " --name whole" + kFromText));
+  Process process(at, words_of(flags + " --name cut" + kFromText));
+  while (process.running() && steps_logged(at, "cut") < 5) ::usleep(200);
+  process.send(SIGINT);
+  const Outcome cut = process.wait();
+  ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
+  EXPECT_FALSE(fs::exists(at / "runs/cut/model")) << "a model that is not done";
+  fs::remove(at / "a.txt");  // the run has its own data
+  const size_t command = cut.out.find("tessera train llama --resume");
+  ASSERT_NE(command, std::string::npos) << cut.out;
+  expect_success(run(at, first_line(cut.out.substr(command + std::string("tessera ").size()))));
+  expect_same_end(at, "whole", "cut", 1500);
+}
+
+TEST(SlowTrainLanguageRuns, KilledAgainAndAgainEndsWithTheSameBits) {
+  const Workplace at;
+  put_texts(at);
+  const std::string flags = "train gpt --steps 600 --dropout 0.2 --sample-every 50 --save-every 20";
+  expect_success(run(at, flags + " --name whole" + kFromText));
+  std::mt19937 random(3);
+  int kills = 0;
+  for (int round = 0; round < 30 && kills < 8; ++round) {
+    const bool begun = fs::exists(at / "runs/cut/run.json");
+    if (!begun) fs::remove_all(at / "runs/cut");  // killed before it said what it is
+    Process process(at, words_of(begun ? "train gpt --quiet --resume runs/cut --device cpu"
+                                       : flags + " --name cut" + kFromText));
+    const int64_t enough = steps_logged(at, "cut") + int64_t(random() % 90);
+    while (process.running() && steps_logged(at, "cut") < enough) ::usleep(200);
+    if (!process.running()) break;
+    process.send(SIGKILL);
+    if (process.wait().signal != SIGKILL) break;
+    ++kills;
+  }
+  EXPECT_GE(kills, 4);
+  expect_success(run(at, "train gpt --quiet --resume runs/cut --device cpu"));
+  expect_same_end(at, "whole", "cut", 600);
+}
+
+TEST(TrainLanguageRuns, FromShardsWithDocumentsApart) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "tokenizer train --kind byte --text a.txt --out t.json"));
+  expect_success(run(at, "data tokenize --text a.txt b.txt --tokenizer t.json --out d"));
+  expect_success(run(at, "train gpt --data d --documents --steps 12 --save-every 6 --name a" + kModel));
+  expect_success(
+      run(at, "train gpt --data d --documents --steps 6 --schedule constant --warmup 0 --name b" + kModel));
+  expect_success(run(at, "train gpt --quiet --device cpu --resume runs/b --steps 12"));
+  EXPECT_EQ(curve(at, "b").size(), 12u);
+  EXPECT_EQ(at.get("runs/a/model/tokenizer.json"), at.get("t.json"));
+  const json settings = json::parse(at.get("runs/a/run.json"));
+  EXPECT_EQ(settings.at("job").at("data"), (at / "d").string());
+  // Shards that have been made anew are not the run's.
+  fs::remove_all(at / "d");
+  expect_success(run(at, "tokenizer train --text a.txt --vocab-size 300 --out t2.json"));
+  expect_success(run(at, "data tokenize --text a.txt b.txt --tokenizer t2.json --out d"));
+  const Outcome other = run(at, "train gpt --quiet --device cpu --resume runs/b --steps 20");
+  EXPECT_EQ(other.code, 1);
+  EXPECT_TRUE(holds_all(other.err, "fingerprint|tokenize the text again")) << other.err;
+}
+
+TEST(TrainLanguageRuns, EpochsAndMinutesAreSteps) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --epochs 2 --name a" + kFromText));
+  const json job = json::parse(at.get("runs/a/run.json")).at("job");
+  // Two passes over about 26,000 characters, 32 a step.
+  EXPECT_GT(job.at("steps"), 1000);
+  EXPECT_LT(job.at("steps"), 2000);
+  expect_success(run(at, "train gpt --minutes 0.02 --name b" + kFromText));
+  EXPECT_GE(json::parse(at.get("runs/b/run.json")).at("job").at("steps"), 1);
+}
+
+struct BadRun {
+  const char* name;
+  const char* line;
+  const char* says;
+};
+void PrintTo(const BadRun& bad, std::ostream* out) {
+  *out << bad.name;
+}
+
+class TrainLanguageErrors : public ::testing::TestWithParam<BadRun> {};
+
+TEST_P(TrainLanguageErrors, SayWhatIsWrongAndLeaveNoRun) {
+  const Workplace at;
+  put_texts(at);
+  at.put("short.txt", "too short\n");
+  at.put("empty.txt", "");
+  at.put("bad.json", "{");
+  fs::create_directories(at / "nothing");
+  const Outcome outcome = run(at, std::string(GetParam().line) + kModel);
+  EXPECT_EQ(outcome.code, 1) << outcome.out << outcome.err;
+  EXPECT_TRUE(outcome.err.starts_with("tessera: ")) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, GetParam().says)) << outcome.err;
+  EXPECT_FALSE(fs::exists(at / "runs/a"));
+}
+INSTANTIATE_TEST_SUITE_P(
+    Runs, TrainLanguageErrors,
+    ::testing::Values(
+        BadRun{"NoFile", "train gpt --name a --text none.txt", "none.txt"},
+        BadRun{"ShortText", "train gpt --name a --text short.txt --validation 0", "tokens|no window of 16"},
+        BadRun{"ShortValidation", "train gpt --name a --text short.txt", "nothing is held out"},
+        BadRun{"EmptyText", "train gpt --name a --text empty.txt", "empty.txt is empty"},
+        BadRun{"SmallShare", "train gpt --name a --text a.txt --validation 0.0005", "nothing is held out"},
+        BadRun{"NoShards", "train gpt --name a --data nothing", "nothing"},
+        BadRun{"BadTokenizer", "train gpt --name a --text a.txt --tokenizer bad.json", "bad.json"},
+        BadRun{"NoModel", "train gpt --name a --text a.txt --tokenizer nothing", "nothing"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(TrainLanguageRuns, AFolderOfAnotherModelIsRefused) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train llama --steps 2 --name l" + kFromText));
+  const Outcome other =
+      run(at, "train gpt --text a.txt --device cpu --model runs/l/model --length 16 --name a");
+  EXPECT_EQ(other.code, 2);
+  EXPECT_TRUE(holds_all(other.err, "--model|llama|expected gpt2 or opt")) << other.err;
+  const Outcome resumed = run(at, "train gpt --device cpu --resume runs/l --steps 5");
+  EXPECT_EQ(resumed.code, 1);
+  EXPECT_TRUE(holds_all(resumed.err, "runs/l/run.json|train llama|not of `train gpt`")) << resumed.err;
+  const Outcome longer =
+      run(at, "train llama --text a.txt --device cpu --model runs/l/model --length 17 --name a");
+  EXPECT_EQ(longer.code, 1);
+  EXPECT_TRUE(holds_all(longer.err, "length is 17|16 positions")) << longer.err;
+  EXPECT_FALSE(fs::exists(at / "runs/a"));
+}
+
+TEST(PlanAndBench, TellAStepOfALanguageModel) {
+  const Workplace at;
+  const Outcome plan = run(at, "plan gpt --batch 64 --precision bf16 --memory 78 --json");
+  expect_success(plan);
+  const json record = json::parse(plan.out);
+  EXPECT_EQ(record.at("parameter_count"), 124'439'808);
+  EXPECT_EQ(record.at("parameters"), 2 * 124'439'808.0);
+  EXPECT_GT(record.at("largest_batch"), 64);
+  const std::string sizes =
+      " --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 4 --vocab-size 100";
+  for (const char* model : {"gpt", "llama"}) {
+    expect_success(run(at, std::string("bench step ") + model + sizes +
+                               " --device cpu --seconds 0.05 --json " + model + ".jsonl"));
+    const json step = json::parse(first_line(at.get(std::string(model) + ".jsonl")));
+    EXPECT_EQ(step.at("op"), std::string("step ") + model);
+    EXPECT_EQ(step.at("shape").at("T"), 32);
+    EXPECT_EQ(step.at("implementation"), "tessera eager");
+    EXPECT_GT(step.at("tokens_per_s"), 0);
+    const double planned = step.at("planned_bytes"), live = step.at("live_bytes");
+    // A plan names the large parts; what is small (statistics of rows, gradients on their way) is not in it.
+    EXPECT_GT(planned, 0.75 * live) << model;
+    EXPECT_LT(planned, 1.25 * live) << model;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli::test

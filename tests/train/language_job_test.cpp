@@ -1,0 +1,357 @@
+#include "train/language_job.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "autograd/tape.h"
+#include "pretrained/load.h"
+#include "runtime/allocator.h"
+#include "tests/train/folder.h"
+#include "train/language_plan.h"
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+
+LanguageJob small_job(bool llama = false) {
+  LanguageJob job;
+  if (llama)
+    job.model = models::LlamaConfig{.vocabulary = 257,
+                                    .positions = 16,
+                                    .d_model = 16,
+                                    .d_ff = 20,
+                                    .heads = 4,
+                                    .kv_heads = 2,
+                                    .layers = 2};
+  else
+    job.model = models::GptConfig{
+        .vocabulary = 257, .positions = 16, .d_model = 16, .d_ff = 24, .heads = 2, .layers = 2};
+  job.length = 16, job.batch = 2, job.steps = 20, job.warmup = 2;
+  return job;
+}
+
+std::string some_text(int lines) {
+  std::string text;
+  for (int i = 0; i < lines; ++i) text += "line " + std::to_string(i * 7 % 23) + " is free, as in speech\n";
+  return text;
+}
+
+/// Byte tokens of two texts, the second short.
+LanguageData small_data(const TemporaryFolder& root, bool documents = false) {
+  const std::string folder = (root / "data").string();
+  if (!std::filesystem::exists(folder)) {
+    std::ofstream(root / "a.txt") << some_text(60);
+    std::ofstream(root / "b.txt") << some_text(9);
+    write_language_data({.files = {(root / "a.txt").string(), (root / "b.txt").string()},
+                         .tokenizer = {},
+                         .kind = "byte",
+                         .validation = 0.2},
+                        folder);
+  }
+  return LanguageData(folder, folder, 16, documents);
+}
+
+datasets::TokenBatch batch_of(const LanguageData& data, std::vector<int64_t> windows) {
+  return data.train().batch(windows);
+}
+
+TEST(LanguageJob, ComesBackFromJsonExactly) {
+  for (const bool llama : {false, true}) {
+    LanguageJob job = small_job(llama);
+    job.lr = 0.1, job.seed = (uint64_t(1) << 63) + 1, job.documents = true, job.beta2 = 0.987654321;
+    std::visit([](auto& model) { model.dtype = DType::bf16; }, job.model);
+    const json out = json::parse(to_json(job).dump());
+    const LanguageJob back = language_job_from_json(out);
+    EXPECT_EQ(to_json(back), to_json(job));
+    EXPECT_EQ(back.is_llama(), llama);
+    EXPECT_EQ(back.dtype(), DType::bf16);
+  }
+}
+
+TEST(LanguageJob, EverySettingMustBeThereAndOfItsType) {
+  const json good = to_json(small_job());
+  for (const auto& [name, value] : good.items()) {
+    json missing = good;
+    missing.erase(name);
+    EXPECT_NE(error_of([&] { language_job_from_json(missing); }).find("\"" + name + "\" is missing"),
+              std::string::npos);
+    if (name == "model") continue;
+    json bad = good;
+    bad[name] = value.is_string() ? json(1) : json("1");
+    EXPECT_NE(error_of([&] { language_job_from_json(bad); }).find("\"" + name + "\""), std::string::npos);
+  }
+  json extra = good;
+  extra["colour"] = 1;
+  EXPECT_NE(error_of([&] { language_job_from_json(extra); }).find("\"colour\""), std::string::npos);
+}
+
+TEST(LanguageJob, SaysWhatDoesNotFit) {
+  const auto refuses = [](auto&& change, const char* part) {
+    LanguageJob job = small_job();
+    change(job);
+    EXPECT_NE(error_of([&] { job.validate(); }).find(part), std::string::npos)
+        << part << " in: " << error_of([&] { job.validate(); });
+  };
+  refuses([](LanguageJob& job) { job.length = 17; }, "17");
+  refuses([](LanguageJob& job) { job.batch = 0; }, "batch");
+  refuses([](LanguageJob& job) { job.accumulate = 0; }, "accumulate");
+  refuses([](LanguageJob& job) { job.lr = 0; }, "lr");
+  refuses([](LanguageJob& job) { job.final_lr = 2; }, "final_lr");
+  refuses([](LanguageJob& job) { job.beta2 = 1; }, "beta2");
+  refuses([](LanguageJob& job) { job.schedule = "spiral"; }, "spiral");
+  EXPECT_EQ(error_of([] { small_job().validate(); }), "");
+}
+
+TEST(LanguagePlan, CountsTheParametersOfTheModel) {
+  Rng rng(1);
+  for (const bool tied : {true, false}) {
+    models::GptConfig gpt{
+        .vocabulary = 61, .positions = 24, .d_model = 24, .d_ff = 40, .heads = 3, .layers = 2};
+    gpt.tied = tied;
+    EXPECT_EQ(count_parameters(gpt), nn::count_parameters(models::Gpt(gpt, rng, Device::cpu())));
+    models::LlamaConfig llama{.vocabulary = 61,
+                              .positions = 24,
+                              .d_model = 24,
+                              .d_ff = 37,
+                              .heads = 4,
+                              .kv_heads = 2,
+                              .head = 8,
+                              .layers = 2};
+    llama.tied = tied, llama.attention_bias = tied, llama.gated = tied;
+    EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
+  }
+  // What their papers say: 124M (Radford et al. counted 117M without what is tied twice), and 6.7B.
+  LanguageConfig small = models::GptConfig{}, large = models::LlamaConfig{};
+  apply_size(small, "small");
+  apply_size(large, "7b");
+  EXPECT_EQ(count_parameters(small), 124'439'808);
+  EXPECT_EQ(count_parameters(large), 6'738'415'616);
+}
+
+TEST(LanguagePlan, CountsTheWorkOfAToken) {
+  // 6 operations a parameter and token (Kaplan et al., arXiv:2001.08361, section 2.1), those of the tables
+  // apart, and the attention.
+  LanguageConfig config = models::GptConfig{};
+  const LanguageFlops flops = count_flops(config, 2, 1024);
+  const double matrices = 12.0 * 12 * 768 * 768;
+  EXPECT_DOUBLE_EQ(flops.products, 2.0 * 2048 * matrices);
+  EXPECT_DOUBLE_EQ(flops.head, 2.0 * 2048 * 768 * 50257);
+  EXPECT_DOUBLE_EQ(flops.attention, 12.0 * 4 * 2 * 1024 * 1024 * 768 / 2);
+}
+
+TEST(LanguageData, PartsOfEachTextAndATokenizerThatHasSeenTheFirstOnly) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  ASSERT_NE(data.validation(), nullptr);
+  const uint64_t bytes = some_text(60).size() + some_text(9).size();
+  EXPECT_EQ(data.train().tokens() + data.validation()->tokens(), bytes + 4);  // two ends in each part
+  const auto begins = document_begins(data.train(), 0, data.train().tokens());
+  ASSERT_EQ(begins.size(), 2u);
+  EXPECT_EQ(begins[0], 0u);
+  const auto tokens = read_tokens(data.train(), begins[1] - 1, begins[1] + 1);
+  EXPECT_EQ(tokens[0], *data.tokenizer().special().eos);
+  // A character that stands in the held-out part alone is no token of its own.
+  const std::string own = (root / "own").string();
+  std::ofstream(root / "c.txt") << "abc abc abc abc\nabc abc\nabc xyz\n";
+  write_language_data({.files = {(root / "c.txt").string()}, .tokenizer = {}, .validation = 0.2}, own);
+  EXPECT_TRUE(io::Tokenizer::load(own).id_of("a").has_value());
+  EXPECT_FALSE(io::Tokenizer::load(own).id_of("x").has_value());
+  EXPECT_EQ(io::Tokenizer::load(own).decode(io::Tokenizer::load(own).encode("x").ids), "x");
+}
+
+TEST(LanguageData, RefusesShardsOfAnotherTokenizer) {
+  const TemporaryFolder root;
+  small_data(root);
+  const std::string other = (root / "other").string();
+  write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = {}}, other);
+  const std::string error = error_of([&] { LanguageData((root / "data").string(), other, 16, false); });
+  EXPECT_NE(error.find("fingerprint"), std::string::npos) << error;
+}
+
+TEST(NgramBaseline, IsOfTheTargetsThatTheModelIsEvaluatedOn) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  const int64_t windows = evaluation_windows(data, {.eval_tokens = 50});
+  EXPECT_EQ(windows, 3);
+  const NgramBaseline all = ngram_baseline(data, 5, windows, 1 << 20),
+                      few = ngram_baseline(data, 5, windows, 100);
+  EXPECT_EQ(all.trained, data.train().tokens());
+  EXPECT_EQ(few.trained, 100u);
+  EXPECT_LT(all.nll, few.nll);
+  EXPECT_GT(all.nll, 0);
+  EXPECT_EQ(validation_bytes(data, windows), 48u);  // bytes are tokens
+  EXPECT_EQ(evaluation_windows(data, {.eval_tokens = 1 << 20}), data.validation()->size());
+  EXPECT_EQ(evaluation_windows(data, {.eval_tokens = 1}), 1);
+}
+
+TEST(NgramBaseline, KeepsDocumentsApartWhereTheModelDoes) {
+  const TemporaryFolder root;
+  const LanguageData together = small_data(root), apart = small_data(root, true);
+  const int64_t windows = together.validation()->size();
+  EXPECT_NE(ngram_baseline(together, 3, windows, 1 << 20).nll,
+            ngram_baseline(apart, 3, windows, 1 << 20).nll);
+}
+
+TEST(LanguageSession, RestoresEverythingThatContinuesTheCurve) {
+  for (const bool llama : {false, true}) {
+    const TemporaryFolder root;
+    const LanguageData data = small_data(root);
+    const LanguageJob job = small_job(llama);
+    const auto step = [&](LanguageSession& session, int64_t window) {
+      session.load(batch_of(data, {window, window + 1}));
+      Tape tape;
+      const Tensor loss = session.loss();
+      tape.backward(loss);
+      session.optimizer().step();
+      session.optimizer().zero_grad();
+      return loss.item<double>();
+    };
+    LanguageSession whole(job, Device::cpu()), other(job, Device::cpu());
+    step(whole, 0), step(whole, 2);
+    const datasets::LoaderState state{.batch = 2, .seed = 3, .stream = 4};
+    const std::string file = (root / "c.safetensors").string();
+    whole.checkpoint(2, state).save(file);
+    datasets::LoaderState restored;
+    EXPECT_EQ(other.restore(file, restored), 2);
+    EXPECT_EQ(restored, state);
+    for (int64_t window = 4; window < 10; window += 2) EXPECT_EQ(step(whole, window), step(other, window));
+  }
+}
+
+TEST(LanguageSession, RestoresOnlyItsOwnJob) {
+  const TemporaryFolder root;
+  const LanguageJob job = small_job();
+  const std::string file = (root / "c.safetensors").string();
+  LanguageSession(job, Device::cpu()).checkpoint(7, {}).save(file);
+  LanguageJob longer = job, other = job;
+  longer.steps = 2 * job.steps;
+  std::get<models::GptConfig>(other.model).residual_dropout = 0.5;
+  datasets::LoaderState state{.batch = 9};
+  EXPECT_EQ(LanguageSession(longer, Device::cpu()).restore(file, state), 7);
+  EXPECT_EQ(state.batch, 0u);
+  const std::string error = error_of([&] { LanguageSession(other, Device::cpu()).restore(file, state); });
+  EXPECT_NE(error.find("\"model\""), std::string::npos) << error;
+}
+
+TEST(LanguageSession, DecaysMatricesAlone) {
+  // Without a gradient all that a step changes is what decays.
+  LanguageJob job = small_job(true);
+  job.lr = 0.1, job.weight_decay = 0.5;
+  LanguageSession session(job, Device::cpu());
+  std::map<std::string, std::vector<float>> before;
+  for (const auto& [name, tensor] : session.optimizer().parameters())
+    before[name] = tensor.detach().to_vector<float>();
+  session.optimizer().zero_grad();
+  session.optimizer().step();
+  for (const auto& [name, tensor] : session.optimizer().parameters()) {
+    const bool fixed = name == "token.weight" || name.find("norm") != std::string::npos;
+    EXPECT_EQ(tensor.detach().to_vector<float>() == before.at(name), fixed) << name;
+  }
+}
+
+TEST(LanguageSession, EvaluatesWithoutDropoutAndGoesOnWithIt) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  LanguageJob job = small_job();
+  std::get<models::GptConfig>(job.model).residual_dropout = 0.5;
+  LanguageSession session(job, Device::cpu());
+  const datasets::TokenBatch batch = batch_of(data, {0, 1});
+  EXPECT_EQ(session.evaluate(batch), session.evaluate(batch));
+  session.load(batch);
+  EXPECT_NE(session.loss().item<double>(), session.loss().item<double>());
+}
+
+TEST(LanguageTraining, DocumentsApartAreSequencesOfTheirOwn) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root, true);
+  LanguageJob job = small_job(true);
+  job.documents = true;
+  // The window with the border between the two texts.
+  const uint64_t border = document_begins(data.train(), 0, data.train().tokens())[1];
+  const int64_t window = int64_t(border - 1) / job.length;
+  const datasets::TokenBatch batch = batch_of(data, {window, 0});
+  ASSERT_EQ(batch.lengths.size(0), 4) << "three segments";
+  LanguageSession session(job, Device::cpu());
+  session.load(batch);
+  // The mean of what each segment costs by itself, over the targets that count.
+  double sum = 0;
+  int64_t counted = 0;
+  const auto ends = batch.lengths.to_vector<int64_t>();
+  const Tensor tokens = batch.inputs.reshape({32}), targets = batch.targets.reshape({32});
+  for (size_t i = 1; i < ends.size(); ++i) {
+    datasets::TokenBatch part;
+    const int64_t length = ends[i] - ends[i - 1];
+    part.inputs = tokens.slice(0, ends[i - 1], ends[i]).reshape({1, length});
+    part.targets = targets.slice(0, ends[i - 1], ends[i]).reshape({1, length});
+    part.lengths = Tensor::from(std::vector<int32_t>{0, int32_t(length)}, {2});
+    int64_t there = 0;
+    for (const int64_t target : part.targets.to_vector<int64_t>()) there += target >= 0;
+    sum += session.evaluate(part) * double(there);
+    counted += there;
+  }
+  EXPECT_EQ(counted, 31);
+  // f32: 31 losses near 5.5, each rounded a few times, in another order.
+  EXPECT_NEAR(session.loss().item<double>(), sum / double(counted), 1e-5);
+}
+
+TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
+  for (const bool llama : {false, true}) {
+    const TemporaryFolder root;
+    const LanguageData data = small_data(root);
+    const LanguageSession session(small_job(llama), Device::cpu());
+    const std::string folder = (root / "model").string(), tokenizer = (root / "data").string();
+    export_language(session, data, tokenizer, folder);
+    export_language(session, data, tokenizer, folder);  // a second end of the run replaces it
+    EXPECT_EQ(io::Tokenizer::load(folder).fingerprint(), data.tokenizer().fingerprint());
+    const pretrained::Config config = pretrained::read_config(folder);
+    EXPECT_EQ(config.end_tokens, std::vector<int64_t>{*data.tokenizer().special().eos});
+    LanguageJob job = small_job(llama);
+    job.seed = 5;
+    LanguageSession again(job, Device::cpu(), folder), drawn(job, Device::cpu());
+    LanguageSession first(small_job(llama), Device::cpu());
+    const datasets::TokenBatch batch = batch_of(data, {0, 1});
+    EXPECT_EQ(again.evaluate(batch), first.evaluate(batch));
+    EXPECT_NE(drawn.evaluate(batch), first.evaluate(batch));
+  }
+}
+
+TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  std::vector<std::vector<StepRecord>> curves;
+  for (const int64_t accumulate : {1, 2}) {
+    LanguageJob job = small_job();
+    job.accumulate = accumulate, job.batch = 4 / accumulate, job.steps = 6, job.lr = 1e-2;
+    const RunFolder run = RunFolder::create(root.path(), "r");
+    LanguageSession session(job, Device::cpu());
+    Progress progress(Progress::Mode::quiet);
+    train_language(session, data, run, {.steps = 6, .log_every = 1, .schedule = make_schedule(job)},
+                   {.sample_every = 3, .sample_tokens = 4}, {}, 0, first_batch(job), progress);
+    curves.push_back(run.metrics());
+    const auto samples = run.samples();
+    ASSERT_EQ(samples.size(), 2u);
+    EXPECT_EQ(samples[0].step, 3);
+    EXPECT_EQ(samples[1].step, 6);
+  }
+  ASSERT_EQ(curves[0].size(), 6u);
+  for (size_t i = 0; i < 6; ++i)
+    // f32: the same 64 losses near 5.5 in another order; what that changes in the weights grows over six
+    // steps.
+    EXPECT_NEAR(curves[0][i].values.at("loss"), curves[1][i].values.at("loss"), 1e-4) << i;
+  EXPECT_NEAR(curves[0][5].values.at("eval_nll"), curves[1][5].values.at("eval_nll"), 1e-4);
+  EXPECT_LT(curves[0][5].values.at("eval_nll"), curves[0][0].values.at("loss") - 0.1);
+  EXPECT_DOUBLE_EQ(curves[0][5].values.at("eval_bits_per_byte"),
+                   curves[0][5].values.at("eval_nll") * double(data.validation()->size() * 16) /
+                       double(validation_bytes(data, data.validation()->size())) / std::log(2.0));
+}
+
+TEST(LanguageTraining, StepsFitTheirTime) {
+  LanguageJob job = small_job();
+  const int64_t few = steps_within(job, Device::cpu(), 0.5), many = steps_within(job, Device::cpu(), 500);
+  EXPECT_GE(few, 1);
+  EXPECT_GT(many, 100);
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "datasets/tokenize.h"
+#include "datasets/tokens.h"
+
+/// What a language model is trained on: shards of tokens in two parts, and their tokenizer.
+
+namespace tessera::train {
+
+/// Text files, and where their tokenizer comes from.
+struct LanguageText {
+  std::vector<std::string> files;
+  std::string tokenizer;           // a file or folder as io::Tokenizer::load takes it; "": made of the text
+  std::string kind = "character";  // of what is made: bpe, character or byte
+  int64_t vocab_size = 1024;       // of bpe
+  double validation = 0.1;         // share at the end of each file
+};
+
+/// Turns text into shards and a tokenizer in `folder`. A tokenizer made of the text has seen the training
+/// part only.
+datasets::Tokenized write_language_data(const LanguageText& text, const std::string& folder);
+
+/// Copies the files of a tokenizer (a tokenizer.json, a .model, or the folder of one) with what lies beside
+/// it and belongs to it.
+void copy_tokenizer(const std::string& from, const std::string& folder);
+
+/// Both parts, opened.
+class LanguageData {
+ public:
+  /// `shards`: folder of the shards; `tokenizer`: folder of the tokenizer, which must be theirs. There is no
+  /// validation part if there are no shards of it. Throws for less than one window of either.
+  LanguageData(const std::string& shards, const std::string& tokenizer, int64_t length, bool documents);
+
+  const io::Tokenizer& tokenizer() const { return tokenizer_; }
+  const datasets::TokenWindows& train() const { return *train_; }
+  /// Null if there is none.
+  const datasets::TokenWindows* validation() const { return validation_.get(); }
+  int64_t length() const { return length_; }
+  bool documents() const { return documents_; }
+
+ private:
+  io::Tokenizer tokenizer_;
+  std::unique_ptr<datasets::TokenWindows> train_, validation_;
+  int64_t length_;
+  bool documents_;
+};
+
+/// The tokens [begin, end) of a part, over its shards.
+std::vector<int64_t> read_tokens(const datasets::TokenWindows& windows, uint64_t begin, uint64_t end);
+/// Where documents begin among them, counted from `begin`; the first is not one unless it stands there.
+std::vector<uint64_t> document_begins(const datasets::TokenWindows& windows, uint64_t begin, uint64_t end);
+
+/// The held-out loss of the last `order - 1` tokens (datasets::NgramModel), on the same tokens that the model
+/// is trained on and on the same targets that it is evaluated on. In front of each target the n-gram sees
+/// order - 1 tokens, also across the border of a window, where the model sees nothing: what that is worth is
+/// the n-gram's. With documents apart neither sees the one before.
+struct NgramBaseline {
+  int order = 0;         // 0: none was computed
+  double nll = 0;        // nats a token
+  uint64_t trained = 0;  // tokens; fewer than there are if `most` was less
+  uint64_t ngrams = 0;   // different ones
+};
+NgramBaseline ngram_baseline(const LanguageData& data, int order, int64_t windows, uint64_t most);
+
+/// Bytes of the text of the targets in the first `windows` windows of the validation part: what nats a token
+/// are multiplied with to be bits a byte.
+uint64_t validation_bytes(const LanguageData& data, int64_t windows);
+
+}  // namespace tessera::train

@@ -1,0 +1,241 @@
+#include "train/language_job.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "autograd/tape.h"
+#include "io/file.h"
+#include "pretrained/load.h"
+#include "runtime/allocator.h"
+#include "runtime/error.h"
+#include "train/job.h"
+
+namespace tessera::train {
+
+using nlohmann::json;
+
+// ---- the job ----
+
+DType LanguageJob::dtype() const {
+  return std::visit([](const auto& config) { return config.dtype; }, model);
+}
+
+void LanguageJob::validate() const {
+  std::visit([](const auto& config) { config.validate(); }, model);
+  constexpr int64_t kWidest = 1 << 20;
+  std::visit(
+      [&](const auto& config) {
+        for (const auto& [name, size] :
+             {std::pair("d_model (--d-model)", config.d_model), std::pair("d_ff (--d-ff)", config.d_ff),
+              std::pair("layers (--layers)", config.layers)})
+          check(size <= kWidest, family(), ": ", name, " is ", size, "; it must be at most ", kWidest);
+        check(length <= config.positions, family(), ": length is ", length, "; the model has ",
+              config.positions, " positions");
+      },
+      model);
+  const std::pair<const char*, int64_t> sizes[] = {{"length (--length)", length},
+                                                   {"batch (--batch)", batch},
+                                                   {"accumulate (--accumulate)", accumulate},
+                                                   {"steps", steps}};
+  for (const auto& [name, size] : sizes)
+    check(size >= 1 && size <= kLargest, family(), ": ", name, " is ", size, "; it must be from 1 to ",
+          kLargest);
+  check(batch * length <= kLargest, family(), ": ", batch, " sequences of ", length,
+        " tokens; a micro-batch has at most ", kLargest);
+  check(accumulate <= 1 << 20, family(), ": accumulate is ", accumulate);
+  check(warmup >= 0, family(), ": warmup is ", warmup);
+  check(lr > 0 && std::isfinite(lr), family(), ": lr is ", lr, "; it must be positive");
+  check(weight_decay >= 0 && clip_norm >= 0, family(), ": weight_decay is ", weight_decay, " and clip_norm ",
+        clip_norm, "; they must not be negative");
+  check(final_lr >= 0 && final_lr <= 1, family(), ": final_lr is ", final_lr, "; expected 0 to 1");
+  check(beta2 > 0 && beta2 < 1, family(), ": beta2 is ", beta2, "; expected more than 0 and less than 1");
+  make_schedule(*this);
+}
+
+json to_json(const LanguageJob& job) {
+  json out = job_to_json(job);
+  out["model"] =
+      json::parse(std::visit([](const auto& config) { return pretrained::config_text(config); }, job.model));
+  return out;
+}
+
+LanguageJob language_job_from_json(const json& in) {
+  check(in.is_object() && in.contains("model"), "language job: \"model\" is missing");
+  json rest = in;
+  rest.erase("model");
+  const pretrained::Config config = pretrained::parse_config("model", in["model"].dump());
+  const auto* gpt = std::get_if<models::GptConfig>(&config.model);
+  const auto* llama = std::get_if<models::LlamaConfig>(&config.model);
+  check(gpt || llama, "language job: \"model\" is of the type ", config.type,
+        "; expected gpt2, opt or llama");
+  // The length is compared with the model's positions, so the model comes first.
+  struct Job : LanguageJob {
+    void validate() const {}
+  };
+  LanguageJob job = job_from_json<Job>(rest, "language job");
+  if (gpt) job.model = *gpt;
+  if (llama) job.model = *llama;
+  job.validate();
+  return job;
+}
+
+// ---- sizes ----
+
+namespace {
+
+struct Size {
+  const char* name;
+  int64_t layers, d_model, heads, d_ff;
+};
+constexpr Size kGptSizes[] = {{"demo", 4, 128, 4, 512},
+                              {"small", 12, 768, 12, 3072},
+                              {"medium", 24, 1024, 16, 4096},
+                              {"large", 36, 1280, 20, 5120},
+                              {"xl", 48, 1600, 25, 6400}};
+constexpr Size kLlamaSizes[] = {{"demo", 4, 128, 4, 344},    {"60m", 8, 512, 8, 1376},
+                                {"130m", 12, 768, 12, 2048}, {"350m", 24, 1024, 16, 2736},
+                                {"1b", 24, 2048, 32, 5461},  {"7b", 32, 4096, 32, 11008}};
+
+std::span<const Size> sizes_of(bool llama) {
+  return llama ? std::span<const Size>(kLlamaSizes) : std::span<const Size>(kGptSizes);
+}
+
+}  // namespace
+
+std::vector<std::string> size_names(bool llama) {
+  std::vector<std::string> names;
+  for (const Size& size : sizes_of(llama)) names.push_back(size.name);
+  return names;
+}
+
+void apply_size(LanguageConfig& config, const std::string& name) {
+  const auto sizes = sizes_of(std::holds_alternative<models::LlamaConfig>(config));
+  const auto found = std::find_if(sizes.begin(), sizes.end(), [&](const Size& s) { return s.name == name; });
+  check(found != sizes.end(), "there is no size \"", name, "\"");
+  std::visit(
+      [&](auto& model) {
+        model.layers = found->layers, model.d_model = found->d_model;
+        model.heads = found->heads, model.d_ff = found->d_ff;
+        if constexpr (requires { model.kv_heads; }) model.kv_heads = found->heads;
+      },
+      config);
+}
+
+optim::Schedule make_schedule(const LanguageJob& job) {
+  return optim::Schedule({.kind = optim::parse_schedule(job.schedule),
+                          .lr = job.lr,
+                          .steps = job.steps,
+                          .warmup = std::min(job.warmup, job.steps / 2),
+                          .final_factor = job.final_lr});
+}
+
+// ---- the session ----
+
+LanguageSession::Model LanguageSession::make(const LanguageJob& job, Rng& rng, Device device,
+                                             const std::string& weights) {
+  const MemoryTag tag("parameters");
+  const pretrained::LoadOptions options{.dtype = job.dtype()};
+  if (const auto* config = std::get_if<models::LlamaConfig>(&job.model)) {
+    if (!weights.empty()) return pretrained::load_llama(weights, rng, device, options);
+    return models::Llama(*config, rng, device);
+  }
+  if (!weights.empty()) return pretrained::load_gpt(weights, rng, device, options);
+  return models::Gpt(std::get<models::GptConfig>(job.model), rng, device);
+}
+
+LanguageSession::LanguageSession(const LanguageJob& job, Device device, const std::string& weights)
+    : job_(job), device_(device), rng_(job.seed), model_(make(job, rng_, device, weights)), optimizer_([&] {
+        const MemoryTag tag("optimizer");
+        // Rows of a table are seen seldom: decay would be most of what happens to them.
+        return optim::AdamW(nn::parameters(model_),
+                            {.lr = job.lr,
+                             .beta2 = job.beta2,
+                             .weight_decay = job.weight_decay,
+                             .max_norm = job.clip_norm,
+                             .groups = {{.contains = "token.weight", .weight_decay = 0.0},
+                                        {.contains = "position.weight", .weight_decay = 0.0}}});
+      }()) {
+  const MemoryTag tag("batch");
+  inputs_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
+  targets_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
+  std::visit([](auto& model) { nn::set_training(model, true); }, model_);
+}
+
+namespace {
+
+nn::Sequences sequences_of(const datasets::TokenBatch& batch) {
+  nn::Sequences sequences;
+  const std::vector<int64_t> ends = batch.lengths.to_vector<int64_t>();
+  for (size_t i = 1; i < ends.size(); ++i) sequences.lengths.push_back(ends[i] - ends[i - 1]);
+  return sequences;
+}
+
+Tensor flat(const Tensor& tokens) {
+  return tokens.reshape({tokens.count()});
+}
+
+}  // namespace
+
+void LanguageSession::load(const datasets::TokenBatch& batch) {
+  inputs_.copy_from(batch.inputs);
+  targets_.copy_from(batch.targets);
+  if (job_.documents) sequences_ = sequences_of(batch);
+}
+
+Tensor LanguageSession::loss() const {
+  return std::visit(
+      [&](const auto& model) {
+        return job_.documents ? model.loss(flat(inputs_), targets_, sequences_)
+                              : model.loss(inputs_, targets_);
+      },
+      model_);
+}
+
+double LanguageSession::evaluate(const datasets::TokenBatch& batch) {
+  const NoTape off;
+  return std::visit(
+      [&](auto& model) {
+        nn::set_training(model, false);
+        const Tensor tokens = batch.inputs.to(device_), targets = batch.targets.to(device_);
+        const Tensor loss = job_.documents ? model.loss(flat(tokens), targets, sequences_of(batch))
+                                           : model.loss(tokens, targets);
+        nn::set_training(model, true);
+        return loss.template item<double>();
+      },
+      model_);
+}
+
+std::vector<int64_t> LanguageSession::generate(std::span<const int64_t> prompt,
+                                               const models::GenerateOptions& options) {
+  return std::visit(
+      [&](auto& model) {
+        nn::set_training(model, false);
+        std::vector<int64_t> text = models::generate(model, prompt, options);
+        nn::set_training(model, true);
+        return text;
+      },
+      model_);
+}
+
+void LanguageSession::save(const std::string& folder) const {
+  std::visit([&](const auto& model) { pretrained::save(model, folder); }, model_);
+}
+
+io::Checkpoint LanguageSession::checkpoint(int64_t step, const datasets::LoaderState& loader) const {
+  return io::Checkpoint::of(io::named("model", model_), io::named("optimizer", optimizer_),
+                            io::named("rng", rng_), io::named("loader", loader), io::named("step", step),
+                            io::named("job", to_json(job_).dump()));
+}
+
+int64_t LanguageSession::restore(const std::filesystem::path& file, datasets::LoaderState& loader) {
+  const io::Checkpoint stored = io::Checkpoint::read(file.string());
+  int64_t step = 0;
+  std::string job = stored.get<std::string>("job");
+  check_same_job(file.string(), job, to_json(job_));
+  stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
+                 io::named("loader", loader), io::named("step", step), io::named("job", job));
+  return step;
+}
+
+}  // namespace tessera::train

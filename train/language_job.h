@@ -1,0 +1,143 @@
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "datasets/loader.h"
+#include "io/checkpoint.h"
+#include "models/generate.h"
+#include "models/gpt.h"
+#include "models/llama.h"
+#include "optim/adamw.h"
+#include "optim/schedule.h"
+#include "train/language_data.h"
+#include "train/trainer.h"
+
+/// The jobs `tessera train gpt` and `tessera train llama`: a model that predicts the next token.
+
+namespace tessera::train {
+
+using LanguageConfig = std::variant<models::GptConfig, models::LlamaConfig>;
+
+/// What a run is, but for where it runs and what it logs. Two jobs with equal fields and steps give bitwise
+/// equal curves on one device.
+struct LanguageJob {
+  LanguageConfig model;
+  std::string start;        // folder of Hugging Face whose weights it begins with; "": drawn
+  std::string data;         // folder of the shards; "": the run's own, made of text
+  std::string fingerprint;  // of the tokenizer
+  int64_t length = 256;     // tokens of a sequence
+  int64_t batch = 16;       // sequences of a micro-batch
+  int64_t accumulate = 1;   // micro-batches a step
+  bool documents = false;   // sequences end where documents do; see datasets::TokenWindowsOptions
+  double lr = 1e-3, final_lr = 0.1, weight_decay = 0.1, beta2 = 0.95, clip_norm = 1.0;
+  std::string schedule = "cosine";  // constant, linear, cosine, wsd; down to final_lr times lr
+  int64_t steps = 1000, warmup = 100;
+  uint64_t seed = 0;
+
+  static constexpr int64_t kLargest = int64_t(1) << 30;
+
+  /// All but the model, which is a JSON object of its own: its config.json.
+  void fields(auto&& visit) {
+    visit("start", start), visit("data", data), visit("fingerprint", fingerprint), visit("length", length);
+    visit("batch", batch), visit("accumulate", accumulate), visit("documents", documents), visit("lr", lr);
+    visit("final_lr", final_lr), visit("weight_decay", weight_decay), visit("beta2", beta2);
+    visit("clip_norm", clip_norm), visit("schedule", schedule), visit("steps", steps);
+    visit("warmup", warmup), visit("seed", seed);
+  }
+  bool is_llama() const { return std::holds_alternative<models::LlamaConfig>(model); }
+  const char* family() const { return is_llama() ? "llama" : "gpt"; }
+  DType dtype() const;
+  int64_t tokens_per_step() const { return length * batch * accumulate; }
+  /// Throws, naming the setting.
+  void validate() const;
+};
+
+nlohmann::json to_json(const LanguageJob& job);
+/// Throws, naming the key that is missing, unknown or of a wrong type.
+LanguageJob language_job_from_json(const nlohmann::json& json);
+
+/// Sizes known by a name, small to large: "demo", which learns the licence texts of a Debian on two cores
+/// within five minutes; GPT-2's small, medium, large and xl (Radford et al., 2019, table 2); of LLaMA 60m,
+/// 130m, 350m, 1b and 7b (Zhao et al., arXiv:2403.03507, table 5). The vocabulary stays as it was.
+std::vector<std::string> size_names(bool llama);
+/// Throws for a name that is none.
+void apply_size(LanguageConfig& config, const std::string& name);
+
+optim::Schedule make_schedule(const LanguageJob& job);
+
+/// Model, optimizer and the fixed tensors of one micro-batch on a device.
+class LanguageSession {
+ public:
+  /// `weights`: folder whose weights the model begins with, "" for drawn ones.
+  LanguageSession(const LanguageJob& job, Device device, const std::string& weights = "");
+  const LanguageJob& job() const { return job_; }
+  Device device() const { return device_; }
+  optim::AdamW& optimizer() { return optimizer_; }
+
+  /// Copies a batch from the host into the tensors that loss() reads.
+  void load(const datasets::TokenBatch& batch);
+  Tensor loss() const;
+  /// Tokens and targets of any [B, T] in place of the loaded ones: without a tape, and without dropout.
+  double evaluate(const datasets::TokenBatch& batch);
+  /// New tokens after the prompt, without dropout.
+  std::vector<int64_t> generate(std::span<const int64_t> prompt, const models::GenerateOptions& options);
+  /// Writes config.json and model.safetensors.
+  void save(const std::string& folder) const;
+
+  /// All of the state that continues the curve, the step and that of the loader included.
+  io::Checkpoint checkpoint(int64_t step, const datasets::LoaderState& loader) const;
+  /// Returns the step. All or nothing. Throws, naming the setting, if the checkpoint is of another job; only
+  /// the number of steps may differ.
+  int64_t restore(const std::filesystem::path& file, datasets::LoaderState& loader);
+
+ private:
+  using Model = std::variant<models::Gpt, models::Llama>;
+  static Model make(const LanguageJob& job, Rng& rng, Device device, const std::string& weights);
+  LanguageJob job_;
+  Device device_;
+  Rng rng_;
+  Model model_;
+  optim::AdamW optimizer_;
+  Tensor inputs_, targets_;  // [B, T]
+  nn::Sequences sequences_;  // with job.documents
+};
+
+/// What is looked at beside the training loss.
+struct LanguageWatch {
+  int64_t eval_tokens = 1 << 18;  // of the validation part, at most; whole windows, at least one
+  int64_t sample_every = 0;       // steps; 0: at the end
+  int64_t sample_tokens = 128;    // new ones; 0: no samples
+  std::string sample_prompt;      // "": the token that ends documents
+  int64_t ngram = 5;              // order of the n-gram baseline; 0: none
+};
+
+/// Windows of the validation part that an evaluation takes; 0 if there is no such part.
+int64_t evaluation_windows(const LanguageData& data, const LanguageWatch& watch);
+
+/// Trains from `first_step` on; see run_training. Values of an evaluation: eval_nll (nats a token),
+/// eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll, ngram_bits_per_byte and eval_gap =
+/// eval_nll - ngram_nll. `loader`: where the data goes on.
+TrainResult train_language(LanguageSession& session, const LanguageData& data, const RunFolder& run,
+                           const TrainerOptions& options, const LanguageWatch& watch,
+                           const NgramBaseline& baseline, int64_t first_step,
+                           const datasets::LoaderState& loader, Progress& progress);
+
+/// The loader of a job's batches; its state says where it begins.
+datasets::LoaderState first_batch(const LanguageJob& job);
+
+/// The steps of this job that fit into so many seconds, by the time of a few steps on random tokens.
+int64_t steps_within(const LanguageJob& job, Device device, double seconds);
+
+/// A folder of Hugging Face with the trained model and its tokenizer (the folder `tokenizer`); replaces the
+/// one that an earlier end of the same run left.
+void export_language(const LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
+                     const std::string& folder);
+
+/// The page of a run: losses beside the baseline, samples, throughput, settings.
+void write_language_report(const RunFolder& run, const LanguageSession& session, const TrainResult& result);
+
+}  // namespace tessera::train

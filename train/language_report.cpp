@@ -1,0 +1,64 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "train/language_job.h"
+#include "train/run_report.h"
+
+namespace tessera::train {
+using namespace nlohmann::literals;
+
+namespace {
+
+/// A loss of single batches jumps; a mean over neighbours shows where it goes.
+Series smoothed(const Series& series, size_t points) {
+  Series out{series.name, {}, series.dashed};
+  const size_t window = std::max<size_t>(1, series.points.size() / points);
+  for (size_t begin = 0; begin < series.points.size(); begin += window) {
+    const size_t end = std::min(begin + window, series.points.size());
+    double x = 0, y = 0;
+    for (size_t i = begin; i < end; ++i) x += series.points[i].first, y += series.points[i].second;
+    out.points.emplace_back(x / double(end - begin), y / double(end - begin));
+  }
+  return out;
+}
+
+}  // namespace
+
+void write_language_report(const RunFolder& run, const LanguageSession& session, const TrainResult& result) {
+  Report report(fmt::format("{} on {}", session.job().family(),
+                            session.job().data.empty() ? "text" : session.job().data));
+  add_outcome(report, run, session.device(), result);
+  const std::vector<StepRecord> records = run.metrics();
+  std::vector<Series> losses{smoothed(series_of(records, "loss", "training loss"), 200)};
+  const auto& e = result.evaluation;
+  if (!e.empty()) {
+    losses.push_back(series_of(records, "eval_nll", "held-out loss"));
+    std::vector<std::vector<std::string>> rows = {{"model", fmt::format("{:.4f}", e.at("eval_nll")),
+                                                   fmt::format("{:.2f}", e.at("eval_perplexity")),
+                                                   fmt::format("{:.4f}", e.at("eval_bits_per_byte"))}};
+    if (const auto ngram = e.find("ngram_nll"); ngram != e.end()) {
+      const int64_t order = run.settings().value("/baseline/order"_json_pointer, int64_t{5});
+      const std::string name = fmt::format("{}-gram", order);
+      losses.push_back({name, {{1.0, ngram->second}, {double(result.step), ngram->second}}, true});
+      rows.push_back({name, fmt::format("{:.4f}", ngram->second),
+                      fmt::format("{:.2f}", std::exp(ngram->second)),
+                      fmt::format("{:.4f}", e.at("ngram_bits_per_byte"))});
+    }
+    report.heading("Held-out text");
+    report.table({"", "nats a token", "perplexity", "bits a byte"}, rows);
+  }
+  report.chart("Loss", "step", "nats a token", losses);
+  if (const std::vector<Sample> samples = run.samples(); !samples.empty()) {
+    report.heading("What it writes");
+    std::vector<std::vector<std::string>> rows;
+    for (const Sample& sample : samples) rows.push_back({std::to_string(sample.step), sample.text});
+    report.table({"step", "text"}, rows);
+  }
+  add_course(report, run, records);
+  report.write(run.path() / "report.html");
+}
+
+}  // namespace tessera::train

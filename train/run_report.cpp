@@ -1,0 +1,36 @@
+#include "train/run_report.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+namespace tessera::train {
+
+Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name, bool dashed) {
+  Series series{name, {}, dashed};
+  for (const StepRecord& record : records)
+    if (const auto found = record.values.find(value); found != record.values.end())
+      series.points.emplace_back(double(record.step), found->second);
+  return series;
+}
+
+void add_outcome(Report& report, const RunFolder& run, Device device, const TrainResult& result) {
+  report.paragraph(fmt::format("{}, {}. {} steps, {:.1f} s of training, {:.0f} tokens/s, {:.2f} ms/step.",
+                               run.path().filename().string(), device.card().name, result.step,
+                               result.seconds, result.tokens_per_s, result.ms_per_step));
+}
+
+void add_course(Report& report, const RunFolder& run, const std::vector<StepRecord>& records) {
+  report.chart("Learning rate", "step", "learning rate", {series_of(records, "lr", "learning rate")});
+  report.chart("Gradient norm", "step", "norm before clipping",
+               {series_of(records, "grad_norm", "gradient norm")});
+  report.chart("Throughput", "step", "tokens/s", {series_of(records, "tokens_per_s", "tokens/s")});
+  report.heading("Settings");
+  std::vector<std::vector<std::string>> rows;
+  const nlohmann::json flat = run.settings().flatten();
+  for (const auto& [key, value] : flat.items())
+    rows.push_back({key.substr(1), value.is_string() ? value.get<std::string>() : value.dump()});
+  report.table({"setting", "value"}, rows);
+}
+
+}  // namespace tessera::train
