@@ -12,7 +12,7 @@
 #include "io/file.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
-#include "train/job_json.h"
+#include "train/job.h"
 
 namespace tessera::train {
 
@@ -70,13 +70,14 @@ json to_json(const GlueJob& job) {
 }
 
 GlueJob glue_job_from_json(const json& in) {
+  check(in.is_object() && in.value("task", json()).is_string() && in.contains("config"),
+        "bert job: expected an object of settings with a \"task\" and a \"config\"");
   GlueJob job;
-  job_from_json("bert job", in, job, {"config"});
-  check(in.contains("config"), "bert job: \"config\" is missing");
-  const datasets::GlueTask task = datasets::parse_glue_task(job.task).task;
-  job.bert = bert_config("bert job", in["config"].dump(), task);
-  job.validate();
-  return job;
+  job.bert = bert_config("bert job", in["config"].dump(),
+                         datasets::parse_glue_task(in["task"].get<std::string>()).task);
+  json rest = in;
+  rest.erase("config");
+  return job_from_json<GlueJob>(rest, "bert job", job);
 }
 
 optim::Schedule make_schedule(const GlueJob& job) {
@@ -136,12 +137,7 @@ int64_t GlueSession::restore(const std::filesystem::path& file) {
   const io::Checkpoint stored = io::Checkpoint::read(file.string());
   int64_t step = 0;
   std::string job = stored.get<std::string>("job");
-  const json theirs = json::parse(job, nullptr, false), ours = to_json(job_);
-  check(theirs.is_object(), file.string(), ": its \"job\" is not a JSON object");
-  for (const auto& [name, value] : ours.items())
-    check(name == "steps" || theirs.value(name, json()) == value, file.string(), ": it is of another job: \"",
-          name, "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),
-          " here; restore run.json, or start a new run");
+  check_same_job(file.string(), job, to_json(job_));
   stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
                  io::named("step", step), io::named("job", job));
   return step;
