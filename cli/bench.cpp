@@ -173,6 +173,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
   add_seconds(*tnp, args->seconds);
   add_json(*tnp, args->json);
   tnp->callback([&action, args] { action = [args] { return bench_step(*args); }; });
+  add_bench_step_bert(*command, action);
 }
 
 // ---- bench host ----

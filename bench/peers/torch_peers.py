@@ -10,6 +10,7 @@ sections:
   optim  fused AdamW, with and without clipping
   copy   what a large copy reaches
   step   the TNP's training step, eager, compiled and as a graph, with hidden layers of 1365 and of 1408
+  bert   fine-tuning steps of BERT-base, eager, compiled and compiled into a graph, under autocast and in bf16
   host   what a tiny operator costs the host
 
 A peer that cannot do a work says so and is left out. Timing as in bench/timer.cpp; backward alone on graphs made before.
@@ -21,13 +22,14 @@ import time
 
 import torch
 
+import bert
 import step as tnp
 from timing import Bench
 from works import WORKS, Way
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("out")
-parser.add_argument("sections", nargs="+", choices=["op", "sweep", "optim", "copy", "step", "host"])
+parser.add_argument("sections", nargs="+", choices=["op", "sweep", "optim", "copy", "step", "bert", "host"])
 parser.add_argument("--ours", help="records of tessera: the works of op and sweep")
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, each")
@@ -41,6 +43,10 @@ parser.add_argument("--step", action="append", default=[], help="M,N,B[,checkpoi
 parser.add_argument("--modes", default="eager,compile,graph", help="of the step")
 parser.add_argument("--widths", default="1365,1408", help="of the step's hidden layers")
 parser.add_argument("--backends", default="flash,cudnn", help="of the step's attention, on a GPU")
+parser.add_argument("--bert", default="32x128,16x512", help="of bert: texts and tokens of each")
+parser.add_argument("--bert-ways", default="amp eager,amp compile,bf16 compile,amp graph,bf16 graph", help="of bert")
+parser.add_argument("--bert-sizes", default="", help="of bert, for tests: d=32,ff=64,heads=2,layers=2,vocabulary=300")
+parser.add_argument("--dropout", default="0.1", help="of bert, a,b")
 args = parser.parse_args()
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -174,4 +180,4 @@ for name in args.sections:
     if name in ("op", "sweep") and not args.ours:
         sys.exit(f"torch_peers.py: {name} needs --ours: the works are those that tessera measured")
     {"op": section_op, "sweep": section_sweep, "optim": section_optim, "copy": section_copy,
-     "step": lambda b: tnp.step(b, args), "host": tnp.host}[name](bench)
+     "step": lambda b: tnp.step(b, args), "bert": lambda b: bert.bert(b, args), "host": tnp.host}[name](bench)
