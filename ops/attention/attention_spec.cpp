@@ -3,7 +3,6 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_rows.h"
 #include "ops/op.h"
-#include "runtime/philox.h"
 
 /// The declaration of attention: its problem, cases and benchmarks.
 
@@ -23,20 +22,25 @@ double visible_pairs(int64_t queries, int64_t keys, bool causal) {
   return (last * (last + 1) - first * (first + 1)) / 2;
 }
 
-/// Where `count` sequences in `rows` rows start: of one length, or cut anywhere, so that some are empty.
-std::vector<int64_t> starts_of(int64_t count, int64_t rows, bool even, uint64_t stream) {
-  std::vector<int64_t> starts{0};
-  for (int64_t s = 1; s < count; ++s)
-    starts.push_back(even ? rows * s / count
-                          : int64_t(philox(11, stream, uint64_t(s)).word[0] % uint64_t(rows + 1)));
-  std::sort(starts.begin(), starts.end());
-  starts.push_back(rows);
+enum class Lengths : uint8_t { even, rising, falling };
+
+/// Where `count` sequences in `rows` rows start: of one length, or each longer (shorter) than the one before,
+/// so that some are empty where there are many.
+std::vector<int64_t> starts_of(int64_t count, int64_t rows, Lengths lengths) {
+  std::vector<int64_t> starts;
+  for (int64_t s = 0; s <= count; ++s) {
+    const int64_t left = count - s, square = count * count;
+    starts.push_back(lengths == Lengths::even     ? rows * s / count
+                     : lengths == Lengths::rising ? rows * s * s / square
+                                                  : rows - rows * left * left / square);
+  }
   return starts;
 }
 
 /// Lengths: Lq and Lk, or, as a Transformer Neural Process has them, M context and N target tokens: queries
-/// are all M + N, keys the first M. With S, these are the rows of S sequences (even: of one length; else of
-/// any; equal Lq and Lk: one tensor of starts for both), and `rest` more belong to none.
+/// are all M + N, keys the first M. With S, these are the rows of S sequences (even: of one length; else the
+/// queries' grow, and the keys' with them if Lq = Lk, where one tensor of starts is given for both, or else
+/// shrink), and `rest` more belong to none.
 Problem problem(const Dims& dims, const Attrs& attrs) {
   const int64_t batch = size_or(dims, "B", 1), heads = size_or(dims, "H", 8), dim = size_or(dims, "D", 64);
   const int64_t kv_heads = size_or(dims, "Hk", heads), sequences = size_or(dims, "S", 0);
@@ -46,16 +50,17 @@ Problem problem(const Dims& dims, const Attrs& attrs) {
   Problem made;
   double pairs = double(batch) * visible_pairs(queries, keys, causal);
   if (sequences > 0) {
-    const bool even = size_or(dims, "even", 0) != 0;
+    const bool even = size_or(dims, "even", 0) != 0, self = queries == keys;
     const int64_t rest = size_or(dims, "rest", 0);
-    const auto q_starts = starts_of(sequences, queries, even, 0);
-    const auto k_starts = queries == keys ? q_starts : starts_of(sequences, keys, even, 1);
+    const auto q_starts = starts_of(sequences, queries, even ? Lengths::even : Lengths::rising);
+    const auto k_starts =
+        self ? q_starts : starts_of(sequences, keys, even ? Lengths::even : Lengths::falling);
     pairs = 0;
     for (size_t s = 0; s < size_t(sequences); ++s)
       pairs += visible_pairs(q_starts[s + 1] - q_starts[s], k_starts[s + 1] - k_starts[s], causal);
     InputCase q_case{.shape = {sequences + 1}, .fill = Fill::index, .values = q_starts}, k_case = q_case;
     k_case.values = k_starts;
-    if (queries == keys) k_case = {.shape = {sequences + 1}, .fill = Fill::absent};
+    if (self) k_case = {.shape = {sequences + 1}, .fill = Fill::absent};
     made.inputs = {{.shape = {queries + rest, heads, dim}},
                    {.shape = {keys + rest, kv_heads, dim}},
                    {.shape = {keys + rest, kv_heads, dim}},
