@@ -61,7 +61,9 @@ std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& pro
       continue;
     }
     Tensor tensor = Tensor::empty(input.shape, op.inputs[i].index ? DType::i64 : dtype, device);
-    if (op.inputs[i].index) {
+    if (!input.values.empty()) {
+      tensor.copy_from(Tensor::from(input.values, input.shape));
+    } else if (op.inputs[i].index) {
       fill_integers(tensor, input.high, rng);
     } else if (input.fill == ops::Fill::positive) {
       fill_uniform(tensor, 0.5, 2.0, rng);

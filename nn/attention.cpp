@@ -50,6 +50,12 @@ Tensor Sequences::starts(Device device) const {
   return Tensor::from(rows, {count()}, device);
 }
 
+Tensor Sequences::cumulative(Device device) const {
+  std::vector<int64_t> rows{0};
+  for (const int64_t length : lengths) rows.push_back(rows.back() + length);
+  return Tensor::from(rows, {count() + 1}, device);
+}
+
 Tensor repeat_heads(const Tensor& x, int64_t times) {
   if (times == 1) return x;
   const int64_t batch = x.size(0), length = x.size(1), heads = x.size(2), head = x.size(3);
@@ -69,50 +75,62 @@ Tensor causal_mask(int64_t queries, int64_t keys, DType dtype, Device device) {
   return Tensor::from(mask, {queries, keys}).to(dtype).to(device);
 }
 
-/// The operator's formula in its parts, with dropout between softmax and the product with v.
-Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options) {
-  const auto by_head = [](const Tensor& x) { return ops::transpose(x, 1, 2); };  // [B, H, L, D]
-  const double scale = 1 / std::sqrt(double(q.size(3)));
-  Tensor scores = ops::scale(ops::matmul(by_head(q), by_head(k), false, true), scale);
-  if (options.causal) scores = ops::add(scores, causal_mask(q.size(1), k.size(1), q.dtype(), q.device()));
-  const Tensor probabilities = (*options.dropout)(ops::softmax(scores));
-  return ops::transpose(ops::matmul(probabilities, by_head(v)), 1, 2);
+bool drops(const AttendOptions& options) {
+  return options.dropout && options.dropout->training && options.dropout->p > 0;
 }
 
-/// [B, L, H, D] of all.
-Tensor attend_together(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options) {
+/// The operator's formula in its parts, with dropout between softmax and the product with v: [B, L, H, D].
+Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options) {
   const int64_t times = q.size(2) / k.size(2);
-  const Tensor keys = repeat_heads(k, times), values = repeat_heads(v, times);
-  const bool drops = options.dropout && options.dropout->training && options.dropout->p > 0;
-  return drops ? composed(q, keys, values, options)
-               : ops::attention(q, keys, values, {.causal = options.causal});
+  const auto by_head = [](const Tensor& x) { return ops::transpose(x, 1, 2); };  // [B, H, L, D]
+  const double scale = 1 / std::sqrt(double(q.size(3)));
+  Tensor scores = ops::scale(ops::matmul(by_head(q), by_head(repeat_heads(k, times)), false, true), scale);
+  if (options.causal) scores = ops::add(scores, causal_mask(q.size(1), k.size(1), q.dtype(), q.device()));
+  const Tensor probabilities = (*options.dropout)(ops::softmax(scores));
+  return ops::transpose(ops::matmul(probabilities, by_head(repeat_heads(v, times))), 1, 2);
+}
+
+void check_heads(const Tensor& q, const Tensor& k) {
+  check(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, "attend: ", q.size(1),
+        " query heads are not a multiple of ", k.size(1), " key heads");
 }
 
 }  // namespace
 
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
-              const AttendOptions& options) {
+              const AttendOptions& options, const Tensor& cumulative) {
   sequences.check_tokens("attend", q.size(0));
-  check(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, "attend: ", q.size(1),
-        " query heads are not a multiple of ", k.size(1), " key heads");
+  check_heads(q, k);
   const int64_t count = sequences.count();
   if (sequences.is_uniform()) {
     const auto split = [&](const Tensor& x) {
       return ops::reshape(x, {count, count ? x.size(0) / count : 0, x.size(1), x.size(2)});
     };
-    return ops::reshape(attend_together(split(q), split(k), split(v), options), q.shape());
+    const Tensor mixed = drops(options)
+                             ? composed(split(q), split(k), split(v), options)
+                             : ops::attention(split(q), split(k), split(v), {.causal = options.causal});
+    return ops::reshape(mixed, q.shape());
   }
+  if (!drops(options))
+    return attend(q, k, v, cumulative.defined() ? cumulative : sequences.cumulative(q.device()), options);
   std::vector<Tensor> parts;
   int64_t row = 0;
   for (const int64_t length : sequences.lengths) {
     const auto part = [&](const Tensor& x) {
       return ops::reshape(ops::slice(x, 0, row, row + length), {1, length, x.size(1), x.size(2)});
     };
-    const Tensor mixed = attend_together(part(q), part(k), part(v), options);
-    parts.push_back(ops::reshape(mixed, {length, q.size(1), q.size(2)}));
+    parts.push_back(
+        ops::reshape(composed(part(q), part(k), part(v), options), {length, q.size(1), q.size(2)}));
     row += length;
   }
   return ops::concat(parts, 0);
+}
+
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
+              const AttendOptions& options) {
+  check_heads(q, k);
+  check(!drops(options), "attend: dropout of probabilities needs the lengths of the sequences on the host");
+  return ops::attention(q, k, v, ops::AttentionSequences{starts}, {.causal = options.causal});
 }
 
 // ---- cache ----
@@ -174,7 +192,7 @@ SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng
 Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer) const {
   const ModuleScope scope("attention");
   const Tensor rows = qkv(x);
-  const bool uniform = pass.sequences.is_uniform();
+  const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
   const int64_t tokens = x.size(0), batch = uniform ? pass.sequences.count() : 1;
   const int64_t length = batch ? tokens / batch : 0;
   const auto heads_of = [&](int64_t begin, int64_t count) {
@@ -199,7 +217,13 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
     mixed = pass.cache->attend(layer, q, k, v);
   } else {
     const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, t.size(2), head}); };
-    mixed = attend(flat(q), flat(k), flat(v), pass.sequences, {.causal = causal, .dropout = &dropout});
+    const AttendOptions options{.causal = causal, .dropout = &dropout};
+    if (pass.starts.defined()) {
+      mixed = attend(flat(q), flat(k), flat(v), pass.starts, options);
+    } else {
+      if (!uniform && !pass.cumulative.defined()) pass.cumulative = pass.sequences.cumulative(x.device());
+      mixed = attend(flat(q), flat(k), flat(v), pass.sequences, options, pass.cumulative);
+    }
   }
   return out(ops::reshape(mixed, {tokens, heads * head}));
 }

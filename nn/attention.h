@@ -26,6 +26,8 @@ struct Sequences {
   Tensor positions(int64_t offset, Device device) const;
   /// i64 [count]: the row of the first token of each sequence.
   Tensor starts(Device device) const;
+  /// i64 [count + 1]: the same, and the end of the last, as ops::AttentionSequences has them.
+  Tensor cumulative(Device device) const;
 };
 
 /// x [B, L, H, D] with each head repeated `times` times, neighbours equal: [B, L, H times, D]. A copy; the
@@ -38,14 +40,18 @@ struct AttendOptions {
 };
 
 /// Attention within each sequence: q [N, H, D], k and v [N, Hk, D] with H a multiple of Hk (query head h
-/// reads key head h Hk / H: Ainslie et al., arXiv:2305.13245) -> [N, H, D].
+/// reads key head h Hk / H: Ainslie et al., arXiv:2305.13245) -> [N, H, D]. One call of ops::attention,
+/// whatever the lengths. `cumulative`, if defined, is that of `sequences`, so that several calls share it.
 ///
-/// Sequences of one length are one call of ops::attention; else each sequence is a call of its own, and their
-/// results are copied together: correct, at the cost of a launch a sequence, until ops::attention takes
-/// lengths itself. Fewer key heads are repeated (a copy of k and v, H / Hk times their size) for the same
-/// reason. Dropout of the probabilities, while training, composes the products, softmax and dropout: that
-/// keeps the [L, L] probabilities of every head, as ops::attention never does.
+/// Dropout of the probabilities, while training, composes the products, softmax and dropout, each sequence on
+/// its own (together if they have one length): that keeps the [L, L] probabilities of every head, as
+/// ops::attention never does.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
+              const AttendOptions& options, const Tensor& cumulative = {});
+
+/// The same for lengths that only the device knows: `starts` as in ops::AttentionSequences. A captured step
+/// may be replayed with other values of it. Throws where dropout would drop: that needs the lengths.
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
               const AttendOptions& options);
 
 /// Keys and values of the tokens that a model has seen, for generation one token at a time. A plain tensor
@@ -78,6 +84,9 @@ struct AttentionPass {
   Tensor positions;          // [N], where sequences differ in length; else tokens count from `offset`
   int64_t offset = 0;        // position of each sequence's first token
   KvCache* cache = nullptr;  // then sequences are uniform and nothing is recorded
+  Tensor starts;  // the lengths of a captured step that is replayed with others: attention reads them instead
+                  // of those of `sequences`, and `positions` is needed where positions turn
+  mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it
 };
 
 struct SelfAttentionOptions {

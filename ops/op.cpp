@@ -21,6 +21,7 @@ double normal(uint64_t seed, uint64_t input, int64_t index) {
 }
 
 double element(const InputCase& input, uint64_t seed, uint64_t number, int64_t index) {
+  if (!input.values.empty()) return double(input.values[size_t(index)]);
   const double z = normal(seed, number, index);
   switch (input.fill) {
     case Fill::positive:

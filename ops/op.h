@@ -73,6 +73,7 @@ struct InputCase {
   int64_t high = 0;     // of Fill::index
   int64_t ignore = -1;  // Fill::index: about one in eight becomes this value, if it is not -1
   double scale = 1.0;
+  std::vector<int64_t> values = {};  // of an index input whose values obey rules: they, in row-major order
 };
 
 /// One concrete problem.

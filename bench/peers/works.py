@@ -50,24 +50,55 @@ def gmm_nll(h, y):
 
 def attention(b, shape, attrs, paddings):
     batch, heads, dim = shape.get("B", 1), shape.get("H", 8), shape.get("D", 64)
+    kv_heads = shape.get("Hk", heads)
     keys = shape.get("Lk", shape.get("M", 1024))
     queries = shape.get("Lq", shape.get("M", 1024) + shape.get("N", 0))
     causal = attrs.get("causal") == "true"
+    if shape.get("S"):
+        yield from sequences(b, shape["S"], queries, keys, heads, kv_heads, dim, causal, shape.get("even", 0))
+        return
     if causal and queries > keys:
         return  # queries that see no key: NaN in PyTorch
-    arguments = {"is_causal": causal}
+    arguments = {"is_causal": causal, "enable_gqa": kv_heads != heads}
     if causal and queries != keys:
         from torch.nn.attention.bias import causal_lower_right
-        arguments = {"attn_mask": causal_lower_right(queries, keys)}
+        arguments = {"attn_mask": causal_lower_right(queries, keys), "enable_gqa": kv_heads != heads}
     backends = [("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)]
     if not b.on_gpu:
         backends = [("math", SDPBackend.MATH)]
     elif b.dtype == torch.float32:
         backends = [("efficient", SDPBackend.EFFICIENT_ATTENTION)]
     for name, backend in backends:
-        q, k, v = (b.normal(batch, heads, length, dim) for length in (queries, keys, keys))
+        q, k, v = (b.normal(batch, h, length, dim) for h, length in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
         yield Way(name, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **arguments), [q, k, v],
                   lambda backend=backend: sdpa_kernel(backend))
+
+
+def sequences(b, count, queries, keys, heads, kv_heads, dim, causal, even):
+    """Rows of sequences behind one another, cut as ops/attention/attention_spec.cpp cuts them: by varlen_attn (flash), and
+    padded to the longest with cuDNN, without a mask: the padding's work is done, not counted."""
+    places = range(count + 1)
+    q_starts = [queries * s // count if even else queries * s * s // count ** 2 for s in places]
+    k_starts = q_starts
+    if queries != keys:
+        k_starts = [keys * s // count if even else keys - keys * (count - s) ** 2 // count ** 2 for s in places]
+    longest = [max(end - start for start, end in zip(x, x[1:])) for x in (q_starts, k_starts)]
+    q, k, v = b.normal(queries, heads, dim), b.normal(keys, kv_heads, dim), b.normal(keys, kv_heads, dim)
+    if b.on_gpu and b.dtype != torch.float32:
+        import inspect
+        from torch.nn.attention.varlen import varlen_attn
+        starts = [torch.tensor(x, dtype=torch.int32, device=b.device) for x in (q_starts, k_starts)]
+        known = inspect.signature(varlen_attn).parameters  # they changed from release to release
+        arguments = {"enable_gqa": True} if "enable_gqa" in known and heads != kv_heads else {}
+        arguments |= {"is_causal": causal} if "is_causal" in known else {"window_size": (-1, 0 if causal else -1)}
+        yield Way("varlen", lambda q, k, v: varlen_attn(q, k, v, *starts, *longest, **arguments), [q, k, v])
+    if causal and longest[0] != longest[1]:
+        return
+    q, k, v = (b.normal(count, h, length, dim) for h, length in zip((heads, kv_heads, kv_heads), longest[:1] + longest[1:] * 2))
+    backend = SDPBackend.CUDNN_ATTENTION if b.on_gpu and b.dtype != torch.float32 else SDPBackend.MATH
+    yield Way("cudnn padded to the longest" if b.on_gpu else "padded to the longest",
+              lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads),
+              [q, k, v], lambda: sdpa_kernel(backend))
 
 
 def linear(b, shape, attrs, paddings):

@@ -48,15 +48,32 @@ Tensor as_heads(const Tensor& x) {
   return copy;
 }
 
+/// [N, H, D] as the one batch [1, N, H, D] and back.
+Tensor as_batch(const Tensor& x) {
+  const Layout& rows = x.layout();
+  Layout layout = rows;
+  layout.shape = {1, x.size(0), x.size(1), x.size(2)};
+  layout.strides[0] = 1;  // at least that of any other dimension, as it is the outermost in memory
+  for (size_t dim = 0; dim < 3; ++dim) {
+    layout.strides[dim + 1] = rows.strides[dim];
+    layout.strides[0] =
+        std::max(layout.strides[0], rows.strides[dim] * std::max<int64_t>(1, rows.shape[int(dim)]));
+  }
+  return Tensor::view_of(x.storage(), layout, x.dtype());
+}
+Tensor without_batch(const Tensor& x) {
+  return x.select(0, 0);
+}
+
+/// q, k and v [B, L, H, D].
 void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
-  check(q.defined() && k.defined() && v.defined(), "attention: q, k or v is undefined");
-  check(q.rank() == 4 && k.rank() == 4 && v.rank() == 4, "attention: q is ", describe(q), ", k ", describe(k),
-        ", v ", describe(v), "; expected [B, Lq, H, D], [B, Lk, H, D] and [B, Lk, H, D]");
   check(k.shape() == v.shape(), "attention: k is ", describe(k), " but v is ", describe(v),
-        "; expected one shape [B, Lk, H, D]");
-  check(q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(3) == k.size(3), "attention: q is ",
-        describe(q), " but k and v are ", describe(k),
-        "; B, H and D must agree (only the lengths may differ)");
+        "; expected one shape");
+  check(q.size(0) == k.size(0) && q.size(3) == k.size(3), "attention: q is ", describe(q),
+        " but k and v are ", describe(k),
+        "; B and D must agree (only the lengths and the numbers of heads may differ)");
+  check(k.size(2) >= 1 && q.size(2) % k.size(2) == 0, "attention: q has ", q.size(2), " heads, k and v ",
+        k.size(2), "; expected a multiple of theirs");
   check(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "attention: q is ", q.dtype(), ", k ", k.dtype(),
         ", v ", v.dtype(), "; expected one dtype (see cast)");
   check(q.device() == k.device() && q.device() == v.device(), "attention: q is on ", q.device().name(),
@@ -83,49 +100,96 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
   }
 }
 
-}  // namespace
+void check_starts(const char* name, const Tensor& starts, const Tensor& q) {
+  check(starts.dtype() == DType::i32 || starts.dtype() == DType::i64, "attention: ", name, " is ",
+        describe(starts), "; expected i32 or i64");
+  check(starts.rank() == 1 && starts.size(0) >= 1, "attention: ", name, " is ", describe(starts),
+        "; expected [S + 1], the first row of each sequence and the end of the last");
+  check(starts.layout().is_packed(), "attention: ", name, " is a view with gaps; expected packed elements");
+  check(starts.device() == q.device(), "attention: ", name, " is on ", starts.device().name(), ", q on ",
+        q.device().name(), "; expected one device");
+}
 
-AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
-                                   const AttentionOptions& given, Site site) {
-  check_operands(q, k, v, given);
-  AttentionOptions options = given;
-  if (options.scale == 0) options.scale = 1 / std::sqrt(double(q.size(3)));
+/// The operands [B, L, H, D], or with starts [1, N, H, D]. `given` is what was called with, for the tape.
+AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, const Tensor& k, const Tensor& v,
+                                 AttentionProblem problem, Site site) {
+  check_operands(q, k, v, problem);
+  if (problem.scale == 0) problem.scale = 1 / std::sqrt(double(q.size(3)));
   const DType statistics = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Tensor q_rows = as_heads(q), k_rows = as_heads(k), v_rows = as_heads(v);
-  AttentionResult result{empty_in_order_of(q),
-                         Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics, q.device())};
-  Tensor& o = result.o;
+  const Tensor o_rows = empty_in_order_of(q);
+  const Tensor lse = Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics, q.device());
   if (q.device().is_cpu()) {
-    attention_forward_cpu(o, result.lse, q_rows, k_rows, v_rows, options);
+    attention_forward_cpu(o_rows, lse, q_rows, k_rows, v_rows, problem);
   } else if constexpr (kCuda) {
-    attention_forward_cuda(o, result.lse, q_rows, k_rows, v_rows, options);
+    attention_forward_cuda(o_rows, lse, q_rows, k_rows, v_rows, problem);
   }
-  if (Tape* tape = Tape::recording(q, k, v)) {
+  const bool packed = problem.packed();
+  AttentionResult result{packed ? without_batch(o_rows) : o_rows, packed ? without_batch(lse) : lse};
+  if (Tape* tape = Tape::recording(given[0], given[1], given[2])) {
     tape->record(
-        "attention", site, {&q, &k, &v}, {&o},
-        [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o), lse = Saved(result.lse),
-         options](Backward& b) {
-          const Tensor dout = as_heads(b.grad());
+        "attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
+        [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows), lse = Saved(lse),
+         q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
+         options = AttentionOptions(problem)](Backward& b) {
+          const AttentionProblem problem{options, q_starts.get(), k_starts.get()};
+          const Tensor dout = as_heads(problem.packed() ? as_batch(b.grad()) : b.grad());
           const bool keys_wanted = b.needs(1) || b.needs(2);
           const Tensor dq = b.needs(0) ? empty_in_order_of(q.get()) : Tensor();
           const Tensor dk = keys_wanted ? empty_in_order_of(k.get()) : Tensor();
           const Tensor dv = keys_wanted ? empty_in_order_of(v.get()) : Tensor();
           if (dout.device().is_cpu()) {
-            attention_backward_cpu(dq, dk, dv, dout, q.get(), k.get(), v.get(), o.get(), lse.get(), options);
+            attention_backward_cpu(dq, dk, dv, dout, q.get(), k.get(), v.get(), o.get(), lse.get(), problem);
           } else if constexpr (kCuda) {
-            attention_backward_cuda(dq, dk, dv, dout, q.get(), k.get(), v.get(), o.get(), lse.get(), options);
+            attention_backward_cuda(dq, dk, dv, dout, q.get(), k.get(), v.get(), o.get(), lse.get(), problem);
           }
-          if (b.needs(0)) b.accumulate(0, dq);
-          if (b.needs(1)) b.accumulate(1, dk);
-          if (b.needs(2)) b.accumulate(2, dv);
+          const auto shaped = [&](const Tensor& x) { return problem.packed() ? without_batch(x) : x; };
+          if (b.needs(0)) b.accumulate(0, shaped(dq));
+          if (b.needs(1)) b.accumulate(1, shaped(dk));
+          if (b.needs(2)) b.accumulate(2, shaped(dv));
         });
   }
   return result;
 }
 
+}  // namespace
+
+AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionOptions& options, Site site) {
+  check(q.defined() && k.defined() && v.defined(), "attention: q, k or v is undefined");
+  check(q.rank() == 4 && k.rank() == 4 && v.rank() == 4, "attention: q is ", describe(q), ", k ", describe(k),
+        ", v ", describe(v), "; expected [B, Lq, H, D], [B, Lk, Hk, D] and [B, Lk, Hk, D]");
+  return record_attention({q, k, v}, q, k, v, {options, {}, {}}, site);
+}
+
+AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionSequences& sequences, const AttentionOptions& options,
+                                   Site site) {
+  check(q.defined() && k.defined() && v.defined() && sequences.q_starts.defined(),
+        "attention: q, k, v or q_starts is undefined");
+  check(q.rank() == 3 && k.rank() == 3 && v.rank() == 3, "attention: q is ", describe(q), ", k ", describe(k),
+        ", v ", describe(v), "; expected [N, H, D], [M, Hk, D] and [M, Hk, D] of sequences");
+  const Tensor& q_starts = sequences.q_starts;
+  const Tensor& k_starts = sequences.k_starts.defined() ? sequences.k_starts : q_starts;
+  check_starts("q_starts", q_starts, q);
+  check_starts("k_starts", k_starts, q);
+  check(q_starts.size(0) == k_starts.size(0) && q_starts.dtype() == k_starts.dtype(),
+        "attention: q_starts is ", describe(q_starts), " but k_starts ", describe(k_starts),
+        "; expected as many sequences, in one dtype");
+  check(sequences.k_starts.defined() || q.size(0) == k.size(0), "attention: q is ", describe(q),
+        " but k and v are ", describe(k), "; without k_starts they have as many rows");
+  return record_attention({q, k, v}, as_batch(q), as_batch(k), as_batch(v),
+                          {options, q_starts.detach(), k_starts.detach()}, site);
+}
+
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                  Site site) {
   return attention_with_lse(q, k, v, options, site).o;
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSequences& sequences,
+                 const AttentionOptions& options, Site site) {
+  return attention_with_lse(q, k, v, sequences, options, site).o;
 }
 
 }  // namespace tessera::ops

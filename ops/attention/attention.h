@@ -10,13 +10,24 @@ struct AttentionOptions {
 };
 
 struct AttentionResult {
-  Tensor o;    // [B, Lq, H, D]
+  Tensor o;    // as q
   Tensor lse;  // [B, H, Lq], f32 (f64 for f64): log of the sum of exp of a query's scaled scores; no gradient
+};
+
+/// Sequences of any lengths behind one another: sequence s of S is rows starts[s] ... starts[s + 1] - 1. The
+/// tensors are i32 or i64 [S + 1], packed, on the device of q: starts[0] = 0, never falling (equal
+/// neighbours: an empty sequence), the last at most the number of rows; rows from there on belong to no
+/// sequence.
+struct AttentionSequences {
+  Tensor q_starts;
+  Tensor k_starts = {};  // undefined: the same as q_starts
 };
 
 /// Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, section 3.2.1), of every batch and head:
 ///   S = scale Q K^T,  P = softmax(S) over the keys,  O = P V
-/// q [B, Lq, H, D], k and v [B, Lk, H, D] -> o [B, Lq, H, D]. The two lengths are independent.
+/// q [B, Lq, H, D], k and v [B, Lk, Hk, D] -> o [B, Lq, H, D]. The two lengths are independent. H is a
+/// multiple of Hk: query head h reads key head h Hk / H (Ainslie et al., arXiv:2305.13245), and dk and dv are
+/// summed over the query heads that do, in f32 and in their order, before they are rounded.
 ///
 /// `causal`: query i sees the keys j <= i + (Lk - Lq), so the last query sees all (PyTorch's lower-right
 /// alignment); otherwise every query sees every key. A query that sees no key (Lk = 0, or i < Lq - Lk under
@@ -43,5 +54,19 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 /// The same, with the log-sum-exp that forward keeps anyway.
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
                                    const AttentionOptions& options = {}, Site site = Site::here());
+
+/// The same within each sequence: q [N, H, D], k and v [M, Hk, D] -> o [N, H, D], lse [H, N]. The lengths are
+/// those of the sequence wherever the above speaks of Lq and Lk (`causal`, one key). Rows of no sequence give
+/// o = 0, lse = -inf and gradients 0; q, k, v and dout must be finite there, as everywhere: a kernel may
+/// multiply the rows behind a sequence by 0.
+///
+/// On CUDA no launch depends on the values of `starts`, only on S, N and M: a captured graph may be replayed
+/// with other lengths. So nothing can check them there: values against the rules give wrong numbers, never an
+/// access out of bounds. On the CPU they throw.
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSequences& sequences,
+                 const AttentionOptions& options = {}, Site site = Site::here());
+AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionSequences& sequences, const AttentionOptions& options = {},
+                                   Site site = Site::here());
 
 }  // namespace tessera::ops

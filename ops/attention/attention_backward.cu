@@ -40,23 +40,28 @@ struct BackwardTile {
 
 /// delta and lse2: kLanes lanes a row, 16 bytes of it each.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(256) attention_delta_kernel(AttentionArgs<T> args, int64_t rows) {
+__global__ void __launch_bounds__(256) attention_delta_kernel(AttentionArgs<T> args) {
   constexpr int kPack = gpu::kPackOf<T>;
   const int64_t row = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / kLanes;
   const int column = int(threadIdx.x) % kLanes * kPack;
   const int64_t head_row = row / args.padded_queries, i = row % args.padded_queries;
+  // A block's rows are of one slot.
+  AttentionSequence sequence{0, 0, args.queries, 0, args.keys, int(i / kAttentionPad), true};
+  if (args.starts.packed()) sequence = args.starts.template find<true>(int(i / kAttentionPad), kAttentionPad);
+  const int query = sequence.tile * kAttentionPad + int(i % kAttentionPad);
+  const bool exists = sequence.has_tile && query < sequence.queries;
   float sum = 0;
-  if (row < rows && i < args.queries && column < args.dim) {
+  if (exists && column < args.dim) {
     const int64_t b = head_row / args.heads, h = head_row % args.heads;
-    const auto o = gpu::load_pack<kPack>(args.o.at(b, h, i) + column);
-    const auto dout = gpu::load_pack<kPack>(args.dout.at(b, h, i) + column);
+    const auto o = gpu::load_pack<kPack>(args.o.at(b, h, sequence.q_first + query) + column);
+    const auto dout = gpu::load_pack<kPack>(args.dout.at(b, h, sequence.q_first + query) + column);
 #pragma unroll
     for (int e = 0; e < kPack; ++e) sum += float(o.at[e]) * float(dout.at[e]);
   }
 #pragma unroll
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-  if (row >= rows || column != 0) return;
-  const float lse = i < args.queries ? args.lse[head_row * args.lse_stride + i] : -INFINITY;
+  if (column != 0) return;
+  const float lse = exists ? args.lse[head_row * args.lse_stride + sequence.q_first + query] : -INFINITY;
   args.delta[row] = sum;
   args.lse2[row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
 }
@@ -72,47 +77,51 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
   T* const dout_tiles = q_tiles + 2 * kWalked * kD;  // 2 x [kWalked, kD]
   float* const statistics =
       reinterpret_cast<float*>(dout_tiles + 2 * kWalked * kD);  // 2 x {lse2, delta} [kWalked]
-  const int tiles = int(gpu::ceil_div(args.keys, kOwned));
-  const AttentionBlock block(args.heads, tiles);
-  const int first = block.tile * kOwned;
+  __shared__ AttentionPlace place;
+  if (!find_place<false>(args, kOwned, place)) return;
+  const int first = place.sequence.tile * kOwned;
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
-  const T* const q = args.q.at(block.b, block.h);
-  const T* const dout = args.dout.at(block.b, block.h);
 
   RowOperand<kD, kM, Tile::kHeld> k(k_tile, warp_row), v(v_tile, warp_row);
-  const auto load_queries = [&](int query) {
-    const int stage = query / kWalked % 2;
-    load_tile<kD, kWalked, kThreads>(q_tiles + stage * kWalked * kD, q + query * args.q.row, args.q.row,
-                                     args.queries - query, args.dim);
-    load_tile<kD, kWalked, kThreads>(dout_tiles + stage * kWalked * kD, dout + query * args.dout.row,
-                                     args.dout.row, args.queries - query, args.dim);
+  // Earlier queries see none of the block's keys. The heads that read them come one after the other.
+  const int begin = place.first_query(args.causal, first) / kWalked * kWalked;
+  const auto load_queries = [&](int h, int query, int stage) {
+    const int rows = place.sequence.queries - query;
+    load_tile<kD, kWalked, kThreads>(q_tiles + stage * kWalked * kD, place.q_row(args.q, h, query),
+                                     args.q.row, rows, args.dim);
+    load_tile<kD, kWalked, kThreads>(dout_tiles + stage * kWalked * kD, place.q_row(args.dout, h, query),
+                                     args.dout.row, rows, args.dim);
     // Threads 0-15 copy the tile's lse2, 16-31 its delta, 16 bytes each.
     constexpr int kChunks = kWalked / 4;
     if (const int chunk = int(threadIdx.x); chunk < 2 * kChunks)
       gpu::cp_async_16(gpu::shared_address(statistics + stage * 2 * kWalked + chunk * 4),
-                       (chunk < kChunks ? args.lse2 : args.delta) + args.statistics_row(block.head_row) +
-                           query + chunk % kChunks * 4,
+                       (chunk < kChunks ? args.lse2 : args.delta) + place.statistics_at(args, h) + query +
+                           chunk % kChunks * 4,
                        true);
     gpu::cp_async_commit();
   };
-  // Earlier queries see none of the block's keys.
-  const int begin = args.first_query(first) / kWalked * kWalked;
-  if (begin < args.queries) {
-    const int rows = args.keys - first;
-    load_tile<kD, kOwned, kThreads>(k_tile, args.k.at(block.b, block.h, first), args.k.row, rows, args.dim);
-    load_tile<kD, kOwned, kThreads>(v_tile, args.v.at(block.b, block.h, first), args.v.row, rows, args.dim);
-    load_queries(begin);
+  int h = place.head;
+  if (begin < place.sequence.queries) {
+    const int rows = place.sequence.keys - first;
+    load_tile<kD, kOwned, kThreads>(k_tile, place.k_row(args.k, place.kv_head, first), args.k.row, rows,
+                                    args.dim);
+    load_tile<kD, kOwned, kThreads>(v_tile, place.k_row(args.v, place.kv_head, first), args.v.row, rows,
+                                    args.dim);
+    load_queries(h, begin, 0);
     gpu::cp_async_wait<0>();
     __syncthreads();
     k.hold(), v.hold();
+  } else {
+    h = INT_MAX;  // no query sees the keys
   }
 
   float dk[kM][kD / 8][4] = {}, dv[kM][kD / 8][4] = {};
-  for (int query = begin; query < args.queries; query += kWalked) {
+  for (int query = begin, stage = 0; h < place.head + args.group; stage ^= 1) {
     gpu::cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and all are done with the other stage
-    if (query + kWalked < args.queries) load_queries(query + kWalked);
-    const int stage = query / kWalked % 2;
+    const bool last_of_head = query + kWalked >= place.sequence.queries;
+    const int next_h = h + last_of_head, next_query = last_of_head ? begin : query + kWalked;
+    if (next_h < place.head + args.group) load_queries(next_h, next_query, stage ^ 1);
     const T* const q_tile = q_tiles + stage * kWalked * kD;
     const T* const dout_tile = dout_tiles + stage * kWalked * kD;
     const float* const own_lse2 = statistics + stage * 2 * kWalked;
@@ -122,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
       float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [keys, queries]
       multiply_rows<T>(s, k, q_tile, step);
       multiply_rows<T>(dp, v, dout_tile, step);
-      if (query + step < args.first_query(first + kOwned - 1)) {
+      if (query + step < place.first_query(args.causal, first + kOwned - 1)) {
 #pragma unroll
         for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -130,7 +139,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
               const int key = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
-              if (args.key_hidden(query + step + n * 8 + lane % 4 * 2 + e % 2, key)) s[m][n][e] = -INFINITY;
+              if (place.key_hidden(args.causal, query + step + n * 8 + lane % 4 * 2 + e % 2, key))
+                s[m][n][e] = -INFINITY;
             }
       }
 #pragma unroll
@@ -152,19 +162,20 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
       to_operand<T>(left, dp);
       multiply_columns<T, kD>(dk, left, q_tile, step);
     }
+    h = next_h;
+    query = next_query;
   }
 
   float one[kM][2], last[kM][2];
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
     one[m][0] = one[m][1] = 1;
-    last[m][0] = last[m][1] = args.gradient_scale;
+    last[m][0] = last[m][1] = place.last_factor(args.scale);
   }
-  const AttentionBlock again(args.heads, tiles);
-  const int again_first = again.tile * kOwned, rows = args.keys - again_first;
-  store_rows<kD>(dk, last, k_tile, warp_row, args.dk.at(again.b, again.h, again_first), args.dk.row, rows,
+  const int rows = place.sequence.keys - first;
+  store_rows<kD>(dk, last, k_tile, warp_row, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows,
                  args.dim);
-  store_rows<kD>(dv, one, v_tile, warp_row, args.dv.at(again.b, again.h, again_first), args.dv.row, rows,
+  store_rows<kD>(dv, one, v_tile, warp_row, place.k_row(args.dv, place.kv_head, first), args.dv.row, rows,
                  args.dim);
 }
 
@@ -177,29 +188,27 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
   T* const dout_tile = q_tile + kOwned * kD;       // [kOwned, kD]
   T* const k_tiles = dout_tile + kOwned * kD;      // 2 x [kWalked, kD]
   T* const v_tiles = k_tiles + 2 * kWalked * kD;   // 2 x [kWalked, kD]
-  const int tiles = int(gpu::ceil_div(args.queries, kOwned));
-  AttentionBlock block(args.heads, tiles);
-  if (args.causal) block.tile = tiles - 1 - block.tile;  // the longest first
-  const int first = block.tile * kOwned, rows = min(args.queries - first, kOwned);
+  __shared__ AttentionPlace place;
+  if (!find_place<true>(args, kOwned, place)) return;
+  const int first = place.sequence.tile * kOwned, rows = min(place.sequence.queries - first, kOwned);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
-  const T* const k = args.k.at(block.b, block.h);
-  const T* const v = args.v.at(block.b, block.h);
 
   RowOperand<kD, kM, Tile::kHeld> q(q_tile, warp_row), dout(dout_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kWalked, stage = tile % 2 * kWalked * kD;
-    load_tile<kD, kWalked, kThreads>(k_tiles + stage, k + key * args.k.row, args.k.row, args.keys - key,
-                                     args.dim);
-    load_tile<kD, kWalked, kThreads>(v_tiles + stage, v + key * args.v.row, args.v.row, args.keys - key,
-                                     args.dim);
+    load_tile<kD, kWalked, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,
+                                     place.sequence.keys - key, args.dim);
+    load_tile<kD, kWalked, kThreads>(v_tiles + stage, place.k_row(args.v, place.kv_head, key), args.v.row,
+                                     place.sequence.keys - key, args.dim);
     gpu::cp_async_commit();
   };
   // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
-  const int clear = args.key_limit(first), end = args.key_limit(first + rows - 1);
+  const int clear = place.key_limit(args.causal, first), end = place.key_limit(args.causal, first + rows - 1);
   const int key_tiles = int(gpu::ceil_div(end, kWalked));
   if (key_tiles > 0) {
-    load_tile<kD, kOwned, kThreads>(q_tile, args.q.at(block.b, block.h, first), args.q.row, rows, args.dim);
-    load_tile<kD, kOwned, kThreads>(dout_tile, args.dout.at(block.b, block.h, first), args.dout.row, rows,
+    load_tile<kD, kOwned, kThreads>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows,
+                                    args.dim);
+    load_tile<kD, kOwned, kThreads>(dout_tile, place.q_row(args.dout, place.head, first), args.dout.row, rows,
                                     args.dim);
     load_keys(0);
     gpu::cp_async_wait<0>();
@@ -214,8 +223,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
 #pragma unroll
     for (int hh = 0; hh < 2; ++hh) {
       const int row = first + warp_row + m * 16 + hh * 8 + lane / 4;  // below padded_queries
-      lse2[m][hh] = args.lse2[args.statistics_row(block.head_row) + row];
-      delta[m][hh] = args.delta[args.statistics_row(block.head_row) + row];
+      lse2[m][hh] = args.lse2[place.statistics_at(args, place.head) + row];
+      delta[m][hh] = args.delta[place.statistics_at(args, place.head) + row];
     }
 
   for (int tile = 0; tile < key_tiles; ++tile) {
@@ -239,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
             for (int e = 0; e < 4; ++e) {
               const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
               const int key = tile * kWalked + step + n * 8 + lane % 4 * 2 + e % 2;
-              if (key >= args.key_limit(query)) s[m][n][e] = -INFINITY;
+              if (key >= place.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
             }
       }
 #pragma unroll
@@ -259,8 +268,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
 
   float last[kM][2];
 #pragma unroll
-  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = args.gradient_scale;
-  store_rows<kD>(dq, last, q_tile, warp_row, args.dq.at(block.b, block.h, first), args.dq.row, rows,
+  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = place.last_factor(args.scale);
+  store_rows<kD>(dq, last, q_tile, warp_row, place.q_row(args.dq, place.head, first), args.dq.row, rows,
                  args.dim);
 }
 
@@ -272,7 +281,7 @@ void launch_delta(const Tensor& q, const AttentionArgs<T>& args) {
     const int64_t blocks = gpu::ceil_div(rows * kLanes, 256);
     check(blocks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", blocks,
           " blocks; expected at most 2^31 - 1 (split the batch)");
-    gpu::launch(q.device(), {dim3(unsigned(blocks)), 256}, attention_delta_kernel<T, kLanes>, args, rows);
+    gpu::launch(q.device(), {dim3(unsigned(blocks)), 256}, attention_delta_kernel<T, kLanes>, args);
   };
   const int words = args.dim / gpu::kPackOf<T>;  // 1 ... 32
   if (words <= 4) return launch.template operator()<4>();
@@ -285,14 +294,14 @@ void launch_delta(const Tensor& q, const AttentionArgs<T>& args) {
 
 void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                  const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                                 const Tensor& lse, const AttentionOptions& options) {
+                                 const Tensor& lse, const AttentionProblem& problem) {
   if (q.count() == 0 && k.count() == 0) return;
   const Device device = q.device();
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
-    AttentionArgs<T> args = attention_args<T>(lse, q, k, v, options);
+    AttentionArgs<T> args = attention_args<T>(lse, q, k, v, problem);
     args.o = const_head_rows<T>(o);
     args.dout = const_head_rows<T>(dout);
-    args.padded_queries = gpu::ceil_div(q.size(1), kAttentionPad) * kAttentionPad;
+    args.padded_queries = args.starts.slots(q.size(1), kAttentionPad) * kAttentionPad;
     const int64_t rows = q.size(0) * q.size(2) * args.padded_queries;
     const Tensor statistics = Tensor::empty_packed({2, rows}, DType::f32, device);
     args.lse2 = statistics.data<float>();
@@ -304,15 +313,15 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
     }
     launch_delta(q, args);
     if constexpr (std::is_same_v<T, float>) {
-      attention_backward_f32_cuda(q, args);
+      attention_backward_f32_cuda(q, k, args);
     } else {
       dispatch_head_size(q.size(3), [&]<int kD>() {
         using Tile = BackwardTile<kD>;
         if (dk.defined())
-          launch_attention(q, args, k.size(1), kOwned, kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
+          launch_attention(k, args, kOwned, kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
                            attention_backward_keys_kernel<T, kD>);
         if (dq.defined())
-          launch_attention(q, args, q.size(1), kOwned, kThreads, Tile::kTileBytes,
+          launch_attention(q, args, kOwned, kThreads, Tile::kTileBytes,
                            attention_backward_queries_kernel<T, kD>);
       });
     }

@@ -12,7 +12,8 @@
 /// Two warpgroups: one multiplies (as attention_backward_sm90.cuh describes, and dQ^T = K^T dS^T itself); of
 /// the other, one warp brings tiles and two make the statistics, a thread a query. Two blocks run on a
 /// multiprocessor, so that one computes while the other waits. With fewer than kFill heads, several blocks
-/// share a head and leave their dK and dV in f32 to a last kernel, which adds them in a fixed order.
+/// share a head and leave their dK and dV in f32 to a last kernel, which adds them in a fixed order; so do
+/// the blocks of the query heads that read one key head.
 
 namespace tessera::ops {
 namespace {
@@ -37,8 +38,8 @@ static_assert(2 * (kSharedBytes + 1024) <= 228 * 1024);
 struct ShortArgs {
   const float* lse;
   int64_t lse_stride;
-  float* partial;  // [head rows, splits, 2, 64 x 64] in the order of the accumulators, if splits > 1
-  int heads, splits, query_tiles, queries, keys;
+  float* partial;  // [head rows, splits, 2, 64 x 64] in the order of the accumulators, if group * splits > 1
+  int heads, group, splits, query_tiles, queries, keys;  // group: query heads that read one key head
   bool causal, wants_queries, wants_keys;
   float scale2, gradient_scale;
 };
@@ -76,8 +77,8 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     if (warp == 0) {
       if (!elect_one()) return;
       barriers.keys.arrive_expect(2 * kBox);
-      load_box(shared + kK, map_k, barriers.keys, 0, 0, h, b);
-      load_box(shared + kV, map_v, barriers.keys, 0, 0, h, b);
+      load_box(shared + kK, map_k, barriers.keys, 0, 0, h / args.group, b);
+      load_box(shared + kV, map_v, barriers.keys, 0, 0, h / args.group, b);
       for (int tile = begin; tile < end; ++tile) {
         barriers.queries.empty[place.stage].wait(place.parity ^ 1);
         Barrier& full = barriers.queries.full[place.stage];
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   }
   pin(dk);
   pin(dv);
-  if (args.wants_keys && args.splits == 1) {
+  if (args.wants_keys && args.group * args.splits == 1) {
     // Out through K and V, which nobody reads any more.
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -276,7 +277,8 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   if (threadIdx.x == 0) wait_stores<0>();
 }
 
-/// Adds the blocks' dK and dV of a head in order, a thread the four values of one accumulator place.
+/// Adds the dK and dV of a key head's `splits` blocks in order, a thread the four values of one accumulator
+/// place.
 template <class T>
 __global__ void __launch_bounds__(256)
     attention_backward_short_finish_kernel(const float* partial, HeadRows<T> dk, HeadRows<T> dv, int heads,
@@ -305,7 +307,7 @@ __global__ void __launch_bounds__(256)
 template <class T>
 void backward_short(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q,
                     const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                    const AttentionOptions& options) {
+                    const AttentionProblem& problem) {
   const Device device = q.device();
   const int64_t head_rows = q.size(0) * q.size(2), query_tiles = gpu::ceil_div(q.size(1), kQueryTile);
   const int64_t splits = std::min(query_tiles, std::max<int64_t>(1, kFill / head_rows));
@@ -313,16 +315,17 @@ void backward_short(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.lse = lse.data<float>();
   args.lse_stride = lse.row_stride();
   args.heads = int(q.size(2));
+  args.group = args.heads / int(k.size(2));
   args.splits = int(splits);
   args.query_tiles = int(query_tiles);
   args.queries = int(q.size(1));
   args.keys = int(k.size(1));
-  args.causal = options.causal;
+  args.causal = problem.causal;
   args.wants_queries = dq.defined();
   args.wants_keys = dk.defined();
-  args.scale2 = float(options.scale * 1.44269504088896340736);
-  args.gradient_scale = float(gradient_scale(options.scale, k.size(1)));
-  const bool adds = splits > 1 && dk.defined();
+  args.scale2 = float(problem.scale * 1.44269504088896340736);
+  args.gradient_scale = float(gradient_scale(problem.scale, k.size(1)));
+  const bool adds = args.group * splits > 1 && dk.defined();
   const Tensor partial =
       Tensor::empty_packed({adds ? head_rows * splits : 1, 2 * 64 * 64}, DType::f32, device);
   args.partial = partial.data<float>();
@@ -331,18 +334,19 @@ void backward_short(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
               head_map<T>(o, 64), head_map<T>(dout, 64), head_map<T>(dq.defined() ? dq : q, 64),
               head_map<T>(dk.defined() ? dk : k, 64), head_map<T>(dv.defined() ? dv : v, 64), args);
   if (adds)
-    gpu::launch(device, {dim3(unsigned(head_rows * 8)), dim3(256)}, attention_backward_short_finish_kernel<T>,
-                args.partial, ops::head_rows<T>(dk), ops::head_rows<T>(dv), args.heads, args.splits,
-                args.keys, int(q.size(3)), args.gradient_scale);
+    gpu::launch(device, {dim3(unsigned(k.size(0) * k.size(2) * 8)), dim3(256)},
+                attention_backward_short_finish_kernel<T>, args.partial, ops::head_rows<T>(dk),
+                ops::head_rows<T>(dv), int(k.size(2)), args.group * args.splits, args.keys, int(q.size(3)),
+                args.gradient_scale);
 }
 
 }  // namespace
 
 void attention_backward_short_sm90(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                                   const Tensor& lse, const AttentionOptions& options) {
+                                   const Tensor& lse, const AttentionProblem& problem) {
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
-    if constexpr (!std::is_same_v<T, float>) backward_short<T>(dq, dk, dv, dout, q, k, v, o, lse, options);
+    if constexpr (!std::is_same_v<T, float>) backward_short<T>(dq, dk, dv, dout, q, k, v, o, lse, problem);
   });
 }
 

@@ -12,6 +12,7 @@ using namespace sm90;
 /// What the first and the last kernel are given.
 template <class T>
 struct PassArgs {
+  SequenceStarts starts;
   HeadRows<const T> o, dout;
   HeadRows<T> dq;
   const float* lse;  // [B * H, lse_stride]
@@ -19,29 +20,40 @@ struct PassArgs {
   float *statistics, *dq_sum;
   int* turns;
   int64_t turn_count;
-  int heads, query_tiles, queries, keys, dim, first_tile;
-  float gradient_scale;
+  int heads, query_slots, queries, keys, dim;
+  bool causal;
+  float scale;
+
+  /// All lanes of a warp: the sequence of a query slot.
+  __device__ AttentionSequence sequence_of(int slot) const {
+    if (starts.packed()) return starts.template find<true>(slot, kQueryTile);
+    return {0, 0, queries, 0, keys, slot, true};
+  }
 };
 
-/// One block a query tile: its statistics, four threads a row. Clears the turns.
+/// One block a query slot: its statistics, four threads a row. Clears the turns.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArgs<T> args) {
-  const int64_t head_row = blockIdx.x / unsigned(args.query_tiles);
-  const int tile = int(blockIdx.x % unsigned(args.query_tiles));
+  gpu::let_later_start();
+  gpu::wait_for_earlier();
+  const int64_t head_row = blockIdx.x / unsigned(args.query_slots);
+  const AttentionSequence sequence = args.sequence_of(int(blockIdx.x % unsigned(args.query_slots)));
   const int64_t b = head_row / args.heads, h = head_row % args.heads;
-  const int row = int(threadIdx.x) / 4, i = tile * kQueryTile + row;
+  const int row = int(threadIdx.x) / 4, i = sequence.tile * kQueryTile + row;
+  const bool exists = sequence.has_tile && i < sequence.queries;
+  const int64_t q_row = int64_t(sequence.q_first) + i;
   float sum = 0;
-  if (i < args.queries)
+  if (exists)
     for (int column = int(threadIdx.x) % 4 * 8; column < args.dim; column += 32) {
-      const auto o = gpu::load_pack<8>(args.o.at(b, h, i) + column);
-      const auto dout = gpu::load_pack<8>(args.dout.at(b, h, i) + column);
+      const auto o = gpu::load_pack<8>(args.o.at(b, h, q_row) + column);
+      const auto dout = gpu::load_pack<8>(args.dout.at(b, h, q_row) + column);
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum += float(o.at[e]) * float(dout.at[e]);
     }
   sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
   sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
   if (threadIdx.x % 4 == 0) {
-    const float lse = i < args.queries ? args.lse[head_row * args.lse_stride + i] : -INFINITY;
+    const float lse = exists ? args.lse[head_row * args.lse_stride + q_row] : -INFINITY;
     float* const statistics = args.statistics + int64_t(blockIdx.x) * 2 * kQueryTile + statistics_place(row);
     statistics[0] = lse == -INFINITY ? -INFINITY : lse * -1.44269504f;
     statistics[kQueryTile] = sum;
@@ -54,25 +66,29 @@ __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArg
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs<T> args) {
   __shared__ float4 unit[kUnit / 4];
+  gpu::wait_for_earlier();
   const int units = args.dim > 64 ? 2 : 1;
   const int64_t index = blockIdx.x / units;
   const int box = int(blockIdx.x) % units;
-  const int64_t head_row = index / args.query_tiles;
-  const int tile = int(index % args.query_tiles);
+  const int64_t head_row = index / args.query_slots;
+  const AttentionSequence sequence = args.sequence_of(int(index % args.query_slots));
+  if (!sequence.has_tile) return;
   const int64_t b = head_row / args.heads, h = head_row % args.heads;
-  if (tile >= args.first_tile) {
+  if (sequence.keys > 0 &&
+      sequence.tile >= first_query_tile(args.causal, sequence.queries, sequence.keys, 0)) {
     const float4* const from = reinterpret_cast<const float4*>(args.dq_sum) + blockIdx.x * int64_t(kUnit / 4);
 #pragma unroll
     for (int at = 0; at < kUnit / 4; at += 256) unit[at + threadIdx.x] = from[at + threadIdx.x];
-  } else {
+  } else {  // sees no key
 #pragma unroll
     for (int at = 0; at < kUnit / 4; at += 256) unit[at + threadIdx.x] = make_float4(0, 0, 0, 0);
   }
   __syncthreads();
+  const float last = sequence.keys == 1 ? 0.0f : args.scale;
   // The accumulator dQ^T: column d = 16 w + 8 half + g of the head, query 8 j + 2 c + bit.
   const int lane = int(threadIdx.x) % 32, j = int(threadIdx.x) / 32;
   const int bit = lane % 2, c = lane / 2 % 4, half = lane / 8 % 2;
-  const int query = tile * kQueryTile + 8 * j + 2 * c + bit;
+  const int query = sequence.tile * kQueryTile + 8 * j + 2 * c + bit;
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
     const int w = pair * 2 + lane / 16;
@@ -84,7 +100,7 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
       const float value =
           reinterpret_cast<const float*>(unit)[(j * 128 + w * 32 + g * 4 + c) * 4 + half * 2 + bit];
       // Indexed by constants only: the two halves swap neighbours afterwards.
-      out.at[step] = T(value * args.gradient_scale);
+      out.at[step] = T(value * last);
     }
     if (lane / 16)
 #pragma unroll
@@ -93,7 +109,8 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
         out.at[step] = out.at[step + 1];
         out.at[step + 1] = first;
       }
-    if (query < args.queries && column < args.dim) gpu::store_pack<8>(args.dq.at(b, h, query) + column, out);
+    if (query < sequence.queries && column < args.dim)
+      gpu::store_pack<8>(args.dq.at(b, h, int64_t(sequence.q_first) + query) + column, out);
   }
 }
 
@@ -108,36 +125,51 @@ int64_t heads_at_once(int64_t key_tiles) {
 template <class T, class Config>
 void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q,
                     const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                    const AttentionOptions& options) {
+                    const AttentionProblem& problem) {
   const Device device = q.device();
-  const int64_t head_rows = q.size(0) * q.size(2);
-  const int64_t query_tiles = gpu::ceil_div(q.size(1), kQueryTile),
-                key_tiles = gpu::ceil_div(k.size(1), kKeyTile);
-  const int64_t units = head_rows * query_tiles * Config::kBoxes;
+  const SequenceStarts starts = sequence_starts(problem, q, k);
+  const int64_t head_rows = q.size(0) * q.size(2), kv_rows = k.size(0) * k.size(2);
+  const int64_t query_slots = starts.slots(q.size(1), kQueryTile),
+                key_slots = starts.slots(k.size(1), kKeyTile);
+  const int64_t units = head_rows * query_slots * Config::kBoxes;
+  check(units <= int64_t{0x7FFFFFFF} && kv_rows * key_slots <= int64_t{0x7FFFFFFF},
+        "attention: ", describe(q), " needs more than 2^31 - 1 blocks (split the batch)");
   const Tensor statistics =
-      Tensor::empty_packed({head_rows * query_tiles, 2 * kQueryTile}, DType::f32, device);
+      Tensor::empty_packed({head_rows * query_slots, 2 * kQueryTile}, DType::f32, device);
   const Tensor dq_sum = Tensor::empty_packed({dq.defined() ? units : 1, kUnit}, DType::f32, device);
   const Tensor turns = Tensor::empty_packed({units + 1}, DType::i32, device);
 
-  BackwardArgs args{};
+  BackwardArgs<T> args{};
+  args.starts = starts;
   args.statistics = statistics.data<float>();
   args.dq_sum = dq_sum.data<float>();
   args.ticket = turns.data<int32_t>();
   args.turns = args.ticket + 1;
   args.heads = int(q.size(2));
-  args.head_rows = int(head_rows);
-  args.group = int(std::min(head_rows, heads_at_once(key_tiles)));
-  args.key_tiles = int(key_tiles);
-  args.query_tiles = int(query_tiles);
+  args.kv_heads = int(k.size(2));
+  args.group = args.heads / args.kv_heads;
+  args.kv_rows = int(kv_rows);
+  // Of sequences: by their mean length.
+  const int64_t mean_keys = starts.count > 0 ? gpu::ceil_div(k.size(1), starts.count) : k.size(1);
+  args.heads_at_once =
+      int(std::min(kv_rows, heads_at_once(std::max<int64_t>(1, gpu::ceil_div(mean_keys, kKeyTile)))));
+  args.key_slots = int(key_slots);
+  args.query_slots = int(query_slots);
   args.queries = int(q.size(1));
   args.keys = int(k.size(1));
-  args.causal = options.causal;
+  args.dim = int(q.size(3));
+  args.causal = problem.causal;
   args.wants_queries = dq.defined();
   args.wants_keys = dk.defined();
-  args.scale2 = float(options.scale * 1.44269504088896340736);
-  args.gradient_scale = float(gradient_scale(options.scale, k.size(1)));
+  if (dk.defined()) {
+    args.dk = ops::head_rows<T>(dk);
+    args.dv = ops::head_rows<T>(dv);
+  }
+  args.scale2 = float(problem.scale * 1.44269504088896340736);
+  args.scale = float(problem.scale);
 
   PassArgs<T> pass{};
+  pass.starts = starts;
   pass.o = const_head_rows<T>(o);
   pass.dout = const_head_rows<T>(dout);
   pass.lse = lse.data<float>();
@@ -147,40 +179,42 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   pass.turns = args.ticket;
   pass.turn_count = units + 1;
   pass.heads = args.heads;
-  pass.query_tiles = args.query_tiles;
+  pass.query_slots = args.query_slots;
   pass.queries = args.queries;
   pass.keys = args.keys;
-  pass.dim = int(q.size(3));
-  pass.first_tile = args.first_query_tile(0);
-  pass.gradient_scale = args.gradient_scale;
+  pass.dim = args.dim;
+  pass.causal = args.causal;
+  pass.scale = args.scale;
 
-  gpu::launch(device, {dim3(unsigned(head_rows * query_tiles)), dim3(256)},
+  gpu::launch(device, {dim3(unsigned(head_rows * query_slots)), dim3(256), 0, 1, true},
               attention_backward_prepare_kernel<T>, pass);
   const Tensor& dk_or = dk.defined() ? dk : k;
   const Tensor& dv_or = dv.defined() ? dv : v;
-  gpu::launch(device, {dim3(unsigned(head_rows * key_tiles)), dim3(Config::kThreads), Config::kSharedBytes},
+  gpu::launch(device,
+              {dim3(unsigned(kv_rows * key_slots)), dim3(Config::kThreads), Config::kSharedBytes, 1, true},
               attention_backward_wgmma_kernel<T, Config>, head_map<T>(q, kQueryTile),
               head_map<T>(k, kKeyTile), head_map<T>(v, kKeyTile), head_map<T>(dout, kQueryTile),
               head_map<T>(dk_or, 64), head_map<T>(dv_or, 64), args);
   if (!dq.defined()) return;
   pass.dq = ops::head_rows<T>(dq);
-  gpu::launch(device, {dim3(unsigned(units)), dim3(256)}, attention_backward_finish_kernel<T>, pass);
+  gpu::launch(device, {dim3(unsigned(units)), dim3(256), 0, 1, true}, attention_backward_finish_kernel<T>,
+              pass);
 }
 
 }  // namespace
 
 void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                                   const Tensor& lse, const AttentionOptions& options) {
+                                   const Tensor& lse, const AttentionProblem& problem) {
   check_wgmma({q, k, v, o, dout, dq, dk, dv});
-  if (k.size(1) <= kShortBackwardKeys && q.size(3) <= 64)
-    return attention_backward_short_sm90(dq, dk, dv, dout, q, k, v, o, lse, options);
+  if (k.size(1) <= kShortBackwardKeys && q.size(3) <= 64 && !problem.packed())
+    return attention_backward_short_sm90(dq, dk, dv, dout, q, k, v, o, lse, problem);
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
       if (q.size(3) <= 64)
-        backward_wgmma<T, BackwardConfig<64, 4, 2, 192, 104>>(dq, dk, dv, dout, q, k, v, o, lse, options);
+        backward_wgmma<T, BackwardConfig<64, 4, 2, 192, 104>>(dq, dk, dv, dout, q, k, v, o, lse, problem);
       else
-        backward_wgmma<T, BackwardConfig<128, 2, 2, 240, 24>>(dq, dk, dv, dout, q, k, v, o, lse, options);
+        backward_wgmma<T, BackwardConfig<128, 2, 2, 240, 24>>(dq, dk, dv, dout, q, k, v, o, lse, problem);
     }
   });
 }

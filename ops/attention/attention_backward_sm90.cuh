@@ -5,6 +5,7 @@
 #include "gpu/mma.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
+#include "ops/attention/attention_sequences.cuh"
 #include "ops/attention/attention_sm90.cuh"
 
 /// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32; see
@@ -22,19 +23,42 @@ TESSERA_HD constexpr int statistics_place(int i) {
   return i / 16 * 16 + i % 8 / 2 * 4 + i / 8 % 2 * 2 + i % 2;
 }
 
+template <class T>
 struct BackwardArgs {
-  const float* statistics;  // [head rows, query tiles, 2, kQueryTile]: -lse log2(e), -inf where P is 0; delta
-  float* dq_sum;            // [head rows, query tiles, kHead / 64, kUnit]
-  int* turns;               // [head rows, query tiles, kHead / 64]: key tiles that have added
+  SequenceStarts starts;
+  HeadRows<T> dk, dv;
+  const float* statistics;  // [head rows, query slots, 2, kQueryTile]: -lse log2(e), -inf where P is 0; delta
+  float* dq_sum;            // [head rows, query slots, kHead / 64, kUnit]
+  int* turns;               // [head rows, query slots, kHead / 64]: key tiles that have added
   int* ticket;              // blocks that have started
-  int heads, head_rows, group, key_tiles, query_tiles, queries, keys;
+  int heads, kv_heads, group;  // group: query heads that read one key head
+  int kv_rows, heads_at_once;  // B * kv_heads
+  int key_slots, query_slots;  // tiles, or slots of them, of a head
+  int queries, keys, dim;      // of fixed lengths
   bool causal, wants_queries, wants_keys;
-  float scale2, gradient_scale;
+  float scale2, scale;
+};
 
-  /// The first query tile that sees a key of that key tile.
-  TESSERA_HD int first_query_tile(int key_tile) const {
-    const int query = key_tile * kKeyTile + queries - keys;
-    return causal && query > 0 ? query / kQueryTile : 0;
+/// The first query tile that sees a key of that key tile.
+TESSERA_HD int first_query_tile(bool causal, int queries, int keys, int key_tile) {
+  const int query = key_tile * kKeyTile + queries - keys;
+  return causal && query > 0 ? query / kQueryTile : 0;
+}
+
+/// Which key tile of which head a block has, and the query tiles that it walks, from the last one down, for
+/// each of the query heads that read the key head.
+struct BackwardItem {
+  int b, kv_head, key_tile;
+  int first, count;                     // query tiles
+  int q_first, queries, k_first, keys;  // of its sequence
+  int slot;                             // of the sequence's first query tile
+  bool exists;
+
+  __device__ int query_tile(int step) const { return first + count - 1 - step; }
+  /// Where query head `member` of the group keeps what belongs to a query tile.
+  template <class T>
+  __device__ int64_t place(const BackwardArgs<T>& args, int member, int tile) const {
+    return (int64_t(b) * args.heads + kv_head * args.group + member) * args.query_slots + slot + tile;
   }
 };
 
@@ -60,7 +84,7 @@ struct BackwardConfig {
     gpu::Ring<kStages> queries;
     gpu::Ring<kScores> ds;
     gpu::Ring<kSums> dq;
-    int item;
+    BackwardItem item;
   };
   static constexpr size_t kSharedBytes = kBarriers + sizeof(Barriers);
   static_assert(kSums <= 3 && kSums % kBoxes == 0 && kBoxes <= kScores && kSharedBytes <= 227 * 1024);
@@ -85,23 +109,31 @@ __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/// Which key tile of which head a block has, and the query tiles that it walks, from the last one down.
-struct BackwardItem {
-  int head_row, key_tile, first, count;
-
-  /// Items go by groups of heads; in a group the key tiles are slowest. So a block's neighbours work on other
-  /// heads, and the next key tile of a head starts later, when the turns of the first are under way.
-  __device__ BackwardItem(const BackwardArgs& args, int index) {
-    const int group = index / (args.group * args.key_tiles);
-    const int rest = index - group * args.group * args.key_tiles;
-    const int size = min(args.group, args.head_rows - group * args.group);
-    key_tile = rest / size;
-    head_row = group * args.group + rest % size;
-    first = args.first_query_tile(key_tile);
-    count = args.query_tiles - first;
-  }
-  __device__ int query_tile(int step) const { return first + count - 1 - step; }
-};
+/// One warp: the block's item. They go by groups of heads; in a group the key tiles are slowest, in the order
+/// of their sequences. So a block's neighbours work on other heads, and the next key tile of a head starts
+/// later, when the turns of the first are under way.
+template <class T>
+__device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& args, int index) {
+  const int round = index / (args.heads_at_once * args.key_slots);
+  const int rest = index - round * args.heads_at_once * args.key_slots;
+  const int size = min(args.heads_at_once, args.kv_rows - round * args.heads_at_once);
+  const int kv_row = round * args.heads_at_once + rest % size, slot = rest / size;
+  AttentionSequence sequence{0, 0, args.queries, 0, args.keys, slot, true};
+  if (args.starts.packed()) sequence = args.starts.template find<false>(slot, kKeyTile);
+  BackwardItem item;
+  item.b = kv_row / args.kv_heads;
+  item.kv_head = kv_row % args.kv_heads;
+  item.key_tile = sequence.tile;
+  item.q_first = sequence.q_first;
+  item.queries = sequence.queries;
+  item.k_first = sequence.k_first;
+  item.keys = sequence.keys;
+  item.slot = sequence.q_first / kQueryTile + sequence.index;
+  item.first = first_query_tile(args.causal, item.queries, item.keys, item.key_tile);
+  item.count = max(0, int(gpu::ceil_div(item.queries, kQueryTile)) - item.first);
+  item.exists = sequence.has_tile;
+  return item;
+}
 
 /// Stores 16 rows a warp of an accumulator 64 x (8 kCount / 4) in the dtype into boxes of `box_bytes`, rows
 /// from `row` on.
@@ -129,9 +161,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                     const __grid_constant__ gpu::TensorMap map_dout,
                                     const __grid_constant__ gpu::TensorMap map_dk,
                                     const __grid_constant__ gpu::TensorMap map_dv,
-                                    const __grid_constant__ BackwardArgs args) {
+                                    const __grid_constant__ BackwardArgs<T> args) {
   using namespace gpu;
-  using detail::BackwardItem;
   constexpr TileOrder kAlong = TileOrder::along_k, kAcross = TileOrder::across_k;
   constexpr int kHead = Config::kHead, kBoxes = Config::kBoxes, kStages = Config::kStages;
   constexpr int kKeyBox = Config::kKeyBox, kQueryBox = Config::kQueryBox;
@@ -140,16 +171,31 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int warpgroup = uniform(int(threadIdx.x) / 128);
   const int warp = uniform(int(threadIdx.x) / 32) % 4, lane = int(threadIdx.x) % 32;
 
-  if (threadIdx.x == 0) {
-    barriers.keys.init(1);
-    barriers.queries.init(1, 8);
-    barriers.ds.init(8, Config::kApart ? 4 : 8);
-    barriers.dq.init(4, 1);
-    fence_barrier_init();
+  let_later_start();
+  if (threadIdx.x < 32) {
+    if (lane == 0) {
+      prefetch_map(map_q);
+      prefetch_map(map_k);
+      prefetch_map(map_v);
+      prefetch_map(map_dout);
+      barriers.keys.init(1);
+      barriers.queries.init(1, 8);
+      barriers.ds.init(8, Config::kApart ? 4 : 8);
+      barriers.dq.init(4, 1);
+      fence_barrier_init();
+    }
+    wait_for_earlier();
     // A ticket, so that whoever this block waits for has started.
-    barriers.item = atomicAdd(args.ticket, 1);
+    int ticket = 0;
+    if (lane == 0) ticket = atomicAdd(args.ticket, 1);
+    const BackwardItem item = detail::backward_item(args, __shfl_sync(0xFFFFFFFFu, ticket, 0));
+    if (lane == 0) barriers.item = item;
+  } else {
+    wait_for_earlier();
   }
   __syncthreads();
+  const BackwardItem& item = barriers.item;
+  if (!item.exists) return;
 
   // One 64 x 64 of dQ^T, as the accumulators have it, to a warp of warpgroup 0.
   const auto send_sum = [&](const float(&sum)[kQueryTile / 2], int stage) {
@@ -167,43 +213,43 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     give_registers<24>();
     if (warp == 0) {
       if (!elect_one()) return;
-      const BackwardItem item(args, barriers.item);
-      const int b = item.head_row / args.heads, h = item.head_row % args.heads;
+      const int key = item.k_first + item.key_tile * kKeyTile, b = item.b;
       barriers.keys.arrive_expect(2 * kBoxes * kKeyBox);
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
-        load_box(shared + Config::kK + box * kKeyBox, map_k, barriers.keys, box * 64,
-                 item.key_tile * kKeyTile, h, b);
-        load_box(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64,
-                 item.key_tile * kKeyTile, h, b);
+        load_box(shared + Config::kK + box * kKeyBox, map_k, barriers.keys, box * 64, key, item.kv_head, b);
+        load_box(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64, key, item.kv_head, b);
       }
       RingPlace<kStages> place;
-      for (int step = 0; step < item.count; ++step) {
-        const int tile = item.query_tile(step);
-        Barrier& full = barriers.queries.full[place.stage];
-        barriers.queries.empty[place.stage].wait(place.parity ^ 1);
-        full.arrive_expect(2 * kBoxes * kQueryBox + 2 * kQueryTile * 4);
+      for (int member = 0; member < args.group; ++member) {
+        const int h = item.kv_head * args.group + member;
+        for (int step = 0; step < item.count; ++step) {
+          const int tile = item.query_tile(step), query = item.q_first + tile * kQueryTile;
+          Barrier& full = barriers.queries.full[place.stage];
+          barriers.queries.empty[place.stage].wait(place.parity ^ 1);
+          full.arrive_expect(2 * kBoxes * kQueryBox + 2 * kQueryTile * 4);
 #pragma unroll
-        for (int box = 0; box < kBoxes; ++box) {
-          const int at = (place.stage * kBoxes + box) * kQueryBox;
-          load_box(shared + Config::kQ + at, map_q, full, box * 64, tile * kQueryTile, h, b);
-          load_box(shared + Config::kDout + at, map_dout, full, box * 64, tile * kQueryTile, h, b);
+          for (int box = 0; box < kBoxes; ++box) {
+            const int at = (place.stage * kBoxes + box) * kQueryBox;
+            load_box(shared + Config::kQ + at, map_q, full, box * 64, query, h, b);
+            load_box(shared + Config::kDout + at, map_dout, full, box * 64, query, h, b);
+          }
+          load_bytes(shared + Config::kStatistics + place.stage * 2 * kQueryTile * 4,
+                     args.statistics + item.place(args, member, tile) * 2 * kQueryTile, 2 * kQueryTile * 4,
+                     full);
+          place.advance();
         }
-        load_bytes(shared + Config::kStatistics + place.stage * 2 * kQueryTile * 4,
-                   args.statistics + (int64_t(item.head_row) * args.query_tiles + tile) * 2 * kQueryTile,
-                   2 * kQueryTile * 4, full);
-        place.advance();
       }
     } else if (warp <= Config::kSums) {
       if (!args.wants_queries || !elect_one()) return;
-      const BackwardItem item(args, barriers.item);
       const int unit = warp - 1;
       float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kUnit;
       uint32_t parity = 0;
-      for (int step = unit; step < item.count * kBoxes; step += Config::kSums) {
-        const int64_t at =
-            (int64_t(item.head_row) * args.query_tiles + item.query_tile(step / kBoxes)) * kBoxes +
-            step % kBoxes;
+      int member = 0, step = unit / kBoxes;  // of the query head's tiles
+      for (int left = args.group * item.count - step; left > 0; left -= Config::kSums / kBoxes) {
+        for (; step >= item.count; step -= item.count) ++member;
+        const int64_t at = item.place(args, member, item.query_tile(step)) * kBoxes + unit % kBoxes;
+        step += Config::kSums / kBoxes;
         while (item.key_tile > 0 && detail::load_acquire(args.turns + at) != item.key_tile) {
         }
         barriers.dq.full[unit].wait(parity);
@@ -233,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ldmatrix_x4_trans(k[step],
                         shared_address(shared + Config::kK) +
                             swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
-    for (int left = BackwardItem(args, uniform(barriers.item)).count; left > 0; --left) {
+    for (int left = uniform(item.count) * args.group; left > 0; --left) {
       barriers.ds.full[ds.stage].wait(ds.parity);
       float sum[kQueryTile / 2];
       const uint64_t right =
@@ -297,18 +343,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       return shared_address(shared + offset) + place.stage * kBoxes * kQueryBox;
     };
 
-    const BackwardItem item(args, uniform(barriers.item));
-    const int first_query = item.first * kQueryTile;
     // The first key's distance from the last that query 0 sees.
-    const int shift = item.key_tile * kKeyTile + half * 64 - (args.keys - args.queries);
-    const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= args.keys;
+    const int shift =
+        uniform(item.key_tile) * kKeyTile + half * 64 - (uniform(item.keys) - uniform(item.queries));
+    const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
     [[maybe_unused]] float sum[kQueryTile / 2];
+    int query = uniform(item.query_tile(0)) * kQueryTile, left = uniform(item.count) * args.group;
+    bool started = false;
 #pragma unroll 1
-    for (int query = (args.query_tiles - 1) * kQueryTile; query >= first_query; query -= kQueryTile) {
+    for (; left > 0; --left) {
       barriers.queries.full[place.stage].wait(place.parity);
       multiply_rows(s, k, own_k, tile_at(Config::kQ));
       wait_products<1>();  // the last tile's dV and dK
-      if (query < (args.query_tiles - 1) * kQueryTile && lane == 0)
+      if (started && lane == 0)
         barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
       multiply_rows(dp, v, own_v, tile_at(Config::kDout));
       const float* const statistics =
@@ -316,7 +363,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wait_products<1>();
       pin(s);
       if (partial) {  // keys past the last would make P of nothing
-        const int end = args.queries - shift - warp * 16 - lane / 4;
+        const int end = item.queries - shift - warp * 16 - lane / 4;
 #pragma unroll
         for (int i = 0; i < kQueryTile / 2; ++i)
           if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
@@ -400,15 +447,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         }
       }
       place.advance();
+      started = true;
+      query -= kQueryTile;
+      if (query < item.first * kQueryTile) query = item.query_tile(0) * kQueryTile;  // the next head
     }
     wait_products<0>();
     pin(dk);
     pin(dv);
     // dV leaves through the block's own rows of V, dK through dS tiles that dQ is done with.
     if (args.wants_keys) {
-      const BackwardItem item(args, uniform(barriers.item));
-      const int b = item.head_row / args.heads, h = item.head_row % args.heads;
       const int own_key = item.key_tile * kKeyTile + half * 64;
+      const int left_keys = item.keys - own_key, k_row = item.k_first + own_key;
+      const int b = item.b, h = item.kv_head;
+      const float last = item.keys == 1 ? 0.0f : args.scale;
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         const uint32_t v_box = shared_address(shared + Config::kV) + box * kKeyBox;
@@ -424,17 +475,30 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           stmatrix_x4(v_box + at, packed);
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            packed[e] = pack_halves<T>(dk[box * 32 + j * 8 + 2 * e] * args.gradient_scale,
-                                       dk[box * 32 + j * 8 + 2 * e + 1] * args.gradient_scale);
+            packed[e] =
+                pack_halves<T>(dk[box * 32 + j * 8 + 2 * e] * last, dk[box * 32 + j * 8 + 2 * e + 1] * last);
           stmatrix_x4(k_box + at, packed);
         }
         fence_async_shared();
         sync_named(1 + half, 128);
-        if (warp == 0 && elect_one() && own_key < args.keys) {
-          store_box(map_dv, shared + Config::kV + box * kKeyBox + half * 64 * 128, box * 64, own_key, h, b);
-          store_box(map_dk, shared + Config::kDs + ds.stage * kKeyBox + half * 64 * 128, box * 64, own_key, h,
-                    b);
-          commit_stores();
+        char* const dv_rows = shared + Config::kV + box * kKeyBox + half * 64 * 128;
+        char* const dk_rows = shared + Config::kDs + ds.stage * kKeyBox + half * 64 * 128;
+        if (left_keys >= 64) {
+          if (warp == 0 && elect_one()) {
+            store_box(map_dv, dv_rows, box * 64, k_row, h, b);
+            store_box(map_dk, dk_rows, box * 64, k_row, h, b);
+            commit_stores();
+          }
+        } else {  // what lies behind may belong to another sequence
+          for (int index = warp * 32 + lane; index < left_keys * 8; index += 128) {
+            const int row = index / 8, chunk = index % 8;
+            if (box * 64 + chunk * 8 >= args.dim) continue;
+            const uint32_t at = swizzled_place(row, chunk);
+            *reinterpret_cast<uint4*>(args.dv.at(b, h, k_row + row) + box * 64 + chunk * 8) =
+                *reinterpret_cast<const uint4*>(dv_rows + at);
+            *reinterpret_cast<uint4*>(args.dk.at(b, h, k_row + row) + box * 64 + chunk * 8) =
+                *reinterpret_cast<const uint4*>(dk_rows + at);
+          }
         }
         ds.advance();
       }

@@ -20,11 +20,11 @@ namespace {
 constexpr int64_t kTileScores = int64_t{1} << 17;  // 512 KiB: half of a usual second-level cache
 
 struct Sizes {
-  int64_t batch, queries, heads, dim, keys, tile, tiles;
+  int64_t batch, queries, heads, dim, keys, kv_heads, group, tile, tiles;
 };
 
 Sizes sizes_of(const Tensor& q, const Tensor& k) {
-  Sizes n{q.size(0), q.size(1), q.size(2), q.size(3), k.size(1), 0, 0};
+  Sizes n{q.size(0), q.size(1), q.size(2), q.size(3), k.size(1), k.size(2), q.size(2) / k.size(2), 0, 0};
   n.tile = std::clamp<int64_t>(kTileScores / n.keys, 8, 128);
   n.tiles = (n.queries + n.tile - 1) / n.tile;
   return n;
@@ -106,27 +106,27 @@ bool attention_prefers_blas(const Tensor& q, const Tensor& k) {
 }
 
 void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tensor& k_,
-                            const Tensor& v_, const AttentionOptions& options) {
+                            const Tensor& v_, const AttentionProblem& problem) {
   const Sizes n = sizes_of(q_, k_);
   const auto q = const_head_rows<float>(q_), k = const_head_rows<float>(k_), v = const_head_rows<float>(v_);
   const auto o = head_rows<float>(o_);
   float* const lse = lse_.data<float>();
-  const int64_t lse_stride = lse_.row_stride();
-  const float scale = float(options.scale), lowest = -std::numeric_limits<float>::infinity();
+  const int64_t lse_stride = lse_.layout().stride(1);
+  const float scale = float(problem.scale), lowest = -std::numeric_limits<float>::infinity();
 
   const OneBlasThread one(n.batch * n.heads * n.tiles);
   parallel_for(n.batch * n.heads * n.tiles, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scores(size_t(n.tile * n.keys));
     for (int64_t piece = begin; piece < end; ++piece) {
-      const int64_t head = piece / n.tiles, b = head / n.heads, h = head % n.heads;
+      const int64_t head = piece / n.tiles, b = head / n.heads, h = head % n.heads, kv = h / n.group;
       const int64_t first = piece % n.tiles * n.tile, last = std::min(first + n.tile, n.queries);
-      const int64_t keys = keys_of_tile(n, last, options.causal);
+      const int64_t keys = keys_of_tile(n, last, problem.causal);
       if (keys > 0)
-        product_nt(last - first, keys, n.dim, q.at(b, h, first), q.row, k.at(b, h), k.row, scores.data(),
+        product_nt(last - first, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, scores.data(),
                    keys);
       for (int64_t i = first; i < last; ++i) {
         float* const p = &scores[size_t((i - first) * keys)];
-        const int64_t seen = visible_keys(i, n.queries, n.keys, options.causal);
+        const int64_t seen = visible_keys(i, n.queries, n.keys, problem.causal);
         float top = lowest, sum = 0;
         for (int64_t j = 0; j < seen; ++j) {
           p[j] *= scale;
@@ -142,7 +142,7 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
         lse[head * lse_stride + i] = sum == 0 ? lowest : base + std::log(sum);
       }
       if (keys > 0) {
-        product_nn(last - first, n.dim, keys, 1, scores.data(), keys, v.at(b, h), v.row, o.at(b, h, first),
+        product_nn(last - first, n.dim, keys, 1, scores.data(), keys, v.at(b, kv), v.row, o.at(b, h, first),
                    o.row);
       } else {
         for (int64_t i = first; i < last; ++i) std::fill_n(o.at(b, h, i), n.dim, 0.0f);
@@ -153,35 +153,36 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
 
 void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Tensor& dout_,
                              const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& o_,
-                             const Tensor& lse_, const AttentionOptions& options) {
+                             const Tensor& lse_, const AttentionProblem& problem) {
   const Sizes n = sizes_of(q_, k_);
   const auto q = const_head_rows<float>(q_), k = const_head_rows<float>(k_), v = const_head_rows<float>(v_),
              o = const_head_rows<float>(o_), dout = const_head_rows<float>(dout_);
   const float* const lse = lse_.data<float>();
-  const int64_t lse_stride = lse_.row_stride();
-  const float scale = float(options.scale), last_scale = float(gradient_scale(options.scale, n.keys));
+  const int64_t lse_stride = lse_.layout().stride(1);
+  const float scale = float(problem.scale), last_scale = float(gradient_scale(problem.scale, n.keys));
 
-  const OneBlasThread one(n.batch * n.heads);
-  parallel_for(n.batch * n.heads, 1, [&](int64_t begin, int64_t end) {
+  const OneBlasThread one(n.batch * n.kv_heads);
+  parallel_for(n.batch * n.kv_heads, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> p(size_t(n.tile * n.keys)), ds(size_t(n.tile * n.keys));
-    for (int64_t head = begin; head < end; ++head) {
-      const int64_t b = head / n.heads, h = head % n.heads;
+    for (int64_t kv_row = begin; kv_row < end; ++kv_row) {
+      const int64_t b = kv_row / n.kv_heads, kv = kv_row % n.kv_heads;
       for (const Tensor* grad : {&dk_, &dv_})
         for (int64_t j = 0; grad->defined() && j < n.keys; ++j)
-          std::fill_n(head_rows<float>(*grad).at(b, h, j), n.dim, 0.0f);
-      for (int64_t first = 0; first < n.queries; first += n.tile) {
+          std::fill_n(head_rows<float>(*grad).at(b, kv, j), n.dim, 0.0f);
+      for (int64_t piece = 0; piece < n.group * n.tiles; ++piece) {
+        const int64_t h = kv * n.group + piece / n.tiles, first = piece % n.tiles * n.tile;
         const int64_t end_row = std::min(first + n.tile, n.queries), rows = end_row - first;
-        const int64_t keys = keys_of_tile(n, end_row, options.causal);
+        const int64_t keys = keys_of_tile(n, end_row, problem.causal);
         if (keys > 0) {
-          product_nt(rows, keys, n.dim, q.at(b, h, first), q.row, k.at(b, h), k.row, p.data(), keys);
-          product_nt(rows, keys, n.dim, dout.at(b, h, first), dout.row, v.at(b, h), v.row, ds.data(), keys);
+          product_nt(rows, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, p.data(), keys);
+          product_nt(rows, keys, n.dim, dout.at(b, h, first), dout.row, v.at(b, kv), v.row, ds.data(), keys);
         }
         for (int64_t i = first; i < end_row; ++i) {
           float* const p_row = &p[size_t((i - first) * keys)];
           float* const ds_row = &ds[size_t((i - first) * keys)];
-          const float row_lse = lse[head * lse_stride + i];
+          const float row_lse = lse[(b * n.heads + h) * lse_stride + i];
           const bool blind = row_lse == -std::numeric_limits<float>::infinity();
-          const int64_t seen = blind ? 0 : visible_keys(i, n.queries, n.keys, options.causal);
+          const int64_t seen = blind ? 0 : visible_keys(i, n.queries, n.keys, problem.causal);
           float delta = 0;
           for (int64_t d = 0; d < n.dim; ++d) delta += o.at(b, h, i)[d] * dout.at(b, h, i)[d];
           for (int64_t j = 0; j < seen; ++j) {
@@ -193,15 +194,15 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
         }
         if (keys > 0 && dk_.defined()) {
           const auto dk = head_rows<float>(dk_), dv = head_rows<float>(dv_);
-          add_product_tn(keys, n.dim, rows, 1, p.data(), keys, dout.at(b, h, first), dout.row, dv.at(b, h),
+          add_product_tn(keys, n.dim, rows, 1, p.data(), keys, dout.at(b, h, first), dout.row, dv.at(b, kv),
                          dv.row);
           add_product_tn(keys, n.dim, rows, last_scale, ds.data(), keys, q.at(b, h, first), q.row,
-                         dk.at(b, h), dk.row);
+                         dk.at(b, kv), dk.row);
         }
         if (!dq_.defined()) continue;
         const auto dq = head_rows<float>(dq_);
         if (keys > 0) {
-          product_nn(rows, n.dim, keys, last_scale, ds.data(), keys, k.at(b, h), k.row, dq.at(b, h, first),
+          product_nn(rows, n.dim, keys, last_scale, ds.data(), keys, k.at(b, kv), k.row, dq.at(b, h, first),
                      dq.row);
         } else {
           for (int64_t i = first; i < end_row; ++i) std::fill_n(dq.at(b, h, i), n.dim, 0.0f);

@@ -32,27 +32,28 @@ C rounded(C value) {
 
 template <class T>
 void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tensor& k_, const Tensor& v_,
-             const AttentionOptions& options) {
+             const AttentionProblem& problem) {
   using C = Compute<T>;
   const int64_t batch = q_.size(0), queries = q_.size(1), heads = q_.size(2), dim = q_.size(3),
-                keys = k_.size(1);
+                keys = k_.size(1), group = heads / k_.size(2);
   const Tensor wide[] = {q_.to(dtype_of<C>), k_.to(dtype_of<C>), v_.to(dtype_of<C>)};
   const auto q = const_head_rows<C>(wide[0]), k = const_head_rows<C>(wide[1]),
              v = const_head_rows<C>(wide[2]);
   const auto o = head_rows<T>(o_);
   C* const lse = lse_.data<C>();
-  const int64_t lse_stride = lse_.row_stride();
-  const C scale = C(options.scale), lowest = -std::numeric_limits<C>::infinity();
+  const int64_t lse_stride = lse_.layout().stride(1);
+  const C scale = C(problem.scale), lowest = -std::numeric_limits<C>::infinity();
 
   const int64_t grain = std::max<int64_t>(1, 65536 / std::max<int64_t>(1, keys * dim));
   parallel_for(batch * heads * queries, grain, [&](int64_t begin, int64_t end) {
     std::vector<C> p(static_cast<size_t>(keys)), acc(static_cast<size_t>(dim));
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t head = row / queries, i = row % queries, b = head / heads, h = head % heads;
-      const int64_t seen = visible_keys(i, queries, keys, options.causal);
+      const int64_t head = row / queries, i = row % queries, b = head / heads, h = head % heads,
+                    kv = h / group;
+      const int64_t seen = visible_keys(i, queries, keys, problem.causal);
       C top = lowest;
       for (int64_t j = 0; j < seen; ++j) {
-        p[size_t(j)] = scale * dot(q.at(b, h, i), k.at(b, h, j), dim);
+        p[size_t(j)] = scale * dot(q.at(b, h, i), k.at(b, kv, j), dim);
         top = p[size_t(j)] > top ? p[size_t(j)] : top;
       }
       const C base = top == lowest ? C(0) : top;
@@ -61,7 +62,7 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
       for (int64_t j = 0; j < seen; ++j) {
         const C weight = std::exp(p[size_t(j)] - base);
         sum += weight;
-        add_scaled(acc.data(), rounded<T>(weight), v.at(b, h, j), dim);
+        add_scaled(acc.data(), rounded<T>(weight), v.at(b, kv, j), dim);
       }
       const C inverse = sum == 0 ? C(0) : 1 / sum;
       T* const out = o.at(b, h, i);
@@ -74,68 +75,108 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
 template <class T>
 void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Tensor& dout_, const Tensor& q_,
               const Tensor& k_, const Tensor& v_, const Tensor& o_, const Tensor& lse_,
-              const AttentionOptions& options) {
+              const AttentionProblem& problem) {
   using C = Compute<T>;
   const int64_t batch = q_.size(0), queries = q_.size(1), heads = q_.size(2), dim = q_.size(3),
-                keys = k_.size(1);
+                keys = k_.size(1), kv_heads = k_.size(2), group = heads / kv_heads;
   const Tensor wide[] = {q_.to(dtype_of<C>), k_.to(dtype_of<C>), v_.to(dtype_of<C>), o_.to(dtype_of<C>),
                          dout_.to(dtype_of<C>)};
   const auto q = const_head_rows<C>(wide[0]), k = const_head_rows<C>(wide[1]),
              v = const_head_rows<C>(wide[2]), o = const_head_rows<C>(wide[3]),
              dout = const_head_rows<C>(wide[4]);
   const C* const lse = lse_.data<C>();
-  const int64_t lse_stride = lse_.row_stride();
-  const C scale = C(options.scale), last = C(gradient_scale(options.scale, keys));
+  const int64_t lse_stride = lse_.layout().stride(1);
+  const C scale = C(problem.scale), last = C(gradient_scale(problem.scale, keys));
 
-  parallel_for(batch * heads, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
     std::vector<C> dk(size_t(keys * dim)), dv(size_t(keys * dim)), dq(static_cast<size_t>(dim));
-    for (int64_t head = begin; head < end; ++head) {
-      const int64_t b = head / heads, h = head % heads;
+    for (int64_t kv_row = begin; kv_row < end; ++kv_row) {
+      const int64_t b = kv_row / kv_heads, kv = kv_row % kv_heads;
       dk.assign(dk.size(), C(0));
       dv.assign(dv.size(), C(0));
-      for (int64_t i = 0; i < queries; ++i) {
-        dq.assign(dq.size(), C(0));
-        const C row_lse = lse[head * lse_stride + i];
-        const bool blind = row_lse == -std::numeric_limits<C>::infinity();
-        const int64_t seen = blind ? 0 : visible_keys(i, queries, keys, options.causal);
-        const C delta = dot(o.at(b, h, i), dout.at(b, h, i), dim);
-        for (int64_t j = 0; j < seen; ++j) {
-          const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, h, j), dim) - row_lse);
-          const C dp = dot(dout.at(b, h, i), v.at(b, h, j), dim);
-          const C ds = rounded<T>(p * (dp - delta));
-          add_scaled(&dv[size_t(j * dim)], rounded<T>(p), dout.at(b, h, i), dim);
-          add_scaled(&dk[size_t(j * dim)], ds, q.at(b, h, i), dim);
-          add_scaled(dq.data(), ds, k.at(b, h, j), dim);
+      for (int64_t h = kv * group; h < (kv + 1) * group; ++h)
+        for (int64_t i = 0; i < queries; ++i) {
+          dq.assign(dq.size(), C(0));
+          const C row_lse = lse[(b * heads + h) * lse_stride + i];
+          const bool blind = row_lse == -std::numeric_limits<C>::infinity();
+          const int64_t seen = blind ? 0 : visible_keys(i, queries, keys, problem.causal);
+          const C delta = dot(o.at(b, h, i), dout.at(b, h, i), dim);
+          for (int64_t j = 0; j < seen; ++j) {
+            const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, kv, j), dim) - row_lse);
+            const C dp = dot(dout.at(b, h, i), v.at(b, kv, j), dim);
+            const C ds = rounded<T>(p * (dp - delta));
+            add_scaled(&dv[size_t(j * dim)], rounded<T>(p), dout.at(b, h, i), dim);
+            add_scaled(&dk[size_t(j * dim)], ds, q.at(b, h, i), dim);
+            add_scaled(dq.data(), ds, k.at(b, kv, j), dim);
+          }
+          if (!dq_.defined()) continue;
+          T* const out = head_rows<T>(dq_).at(b, h, i);
+          for (int64_t d = 0; d < dim; ++d) out[d] = T(dq[size_t(d)] * last);
         }
-        if (!dq_.defined()) continue;
-        T* const out = head_rows<T>(dq_).at(b, h, i);
-        for (int64_t d = 0; d < dim; ++d) out[d] = T(dq[size_t(d)] * last);
-      }
       if (!dk_.defined()) continue;
       for (int64_t j = 0; j < keys; ++j)
         for (int64_t d = 0; d < dim; ++d) {
-          head_rows<T>(dk_).at(b, h, j)[d] = T(dk[size_t(j * dim + d)] * last);
-          head_rows<T>(dv_).at(b, h, j)[d] = T(dv[size_t(j * dim + d)]);
+          head_rows<T>(dk_).at(b, kv, j)[d] = T(dk[size_t(j * dim + d)] * last);
+          head_rows<T>(dv_).at(b, kv, j)[d] = T(dv[size_t(j * dim + d)]);
         }
     }
   });
 }
 
+/// Where the sequences start, checked, with the number of rows behind them.
+std::vector<int64_t> starts_of(const char* name, const Tensor& tensor, int64_t rows) {
+  std::vector<int64_t> starts = tensor.to_vector<int64_t>();
+  int64_t before = 0;
+  for (size_t s = 0; s < starts.size(); ++s) {
+    check(s > 0 ? starts[s] >= before : starts[s] == 0, "attention: ", name, "[", s, "] is ", starts[s],
+          "; expected ", s > 0 ? "at least " : "", before);
+    before = starts[s];
+  }
+  check(before <= rows, "attention: ", name, " ends at ", before, "; expected at most the ", rows,
+        " rows that there are");
+  starts.push_back(rows);
+  return starts;
+}
+
+/// Calls f(rows of the queries, rows of the keys) for each sequence, as a function that cuts these rows, of
+/// dimension `dim`, out of a tensor; at last for the rows of no sequence, whose queries see no key.
+template <class F>
+void for_each_sequence(const Tensor& q, const Tensor& k, const AttentionProblem& problem, F&& f) {
+  const auto q_starts = starts_of("q_starts", problem.q_starts, q.size(1)),
+             k_starts = starts_of("k_starts", problem.k_starts, k.size(1));
+  const auto cut = [](int64_t begin, int64_t end) {
+    return [=](const Tensor& x, int dim = 1) { return x.defined() ? x.slice(dim, begin, end) : x; };
+  };
+  const size_t count = q_starts.size() - 2;
+  for (size_t s = 0; s < count; ++s) f(cut(q_starts[s], q_starts[s + 1]), cut(k_starts[s], k_starts[s + 1]));
+  f(cut(q_starts[count], q.size(1)), cut(0, 0));
+  f(cut(0, 0), cut(k_starts[count], k.size(1)));
+}
+
 }  // namespace
 
 void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                           const Tensor& v, const AttentionOptions& options) {
-  if (attention_prefers_blas(q, k)) return attention_forward_blas(o, lse, q, k, v, options);
-  dispatch_floating(q.dtype(), "attention", [&]<class T>() { forward<T>(o, lse, q, k, v, options); });
+                           const Tensor& v, const AttentionProblem& problem) {
+  if (problem.packed())
+    return for_each_sequence(q, k, problem, [&](const auto& rows, const auto& keys) {
+      attention_forward_cpu(rows(o), rows(lse, 2), rows(q), keys(k), keys(v), problem.of_one());
+    });
+  if (attention_prefers_blas(q, k)) return attention_forward_blas(o, lse, q, k, v, problem);
+  dispatch_floating(q.dtype(), "attention", [&]<class T>() { forward<T>(o, lse, q, k, v, problem); });
 }
 
 void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                            const Tensor& lse, const AttentionOptions& options) {
+                            const Tensor& lse, const AttentionProblem& problem) {
+  if (problem.packed())
+    return for_each_sequence(q, k, problem, [&](const auto& rows, const auto& keys) {
+      attention_backward_cpu(rows(dq), keys(dk), keys(dv), rows(dout), rows(q), keys(k), keys(v), rows(o),
+                             rows(lse, 2), problem.of_one());
+    });
   if (attention_prefers_blas(q, k))
-    return attention_backward_blas(dq, dk, dv, dout, q, k, v, o, lse, options);
+    return attention_backward_blas(dq, dk, dv, dout, q, k, v, o, lse, problem);
   dispatch_floating(q.dtype(), "attention",
-                    [&]<class T>() { backward<T>(dq, dk, dv, dout, q, k, v, o, lse, options); });
+                    [&]<class T>() { backward<T>(dq, dk, dv, dout, q, k, v, o, lse, problem); });
 }
 
 }  // namespace tessera::ops

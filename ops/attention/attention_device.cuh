@@ -1,10 +1,10 @@
 #pragma once
 
 #include "gpu/launch.cuh"
-#include "ops/attention/attention_kernels.h"
+#include "ops/attention/attention_sequences.cuh"
 
-/// What every attention kernel on a GPU is given. Lengths fit in 31 bits (checked by the operator); offsets
-/// into tensors are 64-bit.
+/// What the attention kernels of row mma and f32 are given. Lengths fit in 31 bits (checked by the operator);
+/// offsets into tensors are 64-bit.
 
 namespace tessera::ops {
 
@@ -12,77 +12,121 @@ template <class T>
 struct AttentionArgs {
   HeadRows<const T> q, k, v, o, dout;  // o and dout only in backward
   HeadRows<T> out, dq, dk, dv;
+  SequenceStarts starts;
   float* lse;          // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;  // elements
   float* lse2;         // backward: lse * log2(e), or +inf where a query sees nothing or is none: P is then 0
   float* delta;        // backward: rowsum(o dout); both [B * H, padded_queries]
-  int64_t padded_queries;  // queries rounded up to kAttentionPad
-  int heads, queries, keys, dim;
+  int64_t padded_queries;      // tiles of kAttentionPad queries, or slots of them, times kAttentionPad
+  int heads, kv_heads, group;  // group: query heads that read one key head
+  int queries, keys, dim;      // of fixed lengths
   bool causal;
-  float scale;           // of the scores
-  float scale2;          // scale * log2(e): P = 2^(scale2 q.k - lse2)
-  float gradient_scale;  // of dq and dk
-
-  /// A row of the statistics, as offset.
-  __device__ int64_t statistics_row(int head_row) const { return head_row * padded_queries; }
-  /// Keys that query i sees, for i up to a tile past the last query.
-  __device__ int key_limit(int i) const { return causal ? max(0, min(keys, i + 1 + keys - queries)) : keys; }
-  /// Whether `causal` hides key j from query i. Without it, and beyond either length, nothing is hidden here.
-  __device__ bool key_hidden(int i, int j) const { return causal && i + keys - queries < j; }
-  /// The first query that sees key j.
-  __device__ int first_query(int j) const { return causal ? max(0, j + queries - keys) : 0; }
+  float scale;   // of the scores, and of dq and dk
+  float scale2;  // scale * log2(e): P = 2^(scale2 q.k - lse2)
 };
 
 /// Rows of the backward statistics are padded to the largest query tile of any kernel.
 inline constexpr int kAttentionPad = 64;
 
-/// The block's problem: tiles of one (batch, head) are neighbours in the grid, so that they share its keys
-/// (or queries) in L2.
-struct AttentionBlock {
-  int head_row;  // b * heads + h
-  int b, h;
-  int tile;
+/// The block's problem, in shared memory, where kernels read it again instead of keeping it in registers.
+/// Tiles of one head are neighbours in the grid, so that they share its keys (or queries) in L2.
+struct AttentionPlace {
+  int b, head, kv_head;  // the query head, or the first of those that read the key head
+  AttentionSequence sequence;
 
-  /// The block's index is read by a volatile instruction, so that the compiler computes these again when a
-  /// kernel asks again after its loop, instead of keeping four registers through it.
-  __device__ AttentionBlock(int heads, int tiles) {
-    unsigned index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-    head_row = int(index / unsigned(tiles));
-    tile = int(index % unsigned(tiles));
-    b = head_row / heads;
-    h = head_row % heads;
+  /// Keys that query i sees, for i up to a tile past the last query.
+  __device__ int key_limit(bool causal, int i) const {
+    return causal ? max(0, min(sequence.keys, i + 1 + sequence.keys - sequence.queries)) : sequence.keys;
   }
+  /// Whether `causal` hides key j from query i. Without it, and beyond either length, nothing is hidden here.
+  __device__ bool key_hidden(bool causal, int i, int j) const {
+    return causal && i + sequence.keys - sequence.queries < j;
+  }
+  /// The first query that sees key j.
+  __device__ int first_query(bool causal, int j) const {
+    return causal ? max(0, j + sequence.queries - sequence.keys) : 0;
+  }
+  /// Rows of the sequence, in the head of the place or another.
+  template <class T>
+  __device__ T* q_row(const HeadRows<T>& x, int h, int i) const {
+    return x.at(b, h, int64_t(sequence.q_first) + i);
+  }
+  template <class T>
+  __device__ T* k_row(const HeadRows<T>& x, int h, int j) const {
+    return x.at(b, h, int64_t(sequence.k_first) + j);
+  }
+  template <class T>
+  __device__ int64_t lse_at(const AttentionArgs<T>& args, int i) const {
+    return (int64_t(b) * args.heads + head) * args.lse_stride + sequence.q_first + i;
+  }
+  /// The statistics of the sequence's first query in query head h.
+  template <class T>
+  __device__ int64_t statistics_at(const AttentionArgs<T>& args, int h) const {
+    const int slot = args.starts.packed() ? sequence.q_first / kAttentionPad + sequence.index : 0;
+    return (int64_t(b) * args.heads + h) * args.padded_queries + slot * kAttentionPad;
+  }
+  /// The factor of dq and dk: see gradient_scale.
+  __device__ float last_factor(float scale) const { return sequence.keys == 1 ? 0.0f : scale; }
 };
 
-/// Launches one block a tile of every head. The grid's x alone is used: y and z end at 65535.
+/// All threads of a block: finds its place, of tiles of `tile_rows` queries (kQueries) or keys; under a
+/// causal mask longest first. Returns false if it has no tile.
+template <bool kQueries, class T>
+__device__ __forceinline__ bool find_place(const AttentionArgs<T>& args, int tile_rows,
+                                           AttentionPlace& place) {
+  if (threadIdx.x < 32) {
+    const int heads = kQueries ? args.heads : args.kv_heads;
+    const int length = kQueries ? (args.starts.packed() ? args.starts.q_rows : args.queries)
+                                : (args.starts.packed() ? args.starts.k_rows : args.keys);
+    const unsigned slots = unsigned(args.starts.slots(length, tile_rows));
+    const int head_row = int(blockIdx.x / slots), slot = int(blockIdx.x % slots);
+    AttentionSequence sequence;
+    if (args.starts.packed()) {
+      sequence = args.starts.template find<kQueries>(slot, tile_rows);
+    } else {
+      sequence = {0, 0, args.queries, 0, args.keys, slot, true};
+    }
+    if (kQueries && args.causal) sequence.tile = (sequence.queries - 1) / tile_rows - sequence.tile;
+    const int head = head_row % heads;
+    if (threadIdx.x == 0)
+      place = {head_row / heads, kQueries ? head : head * args.group, kQueries ? head / args.group : head,
+               sequence};
+  }
+  __syncthreads();
+  return place.sequence.has_tile;
+}
+
+/// Launches one block a tile, or slot, of every head of x [B, L, H, D]. The grid's x alone is used: y and z
+/// end at 65535.
 template <class T, class Kernel>
-void launch_attention(const Tensor& q, const AttentionArgs<T>& args, int64_t length, int tile_rows,
-                      int threads, size_t shared_bytes, Kernel kernel) {
-  const int64_t tiles = gpu::ceil_div(length, tile_rows), blocks = tiles * q.size(0) * q.size(2);
-  check(blocks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", blocks,
+void launch_attention(const Tensor& x, const AttentionArgs<T>& args, int tile_rows, int threads,
+                      size_t shared_bytes, Kernel kernel) {
+  const int64_t blocks = args.starts.slots(x.size(1), tile_rows) * x.size(0) * x.size(2);
+  check(blocks <= int64_t{0x7FFFFFFF}, "attention: ", describe(x), " needs ", blocks,
         " blocks; expected at most 2^31 - 1 (split the batch)");
-  gpu::launch(q.device(), {dim3(unsigned(blocks)), dim3(unsigned(threads)), shared_bytes}, kernel, args);
+  gpu::launch(x.device(), {dim3(unsigned(blocks)), dim3(unsigned(threads)), shared_bytes}, kernel, args);
 }
 
 template <class T>
 AttentionArgs<T> attention_args(const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                                const AttentionOptions& options) {
+                                const AttentionProblem& problem) {
   constexpr double kLog2E = 1.44269504088896340736;
   AttentionArgs<T> args{};
   args.q = const_head_rows<T>(q);
   args.k = const_head_rows<T>(k);
   args.v = const_head_rows<T>(v);
+  args.starts = sequence_starts(problem, q, k);
   args.lse = lse.data<float>();
   args.lse_stride = lse.row_stride();
   args.heads = int(q.size(2));
+  args.kv_heads = int(k.size(2));
+  args.group = args.heads / args.kv_heads;
   args.queries = int(q.size(1));
   args.keys = int(k.size(1));
   args.dim = int(q.size(3));
-  args.causal = options.causal;
-  args.scale = float(options.scale);
-  args.scale2 = float(options.scale * kLog2E);
-  args.gradient_scale = float(gradient_scale(options.scale, k.size(1)));
+  args.causal = problem.causal;
+  args.scale = float(problem.scale);
+  args.scale2 = float(problem.scale * kLog2E);
   return args;
 }
 
@@ -97,6 +141,6 @@ void dispatch_head_size(int64_t dim, F&& f) {
 
 // f32 in plain arithmetic (attention_f32.cu); 16-bit backward (attention_backward.cu).
 void attention_forward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args);
-void attention_backward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args);
+void attention_backward_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args);
 
 }  // namespace tessera::ops

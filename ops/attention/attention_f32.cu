@@ -132,29 +132,30 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
   float* const k_tile = q_tile + kTile * kRow<kD>;
   float* const v_tile = k_tile + kTile * kRow<kD>;
   float* const p_tile = v_tile + kTile * kRow<kD>;  // [kTile, kScoreRow]
-  const int tiles = int(gpu::ceil_div(args.queries, kTile));
-  AttentionBlock block(args.heads, tiles);
-  if (args.causal) block.tile = tiles - 1 - block.tile;  // the longest first
-  const int first = block.tile * kTile, rows = min(args.queries - first, kTile);
+  __shared__ AttentionPlace place;
+  if (!find_place<true>(args, kTile, place)) return;
+  const int first = place.sequence.tile * kTile, rows = min(place.sequence.queries - first, kTile);
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
-  load_rows<kD>(q_tile, args.q.at(block.b, block.h, first), args.q.row, rows, args.dim);
+  load_rows<kD>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows, args.dim);
 
   Columns<kD> o = {};
   float top[kPer], sum[kPer] = {};  // `sum` only of this thread's columns
 #pragma unroll
   for (int i = 0; i < kPer; ++i) top[i] = -INFINITY;
 
-  const int end = args.key_limit(first + rows - 1);
+  const int end = place.key_limit(args.causal, first + rows - 1);
   for (int key = 0; key < end; key += kTile) {
     __syncthreads();  // all are done with the last tile
-    load_rows<kD>(k_tile, args.k.at(block.b, block.h, key), args.k.row, args.keys - key, args.dim);
-    load_rows<kD>(v_tile, args.v.at(block.b, block.h, key), args.v.row, args.keys - key, args.dim);
+    load_rows<kD>(k_tile, place.k_row(args.k, place.kv_head, key), args.k.row, place.sequence.keys - key,
+                  args.dim);
+    load_rows<kD>(v_tile, place.k_row(args.v, place.kv_head, key), args.v.row, place.sequence.keys - key,
+                  args.dim);
     __syncthreads();
     float s[kPer][kPer] = {};
     multiply_rows<kD>(s, q_tile, k_tile);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int limit = args.key_limit(first + y + 16 * i);
+      const int limit = place.key_limit(args.causal, first + y + 16 * i);
       float highest = top[i];
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
@@ -188,10 +189,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
     const float total = row_sum(sum[i]);
     inverse[i] = total == 0 ? 0.0f : 1 / total;
     if (x == 0 && y + 16 * i < rows)
-      args.lse[block.head_row * args.lse_stride + first + y + 16 * i] =
+      args.lse[place.lse_at(args, first + y + 16 * i)] =
           total == 0 ? -INFINITY : top[i] * args.scale + logf(total);
   }
-  store_columns<kD>(o, inverse, args.out.at(block.b, block.h, first), args.out.row, rows, args.dim);
+  store_columns<kD>(o, inverse, place.q_row(args.out, place.head, first), args.out.row, rows, args.dim);
 }
 
 template <int kD>
@@ -204,20 +205,26 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
   float* const score_tile = dout_tile + kTile * kRow<kD>;  // [keys, queries]
   float* const lse2 = score_tile + kTile * kScoreRow;
   float* const delta = lse2 + kTile;
-  const AttentionBlock block(args.heads, int(gpu::ceil_div(args.keys, kTile)));
-  const int first = block.tile * kTile, rows = min(args.keys - first, kTile);
+  __shared__ AttentionPlace place;
+  if (!find_place<false>(args, kTile, place)) return;
+  const int first = place.sequence.tile * kTile, rows = min(place.sequence.keys - first, kTile);
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
-  load_rows<kD>(k_tile, args.k.at(block.b, block.h, first), args.k.row, rows, args.dim);
-  load_rows<kD>(v_tile, args.v.at(block.b, block.h, first), args.v.row, rows, args.dim);
+  load_rows<kD>(k_tile, place.k_row(args.k, place.kv_head, first), args.k.row, rows, args.dim);
+  load_rows<kD>(v_tile, place.k_row(args.v, place.kv_head, first), args.v.row, rows, args.dim);
 
   Columns<kD> dk = {}, dv = {};
-  for (int query = args.first_query(first) / kTile * kTile; query < args.queries; query += kTile) {
+  // The heads that read the keys one after the other; earlier queries than `begin` see none of them.
+  const int begin = place.first_query(args.causal, first) / kTile * kTile;
+  const int walked = max(0, int(gpu::ceil_div(place.sequence.queries - begin, kTile)));
+  for (int n = 0; n < walked * args.group; ++n) {
+    const int h = place.head + n / walked, query = begin + n % walked * kTile;
     __syncthreads();  // all are done with the last tile
-    load_rows<kD>(q_tile, args.q.at(block.b, block.h, query), args.q.row, args.queries - query, args.dim);
-    load_rows<kD>(dout_tile, args.dout.at(block.b, block.h, query), args.dout.row, args.queries - query,
+    load_rows<kD>(q_tile, place.q_row(args.q, h, query), args.q.row, place.sequence.queries - query,
+                  args.dim);
+    load_rows<kD>(dout_tile, place.q_row(args.dout, h, query), args.dout.row, place.sequence.queries - query,
                   args.dim);
     if (int(threadIdx.x) < kTile) {
-      const int64_t at = args.statistics_row(block.head_row) + query + int(threadIdx.x);
+      const int64_t at = place.statistics_at(args, h) + query + int(threadIdx.x);
       lse2[threadIdx.x] = args.lse2[at];
       delta[threadIdx.x] = args.delta[at];
     }
@@ -227,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
     multiply_rows<kD>(ds, v_tile, dout_tile);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int first_query = args.first_query(first + y + 16 * i);
+      const int first_query = place.first_query(args.causal, first + y + 16 * i);
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
         const int column = x + 16 * j;
@@ -245,9 +252,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
   }
   float one[kPer], last[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) one[i] = 1, last[i] = args.gradient_scale;
-  store_columns<kD>(dk, last, args.dk.at(block.b, block.h, first), args.dk.row, rows, args.dim);
-  store_columns<kD>(dv, one, args.dv.at(block.b, block.h, first), args.dv.row, rows, args.dim);
+  for (int i = 0; i < kPer; ++i) one[i] = 1, last[i] = place.last_factor(args.scale);
+  store_columns<kD>(dk, last, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows, args.dim);
+  store_columns<kD>(dv, one, place.k_row(args.dv, place.kv_head, first), args.dv.row, rows, args.dim);
 }
 
 template <int kD>
@@ -259,34 +266,35 @@ __global__ void __launch_bounds__(kThreads, 1)
   float* const k_tile = dout_tile + kTile * kRow<kD>;
   float* const v_tile = k_tile + kTile * kRow<kD>;
   float* const score_tile = v_tile + kTile * kRow<kD>;  // [queries, keys]
-  const int tiles = int(gpu::ceil_div(args.queries, kTile));
-  AttentionBlock block(args.heads, tiles);
-  if (args.causal) block.tile = tiles - 1 - block.tile;  // the longest first
-  const int first = block.tile * kTile, rows = min(args.queries - first, kTile);
+  __shared__ AttentionPlace place;
+  if (!find_place<true>(args, kTile, place)) return;
+  const int first = place.sequence.tile * kTile, rows = min(place.sequence.queries - first, kTile);
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
-  load_rows<kD>(q_tile, args.q.at(block.b, block.h, first), args.q.row, rows, args.dim);
-  load_rows<kD>(dout_tile, args.dout.at(block.b, block.h, first), args.dout.row, rows, args.dim);
+  load_rows<kD>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows, args.dim);
+  load_rows<kD>(dout_tile, place.q_row(args.dout, place.head, first), args.dout.row, rows, args.dim);
 
   Columns<kD> dq = {};
   float lse2[kPer], delta[kPer];
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const int64_t at = args.statistics_row(block.head_row) + first + y + 16 * i;  // below padded_queries
+    const int64_t at = place.statistics_at(args, place.head) + first + y + 16 * i;  // below padded_queries
     lse2[i] = args.lse2[at];
     delta[i] = args.delta[at];
   }
-  const int end = args.key_limit(first + rows - 1);
+  const int end = place.key_limit(args.causal, first + rows - 1);
   for (int key = 0; key < end; key += kTile) {
     __syncthreads();  // all are done with the last tile
-    load_rows<kD>(k_tile, args.k.at(block.b, block.h, key), args.k.row, args.keys - key, args.dim);
-    load_rows<kD>(v_tile, args.v.at(block.b, block.h, key), args.v.row, args.keys - key, args.dim);
+    load_rows<kD>(k_tile, place.k_row(args.k, place.kv_head, key), args.k.row, place.sequence.keys - key,
+                  args.dim);
+    load_rows<kD>(v_tile, place.k_row(args.v, place.kv_head, key), args.v.row, place.sequence.keys - key,
+                  args.dim);
     __syncthreads();
     float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [queries, keys]
     multiply_rows<kD>(p, q_tile, k_tile);
     multiply_rows<kD>(ds, dout_tile, v_tile);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int limit = args.key_limit(first + y + 16 * i);
+      const int limit = place.key_limit(args.causal, first + y + 16 * i);
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
         const float weight = key + x + 16 * j >= limit ? 0.0f : exp2f(fmaf(p[i][j], args.scale2, -lse2[i]));
@@ -299,26 +307,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   float last[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) last[i] = args.gradient_scale;
-  store_columns<kD>(dq, last, args.dq.at(block.b, block.h, first), args.dq.row, rows, args.dim);
+  for (int i = 0; i < kPer; ++i) last[i] = place.last_factor(args.scale);
+  store_columns<kD>(dq, last, place.q_row(args.dq, place.head, first), args.dq.row, rows, args.dim);
 }
 
 }  // namespace
 
 void attention_forward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args) {
   dispatch_head_size(args.dim, [&]<int kD>() {
-    launch_attention(q, args, args.queries, kTile, kThreads, shared_bytes<kD>(3, 0),
-                     attention_forward_f32_kernel<kD>);
+    launch_attention(q, args, kTile, kThreads, shared_bytes<kD>(3, 0), attention_forward_f32_kernel<kD>);
   });
 }
 
-void attention_backward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args) {
+void attention_backward_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args) {
   dispatch_head_size(args.dim, [&]<int kD>() {
     if (args.dk.data)
-      launch_attention(q, args, args.keys, kTile, kThreads, shared_bytes<kD>(4, 2),
+      launch_attention(k, args, kTile, kThreads, shared_bytes<kD>(4, 2),
                        attention_backward_keys_f32_kernel<kD>);
     if (args.dq.data)
-      launch_attention(q, args, args.queries, kTile, kThreads, shared_bytes<kD>(4, 0),
+      launch_attention(q, args, kTile, kThreads, shared_bytes<kD>(4, 0),
                        attention_backward_queries_f32_kernel<kD>);
   });
 }

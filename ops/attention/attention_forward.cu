@@ -37,27 +37,25 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
   T* const q_tile = reinterpret_cast<T*>(shared);  // [kRows, kD]
   T* const k_tiles = q_tile + Tile::kRows * kD;    // 2 x [kKeys, kD]
   T* const v_tiles = k_tiles + 2 * kKeys * kD;     // 2 x [kKeys, kD]
-  const int tiles = int(gpu::ceil_div(args.queries, Tile::kRows));
-  AttentionBlock block(args.heads, tiles);
-  if (args.causal) block.tile = tiles - 1 - block.tile;  // the longest first
-  const int first = block.tile * Tile::kRows, rows = min(args.queries - first, Tile::kRows);
+  __shared__ AttentionPlace place;
+  if (!find_place<true>(args, Tile::kRows, place)) return;
+  const int first = place.sequence.tile * Tile::kRows,
+            rows = min(place.sequence.queries - first, Tile::kRows);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
-  const T* const k = args.k.at(block.b, block.h);
-  const T* const v = args.v.at(block.b, block.h);
 
   RowOperand<kD, kM, Tile::kHeldQ> q(q_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys, stage = tile % 2 * kKeys * kD;
-    load_tile<kD, kKeys, kThreads>(k_tiles + stage, k + key * args.k.row, args.k.row, args.keys - key,
-                                   args.dim);
-    load_tile<kD, kKeys, kThreads>(v_tiles + stage, v + key * args.v.row, args.v.row, args.keys - key,
-                                   args.dim);
+    load_tile<kD, kKeys, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,
+                                   place.sequence.keys - key, args.dim);
+    load_tile<kD, kKeys, kThreads>(v_tiles + stage, place.k_row(args.v, place.kv_head, key), args.v.row,
+                                   place.sequence.keys - key, args.dim);
   };
   // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
-  const int clear = args.key_limit(first), end = args.key_limit(first + rows - 1);
+  const int clear = place.key_limit(args.causal, first), end = place.key_limit(args.causal, first + rows - 1);
   const int key_tiles = int(gpu::ceil_div(end, kKeys));
   if (key_tiles > 0) {
-    load_tile<kD, Tile::kRows, kThreads>(q_tile, args.q.at(block.b, block.h, first), args.q.row, rows,
+    load_tile<kD, Tile::kRows, kThreads>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows,
                                          args.dim);
     load_keys(0);
     gpu::cp_async_commit();
@@ -96,7 +94,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
           for (int e = 0; e < 4; ++e) {
             const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
             const int key = tile * kKeys + n * 8 + lane % 4 * 2 + e % 2;
-            if (key >= args.key_limit(query)) s[m][n][e] = -INFINITY;
+            if (key >= place.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
           }
     }
 
@@ -145,27 +143,27 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
       inverse[m][hh] = total == 0 ? 0.0f : 1 / total;
       const int row = warp_row + m * 16 + hh * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
-        args.lse[block.head_row * args.lse_stride + first + row] =
+        args.lse[place.lse_at(args, first + row)] =
             total == 0 ? -INFINITY : top[m][hh] * args.scale + logf(total);
     }
-  store_rows<kD>(o, inverse, q_tile, warp_row, args.out.at(block.b, block.h, first), args.out.row, rows,
+  store_rows<kD>(o, inverse, q_tile, warp_row, place.q_row(args.out, place.head, first), args.out.row, rows,
                  args.dim);
 }
 
 }  // namespace
 
 void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                const Tensor& v, const AttentionOptions& options) {
+                                const Tensor& v, const AttentionProblem& problem) {
   if (o.count() == 0) return;
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
-    AttentionArgs<T> args = attention_args<T>(lse, q, k, v, options);
+    AttentionArgs<T> args = attention_args<T>(lse, q, k, v, problem);
     args.out = head_rows<T>(o);
     if constexpr (std::is_same_v<T, float>) {
       attention_forward_f32_cuda(q, args);
     } else {
       dispatch_head_size(q.size(3), [&]<int kD>() {
         using Tile = ForwardTile<kD>;
-        launch_attention(q, args, q.size(1), Tile::kRows, Tile::kThreads, Tile::kSharedBytes,
+        launch_attention(q, args, Tile::kRows, Tile::kThreads, Tile::kSharedBytes,
                          attention_forward_kernel<T, kD>);
       });
     }

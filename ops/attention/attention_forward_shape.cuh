@@ -2,24 +2,37 @@
 
 #include "gpu/mma.cuh"
 #include "ops/attention/attention_schedule.h"
+#include "ops/attention/attention_sequences.cuh"
 
 /// The configuration of the sm_90a forward kernel, its arguments, and the softmax of a warpgroup.
 
 namespace tessera::ops {
 
 /// What a block is given besides its maps.
+template <class T>
 struct ForwardSm90 {
-  AttentionSchedule schedule;
+  AttentionSchedule schedule;  // of fixed lengths
+  SequenceStarts starts;
+  HeadRows<T> o;
   float* lse;  // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;
-  float* partial;  // pieces of split tiles: see ForwardShape
-  int heads;
+  float* partial;     // pieces of split tiles: see ForwardShape
+  int* ticket;        // of sequences: items that blocks have taken
+  int heads, group;   // query heads, and how many of them read one key head
+  int heads_at_once;  // of sequences: see attention_forward_sm90.cuh
+  int dim;
+  bool causal;
   float scale2;  // scale * log2(e)
+};
+
+/// A tile that a block works on: what the planning warp tells the others. A negative tile ends the work.
+struct ForwardWork : AttentionWork {
+  int b, h;
+  int q_first, queries, k_first, keys;  // of its sequence
 
   /// Keys that query i sees, for i up to a tile past the last query.
-  __device__ __forceinline__ int key_limit(int i) const {
-    return schedule.causal ? max(0, min(schedule.keys, i + 1 + schedule.keys - schedule.queries))
-                           : schedule.keys;
+  __device__ __forceinline__ int key_limit(bool causal, int i) const {
+    return causal ? max(0, min(keys, i + 1 + keys - queries)) : keys;
   }
 };
 
@@ -41,7 +54,7 @@ struct ForwardShape {
                        kBarrierOffset = kVOffset + kStages * kTileBytes;
   static constexpr int kWorkOffset =
       kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages + 2 * kQStages) * 8;
-  static constexpr int kSharedBytes = kWorkOffset + kQStages * int(sizeof(AttentionWork));
+  static constexpr int kSharedBytes = kWorkOffset + kQStages * int(sizeof(ForwardWork));
   static_assert(kSharedBytes <= 227 * 1024);
   // Floats of a piece of a split tile: O in fragment order, then the base and the sum of every row.
   static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;

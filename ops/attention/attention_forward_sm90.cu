@@ -7,7 +7,7 @@ namespace {
 /// Adds the pieces of a tile that was cut: one block a tile and warpgroup, each thread what the thread at its
 /// place has left.
 template <class T, class Shape>
-__global__ void __launch_bounds__(128) attention_combine_kernel(HeadRows<T> o, ForwardSm90 args, int dim) {
+__global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> args) {
   gpu::wait_for_earlier();
   const AttentionSchedule& schedule = args.schedule;
   const int group = int(blockIdx.x) % Shape::kGroups, tile_of_rest = int(blockIdx.x) / Shape::kGroups;
@@ -53,10 +53,10 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(HeadRows<T> o, F
     if (lane % 4 == 0)
       args.lse[head_row * args.lse_stride + query] =
           sum[half] == 0 ? -INFINITY : fmaf(base[half], 0.693147180559945f, logf(sum[half]));
-    T* const to = o.at(head_row / args.heads, head_row % args.heads, query);
+    T* const to = args.o.at(head_row / args.heads, head_row % args.heads, query);
 #pragma unroll
     for (int j = 0; j < Shape::kD / 8; ++j)
-      if (8 * j < dim)
+      if (8 * j < args.dim)
         *reinterpret_cast<uint32_t*>(to + 8 * j + lane % 4 * 2) =
             gpu::pack_halves<T>(acc[4 * j + 2 * half] * inverse, acc[4 * j + 2 * half + 1] * inverse);
   }
@@ -64,26 +64,44 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(HeadRows<T> o, F
 
 template <class T, class Shape>
 void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                    const AttentionOptions& options) {
+                    const AttentionProblem& problem) {
   constexpr double kLog2E = 1.44269504088896340736;
   const Device device = q.device();
-  const int64_t heads = q.size(0) * q.size(2), tiles = gpu::ceil_div(q.size(1), Shape::kRows);
-  check(heads * tiles <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " has ", heads * tiles,
-        " tiles; expected at most 2^31 - 1 (split the batch)");
+  ForwardSm90<T> args{};
+  args.starts = sequence_starts(problem, q, k);
+  const bool packed = problem.packed();
+  const int64_t heads = q.size(0) * q.size(2), tiles = args.starts.slots(q.size(1), Shape::kRows);
+  check(heads * tiles <= int64_t{0x3FFFFFFF}, "attention: ", describe(q), " has ", heads * tiles,
+        " tiles; expected at most 2^30 - 1 (split the batch)");
   const int64_t grid = device.card().multiprocessors;
-  ForwardSm90 args{};
-  args.schedule =
-      attention_schedule(q.size(1), k.size(1), heads, options.causal, Shape::kRows, Shape::kKeys, grid);
-  const bool cut = args.schedule.rest() > 0;
-  const int64_t blocks = cut ? grid : std::min<int64_t>(grid, args.schedule.whole);
-  const Tensor pieces =
-      cut ? Tensor::empty_packed({blocks * kPiecesPerBlock, Shape::kPieceFloats}, DType::f32, device)
-          : Tensor();
+  int64_t blocks = std::min(grid, heads * tiles);
+  Tensor pieces, ticket;
+  if (packed) {
+    ticket = Tensor::zeros({1}, DType::i32, device);
+    args.ticket = ticket.data<int32_t>();
+    // As many as give every block a tile of a sequence of mean length; those of a key head stay together.
+    const int64_t mean = gpu::ceil_div(q.size(1), std::max(1, args.starts.count) * int64_t{Shape::kRows});
+    const int64_t group = q.size(2) / k.size(2);
+    args.heads_at_once = int(
+        std::min(q.size(2), gpu::ceil_div(gpu::ceil_div(grid, std::max<int64_t>(1, mean)), group) * group));
+  } else {
+    args.schedule =
+        attention_schedule(q.size(1), k.size(1), heads, problem.causal, Shape::kRows, Shape::kKeys, grid);
+    blocks = args.schedule.rest() > 0 ? grid : std::min<int64_t>(grid, args.schedule.whole);
+  }
+  const bool cut = !packed && args.schedule.rest() > 0;
+  if (cut) {
+    pieces = Tensor::empty_packed({blocks * kPiecesPerBlock, Shape::kPieceFloats}, DType::f32, device);
+    args.partial = pieces.data<float>();
+  }
+  args.o = head_rows<T>(o);
   args.lse = lse.data<float>();
   args.lse_stride = lse.row_stride();
-  args.partial = cut ? pieces.data<float>() : nullptr;
   args.heads = int(q.size(2));
-  args.scale2 = float(options.scale * kLog2E);
+  args.group = args.heads / int(k.size(2));
+  args.dim = int(q.size(3));
+  args.causal = problem.causal;
+  args.scale2 = float(problem.scale * kLog2E);
   gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes, 1, true},
               attention_forward_sm90_kernel<T, Shape>, head_map<T>(q, 64), head_map<T>(k, Shape::kKeys),
               head_map<T>(v, Shape::kKeys), head_map<T>(o, 16), args);
@@ -91,21 +109,21 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
     gpu::launch(device,
                 {dim3(unsigned(args.schedule.rest() * args.schedule.tiles_of_job() * Shape::kGroups)),
                  dim3(128), 0, 1, true},
-                attention_combine_kernel<T, Shape>, head_rows<T>(o), args, int(q.size(3)));
+                attention_combine_kernel<T, Shape>, args);
 }
 
 }  // namespace
 
 void attention_forward_wgmma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                  const Tensor& v, const AttentionOptions& options) {
+                                  const Tensor& v, const AttentionProblem& problem) {
   check_wgmma({q, k, v, o});
-  if (k.size(1) <= kShortKeys) return attention_short_sm90(o, lse, q, k, v, options);
+  if (k.size(1) <= kShortKeys && !problem.packed()) return attention_short_sm90(o, lse, q, k, v, problem);
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
       if (q.size(3) <= 64)
-        launch_forward<T, ForwardShape<64, 128, 2>>(o, lse, q, k, v, options);
+        launch_forward<T, ForwardShape<64, 128, 2>>(o, lse, q, k, v, problem);
       else
-        launch_forward<T, ForwardShape<128, 80, 2>>(o, lse, q, k, v, options);
+        launch_forward<T, ForwardShape<128, 80, 2>>(o, lse, q, k, v, problem);
     }
   });
 }

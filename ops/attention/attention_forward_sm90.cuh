@@ -18,11 +18,45 @@
 /// P V of the last are issued together, and the softmax of that S runs while P V does. Between warpgroups,
 /// one multiplies while others compute exponentials; they issue their products in turn.
 ///
+/// With sequences of any lengths, which the host does not know, the planning warps take slots of tiles
+/// (attention_sequences.cuh) from a counter: whoever is free takes the next, long tiles of a causal sequence
+/// first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence reads the
+/// rows behind it, masks them, and writes none of them.
+///
 /// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once a tile, mostly from L2: at 192 x 128 and D =
 /// 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
 /// overlap.
 
 namespace tessera::ops {
+
+/// All lanes of the planning warp: the next tile of sequences, or none.
+template <class T>
+__device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, int rows, int key_rows,
+                                                  ForwardWork& work) {
+  const int slots = int(args.starts.slots(args.starts.q_rows, rows));
+  for (;;) {
+    int item = 0;
+    if (threadIdx.x % 32 == 0) item = atomicAdd(args.ticket, 1);
+    item = __shfl_sync(0xFFFFFFFFu, item, 0);
+    if (item >= slots * args.heads) return false;
+    const int round = item / (args.heads_at_once * slots), rest = item - round * args.heads_at_once * slots;
+    const int size = min(args.heads_at_once, args.heads - round * args.heads_at_once);
+    const AttentionSequence sequence = args.starts.find<true>(rest / size, rows);
+    if (!sequence.has_tile) continue;
+    work.b = 0;
+    work.h = work.head_row = round * args.heads_at_once + rest % size;
+    work.q_first = sequence.q_first;
+    work.queries = sequence.queries;
+    work.k_first = sequence.k_first;
+    work.keys = sequence.keys;
+    work.tile = args.causal ? (sequence.queries - 1) / rows - sequence.tile : sequence.tile;
+    const int last = min((work.tile + 1) * rows, sequence.queries) - 1;
+    work.begin = 0;
+    work.end = int(gpu::ceil_div(work.key_limit(args.causal, last), key_rows));
+    work.piece = -1;
+    return true;
+  }
+}
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
@@ -30,7 +64,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                                   const __grid_constant__ gpu::TensorMap k_map,
                                   const __grid_constant__ gpu::TensorMap v_map,
                                   const __grid_constant__ gpu::TensorMap o_map,
-                                  const __grid_constant__ ForwardSm90 args) {
+                                  const __grid_constant__ ForwardSm90<T> args) {
   using enum gpu::TileOrder;
   constexpr int kD = Shape::kD, kGroups = Shape::kGroups, kKeys = Shape::kKeys, kStages = Shape::kStages,
                 kQStages = Shape::kQStages;
@@ -43,7 +77,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& v_ring = *(&k_ring + 1);
   auto* const q_rings = reinterpret_cast<gpu::Ring<kQStages>*>(&v_ring + 1);  // of the warpgroups
   auto& work_ring = *reinterpret_cast<gpu::Ring<kQStages>*>(q_rings + kGroups);
-  auto* const works = reinterpret_cast<AttentionWork*>(shared + Shape::kWorkOffset);
+  auto* const works = reinterpret_cast<ForwardWork*>(shared + Shape::kWorkOffset);
 
   const int warp = in_uniform_register(int(threadIdx.x) / 32);
   if (threadIdx.x == 0) {
@@ -62,10 +96,28 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   if (warp < 4) {  // the producers
     gpu::give_registers<Shape::kProducerRegisters>();
-    if (!gpu::elect_one()) return;
     if (warp == 1) {  // plans: its divisions would cost the others a thousand clocks a tile
       gpu::RingPlace<kQStages> place_of_work;
-      AttentionWork work;
+      const auto publish = [&](const ForwardWork& work) {
+        work_ring.empty[place_of_work.stage].wait(place_of_work.parity ^ 1);
+        works[place_of_work.stage] = work;
+        work_ring.full[place_of_work.stage].arrive();
+        place_of_work.advance();
+      };
+      ForwardWork work;
+      if (args.starts.packed()) {
+        for (bool some = true; some;) {
+          some = next_of_sequences(args, Shape::kRows, kKeys, work);
+          if (!some) work.tile = -1;
+          if (threadIdx.x % 32 == 0) publish(work);
+          __syncwarp();
+        }
+        return;
+      }
+      if (!gpu::elect_one()) return;
+      work.q_first = work.k_first = 0;
+      work.queries = args.schedule.queries;
+      work.keys = args.schedule.keys;
       for (int item = 0;; ++item) {
         // Read by volatile instructions: what the compiler would compute of them before the loop takes
         // registers.
@@ -74,27 +126,27 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(place));
         const bool some = attention_work(args.schedule, grid, place, item, work);
         if (!some) work.tile = -1;
-        work_ring.empty[place_of_work.stage].wait(place_of_work.parity ^ 1);
-        works[place_of_work.stage] = work;
-        work_ring.full[place_of_work.stage].arrive();
-        place_of_work.advance();
+        work.b = work.head_row / args.heads;
+        work.h = work.head_row % args.heads;
+        publish(work);
         if (!some) return;
       }
     }
-    if (warp > 1) return;
+    if (warp > 1 || !gpu::elect_one()) return;
     gpu::RingPlace<kStages> k_place, v_place;
     gpu::RingPlace<kQStages> q_place;
     for (;;) {
       work_ring.full[q_place.stage].wait(q_place.parity);
-      const AttentionWork work = works[q_place.stage];
+      const ForwardWork work = works[q_place.stage];
       work_ring.empty[q_place.stage].arrive();
       if (work.tile < 0) return;
-      const int b = work.head_row / args.heads, h = work.head_row % args.heads;
+      const int kv_head = work.h / args.group;
       const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
                             const gpu::TensorMap& map, int n) {
         ring.empty[place.stage].wait(place.parity ^ 1);
         ring.full[place.stage].arrive_expect(Shape::kTileBytes);
-        KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage], n * kKeys, h, b);
+        KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage],
+                      work.k_first + n * kKeys, kv_head, work.b);
         place.advance();
       };
       // K runs one step ahead of V, as the products do.
@@ -104,7 +156,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         q_rings[group].empty[q_place.stage].wait(q_place.parity ^ 1);
         full.arrive_expect(Shape::kGroupBytes);
         GroupTile::load(shared + Shape::kQOffset + (q_place.stage * kGroups + group) * Shape::kGroupBytes,
-                        q_map, full, work.tile * Shape::kRows + group * 64, h, b);
+                        q_map, full, work.q_first + work.tile * Shape::kRows + group * 64, work.h, work.b);
       }
       q_place.advance();
       for (int n = work.end - 2; n >= work.begin; --n) {
@@ -133,11 +185,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int first = work.tile * Shape::kRows;
     // This warpgroup's queries: none sees key block `end` or a later one, all see the first `clear` keys.
     const int group_first = first + group * 64;
-    const int group_keys = group_first < args.schedule.queries
-                               ? args.key_limit(min(group_first + 64, args.schedule.queries) - 1)
-                               : 0;
+    const ForwardWork& own = works[tile.stage()];
+    const int group_keys =
+        group_first < own.queries ? own.key_limit(args.causal, min(group_first + 64, own.queries) - 1) : 0;
     const int end = min(work.end, int(gpu::ceil_div(group_keys, kKeys)));
-    const int clear = args.key_limit(group_first);
+    const int clear = own.key_limit(args.causal, group_first);
     const int row = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile, and row + 8
 
     const auto wait_full = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
@@ -192,7 +244,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       const auto mask = [&](int n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int seen = args.key_limit(first + row + 8 * half) - n * kKeys - lane % 4 * 2;
+          const int seen =
+              works[tile.stage()].key_limit(args.causal, first + row + 8 * half) - n * kKeys - lane % 4 * 2;
 #pragma unroll
           for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
@@ -262,7 +315,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       for (float& element : o) element = 0;
     }
 
-    work = works[tile.stage()];  // again, instead of registers through the loop
+    // Again, instead of registers through the loop.
+    work.piece = works[tile.stage()].piece;
+    const int queries = own.queries, q_row = own.q_first + first + group * 64 + warp % 4 * 16;
+    const int h = own.h, b = own.b;
     __syncwarp();
     if (lane == 0) {
       work_ring.empty[tile.stage()].arrive();
@@ -294,9 +350,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
-        const int query = first + row + 8 * half;
-        if (lane % 4 == 0 && query < args.schedule.queries)
-          args.lse[work.head_row * args.lse_stride + query] =
+        if (lane % 4 == 0 && first + row + 8 * half < queries)
+          args.lse[(int64_t(b) * args.heads + h) * args.lse_stride + q_row + lane / 4 + 8 * half] =
               total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
       }
       // Each warp stores its own rows; what it stored last has been read.
@@ -315,13 +370,27 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
       gpu::fence_async_shared();
       __syncwarp();
-      if (lane == 0) {
-        const int b = work.head_row / args.heads, h = work.head_row % args.heads;
+      const int left = queries - (first + group * 64 + warp % 4 * 16);
+      if (left >= 16) {
+        if (lane == 0) {
 #pragma unroll
-        for (int box = 0; box < kD / kBoxWidth; ++box)
-          gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth,
-                         first + group * 64 + warp % 4 * 16, h, b);
-        gpu::commit_stores();
+          for (int box = 0; box < kD / kBoxWidth; ++box)
+            gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth, q_row, h, b);
+          gpu::commit_stores();
+        }
+      } else {  // what lies behind may belong to another sequence
+        // Read by a volatile instruction: what is computed of it must not take registers through the loop.
+        int index;
+        asm volatile("mov.u32 %0, %%laneid;" : "=r"(index));
+#pragma unroll 1
+        for (; index < left * (kD / 8); index += 32) {
+          const int i = index / (kD / 8), chunk = index % (kD / 8);
+          if (chunk * 8 < args.dim)
+            *reinterpret_cast<uint4*>(args.o.at(b, h, q_row + i) + chunk * 8) =
+                *reinterpret_cast<const uint4*>(o_rows + chunk / 8 * GroupTile::kBoxBytes +
+                                                gpu::swizzled_place(i, chunk % 8));
+        }
+        __syncwarp();
       }
     }
   }

@@ -25,6 +25,16 @@ HeadRows<const T> const_head_rows(const Tensor& x) {
   return {x.data<T>(), layout.stride(0), layout.stride(1), layout.stride(2)};
 }
 
+/// What attention computes, besides its operands: `scale` is filled in. With `starts` (both or none) batches
+/// are one, and sequences as AttentionSequences says.
+struct AttentionProblem : AttentionOptions {
+  Tensor q_starts, k_starts;
+
+  bool packed() const { return q_starts.defined(); }
+  /// The same for one of the sequences.
+  AttentionProblem of_one() const { return {AttentionOptions(*this), {}, {}}; }
+};
+
 /// Keys that query i sees: the first so many.
 TESSERA_HD int64_t visible_keys(int64_t i, int64_t queries, int64_t keys, bool causal) {
   if (!causal) return keys;
@@ -37,27 +47,27 @@ inline double gradient_scale(double scale, int64_t keys) {
   return keys == 1 ? 0.0 : scale;
 }
 
-/// Kernels: `options.scale` is filled in; o, lse, dq, dk and dv are written whole.
+/// Kernels: q [B, Lq, H, D], k and v [B, Lk, Hk, D]; o, lse, dq, dk and dv are written whole.
 void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                           const Tensor& v, const AttentionOptions& options);
+                           const Tensor& v, const AttentionProblem& problem);
 /// dq may be undefined, and dk and dv together: not wanted.
 void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                            const Tensor& lse, const AttentionOptions& options);
+                            const Tensor& lse, const AttentionProblem& problem);
 
-/// The same for large f32 problems, by products of row tiles in BLAS.
+/// The same for large f32 problems of one length, by products of row tiles in BLAS.
 bool attention_prefers_blas(const Tensor& q, const Tensor& k);
 void attention_forward_blas(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                            const Tensor& v, const AttentionOptions& options);
+                            const Tensor& v, const AttentionProblem& problem);
 void attention_backward_blas(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                             const Tensor& lse, const AttentionOptions& options);
+                             const Tensor& lse, const AttentionProblem& problem);
 
 /// Heads are 16-byte aligned and D is a multiple of 8 up to 128.
 void attention_forward_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                            const Tensor& v, const AttentionOptions& options);
+                            const Tensor& v, const AttentionProblem& problem);
 void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                             const Tensor& lse, const AttentionOptions& options);
+                             const Tensor& lse, const AttentionProblem& problem);
 
 }  // namespace tessera::ops

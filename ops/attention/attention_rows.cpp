@@ -7,10 +7,12 @@
 namespace tessera::ops {
 namespace {
 
-std::string key_of(std::string_view pass, const Tensor& q, const Tensor& k, const AttentionOptions& options) {
+std::string key_of(std::string_view pass, const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   std::ostringstream key;
   key << pass << " " << name_of(q.dtype()) << " " << q.shape() << " x " << k.size(1);
-  if (options.causal) key << " causal";
+  if (q.size(2) != k.size(2)) key << " of " << k.size(2);
+  if (problem.causal) key << " causal";
+  if (problem.packed()) key << " in " << problem.q_starts.size(0) - 1;
   return key.str();
 }
 
@@ -56,12 +58,12 @@ void check_wgmma(std::initializer_list<Tensor> heads) {
 }
 
 AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> heads,
-                           const AttentionOptions& options) {
+                           const AttentionProblem& problem) {
   const Tensor &q = heads.begin()[0], &k = heads.begin()[1];
   const std::string& card = q.device().card().name;
   auto row = tuning::ForceRow::forced("attention");
   // The key costs more than a launch; most cards have no entry.
-  if (!row && tuning::entries(card) > 0) row = tuning::row(card, "attention", key_of(pass, q, k, options));
+  if (!row && tuning::entries(card) > 0) row = tuning::row(card, "attention", key_of(pass, q, k, problem));
   if (row) {
     check(*row >= 0 && *row < int(attention_row_names().size()), "attention: row ", *row,
           " does not exist; expected 0 (mma) or 1 (wgmma)");
@@ -71,26 +73,26 @@ AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> 
 }
 
 void attention_forward_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                            const Tensor& v, const AttentionOptions& options) {
+                            const Tensor& v, const AttentionProblem& problem) {
   if constexpr (kCuda) {
-    switch (attention_row("forward", {q, k, v, o}, options)) {
+    switch (attention_row("forward", {q, k, v, o}, problem)) {
       case AttentionRow::mma:
-        return attention_forward_mma_cuda(o, lse, q, k, v, options);
+        return attention_forward_mma_cuda(o, lse, q, k, v, problem);
       case AttentionRow::wgmma:
-        return attention_forward_wgmma_cuda(o, lse, q, k, v, options);
+        return attention_forward_wgmma_cuda(o, lse, q, k, v, problem);
     }
   }
 }
 
 void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                             const Tensor& lse, const AttentionOptions& options) {
+                             const Tensor& lse, const AttentionProblem& problem) {
   if constexpr (kCuda) {
-    switch (attention_row("backward", {q, k, v, o, dout, dq, dk, dv}, options)) {
+    switch (attention_row("backward", {q, k, v, o, dout, dq, dk, dv}, problem)) {
       case AttentionRow::mma:
-        return attention_backward_mma_cuda(dq, dk, dv, dout, q, k, v, o, lse, options);
+        return attention_backward_mma_cuda(dq, dk, dv, dout, q, k, v, o, lse, problem);
       case AttentionRow::wgmma:
-        return attention_backward_wgmma_cuda(dq, dk, dv, dout, q, k, v, o, lse, options);
+        return attention_backward_wgmma_cuda(dq, dk, dv, dout, q, k, v, o, lse, problem);
     }
   }
 }

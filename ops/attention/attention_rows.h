@@ -20,11 +20,11 @@ enum class AttentionRow : uint8_t { mma, wgmma };
 std::vector<std::string> attention_row_names();
 
 /// The row of a problem: one that is forced, then the table of the card (operator "attention", key such as
-/// "forward bf16 [1, 11000, 8, 64] x 10000 causal"), then wgmma wherever it can. `pass` is "forward" or
-/// "backward"; `heads` are all [B, L, H, D] operands of it, q first and k second. Throws for a forced row
-/// that does not exist.
+/// "forward bf16 [1, 11000, 8, 64] x 10000 of 2 causal in 7", with 2 key heads and 7 sequences), then wgmma
+/// wherever it can. `pass` is "forward" or "backward"; `heads` are all [B, L, H, D] operands of it, q first
+/// and k second. Throws for a forced row that does not exist.
 AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> heads,
-                           const AttentionOptions& options);
+                           const AttentionProblem& problem);
 
 /// Why the wgmma kernels cannot take these [B, L, H, D] operands, as the end of "row wgmma needs ..."; empty
 /// if they can. Undefined tensors, which are not wanted, count as fitting.
@@ -34,24 +34,24 @@ void check_wgmma(std::initializer_list<Tensor> heads);
 
 // The rows. Contracts as in attention_kernels.h.
 void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                const Tensor& v, const AttentionOptions& options);
+                                const Tensor& v, const AttentionProblem& problem);
 void attention_forward_wgmma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                  const Tensor& v, const AttentionOptions& options);
+                                  const Tensor& v, const AttentionProblem& problem);
 void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                  const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                                 const Tensor& lse, const AttentionOptions& options);
+                                 const Tensor& lse, const AttentionProblem& problem);
 void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                                   const Tensor& lse, const AttentionOptions& options);
+                                   const Tensor& lse, const AttentionProblem& problem);
 
 /// Of the wgmma row, forward for up to kShortKeys keys.
 inline constexpr int64_t kShortKeys = 128;
 void attention_short_sm90(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                          const Tensor& v, const AttentionOptions& options);
+                          const Tensor& v, const AttentionProblem& problem);
 /// Of the wgmma row, backward for up to that many keys and heads of up to 64.
 inline constexpr int64_t kShortBackwardKeys = 64;
 void attention_backward_short_sm90(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                                   const Tensor& lse, const AttentionOptions& options);
+                                   const Tensor& lse, const AttentionProblem& problem);
 
 }  // namespace tessera::ops

@@ -21,7 +21,7 @@ using enum gpu::TileOrder;
 struct ShortArgs {
   float* lse;
   int64_t lse_stride;
-  int heads, queries, keys;
+  int heads, group, queries, keys;  // group: query heads that read one key head
   int head_groups, splits, tokens;  // blocks: batch x head group x split of `tokens` tokens
   bool causal;
   float scale2;  // scale * log2(e)
@@ -96,8 +96,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         if (first == block.begin) {
           keys_full[head].arrive_expect(2 * Shape::kKeyBytes);
           char* const keys = shared + head * 2 * Shape::kKeyBytes;
-          KeyTile::load(keys, k_map, keys_full[head], 0, block.first_head + head, block.b);
-          KeyTile::load(keys + Shape::kKeyBytes, v_map, keys_full[head], 0, block.first_head + head, block.b);
+          const int kv_head = (block.first_head + head) / args.group;
+          KeyTile::load(keys, k_map, keys_full[head], 0, kv_head, block.b);
+          KeyTile::load(keys + Shape::kKeyBytes, v_map, keys_full[head], 0, kv_head, block.b);
         }
         const int group = item % kGroups;
         gpu::Ring<kSlots>& ring = rings[group];
@@ -240,17 +241,18 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 template <class T, class Shape>
 void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                  const AttentionOptions& options) {
+                  const AttentionProblem& problem) {
   constexpr double kLog2E = 1.44269504088896340736;
   const Device device = q.device();
   ShortArgs args{};
   args.lse = lse.data<float>();
   args.lse_stride = lse.row_stride();
   args.heads = int(q.size(2));
+  args.group = args.heads / int(k.size(2));
   args.queries = int(q.size(1));
   args.keys = int(k.size(1));
-  args.causal = options.causal;
-  args.scale2 = float(options.scale * kLog2E);
+  args.causal = problem.causal;
+  args.scale2 = float(problem.scale * kLog2E);
   args.head_groups = int(gpu::ceil_div(args.heads, Shape::kHeads));
   // Tokens a block: the fewest rounds of the grid times the time of a block, in tiles; its keys and its start
   // count as two.
@@ -277,10 +279,10 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
 }  // namespace
 
 void attention_short_sm90(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
-                          const Tensor& v, const AttentionOptions& options) {
+                          const Tensor& v, const AttentionProblem& problem) {
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
-      const auto run = [&]<class Shape>() { launch_short<T, Shape>(o, lse, q, k, v, options); };
+      const auto run = [&]<class Shape>() { launch_short<T, Shape>(o, lse, q, k, v, problem); };
       const bool narrow = q.size(3) <= 64, few = k.size(1) <= 64;
       if (narrow && few) return run.template operator()<ShortShape<64, 64, 3, 4, 5>>();
       if (narrow) return run.template operator()<ShortShape<64, 128, 2, 4, 4>>();

@@ -14,27 +14,73 @@ int64_t size_or(const Dims& dims, const char* name, int64_t fallback) {
   return found == dims.end() ? fallback : found->second;
 }
 
+/// Pairs of a query and a key that it sees.
+double visible_pairs(int64_t queries, int64_t keys, bool causal) {
+  if (!causal) return double(queries) * double(keys);
+  // Query i sees i + 1 + keys - queries keys, from 0 upwards.
+  const double last = double(keys), first = double(std::max<int64_t>(0, keys - queries));
+  return (last * (last + 1) - first * (first + 1)) / 2;
+}
+
+enum class Lengths : uint8_t { even, rising, falling };
+
+/// Where `count` sequences in `rows` rows start: of one length, or each longer (shorter) than the one before,
+/// so that some are empty where there are many.
+std::vector<int64_t> starts_of(int64_t count, int64_t rows, Lengths lengths) {
+  std::vector<int64_t> starts;
+  for (int64_t s = 0; s <= count; ++s) {
+    const int64_t left = count - s, square = count * count;
+    starts.push_back(lengths == Lengths::even     ? rows * s / count
+                     : lengths == Lengths::rising ? rows * s * s / square
+                                                  : rows - rows * left * left / square);
+  }
+  return starts;
+}
+
 /// Lengths: Lq and Lk, or, as a Transformer Neural Process has them, M context and N target tokens: queries
-/// are all M + N, keys the first M.
+/// are all M + N, keys the first M. With S, these are the rows of S sequences (even: of one length; else the
+/// queries' grow, and the keys' with them if Lq = Lk, where one tensor of starts is given for both, or else
+/// shrink), and `rest` more belong to none.
 Problem problem(const Dims& dims, const Attrs& attrs) {
   const int64_t batch = size_or(dims, "B", 1), heads = size_or(dims, "H", 8), dim = size_or(dims, "D", 64);
+  const int64_t kv_heads = size_or(dims, "Hk", heads), sequences = size_or(dims, "S", 0);
   const int64_t context = size_or(dims, "M", 1024), targets = size_or(dims, "N", 0);
   const int64_t keys = size_or(dims, "Lk", context), queries = size_or(dims, "Lq", context + targets);
-  double pairs = double(queries) * double(keys);
-  if (attrs.flag("causal")) {
-    // Query i sees i + 1 + keys - queries keys, from 0 upwards.
-    const double last = double(keys), first = double(std::max<int64_t>(0, keys - queries));
-    pairs = (last * (last + 1) - first * (first + 1)) / 2;
+  const bool causal = attrs.flag("causal");
+  Problem made;
+  double pairs = double(batch) * visible_pairs(queries, keys, causal);
+  if (sequences > 0) {
+    const bool even = size_or(dims, "even", 0) != 0, self = queries == keys;
+    const int64_t rest = size_or(dims, "rest", 0);
+    const auto q_starts = starts_of(sequences, queries, even ? Lengths::even : Lengths::rising);
+    const auto k_starts =
+        self ? q_starts : starts_of(sequences, keys, even ? Lengths::even : Lengths::falling);
+    pairs = 0;
+    for (size_t s = 0; s < size_t(sequences); ++s)
+      pairs += visible_pairs(q_starts[s + 1] - q_starts[s], k_starts[s + 1] - k_starts[s], causal);
+    InputCase q_case{.shape = {sequences + 1}, .fill = Fill::index, .values = q_starts}, k_case = q_case;
+    k_case.values = k_starts;
+    if (self) k_case = {.shape = {sequences + 1}, .fill = Fill::absent};
+    made.inputs = {{.shape = {queries + rest, heads, dim}},
+                   {.shape = {keys + rest, kv_heads, dim}},
+                   {.shape = {keys + rest, kv_heads, dim}},
+                   q_case,
+                   k_case};
+  } else {
+    const InputCase none{.shape = {1}, .fill = Fill::absent};
+    made.inputs = {{.shape = {batch, queries, heads, dim}},
+                   {.shape = {batch, keys, kv_heads, dim}},
+                   {.shape = {batch, keys, kv_heads, dim}},
+                   none,
+                   none};
   }
-  const double products = double(batch) * double(heads) * double(dim);
-  const double q_elements = products * double(queries), k_elements = products * double(keys);
-  return {.inputs = {{.shape = {batch, queries, heads, dim}},
-                     {.shape = {batch, keys, heads, dim}},
-                     {.shape = {batch, keys, heads, dim}}},
-          .forward_flops = 4 * products * pairs,
-          .backward_flops = 10 * products * pairs,
-          .forward_elements = 2 * q_elements + 2 * k_elements,
-          .backward_elements = 4 * q_elements + 4 * k_elements};
+  const double q_elements = double(batch * queries) * double(heads * dim),
+               k_elements = double(batch * keys) * double(kv_heads * dim);
+  made.forward_flops = 4 * double(heads * dim) * pairs;
+  made.backward_flops = 10 * double(heads * dim) * pairs;
+  made.forward_elements = 2 * q_elements + 2 * k_elements;
+  made.backward_elements = 4 * q_elements + 4 * k_elements;
+  return made;
 }
 
 Case lengths(int64_t queries, int64_t keys, int64_t dim, bool causal,
@@ -45,6 +91,49 @@ Case lengths(int64_t queries, int64_t keys, int64_t dim, bool causal,
           .attrs = {{"causal", causal}},
           .placement = placement,
           .gradcheck = small};
+}
+
+Case grouped(int64_t batch, int64_t queries, int64_t keys, int64_t heads, int64_t kv_heads, int64_t dim,
+             bool causal) {
+  return {.dims = {{"B", batch}, {"Lq", queries}, {"Lk", keys}, {"H", heads}, {"Hk", kv_heads}, {"D", dim}},
+          .attrs = {{"causal", causal}},
+          .gradcheck = queries <= 16 && keys <= 16};
+}
+
+Case sequences(int64_t count, int64_t queries, int64_t keys, int64_t heads, int64_t kv_heads, int64_t dim,
+               bool causal, int64_t rest = 0, Placement placement = Placement::pitched) {
+  return {.dims = {{"S", count},
+                   {"Lq", queries},
+                   {"Lk", keys},
+                   {"H", heads},
+                   {"Hk", kv_heads},
+                   {"D", dim},
+                   {"rest", rest}},
+          .attrs = {{"causal", causal}},
+          .placement = placement,
+          .gradcheck = queries <= 16 && keys <= 16};
+}
+
+/// Fewer key heads, and sequences of any lengths: all kernels of each row, tiles that end within a sequence
+/// and at its end, sequences that are empty or see nothing, rows of none, and more sequences than lanes.
+void add_groups_and_sequences(std::vector<Case>& all, bool causal) {
+  all.push_back(grouped(2, 5, 7, 4, 2, 32, causal));
+  all.push_back(grouped(1, 6, 3, 3, 1, 8, causal));
+  all.push_back(grouped(2, 130, 62, 6, 2, 64, causal));
+  all.push_back(grouped(1, 70, 64, 4, 1, 40, causal));
+  all.push_back(grouped(2, 200, 120, 6, 3, 128, causal));
+  all.push_back(grouped(1, 300, 270, 4, 2, 64, causal));
+  all.push_back(grouped(1, 200, 333, 8, 2, 128, causal));
+  all.push_back(sequences(3, 11, 11, 2, 2, 8, causal));
+  all.push_back(sequences(4, 9, 13, 4, 2, 16, causal, 2));
+  all.push_back(sequences(3, 7, 1, 2, 1, 8, causal));
+  all.push_back(sequences(1, 150, 150, 2, 2, 64, causal));
+  all.push_back(sequences(5, 517, 517, 4, 2, 64, causal));
+  all.push_back(sequences(3, 700, 700, 2, 1, 128, causal, 5));
+  all.push_back(sequences(4, 300, 450, 2, 2, 40, causal, 70));
+  all.push_back(sequences(3, 260, 190, 3, 3, 96, causal, 0, Placement::strided));
+  all.push_back(sequences(2, 140, 270, 2, 2, 64, causal, 0, Placement::transposed));
+  all.push_back(sequences(70, 300, 290, 2, 2, 64, causal, 1));
 }
 
 std::vector<Case> cases() {
@@ -85,6 +174,7 @@ std::vector<Case> cases() {
     all.push_back({.dims = {{"B", 1}, {"Lq", 515}, {"Lk", 259}, {"H", 2}, {"D", 64}},
                    .attrs = {{"causal", causal}},
                    .gradcheck = false});
+    add_groups_and_sequences(all, causal);
   }
   all.push_back({.dims = {{"B", 2}, {"Lq", 4}, {"Lk", 6}, {"H", 2}, {"D", 32}}, .attrs = {{"scale", 0.37}}});
   all.push_back({.dims = {{"B", 1}, {"M", 50}, {"N", 14}, {"H", 2}, {"D", 64}},
@@ -96,16 +186,22 @@ std::vector<Case> cases() {
 }
 
 /// Half of the head sizes are those that models use. Both lengths are drawn on their own, but for half of the
-/// causal problems, which are square.
+/// causal problems, which are square. A third has grouped queries, a quarter sequences.
 Case sweep(Draw& draw) {
   const bool causal = draw.chance(0.35);
   const int64_t dim =
       draw.chance(0.7) ? draw.pick({64, 128}) : 8 * draw.pick({1, 2, 3, 4, 5, 7, 9, 10, 12, 15});
   const int64_t queries = draw.size(1, 16384);
   const int64_t keys = causal && draw.chance(0.5) ? queries : draw.size(1, 16384);
-  return {
-      .dims = {{"B", draw.size(1, 64)}, {"Lq", queries}, {"Lk", keys}, {"H", draw.size(1, 32)}, {"D", dim}},
-      .attrs = {{"causal", causal}}};
+  const int64_t kv_heads = draw.size(1, 32), group = draw.chance(0.33) ? draw.pick({2, 3, 4, 8}) : 1;
+  Case drawn{.dims = {{"Lq", queries}, {"Lk", keys}, {"H", kv_heads * group}, {"D", dim}},
+             .attrs = {{"causal", causal}}};
+  if (group > 1) drawn.dims["Hk"] = kv_heads;
+  if (draw.chance(0.25))
+    drawn.dims["S"] = draw.size(1, 256);
+  else
+    drawn.dims["B"] = draw.size(1, 64);
+  return drawn;
 }
 
 }  // namespace
@@ -118,28 +214,77 @@ std::vector<OpSpec> attention_specs() {
     return Case{.dims = {{"B", batch}, {"M", length}, {"N", 0}, {"H", heads}, {"D", dim}},
                 .attrs = {{"causal", causal}}};
   };
+  const auto group = [](int64_t batch, int64_t length, bool causal) {
+    return Case{.dims = {{"B", batch}, {"M", length}, {"N", 0}, {"H", 32}, {"Hk", 8}, {"D", 128}},
+                .attrs = {{"causal", causal}}};
+  };
+  const auto packed = [](int64_t count, int64_t length, int64_t heads, int64_t dim, bool causal, bool even) {
+    return Case{.dims = {{"S", count},
+                         {"Lq", count * length},
+                         {"Lk", count * length},
+                         {"H", heads},
+                         {"D", dim},
+                         {"even", even}},
+                .attrs = {{"causal", causal}}};
+  };
   return {{
       .name = "attention",
-      .summary = "o = softmax(scale q k^T) v for every batch and head; lse = log sum exp(scale q k^T)",
-      .inputs = {{"q", "[B, Lq, H, D]"}, {"k", "[B, Lk, H, D]"}, {"v", "[B, Lk, H, D]"}},
+      .summary =
+          "o = softmax(scale q k^T) v for every batch (or sequence) and head; lse = log sum exp(scale q k^T)",
+      .inputs = {{.name = "q", .shape = "[B, Lq, H, D], or [N, H, D] of sequences"},
+                 {.name = "k", .shape = "[B, Lk, Hk, D], or [M, Hk, D]"},
+                 {.name = "v", .shape = "as k"},
+                 {.name = "q_starts",
+                  .shape = "[S + 1], of sequences: 0, where each next one starts, the end",
+                  .optional = true,
+                  .differentiable = false,
+                  .index = true},
+                 {.name = "k_starts",
+                  .shape = "[S + 1]; absent: as q_starts",
+                  .optional = true,
+                  .differentiable = false,
+                  .index = true}},
       .attrs = {{"causal", false, "query i sees the keys j <= i + Lk - Lq"},
                 {"scale", 0.0, "factor of the scores; 0: 1 / sqrt(D)"}},
-      .outputs = {{"o", "as q"}, {"lse", "[B, H, Lq]", false}},
+      .outputs = {{"o", "as q"}, {"lse", "[B, H, Lq] or [H, N]", false}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            AttentionResult result = attention_with_lse(
-                in[0], in[1], in[2], {.causal = attrs.flag("causal"), .scale = attrs.number("scale")});
+            const AttentionOptions options{.causal = attrs.flag("causal"), .scale = attrs.number("scale")};
+            check(in[3].defined() || !in[4].defined(), "attention: k_starts without q_starts");
+            const AttentionResult result =
+                in[3].defined()
+                    ? attention_with_lse(in[0], in[1], in[2], AttentionSequences{in[3], in[4]}, options)
+                    : attention_with_lse(in[0], in[1], in[2], options);
             return std::vector{result.o, result.lse};
           },
       .problem = problem,
       .cases = cases(),
-      .benches = {rectangle(64, 500, 64), rectangle(10000, 1000, 1), rectangle(10000, 1000, 4),
-                  rectangle(200000, 5000, 1), square(16, 1024, 32, 64, false), square(16, 1024, 32, 64, true),
-                  square(4, 4096, 32, 64, false), square(4, 4096, 32, 64, true),
-                  square(1, 16384, 32, 64, false), square(1, 16384, 32, 64, true),
-                  square(16, 1024, 16, 128, false), square(16, 1024, 16, 128, true),
-                  square(4, 4096, 16, 128, false), square(4, 4096, 16, 128, true),
-                  square(1, 16384, 16, 128, false), square(1, 16384, 16, 128, true)},
+      .benches = {rectangle(64, 500, 64),
+                  rectangle(10000, 1000, 1),
+                  rectangle(10000, 1000, 4),
+                  rectangle(200000, 5000, 1),
+                  square(16, 1024, 32, 64, false),
+                  square(16, 1024, 32, 64, true),
+                  square(4, 4096, 32, 64, false),
+                  square(4, 4096, 32, 64, true),
+                  square(1, 16384, 32, 64, false),
+                  square(1, 16384, 32, 64, true),
+                  square(16, 1024, 16, 128, false),
+                  square(16, 1024, 16, 128, true),
+                  square(4, 4096, 16, 128, false),
+                  square(4, 4096, 16, 128, true),
+                  square(1, 16384, 16, 128, false),
+                  square(1, 16384, 16, 128, true),
+                  square(4, 4096, 32, 128, true),
+                  group(4, 4096, true),
+                  group(1, 4096, true),
+                  packed(16, 1024, 32, 64, false, true),
+                  packed(16, 1024, 32, 64, true, true),
+                  packed(4, 4096, 16, 128, false, true),
+                  packed(4, 4096, 16, 128, true, true),
+                  packed(16, 1024, 32, 64, true, false),
+                  packed(4, 4096, 16, 128, true, false),
+                  packed(32, 512, 12, 64, false, false)},
       .sweep = sweep,
       .tolerance_factor_f32 = 3,
       .tolerance_reason =

@@ -46,6 +46,7 @@ TEST(Sequences, CountTheirTokens) {
   EXPECT_EQ(some.positions(10, Device::cpu()).to_vector<int64_t>(),
             (std::vector<int64_t>{10, 11, 12, 10, 10, 11}));
   EXPECT_EQ(some.starts(Device::cpu()).to_vector<int64_t>(), (std::vector<int64_t>{0, 3, 4}));
+  EXPECT_EQ(some.cumulative(Device::cpu()).to_vector<int64_t>(), (std::vector<int64_t>{0, 3, 4, 6}));
   EXPECT_EQ(message_of([&] { some.check_tokens("model", 7); }),
             "model: 3 sequences of 6 tokens in all, but 7 are given");
   EXPECT_EQ(message_of([&] {
@@ -99,6 +100,35 @@ TEST(Attend, StaysWithinItsSequenceAndSharesKeyHeads) {
               attend(random({2, 3, 4}, 1), random({2, 2, 4}, 2), random({2, 2, 4}, 3), {{2}}, {});
             }),
             "attend: 3 query heads are not a multiple of 2 key heads");
+}
+
+TEST(Attend, LengthsOnTheDevice) {
+  const Tensor q = random({8, 4, 6}, 1), k = random({8, 2, 6}, 2), v = random({8, 2, 6}, 3);
+  const Sequences some{{3, 1, 4}};
+  const Tensor starts = some.cumulative(Device::cpu());
+  const auto wanted = attend(q, k, v, some, {.causal = true}).to_vector<double>();
+  EXPECT_EQ(attend(q, k, v, starts, {.causal = true}).to_vector<double>(), wanted);
+  EXPECT_EQ(attend(q, k, v, some, {.causal = true}, starts).to_vector<double>(), wanted);
+  Rng rng(1);
+  const Dropout dropout(0.5, rng);
+  EXPECT_EQ(message_of([&] { attend(q, k, v, starts, {.dropout = &dropout}); }),
+            "attend: dropout of probabilities needs the lengths of the sequences on the host");
+}
+
+TEST(SelfAttention, LayersShareTheStarts) {
+  Rng rng(1);
+  SelfAttention layer(8, {.heads = 2, .kv_heads = 1, .causal = true, .dtype = DType::f64}, rng,
+                      Device::cpu());
+  for (const Tensor& weight : {layer.qkv.weight, layer.out.weight}) fill_normal(weight.detach(), 0, 1, rng);
+  const Tensor x = random({6, 8}, 4);
+  const AttentionPass pass{.sequences = {{4, 2}}};
+  const auto wanted = layer(x, pass).to_vector<double>();
+  ASSERT_TRUE(pass.cumulative.defined());
+  const Tensor first = pass.cumulative;
+  layer(x, pass);
+  EXPECT_TRUE(pass.cumulative.shares_storage(first));
+  // Given by who replays a step: they rule, whatever the host says.
+  EXPECT_EQ(layer(x, {.sequences = {{3, 3}}, .starts = first}).to_vector<double>(), wanted);
 }
 
 TEST(Attend, GradientsOfSharedKeyHeadsAreSums) {

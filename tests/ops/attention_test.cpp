@@ -219,7 +219,9 @@ TEST(Attention, Messages) {
   contains(message_of([&] { attention(q, k, Tensor()); }), "undefined");
   contains(message_of([&] { attention(q.reshape({6, 2, 4}), k, k); }), "expected [B, Lq, H, D]");
   contains(message_of([&] { attention(q, k, q); }), "but v is f32[2, 3, 2, 4] on cpu");
-  contains(message_of([&] { attention(q, k.slice(2, 0, 1), k.slice(2, 0, 1)); }), "B, H and D must agree");
+  contains(message_of([&] { attention(q, k.slice(3, 0, 2), k.slice(3, 0, 2)); }), "B and D must agree");
+  const Tensor three = random({2, 3, 3, 4}, DType::f32, 1);
+  contains(message_of([&] { attention(three, k, k); }), "q has 3 heads, k and v 2; expected a multiple");
   contains(message_of([&] { attention(q, k.to(DType::f64), k.to(DType::f64)); }), "expected one dtype");
   contains(message_of([&] { attention(q, k, k, {.scale = -1}); }), "scale is -1; expected a positive number");
   contains(message_of([&] { attention(q, k, k, {.scale = kInfinity}); }), "scale is inf");
