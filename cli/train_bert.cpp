@@ -204,8 +204,9 @@ class TrainedBert : public TrainedModel {
   void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const override {
     const Device device = session_->device();
     fmt::print("seed {} on {} ({}), {}{}: steps {} to {}, {}\n", job_.seed, device.name(), device.card().name,
-               name_of(job_.bert.dtype), device.is_cuda() ? graph ? ", captured" : ", eager" : "", first_step,
-               job_.steps, run.path().string());
+               name_of(job_.bert.dtype),
+               device.is_cuda() ? graph && job_.batches == "padded" ? ", captured" : ", eager" : "",
+               first_step, job_.steps, run.path().string());
   }
   train::TrainResult train(const train::RunFolder& run, const train::TrainerOptions& options,
                            int64_t first_step, train::Progress& progress) override {
@@ -488,7 +489,14 @@ int run_bert(BertFlags flags, RunFlags run, const CLI::App& command) {
     make_folder(group, run);
   }
   print_group(group);
-  return run_seeds(group, run, command);
+  try {
+    return run_seeds(group, run, command);
+  } catch (...) {  // a new folder that holds no run goes with the error that kept the first from beginning
+    std::error_code ignored;
+    if (!resumed && !fs::exists(group.seed_folder(0) / "run.json", ignored))
+      fs::remove_all(group.folder->path(), ignored);
+    throw;
+  }
 }
 
 }  // namespace

@@ -135,10 +135,12 @@ Bert::Bert(const BertConfig& given, Rng& rng, Device device, Start start)
 }
 
 Tensor Bert::encode(const BertBatch& batch) const {
-  check_packed("bert", batch.tokens, batch.sequences, config.longest());
+  if (!batch.starts.defined()) check_packed("bert", batch.tokens, batch.sequences, config.longest());
+  check(!batch.starts.defined() || (batch.positions.defined() && batch.first.defined()),
+        "bert: lengths that are on the device need positions and first rows there too");
   check(!batch.types.defined() || batch.types.shape() == batch.tokens.shape(),
         "bert: types has another shape than tokens ", batch.tokens.shape());
-  const nn::AttentionPass pass{.sequences = batch.sequences};
+  const nn::AttentionPass pass{.sequences = batch.sequences, .starts = batch.starts, .beside = batch.beside};
   Tensor x;
   {
     const ModuleScope scope("embed");

@@ -49,8 +49,8 @@ GlueSet read_glue(GlueTask task, const std::string& folder, const io::Tokenizer&
   return set;
 }
 
-models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config, int64_t rows,
-                             Device device) {
+models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config,
+                             const FixedShape& fixed, Device device) {
   const auto ends = batch.lengths.to_vector<int32_t>();
   const int64_t count = int64_t(ends.size()) - 1, tokens = batch.ids.count();
   auto ids = batch.ids.to_vector<int64_t>(), types = batch.types.to_vector<int64_t>();
@@ -59,16 +59,31 @@ models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::Ber
         " of them, does not have");
   nn::Sequences sequences;
   for (int64_t i = 0; i < count; ++i) sequences.lengths.push_back(ends[size_t(i) + 1] - ends[size_t(i)]);
-  const Tensor first = sequences.starts(device);
-  for (int64_t left = rows - tokens; left > 0; left -= sequences.lengths.back())
-    sequences.lengths.push_back(std::min(left, config.longest()));
-  const int64_t all = std::max(rows, tokens);
-  ids.resize(size_t(all), config.pad_token), types.resize(size_t(all), 0);
-  return {.tokens = Tensor::from(ids, {all}, device),
-          .types = config.types > 1 ? Tensor::from(types, {all}, device) : Tensor(),
-          .sequences = sequences,
-          .positions = sequences.positions(config.position_offset(), device),
-          .first = first};
+  const int64_t rows = fixed.length > 0 ? count * fixed.length : tokens;
+  std::vector<int64_t> positions;
+  for (const int64_t length : sequences.lengths)
+    for (int64_t t = 0; t < length; ++t) positions.push_back(config.position_offset() + t);
+  ids.resize(size_t(rows), config.pad_token), types.resize(size_t(rows), 0);
+  positions.resize(size_t(rows), config.position_offset());
+  models::BertBatch result{.tokens = Tensor::from(ids, {rows}, device),
+                           .types = config.types > 1 ? Tensor::from(types, {rows}, device) : Tensor(),
+                           .sequences = sequences,
+                           .positions = Tensor::from(positions, {rows}, device),
+                           .first = sequences.starts(device)};
+  if (fixed.length > 0) {
+    result.starts = sequences.cumulative(device);
+    if (fixed.drops) result.beside = nn::SideBySide::of(sequences, rows, config.dtype, device, fixed.length);
+  }
+  return result;
+}
+
+void copy_batch(const models::BertBatch& to, const models::BertBatch& from) {
+  for (const auto& [ours, theirs] :
+       {std::pair(to.tokens, from.tokens), std::pair(to.types, from.types),
+        std::pair(to.positions, from.positions), std::pair(to.first, from.first),
+        std::pair(to.starts, from.starts), std::pair(to.beside.rows, from.beside.rows),
+        std::pair(to.beside.places, from.beside.places), std::pair(to.beside.mask, from.beside.mask)})
+    if (ours.defined()) ours.copy_from(theirs);
 }
 
 std::string train_glue_tokenizer(GlueTask task, const std::string& folder, int64_t vocab_size) {

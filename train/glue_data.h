@@ -33,11 +33,19 @@ struct GlueSet {
 GlueSet read_glue(datasets::GlueTask task, const std::string& folder, const io::Tokenizer& tokenizer,
                   int64_t max_length, bool with_test);
 
-/// A packed batch on the device, as the model takes it. `rows` of tokens, if there are fewer the rest is
-/// filled with sequences of padding that nothing reads: shapes that do not depend on the texts. Token types
-/// are left out for a model that has one only. Throws for a type that the model does not have.
-models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config, int64_t rows,
-                             Device device);
+/// Shapes that do not depend on the texts, so that one captured step serves all batches: each text has
+/// `length` rows, those that it does not need stand behind the last text and belong to none. 0: as many as
+/// there are tokens.
+struct FixedShape {
+  int64_t length = 0;
+  bool drops = false;  // probabilities of attention: needs texts side by side
+};
+/// A packed batch on the device, as the model takes it. Token types are left out for a model that has one
+/// only. Throws for a type that the model does not have.
+models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config,
+                             const FixedShape& fixed, Device device);
+/// Copies into the tensors of a batch of the same fixed shape.
+void copy_batch(const models::BertBatch& to, const models::BertBatch& from);
 
 /// A tokenizer for a model that begins from nothing: byte-level BPE of the texts to train on, with BERT's
 /// special tokens ([PAD] is 0) and its frame [CLS] a [SEP] b [SEP], types 0 and 1. The same texts give the

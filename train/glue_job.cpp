@@ -123,8 +123,16 @@ GlueSession::GlueSession(const GlueJob& job, Device device)
 }
 
 void GlueSession::load(const datasets::GlueBatch& batch) {
-  batch_ = bert_batch(batch, job_.bert, job_.batches == "padded" ? job_.batch * job_.max_length : 0, device_);
-  targets_ = batch.labels.to(device_);
+  const bool padded = job_.batches == "padded";
+  const FixedShape fixed{padded ? job_.max_length : 0, job_.bert.attention_dropout > 0};
+  if (!padded || !batch_.tokens.defined()) {
+    batch_ = bert_batch(batch, job_.bert, fixed, device_);
+    targets_ = batch.labels.to(device_);
+    return;
+  }
+  // A captured step reads the same memory each time; the texts come by way of the host.
+  copy_batch(batch_, bert_batch(batch, job_.bert, fixed, Device::cpu()));
+  targets_.copy_from(batch.labels);
 }
 
 io::Checkpoint GlueSession::checkpoint(int64_t step) const {
@@ -156,7 +164,7 @@ GluePredictions predict_glue(GlueSession& session, const datasets::GlueItems& it
     for (int64_t i = first; i < std::min(first + session.job().batch, items.size()); ++i)
       indices.push_back(i);
     const datasets::GlueBatch batch = items.batch(indices);
-    const Tensor y = model(bert_batch(batch, session.job().bert, 0, session.device()));
+    const Tensor y = model(bert_batch(batch, session.job().bert, {}, session.device()));
     const auto logits = y.to(DType::f64).to_vector<double>();
     const auto width = size_t(y.size(1));
     for (size_t row = 0; row < indices.size(); ++row) {
@@ -241,7 +249,9 @@ TrainResult train_glue(GlueSession& session, const GlueSet& set, const RunFolder
   const double tokens = double(set.train.tokens()) / double(set.train.size()) * double(job.batch);
   task.tokens_per_step = tokens;
   task.flops_per_step = models::step_flops(job.bert, tokens, tokens / double(job.batch));
-  return run_training(task, session.optimizer(), run, session.device(), options, first_step, progress);
+  TrainerOptions own = options;
+  own.graph = options.graph && job.batches == "padded";  // packed batches have a shape each
+  return run_training(task, session.optimizer(), run, session.device(), own, first_step, progress);
 }
 
 }  // namespace tessera::train

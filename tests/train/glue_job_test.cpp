@@ -93,26 +93,40 @@ TEST(GlueJob, EverySettingMustBeThereAndOfItsType) {
   EXPECT_NE(refused([](GlueJob& job) { job.lr = 0; }).find("lr is 0"), std::string::npos);
 }
 
-TEST(GlueSession, PaddingChangesNothingAndRowsBehindAreNotRead) {
+class Padding : public ::testing::TestWithParam<double> {};
+
+TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
   const Made made(GlueTask::rte, 24, 8);
   const GlueSet set = made.set(GlueTask::rte);
   GlueJob packed = small_job(made, "rte"), padded = packed;
+  // Dropout of probabilities lays the texts side by side; so small a chance drops none.
+  packed.bert.attention_dropout = padded.bert.attention_dropout = GetParam();
   padded.batches = "padded";
   GlueSession a(packed, Device::cpu()), b(padded, Device::cpu());
   const std::vector<int64_t> indices = {3, 0, 7, 5};
   a.load(set.train.batch(indices)), b.load(set.train.batch(indices));
-  Tape tape;
-  const Tensor one = a.loss(), other = b.loss();
+  const auto step = [](GlueSession& session) {
+    Tape tape;
+    const Tensor loss = session.loss();
+    tape.backward(loss);
+    return loss.item<double>();
+  };
   // The same rows in products of another height: the order of some sums may differ.
-  EXPECT_NEAR(one.item<double>(), other.item<double>(), 1e-6);
-  tape.backward(one);
-  tape.backward(other);
+  EXPECT_NEAR(step(a), step(b), 1e-6);
+  // A second batch comes into the same memory.
+  const std::vector<int64_t> others = {1, 2, 4, 6};
+  a.optimizer().zero_grad(), b.optimizer().zero_grad();
+  a.load(set.train.batch(others)), b.load(set.train.batch(others));
+  EXPECT_NEAR(step(a), step(b), 1e-6);
   const auto left = nn::parameters(a.model()), right = nn::parameters(b.model());
   for (size_t i = 0; i < left.size(); ++i) {
     const auto x = grad(left[i].tensor).to_vector<float>(), y = grad(right[i].tensor).to_vector<float>();
     for (size_t k = 0; k < x.size(); ++k) EXPECT_NEAR(x[k], y[k], 1e-6) << left[i].name;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Dropout, Padding, ::testing::Values(0.0, 1e-12),
+                         [](const auto& info) { return std::string(info.param > 0 ? "InParts" : "Fused"); });
 
 TEST(GlueSession, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
   const Made made(GlueTask::cola, 64, 8);
@@ -254,36 +268,26 @@ TEST(GlueSubmission, IsWhatTheServerTakes) {
 
 // ---- learning ----
 
-struct Lesson {
-  const char* task;
-  int64_t steps;
-  const char* metric;
-  double least;
-};
-void PrintTo(const Lesson& lesson, std::ostream* out) {
-  *out << lesson.task;
-}
-
-/// Tasks that a small encoder learns within two seconds of one core. Each bound lies between guessing (the
-/// most frequent class has 0.52 to 0.54 of sst2; a constant has no correlation) and what three seeds reached.
-class Learns : public ::testing::TestWithParam<Lesson> {};
-
-TEST_P(Learns, WellAboveTheMostFrequentClass) {
-  const Lesson lesson = GetParam();
-  const GlueTask task = datasets::parse_glue_task(lesson.task).task;
-  const Made made(task, 2000, 300);
-  GlueJob job = small_job(made, lesson.task, 32);
-  job.batch = 16, job.steps = lesson.steps, job.warmup = 20, job.lr = 2e-3;
+/// A small encoder learns this task within two seconds of one core. Three seeds reached 0.94 to 0.97; the
+/// most frequent class has 0.5.
+TEST(Learns, SentimentWellAboveTheMostFrequentClass) {
+  const Made made(GlueTask::sst2, 2000, 300);
+  GlueJob job = small_job(made, "sst2", 32);
+  job.batch = 16, job.steps = 300, job.warmup = 20, job.lr = 2e-3;
   std::map<std::string, double> scores;
   const TemporaryFolder root;
-  train(job, made.set(task), root.path(), &scores);
-  EXPECT_GE(scores.at(lesson.metric), lesson.least);
+  train(job, made.set(GlueTask::sst2), root.path(), &scores);
+  EXPECT_GE(scores.at("eval_accuracy"), 0.85);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tasks, Learns,
-                         ::testing::Values(Lesson{"sst2", 300, "eval_accuracy", 0.9},
-                                           Lesson{"stsb", 400, "eval_pearson", 0.5}),
-                         [](const auto& info) { return std::string(info.param.task); });
+/// Regression: eight pairs are learnt by heart. Naming their mean leaves the variance of the scores, above 1.
+TEST(Learns, ScoresByHeart) {
+  const Made made(GlueTask::stsb, 8, 8);
+  GlueJob job = small_job(made, "stsb", 32);
+  job.batch = 8, job.steps = 150, job.lr = 3e-3;
+  const TemporaryFolder root;
+  EXPECT_LE(train(job, made.set(GlueTask::stsb), root.path()).loss, 0.1);
+}
 
 }  // namespace
 }  // namespace tessera::train
