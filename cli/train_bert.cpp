@@ -33,9 +33,9 @@ constexpr Preset kPresets[] = {
 struct BertFlags {
   std::string task, data, model, preset = "tiny", precision = "f32", schedule = "linear";
   bool scratch = false, pad = false, packed = false, predict = false, save_model = false;
-  int64_t seeds = 3, seed = 0, batch = 32, max_length = 128, vocab_size = 2000;
+  int64_t seeds = 3, seed = 0, batch = 32, vocab_size = 2000;
   double epochs = 3, weight_decay = 0.01, clip_norm = 1;
-  std::optional<int64_t> layers, d_model, heads, d_ff, steps, warmup;
+  std::optional<int64_t> max_length, layers, d_model, heads, d_ff, steps, warmup;
   std::optional<double> lr, dropout;
 
   void add_to(CLI::App& command);
@@ -54,7 +54,10 @@ void BertFlags::add_to(CLI::App& command) {
       .add_option("--data", data,
                   "Folder of the task's files (train.tsv, dev.tsv, ...), or of the tasks' folders")
       ->group("Data");
-  command.add_option("--max-length", max_length, "Tokens of a text or pair; longer ones are cut")
+  command
+      .add_option("--max-length", max_length,
+                  "Tokens of a text or pair; longer ones are cut; default: 128, if the model has positions "
+                  "for so many")
       ->check(size)
       ->group("Data");
   command.add_option("--batch", batch, "Texts or pairs a step")->check(size)->group("Data");
@@ -152,7 +155,7 @@ models::BertConfig BertFlags::scratch_config() const {
   config.d_model = d_model.value_or(config.d_model);
   config.heads = heads.value_or(std::max<int64_t>(1, config.d_model / 64));
   config.d_ff = d_ff.value_or(4 * config.d_model);
-  config.positions = std::max<int64_t>(512, max_length);
+  config.positions = std::max<int64_t>(512, max_length.value_or(0));
   config.hidden_dropout = config.attention_dropout = config.classifier_dropout = 0.1;
   return config;
 }
@@ -311,7 +314,6 @@ void begin(Group& group) {
          .model = flags.scratch ? "" : fs::absolute(flags.model).lexically_normal().string(),
          .batches = flags.pad ? "padded" : "packed",
          .batch = flags.batch,
-         .max_length = flags.max_length,
          .lr = flags.lr.value_or(flags.scratch ? 5e-4 : 2e-5),
          .weight_decay = flags.weight_decay,
          .clip_norm = flags.clip_norm,
@@ -333,6 +335,7 @@ void begin(Group& group) {
   if (flags.dropout)
     job.bert.hidden_dropout = job.bert.attention_dropout = job.bert.classifier_dropout = *flags.dropout;
   job.bert.dtype = parse_dtype(flags.precision);
+  job.max_length = flags.max_length.value_or(std::min<int64_t>(128, job.bert.longest()));
   check(job.max_length <= job.bert.longest(), "bert: --max-length is ", job.max_length,
         "; the model has positions for ", job.bert.longest());
   read_set(group);

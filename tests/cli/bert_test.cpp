@@ -209,7 +209,11 @@ const BadFiles kBadFiles[] = {
     {"NoTokenizer", "--task sst2 --model m", [](const Workplace& at) { at.put("m/config.json", kConfig); },
      "m|tokenizer"},
     {"LongerThanTheModel", "--task sst2 --model m --max-length 65",
-     [](const Workplace& at) { at.put("m/config.json", kConfig); }, "tokenizer|m"},
+     [](const Workplace& at) {
+       at.put("m/config.json", kConfig);
+       at.put("m/tokenizer.json", at.get("tokenizer.json"));
+     },
+     "--max-length is 65|positions for 64"},
     {"NoWeights", "--task sst2 --model m",
      [](const Workplace& at) {
        at.put("m/config.json", kConfig);
