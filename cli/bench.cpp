@@ -211,6 +211,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
   tnp->callback([&action, args] { action = [args] { return bench_step(*args); }; });
   add_bench_language(*command, action, false);
   add_bench_language(*command, action, true);
+  add_bench_step_bert(*command, action);
 }
 
 // ---- bench host ----

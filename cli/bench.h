@@ -20,6 +20,8 @@ void add_seconds(CLI::App& command, double& seconds);
 /// "": the first GPU, else the CPU.
 Device device_of(const std::string& name);
 
+/// Of `bench step`.
+void add_bench_step_bert(CLI::App& step, Action& action);
 void add_bench_sweep(CLI::App& bench, Action& action);
 void add_bench_optim(CLI::App& bench, Action& action);
 void add_bench_copy(CLI::App& bench, Action& action);

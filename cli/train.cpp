@@ -8,6 +8,7 @@ void add_train(CLI::App& app, Action& action) {
   add_train_tnp(*command, action);
   add_train_language(*command, action, false);
   add_train_language(*command, action, true);
+  add_train_bert(*command, action);
 }
 
 }  // namespace tessera::cli

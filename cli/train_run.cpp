@@ -80,14 +80,14 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
-namespace {
-
 json options_json(const std::vector<KeptOption>& kept) {
   json out = json::object();
   for (const KeptOption& option : kept)
     std::visit([&](const auto* value) { out[option.key] = *value; }, option.value);
   return out;
 }
+
+namespace {
 
 /// Whether the JSON is a value that the flag could have.
 template <class T>
@@ -100,7 +100,8 @@ bool fits(const json& value, double least) {
            value.get<double>() >= least;
 }
 
-/// What a resumed run is not told again it does as before.
+}  // namespace
+
 void adopt_options(const std::vector<KeptOption>& kept, const json& settings, const std::string& path,
                    const CLI::App& command) {
   const auto options = settings.find("options");
@@ -120,15 +121,26 @@ void adopt_options(const std::vector<KeptOption>& kept, const json& settings, co
   }
 }
 
-std::string default_name(const TrainedModel& model) {
+std::string stamped(const std::string& name) {
   std::string time = train::utc_now();
   std::erase_if(time, [](char c) { return c == '-' || c == ':'; });
-  return model.default_name() + "-" + time;
+  return name + "-" + time;
 }
+
+void check_run_flags(const RunFlags& flags, const CLI::App& command) {
+  if (flags.name.find('/') != std::string::npos || flags.name == "." || flags.name == "..")
+    throw UsageError("--name: \"" + flags.name + "\": expected a plain name; --runs says where");
+  for (const char* other : {"--name", "--runs", "--demo", "--find-max-batch"})
+    if (const CLI::Option* option = command.get_option_no_throw(other);
+        !flags.resume.empty() && option && option->count() > 0)
+      throw UsageError(std::string("--resume continues a run where it is; ") + other + " cannot go with it");
+}
+
+namespace {
 
 std::string resume_command(const TrainedModel& model, const train::RunFolder& run, const RunFlags& flags) {
   std::string command =
-      std::string("tessera train ") + model.name() + " --resume " + quoted(run.path().string());
+      std::string("tessera train ") + model.name() + " --resume " + quoted(model.resume_path(run).string());
   if (!flags.device.empty()) command += " --device " + flags.device;
   return command;
 }
@@ -182,13 +194,8 @@ class FolderGuard {
 // ---- the run ----
 
 int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
-  if (flags.name.find('/') != std::string::npos || flags.name == "." || flags.name == "..")
-    throw UsageError("--name: \"" + flags.name + "\": expected a plain name; --runs says where");
+  check_run_flags(flags, command);
   const bool resumed = !flags.resume.empty();
-  for (const char* other : {"--name", "--runs", "--demo", "--find-max-batch"})
-    if (const CLI::Option* option = command.get_option_no_throw(other);
-        resumed && option && option->count() > 0)
-      throw UsageError(std::string("--resume continues a run where it is; ") + other + " cannot go with it");
   std::vector<KeptOption> kept = flags.kept();
   for (const KeptOption& option : model.kept()) kept.push_back(option);
   std::optional<train::RunFolder> run;
@@ -208,7 +215,9 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   }
   if (!flags.json_out.empty()) check_writable(flags.json_out);
   const Device device = flags.device.empty() ? Device::best() : Device::parse(flags.device);
-  if (!run) run = train::RunFolder::create(flags.runs, flags.name.empty() ? default_name(model) : flags.name);
+  if (!run)
+    run =
+        train::RunFolder::create(flags.runs, flags.name.empty() ? stamped(model.default_name()) : flags.name);
   FolderGuard guard(resumed ? fs::path() : run->path());
   model.prepare(*run, device, resumed);
 

@@ -56,6 +56,8 @@ class TrainedModel {
   virtual nlohmann::json facts() const { return nlohmann::json::object(); }
   virtual int64_t steps() const = 0;
   virtual optim::Schedule schedule() const = 0;
+  /// What --resume is given to go on with this run.
+  virtual std::filesystem::path resume_path(const train::RunFolder& run) const { return run.path(); }
   /// Returns the step of the checkpoint.
   virtual int64_t restore(const std::filesystem::path& checkpoint) = 0;
   virtual void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const = 0;
@@ -75,10 +77,21 @@ void refuse_settings(const CLI::App& command, const char* mode, const std::vecto
 /// As a shell reads it back.
 std::string quoted(const std::string& text);
 
+/// The name and the time, for a run folder: "tnp-linear-20260131T123456Z".
+std::string stamped(const std::string& name);
+/// Throws a UsageError for a --name that is no plain name, and for what cannot go with --resume.
+void check_run_flags(const RunFlags& flags, const CLI::App& command);
+/// The kept options as run.json has them under "options".
+nlohmann::json options_json(const std::vector<KeptOption>& kept);
+/// What a resumed run is not told again it does as before: takes the options from the run.json at `path`.
+void adopt_options(const std::vector<KeptOption>& kept, const nlohmann::json& settings,
+                   const std::string& path, const CLI::App& command);
+
 /// From the parsed command line to the exit code.
 int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command);
 
 void add_train_tnp(CLI::App& train, Action& action);
 void add_train_language(CLI::App& train, Action& action, bool llama);
+void add_train_bert(CLI::App& train, Action& action);
 
 }  // namespace tessera::cli

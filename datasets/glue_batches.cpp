@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "io/checksum.h"
 #include "runtime/error.h"
 
 namespace tessera::datasets {
@@ -36,6 +37,15 @@ GlueItems::GlueItems(const GlueData& data, const io::Tokenizer& tokenizer, const
     ends_.push_back(ids_.size());
     labels_.push_back(has_labels_ ? float(data.label(i)) : 0);
   }
+}
+
+std::string GlueItems::fingerprint() const {
+  io::Xxh3 sum;
+  sum.add(ids_.data(), ids_.size() * sizeof ids_[0]);
+  sum.add(types_.data(), types_.size() * sizeof types_[0]);
+  sum.add(ends_.data(), ends_.size() * sizeof ends_[0]);
+  sum.add(labels_.data(), labels_.size() * sizeof labels_[0]);
+  return sum.digits();
 }
 
 GlueBatch GlueItems::batch(std::span<const int64_t> indices) const {

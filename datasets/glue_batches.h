@@ -43,7 +43,10 @@ class GlueItems {
   /// Texts that were cut.
   int64_t cut() const { return cut_; }
   double label(int64_t i) const { return double(labels_.at(size_t(i))); }
+  bool has_labels() const { return has_labels_; }
   const GlueInfo& info() const { return *info_; }
+  /// XXH3 (32 hexadecimal digits) of tokens, types and labels.
+  std::string fingerprint() const;
 
  private:
   const GlueInfo* info_;

@@ -135,18 +135,21 @@ Bert::Bert(const BertConfig& given, Rng& rng, Device device, Start start)
 }
 
 Tensor Bert::encode(const BertBatch& batch) const {
-  check_packed("bert", batch.tokens, batch.sequences, config.longest());
+  if (!batch.starts.defined()) check_packed("bert", batch.tokens, batch.sequences, config.longest());
+  check(!batch.starts.defined() || (batch.positions.defined() && batch.first.defined()),
+        "bert: lengths that are on the device need positions and first rows there too");
   check(!batch.types.defined() || batch.types.shape() == batch.tokens.shape(),
         "bert: types has another shape than tokens ", batch.tokens.shape());
-  const nn::AttentionPass pass{.sequences = batch.sequences};
+  const nn::AttentionPass pass{.sequences = batch.sequences, .starts = batch.starts, .beside = batch.beside};
   Tensor x;
   {
     const ModuleScope scope("embed");
     const Tensor kinds =
         batch.types.defined() ? type(batch.types) : ops::slice(type.weight, 0, 0, 1);  // a row for all
-    const Tensor places =
-        position(batch.sequences.positions(config.position_offset(), batch.tokens.device()));
-    x = dropout(norm.add(ops::add(token(batch.tokens), kinds), places).y);
+    const Tensor places = batch.positions.defined()
+                              ? batch.positions
+                              : batch.sequences.positions(config.position_offset(), batch.tokens.device());
+    x = dropout(norm.add(ops::add(token(batch.tokens), kinds), position(places)).y);
   }
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
@@ -157,7 +160,9 @@ Tensor Bert::encode(const BertBatch& batch) const {
 
 Tensor Bert::operator()(const BertBatch& batch) const {
   const Tensor x = encode(batch);
-  if (classifier) return (*classifier)(ops::gather_rows(x, batch.sequences.starts(x.device())));
+  if (classifier)
+    return (*classifier)(
+        ops::gather_rows(x, batch.first.defined() ? batch.first : batch.sequences.starts(x.device())));
   return language ? (*language)(x, token.weight) : x;
 }
 
@@ -170,6 +175,12 @@ Tensor Bert::loss(const BertBatch& batch, const Tensor& targets) const {
   if (config.head != BertHead::regress) return ops::cross_entropy(y, flat);
   const Tensor error = ops::sub(ops::reshape(y, {y.size(0)}), flat.to(y.dtype()));
   return ops::mean(ops::mul(error, error));
+}
+
+double step_flops(const BertConfig& config, double tokens, double length) {
+  const auto d = double(config.d_model), d_ff = double(config.d_ff);
+  const double products = 2 * (4 * d * d + 2 * d * d_ff), attention = 4 * length * d;
+  return 3 * double(config.layers) * tokens * (products + attention);
 }
 
 }  // namespace tessera::models

@@ -61,6 +61,12 @@ struct BertBatch {
   Tensor tokens;            // [N], i64 or i32
   Tensor types;             // [N], or undefined: all 0
   nn::Sequences sequences;  // their lengths
+  /// What a pass would else make from the lengths and copy to the device, which a captured graph cannot.
+  Tensor positions = {};  // [N] rows of the position table
+  Tensor first = {};      // [B] rows that the classifier reads; undefined: the first of every sequence
+  Tensor starts = {};     // [B + 1], see ops::AttentionSequences: then rows behind the last are of none, and
+                          // `sequences` is not read
+  nn::SideBySide beside = {};  // with `starts`, for dropout of probabilities
 
   /// From rows [B, T] padded at the end and their lengths; on the device of `tokens`, which is read on the
   /// host. `types` [B, T] or undefined.
@@ -131,5 +137,9 @@ struct Bert {
   std::optional<BertLanguageHead> language;
   nn::Dropout dropout;
 };
+
+/// Multiply-adds, twice, of one training step (forward and backward) over `tokens` tokens of sequences of
+/// that mean length; embeddings, norms and head left out.
+double step_flops(const BertConfig& config, double tokens, double length);
 
 }  // namespace tessera::models

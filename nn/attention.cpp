@@ -5,7 +5,8 @@
 #include <limits>
 #include <numeric>
 
-#include "ops/attention/self_attention.h"
+#include "ops/attention/attention.h"
+#include "ops/gather/gather.h"
 #include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/rope/rope.h"
@@ -56,6 +57,25 @@ Tensor Sequences::cumulative(Device device) const {
   return Tensor::from(rows, {count() + 1}, device);
 }
 
+SideBySide SideBySide::of(const Sequences& sequences, int64_t tokens, DType dtype, Device device,
+                          int64_t length) {
+  const int64_t count = sequences.count(), width = length > 0 ? length : sequences.longest();
+  std::vector<int64_t> rows(size_t(count * width), 0), places(size_t(tokens), 0);
+  std::vector<float> mask(rows.size(), -std::numeric_limits<float>::infinity());
+  int64_t row = 0;
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t own = sequences.lengths[size_t(b)];
+    check(own <= width && row + own <= tokens, "attend: a sequence of ", own, " tokens does not fit into ",
+          width, ", or those before it leave no room in ", tokens, " rows");
+    for (int64_t t = 0; t < own; ++t, ++row) {
+      const auto place = size_t(b * width + t);
+      rows[place] = row, places[size_t(row)] = int64_t(place), mask[place] = 0;
+    }
+  }
+  return {count, width, Tensor::from(rows, {count * width}, device), Tensor::from(places, {tokens}, device),
+          Tensor::from(mask, {count, 1, 1, width}).to(dtype).to(device)};
+}
+
 Tensor repeat_heads(const Tensor& x, int64_t times) {
   if (times == 1) return x;
   const int64_t batch = x.size(0), length = x.size(1), heads = x.size(2), head = x.size(3);
@@ -80,11 +100,14 @@ bool drops(const AttendOptions& options) {
 }
 
 /// The operator's formula in its parts, with dropout between softmax and the product with v: [B, L, H, D].
-Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options) {
+/// `mask` is added to the scores, if defined. It is q that is scaled: it has fewer elements than the scores.
+Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options,
+                const Tensor& mask = {}) {
   const int64_t times = q.size(2) / k.size(2);
   const auto by_head = [](const Tensor& x) { return ops::transpose(x, 1, 2); };  // [B, H, L, D]
   const double scale = 1 / std::sqrt(double(q.size(3)));
-  Tensor scores = ops::scale(ops::matmul(by_head(q), by_head(repeat_heads(k, times)), false, true), scale);
+  Tensor scores = ops::matmul(by_head(ops::scale(q, scale)), by_head(repeat_heads(k, times)), false, true);
+  if (mask.defined()) scores = ops::add(scores, mask);
   if (options.causal) scores = ops::add(scores, causal_mask(q.size(1), k.size(1), q.dtype(), q.device()));
   const Tensor probabilities = (*options.dropout)(ops::softmax(scores));
   return ops::transpose(ops::matmul(probabilities, by_head(repeat_heads(v, times))), 1, 2);
@@ -191,16 +214,27 @@ SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng
 
 Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer) const {
   const ModuleScope scope("attention");
-  const Tensor rows = qkv(x);
   const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
-  const int64_t tokens = x.size(0), batch = uniform ? pass.sequences.count() : 1;
-  const int64_t length = batch ? tokens / batch : 0;
-  const bool drops = dropout.training && dropout.p > 0;
-  if (uniform && heads == kv_heads && !drops && !pass.rope_table.defined() && !pass.cache) {
-    const Tensor mixed =
-        ops::self_attention(ops::reshape(rows, {batch, length, 3 * heads, head}), {.causal = causal});
-    return out(ops::reshape(mixed, {tokens, heads * head}));
+  const int64_t tokens = x.size(0);
+  if (drops() && !uniform && !pass.cache && !pass.rope_table.defined()) {
+    if (!pass.beside.rows.defined() && !pass.starts.defined() && x.device().is_cuda())
+      pass.beside = SideBySide::of(pass.sequences, tokens, x.dtype(), x.device());
+    if (const SideBySide& beside = pass.beside; beside.rows.defined()) {
+      // One gather of the whole projection and one back: what is padding there is read by no row.
+      const Tensor apart = ops::gather_rows(qkv(x), beside.rows);
+      const auto part = [&](int64_t begin, int64_t count) {
+        return ops::reshape(ops::slice(apart, 1, begin * head, (begin + count) * head),
+                            {beside.count, beside.length, count, head});
+      };
+      const Tensor mixed = composed(part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads),
+                                    {.causal = causal, .dropout = &dropout}, beside.mask);
+      return out(
+          ops::gather_rows(ops::reshape(mixed, {beside.count * beside.length, heads * head}), beside.places));
+    }
   }
+  const Tensor rows = qkv(x);
+  const int64_t batch = uniform ? pass.sequences.count() : 1;
+  const int64_t length = batch ? tokens / batch : 0;
   const auto heads_of = [&](int64_t begin, int64_t count) {
     return ops::reshape(ops::slice(rows, 1, begin * head, (begin + count) * head),
                         {batch, length, count, head});

@@ -77,6 +77,19 @@ class KvCache {
   std::vector<Tensor> keys_, values_;
 };
 
+/// Sequences laid side by side, as the parts of attention need them: [B, L] places, those behind a sequence
+/// padding.
+struct SideBySide {
+  int64_t count = 0, length = 0;  // B, L
+  Tensor rows;                    // i64 [B L]: the row of each place; of padding any
+  Tensor places;                  // i64 [N]: the place of each row; of a row of no sequence any
+  Tensor mask;                    // [B, 1, 1, L]: 0, -inf at padding
+
+  /// L is `length`, or the longest if that is 0. Rows behind the last sequence, up to `tokens`, are of none.
+  static SideBySide of(const Sequences& sequences, int64_t tokens, DType dtype, Device device,
+                       int64_t length = 0);
+};
+
 /// What all layers of one pass share.
 struct AttentionPass {
   Sequences sequences;
@@ -87,6 +100,10 @@ struct AttentionPass {
   Tensor starts;  // the lengths of a captured step that is replayed with others: attention reads them instead
                   // of those of `sequences`, and `positions` is needed where positions turn
   mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it
+  /// For dropout of probabilities, which attention does in parts: of `sequences`, or with `starts` of those.
+  /// Without it sequences of different lengths are laid side by side by the first layer that needs it, on a
+  /// GPU.
+  mutable SideBySide beside = {};
 };
 
 struct SelfAttentionOptions {
@@ -109,6 +126,8 @@ struct SelfAttention {
   SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device);
   Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0) const;
   void fields(auto&& visit) { visit("qkv", qkv), visit("out", out), visit("dropout", dropout); }
+  /// Whether probabilities are dropped now.
+  bool drops() const { return dropout.training && dropout.p > 0; }
 
   Linear qkv, out;
   Dropout dropout;

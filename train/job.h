@@ -46,10 +46,9 @@ bool is_setting_of(const nlohmann::json& value) {
 }
 
 /// Throws, beginning with `what` and naming the key that is missing, unknown or of a wrong type. Then the
-/// job's validate().
+/// job's validate(). `job`: what is no field is already set.
 template <class Job>
-Job job_from_json(const nlohmann::json& in, const char* what) {
-  Job job;
+Job job_from_json(const nlohmann::json& in, const char* what, Job job = {}) {
   check(in.is_object(), what, ": expected an object of settings");
   std::vector<std::string> known;
   for_each_field(job, [&](const std::string& name, auto& value) {

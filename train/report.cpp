@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -25,6 +26,15 @@ figure{margin:.8rem 0;background:var(--card);padding:.8rem;border-radius:6px}fig
 .row img{width:100%}.row{display:flex;flex-wrap:wrap;gap:1rem}.row figure{flex:1;min-width:18rem}img{max-width:100%;background:#fff}
 .plot{height:22rem;position:relative}
 )css";
+
+/// Error bars: a plugin for Chart.js that draws what a dataset has as its "spread".
+constexpr const char* kErrorBars = R"js(Chart.register({id:'spread',afterDatasetsDraw(chart){
+chart.data.datasets.forEach((set,index)=>{if(!set.spread||!chart.isDatasetVisible(index))return;
+const pen=chart.ctx,y=chart.scales.y;pen.save();pen.strokeStyle=set.inkColor;pen.lineWidth=1.3;
+chart.getDatasetMeta(index).data.forEach((point,i)=>{const value=set.data[i].y??set.data[i],half=set.spread[i];
+const low=y.getPixelForValue(value-half),high=y.getPixelForValue(value+half);pen.beginPath();
+pen.moveTo(point.x,low);pen.lineTo(point.x,high);
+for(const end of[low,high]){pen.moveTo(point.x-4,end);pen.lineTo(point.x+4,end)}pen.stroke()});pen.restore()})}});)js";
 
 constexpr const char* kPalette[] = {"#2171b5", "#d94801", "#238b45", "#6a51a3", "#b30000", "#525252"};
 
@@ -57,6 +67,13 @@ std::string script_json(const json& value) {
   for (const char c : value.dump(-1, ' ', false, json::error_handler_t::replace))
     out += c == '<' ? std::string("\\u003c") : std::string(1, c);
   return out;
+}
+
+/// Lets the axis reach the ends of an error bar; on its own it would end at the points.
+void widen(json& axis, double value, double half) {
+  if (!std::isfinite(value) || !std::isfinite(half)) return;
+  axis["suggestedMin"] = std::min(axis.value("suggestedMin", value - half), value - half);
+  axis["suggestedMax"] = std::max(axis.value("suggestedMax", value + half), value + half);
 }
 
 }  // namespace
@@ -92,17 +109,28 @@ void Report::chart(const std::string& title, const std::string& x_label, const s
         "This build has no Chart.js (package libjs-chart.js): the data of the chart follows as a table.");
     std::vector<std::vector<std::string>> rows;
     for (const Series& line : series)
-      for (const auto& [x, y] : line.points)
-        rows.push_back({line.name, fmt::format("{:g}", x), fmt::format("{:.6g}", y)});
+      for (size_t i = 0; i < line.points.size(); ++i) {
+        const auto& [x, y] = line.points[i];
+        rows.push_back({line.name, fmt::format("{:g}", x),
+                        fmt::format("{:.6g}", y) +
+                            (line.spread.empty() ? "" : fmt::format(" +- {:.3g}", line.spread[i]))});
+      }
     table({"series", x_label, y_label}, rows);
     return;
   }
   json datasets = json::array();
+  json y_axis = {{"title", {{"display", true}, {"text", y_label}}}};
   size_t colour = 0;
   for (const Series& line : series) {
-    json points = json::array();
-    for (const auto& [x, y] : line.points)
-      if (std::isfinite(x) && std::isfinite(y)) points.push_back({{"x", x}, {"y", y}});
+    json points = json::array(), spread = json::array();
+    for (size_t i = 0; i < line.points.size(); ++i) {
+      const auto& [x, y] = line.points[i];
+      if (!std::isfinite(x) || !std::isfinite(y)) continue;
+      points.push_back({{"x", x}, {"y", y}});
+      if (line.spread.empty()) continue;
+      spread.push_back(line.spread[i]);
+      widen(y_axis, y, line.spread[i]);
+    }
     const size_t own = line.colour >= 0 ? size_t(line.colour) : colour++;
     const char* const paint = kPalette[own % std::size(kPalette)];
     datasets.push_back({{"label", line.name},
@@ -113,6 +141,9 @@ void Report::chart(const std::string& title, const std::string& x_label, const s
                         {"borderWidth", 1.5},
                         {"showLine", true},
                         {"borderDash", line.dashed ? json::array({6, 4}) : json::array()}});
+    if (line.spread.empty()) continue;
+    datasets.back().update({{"spread", spread}, {"inkColor", paint}});
+    error_bars_ = true;
   }
   const json config = {{"type", "scatter"},
                        {"data", {{"datasets", datasets}}},
@@ -123,7 +154,7 @@ void Report::chart(const std::string& title, const std::string& x_label, const s
                           {{"x",
                             {{"type", logarithmic_x ? "logarithmic" : "linear"},
                              {"title", {{"display", true}, {"text", x_label}}}}},
-                           {"y", {{"title", {{"display", true}, {"text", y_label}}}}}}}}}};
+                           {"y", y_axis}}}}}};
   body_ += fmt::format(
       "<figure><div class=\"plot\"><canvas id=\"chart{0}\"></canvas></div></figure>\n"
       "<script>new Chart(document.getElementById('chart{0}'),{1});</script>\n",
@@ -132,7 +163,8 @@ void Report::chart(const std::string& title, const std::string& x_label, const s
 
 void Report::bars(const std::string& title, const std::string& y_label,
                   const std::vector<std::string>& labels,
-                  const std::vector<std::pair<std::string, std::vector<double>>>& groups) {
+                  const std::vector<std::pair<std::string, std::vector<double>>>& groups,
+                  const std::vector<std::vector<double>>& spreads) {
   heading(title);
   if (!*chart_js_) {
     std::vector<std::string> header{""};
@@ -140,21 +172,27 @@ void Report::bars(const std::string& title, const std::string& y_label,
     std::vector<std::vector<std::string>> rows;
     for (size_t i = 0; i < labels.size(); ++i) {
       rows.push_back({labels[i]});
-      for (const auto& group : groups) rows.back().push_back(fmt::format("{:.4g}", group.second[i]));
+      for (size_t g = 0; g < groups.size(); ++g)
+        rows.back().push_back(fmt::format("{:.4g}", groups[g].second[i]) +
+                              (spreads.empty() ? "" : fmt::format(" +- {:.2g}", spreads[g][i])));
     }
     return table(header, rows);
   }
   json datasets = json::array();
-  size_t colour = 0;
-  for (const auto& [name, values] : groups)
+  json y_axis = {{"title", {{"display", true}, {"text", y_label}}}};
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& [name, values] = groups[g];
     datasets.push_back(
-        {{"label", name}, {"data", values}, {"backgroundColor", kPalette[colour++ % std::size(kPalette)]}});
-  const json config = {{"type", "bar"},
-                       {"data", {{"labels", labels}, {"datasets", datasets}}},
-                       {"options",
-                        {{"animation", false},
-                         {"maintainAspectRatio", false},
-                         {"scales", {{"y", {{"title", {{"display", true}, {"text", y_label}}}}}}}}}};
+        {{"label", name}, {"data", values}, {"backgroundColor", kPalette[g % std::size(kPalette)]}});
+    if (spreads.empty()) continue;
+    datasets.back().update({{"spread", spreads[g]}, {"inkColor", "#808890"}});
+    error_bars_ = true;
+    for (size_t i = 0; i < values.size(); ++i) widen(y_axis, values[i], spreads[g][i]);
+  }
+  const json config = {
+      {"type", "bar"},
+      {"data", {{"labels", labels}, {"datasets", datasets}}},
+      {"options", {{"animation", false}, {"maintainAspectRatio", false}, {"scales", {{"y", y_axis}}}}}};
   body_ += fmt::format(
       "<figure><div class=\"plot\"><canvas id=\"chart{0}\"></canvas></div></figure>\n"
       "<script>new Chart(document.getElementById('chart{0}'),{1});</script>\n",
@@ -177,7 +215,9 @@ std::string Report::html() const {
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>" +
       escape(title_) + "</title>\n<style>" + kStyle + "</style>\n";
-  if (charts_ > 0) page += std::string("<script>") + chart_js_ + "</script>\n";
+  if (charts_ > 0)
+    page += std::string("<script>") + chart_js_ + (error_bars_ ? "\n" : "") +
+            (error_bars_ ? kErrorBars : "") + "</script>\n";
   return page + "</head><body>\n<h1>" + escape(title_) + "</h1>\n" + body_ + "</body></html>\n";
 }
 

@@ -14,7 +14,8 @@ struct Series {
   std::string name;
   std::vector<std::pair<double, double>> points;  // (x, y); points that are not finite are left out
   bool dashed = false;
-  int colour = -1;  // series of one colour belong together; below 0: the next one
+  int colour = -1;                  // series of one colour belong together; below 0: the next one
+  std::vector<double> spread = {};  // of each point: half the length of its error bar; empty: no bars
 };
 
 /// A self-contained HTML page, built from the top down and opened from disk: no network, no other file.
@@ -30,9 +31,11 @@ class Report {
   void table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
   void chart(const std::string& title, const std::string& x_label, const std::string& y_label,
              const std::vector<Series>& series, bool logarithmic_x = false);
-  /// A bar chart: one group of bars a label.
+  /// A bar chart: one group of bars a label. `spreads`: half the lengths of the error bars, as `groups`;
+  /// empty: none.
   void bars(const std::string& title, const std::string& y_label, const std::vector<std::string>& labels,
-            const std::vector<std::pair<std::string, std::vector<double>>>& groups);
+            const std::vector<std::pair<std::string, std::vector<double>>>& groups,
+            const std::vector<std::vector<double>>& spreads = {});
   void image(const std::string& png, const std::string& caption);
   /// Several pictures side by side: (PNG bytes, caption).
   void images(const std::vector<std::pair<std::string, std::string>>& pictures);
@@ -43,6 +46,7 @@ class Report {
   std::string title_, body_;
   const char* chart_js_;
   int charts_ = 0;
+  bool error_bars_ = false;
 };
 
 }  // namespace tessera::train

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
-#include "train/report.h"
 
 namespace tessera::train {
 namespace {
@@ -53,23 +52,6 @@ double student(double freedom) {
   return row < 40 ? 2.086 : row < 60 ? 2.021 : row < 120 ? 2.000 : 1.980;
 }
 
-/// The loss, averaged over so many steps that a curve has about 200 points.
-Series smoothed(const RunFolder& run, const std::string& name, int colour, bool dashed) {
-  Series series{name, {}, dashed, colour};
-  std::vector<std::pair<double, double>> points;
-  for (const StepRecord& record : run.metrics())
-    if (const auto found = record.values.find("loss"); found != record.values.end())
-      points.emplace_back(double(record.step), found->second);
-  const size_t window = std::max<size_t>(1, points.size() / 200);
-  for (size_t begin = 0; begin < points.size(); begin += window) {
-    const size_t end = std::min(begin + window, points.size());
-    double step = 0, loss = 0;
-    for (size_t i = begin; i < end; ++i) step += points[i].first, loss += points[i].second;
-    series.points.emplace_back(step / double(end - begin), loss / double(end - begin));
-  }
-  return series;
-}
-
 std::string spread(const std::vector<double>& values) {
   if (std::ranges::any_of(values, [](double v) { return std::isnan(v); })) return "-";
   return values.size() == 1
@@ -112,6 +94,26 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
 }
 
 }  // namespace
+
+Spread spread_of(const std::vector<double>& values) {
+  return {mean_of(values), std::sqrt(variance_of(values))};
+}
+
+Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed) {
+  Series series{name, {}, dashed, colour};
+  std::vector<std::pair<double, double>> points;
+  for (const StepRecord& record : run.metrics())
+    if (const auto found = record.values.find("loss"); found != record.values.end())
+      points.emplace_back(double(record.step), found->second);
+  const size_t window = std::max<size_t>(1, points.size() / 200);
+  for (size_t begin = 0; begin < points.size(); begin += window) {
+    const size_t end = std::min(begin + window, points.size());
+    double step = 0, loss = 0;
+    for (size_t i = begin; i < end; ++i) step += points[i].first, loss += points[i].second;
+    series.points.emplace_back(step / double(end - begin), loss / double(end - begin));
+  }
+  return series;
+}
 
 std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options) {
   std::vector<RunGroup> groups;
@@ -179,7 +181,7 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
       const std::string name = options.by.empty()
                                    ? groups[g].name
                                    : fmt::format("{} ({})", groups[g].name, run.path().filename().string());
-      curves.push_back(smoothed(run, name, int(g), g % 2 == 1));
+      curves.push_back(loss_curve(run, name, int(g), g % 2 == 1));
       // The last half on its own scale: the first steps hide what the last ones differ in.
       ends.push_back(curves.back());
       auto& points = ends.back().points;

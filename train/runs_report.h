@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "train/report.h"
 #include "train/run_folder.h"
 
 /// Several runs on one page: their curves overlaid, and what they came to, by a setting in which they differ.
@@ -27,6 +28,14 @@ struct RunGroup {
 /// The groups in the order of the first run of each. Throws, naming the run, if it lacks the setting or has
 /// logged no loss.
 std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options);
+
+/// Mean and standard deviation (of the sample, with n - 1; 0 for one value) of one value or more.
+struct Spread {
+  double mean = 0, deviation = 0;
+};
+Spread spread_of(const std::vector<double>& values);
+/// The training loss of a run, averaged over so many steps that a curve has about 200 points.
+Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed);
 
 /// The difference of the means of two samples, and the half width of its 95 % interval by Welch's t-test (B.
 /// L. Welch, Biometrika 34, 1947): variances may differ, runs are independent. A sample of one says nothing

@@ -12,6 +12,7 @@ sections:
   step   the TNP's training step, eager, compiled and as a graph, with hidden layers of 1365 and of 1408
   gpt    the training step of GPT-2, --size small of --language 64,1024 unless told otherwise
   llama  that of LLaMA, --size 130m
+  bert   fine-tuning steps of BERT-base, eager, compiled and compiled into a graph, under autocast and in bf16
   host   what a tiny operator costs the host
 
 A peer that cannot do a work says so and is left out. Timing as in bench/timer.cpp; backward alone on graphs made before.
@@ -23,6 +24,7 @@ import time
 
 import torch
 
+import bert
 import step as tnp
 from language_step import language_step
 from timing import Bench
@@ -30,7 +32,7 @@ from works import WORKS, Way
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("out")
-parser.add_argument("sections", nargs="+", choices=["op", "sweep", "optim", "copy", "step", "gpt", "llama", "host"])
+parser.add_argument("sections", nargs="+", choices=["op", "sweep", "optim", "copy", "step", "gpt", "llama", "bert", "host"])
 parser.add_argument("--ours", help="records of tessera: the works of op and sweep")
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, each")
@@ -47,6 +49,10 @@ parser.add_argument("--backends", default="flash,cudnn", help="of the step's att
 parser.add_argument("--language", default="64,1024", help="of gpt and llama: sequences and their length")
 parser.add_argument("--size", default="", help="of gpt and llama: as tessera bench step takes it")
 parser.add_argument("--weights", default="bf16,autocast", help="of gpt and llama: in bf16, or in f32 under autocast")
+parser.add_argument("--bert", default="32x128,16x512", help="of bert: texts and tokens of each")
+parser.add_argument("--bert-ways", default="amp eager,amp compile,bf16 compile,amp graph,bf16 graph", help="of bert")
+parser.add_argument("--bert-sizes", default="", help="of bert, for tests: d=32,ff=64,heads=2,layers=2,vocabulary=300")
+parser.add_argument("--dropout", default="0.1", help="of bert, a,b")
 args = parser.parse_args()
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -181,4 +187,4 @@ for name in args.sections:
         sys.exit(f"torch_peers.py: {name} needs --ours: the works are those that tessera measured")
     {"op": section_op, "sweep": section_sweep, "optim": section_optim, "copy": section_copy,
      "step": lambda b: tnp.step(b, args), "gpt": lambda b: language_step(b, args, "gpt"),
-     "llama": lambda b: language_step(b, args, "llama"), "host": tnp.host}[name](bench)
+     "llama": lambda b: language_step(b, args, "llama"), "bert": lambda b: bert.bert(b, args), "host": tnp.host}[name](bench)

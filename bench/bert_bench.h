@@ -1,0 +1,26 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "bench/record.h"
+#include "models/bert.h"
+
+namespace tessera::bench {
+
+/// A step of fine-tuning: BERT-base with a classifier of two classes on texts of equal length.
+struct BertBenchOptions {
+  std::vector<std::pair<int64_t, int64_t>> shapes = {{32, 128}, {16, 512}};  // texts, tokens of each
+  models::BertConfig model = {};  // its head is set; its dtype and dropout come from below
+  Device device = Device::best();
+  std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
+  std::vector<double> dropout = {0.1};      // everywhere, as the published config.json has it; 0: none
+  std::vector<DType> dtypes;                // empty: bf16 on a GPU, f32 on the CPU
+  TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
+};
+
+/// Times forward + backward + AdamW on random tokens that stay on the device, as the peers do: f32 masters,
+/// no clipping. A configuration that does not fit into memory throws OutOfMemory.
+std::vector<Record> bench_bert_step(const BertBenchOptions& options);
+
+}  // namespace tessera::bench

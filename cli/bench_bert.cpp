@@ -1,0 +1,86 @@
+#include <charconv>
+
+#include "bench/bert_bench.h"
+#include "cli/bench.h"
+
+namespace tessera::cli {
+namespace {
+
+struct BertArgs {
+  models::BertConfig model;
+  std::string shape = "32x128,16x512", graph = "on,off", dropout = "0.1", precision, device, json;
+  double seconds = 2;
+};
+
+std::vector<std::pair<int64_t, int64_t>> parse_shapes(const std::string& text,
+                                                      const models::BertConfig& model) {
+  std::vector<std::pair<int64_t, int64_t>> shapes;
+  for (const std::string& part : split_list(text, "--shape")) {
+    int64_t count = 0, length = 0;
+    const char* const end = part.data() + part.size();
+    const auto [cross, bad] = std::from_chars(part.data(), end, count);
+    const bool good = bad == std::errc{} && cross != end && *cross == 'x' && count >= 1 && count <= 1 << 20;
+    const auto [stop, worse] =
+        good ? std::from_chars(cross + 1, end, length) : std::from_chars_result{end, bad};
+    if (!good || worse != std::errc{} || stop != end || length < 1 || length > model.longest())
+      throw UsageError("--shape: \"" + part + "\": expected TEXTSxTOKENS, such as 32x128, of at most " +
+                       std::to_string(model.longest()) + " tokens");
+    shapes.emplace_back(count, length);
+  }
+  return shapes;
+}
+
+std::vector<double> parse_dropout(const std::string& text) {
+  std::vector<double> values;
+  for (const std::string& part : split_list(text, "--dropout")) {
+    double value = -1;
+    const auto [stop, bad] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (bad != std::errc{} || stop != part.data() + part.size() || !(value >= 0 && value < 1))
+      throw UsageError("--dropout: \"" + part + "\": expected a number from 0 to below 1");
+    values.push_back(value);
+  }
+  return values;
+}
+
+int bench_bert(const BertArgs& args) {
+  bench::BertBenchOptions options;
+  options.model = args.model;
+  try {
+    options.model.validate();
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  options.shapes = parse_shapes(args.shape, options.model);
+  options.graph = parse_switches(args.graph, "--graph");
+  options.dropout = parse_dropout(args.dropout);
+  if (!args.precision.empty()) options.dtypes = parse_dtypes(args.precision, "--precision");
+  options.timer.seconds = args.seconds;
+  options.device = device_of(args.device);
+  if (!args.json.empty()) check_writable(args.json);
+  publish(bench::bench_bert_step(options), args.json);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_step_bert(CLI::App& step, Action& action) {
+  auto* command = step.add_subcommand("bert", "Fine-tuning of BERT-base with a classifier");
+  auto args = std::make_shared<BertArgs>();
+  const CLI::Validator size = kDecimal & CLI::Range(int64_t(1), int64_t(1) << 18);
+  command->add_option("--shape", args->shape, "Texts and tokens of each, 32x128,16x512");
+  command->add_option("--layers", args->model.layers, "Blocks")->check(size);
+  command->add_option("--d-model", args->model.d_model, "Width")->check(size);
+  command->add_option("--d-ff", args->model.d_ff, "Hidden width of the MLPs")->check(size);
+  command->add_option("--n-head", args->model.heads, "Attention heads")->check(size);
+  command->add_option("--vocab-size", args->model.vocabulary, "Rows of the token table")->check(size);
+  command->add_option("--dropout", args->dropout, "Everywhere, 0.1,0: with and without");
+  command->add_option("--precision", args->precision,
+                      "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU; masters and moments are f32");
+  command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
+  add_device(*command, args->device);
+  add_seconds(*command, args->seconds);
+  add_json(*command, args->json);
+  command->callback([&action, args] { action = [args] { return bench_bert(*args); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,266 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/cli/command.h"
+
+// `tessera train bert` as a user meets it: several seeds in one folder, stopped and resumed, bad files.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+const std::string kSmall =
+    " --scratch --layers 1 --d-model 8 --n-head 1 --d-ff 8 --vocab-size 300 --batch 4 --max-length 32 --lr "
+    "1e-3"
+    " --device cpu --quiet --log-every 1";
+
+void make_data(const Workplace& at, const std::string& task = "sst2") {
+  const Outcome made = run(at, "data glue --out glue --train 40 --dev 12 --test 6 --task " + task);
+  ASSERT_EQ(made.code, 0) << made.err;
+}
+
+int64_t steps_logged(const Workplace& at, const std::string& run) {
+  const std::string text = at.get(run + "/metrics.jsonl");
+  return std::count(text.begin(), text.end(), '\n');
+}
+
+/// The curve without its timings.
+std::vector<std::string> curve(const Workplace& at, const std::string& run) {
+  std::vector<std::string> lines;
+  std::istringstream text(at.get(run + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) {
+    const json record = json::parse(line);
+    json kept;
+    for (const auto& [name, value] : record.items())
+      if (name == "step" || name == "loss" || name == "grad_norm" || name.starts_with("eval_"))
+        kept[name] = value;
+    lines.push_back(kept.dump());
+  }
+  return lines;
+}
+
+std::string last_checkpoint(const Workplace& at, const std::string& run, int64_t step) {
+  std::string digits = std::to_string(step);
+  return at.get(run + "/checkpoints/step-" + std::string(6 - digits.size(), '0') + digits + ".safetensors");
+}
+
+void expect_same_seeds(const Workplace& at, const std::string& a, const std::string& b, int seeds,
+                       int64_t steps) {
+  for (int seed = 0; seed < seeds; ++seed) {
+    const std::string one = a + "/seed-" + std::to_string(seed), other = b + "/seed-" + std::to_string(seed);
+    EXPECT_NE(last_checkpoint(at, one, steps), "") << one;
+    EXPECT_EQ(last_checkpoint(at, one, steps), last_checkpoint(at, other, steps)) << other;
+    EXPECT_EQ(curve(at, one), curve(at, other)) << other;
+    EXPECT_EQ(int64_t(curve(at, one).size()), steps);
+  }
+}
+
+TEST(TrainBert, SeveralSeedsEndInOneTableAndOneFolder) {
+  const Workplace at;
+  make_data(at);
+  const Outcome outcome =
+      run(at,
+          "train bert --task SST-2 --data glue --seeds 3 --steps 12 --predict --save-model "
+          "--json-out out.json --name g" +
+              kSmall);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.out,
+                        "bert on SST-2: 3 seeds|seed-0|seed-1|seed-2|mean +- deviation|accuracy|report:"))
+      << outcome.out;
+  const json out = json::parse(at.get("out.json"));
+  EXPECT_EQ(out.at("seeds"), 3);
+  const json& accuracy = out.at("metrics").at("eval_accuracy");
+  EXPECT_EQ(accuracy.at("values").size(), 3u);
+  const double mean = accuracy.at("mean");
+  EXPECT_NEAR(mean * 3,
+              accuracy["values"][0].get<double>() + accuracy["values"][1].get<double>() +
+                  accuracy["values"][2].get<double>(),
+              1e-12);
+  for (const char* file :
+       {"report.html", "summary.json", "run.json", "tokenizer.json", "seed-1/report.html",
+        "seed-2/metrics.jsonl", "seed-0/model/model.safetensors", "seed-0/model/tokenizer.json"})
+    EXPECT_TRUE(fs::exists(at / ("runs/g/" + std::string(file)))) << file;
+  const std::string predictions = at.get("runs/g/seed-1/predictions/SST-2.tsv");
+  EXPECT_TRUE(predictions.starts_with("index\tprediction\n0\t")) << predictions;
+  EXPECT_EQ(std::count(predictions.begin(), predictions.end(), '\n'), 7);
+
+  // What it saved is a model to begin with: the same dev part, the same evaluation before a step is worth
+  // much.
+  const Outcome again =
+      run(at,
+          "train bert --task sst2 --data glue --model runs/g/seed-0/model --seeds 1 --steps 1 "
+          "--lr 1e-12 --batch 4 --max-length 32 --device cpu --quiet --json-out again.json --name h");
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(json::parse(at.get("again.json"))["metrics"]["eval_accuracy"]["mean"], accuracy["values"][0]);
+
+  // A finished group is not trained again.
+  const Outcome done = run(at, "train bert --resume runs/g --device cpu --quiet");
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_EQ(done.out.find("trained"), std::string::npos) << done.out;
+}
+
+TEST(TrainBert, TheTwoPartsOfMnliAndAScore) {
+  const Workplace at;
+  make_data(at, "mnli");
+  make_data(at, "stsb");
+  const Outcome mnli =
+      run(at, "train bert --task mnli --data glue --seeds 1 --epochs 0.5 --predict --name m" + kSmall);
+  ASSERT_EQ(mnli.code, 0) << mnli.err;
+  EXPECT_TRUE(holds_all(mnli.out, "accuracy_matched|accuracy_mismatched|5 steps")) << mnli.out;
+  EXPECT_TRUE(fs::exists(at / "runs/m/seed-0/predictions/MNLI-mm.tsv"));
+  EXPECT_TRUE(holds_all(at.get("runs/m/seed-0/predictions/MNLI-m.tsv"), "index|0\t"));
+  const Outcome stsb =
+      run(at, "train bert --task stsb --data glue --seeds 1 --steps 3 --pad --name s" + kSmall);
+  ASSERT_EQ(stsb.code, 0) << stsb.err;
+  EXPECT_TRUE(holds_all(stsb.out, "pearson|spearman|padded")) << stsb.out;
+}
+
+class BertInterrupted : public ::testing::TestWithParam<int> {};
+
+TEST_P(BertInterrupted, GoesOnWithTheRightSeedToTheSameBits) {
+  constexpr int64_t kSteps = 400;
+  const Workplace at;
+  make_data(at);
+  const std::string flags =
+      "train bert --task sst2 --data glue --seeds 2 --steps 400 --save-every 50 --eval-every 100" + kSmall;
+  const Outcome whole = run(at, flags + " --name whole");
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  Process process(at, words_of(flags + " --name cut"));
+  while (process.running() && steps_logged(at, "runs/cut/seed-1") < 60) ::usleep(200);  // in the second seed
+  process.send(GetParam());
+  const Outcome cut = process.wait();
+  ASSERT_LT(steps_logged(at, "runs/cut/seed-1"), kSteps) << "it ended before the signal";
+  if (GetParam() == SIGINT) {
+    ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
+    EXPECT_TRUE(holds_all(cut.out, "saved|tessera train bert --resume runs/cut --device cpu")) << cut.out;
+  } else {
+    ASSERT_EQ(cut.signal, SIGKILL);
+  }
+  const Outcome resumed =
+      run(at, GetParam() == SIGINT ? "train bert --resume runs/cut --device cpu --quiet"
+                                   : "train bert --resume runs/cut/seed-0 --device cpu --quiet");
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_TRUE(holds_all(resumed.out, "resuming from|seed-1|mean +- deviation")) << resumed.out;
+  EXPECT_EQ(resumed.out.find("seed 0 on"), std::string::npos) << "the first seed was done: " << resumed.out;
+  expect_same_seeds(at, "runs/whole", "runs/cut", 2, kSteps);
+  EXPECT_EQ(json::parse(at.get("runs/whole/summary.json")).at("metrics"),
+            json::parse(at.get("runs/cut/summary.json")).at("metrics"));
+}
+INSTANTIATE_TEST_SUITE_P(By, BertInterrupted, ::testing::Values(SIGINT, SIGKILL), [](const auto& info) {
+  return std::string(info.param == SIGINT ? "Sigint" : "Sigkill");
+});
+
+TEST(TrainBert, ARunGoesOnWithItsOwnDataOnly) {
+  const Workplace at;
+  make_data(at);
+  ASSERT_EQ(run(at, "train bert --task sst2 --data glue --seeds 1 --steps 4 --name g" + kSmall).code, 0);
+  at.put("glue/SST-2/dev.tsv", at.get("glue/SST-2/dev.tsv") + "a fine film\t1\n");
+  const Outcome outcome = run(at, "train bert --resume runs/g --device cpu --steps 8");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(holds_all(outcome.err, "the data or the tokenizer are not those that|runs/g")) << outcome.err;
+}
+
+// ---- what is wrong is said in one line, and nothing is left behind ----
+
+struct BadFiles {
+  const char* name;
+  const char* line;  // behind "train bert --data glue --device cpu --seeds 1 --steps 1 --batch 4 "
+  void (*put)(const Workplace& at);
+  const char* says;
+};
+void PrintTo(const BadFiles& bad, std::ostream* out) {
+  *out << bad.name;
+}
+
+const char* const kConfig =
+    R"({"model_type":"bert","architectures":["BertModel"],"vocab_size":300,"hidden_size":8,"num_hidden_layers":1,)"
+    R"("num_attention_heads":1,"intermediate_size":8,"max_position_embeddings":64,"type_vocab_size":2})";
+
+const BadFiles kBadFiles[] = {
+    {"NoFolder", "--task cola --scratch", [](const Workplace&) {}, "there is no train.tsv|CoLA|data glue"},
+    {"TornRow", "--task sst2 --scratch",
+     [](const Workplace& at) { at.put("glue/SST-2/train.tsv", "sentence\tlabel\na\t1\nb\n"); },
+     "train.tsv|line 3|columns"},
+    {"BadLabel", "--task sst2 --scratch",
+     [](const Workplace& at) { at.put("glue/SST-2/train.tsv", "sentence\tlabel\na\t7\n"); },
+     "line 2|label \"7\""},
+    {"NoLabels", "--task sst2 --scratch",
+     [](const Workplace& at) {
+       fs::remove(at / "glue/SST-2/dev.tsv");
+       at.put("glue/SST-2/dev.jsonl", "{\"sentence\":\"a\"}\n");
+     },
+     "dev.jsonl has no labels"},
+    {"EmptyTest", "--task sst2 --scratch --predict",
+     [](const Workplace& at) { at.put("glue/SST-2/test.tsv", "index\tsentence\n"); },
+     "test.tsv has no examples"},
+    {"TooFew", "--task sst2 --scratch --batch 64", [](const Workplace&) {},
+     "40 examples give no batch of 64"},
+    {"NoModel", "--task sst2 --model nowhere", [](const Workplace&) {}, "nowhere/config.json"},
+    {"NotJson", "--task sst2 --model m", [](const Workplace& at) { at.put("m/config.json", "{"); },
+     "m/config.json"},
+    {"OtherModel", "--task sst2 --model m",
+     [](const Workplace& at) { at.put("m/config.json", R"({"model_type":"gpt2"})"); },
+     "type gpt2|expected bert or roberta"},
+    {"NoTokenizer", "--task sst2 --model m", [](const Workplace& at) { at.put("m/config.json", kConfig); },
+     "m|tokenizer"},
+    {"LongerThanTheModel", "--task sst2 --model m --max-length 65",
+     [](const Workplace& at) {
+       at.put("m/config.json", kConfig);
+       at.put("m/tokenizer.json", at.get("tokenizer.json"));
+     },
+     "--max-length is 65|positions for 64"},
+    {"NoWeights", "--task sst2 --model m",
+     [](const Workplace& at) {
+       at.put("m/config.json", kConfig);
+       at.put("m/tokenizer.json", at.get("tokenizer.json"));
+     },
+     "m|weights"},
+    {"BadWeights", "--task sst2 --model m",
+     [](const Workplace& at) {
+       at.put("m/config.json", kConfig);
+       at.put("m/tokenizer.json", at.get("tokenizer.json"));
+       at.put("m/model.safetensors", std::string(100, '\xA7'));
+     },
+     "model.safetensors"},
+    {"ForeignTokenizer", "--task sst2 --model m",
+     [](const Workplace& at) {
+       std::string config = kConfig;
+       config.replace(config.find("300"), 3, "200");
+       at.put("m/config.json", config);
+       at.put("m/tokenizer.json", at.get("tokenizer.json"));
+     },
+     "they do not belong together"},
+    {"ResumeOfNothing", "--resume nowhere", [](const Workplace&) {}, "nowhere|run.json"},
+};
+
+class BertBadFiles : public ::testing::TestWithParam<BadFiles> {};
+
+TEST_P(BertBadFiles, OneLineAndNothingLeft) {
+  const Workplace at;
+  make_data(at);
+  fs::create_directories(at / "m");
+  ASSERT_EQ(run(at,
+                "tokenizer train --text glue/SST-2/train.tsv --out tokenizer.json --vocab-size 290 --special "
+                "[PAD] [CLS] [SEP]")
+                .code,
+            0);
+  GetParam().put(at);
+  const std::string line = GetParam().line;
+  const bool resume = line.starts_with("--resume");
+  const Outcome outcome = run(
+      at, resume ? "train bert " + line : "train bert --data glue --device cpu --seeds 1 --steps 1 " + line);
+  EXPECT_EQ(outcome.code, 1) << outcome.out << outcome.err;
+  EXPECT_TRUE(outcome.err.starts_with("tessera: ")) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, GetParam().says)) << outcome.err;
+  for (const std::string& file : at.files()) EXPECT_FALSE(file.starts_with("runs/")) << file;
+}
+INSTANTIATE_TEST_SUITE_P(Files, BertBadFiles, ::testing::ValuesIn(kBadFiles),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace tessera::cli::test

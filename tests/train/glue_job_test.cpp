@@ -1,0 +1,293 @@
+#include "train/glue_job.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "autograd/tape.h"
+#include "datasets/glue_submission.h"
+#include "datasets/glue_synthetic.h"
+#include "io/checkpoint_folder.h"
+#include "pretrained/load.h"
+#include "tests/train/folder.h"
+#include "train/job.h"
+
+namespace tessera::train {
+namespace {
+
+using datasets::GlueTask;
+using nlohmann::json;
+
+/// A task's files and a tokenizer of their texts, made once for all tests of a task.
+struct Made {
+  Made(GlueTask task, int64_t train, int64_t dev) {
+    datasets::write_synthetic_glue(task, folder.path().string(), {.train = train, .dev = dev, .test = 20});
+    tokenizer.emplace(io::Tokenizer::parse("made", train_glue_tokenizer(task, folder.path().string(), 500)));
+  }
+  GlueSet set(GlueTask task, int64_t max_length = 48, bool with_test = false) const {
+    return read_glue(task, folder.path().string(), *tokenizer, max_length, with_test);
+  }
+  TemporaryFolder folder;
+  std::optional<io::Tokenizer> tokenizer;
+};
+
+GlueJob small_job(const Made& made, const char* task, int64_t width = 16) {
+  GlueJob job;
+  job.task = task;
+  job.data = made.folder.path().string();
+  models::BertConfig config{.vocabulary = made.tokenizer->vocab_size(),
+                            .positions = 64,
+                            .d_model = width,
+                            .d_ff = 2 * width,
+                            .heads = 2,
+                            .layers = 2,
+                            .head = models::BertHead::classify};
+  job.bert = bert_config("c", pretrained::config_text(config), datasets::parse_glue_task(task).task);
+  job.batch = 4, job.max_length = 48, job.steps = 5, job.lr = 1e-3;
+  return job;
+}
+
+TrainResult train(const GlueJob& job, const GlueSet& set, const std::filesystem::path& root,
+                  std::map<std::string, double>* scores = nullptr) {
+  GlueSession session(job, Device::cpu());
+  const RunFolder run = RunFolder::create(root, "run");
+  Progress quiet(Progress::Mode::quiet);
+  const TrainResult result = train_glue(
+      session, set, run, {.steps = job.steps, .log_every = 1, .schedule = make_schedule(job)}, 0, quiet);
+  if (scores) *scores = result.evaluation;
+  return result;
+}
+
+TEST(GlueJob, ComesBackFromJsonExactly) {
+  const Made made(GlueTask::stsb, 8, 4);
+  GlueJob job = small_job(made, "stsb");
+  job.seed = (uint64_t(1) << 63) + 1, job.bert.dtype = DType::bf16, job.bert.attention_dropout = 0.25;
+  const json out = json::parse(to_json(job).dump());
+  const GlueJob back = glue_job_from_json(out);
+  EXPECT_EQ(to_json(back), to_json(job));
+  EXPECT_EQ(back.bert.head, models::BertHead::regress);
+  EXPECT_EQ(back.bert.dtype, DType::bf16);
+}
+
+TEST(GlueJob, EverySettingMustBeThereAndOfItsType) {
+  const Made made(GlueTask::sst2, 8, 4);
+  const json good = to_json(small_job(made, "sst2"));
+  for (const auto& [name, value] : good.items()) {
+    json missing = good;
+    missing.erase(name);
+    EXPECT_NE(error_of([&] { glue_job_from_json(missing); }).find("\"" + name + "\""), std::string::npos);
+    json wrong = good;
+    wrong[name] = json::array();
+    EXPECT_NE(error_of([&] { glue_job_from_json(wrong); }), "") << name;
+  }
+  const auto refused = [&](auto change) {
+    GlueJob job = small_job(made, "sst2");
+    change(job);
+    return error_of([&] { job.validate(); });
+  };
+  EXPECT_NE(refused([](GlueJob& job) { job.max_length = 65; }).find("positions for 64"), std::string::npos);
+  EXPECT_NE(refused([](GlueJob& job) { job.batches = "loose"; }).find("packed or padded"), std::string::npos);
+  EXPECT_NE(refused([](GlueJob& job) { job.task = "sst3"; }).find("did you mean"), std::string::npos);
+  EXPECT_NE(refused([](GlueJob& job) { job.task = "mnli"; }).find("not that of MNLI"), std::string::npos);
+  EXPECT_NE(refused([](GlueJob& job) { job.warmup = 6; }).find("warmup is 6 of 5"), std::string::npos);
+  EXPECT_NE(refused([](GlueJob& job) { job.lr = 0; }).find("lr is 0"), std::string::npos);
+}
+
+class Padding : public ::testing::TestWithParam<double> {};
+
+TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
+  const Made made(GlueTask::rte, 24, 8);
+  const GlueSet set = made.set(GlueTask::rte);
+  GlueJob packed = small_job(made, "rte"), padded = packed;
+  // Dropout of probabilities lays the texts side by side; so small a chance drops none.
+  packed.bert.attention_dropout = padded.bert.attention_dropout = GetParam();
+  padded.batches = "padded";
+  GlueSession a(packed, Device::cpu()), b(padded, Device::cpu());
+  const std::vector<int64_t> indices = {3, 0, 7, 5};
+  a.load(set.train.batch(indices)), b.load(set.train.batch(indices));
+  const auto step = [](GlueSession& session) {
+    Tape tape;
+    const Tensor loss = session.loss();
+    tape.backward(loss);
+    return loss.item<double>();
+  };
+  // The same rows in products of another height: the order of some sums may differ.
+  EXPECT_NEAR(step(a), step(b), 1e-6);
+  // A second batch comes into the same memory.
+  const std::vector<int64_t> others = {1, 2, 4, 6};
+  a.optimizer().zero_grad(), b.optimizer().zero_grad();
+  a.load(set.train.batch(others)), b.load(set.train.batch(others));
+  EXPECT_NEAR(step(a), step(b), 1e-6);
+  const auto left = nn::parameters(a.model()), right = nn::parameters(b.model());
+  for (size_t i = 0; i < left.size(); ++i) {
+    const auto x = grad(left[i].tensor).to_vector<float>(), y = grad(right[i].tensor).to_vector<float>();
+    for (size_t k = 0; k < x.size(); ++k) EXPECT_NEAR(x[k], y[k], 1e-6) << left[i].name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dropout, Padding, ::testing::Values(0.0, 1e-12),
+                         [](const auto& info) { return std::string(info.param > 0 ? "InParts" : "Fused"); });
+
+TEST(GlueSession, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
+  const Made made(GlueTask::cola, 64, 8);
+  const GlueSet set = made.set(GlueTask::cola);
+  const GlueJob job = small_job(made, "cola");
+  GlueJob other = job;
+  other.seed = 1;
+  const TemporaryFolder a, b, c;
+  const double first = train(job, set, a.path()).loss;
+  EXPECT_EQ(first, train(job, set, b.path()).loss);
+  EXPECT_NE(first, train(other, set, c.path()).loss);
+}
+
+TEST(GlueSession, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {
+  const Made made(GlueTask::sst2, 16, 8);
+  const GlueJob job = small_job(made, "sst2");
+  Rng rng(99);
+  models::BertConfig config = job.bert;
+  config.head = models::BertHead::none;
+  const models::Bert bare(config, rng, Device::cpu());
+  const std::string folder = (made.folder / "model").string();
+  pretrained::save(bare, folder);
+  GlueJob from = job;
+  from.model = folder;
+  GlueSession zero(from, Device::cpu());
+  from.seed = 1;
+  GlueSession one(from, Device::cpu());
+  EXPECT_EQ(zero.model().token.weight.detach().to_vector<float>(),
+            bare.token.weight.detach().to_vector<float>());
+  EXPECT_EQ(one.model().token.weight.detach().to_vector<float>(),
+            bare.token.weight.detach().to_vector<float>());
+  EXPECT_NE(zero.model().classifier->out.weight.detach().to_vector<float>(),
+            one.model().classifier->out.weight.detach().to_vector<float>());
+  GlueJob dropped = from;
+  dropped.bert.hidden_dropout = 0.3, dropped.bert.attention_dropout = 0.2;
+  GlueSession with(dropped, Device::cpu());
+  EXPECT_EQ(with.model().blocks[0].dropout.p, 0.3);
+  EXPECT_EQ(with.model().blocks[1].attention.dropout.p, 0.2);
+  GlueJob wider = from;
+  wider.bert.d_ff = 64;
+  EXPECT_NE(error_of([&] { GlueSession(wider, Device::cpu()); }).find("holds another model"),
+            std::string::npos);
+}
+
+TEST(GlueSession, DecaysNeitherBiasesNorNorms) {
+  const Made made(GlueTask::sst2, 8, 4);
+  GlueSession session(small_job(made, "sst2"), Device::cpu());
+  int64_t decayed = 0;
+  for (const nn::NamedParameter& parameter : nn::parameters(session.model())) {
+    const bool plain = parameter.name.ends_with(".bias") || parameter.name.find("norm") != std::string::npos;
+    EXPECT_EQ(optim::decays(parameter), !plain) << parameter.name;
+    decayed += !plain;
+  }
+  EXPECT_EQ(decayed, 3 + 2 * 4 + 2);  // tables, four products a block, two of the classifier
+}
+
+TEST(GlueSession, RestoresOnlyItsOwnJob) {
+  const Made made(GlueTask::sst2, 8, 4);
+  const GlueJob job = small_job(made, "sst2");
+  const std::string file = (made.folder / "c.safetensors").string();
+  GlueSession(job, Device::cpu()).checkpoint(3).save(file);
+  EXPECT_EQ(GlueSession(job, Device::cpu()).restore(file), 3);
+  GlueJob other = job;
+  other.lr = 2e-3;
+  GlueSession refused(other, Device::cpu());
+  EXPECT_NE(error_of([&] { refused.restore(file); }).find("\"lr\" is 0.001 in it, 0.002 here"),
+            std::string::npos);
+}
+
+// ---- the data ----
+
+TEST(GlueSet, HasTheTwoPartsOfMnliAndAFingerprint) {
+  const Made made(GlueTask::mnli, 12, 6);
+  const GlueSet set = made.set(GlueTask::mnli, 48, true);
+  ASSERT_EQ(set.dev.size(), 2u);
+  EXPECT_EQ(set.dev[1].name, "dev_mismatched");
+  ASSERT_EQ(set.test.size(), 2u);
+  EXPECT_EQ(set.fingerprint(), made.set(GlueTask::mnli).fingerprint());
+  EXPECT_NE(set.fingerprint(), made.set(GlueTask::mnli, 5).fingerprint());  // cut texts are other texts
+  GlueSession session(small_job(made, "mnli"), Device::cpu());
+  const auto values = evaluate_glue(session, set);
+  std::set<std::string> names;
+  for (const auto& [name, value] : values) names.insert(name);
+  EXPECT_EQ(names, (std::set<std::string>{"eval_accuracy_matched", "eval_accuracy_mismatched", "eval_loss",
+                                          "eval_score"}));
+  EXPECT_DOUBLE_EQ(values.at("eval_score"),
+                   (values.at("eval_accuracy_matched") + values.at("eval_accuracy_mismatched")) / 2);
+  EXPECT_NEAR(values.at("eval_loss"), std::log(3.0), 0.1);  // untrained: every class alike
+}
+
+TEST(GlueSet, RefusesPartsWithoutLabelsAndIncompleteTests) {
+  const TemporaryFolder root;
+  const io::Tokenizer tokenizer = io::Tokenizer::parse("t", [] {
+    const TemporaryFolder made;
+    datasets::write_synthetic_glue(GlueTask::qqp, made.path().string(), {.train = 8, .dev = 2, .test = 2});
+    return train_glue_tokenizer(GlueTask::qqp, made.path().string(), 300);
+  }());
+  const auto read = [&](GlueTask task, bool with_test) {
+    return error_of([&] { read_glue(task, root.path().string(), tokenizer, 16, with_test); });
+  };
+  EXPECT_NE(read(GlueTask::sst2, false).find("there is no train.tsv"), std::string::npos);
+  put(root / "train.jsonl", "{\"sentence\":\"a\"}\n");
+  EXPECT_NE(read(GlueTask::sst2, false).find("train.jsonl has no labels"), std::string::npos);
+  put(root / "train.tsv", "question1\tquestion2\tis_duplicate\na\tb\t1\n");
+  put(root / "dev.tsv", "question1\tquestion2\tis_duplicate\na\tb\t0\n");
+  put(root / "test.tsv", "question1\tquestion2\na\tb\nbroken\n");
+  EXPECT_EQ(read(GlueTask::qqp, false), "");
+  EXPECT_NE(read(GlueTask::qqp, true).find("1 rows cannot be read"), std::string::npos);
+}
+
+TEST(GlueTokenizer, FramesPairsAsBertDoes) {
+  const Made made(GlueTask::rte, 20, 4);
+  const io::Encoding pair = made.tokenizer->encode_pair("the doctor", "the dog");
+  EXPECT_EQ(made.tokenizer->token(pair.ids.front()), "[CLS]");
+  EXPECT_EQ(made.tokenizer->token(pair.ids.back()), "[SEP]");
+  EXPECT_EQ(pair.types.front(), 0);
+  EXPECT_EQ(pair.types.back(), 1);
+  EXPECT_EQ(made.tokenizer->special().pad, 0);
+  EXPECT_EQ(train_glue_tokenizer(GlueTask::rte, made.folder.path().string(), 500),
+            train_glue_tokenizer(GlueTask::rte, made.folder.path().string(), 500));
+}
+
+TEST(GlueSubmission, IsWhatTheServerTakes) {
+  using datasets::glue_submission;
+  const std::vector<double> classes = {1, 0};
+  EXPECT_EQ(glue_submission(GlueTask::sst2, classes), "index\tprediction\n0\t1\n1\t0\n");
+  EXPECT_EQ(glue_submission(GlueTask::rte, classes), "index\tprediction\n0\tnot_entailment\n1\tentailment\n");
+  const std::vector<double> three = {2};
+  EXPECT_EQ(glue_submission(GlueTask::mnli, three), "index\tprediction\n0\tcontradiction\n");
+  const std::vector<double> scores = {-0.5, 2.71828, 7};
+  EXPECT_EQ(glue_submission(GlueTask::stsb, scores), "index\tprediction\n0\t0.000\n1\t2.718\n2\t5.000\n");
+  EXPECT_EQ(datasets::glue_submission_name(GlueTask::mnli, "test_mismatched"), "MNLI-mm.tsv");
+  EXPECT_EQ(datasets::glue_submission_name(GlueTask::mnli, "test"), "MNLI-m.tsv");
+  EXPECT_EQ(datasets::glue_submission_name(GlueTask::stsb, "test"), "STS-B.tsv");
+  EXPECT_NE(error_of([&] { glue_submission(GlueTask::sst2, three); }).find("no class"), std::string::npos);
+  const std::vector<double> bad = {std::nan("")};
+  EXPECT_NE(error_of([&] { glue_submission(GlueTask::stsb, bad); }), "");
+}
+
+// ---- learning ----
+
+/// A small encoder learns this task within two seconds of one core. Three seeds reached 0.94 to 0.97; the
+/// most frequent class has 0.5.
+TEST(Learns, SentimentWellAboveTheMostFrequentClass) {
+  const Made made(GlueTask::sst2, 2000, 300);
+  GlueJob job = small_job(made, "sst2", 32);
+  job.batch = 16, job.steps = 300, job.warmup = 20, job.lr = 2e-3;
+  std::map<std::string, double> scores;
+  const TemporaryFolder root;
+  train(job, made.set(GlueTask::sst2), root.path(), &scores);
+  EXPECT_GE(scores.at("eval_accuracy"), 0.85);
+}
+
+/// Regression: eight pairs are learnt by heart. Naming their mean leaves the variance of the scores, above 1.
+TEST(Learns, ScoresByHeart) {
+  const Made made(GlueTask::stsb, 8, 8);
+  GlueJob job = small_job(made, "stsb", 32);
+  job.batch = 8, job.steps = 150, job.lr = 3e-3;
+  const TemporaryFolder root;
+  EXPECT_LE(train(job, made.set(GlueTask::stsb), root.path()).loss, 0.1);
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,103 @@
+#include "train/glue_data.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "io/checksum.h"
+#include "io/tokenizer/train.h"
+#include "runtime/error.h"
+
+namespace tessera::train {
+namespace {
+
+using datasets::GlueData;
+using datasets::GlueItems;
+using datasets::GlueTask;
+
+std::vector<std::string> suffixes(GlueTask task) {
+  if (task == GlueTask::mnli) return {"_matched", "_mismatched"};
+  return {""};
+}
+
+}  // namespace
+
+std::string GlueSet::fingerprint() const {
+  io::Xxh3 sum;
+  sum.add(train.fingerprint());
+  for (const GluePart& part : dev) sum.add(part.items.fingerprint());
+  return sum.digits();
+}
+
+GlueSet read_glue(GlueTask task, const std::string& folder, const io::Tokenizer& tokenizer,
+                  int64_t max_length, bool with_test) {
+  const datasets::GlueBatchOptions options{.max_length = max_length, .packed = true};
+  const auto labelled = [&](const std::string& part) {
+    const GlueData data(task, folder, part);
+    check(data.has_labels(), "glue: ", data.path(), " has no labels, which training and evaluation need");
+    return GlueItems(data, tokenizer, options);
+  };
+  GlueSet set{task, labelled("train"), {}, {}};
+  for (const std::string& suffix : suffixes(task)) {
+    const std::string dev = "dev" + suffix, test = "test" + suffix;
+    set.dev.push_back({dev, suffix, labelled(dev)});
+    if (!with_test) continue;
+    const GlueData data(task, folder, test);
+    check(data.left_out() == 0, "glue: ", data.path(), ": ", data.left_out(),
+          " rows cannot be read, so predictions would be of other rows");
+    set.test.push_back({test, suffix, GlueItems(data, tokenizer, options)});
+  }
+  return set;
+}
+
+models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config,
+                             const FixedShape& fixed, Device device) {
+  const auto ends = batch.lengths.to_vector<int32_t>();
+  const int64_t count = int64_t(ends.size()) - 1, tokens = batch.ids.count();
+  auto ids = batch.ids.to_vector<int64_t>(), types = batch.types.to_vector<int64_t>();
+  check(config.types == 1 || types.empty() || *std::max_element(types.begin(), types.end()) < config.types,
+        "glue: the tokenizer gives a token type that the model, with ", config.types,
+        " of them, does not have");
+  nn::Sequences sequences;
+  for (int64_t i = 0; i < count; ++i) sequences.lengths.push_back(ends[size_t(i) + 1] - ends[size_t(i)]);
+  const int64_t rows = fixed.length > 0 ? count * fixed.length : tokens;
+  std::vector<int64_t> positions;
+  for (const int64_t length : sequences.lengths)
+    for (int64_t t = 0; t < length; ++t) positions.push_back(config.position_offset() + t);
+  ids.resize(size_t(rows), config.pad_token), types.resize(size_t(rows), 0);
+  positions.resize(size_t(rows), config.position_offset());
+  models::BertBatch result{.tokens = Tensor::from(ids, {rows}, device),
+                           .types = config.types > 1 ? Tensor::from(types, {rows}, device) : Tensor(),
+                           .sequences = sequences,
+                           .positions = Tensor::from(positions, {rows}, device),
+                           .first = sequences.starts(device)};
+  if (fixed.length > 0) {
+    result.starts = sequences.cumulative(device);
+    if (fixed.drops) result.beside = nn::SideBySide::of(sequences, rows, config.dtype, device, fixed.length);
+  }
+  return result;
+}
+
+void copy_batch(const models::BertBatch& to, const models::BertBatch& from) {
+  for (const auto& [ours, theirs] :
+       {std::pair(to.tokens, from.tokens), std::pair(to.types, from.types),
+        std::pair(to.positions, from.positions), std::pair(to.first, from.first),
+        std::pair(to.starts, from.starts), std::pair(to.beside.rows, from.beside.rows),
+        std::pair(to.beside.places, from.beside.places), std::pair(to.beside.mask, from.beside.mask)})
+    if (ours.defined()) ours.copy_from(theirs);
+}
+
+std::string train_glue_tokenizer(GlueTask task, const std::string& folder, int64_t vocab_size) {
+  const GlueData data(task, folder, "train");
+  std::vector<std::string> texts;
+  for (int64_t i = 0; i < data.size(); ++i) {
+    texts.emplace_back(data.first(i));
+    if (!data.second(i).empty()) texts.emplace_back(data.second(i));
+  }
+  const std::vector<std::string> special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+  nlohmann::ordered_json file =
+      nlohmann::ordered_json::parse(io::train_bpe(texts, {.vocab_size = vocab_size, .special = special}));
+  file["post_processor"] = {{"type", "BertProcessing"}, {"sep", {"[SEP]", 3}}, {"cls", {"[CLS]", 2}}};
+  return file.dump(1) + "\n";
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "datasets/glue_batches.h"
+#include "io/tokenizer/tokenizer.h"
+#include "models/bert.h"
+
+/// What a fine-tuning run reads, made once for all of its seeds.
+
+namespace tessera::train {
+
+/// The part of a task that models are judged by.
+struct GluePart {
+  std::string name;    // of the file: "dev", "test", "dev_matched", ...
+  std::string suffix;  // of its metrics' names: "", of MNLI "_matched" and "_mismatched"
+  datasets::GlueItems items;
+};
+
+struct GlueSet {
+  datasets::GlueTask task;
+  datasets::GlueItems train;
+  std::vector<GluePart> dev, test;  // one each, two of MNLI; `test` is empty unless asked for
+
+  const datasets::GlueInfo& info() const { return datasets::glue_info(task); }
+  /// Of the tokens and labels to train and judge by: a run goes on only with the data that it began with.
+  std::string fingerprint() const;
+};
+
+/// `folder` as GlueData has it. Throws, naming the file, for parts without labels where labels are needed,
+/// and for a test part of which rows were left out: predictions for it would be of other rows.
+GlueSet read_glue(datasets::GlueTask task, const std::string& folder, const io::Tokenizer& tokenizer,
+                  int64_t max_length, bool with_test);
+
+/// Shapes that do not depend on the texts, so that one captured step serves all batches: each text has
+/// `length` rows, those that it does not need stand behind the last text and belong to none. 0: as many as
+/// there are tokens.
+struct FixedShape {
+  int64_t length = 0;
+  bool drops = false;  // probabilities of attention: needs texts side by side
+};
+/// A packed batch on the device, as the model takes it. Token types are left out for a model that has one
+/// only. Throws for a type that the model does not have.
+models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config,
+                             const FixedShape& fixed, Device device);
+/// Copies into the tensors of a batch of the same fixed shape.
+void copy_batch(const models::BertBatch& to, const models::BertBatch& from);
+
+/// A tokenizer for a model that begins from nothing: byte-level BPE of the texts to train on, with BERT's
+/// special tokens ([PAD] is 0) and its frame [CLS] a [SEP] b [SEP], types 0 and 1. The same texts give the
+/// same bytes; the text of a tokenizer.json.
+std::string train_glue_tokenizer(datasets::GlueTask task, const std::string& folder, int64_t vocab_size);
+
+}  // namespace tessera::train

@@ -1,0 +1,257 @@
+#include "train/glue_job.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "autograd/tape.h"
+#include "datasets/glue_submission.h"
+#include "datasets/loader.h"
+#include "io/checkpoint_folder.h"
+#include "io/file.h"
+#include "pretrained/load.h"
+#include "runtime/allocator.h"
+#include "train/job.h"
+
+namespace tessera::train {
+
+using nlohmann::json;
+
+namespace {
+
+/// The order of the data and the first values must not share random numbers.
+constexpr uint64_t kOrderSeed = 0x0D3E'5EED'0000'0002u;
+
+/// The head that the task needs, in the place of what a config.json says.
+pretrained::ConfigOptions head_options(datasets::GlueTask task) {
+  const datasets::GlueInfo& info = datasets::glue_info(task);
+  return {.head = info.labels.empty() ? models::BertHead::regress : models::BertHead::classify,
+          .labels = info.classes()};
+}
+
+}  // namespace
+
+// ---- the job ----
+
+models::BertConfig bert_config(const std::string& path, const std::string& text, datasets::GlueTask task) {
+  const pretrained::Config config = pretrained::parse_config(path, text, head_options(task));
+  const auto* const bert = std::get_if<models::BertConfig>(&config.model);
+  check(bert != nullptr, "bert: ", path, " is of a model of type ", config.type,
+        "; expected bert or roberta");
+  return *bert;
+}
+
+void GlueJob::validate() const {
+  const datasets::GlueInfo& info = datasets::parse_glue_task(task);
+  bert.validate();
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"batch (--batch)", batch}, {"max_length (--max-length)", max_length}, {"steps (--steps)", steps}};
+  for (const auto& [name, size] : sizes)
+    check(size >= 1 && size <= kLargest, "bert: ", name, " is ", size, "; it must be from 1 to ", kLargest);
+  const pretrained::ConfigOptions wanted = head_options(info.task);
+  check(bert.head == wanted.head && bert.labels == wanted.labels, "bert: the head of ", bert.labels,
+        " labels is not that of ", info.folder);
+  check(max_length <= bert.longest(), "bert: max_length (--max-length) is ", max_length,
+        "; the model has positions for ", bert.longest());
+  check(batches == "packed" || batches == "padded", "bert: batches is \"", batches,
+        "\"; expected packed or padded");
+  check(warmup >= 0 && warmup <= steps, "bert: warmup is ", warmup, " of ", steps, " steps");
+  check(lr > 0 && std::isfinite(lr), "bert: lr is ", lr, "; it must be positive");
+  check(weight_decay >= 0 && clip_norm >= 0, "bert: weight_decay is ", weight_decay, " and clip_norm ",
+        clip_norm, "; they must not be negative");
+  make_schedule(*this);
+}
+
+json to_json(const GlueJob& job) {
+  json out = job_to_json(job);
+  out["config"] = json::parse(pretrained::config_text(job.bert));
+  return out;
+}
+
+GlueJob glue_job_from_json(const json& in) {
+  check(in.is_object() && in.value("task", json()).is_string() && in.contains("config"),
+        "bert job: expected an object of settings with a \"task\" and a \"config\"");
+  GlueJob job;
+  job.bert = bert_config("bert job", in["config"].dump(),
+                         datasets::parse_glue_task(in["task"].get<std::string>()).task);
+  json rest = in;
+  rest.erase("config");
+  return job_from_json<GlueJob>(rest, "bert job", job);
+}
+
+optim::Schedule make_schedule(const GlueJob& job) {
+  return optim::Schedule({.kind = optim::parse_schedule(job.schedule.c_str()),
+                          .lr = job.lr,
+                          .steps = job.steps,
+                          .warmup = std::min(job.warmup, job.steps / 2)});
+}
+
+// ---- the session ----
+
+namespace {
+
+models::Bert make_model(const GlueJob& job, Rng& rng, Device device) {
+  const MemoryTag tag("parameters");
+  const datasets::GlueTask task = datasets::parse_glue_task(job.task).task;
+  if (job.model.empty()) return models::Bert(job.bert, rng, device);
+  models::Bert model =
+      pretrained::load_bert(job.model, rng, device, {.config = head_options(task), .dtype = job.bert.dtype});
+  // Dropout may be the job's own; everything else is what the folder says.
+  model.config.hidden_dropout = job.bert.hidden_dropout;
+  model.config.attention_dropout = job.bert.attention_dropout;
+  model.config.classifier_dropout = job.bert.classifier_dropout;
+  nn::for_each<nn::Dropout>(model, [&](const std::string& name, nn::Dropout& layer) {
+    layer.p = name.ends_with("attention.dropout") ? job.bert.attention_dropout
+              : name.starts_with("classifier.")   ? job.bert.classifier_dropout
+                                                  : job.bert.hidden_dropout;
+  });
+  check(pretrained::config_text(model.config) == pretrained::config_text(job.bert), "bert: ", job.model,
+        " holds another model than the one that this run began with");
+  return model;
+}
+
+}  // namespace
+
+GlueSession::GlueSession(const GlueJob& job, Device device)
+    : job_(job), device_(device), rng_(job.seed), model_(make_model(job, rng_, device)), optimizer_([&] {
+        const MemoryTag tag("optimizer");
+        return optim::AdamW(nn::parameters(model_),
+                            {.lr = job.lr, .weight_decay = job.weight_decay, .max_norm = job.clip_norm});
+      }()) {
+  nn::set_training(model_, true);
+}
+
+void GlueSession::load(const datasets::GlueBatch& batch) {
+  const bool padded = job_.batches == "padded";
+  const FixedShape fixed{padded ? job_.max_length : 0, job_.bert.attention_dropout > 0};
+  if (!padded || !batch_.tokens.defined()) {
+    batch_ = bert_batch(batch, job_.bert, fixed, device_);
+    targets_ = batch.labels.to(device_);
+    return;
+  }
+  // A captured step reads the same memory each time; the texts come by way of the host.
+  copy_batch(batch_, bert_batch(batch, job_.bert, fixed, Device::cpu()));
+  targets_.copy_from(batch.labels);
+}
+
+io::Checkpoint GlueSession::checkpoint(int64_t step) const {
+  return io::Checkpoint::of(io::named("model", model_), io::named("optimizer", optimizer_),
+                            io::named("rng", rng_), io::named("step", step),
+                            io::named("job", to_json(job_).dump()));
+}
+
+int64_t GlueSession::restore(const std::filesystem::path& file) {
+  const io::Checkpoint stored = io::Checkpoint::read(file.string());
+  int64_t step = 0;
+  std::string job = stored.get<std::string>("job");
+  check_same_job(file.string(), job, to_json(job_));
+  stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
+                 io::named("step", step), io::named("job", job));
+  return step;
+}
+
+// ---- evaluation ----
+
+GluePredictions predict_glue(GlueSession& session, const datasets::GlueItems& items) {
+  const NoTape off;
+  models::Bert& model = session.model();
+  nn::set_training(model, false);
+  GluePredictions result;
+  double loss = 0;
+  for (int64_t first = 0; first < items.size(); first += session.job().batch) {
+    std::vector<int64_t> indices;
+    for (int64_t i = first; i < std::min(first + session.job().batch, items.size()); ++i)
+      indices.push_back(i);
+    const datasets::GlueBatch batch = items.batch(indices);
+    const Tensor y = model(bert_batch(batch, session.job().bert, {}, session.device()));
+    const auto logits = y.to(DType::f64).to_vector<double>();
+    const auto width = size_t(y.size(1));
+    for (size_t row = 0; row < indices.size(); ++row) {
+      const auto begin = logits.begin() + ptrdiff_t(row * width), end = begin + ptrdiff_t(width);
+      const auto best = std::max_element(begin, end);
+      const double label = items.has_labels() ? items.label(indices[row]) : 0;
+      if (items.info().labels.empty()) {
+        result.values.push_back(*begin);
+        loss += (*begin - label) * (*begin - label);
+      } else {
+        result.values.push_back(double(best - begin));
+        double sum = 0;
+        for (auto at = begin; at != end; ++at) sum += std::exp(*at - *best);
+        loss += *best + std::log(sum) - begin[ptrdiff_t(label)];
+      }
+    }
+  }
+  nn::set_training(model, true);
+  result.loss = items.has_labels() ? loss / double(items.size()) : std::numeric_limits<double>::quiet_NaN();
+  return result;
+}
+
+std::map<std::string, double> evaluate_glue(GlueSession& session, const GlueSet& set) {
+  std::map<std::string, double> values;
+  double score = 0, loss = 0;
+  for (const GluePart& part : set.dev) {
+    const GluePredictions predicted = predict_glue(session, part.items);
+    std::vector<double> labels;
+    for (int64_t i = 0; i < part.items.size(); ++i) labels.push_back(part.items.label(i));
+    for (const auto& [name, value] : datasets::glue_metrics(set.task, predicted.values, labels)) {
+      if (name == "score")
+        score += value / double(set.dev.size());
+      else
+        values["eval_" + name + part.suffix] = value;
+    }
+    loss += predicted.loss / double(set.dev.size());
+  }
+  values["eval_score"] = score;
+  values["eval_loss"] = loss;
+  return values;
+}
+
+std::vector<std::string> write_submissions(GlueSession& session, const GlueSet& set,
+                                           const std::filesystem::path& folder) {
+  std::vector<std::string> files;
+  io::make_folder(folder.string());
+  for (const GluePart& part : set.test) {
+    files.push_back((folder / datasets::glue_submission_name(set.task, part.name)).string());
+    io::write_file(files.back(),
+                   datasets::glue_submission(set.task, predict_glue(session, part.items).values));
+  }
+  return files;
+}
+
+// ---- training ----
+
+TrainResult train_glue(GlueSession& session, const GlueSet& set, const RunFolder& run,
+                       const TrainerOptions& options, int64_t first_step, Progress& progress) {
+  const GlueJob& job = session.job();
+  Rng order(job.seed ^ kOrderSeed);
+  datasets::Loader loader(set.train, {.size = job.batch,
+                                      .shuffle = &order,
+                                      .drop_last = true,
+                                      .workers = session.device().is_cuda() ? 2 : 1,
+                                      .device = session.device()});
+  datasets::LoaderState at = loader.state();
+  at.batch = uint64_t(first_step) * uint64_t(options.accumulate);
+  loader.set_state(at);
+  io::CheckpointFolder folder(run.checkpoints().string(), options.keep);
+  Task task;
+  task.load = [&] {
+    const double before = loader.stats().wait_seconds;
+    session.load(loader.next());
+    return loader.stats().wait_seconds - before;
+  };
+  task.loss = [&] { return session.loss(); };
+  task.evaluate = [&] { return evaluate_glue(session, set); };
+  task.save = [&](int64_t step) {
+    const io::Checkpoint whole = session.checkpoint(step);
+    folder.save(step, whole);
+  };
+  const double tokens = double(set.train.tokens()) / double(set.train.size()) * double(job.batch);
+  task.tokens_per_step = tokens;
+  task.flops_per_step = models::step_flops(job.bert, tokens, tokens / double(job.batch));
+  TrainerOptions own = options;
+  own.graph = options.graph && job.batches == "padded";  // packed batches have a shape each
+  return run_training(task, session.optimizer(), run, session.device(), own, first_step, progress);
+}
+
+}  // namespace tessera::train
