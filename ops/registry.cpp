@@ -24,6 +24,7 @@ std::vector<OpSpec> cross_entropy_specs();
 std::vector<OpSpec> embedding_specs();
 std::vector<OpSpec> rope_specs();
 std::vector<OpSpec> swiglu_specs();
+std::vector<OpSpec> decode_attention_specs();
 
 namespace {
 
@@ -51,6 +52,7 @@ constexpr Specs kFolders[] = {
     embedding_specs,
     rope_specs,
     swiglu_specs,
+    decode_attention_specs,
 };
 // clang-format on
 
