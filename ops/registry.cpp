@@ -25,6 +25,7 @@ std::vector<OpSpec> embedding_specs();
 std::vector<OpSpec> rope_specs();
 std::vector<OpSpec> swiglu_specs();
 std::vector<OpSpec> decode_attention_specs();
+std::vector<OpSpec> linear_swiglu_specs();
 
 namespace {
 
@@ -53,6 +54,7 @@ constexpr Specs kFolders[] = {
     rope_specs,
     swiglu_specs,
     decode_attention_specs,
+    linear_swiglu_specs,
 };
 // clang-format on
 
