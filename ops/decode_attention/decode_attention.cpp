@@ -238,8 +238,10 @@ void append_to_cache(Tensor& cache, const Tensor& x, const Tensor& lengths) {
   append(cache, x, lengths, 0);
 }
 
+OpSpec rope_to_cache_spec();  // rope_to_cache.cpp
+
 std::vector<OpSpec> decode_attention_specs() {
-  return {decode_spec(), append_spec()};
+  return {decode_spec(), append_spec(), rope_to_cache_spec()};
 }
 
 }  // namespace tessera::ops

@@ -23,6 +23,15 @@ struct AppendProblem {
   int64_t more = 0;
 };
 
+struct RopeToCache {
+  Tensor q;             // [B, n, H, D]
+  Tensor qkv;           // [B, n, H + 2 Hk, D], heads of adjacent elements
+  Tensor table;         // [P, R], rows
+  Tensor lengths;       // [B]
+  Tensor keys, values;  // [B, capacity, Hk, D], heads of adjacent elements
+  int64_t more = 0;
+};
+
 void decode_attention_cpu(const DecodeProblem& problem);
 void append_to_cache_cpu(const AppendProblem& problem);
 
@@ -30,5 +39,6 @@ void append_to_cache_cpu(const AppendProblem& problem);
 enum class DecodeRow : uint8_t { fma = 0, mma = 1 };
 void decode_attention_cuda(const DecodeProblem& problem);
 void append_to_cache_cuda(const AppendProblem& problem);
+void rope_to_cache_cuda(const RopeToCache& problem);
 
 }  // namespace tessera::ops

@@ -6,6 +6,9 @@
 #include <limits>
 
 #include "ops/attention/attention.h"
+#include "ops/decode_attention/rope_to_cache.h"
+#include "ops/rope/rope.h"
+#include "ops/rope/rope_table.h"
 #include "runtime/capture.h"
 #include "tests/ops/expect.h"
 
@@ -183,6 +186,43 @@ TEST(AppendToCache, AWrongLengthIsAnErrorOrWritesNothing) {
     Tensor there = cache.to(gpu);
     append_to_cache(there, x.to(gpu), lengths_of({wrong}, gpu));
     EXPECT_EQ(there.to_vector<float>(), std::vector<float>(40, 9.0f)) << wrong;
+  }
+}
+
+TEST(RopeToCache, IsRopeAndTwoAppendsInOne) {
+  for (const Device device : devices())
+    for (const auto& [dim, rotary] : {std::pair<int64_t, int64_t>{16, 16}, {16, 8}, {6, 4}}) {
+      const Tensor qkv = ramp({2, 3, 8, dim}, device), lengths = lengths_of({3, 7}, device);
+      const Tensor table = rope_table({}, rotary, 9, DType::f32, device);
+      Tensor keys = Tensor::full({2, 8, 2, dim}, 9, DType::f32, device), values = keys.clone();
+      Tensor wanted_keys = keys.clone(), wanted_values = keys.clone();
+      const Tensor q = rope_to_cache(qkv, table, lengths, keys, values);
+      const Tensor positions = Tensor::from(std::vector<int64_t>{0, 1, 2, 4, 5, 6}, {2, 3}, device);
+      const Tensor turned = rope(qkv, table, positions);
+      append_to_cache(wanted_keys, turned.slice(2, 4, 6), lengths);
+      append_to_cache(wanted_values, qkv.slice(2, 6, 8), lengths);
+      EXPECT_EQ(q.to_vector<float>(), turned.slice(2, 0, 4).to_vector<float>());
+      EXPECT_EQ(keys.to_vector<float>(), wanted_keys.to_vector<float>());
+      EXPECT_EQ(values.to_vector<float>(), wanted_values.to_vector<float>());
+    }
+}
+
+TEST(RopeToCache, AWrongLengthIsAnErrorOrNaN) {
+  for (const Device device : devices()) {
+    const Tensor qkv = ramp({1, 2, 3, 8}, device), table = rope_table({}, 8, 5, DType::f32, device);
+    Tensor keys = Tensor::full({1, 9, 1, 8}, 9, DType::f32, device), values = keys.clone();
+    for (const int32_t wrong : {0, 1, 6, 10}) {  // 6: behind the table
+      if (device.is_cpu()) {
+        EXPECT_NE(message_of([&] { rope_to_cache(qkv, table, lengths_of({wrong}, device), keys, values); }),
+                  "");
+      } else {
+        for (const float x :
+             rope_to_cache(qkv, table, lengths_of({wrong}, device), keys, values).to_vector<float>())
+          EXPECT_TRUE(std::isnan(x));
+      }
+      EXPECT_EQ(keys.to_vector<float>(), std::vector<float>(72, 9.0f)) << wrong;
+      EXPECT_EQ(values.to_vector<float>(), std::vector<float>(72, 9.0f)) << wrong;
+    }
   }
 }
 
