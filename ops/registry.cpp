@@ -26,6 +26,8 @@ std::vector<OpSpec> linear_cross_entropy_specs();
 std::vector<OpSpec> embedding_specs();
 std::vector<OpSpec> rope_specs();
 std::vector<OpSpec> swiglu_specs();
+std::vector<OpSpec> decode_attention_specs();
+std::vector<OpSpec> linear_swiglu_specs();
 
 namespace {
 
@@ -55,6 +57,8 @@ constexpr Specs kFolders[] = {
     embedding_specs,
     rope_specs,
     swiglu_specs,
+    decode_attention_specs,
+    linear_swiglu_specs,
 };
 // clang-format on
 

@@ -101,6 +101,29 @@ def sequences(b, count, queries, keys, heads, kv_heads, dim, causal, even):
               [q, k, v], lambda: sdpa_kernel(backend))
 
 
+def decode_attention(b, shape, attrs, paddings):
+    if attrs.get("full") != "true":
+        return  # each sequence has a length of its own
+    batch, tokens, heads, kv_heads, dim = (shape[name] for name in ("B", "n", "H", "Hk", "D"))
+    cache = (batch, shape["capacity"], kv_heads, dim)
+    mask = None
+    if tokens > 1:
+        from torch.nn.attention.bias import causal_lower_right
+        mask = causal_lower_right(tokens, shape["capacity"])
+
+    def run(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != kv_heads)
+    yield Way("eager", run, [b.normal(batch, tokens, heads, dim), b.normal(*cache), b.normal(*cache)])
+
+
+def linear_swiglu(b, shape, attrs, paddings):
+    def run(x, weight):
+        gate, up = F.linear(x, weight).chunk(2, -1)
+        return F.silu(gate) * up
+    yield Way("eager", run, [b.normal(shape["T"], shape["in"]), b.normal(2 * shape["F"], shape["in"])], compiles=True)
+
+
 def linear(b, shape, attrs, paddings):
     tokens = max(shape.get("B", 0), 1) * shape["T"]
     for name, (d_in, d_out) in widths((shape["in"], shape["out"]), paddings):
@@ -275,7 +298,8 @@ def scatter_rows(b, shape, attrs, paddings):
 
 
 WORKS = {
-    "attention": attention, "linear": linear, "matmul": matmul, "mlp": mlp, "grouped_linear": grouped_linear,
+    "attention": attention, "decode_attention": decode_attention, "linear": linear, "linear_swiglu": linear_swiglu,
+    "matmul": matmul, "mlp": mlp, "grouped_linear": grouped_linear,
     "grouped_mlp": grouped_mlp,
     "gmm_nll": mixture, "layernorm": layernorm, "rmsnorm": rmsnorm,
     "add_layernorm": add_layernorm, "add_rmsnorm": add_rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/linear/gemv.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
 #include "ops/op.h"
@@ -12,6 +13,24 @@ namespace {
 /// A vector as a matrix of one row, off the tape.
 Tensor as_matrix(const Tensor& x) {
   return x.rank() >= 2 ? x.detach() : x.detach().reshape({1, x.count()});
+}
+
+/// The row behind those of products: forward alone, whose x has a few rows.
+bool forces_gemv() {
+  const auto forced = tuning::ForceRow::forced("linear");
+  return forced && *forced == int(gemm_rows().size());
+}
+
+std::optional<ProductRow> product_row(const Tensor& x) {
+  return forces_gemv() ? std::nullopt : std::optional<ProductRow>(std::in_place, "linear", x);
+}
+
+bool takes_gemv(const Tensor& x, const Tensor& weight) {
+  if (x.device().is_cpu() || (tuning::ForceRow::forced("linear") && !forces_gemv())) return false;
+  const std::string lacks = gemv_lacks(x, weight);
+  check(!forces_gemv() || lacks.empty(), "linear: row gemv needs ", lacks, ", not ", describe(x), " and ",
+        describe(weight));
+  return lacks.empty() && (forces_gemv() || gemv_pays(x, weight));
 }
 
 }  // namespace
@@ -82,15 +101,20 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Site si
   check_operand("linear", "x", x, x);
   check(x.rank() >= 1, "linear: x is a scalar; expected [..., in]");
   check_linear("linear", "weight", x, x.size(-1), weight, bias);
-  const ProductRow row("linear", x);
   Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0)), x.dtype(), x.device());
-  linear_forward(y, x, weight, bias);
+  const Tensor rows = flatten_leading(x, 1);
+  if (takes_gemv(rows, weight)) {
+    if constexpr (kCuda) gemv_cuda(flatten_leading(y, 1), rows, weight.detach(), bias);
+  } else {
+    const auto row = product_row(x);
+    linear_forward(y, x, weight, bias);
+  }
   if (Tape* tape = Tape::recording(x, weight, bias)) {
     const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
     tape->record("linear", site, {&x, &weight, &bias}, {&y},
                  [x = kept_x, weight = Saved(weight)](Backward& b) {
                    const Tensor dy = b.grad();
-                   const ProductRow row("linear", dy);
+                   const auto row = product_row(dy);
                    linear_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy, weight.get());
                    linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
                  });
@@ -106,7 +130,8 @@ std::vector<OpSpec> linear_specs() {
   spec.outputs = {{"y", "[..., out]"}};
   spec.tolerance_factor_f32 = 8;
   spec.rows = gemm_rows();
-  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
+  spec.rows.push_back("gemv");
+  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}};
   spec.tolerance_reason =
       "cuBLASLt adds the products of one output in a single f32 chain; the CPU adds in blocks, whose error "
       "grows with the square root of a block";
@@ -147,11 +172,17 @@ std::vector<OpSpec> linear_specs() {
                 {.dims = dims(0, 129, 257, 65, 1), .gradcheck = false},
                 {.dims = dims(0, 127, 64, 1365, 0), .gradcheck = false},
                 {.dims = dims(3, 85, 1365, 31, 1), .placement = Placement::strided, .gradcheck = false},
-                {.dims = dims(0, 1000, 33, 3, 1), .placement = Placement::transposed, .gradcheck = false}};
+                {.dims = dims(0, 1000, 33, 3, 1), .placement = Placement::transposed, .gradcheck = false},
+                {.dims = dims(0, 1, 2056, 130, 1), .gradcheck = false},  // few rows: see gemv.cuh
+                {.dims = dims(0, 8, 1365, 77, 0), .gradcheck = false},
+                {.dims = dims(2, 3, 520, 33, 1), .gradcheck = false}};
   for (const int64_t tokens : {11000, 36096, 205000}) {
     spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 0)});
     spec.benches.push_back({.dims = dims(0, tokens, 1365, 512, 0)});
   }
+  for (const int64_t tokens : {1, 8})
+    for (const auto& [in, out] : {std::pair{4096, 4096}, {4096, 11008}, {11008, 4096}, {4096, 32000}})
+      spec.benches.push_back({.dims = dims(0, tokens, in, out, 0)});
   spec.sweep = [dims](Draw& draw) {
     return Case{.dims =
                     dims(0, draw.size(1, 200000), draw.size(1, 8192), draw.size(1, 8192), draw.chance(0.5))};

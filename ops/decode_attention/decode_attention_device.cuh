@@ -1,0 +1,147 @@
+#pragma once
+
+#include "gpu/barrier.cuh"
+#include "gpu/row.cuh"
+#include "ops/decode_attention/decode_attention_kernels.h"
+
+/// What the kernels of decode attention share: how the keys of a sequence are cut, and what a piece leaves.
+///
+/// The unit is a warp with one key head of one sequence, one tile of the queries that read it, and one of
+/// `splits` pieces of the keys. The grid follows from the capacity; how long a piece is follows from the
+/// length, on the device, so that all warps have work at every length. A warp whose piece would lie past the
+/// length is gone at once. Units are numbered with the key heads innermost: neighbouring warps read
+/// neighbouring memory.
+///
+/// A piece leaves, for each query, the largest score (in units of log 2), the sum of 2^(score - largest) and
+/// the weighted sum of the values; a second kernel adds the pieces of a query in order. With one piece the
+/// first kernel writes o.
+
+namespace tessera::ops::decode {
+
+using gpu::kPackOf;
+using gpu::kWarp;
+using gpu::Words;
+
+inline constexpr int kWarps = 4, kThreads = kWarps * kWarp;  // of a block of the first kernel
+inline constexpr int kKeys = 16;                             // pieces are multiples of this
+inline constexpr float kLog2e = 1.4426950408889634f;
+
+template <class T>
+struct Args {
+  T* o;
+  const T *q, *k, *v;
+  float* sums;    // [query][split][dim]
+  float2* stats;  // [query][split]: largest score, sum
+  Indices lengths;
+  int64_t o_stride[3], q_stride[3], k_stride[3], v_stride[3];  // of sequences, tokens, heads
+  int more, batch, tokens, heads, kv_heads, group, dim, capacity;
+  int queries, tiles, splits;  // queries that share a key head; tiles of them; pieces at most
+  float scale;                 // times log2(e)
+};
+
+template <class T>
+__device__ __forceinline__ int64_t length_of(const Args<T>& args, int b) {
+  return args.lengths[b] + args.more;
+}
+/// The same for a guess ahead of gpu::wait_for_earlier: the line stays out of L1, where it would be stale.
+template <class T>
+__device__ __forceinline__ int64_t length_past_l1(const Args<T>& args, int b) {
+  const void* const data = args.lengths.data;
+  return args.more + (args.lengths.wide ? __ldcg(static_cast<const long long*>(data) + b)
+                                        : __ldcg(static_cast<const int*>(data) + b));
+}
+
+/// Keys of a sequence as its pieces divide them.
+struct Pieces {
+  int length, keys, used;  // tokens; keys of a piece; pieces that have some
+  bool valid;
+
+  template <class T>
+  __device__ __forceinline__ Pieces(const Args<T>& args, int64_t given) {
+    valid = args.tokens <= given && given <= args.capacity;
+    length = valid ? int(given) : 0;
+    const int even = (length + args.splits - 1) / args.splits;
+    keys = max((even + kKeys - 1) / kKeys * kKeys, kKeys);
+    used = (length + keys - 1) / keys;
+  }
+};
+
+struct Unit {
+  int kv_head, split, tile, b;
+
+  template <class T>
+  __device__ __forceinline__ Unit(const Args<T>& args, int unit) {
+    const int piece = unit / args.kv_heads;
+    kv_head = unit - piece * args.kv_heads;
+    const int tile_of = piece / args.splits;
+    split = piece - tile_of * args.splits;
+    b = tile_of / args.tiles;
+    tile = tile_of - b * args.tiles;
+  }
+};
+
+/// Number of the query that is row `row` of those that share a key head.
+template <class T>
+__device__ __forceinline__ int64_t query_of(const Args<T>& args, const Unit& unit, int row) {
+  const int token = row / args.group, head = unit.kv_head * args.group + row - token * args.group;
+  return (int64_t(unit.b) * args.tokens + token) * args.heads + head;
+}
+/// Where its head starts.
+template <class T>
+__device__ __forceinline__ int64_t offset_of(const Args<T>& args, const int64_t (&stride)[3],
+                                             const Unit& unit, int row) {
+  const int token = row / args.group, head = unit.kv_head * args.group + row - token * args.group;
+  return unit.b * stride[0] + token * stride[1] + head * stride[2];
+}
+/// Keys that it sees.
+template <class T>
+__device__ __forceinline__ int seen_by(const Args<T>& args, const Pieces& pieces, int row) {
+  return pieces.length - args.tokens + 1 + row / args.group;
+}
+
+/// Queries of a tile.
+template <class T>
+struct Plan {
+  Args<T> args;
+  int64_t units;
+  Tensor scratch;
+};
+
+/// The problem with queries in tiles of `tile`, cut into pieces so that `wanted` warps have work.
+template <class T>
+Plan<T> plan(const DecodeProblem& p, int tile, int64_t wanted) {
+  Plan<T> plan{.args = {.o = p.o.data<T>(),
+                        .q = p.q.data<T>(),
+                        .k = p.keys.data<T>(),
+                        .v = p.values.data<T>(),
+                        .lengths = Indices(p.lengths),
+                        .more = int(p.more),
+                        .batch = int(p.q.size(0)),
+                        .tokens = int(p.q.size(1)),
+                        .heads = int(p.q.size(2)),
+                        .kv_heads = int(p.keys.size(2)),
+                        .dim = int(p.q.size(3)),
+                        .capacity = int(p.keys.size(1)),
+                        .scale = float(p.scale) * kLog2e}};
+  Args<T>& args = plan.args;
+  for (int dim = 0; dim < 3; ++dim) {
+    args.o_stride[dim] = p.o.layout().stride(dim), args.q_stride[dim] = p.q.layout().stride(dim);
+    args.k_stride[dim] = p.keys.layout().stride(dim), args.v_stride[dim] = p.values.layout().stride(dim);
+  }
+  args.group = args.heads / args.kv_heads;
+  args.queries = args.group * args.tokens;
+  args.tiles = int(gpu::ceil_div(args.queries, tile));
+  const int64_t each = int64_t(args.batch) * args.kv_heads * args.tiles;
+  const int64_t most = std::min<int64_t>(gpu::ceil_div(args.capacity, kKeys), 256);
+  args.splits = int(std::clamp<int64_t>(gpu::ceil_div(wanted, each), 1, most));
+  plan.units = each * args.splits;
+  if (args.splits > 1) {
+    const int64_t parts = int64_t(args.batch) * args.tokens * args.heads * args.splits;
+    plan.scratch = Tensor::empty_packed(Shape{parts * (args.dim + 2)}, DType::f32, p.q.device());
+    args.sums = plan.scratch.template data<float>();
+    args.stats = reinterpret_cast<float2*>(args.sums + parts * args.dim);
+  }
+  return plan;
+}
+
+}  // namespace tessera::ops::decode

@@ -1,0 +1,44 @@
+#pragma once
+
+#include "ops/decode_attention/decode_attention.h"
+#include "ops/indices.h"
+
+/// Checked problems. `lengths` is packed, and `more` is added to each: cases of the declaration give the
+/// tokens before the new ones.
+
+namespace tessera::ops {
+
+struct DecodeProblem {
+  Tensor o, q;          // [B, n, H, D], heads of adjacent elements
+  Tensor keys, values;  // [B, capacity, Hk, D], likewise
+  Tensor lengths;       // [B]
+  int64_t more = 0;
+  double scale = 1;
+};
+
+struct AppendProblem {
+  Tensor cache;    // [B, capacity, Hk, D]
+  Tensor x;        // [B, n, Hk, D]
+  Tensor lengths;  // [B]
+  int64_t more = 0;
+};
+
+struct RopeToCache {
+  Tensor q;             // [B, n, H, D]
+  Tensor qkv;           // [B, n, H + 2 Hk, D], heads of adjacent elements
+  Tensor table;         // [P, R], rows
+  Tensor lengths;       // [B]
+  Tensor keys, values;  // [B, capacity, Hk, D], heads of adjacent elements
+  int64_t more = 0;
+};
+
+void decode_attention_cpu(const DecodeProblem& problem);
+void append_to_cache_cpu(const AppendProblem& problem);
+
+/// Rows of tuning::ForceRow("decode_attention"): see docs/ops/decode_attention.md.
+enum class DecodeRow : uint8_t { fma = 0, mma = 1 };
+void decode_attention_cuda(const DecodeProblem& problem);
+void append_to_cache_cuda(const AppendProblem& problem);
+void rope_to_cache_cuda(const RopeToCache& problem);
+
+}  // namespace tessera::ops

@@ -1,0 +1,258 @@
+#include "gpu/mma.cuh"
+#include "ops/decode_attention/decode_attention_device.cuh"
+#include "ops/decode_attention/decode_attention_rows.h"
+
+/// Row "mma": bf16 and f16, heads of up to 128 elements, 8 or 16 queries a tile.
+///
+/// A warp streams its piece of keys and values, 16 at a time, from memory straight into the registers from
+/// which mma.m16n8k16 takes them: no shared memory, no barrier. Every load is 16 bytes a lane, and both
+/// products are laid out so that this is already a fragment. With g = lane / 4, t = lane % 4:
+///   S = Q K^T (queries are rows): a lane loads the 8 elements from 32 c + 8 t on of key g. A fragment's four
+///     elements of k may be any, if Q's are the same ones: words 0, 1 are one step of k, words 2, 3 the next.
+///   O^T = V^T P^T (elements of a head are rows): S's accumulators, rounded, are P^T's fragment as they
+///     stand. A lane loads the 8 elements from 64 c + 8 g on of the four keys whose scores it holds, 2t, 2t +
+///     1, 2t + 8, 2t + 9; a fragment's pairs are halves of two of those words, joined by one byte
+///     permutation. Rows g and g + 8 of product w are the elements 8 g + 2 w and the next: what a lane has at
+///     the end are 8 neighbours of each of its two queries.
+/// Keys are loaded again as soon as S is made and values as soon as O is, so 4 to 8 KiB a warp are under way
+/// at any time; 12 warps a multiprocessor cover the latency of memory. Per 16 keys of 128 elements 16 loads
+/// and 24 to 32 products of matrices, some 150 instructions for 8 KiB: bound by memory, at H / Hk queries a
+/// key as at one.
+///
+/// Before it waits for the kernels ahead of it, a warp asks for the start of its piece in L2: nothing of the
+/// cache is used before the wait, so it does not matter what of it they still write.
+
+namespace tessera::ops::decode {
+namespace {
+
+constexpr int kPrefetched = 32;  // keys of a piece
+
+__device__ __forceinline__ void prefetch_to_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+/// Halves of two words: the low ones, or the high ones.
+__device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b) {
+  return __byte_perm(a, b, 0x5410);
+}
+__device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b) {
+  return __byte_perm(a, b, 0x7632);
+}
+
+/// One key head of one sequence, from a lane's first element on.
+template <class T>
+struct Stream {
+  const T* at;
+  int64_t stride;  // of tokens
+  int dim;         // elements from here to the end of the head
+
+  /// The elements from `first` on of key j, 0 from `end` on and past the head.
+  __device__ __forceinline__ Words<T> operator()(int j, int end, int first) const {
+    Words<T> words;
+    if (j < end && first < dim) {
+      const T* const from = at + j * stride + first;
+      asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+                   : "l"(from));
+    }
+    return words;
+  }
+};
+
+template <class T, int kDim, int kQueries>
+__global__ void __launch_bounds__(kThreads, kDim <= 64 && kQueries == 8 ? 3 : 2)
+    attend_mma(Args<T> args, int units) {
+  constexpr int kKeyChunks = kDim / 32, kValueChunks = (kDim + 63) / 64, kHalves = kQueries / 8;
+  gpu::let_later_start();
+  const int lane = int(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
+  const int number = int(blockIdx.x) * kWarps + int(threadIdx.x) / kWarp;
+  if (number >= units) return;
+  const Unit unit(args, number);
+  const T* const k_head = args.k + unit.b * args.k_stride[0] + unit.kv_head * args.k_stride[2];
+  const T* const v_head = args.v + unit.b * args.v_stride[0] + unit.kv_head * args.v_stride[2];
+  {
+    const Pieces pieces(args, length_past_l1(args, unit.b));  // may be out of date: good enough for a guess
+    const int begin = unit.split * pieces.keys,
+              end = min(min(begin + pieces.keys, pieces.length), begin + kPrefetched);
+    const int j = begin + lane;
+    if (j < end)
+      for (int d = 0; d < args.dim; d += 64) {
+        prefetch_to_l2(k_head + j * args.k_stride[1] + d);
+        prefetch_to_l2(v_head + j * args.v_stride[1] + d);
+      }
+  }
+  gpu::wait_for_earlier();
+  const Pieces pieces(args, length_of(args, unit.b));
+  const int begin = unit.split * pieces.keys, end = min(begin + pieces.keys, pieces.length);
+  if (begin >= end && (pieces.valid || args.splits > 1)) return;
+
+  const Stream<T> keys_at{k_head + t * 8, args.k_stride[1], args.dim - t * 8},
+      values_at{v_head + g * 8, args.v_stride[1], args.dim - g * 8};
+  Words<T> keys[2][kKeyChunks], values[4][kValueChunks];
+  const auto load_keys = [&](int j0) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int c = 0; c < kKeyChunks; ++c) keys[n][c] = keys_at(j0 + n * 8 + g, end, c * 32);
+  };
+  const auto load_values = [&](int j0) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+      for (int c = 0; c < kValueChunks; ++c)
+        values[n][c] = values_at(j0 + 2 * t + n % 2 + n / 2 * 8, end, c * 64);
+  };
+  load_keys(begin);
+  load_values(begin);
+
+  const int first_row = unit.tile * kQueries, rows = min(kQueries, args.queries - first_row);
+  Words<T> q[kHalves][kKeyChunks];
+  int seen[kHalves];
+  float top[kHalves], sum[kHalves] = {}, o[kHalves][kValueChunks * 4][4] = {};
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    const int row = first_row + min(h * 8 + g, rows - 1);
+    const T* const from = args.q + offset_of(args, args.q_stride, unit, row) + t * 8;
+    seen[h] = min(seen_by(args, pieces, row), end);
+    top[h] = gpu::Max::kIdentity;
+#pragma unroll
+    for (int c = 0; c < kKeyChunks; ++c)
+      q[h][c] = c * 32 + t * 8 < args.dim ? gpu::load_words(from + c * 32) : Words<T>{};
+  }
+  const int seen_by_all = min(seen_by(args, pieces, first_row), end);
+
+  for (int j0 = begin; j0 < end; j0 += kKeys) {
+    float s[2][4] = {};
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int c = 0; c < kKeyChunks; ++c)
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          const uint32_t a[4] = {q[0][c].word[step * 2], kHalves > 1 ? q[kHalves - 1][c].word[step * 2] : 0,
+                                 q[0][c].word[step * 2 + 1],
+                                 kHalves > 1 ? q[kHalves - 1][c].word[step * 2 + 1] : 0};
+          gpu::mma_m16n8k16<T>(s[n], a, keys[n][c].word[step * 2], keys[n][c].word[step * 2 + 1]);
+        }
+    load_keys(j0 + kKeys);
+    if (j0 + kKeys > seen_by_all) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int i = 0; i < kHalves * 2; ++i)
+          if (j0 + n * 8 + 2 * t + i % 2 >= seen[i / 2]) s[n][i] = gpu::Max::kIdentity;
+    }
+    uint32_t p[kHalves][2];
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      float now =
+          fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]), fmaxf(s[1][2 * h], s[1][2 * h + 1])) * args.scale;
+      now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
+      now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
+      now = fmaxf(now, top[h]);
+      const float base = now == gpu::Max::kIdentity ? 0.0f : now;
+      if (__any_sync(~0u, now > top[h])) {
+        const float shrink = gpu::exp2_approx(top[h] - base);
+        sum[h] *= shrink;
+        const float left = __shfl_sync(~0u, shrink, t * 8), right = __shfl_sync(~0u, shrink, t * 8 + 4);
+#pragma unroll
+        for (int w = 0; w < kValueChunks * 4; ++w)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[h][w][i] *= i % 2 ? right : left;
+      }
+      top[h] = now;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float x = gpu::exp2_approx(s[n][2 * h] * args.scale - base),
+                    y = gpu::exp2_approx(s[n][2 * h + 1] * args.scale - base);
+        sum[h] += x + y;
+        p[h][n] = gpu::pack_halves<T>(x, y);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kValueChunks; ++c)
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t a[4] = {low_halves(values[0][c].word[w], values[1][c].word[w]),
+                               high_halves(values[0][c].word[w], values[1][c].word[w]),
+                               low_halves(values[2][c].word[w], values[3][c].word[w]),
+                               high_halves(values[2][c].word[w], values[3][c].word[w])};
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) gpu::mma_m16n8k16<T>(o[h][c * 4 + w], a, p[h][0], p[h][1]);
+      }
+    load_values(j0 + kKeys);
+  }
+
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
+    sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+    const float inverse = !pieces.valid ? __int_as_float(0x7FC00000) : sum[h] == 0 ? 0.0f : 1 / sum[h];
+    if (args.splits > 1 && t == 0 && h * 8 + g < rows)
+      args.stats[query_of(args, unit, first_row + h * 8 + g) * args.splits + unit.split] = {top[h], sum[h]};
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const float scale = __shfl_sync(~0u, inverse, t * 8 + side * 4);
+      const int row = h * 8 + 2 * t + side;
+      if (row >= rows) continue;
+      const int64_t part = query_of(args, unit, first_row + row) * args.splits + unit.split;
+      T* const out = args.o + offset_of(args, args.o_stride, unit, first_row + row);
+#pragma unroll
+      for (int c = 0; c < kValueChunks; ++c) {
+        const int d = c * 64 + g * 8;
+        if (d >= args.dim) continue;
+        float sums[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i] = o[h][c * 4 + i / 2][i % 2 * 2 + side];
+        if (args.splits > 1) {
+          float4* const to = reinterpret_cast<float4*>(args.sums + part * args.dim + d);
+          to[0] = {sums[0], sums[1], sums[2], sums[3]};
+          to[1] = {sums[4], sums[5], sums[6], sums[7]};
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) sums[i] *= scale;
+          gpu::store_words(out + d, gpu::round_to_words<T>(sums));
+        }
+      }
+    }
+  }
+}
+
+template <class T, int kDim, int kQueries>
+void run(const DecodeProblem& p) {
+  const Device device = p.q.device();
+  const Plan<T> cut = plan<T>(p, kQueries, int64_t(device.card().multiprocessors) * (kQueries == 8 ? 12 : 8));
+  gpu::launch(device,
+              {.grid = dim3(unsigned(gpu::ceil_div(cut.units, kWarps))), .block = kThreads, .overlaps = true},
+              attend_mma<T, kDim, kQueries>, cut.args, int(cut.units));
+  join<T>(device, cut.args);
+}
+
+template <class T, int kQueries>
+void run_any(const DecodeProblem& p) {
+  const int64_t dim = p.q.size(3);
+  if (dim <= 32) {
+    run<T, 32, kQueries>(p);
+  } else if (dim <= 64) {
+    run<T, 64, kQueries>(p);
+  } else if (dim <= 96) {
+    run<T, 96, kQueries>(p);
+  } else {
+    run<T, 128, kQueries>(p);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void run_mma(const DecodeProblem& p) {
+  if (p.q.size(1) * p.q.size(2) / p.keys.size(2) <= 8) {
+    run_any<T, 8>(p);
+  } else {
+    run_any<T, 16>(p);
+  }
+}
+template void run_mma<bf16>(const DecodeProblem&);
+template void run_mma<f16>(const DecodeProblem&);
+
+}  // namespace tessera::ops::decode

@@ -1,0 +1,208 @@
+#pragma once
+
+#include "gpu/barrier.cuh"
+#include "gpu/mma.cuh"
+#include "gpu/row.cuh"
+#include "ops/linear/gemv.h"
+#include "ops/swiglu/swiglu_math.h"
+
+/// y[t] = W x[t] (+ bias) for up to 8 tokens t: every weight is read once from memory and used for all
+/// tokens. 2 T operations a weight against its 2 or 4 bytes: bound by memory. What counts is (1) that enough
+/// loads are under way at any time, some 40 KB a multiprocessor, (2) that no time passes between kernels,
+/// since one product of a 7B model takes 10 to 60 us.
+///
+/// 16 bits: the products go through mma.m16n8k16, W's rows as its rows, tokens as its 8 columns, so that
+/// arithmetic costs nothing at 8 tokens either (on the ordinary cores 8 multiply-adds and a conversion a
+/// weight would not keep up with memory). A lane loads 16 bytes of a row, 8 neighbours of k, straight into
+/// the registers from which the tensor cores read: a fragment's four elements of k may be any, if x's are the
+/// same ones. No shared memory, no barrier in the loop. A block has 16 or 32 rows; its warps take turns along
+/// k and add up through shared memory, in order. Each warp has kAhead steps of 32 k under way, 1 KiB or 2 KiB
+/// each, and loads a step again as soon as it was used.
+///
+/// f32: multiply-adds; a warp has four rows and 128 k at a time, and joins its lanes at the end.
+///
+/// Overlap: the kernel lets the next one start as soon as all its blocks run, and before it waits for those
+/// ahead of it asks for the first kilobytes of its rows in L2: the memory is busy while earlier kernels
+/// finish, and small kernels between two products cost little. Only L2 is filled ahead. It is where all
+/// writes go, so this is right also where the weights are still being written.
+
+namespace tessera::ops::gemv {
+
+using gpu::kPackOf;
+using gpu::kWarp;
+using gpu::Words;
+
+template <class T>
+struct Args {
+  T* y;
+  const T *x, *weight, *bias;  // bias: null for none
+  int64_t y_stride, x_stride, weight_stride;
+  int64_t second;  // rows between the two halves of the rows of a block; see kGated
+  int tokens, in, out;
+  uint32_t ahead;  // bytes of a row that are asked for early, a multiple of 16
+};
+
+/// cp.async.bulk.prefetch.L2 ("cp.async.bulk.prefetch"): `bytes`, a multiple of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+template <class T>
+__device__ __forceinline__ Words<T> load_once(const T* from) {
+  Words<T> words;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+               : "l"(from));
+  return words;
+}
+
+/// `count` elements from `from` on, at most a pack; zeros for the others. kWhole: count is no part of a pack.
+template <class T, bool kWhole, bool kOnce>
+__device__ __forceinline__ Words<T> load_some(const T* from, int count) {
+  Words<T> words;
+  if (count >= kPackOf<T>) words = kOnce ? load_once(from) : gpu::load_words(from);
+  if (!kWhole && count > 0 && count < kPackOf<T>) words = gpu::load_tail(from, count);
+  return words;
+}
+
+/// kGated: the second half of a block's rows lies `second` rows further on, and y = silu(first) second.
+template <class T, int kTiles, int kWarps, int kAhead, int kBlocks, bool kGated, bool kWhole>
+__global__ void __launch_bounds__(kWarps* kWarp, kBlocks) gemv_mma(Args<T> args) {
+  constexpr int kStep = 32, kTurn = kWarps * kAhead * kStep, kRows = kTiles * 16;
+  static_assert(!kGated || kTiles == 2);
+  __shared__ float partial[kWarps][kRows][8];
+  gpu::let_later_start();
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp, g = lane / 4, t = lane % 4;
+  const int first = int(blockIdx.x) * (kGated ? 16 : kRows);
+  const auto row_of = [&](int row) {  // of the block
+    return kGated ? min(first + row % 16, args.out - 1) + row / 16 * args.second
+                  : min(first + row, args.out - 1);
+  };
+  if (int(threadIdx.x) < kRows && args.ahead > 0)
+    prefetch_bytes(args.weight + row_of(int(threadIdx.x)) * args.weight_stride, args.ahead);
+  gpu::wait_for_earlier();
+
+  const T* rows[kTiles][2];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      rows[tile][half] = args.weight + row_of(tile * 16 + half * 8 + g) * args.weight_stride;
+  const bool has_token = g < args.tokens;
+  const T* const x = args.x + (has_token ? g : 0) * args.x_stride;
+
+  Words<T> w[kAhead][kTiles][2], token[kAhead];
+  float sum[kTiles][4] = {};
+  const auto load = [&](int slot, int k) {  // k: this lane's
+    const int left = args.in - k;
+    token[slot] = load_some<T, kWhole, false>(x + k, has_token ? left : 0);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        w[slot][tile][half] = load_some<T, kWhole, true>(rows[tile][half] + k, left);
+  };
+  int k = warp * (kAhead * kStep) + t * 8;
+#pragma unroll
+  for (int slot = 0; slot < kAhead; ++slot) load(slot, k + slot * kStep);
+  for (; k - t * 8 < args.in; k += kTurn) {
+#pragma unroll
+    for (int slot = 0; slot < kAhead; ++slot) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          const uint32_t a[4] = {w[slot][tile][0].word[step * 2], w[slot][tile][1].word[step * 2],
+                                 w[slot][tile][0].word[step * 2 + 1], w[slot][tile][1].word[step * 2 + 1]};
+          gpu::mma_m16n8k16<T>(sum[tile], a, token[slot].word[step * 2], token[slot].word[step * 2 + 1]);
+        }
+      load(slot, k + kTurn + slot * kStep);
+    }
+  }
+
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) partial[warp][tile * 16 + i / 2 * 8 + g][2 * t + i % 2] = sum[tile][i];
+  __syncthreads();
+  const int outputs = kGated ? 16 : kRows;
+  for (int at = int(threadIdx.x); at < outputs * args.tokens; at += kWarps * kWarp) {
+    const int row = at % outputs, n = at / outputs, to = first + row;
+    if (to >= args.out) continue;
+    const auto total = [&](int r) {
+      float value = partial[0][r][n];
+#pragma unroll
+      for (int other = 1; other < kWarps; ++other) value += partial[other][r][n];
+      return value;
+    };
+    float value = total(row);
+    if constexpr (kGated)
+      value = swiglu_value(value, total(row + 16));
+    else if (args.bias)
+      value += float(args.bias[to]);
+    args.y[n * args.y_stride + to] = T(value);
+  }
+}
+
+/// kRows rows a block, up to kTokens tokens; in f32.
+template <int kTokens, int kRows, int kAhead, bool kWhole>
+__global__ void __launch_bounds__(256, 2) gemv_fma(Args<float> args) {
+  constexpr int kWarps = 8, kStep = kWarp * 4, kTurn = kWarps * kAhead * kStep;
+  __shared__ float partial[kWarps][kRows * kTokens];
+  gpu::let_later_start();
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
+  const int first = int(blockIdx.x) * kRows;
+  if (int(threadIdx.x) < kRows && args.ahead > 0)
+    prefetch_bytes(args.weight + min(first + int(threadIdx.x), args.out - 1) * args.weight_stride,
+                   args.ahead);
+  gpu::wait_for_earlier();
+
+  Words<float> w[kAhead][kRows];
+  float sum[kRows][kTokens] = {};
+  const auto load = [&](int slot, int k) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      w[slot][r] = load_some<float, kWhole, true>(
+          args.weight + min(first + r, args.out - 1) * args.weight_stride + k, args.in - k);
+  };
+  int k = warp * (kAhead * kStep) + lane * 4;
+#pragma unroll
+  for (int slot = 0; slot < kAhead; ++slot) load(slot, k + slot * kStep);
+  for (; k - lane * 4 < args.in; k += kTurn) {
+#pragma unroll
+    for (int slot = 0; slot < kAhead; ++slot) {
+      const int at = k + slot * kStep;
+#pragma unroll
+      for (int n = 0; n < kTokens; ++n) {
+        float x[4];
+        gpu::unpack(x, load_some<float, kWhole, false>(args.x + n * args.x_stride + at,
+                                                       n < args.tokens ? args.in - at : 0));
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          float weight[4];
+          gpu::unpack(weight, w[slot][r]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[r][n] += weight[i] * x[i];
+        }
+      }
+      load(slot, at + kTurn);
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int n = 0; n < kTokens; ++n) {
+      const float whole = gpu::warp_reduce<gpu::Sum>(sum[r][n]);
+      if (lane == 0) partial[warp][n * kRows + r] = whole;
+    }
+  __syncthreads();
+  const int at = int(threadIdx.x), row = first + at % kRows, n = at / kRows;
+  if (n >= args.tokens || row >= args.out) return;
+  float value = partial[0][at];
+#pragma unroll
+  for (int other = 1; other < kWarps; ++other) value += partial[other][at];
+  args.y[n * args.y_stride + row] = args.bias ? value + args.bias[row] : value;
+}
+
+}  // namespace tessera::ops::gemv
