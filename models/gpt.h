@@ -86,8 +86,15 @@ struct Gpt {
 
   int64_t longest() const { return config.positions; }  // sequence
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
-  /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them. Records nothing.
+  /// Sequences of any lengths behind one another, tokens [N], into an empty cache -> logits [B, V] after the
+  /// last token of each. One sequence may stand for all of the cache. Records nothing, as the next two.
+  Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
+  /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them.
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
+  /// The same for n <= KvCache::kMostNew, without cache.advance(n): all that a graph has to repeat.
+  Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
+  /// Whether every step over a cache of that capacity is the same work.
+  bool steps_repeat(int64_t capacity) const;
 
   void fields(auto&& visit) {
     visit("token", token), visit("position", position), visit("blocks", blocks), visit("norm", norm);

@@ -129,8 +129,8 @@ Tensor Llama::rope_table(int64_t length) const {
 
 Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) const {
   nn::AttentionPass pass = given;
-  pass.rope_table = rope_table(pass.offset + pass.sequences.longest());
-  if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(pass.offset, tokens.device());
+  if (!pass.rope_table.defined()) pass.rope_table = rope_table(pass.sequences.longest());
+  if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(0, tokens.device());
   Tensor x;
   {
     const ModuleScope scope("embed");
@@ -167,21 +167,43 @@ Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequen
   return token_loss("llama", (*this)(tokens, sequences), targets);
 }
 
+bool Llama::steps_repeat(int64_t capacity) const {
+  return config.rope.scaling != ops::RopeScaling::dynamic || capacity <= config.rope.trained_length;
+}
+
 nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
   check(capacity <= longest(), "llama: a cache of ", capacity, " tokens; the model has ", config.positions,
         " positions");
-  return {config.layers,        batch, capacity, config.kv_heads, config.head_size(), config.dtype,
-          token.weight.device()};
+  nn::KvCache cache(config.layers, batch, capacity, config.kv_heads, config.head_size(), config.dtype,
+                    token.weight.device());
+  if (steps_repeat(capacity)) cache.rope_table = rope_table(capacity);
+  return cache;
+}
+
+Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const {
+  const NoTape no_tape;
+  check(cache.length() == 0, "llama: prefill into a cache that holds ", cache.length(), " tokens");
+  check_packed("llama", tokens, sequences, cache.capacity());
+  const Residual x = hidden(
+      tokens, {.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true});
+  cache.fill(sequences);
+  return logits(last_rows(x, sequences));
+}
+
+Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
+  const NoTape no_tape;
+  const Tensor flat = flat_tokens("llama", tokens);
+  const Tensor table =
+      cache.rope_table.defined() ? cache.rope_table : rope_table(cache.length() + tokens.size(1));
+  const nn::AttentionPass pass{.sequences = sequences_of(tokens),
+                               .rope_table = table,
+                               .positions = cache.begin(tokens.size(1)),
+                               .cache = &cache};
+  return logits(last_rows(hidden(flat, pass), pass.sequences));
 }
 
 Tensor Llama::decode(const Tensor& tokens, nn::KvCache& cache) const {
-  const NoTape no_tape;
-  const Tensor flat = flat_tokens("llama", tokens);
-  const nn::AttentionPass pass{.sequences = sequences_of(tokens), .offset = cache.length(), .cache = &cache};
-  check_packed("llama", flat, pass.sequences, cache.capacity() - cache.length());
-  const Residual x = hidden(flat, pass);
-  cache.advance(tokens.size(1));
-  return logits(last_rows(x, tokens.size(0)));
+  return language_internal::decode("llama", *this, tokens, cache);
 }
 
 }  // namespace tessera::models

@@ -87,7 +87,10 @@ struct Llama {
   Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
   int64_t longest() const;
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
+  Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
+  Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
+  bool steps_repeat(int64_t capacity) const;  // not if its angles change with the length
 
   void fields(auto&& visit) {
     visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("head", head);

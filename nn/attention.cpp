@@ -115,47 +115,6 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences
   return ops::concat(parts, 0);
 }
 
-// ---- cache ----
-
-KvCache::KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
-                 Device device)
-    : batch_(batch), capacity_(capacity) {
-  check(layers >= 1 && batch >= 1 && capacity >= 1, "KvCache: ", layers, " layers of ", batch,
-        " sequences of ", capacity, " tokens; expected 1 or more of each");
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    keys_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
-    values_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
-  }
-}
-
-void KvCache::truncate(int64_t length) {
-  check(0 <= length && length <= length_, "KvCache: cannot keep ", length, " of ", length_, " tokens");
-  length_ = length;
-}
-
-Tensor KvCache::attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const int64_t tokens = q.size(1), end = length_ + tokens;
-  check(q.size(0) == batch_, "KvCache: ", q.size(0), " sequences, made for ", batch_);
-  check(end <= capacity_, "KvCache: ", end, " tokens are more than its capacity of ", capacity_);
-  keys_[size_t(layer)].slice(1, length_, end).copy_from(k);
-  values_[size_t(layer)].slice(1, length_, end).copy_from(v);
-  const Tensor keys = keys_[size_t(layer)].slice(1, 0, end), values = values_[size_t(layer)].slice(1, 0, end);
-  const int64_t times = q.size(2) / k.size(2);
-  if (tokens > 1 || times == 1)
-    return ops::attention(q, repeat_heads(keys, times), repeat_heads(values, times), {.causal = true});
-  // One token sees everything, so the queries that share a key head may stand as several queries of one head:
-  // [B, 1, Hk, G, D] -> [B, G, Hk, D], and the cache is read as it lies.
-  const Shape grouped{batch_, k.size(2), times, q.size(3)};
-  const Tensor mixed = ops::attention(q.reshape(grouped).transpose(1, 2), keys, values);
-  return ops::reshape(mixed.transpose(1, 2), q.shape());
-}
-
-void KvCache::advance(int64_t tokens) {
-  check(tokens >= 0 && tokens <= capacity_ - length_, "KvCache: ", length_ + tokens,
-        " tokens are more than its capacity of ", capacity_);
-  length_ += tokens;
-}
-
 // ---- layer ----
 
 SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
@@ -186,8 +145,10 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   if (pass.rope_table.defined()) {
     // The heads of q and k stand next to each other: one rotation turns all.
     const Tensor both = heads_of(0, heads + kv_heads);
-    const Tensor turned = uniform ? ops::rope(both, pass.rope_table, pass.offset)
-                                  : ops::rope(both, pass.rope_table, pass.positions);
+    const Tensor turned =
+        pass.positions.defined()
+            ? ops::rope(both, pass.rope_table, pass.positions.detach().reshape({batch, length}))
+            : ops::rope(both, pass.rope_table);
     q = ops::slice(turned, 2, 0, heads);
     k = ops::slice(turned, 2, heads, heads + kv_heads);
   } else {
@@ -195,10 +156,11 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
     k = heads_of(heads, kv_heads);
   }
   Tensor mixed;
-  if (pass.cache) {
+  if (pass.cache && !pass.fills_cache) {
     mixed = pass.cache->attend(layer, q, k, v);
   } else {
     const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, t.size(2), head}); };
+    if (pass.cache) pass.cache->store(layer, flat(k), flat(v), pass.sequences);
     mixed = attend(flat(q), flat(k), flat(v), pass.sequences, {.causal = causal, .dropout = &dropout});
   }
   return out(ops::reshape(mixed, {tokens, heads * head}));
