@@ -5,6 +5,7 @@
 
 #include "models/language_internal.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/linear_swiglu.h"
 #include "ops/mlp/mlp.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
@@ -57,6 +58,8 @@ LlamaMlp::LlamaMlp(const LlamaConfig& config, Rng& rng, Device device)
 Tensor LlamaMlp::operator()(const Tensor& x) const {
   const ModuleScope scope("mlp");
   if (!gated) return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias);
+  if (activation == ops::Activation::silu && !up.bias.defined())
+    return down(ops::linear_swiglu(x, up.weight));
   const Tensor both = up(x);
   if (activation == ops::Activation::silu) return down(ops::swiglu(both));
   const int64_t width = both.size(1) / 2;

@@ -136,6 +136,11 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const bool uniform = pass.sequences.is_uniform();
   const int64_t tokens = x.size(0), batch = uniform ? pass.sequences.count() : 1;
   const int64_t length = batch ? tokens / batch : 0;
+  if (pass.cache && !pass.fills_cache) {
+    const Tensor heads_apart = ops::reshape(rows, {batch, length, heads + 2 * kv_heads, head});
+    const Tensor mixed = pass.cache->attend(layer, heads_apart, pass.rope_table);
+    return out(ops::reshape(mixed, {tokens, heads * head}));
+  }
   const auto heads_of = [&](int64_t begin, int64_t count) {
     return ops::reshape(ops::slice(rows, 1, begin * head, (begin + count) * head),
                         {batch, length, count, head});
@@ -155,14 +160,10 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
     q = heads_of(0, heads);
     k = heads_of(heads, kv_heads);
   }
-  Tensor mixed;
-  if (pass.cache && !pass.fills_cache) {
-    mixed = pass.cache->attend(layer, q, k, v);
-  } else {
-    const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, t.size(2), head}); };
-    if (pass.cache) pass.cache->store(layer, flat(k), flat(v), pass.sequences);
-    mixed = attend(flat(q), flat(k), flat(v), pass.sequences, {.causal = causal, .dropout = &dropout});
-  }
+  const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, t.size(2), head}); };
+  if (pass.cache) pass.cache->store(layer, flat(k), flat(v), pass.sequences);
+  const Tensor mixed =
+      attend(flat(q), flat(k), flat(v), pass.sequences, {.causal = causal, .dropout = &dropout});
   return out(ops::reshape(mixed, {tokens, heads * head}));
 }
 

@@ -4,6 +4,7 @@
 
 #include "nn/attention.h"
 #include "ops/decode_attention/decode_attention.h"
+#include "ops/decode_attention/rope_to_cache.h"
 #include "ops/generation/sample.h"
 
 namespace tessera::nn {
@@ -60,11 +61,17 @@ Tensor KvCache::begin(int64_t tokens) {
   return ops::advance(lengths_, tokens);
 }
 
-Tensor KvCache::attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+Tensor KvCache::attend(int64_t layer, const Tensor& qkv, const Tensor& table) {
   Tensor &keys = keys_[size_t(layer)], &values = values_[size_t(layer)];
-  ops::append_to_cache(keys, k, lengths_);
-  ops::append_to_cache(values, v, lengths_);
-  return ops::decode_attention(q, keys, values, lengths_);
+  if (table.defined()) {
+    const Tensor q = ops::rope_to_cache(qkv, table, lengths_, keys, values);
+    return ops::decode_attention(q, keys, values, lengths_);
+  }
+  const int64_t kv_heads = keys.size(2), heads = qkv.size(2) - 2 * kv_heads;
+  const Tensor all = qkv.detach();
+  ops::append_to_cache(keys, all.slice(2, heads, heads + kv_heads), lengths_);
+  ops::append_to_cache(values, all.slice(2, heads + kv_heads, heads + 2 * kv_heads), lengths_);
+  return ops::decode_attention(all.slice(2, 0, heads), keys, values, lengths_);
 }
 
 void KvCache::advance(int64_t tokens) {

@@ -37,9 +37,10 @@ class KvCache {
 
   /// n more tokens of each sequence come: i32 [B, n], their positions.
   Tensor begin(int64_t tokens);
-  /// Writes their k and v [B, n, Hk, D] of that layer behind those of before and attends to all of them,
-  /// causal: q [B, n, H, D] -> [B, n, H, D].
-  Tensor attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v);
+  /// Of that layer: qkv [B, n, H + 2 Hk, D] are the heads of queries, keys and values of the new tokens.
+  /// Turns queries and keys by their positions if `table` (of ops::rope) is defined, writes keys and values
+  /// behind those of before, and attends to all of them, causal -> [B, n, H, D].
+  Tensor attend(int64_t layer, const Tensor& qkv, const Tensor& table);
   void advance(int64_t tokens);
 
   /// Keeps the first `length` tokens of each sequence; all must have as many.

@@ -173,7 +173,7 @@ TEST(KvCache, AFewTokensAtATimeEqualAllAtOnce) {
       const Tensor positions = cache.begin(end - begin);
       EXPECT_EQ(positions.select(1, 0).to_vector<int32_t>(),
                 (std::vector<int32_t>{int32_t(begin), int32_t(begin)}));
-      const Tensor y = cache.attend(0, part(q), part(k), part(v));
+      const Tensor y = cache.attend(0, ops::concat({part(q), part(k), part(v)}, 2), {});
       cache.advance(end - begin);
       EXPECT_LT(largest_difference(y, part(whole)), 1e-12) << kv_heads << " " << begin;
     }
@@ -191,9 +191,7 @@ TEST(KvCache, AFewTokensAtATimeEqualAllAtOnce) {
 TEST(KvCache, SequencesOfDifferentLengthsGoOnWhereTheyEnd) {
   const Sequences given{{3, 1}};
   const Tensor q = random({2, 5, 4, 8}, 1), k = random({2, 5, 2, 8}, 2), v = random({2, 5, 2, 8}, 3);
-  const auto packed = [](const Tensor& x) {
-    return x.clone().reshape({10, x.size(2), 8});
-  };
+  const auto packed = [](const Tensor& x) { return x.clone().reshape({10, x.size(2), 8}); };
   const Tensor keys = packed(k), values = packed(v);
   KvCache cache(1, 2, 5, 2, 8, DType::f64, Device::cpu());
   const auto first = [&](const Tensor& x) {  // three rows of the first sequence, one of the second
@@ -212,7 +210,7 @@ TEST(KvCache, SequencesOfDifferentLengthsGoOnWhereTheyEnd) {
     two.select(0, 1).copy_from(x.select(0, 1).slice(0, 1, 2));
     return two;
   };
-  const Tensor y = cache.attend(0, next(q), next(k), next(v));
+  const Tensor y = cache.attend(0, ops::concat({next(q), next(k), next(v)}, 2), {});
   const auto alone = [&](int64_t b, int64_t length) {
     const auto part = [&](const Tensor& x) { return x.select(0, b).slice(0, 0, length).clone(); };
     return attend(part(q), part(k), part(v), {{length}}, {.causal = true}).slice(0, length - 1, length);
