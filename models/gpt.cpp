@@ -46,10 +46,14 @@ GptBlock::GptBlock(const GptConfig& config, Rng& rng, Device device)
           {.activation = config.activation, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.residual_dropout, rng) {}
 
-Residual GptBlock::operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
-  const auto [begin, normed] = add_norm(norm1, x);
-  const auto [middle, again] = norm2.add(begin, dropout(attention(normed, pass, layer)));
-  return {middle, dropout(mlp(again))};
+Residual GptBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+  const auto [sum, normed] = add_norm(norm1, x);
+  return {sum, dropout(attention(normed, pass, layer))};
+}
+
+Residual GptBlock::feed(const Residual& x) const {
+  const auto [sum, normed] = norm2.add(x.sum, x.branch);
+  return {sum, dropout(mlp(normed))};
 }
 
 Gpt::Gpt(const GptConfig& given, Rng& rng, Device device, Start start)
@@ -99,7 +103,10 @@ Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const 
   Residual stream{x, {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
-    stream = blocks[i](stream, pass, int64_t(i));
+    stream = blocks[i].attend(stream, pass, int64_t(i));
+    // Behind the last attention nobody asks for tokens but the last of each prompt.
+    if (pass.fills_cache && i + 1 == blocks.size()) stream = last_rows(stream, pass.sequences);
+    stream = blocks[i].feed(stream);
   }
   return stream;
 }
@@ -145,7 +152,7 @@ Tensor Gpt::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::Kv
   check_packed("gpt", tokens, sequences, cache.capacity());
   const Residual x = hidden(tokens, {.sequences = sequences, .cache = &cache, .fills_cache = true});
   cache.fill(sequences);
-  return logits(last_rows(x, sequences));
+  return logits(x);
 }
 
 Tensor Gpt::step(const Tensor& tokens, nn::KvCache& cache) const {

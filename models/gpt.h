@@ -58,7 +58,9 @@ struct Residual {
 
 struct GptBlock {
   GptBlock(const GptConfig& config, Rng& rng, Device device);
-  Residual operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  /// The two halves, each a branch. The second knows no other tokens.
+  Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  Residual feed(const Residual& x) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
     visit("dropout", dropout);
@@ -109,6 +111,8 @@ struct Gpt {
   nn::Dropout dropout;
 
  private:
+  /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
+  /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
   Tensor logits(const Residual& hidden) const;
 };

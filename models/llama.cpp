@@ -82,10 +82,14 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
       norm2(config.d_model, device, norm_options(config)),
       mlp(config, rng, device) {}
 
-Residual LlamaBlock::operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
-  const auto [begin, normed] = add_norm(norm1, x);
-  const auto [middle, again] = norm2.add(begin, attention(normed, pass, layer));
-  return {middle, mlp(again)};
+Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+  const auto [sum, normed] = add_norm(norm1, x);
+  return {sum, attention(normed, pass, layer)};
+}
+
+Residual LlamaBlock::feed(const Residual& x) const {
+  const auto [sum, normed] = norm2.add(x.sum, x.branch);
+  return {sum, mlp(normed)};
 }
 
 Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
@@ -142,7 +146,10 @@ Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) con
   Residual stream{x, {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
-    stream = blocks[i](stream, pass, int64_t(i));
+    stream = blocks[i].attend(stream, pass, int64_t(i));
+    // Behind the last attention nobody asks for tokens but the last of each prompt.
+    if (pass.fills_cache && i + 1 == blocks.size()) stream = last_rows(stream, pass.sequences);
+    stream = blocks[i].feed(stream);
   }
   return stream;
 }
@@ -190,7 +197,7 @@ Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::
   const Residual x = hidden(
       tokens, {.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true});
   cache.fill(sequences);
-  return logits(last_rows(x, sequences));
+  return logits(x);
 }
 
 Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {

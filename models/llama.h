@@ -65,7 +65,8 @@ struct LlamaMlp {
 
 struct LlamaBlock {
   LlamaBlock(const LlamaConfig& config, Rng& rng, Device device);
-  Residual operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  Residual feed(const Residual& x) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
   }
@@ -103,6 +104,8 @@ struct Llama {
   std::optional<nn::Linear> head;  // unless tied
 
  private:
+  /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
+  /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
   Tensor logits(const Residual& hidden) const;
   /// The table for sequences of `length` tokens: the one at hand if it serves, else a longer one (twice as
