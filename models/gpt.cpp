@@ -148,10 +148,10 @@ bool Gpt::steps_repeat(int64_t) const {
 
 Tensor Gpt::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const {
   const NoTape no_tape;
-  check(cache.length() == 0, "gpt: prefill into a cache that holds ", cache.length(), " tokens");
   check_packed("gpt", tokens, sequences, cache.capacity());
+  cache.begin(sequences);
   const Residual x = hidden(tokens, {.sequences = sequences, .cache = &cache, .fills_cache = true});
-  cache.fill(sequences);
+  cache.advance(sequences.longest());
   return logits(x);
 }
 

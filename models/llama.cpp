@@ -192,11 +192,11 @@ nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
 
 Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const {
   const NoTape no_tape;
-  check(cache.length() == 0, "llama: prefill into a cache that holds ", cache.length(), " tokens");
   check_packed("llama", tokens, sequences, cache.capacity());
+  cache.begin(sequences);
   const Residual x = hidden(
       tokens, {.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true});
-  cache.fill(sequences);
+  cache.advance(sequences.longest());
   return logits(x);
 }
 

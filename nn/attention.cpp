@@ -137,17 +137,21 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const int64_t tokens = x.size(0), batch = uniform ? pass.sequences.count() : 1;
   const int64_t length = batch ? tokens / batch : 0;
   if (pass.cache && !pass.fills_cache) {
-    const Tensor heads_apart = ops::reshape(rows, {batch, length, heads + 2 * kv_heads, head});
-    const Tensor mixed = pass.cache->attend(layer, heads_apart, pass.rope_table);
+    const Tensor apart = ops::reshape(rows, {batch, length, heads + 2 * kv_heads, head});
+    const Tensor mixed = pass.cache->attend(layer, apart, pass.rope_table);
     return out(ops::reshape(mixed, {tokens, heads * head}));
   }
   const auto heads_of = [&](int64_t begin, int64_t count) {
     return ops::reshape(ops::slice(rows, 1, begin * head, (begin + count) * head),
                         {batch, length, count, head});
   };
-  Tensor q, k;
-  const Tensor v = heads_of(heads + kv_heads, kv_heads);
-  if (pass.rope_table.defined()) {
+  Tensor q, k, v = heads_of(heads + kv_heads, kv_heads);
+  const bool placed = pass.cache && pass.rope_table.defined() && uniform && batch == pass.cache->batch();
+  if (placed) {
+    const KvCache::Placed parts =
+        pass.cache->place(layer, heads_of(0, heads + 2 * kv_heads), pass.rope_table);
+    q = parts.q, k = parts.k, v = parts.v;
+  } else if (pass.rope_table.defined()) {
     // The heads of q and k stand next to each other: one rotation turns all.
     const Tensor both = heads_of(0, heads + kv_heads);
     const Tensor turned =
@@ -161,7 +165,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
     k = heads_of(heads, kv_heads);
   }
   const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, t.size(2), head}); };
-  if (pass.cache) pass.cache->store(layer, flat(k), flat(v), pass.sequences);
+  if (pass.cache && !placed) pass.cache->store(layer, flat(k), flat(v), pass.sequences);
   const Tensor mixed =
       attend(flat(q), flat(k), flat(v), pass.sequences, {.causal = causal, .dropout = &dropout});
   return out(ops::reshape(mixed, {tokens, heads * head}));

@@ -1,7 +1,5 @@
 #include "nn/kv_cache.h"
 
-#include <algorithm>
-
 #include "nn/attention.h"
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_attention/rope_to_cache.h"
@@ -21,16 +19,17 @@ KvCache::KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_hea
   lengths_ = Tensor::zeros({batch}, DType::i32, device);
 }
 
-void KvCache::set_lengths(const std::vector<int64_t>& lengths) {
-  lengths_.copy_from(Tensor::from(lengths, {batch_}));
-  length_ = *std::max_element(lengths.begin(), lengths.end());
+void KvCache::begin(const Sequences& sequences) {
+  const int64_t count = sequences.count(), longest = sequences.longest();
+  check(length_ == 0, "KvCache: holds ", length_, " tokens; a prompt needs an empty one");
+  check(count == batch_ || count == 1, "KvCache: ", count, " sequences, made for ", batch_);
+  check(longest <= capacity_, "KvCache: ", longest, " tokens are more than its capacity of ", capacity_);
+  const std::vector<int64_t> all(size_t(batch_), longest);
+  lengths_.copy_from(Tensor::from(count == batch_ ? sequences.lengths : all, {batch_}));
 }
 
 void KvCache::store(int64_t layer, const Tensor& k, const Tensor& v, const Sequences& sequences) {
   const int64_t count = sequences.count();
-  check(count == batch_ || count == 1, "KvCache: ", count, " sequences, made for ", batch_);
-  check(sequences.longest() <= capacity_, "KvCache: ", sequences.longest(),
-        " tokens are more than its capacity of ", capacity_);
   const auto copy = [&](const Tensor& to, const Tensor& from) {
     if (sequences.is_uniform()) {
       const int64_t length = sequences.longest();
@@ -48,9 +47,10 @@ void KvCache::store(int64_t layer, const Tensor& k, const Tensor& v, const Seque
   copy(values_[size_t(layer)], v);
 }
 
-void KvCache::fill(const Sequences& sequences) {
-  set_lengths(sequences.count() == batch_ ? sequences.lengths
-                                          : std::vector<int64_t>(size_t(batch_), sequences.longest()));
+KvCache::Placed KvCache::place(int64_t layer, const Tensor& qkv, const Tensor& table) {
+  Tensor &keys = keys_[size_t(layer)], &values = values_[size_t(layer)];
+  const Tensor q = ops::rope_to_cache(qkv, table, lengths_, keys, values);
+  return {q, keys.slice(1, 0, qkv.size(1)), values.slice(1, 0, qkv.size(1))};
 }
 
 Tensor KvCache::begin(int64_t tokens) {
@@ -82,7 +82,8 @@ void KvCache::advance(int64_t tokens) {
 
 void KvCache::truncate(int64_t length) {
   check(0 <= length && length <= length_, "KvCache: cannot keep ", length, " of ", length_, " tokens");
-  set_lengths(std::vector<int64_t>(size_t(batch_), length));
+  lengths_.fill(double(length));
+  length_ = length;
 }
 
 }  // namespace tessera::nn

@@ -13,9 +13,10 @@ struct Sequences;
 /// (ops::decode_attention), so that a step over the cache can be replayed from a graph; the host keeps its
 /// own count of the longest.
 ///
-/// A pass of the model over an empty cache stores what it computed (`store`) and attends as without a cache;
-/// then `fill`. Later passes of a few tokens a sequence: `begin(n)`, then `attend` in every layer, then
-/// `advance(n)`, which is the host's count alone: a replay needs nothing else.
+/// Passes of the model go in three parts: `begin` tells the device what comes; every layer writes its keys
+/// and values, over an empty cache with `place` or `store` and attends as without a cache, later with
+/// `attend`; `advance` is the host's count alone, so that the replay of a pass needs nothing but the first
+/// two.
 class KvCache {
  public:
   KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
@@ -30,10 +31,16 @@ class KvCache {
   /// i32 [B] on the device: tokens of each.
   const Tensor& lengths() const { return lengths_; }
 
-  /// k and v [N, Hk, D] of sequences behind one another, from position 0. One sequence may stand for all B.
+  /// Into an empty cache come these. One sequence may stand for all B.
+  void begin(const Sequences& sequences);
+  /// Of that layer: k and v [N, Hk, D] of those sequences, one behind the other.
   void store(int64_t layer, const Tensor& k, const Tensor& v, const Sequences& sequences);
-  /// The cache now holds these.
-  void fill(const Sequences& sequences);
+  /// The same for B sequences of one length, from the heads of queries, keys and values as the projection
+  /// gives them: qkv [B, T, H + 2 Hk, D]. Returns the turned queries, and k and v where they lie now.
+  struct Placed {
+    Tensor q, k, v;  // [B, T, H or Hk, D]
+  };
+  Placed place(int64_t layer, const Tensor& qkv, const Tensor& table);
 
   /// n more tokens of each sequence come: i32 [B, n], their positions.
   Tensor begin(int64_t tokens);
@@ -51,8 +58,6 @@ class KvCache {
   Tensor rope_table;  // of the positions below capacity, if they turn queries and keys and never change
 
  private:
-  void set_lengths(const std::vector<int64_t>& lengths);
-
   int64_t batch_, capacity_, length_ = 0;
   std::vector<Tensor> keys_, values_;
   Tensor lengths_;

@@ -166,8 +166,14 @@ TEST(KvCache, AFewTokensAtATimeEqualAllAtOnce) {
     const Tensor whole =
         attend(flat(q), flat(k), flat(v), Sequences::uniform(2, 6), {.causal = true}).reshape({2, 6, 4, 8});
     KvCache cache(1, 2, 6, kv_heads, 8, DType::f64, Device::cpu());
+    EXPECT_EQ(message_of([&] { cache.begin(Sequences::uniform(3, 4)); }), "KvCache: 3 sequences, made for 2");
+    EXPECT_EQ(message_of([&] { cache.begin(Sequences::uniform(2, 7)); }),
+              "KvCache: 7 tokens are more than its capacity of 6");
+    cache.begin(Sequences::uniform(2, 3));
     cache.store(0, flat(k.slice(1, 0, 3)), flat(v.slice(1, 0, 3)), Sequences::uniform(2, 3));
-    cache.fill(Sequences::uniform(2, 3));
+    cache.advance(3);
+    EXPECT_EQ(message_of([&] { cache.begin(Sequences::uniform(2, 3)); }),
+              "KvCache: holds 3 tokens; a prompt needs an empty one");
     for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{3, 4}, {4, 6}}) {
       const auto part = [&, b = begin, e = end](const Tensor& x) { return x.slice(1, b, e); };
       const Tensor positions = cache.begin(end - begin);
@@ -179,8 +185,6 @@ TEST(KvCache, AFewTokensAtATimeEqualAllAtOnce) {
     }
     EXPECT_EQ(message_of([&] { cache.begin(1); }), "KvCache: 7 tokens are more than its capacity of 6");
     EXPECT_EQ(message_of([&] { cache.begin(17); }), "KvCache: 17 tokens in a pass; expected 1 to 16");
-    EXPECT_EQ(message_of([&] { cache.store(0, flat(k), flat(v), Sequences::uniform(3, 4)); }),
-              "KvCache: 3 sequences, made for 2");
     cache.truncate(3);
     EXPECT_EQ(cache.length(), 3);
     EXPECT_EQ(cache.lengths().to_vector<int32_t>(), (std::vector<int32_t>{3, 3}));
@@ -200,8 +204,9 @@ TEST(KvCache, SequencesOfDifferentLengthsGoOnWhereTheyEnd) {
     four.slice(0, 3, 4).copy_from(x.slice(0, 5, 6));
     return four;
   };
+  cache.begin(given);
   cache.store(0, first(keys), first(values), given);
-  cache.fill(given);
+  cache.advance(3);
   EXPECT_EQ(cache.length(), 3);
   EXPECT_EQ(cache.begin(1).to_vector<int32_t>(), (std::vector<int32_t>{3, 1}));
   const auto next = [&](const Tensor& x) {
