@@ -28,7 +28,6 @@
 
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/self_attention.h"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_schedule.h"
 #include "ops/cast/cast.h"

@@ -47,6 +47,7 @@ struct GradState {
   std::shared_ptr<WholeGrad> whole;  // of a result that is elements begin ... end - 1 of dimension dim of it
   int dim = 0;
   int64_t begin = 0, end = 0;
+  bool placed = false;                                         // its place in the whole was given out
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
 };
 
@@ -93,7 +94,8 @@ class Saved {
 /// ...`.
 struct GradTarget {
   Tensor grad;
-  bool accumulate;
+  bool accumulate = false;
+  bool part = false;  // the place in the gradient of a whole: nobody else's until it is written
 };
 
 /// What an entry's backward function sees. Inputs and outputs are numbered as they were recorded.
@@ -120,7 +122,8 @@ class Backward {
   /// For kernels that can write or add in place (a product with beta): the leaf's buffer, a result's gradient
   /// that nobody else reads, or a part's place in the gradient of the whole, and whether it holds something
   /// to add to; an undefined tensor if there is none, then make one. Only if needs(input). Write all of it,
-  /// then call `written`. One tensor may be several inputs: their targets are then the same memory.
+  /// then call `written`. One tensor may be several inputs: their targets are then the same memory, except
+  /// that a part is given out once.
   GradTarget target(int input);
   void written(int input, const GradTarget& target);
 

@@ -31,6 +31,11 @@ Tensor make_flush(Device device) {
 
 }  // namespace
 
+Timing percentiles(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return {percentile(times, 0.1), percentile(times, 0.5), percentile(times, 0.9), int(times.size())};
+}
+
 Timing measure(Device device, const std::function<void()>& work, const TimerOptions& options,
                const std::function<void()>& prepare) {
   const Tensor flush = options.cold ? make_flush(device) : Tensor();
@@ -58,8 +63,7 @@ Timing measure(Device device, const std::function<void()>& work, const TimerOpti
     repeat(events.back().first, events.back().second);
   }
   for (auto& [begin, end] : events) times.push_back(end.milliseconds_since(begin));
-  std::sort(times.begin(), times.end());
-  return {percentile(times, 0.1), percentile(times, 0.5), percentile(times, 0.9), repeats};
+  return percentiles(std::move(times));
 }
 
 void copy_at_best(const Tensor& to, const Tensor& from) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -11,6 +12,9 @@ struct Timing {
   double p10 = 0, p50 = 0, p90 = 0;
   int repeats = 0;
 };
+
+/// Of measured milliseconds; at least one.
+Timing percentiles(std::vector<double> milliseconds);
 
 struct TimerOptions {
   double seconds = 0.5;  // of measuring, after warm-up; at least `least` and at most `most` repeats

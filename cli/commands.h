@@ -21,6 +21,7 @@ using Action = std::function<int()>;
 void add_doctor(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
 void add_op(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);

@@ -31,6 +31,7 @@ int run(int argc, char** argv) {
   add_doctor(app, action);
   add_train(app, action);
   add_eval(app, action);
+  add_generate(app, action);
   add_op(app, action);
   add_bench(app, action);
   add_plan(app, action);

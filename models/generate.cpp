@@ -1,61 +1,128 @@
 #include "models/generate.h"
 
-#include <cmath>
-#include <numeric>
+#include <algorithm>
+#include <array>
+#include <optional>
 
-#include "runtime/philox.h"
+#include "runtime/capture.h"
 
 namespace tessera::models {
 
-void Sampling::validate() const {
-  check(temperature >= 0 && std::isfinite(temperature), "sampling: temperature is ", temperature,
-        "; expected 0 (greedy) or more");
-  check(top_k >= 0, "sampling: top_k is ", top_k, "; expected 0 (all) or more");
-  check(top_p > 0 && top_p <= 1, "sampling: top_p is ", top_p, "; expected more than 0 and at most 1");
+using Texts = Generator::Texts;
+
+struct Generator::State {
+  explicit State(DecodingModel given)
+      : model(std::move(given)),
+        choices(model.cache.batch(), model.cache.capacity(), model.device),
+        events{Event(model.device), Event(model.device)} {}
+  ~State() {
+    // A step that nobody waited for may still write to the host's memory.
+    try {
+      model.device.synchronize();
+    } catch (const std::exception&) {  // an error of the device has been, or will be, met by others
+    }
+  }
+
+  int64_t batch() const { return model.cache.batch(); }
+
+  /// The work of a step on the device; what a graph repeats.
+  void body(const Sampling& sampling) {
+    ops::sample(choices, model.step(choices.next, model.cache), sampling);
+  }
+
+  void issue_step(const GenerateOptions& options, int64_t number) {
+    const bool replays = options.graph && model.repeats && model.device.is_cuda();
+    if (replays) {
+      if (!captured || captured_sampling != options.sampling) {
+        captured.emplace(model.device, [this, sampling = options.sampling] { body(sampling); });
+        captured_sampling = options.sampling;
+      }
+      (*captured)();
+    } else {
+      captured.reset();
+      body(options.sampling);
+    }
+    model.cache.advance(1);
+    events[size_t(number % 2)].record();
+  }
+
+  void prefill(const Texts& prompts, const GenerateOptions& options) {
+    nn::Sequences sequences;
+    std::vector<int64_t> tokens;
+    for (const auto& prompt : prompts) {
+      sequences.lengths.push_back(int64_t(prompt.size()));
+      tokens.insert(tokens.end(), prompt.begin(), prompt.end());
+    }
+    model.cache.truncate(0);
+    choices.restart(options.seed);
+    const Tensor flat = Tensor::from(tokens, {int64_t(tokens.size())}, model.device);
+    const Tensor logits = model.prefill(flat, sequences, model.cache);
+    ops::sample(choices, logits.expand({batch(), logits.size(1)}), options.sampling);
+    events[0].record();
+  }
+
+  /// Token `number` of each text.
+  std::vector<int64_t> wait_for(int64_t number) {
+    events[size_t(number % 2)].wait();
+    std::vector<int64_t> tokens;
+    const int64_t most = choices.history.size(1);
+    for (int64_t b = 0; b < batch(); ++b) {
+      tokens.push_back(choices.history.data<int64_t>()[b * most + number]);
+      check(tokens.back() != ops::Choices::kNone, "generate: of the logits for token ", number, " of text ",
+            b, " one is NaN, or all are -inf; are the weights whole, and does the dtype reach far enough?");
+    }
+    return tokens;
+  }
+
+  DecodingModel model;
+  ops::Choices choices;
+  std::array<Event, 2> events;  // behind the choice of even and odd numbers
+  std::optional<Captured> captured;
+  Sampling captured_sampling;
+};
+
+Generator::Generator(DecodingModel model) : state_(std::make_unique<State>(std::move(model))) {}
+Generator::~Generator() = default;
+Generator::Generator(Generator&&) noexcept = default;
+
+bool Generator::is_graph() const {
+  return state_->captured && state_->captured->is_graph();
 }
 
-double choice_number(uint64_t seed, uint64_t index) {
-  const Uint4 random = philox(seed, 0, index);
-  // 53 bits: with 24, tokens of small probability behind a long tail could never be drawn.
-  return double((uint64_t(random.word[0]) << 21) ^ (random.word[1] >> 11)) * 0x1p-53;
-}
-
-int64_t sample(std::span<const float> logits, const Sampling& sampling, double random) {
-  std::vector<int64_t> order;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    check(!std::isnan(logits[i]), "sampling: the logit of token ", i, " is NaN");
-    if (logits[i] > -INFINITY) order.push_back(int64_t(i));
+Texts Generator::operator()(const Texts& prompts, const GenerateOptions& options, const OnToken& on_token) {
+  State& state = *state_;
+  options.sampling.validate();
+  check(options.most_tokens >= 0, "generate: most_tokens is ", options.most_tokens);
+  check(prompts.size() == 1 || int64_t(prompts.size()) == state.batch(), "generate: ", prompts.size(),
+        " prompts for ", state.batch(), " texts");
+  int64_t given = 0;
+  for (const auto& prompt : prompts) {
+    check(!prompt.empty(), "generate: the prompt has no tokens; begin with the model's first token");
+    given = std::max(given, int64_t(prompt.size()));
   }
-  check(!order.empty(), "sampling: no token of ", logits.size(), " can be chosen; all logits are -inf");
-  const auto larger = [&](int64_t a, int64_t b) {
-    const float x = logits[size_t(a)], y = logits[size_t(b)];
-    return x != y ? x > y : a < b;
-  };
-  if (sampling.temperature == 0) return *std::min_element(order.begin(), order.end(), larger);
-  const bool cuts = sampling.top_k > 0 && sampling.top_k < int64_t(order.size());
-  if (cuts) {
-    std::nth_element(order.begin(), order.begin() + (sampling.top_k - 1), order.end(), larger);
-    order.resize(size_t(sampling.top_k));
+  const int64_t capacity = state.model.cache.capacity();
+  check(given <= capacity, "generate: the prompt has ", given, " tokens; there is room for ", capacity);
+  const int64_t room = std::min(options.most_tokens, capacity - given + 1);
+  Texts texts(size_t(state.batch()));
+  if (room == 0) return texts;
+  std::vector<bool> ended(texts.size(), false);
+  state.prefill(prompts, options);
+  const bool ahead = state.model.device.is_cuda();
+  for (int64_t number = 0; number < room; ++number) {
+    const bool more = number + 1 < room;
+    if (ahead && more) state.issue_step(options, number + 1);
+    const std::vector<int64_t> tokens = state.wait_for(number);
+    for (size_t b = 0; b < texts.size(); ++b) {
+      if (ended[b]) continue;
+      texts[b].push_back(tokens[b]);
+      const bool goes_on = !on_token || on_token(int64_t(b), tokens[b]);
+      ended[b] = !goes_on || std::find(options.stop_tokens.begin(), options.stop_tokens.end(), tokens[b]) !=
+                                 options.stop_tokens.end();
+    }
+    if (std::all_of(ended.begin(), ended.end(), [](bool end) { return end; })) break;
+    if (!ahead && more) state.issue_step(options, number + 1);
   }
-  if (cuts || sampling.top_p < 1) std::sort(order.begin(), order.end(), larger);
-  const double top = logits[size_t(*std::min_element(order.begin(), order.end(), larger))];
-  std::vector<double> weights;
-  for (const int64_t token : order)
-    weights.push_back(std::exp((double(logits[size_t(token)]) - top) / sampling.temperature));
-  double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  if (sampling.top_p < 1) {
-    double sum = 0;
-    size_t kept = 0;
-    while (kept < weights.size() && sum < sampling.top_p * total) sum += weights[kept++];
-    weights.resize(kept);
-    total = sum;
-  }
-  double left = random * total;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    left -= weights[i];
-    if (left < 0) return order[i];
-  }
-  return order[weights.size() - 1];  // rounding: random was next to 1
+  return texts;
 }
 
 }  // namespace tessera::models

@@ -1,28 +1,18 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "nn/attention.h"
+#include "ops/generation/sample.h"
 
 namespace tessera::models {
 
-/// How the next token is chosen from the logits of all: they are divided by `temperature`, then only the
-/// top_k largest are kept (0: all), then the fewest of these, largest first, whose probabilities add up to
-/// top_p or more (Holtzman et al., arXiv:1904.09751, section 3.1), then one is drawn by its probability.
-/// Equal logits rank by their index. temperature 0 takes the largest logit: greedy.
-struct Sampling {
-  double temperature = 1;
-  int64_t top_k = 0;
-  double top_p = 1;
-
-  /// Throws, naming the option, unless 0 <= temperature, 0 <= top_k and 0 < top_p <= 1.
-  void validate() const;
-};
-
-/// One choice; `random` is a number of [0, 1). Throws if no logit is a number above -inf, or one is NaN.
-int64_t sample(std::span<const float> logits, const Sampling& sampling, double random);
+using ops::choice_number;
+using ops::sample;
+using ops::Sampling;
 
 struct GenerateOptions {
   int64_t most_tokens = 128;  // new ones
@@ -31,18 +21,79 @@ struct GenerateOptions {
   std::vector<int64_t> stop_tokens = {};  // end the text, and are part of it
   /// Called with each new token; false ends the text.
   std::function<bool(int64_t token)> on_token = {};
+  /// On a GPU: each step is the replay of one graph. The tokens are the same with and without.
+  bool graph = true;
 };
 
-/// The number of [0, 1) of choice `index`.
-double choice_number(uint64_t seed, uint64_t index);
+/// What generation needs of a model; made from Gpt, Llama, or what has their functions.
+struct DecodingModel {
+  template <class Model>
+  DecodingModel(const Model& model, int64_t batch, int64_t capacity)
+      : device(model.token.weight.device()),
+        longest(model.longest()),
+        repeats(model.steps_repeat(capacity)),
+        cache(model.make_cache(batch, capacity)),
+        prefill([&model](const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& to) {
+          return model.prefill(tokens, sequences, to);
+        }),
+        step([&model](const Tensor& tokens, nn::KvCache& to) { return model.step(tokens, to); }) {}
 
-/// New tokens after `prompt`. Model: Gpt, Llama, or what has their make_cache and decode. The prompt is run
-/// once, then each new token by itself over the cache. Throws for an empty prompt; the text ends early where
-/// the model has no more positions.
+  Device device;
+  int64_t longest;
+  bool repeats;  // the steps, so that a graph can
+  nn::KvCache cache;
+  std::function<Tensor(const Tensor&, const nn::Sequences&, nn::KvCache&)> prefill;
+  std::function<Tensor(const Tensor&, nn::KvCache&)> step;
+};
+
+/// New tokens behind prompts, several texts at a time. Cache, choices and graph are made once and serve all
+/// calls; the model must outlive it.
+///
+/// Every prompt is run once, all of them packed; then each step runs one token of every text over the cache,
+/// chooses the next on the device and tells the host. On a GPU the host issues a step before it has read the
+/// token of the one before, so that the GPU never waits for it; the step behind the last token is wasted.
+class Generator {
+ public:
+  /// Texts of up to `capacity` tokens, prompt and all, without the last token, which is never run.
+  template <class Model>
+  Generator(const Model& model, int64_t batch, int64_t capacity)
+      : Generator(DecodingModel(model, batch, capacity)) {}
+  explicit Generator(DecodingModel model);
+  ~Generator();
+  Generator(Generator&&) noexcept;
+
+  using Texts = std::vector<std::vector<int64_t>>;
+  /// Called with each new token in the order of the texts; false ends that text.
+  using OnToken = std::function<bool(int64_t text, int64_t token)>;
+  /// `prompts`: one for each text, or one for all. Returns the new tokens of each; text b draws with the
+  /// numbers choice_number(seed, i, b). options.on_token is not called. Throws for an empty prompt, one that
+  /// is too long, and a logit that is NaN; a text ends early where capacity or positions end.
+  Texts operator()(const Texts& prompts, const GenerateOptions& options, const OnToken& on_token = {});
+
+  /// Whether the last call replayed a graph.
+  bool is_graph() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// New tokens after one prompt. Model: Gpt, Llama, or what has their functions. Throws for an empty prompt;
+/// the text ends early where the model has no more positions.
 template <class Model>
 std::vector<int64_t> generate(const Model& model, std::span<const int64_t> prompt,
-                              const GenerateOptions& options);
+                              const GenerateOptions& options) {
+  options.sampling.validate();
+  check(!prompt.empty(), "generate: the prompt has no tokens; begin with the model's first token");
+  check(options.most_tokens >= 0, "generate: most_tokens is ", options.most_tokens);
+  const int64_t given = int64_t(prompt.size());
+  check(given <= model.longest(), "generate: the prompt has ", given, " tokens; the model has ",
+        model.longest(), " positions");
+  if (options.most_tokens == 0) return {};
+  const int64_t room = std::min(options.most_tokens, model.longest() - given + 1);
+  Generator generator(model, 1, given + room - 1);
+  return generator({{prompt.begin(), prompt.end()}}, options,
+                   [&](int64_t, int64_t token) { return !options.on_token || options.on_token(token); })[0];
+}
 
 }  // namespace tessera::models
-
-#include "models/generate_internal.h"

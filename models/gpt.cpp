@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "models/language_internal.h"
+#include "ops/embedding/embedding.h"
 #include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
@@ -45,10 +46,14 @@ GptBlock::GptBlock(const GptConfig& config, Rng& rng, Device device)
           {.activation = config.activation, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.residual_dropout, rng) {}
 
-Residual GptBlock::operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
-  const auto [begin, normed] = add_norm(norm1, x);
-  const auto [middle, again] = norm2.add(begin, dropout(attention(normed, pass, layer)));
-  return {middle, dropout(mlp(again))};
+Residual GptBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+  const auto [sum, normed] = add_norm(norm1, x);
+  return {sum, dropout(attention(normed, pass, layer))};
+}
+
+Residual GptBlock::feed(const Residual& x) const {
+  const auto [sum, normed] = norm2.add(x.sum, x.branch);
+  return {sum, dropout(mlp(normed))};
 }
 
 Gpt::Gpt(const GptConfig& given, Rng& rng, Device device, Start start)
@@ -80,9 +85,13 @@ Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const 
   Tensor x;
   {
     const ModuleScope scope("embed");
-    const int64_t first = config.position_offset() + pass.offset, count = pass.sequences.count();
+    const int64_t first = config.position_offset(), count = pass.sequences.count();
     const Tensor words = token(tokens);
-    if (pass.sequences.is_uniform()) {
+    if (pass.positions.defined()) {
+      const Tensor rows = ops::slice(position.weight, 0, first, position.weight.size(0));
+      const Tensor places = pass.positions.detach().reshape({tokens.size(0)});
+      x = ops::add(words, ops::embedding(rows, places));
+    } else if (pass.sequences.is_uniform()) {
       const int64_t length = count ? tokens.size(0) / count : 0;
       const Tensor places = ops::slice(position.weight, 0, first, first + length);
       x = ops::reshape(ops::add(ops::reshape(words, {count, length, config.d_model}), places), words.shape());
@@ -94,7 +103,10 @@ Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const 
   Residual stream{x, {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
-    stream = blocks[i](stream, pass, int64_t(i));
+    stream = blocks[i].attend(stream, pass, int64_t(i));
+    // Behind the last attention nobody asks for tokens but the last of each prompt.
+    if (pass.fills_cache && i + 1 == blocks.size()) stream = last_rows(stream, pass.sequences);
+    stream = blocks[i].feed(stream);
   }
   return stream;
 }
@@ -133,14 +145,28 @@ nn::KvCache Gpt::make_cache(int64_t batch, int64_t capacity) const {
           token.weight.device()};
 }
 
-Tensor Gpt::decode(const Tensor& tokens, nn::KvCache& cache) const {
+bool Gpt::steps_repeat(int64_t) const {
+  return true;
+}
+
+Tensor Gpt::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const {
   const NoTape no_tape;
-  const Tensor flat = flat_tokens("gpt", tokens);
-  const nn::AttentionPass pass{.sequences = sequences_of(tokens), .offset = cache.length(), .cache = &cache};
-  check_packed("gpt", flat, pass.sequences, cache.capacity() - cache.length());
-  const Residual x = hidden(flat, pass);
-  cache.advance(tokens.size(1));
-  return logits(last_rows(x, tokens.size(0)));
+  check_packed("gpt", tokens, sequences, cache.capacity());
+  cache.begin(sequences);
+  const Residual x = hidden(tokens, {.sequences = sequences, .cache = &cache, .fills_cache = true});
+  cache.advance(sequences.longest());
+  return logits(x);
+}
+
+Tensor Gpt::step(const Tensor& tokens, nn::KvCache& cache) const {
+  const NoTape no_tape;
+  const nn::AttentionPass pass{
+      .sequences = sequences_of(tokens), .positions = cache.begin(tokens.size(1)), .cache = &cache};
+  return logits(last_rows(hidden(flat_tokens("gpt", tokens), pass), pass.sequences));
+}
+
+Tensor Gpt::decode(const Tensor& tokens, nn::KvCache& cache) const {
+  return language_internal::decode("gpt", *this, tokens, cache);
 }
 
 }  // namespace tessera::models

@@ -58,7 +58,9 @@ struct Residual {
 
 struct GptBlock {
   GptBlock(const GptConfig& config, Rng& rng, Device device);
-  Residual operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  /// The two halves, each a branch. The second knows no other tokens.
+  Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  Residual feed(const Residual& x) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
     visit("dropout", dropout);
@@ -86,8 +88,15 @@ struct Gpt {
 
   int64_t longest() const { return config.positions; }  // sequence
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
-  /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them. Records nothing.
+  /// Sequences of any lengths behind one another, tokens [N], into an empty cache -> logits [B, V] after the
+  /// last token of each. One sequence may stand for all of the cache. Records nothing, as the next two.
+  Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
+  /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them.
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
+  /// The same for n <= KvCache::kMostNew, without cache.advance(n): all that a graph has to repeat.
+  Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
+  /// Whether every step over a cache of that capacity is the same work.
+  bool steps_repeat(int64_t capacity) const;
 
   void fields(auto&& visit) {
     visit("token", token), visit("position", position), visit("blocks", blocks), visit("norm", norm);
@@ -102,6 +111,8 @@ struct Gpt {
   nn::Dropout dropout;
 
  private:
+  /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
+  /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
   Tensor logits(const Residual& hidden) const;
   const Tensor& head_weight() const { return head ? head->weight : token.weight; }

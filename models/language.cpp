@@ -1,5 +1,6 @@
 #include "models/language_internal.h"
 
+#include "ops/embedding/embedding.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/shape/shape.h"
 
@@ -37,11 +38,16 @@ void check_packed(const char* model, const Tensor& tokens, const nn::Sequences& 
         " tokens; the model has ", most, " positions");
 }
 
-Residual last_rows(const Residual& x, int64_t batch) {
+Residual last_rows(const Residual& x, const nn::Sequences& sequences) {
+  const int64_t count = sequences.count(), length = sequences.longest();
   const auto last = [&](const Tensor& rows) {
-    const int64_t length = rows.size(0) / batch, width = rows.size(1);
-    return ops::reshape(ops::slice(ops::reshape(rows, {batch, length, width}), 1, length - 1, length),
-                        {batch, width});
+    const int64_t width = rows.size(1);
+    if (sequences.is_uniform())
+      return ops::reshape(ops::slice(ops::reshape(rows, {count, length, width}), 1, length - 1, length),
+                          {count, width});
+    std::vector<int64_t> ends;
+    for (const int64_t one : sequences.lengths) ends.push_back((ends.empty() ? -1 : ends.back()) + one);
+    return ops::embedding(rows, Tensor::from(ends, {count}, rows.device()));
   };
   return {last(x.sum), last(x.branch)};
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "models/gpt.h"
 #include "nn/init.h"
 
@@ -16,12 +18,26 @@ Tensor flat_tokens(const char* model, const Tensor& tokens);
 nn::Sequences sequences_of(const Tensor& tokens);  // of [B, T]
 /// Throws unless tokens is [N], i64 or i32, with as many as the sequences say, and none longer than `most`.
 void check_packed(const char* model, const Tensor& tokens, const nn::Sequences& sequences, int64_t most);
-/// Rows of the last token of each of B sequences: [B T, d] -> [B, d].
-Residual last_rows(const Residual& x, int64_t batch);
+/// Rows of the last token of each of B sequences: [N, d] -> [B, d].
+Residual last_rows(const Residual& x, const nn::Sequences& sequences);
 /// The norm of what the stream holds with its last branch, and that sum.
 template <class Norm>
 ops::AddNorm add_norm(const Norm& norm, const Residual& x) {
   return x.branch.defined() ? norm.add(x.sum, x.branch) : ops::AddNorm{x.sum, norm(x.sum)};
+}
+/// Model::decode by its prefill and step: an empty cache is filled, a longer text than a step takes goes in
+/// pieces.
+template <class Model>
+Tensor decode(const char* name, const Model& model, const Tensor& tokens, nn::KvCache& cache) {
+  const Tensor flat = flat_tokens(name, tokens);
+  if (cache.length() == 0) return model.prefill(flat, sequences_of(tokens), cache);
+  Tensor logits;
+  for (int64_t begin = 0; begin < tokens.size(1); begin += nn::KvCache::kMostNew) {
+    const int64_t end = std::min(begin + nn::KvCache::kMostNew, tokens.size(1));
+    logits = model.step(tokens.slice(1, begin, end), cache);
+    cache.advance(end - begin);
+  }
+  return logits;
 }
 /// Mean cross-entropy of the logits x weight^T of tokens x [N, d] and targets of N elements, which are -100
 /// where none is to be predicted. The logits are never there as a whole (ops::linear_cross_entropy).

@@ -5,6 +5,7 @@
 
 #include "models/language_internal.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/linear_swiglu.h"
 #include "ops/mlp/mlp.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
@@ -57,6 +58,8 @@ LlamaMlp::LlamaMlp(const LlamaConfig& config, Rng& rng, Device device)
 Tensor LlamaMlp::operator()(const Tensor& x) const {
   const ModuleScope scope("mlp");
   if (!gated) return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias);
+  if (activation == ops::Activation::silu && !up.bias.defined())
+    return down(ops::linear_swiglu(x, up.weight));
   const Tensor both = up(x);
   if (activation == ops::Activation::silu) return down(ops::swiglu(both));
   const int64_t width = both.size(1) / 2;
@@ -79,10 +82,14 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
       norm2(config.d_model, device, norm_options(config)),
       mlp(config, rng, device) {}
 
-Residual LlamaBlock::operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
-  const auto [begin, normed] = add_norm(norm1, x);
-  const auto [middle, again] = norm2.add(begin, attention(normed, pass, layer));
-  return {middle, mlp(again)};
+Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+  const auto [sum, normed] = add_norm(norm1, x);
+  return {sum, attention(normed, pass, layer)};
+}
+
+Residual LlamaBlock::feed(const Residual& x) const {
+  const auto [sum, normed] = norm2.add(x.sum, x.branch);
+  return {sum, mlp(normed)};
 }
 
 Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
@@ -129,8 +136,8 @@ Tensor Llama::rope_table(int64_t length) const {
 
 Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) const {
   nn::AttentionPass pass = given;
-  pass.rope_table = rope_table(pass.offset + pass.sequences.longest());
-  if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(pass.offset, tokens.device());
+  if (!pass.rope_table.defined()) pass.rope_table = rope_table(pass.sequences.longest());
+  if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(0, tokens.device());
   Tensor x;
   {
     const ModuleScope scope("embed");
@@ -139,7 +146,10 @@ Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) con
   Residual stream{x, {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
-    stream = blocks[i](stream, pass, int64_t(i));
+    stream = blocks[i].attend(stream, pass, int64_t(i));
+    // Behind the last attention nobody asks for tokens but the last of each prompt.
+    if (pass.fills_cache && i + 1 == blocks.size()) stream = last_rows(stream, pass.sequences);
+    stream = blocks[i].feed(stream);
   }
   return stream;
 }
@@ -170,21 +180,43 @@ Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequen
   return token_loss("llama", add_norm(norm, x).y, head_weight(), targets);
 }
 
+bool Llama::steps_repeat(int64_t capacity) const {
+  return config.rope.scaling != ops::RopeScaling::dynamic || capacity <= config.rope.trained_length;
+}
+
 nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
   check(capacity <= longest(), "llama: a cache of ", capacity, " tokens; the model has ", config.positions,
         " positions");
-  return {config.layers,        batch, capacity, config.kv_heads, config.head_size(), config.dtype,
-          token.weight.device()};
+  nn::KvCache cache(config.layers, batch, capacity, config.kv_heads, config.head_size(), config.dtype,
+                    token.weight.device());
+  if (steps_repeat(capacity)) cache.rope_table = rope_table(capacity);
+  return cache;
+}
+
+Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const {
+  const NoTape no_tape;
+  check_packed("llama", tokens, sequences, cache.capacity());
+  cache.begin(sequences);
+  const Residual x = hidden(
+      tokens, {.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true});
+  cache.advance(sequences.longest());
+  return logits(x);
+}
+
+Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
+  const NoTape no_tape;
+  const Tensor flat = flat_tokens("llama", tokens);
+  const Tensor table =
+      cache.rope_table.defined() ? cache.rope_table : rope_table(cache.length() + tokens.size(1));
+  const nn::AttentionPass pass{.sequences = sequences_of(tokens),
+                               .rope_table = table,
+                               .positions = cache.begin(tokens.size(1)),
+                               .cache = &cache};
+  return logits(last_rows(hidden(flat, pass), pass.sequences));
 }
 
 Tensor Llama::decode(const Tensor& tokens, nn::KvCache& cache) const {
-  const NoTape no_tape;
-  const Tensor flat = flat_tokens("llama", tokens);
-  const nn::AttentionPass pass{.sequences = sequences_of(tokens), .offset = cache.length(), .cache = &cache};
-  check_packed("llama", flat, pass.sequences, cache.capacity() - cache.length());
-  const Residual x = hidden(flat, pass);
-  cache.advance(tokens.size(1));
-  return logits(last_rows(x, tokens.size(0)));
+  return language_internal::decode("llama", *this, tokens, cache);
 }
 
 }  // namespace tessera::models

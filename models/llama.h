@@ -65,7 +65,8 @@ struct LlamaMlp {
 
 struct LlamaBlock {
   LlamaBlock(const LlamaConfig& config, Rng& rng, Device device);
-  Residual operator()(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
+  Residual feed(const Residual& x) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
   }
@@ -87,7 +88,10 @@ struct Llama {
   Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
   int64_t longest() const;
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
+  Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
+  Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
+  bool steps_repeat(int64_t capacity) const;  // not if its angles change with the length
 
   void fields(auto&& visit) {
     visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("head", head);
@@ -100,6 +104,8 @@ struct Llama {
   std::optional<nn::Linear> head;  // unless tied
 
  private:
+  /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
+  /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
   Tensor logits(const Residual& hidden) const;
   const Tensor& head_weight() const { return head ? head->weight : token.weight; }

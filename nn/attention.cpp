@@ -113,6 +113,11 @@ Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttendO
   return ops::transpose(ops::matmul(probabilities, by_head(repeat_heads(v, times))), 1, 2);
 }
 
+/// [B, L, H, D] of all.
+Tensor attend_batch(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options) {
+  return drops(options) ? composed(q, k, v, options) : ops::attention(q, k, v, {.causal = options.causal});
+}
+
 void check_heads(const Tensor& q, const Tensor& k) {
   check(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, "attend: ", q.size(1),
         " query heads are not a multiple of ", k.size(1), " key heads");
@@ -129,9 +134,7 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences
     const auto split = [&](const Tensor& x) {
       return ops::reshape(x, {count, count ? x.size(0) / count : 0, x.size(1), x.size(2)});
     };
-    const Tensor mixed = drops(options)
-                             ? composed(split(q), split(k), split(v), options)
-                             : ops::attention(split(q), split(k), split(v), {.causal = options.causal});
+    const Tensor mixed = attend_batch(split(q), split(k), split(v), options);
     return ops::reshape(mixed, q.shape());
   }
   if (!drops(options))
@@ -156,47 +159,6 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
   return ops::attention(q, k, v, ops::AttentionSequences{starts}, {.causal = options.causal});
 }
 
-// ---- cache ----
-
-KvCache::KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
-                 Device device)
-    : batch_(batch), capacity_(capacity) {
-  check(layers >= 1 && batch >= 1 && capacity >= 1, "KvCache: ", layers, " layers of ", batch,
-        " sequences of ", capacity, " tokens; expected 1 or more of each");
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    keys_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
-    values_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
-  }
-}
-
-void KvCache::truncate(int64_t length) {
-  check(0 <= length && length <= length_, "KvCache: cannot keep ", length, " of ", length_, " tokens");
-  length_ = length;
-}
-
-Tensor KvCache::attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const int64_t tokens = q.size(1), end = length_ + tokens;
-  check(q.size(0) == batch_, "KvCache: ", q.size(0), " sequences, made for ", batch_);
-  check(end <= capacity_, "KvCache: ", end, " tokens are more than its capacity of ", capacity_);
-  keys_[size_t(layer)].slice(1, length_, end).copy_from(k);
-  values_[size_t(layer)].slice(1, length_, end).copy_from(v);
-  const Tensor keys = keys_[size_t(layer)].slice(1, 0, end), values = values_[size_t(layer)].slice(1, 0, end);
-  const int64_t times = q.size(2) / k.size(2);
-  if (tokens > 1 || times == 1)
-    return ops::attention(q, repeat_heads(keys, times), repeat_heads(values, times), {.causal = true});
-  // One token sees everything, so the queries that share a key head may stand as several queries of one head:
-  // [B, 1, Hk, G, D] -> [B, G, Hk, D], and the cache is read as it lies.
-  const Shape grouped{batch_, k.size(2), times, q.size(3)};
-  const Tensor mixed = ops::attention(q.reshape(grouped).transpose(1, 2), keys, values);
-  return ops::reshape(mixed.transpose(1, 2), q.shape());
-}
-
-void KvCache::advance(int64_t tokens) {
-  check(tokens >= 0 && tokens <= capacity_ - length_, "KvCache: ", length_ + tokens,
-        " tokens are more than its capacity of ", capacity_);
-  length_ += tokens;
-}
-
 // ---- layer ----
 
 SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
@@ -215,57 +177,58 @@ SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng
 Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer) const {
   const ModuleScope scope("attention");
   const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
-  const int64_t tokens = x.size(0);
+  const int64_t tokens = x.size(0), all = heads + 2 * kv_heads;
+  if (!pass.starts.defined()) pass.sequences.check_tokens("attend", tokens);
+  const AttendOptions options{.causal = causal, .dropout = &dropout};
   if (drops() && !uniform && !pass.cache && !pass.rope_table.defined()) {
     if (!pass.beside.rows.defined() && !pass.starts.defined() && x.device().is_cuda())
       pass.beside = SideBySide::of(pass.sequences, tokens, x.dtype(), x.device());
     if (const SideBySide& beside = pass.beside; beside.rows.defined()) {
       // One gather of the whole projection and one back: what is padding there is read by no row.
       const Tensor apart = ops::gather_rows(qkv(x), beside.rows);
-      const auto part = [&](int64_t begin, int64_t count) {
-        return ops::reshape(ops::slice(apart, 1, begin * head, (begin + count) * head),
-                            {beside.count, beside.length, count, head});
-      };
-      const Tensor mixed = composed(part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads),
-                                    {.causal = causal, .dropout = &dropout}, beside.mask);
+      const auto parts = ops::split(ops::reshape(apart, {beside.count, beside.length, all, head}), 2,
+                                    {heads, kv_heads, kv_heads});
+      const Tensor mixed = composed(parts[0], parts[1], parts[2], options, beside.mask);
       return out(
           ops::gather_rows(ops::reshape(mixed, {beside.count * beside.length, heads * head}), beside.places));
     }
   }
-  const Tensor rows = qkv(x);
-  const int64_t batch = uniform ? pass.sequences.count() : 1;
-  const int64_t length = batch ? tokens / batch : 0;
-  const auto heads_of = [&](int64_t begin, int64_t count) {
-    return ops::reshape(ops::slice(rows, 1, begin * head, (begin + count) * head),
-                        {batch, length, count, head});
-  };
-  Tensor q, k;
-  const Tensor v = heads_of(heads + kv_heads, kv_heads);
-  if (pass.rope_table.defined()) {
+  // Sequences of one length are a batch; others stand behind one another.
+  const int64_t batch = uniform ? pass.sequences.count() : 1, length = batch ? tokens / batch : 0;
+  const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
+  const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);
+  const auto joined = [&](const Tensor& mixed) { return out(ops::reshape(mixed, {tokens, heads * head})); };
+  if (pass.cache && !pass.fills_cache)
+    return joined(pass.cache->attend(layer, ops::reshape(rows, by_batch), pass.rope_table));
+  const bool placed = pass.cache && pass.rope_table.defined() && uniform && batch == pass.cache->batch();
+  const int by_head = uniform ? 2 : 1;
+  Tensor q, k, v;
+  if (placed) {
+    const KvCache::Placed parts = pass.cache->place(layer, rows, pass.rope_table);
+    q = parts.q, k = parts.k, v = parts.v;
+  } else if (pass.rope_table.defined()) {
     // The heads of q and k stand next to each other: one rotation turns all.
-    const Tensor both = heads_of(0, heads + kv_heads);
-    const Tensor turned = uniform ? ops::rope(both, pass.rope_table, pass.offset)
-                                  : ops::rope(both, pass.rope_table, pass.positions);
-    q = ops::slice(turned, 2, 0, heads);
-    k = ops::slice(turned, 2, heads, heads + kv_heads);
+    const auto parts = ops::split(rows, by_head, {heads + kv_heads, kv_heads});
+    const Tensor both = uniform ? parts[0] : ops::reshape(parts[0], {batch, length, heads + kv_heads, head});
+    const Tensor turned =
+        pass.positions.defined()
+            ? ops::rope(both, pass.rope_table, pass.positions.detach().reshape({batch, length}))
+            : ops::rope(both, pass.rope_table);
+    const auto turns =
+        ops::split(uniform ? turned : ops::reshape(turned, parts[0].shape()), by_head, {heads, kv_heads});
+    q = turns[0], k = turns[1], v = parts[1];
   } else {
-    q = heads_of(0, heads);
-    k = heads_of(heads, kv_heads);
+    const auto parts = ops::split(rows, by_head, {heads, kv_heads, kv_heads});
+    q = parts[0], k = parts[1], v = parts[2];
   }
-  Tensor mixed;
-  if (pass.cache) {
-    mixed = pass.cache->attend(layer, q, k, v);
-  } else {
-    const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, t.size(2), head}); };
-    const AttendOptions options{.causal = causal, .dropout = &dropout};
-    if (pass.starts.defined()) {
-      mixed = attend(flat(q), flat(k), flat(v), pass.starts, options);
-    } else {
-      if (!uniform && !pass.cumulative.defined()) pass.cumulative = pass.sequences.cumulative(x.device());
-      mixed = attend(flat(q), flat(k), flat(v), pass.sequences, options, pass.cumulative);
-    }
+  if (pass.cache && !placed) {
+    const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, kv_heads, head}); };
+    pass.cache->store(layer, flat(k), flat(v), pass.sequences);
   }
-  return out(ops::reshape(mixed, {tokens, heads * head}));
+  if (uniform) return joined(attend_batch(q, k, v, options));
+  if (pass.starts.defined()) return joined(attend(q, k, v, pass.starts, options));
+  if (!pass.cumulative.defined()) pass.cumulative = pass.sequences.cumulative(x.device());
+  return joined(attend(q, k, v, pass.sequences, options, pass.cumulative));
 }
 
 }  // namespace tessera::nn

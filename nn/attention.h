@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "nn/dropout.h"
+#include "nn/kv_cache.h"
 #include "nn/linear.h"
 
 namespace tessera::nn {
@@ -54,29 +55,6 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
               const AttendOptions& options);
 
-/// Keys and values of the tokens that a model has seen, for generation one token at a time. A plain tensor
-/// [B, capacity, Hk, D] for each, a layer.
-class KvCache {
- public:
-  KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
-          Device device);
-
-  int64_t batch() const { return batch_; }
-  int64_t capacity() const { return capacity_; }
-  int64_t length() const { return length_; }
-  /// Keeps the first `length` tokens.
-  void truncate(int64_t length);
-  /// Writes n more tokens' k and v [B, n, Hk, D] of that layer behind those it holds and attends to all of
-  /// them: q [B, n, H, D] -> [B, n, H, D], causal. Call it for every layer, then advance(n).
-  Tensor attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v);
-  void advance(int64_t tokens);
-  void fields(auto&& visit) { visit("keys", keys_), visit("values", values_), visit("length", length_); }
-
- private:
-  int64_t batch_, capacity_, length_ = 0;
-  std::vector<Tensor> keys_, values_;
-};
-
 /// Sequences laid side by side, as the parts of attention need them: [B, L] places, those behind a sequence
 /// padding.
 struct SideBySide {
@@ -94,9 +72,9 @@ struct SideBySide {
 struct AttentionPass {
   Sequences sequences;
   Tensor rope_table;         // undefined: positions do not turn queries and keys
-  Tensor positions;          // [N], where sequences differ in length; else tokens count from `offset`
-  int64_t offset = 0;        // position of each sequence's first token
-  KvCache* cache = nullptr;  // then sequences are uniform and nothing is recorded
+  Tensor positions = {};     // of the tokens, N of them; undefined: each sequence counts from 0
+  KvCache* cache = nullptr;  // then nothing is recorded
+  bool fills_cache = false;  // the cache is empty and gets these; else sequences are uniform, and begun
   Tensor starts;  // the lengths of a captured step that is replayed with others: attention reads them instead
                   // of those of `sequences`, and `positions` is needed where positions turn
   mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it

@@ -12,7 +12,6 @@ std::vector<OpSpec> dropout_specs();
 std::vector<OpSpec> softmax_specs();
 std::vector<OpSpec> norm_specs();
 std::vector<OpSpec> attention_specs();
-std::vector<OpSpec> self_attention_specs();
 std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
@@ -43,7 +42,6 @@ constexpr Specs kFolders[] = {
     softmax_specs,
     norm_specs,
     attention_specs,
-    self_attention_specs,
     matmul_specs,
     linear_specs,
     grouped_linear_specs,

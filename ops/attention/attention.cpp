@@ -65,6 +65,25 @@ Tensor without_batch(const Tensor& x) {
   return x.select(0, 0);
 }
 
+/// Where a gradient is written: `target` is the input's, `rows` the same memory as the kernels see it.
+struct Place {
+  GradTarget target;
+  Tensor rows;
+};
+
+/// The place in a whole that waits for this part's gradient, if the kernels can write there, else new memory.
+Place place_of(Backward& b, int input, const Tensor& like, bool packed) {
+  if (b.needs(input)) {
+    const GradTarget target = b.target(input);
+    if (target.part && target.grad.dtype() == like.dtype()) {
+      const Tensor rows = packed ? as_batch(target.grad) : target.grad;
+      if (readable(rows)) return {target, rows};
+    }
+  }
+  const Tensor rows = empty_in_order_of(like);
+  return {{packed ? without_batch(rows) : rows, false}, rows};
+}
+
 /// q, k and v [B, L, H, D].
 void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   check(k.shape() == v.shape(), "attention: k is ", describe(k), " but v is ", describe(v),
@@ -127,27 +146,28 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
   const bool packed = problem.packed();
   AttentionResult result{packed ? without_batch(o_rows) : o_rows, packed ? without_batch(lse) : lse};
   if (Tape* tape = Tape::recording(given[0], given[1], given[2])) {
-    tape->record(
-        "attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
-        [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows), lse = Saved(lse),
-         q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
-         options = AttentionOptions(problem)](Backward& b) {
-          const AttentionProblem problem{options, q_starts.get(), k_starts.get()};
-          const Tensor dout = as_heads(problem.packed() ? as_batch(b.grad()) : b.grad());
-          const bool keys_wanted = b.needs(1) || b.needs(2);
-          const Tensor dq = b.needs(0) ? empty_in_order_of(q.get()) : Tensor();
-          const Tensor dk = keys_wanted ? empty_in_order_of(k.get()) : Tensor();
-          const Tensor dv = keys_wanted ? empty_in_order_of(v.get()) : Tensor();
-          if (dout.device().is_cpu()) {
-            attention_backward_cpu(dq, dk, dv, dout, q.get(), k.get(), v.get(), o.get(), lse.get(), problem);
-          } else if constexpr (kCuda) {
-            attention_backward_cuda(dq, dk, dv, dout, q.get(), k.get(), v.get(), o.get(), lse.get(), problem);
-          }
-          const auto shaped = [&](const Tensor& x) { return problem.packed() ? without_batch(x) : x; };
-          if (b.needs(0)) b.accumulate(0, shaped(dq));
-          if (b.needs(1)) b.accumulate(1, shaped(dk));
-          if (b.needs(2)) b.accumulate(2, shaped(dv));
-        });
+    tape->record("attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
+                 [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows),
+                  lse = Saved(lse), q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
+                  options = AttentionOptions(problem)](Backward& b) {
+                   const AttentionProblem problem{options, q_starts.get(), k_starts.get()};
+                   const Tensor dout = as_heads(problem.packed() ? as_batch(b.grad()) : b.grad());
+                   const bool keys_wanted = b.needs(1) || b.needs(2);
+                   const bool packed = problem.packed();
+                   const Place dq = b.needs(0) ? place_of(b, 0, q.get(), packed) : Place{};
+                   const Place dk = keys_wanted ? place_of(b, 1, k.get(), packed) : Place{};
+                   const Place dv = keys_wanted ? place_of(b, 2, v.get(), packed) : Place{};
+                   if (dout.device().is_cpu()) {
+                     attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
+                                            o.get(), lse.get(), problem);
+                   } else if constexpr (kCuda) {
+                     attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
+                                             o.get(), lse.get(), problem);
+                   }
+                   if (b.needs(0)) b.written(0, dq.target);
+                   if (b.needs(1)) b.written(1, dk.target);
+                   if (b.needs(2)) b.written(2, dv.target);
+                 });
   }
   return result;
 }

@@ -34,8 +34,9 @@ Tensor with_heads(const Tensor& x) {
   return x.layout().stride(3) == 1 || x.size(3) == 1 ? x : x.clone();
 }
 
-Tensor rotate(const Tensor& x, const Tensor& table, const Tensor& positions, int64_t offset, bool inverse) {
-  const Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+/// Writes all of y, whose heads' elements are adjacent.
+void rotate(const Tensor& y, const Tensor& x, const Tensor& table, const Tensor& positions, int64_t offset,
+            bool inverse) {
   const RopeProblem problem{.y = y,
                             .x = with_heads(x),
                             .table = table.with_rows(),
@@ -47,16 +48,21 @@ Tensor rotate(const Tensor& x, const Tensor& table, const Tensor& positions, int
   } else if constexpr (kCuda) {
     rope_cuda(problem);
   }
-  return y;
 }
 
 Tensor apply(const Tensor& x, const Tensor& table, const Tensor& positions, int64_t offset, Site site) {
   check_arguments(x, table, positions, offset);
-  Tensor y = rotate(x.detach(), table.detach(), positions, offset, false);
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  rotate(y, x.detach(), table.detach(), positions, offset, false);
   if (Tape* tape = Tape::recording(x)) {
     tape->record("rope", site, {&x, &table, &positions}, {&y},
                  [table = Saved(table), positions = Saved(positions), offset](Backward& b) {
-                   b.accumulate(0, rotate(b.grad(), table.get(), positions.get(), offset, true));
+                   const Tensor dy = b.grad();
+                   GradTarget dx = b.target(0);
+                   if (!dx.part || dx.grad.dtype() != dy.dtype() || dx.grad.layout().stride(3) != 1)
+                     dx = {Tensor::empty(dy.shape(), dy.dtype(), dy.device())};
+                   rotate(dx.grad, dy, table.get(), positions.get(), offset, true);
+                   b.written(0, dx);
                  });
   }
   return y;

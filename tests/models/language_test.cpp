@@ -319,7 +319,8 @@ TEST(Sample, TopPKeepsTheFewestThatReachIt) {
   EXPECT_EQ(sample(logits, {.top_p = 0.51}, 0.999), 2);
   EXPECT_EQ(sample(logits, {.top_p = 0.51}, 0.624), 1);  // 0.5 of 0.8
   EXPECT_EQ(sample(logits, {.top_p = 0.51}, 0.626), 2);
-  EXPECT_EQ(sample(logits, {.top_p = 0.81}, 0.999), 0);
+  EXPECT_EQ(sample(logits, {.top_p = 0.79}, 0.0), 1);
+  EXPECT_EQ(sample(logits, {.top_p = 0.81}, 0.0), 0);
   EXPECT_EQ(sample(logits, {.top_k = 1, .top_p = 0.99}, 0.999), 1);
 }
 

@@ -186,26 +186,72 @@ TEST(Attend, TheComposedFormAgreesWithTheOperator) {
   }
 }
 
-TEST(KvCache, OneTokenAtATimeEqualsAllAtOnce) {
+TEST(KvCache, AFewTokensAtATimeEqualAllAtOnce) {
   for (const int64_t kv_heads : {4, 2, 1}) {
     const Tensor q = random({2, 6, 4, 8}, 1), k = random({2, 6, kv_heads, 8}, 2),
                  v = random({2, 6, kv_heads, 8}, 3);
-    const auto flat = [](const Tensor& x) { return x.reshape({12, x.size(2), 8}); };
+    const auto flat = [](const Tensor& x) {
+      return x.clone().reshape({x.size(0) * x.size(1), x.size(2), x.size(3)});
+    };
     const Tensor whole =
         attend(flat(q), flat(k), flat(v), Sequences::uniform(2, 6), {.causal = true}).reshape({2, 6, 4, 8});
     KvCache cache(1, 2, 6, kv_heads, 8, DType::f64, Device::cpu());
-    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 3}, {3, 4}, {4, 6}}) {
+    EXPECT_EQ(message_of([&] { cache.begin(Sequences::uniform(3, 4)); }), "KvCache: 3 sequences, made for 2");
+    EXPECT_EQ(message_of([&] { cache.begin(Sequences::uniform(2, 7)); }),
+              "KvCache: 7 tokens are more than its capacity of 6");
+    cache.begin(Sequences::uniform(2, 3));
+    cache.store(0, flat(k.slice(1, 0, 3)), flat(v.slice(1, 0, 3)), Sequences::uniform(2, 3));
+    cache.advance(3);
+    EXPECT_EQ(message_of([&] { cache.begin(Sequences::uniform(2, 3)); }),
+              "KvCache: holds 3 tokens; a prompt needs an empty one");
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{3, 4}, {4, 6}}) {
       const auto part = [&, b = begin, e = end](const Tensor& x) { return x.slice(1, b, e); };
-      const Tensor y = cache.attend(0, part(q), part(k), part(v));
+      const Tensor positions = cache.begin(end - begin);
+      EXPECT_EQ(positions.select(1, 0).to_vector<int32_t>(),
+                (std::vector<int32_t>{int32_t(begin), int32_t(begin)}));
+      const Tensor y = cache.attend(0, ops::concat({part(q), part(k), part(v)}, 2), {});
       cache.advance(end - begin);
       EXPECT_LT(largest_difference(y, part(whole)), 1e-12) << kv_heads << " " << begin;
     }
-    EXPECT_EQ(message_of([&] { cache.attend(0, q, k, v); }),
-              "KvCache: 12 tokens are more than its capacity of 6");
+    EXPECT_EQ(message_of([&] { cache.begin(1); }), "KvCache: 7 tokens are more than its capacity of 6");
+    EXPECT_EQ(message_of([&] { cache.begin(17); }), "KvCache: 17 tokens in a pass; expected 1 to 16");
     cache.truncate(3);
     EXPECT_EQ(cache.length(), 3);
+    EXPECT_EQ(cache.lengths().to_vector<int32_t>(), (std::vector<int32_t>{3, 3}));
     EXPECT_EQ(message_of([&] { cache.truncate(4); }), "KvCache: cannot keep 4 of 3 tokens");
   }
+}
+
+TEST(KvCache, SequencesOfDifferentLengthsGoOnWhereTheyEnd) {
+  const Sequences given{{3, 1}};
+  const Tensor q = random({2, 5, 4, 8}, 1), k = random({2, 5, 2, 8}, 2), v = random({2, 5, 2, 8}, 3);
+  const auto packed = [](const Tensor& x) { return x.clone().reshape({10, x.size(2), 8}); };
+  const Tensor keys = packed(k), values = packed(v);
+  KvCache cache(1, 2, 5, 2, 8, DType::f64, Device::cpu());
+  const auto first = [&](const Tensor& x) {  // three rows of the first sequence, one of the second
+    const Tensor four = Tensor::empty({4, 2, 8}, DType::f64, Device::cpu());
+    four.slice(0, 0, 3).copy_from(x.slice(0, 0, 3));
+    four.slice(0, 3, 4).copy_from(x.slice(0, 5, 6));
+    return four;
+  };
+  cache.begin(given);
+  cache.store(0, first(keys), first(values), given);
+  cache.advance(3);
+  EXPECT_EQ(cache.length(), 3);
+  EXPECT_EQ(cache.begin(1).to_vector<int32_t>(), (std::vector<int32_t>{3, 1}));
+  const auto next = [&](const Tensor& x) {
+    const Tensor two = Tensor::empty({2, 1, x.size(2), 8}, DType::f64, Device::cpu());
+    two.select(0, 0).copy_from(x.select(0, 0).slice(0, 3, 4));
+    two.select(0, 1).copy_from(x.select(0, 1).slice(0, 1, 2));
+    return two;
+  };
+  const Tensor y = cache.attend(0, ops::concat({next(q), next(k), next(v)}, 2), {});
+  const auto alone = [&](int64_t b, int64_t length) {
+    const auto part = [&](const Tensor& x) { return x.select(0, b).slice(0, 0, length).clone(); };
+    return attend(part(q), part(k), part(v), {{length}}, {.causal = true}).slice(0, length - 1, length);
+  };
+  EXPECT_LT(largest_difference(y.select(0, 0), alone(0, 4)), 1e-12);
+  EXPECT_LT(largest_difference(y.select(0, 1), alone(1, 2)), 1e-12);
 }
 
 }  // namespace

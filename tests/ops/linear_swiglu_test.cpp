@@ -22,7 +22,9 @@ TEST(LinearSwiglu, IsLinearThenSwigluWithTheirGradients) {
     const Tensor x = ramp({2, 3, 8}, device), weight = ramp({10, 8}, device, 2),
                  dy = ramp({2, 3, 5}, device, 3);
     EXPECT_EQ(linear_swiglu(x, weight).to_vector<float>(), swiglu(linear(x, weight)).to_vector<float>());
-    const auto gradient = [&](auto&& f) { return gradient_of(weight.clone(), dy, f).template to_vector<float>(); };
+    const auto gradient = [&](auto&& f) {
+      return gradient_of(weight.clone(), dy, f).template to_vector<float>();
+    };
     EXPECT_EQ(gradient([&](const Tensor& w) { return linear_swiglu(x, w); }),
               gradient([&](const Tensor& w) { return swiglu(linear(x, w)); }));
   }

@@ -2,7 +2,7 @@
 add_executable(dump_tnp parity/dump_tnp.cpp)
 target_link_libraries(dump_tnp PRIVATE tessera::models tessera::optim tessera::io tessera_warnings)
 add_executable(dump_language parity/dump_language.cpp)
-target_link_libraries(dump_language PRIVATE tessera::pretrained tessera::optim tessera_warnings)
+target_link_libraries(dump_language PRIVATE tessera::train tessera_warnings)
 
 # tessera_parity(<name> <program>): tests/parity/<name>.py on a program of this build.
 function(tessera_parity name program)

@@ -1,0 +1,149 @@
+#include "bench/decode_bench.h"
+
+#include <chrono>
+#include <map>
+
+#include "models/generate.h"
+#include "models/gpt.h"
+#include "models/llama.h"
+#include "pretrained/load.h"
+#include "tensor/random.h"
+#include "train/build_info.h"
+#include "train/run_folder.h"
+
+namespace tessera::bench {
+namespace {
+
+const std::map<std::string, models::LlamaConfig>& shapes() {
+  static const auto& all = *new std::map<std::string, models::LlamaConfig>{
+      {"llama-2-7b", {}},
+      {"llama-3-8b",
+       {.vocabulary = 128256, .positions = 8192, .d_ff = 14336, .kv_heads = 8, .rope = {.base = 500000}}},
+      {"llama-tiny",
+       {.vocabulary = 512, .d_model = 128, .d_ff = 344, .heads = 4, .kv_heads = 2, .layers = 2}}};
+  return all;
+}
+
+/// What a step reads of the model: all but the token table, of which it takes a row (unless it is the head).
+template <class Model>
+double bytes_of_step(const Model& model) {
+  double bytes = 0;
+  for (const auto& [name, parameter] : nn::parameters(model))
+    if (!parameter.shares_storage(model.token.weight) || !model.head) bytes += double(parameter.bytes());
+  return bytes;
+}
+
+double elapsed(std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end) {
+  return std::chrono::duration<double, std::milli>(end - begin).count();
+}
+
+struct Sizes {
+  int64_t layers, kv_width, width;  // width: of all query heads
+};
+Sizes sizes_of(const models::GptConfig& config) {
+  return {config.layers, config.d_model, config.d_model};
+}
+Sizes sizes_of(const models::LlamaConfig& config) {
+  return {config.layers, config.kv_heads * config.head_size(), config.heads * config.head_size()};
+}
+
+template <class Model>
+void measure_model(const Model& model, const std::string& name, const DecodeBenchOptions& options,
+                   std::vector<Record>& records) {
+  const double weights = bytes_of_step(model);
+  const auto [layers, kv_width, width] = sizes_of(model.config);
+  const double element = double(size_of(model.config.dtype)), batch = double(options.batch);
+  for (const int64_t prompt : options.prompts) {
+    models::Generator generator(model, options.batch, prompt + options.new_tokens - 1);
+    Rng rng(2);
+    const Tensor drawn = Tensor::empty({options.batch, prompt}, DType::i64, Device::cpu());
+    fill_integers(drawn, model.config.vocabulary, rng);
+    models::Generator::Texts prompts;
+    for (int64_t b = 0; b < options.batch; ++b) prompts.push_back(drawn.select(0, b).to_vector<int64_t>());
+    const std::vector<bool> modes = options.device.is_cpu() ? std::vector<bool>{false} : options.graph;
+    for (const bool graph : modes) {
+      const models::GenerateOptions generation{
+          .most_tokens = options.new_tokens, .sampling = {.temperature = 0}, .graph = graph};
+      std::vector<double> first, rest;
+      for (int repeat = 0; repeat < options.warmups + options.repeats; ++repeat) {
+        options.device.synchronize();
+        const auto begin = std::chrono::steady_clock::now();
+        auto middle = begin, end = begin;
+        generator(prompts, generation, [&](int64_t text, int64_t) {
+          end = std::chrono::steady_clock::now();
+          if (middle == begin && text + 1 == options.batch) middle = end;
+          return true;
+        });
+        if (repeat < options.warmups) continue;
+        first.push_back(elapsed(begin, middle));
+        rest.push_back(elapsed(middle, end) / double(options.new_tokens - 1));
+      }
+      Record record;
+      record.op = "decode " + name;
+      record.shape = {{"B", options.batch}, {"prompt", prompt}, {"new", options.new_tokens}};
+      record.dtype = name_of(model.config.dtype);
+      record.device = options.device.name();
+      record.card = options.device.card().name;
+      record.implementation = graph ? "tessera graph" : "tessera eager";
+      record.build = train::kRevision;
+      record.time = train::utc_now();
+      const Ceilings& best = ceilings(options.device, element == 2 ? DTypeClass::half : DTypeClass::single);
+
+      const double p = double(prompt), products = 2 * weights / element * p * batch;
+      record.mode = "ttft";
+      record.ms = percentiles(first);
+      record.flops = products + 2 * p * p * double(width) * double(layers) * batch;
+      record.bytes = weights;
+      record.ceiling_share =
+          std::max(record.tflops() / best.tflops, weights / best.copy_gbs / record.ms.p50 / 1e6);
+      records.push_back(record);
+
+      const double held = p + double(options.new_tokens) / 2;
+      record.mode = "tpot";
+      record.ms = percentiles(rest);
+      record.flops = (2 * weights / element + 4 * held * double(width) * double(layers)) * batch;
+      record.bytes = weights + 2 * held * double(kv_width) * double(layers) * element * batch;
+      record.ceiling_share = record.gbs() / best.copy_gbs;
+      record.tokens_per_s = batch / record.ms.p50 * 1e3;
+      records.push_back(record);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> decode_shapes() {
+  std::vector<std::string> names;
+  for (const auto& [name, config] : shapes()) names.push_back(name);
+  return names;
+}
+
+std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
+  std::vector<Record> records;
+  Rng rng(1);
+  if (!options.model.empty()) {
+    const std::string type = pretrained::read_config(options.model).type;
+    const std::string name = std::filesystem::path(options.model).filename().string();
+    const pretrained::LoadOptions load{.dtype = options.dtype};
+    if (type == "llama")
+      measure_model(pretrained::load_llama(options.model, rng, options.device, load), name, options, records);
+    else
+      measure_model(pretrained::load_gpt(options.model, rng, options.device, load), name, options, records);
+    return records;
+  }
+  const auto found = shapes().find(options.shape);
+  check(found != shapes().end(), "decode: there is no shape \"", options.shape, "\"; expected one of ", [] {
+    std::string list;
+    for (const std::string& name : decode_shapes()) list += (list.empty() ? "" : ", ") + name;
+    return list;
+  }());
+  models::LlamaConfig config = found->second;
+  config.dtype = options.dtype;
+  const models::Llama model(config, rng, options.device, models::Start::blank);
+  for (const auto& [name, parameter] : nn::parameters(model))
+    if (parameter.rank() >= 2) fill_normal(parameter.detach(), 0, 0.02, rng);
+  measure_model(model, options.shape, options, records);
+  return records;
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/record.h"
+#include "tensor/tensor.h"
+
+namespace tessera::bench {
+
+struct DecodeBenchOptions {
+  std::string shape = "llama-2-7b";  // of decode_shapes(), with random weights; or
+  std::string model;                 // a folder of Hugging Face
+  std::vector<int64_t> prompts = {32, 2048};
+  int64_t new_tokens = 128;  // 2 or more
+  int64_t batch = 1;
+  Device device = Device::best();
+  DType dtype = DType::f16;
+  std::vector<bool> graph = {true};  // on a CPU there is none: measured once
+  int repeats = 10, warmups = 2;
+};
+
+/// The names that `shape` may have.
+std::vector<std::string> decode_shapes();
+
+/// Times generation, greedy, by a clock on the host, as somebody who waits for text does:
+///   ttft  from the call, with the prompt's tokens on the host, until the first new token is there
+///   tpot  the time between the first new token and the last, divided by their number less one
+/// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a
+/// prompt length; bytes of tpot are the weights that a step reads and the cache at half of the new tokens.
+std::vector<Record> bench_decode(const DecodeBenchOptions& options);
+
+}  // namespace tessera::bench

@@ -1,0 +1,73 @@
+#include <fmt/format.h>
+
+#include "bench/decode_bench.h"
+#include "cli/bench.h"
+#include "runtime/error.h"
+
+namespace tessera::cli {
+namespace {
+
+struct DecodeArgs {
+  std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json;
+  int64_t new_tokens = 128, batch = 1;
+  int repeats = 10, warmups = 2;
+};
+
+int bench_decode(const DecodeArgs& args) {
+  bench::DecodeBenchOptions options{.model = args.model,
+                                    .new_tokens = args.new_tokens,
+                                    .batch = args.batch,
+                                    .graph = parse_switches(args.graph, "--graph"),
+                                    .repeats = args.repeats,
+                                    .warmups = args.warmups};
+  if (!args.shape.empty()) options.shape = args.shape;
+  options.prompts.clear();
+  for (const std::string& part : split_list(args.prompts, "--prompt-tokens")) {
+    const bool digits = part.find_first_not_of("0123456789") == std::string::npos && part.size() <= 9;
+    options.prompts.push_back(digits ? std::stoll(part) : 0);
+    if (options.prompts.back() < 1)
+      throw UsageError("--prompt-tokens: \"" + part + "\": expected numbers of 1 or more, a,b,c");
+  }
+  if (!args.dtype.empty()) {
+    const std::vector<DType> dtypes = parse_dtypes(args.dtype);
+    if (dtypes.size() != 1) throw UsageError("--dtype: \"" + args.dtype + "\": expected one");
+    options.dtype = dtypes[0];
+  }
+  if (!args.json.empty()) check_writable(args.json);
+  options.device = device_of(args.device);
+  if (args.dtype.empty() && options.device.is_cpu()) options.dtype = DType::f32;
+  publish(bench::bench_decode(options), args.json);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_decode(CLI::App& bench, Action& action) {
+  auto* command =
+      bench.add_subcommand("decode", "Time to the first token of a text, and for each token after it");
+  auto args = std::make_shared<DecodeArgs>();
+  auto* const shape =
+      command->add_option("--shape", args->shape, "Sizes of a model, random weights; default: llama-2-7b")
+          ->check(CLI::IsMember(bench::decode_shapes()));
+  command->add_option("--model", args->model, "Folder of Hugging Face, instead")->excludes(shape);
+  command->add_option("--prompt-tokens", args->prompts, "Lengths of the prompt, a,b,c");
+  command->add_option("--new-tokens", args->new_tokens, "Of each text")
+      ->check(kDecimal)
+      ->check(CLI::Range(2, 1 << 20));
+  command->add_option("--batch-size", args->batch, "Texts at a time")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 1 << 12));
+  command->add_option("--dtype", args->dtype, "f32, bf16 or f16; default: f16 on a GPU, f32 on the CPU");
+  command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
+  command->add_option("--repeats", args->repeats, "Texts that are timed")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 10000));
+  command->add_option("--warmups", args->warmups, "Texts before them")
+      ->check(kDecimal)
+      ->check(CLI::Range(0, 1000));
+  add_device(*command, args->device);
+  add_json(*command, args->json);
+  command->callback([&action, args] { action = [args] { return bench_decode(*args); }; });
+}
+
+}  // namespace tessera::cli

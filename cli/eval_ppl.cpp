@@ -1,0 +1,168 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "cli/eval.h"
+#include "cli/language_folder.h"
+#include "datasets/tokens.h"
+#include "io/file.h"
+#include "train/interrupt.h"
+#include "train/perplexity.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr uint64_t kLargestText = uint64_t{1} << 32;
+
+struct PplArgs {
+  std::string model, data, part = "validation", dtype, device;
+  std::vector<std::string> text;
+  train::PerplexityOptions options;
+  bool json = false;
+};
+
+struct Tokens {
+  std::vector<int64_t> ids;
+  uint64_t bytes = 0;  // of their text
+};
+
+/// The files' text, with an empty line between two files, in one piece.
+Tokens tokens_of_text(const PplArgs& args, const LanguageFolder& language) {
+  std::string text;
+  for (const std::string& path : args.text) {
+    if (!text.empty()) text += "\n\n";
+    text += io::read_file(path, kLargestText);
+  }
+  const io::Tokenizer tokenizer = io::Tokenizer::load(language.path);
+  const std::vector<int32_t> ids = tokenizer.encode(text).ids;
+  check_vocabulary(language, ids, tokenizer.path());
+  return {{ids.begin(), ids.end()}, text.size()};
+}
+
+/// What lies in shards; their tokenizer says how many bytes of text that is.
+Tokens tokens_of_shards(const PplArgs& args, const LanguageFolder& language) {
+  Tokens tokens;
+  std::vector<int32_t> ids;
+  std::string fingerprint;
+  for (const std::string& path : datasets::shard_paths(args.data, args.part)) {
+    const datasets::TokenShard shard(path);
+    check(fingerprint.empty() || fingerprint == shard.info().fingerprint, "eval ppl: ", path,
+          " was made by another tokenizer than the shards before it");
+    fingerprint = shard.info().fingerprint;
+    const size_t before = tokens.ids.size();
+    tokens.ids.resize(before + shard.info().tokens);
+    shard.read(0, std::span(tokens.ids).subspan(before));
+  }
+  const io::Tokenizer tokenizer = io::Tokenizer::load(args.data);
+  check(tokenizer.fingerprint() == fingerprint, "eval ppl: the shards of ", args.data,
+        " were not made by its tokenizer.json");
+  ids.assign(tokens.ids.begin(), tokens.ids.end());
+  check_vocabulary(language, ids, tokenizer.path());
+  tokens.bytes = tokenizer.decode(ids).size();
+  return tokens;
+}
+
+int eval_ppl(const PplArgs& args) {
+  if (args.text.empty() == args.data.empty())
+    throw UsageError("eval ppl: give the text: --text FILE..., or --data DIR with shards of tokens");
+  if (args.options.stride >= args.options.length)
+    throw UsageError(fmt::format("--stride: {} in windows of {} tokens; expected less", args.options.stride,
+                                 args.options.length));
+  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  const LanguageFolder language = load_language(args.model, device, args.dtype);
+  check(args.options.length <= longest_of(language), "eval ppl: windows of ", args.options.length,
+        " tokens; the model has ", longest_of(language), " positions: give a smaller --length");
+  const Tokens tokens = args.data.empty() ? tokens_of_text(args, language) : tokens_of_shards(args, language);
+  const int64_t windows = train::perplexity_windows(int64_t(tokens.ids.size()), args.options);
+
+  const train::InterruptGuard guard;
+  const bool shows = ::isatty(STDERR_FILENO) == 1;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto progress = [&](const train::Perplexity& so_far) {
+    if (shows)
+      fmt::print(stderr, "\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows, so_far.perplexity());
+    return train::InterruptGuard::signal_received() == 0;
+  };
+  const train::Perplexity result = std::visit(
+      [&](const auto& model) {
+        return train::measure_perplexity(model, tokens.ids, device, args.options, progress);
+      },
+      language.model);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (shows) fmt::print(stderr, "\r\x1b[K");
+  const bool whole = result.windows == windows;
+  // The whole text's tokens a byte: windows leave some tokens out, and nobody says which bytes those are.
+  const double bits =
+      result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
+  const double rate = double(result.windows * args.options.length) / std::max(seconds, 1e-9);
+  if (args.json) {
+    fmt::print("{}\n", nlohmann::json{{"model", language.path},
+                                      {"type", language.config.type},
+                                      {"dtype", name_of(dtype_of(language))},
+                                      {"device", device.name()},
+                                      {"text", args.text},
+                                      {"data", args.data},
+                                      {"protocol", args.options.stride ? "sliding" : "windows"},
+                                      {"length", args.options.length},
+                                      {"stride", args.options.stride},
+                                      {"bytes", tokens.bytes},
+                                      {"tokens", tokens.ids.size()},
+                                      {"windows", result.windows},
+                                      {"predicted", result.predicted},
+                                      {"nats_per_token", result.nats},
+                                      {"perplexity", result.perplexity()},
+                                      {"bits_per_byte", bits},
+                                      {"complete", whole},
+                                      {"seconds", seconds},
+                                      {"tokens_per_s", rate}}
+                           .dump(2));
+  } else {
+    fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
+               args.options.stride ? fmt::format("sliding windows of {}, the last {} predicted",
+                                                 args.options.length, args.options.stride)
+                                   : fmt::format("windows of {}, one behind the other", args.options.length),
+               "tokens", tokens.ids.size(), tokens.bytes);
+    fmt::print("{:<16} {} in {} windows\n{:<16} {:.6f}\n{:<16} {:.4f}\n{:<16} {:.4f}\n{:<16} {:.0f}\n",
+               "predicted", result.predicted, result.windows, "nats per token", result.nats, "perplexity",
+               result.perplexity(), "bits per byte", bits, "tokens/s", rate);
+  }
+  if (whole) return 0;
+  fmt::print(stderr, "tessera: interrupted after {} of {} windows\n", result.windows, windows);
+  return 128 + train::InterruptGuard::signal_received();
+}
+
+}  // namespace
+
+void add_eval_ppl(CLI::App& eval, Action& action) {
+  auto* ppl = eval.add_subcommand("ppl", "Perplexity of a language model on a text");
+  auto args = std::make_shared<PplArgs>();
+  ppl->add_option("--model", args->model, "Folder of Hugging Face, or of a finished run")->required();
+  auto* const text = ppl->add_option("--text", args->text, "Text files, joined by empty lines");
+  auto* const data = ppl->add_option("--data", args->data, "Folder of token shards, instead")->excludes(text);
+  ppl->add_option("--part", args->part, "Of the shards")->needs(data);
+  ppl->add_option("--length", args->options.length, "Tokens of a window")
+      ->check(kDecimal)
+      ->check(CLI::Range(2, 1 << 24));
+  ppl->add_option(
+         "--stride", args->options.stride,
+         "Windows begin every so many tokens, the last of which are predicted; 0: windows one behind "
+         "the other")
+      ->check(kDecimal)
+      ->check(CLI::Range(0, 1 << 24));
+  ppl->add_option("--batch-size", args->options.batch, "Windows at a time")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 1 << 16));
+  ppl->add_option("--windows", args->options.most_windows, "At most so many; 0: all")
+      ->check(kDecimal)
+      ->check(CLI::Range(0, 1 << 30));
+  ppl->add_option("--dtype", args->dtype, "Of the weights; default: the file's, on the CPU f32")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  ppl->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName);
+  ppl->add_flag("--json", args->json, "Machine-readable");
+  ppl->callback([&action, args] { action = [args] { return eval_ppl(*args); }; });
+}
+
+}  // namespace tessera::cli

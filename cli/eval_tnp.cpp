@@ -1,0 +1,79 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/eval.h"
+#include "cli/tnp_flags.h"
+#include "io/checkpoint_folder.h"
+#include "runtime/error.h"
+#include "train/tnp_job.h"
+
+namespace tessera::cli {
+namespace {
+
+struct EvalArgs {
+  std::string run, device;
+  int64_t tasks = 4096, batch = 64;
+  double most_gap = -1;
+  bool json = false;
+};
+
+int run_eval(const EvalArgs& args) {
+  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  const train::RunFolder run = train::RunFolder::open(args.run);
+  const nlohmann::json settings = run.settings();
+  const train::TnpJob job = read_job((run.path() / "run.json").string(), settings);
+  train::TnpSession session(job, device);
+  const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
+  for (const std::string& warning : newest.warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
+  check(newest.step.has_value(), run.checkpoints().string(), ": it holds no checkpoint yet");
+  const int64_t step = session.restore(newest.file);
+  const train::TnpEvaluation e = train::evaluate_tnp(session.model(), job, device, args.tasks, args.batch);
+  const bool within = args.most_gap < 0 || e.gap <= args.most_gap;
+  if (args.json) {
+    fmt::print("{}\n", nlohmann::json{{"run", run.path().string()},
+                                      {"prior", job.prior},
+                                      {"features", job.model.features},
+                                      {"M", job.context},
+                                      {"N", job.targets},
+                                      {"step", step},
+                                      {"tasks", e.tasks},
+                                      {"points", e.points},
+                                      {"nll", e.nll},
+                                      {"optimal_nll", e.optimal_nll},
+                                      {"gap", e.gap},
+                                      {"gap_error", e.gap_error},
+                                      {"within", within}}
+                           .dump(2));
+  } else {
+    fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10} {:>10} {:>9} {:>9}\n", "prior", "F", "M", "N",
+               "step", "tasks", "model nll", "optimal", "gap", "+-");
+    fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10.4f} {:>10.4f} {:>9.4f} {:>9.4f}\n", job.prior,
+               job.model.features, job.context, job.targets, step, e.tasks, e.nll, e.optimal_nll, e.gap,
+               e.gap_error);
+  }
+  if (!within)
+    fmt::print(stderr, "tessera: the gap {:.4f} is above {:.4f} nats per point\n", e.gap, args.most_gap);
+  return within ? 0 : 1;
+}
+
+}  // namespace
+
+void add_eval_tnp(CLI::App& eval, Action& action) {
+  auto* tnp = eval.add_subcommand(
+      "tnp", "Negative log-likelihood beside the Bayes-optimal one, on fresh tasks of the prior");
+  auto args = std::make_shared<EvalArgs>();
+  tnp->add_option("run", args->run, "Run folder")->required();
+  tnp->add_option("--tasks", args->tasks, "Fresh tasks")->check(kDecimal)->check(CLI::Range(1, 1 << 24));
+  tnp->add_option("--batch-size", args->batch, "Tasks at a time")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 1 << 20));
+  tnp->add_option("--most-gap", args->most_gap, "Exit with 1 if the gap is larger, in nats per point")
+      ->check(kFinite);
+  tnp->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName);
+  tnp->add_flag("--json", args->json, "Machine-readable");
+  tnp->callback([&action, args] { action = [args] { return run_eval(*args); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,245 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/language_folder.h"
+#include "cli/stop_texts.h"
+#include "io/file.h"
+#include "models/generate.h"
+#include "train/interrupt.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr uint64_t kLargestPrompt = uint64_t{1} << 26;
+using Clock = std::chrono::steady_clock;
+
+struct GenerateArgs {
+  std::string model, file, dtype, device, json, graph = "on";
+  std::vector<std::string> prompts, stops;
+  int64_t most_tokens = 256, samples = 1;
+  models::Sampling sampling;
+  bool greedy = false, ignore_end = false;
+  uint64_t seed = 0;
+};
+
+/// One text as it grows: tokens become characters, characters are held back while a stop text may begin.
+struct Text {
+  Text(const io::Tokenizer& tokenizer, const std::vector<std::string>& stops)
+      : stream(tokenizer), stops(stops) {}
+  io::TokenStream stream;
+  StopTexts stops;
+  std::vector<int64_t> tokens;
+  std::string text;
+  std::string end = "length";
+};
+
+class Writer {
+ public:
+  Writer(const GenerateArgs& args, const LanguageFolder& language, const io::Tokenizer& tokenizer,
+         size_t count)
+      : args_(args), language_(language), tokenizer_(tokenizer) {
+    for (size_t i = 0; i < count; ++i) texts.emplace_back(tokenizer, args.stops);
+  }
+
+  bool take(size_t number, int64_t token) {
+    if (number == 0) times.push_back(Clock::now());
+    Text& text = texts[number];
+    text.tokens.push_back(token);
+    const auto& ends = language_.config.end_tokens;
+    if (!args_.ignore_end && std::find(ends.begin(), ends.end(), token) != ends.end()) {
+      text.end = "end token";
+      return false;
+    }
+    // A model may have more rows than the tokenizer has tokens.
+    if (tokenizer_.has(int32_t(token))) give(text, text.stops.next(text.stream.next(int32_t(token))));
+    if (text.stops.found()) text.end = "stop text";
+    if (train::InterruptGuard::signal_received()) text.end = "interrupted";
+    return text.end == "length";
+  }
+  void finish() {
+    for (Text& text : texts) {
+      if (text.stops.found()) continue;
+      give(text, text.stops.next(text.stream.finish()));
+      if (!text.stops.found()) give(text, text.stops.finish());
+    }
+    if (texts.size() == 1) {
+      fmt::print("\n");
+    } else {
+      for (size_t i = 0; i < texts.size(); ++i) fmt::print("--- {} ---\n{}\n", i + 1, texts[i].text);
+    }
+    std::fflush(stdout);
+  }
+
+  std::vector<Text> texts;
+  std::vector<Clock::time_point> times;  // of the first text's tokens
+
+ private:
+  /// One text is written as it comes; several, one after the other at the end.
+  void give(Text& text, const std::string& piece) {
+    text.text += piece;
+    if (texts.size() > 1 || piece.empty()) return;
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+  }
+  const GenerateArgs& args_;
+  const LanguageFolder& language_;
+  const io::Tokenizer& tokenizer_;
+};
+
+std::vector<std::string> read_prompts(const GenerateArgs& args) {
+  if (!args.prompts.empty()) return args.prompts;
+  if (!args.file.empty() && args.file != "-") return {io::read_file(args.file, kLargestPrompt)};
+  return {{std::istreambuf_iterator<char>(std::cin), {}}};
+}
+
+std::vector<int64_t> tokens_of(const std::string& prompt, const LanguageFolder& language,
+                               const io::Tokenizer& tokenizer) {
+  const std::vector<int32_t> ids = tokenizer.encode(prompt).ids;
+  check_vocabulary(language, ids, tokenizer.path());
+  std::vector<int64_t> tokens(ids.begin(), ids.end());
+  if (tokens.empty() && language.config.first_token) tokens.push_back(*language.config.first_token);
+  check(!tokens.empty(), "generate: the prompt is empty, and ", language.path,
+        "/config.json names no bos_token_id to begin with");
+  return tokens;
+}
+
+int run_generate(const GenerateArgs& args) {
+  models::GenerateOptions options{.most_tokens = args.most_tokens,
+                                  .sampling = args.sampling,
+                                  .seed = args.seed,
+                                  .graph = parse_switches(args.graph, "--graph") == std::vector{true}};
+  if (args.greedy) options.sampling.temperature = 0;
+  if (args.samples > 1 && args.prompts.size() > 1)
+    throw UsageError("--samples: of one prompt; several --prompt are a text each");
+  for (const std::string& stop : args.stops)
+    if (stop.empty()) throw UsageError("--stop: an empty text stops nothing");
+  if (!args.json.empty()) check_writable(args.json);
+  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  const std::vector<std::string> prompts = read_prompts(args);
+
+  const std::string folder = language_folder(args.model);
+  const io::Tokenizer tokenizer = io::Tokenizer::load(folder);
+  const LanguageFolder language = load_language(folder, device, args.dtype);
+  models::Generator::Texts given;
+  for (const std::string& prompt : prompts) given.push_back(tokens_of(prompt, language, tokenizer));
+  size_t longest = 0;
+  for (const auto& tokens : given) longest = std::max(longest, tokens.size());
+  const int64_t positions = longest_of(language), room = positions - int64_t(longest) + 1;
+  check(room >= 1, "generate: the prompt has ", longest, " tokens; the model of ", language.path, " has ",
+        positions, " positions");
+  const size_t count = std::max(given.size(), size_t(args.samples));
+  Writer writer(args, language, tokenizer, count);
+  bool was_graph = false;
+  const train::InterruptGuard guard;
+  Clock::time_point begin;
+  if (args.most_tokens > 0)
+    std::visit(
+        [&](const auto& model) {
+          models::Generator generator(model, int64_t(count),
+                                      int64_t(longest) + std::min(args.most_tokens, room) - 1);
+          device.synchronize();
+          begin = Clock::now();
+          generator(given, options,
+                    [&](int64_t text, int64_t token) { return writer.take(size_t(text), token); });
+          was_graph = generator.is_graph();
+        },
+        language.model);
+  writer.finish();
+
+  const auto milliseconds = [](auto duration) {
+    return std::chrono::duration<double, std::milli>(duration).count();
+  };
+  const size_t steps = writer.times.size();
+  const double first = steps ? milliseconds(writer.times[0] - begin) : 0;
+  const double each = steps > 1 ? milliseconds(writer.times.back() - writer.times[0]) / double(steps - 1) : 0;
+  if (::isatty(STDERR_FILENO) == 1 && steps > 0)
+    fmt::print(stderr,
+               "tessera: {} tokens, then {} new; the first after {:.1f} ms, the others {:.2f} ms each\n",
+               longest, steps, first, each);
+  if (!args.json.empty()) {
+    nlohmann::json texts = nlohmann::json::array();
+    for (size_t i = 0; i < count; ++i) {
+      const Text& text = writer.texts[i];
+      texts.push_back({{"prompt", prompts[std::min(i, prompts.size() - 1)]},
+                       {"prompt_tokens", given[std::min(i, given.size() - 1)]},
+                       {"tokens", text.tokens},
+                       {"text", text.text},
+                       {"end", text.end}});
+    }
+    const auto replace = nlohmann::json::error_handler_t::replace;  // a prompt may be no UTF-8
+    io::write_file(args.json, nlohmann::json{{"model", language.path},
+                                             {"type", language.config.type},
+                                             {"dtype", name_of(dtype_of(language))},
+                                             {"device", device.name()},
+                                             {"graph", was_graph},
+                                             {"seed", args.seed},
+                                             {"temperature", options.sampling.temperature},
+                                             {"top_k", options.sampling.top_k},
+                                             {"top_p", options.sampling.top_p},
+                                             {"texts", texts},
+                                             {"ttft_ms", first},
+                                             {"tpot_ms", each}}
+                                      .dump(2, ' ', false, replace) +
+                                  "\n");
+  }
+  const int signal = train::InterruptGuard::signal_received();
+  return signal ? 128 + signal : 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("generate", "Let a language model go on with a text");
+  auto args = std::make_shared<GenerateArgs>();
+  command->add_option("--model", args->model, "Folder of Hugging Face, or of a finished run")->required();
+  auto* const prompt =
+      command
+          ->add_option("--prompt", args->prompts,
+                       "The text so far; several are several texts; else --prompt-file, else "
+                       "the standard input")
+          ->allow_extra_args(false);
+  command->add_option("--prompt-file", args->file, "A text file, or -")->excludes(prompt);
+  command->add_option("--max-tokens", args->most_tokens, "New tokens of a text")
+      ->check(kDecimal)
+      ->check(CLI::Range(0, 1 << 24));
+  auto* const temperature = command
+                                ->add_option("--temperature", args->sampling.temperature,
+                                             "Logits are divided by it; 0: always the likeliest token")
+                                ->check(kFinite)
+                                ->check(CLI::Range(0.0, 1e6));
+  command->add_option("--top-k", args->sampling.top_k, "Draw from the k likeliest tokens; 0: all")
+      ->check(kDecimal)
+      ->check(CLI::Range(0, 1 << 30));
+  command
+      ->add_option("--top-p", args->sampling.top_p,
+                   "Draw from the fewest tokens of that probability together")
+      ->check(kFinite)
+      ->check(CLI::Range(1e-9, 1.0));
+  command->add_flag("--greedy", args->greedy, "As --temperature 0")->excludes(temperature);
+  command->add_option("--seed", args->seed, "The same seed gives the same text")->check(kDecimal);
+  command->add_option("--stop", args->stops, "The text ends before this one; may be repeated")
+      ->allow_extra_args(false);
+  command->add_flag("--ignore-end", args->ignore_end, "Go on behind the tokens that end a text");
+  command->add_option("--samples", args->samples, "Texts from one prompt")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 1 << 12));
+  command->add_option("--dtype", args->dtype, "Of the weights; default: the file's, on the CPU f32")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  command
+      ->add_option("--device", args->device,
+                   "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName);
+  command->add_option("--graph", args->graph, "Each token as the replay of one graph (GPU)")
+      ->check(CLI::IsMember({"on", "off"}));
+  command->add_option("--json", args->json, "Write texts, tokens and times to this file");
+  command->callback([&action, args] { action = [args] { return run_generate(*args); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,57 @@
+#include "cli/language_folder.h"
+
+#include <filesystem>
+
+#include "pretrained/load.h"
+
+namespace tessera::cli {
+
+std::string language_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  check(fs::is_directory(folder, ignored), "model: there is no folder ", folder);
+  for (const fs::path& path : {fs::path(folder), fs::path(folder) / "model"})
+    if (fs::is_regular_file(path / "config.json", ignored)) return path.string();
+  const bool is_run = fs::is_regular_file(fs::path(folder) / "run.json", ignored);
+  fail_at(Site::here(), "model: ", folder, is_run ? " is a run without an export" : " has no config.json",
+          is_run ? "; a run writes its model when it has finished"
+                 : "; expected a folder of Hugging Face, or a run of a language model");
+}
+
+LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype) {
+  const std::string path = language_folder(folder);
+  pretrained::Config config = pretrained::read_config(path);
+  check(!std::holds_alternative<models::BertConfig>(config.model), "model: ", path, " holds a ", config.type,
+        ", which does not predict the next token; expected gpt2, opt or llama");
+  pretrained::LoadOptions options;
+  if (!dtype.empty())
+    options.dtype = parse_dtype(dtype);
+  else if (device.is_cpu())
+    options.dtype = DType::f32;
+  auto rng = std::make_unique<Rng>(0);
+  using Model = std::variant<models::Gpt, models::Llama>;
+  Model model = std::holds_alternative<models::LlamaConfig>(config.model)
+                    ? Model(pretrained::load_llama(path, *rng, device, options))
+                    : Model(pretrained::load_gpt(path, *rng, device, options));
+  return {path, std::move(config), std::move(rng), std::move(model)};
+}
+
+void check_vocabulary(const LanguageFolder& language, std::span<const int32_t> tokens,
+                      const std::string& tokenizer) {
+  const int64_t size = vocabulary_of(language);
+  for (const int32_t token : tokens)
+    check(0 <= token && token < size, "model: ", tokenizer, " gives token ", token, ", but the model of ",
+          language.path, " knows ", size, "; they do not belong together");
+}
+
+int64_t vocabulary_of(const LanguageFolder& language) {
+  return std::visit([](const auto& model) { return model.config.vocabulary; }, language.model);
+}
+int64_t longest_of(const LanguageFolder& language) {
+  return std::visit([](const auto& model) { return model.longest(); }, language.model);
+}
+DType dtype_of(const LanguageFolder& language) {
+  return std::visit([](const auto& model) { return model.config.dtype; }, language.model);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "io/tokenizer/tokenizer.h"
+#include "models/gpt.h"
+#include "models/llama.h"
+#include "pretrained/config.h"
+
+/// The causal language model of a folder, as commands that run one need it.
+
+namespace tessera::cli {
+
+struct LanguageFolder {
+  std::string path;  // where config.json lies
+  pretrained::Config config;
+  std::unique_ptr<Rng> rng;  // outlives the model
+  std::variant<models::Gpt, models::Llama> model;
+};
+
+/// The folder with config.json: `folder` itself (as of Hugging Face), or the export of a finished run,
+/// "model" below it. Throws if there is neither.
+std::string language_folder(const std::string& folder);
+
+/// Reads the model. `dtype` f32, bf16, f16 or "": what config.json says, on the CPU f32. Throws, naming the
+/// folder, for a model that is no causal language model.
+LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype);
+
+/// Throws unless every token is one of the model's.
+void check_vocabulary(const LanguageFolder& language, std::span<const int32_t> tokens,
+                      const std::string& tokenizer);
+int64_t vocabulary_of(const LanguageFolder& language);
+int64_t longest_of(const LanguageFolder& language);
+DType dtype_of(const LanguageFolder& language);
+
+}  // namespace tessera::cli

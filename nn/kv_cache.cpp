@@ -1,0 +1,89 @@
+#include "nn/kv_cache.h"
+
+#include "nn/attention.h"
+#include "ops/decode_attention/decode_attention.h"
+#include "ops/decode_attention/rope_to_cache.h"
+#include "ops/generation/sample.h"
+
+namespace tessera::nn {
+
+KvCache::KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
+                 Device device)
+    : batch_(batch), capacity_(capacity) {
+  check(layers >= 1 && batch >= 1 && capacity >= 1, "KvCache: ", layers, " layers of ", batch,
+        " sequences of ", capacity, " tokens; expected 1 or more of each");
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    keys_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
+    values_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
+  }
+  lengths_ = Tensor::zeros({batch}, DType::i32, device);
+}
+
+void KvCache::begin(const Sequences& sequences) {
+  const int64_t count = sequences.count(), longest = sequences.longest();
+  check(length_ == 0, "KvCache: holds ", length_, " tokens; a prompt needs an empty one");
+  check(count == batch_ || count == 1, "KvCache: ", count, " sequences, made for ", batch_);
+  check(longest <= capacity_, "KvCache: ", longest, " tokens are more than its capacity of ", capacity_);
+  const std::vector<int64_t> all(size_t(batch_), longest);
+  lengths_.copy_from(Tensor::from(count == batch_ ? sequences.lengths : all, {batch_}));
+}
+
+void KvCache::store(int64_t layer, const Tensor& k, const Tensor& v, const Sequences& sequences) {
+  const int64_t count = sequences.count();
+  const auto copy = [&](const Tensor& to, const Tensor& from) {
+    if (sequences.is_uniform()) {
+      const int64_t length = sequences.longest();
+      to.slice(1, 0, length).copy_from(from.reshape({count, length, from.size(1), from.size(2)}));
+      return;
+    }
+    int64_t row = 0;
+    for (int64_t b = 0; b < count; ++b) {
+      const int64_t length = sequences.lengths[size_t(b)];
+      to.select(0, b).slice(0, 0, length).copy_from(from.slice(0, row, row + length));
+      row += length;
+    }
+  };
+  copy(keys_[size_t(layer)], k);
+  copy(values_[size_t(layer)], v);
+}
+
+KvCache::Placed KvCache::place(int64_t layer, const Tensor& qkv, const Tensor& table) {
+  Tensor &keys = keys_[size_t(layer)], &values = values_[size_t(layer)];
+  const Tensor q = ops::rope_to_cache(qkv, table, lengths_, keys, values);
+  return {q, keys.slice(1, 0, qkv.size(1)), values.slice(1, 0, qkv.size(1))};
+}
+
+Tensor KvCache::begin(int64_t tokens) {
+  check(1 <= tokens && tokens <= kMostNew, "KvCache: ", tokens, " tokens in a pass; expected 1 to ",
+        kMostNew);
+  check(length_ + tokens <= capacity_, "KvCache: ", length_ + tokens,
+        " tokens are more than its capacity of ", capacity_);
+  return ops::advance(lengths_, tokens);
+}
+
+Tensor KvCache::attend(int64_t layer, const Tensor& qkv, const Tensor& table) {
+  Tensor &keys = keys_[size_t(layer)], &values = values_[size_t(layer)];
+  if (table.defined()) {
+    const Tensor q = ops::rope_to_cache(qkv, table, lengths_, keys, values);
+    return ops::decode_attention(q, keys, values, lengths_);
+  }
+  const int64_t kv_heads = keys.size(2), heads = qkv.size(2) - 2 * kv_heads;
+  const Tensor all = qkv.detach();
+  ops::append_to_cache(keys, all.slice(2, heads, heads + kv_heads), lengths_);
+  ops::append_to_cache(values, all.slice(2, heads + kv_heads, heads + 2 * kv_heads), lengths_);
+  return ops::decode_attention(all.slice(2, 0, heads), keys, values, lengths_);
+}
+
+void KvCache::advance(int64_t tokens) {
+  check(tokens >= 0 && tokens <= capacity_ - length_, "KvCache: ", length_ + tokens,
+        " tokens are more than its capacity of ", capacity_);
+  length_ += tokens;
+}
+
+void KvCache::truncate(int64_t length) {
+  check(0 <= length && length <= length_, "KvCache: cannot keep ", length, " of ", length_, " tokens");
+  lengths_.fill(double(length));
+  length_ = length;
+}
+
+}  // namespace tessera::nn

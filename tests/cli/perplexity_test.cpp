@@ -1,0 +1,93 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/language_model.h"
+
+// tessera eval ppl: what is counted, and what is said of what cannot be.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+TEST(Perplexity, OfAModelThatKnowsNothingIsItsVocabulary) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m", {.deviation = 0}); !why.empty())
+    GTEST_SKIP() << "skipped: " << why;
+  at.put("a", std::string(70, 'a'));
+  at.put("b", std::string(28, 'b'));  // with an empty line between them: 100 bytes, a token each
+  const Outcome windows = run(at, "eval ppl --device cpu --model m --text a b --length 32 --json");
+  ASSERT_EQ(windows.code, 0) << windows.err;
+  json result = json::parse(windows.out);
+  EXPECT_EQ(result["tokens"], 100);
+  EXPECT_EQ(result["bytes"], 100);
+  EXPECT_EQ(result["windows"], 3);
+  EXPECT_EQ(result["predicted"], 93);
+  EXPECT_NEAR(result["perplexity"], 260, 260 * 1e-5);  // f32
+  EXPECT_NEAR(result["bits_per_byte"], std::log2(260), 1e-4);
+  EXPECT_EQ(result["complete"], true);
+  const Outcome sliding = run(at, "eval ppl --device cpu --model m --text a b --length 32 --stride 8 --json");
+  result = json::parse(sliding.out);
+  EXPECT_EQ(result["protocol"], "sliding");
+  EXPECT_EQ(result["windows"], 9);  // from 0, 8, ... 64
+  EXPECT_EQ(result["predicted"], 72);
+  EXPECT_NEAR(result["perplexity"], 260, 260 * 1e-5);
+  result = json::parse(
+      run(at, "eval ppl --device cpu --model m --text a b --length 32 --windows 2 --batch-size 5 --json")
+          .out);
+  EXPECT_EQ(result["windows"], 2);
+  EXPECT_TRUE(holds_all(run(at, "eval ppl --device cpu --model m --text a b --length 32").out,
+                        "windows of 32|93 in 3 windows|260.00"));
+}
+
+TEST(Perplexity, ShardsAreTheTextTheyWereMadeOf) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "line " + std::to_string(i * i) + "\n";
+  at.put("t", text);
+  const Outcome data = run(
+      at, "data tokenize --text t --tokenizer m/tokenizer.json --out d --validation 0.4 --shard-tokens 100");
+  ASSERT_EQ(data.code, 0) << data.err;
+  const Outcome shards = run(at, "eval ppl --device cpu --model m --data d --length 16 --json");
+  ASSERT_EQ(shards.code, 0) << shards.err;
+  const json from_shards = json::parse(shards.out);
+  EXPECT_GT(from_shards["tokens"], 100);
+  EXPECT_GT(from_shards["bits_per_byte"], 1);
+  EXPECT_EQ(from_shards["predicted"], 15 * from_shards["windows"].get<int>());
+}
+
+struct Failure {
+  const char* line;
+  int code;
+  const char* says;
+};
+
+TEST(Perplexity, SaysWhatIsWrong) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  at.put("short", "abc");
+  for (const Failure& one : std::initializer_list<Failure>{
+           {"eval ppl", 2, "--model|required"},
+           {"eval pple", 2, "did you mean ppl?"},
+           {"eval ppl --model m", 2, "--text FILE|--data DIR"},
+           {"eval ppl --model m --text short --data d", 2, "--data"},
+           {"eval ppl --model m --text short --length 1", 2, "--length"},
+           {"eval ppl --model m --text short --length 16 --stride 16", 2, "--stride: 16 in windows of 16"},
+           {"eval ppl --model m --text short --part train", 2, "--part"},
+           {"eval ppl --model m --text short --device cpu", 1, "windows of 2048 tokens; the model has 64"},
+           {"eval ppl --model m --text short --length 16 --device cpu", 1,
+            "the text has 3 tokens, fewer than"},
+           {"eval ppl --model m --text nowhere --length 16 --device cpu", 1, "there is no file nowhere"},
+           {"eval ppl --model m --data nowhere --length 16 --device cpu", 1, "nowhere"},
+           {"eval ppl --model nowhere --text short --device cpu", 1, "there is no folder nowhere"}}) {
+    const Outcome outcome = run(at, one.line);
+    EXPECT_EQ(outcome.code, one.code) << one.line << ": " << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, one.says)) << one.line << ": " << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli::test

@@ -1,0 +1,75 @@
+#include "train/perplexity.h"
+
+#include <gtest/gtest.h>
+
+#include "models/gpt.h"
+
+namespace tessera::train {
+namespace {
+
+const Device kCpu = Device::cpu();
+
+models::Gpt small_gpt(Rng& rng) {
+  return {{.vocabulary = 19,
+           .positions = 16,
+           .d_model = 12,
+           .d_ff = 20,
+           .heads = 3,
+           .layers = 2,
+           .init_deviation = 0.5,
+           .dtype = DType::f64},
+          rng,
+          kCpu};
+}
+
+/// -log p of token `at` of the window, from all logits of it.
+double nats_of(const models::Gpt& model, std::span<const int64_t> window, int64_t at) {
+  const Tensor logits = model(Tensor::from(window, {1, int64_t(window.size())}));
+  const auto row = logits.select(1, at - 1).to_vector<double>();
+  double sum = 0;
+  for (const double logit : row) sum += std::exp(logit);
+  return std::log(sum) - row[size_t(window[size_t(at)])];
+}
+
+TEST(Perplexity, IsTheMeanOverThePredictedTokensOfEveryWindow) {
+  Rng rng(3);
+  const models::Gpt model = small_gpt(rng);
+  std::vector<int64_t> tokens;
+  for (int64_t i = 0; i < 29; ++i) tokens.push_back(i * i * 7 % 19);
+  for (const auto& [stride, windows, first] :
+       {std::array<int64_t, 3>{0, 3, 1}, {3, 8, 5}, {7, 4, 1}, {1, 22, 7}}) {
+    const int64_t length = 8, step = stride ? stride : length;
+    double sum = 0;
+    int64_t predicted = 0;
+    for (int64_t begin = 0; begin + length <= 29; begin += step)
+      for (int64_t at = first; at < length; ++at, ++predicted)
+        sum += nats_of(model, std::span(tokens).subspan(size_t(begin), size_t(length)), at);
+    for (const int64_t batch : {1, 3, 50}) {
+      const Perplexity result = measure_perplexity(model, tokens, kCpu, {length, stride, batch});
+      EXPECT_EQ(result.windows, windows) << stride;
+      EXPECT_EQ(result.predicted, predicted) << stride;
+      EXPECT_NEAR(result.nats, sum / double(predicted), 1e-12) << stride;
+    }
+  }
+}
+
+TEST(Perplexity, EndsWhenItIsTold) {
+  Rng rng(3);
+  const models::Gpt model = small_gpt(rng);
+  const std::vector<int64_t> tokens(40, 2);
+  const Perplexity result = measure_perplexity(model, tokens, kCpu, {.length = 8},
+                                               [](const Perplexity& p) { return p.windows < 2; });
+  EXPECT_EQ(result.windows, 2);
+  EXPECT_EQ(measure_perplexity(model, tokens, kCpu, {.length = 8, .batch = 2, .most_windows = 3}).windows, 3);
+}
+
+TEST(Perplexity, RefusesWhatHasNoWindow) {
+  EXPECT_THROW(perplexity_windows(7, {.length = 8}), Error);
+  EXPECT_THROW(perplexity_windows(9, {.length = 1}), Error);
+  EXPECT_THROW(perplexity_windows(9, {.length = 8, .stride = 8}), Error);
+  EXPECT_THROW(perplexity_windows(9, {.length = 8, .batch = 0}), Error);
+  EXPECT_EQ(perplexity_windows(8, {.length = 8}), 1);
+}
+
+}  // namespace
+}  // namespace tessera::train
