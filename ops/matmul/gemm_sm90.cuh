@@ -55,32 +55,43 @@ struct ProductTile {
 };
 
 /// What a block works on: rows m ..., columns n ... of d number `batch`, from `blocks` times 64 of k from
-/// `first` on. With splits > 1 the sums are partial.
+/// `first` on. With splits > 1 the sums are partial, part `split` of the split tile (of a cluster) `number`.
 struct ProductPart {
-  int m, n, batch, split, first, blocks;
+  int m, n, batch, split, first, blocks, splits, number;
 };
 
 /// The tiles of a product, in the order in which blocks take them: groups of rows of tiles, so that what runs
-/// at the same time shares operands. The splits of a tile are neighbours, and the grid is a multiple of them:
-/// they run at the same time, each in the same round of its block.
+/// at the same time shares operands. Tiles may be split along k, all or those that do not fill a round of the
+/// grid: the first `whole` are not. The splits of a tile are neighbours, and the grid is a multiple of them
+/// and divides `whole`, so that they run at the same time, each in the same round of its block.
 struct ProductPlan {
   int m = 0, n = 0, k = 0, batch = 1, splits = 1;
   int blocks = 0;              // of 64 along k
   int split_blocks = 0;        // of a split; the last may have fewer
   int rows = 0, columns = 0;   // tiles; of a cluster along m
   int group = 1;               // rows of tiles in a group
-  int items = 0;               // batch * splits * rows * columns
+  int whole = 0;               // of batch * rows * columns tiles
+  int items = 0;               // whole + splits * (the other tiles)
   int step_a = 0, step_b = 0;  // 0: the same matrix for the whole batch
 
   template <class Tile>
   __device__ __forceinline__ ProductPart part(int item, int rank) const {
-    const int tiles = rows * columns, whole = item / splits, split = item - whole * splits;
-    const int batch_index = whole / tiles, tile = whole - batch_index * tiles, first = split * split_blocks;
+    const int number = max(item - whole, 0) / splits, split = max(item - whole, 0) - number * splits;
+    const bool splitted = item >= whole;
+    const int in_all = min(item, whole) + number, tiles = rows * columns;
+    const int batch_index = in_all / tiles, tile = in_all - batch_index * tiles;
     const int of_group = group * columns, g = tile / of_group, rest = tile - g * of_group;
     const int high = min(group, rows - g * group), column = rest / high,
               row = g * group + rest - column * high;
-    return {(row * Tile::kCluster + rank) * Tile::kM, column * Tile::kN, batch_index, split, first,
-            min(split_blocks, blocks - first)};
+    const int first = split * split_blocks;
+    return {(row * Tile::kCluster + rank) * Tile::kM,
+            column * Tile::kN,
+            batch_index,
+            split,
+            first,
+            splitted ? min(split_blocks, blocks - first) : blocks,
+            splitted ? splits : 1,
+            number};
   }
 };
 
@@ -275,9 +286,10 @@ gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k
                                {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
 }
 
-/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k).
+/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) behind
+/// `whole` tiles that are not split.
 template <class Tile>
-ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits) {
+ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0) {
   ProductPlan plan{.m = int(m), .n = int(n), .k = int(k), .batch = int(batch)};
   plan.blocks = int(gpu::ceil_div(k, Tile::kDepth));
   plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
@@ -286,7 +298,9 @@ ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int spl
   plan.columns = int(gpu::ceil_div(n, Tile::kN));
   // What runs at once is to be about square in elements: 12 ... 16 tiles of 128 rows.
   plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kCluster));
-  plan.items = plan.batch * plan.splits * plan.rows * plan.columns;
+  const int tiles = plan.batch * plan.rows * plan.columns;
+  plan.whole = plan.splits > 1 ? whole : tiles;
+  plan.items = plan.whole + plan.splits * (tiles - plan.whole);
   return plan;
 }
 

@@ -10,6 +10,7 @@ namespace tessera::ops {
 struct ProductChoice {
   int tile = 0;             // of kProductTiles
   int splits = 1;           // parts of k, summed in their order
+  int whole = 0;            // the tiles (of a cluster) that are not split
   bool by_threads = false;  // gemm_sm90_sum.cuh: splits, an f32 d, or one that the copy engine cannot write
   double seconds = 0;       // what the model says
 };
@@ -26,7 +27,7 @@ struct ProductTileShape {
 };
 inline constexpr ProductTileShape kProductTiles[] = {
     {128, 128, 1, 2, true, 5, true, true, 1.08, 150},    {128, 128, 2, 2, true, 5, true, true, 1.10, 150},
-    {128, 192, 1, 2, true, 4, false, false, 1.00, 650},   {128, 192, 2, 2, true, 4, false, false, 1.00, 650},
+    {128, 192, 1, 2, true, 4, false, false, 1.00, 650},  {128, 192, 2, 2, true, 4, false, false, 1.00, 650},
     {128, 256, 1, 2, false, 4, false, true, 1.00, 1500}, {256, 128, 1, 2, false, 4, false, true, 1.00, 1500},
     {64, 64, 1, 2, true, 8, true, true, 1.25, 150},      {192, 256, 1, 3, false, 3, true, false, 1.00, 2500},
 };

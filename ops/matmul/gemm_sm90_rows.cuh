@@ -61,8 +61,6 @@ void sum_product(const Gemm& g, const ProductPlan& plan, Device device) {
     scratch = Tensor::empty_packed(Shape{Epilogue::scratch_bytes(plan) / 4}, DType::f32, device);
     params.scratch = reinterpret_cast<float4*>(scratch.data<float>());
   }
-  params.splits = plan.splits;
-  params.rows = plan.rows * Tile::kCluster, params.columns = plan.columns;
   params.m = plan.m, params.n = plan.n;
   params.alpha = float(g.alpha), params.beta = float(g.beta);
   params.bias = bias_of<T>(g);
@@ -71,7 +69,7 @@ void sum_product(const Gemm& g, const ProductPlan& plan, Device device) {
 
 template <class Tile, bool kAdds, bool kByThreads>
 void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
-  ProductPlan plan = product_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits);
+  ProductPlan plan = product_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits, choice.whole);
   plan.step_a = g.stride_a != 0, plan.step_b = g.stride_b != 0;
   if constexpr (kByThreads) {
     if (choice.by_threads) return sum_product<Tile>(g, plan, device);

@@ -53,14 +53,12 @@ class SumEpilogue {
     bool wide;        // d is f32, not T
     bool pairs;       // two neighbours can be written at once
     float4* scratch;  // where splits > 1: scratch_bytes()
-    int splits;
-    int rows, columns;  // tiles
     int m, n;
     float alpha, beta;
     ProductBias<T> bias;
   };
   static int64_t pieces(const ProductPlan& plan) {
-    return int64_t(plan.batch) * plan.rows * Tile::kCluster * plan.columns * kShares;
+    return int64_t(plan.batch * plan.rows * plan.columns - plan.whole) * Tile::kCluster * kShares;
   }
   static int64_t scratch_bytes(const ProductPlan& plan) {
     return pieces(plan) * plan.splits * kFragments * 128 * int64_t(sizeof(float4));
@@ -77,7 +75,7 @@ class SumEpilogue {
       const float* const at = &sums[i / kAcross][i % kAcross * 4];
       return make_float4(at[0], at[1], at[2], at[3]);
     };
-    if (params_.splits == 1) {
+    if (part.splits == 1) {
 #pragma unroll
       for (int first = 0; first < kFragments; first += kTogether) {
         float4 some[kTogether];
@@ -87,20 +85,19 @@ class SumEpilogue {
       }
       return;
     }
-    const int tile = (part.batch * params_.rows + part.m / Tile::kM) * params_.columns + part.n / Tile::kN;
-    const int piece = tile * kShares + row / Tile::kRows;
-    const float4* const all =
-        params_.scratch + int64_t(piece) * params_.splits * (kFragments * 128) + thread_;
+    const int piece =
+        (part.number * Tile::kCluster + part.m / Tile::kM % Tile::kCluster) * kShares + row / Tile::kRows;
+    const float4* const all = params_.scratch + int64_t(piece) * part.splits * (kFragments * 128) + thread_;
     float4* const own = const_cast<float4*>(all) + part.split * (kFragments * 128);
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) __stcg(own + i * 128, fragment(i));
     __threadfence();
     gpu::sync_named(1 + group_, 128);
-    if (thread_ == 0) meet(&parts_there[piece], unsigned(params_.splits));
+    if (thread_ == 0) meet(&parts_there[piece], unsigned(part.splits));
     gpu::sync_named(1 + group_, 128);
-    if (params_.splits <= 4)
+    if (part.splits <= 4)
       add<4>(part, row, all);
-    else if (params_.splits <= 8)
+    else if (part.splits <= 8)
       add<8>(part, row, all);
     else
       add<16>(part, row, all);
@@ -115,7 +112,7 @@ class SumEpilogue {
   template <int kTerms>
   __device__ __forceinline__ void add(const ProductPart& part, int row, const float4* all) const {
     constexpr int kSome = 16 / kTerms;
-    const int splits = params_.splits, end = (part.split + 1) * kFragments / splits;
+    const int splits = part.splits, end = (part.split + 1) * kFragments / splits;
     for (int first = part.split * kFragments / splits; first < end; first += kSome) {
       float4 total[kSome] = {};
       for (int split = 0; split < splits; split += kTerms) {

@@ -2,7 +2,7 @@
 
 namespace tessera::ops {
 
-template void fused_down_gradient_cuda<bf16>(const Tensor& dh, const Tensor& dy, const Tensor& down,
-                                             const Tensor& h, Activation kind);
+template void fused_down_gradient_cuda<bf16>(const Tensor& dh, const Tensor& a, const Tensor& dy,
+                                             const Tensor& down, const Tensor& h, Activation kind);
 
 }  // namespace tessera::ops

@@ -47,18 +47,18 @@ void fused_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& u
   }
 }
 
-bool fuses_down_gradient(const Tensor& dh, const Tensor& dy, const Tensor& down, const Tensor& h,
-                         Activation kind) {
-  return fuses(kind, {&dh}, {&dy, &down, &h});
+bool fuses_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
+                         const Tensor& h, Activation kind) {
+  return fuses(kind, {&dh, &a}, {&dy, &down, &h});
 }
 
-void fused_down_gradient(const Tensor& dh, const Tensor& dy, const Tensor& down, const Tensor& h,
-                         Activation kind) {
+void fused_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
+                         const Tensor& h, Activation kind) {
   if constexpr (kCuda) {
     if (dh.dtype() == DType::bf16)
-      fused_down_gradient_cuda<bf16>(dh, dy, down, h, kind);
+      fused_down_gradient_cuda<bf16>(dh, a, dy, down, h, kind);
     else
-      fused_down_gradient_cuda<f16>(dh, dy, down, h, kind);
+      fused_down_gradient_cuda<f16>(dh, a, dy, down, h, kind);
   }
 }
 

@@ -14,19 +14,20 @@ bool fuses_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& u
 void fused_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& bias,
               Activation kind);
 
-/// Whether fused_down_gradient computes dh [T, F] from dy [T, E], down [E, F] and h [T, F].
-bool fuses_down_gradient(const Tensor& dh, const Tensor& dy, const Tensor& down, const Tensor& h,
-                         Activation kind);
-/// dh = (dy down) f'(h), the product rounded before.
-void fused_down_gradient(const Tensor& dh, const Tensor& dy, const Tensor& down, const Tensor& h,
-                         Activation kind);
+/// Whether fused_down_gradient computes dh [T, F] and a [T, F] (undefined: not wanted) from dy [T, E], down
+/// [E, F] and h [T, F].
+bool fuses_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
+                         const Tensor& h, Activation kind);
+/// dh = (dy down) f'(h), the product rounded before, and a = f(h).
+void fused_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
+                         const Tensor& h, Activation kind);
 
 /// The launches, for T bf16 or f16.
 template <class T>
 void fused_up_cuda(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& bias,
                    Activation kind);
 template <class T>
-void fused_down_gradient_cuda(const Tensor& dh, const Tensor& dy, const Tensor& down, const Tensor& h,
-                              Activation kind);
+void fused_down_gradient_cuda(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
+                              const Tensor& h, Activation kind);
 
 }  // namespace tessera::ops

@@ -56,21 +56,25 @@ struct ActivationApprox {
     }
     return activate<kKind>(x);
   }
-  /// f'(x)
-  static __device__ __forceinline__ float slope(float x) {
+  /// f'(x); f(x) comes with it.
+  static __device__ __forceinline__ float slope(float x, float& value) {
     if constexpr (kKind == Activation::silu) {
-      const float s = logistic(x), value = x * s;
+      const float s = logistic(x);
+      value = x * s;
       return s + fmaf(-value, s, value);
     }
     if constexpr (kKind == Activation::gelu_tanh) {
-      const float s = logistic(twice_inner(x)), value = x * s;
+      const float s = logistic(twice_inner(x));
+      value = x * s;
       return s + value * (1.0f - s) * (1.5957691216057308f + 0.21406445f * x * x);
     }
     if constexpr (kKind == Activation::gelu) {
       float bell;
       const float cdf = normal_approx(x, bell);
+      value = x * cdf;
       return fmaf(x * 0.39894228040143268f, bell, cdf);
     }
+    value = activate<kKind>(x);
     return activate_slope<kKind>(x);
   }
 
@@ -98,18 +102,21 @@ struct Activate {
   }
 };
 
-/// dh = da f'(h) with da rounded to T. The operand is h.
-template <class T, Activation kKind>
+/// dh = da f'(h) with da rounded to T; a = f(h). The operand is h. Outputs: dh, then a if it is wanted.
+template <class T, Activation kKind, bool kValue>
 struct Slope {
-  static constexpr int kOutputs = 1;
+  static constexpr int kOutputs = kValue ? 2 : 1;
   static constexpr bool kOperand = true;
 
   __device__ __forceinline__ int columns(int, int) const { return 0; }
   __device__ __forceinline__ void operator()(float x0, float x1, int, uint32_t operand,
-                                             uint32_t (&outputs)[1]) const {
+                                             uint32_t (&outputs)[kOutputs]) const {
     const float2 da = unpack_halves<T>(gpu::pack_halves<T>(x0, x1)), h = unpack_halves<T>(operand);
-    outputs[0] = gpu::pack_halves<T>(da.x * ActivationApprox<T, kKind>::slope(h.x),
-                                     da.y * ActivationApprox<T, kKind>::slope(h.y));
+    float a0, a1;
+    const float slope0 = ActivationApprox<T, kKind>::slope(h.x, a0),
+                slope1 = ActivationApprox<T, kKind>::slope(h.y, a1);
+    outputs[0] = gpu::pack_halves<T>(da.x * slope0, da.y * slope1);
+    if constexpr (kValue) outputs[1] = gpu::pack_halves<T>(a0, a1);
   }
 };
 
