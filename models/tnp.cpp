@@ -7,6 +7,7 @@
 #include "ops/attention/attention.h"
 #include "ops/gmm_nll/gmm_nll.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
+#include "ops/mlp/mlp.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
 
@@ -202,20 +203,21 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
   plan.gradients = parameters * (c.dtype == DType::f64 ? 8 : 4);
   plan.optimizer = 2 * plan.gradients + (size_of(c.dtype) == 2 ? 4 * parameters : 0);
   // One block: q, the attention's result, two sums and two norms (the last is the next block's input), the
-  // hidden rows before their activation; keys and values.
-  const double block = (6 * tokens * d + tokens * f + 2 * memory * d) * size + stats;
+  // hidden rows before their activation and, where mlp keeps them, behind it; keys and values.
+  const double kept = ops::mlp_keeps_activated(int64_t(tokens), c.d_ff, c.dtype) ? 2 : 1;
+  const double block = (6 * tokens * d + kept * tokens * f + 2 * memory * d) * size + stats;
   const double mixture = points * double(c.components) * 3 * size;
   const double heads = 2 * mixture + (c.pre_norm ? points * d * size : 0);
   const double embed =
       tokens * double(row_pitch(c.features + 1, c.dtype) + 2 * row_pitch(c.embed_hidden, c.dtype)) * size +
       tokens * d * size;
   // Largest temporaries: the heads make the gradient of their hidden rows again; backward of an MLP holds its
-  // activated rows, their gradient, and the gradients of its result and its input; attention's the gradients
-  // of its result and its operands, and the sums of dq in f32.
+  // activated rows if they were not kept, their gradient, and the gradients of its result and its input;
+  // attention's the gradients of its result and its operands, and the sums of dq in f32.
   const double hidden_at_once =
       size == 2 ? 1 : 2;  // outside 16 bits the heads are products one after the other
   const double in_heads = hidden_at_once * points * double(c.components) * f * size + tokens * d * size;
-  const double in_mlp = (2 * f + 2 * d) * tokens * size;
+  const double in_mlp = ((3 - kept) * f + 2 * d) * tokens * size;
   const double in_attention = (4 * tokens * d + 2 * memory * d) * size + tokens * d * 4;
   const double in_block = std::max(in_mlp, in_attention);
   if (c.checkpoint_every > 0) {

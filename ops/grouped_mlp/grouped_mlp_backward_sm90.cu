@@ -8,9 +8,10 @@
 /// A unit of work is 128 hidden columns of one head over a share of the tokens: the weight's 128 rows stay in
 /// shared memory, tokens stream by in tiles of 128. An accumulator h gives a = f(h) and f'(h) from one
 /// special function; da is E multiply-adds with the second weight; dh = da f'(h) leaves through shared
-/// memory, half a tile (64 columns) at a time. ddown^T = a^T dy is a product over tokens: a is rounded to the
-/// dtype, an 8 x 8 block is transposed in registers (movmatrix) and is then the left operand of a small mma
-/// whose sums stay in registers for the whole unit: no shuffled additions.
+/// memory, half a tile (64 columns) at a time. da = dy down is a small mma for 16 tokens and 8 columns;
+/// ddown^T = a^T dy is one over tokens: a is rounded to the dtype, an 8 x 8 block is transposed in registers
+/// (movmatrix) and is then the left operand, and the sums stay in registers for the whole unit: no shuffled
+/// additions.
 ///
 /// FLOPs: 2 D F K a token (the other two products, dx and dup, follow as plain ones on dh). Bytes: dh
 /// written, 2 F K a token. The epilogue takes about half as long as a tile's products and runs beside the
@@ -29,15 +30,14 @@ struct BackwardArgs {
   int64_t dy_row, dy_group, dy_out;
   float* ddown;  // [splits, K, E, F]
   int rows, groups, wide, out, chunks, tiles, token_tiles, splits, units;
-  Activation kind;
 };
 
 struct BackwardShared {
   alignas(1024) char up[kHeadChunks][kColumns * 128];
   alignas(1024) char x[kStages][kTokens * 128];
   alignas(1024) char dh[2][kTokens * 128];  // 64 columns of a tile of each warpgroup
-  float down[kMostHeadOut][kColumns];
-  float dy[2][kTokens][kMostHeadOut];
+  alignas(16) uint4 dy[2][kTokens];         // a row: the outputs of a token, zeros up to eight
+  uint32_t down[4][kColumns + 8];           // outputs 2 i, 2 i + 1 of a column, zeros up to eight
   Resident resident;
   gpu::Ring<kStages> ring;
 };
@@ -61,9 +61,23 @@ __device__ __forceinline__ uint32_t transposed(uint32_t block) {
   return result;
 }
 
+/// mma.sync.aligned.m16n8k8 with f32 accumulators: d += a b, a0 rows g, a1 rows g + 8 ("Matrix Fragments for
+/// mma.m16n8k8").
+template <class T>
+__device__ __forceinline__ void mma_m16n8k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
 constexpr int kUnitDone = 3;  // named barrier of both warpgroups
 
-template <class T>
+template <class T, Activation kKind>
 __global__ void __launch_bounds__(kHeadThreads, 1)
     hidden_gradient_kernel(const __grid_constant__ gpu::TensorMap map_x,
                            const __grid_constant__ gpu::TensorMap map_up,
@@ -112,14 +126,24 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
   uint32_t round = 0;
   for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
     const BackwardUnit unit(args, index);
-    for (int i = me * 128 + thread; i < kMostHeadOut * kColumns; i += 256) {
-      const int e = i / kColumns, f = unit.first_column + i % kColumns;
-      shared.down[e][i % kColumns] =
-          e < args.out && f < args.wide
-              ? float(args.down[unit.group * args.down_group + e * args.down_row + f])
-              : 0.0f;
+    for (int i = me * 128 + thread; i < 4 * kColumns; i += 256) {
+      const int pair = i / kColumns, f = unit.first_column + i % kColumns;
+      const T* const from = args.down + unit.group * args.down_group + f;
+      const auto at = [&](int e) {
+        return e < args.out && f < args.wide ? float(from[e * args.down_row]) : 0.0f;
+      };
+      shared.down[pair][i % kColumns] = gpu::pack_halves<T>(at(2 * pair), at(2 * pair + 1));
     }
     gpu::sync_named(kUnitDone, 256);
+    T dy[kMostHeadOut];  // of this thread's token in the next tile
+    const auto read_dy = [&](int tile) {
+      const int64_t token = int64_t(tile) * kTokens + thread;
+      const T* const row = args.dy + token * args.dy_row + unit.group * args.dy_group;
+#pragma unroll
+      for (int e = 0; e < kMostHeadOut; ++e)
+        dy[e] = token < args.rows && e < args.out ? row[e * args.dy_out] : T();
+    };
+    read_dy(unit.first_tile + (turn ^ me));
     float sums[kColumns / 16][4] = {};  // ddown^T: columns 16 i + g (+ 8), outputs 2 c, 2 c + 1
     for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, turn ^= 1) {
       if (turn != me) {
@@ -127,75 +151,59 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
         continue;
       }
       gpu::sync_named(1 + me, 128);
-      const int64_t token = int64_t(tile) * kTokens + thread;
-      const T* const row = args.dy + token * args.dy_row + unit.group * args.dy_group;
-#pragma unroll
-      for (int e = 0; e < kMostHeadOut; ++e)
-        shared.dy[me][thread][e] = token < args.rows && e < args.out ? float(row[e * args.dy_out]) : 0.0f;
+      shared.dy[me][thread] = {gpu::pack_halves<T>(float(dy[0]), float(dy[1])),
+                               gpu::pack_halves<T>(float(dy[2]), 0), 0, 0};
       gpu::sync_named(1 + me, 128);
       float h[2][kColumns / 2];
       TileProducts<T, kColumns, kStages, false>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
           tile + 2 >= unit.end_tile, shared.ring, place, turns, args.chunks);
 
-      with_activation(args.kind, [&]<Activation kKind>() {
 #pragma unroll
-        for (int part = 0; part < 2; ++part) {  // 64 columns
-          if (thread == 0) gpu::wait_stores_read<0>();
-          gpu::sync_named(1 + me, 128);  // the staging is free
+      for (int part = 0; part < 2; ++part) {  // 64 columns
+        if (thread == 0) gpu::wait_stores_read<0>();
+        gpu::sync_named(1 + me, 128);      // the staging is free
+        if (part == 1) read_dy(tile + 2);  // while registers are free and there is time
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const float(*const rows)[kMostHeadOut] = &shared.dy[me][half * 64 + warp * 16];
-            float dy[2][kMostHeadOut];  // of rows g and g + 8
-            uint32_t dy_operand[2];     // tokens 2 c, 2 c + 1 (+ 8), output g: the right operand
+        for (int half = 0; half < 2; ++half) {
+          // Of the warp's 16 tokens: the outputs along the rows, the left operand of da, and along the
+          // columns, the right one of ddown. Two blocks each; the others are the same again.
+          uint32_t dy_left[4], dy_right[4];
+          const uint32_t dy_row = gpu::shared_address(&shared.dy[me][half * 64 + warp * 16 + lane % 16]);
+          gpu::ldmatrix_x4(dy_left, dy_row);
+          gpu::ldmatrix_x4_trans(dy_right, dy_row);
 #pragma unroll
-            for (int eight = 0; eight < 2; ++eight) {
+          for (int pair = 0; pair < 4; ++pair) {  // 16 columns: two 8 x 8 blocks a row of blocks
+            const int columns = part * 64 + pair * 16;
+            uint32_t a[4], dh[4];  // blocks: rows + 0, 8 of block 0, then of block 1
 #pragma unroll
-              for (int e = 0; e < kMostHeadOut; ++e) dy[eight][e] = rows[eight * 8 + g][e];
-              const float(*const two)[kMostHeadOut] = rows + eight * 8 + 2 * c;
-              dy_operand[eight] = g < kMostHeadOut ? gpu::pack_halves<T>(two[0][g], two[1][g]) : 0;
-            }
+            for (int block = 0; block < 2; ++block) {
+              float da[4] = {};
+              mma_m16n8k8<T>(da, dy_left[0], dy_left[1], shared.down[c][columns + block * 8 + g]);
 #pragma unroll
-            for (int pair = 0; pair < 4; ++pair) {  // 16 columns: two 8 x 8 blocks a row of blocks
-              const int columns = part * 64 + pair * 16;
-              uint32_t a[4], dh[4];  // blocks: rows + 0, 8 of block 0, then of block 1
-#pragma unroll
-              for (int block = 0; block < 2; ++block) {
-                float2 w[kMostHeadOut];
-#pragma unroll
-                for (int e = 0; e < kMostHeadOut; ++e)
-                  w[e] = *reinterpret_cast<const float2*>(&shared.down[e][columns + block * 8 + 2 * c]);
-#pragma unroll
-                for (int eight = 0; eight < 2; ++eight) {
-                  const int at = 4 * (columns / 8 + block) + 2 * eight;
-                  const ValueAndSlope left = fast_activate_and_slope<kKind>(h[half][at]);
-                  const ValueAndSlope right = fast_activate_and_slope<kKind>(h[half][at + 1]);
-                  float da_left = 0, da_right = 0;
-#pragma unroll
-                  for (int e = 0; e < kMostHeadOut; ++e) {
-                    da_left = fmaf(dy[eight][e], w[e].x, da_left);
-                    da_right = fmaf(dy[eight][e], w[e].y, da_right);
-                  }
-                  a[block + 2 * eight] = transposed(gpu::pack_halves<T>(left.value, right.value));
-                  dh[eight + 2 * block] = gpu::pack_halves<T>(da_left * left.slope, da_right * right.slope);
-                }
+              for (int eight = 0; eight < 2; ++eight) {
+                const int at = 4 * (columns / 8 + block) + 2 * eight;
+                const ValueAndSlope left = fast_activate_and_slope<kKind>(h[half][at]);
+                const ValueAndSlope right = fast_activate_and_slope<kKind>(h[half][at + 1]);
+                a[block + 2 * eight] = transposed(gpu::pack_halves<T>(left.value, right.value));
+                dh[eight + 2 * block] =
+                    gpu::pack_halves<T>(da[2 * eight] * left.slope, da[2 * eight + 1] * right.slope);
               }
-              gpu::mma_m16n8k16<T>(sums[columns / 16], a, dy_operand[0], dy_operand[1]);
-              gpu::stmatrix_x4(
-                  gpu::shared_address(staging) +
-                      gpu::swizzled_place(half * 64 + warp * 16 + lane % 16, pair * 2 + lane / 16),
-                  dh);
             }
-          }
-          gpu::fence_async_shared();
-          gpu::sync_named(1 + me, 128);
-          if (thread == 0) {
-            const int column = unit.first_column + part * 64;
-            if (column < args.wide) gpu::store_box(map_dh, staging, column, unit.group, tile * kTokens);
-            gpu::commit_stores();
+            gpu::mma_m16n8k16<T>(sums[columns / 16], a, dy_right[0], dy_right[1]);
+            gpu::stmatrix_x4(gpu::shared_address(staging) +
+                                 gpu::swizzled_place(half * 64 + warp * 16 + lane % 16, pair * 2 + lane / 16),
+                             dh);
           }
         }
-      });
+        gpu::fence_async_shared();
+        gpu::sync_named(1 + me, 128);
+        if (thread == 0) {
+          const int column = unit.first_column + part * 64;
+          if (column < args.wide) gpu::store_box(map_dh, staging, column, unit.group, tile * kTokens);
+          gpu::commit_stores();
+        }
+      }
     }
     if (unit.end_tile - unit.first_tile == 1 && turn == me)  // the other's tile
       shared.resident.pass(round, args.chunks, thread == 0);
@@ -258,7 +266,6 @@ void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_part
       args.tiles = column_tiles(up), args.token_tiles = token_tiles(x);
       args.splits = int(ddown_parts.size(0));
       args.units = args.groups * args.tiles * args.splits;
-      args.kind = kind;
       const auto map_x = gpu::tensor_map<T, 2>(x.data<T>(), {x.size(1), x.size(0)}, {x.layout().stride(0)},
                                                {kHeadDepth, kTokens}, gpu::Swizzle::k128);
       const auto map_up = gpu::tensor_map<T, 3>(up.data<T>(), {up.size(2), up.size(1), up.size(0)},
@@ -268,8 +275,10 @@ void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_part
                                                 {dh.layout().stride(1), dh.layout().stride(0)},
                                                 {64, 1, kTokens}, gpu::Swizzle::k128);
       const int blocks = std::min(device.card().multiprocessors, args.units);
-      gpu::launch(device, {dim3(unsigned(blocks)), dim3(kHeadThreads), sizeof(BackwardShared)},
-                  hidden_gradient_kernel<T>, map_x, map_up, map_dh, args);
+      dispatch_activation(kind, [&]<Activation kKind>() {
+        gpu::launch(device, {dim3(unsigned(blocks)), dim3(kHeadThreads), sizeof(BackwardShared)},
+                    hidden_gradient_kernel<T, kKind>, map_x, map_up, map_dh, args);
+      });
     }
   });
 }

@@ -12,9 +12,10 @@
 /// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
 ///
 /// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has the copy engine
-/// bring 64 of k of both operands into a ring of stages; the two other warpgroups multiply. Either both take
-/// half of the rows of one tile (cooperative: the largest tiles, the least traffic), or each takes whole
-/// tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k needs that.
+/// bring 64 of k of both operands into a ring of stages; the two or three other warpgroups multiply. Either
+/// all take their share of the rows of one tile (cooperative: the largest tiles, the least traffic), or two
+/// take whole tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k
+/// needs that.
 /// A turn begins when the other's products are issued, not before: a phase of the ring is known by its parity
 /// alone, and who asks for a round too early takes the one before the last for it.
 ///
@@ -28,50 +29,69 @@
 namespace tessera::ops {
 
 /// A configuration: how operands lie, what a warpgroup computes (kRows x kN, kRows 64 or 128), stages of the
-/// ring, turns, cluster.
+/// ring, turns, cluster, warpgroups that multiply.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
-          int kRing, bool kTurns, int kBlocks>
+          int kRing, bool kTurns, int kBlocks, int kMultipliers = 2>
 struct ProductTile {
   using T = Element;
   static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
-  static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
+  static constexpr int kGroups = kMultipliers, kThreads = 128 * (kGroups + 1), kDepth = 64;
   static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
   static constexpr bool kPingPong = kTurns;
   static constexpr int kM = kPingPong ? kRows : kGroups * kRows;  // of a block's tile
   static constexpr int kParts = kRows / 64;                       // products of 64 rows a warpgroup
-  static constexpr bool kMany = kParts * kN / 2 > 160;            // accumulators of a thread
+  // Columns of one product: an instruction must fit the registers a thread of 512 starts with.
+  static constexpr int kAtOnce = kGroups == 3 ? std::min(kN, 128) : kN;
+  static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
+  // Registers of a thread that copies and of one that multiplies: 64 Ki in all.
+  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : kMany ? 24 : 40;
+  static constexpr int kRegisters = kGroups == 3 ? 160 : kMany ? 240 : 232;
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
+  static_assert(kGroups == 2 || (kGroups == 3 && !kPingPong && kRows * kN <= 64 * 256));
+  static_assert(kN % kAtOnce == 0);
 };
 
 /// What a block works on: rows m ..., columns n ... of d number `batch`, from `blocks` times 64 of k from
-/// `first` on. With splits > 1 the sums are partial.
+/// `first` on. With splits > 1 the sums are partial, part `split` of the split tile (of a cluster) `number`.
 struct ProductPart {
-  int m, n, batch, split, first, blocks;
+  int m, n, batch, split, first, blocks, splits, number;
 };
 
 /// The tiles of a product, in the order in which blocks take them: groups of rows of tiles, so that what runs
-/// at the same time shares operands.
+/// at the same time shares operands. Tiles may be split along k, all or those that do not fill a round of the
+/// grid: the first `whole` are not. The splits of a tile are neighbours, and the grid is a multiple of them
+/// and divides `whole`, so that they run at the same time, each in the same round of its block.
 struct ProductPlan {
   int m = 0, n = 0, k = 0, batch = 1, splits = 1;
   int blocks = 0;              // of 64 along k
   int split_blocks = 0;        // of a split; the last may have fewer
   int rows = 0, columns = 0;   // tiles; of a cluster along m
   int group = 1;               // rows of tiles in a group
-  int items = 0;               // batch * splits * rows * columns
+  int whole = 0;               // of batch * rows * columns tiles
+  int items = 0;               // whole + splits * (the other tiles)
   int step_a = 0, step_b = 0;  // 0: the same matrix for the whole batch
 
   template <class Tile>
   __device__ __forceinline__ ProductPart part(int item, int rank) const {
-    const int tiles = rows * columns, z = item / tiles, tile = item - z * tiles;
+    const int number = max(item - whole, 0) / splits, split = max(item - whole, 0) - number * splits;
+    const bool splitted = item >= whole;
+    const int in_all = min(item, whole) + number, tiles = rows * columns;
+    const int batch_index = in_all / tiles, tile = in_all - batch_index * tiles;
     const int of_group = group * columns, g = tile / of_group, rest = tile - g * of_group;
     const int high = min(group, rows - g * group), column = rest / high,
               row = g * group + rest - column * high;
-    const int batch_index = z / splits, split = z - batch_index * splits, first = split * split_blocks;
-    return {(row * Tile::kCluster + rank) * Tile::kM, column * Tile::kN, batch_index, split, first,
-            min(split_blocks, blocks - first)};
+    const int first = split * split_blocks;
+    return {(row * Tile::kCluster + rank) * Tile::kM,
+            column * Tile::kN,
+            batch_index,
+            split,
+            first,
+            splitted ? min(split_blocks, blocks - first) : blocks,
+            splitted ? splits : 1,
+            number};
   }
 };
 
@@ -176,9 +196,12 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
     for (int step = 0; step < 4; ++step)
 #pragma unroll
       for (int part = 0; part < Tile::kParts; ++part)
-        gpu::multiply<T, Tile::kA, Tile::kB>(
-            sums[part], a_tile + at + uint64_t(part * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
-            b_tile + at + step * gpu::kDescriptorStep<Tile::kB>, block | step);
+#pragma unroll
+        for (int n = 0; n < Tile::kN; n += Tile::kAtOnce)
+          gpu::multiply<T, Tile::kA, Tile::kB>(
+              reinterpret_cast<float(&)[Tile::kAtOnce / 2]>(sums[part][n / 2]),
+              a_tile + at + uint64_t(part * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
+              b_tile + at + uint64_t(n * 128 >> 4) + step * gpu::kDescriptorStep<Tile::kB>, block | step);
     gpu::commit_products();
     gpu::wait_products<1>();
     if (block > 0) release(before);
@@ -204,7 +227,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
   const int rank = Tile::kCluster > 1 ? int(gpu::cluster_rank()) : 0;
   if (threadIdx.x == 0) {
-    ring.init(1, (Tile::kPingPong ? 4 : 8) * Tile::kCluster);
+    ring.init(1, (Tile::kPingPong ? 4 : 4 * Tile::kGroups) * Tile::kCluster);
     for (int i = 0; i < Tile::kGroups * (1 + Epilogue::kBarriers); ++i) turns[i].init(1);
     gpu::fence_barrier_init();
     gpu::prefetch_map(maps.a);
@@ -218,11 +241,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   gpu::let_later_start();  // who comes next sets itself up on SMs that have nothing left to do
 
   if (group < 0) {
-    gpu::give_registers<Tile::kMany ? 24 : 40>();
+    gpu::give_registers<Tile::kCopyRegisters>();
     if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
     __syncwarp();
   } else {
-    gpu::take_registers<Tile::kMany ? 240 : 232>();
+    gpu::take_registers<Tile::kRegisters>();
     const int row = Tile::kPingPong ? 0 : group * Tile::kRows;
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
                       barriers + group * Epilogue::kBarriers, group);
@@ -263,9 +286,10 @@ gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k
                                {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
 }
 
-/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k).
+/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) behind
+/// `whole` tiles that are not split.
 template <class Tile>
-ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits) {
+ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0) {
   ProductPlan plan{.m = int(m), .n = int(n), .k = int(k), .batch = int(batch)};
   plan.blocks = int(gpu::ceil_div(k, Tile::kDepth));
   plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
@@ -274,14 +298,17 @@ ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int spl
   plan.columns = int(gpu::ceil_div(n, Tile::kN));
   // What runs at once is to be about square in elements: 12 ... 16 tiles of 128 rows.
   plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kCluster));
-  plan.items = plan.batch * plan.splits * plan.rows * plan.columns;
+  const int tiles = plan.batch * plan.rows * plan.columns;
+  plan.whole = plan.splits > 1 ? whole : tiles;
+  plan.items = plan.whole + plan.splits * (tiles - plan.whole);
   return plan;
 }
 
 template <class Tile, class Epilogue>
 void launch_product(Device device, const ProductMaps& maps, const ProductPlan& plan,
                     const typename Epilogue::Params& params) {
-  const int clusters = std::min(plan.items, device.card().multiprocessors / Tile::kCluster);
+  const int slots = device.card().multiprocessors / Tile::kCluster;
+  const int clusters = std::min(plan.items, slots - slots % plan.splits);
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * Tile::kCluster)),
                .block = dim3(Tile::kThreads),

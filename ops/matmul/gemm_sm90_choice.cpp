@@ -36,47 +36,57 @@ std::string gemm_sm90_lacks(const Gemm& g, Device device) {
 
 ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   // Clocks of an SM, measured (docs/ops/gemm.md): from the launch to the first product and from the last to
-  // the end; what L2 yields an SM; the second kernel, which finds most of its bytes in L2.
-  constexpr double kClock = 1.6e9, kEnds = 6500, kBytesPerClock = 62;
-  constexpr double kSecondKernel = 3000, kSecondBytesPerClock = 1500;
+  // the end; what L2 yields an SM; what a tile takes longer that the threads write; the waiting of parts of k
+  // for each other.
+  constexpr double kClock = 1.6e9, kEnds = 6500, kBytesPerClock = 62, kThreads = 1500, kMeeting = 3000;
+  constexpr int64_t kMostTiles = 1024;  // in parts
   const int64_t blocks = ceil_div(g.k, 64);
-  const bool may_write = direct(g);
-  const double elements = double(g.batch) * double(g.m) * double(g.n);
+  const bool may_store = g.out == g.in && direct(g);
   ProductChoice best;
   for (int index = 0; index < int(std::size(kProductTiles)); ++index) {
     if (forced >= 0 && index != forced) continue;
     const ProductTileShape& tile = kProductTiles[index];
-    const bool alone = may_write && (g.beta == 0 || tile.adds);
+    const bool stores = may_store && (g.beta == 0 || tile.adds);
     const int64_t tiles = g.batch * ceil_div(g.m, tile.rows * tile.cluster) * ceil_div(g.n, tile.columns);
     const int64_t slots = multiprocessors / tile.cluster;
     const double products = double(tile.rows) * tile.columns / 32 * tile.slack;  // 64 of k
     const double loaded = 128.0 * (tile.rows + double(tile.columns) / tile.cluster);
-    const auto clocks = [&](int64_t splits) {
-      const bool partial = splits > 1 || !alone;
-      const int64_t depth = ceil_div(blocks, splits), waves = ceil_div(tiles * splits, slots);
-      const double stored = double(tile.rows) * tile.columns * (partial || g.out == DType::f32 ? 4 : 2);
+    const double piece = double(tile.rows) * tile.columns;
+    const auto round = [&](int64_t splits, bool by_threads) {  // the clocks of one round of the grid
+      const int64_t depth = ceil_div(blocks, splits);
+      const double stored = piece * (splits > 1 || g.out == DType::f32 ? 4 : 2);
       const double block = std::max(products, (loaded + stored / double(depth)) / kBytesPerClock);
-      double total = kEnds + double(waves) * (double(depth) * block + tile.between);
-      if (partial) total += kSecondKernel + (4.0 * double(splits) + 8) * elements / kSecondBytesPerClock;
-      return total;
+      const double writing = by_threads ? kThreads : 0;
+      const double adding = splits > 1 ? kMeeting + 8 * piece / kBytesPerClock : 0;
+      return double(depth) * block + tile.between + writing + adding;
     };
-    // Splits that fill a number of waves; at least four blocks of k each.
-    for (int64_t waves = 0; waves <= 3; ++waves) {
-      const int64_t wanted = waves == 0 ? 1 : std::min(slots * waves / tiles, blocks / 4);
-      if (wanted < 1 || (waves > 0 && wanted == 1)) continue;
-      const int64_t splits = ceil_div(blocks, ceil_div(blocks, wanted));
-      const double seconds = clocks(splits) / kClock;
-      if (best.seconds == 0 || seconds < best.seconds)
-        best = {.tile = index, .splits = int(splits), .partials = splits > 1 || !alone, .seconds = seconds};
+    // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks
+    // of k each.
+    const int64_t last = tiles % slots == 0 ? slots : tiles % slots;
+    for (int64_t rounds = 0; rounds <= 3; ++rounds) {
+      const int64_t wanted = rounds == 0 ? 1 : std::min({slots * rounds / last, slots, blocks / 4});
+      if (wanted < 1 || (rounds > 0 && wanted == 1)) continue;
+      const int64_t splits = ceil_div(blocks, ceil_div(blocks, wanted)), grid = slots - slots % splits;
+      const int64_t whole = splits == 1 ? tiles : tiles / grid * grid;
+      const bool by_threads = splits > 1 || !stores;
+      if (by_threads && (!tile.by_threads || (tiles - whole) * tile.cluster > kMostTiles)) continue;
+      const double clocks = kEnds + double(ceil_div(whole, grid)) * round(1, by_threads) +
+                            double(ceil_div((tiles - whole) * splits, grid)) * round(splits, by_threads);
+      if (best.seconds == 0 || clocks / kClock < best.seconds)
+        best = {.tile = index,
+                .splits = int(splits),
+                .whole = splits == 1 ? 0 : int(whole),
+                .by_threads = by_threads,
+                .seconds = clocks / kClock};
     }
   }
   return best;
 }
 
 bool gemm_sm90_pays(const Gemm& g, Device device) {
-  // A row or a column is no tile, and a few of them whose sums go through scratch are none either.
+  // A row or a column is no tile, and a few of them in parts or on odd places are none either.
   const int64_t few = std::min(g.m, g.n);
-  return few > 1 && (few > 8 || !choose_product(g, device.card().multiprocessors).partials);
+  return few > 8 || (few > 1 && direct(g) && choose_product(g, device.card().multiprocessors).splits == 1);
 }
 
 void gemm_wgmma(const Gemm& gemm, Device device) {

@@ -8,27 +8,28 @@ namespace tessera::ops {
 
 /// How a product is cut up. A function of the problem and the number of SMs alone.
 struct ProductChoice {
-  int tile = 0;           // of kProductTiles
-  int splits = 1;         // parts of k, summed in order by a second kernel
-  bool partials = false;  // f32 sums go to scratch first: splits, or a d that the copy engine cannot write
-  double seconds = 0;     // what the model says
+  int tile = 0;             // of kProductTiles
+  int splits = 1;           // parts of k, summed in their order
+  int whole = 0;            // the tiles (of a cluster) that are not split
+  bool by_threads = false;  // gemm_sm90_sum.cuh: splits, an f32 d, or one that the copy engine cannot write
+  double seconds = 0;       // what the model says
 };
 
-/// Rows and columns of a block's tile, blocks of a cluster, whether warpgroups take turns, stages of the
-/// ring; whether it can add another matrix to d; how much longer than the tensor cores' own time 64 of k
-/// take, and the clocks between one tile and the next (both measured).
+/// Rows and columns of a block's tile, blocks of a cluster, warpgroups that multiply, whether they take
+/// turns, stages of the ring; whether it can add another 16-bit matrix to d; how much longer than the tensor
+/// cores' own time 64 of k take, and the clocks between one tile and the next (both measured).
 struct ProductTileShape {
-  int rows, columns, cluster;
+  int rows, columns, cluster, warpgroups;
   bool ping_pong;
   int stages;
-  bool adds;
+  bool adds, by_threads;
   double slack, between;
 };
 inline constexpr ProductTileShape kProductTiles[] = {
-    {128, 128, 1, true, 5, true, 1.08, 150},    {128, 128, 2, true, 5, true, 1.10, 150},
-    {128, 192, 1, true, 4, false, 1.00, 650},   {128, 192, 2, true, 4, false, 1.00, 650},
-    {128, 256, 1, false, 4, false, 1.00, 1500}, {256, 128, 1, false, 4, false, 1.00, 1500},
-    {64, 64, 1, true, 8, true, 1.25, 150},
+    {128, 128, 1, 2, true, 5, true, true, 1.08, 150},    {128, 128, 2, 2, true, 5, true, true, 1.10, 150},
+    {128, 192, 1, 2, true, 4, false, false, 1.00, 650},  {128, 192, 2, 2, true, 4, false, false, 1.00, 650},
+    {128, 256, 1, 2, false, 4, false, true, 1.00, 1500}, {256, 128, 1, 2, false, 4, false, true, 1.00, 1500},
+    {64, 64, 1, 2, true, 8, true, true, 1.25, 150},      {192, 256, 1, 3, false, 3, true, false, 1.00, 2500},
 };
 
 /// What the row needs and the problem lacks, or an empty string.
@@ -43,8 +44,5 @@ void gemm_wgmma(const Gemm& gemm, Device device);
 /// T: bf16 or f16, the dtype of a and b.
 template <class T>
 void product_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
-/// d = alpha (the sum of the partials) + bias + beta d; partials [batch * splits, m, pitch] in order.
-template <class T>
-void finish_product(const Gemm& gemm, const Tensor& partials, int splits, Device device);
 
 }  // namespace tessera::ops

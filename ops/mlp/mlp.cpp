@@ -24,7 +24,7 @@ Tensor activate_hidden(const Tensor& h, Activation kind, bool in_place) {
 }
 
 /// dh = da f'(h), over da
-void hidden_gradient(const Tensor& da, const Tensor& h, Activation kind) {
+void slope_hidden(const Tensor& da, const Tensor& h, Activation kind) {
   if (kind == Activation::none) return;
   if (h.device().is_cpu()) {
     activation_backward_cpu(da, da, h, kind);
@@ -38,35 +38,43 @@ Tensor by_token(const Tensor& x) {
   return x.rank() >= 2 ? flatten_leading(x, 1) : x.detach().reshape({1, x.count()});
 }
 
-/// y, and h if it is kept.
-void forward(const Tensor& y, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& down,
-             const Tensor& up_bias, const Tensor& down_bias, Activation kind) {
-  const Tensor a = Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device());
-  if (x.device().is_cuda() && fuses_up(a, h, x, up, kind)) {
-    fused_up(a, h, x, up, up_bias, kind);
-    linear_forward(y, a, down, down_bias);
-    return;
+struct Hidden {
+  Tensor h, a;
+};
+
+/// y and the hidden rows; h is undefined unless it is asked for.
+Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
+               const Tensor& down_bias, Activation kind, bool keeps_h) {
+  const auto rows = [&] { return Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device()); };
+  Hidden hidden{keeps_h ? rows() : Tensor(), rows()};
+  if (x.device().is_cuda() && fuses_up(hidden.a, hidden.h, x, up, kind)) {
+    fused_up(hidden.a, hidden.h, x, up, up_bias, kind);
+  } else {
+    const Tensor h = keeps_h ? hidden.h : hidden.a;
+    hidden.a = Tensor();
+    linear_forward(h, x, up, up_bias);
+    hidden.a = activate_hidden(h, kind, !keeps_h);
   }
-  const Tensor hidden = h.defined() ? h : a;
-  linear_forward(hidden, x, up, up_bias);
-  linear_forward(y, activate_hidden(hidden, kind, !h.defined()), down, down_bias);
+  linear_forward(y, hidden.a, down, down_bias);
+  return hidden;
 }
 
 /// dh = (dy down) f'(h), and a = f(h) if it is wanted.
-struct Hidden {
+struct HiddenGradients {
   Tensor dh, a;
 };
-Hidden hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor& down, Activation kind,
-                        bool wants_a) {
+HiddenGradients hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor& down, Activation kind,
+                                 bool wants_a) {
   const bool fits = dy.device().is_cuda();
-  Hidden hidden{fits ? Tensor::empty_like(h) : Tensor(), fits && wants_a ? Tensor::empty_like(h) : Tensor()};
+  HiddenGradients hidden{fits ? Tensor::empty_like(h) : Tensor(),
+                         fits && wants_a ? Tensor::empty_like(h) : Tensor()};
   if (fits && fuses_down_gradient(hidden.dh, hidden.a, dy, down, h, kind)) {
     fused_down_gradient(hidden.dh, hidden.a, dy, down, h, kind);
     return hidden;
   }
   if (wants_a) hidden.a = activate_hidden(h, kind, false);
   hidden.dh = linear_input_gradient(dy, down);
-  hidden_gradient(hidden.dh, h, kind);
+  slope_hidden(hidden.dh, h, kind);
   return hidden;
 }
 
@@ -82,29 +90,36 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias);
   const Tensor tokens = by_token(x);
   Tensor y = Tensor::empty(x.shape().with(-1, down.size(0)), x.dtype(), x.device());
-  const Tensor h = tape ? Tensor::empty({tokens.size(0), up.size(0)}, x.dtype(), x.device()) : Tensor();
-  forward(by_token(y), h, tokens, up.detach(), down.detach(), up_bias, down_bias, kind);
-  if (tape)
+  const Hidden hidden =
+      forward(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, kind, tape != nullptr);
+  if (tape) {
+    const bool keeps_a = requires_grad(down) && mlp_keeps_activated(tokens.size(0), up.size(0), x.dtype());
     tape->record(
         "mlp", site, {&x, &up, &down, &up_bias, &down_bias}, {&y},
-        [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(h), kind](Backward& b) {
+        [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(hidden.h),
+         kept = keeps_a ? Saved(hidden.a) : Saved(), kind](Backward& b) {
           Tensor dy = by_token(b.take_grad());
           const ProductRow row("mlp", dy);
           const bool further = b.needs(0) || b.needs(1) || b.needs(3);
-          Hidden hidden;
-          if (further) {
-            hidden = hidden_gradients(dy, h.get(), down.get(), kind, b.needs(2));
-          } else if (b.needs(2)) {
+          const bool makes_a = b.needs(2) && !kept.defined();
+          HiddenGradients hidden;
+          if (further)
+            hidden = hidden_gradients(dy, h.get(), down.get(), kind, makes_a);
+          else if (makes_a)
             hidden.a = activate_hidden(h.get(), kind, false);
-          }
-          linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
+          linear_parameter_gradients(b, 2, 4, down.get(), makes_a ? hidden.a : kept.get(), dy);
           if (!further) return;
           dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
           const Shape& shape = x.get().shape();
           linear_input_gradient(b, 0, shape, hidden.dh.reshape(shape.with(-1, up.get().size(0))), up.get());
           linear_parameter_gradients(b, 1, 3, up.get(), by_token(x.get()), hidden.dh);
         });
+  }
   return y;
+}
+
+bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype) {
+  return tokens * row_pitch(wide, dtype) * int64_t(size_of(dtype)) > (int64_t(48) << 20);
 }
 
 std::vector<OpSpec> mlp_specs() {

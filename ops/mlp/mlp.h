@@ -9,8 +9,8 @@ namespace tessera::ops {
 /// x [..., D], up [F, D], down [E, F], up_bias [F] or undefined, down_bias [E] or undefined -> y [..., E].
 /// One floating dtype and device for all.
 ///
-/// Rounding: h, a and y to x's dtype, sums in f32 (f64 for f64). Saves x, the weights and h; a is computed
-/// again in backward, which spares the memory of one hidden tensor.
+/// Rounding: h, a and y to x's dtype, sums in f32 (f64 for f64). Saves x, the weights and h, and a as well if
+/// mlp_keeps_activated; else a is computed again in backward.
 ///   da = dy down, dh = da f'(h) (both rounded to x's dtype), dx = dh up
 ///   ddown = dy^T a, dup = dh^T x, and the column sums of dy and dh: in f32, see linear
 /// Row "wgmma" (compute capability 9.0, bf16 and f16) applies f and f' in the epilogues of the products: a
@@ -19,5 +19,9 @@ namespace tessera::ops {
 /// dtypes or devices disagree.
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias = {},
            const Tensor& down_bias = {}, Site site = Site::here());
+
+/// Whether a [tokens, wide] is kept for backward: where it is larger than a large card's L2 (48 MiB), for
+/// there to write it a second time is to wait for memory.
+bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype);
 
 }  // namespace tessera::ops

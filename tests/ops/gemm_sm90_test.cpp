@@ -82,7 +82,9 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
             ProductChoice choice = choose_product(g, gpu().card().multiprocessors, tile);
             const int64_t blocks = (p.k + 63) / 64, depth = (blocks + splits - 1) / splits;
             choice.splits = int((blocks + depth - 1) / depth);
-            choice.partials = choice.partials || choice.splits > 1;
+            choice.by_threads = choice.by_threads || choice.splits > 1;
+            if (choice.seconds == 0 || (choice.by_threads && !kProductTiles[tile].by_threads))
+              continue;  // no tile for such a d
             if (dtype == DType::bf16)
               product_sm90<bf16>(g, choice, gpu());
             else
@@ -115,6 +117,29 @@ TEST_F(GemmSm90Cuda, LargeProductsRepeatAndAgreeWithPlainLoops) {
       multiply(d, left, right.transpose(0, 1));
       ASSERT_EQ(d.to_vector<float>(), want.to_vector<float>())
           << p.m << " " << p.n << " " << p.k << " " << run;
+    }
+  }
+}
+
+TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
+  // More pieces than run at once: parts of a tile must come in the same round, and leave their counters at 0
+  // for the next launch, whose number of parts is another.
+  const int64_t m = 1000, n = 700, k = 4000;
+  const Tensor a = numbers({m, k}, 1), b = numbers({n, k}, 2);
+  const Tensor want = Tensor::empty({m, n}, DType::f32, Device::cpu());
+  multiply(want, a, b.transpose(0, 1));
+  const Tensor left = a.to(DType::bf16).to(gpu()), right = b.to(DType::bf16).to(gpu());
+  const Tensor d = Tensor::empty({m, n}, DType::f32, gpu());
+  Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::f32, .transpose_b = true};
+  g.a = left.raw(), g.b = right.raw(), g.d = d.raw();
+  g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
+  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile) {
+    if (!kProductTiles[tile].by_threads) continue;
+    for (int run = 0; run < 12; ++run) {
+      d.fill(std::numeric_limits<double>::quiet_NaN());
+      product_sm90<bf16>(g, {.tile = tile, .splits = run % 2 ? 7 : 21, .by_threads = true}, gpu());
+      if (run % 4 == 3)
+        ASSERT_EQ(d.to_vector<float>(), want.to_vector<float>()) << "tile " << tile << ", run " << run;
     }
   }
 }

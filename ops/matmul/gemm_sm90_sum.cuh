@@ -1,0 +1,200 @@
+#pragma once
+
+#include "ops/matmul/gemm_sm90_store.cuh"
+
+/// The epilogue for sums that the copy engine cannot write as they come: parts of k that have to be added up,
+/// results in f32, and a d whose rows lie anywhere. The threads write d from their registers, 32 bytes of a
+/// row together: what leaves this way is small (a weight's gradient) or odd.
+///
+/// Parts of k: the warpgroups that hold the parts of one piece of d are on different SMs at the same time
+/// (see ProductPlan), so they add up on the spot. Each writes its sums to scratch as they lie in its
+/// registers, which is 16 dense bytes a thread, counts itself as there, waits for the others, and makes its
+/// own share of d from everybody's sums, in the order of k. Nothing depends on who comes first. With 22 tiles
+/// of 128 x 256 and six parts, that is 128 KiB out to L2 and back for an SM and one round of waiting, 3 us; a
+/// second kernel took 5 to 7.
+///
+/// The waiting needs the whole grid on the card: a block an SM, and kernels that start under this one's end
+/// do so when its last block runs.
+
+namespace tessera::ops {
+namespace {
+
+/// How many parts of a piece have come; back to 0 when all of them have seen that. Products of one stream
+/// follow each other, so they share it.
+constexpr int kMostPieces = 4096;
+__device__ unsigned parts_there[kMostPieces];
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+/// One thread: says that a part is there and returns when all are.
+__device__ __forceinline__ void meet(unsigned* there, unsigned parts) {
+  atomicInc(there, 2 * parts - 1);
+  while (load_acquire(there) < parts) __nanosleep(64);
+  atomicInc(there, 2 * parts - 1);  // the last of all brings it back to 0
+}
+
+/// d = alpha sums + bias + beta d, rounded once.
+template <class Tile>
+class SumEpilogue {
+  using T = typename Tile::T;
+  static constexpr int kAcross = Tile::kN / 8;  // a fragment: 4 sums of a thread, in 8 columns
+  static constexpr int kFragments = Tile::kParts * kAcross;
+  static constexpr int kShares = Tile::kPingPong ? 1 : Tile::kGroups;  // pieces of a tile, one a warpgroup
+
+ public:
+  static constexpr int kSharedBytes = 0, kBarriers = 0;
+  struct Params {
+    void* d;
+    int64_t ld, stride;
+    bool wide;        // d is f32, not T
+    bool pairs;       // two neighbours can be written at once
+    float4* scratch;  // where splits > 1: scratch_bytes()
+    int m, n;
+    float alpha, beta;
+    ProductBias<T> bias;
+  };
+  static int64_t pieces(const ProductPlan& plan) {
+    return int64_t(plan.batch * plan.rows * plan.columns - plan.whole) * Tile::kCluster * kShares;
+  }
+  static int64_t scratch_bytes(const ProductPlan& plan) {
+    return pieces(plan) * plan.splits * kFragments * 128 * int64_t(sizeof(float4));
+  }
+
+  __device__ __forceinline__ SumEpilogue(const Params& params, char*, gpu::Barrier*, int group)
+      : params_(params), group_(group), thread_(int(threadIdx.x) % 128) {}
+
+  __device__ __forceinline__ void begin(const ProductPart&, int) {}
+
+  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+                                         float (&sums)[Tile::kParts][Tile::kN / 2]) {
+    const auto fragment = [&](int i) {
+      const float* const at = &sums[i / kAcross][i % kAcross * 4];
+      return make_float4(at[0], at[1], at[2], at[3]);
+    };
+    if (part.splits == 1) {
+#pragma unroll
+      for (int first = 0; first < kFragments; first += kTogether) {
+        float4 some[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) some[i] = fragment(first + i);
+        write(part, row, first, kFragments, some);
+      }
+      return;
+    }
+    const int piece =
+        (part.number * Tile::kCluster + part.m / Tile::kM % Tile::kCluster) * kShares + row / Tile::kRows;
+    const float4* const all = params_.scratch + int64_t(piece) * part.splits * (kFragments * 128) + thread_;
+    float4* const own = const_cast<float4*>(all) + part.split * (kFragments * 128);
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) __stcg(own + i * 128, fragment(i));
+    __threadfence();
+    gpu::sync_named(1 + group_, 128);
+    if (thread_ == 0) meet(&parts_there[piece], unsigned(part.splits));
+    gpu::sync_named(1 + group_, 128);
+    if (part.splits <= 4)
+      add<4>(part, row, all);
+    else if (part.splits <= 8)
+      add<8>(part, row, all);
+    else
+      add<16>(part, row, all);
+  }
+
+  __device__ __forceinline__ void end() {}
+
+ private:
+  static constexpr int kTogether = 4;  // fragments whose old values are read at once
+
+  /// This part's share of the piece, kTerms parts at a time, 16 loads under way together.
+  template <int kTerms>
+  __device__ __forceinline__ void add(const ProductPart& part, int row, const float4* all) const {
+    constexpr int kSome = 16 / kTerms;
+    const int splits = part.splits, end = (part.split + 1) * kFragments / splits;
+    for (int first = part.split * kFragments / splits; first < end; first += kSome) {
+      float4 total[kSome] = {};
+      for (int split = 0; split < splits; split += kTerms) {
+        float4 terms[kSome][kTerms] = {};
+#pragma unroll
+        for (int i = 0; i < kSome; ++i)
+#pragma unroll
+          for (int term = 0; term < kTerms; ++term)
+            if (first + i < end && split + term < splits)
+              terms[i][term] = __ldcg(all + ((split + term) * kFragments + first + i) * 128);
+#pragma unroll
+        for (int i = 0; i < kSome; ++i)
+#pragma unroll
+          for (int term = 0; term < kTerms; ++term) {
+            total[i].x += terms[i][term].x, total[i].y += terms[i][term].y;
+            total[i].z += terms[i][term].z, total[i].w += terms[i][term].w;
+          }
+      }
+      write(part, row, first, end, total);
+    }
+  }
+
+  /// Fragments first ... of the piece, those before `end`.
+  template <int kCount>
+  __device__ __forceinline__ void write(const ProductPart& part, int row, int first, int end,
+                                        const float4 (&sums)[kCount]) const {
+    if (params_.wide)
+      write_as<float>(part, row, first, end, sums);
+    else
+      write_as<T>(part, row, first, end, sums);
+  }
+  template <class Out, int kCount>
+  __device__ __forceinline__ void write_as(const ProductPart& part, int row, int first, int end,
+                                           const float4 (&sums)[kCount]) const {
+    using Pair = typename ProductPair<Out>::type;
+    const int lane = thread_ % 32, line = part.m + row + thread_ / 32 * 16 + lane / 4;
+    Out* const d = static_cast<Out*>(params_.d) + part.batch * params_.stride;
+    const auto place = [&](int i, int down, int& inside) {  // of the pair; how many of it are inside
+      const int r = line + (first + i) / kAcross * 64 + down * 8;
+      const int column = part.n + (first + i) % kAcross * 8 + lane % 4 * 2;
+      inside = first + i < end && r < params_.m ? params_.n - column : 0;
+      return d + r * params_.ld + column;
+    };
+    float2 old[kCount][2] = {};
+    if (params_.beta != 0)
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+#pragma unroll
+        for (int down = 0; down < 2; ++down) {
+          int inside;
+          const Out* const from = place(i, down, inside);
+          if (inside >= 2 && params_.pairs)
+            old[i][down] = read_pair<Out>(*reinterpret_cast<const Pair*>(from));
+          else if (inside > 0)
+            old[i][down] = {float(from[0]), inside > 1 ? float(from[1]) : 0};
+        }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+#pragma unroll
+      for (int down = 0; down < 2; ++down) {
+        int inside;
+        Out* const to = place(i, down, inside);
+        if (inside <= 0) continue;
+        const float2 bias = params_.bias.at(part.batch, part.n + (first + i) % kAcross * 8 + lane % 4 * 2);
+        float low = fmaf(params_.alpha, down ? sums[i].z : sums[i].x, bias.x);
+        float high = fmaf(params_.alpha, down ? sums[i].w : sums[i].y, bias.y);
+        if (params_.beta != 0) {
+          low = fmaf(params_.beta, old[i][down].x, low);
+          high = fmaf(params_.beta, old[i][down].y, high);
+        }
+        if (inside >= 2 && params_.pairs) {
+          *reinterpret_cast<Pair*>(to) = make_pair<Out>(low, high);
+        } else {
+          to[0] = Out(low);
+          if (inside > 1) to[1] = Out(high);
+        }
+      }
+  }
+
+  const Params& params_;
+  const int group_, thread_;
+};
+
+}  // namespace
+}  // namespace tessera::ops
