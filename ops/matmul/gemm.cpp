@@ -6,6 +6,7 @@
 #include "ops/matmul/gemm_padding.h"
 #include "ops/matmul/gemm_sm90_plan.h"
 #include "tensor/elementwise.h"
+#include "tensor/kernels.h"
 
 namespace tessera::ops {
 namespace {
@@ -53,12 +54,14 @@ Layout rows_of(const Tensor& x, bool move) {
 
 /// The product in f32 of widened copies, rounded once.
 void multiply_widened(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options) {
+  const auto wide = [](const Tensor& x) { return x.defined() ? x.detach().to(DType::f32) : Tensor(); };
   const Tensor sum = Tensor::empty(d.shape(), DType::f32, d.device());
   if (options.accumulate) sum.copy_from(d);
-  multiply(sum, a.to(DType::f32), b.to(DType::f32),
+  multiply(sum, wide(a), wide(b),
            {.alpha = options.alpha,
             .accumulate = options.accumulate,
-            .bias = options.bias.defined() ? options.bias.detach().to(DType::f32) : Tensor()});
+            .bias = wide(options.bias),
+            .residual = wide(options.residual)});
   d.copy_from(sum);
 }
 
@@ -92,6 +95,7 @@ char* advanced(const Tensor& x, int64_t elements) {
 /// not cover.
 struct Products {
   Gemm gemm;
+  Tensor residual;       // the c of all products, laid out as d
   StridedLoop<4> loop;   // d, a, b, bias
   int dims, batch = -1;  // those of the loop that are walked, and the one among them that is the batch
   int64_t calls = 1;
@@ -158,6 +162,7 @@ struct Products {
         rest /= loop.sizes[dim];
       }
       gemm.d = advanced(d, offset[0]), gemm.a = advanced(a, offset[1]), gemm.b = advanced(b, offset[2]);
+      if (residual.defined()) gemm.c = advanced(residual, offset[0]);
       if (gemm.bias) gemm.bias = advanced(bias, offset[3]);
       one(gemm);
     }
@@ -205,6 +210,9 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
         "multiply: ", d.shape(), " = ", a_given.shape(), " times ", b_given.shape());
   check(!options.bias.defined() || (!options.accumulate && options.bias.size(-1) == n), "multiply: a bias ",
         options.bias.shape(), " for ", d.shape());
+  check(!options.residual.defined() || (!options.accumulate && options.residual.shape() == d.shape() &&
+                                        options.residual.dtype() == d.dtype()),
+        "multiply: a residual ", describe(options.residual), " for ", describe(d));
   if (d.count() == 0) return;
   if (k == 0) {
     if (options.bias.defined()) {
@@ -212,6 +220,7 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
     } else if (!options.accumulate) {
       d.fill(0);
     }
+    if (options.residual.defined()) tessera::accumulate(d, options.residual);
     return;
   }
   if (d.device().is_cpu() && is_half(a_given.dtype()))
@@ -222,19 +231,33 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   if (!stored(a).fits) a = a.clone();
   if (!stored(b).fits) b = b.clone();
   if (bias.defined() && bias.size(-1) > 1 && bias.layout().stride(-1) != 1) bias = bias.clone();
+  const Tensor residual = options.residual.detach();
   Products products(d, a, b, bias, options);
+  if (d.device().is_cuda()) {
+    fold_batch(products.gemm);
+    Gemm& gemm = products.gemm;
+    if ((!residual.defined() || residual.layout().strides == d.layout().strides) &&
+        takes_wgmma(gemm, d.device())) {
+      if (residual.defined()) {
+        products.residual = residual;
+        gemm.c = residual.raw();
+        gemm.beta = 1;
+      }
+      return products.run(d, a, b, bias, true, [&](const Gemm& g) { gemm_wgmma(g, d.device()); });
+    }
+  }
+  if (residual.defined()) {
+    multiply(d, a, b, {.alpha = options.alpha, .bias = bias});
+    return tessera::accumulate(d, residual);
+  }
   if (d.device().is_cpu()) return products.run(d, a, b, bias, false, [](const Gemm& g) { gemm_cpu(g); });
   if constexpr (kCuda) {
-    fold_batch(products.gemm);
-    const Gemm& gemm = products.gemm;
-    if (takes_wgmma(gemm, d.device()))
-      return products.run(d, a, b, bias, true, [&](const Gemm& g) { gemm_wgmma(g, d.device()); });
     if (is_half(a.dtype()) && ((m | n | k) & 7) != 0 && std::min(n, k) > 1 &&
         multiply_padded(d, a, b, options, stored(a).transposed, stored(b).transposed))
       return;
     // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's
     // dtype.
-    products.run(d, a, b, bias, products.calls == 1 && fuses_bias(gemm),
+    products.run(d, a, b, bias, products.calls == 1 && fuses_bias(products.gemm),
                  [&](const Gemm& g) { gemm_cuda(g, d.device()); });
   }
 }

@@ -10,13 +10,14 @@
 
 namespace tessera::ops {
 
-/// D[i] = alpha op(A[i]) op(B[i]) + beta D[i] + bias[i] for i < batch, with D m x n, op(A) m x k and op(B)
+/// D[i] = alpha op(A[i]) op(B[i]) + beta C[i] + bias[i] for i < batch, with D m x n, op(A) m x k and op(B)
 /// k x n. All matrices are row-major; a transposed operand is stored k-first (A: k x m, B: n x k). Leading
 /// dimensions (elements between rows) are at least the stored row's length; strides (elements between the
 /// matrices of a batch) may be 0 for A, B and bias. All sizes are at least 1.
 ///
 /// Dtypes: A, B and bias have `in`; D has `out`, which is `in`, or f32 for bf16 and f16. Sums run in f32 (f64
-/// for f64), never in TF32, and are rounded once, to `out`. With beta 0, D is not read.
+/// for f64), never in TF32, and are rounded once, to `out`. C has D's dtype and layout; it is D itself but in
+/// the row "wgmma", where it may be elsewhere. With beta 0 it is not read.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   DType in = DType::f32, out = DType::f32;
@@ -24,6 +25,7 @@ struct Gemm {
   const void* a = nullptr;
   const void* b = nullptr;
   void* d = nullptr;
+  const void* c = nullptr;     // null: d
   const void* bias = nullptr;  // n values for every row; the CUDA rows alone take one, see below
   int64_t lda = 0, ldb = 0, ldd = 0;
   int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
@@ -61,14 +63,17 @@ struct MultiplyOptions {
   double alpha = 1;
   bool accumulate = false;  // add to d instead of overwriting it
   Tensor bias = {};         // [n] or [..., 1, n], broadcasting to d; not with accumulate
+  Tensor residual = {};     // of d's shape, dtype and place, added to the result; not with accumulate
 };
 
-/// d = alpha a b (+ d) (+ bias): d [..., m, n], a [..., m, k], b [..., k, n]; the leading dimensions of a and
-/// b broadcast to d's. Transposition is a matter of strides: pass a.transpose(-1, -2). A matrix whose rows or
-/// whose columns are dense is taken as it lies, any other is copied; d must be `writable`. Where b is the
-/// same for neighbouring matrices of a and d that continue each other, they become one product. k = 0 gives
-/// zeros or the bias. On the CPU bf16 and f16 are widened to f32 and the result rounded once. On CUDA their
-/// odd extents may be rounded up (gemm_padding.h): the pads of d, a and b may then be overwritten.
+/// d = alpha a b (+ d) (+ bias) (+ residual): d [..., m, n], a [..., m, k], b [..., k, n]; the leading
+/// dimensions of a and b broadcast to d's. Transposition is a matter of strides: pass a.transpose(-1, -2). A
+/// matrix whose rows or whose columns are dense is taken as it lies, any other is copied; d must be
+/// `writable`. Where b is the same for neighbouring matrices of a and d that continue each other, they become
+/// one product. k = 0 gives zeros or the bias. A residual is added before the sum is rounded if the row is
+/// "wgmma" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are widened to f32
+/// and the result rounded once. On CUDA their odd extents may be rounded up (gemm_padding.h): the pads of d,
+/// a and b may then be overwritten.
 void multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the

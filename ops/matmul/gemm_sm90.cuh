@@ -12,10 +12,9 @@
 /// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
 ///
 /// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has the copy engine
-/// bring 64 of k of both operands into a ring of stages; the two or three other warpgroups multiply. Either
-/// all take their share of the rows of one tile (cooperative: the largest tiles, the least traffic), or two
-/// take whole tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k
-/// needs that.
+/// bring 64 of k of both operands into a ring of stages; the two other warpgroups multiply. Either both take
+/// half of the rows of one tile (cooperative: the largest tiles, the least traffic), or each takes whole
+/// tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k needs that.
 /// A turn begins when the other's products are issued, not before: a phase of the ring is known by its parity
 /// alone, and who asks for a round too early takes the one before the last for it.
 ///
@@ -29,29 +28,22 @@
 namespace tessera::ops {
 
 /// A configuration: how operands lie, what a warpgroup computes (kRows x kN, kRows 64 or 128), stages of the
-/// ring, turns, cluster, warpgroups that multiply.
+/// ring, turns, cluster.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
-          int kRing, bool kTurns, int kBlocks, int kMultipliers = 2>
+          int kRing, bool kTurns, int kBlocks>
 struct ProductTile {
   using T = Element;
   static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
-  static constexpr int kGroups = kMultipliers, kThreads = 128 * (kGroups + 1), kDepth = 64;
+  static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
   static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
   static constexpr bool kPingPong = kTurns;
   static constexpr int kM = kPingPong ? kRows : kGroups * kRows;  // of a block's tile
   static constexpr int kParts = kRows / 64;                       // products of 64 rows a warpgroup
-  // Columns of one product: an instruction must fit the registers a thread of 512 starts with.
-  static constexpr int kAtOnce = kGroups == 3 ? std::min(kN, 128) : kN;
-  static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
-  // Registers of a thread that copies and of one that multiplies: 64 Ki in all.
-  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : kMany ? 24 : 40;
-  static constexpr int kRegisters = kGroups == 3 ? 160 : kMany ? 240 : 232;
+  static constexpr bool kMany = kParts * kN / 2 > 160;            // accumulators of a thread
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
-  static_assert(kGroups == 2 || (kGroups == 3 && !kPingPong && kRows * kN <= 64 * 256));
-  static_assert(kN % kAtOnce == 0);
 };
 
 /// What a block works on: rows m ..., columns n ... of d number `batch`, from `blocks` times 64 of k from
@@ -196,12 +188,9 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
     for (int step = 0; step < 4; ++step)
 #pragma unroll
       for (int part = 0; part < Tile::kParts; ++part)
-#pragma unroll
-        for (int n = 0; n < Tile::kN; n += Tile::kAtOnce)
-          gpu::multiply<T, Tile::kA, Tile::kB>(
-              reinterpret_cast<float(&)[Tile::kAtOnce / 2]>(sums[part][n / 2]),
-              a_tile + at + uint64_t(part * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
-              b_tile + at + uint64_t(n * 128 >> 4) + step * gpu::kDescriptorStep<Tile::kB>, block | step);
+        gpu::multiply<T, Tile::kA, Tile::kB>(
+            sums[part], a_tile + at + uint64_t(part * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
+            b_tile + at + step * gpu::kDescriptorStep<Tile::kB>, block | step);
     gpu::commit_products();
     gpu::wait_products<1>();
     if (block > 0) release(before);
@@ -227,7 +216,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
   const int rank = Tile::kCluster > 1 ? int(gpu::cluster_rank()) : 0;
   if (threadIdx.x == 0) {
-    ring.init(1, (Tile::kPingPong ? 4 : 4 * Tile::kGroups) * Tile::kCluster);
+    ring.init(1, (Tile::kPingPong ? 4 : 8) * Tile::kCluster);
     for (int i = 0; i < Tile::kGroups * (1 + Epilogue::kBarriers); ++i) turns[i].init(1);
     gpu::fence_barrier_init();
     gpu::prefetch_map(maps.a);
@@ -241,11 +230,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   gpu::let_later_start();  // who comes next sets itself up on SMs that have nothing left to do
 
   if (group < 0) {
-    gpu::give_registers<Tile::kCopyRegisters>();
+    gpu::give_registers<Tile::kMany ? 24 : 40>();
     if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
     __syncwarp();
   } else {
-    gpu::take_registers<Tile::kRegisters>();
+    gpu::take_registers<Tile::kMany ? 240 : 232>();
     const int row = Tile::kPingPong ? 0 : group * Tile::kRows;
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
                       barriers + group * Epilogue::kBarriers, group);

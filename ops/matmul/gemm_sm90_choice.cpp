@@ -17,7 +17,8 @@ bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
 
 /// Whether the copy engine can write d.
 bool direct(const Gemm& g) {
-  if (!vectors(g.d, g.ldd, g.stride_d, g.out)) return false;
+  if (!vectors(g.d, g.ldd, g.stride_d, g.out) || (g.c && !vectors(g.c, g.ldd, g.stride_d, g.out)))
+    return false;
   return g.pads_d || g.n * int64_t(size_of(g.out)) % 16 == 0;
 }
 
@@ -37,8 +38,9 @@ std::string gemm_sm90_lacks(const Gemm& g, Device device) {
 ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   // Clocks of an SM, measured (docs/ops/gemm.md): from the launch to the first product and from the last to
   // the end; what L2 yields an SM; what a tile takes longer that the threads write; the waiting of parts of k
-  // for each other.
-  constexpr double kClock = 1.6e9, kEnds = 6500, kBytesPerClock = 62, kThreads = 1500, kMeeting = 3000;
+  // for each other; how much longer a warpgroup's products take if the other has none to take turns with.
+  constexpr double kClock = 1.6e9, kEnds = 6500, kBytesPerClock = 62, kThreads = 1500, kMeeting = 8000,
+                   kAlone = 1.3;
   constexpr int64_t kMostTiles = 1024;  // in parts
   const int64_t blocks = ceil_div(g.k, 64);
   const bool may_store = g.out == g.in && direct(g);
@@ -52,10 +54,12 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
     const double products = double(tile.rows) * tile.columns / 32 * tile.slack;  // 64 of k
     const double loaded = 128.0 * (tile.rows + double(tile.columns) / tile.cluster);
     const double piece = double(tile.rows) * tile.columns;
-    const auto round = [&](int64_t splits, bool by_threads) {  // the clocks of one round of the grid
+    const auto round = [&](int64_t splits, bool by_threads,
+                           bool turns) {  // the clocks of one round of the grid
       const int64_t depth = ceil_div(blocks, splits);
       const double stored = piece * (splits > 1 || g.out == DType::f32 ? 4 : 2);
-      const double block = std::max(products, (loaded + stored / double(depth)) / kBytesPerClock);
+      const double block =
+          std::max(turns ? products : products * kAlone, (loaded + stored / double(depth)) / kBytesPerClock);
       const double writing = by_threads ? kThreads : 0;
       const double adding = splits > 1 ? kMeeting + 8 * piece / kBytesPerClock : 0;
       return double(depth) * block + tile.between + writing + adding;
@@ -70,8 +74,11 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
       const int64_t whole = splits == 1 ? tiles : tiles / grid * grid;
       const bool by_threads = splits > 1 || !stores;
       if (by_threads && (!tile.by_threads || (tiles - whole) * tile.cluster > kMostTiles)) continue;
-      const double clocks = kEnds + double(ceil_div(whole, grid)) * round(1, by_threads) +
-                            double(ceil_div((tiles - whole) * splits, grid)) * round(splits, by_threads);
+      const int64_t whole_rounds = ceil_div(whole, grid),
+                    split_rounds = ceil_div((tiles - whole) * splits, grid);
+      const bool turns = !tile.ping_pong || whole_rounds + split_rounds > 1;
+      const double clocks = kEnds + double(whole_rounds) * round(1, by_threads, turns) +
+                            double(split_rounds) * round(splits, by_threads, turns);
       if (best.seconds == 0 || clocks / kClock < best.seconds)
         best = {.tile = index,
                 .splits = int(splits),

@@ -19,17 +19,18 @@ struct ProductChoice {
 /// turns, stages of the ring; whether it can add another 16-bit matrix to d; how much longer than the tensor
 /// cores' own time 64 of k take, and the clocks between one tile and the next (both measured).
 struct ProductTileShape {
-  int rows, columns, cluster, warpgroups;
+  int rows, columns, cluster;
   bool ping_pong;
   int stages;
   bool adds, by_threads;
   double slack, between;
 };
 inline constexpr ProductTileShape kProductTiles[] = {
-    {128, 128, 1, 2, true, 5, true, true, 1.08, 150},    {128, 128, 2, 2, true, 5, true, true, 1.10, 150},
-    {128, 192, 1, 2, true, 4, false, false, 1.00, 650},  {128, 192, 2, 2, true, 4, false, false, 1.00, 650},
-    {128, 256, 1, 2, false, 4, false, true, 1.00, 1500}, {256, 128, 1, 2, false, 4, false, true, 1.00, 1500},
-    {64, 64, 1, 2, true, 8, true, true, 1.25, 150},      {192, 256, 1, 3, false, 3, true, false, 1.00, 2500},
+    {128, 128, 1, true, 5, true, true, 1.08, 150},    {128, 128, 2, true, 5, true, true, 1.10, 150},
+    {128, 192, 1, true, 4, false, false, 1.00, 650},  {128, 192, 2, true, 4, false, false, 1.00, 650},
+    {128, 256, 1, false, 4, false, true, 1.00, 3000}, {256, 128, 1, false, 4, false, true, 1.00, 3000},
+    {128, 256, 2, false, 4, false, true, 1.00, 3000}, {256, 128, 2, false, 4, false, true, 1.00, 3000},
+    {64, 64, 1, true, 8, true, true, 1.25, 150},
 };
 
 /// What the row needs and the problem lacks, or an empty string.

@@ -11,9 +11,8 @@ namespace {
 template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB>
 struct TileOf {
   static constexpr ProductTileShape kShape = kProductTiles[kIndex];
-  static constexpr int kRows = kShape.ping_pong ? kShape.rows : kShape.rows / kShape.warpgroups;
-  using type = ProductTile<T, kA, kB, kRows, kShape.columns, kShape.stages, kShape.ping_pong, kShape.cluster,
-                           kShape.warpgroups>;
+  static constexpr int kRows = kShape.ping_pong ? kShape.rows : kShape.rows / 2;
+  using type = ProductTile<T, kA, kB, kRows, kShape.columns, kShape.stages, kShape.ping_pong, kShape.cluster>;
 };
 
 template <class Tile>
@@ -41,7 +40,8 @@ void store_product(const Gemm& g, const ProductPlan& plan, Device device) {
   params.math.bias = bias_of<T>(g);
   if constexpr (kAdds) {
     params.math.beta = float(g.beta);
-    params.operand = params.outputs[0];
+    params.operand = g.c ? Epilogue::map(static_cast<const T*>(g.c), g.m, g.n, g.batch, g.ldd, g.stride_d)
+                         : params.outputs[0];
   }
   launch_product<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
 }
@@ -52,7 +52,7 @@ void sum_product(const Gemm& g, const ProductPlan& plan, Device device) {
   using Epilogue = SumEpilogue<Tile>;
   const int64_t pair = 2 * int64_t(size_of(g.out));
   Tensor scratch;
-  typename Epilogue::Params params{.d = g.d, .ld = g.ldd, .stride = g.stride_d};
+  typename Epilogue::Params params{.d = g.d, .c = g.c ? g.c : g.d, .ld = g.ldd, .stride = g.stride_d};
   params.wide = g.out == DType::f32;
   params.pairs =
       reinterpret_cast<uintptr_t>(g.d) % uintptr_t(pair) == 0 && g.ldd % 2 == 0 && g.stride_d % 2 == 0;

@@ -146,14 +146,11 @@ class StoreEpilogue {
     constexpr int kBlocks = kPanel / 8;
     const int lane = thread_ % 32, warp = thread_ / 32;
     const uint32_t base = gpu::shared_address(panel);
-    const auto columns = [&](int block) {
-      return params_.math.columns(part.batch, first + block * 8 + lane % 4 * 2);
-    };
-    using Columns = decltype(columns(0));
-    if constexpr (sizeof(Out) == 4) {
-      Columns column[kBlocks];
+    decltype(params_.math.columns(0, 0)) columns[kBlocks];
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) column[block] = columns(block);
+    for (int block = 0; block < kBlocks; ++block)
+      columns[block] = params_.math.columns(part.batch, first + block * 8 + lane % 4 * 2);
+    if constexpr (sizeof(Out) == 4) {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
@@ -163,44 +160,35 @@ class StoreEpilogue {
           Pair* const to = reinterpret_cast<Pair*>(
               panel + gpu::swizzled_place(warp * 16 + lane / 4 + down * 8, block * 2 + lane % 4 / 2) +
               lane % 2 * 8);
-          params_.math(sums[i], sums[i + 1], column[block], Math::kOperand ? *to : Pair{}, out);
+          params_.math(sums[i], sums[i + 1], columns[block], Math::kOperand ? *to : Pair{}, out);
           *to = out[0];
         }
     } else {
-      constexpr int kTogether = Tile::kGroups == 3 ? 2 : kBlocks;  // blocks: 160 registers have no more room
-      static_assert(kBlocks % kTogether == 0 && kTogether % 2 == 0);
+      static_assert(kBlocks % 2 == 0);
       const auto line = [&](int pair) {
         return base + gpu::swizzled_place(warp * 16 + lane % 16, pair * 2 + lane / 16);
       };
+      uint32_t operand[kBlocks / 2][4];
+      if constexpr (Math::kOperand)
 #pragma unroll
-      for (int start = 0; start < kBlocks; start += kTogether) {
-        Columns column[kTogether];
+        for (int pair = 0; pair < kBlocks / 2; ++pair) gpu::ldmatrix_x4(operand[pair], line(pair));
+      uint32_t results[Math::kOutputs][kBlocks / 2][4];
 #pragma unroll
-        for (int block = 0; block < kTogether; ++block) column[block] = columns(start + block);
-        uint32_t operand[kTogether / 2][4];
-        if constexpr (Math::kOperand)
+      for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
-          for (int pair = 0; pair < kTogether / 2; ++pair)
-            gpu::ldmatrix_x4(operand[pair], line(start / 2 + pair));
-        uint32_t results[Math::kOutputs][kTogether / 2][4];
+        for (int down = 0; down < 2; ++down) {
+          const int i = (from / 8 + block) * 4 + down * 2, at = block % 2 * 2 + down;
+          Pair out[Math::kOutputs];
+          params_.math(sums[i], sums[i + 1], columns[block], operand[block / 2][at], out);
 #pragma unroll
-        for (int block = 0; block < kTogether; ++block)
+          for (int output = 0; output < Math::kOutputs; ++output)
+            results[output][block / 2][at] = out[output];
+        }
 #pragma unroll
-          for (int down = 0; down < 2; ++down) {
-            const int i = (from / 8 + start + block) * 4 + down * 2, at = block % 2 * 2 + down;
-            Pair out[Math::kOutputs];
-            params_.math(sums[i], sums[i + 1], column[block], operand[block / 2][at], out);
+      for (int output = 0; output < Math::kOutputs; ++output)
 #pragma unroll
-            for (int output = 0; output < Math::kOutputs; ++output)
-              results[output][block / 2][at] = out[output];
-          }
-#pragma unroll
-        for (int output = 0; output < Math::kOutputs; ++output)
-#pragma unroll
-          for (int pair = 0; pair < kTogether / 2; ++pair)
-            gpu::stmatrix_x4(line(start / 2 + pair) + uint32_t(output * kBuffers * kPanelBytes),
-                             results[output][pair]);
-      }
+        for (int pair = 0; pair < kBlocks / 2; ++pair)
+          gpu::stmatrix_x4(line(pair) + uint32_t(output * kBuffers * kPanelBytes), results[output][pair]);
     }
   }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ void meet(unsigned* there, unsigned parts) {
   atomicInc(there, 2 * parts - 1);  // the last of all brings it back to 0
 }
 
-/// d = alpha sums + bias + beta d, rounded once.
+/// d = alpha sums + bias + beta c, rounded once.
 template <class Tile>
 class SumEpilogue {
   using T = typename Tile::T;
@@ -49,6 +49,7 @@ class SumEpilogue {
   static constexpr int kSharedBytes = 0, kBarriers = 0;
   struct Params {
     void* d;
+    const void* c;  // d, or what lies as d does
     int64_t ld, stride;
     bool wide;        // d is f32, not T
     bool pairs;       // two neighbours can be written at once
@@ -149,12 +150,11 @@ class SumEpilogue {
                                            const float4 (&sums)[kCount]) const {
     using Pair = typename ProductPair<Out>::type;
     const int lane = thread_ % 32, line = part.m + row + thread_ / 32 * 16 + lane / 4;
-    Out* const d = static_cast<Out*>(params_.d) + part.batch * params_.stride;
-    const auto place = [&](int i, int down, int& inside) {  // of the pair; how many of it are inside
+    const auto place = [&](int i, int down, int& inside) {  // of the pair in d; how many of it are inside
       const int r = line + (first + i) / kAcross * 64 + down * 8;
       const int column = part.n + (first + i) % kAcross * 8 + lane % 4 * 2;
       inside = first + i < end && r < params_.m ? params_.n - column : 0;
-      return d + r * params_.ld + column;
+      return part.batch * params_.stride + r * params_.ld + column;
     };
     float2 old[kCount][2] = {};
     if (params_.beta != 0)
@@ -163,7 +163,7 @@ class SumEpilogue {
 #pragma unroll
         for (int down = 0; down < 2; ++down) {
           int inside;
-          const Out* const from = place(i, down, inside);
+          const Out* const from = static_cast<const Out*>(params_.c) + place(i, down, inside);
           if (inside >= 2 && params_.pairs)
             old[i][down] = read_pair<Out>(*reinterpret_cast<const Pair*>(from));
           else if (inside > 0)
@@ -174,7 +174,7 @@ class SumEpilogue {
 #pragma unroll
       for (int down = 0; down < 2; ++down) {
         int inside;
-        Out* const to = place(i, down, inside);
+        Out* const to = static_cast<Out*>(params_.d) + place(i, down, inside);
         if (inside <= 0) continue;
         const float2 bias = params_.bias.at(part.batch, part.n + (first + i) % kAcross * 8 + lane % 4 * 2);
         float low = fmaf(params_.alpha, down ? sums[i].z : sums[i].x, bias.x);
