@@ -5,6 +5,7 @@
 
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/op.h"
+#include "runtime/tuning.h"
 
 namespace tessera::ops {
 namespace {
@@ -73,11 +74,23 @@ void check_operands(const Tensor& q, const Tensor& keys, const Tensor& values, c
   check(!Tape::recording(q, keys, values), op, ": has no gradient; run it without a tape, or use attention");
 }
 
+/// Only on CUDA.
+DecodeRow choose_row(const Tensor& q) {
+  const auto forced = tuning::ForceRow::forced("decode_attention");
+  const bool fits = q.dtype() != DType::f32 && q.size(3) <= kMmaDim;
+  if (!forced) return fits ? DecodeRow::mma : DecodeRow::fma;
+  check(*forced != int(DecodeRow::mma) || fits,
+        "decode_attention: row mma needs bf16 or f16 and a head size of at most ", kMmaDim, ", not ",
+        describe(q));
+  return DecodeRow(*forced);
+}
+
 Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& lengths, int64_t more,
               const DecodeAttentionOptions& options) {
   check_operands(q, keys, values, lengths, options);
   const Tensor o =
       Tensor::empty({q.size(0), q.size(1), q.size(2) * q.size(3)}, q.dtype(), q.device()).reshape(q.shape());
+  const DecodeRow row = q.device().is_cuda() ? choose_row(q) : DecodeRow::fma;
   if (o.count() == 0) return o;
   const DecodeProblem problem{.o = o,
                               .q = as_heads(q),
@@ -89,7 +102,7 @@ Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const T
   if (q.device().is_cpu()) {
     decode_attention_cpu(problem);
   } else if constexpr (kCuda) {
-    decode_attention_cuda(problem);
+    decode_attention_cuda(problem, row);
   }
   return o;
 }

@@ -1,6 +1,5 @@
 #include "ops/decode_attention/decode_attention_device.cuh"
 #include "ops/decode_attention/decode_attention_rows.h"
-#include "runtime/tuning.h"
 
 /// Row "fma", the second kernel of both rows, and the copy into the cache.
 ///
@@ -17,18 +16,19 @@ namespace tessera::ops {
 namespace decode {
 namespace {
 
-constexpr int kLanes = 8;  // that share a key
+constexpr int kLanes = 8;     // that share a key
+constexpr int kResident = 2;  // blocks that share a multiprocessor
 
 template <class T, int kChunks, int kRows>
-__global__ void __launch_bounds__(kThreads) attend_fma(Args<T> args, int units) {
+__global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) {
   constexpr int kPack = kPackOf<T>, kAhead = kRows == 1 && kChunks <= 4 ? 4 / kChunks * 2 : 1;
   constexpr int kStep = kWarp / kLanes * kAhead;
+  __shared__ Found<kRows, kChunks * kLanes * kPack> found;
   gpu::let_later_start();
   gpu::wait_for_earlier();
-  const int lane = int(threadIdx.x) % kWarp, rank = lane % kLanes, group = lane / kLanes;
-  const int number = int(blockIdx.x) * kWarps + int(threadIdx.x) / kWarp;
-  if (number >= units) return;
-  const Unit unit(args, number);
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp, rank = lane % kLanes,
+            group = lane / kLanes;
+  const Unit unit(args, int(blockIdx.x));
   const Pieces pieces(args, length_of(args, unit.b));
   const int first_row = unit.tile * kRows, rows = min(kRows, args.queries - first_row);
   const int begin = unit.split * pieces.keys, end = min(begin + pieces.keys, pieces.length);
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) attend_fma(Args<T> args, int units) 
   }
   const T* const k = args.k + unit.b * args.k_stride[0] + unit.kv_head * args.k_stride[2] + rank * kPack;
   const T* const v = args.v + unit.b * args.v_stride[0] + unit.kv_head * args.v_stride[2] + rank * kPack;
-  for (int j0 = begin; j0 < end; j0 += kStep) {
+  for (int j0 = begin + warp * kStep; j0 < end; j0 += kWarps * kStep) {
     Words<T> keys[kAhead][kChunks], values[kAhead][kChunks];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
@@ -119,26 +119,16 @@ __global__ void __launch_bounds__(kThreads) attend_fma(Args<T> args, int units) 
     for (int c = 0; c < kChunks; ++c)
 #pragma unroll
       for (int i = 0; i < kPack; ++i) join(sums[r][c][i]);
-    if (r >= rows || group != 0) continue;
-    const int row = first_row + r;
-    const int64_t part = query_of(args, unit, row) * args.splits + unit.split;
-    const float inverse = !pieces.valid ? __int_as_float(0x7FC00000) : sum[r] == 0 ? 0.0f : 1 / sum[r];
-    if (args.splits > 1 && rank == 0) args.stats[part] = {all, sum[r]};
+    if (group != 0) continue;
+    if (rank == 0) found.top[warp][r] = all, found.sum[warp][r] = sum[r];
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int d = (c * kLanes + rank) * kPack;
-      if (d >= args.dim) continue;
-      if (args.splits > 1) {
+    for (int c = 0; c < kChunks; ++c)
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) args.sums[part * args.dim + d + i] = sums[r][c][i];
-      } else {
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) sums[r][c][i] *= inverse;
-        gpu::store_words(args.o + offset_of(args, args.o_stride, unit, row) + d,
-                         gpu::round_to_words<T>(sums[r][c]));
-      }
-    }
+      for (int i = 0; i < kPack; i += 4)
+        found.values[warp][r][((c * kLanes + rank) * kPack + i) / 4] = {sums[r][c][i], sums[r][c][i + 1],
+                                                                        sums[r][c][i + 2], sums[r][c][i + 3]};
   }
+  found.join(args, unit, pieces, first_row, rows);
 }
 
 constexpr int kJoinThreads = 256;
@@ -154,6 +144,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_pieces(Args<T> args) {
   const int query = int(blockIdx.x), head = query % args.heads, token = query / args.heads % args.tokens,
             b = query / args.heads / args.tokens;
   const Pieces pieces(args, length_of(args, b));
+  if (pieces.used == 1) return;  // o is there
   const int lanes = args.dim / 4, ways = kJoinThreads / lanes;
   const int rank = int(threadIdx.x) % lanes, way = int(threadIdx.x) / lanes;
   const float2* const stats = args.stats + int64_t(query) * args.splits;
@@ -195,21 +186,17 @@ __global__ void __launch_bounds__(kJoinThreads) join_pieces(Args<T> args) {
     sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
     total += totals[w * lanes + rank];
   }
-  const float inverse = !pieces.valid ? __int_as_float(0x7FC00000) : total == 0 ? 0.0f : 1 / total;
-  gpu::Pack<T, 4> out;
-  out.at[0] = T(sum.x * inverse), out.at[1] = T(sum.y * inverse);
-  out.at[2] = T(sum.z * inverse), out.at[3] = T(sum.w * inverse);
-  gpu::store_pack(
-      args.o + b * args.o_stride[0] + token * args.o_stride[1] + head * args.o_stride[2] + rank * 4, out);
+  Found<1, 4>::write(
+      args.o + b * args.o_stride[0] + token * args.o_stride[1] + head * args.o_stride[2] + rank * 4, sum,
+      total, pieces.valid);
 }
 
 template <class T, int kChunks, int kRows>
 void run_fma(const DecodeProblem& p) {
   const Device device = p.q.device();
-  const Plan<T> cut = plan<T>(p, kRows, int64_t(device.card().multiprocessors) * 12);
-  gpu::launch(device,
-              {.grid = dim3(unsigned(gpu::ceil_div(cut.units, kWarps))), .block = kThreads, .overlaps = true},
-              attend_fma<T, kChunks, kRows>, cut.args, int(cut.units));
+  const Plan<T> cut = plan<T>(p, kRows, kResident);
+  gpu::launch(device, {.grid = dim3(unsigned(cut.blocks)), .block = kThreads, .overlaps = true},
+              attend_fma<T, kChunks, kRows>, cut.args);
   join<T>(device, cut.args);
 }
 
@@ -279,14 +266,9 @@ template void join<f16>(Device, const Args<f16>&);
 
 }  // namespace decode
 
-void decode_attention_cuda(const DecodeProblem& p) {
-  const auto forced = tuning::ForceRow::forced("decode_attention");
+void decode_attention_cuda(const DecodeProblem& p, DecodeRow row) {
   const int64_t dim = p.q.size(3);
-  const bool halves = p.q.dtype() != DType::f32, fits = halves && dim <= decode::kMmaDim;
-  check(!forced || *forced != int(DecodeRow::mma) || fits,
-        "decode_attention: row mma needs bf16 or f16 and a head size of at most ", decode::kMmaDim, ", not ",
-        describe(p.q));
-  if (fits && (!forced || *forced == int(DecodeRow::mma)))
+  if (row == DecodeRow::mma)
     return p.q.dtype() == DType::bf16 ? decode::run_mma<bf16>(p) : decode::run_mma<f16>(p);
   dispatch_floating_cuda(p.q.dtype(), "decode_attention", [&]<class T>() {
     const int64_t chunks = gpu::ceil_div(dim, decode::kLanes * gpu::kPackOf<T>);

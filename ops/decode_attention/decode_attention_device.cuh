@@ -6,15 +6,15 @@
 
 /// What the kernels of decode attention share: how the keys of a sequence are cut, and what a piece leaves.
 ///
-/// The unit is a warp with one key head of one sequence, one tile of the queries that read it, and one of
-/// `splits` pieces of the keys. The grid follows from the capacity; how long a piece is follows from the
-/// length, on the device, so that all warps have work at every length. A warp whose piece would lie past the
-/// length is gone at once. Units are numbered with the key heads innermost: neighbouring warps read
-/// neighbouring memory.
+/// A block has one key head of one sequence, one tile of the queries that read it, and one of `splits` pieces
+/// of the keys, through which its warps go in turns of 16 keys each. The grid follows from the capacity; how
+/// long a piece is follows from the length, on the device, so that all blocks have work at every length that
+/// is worth it. A block whose piece would lie past the length is gone at once. Blocks are numbered with the
+/// key heads innermost: neighbours read neighbouring memory at the same time.
 ///
-/// A piece leaves, for each query, the largest score (in units of log 2), the sum of 2^(score - largest) and
-/// the weighted sum of the values; a second kernel adds the pieces of a query in order. With one piece the
-/// first kernel writes o.
+/// A warp has, for each query, the largest score (in units of log 2), the sum of 2^(score - largest) and the
+/// weighted sum of the values; the block joins those of its warps, in order. Several pieces leave the same
+/// for a second kernel, which adds them in order; if there is one, the first kernel writes o.
 
 namespace tessera::ops::decode {
 
@@ -23,7 +23,8 @@ using gpu::kWarp;
 using gpu::Words;
 
 inline constexpr int kWarps = 4, kThreads = kWarps * kWarp;  // of a block of the first kernel
-inline constexpr int kKeys = 16;                             // pieces are multiples of this
+inline constexpr int kKeys = 16;                             // of a warp at a time
+inline constexpr int kTurn = kWarps * kKeys;                 // of a block; pieces are multiples of this
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 template <class T>
@@ -61,7 +62,7 @@ struct Pieces {
     valid = args.tokens <= given && given <= args.capacity;
     length = valid ? int(given) : 0;
     const int even = (length + args.splits - 1) / args.splits;
-    keys = max((even + kKeys - 1) / kKeys * kKeys, kKeys);
+    keys = max((even + kTurn - 1) / kTurn * kTurn, kTurn);
     used = (length + keys - 1) / keys;
   }
 };
@@ -99,17 +100,67 @@ __device__ __forceinline__ int seen_by(const Args<T>& args, const Pieces& pieces
   return pieces.length - args.tokens + 1 + row / args.group;
 }
 
-/// Queries of a tile.
+/// What the warps of a block found: kTile queries, heads of up to kDim elements.
+template <int kTile, int kDim>
+struct Found {
+  float top[kWarps][kTile], sum[kWarps][kTile];
+  float4 values[kWarps][kTile][kDim / 4];
+
+  /// Called by all threads when all have written their part: joins the warps, writes o or what the second
+  /// kernel adds.
+  template <class T>
+  __device__ __forceinline__ void join(const Args<T>& args, const Unit& unit, const Pieces& pieces,
+                                       int first_row, int rows) {
+    __syncthreads();
+    const int lanes = args.dim / 4;
+    for (int at = int(threadIdx.x); at < rows * lanes; at += kThreads) {
+      const int r = at / lanes, d = at - r * lanes;
+      float most = top[0][r];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) most = fmaxf(most, top[w][r]);
+      const float base = most == gpu::Max::kIdentity ? 0.0f : most;
+      float4 all = {};
+      float total = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float weight = gpu::exp2_approx(top[w][r] - base);
+        const float4 part = values[w][r][d];
+        total += weight * sum[w][r];
+        all.x += weight * part.x, all.y += weight * part.y;
+        all.z += weight * part.z, all.w += weight * part.w;
+      }
+      const int64_t query = query_of(args, unit, first_row + r);
+      if (args.splits > 1 && pieces.used > 1) {
+        const int64_t part = query * args.splits + unit.split;
+        reinterpret_cast<float4*>(args.sums)[part * lanes + d] = all;
+        if (d == 0) args.stats[part] = {most, total};
+      } else {
+        write(args.o + offset_of(args, args.o_stride, unit, first_row + r) + d * 4, all, total, pieces.valid);
+      }
+    }
+  }
+
+  template <class T>
+  static __device__ __forceinline__ void write(T* o, const float4& sums, float total, bool valid) {
+    const float inverse = !valid ? __int_as_float(0x7FC00000) : total == 0 ? 0.0f : 1 / total;
+    gpu::Pack<T, 4> out;
+    out.at[0] = T(sums.x * inverse), out.at[1] = T(sums.y * inverse);
+    out.at[2] = T(sums.z * inverse), out.at[3] = T(sums.w * inverse);
+    gpu::store_pack(o, out);
+  }
+};
+
 template <class T>
 struct Plan {
   Args<T> args;
-  int64_t units;
+  int64_t blocks;
   Tensor scratch;
 };
 
-/// The problem with queries in tiles of `tile`, cut into pieces so that `wanted` warps have work.
+/// The problem with queries in tiles of `tile`, cut into as many pieces as fill one wave of blocks,
+/// `resident` of them a multiprocessor: a second wave of a few blocks would take as long as the first.
 template <class T>
-Plan<T> plan(const DecodeProblem& p, int tile, int64_t wanted) {
+Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
   Plan<T> plan{.args = {.o = p.o.data<T>(),
                         .q = p.q.data<T>(),
                         .k = p.keys.data<T>(),
@@ -132,9 +183,9 @@ Plan<T> plan(const DecodeProblem& p, int tile, int64_t wanted) {
   args.queries = args.group * args.tokens;
   args.tiles = int(gpu::ceil_div(args.queries, tile));
   const int64_t each = int64_t(args.batch) * args.kv_heads * args.tiles;
-  const int64_t most = std::min<int64_t>(gpu::ceil_div(args.capacity, kKeys), 256);
-  args.splits = int(std::clamp<int64_t>(gpu::ceil_div(wanted, each), 1, most));
-  plan.units = each * args.splits;
+  const int64_t slots = int64_t(p.q.device().card().multiprocessors) * resident;
+  args.splits = int(std::clamp<int64_t>(slots / each, 1, gpu::ceil_div(args.capacity, kTurn)));
+  plan.blocks = each * args.splits;
   if (args.splits > 1) {
     const int64_t parts = int64_t(args.batch) * args.tokens * args.heads * args.splits;
     plan.scratch = Tensor::empty_packed(Shape{parts * (args.dim + 2)}, DType::f32, p.q.device());

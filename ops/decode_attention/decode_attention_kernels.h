@@ -37,7 +37,9 @@ void append_to_cache_cpu(const AppendProblem& problem);
 
 /// Rows of tuning::ForceRow("decode_attention"): see docs/ops/decode_attention.md.
 enum class DecodeRow : uint8_t { fma = 0, mma = 1 };
-void decode_attention_cuda(const DecodeProblem& problem);
+/// Row "mma": bf16 and f16, heads of up to kMmaDim elements.
+inline constexpr int64_t kMmaDim = 128;
+void decode_attention_cuda(const DecodeProblem& problem, DecodeRow row);
 void append_to_cache_cuda(const AppendProblem& problem);
 void rope_to_cache_cuda(const RopeToCache& problem);
 

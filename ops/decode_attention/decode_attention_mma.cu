@@ -25,7 +25,7 @@
 namespace tessera::ops::decode {
 namespace {
 
-constexpr int kPrefetched = 32;  // keys of a piece
+constexpr int kPrefetched = 128;  // keys of a piece, one a thread at most
 
 __device__ __forceinline__ void prefetch_to_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
@@ -59,22 +59,26 @@ struct Stream {
   }
 };
 
+/// Blocks that share a multiprocessor; registers allow no more.
+template <int kDim, int kQueries>
+constexpr int kResident = kDim <= 64 && kQueries == 8 ? 4
+                          : kDim <= 64                ? 3
+                                                      : 2;
+
 template <class T, int kDim, int kQueries>
-__global__ void __launch_bounds__(kThreads, kDim <= 64 && kQueries == 8 ? 3 : 2)
-    attend_mma(Args<T> args, int units) {
+__global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_mma(Args<T> args) {
   constexpr int kKeyChunks = kDim / 32, kValueChunks = (kDim + 63) / 64, kHalves = kQueries / 8;
+  __shared__ Found<kQueries, kDim> found;
   gpu::let_later_start();
-  const int lane = int(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
-  const int number = int(blockIdx.x) * kWarps + int(threadIdx.x) / kWarp;
-  if (number >= units) return;
-  const Unit unit(args, number);
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp, g = lane / 4, t = lane % 4;
+  const Unit unit(args, int(blockIdx.x));
   const T* const k_head = args.k + unit.b * args.k_stride[0] + unit.kv_head * args.k_stride[2];
   const T* const v_head = args.v + unit.b * args.v_stride[0] + unit.kv_head * args.v_stride[2];
   {
     const Pieces pieces(args, length_past_l1(args, unit.b));  // may be out of date: good enough for a guess
     const int begin = unit.split * pieces.keys,
               end = min(min(begin + pieces.keys, pieces.length), begin + kPrefetched);
-    const int j = begin + lane;
+    const int j = begin + int(threadIdx.x);
     if (j < end)
       for (int d = 0; d < args.dim; d += 64) {
         prefetch_to_l2(k_head + j * args.k_stride[1] + d);
@@ -102,8 +106,9 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 && kQueries == 8 ? 3 : 2)
       for (int c = 0; c < kValueChunks; ++c)
         values[n][c] = values_at(j0 + 2 * t + n % 2 + n / 2 * 8, end, c * 64);
   };
-  load_keys(begin);
-  load_values(begin);
+  const int first = begin + warp * kKeys;
+  load_keys(first);
+  load_values(first);
 
   const int first_row = unit.tile * kQueries, rows = min(kQueries, args.queries - first_row);
   Words<T> q[kHalves][kKeyChunks];
@@ -121,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 && kQueries == 8 ? 3 : 2)
   }
   const int seen_by_all = min(seen_by(args, pieces, first_row), end);
 
-  for (int j0 = begin; j0 < end; j0 += kKeys) {
+  for (int j0 = first; j0 < end; j0 += kTurn) {
     float s[2][4] = {};
 #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -134,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 && kQueries == 8 ? 3 : 2)
                                  kHalves > 1 ? q[kHalves - 1][c].word[step * 2 + 1] : 0};
           gpu::mma_m16n8k16<T>(s[n], a, keys[n][c].word[step * 2], keys[n][c].word[step * 2 + 1]);
         }
-    load_keys(j0 + kKeys);
+    load_keys(j0 + kTurn);
     if (j0 + kKeys > seen_by_all) {
 #pragma unroll
       for (int n = 0; n < 2; ++n)
@@ -180,51 +185,38 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 && kQueries == 8 ? 3 : 2)
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) gpu::mma_m16n8k16<T>(o[h][c * 4 + w], a, p[h][0], p[h][1]);
       }
-    load_values(j0 + kKeys);
+    load_values(j0 + kTurn);
   }
 
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
     sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
     sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
-    const float inverse = !pieces.valid ? __int_as_float(0x7FC00000) : sum[h] == 0 ? 0.0f : 1 / sum[h];
-    if (args.splits > 1 && t == 0 && h * 8 + g < rows)
-      args.stats[query_of(args, unit, first_row + h * 8 + g) * args.splits + unit.split] = {top[h], sum[h]};
+    if (t == 0) {
+      found.top[warp][h * 8 + g] = top[h];
+      found.sum[warp][h * 8 + g] = sum[h];
+    }
 #pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const float scale = __shfl_sync(~0u, inverse, t * 8 + side * 4);
-      const int row = h * 8 + 2 * t + side;
-      if (row >= rows) continue;
-      const int64_t part = query_of(args, unit, first_row + row) * args.splits + unit.split;
-      T* const out = args.o + offset_of(args, args.o_stride, unit, first_row + row);
+    for (int side = 0; side < 2; ++side)
 #pragma unroll
       for (int c = 0; c < kValueChunks; ++c) {
-        const int d = c * 64 + g * 8;
-        if (d >= args.dim) continue;
-        float sums[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i] = o[h][c * 4 + i / 2][i % 2 * 2 + side];
-        if (args.splits > 1) {
-          float4* const to = reinterpret_cast<float4*>(args.sums + part * args.dim + d);
-          to[0] = {sums[0], sums[1], sums[2], sums[3]};
-          to[1] = {sums[4], sums[5], sums[6], sums[7]};
-        } else {
-#pragma unroll
-          for (int i = 0; i < 8; ++i) sums[i] *= scale;
-          gpu::store_words(out + d, gpu::round_to_words<T>(sums));
-        }
+        if (c * 64 + g * 8 >= kDim) continue;
+        float4* const to = &found.values[warp][h * 8 + 2 * t + side][c * 16 + g * 2];
+        const auto& from = o[h];
+        to[0] = {from[c * 4][side], from[c * 4][side + 2], from[c * 4 + 1][side], from[c * 4 + 1][side + 2]};
+        to[1] = {from[c * 4 + 2][side], from[c * 4 + 2][side + 2], from[c * 4 + 3][side],
+                 from[c * 4 + 3][side + 2]};
       }
-    }
   }
+  found.join(args, unit, pieces, first_row, rows);
 }
 
 template <class T, int kDim, int kQueries>
 void run(const DecodeProblem& p) {
   const Device device = p.q.device();
-  const Plan<T> cut = plan<T>(p, kQueries, int64_t(device.card().multiprocessors) * (kQueries == 8 ? 12 : 8));
-  gpu::launch(device,
-              {.grid = dim3(unsigned(gpu::ceil_div(cut.units, kWarps))), .block = kThreads, .overlaps = true},
-              attend_mma<T, kDim, kQueries>, cut.args, int(cut.units));
+  const Plan<T> cut = plan<T>(p, kQueries, kResident<kDim, kQueries>);
+  gpu::launch(device, {.grid = dim3(unsigned(cut.blocks)), .block = kThreads, .overlaps = true},
+              attend_mma<T, kDim, kQueries>, cut.args);
   join<T>(device, cut.args);
 }
 

@@ -13,8 +13,6 @@ struct Args;
 template <class T>
 void join(Device device, const Args<T>& args);
 
-/// Row "mma": bf16 and f16, heads of up to 128 elements.
-inline constexpr int64_t kMmaDim = 128;
 template <class T>
 void run_mma(const DecodeProblem& problem);
 

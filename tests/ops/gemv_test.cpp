@@ -1,0 +1,96 @@
+#include "ops/linear/gemv.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ops/linear/linear.h"
+#include "ops/linear/linear_swiglu.h"
+#include "runtime/tuning.h"
+#include "tests/ops/expect.h"
+
+/// The row "gemv" at every edge. Everything is made of small integers, so that sums are exact in f32 and the
+/// plain loops are the only right answer. Pads and neighbours hold NaN.
+
+namespace tessera::ops {
+namespace {
+
+constexpr int kRow = 3;  // of linear
+
+class GemvCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (Device::cuda_count() == 0 || gpu().card().major != 9)
+      GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+    gpu().allocator().set_guard(4096);
+  }
+  void TearDown() override {
+    if (Device::cuda_count() == 0) return;
+    gpu().synchronize();
+    gpu().allocator().set_guard(0);
+    EXPECT_NO_THROW(gpu().allocator().check_guards());
+  }
+  static Device gpu() { return Device::cuda(0); }
+  static Tensor numbers(const Shape& shape, int64_t seed) {
+    std::vector<float> values(size_t(shape.count()));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = float((int64_t(i) * 7 + int64_t(i) / 13 + seed) % 5 - 2);
+    return Tensor::from(values, shape);
+  }
+  /// On a 16-byte boundary, NaN all around.
+  static Tensor framed(const Tensor& x, DType dtype) {
+    const int64_t columns = x.size(-1);
+    const Tensor frame = Tensor::full(x.shape().with(-1, (columns + 7) / 8 * 8 + 16),
+                                      std::numeric_limits<double>::quiet_NaN(), dtype, gpu());
+    Tensor y = frame.slice(-1, 8, 8 + columns);
+    y.copy_from(x);
+    return y;
+  }
+};
+
+TEST_F(GemvCuda, EveryEdgeIsExact) {
+  const tuning::ForceRow force("linear", kRow);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const int64_t tokens : {1, 2, 3, 4, 5, 7, 8})
+      for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1, 1},
+                                    {8, 7},
+                                    {31, 9},
+                                    {33, 16},
+                                    {520, 17},
+                                    {1023, 33},
+                                    {1024, 31},
+                                    {2056, 8},
+                                    {4104, 129}}) {
+        const Tensor x = numbers({tokens, in}, 1), w = numbers({out, in}, 2), bias = numbers({out}, 3);
+        const auto wanted = linear(x, w, bias).to(dtype).to_vector<float>();
+        EXPECT_EQ(linear(framed(x, dtype), framed(w, dtype), bias.to(dtype).to(gpu())).to_vector<float>(),
+                  wanted)
+            << dtype << " " << tokens << " x " << in << " -> " << out;
+      }
+}
+
+TEST_F(GemvCuda, GateAndUpAreTheirOwnHalves) {
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const int64_t tokens : {1, 8})
+      for (const auto& [in, width] : {std::pair<int64_t, int64_t>{5, 1}, {40, 8}, {1100, 13}, {264, 40}}) {
+        const Tensor x = numbers({tokens, in}, 1), w = numbers({2 * width, in}, 2);
+        const auto wanted = linear_swiglu(x, w).to_vector<float>();
+        const tuning::ForceRow force("linear_swiglu", 1);
+        const auto ours = linear_swiglu(framed(x, dtype), framed(w, dtype)).to_vector<float>();
+        for (size_t i = 0; i < wanted.size(); ++i)  // rounded once
+          EXPECT_NEAR(ours[i], wanted[i],
+                      std::abs(wanted[i]) * (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) + 1e-6)
+              << dtype << " " << tokens << " x " << in << " -> " << width << " element " << i;
+      }
+}
+
+TEST_F(GemvCuda, RefusesWhatItCannotDo) {
+  const tuning::ForceRow force("linear", kRow);
+  const Tensor x = Tensor::zeros({9, 8}, DType::f32, gpu()), w = Tensor::zeros({4, 8}, DType::f32, gpu());
+  EXPECT_EQ(message_of([&] { linear(x, w); }),
+            "linear: row gemv needs 1 ... 8 rows of x, not f32[9, 8] on cuda:0 and f32[4, 8] on cuda:0");
+}
+
+}  // namespace
+}  // namespace tessera::ops
