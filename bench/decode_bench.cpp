@@ -1,5 +1,7 @@
 #include "bench/decode_bench.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <map>
 
@@ -37,6 +39,10 @@ double elapsed(std::chrono::steady_clock::time_point begin, std::chrono::steady_
   return std::chrono::duration<double, std::milli>(end - begin).count();
 }
 
+std::string text_of(const ops::Sampling& sampling) {
+  return fmt::format("T={} k={} p={}", sampling.temperature, sampling.top_k, sampling.top_p);
+}
+
 struct Sizes {
   int64_t layers, kv_width, width;  // width: of all query heads
 };
@@ -63,7 +69,7 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
     const std::vector<bool> modes = options.device.is_cpu() ? std::vector<bool>{false} : options.graph;
     for (const bool graph : modes) {
       const models::GenerateOptions generation{
-          .most_tokens = options.new_tokens, .sampling = {.temperature = 0}, .graph = graph};
+          .most_tokens = options.new_tokens, .sampling = options.sampling, .graph = graph};
       std::vector<double> first, rest;
       for (int repeat = 0; repeat < options.warmups + options.repeats; ++repeat) {
         options.device.synchronize();
@@ -81,6 +87,7 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
       Record record;
       record.op = "decode " + name;
       record.shape = {{"B", options.batch}, {"prompt", prompt}, {"new", options.new_tokens}};
+      if (options.sampling.temperature > 0) record.attrs["sampling"] = text_of(options.sampling);
       record.dtype = name_of(model.config.dtype);
       record.device = options.device.name();
       record.card = options.device.card().name;

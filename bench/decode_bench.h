@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bench/record.h"
+#include "ops/generation/sample.h"
 #include "tensor/tensor.h"
 
 namespace tessera::bench {
@@ -14,6 +15,7 @@ struct DecodeBenchOptions {
   std::vector<int64_t> prompts = {32, 2048};
   int64_t new_tokens = 128;  // 2 or more
   int64_t batch = 1;
+  ops::Sampling sampling = {.temperature = 0};
   Device device = Device::best();
   DType dtype = DType::f16;
   std::vector<bool> graph = {true};  // on a CPU there is none: measured once
@@ -23,7 +25,7 @@ struct DecodeBenchOptions {
 /// The names that `shape` may have.
 std::vector<std::string> decode_shapes();
 
-/// Times generation, greedy, by a clock on the host, as somebody who waits for text does:
+/// Times generation by a clock on the host, as somebody who waits for text does:
 ///   ttft  from the call, with the prompt's tokens on the host, until the first new token is there
 ///   tpot  the time between the first new token and the last, divided by their number less one
 /// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a

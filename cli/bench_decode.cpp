@@ -10,6 +10,7 @@ namespace {
 struct DecodeArgs {
   std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json;
   int64_t new_tokens = 128, batch = 1;
+  ops::Sampling sampling{.temperature = 0};
   int repeats = 10, warmups = 2;
 };
 
@@ -17,6 +18,7 @@ int bench_decode(const DecodeArgs& args) {
   bench::DecodeBenchOptions options{.model = args.model,
                                     .new_tokens = args.new_tokens,
                                     .batch = args.batch,
+                                    .sampling = args.sampling,
                                     .graph = parse_switches(args.graph, "--graph"),
                                     .repeats = args.repeats,
                                     .warmups = args.warmups};
@@ -57,6 +59,15 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->add_option("--batch-size", args->batch, "Texts at a time")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 12));
+  command->add_option("--temperature", args->sampling.temperature, "Draw tokens; 0: take the likeliest")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1e6));
+  command->add_option("--top-k", args->sampling.top_k, "Draw from the k likeliest; 0: all")
+      ->check(kDecimal)
+      ->check(CLI::Range(0, 1 << 30));
+  command->add_option("--top-p", args->sampling.top_p, "Draw from the fewest of that probability")
+      ->check(kFinite)
+      ->check(CLI::Range(1e-9, 1.0));
   command->add_option("--dtype", args->dtype, "f32, bf16 or f16; default: f16 on a GPU, f32 on the CPU");
   command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
   command->add_option("--repeats", args->repeats, "Texts that are timed")

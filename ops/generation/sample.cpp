@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "ops/generation/sample_kernels.h"
-#include "ops/generation/sample_weight.h"
+#include "ops/generation/sample_math.h"
 #include "runtime/config.h"
 
 namespace tessera::ops {

@@ -14,7 +14,7 @@ namespace tessera::ops {
 /// first, in the order of tokens, at which the sum of probabilities exceeds the random number. Equal logits
 /// rank by their index. temperature 0 takes the largest logit: greedy.
 ///
-/// Probabilities are whole multiples of 2^-40 of the largest (sample_weight.h), so that their sums have no
+/// Probabilities are whole multiples of 2^-40 of the largest (sample_math.h), so that their sums have no
 /// order: the same logits and the same random number give the same token on every device. A token less
 /// likely than 2^-41 of the likeliest is never drawn.
 struct Sampling {

@@ -1,11 +1,11 @@
 #include "gpu/launch.cuh"
 #include "gpu/pack.cuh"
 #include "ops/generation/sample_kernels.h"
-#include "ops/generation/sample_weight.h"
+#include "ops/generation/sample_math.h"
 
 /// A block chooses the token of one sequence, so that nothing but the token has to leave the GPU and the
 /// whole decode step can be one graph. Greedy reads the logits once (64 KB for 32,000 of f16: 3 us of a step
-/// of 5 ms). Drawing writes the weight of each token (sample_weight.h), whole numbers of 2^-40, to scratch;
+/// of 5 ms). Drawing writes the weight of each token (sample_math.h), whole numbers of 2^-40, to scratch;
 /// then
 ///   top_k   the rank of the k-th largest logit, bit by bit from the top: how many logits rank as high as
 ///           the bits so far and a 1? f16 and bf16 have 19 and 16 bits that can differ

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "ops/generation/sample_weight.h"
+#include "ops/generation/sample_math.h"
 #include "tensor/random.h"
 
 namespace tessera::ops {
