@@ -94,6 +94,11 @@ void add_data(CLI::App& app, Action& action) {
                    "Share at the end of each file that is kept for validation")
       ->check(kFinite)
       ->check(CLI::Range(0.0, 0.99));
+  tokenize
+      ->add_option("--piece", args->options.piece,
+                   "Documents are pieces of about so many bytes, each with its validation share; 0: files")
+      ->check(kDecimal)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   tokenize->add_option("--shard-tokens", args->options.shard_tokens, "A shard is closed when it has so many")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));

@@ -71,7 +71,15 @@ void LanguageFlags::add_training(CLI::App& command) {
       ->check(kDecimal)
       ->check(CLI::Range(257, (1 << 22) - 1))
       ->group("Data");
-  share("--validation", text.validation, "Share at the end of each text that is held out", "Data", 0.9);
+  share("--validation", text.validation, "Share at the end of each document that is held out", "Data", 0.9);
+  command
+      .add_option(
+          "--stride", job_.stride,
+          "From the beginning of a sequence to that of the next; default: 1 where the run reads the text "
+          "more than once, else the length")
+      ->check(sizes())
+      ->default_str("")
+      ->group("Data");
   command.add_flag("--documents", job_.documents, "Sequences end where documents do, packed without padding")
       ->group("Data");
   command.add_option("--seed", job_.seed, "Of parameters, order and samples")
@@ -114,6 +122,7 @@ train::LanguageJob LanguageFlags::job() const {
           if (d_model_) model.d_model = d_model_;
           if (heads_) model.heads = heads_;
           if (d_ff_) model.d_ff = d_ff_;
+          if (deviation_ > 0) model.init_deviation = deviation_;
           if (vocabulary_) model.vocabulary = vocabulary_;
           model.dtype = dtype();
           model.positions = job.length;

@@ -54,6 +54,7 @@ class TrainedLanguage : public TrainedModel {
       together(of_text, "--model", "the model's tokenizer is used");
     }
     together("--validation", "--data", "the shards are split already");
+    together("--piece", "--data", "the shards are split already");
     if (given(command, "--vocab-size") && flags.text.kind != "bpe")
       throw UsageError("--vocab-size: of --tokenizer-kind bpe only; a " + flags.text.kind +
                        " tokenizer has as many tokens as it needs");
@@ -102,7 +103,7 @@ class TrainedLanguage : public TrainedModel {
     } else {
       restart = io::CheckpointFolder(run.checkpoints().string()).steps().empty();
     }
-    data_.emplace(job_.data.empty() ? own : job_.data, own, job_.length, job_.documents);
+    open_data(own);
     const std::string& fingerprint = data_->tokenizer().fingerprint();
     if (!resumed) job_.fingerprint = fingerprint;
     check(job_.fingerprint == fingerprint, "train: the tokenizer in ", own, " has the fingerprint ",
@@ -110,7 +111,12 @@ class TrainedLanguage : public TrainedModel {
     const int64_t windows = train::evaluation_windows(*data_, watch);
     if (windows > 0 && watch.ngram > 0)
       baseline_ = train::ngram_baseline(*data_, int(watch.ngram), windows, kMostCounted);
-    if (!resumed) set_steps(device);
+    if (!resumed) {
+      set_steps(device);
+      // Read more than once, a text is better cut elsewhere each time.
+      if (job_.stride == 0) job_.stride = epochs() > 1 ? 1 : job_.length;
+      open_data(own);
+    }
     session_.emplace(job_, device, restart ? job_.start : std::string());
     loader_ = train::first_batch(job_);
   }
@@ -152,8 +158,7 @@ class TrainedLanguage : public TrainedModel {
                    : ", none held out",
                data_->tokenizer().kind(), job_.length, job_.tokens_per_step());
     fmt::print("  training  steps {} to {} ({:.1f} epochs), lr {:g} ({}), seed {}\n", first_step, job_.steps,
-               double(job_.steps) * double(job_.tokens_per_step()) / double(data_->train().tokens()), job_.lr,
-               job_.schedule, job_.seed);
+               epochs(), job_.lr, job_.schedule, job_.seed);
     fmt::print("  memory    {} planned a step\n",
                format_bytes(size_t(train::plan_memory(job_.model, job_.batch, job_.length).total())));
     if (baseline_.order > 0)
@@ -218,10 +223,17 @@ class TrainedLanguage : public TrainedModel {
         },
         job_.model);
   }
+  void open_data(const std::string& own) {
+    data_.emplace(job_.data.empty() ? own : job_.data, own, job_.length, job_.documents, job_.stride);
+  }
+  /// How often the run reads the text.
+  double epochs() const {
+    return double(job_.steps) * double(job_.tokens_per_step()) / double(data_->train().tokens());
+  }
   void set_steps(Device device) {
     if (flags.epochs > 0)
-      job_.steps = std::max<int64_t>(1, std::llround(flags.epochs * double(data_->train().size()) /
-                                                     double(job_.batch * job_.accumulate)));
+      job_.steps = std::max<int64_t>(
+          1, std::llround(flags.epochs * double(data_->train().tokens()) / double(job_.tokens_per_step())));
     if (flags.minutes > 0) job_.steps = train::steps_within(job_, device, flags.minutes * 60);
     job_.validate();
   }

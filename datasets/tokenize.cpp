@@ -44,7 +44,7 @@ class PartWriter {
 };
 
 struct Encoded {
-  std::vector<int32_t> train, validation;
+  std::vector<std::vector<int32_t>> train, validation;  // documents
   uint64_t bytes = 0;
   std::exception_ptr error;
 };
@@ -71,13 +71,16 @@ Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokeni
       const io::Tokenizer own = tokenizer;
       for (size_t i; (i = next++) < count;) try {
           const std::string text = io::read_file(paths[first + i], kLargestText);
-          const TextSplit split = split_text(text, options.validation);
           encoded[i].bytes = text.size();
-          for (auto [part, to] : {std::pair(split.train, &encoded[i].train),
-                                  std::pair(split.validation, &encoded[i].validation)}) {
-            if (part.empty()) continue;
-            *to = own.encode(part, {.special = false}).ids;
-            if (end) to->push_back(*end);
+          const auto encode = [&](std::string_view part, std::vector<std::vector<int32_t>>& to) {
+            if (part.empty()) return;
+            to.push_back(own.encode(part, {.special = false}).ids);
+            if (end) to.back().push_back(*end);
+          };
+          for (const std::string_view piece : split_pieces(text, uint64_t(options.piece))) {
+            const TextSplit split = split_text(piece, options.validation);
+            encode(split.train, encoded[i].train);
+            encode(split.validation, encoded[i].validation);
           }
         } catch (...) {
           encoded[i].error = std::current_exception();
@@ -89,8 +92,8 @@ Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokeni
     for (std::thread& thread : threads) thread.join();
     for (const Encoded& one : encoded) {
       if (one.error) std::rethrow_exception(one.error);
-      train.add(one.train);
-      validation.add(one.validation);
+      for (const auto& document : one.train) train.add(document);
+      for (const auto& document : one.validation) validation.add(document);
       done.bytes += one.bytes;
     }
   }

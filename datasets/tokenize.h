@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,8 @@
 namespace tessera::datasets {
 
 struct TokenizeOptions {
-  double validation = 0.1;                  // share at the end of each file, see split_text
+  double validation = 0.1;                  // share at the end of each document, see split_text
+  int64_t piece = 0;                        // bytes of a document, see split_pieces; 0: a whole file
   int64_t shard_tokens = int64_t{1} << 27;  // a shard is closed when it has so many
   int workers = 1;                          // threads; the files are the same
 };
@@ -24,9 +26,9 @@ struct Tokenized {
   uint64_t bytes = 0;  // of the texts
 };
 
-/// Each file is a document of the part "train" and, with its last share, one of "validation"; a document ends
-/// with the tokenizer's end token, if it has one. Makes the folder. Throws if it has shards already; what was
-/// written before an error stays.
+/// Each file, or piece of one, is a document of the part "train" and, with its last share, one of
+/// "validation"; a document ends with the tokenizer's end token, if it has one. Makes the folder. Throws if
+/// it has shards already; what was written before an error stays.
 Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
                          const std::string& folder, const TokenizeOptions& options = {});
 

@@ -13,6 +13,8 @@ TokenWindows::TokenWindows(const std::vector<std::string>& paths, const TokenWin
     : options_(options) {
   check(!paths.empty(), "tokens: no shards");
   check(options.length >= 1, "tokens: windows of ", options.length, " tokens; expected at least 1");
+  check(options.stride >= 0 && options.stride <= options.length, "tokens: a stride of ", options.stride,
+        " for windows of ", options.length, "; expected 1 to that, or 0");
   for (const std::string& path : paths) {
     shards_.emplace_back(path, options.verify);
     const ShardInfo& info = shards_.back().info();
@@ -46,7 +48,7 @@ TokenBatch TokenWindows::batch(std::span<const int64_t> indices) const {
   for (int64_t row = 0; row < count; ++row) {
     const int64_t index = indices[size_t(row)];
     check(index >= 0 && index < size(), "tokens: there is no window ", index, " of ", size());
-    const uint64_t begin = uint64_t(index) * uint64_t(length), end = begin + window.size();
+    const uint64_t begin = uint64_t(index) * stride(), end = begin + window.size();
     std::vector<uint64_t> borders;  // within (begin, end)
     size_t shard = size_t(std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin()) - 1;
     for (uint64_t at = begin; at < end; ++shard) {
@@ -116,6 +118,18 @@ TextSplit split_text(std::string_view text, double share) {
   const size_t end_of_line = wanted == 0 ? std::string_view::npos : text.find('\n', wanted - 1);
   const size_t cut = share == 0 || end_of_line == std::string_view::npos ? text.size() : end_of_line + 1;
   return {text.substr(0, cut), text.substr(cut)};
+}
+
+std::vector<std::string_view> split_pieces(std::string_view text, uint64_t bytes) {
+  std::vector<std::string_view> pieces;
+  while (bytes > 0 && text.size() > bytes + bytes / 2) {
+    const size_t end_of_line = text.find('\n', size_t(bytes) - 1);
+    if (end_of_line == std::string_view::npos) break;
+    pieces.push_back(text.substr(0, end_of_line + 1));
+    text.remove_prefix(end_of_line + 1);
+  }
+  if (!text.empty()) pieces.push_back(text);
+  return pieces;
 }
 
 }  // namespace tessera::datasets

@@ -25,6 +25,10 @@ struct TokenBatch {
 
 struct TokenWindowsOptions {
   int64_t length = 1024;  // T
+  /// Tokens from the beginning of a window to that of the next; 0: the length, so that each token is a target
+  /// once. With less, an epoch of windows passes over the text several times, and cuts it elsewhere each
+  /// time.
+  int64_t stride = 0;
   /// Keep documents apart: `lengths` and `positions` for attention of variable length, and targets that are
   /// the first token of the next document become -100 (cross_entropy's ignore_index).
   bool documents = false;
@@ -33,14 +37,14 @@ struct TokenWindowsOptions {
 };
 
 /// Packing: the tokens of all shards, one behind the other, in windows of T + 1, each beginning at the last
-/// token of the one before; what is left at the end is not used. Item i is window i, so a batch is a pure
-/// function of its indices. Safe from several threads.
+/// token of the one before (or earlier: see stride); what is left at the end is not used. Item i is window i,
+/// so a batch is a pure function of its indices. Safe from several threads.
 class TokenWindows {
  public:
   /// Throws if there are no shards, fewer than T + 1 tokens, or the shards differ in tokenizer or vocabulary.
   TokenWindows(const std::vector<std::string>& paths, const TokenWindowsOptions& options);
 
-  int64_t size() const { return int64_t((tokens_ - 1) / uint64_t(options_.length)); }
+  int64_t size() const { return int64_t((tokens_ - 1 - uint64_t(options_.length)) / stride() + 1); }
   TokenBatch batch(std::span<const int64_t> indices) const;
   uint64_t tokens() const { return tokens_; }
   int64_t vocab_size() const { return int64_t(shards_.front().info().vocab_size); }
@@ -48,6 +52,7 @@ class TokenWindows {
   const std::vector<TokenShard>& shards() const { return shards_; }
 
  private:
+  uint64_t stride() const { return uint64_t(options_.stride > 0 ? options_.stride : options_.length); }
   std::vector<TokenShard> shards_;
   std::vector<uint64_t> begins_;  // of the shards among all tokens
   uint64_t tokens_ = 0;
@@ -65,5 +70,9 @@ struct TextSplit {
   std::string_view train, validation;
 };
 TextSplit split_text(std::string_view text, double share);
+
+/// A text in pieces of `bytes` and what is left of a line, the last one up to half longer; 0: one piece, the
+/// whole. Each piece has a validation part of its own then: held out is some of everything, not of the ends.
+std::vector<std::string_view> split_pieces(std::string_view text, uint64_t bytes);
 
 }  // namespace tessera::datasets

@@ -22,7 +22,8 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
     std::vector<std::string> texts;
     for (const std::string& file : text.files) {
       const std::string whole = io::read_file(file, datasets::kLargestText);
-      texts.emplace_back(datasets::split_text(whole, text.validation).train);
+      for (const std::string_view piece : datasets::split_pieces(whole, uint64_t(text.piece)))
+        texts.emplace_back(datasets::split_text(piece, text.validation).train);
     }
     const std::string json = text.kind == "byte" ? io::byte_tokenizer()
                              : text.kind == "character"
@@ -34,9 +35,9 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
         {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end}, {"eos_token", end}};
     io::write_file(folder + "/tokenizer_config.json", roles.dump(2) + "\n");
   }
-  const datasets::Tokenized done =
-      datasets::tokenize_files(text.files, io::Tokenizer::load(folder), folder,
-                               {.validation = text.validation, .workers = cpu_threads()});
+  const datasets::Tokenized done = datasets::tokenize_files(
+      text.files, io::Tokenizer::load(folder), folder,
+      {.validation = text.validation, .piece = text.piece, .workers = cpu_threads()});
   check(text.validation == 0 || done.validation.tokens > 0, "train: the last ", text.validation,
         " of each text is not a whole line, so nothing is held out; give a larger share, or 0");
   return done;
@@ -61,11 +62,13 @@ void copy_tokenizer(const std::string& from, const std::string& folder) {
 }
 
 LanguageData::LanguageData(const std::string& shards, const std::string& tokenizer, int64_t length,
-                           bool documents)
+                           bool documents, int64_t stride)
     : tokenizer_(io::Tokenizer::load(tokenizer)), length_(length), documents_(documents) {
-  const datasets::TokenWindowsOptions options{
+  datasets::TokenWindowsOptions options{
       .length = length, .documents = documents, .fingerprint = tokenizer_.fingerprint()};
+  options.stride = stride;
   train_ = std::make_unique<datasets::TokenWindows>(datasets::shard_paths(shards, "train"), options);
+  options.stride = 0;
   if (fs::exists(fs::path(shards) / datasets::shard_name("validation", 0)))
     validation_ =
         std::make_unique<datasets::TokenWindows>(datasets::shard_paths(shards, "validation"), options);

@@ -18,7 +18,8 @@ struct LanguageText {
   std::string tokenizer;           // a file or folder as io::Tokenizer::load takes it; "": made of the text
   std::string kind = "character";  // of what is made: bpe, character or byte
   int64_t vocab_size = 1024;       // of bpe
-  double validation = 0.1;         // share at the end of each file
+  double validation = 0.1;         // share at the end of each document
+  int64_t piece = 0;               // bytes of a document; 0: a whole file
 };
 
 /// Turns text into shards and a tokenizer in `folder`. A tokenizer made of the text has seen the training
@@ -32,9 +33,11 @@ void copy_tokenizer(const std::string& from, const std::string& folder);
 /// Both parts, opened.
 class LanguageData {
  public:
-  /// `shards`: folder of the shards; `tokenizer`: folder of the tokenizer, which must be theirs. There is no
-  /// validation part if there are no shards of it. Throws for less than one window of either.
-  LanguageData(const std::string& shards, const std::string& tokenizer, int64_t length, bool documents);
+  /// `shards`: folder of the shards; `tokenizer`: folder of the tokenizer, which must be theirs. `stride`:
+  /// that of the training part (datasets::TokenWindowsOptions). There is no validation part if there are no
+  /// shards of it. Throws for less than one window of either.
+  LanguageData(const std::string& shards, const std::string& tokenizer, int64_t length, bool documents,
+               int64_t stride = 0);
 
   const io::Tokenizer& tokenizer() const { return tokenizer_; }
   const datasets::TokenWindows& train() const { return *train_; }

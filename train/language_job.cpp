@@ -44,6 +44,7 @@ void LanguageJob::validate() const {
   check(batch * length <= kLargest, family(), ": ", batch, " sequences of ", length,
         " tokens; a micro-batch has at most ", kLargest);
   check(accumulate <= 1 << 20, family(), ": accumulate is ", accumulate);
+  check(stride >= 0 && stride <= length, family(), ": stride is ", stride, "; the length is ", length);
   check(warmup >= 0, family(), ": warmup is ", warmup);
   check(lr > 0 && std::isfinite(lr), family(), ": lr is ", lr, "; it must be positive");
   check(weight_decay >= 0 && clip_norm >= 0, family(), ": weight_decay is ", weight_decay, " and clip_norm ",

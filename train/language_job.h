@@ -30,6 +30,7 @@ struct LanguageJob {
   std::string data;         // folder of the shards; "": the run's own, made of text
   std::string fingerprint;  // of the tokenizer
   int64_t length = 256;     // tokens of a sequence
+  int64_t stride = 0;       // from the beginning of a sequence to that of the next; 0: the length
   int64_t batch = 16;       // sequences of a micro-batch
   int64_t accumulate = 1;   // micro-batches a step
   bool documents = false;   // sequences end where documents do; see datasets::TokenWindowsOptions
@@ -43,6 +44,7 @@ struct LanguageJob {
   /// All but the model, which is a JSON object of its own: its config.json.
   void fields(auto&& visit) {
     visit("start", start), visit("data", data), visit("fingerprint", fingerprint), visit("length", length);
+    visit("stride", stride);
     visit("batch", batch), visit("accumulate", accumulate), visit("documents", documents), visit("lr", lr);
     visit("final_lr", final_lr), visit("weight_decay", weight_decay), visit("beta2", beta2);
     visit("clip_norm", clip_norm), visit("schedule", schedule), visit("steps", steps);

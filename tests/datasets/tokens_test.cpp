@@ -189,6 +189,25 @@ TEST_F(Shards, WindowsGoOnAcrossShards) {
             std::string::npos);
 }
 
+TEST_F(Shards, WindowsMayOverlap) {
+  const std::vector<std::string> shards = {make("a.tokens", {5, 4}), make("b.tokens", {6}, 9)};
+  for (const int64_t stride : {1, 2, 3, 4}) {
+    const TokenWindows windows(shards, {.length = 4, .stride = stride});
+    EXPECT_EQ(windows.size(), (15 - 1 - 4) / stride + 1);
+    for (int64_t index = 0; index < windows.size(); ++index) {
+      const TokenBatch batch = windows.batch(std::vector<int64_t>{index});
+      for (int64_t t = 0; t < 4; ++t) {
+        EXPECT_EQ(batch.inputs.to_vector<int64_t>()[size_t(t)], index * stride + t);
+        EXPECT_EQ(batch.targets.to_vector<int64_t>()[size_t(t)], index * stride + t + 1);
+      }
+    }
+  }
+  EXPECT_EQ(TokenWindows(shards, {.length = 4}).size(),
+            TokenWindows(shards, {.length = 4, .stride = 4}).size());
+  EXPECT_NE(error_of([&] { TokenWindows(shards, {.length = 4, .stride = 5}); }).find("a stride of 5"),
+            std::string::npos);
+}
+
 TEST_F(Shards, KeepsDocumentsApart) {
   const TokenWindows windows({make("a", {3, 6}, 10), make("b", {2, 9}, 50)},
                              {.length = 8, .documents = true});
@@ -245,6 +264,26 @@ TEST_F(Shards, NamesOfAFolder) {
   fs::rename(path(shard_name("train", 0)), path(shard_name("train", 2)));
   EXPECT_NE(error_of([&] { shard_paths(folder_.string(), "train"); }).find("but not train-00000.tokens"),
             std::string::npos);
+}
+
+TEST(SplitPieces, AreTheWholeTextInLines) {
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += std::string(size_t(i % 13), 'x') + "\n";
+  for (const uint64_t bytes : {1, 5, 40, 333, 1000}) {
+    std::string joined;
+    const auto pieces = split_pieces(text, bytes);
+    for (const std::string_view piece : pieces) {
+      joined += piece;
+      EXPECT_EQ(piece.back(), '\n');
+      EXPECT_GE(piece.size(), std::min<size_t>(bytes, text.size()));
+      EXPECT_LE(piece.size(), bytes + std::max<uint64_t>(bytes / 2, 13));
+    }
+    EXPECT_EQ(joined, text);
+    EXPECT_GE(pieces.size(), text.size() / (bytes + 13));
+  }
+  EXPECT_EQ(split_pieces(text, 0).size(), 1u);
+  EXPECT_EQ(split_pieces("no line ends here", 3).size(), 1u);
+  EXPECT_EQ(split_pieces("", 3).size(), 0u);
 }
 
 TEST(SplitText, CutsBehindALine) {
