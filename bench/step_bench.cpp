@@ -1,11 +1,8 @@
 #include "bench/step_bench.h"
 
-#include "autograd/tape.h"
-#include "runtime/allocator.h"
-#include "runtime/capture.h"
+#include "bench/step_internal.h"
 #include "runtime/philox.h"
 #include "tensor/random.h"
-#include "train/build_info.h"
 #include "train/language_plan.h"
 
 namespace tessera::bench {
@@ -38,44 +35,6 @@ datasets::TokenBatch random_tokens(const train::LanguageJob& job) {
     *tensor = Tensor::from(tokens, {job.batch, job.length});
   }
   return batch;
-}
-
-/// What the session that follows takes is what is measured.
-void clear_memory(Device device) {
-  device.synchronize();
-  device.allocator().release_cached();
-  device.allocator().reset_peaks();
-}
-
-/// Times a session's forward, backward and update on the batch that it holds.
-template <class Session>
-Record measure_step(Session& session, bool graph, const TimerOptions& timer) {
-  const Device device = session.device();
-  session.optimizer().zero_grad();
-  const auto body = [&] {
-    {
-      const MemoryTag tag("activations");
-      Tape tape;
-      tape.backward(session.loss());
-    }
-    session.optimizer().step();
-    session.optimizer().zero_grad();
-  };
-  Captured captured(device, body);
-  Record record;
-  record.ms = graph ? measure(
-                          device, [&] { captured(); }, timer)
-                    : measure(device, body, timer);
-  device.synchronize();
-  record.device = device.name();
-  record.card = device.card().name;
-  record.mode = "step";
-  record.implementation = graph ? "tessera graph" : "tessera eager";
-  record.peak_bytes = double(device.allocator().stats().reserved_peak);
-  record.live_bytes = double(device.allocator().stats().allocated_peak);
-  record.build = train::kRevision;
-  record.time = train::utc_now();
-  return record;
 }
 
 Record measure_tnp(const train::TnpJob& job, Device device, bool graph, const TimerOptions& timer) {
@@ -113,24 +72,6 @@ Record measure_language(const train::LanguageJob& job, Device device, bool graph
   record.planned_bytes = train::plan_memory(job.model, job.batch, job.length).total();
   record.tokens_per_s = double(job.batch * job.length) / record.ms.p50 * 1e3;
   return record;
-}
-
-/// Calls measure(dtype, graph) for the matrix of dtypes and graphs.
-template <class Measure>
-std::vector<Record> matrix(Device device, std::vector<DType> dtypes, std::vector<bool> graphs,
-                           Measure&& measure) {
-  if (dtypes.empty()) dtypes = {device.is_cuda() ? DType::bf16 : DType::f32};
-  if (device.is_cpu()) graphs = {false};
-  std::vector<Record> records;
-  for (const DType dtype : dtypes) {
-    const Ceilings& best = ceilings(device, size_of(dtype) == 2 ? DTypeClass::half : DTypeClass::single);
-    for (const bool graph : graphs)
-      for (Record& record : measure(dtype, graph)) {
-        record.ceiling_share = record.tflops() / best.tflops;
-        records.push_back(std::move(record));
-      }
-  }
-  return records;
 }
 
 }  // namespace

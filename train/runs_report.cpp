@@ -131,6 +131,7 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
       };
       if (record.step > end - options.last && record.values.contains("loss")) sum += value("loss"), ++count;
       if (record.values.contains("eval_nll")) evaluation = value("eval_nll"), gap = value("eval_gap");
+      if (record.values.contains("eval_score")) evaluation = value("eval_score");
     }
     check(count > 0, "report: ", run.path().string(), " has logged no loss");
     auto group = std::ranges::find(groups, name, &RunGroup::name);

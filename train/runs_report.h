@@ -21,7 +21,7 @@ struct RunGroup {
   std::string name;
   std::vector<RunFolder> runs;
   std::vector<double> final_loss;
-  std::vector<double> evaluation;  // the last eval_nll; NaN for a run without one
+  std::vector<double> evaluation;  // the last eval_nll, of GLUE eval_score; NaN for a run without one
   std::vector<double> gap;         // the last eval_gap; NaN likewise
 };
 

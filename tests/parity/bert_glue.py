@@ -1,7 +1,7 @@
 """Fine-tunes the same encoders on the same GLUE files with `tessera train bert` and with transformers, three seeds each, and
 compares what they reach.
 
-usage: python bert_glue.py TESSERA [--tasks sst2,cola,mnli,stsb] [--json FILE]
+usage: python bert_glue.py TESSERA [--tasks sst2,cola,mnli] [--json FILE]
 
 Everything is made here: the files by `tessera data glue`, a WordPiece tokenizer of their texts by the library `tokenizers`, an
 encoder with random weights by transformers, which both sides begin with. Both use AdamW (no decay on biases and norms), clipping,
@@ -36,20 +36,20 @@ except ImportError as missing:
 
 parser = argparse.ArgumentParser()
 parser.add_argument("tessera")
-parser.add_argument("--tasks", default="sst2,cola,mnli,stsb")
+parser.add_argument("--tasks", default="sst2,cola,mnli")
 parser.add_argument("--json", default="")
 args = parser.parse_args()
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 
-SEEDS, BATCH, LENGTH, LEARNING_RATE, DECAY, CLIP, TRAIN, DEV = 3, 32, 48, 1e-3, 0.01, 1.0, 3000, 500
-# name: folder, columns of texts, column of the label, its values (none: a score), steps, metric, part to judge by
+SEEDS, BATCH, LENGTH, DECAY, CLIP, TRAIN, DEV = 3, 32, 48, 0.01, 1.0, 3000, 500
+# name: folder, columns of texts, column of the label, its values (none: a score), steps, learning rate, metric, part to judge by
 TASKS = {
-    "sst2": ("SST-2", ("sentence",), "label", ("0", "1"), 200, "accuracy", "dev"),
-    "cola": ("CoLA", (3,), 1, ("0", "1"), 500, "matthews", "dev"),
-    "mnli": ("MNLI", ("sentence1", "sentence2"), "gold_label", ("entailment", "neutral", "contradiction"), 600, "accuracy_matched",
-             "dev_matched"),
-    "stsb": ("STS-B", ("sentence1", "sentence2"), "score", (), 600, "pearson", "dev"),
+    "sst2": ("SST-2", ("sentence",), "label", ("0", "1"), 150, 1e-3, "accuracy", "dev"),
+    "cola": ("CoLA", (3,), 1, ("0", "1"), 400, 1e-3, "matthews", "dev"),
+    "mnli": ("MNLI", ("sentence1", "sentence2"), "gold_label", ("entailment", "neutral", "contradiction"), 500, 7e-4,
+             "accuracy_matched", "dev_matched"),
+    "stsb": ("STS-B", ("sentence1", "sentence2"), "score", (), 1000, 1e-3, "pearson", "dev"),
 }
 STUDENT = (12.706, 4.303, 3.182, 2.776)  # the 97.5 % points for 1 ... 4 degrees of freedom
 
@@ -105,21 +105,21 @@ def measure(metric, predictions, labels):
 
 
 def train_in_torch(folder, tokenizer, task, data, seed):
-    _, _, _, names, steps, metric, part = TASKS[task]
+    _, _, _, names, steps, rate, metric, part = TASKS[task]
     texts, labels = read(os.path.join(data, "train.tsv"), task)
     torch.manual_seed(seed)
     model = BertForSequenceClassification.from_pretrained(folder, num_labels=len(names) or 1)
     model.train()
     flat = [x for n, x in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     rest = [x for n, x in model.named_parameters() if not (n.endswith("bias") or "LayerNorm" in n)]
-    optimizer = torch.optim.AdamW([{"params": rest, "weight_decay": DECAY}, {"params": flat, "weight_decay": 0.0}], lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW([{"params": rest, "weight_decay": DECAY}, {"params": flat, "weight_decay": 0.0}], lr=rate)
     order, targets = [], torch.tensor(labels)
     for step in range(steps):
         if len(order) < BATCH:  # what is left of an epoch is dropped
             order = torch.randperm(len(texts)).tolist()
         rows, order = order[:BATCH], order[BATCH:]
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * schedule(step, steps, steps * 6 // 100)
+            group["lr"] = rate * schedule(step, steps, steps * 6 // 100)
         logits = model(**batch_of(tokenizer, [texts[i] for i in rows])).logits
         loss = F.cross_entropy(logits, targets[rows]) if names else F.mse_loss(logits[:, 0], targets[rows])
         optimizer.zero_grad()
@@ -137,10 +137,10 @@ def train_in_torch(folder, tokenizer, task, data, seed):
 
 
 def train_in_tessera(work, folder, task, data):
-    steps, metric = TASKS[task][4:6]
+    steps, rate, metric = TASKS[task][4:7]
     out = os.path.join(work, "out.json")
     command = [args.tessera, "train", "bert", "--task", task, "--data", data, "--model", folder, "--seeds", SEEDS, "--steps", steps,
-               "--batch", BATCH, "--max-length", LENGTH, "--lr", LEARNING_RATE, "--weight-decay", DECAY, "--clip-norm", CLIP,
+               "--batch", BATCH, "--max-length", LENGTH, "--lr", rate, "--weight-decay", DECAY, "--clip-norm", CLIP,
                "--device", "cpu", "--runs", os.path.join(work, "runs"), "--quiet", "--json-out", out]
     subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
     with open(out) as file:
@@ -168,7 +168,7 @@ with tempfile.TemporaryDirectory() as work:
     subprocess.run([args.tessera, "data", "glue", "--out", work, "--train", str(TRAIN), "--dev", str(DEV), "--test", "1"], check=True,
                    stdout=subprocess.DEVNULL)
     for task in args.tasks.split(","):
-        folder, _, _, names, steps, metric, part = TASKS[task]
+        folder, _, _, names, steps, _, metric, part = TASKS[task]
         data, start = os.path.join(work, folder), os.path.join(work, "model-" + task)
         tokenizer = make_model(start, read(os.path.join(data, "train.tsv"), task)[0])
         begin = time.monotonic()

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "bench/record.h"
+#include "runtime/allocator.h"
+#include "runtime/capture.h"
+#include "train/build_info.h"
+#include "train/run_folder.h"
+
+/// What the benchmarks of whole training steps share.
+
+namespace tessera::bench {
+
+/// What the session that follows takes is what is measured.
+inline void clear_memory(Device device) {
+  device.synchronize();
+  device.allocator().release_cached();
+  device.allocator().reset_peaks();
+}
+
+/// Times a session's forward, backward and update on the batch that it holds.
+template <class Session>
+Record measure_step(Session& session, bool graph, const TimerOptions& timer) {
+  const Device device = session.device();
+  session.optimizer().zero_grad();
+  const auto body = [&] {
+    {
+      const MemoryTag tag("activations");
+      Tape tape;
+      tape.backward(session.loss());
+    }
+    session.optimizer().step();
+    session.optimizer().zero_grad();
+  };
+  Captured captured(device, body);
+  Record record;
+  record.ms = graph ? measure(
+                          device, [&] { captured(); }, timer)
+                    : measure(device, body, timer);
+  device.synchronize();
+  record.device = device.name();
+  record.card = device.card().name;
+  record.mode = "step";
+  record.implementation = graph ? "tessera graph" : "tessera eager";
+  record.peak_bytes = double(device.allocator().stats().reserved_peak);
+  record.live_bytes = double(device.allocator().stats().allocated_peak);
+  record.build = train::kRevision;
+  record.time = train::utc_now();
+  return record;
+}
+
+/// Calls measure(dtype, graph) for the matrix of dtypes and graphs.
+template <class Measure>
+std::vector<Record> matrix(Device device, std::vector<DType> dtypes, std::vector<bool> graphs,
+                           Measure&& measure) {
+  if (dtypes.empty()) dtypes = {device.is_cuda() ? DType::bf16 : DType::f32};
+  if (device.is_cpu()) graphs = {false};
+  std::vector<Record> records;
+  for (const DType dtype : dtypes) {
+    const Ceilings& best = ceilings(device, size_of(dtype) == 2 ? DTypeClass::half : DTypeClass::single);
+    for (const bool graph : graphs)
+      for (Record& record : measure(dtype, graph)) {
+        record.ceiling_share = record.tflops() / best.tflops;
+        records.push_back(std::move(record));
+      }
+  }
+  return records;
+}
+
+}  // namespace tessera::bench
