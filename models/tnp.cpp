@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "autograd/checkpoint.h"
-#include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/gmm_nll/gmm_nll.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
@@ -31,8 +30,7 @@ void TnpConfig::validate() const {
 
 TnpAttention::TnpAttention(const TnpConfig& config, Rng& rng, Device device)
     : q(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
-      k(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
-      v(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
+      kv(config.d_model, 2 * config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
       out(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
       heads(config.heads) {}
 
@@ -44,8 +42,9 @@ Tensor TnpAttention::operator()(const Tensor& x, int64_t context) const {
   const auto by_head = [&](const Tensor& rows) {
     return ops::transpose(ops::reshape(rows, {rows.size(0), rows.size(1), heads, d / heads}), 0, 1);
   };
-  const Tensor memory = ops::slice(x, 0, 0, context);
-  const Tensor mixed = ops::attention(by_head(q(x)), by_head(k(memory)), by_head(v(memory)));
+  const Tensor queries = by_head(q(x));
+  const std::vector<Tensor> memory = ops::split(kv(ops::slice(x, 0, 0, context)), -1, {d, d});
+  const Tensor mixed = ops::attention(queries, by_head(memory[0]), by_head(memory[1]));
   return out(ops::reshape(ops::transpose(mixed, 0, 1), x.shape()));
 }
 
@@ -127,7 +126,7 @@ Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const 
   Tensor x;
   {
     const ModuleScope scope("embed");
-    x = embed_out(ops::silu(embed_in(make_tokens(config, xc, yc, xt))));
+    x = ops::mlp(make_tokens(config, xc, yc, xt), embed_in.weight, embed_out.weight, ops::Activation::silu);
   }
   const int64_t group = config.checkpoint_every;
   for (size_t first = 0; first < blocks.size();) {
@@ -209,7 +208,7 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
   const double mixture = points * double(c.components) * 3 * size;
   const double heads = 2 * mixture + (c.pre_norm ? points * d * size : 0);
   const double embed =
-      tokens * double(row_pitch(c.features + 1, c.dtype) + 2 * row_pitch(c.embed_hidden, c.dtype)) * size +
+      tokens * double(row_pitch(c.features + 1, c.dtype) + row_pitch(c.embed_hidden, c.dtype)) * size +
       tokens * d * size;
   // Largest temporaries: the heads make the gradient of their hidden rows again; backward of an MLP holds its
   // activated rows if they were not kept, their gradient, and the gradients of its result and its input;

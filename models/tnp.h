@@ -48,9 +48,9 @@ struct TnpAttention {
   TnpAttention(const TnpConfig& config, Rng& rng, Device device);
   /// x [L, B, d], keys and values from its first `context` tokens -> [L, B, d]
   Tensor operator()(const Tensor& x, int64_t context) const;
-  void fields(auto&& visit) { visit("q", q), visit("k", k), visit("v", v), visit("out", out); }
+  void fields(auto&& visit) { visit("q", q), visit("kv", kv), visit("out", out); }
 
-  nn::Linear q, k, v, out;
+  nn::Linear q, kv, out;  // kv: the rows of the keys' weight, then those of the values'
   int64_t heads;
 };
 
