@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <numeric>
+#include <utility>
 
 #include "runtime/profile.h"
 #include "tensor/finite.h"
@@ -189,8 +190,7 @@ void Backward::written(int input, const GradTarget& target) {
     state.stale = false;
     state.arrived = true;
     state.grad.bump_version();
-  } else if (state.source && state.source->grad.defined() &&
-             target.grad.shares_storage(state.source->grad)) {
+  } else if (state.source && state.source->grad.defined() && target.grad.shares_storage(state.source->grad)) {
     state.source->arrived = true;
     state.source->grad.bump_version();
   } else {

@@ -213,7 +213,9 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   args.aligned = loop.sizes[inner] >= kPack && row_aligned(0, args.out, sizeof(Out));
   int n = 1;
   ((args.aligned = args.aligned && row_aligned(n++, x.template data<In>(), sizeof(In))), ...);
-  args.packs_per_row = ceil_div(loop.sizes[inner], kPack);
+  // What only writes does so element by element where packs will not do: a warp's are then neighbours.
+  const bool singly = sizeof...(In) == 0 && !args.aligned;
+  args.packs_per_row = ceil_div(loop.sizes[inner], singly ? 1 : kPack);
   args.packs = loop.count / loop.sizes[inner] * args.packs_per_row;
   args.small = args.packs < (int64_t(1) << 31);
   if constexpr ((kIsFloat<Out> && ... && kIsFloat<In>) ||
@@ -246,7 +248,11 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   }
   const int64_t blocks =
       std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().card().multiprocessors) * 32);
-  launch_chained(y.device(), {dim3(unsigned(blocks)), 256}, any_layout<kPack, F, Out, In...>, args, f);
+  const LaunchShape shape{dim3(unsigned(blocks)), 256};
+  if constexpr (sizeof...(In) == 0) {
+    if (singly) return launch_chained(y.device(), shape, any_layout<1, F, Out>, args, f);
+  }
+  launch_chained(y.device(), shape, any_layout<kPack, F, Out, In...>, args, f);
 }
 
 }  // namespace tessera::gpu

@@ -84,7 +84,8 @@ std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& 
         describe(x), " has ", x.size(d));
   Tape* const tape = Tape::recording(x);
   if (!tape) return parts;
-  const auto whole = std::make_shared<WholeGrad>(WholeGrad{x.shape(), x.dtype(), x.device(), {}, x.layout().strides});
+  const auto whole =
+      std::make_shared<WholeGrad>(WholeGrad{x.shape(), x.dtype(), x.device(), {}, x.layout().strides});
   const Tensor* const input = &x;
   std::vector<Tensor*> outputs;
   for (Tensor& part : parts) outputs.push_back(&part);

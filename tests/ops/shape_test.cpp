@@ -276,8 +276,8 @@ TEST(Split, TheWholeGradientLiesInMemoryAsTheWholeDoes) {
   const Tensor product = linear(parts[1], weight);
   tape.backward(std::vector{product}, std::vector{counting({2, 3, 1}, 1)});
   EXPECT_TRUE(grad(h).has_rows());
-  EXPECT_EQ(values(grad(x)), (std::vector<double>{0, 1, 1, 1, 0, 4, 4, 4, 0, 2, 2, 2,
-                                                  0, 5, 5, 5, 0, 3, 3, 3, 0, 6, 6, 6}));
+  EXPECT_EQ(values(grad(x)),
+            (std::vector<double>{0, 1, 1, 1, 0, 4, 4, 4, 0, 2, 2, 2, 0, 5, 5, 5, 0, 3, 3, 3, 0, 6, 6, 6}));
 }
 
 TEST(Transpose, IsAView) {
