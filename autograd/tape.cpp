@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <numeric>
+#include <utility>
 
 #include "runtime/profile.h"
 #include "tensor/finite.h"
@@ -26,6 +28,10 @@ GradState& leaf_state(const Tensor& leaf, const char* what) {
 /// A result's gradient may be somebody else's memory, or an expanded view: only a copy can be added to.
 bool is_writable(const GradState& state) {
   return state.grad.storage().use_count() == 1 && !state.grad.layout().is_expanded();
+}
+/// Whether something has arrived to which a kernel may add in place.
+bool has_sum(const GradState& state) {
+  return state.grad.defined() && (state.tape == 0 ? !state.stale : is_writable(state));
 }
 void make_writable(GradState& state) {
   if (!is_writable(state)) state.grad = state.grad.clone();
@@ -150,14 +156,29 @@ void Backward::add_into(const Tensor& part, const Tensor& gradient) {
 }
 
 Tensor WholeGrad::part(int dim, int64_t begin, int64_t end) {
-  if (!grad.defined()) grad = Tensor::empty(shape, dtype, device);
+  if (!grad.defined()) {
+    std::array<int, kMaxRank> order{};
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.begin() + shape.rank(),
+                     [&](int a, int b) { return strides[size_t(a)] > strides[size_t(b)]; });
+    Shape sizes = shape;
+    for (int at = 0; at < shape.rank(); ++at) sizes = sizes.with(at, shape[order[size_t(at)]]);
+    const Tensor made = Tensor::empty(sizes, dtype, device);
+    Layout layout = made.layout();
+    layout.shape = shape;
+    for (int at = 0; at < shape.rank(); ++at)
+      layout.strides[size_t(order[size_t(at)])] = made.layout().strides[size_t(at)];
+    grad = Tensor::view_of(made.storage(), layout, dtype);
+  }
   return grad.slice(dim, begin, end);
 }
 
 GradTarget Backward::target(int input) {
-  const GradState& state = *inputs_[size_t(input)];
-  if (!state.grad.defined() && state.whole)
-    return {state.whole->part(state.dim, state.begin, state.end), false};
+  GradState& state = *inputs_[size_t(input)];
+  if (!state.grad.defined() && state.whole && !std::exchange(state.placed, true))
+    return {.grad = state.whole->part(state.dim, state.begin, state.end), .part = true};
+  if (!state.grad.defined() && state.source && !state.retain && has_sum(*state.source))
+    return {state.source->grad.slice(state.dim, state.begin, state.end), true};
   if (state.grad.defined() && (state.tape == 0 || is_writable(state)))
     return {state.grad, state.tape != 0 || !state.stale};
   return {Tensor(), false};
@@ -169,6 +190,9 @@ void Backward::written(int input, const GradTarget& target) {
     state.stale = false;
     state.arrived = true;
     state.grad.bump_version();
+  } else if (state.source && state.source->grad.defined() && target.grad.shares_storage(state.source->grad)) {
+    state.source->arrived = true;
+    state.source->grad.bump_version();
   } else {
     accumulate(input, target.grad);
   }

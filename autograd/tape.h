@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -28,7 +29,8 @@ struct WholeGrad {
   Shape shape;
   DType dtype;
   Device device;
-  Tensor grad;  // undefined until a part is asked for
+  Tensor grad;                              // undefined until a part is asked for
+  std::array<int64_t, kMaxRank> strides{};  // of the whole: its gradient has the dimensions in their order
 
   /// The place of elements begin ... end - 1 of dimension `dim`.
   Tensor part(int dim, int64_t begin, int64_t end);
@@ -44,7 +46,8 @@ struct GradState {
   bool retain = false;   // keep a result's gradient after it was used
   int pending = 0;       // a leaf's entries that have not run backward yet
   DType grad_dtype = DType::f32;
-  std::shared_ptr<WholeGrad> whole;  // of a result that is elements begin ... end - 1 of dimension dim of it
+  std::shared_ptr<WholeGrad> whole;   // of a result that is elements begin ... end - 1 of dimension dim of it
+  std::shared_ptr<GradState> source;  // likewise, of a slice: the gradient that it may be added to at once
   int dim = 0;
   int64_t begin = 0, end = 0;
   bool placed = false;                                         // its place in the whole was given out
@@ -120,10 +123,10 @@ class Backward {
     if (needs(input)) add_into(view(whole_gradient(input, shape, gradient.device())), gradient);
   }
   /// For kernels that can write or add in place (a product with beta): the leaf's buffer, a result's gradient
-  /// that nobody else reads, or a part's place in the gradient of the whole, and whether it holds something
-  /// to add to; an undefined tensor if there is none, then make one. Only if needs(input). Write all of it,
-  /// then call `written`. One tensor may be several inputs: their targets are then the same memory, except
-  /// that a part is given out once.
+  /// that nobody else reads, a part's place in the gradient of the whole, or a slice's part of a gradient
+  /// that has come to what was sliced, and whether it holds something to add to; an undefined tensor if there
+  /// is none, then make one. Only if needs(input). Write all of it, then call `written`. One tensor may be
+  /// several inputs: their targets are then the same memory, except that a part is given out once.
   GradTarget target(int input);
   void written(int input, const GradTarget& target);
 

@@ -3,8 +3,8 @@
 #include <tuple>
 #include <utility>
 
+#include "gpu/chain.cuh"
 #include "gpu/divide.cuh"
-#include "gpu/launch.cuh"
 #include "gpu/pack.cuh"
 #include "tensor/elementwise.h"
 
@@ -103,6 +103,7 @@ __device__ __forceinline__ void elementwise_pack(const ElementwiseArgs<Out, In..
 
 template <int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256, 4) any_layout(ElementwiseArgs<Out, In...> args, F f) {
+  take_turn();
   for (int64_t pack = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; pack < args.packs;
        pack += int64_t(gridDim.x) * blockDim.x)
     elementwise_pack<kPack>(args, f, pack, std::index_sequence_for<In...>{});
@@ -181,6 +182,7 @@ __device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& a
 
 template <int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args, F f) {
+  take_turn();
   aligned_rows_of<kPack>(args, f, std::index_sequence_for<In...>{});
 }
 
@@ -211,7 +213,9 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   args.aligned = loop.sizes[inner] >= kPack && row_aligned(0, args.out, sizeof(Out));
   int n = 1;
   ((args.aligned = args.aligned && row_aligned(n++, x.template data<In>(), sizeof(In))), ...);
-  args.packs_per_row = ceil_div(loop.sizes[inner], kPack);
+  // What only writes does so element by element where packs will not do: a warp's are then neighbours.
+  const bool singly = sizeof...(In) == 0 && !args.aligned;
+  args.packs_per_row = ceil_div(loop.sizes[inner], singly ? 1 : kPack);
   args.packs = loop.count / loop.sizes[inner] * args.packs_per_row;
   args.small = args.packs < (int64_t(1) << 31);
   if constexpr ((kIsFloat<Out> && ... && kIsFloat<In>) ||
@@ -233,8 +237,8 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
       // Small tensors are spread over all multiprocessors.
       const int64_t threads = ceil_div(args.packs, kPacks);
       const int block = threads >= int64_t(y.device().card().multiprocessors) * 1024 ? 256 : 64;
-      launch(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
-             aligned_rows<kPack, F, Out, In...>, rows, f);
+      launch_chained(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
+                     aligned_rows<kPack, F, Out, In...>, rows, f);
       return;
     }
   }
@@ -244,7 +248,11 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   }
   const int64_t blocks =
       std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().card().multiprocessors) * 32);
-  launch(y.device(), {dim3(unsigned(blocks)), 256}, any_layout<kPack, F, Out, In...>, args, f);
+  const LaunchShape shape{dim3(unsigned(blocks)), 256};
+  if constexpr (sizeof...(In) == 0) {
+    if (singly) return launch_chained(y.device(), shape, any_layout<1, F, Out>, args, f);
+  }
+  launch_chained(y.device(), shape, any_layout<kPack, F, Out, In...>, args, f);
 }
 
 }  // namespace tessera::gpu

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/chain.cuh"
 #include "gpu/reduce.cuh"
 #include "tensor/tensor.h"
 
@@ -20,6 +21,7 @@ template <int kSums>
 __global__ void __launch_bounds__(kWarp* kWarp)
     add_partial_sums_kernel(PartialSums first, PartialSums second, int64_t rows, int64_t width) {
   __shared__ float sums[kWarp][kWarp + 1];
+  take_turn();
   const PartialSums which = kSums == 1 || blockIdx.y == 0 ? first : second;
   const int64_t column = blockIdx.x * int64_t(kWarp) + threadIdx.x;
   float sum = 0;
@@ -41,9 +43,10 @@ inline void add_partial_sums(Device device, PartialSums first, PartialSums secon
   const unsigned blocks = unsigned(ceil_div(width, kWarp));
   const dim3 threads(kWarp, kWarp);
   if (second.to) {
-    launch(device, {dim3(blocks, 2), threads}, add_partial_sums_kernel<2>, first, second, rows, width);
+    launch_chained(device, {dim3(blocks, 2), threads}, add_partial_sums_kernel<2>, first, second, rows,
+                   width);
   } else {
-    launch(device, {dim3(blocks), threads}, add_partial_sums_kernel<1>, first, second, rows, width);
+    launch_chained(device, {dim3(blocks), threads}, add_partial_sums_kernel<1>, first, second, rows, width);
   }
 }
 

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "autograd/checkpoint.h"
-#include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/gmm_nll/gmm_nll.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
@@ -31,22 +30,22 @@ void TnpConfig::validate() const {
 
 TnpAttention::TnpAttention(const TnpConfig& config, Rng& rng, Device device)
     : q(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
-      k(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
-      v(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
+      kv(config.d_model, 2 * config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
       out(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
       heads(config.heads) {}
 
-Tensor TnpAttention::operator()(const Tensor& x, int64_t context) const {
+Tensor TnpAttention::operator()(const Tensor& queries, const Tensor& memory) const {
   const ModuleScope scope("attention");
-  const int64_t d = x.size(-1);
+  const int64_t d = queries.size(-1);
   // [T, B, d] rows seen as [B, T, H, D]: views, no copies; attention keeps this memory order in what it
   // returns.
   const auto by_head = [&](const Tensor& rows) {
-    return ops::transpose(ops::reshape(rows, {rows.size(0), rows.size(1), heads, d / heads}), 0, 1);
+    return ops::transpose(
+        ops::reshape(rows, {rows.size(0), rows.size(1), rows.size(2) / (d / heads), d / heads}), 0, 1);
   };
-  const Tensor memory = ops::slice(x, 0, 0, context);
-  const Tensor mixed = ops::attention(by_head(q(x)), by_head(k(memory)), by_head(v(memory)));
-  return out(ops::reshape(ops::transpose(mixed, 0, 1), x.shape()));
+  const std::vector<Tensor> known = ops::split(by_head(kv(memory)), 2, {heads, heads});
+  const Tensor mixed = ops::attention(by_head(q(queries)), known[0], known[1]);
+  return out(ops::reshape(ops::transpose(mixed, 0, 1), queries.shape()));
 }
 
 TnpBlock::TnpBlock(const TnpConfig& config, Rng& rng, Device device)
@@ -57,12 +56,22 @@ TnpBlock::TnpBlock(const TnpConfig& config, Rng& rng, Device device)
       norm2(config.d_model, device, {.bias = false, .dtype = config.dtype}),
       pre_norm(config.pre_norm) {}
 
-Tensor TnpBlock::operator()(const Tensor& x, int64_t context) const {
+Tensor TnpBlock::operator()(const Tensor& x, int64_t context, bool last) const {
+  // The rows that go on, and those that they attend to.
+  const auto cut = [&](const Tensor& rows) {
+    if (!last) return std::vector{rows, ops::slice(rows, 0, 0, context)};
+    std::vector<Tensor> parts = ops::split(rows, 0, {context, rows.size(0) - context});
+    std::swap(parts[0], parts[1]);
+    return parts;
+  };
   if (pre_norm) {
-    const auto [middle, normed] = norm2.add(x, attention(norm1(x), context));
+    const std::vector<Tensor> seen = cut(norm1(x));
+    const Tensor rows = last ? ops::slice(x, 0, context, x.size(0)) : x;
+    const auto [middle, normed] = norm2.add(rows, attention(seen[0], seen[1]));
     return ops::add(middle, mlp(normed));
   }
-  const Tensor middle = norm1.add(x, attention(x, context)).y;
+  const std::vector<Tensor> seen = cut(x);
+  const Tensor middle = norm1.add(seen[0], attention(seen[0], seen[1])).y;
   return norm2.add(middle, mlp(middle)).y;
 }
 
@@ -123,11 +132,11 @@ Tensor make_tokens(const TnpConfig& config, const Tensor& xc, const Tensor& yc, 
 
 Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
   check_batch(config, xc, yc, xt);
-  const int64_t context = xc.size(1), length = context + xt.size(1);
+  const int64_t context = xc.size(1);
   Tensor x;
   {
     const ModuleScope scope("embed");
-    x = embed_out(ops::silu(embed_in(make_tokens(config, xc, yc, xt))));
+    x = ops::mlp(make_tokens(config, xc, yc, xt), embed_in.weight, embed_out.weight, ops::Activation::silu);
   }
   const int64_t group = config.checkpoint_every;
   for (size_t first = 0; first < blocks.size();) {
@@ -136,7 +145,7 @@ Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const 
       Tensor y = input;
       for (size_t i = first; i < last; ++i) {
         const ModuleScope scope("blocks", int64_t(i));
-        y = blocks[i](y, context);
+        y = blocks[i](y, context, i + 1 == blocks.size());
       }
       return y;
     };
@@ -144,9 +153,8 @@ Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const 
     first = last;
   }
   const ModuleScope scope("head");
-  Tensor targets = ops::slice(x, 0, context, length);
-  if (norm) targets = (*norm)(targets);
-  return ops::grouped_mlp(targets, head_in.weight, head_out.weight, ops::Activation::silu);
+  if (norm) x = (*norm)(x);
+  return ops::grouped_mlp(x, head_in.weight, head_out.weight, ops::Activation::silu);
 }
 
 namespace {
@@ -173,10 +181,11 @@ Tensor Tnp::point_losses(const TnpBatch& batch) const {
 TnpFlops count_flops(const TnpConfig& c, int64_t batch, int64_t context, int64_t targets) {
   const double tokens = double(batch) * double(context + targets), memory = double(batch) * double(context);
   const double d = double(c.d_model), f = double(c.d_ff), layers = double(c.layers);
+  const double rows = layers * tokens - memory;  // of all blocks: the last makes those of the targets alone
   TnpFlops flops;
   flops.products = 2 * tokens * double(c.embed_hidden) * (double(c.features + 1) + d) +
-                   layers * (2 * tokens * d * (2 * d + 2 * f) + 2 * memory * d * 2 * d);
-  flops.attention = layers * 4 * tokens * double(context) * d;
+                   2 * rows * d * (2 * d + 2 * f) + layers * 2 * memory * d * 2 * d;
+  flops.attention = rows * 4 * double(context) * d;
   flops.heads = 2 * double(batch) * double(targets) * double(c.components) * f * (d + 3);
   return flops;
 }
@@ -196,28 +205,34 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
   const double tokens = double(batch) * double(context + targets), memory = double(batch) * double(context);
   const double points = double(batch) * double(targets);
   const double d = double(row_pitch(c.d_model, c.dtype)), f = double(row_pitch(c.d_ff, c.dtype));
-  const double stats =
-      4 * tokens * double(c.heads + 4);  // log-sum-exp; mean and reciprocal deviation of two norms
   TnpMemory plan;
   plan.parameters = parameters * size;
   plan.gradients = parameters * (c.dtype == DType::f64 ? 8 : 4);
   plan.optimizer = 2 * plan.gradients + (size_of(c.dtype) == 2 ? 4 * parameters : 0);
   // One block: q, the attention's result, two sums and two norms (the last is the next block's input), the
-  // hidden rows before their activation and, where mlp keeps them, behind it; keys and values.
-  const double kept = ops::mlp_keeps_activated(int64_t(tokens), c.d_ff, c.dtype) ? 2 : 1;
-  const double block = (6 * tokens * d + kept * tokens * f + 2 * memory * d) * size + stats;
+  // hidden rows before their activation and, where mlp keeps them, behind it; keys and values; log-sum-exp,
+  // mean and reciprocal deviation of two norms.
+  const auto kept = [&](double rows, int64_t hidden) {
+    return ops::mlp_keeps_activated(int64_t(rows), hidden, c.dtype) ? 2.0 : 1.0;
+  };
+  const auto block_of = [&](double rows) {
+    return (6 * rows * d + kept(rows, c.d_ff) * rows * f + 2 * memory * d) * size +
+           4 * rows * double(c.heads + 4);
+  };
+  const double block = block_of(tokens);
   const double mixture = points * double(c.components) * 3 * size;
   const double heads = 2 * mixture + (c.pre_norm ? points * d * size : 0);
-  const double embed =
-      tokens * double(row_pitch(c.features + 1, c.dtype) + 2 * row_pitch(c.embed_hidden, c.dtype)) * size +
-      tokens * d * size;
+  const double embed = tokens *
+                       (double(row_pitch(c.features + 1, c.dtype)) +
+                        kept(tokens, c.embed_hidden) * double(row_pitch(c.embed_hidden, c.dtype)) + d) *
+                       size;
   // Largest temporaries: the heads make the gradient of their hidden rows again; backward of an MLP holds its
   // activated rows if they were not kept, their gradient, and the gradients of its result and its input;
   // attention's the gradients of its result and its operands, and the sums of dq in f32.
   const double hidden_at_once =
       size == 2 ? 1 : 2;  // outside 16 bits the heads are products one after the other
-  const double in_heads = hidden_at_once * points * double(c.components) * f * size + tokens * d * size;
-  const double in_mlp = ((3 - kept) * f + 2 * d) * tokens * size;
+  const double in_heads = hidden_at_once * points * double(c.components) * f * size + points * d * size;
+  const double in_mlp = ((3 - kept(tokens, c.d_ff)) * f + 2 * d) * tokens * size;
   const double in_attention = (4 * tokens * d + 2 * memory * d) * size + tokens * d * 4;
   const double in_block = std::max(in_mlp, in_attention);
   if (c.checkpoint_every > 0) {
@@ -225,7 +240,7 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
     plan.saved = groups * tokens * d * size + embed + heads;
     plan.transient = std::max(in_heads, double(c.checkpoint_every) * block + in_block);
   } else {
-    plan.saved = double(c.layers) * block + embed + heads;
+    plan.saved = double(c.layers - 1) * block + block_of(points) + embed + heads;
     plan.transient = std::max(in_heads, in_block);
   }
   return plan;

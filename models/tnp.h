@@ -17,7 +17,8 @@ namespace tessera::models {
 ///   embedder   F+1 -> embed_hidden -> SiLU -> d
 ///   blocks     x = LN(x + Attention(x)), x = LN(x + MLP(x)); queries from all L tokens, keys and values from
 ///   the first M:
-///              a target sees the context, not itself and no other target; no mask is ever built
+///              a target sees the context, not itself and no other target; no mask is ever built. Of the last
+///              block only the targets' rows are made: nothing reads the others
 ///   heads      K networks d -> d_ff -> SiLU -> 3 on the targets only: (logit_weight, mu, log_sigma)
 ///
 /// Without biases; no positional code: the model is invariant to the order of the context. Tokens are kept
@@ -46,17 +47,18 @@ struct TnpConfig {
 
 struct TnpAttention {
   TnpAttention(const TnpConfig& config, Rng& rng, Device device);
-  /// x [L, B, d], keys and values from its first `context` tokens -> [L, B, d]
-  Tensor operator()(const Tensor& x, int64_t context) const;
-  void fields(auto&& visit) { visit("q", q), visit("k", k), visit("v", v), visit("out", out); }
+  /// queries [Q, B, d] over the tokens memory [M, B, d] -> [Q, B, d]
+  Tensor operator()(const Tensor& queries, const Tensor& memory) const;
+  void fields(auto&& visit) { visit("q", q), visit("kv", kv), visit("out", out); }
 
-  nn::Linear q, k, v, out;
+  nn::Linear q, kv, out;  // kv: the rows of the keys' weight, then those of the values'
   int64_t heads;
 };
 
 struct TnpBlock {
   TnpBlock(const TnpConfig& config, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x, int64_t context) const;
+  /// x [L, B, d], its first `context` tokens the memory -> [L, B, d], or if `last` the targets' rows alone.
+  Tensor operator()(const Tensor& x, int64_t context, bool last) const;
   void fields(auto&& visit) {
     visit("attention", attention), visit("mlp", mlp), visit("norm1", norm1), visit("norm2", norm2);
   }

@@ -1,3 +1,4 @@
+#include "gpu/chain.cuh"
 #include "gpu/pack.cuh"
 #include "gpu/sum.cuh"
 #include "ops/reduce/persistent.cuh"
@@ -31,6 +32,7 @@ __device__ unsigned measure_arrived;  // see gpu::last_block
 
 __global__ void __launch_bounds__(kThreads)
     measure_kernel(StepArgs args, double* partials, PrepareOptions options) {
+  gpu::take_turn();
   using Pack = gpu::Pack<float, kPack>;
   const auto* const from = static_cast<const Pack*>(args.gradients);
   const int64_t packs = args.arena_elements / kPack, step = int64_t(gridDim.x) * kThreads;
@@ -140,6 +142,7 @@ __device__ __forceinline__ void update_chunk(const StepArgs& args, const R& rule
 
 template <class R>
 __global__ void __launch_bounds__(kThreads, kBlocks) update_kernel(StepArgs args, R rule) {
+  gpu::take_turn();
   if (args.status[kApply] == 0) return;
   const Chunk chunk = args.chunks[blockIdx.x];
   const Place place = args.places[chunk.place];
@@ -154,10 +157,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) update_kernel(StepArgs args
 }
 
 __global__ void prepare_average_kernel(StepArgs args, double decay, bool warmup) {
+  gpu::take_turn();
   prepare_average(args.status, args.counts, decay, warmup);
 }
 
 __global__ void write_status_kernel(double* status, int slot, double value) {
+  gpu::take_turn();
   status[slot] = value;
 }
 
@@ -166,7 +171,8 @@ __global__ void write_status_kernel(double* status, int slot, double value) {
 void update_cuda(Device device, const StepArgs& args, const Rule& rule) {
   std::visit(
       [&]<class R>(const R& chosen) {
-        gpu::launch(device, {dim3(unsigned(args.chunk_count)), kThreads}, update_kernel<R>, args, chosen);
+        gpu::launch_chained(device, {dim3(unsigned(args.chunk_count)), kThreads}, update_kernel<R>, args,
+                            chosen);
       },
       rule);
 }
@@ -176,16 +182,16 @@ int64_t measure_blocks(Device device) {
 }
 
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options) {
-  gpu::launch(device, {dim3(unsigned(measure_blocks(device))), kThreads}, measure_kernel, args, partials,
-              options);
+  gpu::launch_chained(device, {dim3(unsigned(measure_blocks(device))), kThreads}, measure_kernel, args,
+                      partials, options);
 }
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup) {
-  gpu::launch(device, {1, 1}, prepare_average_kernel, args, decay, warmup);
+  gpu::launch_chained(device, {1, 1}, prepare_average_kernel, args, decay, warmup);
 }
 
 void write_status_cuda(Device device, double* status, StatusSlot slot, double value) {
-  gpu::launch(device, {1, 1}, write_status_kernel, status, int(slot), value);
+  gpu::launch_chained(device, {1, 1}, write_status_kernel, status, int(slot), value);
 }
 
 }  // namespace tessera::optim

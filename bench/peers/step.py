@@ -20,7 +20,8 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Post-norm; queries from all M + N tokens, keys and values from the first M (models/tnp.h)."""
+    """Post-norm; queries from all M + N tokens, keys and values from the first M; of the last block only the rows of the
+    targets, which are all that is read (models/tnp.h)."""
 
     def __init__(self, d, ff, heads):
         super().__init__()
@@ -29,10 +30,12 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(d, bias=False), nn.LayerNorm(d, bias=False)
         self.mlp = Mlp(d, ff)
 
-    def forward(self, x, m: int):
+    def forward(self, x, m: int, last: bool):
+        known = x[:, :m]
+        x = x[:, m:] if last else x
         b, length, d = x.shape
         q = self.q(x).view(b, length, self.heads, -1).transpose(1, 2)
-        k, v = self.kv(x[:, :m]).view(b, m, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        k, v = self.kv(known).view(b, m, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, length, d)
         x = self.norm1(x + self.o(mixed))
         return self.norm2(x + self.mlp(x))
@@ -50,17 +53,19 @@ class Tnp(nn.Module):
     def forward(self, tokens, y, m: int):
         from torch.utils.checkpoint import checkpoint
         x = self.embed(tokens)
-        for block in self.blocks:
-            x = checkpoint(block, x, m, use_reentrant=False) if self.checkpoint else block(x, m)
-        t = x[:, m:].flatten(0, 1)
+        for i, block in enumerate(self.blocks):
+            last = i + 1 == len(self.blocks)
+            x = checkpoint(block, x, m, last, use_reentrant=False) if self.checkpoint else block(x, m, last)
+        t = x.flatten(0, 1)
         h = F.silu(torch.einsum("td,kdf->ktf", t, self.head_in))
         return gmm_nll(torch.einsum("ktf,kfc->tkc", h, self.head_out), y.reshape(-1))
 
 
 def step_flops(b, m, n, recompute, d=512, ff=1365, layers=12, k=10, features=10):
     tokens, memory = b * (m + n), b * m
-    products = 2 * tokens * d * (features + 1 + d) + layers * (2 * tokens * d * (2 * d + 2 * ff) + 2 * memory * d * 2 * d)
-    attention = layers * 4 * tokens * m * d
+    rows = layers * tokens - memory
+    products = 2 * tokens * d * (features + 1 + d) + 2 * rows * d * (2 * d + 2 * ff) + layers * 2 * memory * d * 2 * d
+    attention = rows * 4 * m * d
     heads = 2 * b * n * k * ff * (d + 3)
     return 3 * (products + heads) + 3.5 * attention + (products + attention if recompute else 0)
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gpu/launch.cuh"
+#include "gpu/chain.cuh"
 #include "ops/attention/attention_forward_shape.cuh"
 #include "ops/attention/attention_sm90.cuh"
 
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     gpu::fence_barrier_init();
   }
   __syncthreads();
-  gpu::wait_for_earlier();
+  gpu::take_turn();
 
   if (warp < 4) {  // the producers
     gpu::give_registers<Shape::kProducerRegisters>();

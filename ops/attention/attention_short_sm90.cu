@@ -1,4 +1,4 @@
-#include "gpu/launch.cuh"
+#include "gpu/chain.cuh"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_sm90.cuh"
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     gpu::fence_barrier_init();
   }
   __syncthreads();
-  gpu::wait_for_earlier();
+  gpu::take_turn();
 
   const ShortBlock block(args, Shape::kHeads);
   if (warp == 4 * kGroups) {  // the producer

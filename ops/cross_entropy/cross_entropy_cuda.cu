@@ -62,8 +62,8 @@ void launch_in_place(const CrossEntropyForward& args, const CrossEntropyRows<T>&
   const unsigned blocks = gpu::resident_blocks(device, kernel, kThreads, size_t(held) * 16, rows.rows);
   const Tensor partial = doubles(blocks, device);
   sink.partial = as_doubles(partial);
-  gpu::launch(device, {blocks, kThreads, size_t(held) * 16}, kernel, rows, args.logits.data<T>(), sink, held,
-              float(1 - smoothing + off), float(off));
+  gpu::launch_chained(device, {blocks, kThreads, size_t(held) * 16}, kernel, rows, args.logits.data<T>(),
+                      sink, held, float(1 - smoothing + off), float(off));
 }
 
 }  // namespace
@@ -88,8 +88,8 @@ void cross_entropy_forward_cuda(const CrossEntropyForward& args) {
                                                    ceil_div(rows.rows, kBlockThreads / kThreads));
       const Tensor partial = doubles(2 * int64_t(blocks), device);
       sink.partial = as_doubles(partial);
-      gpu::launch(device, {blocks, kBlockThreads}, kernel, rows, sink, args.top.data<float>(),
-                  args.log_sum.data<float>());
+      gpu::launch_chained(device, {blocks, kBlockThreads}, kernel, rows, sink, args.top.data<float>(),
+                          args.log_sum.data<float>());
     });
   });
 }
@@ -101,12 +101,13 @@ void cross_entropy_backward_cuda(const CrossEntropyBackward& args) {
     const double smoothing = args.options.label_smoothing, off = smoothing / double(rows.classes);
     const bool mean = args.options.reduction == Reduction::mean;
     for_row_length(ceil_div(rows.classes, kPackOf<T>), [&]<int kThreads, int kBlockThreads, int kUnroll>() {
-      gpu::launch(args.logits.device(),
-                  {dim3(unsigned(ceil_div(rows.rows, kBlockThreads / kThreads))), kBlockThreads},
-                  cross_entropy_backward<T, kThreads, kBlockThreads, kUnroll>, rows, args.dlogits.data<T>(),
-                  args.dlogits.row_stride(), args.dloss.data<float>(),
-                  args.options.reduction == Reduction::none, mean ? args.count.data<float>() : nullptr,
-                  args.top.data<float>(), args.log_sum.data<float>(), float(1 - smoothing + off), float(off));
+      gpu::launch_chained(args.logits.device(),
+                          {dim3(unsigned(ceil_div(rows.rows, kBlockThreads / kThreads))), kBlockThreads},
+                          cross_entropy_backward<T, kThreads, kBlockThreads, kUnroll>, rows,
+                          args.dlogits.data<T>(), args.dlogits.row_stride(), args.dloss.data<float>(),
+                          args.options.reduction == Reduction::none,
+                          mean ? args.count.data<float>() : nullptr, args.top.data<float>(),
+                          args.log_sum.data<float>(), float(1 - smoothing + off), float(off));
     });
   });
 }
@@ -119,8 +120,8 @@ void cross_entropy_in_place_cuda(const CrossEntropyForward& args) {
     if (mean) {
       const int64_t blocks = std::clamp<int64_t>(ceil_div(rows.rows, 16 * kCountThreads), 1, 256);
       const Tensor partial = doubles(blocks, device);
-      gpu::launch(device, {dim3(unsigned(blocks)), kCountThreads}, cross_entropy_count, rows.targets,
-                  rows.rows, rows.ignored, as_doubles(partial), args.count.data<float>());
+      gpu::launch_chained(device, {dim3(unsigned(blocks)), kCountThreads}, cross_entropy_count, rows.targets,
+                          rows.rows, rows.ignored, as_doubles(partial), args.count.data<float>());
     }
     const LossSink sink{nullptr, args.loss.data<float>(), nullptr, args.count.data<float>(), mean, false};
     const auto launch = [&]<int kThreads>() {
@@ -143,8 +144,8 @@ void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss) {
     const int64_t rows = dlogits.rows(), classes = dlogits.row_length(), stride = dlogits.row_stride();
     const unsigned blocks = gpu::resident_blocks(device, cross_entropy_scale<T>, kBlock, 0,
                                                  ceil_div(rows * ceil_div(classes, kPackOf<T>), kBlock));
-    gpu::launch(device, {blocks, kBlock}, cross_entropy_scale<T>, dlogits.data<T>(), stride, rows, classes,
-                gpu::packs(dlogits.data<T>(), stride, kPackOf<T>), dloss.data<float>());
+    gpu::launch_chained(device, {blocks, kBlock}, cross_entropy_scale<T>, dlogits.data<T>(), stride, rows,
+                        classes, gpu::packs(dlogits.data<T>(), stride, kPackOf<T>), dloss.data<float>());
   });
 }
 

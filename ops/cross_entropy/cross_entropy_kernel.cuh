@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/chain.cuh"
 #include "gpu/sum.cuh"
 #include "ops/cross_entropy/cross_entropy_row.cuh"
 #include "ops/reduce/persistent.cuh"
@@ -56,6 +57,7 @@ inline constexpr int kCountThreads = 256;
 /// *count = the number of targets that are not ignored.
 static __global__ void __launch_bounds__(kCountThreads)
     cross_entropy_count(Indices targets, int64_t rows, int64_t ignored, double* partial, float* count) {
+  gpu::take_turn();
   double counted = 0;  // exact: a sum of ones
   for (int64_t row = blockIdx.x * int64_t(kCountThreads) + threadIdx.x; row < rows;
        row += int64_t(gridDim.x) * kCountThreads)
@@ -69,6 +71,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     cross_entropy_forward(CrossEntropyRows<T> args, LossSink sink, float* tops, float* log_sums) {
   constexpr int kPack = gpu::kPackOf<T>, kRows = kBlockThreads / kThreads;
   __shared__ float scratch[gpu::kWarp];
+  gpu::take_turn();
   const int rank = int(threadIdx.x) % kThreads;
   double sum = 0, counted = 0;
   // Every thread makes the same number of rounds: shuffles and barriers need them all.
@@ -113,6 +116,7 @@ __global__ void __launch_bounds__(kBlockThreads)
                            bool each, const float* count, const float* tops, const float* log_sums, float on,
                            float off) {
   constexpr int kPack = gpu::kPackOf<T>, kRows = kBlockThreads / kThreads;
+  gpu::take_turn();
   const int rank = int(threadIdx.x) % kThreads;
   const int64_t row = blockIdx.x * int64_t(kRows) + threadIdx.x / kThreads;
   if (row >= args.rows) return;
@@ -160,6 +164,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   const auto base = uint32_t(__cvta_generic_to_shared(shared));
   const int rank = int(threadIdx.x), full = int(args.classes / kPack);  // packs that lie inside the row
   const int group = (held + kThreads * kGroups - 1) / (kThreads * kGroups) * kThreads;  // packs of a group
+  gpu::take_turn();
   const float g = sink.mean ? 1.0f / *sink.count : 1.0f;
   const auto fetch = [&](const T* x, int pack) {
     if (pack < full) {
@@ -264,6 +269,7 @@ template <class T>
 __global__ void __launch_bounds__(256) cross_entropy_scale(T* dlogits, int64_t stride, int64_t rows,
                                                            int64_t classes, bool whole, const float* dloss) {
   constexpr int kPack = gpu::kPackOf<T>;
+  gpu::take_turn();
   const float g = *dloss;
   if (g == 1.0f) return;
   const int64_t packs_per_row = gpu::ceil_div(classes, kPack);

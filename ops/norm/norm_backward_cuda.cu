@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   __shared__ float scratch[Sums::kScratch];
   const Flight ring{reinterpret_cast<Words<T>*>(shared)};
   Sums add(scratch);
+  gpu::take_turn();
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t step = row_step<kThreads>();
   int64_t row = first_row<kThreads>();
@@ -250,6 +251,7 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
   using Sums = RowReduce<kLongBlock, 2>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
+  gpu::take_turn();
   const int rank = int(threadIdx.x);
   const int64_t row = blockIdx.x;
   BackwardShare<T, kCentred, kResidual, Rows, kLongSteps> share;
@@ -285,6 +287,7 @@ __global__ void __launch_bounds__(kLongBlock)
     parameters_of_long_rows(BackwardArgs<T> args, int64_t rows_per_chunk) {
   constexpr int kPack = kPackOf<T>;
   using Rows = RowAccess<kLongBlock>;
+  gpu::take_turn();
   const int64_t base = blockIdx.x * int64_t(kLongBlock * kPack), chunk = blockIdx.y;
   const int rank = int(threadIdx.x), width = int(min(args.width - base, int64_t(kLongBlock * kPack)));
   float dweight[kPack] = {}, dbias[kPack] = {};
@@ -331,16 +334,16 @@ template <class T, bool kCentred, bool kResidual>
 void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   const Device device = norm.x.device();
   if (args.dx)
-    gpu::launch(device, {dim3(unsigned(args.rows)), kLongBlock}, backward_long_rows<T, kCentred, kResidual>,
-                args);
+    gpu::launch_chained(device, {dim3(unsigned(args.rows)), kLongBlock},
+                        backward_long_rows<T, kCentred, kResidual>, args);
   if (!norm.dweight.defined() && !norm.dbias.defined()) return;
   const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
   const int64_t wanted = ceil_div(8 * int64_t(device.card().multiprocessors), tiles);
   const int64_t per_chunk = std::max<int64_t>(16, ceil_div(args.rows, wanted));
   const int64_t chunks = ceil_div(args.rows, per_chunk);
   with_partial_sums(norm, args, chunks, [&](const BackwardArgs<T>& with) {
-    gpu::launch(device, {dim3(unsigned(tiles), unsigned(chunks)), kLongBlock},
-                parameters_of_long_rows<T, kCentred>, with, per_chunk);
+    gpu::launch_chained(device, {dim3(unsigned(tiles), unsigned(chunks)), kLongBlock},
+                        parameters_of_long_rows<T, kCentred>, with, per_chunk);
   });
 }
 
@@ -354,8 +357,8 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
     const int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
                                              multiprocessors * H::kBlocks);
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
-      gpu::launch(norm.x.device(), {dim3(unsigned(blocks)), H::kBlock, std::max(kRing, kCombined)},
-                  backward_rows<T, kCentred, kBias, kResidual, H>, with);
+      gpu::launch_chained(norm.x.device(), {dim3(unsigned(blocks)), H::kBlock, std::max(kRing, kCombined)},
+                          backward_rows<T, kCentred, kBias, kResidual, H>, with);
     });
   };
   // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.

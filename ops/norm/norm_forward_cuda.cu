@@ -128,6 +128,7 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads,
   using Sums = RowReduce<kThreads, 1>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
+  gpu::take_turn();
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t row = first_row<kThreads>();
   if (row >= args.rows) return;
@@ -158,6 +159,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
   using Sums = RowReduce<kLongBlock, 1>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
+  gpu::take_turn();
   const int64_t row = blockIdx.x;
   const int rank = int(threadIdx.x);
   float values[kLongSteps][kPack], mean = 0, squares[1] = {};
@@ -198,8 +200,8 @@ template <class T, bool kCentred, bool kResidual>
 void launch_forward(Device device, const ForwardArgs<T>& args) {
   const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns a thread
     constexpr int block = kThreads <= kWarp ? kBlock : kThreads;
-    gpu::launch(device, {dim3(unsigned(ceil_div(args.rows, rows_at_once<kThreads>(block)))), block},
-                forward_rows<T, kCentred, kResidual, kThreads, kColumns / kPackOf<T>>, args);
+    gpu::launch_chained(device, {dim3(unsigned(ceil_div(args.rows, rows_at_once<kThreads>(block)))), block},
+                        forward_rows<T, kCentred, kResidual, kThreads, kColumns / kPackOf<T>>, args);
   };
   if (args.width < kPackOf<T>) {
     rows.template operator()<1, kPackOf<T>>();
@@ -216,8 +218,8 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
   } else if (args.width <= 8192) {
     rows.template operator()<256, 32>();
   } else {
-    gpu::launch(device, {dim3(unsigned(args.rows)), kLongBlock}, forward_long_rows<T, kCentred, kResidual>,
-                args);
+    gpu::launch_chained(device, {dim3(unsigned(args.rows)), kLongBlock},
+                        forward_long_rows<T, kCentred, kResidual>, args);
   }
 }
 

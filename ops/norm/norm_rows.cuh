@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/chain.cuh"
 #include "gpu/row.cuh"
 #include "ops/norm/norm_kernels.h"
 

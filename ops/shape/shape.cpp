@@ -59,6 +59,12 @@ Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step,
       b.accumulate_view(
           0, shape, [&](const Tensor& dx) { return dx.slice(dim, begin, end, step); }, b.grad());
     });
+  if (y.grad_state() && x.grad_state() && step == 1) {
+    const int d = x.shape().resolve(dim);
+    GradState& state = *y.grad_state();
+    state.source = x.grad_state();
+    state.dim = d, state.begin = begin < 0 ? begin + x.size(d) : begin, state.end = state.begin + y.size(d);
+  }
   return y;
 }
 
@@ -78,7 +84,8 @@ std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& 
         describe(x), " has ", x.size(d));
   Tape* const tape = Tape::recording(x);
   if (!tape) return parts;
-  const auto whole = std::make_shared<WholeGrad>(WholeGrad{x.shape(), x.dtype(), x.device(), {}});
+  const auto whole =
+      std::make_shared<WholeGrad>(WholeGrad{x.shape(), x.dtype(), x.device(), {}, x.layout().strides});
   const Tensor* const input = &x;
   std::vector<Tensor*> outputs;
   for (Tensor& part : parts) outputs.push_back(&part);

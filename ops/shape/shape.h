@@ -18,7 +18,8 @@ namespace tessera::ops {
 Tensor concat(const std::vector<Tensor>& parts, int dim, Site site = Site::here());
 
 /// Elements begin, begin + step, ... before end of dimension `dim`. dx is zero outside the slice: dy is added
-/// to that part of x's gradient in place.
+/// to that part of x's gradient in place, with a step of 1 by what makes dy, if that adds in place (see
+/// Backward::target).
 Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step = 1,
              Site site = Site::here());
 

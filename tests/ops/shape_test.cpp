@@ -7,6 +7,7 @@
 #include "ops/linear/linear.h"
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"
+#include "tensor/kernels.h"
 
 namespace tessera::ops {
 namespace {
@@ -201,6 +202,82 @@ TEST(Slice, Errors) {
   expect_parts(message([&] { slice(x, 0, 0, 2, 0); }), {"slice", "step 0"});
   expect_parts(message([&] { slice(x, 2, 0, 1); }), {"dimension 2"});
   expect_parts(message([&] { slice(Tensor(), 0, 0, 1); }), {"slice", "undefined"});
+}
+
+/// y = 3 x, whose backward adds to x's gradient in place wherever it may.
+Tensor tripled(const Tensor& x, bool& in_place) {
+  Tensor y = scale(x.detach(), 3);
+  Tape::recording(x)->record("tripled", Site::here(), {&x}, {&y}, [&in_place](Backward& b) {
+    GradTarget target = b.target(0);
+    in_place = target.grad.defined() && target.accumulate;
+    const Tensor dx = scale(b.grad(), 3);
+    if (!in_place) return b.accumulate(0, dx);
+    accumulate(target.grad, dx);
+    b.written(0, target);
+  });
+  return y;
+}
+
+TEST(Slice, TakesWhatIsAddedInPlaceWhereItsInputHasAGradient) {
+  for (const bool first : {false, true}) {  // whether the input's gradient arrives before the slice's
+    Tensor x = counting({4}, 1);
+    require_grad(x);
+    Tape tape;
+    bool in_place = false;
+    const Tensor h = relu(x);
+    Tensor other = first ? Tensor() : relu(h);
+    const Tensor part = slice(h, 0, 1, 3), y = tripled(part, in_place);
+    if (first) other = relu(h);
+    const Tensor given = counting({4}, 10);
+    tape.backward(std::vector{y, other}, std::vector{counting({2}, 1), given});
+    EXPECT_EQ(in_place, first);
+    EXPECT_EQ(values(grad(x)), (std::vector<double>{10, 11 + 3, 12 + 6, 13}));
+    EXPECT_EQ(values(given), (std::vector<double>{10, 11, 12, 13}));
+  }
+}
+
+TEST(Slice, KeepsAGradientThatIsWantedForItself) {
+  Tensor x = counting({3}, 1);
+  require_grad(x);
+  Tape tape;
+  bool in_place = false;
+  const Tensor h = relu(x), part = slice(h, 0, 0, 2), y = tripled(part, in_place), other = relu(h);
+  retain_grad(part);
+  tape.backward(std::vector{y, other}, std::vector{counting({2}, 1), counting({3})});
+  EXPECT_FALSE(in_place);
+  EXPECT_EQ(values(grad(part)), (std::vector<double>{3, 6}));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{0 + 3, 1 + 6, 2}));
+}
+
+TEST(Slice, TellsALeafThatItsGradientArrivedThroughAPart) {
+  Tensor x = counting({3}, 1);
+  require_grad(x);
+  int called = 0;
+  on_grad(x, [&](const Tensor& dx) {
+    called += 1;
+    EXPECT_EQ(values(dx), (std::vector<double>{0 + 3, 1 + 6, 2}));
+  });
+  Tape tape;
+  bool in_place = false;
+  const Tensor y = tripled(slice(x, 0, 0, 2), in_place), other = relu(x);
+  tape.backward(std::vector{y, other}, std::vector{counting({2}, 1), counting({3})});
+  EXPECT_TRUE(in_place);
+  EXPECT_EQ(called, 1);
+}
+
+TEST(Split, TheWholeGradientLiesInMemoryAsTheWholeDoes) {
+  Tensor x = counting({3, 2, 4}, 1);
+  require_grad(x);
+  Tape tape;
+  const Tensor h = relu(x), turned = transpose(h, 0, 1);
+  retain_grad(h);
+  const std::vector<Tensor> parts = split(turned, 2, {1, 3});
+  const Tensor weight = Tensor::full({1, 3}, 1, DType::f64, Device::cpu());
+  const Tensor product = linear(parts[1], weight);
+  tape.backward(std::vector{product}, std::vector{counting({2, 3, 1}, 1)});
+  EXPECT_TRUE(grad(h).has_rows());
+  EXPECT_EQ(values(grad(x)),
+            (std::vector<double>{0, 1, 1, 1, 0, 4, 4, 4, 0, 2, 2, 2, 0, 5, 5, 5, 0, 3, 3, 3, 0, 6, 6, 6}));
 }
 
 TEST(Transpose, IsAView) {

@@ -35,8 +35,8 @@ def attention(x, context, p, at):
         return rows.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
     memory = x[:, :context]
-    mixed = F.scaled_dot_product_attention(heads(F.linear(x, p[at + "q.weight"])), heads(F.linear(memory, p[at + "k.weight"])),
-                                           heads(F.linear(memory, p[at + "v.weight"])))
+    keys, values = F.linear(memory, p[at + "kv.weight"]).chunk(2, -1)
+    mixed = F.scaled_dot_product_attention(heads(F.linear(x, p[at + "q.weight"])), heads(keys), heads(values))
     return F.linear(mixed.transpose(1, 2).flatten(2), p[at + "out.weight"])
 
 

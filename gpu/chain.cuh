@@ -1,0 +1,45 @@
+#pragma once
+
+#include "gpu/barrier.cuh"
+#include "gpu/launch.cuh"
+
+/// Chains of kernels by programmatic dependent launch (PTX ISA: "griddepcontrol"): the blocks of a kernel
+/// that is launched with `launch_chained` may begin while earlier kernels of the stream still run, so its
+/// launch and its prologue hide behind their last blocks. In a graph the edge between two such kernels stays
+/// programmatic; one from or to a copy or a fill of the driver is an ordinary edge, and costs what it saves.
+///
+/// The rule. A chained kernel calls `take_turn` (or `wait_for_earlier`) in every thread that goes on to touch
+/// global memory, before it does so: before it reads what earlier kernels wrote, and before it writes what
+/// they may still read, which the allocator makes common (it hands memory of a freed tensor to the next one
+/// in stream order). Ahead of it are allowed: shared memory, barriers, parameters, prefetches of tensor maps,
+/// arithmetic. Weights are no constants: the optimizer of the step before wrote them.
+///
+/// Why this is enough. griddepcontrol.wait returns when the kernel before has ended and its writes are
+/// visible. That kernel ended only after its own wait returned, so all before it have ended too: the chain is
+/// transitive as long as no chained kernel ends without a thread that waited. Hence no chained kernel returns
+/// ahead of `take_turn` in all its threads, whatever the arguments, and threads may leave early once they
+/// waited. A kernel launched without the attribute waits for everything, as ever.
+///
+/// When the next may begin (griddepcontrol.launch_dependents) is a hint: nothing is handed over by it. It is
+/// given right after the wait, so at most one kernel waits beside the one that runs; its blocks take what
+/// room the last wave of blocks leaves.
+
+namespace tessera::gpu {
+
+/// `launch` of a kernel that keeps the rule. On cards before compute capability 9.0 a plain launch.
+template <class... Params, class... Args>
+void launch_chained(Device device, LaunchShape shape, void (*kernel)(Params...), Args&&... args) {
+  shape.overlaps = device.card().major >= 9;
+  launch(device, shape, kernel, std::forward<Args>(args)...);
+}
+
+/// The first statement of a chained kernel that prepares nothing: waits for all earlier kernels of the
+/// stream, then lets the next one's blocks begin. Nothing in a kernel that was not chained.
+__device__ __forceinline__ void take_turn() {
+#if __CUDA_ARCH__ >= 900
+  wait_for_earlier();
+  let_later_start();
+#endif
+}
+
+}  // namespace tessera::gpu
