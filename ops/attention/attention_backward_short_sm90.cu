@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   if (threadIdx.x == 0) {
     barriers.keys.init(1);
     barriers.queries.init(1, 6);
-    for (auto& barrier : barriers.statistics) barrier.init(2);
+    for (auto& barrier : barriers.statistics) barrier.init(64);
     fence_barrier_init();
   }
   __syncthreads();
@@ -114,11 +114,9 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
                           statistics_place(row);
         to[0] = own == -INFINITY ? -INFINITY : own * -1.44269504f;
         to[kQueryTile] = sum;
+        barriers.statistics[place.stage].arrive();
         __syncwarp();
-        if (lane == 0) {
-          barriers.statistics[place.stage].arrive();
-          barriers.queries.empty[place.stage].arrive();
-        }
+        if (lane == 0) barriers.queries.empty[place.stage].arrive();
         own = next;
         place.advance();
       }
