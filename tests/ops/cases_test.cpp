@@ -135,6 +135,13 @@ void expect_bitwise(const OpSpec& op, const char* what, const Results& a, const 
         << what << ": d_" << op.inputs[i].name;
 }
 
+/// Memory taken while it lives is poisoned and stands between guard bands.
+struct Guard {
+  Allocator& allocator;
+  explicit Guard(Allocator& allocator) : allocator(allocator) { allocator.set_guard(4096); }
+  ~Guard() { allocator.set_guard(0); }
+};
+
 /// What one case is compared with on a GPU, for all rows.
 struct Expected {
   std::vector<Tensor> inputs, grads;
@@ -143,11 +150,6 @@ struct Expected {
 
 /// Runs the case on the row that is forced, if one is, and checks it.
 void check_on_gpu(const OpSpec& op, const Attrs& attrs, const Expected& expected, Device gpu) {
-  struct Guard {  // also when the row refuses
-    Allocator& allocator;
-    explicit Guard(Allocator& allocator) : allocator(allocator) { allocator.set_guard(4096); }
-    ~Guard() { allocator.set_guard(0); }
-  };
   Results ours;
   {
     const Guard guard(gpu.allocator());
@@ -207,8 +209,12 @@ void check_rows_on_gpu(const OpSpec& op, const Case& c, DType dtype, const std::
   const auto cpu_inputs = make_inputs(op, problem, c.placement, dtype, cpu, kSeed);
   const auto oracle_shapes = run_with_gradients(op, oracle_inputs, attrs, {}).outputs;
   const auto shapes = run_with_gradients(op, cpu_inputs, attrs, {}).outputs;
+  const auto gpu_inputs = [&] {
+    const Guard guard(gpu.allocator());  // pads and gaps are NaN
+    return make_inputs(op, problem, c.placement, dtype, gpu, kSeed);
+  };
   const Expected expected{
-      .inputs = make_inputs(op, problem, c.placement, dtype, gpu, kSeed),
+      .inputs = gpu_inputs(),
       .grads = make_gradients(op, shapes, dtype, gpu, false, kSeed),
       .reference = run_with_gradients(op, oracle_inputs, attrs,
                                       make_gradients(op, oracle_shapes, dtype, gpu, true, kSeed)),
