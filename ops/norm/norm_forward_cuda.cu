@@ -1,10 +1,12 @@
+#include "gpu/barrier.cuh"
 #include "ops/norm/norm_rows.cuh"
 
 /// One read and one write an element, two of each with a residual. A warp (block) makes one row and is gone:
 /// with 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy.
 /// (Warps that stay, keep weight and bias in registers and load the next row ahead were 5 to 10 % slower,
-/// except where all rows fit one wave.) The mean is known before the squares are summed, so a large mean
-/// costs no digits of the variance.
+/// except where all rows fit one wave.) A few rows, as in a step of generation, overlap with the kernels
+/// before and behind them: the product behind asks for its weights meanwhile. The mean is known before the
+/// squares are summed, so a large mean costs no digits of the variance.
 
 namespace tessera::ops {
 namespace {
@@ -12,6 +14,7 @@ namespace {
 using namespace norm_rows;
 
 constexpr int kBlock = 128, kLongBlock = 256;
+constexpr int64_t kFewRows = 16;
 
 template <class T>
 struct ForwardArgs {
@@ -127,6 +130,8 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads,
   using Rows = RowAccess<kThreads>;
   using Sums = RowReduce<kThreads, 1>;
   __shared__ float scratch[Sums::kScratch];
+  gpu::let_later_start();
+  gpu::wait_for_earlier();
   Sums add(scratch);
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t row = first_row<kThreads>();
@@ -198,7 +203,10 @@ template <class T, bool kCentred, bool kResidual>
 void launch_forward(Device device, const ForwardArgs<T>& args) {
   const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns a thread
     constexpr int block = kThreads <= kWarp ? kBlock : kThreads;
-    gpu::launch(device, {dim3(unsigned(ceil_div(args.rows, rows_at_once<kThreads>(block)))), block},
+    gpu::launch(device,
+                {.grid = dim3(unsigned(ceil_div(args.rows, rows_at_once<kThreads>(block)))),
+                 .block = block,
+                 .overlaps = args.rows <= kFewRows},
                 forward_rows<T, kCentred, kResidual, kThreads, kColumns / kPackOf<T>>, args);
   };
   if (args.width < kPackOf<T>) {
