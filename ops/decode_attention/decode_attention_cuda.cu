@@ -133,7 +133,8 @@ __global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) 
 
 constexpr int kJoinThreads = 256;
 
-/// A block for each query; four elements a thread, pieces shared out among the threads that are left.
+/// A block for each query; four elements a thread, pieces shared out among the threads that are left. Pieces
+/// that were not made are loaded too, and thrown away.
 template <class T>
 __global__ void __launch_bounds__(kJoinThreads) join_pieces(Args<T> args) {
   constexpr int kAhead = 8;
@@ -143,40 +144,44 @@ __global__ void __launch_bounds__(kJoinThreads) join_pieces(Args<T> args) {
   gpu::wait_for_earlier();
   const int query = int(blockIdx.x), head = query % args.heads, token = query / args.heads % args.tokens,
             b = query / args.heads / args.tokens;
-  const Pieces pieces(args, length_of(args, b));
-  if (pieces.used == 1) return;  // o is there
   const int lanes = args.dim / 4, ways = kJoinThreads / lanes;
   const int rank = int(threadIdx.x) % lanes, way = int(threadIdx.x) / lanes;
   const float2* const stats = args.stats + int64_t(query) * args.splits;
   const float4* const parts =
       reinterpret_cast<const float4*>(args.sums + int64_t(query) * args.splits * args.dim);
-  const int used = way < ways ? pieces.used : 0;
+  const int most = way < ways ? args.splits : 0;
 
-  float4 part[kAhead];  // on their way before the maximum is known
+  // All on their way before the length and with it the number of pieces is known.
+  float4 part[kAhead];
+  float2 stat[kAhead];
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) {
     const int s = way + a * ways;
-    if (s < used) part[a] = parts[int64_t(s) * lanes + rank];
+    if (s < most) part[a] = parts[int64_t(s) * lanes + rank], stat[a] = stats[s];
   }
-  float top = gpu::Max::kIdentity;
-  for (int s = int(threadIdx.x) % kWarp; s < pieces.used; s += kWarp) top = fmaxf(top, stats[s].x);
+  const int lane = int(threadIdx.x) % kWarp;
+  const float first_top = lane < args.splits ? stats[lane].x : 0.0f;
+  const Pieces pieces(args, length_of(args, b));
+  if (pieces.used == 1) return;  // o is there
+  float top = lane < pieces.used ? first_top : gpu::Max::kIdentity;
+  for (int s = lane + kWarp; s < pieces.used; s += kWarp) top = fmaxf(top, stats[s].x);
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
   const float base = top == gpu::Max::kIdentity ? 0.0f : top;
 
   float4 sum = {};
   float total = 0;
-  const auto add = [&](int s, const float4& piece) {
-    const float2 stat = stats[s];
-    const float weight = gpu::exp2_approx(stat.x - base);
-    total += weight * stat.y;
+  const auto add = [&](const float2& found, const float4& piece) {
+    const float weight = gpu::exp2_approx(found.x - base);
+    total += weight * found.y;
     sum.x += weight * piece.x, sum.y += weight * piece.y;
     sum.z += weight * piece.z, sum.w += weight * piece.w;
   };
+  const int used = min(most, pieces.used);
 #pragma unroll
   for (int a = 0; a < kAhead; ++a)
-    if (way + a * ways < used) add(way + a * ways, part[a]);
-  for (int s = way + kAhead * ways; s < used; s += ways) add(s, parts[int64_t(s) * lanes + rank]);
+    if (way + a * ways < used) add(stat[a], part[a]);
+  for (int s = way + kAhead * ways; s < used; s += ways) add(stats[s], parts[int64_t(s) * lanes + rank]);
   sums[threadIdx.x] = sum;
   totals[threadIdx.x] = total;
   __syncthreads();

@@ -7,7 +7,7 @@ using gemv::Args;
 
 /// Of the start of every row, asked for ahead of time: enough for the microseconds in which small kernels
 /// leave the memory idle, a few megabytes of an L2 of 50.
-constexpr int64_t kAheadBytes = 2048;
+constexpr int64_t kAheadBytes = 1024;
 
 template <class T>
 Args<T> args_of(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -26,17 +26,17 @@ Args<T> args_of(const Tensor& y, const Tensor& x, const Tensor& weight, const Te
           .ahead = uint32_t(std::min(bytes, kAheadBytes))};
 }
 
-template <class T, int kTiles, int kWarps, int kAhead, int kBlocks, bool kGated, bool kWhole>
+template <class T, int kAhead, int kBlocks, bool kGated, bool kWhole>
 void launch_mma(Device device, const Args<T>& args) {
-  const int64_t blocks = gpu::ceil_div(args.out, kGated ? 16 : kTiles * 16);
-  gpu::launch(device, {.grid = dim3(unsigned(blocks)), .block = kWarps * gpu::kWarp, .overlaps = true},
-              gemv::gemv_mma<T, kTiles, kWarps, kAhead, kBlocks, kGated, kWhole>, args);
+  gpu::launch(device,
+              {.grid = dim3(unsigned(gpu::ceil_div(args.out, 8))), .block = gemv::kThreads, .overlaps = true},
+              gemv::gemv_mma<T, kAhead, kBlocks, kGated, kWhole>, args);
 }
 
 template <int kTokens, int kRows, int kAhead>
 void launch_fma(Device device, const Args<float>& args) {
   const gpu::LaunchShape shape{
-      .grid = dim3(unsigned(gpu::ceil_div(args.out, kRows))), .block = 256, .overlaps = true};
+      .grid = dim3(unsigned(gpu::ceil_div(args.out, kRows))), .block = gemv::kThreads, .overlaps = true};
   if (args.in % 4 == 0)
     gpu::launch(device, shape, gemv::gemv_fma<kTokens, kRows, kAhead, true>, args);
   else
@@ -57,9 +57,9 @@ void gemv_cuda(const Tensor& y, const Tensor& x, const Tensor& weight, const Ten
       else
         launch_fma<8, 8, 1>(device, args);
     } else if (args.in % gpu::kPackOf<T> != 0) {
-      launch_mma<T, 1, 8, 2, 2, false, false>(device, args);
+      launch_mma<T, 2, 2, false, false>(device, args);
     } else {
-      launch_mma<T, 1, 8, 4, 3, false, true>(device, args);
+      launch_mma<T, 4, 4, false, true>(device, args);
     }
   });
 }
@@ -71,9 +71,9 @@ void gemv_swiglu_cuda(const Tensor& y, const Tensor& x, const Tensor& weight) {
       Args<T> args = args_of<T>(y, x, weight, {});
       args.out = int(y.size(1)), args.second = y.size(1);
       if (args.in % gpu::kPackOf<T> != 0)
-        launch_mma<T, 2, 8, 2, 2, true, false>(device, args);
+        launch_mma<T, 2, 2, true, false>(device, args);
       else
-        launch_mma<T, 2, 8, 2, 3, true, true>(device, args);
+        launch_mma<T, 4, 2, true, true>(device, args);
     }
   });
 }

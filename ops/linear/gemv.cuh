@@ -19,7 +19,7 @@
 /// k and add up through shared memory, in order. Each warp has kAhead steps of 32 k under way, 1 KiB or 2 KiB
 /// each, and loads a step again as soon as it was used.
 ///
-/// f32: multiply-adds; a warp has four rows and 128 k at a time, and joins its lanes at the end.
+/// f32: multiply-adds; a warp has 128 k of four or eight rows at a time, and joins its lanes at the end.
 ///
 /// Overlap: the kernel lets the next one start as soon as all its blocks run, and before it waits for those
 /// ahead of it asks for the first kilobytes of its rows in L2: the memory is busy while earlier kernels
@@ -31,6 +31,8 @@ namespace tessera::ops::gemv {
 using gpu::kPackOf;
 using gpu::kWarp;
 using gpu::Words;
+
+inline constexpr int kWarps = 8, kThreads = kWarps * kWarp;  // of a block
 
 template <class T>
 struct Args {
@@ -65,42 +67,36 @@ __device__ __forceinline__ Words<T> load_some(const T* from, int count) {
   return words;
 }
 
-/// kGated: the second half of a block's rows lies `second` rows further on, and y = silu(first) second.
-template <class T, int kTiles, int kWarps, int kAhead, int kBlocks, bool kGated, bool kWhole>
-__global__ void __launch_bounds__(kWarps* kWarp, kBlocks) gemv_mma(Args<T> args) {
-  constexpr int kStep = 32, kTurn = kWarps * kAhead * kStep, kRows = kTiles * 16;
-  static_assert(!kGated || kTiles == 2);
-  __shared__ float partial[kWarps][kRows][8];
+/// 8 rows of W a block, the upper half of a fragment, whose lower half is 0. kGated: 8 rows and, as the lower
+/// half, those `second` further on; y = silu(first) second. kBlocks share a multiprocessor.
+template <class T, int kAhead, int kBlocks, bool kGated, bool kWhole>
+__global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
+  constexpr int kStep = 32, kTurn = kWarps * kAhead * kStep, kHalves = kGated ? 2 : 1;
+  __shared__ float partial[kWarps][kHalves * 8][8];
   gpu::let_later_start();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp, g = lane / 4, t = lane % 4;
-  const int first = int(blockIdx.x) * (kGated ? 16 : kRows);
-  const auto row_of = [&](int row) {  // of the block
-    return kGated ? min(first + row % 16, args.out - 1) + row / 16 * args.second
-                  : min(first + row, args.out - 1);
+  const int first = int(blockIdx.x) * 8;
+  const auto row_at = [&](int row) {  // of the block
+    const int64_t at = min(first + row % 8, args.out - 1) + row / 8 * args.second;
+    return args.weight + at * args.weight_stride;
   };
-  if (int(threadIdx.x) < kRows && args.ahead > 0)
-    prefetch_bytes(args.weight + row_of(int(threadIdx.x)) * args.weight_stride, args.ahead);
+  if (int(threadIdx.x) < kHalves * 8 && args.ahead > 0) prefetch_bytes(row_at(int(threadIdx.x)), args.ahead);
   gpu::wait_for_earlier();
 
-  const T* rows[kTiles][2];
+  const T* rows[kHalves];
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      rows[tile][half] = args.weight + row_of(tile * 16 + half * 8 + g) * args.weight_stride;
+  for (int half = 0; half < kHalves; ++half) rows[half] = row_at(half * 8 + g);
   const bool has_token = g < args.tokens;
   const T* const x = args.x + (has_token ? g : 0) * args.x_stride;
 
-  Words<T> w[kAhead][kTiles][2], token[kAhead];
-  float sum[kTiles][4] = {};
+  Words<T> w[kAhead][kHalves], token[kAhead];
+  float sum[4] = {};
   const auto load = [&](int slot, int k) {  // k: this lane's
     const int left = args.in - k;
     token[slot] = load_some<T, kWhole, false>(x + k, has_token ? left : 0);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        w[slot][tile][half] = load_some<T, kWhole, true>(rows[tile][half] + k, left);
+    for (int half = 0; half < kHalves; ++half)
+      w[slot][half] = load_some<T, kWhole, true>(rows[half] + k, left);
   };
   int k = warp * (kAhead * kStep) + t * 8;
 #pragma unroll
@@ -109,45 +105,39 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) gemv_mma(Args<T> args)
 #pragma unroll
     for (int slot = 0; slot < kAhead; ++slot) {
 #pragma unroll
-      for (int step = 0; step < 2; ++step)
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          const uint32_t a[4] = {w[slot][tile][0].word[step * 2], w[slot][tile][1].word[step * 2],
-                                 w[slot][tile][0].word[step * 2 + 1], w[slot][tile][1].word[step * 2 + 1]};
-          gpu::mma_m16n8k16<T>(sum[tile], a, token[slot].word[step * 2], token[slot].word[step * 2 + 1]);
-        }
+      for (int step = 0; step < 2; ++step) {
+        const Words<T>&upper = w[slot][0], &lower = w[slot][kHalves - 1];
+        const uint32_t a[4] = {upper.word[step * 2], kGated ? lower.word[step * 2] : 0,
+                               upper.word[step * 2 + 1], kGated ? lower.word[step * 2 + 1] : 0};
+        gpu::mma_m16n8k16<T>(sum, a, token[slot].word[step * 2], token[slot].word[step * 2 + 1]);
+      }
       load(slot, k + kTurn + slot * kStep);
     }
   }
 
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) partial[warp][tile * 16 + i / 2 * 8 + g][2 * t + i % 2] = sum[tile][i];
+  for (int i = 0; i < kHalves * 2; ++i) partial[warp][i / 2 * 8 + g][2 * t + i % 2] = sum[i];
   __syncthreads();
-  const int outputs = kGated ? 16 : kRows;
-  for (int at = int(threadIdx.x); at < outputs * args.tokens; at += kWarps * kWarp) {
-    const int row = at % outputs, n = at / outputs, to = first + row;
-    if (to >= args.out) continue;
-    const auto total = [&](int r) {
-      float value = partial[0][r][n];
+  const int row = int(threadIdx.x) % 8, n = int(threadIdx.x) / 8, to = first + row;
+  if (n >= args.tokens || to >= args.out) return;
+  const auto total = [&](int r) {
+    float value = partial[0][r][n];
 #pragma unroll
-      for (int other = 1; other < kWarps; ++other) value += partial[other][r][n];
-      return value;
-    };
-    float value = total(row);
-    if constexpr (kGated)
-      value = swiglu_value(value, total(row + 16));
-    else if (args.bias)
-      value += float(args.bias[to]);
-    args.y[n * args.y_stride + to] = T(value);
-  }
+    for (int other = 1; other < kWarps; ++other) value += partial[other][r][n];
+    return value;
+  };
+  float value = total(row);
+  if constexpr (kGated)
+    value = swiglu_value(value, total(row + 8));
+  else if (args.bias)
+    value += float(args.bias[to]);
+  args.y[n * args.y_stride + to] = T(value);
 }
 
 /// kRows rows a block, up to kTokens tokens; in f32.
 template <int kTokens, int kRows, int kAhead, bool kWhole>
-__global__ void __launch_bounds__(256, 2) gemv_fma(Args<float> args) {
-  constexpr int kWarps = 8, kStep = kWarp * 4, kTurn = kWarps * kAhead * kStep;
+__global__ void __launch_bounds__(kThreads, 2) gemv_fma(Args<float> args) {
+  constexpr int kStep = kWarp * 4, kTurn = kWarps * kAhead * kStep;
   __shared__ float partial[kWarps][kRows * kTokens];
   gpu::let_later_start();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
