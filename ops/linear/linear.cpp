@@ -6,6 +6,7 @@
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
 #include "ops/op.h"
+#include "tensor/kernels.h"
 
 namespace tessera::ops {
 namespace {
@@ -48,8 +49,16 @@ void check_linear(const char* op, const char* weight_name, const Tensor& x, int6
         weight_name, " ", weight.shape(), "; expected [", weight.size(0), "]");
 }
 
-void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  multiply(as_matrix(y), as_matrix(x), weight.detach().transpose(0, 1), {.bias = bias});
+void check_residual(const char* op, const Tensor& x, const Shape& y, const Tensor& residual) {
+  if (!residual.defined()) return;
+  check_operand(op, "residual", residual, x);
+  check(residual.shape() == y, op, ": residual ", residual.shape(), " is not of the result's shape ", y);
+}
+
+void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                    const Tensor& residual) {
+  multiply(as_matrix(y), as_matrix(x), weight.detach().transpose(0, 1),
+           {.bias = bias, .residual = residual.defined() ? as_matrix(residual) : residual});
 }
 
 Tensor linear_input_gradient(const Tensor& dy, const Tensor& weight) {
@@ -97,24 +106,28 @@ Tensor column_sums(const Tensor& x, bool groups) {
   return groups ? sums : sums.reshape({rows.size(2)});
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Site site) {
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual, Site site) {
   check_operand("linear", "x", x, x);
   check(x.rank() >= 1, "linear: x is a scalar; expected [..., in]");
   check_linear("linear", "weight", x, x.size(-1), weight, bias);
-  Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0)), x.dtype(), x.device());
+  const Shape shape = x.shape().with(-1, weight.size(0));
+  check_residual("linear", x, shape, residual);
+  Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   const Tensor rows = flatten_leading(x, 1);
   if (takes_gemv(rows, weight)) {
     if constexpr (kCuda) gemv_cuda(flatten_leading(y, 1), rows, weight.detach(), bias);
+    if (residual.defined()) accumulate(y, residual.detach());
   } else {
     const auto row = product_row(x);
-    linear_forward(y, x, weight, bias);
+    linear_forward(y, x, weight, bias, residual);
   }
-  if (Tape* tape = Tape::recording(x, weight, bias)) {
+  if (Tape* tape = Tape::recording(x, weight, bias, residual)) {
     const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
-    tape->record("linear", site, {&x, &weight, &bias}, {&y},
+    tape->record("linear", site, {&x, &weight, &bias, &residual}, {&y},
                  [x = kept_x, weight = Saved(weight)](Backward& b) {
                    const Tensor dy = b.grad();
                    const auto row = product_row(dy);
+                   b.accumulate(3, dy);
                    linear_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy, weight.get());
                    linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
                  });
@@ -125,8 +138,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Site si
 std::vector<OpSpec> linear_specs() {
   OpSpec spec;
   spec.name = "linear";
-  spec.summary = "y = x weight^T + bias";
-  spec.inputs = {{"x", "[..., in]"}, {"weight", "[out, in]"}, {"bias", "[out]", true}};
+  spec.summary = "y = x weight^T + bias + residual";
+  spec.inputs = {
+      {"x", "[..., in]"}, {"weight", "[out, in]"}, {"bias", "[out]", true}, {"residual", "[..., out]", true}};
   spec.outputs = {{"y", "[..., out]"}};
   spec.tolerance_factor_f32 = 8;
   spec.rows = gemm_rows();
@@ -136,19 +150,23 @@ std::vector<OpSpec> linear_specs() {
       "cuBLASLt adds the products of one output in a single f32 chain; the CPU adds in blocks, whose error "
       "grows with the square root of a block";
   spec.run = [](const std::vector<Tensor>& in, const Attrs&) {
-    return std::vector{linear(in[0], in[1], in[2])};
+    return std::vector{linear(in[0], in[1], in[2], in[3])};
   };
   // B batches (0: none) of T rows.
   spec.problem = [](const Dims& d, const Attrs&) {
     const int64_t batch = d.at("B"), rows = d.at("T"), in = d.at("in"), out = d.at("out");
-    const bool bias = d.at("bias") != 0;
+    const bool bias = d.at("bias") != 0, residual = d.count("residual") != 0;
+    const auto of_rows = [&](int64_t width) {
+      return batch ? Shape{batch, rows, width} : Shape{rows, width};
+    };
     const double t = double(rows) * double(std::max<int64_t>(batch, 1)), i = double(in), o = double(out);
-    return Problem{.inputs = {{.shape = batch ? Shape{batch, rows, in} : Shape{rows, in}},
+    return Problem{.inputs = {{.shape = of_rows(in)},
                               {.shape = {out, in}},
-                              {.shape = {out}, .fill = bias ? Fill::normal : Fill::absent}},
-                   .forward_flops = 2 * t * i * o + (bias ? t * o : 0),
+                              {.shape = {out}, .fill = bias ? Fill::normal : Fill::absent},
+                              {.shape = of_rows(out), .fill = residual ? Fill::normal : Fill::absent}},
+                   .forward_flops = 2 * t * i * o + (bias ? t * o : 0) + (residual ? t * o : 0),
                    .backward_flops = 4 * t * i * o + (bias ? t * o : 0),
-                   .forward_elements = t * i + i * o + t * o + (bias ? o : 0),
+                   .forward_elements = t * i + i * o + t * o + (bias ? o : 0) + (residual ? t * o : 0),
                    .backward_elements = t * o + 2 * (t * i + i * o) + (bias ? o : 0)};
   };
   const auto dims = [](int64_t batch, int64_t rows, int64_t in, int64_t out, int64_t bias) {
@@ -176,6 +194,18 @@ std::vector<OpSpec> linear_specs() {
                 {.dims = dims(0, 1, 2056, 130, 1), .gradcheck = false},  // few rows: see gemv.cuh
                 {.dims = dims(0, 8, 1365, 77, 0), .gradcheck = false},
                 {.dims = dims(2, 3, 520, 33, 1), .gradcheck = false}};
+  for (const Case& plain : {Case{.dims = dims(0, 7, 5, 3, 1)},
+                            {.dims = dims(3, 2, 4, 8, 0)},
+                            {.dims = dims(0, 0, 3, 2, 1)},
+                            {.dims = dims(0, 4, 0, 3, 1)},
+                            {.dims = dims(0, 1, 9, 4, 1)},
+                            {.dims = dims(2, 3, 5, 4, 1), .placement = Placement::strided},
+                            {.dims = dims(0, 6, 5, 7, 0), .placement = Placement::transposed},
+                            {.dims = dims(0, 129, 257, 65, 1), .gradcheck = false},
+                            {.dims = dims(0, 300, 64, 1365, 0), .gradcheck = false}}) {
+    spec.cases.push_back(plain);
+    spec.cases.back().dims["residual"] = 1;
+  }
   for (const int64_t tokens : {11000, 36096, 205000}) {
     spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 0)});
     spec.benches.push_back({.dims = dims(0, tokens, 1365, 512, 0)});

@@ -11,8 +11,12 @@ namespace tessera::ops {
 void check_linear(const char* op, const char* weight_name, const Tensor& x, int64_t in, const Tensor& weight,
                   const Tensor& bias);
 
-/// y = x weight^T + bias
-void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias);
+/// Throws unless `residual` is undefined or goes with an output of shape `y` of x's dtype and device.
+void check_residual(const char* op, const Tensor& x, const Shape& y, const Tensor& residual);
+
+/// y = x weight^T + bias + residual
+void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                    const Tensor& residual = {});
 /// dy weight, in dy's dtype
 Tensor linear_input_gradient(const Tensor& dy, const Tensor& weight);
 /// Hands that product to input number `input` of the entry, of shape `shape`, if it wants one: added in place

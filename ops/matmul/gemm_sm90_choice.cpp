@@ -38,9 +38,10 @@ std::string gemm_sm90_lacks(const Gemm& g, Device device) {
 ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   // Clocks of an SM, measured (docs/ops/gemm.md): from the launch to the first product and from the last to
   // the end; what L2 yields an SM; what a tile takes longer that the threads write; the waiting of parts of k
-  // for each other; how much longer a warpgroup's products take if the other has none to take turns with.
-  constexpr double kClock = 1.6e9, kEnds = 6500, kBytesPerClock = 62, kThreads = 1500, kMeeting = 8000,
-                   kAlone = 1.3;
+  // for each other, and for each of them; how much longer a warpgroup's products take if the other has none
+  // to take turns with.
+  constexpr double kClock = 1.6e9, kEnds = 6500, kBytesPerClock = 56, kThreads = 1500, kMeeting = 3000,
+                   kPart = 900, kAlone = 1.2;
   constexpr int64_t kMostTiles = 1024;  // in parts
   const int64_t blocks = ceil_div(g.k, 64);
   const bool may_store = g.out == g.in && direct(g);
@@ -61,7 +62,7 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
       const double block =
           std::max(turns ? products : products * kAlone, (loaded + stored / double(depth)) / kBytesPerClock);
       const double writing = by_threads ? kThreads : 0;
-      const double adding = splits > 1 ? kMeeting + 8 * piece / kBytesPerClock : 0;
+      const double adding = splits > 1 ? kMeeting + double(splits) * kPart + 8 * piece / kBytesPerClock : 0;
       return double(depth) * block + tile.between + writing + adding;
     };
     // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks

@@ -32,7 +32,8 @@ ProductBias<T> bias_of(const Gemm& g) {
 template <class Tile, bool kAdds>
 void store_product(const Gemm& g, const ProductPlan& plan, Device device) {
   using T = typename Tile::T;
-  using Epilogue = StoreEpilogue<Tile, T, ScaleAndAdd<T, T, kAdds>, 2>;
+  // All of what is added is asked for before the products begin, where there is room for four panels.
+  using Epilogue = StoreEpilogue<Tile, T, ScaleAndAdd<T, T, kAdds>, kAdds && Tile::kN == 128 ? 4 : 2>;
   typename Epilogue::Params params{};
   params.outputs[0] = Epilogue::map(static_cast<T*>(g.d), g.m, g.n, g.batch, g.ldd, g.stride_d);
   params.splits = 1;

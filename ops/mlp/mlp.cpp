@@ -44,7 +44,7 @@ struct Hidden {
 
 /// y and the hidden rows; h is undefined unless it is asked for.
 Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
-               const Tensor& down_bias, Activation kind, bool keeps_h) {
+               const Tensor& down_bias, const Tensor& residual, Activation kind, bool keeps_h) {
   const auto rows = [&] { return Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device()); };
   Hidden hidden{keeps_h ? rows() : Tensor(), rows()};
   if (x.device().is_cuda() && fuses_up(hidden.a, hidden.h, x, up, kind)) {
@@ -55,7 +55,7 @@ Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor&
     linear_forward(h, x, up, up_bias);
     hidden.a = activate_hidden(h, kind, !keeps_h);
   }
-  linear_forward(y, hidden.a, down, down_bias);
+  linear_forward(y, hidden.a, down, down_bias, residual);
   return hidden;
 }
 
@@ -81,24 +81,28 @@ HiddenGradients hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor
 }  // namespace
 
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
-           const Tensor& down_bias, Site site) {
+           const Tensor& down_bias, const Tensor& residual, Site site) {
   check_operand("mlp", "x", x, x);
   check(x.rank() >= 1, "mlp: x is a scalar; expected [..., D]");
   check_linear("mlp", "up", x, x.size(-1), up, up_bias);
   check_linear("mlp", "down", x, up.size(0), down, down_bias);
+  const Shape shape = x.shape().with(-1, down.size(0));
+  check_residual("mlp", x, shape, residual);
   const ProductRow row("mlp", x);
-  Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias);
+  Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias, residual);
   const Tensor tokens = by_token(x);
-  Tensor y = Tensor::empty(x.shape().with(-1, down.size(0)), x.dtype(), x.device());
-  const Hidden hidden =
-      forward(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, kind, tape != nullptr);
+  Tensor y = Tensor::empty(shape, x.dtype(), x.device());
+  const Hidden hidden = forward(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias,
+                                residual.defined() ? by_token(residual) : residual, kind, tape != nullptr);
   if (tape) {
     const bool keeps_a = requires_grad(down) && mlp_keeps_activated(tokens.size(0), up.size(0), x.dtype());
     tape->record(
-        "mlp", site, {&x, &up, &down, &up_bias, &down_bias}, {&y},
+        "mlp", site, {&x, &up, &down, &up_bias, &down_bias, &residual}, {&y},
         [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(hidden.h),
          kept = keeps_a ? Saved(hidden.a) : Saved(), kind](Backward& b) {
-          Tensor dy = by_token(b.take_grad());
+          Tensor dy = b.take_grad();
+          b.accumulate(5, dy);
+          dy = by_token(dy);
           const ProductRow row("mlp", dy);
           const bool further = b.needs(0) || b.needs(1) || b.needs(3);
           const bool makes_a = b.needs(2) && !kept.defined();
@@ -125,12 +129,9 @@ bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype) {
 std::vector<OpSpec> mlp_specs() {
   OpSpec spec;
   spec.name = "mlp";
-  spec.summary = "y = f(x up^T + up_bias) down^T + down_bias";
-  spec.inputs = {{"x", "[..., D]"},
-                 {"up", "[F, D]"},
-                 {"down", "[E, F]"},
-                 {"up_bias", "[F]", true},
-                 {"down_bias", "[E]", true}};
+  spec.summary = "y = f(x up^T + up_bias) down^T + down_bias + residual";
+  spec.inputs = {{"x", "[..., D]"},        {"up", "[F, D]"},           {"down", "[E, F]"},
+                 {"up_bias", "[F]", true}, {"down_bias", "[E]", true}, {"residual", "[..., E]", true}};
   std::vector<std::string> kinds;
   for (const Activation kind : {Activation::none, Activation::relu, Activation::relu_squared,
                                 Activation::silu, Activation::gelu, Activation::gelu_tanh})
@@ -142,7 +143,8 @@ std::vector<OpSpec> mlp_specs() {
   spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
-    return std::vector{mlp(in[0], in[1], in[2], parse_activation(attrs.word("activation")), in[3], in[4])};
+    return std::vector{
+        mlp(in[0], in[1], in[2], parse_activation(attrs.word("activation")), in[3], in[4], in[5])};
   };
   // B batches (0: none) of T rows.
   spec.problem = [](const Dims& d, const Attrs&) {
@@ -151,14 +153,20 @@ std::vector<OpSpec> mlp_specs() {
     const double t = double(rows) * double(std::max<int64_t>(batch, 1));
     const double io = double(in) + double(out), weights = double(wide) * io, hidden = t * double(wide);
     const double extra = d.at("bias") ? hidden + t * double(out) : 0;
-    return Problem{.inputs = {{.shape = batch ? Shape{batch, rows, in} : Shape{rows, in}},
+    const auto of_rows = [&](int64_t width) {
+      return batch ? Shape{batch, rows, width} : Shape{rows, width};
+    };
+    const Fill residual = d.count("residual") ? Fill::normal : Fill::absent;
+    const double added = d.count("residual") ? t * double(out) : 0;
+    return Problem{.inputs = {{.shape = of_rows(in)},
                               {.shape = {wide, in}, .scale = 0.5},
                               {.shape = {out, wide}, .scale = 0.5},
                               {.shape = {wide}, .fill = bias},
-                              {.shape = {out}, .fill = bias}},
-                   .forward_flops = 2 * t * weights + hidden + extra,
+                              {.shape = {out}, .fill = bias},
+                              {.shape = of_rows(out), .fill = residual}},
+                   .forward_flops = 2 * t * weights + hidden + extra + added,
                    .backward_flops = 4 * t * weights + 2 * hidden + extra,
-                   .forward_elements = t * io + weights + hidden,
+                   .forward_elements = t * io + weights + hidden + added,
                    .backward_elements = t * io + 2 * weights + hidden + t * double(in)};
   };
   const auto dims = [](int64_t batch, int64_t rows, int64_t in, int64_t wide, int64_t out, int64_t bias) {
@@ -179,6 +187,14 @@ std::vector<OpSpec> mlp_specs() {
       {.dims = dims(0, 129, 64, 171, 65, 1), .gradcheck = false},
       {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false}};
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
+  for (const Case& plain : {Case{.dims = dims(0, 6, 4, 5, 3, 0)},
+                            {.dims = dims(2, 3, 4, 5, 4, 1)},
+                            {.dims = dims(0, 3, 2, 0, 4, 1)},
+                            {.dims = dims(2, 3, 5, 7, 4, 1), .placement = Placement::strided},
+                            {.dims = dims(0, 129, 64, 171, 64, 0), .gradcheck = false}}) {
+    spec.cases.push_back(plain);
+    spec.cases.back().dims["residual"] = 1;
+  }
   for (const int64_t tokens : {11000, 36096, 205000})
     spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 512, 0)});
   spec.sweep = [dims](Draw& draw) {

@@ -5,12 +5,12 @@
 namespace tessera::ops {
 
 /// The feed-forward layer of a transformer in one operator:
-///   h = x up^T + up_bias,  a = f(h),  y = a down^T + down_bias
-/// x [..., D], up [F, D], down [E, F], up_bias [F] or undefined, down_bias [E] or undefined -> y [..., E].
-/// One floating dtype and device for all.
+///   h = x up^T + up_bias,  a = f(h),  y = a down^T + down_bias + residual
+/// x [..., D], up [F, D], down [E, F], up_bias [F], down_bias [E] and residual [..., E], each of these three
+/// or undefined -> y [..., E]. One floating dtype and device for all.
 ///
-/// Rounding: h, a and y to x's dtype, sums in f32 (f64 for f64). Saves x, the weights and h, and a as well if
-/// mlp_keeps_activated; else a is computed again in backward.
+/// Rounding: h, a and y to x's dtype, sums in f32 (f64 for f64); the residual as in linear. Saves x, the
+/// weights and h, and a as well if mlp_keeps_activated; else a is computed again in backward.
 ///   da = dy down, dh = da f'(h) (both rounded to x's dtype), dx = dh up
 ///   ddown = dy^T a, dup = dh^T x, and the column sums of dy and dh: in f32, see linear
 /// Row "wgmma" (compute capability 9.0, bf16 and f16) applies f and f' in the epilogues of the products: a
@@ -18,7 +18,7 @@ namespace tessera::ops {
 /// function units: within 2^-12 |x| in bf16, 2^-20 |x| in f16; gelu within 1e-7 |x|. Throws where sizes,
 /// dtypes or devices disagree.
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias = {},
-           const Tensor& down_bias = {}, Site site = Site::here());
+           const Tensor& down_bias = {}, const Tensor& residual = {}, Site site = Site::here());
 
 /// Whether a [tokens, wide] is kept for backward: where it is larger than a large card's L2 (48 MiB), for
 /// there to write it a second time is to wait for memory.
