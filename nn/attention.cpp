@@ -100,17 +100,26 @@ bool drops(const AttendOptions& options) {
 }
 
 /// The operator's formula in its parts, with dropout between softmax and the product with v: [B, L, H, D].
-/// `mask` is added to the scores, if defined. It is q that is scaled: it has fewer elements than the scores.
+/// `mask` is added to the scores, if defined. q, k and v are copied so that batch and head are one dimension:
+/// each product is one launch then, where the strides of both would make it one a batch. It is q that is
+/// scaled: it has fewer elements than the scores.
 Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttendOptions& options,
                 const Tensor& mask = {}) {
-  const int64_t times = q.size(2) / k.size(2);
-  const auto by_head = [](const Tensor& x) { return ops::transpose(x, 1, 2); };  // [B, H, L, D]
+  const int64_t batch = q.size(0), heads = q.size(2), queries = q.size(1), keys = k.size(1);
+  const auto by_head = [&](const Tensor& x) {
+    return ops::reshape(ops::transpose(repeat_heads(x, heads / x.size(2)), 1, 2),
+                        {batch * heads, x.size(1), x.size(3)});
+  };
   const double scale = 1 / std::sqrt(double(q.size(3)));
-  Tensor scores = ops::matmul(by_head(ops::scale(q, scale)), by_head(repeat_heads(k, times)), false, true);
-  if (mask.defined()) scores = ops::add(scores, mask);
-  if (options.causal) scores = ops::add(scores, causal_mask(q.size(1), k.size(1), q.dtype(), q.device()));
+  Tensor scores = ops::matmul(ops::scale(by_head(q), scale), by_head(k), false, true);
+  if (mask.defined()) {
+    const Tensor apart = ops::add(ops::reshape(scores, {batch, heads, queries, keys}), mask);
+    scores = ops::reshape(apart, {batch * heads, queries, keys});
+  }
+  if (options.causal) scores = ops::add(scores, causal_mask(queries, keys, q.dtype(), q.device()));
   const Tensor probabilities = (*options.dropout)(ops::softmax(scores));
-  return ops::transpose(ops::matmul(probabilities, by_head(repeat_heads(v, times))), 1, 2);
+  const Tensor mixed = ops::matmul(probabilities, by_head(v));
+  return ops::transpose(ops::reshape(mixed, {batch, heads, queries, v.size(3)}), 1, 2);
 }
 
 /// [B, L, H, D] of all.
