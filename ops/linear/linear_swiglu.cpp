@@ -39,7 +39,7 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
       return y;
     }
   }
-  return swiglu(linear(x, weight, {}, site), site);
+  return swiglu(linear(x, weight, {}, {}, site), site);
 }
 
 std::vector<OpSpec> linear_swiglu_specs() {
