@@ -1,5 +1,4 @@
 #include "ops/decode_attention/decode_attention_device.cuh"
-#include "ops/decode_attention/decode_attention_rows.h"
 
 /// Row "fma", the second kernel of both rows, and the copy into the cache.
 ///

@@ -43,4 +43,16 @@ void decode_attention_cuda(const DecodeProblem& problem, DecodeRow row);
 void append_to_cache_cuda(const AppendProblem& problem);
 void rope_to_cache_cuda(const RopeToCache& problem);
 
+namespace decode {
+
+template <class T>
+struct Args;  // decode_attention_device.cuh
+
+/// The second kernel: adds the pieces that the first left; nothing if there is one piece.
+template <class T>
+void join(Device device, const Args<T>& args);
+template <class T>
+void run_mma(const DecodeProblem& problem);
+
+}  // namespace decode
 }  // namespace tessera::ops

@@ -1,6 +1,5 @@
 #include "gpu/mma.cuh"
 #include "ops/decode_attention/decode_attention_device.cuh"
-#include "ops/decode_attention/decode_attention_rows.h"
 
 /// Row "mma": bf16 and f16, heads of up to 128 elements, 8 or 16 queries a tile.
 ///

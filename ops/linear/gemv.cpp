@@ -1,4 +1,4 @@
-#include "ops/linear/gemv.h"
+#include "ops/linear/gemv_kernels.h"
 
 #include <limits>
 

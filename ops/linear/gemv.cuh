@@ -3,7 +3,7 @@
 #include "gpu/barrier.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/row.cuh"
-#include "ops/linear/gemv.h"
+#include "ops/linear/gemv_kernels.h"
 #include "ops/swiglu/swiglu_math.h"
 
 /// y[t] = W x[t] (+ bias) for up to 8 tokens t: every weight is read once from memory and used for all

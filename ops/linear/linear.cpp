@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/linear/gemv.h"
+#include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
 #include "ops/op.h"

@@ -1,6 +1,6 @@
 #include "ops/linear/linear_swiglu.h"
 
-#include "ops/linear/gemv.h"
+#include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
