@@ -45,7 +45,7 @@ transformers.utils.logging.disable_progress_bar()
 SEEDS, BATCH, LENGTH, DECAY, CLIP, TRAIN, DEV = 3, 32, 48, 0.01, 1.0, 3000, 500
 # name: folder, columns of texts, column of the label, its values (none: a score), steps, learning rate, metric, part to judge by
 TASKS = {
-    "sst2": ("SST-2", ("sentence",), "label", ("0", "1"), 150, 1e-3, "accuracy", "dev"),
+    "sst2": ("SST-2", ("sentence",), "label", ("0", "1"), 200, 1e-3, "accuracy", "dev"),
     "cola": ("CoLA", (3,), 1, ("0", "1"), 400, 1e-3, "matthews", "dev"),
     "mnli": ("MNLI", ("sentence1", "sentence2"), "gold_label", ("entailment", "neutral", "contradiction"), 500, 7e-4,
              "accuracy_matched", "dev_matched"),
