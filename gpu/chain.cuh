@@ -20,9 +20,9 @@
 /// ahead of `take_turn` in all its threads, whatever the arguments, and threads may leave early once they
 /// waited. A kernel launched without the attribute waits for everything, as ever.
 ///
-/// When the next may begin (griddepcontrol.launch_dependents) is a hint: nothing is handed over by it. Here it
-/// is given right after the wait; the passes of an attention give it at once, so that several wait in line.
-/// Blocks that wait take what room the last wave of blocks leaves.
+/// When the next may begin (griddepcontrol.launch_dependents) is a hint: nothing is handed over by it. Here
+/// it is given right after the wait; the passes of an attention give it at once, so that several wait in
+/// line. Blocks that wait take what room the last wave of blocks leaves.
 
 namespace tessera::gpu {
 

@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kBlock) turn_and_append(Args<T> args) {
     for (int k = 0; k < kPack; ++k) {
       const float cosine = valid ? row[k] : nan, sine = row[args.half + k];
       const float a = first[k], c = second[k];
-      first[k] = a * cosine - c * sine;
-      second[k] = c * cosine + a * sine;
+      first[k] = fmaf(a, cosine, -(c * sine));  // as rope rounds
+      second[k] = fmaf(c, cosine, a * sine);
     }
   }
   store_row(out, begin, args.half, kWhole, first);
