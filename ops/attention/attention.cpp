@@ -154,9 +154,9 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
                    const Tensor dout = as_heads(problem.packed() ? as_batch(b.grad()) : b.grad());
                    const bool keys_wanted = b.needs(1) || b.needs(2);
                    const bool packed = problem.packed();
-                   const Place dq = b.needs(0) ? place_of(b, 0, q.get(), packed) : Place{};
-                   const Place dk = keys_wanted ? place_of(b, 1, k.get(), packed) : Place{};
-                   const Place dv = keys_wanted ? place_of(b, 2, v.get(), packed) : Place{};
+                   Place dq = b.needs(0) ? place_of(b, 0, q.get(), packed) : Place{};
+                   Place dk = keys_wanted ? place_of(b, 1, k.get(), packed) : Place{};
+                   Place dv = keys_wanted ? place_of(b, 2, v.get(), packed) : Place{};
                    if (dout.device().is_cpu()) {
                      attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
                                             o.get(), lse.get(), problem);
@@ -164,6 +164,7 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
                      attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
                                              o.get(), lse.get(), problem);
                    }
+                   dq.rows = dk.rows = dv.rows = Tensor();  // or a leaf would copy what somebody else holds
                    if (b.needs(0)) b.written(0, dq.target);
                    if (b.needs(1)) b.written(1, dk.target);
                    if (b.needs(2)) b.written(2, dv.target);

@@ -74,11 +74,11 @@ std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& 
   std::vector<Tensor> parts;
   std::vector<int64_t> starts{0};
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const int64_t begin = starts.back();
-    check(sizes[i] >= 0 && sizes[i] <= x.size(d) - begin, "split: part ", i, " of size ", sizes[i],
-          " does not fit dimension ", d, " of ", describe(x), " from ", begin, " on");
-    starts.push_back(begin + sizes[i]);
-    parts.push_back(x.detach().slice(d, begin, begin + sizes[i]));
+    const int64_t first = starts.back();
+    check(sizes[i] >= 0 && sizes[i] <= x.size(d) - first, "split: part ", i, " of size ", sizes[i],
+          " does not fit dimension ", d, " of ", describe(x), " from ", first, " on");
+    starts.push_back(first + sizes[i]);
+    parts.push_back(x.detach().slice(d, first, first + sizes[i]));
   }
   check(starts.back() == x.size(d), "split: the sizes add up to ", starts.back(), ", dimension ", d, " of ",
         describe(x), " has ", x.size(d));

@@ -154,7 +154,7 @@ TEST(LanguageData, PartsOfEachTextAndATokenizerThatHasSeenTheFirstOnly) {
   // A character that stands in the held-out part alone is no token of its own.
   const std::string own = (root / "own").string();
   std::ofstream(root / "c.txt") << "abc abc abc abc\nabc abc\nabc xyz\n";
-  write_language_data({.files = {(root / "c.txt").string()}, .tokenizer = {}, .validation = 0.2}, own);
+  write_language_data({.files = {(root / "c.txt").string()}, .tokenizer = {}, .validation = 0.3}, own);
   EXPECT_TRUE(io::Tokenizer::load(own).id_of("a").has_value());
   EXPECT_FALSE(io::Tokenizer::load(own).id_of("x").has_value());
   EXPECT_EQ(io::Tokenizer::load(own).decode(io::Tokenizer::load(own).encode("x").ids), "x");
