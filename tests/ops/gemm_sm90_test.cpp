@@ -26,6 +26,15 @@ class GemmSm90Cuda : public testing::Test {
     gpu().allocator().set_guard(0);
     EXPECT_NO_THROW(gpu().allocator().check_guards());
   }
+  /// A build without CUDA has no kernels, and skips.
+  static void product(const Gemm& g, const ProductChoice& choice, DType dtype) {
+    if constexpr (kCuda) {
+      if (dtype == DType::bf16)
+        product_sm90<bf16>(g, choice, gpu());
+      else
+        product_sm90<f16>(g, choice, gpu());
+    }
+  }
   static Device gpu() { return Device::cuda(0); }
   static Tensor numbers(const Shape& shape, int64_t seed) {
     std::vector<float> values(size_t(shape.count()));
@@ -85,10 +94,7 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
             choice.by_threads = choice.by_threads || choice.splits > 1;
             if (choice.seconds == 0 || (choice.by_threads && !kProductTiles[tile].by_threads))
               continue;  // no tile for such a d
-            if (dtype == DType::bf16)
-              product_sm90<bf16>(g, choice, gpu());
-            else
-              product_sm90<f16>(g, choice, gpu());
+            product(g, choice, dtype);
             multiply(d, ta ? a.transpose(1, 2) : a, tb ? b.transpose(1, 2) : b,
                      {.alpha = 2, .accumulate = accumulate, .bias = accumulate ? Tensor() : bias});
             ASSERT_EQ(result.to_vector<double>(), d.to(out).to_vector<double>())
@@ -143,7 +149,7 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
       const int tiles = int((m + rows - 1) / rows * ((n + shape.columns - 1) / shape.columns));
       const int slots = gpu().card().multiprocessors / shape.cluster, grid = slots - slots % splits;
       const int whole = run / 2 % 2 ? tiles / grid * grid : 0;
-      product_sm90<bf16>(g, {.tile = tile, .splits = splits, .whole = whole, .by_threads = true}, gpu());
+      product(g, {.tile = tile, .splits = splits, .whole = whole, .by_threads = true}, DType::bf16);
       if (run % 4 == 3 || run == 1)
         ASSERT_EQ(d.to_vector<float>(), want.to_vector<float>()) << "tile " << tile << ", run " << run;
     }

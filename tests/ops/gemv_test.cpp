@@ -80,7 +80,7 @@ TEST_F(GemvCuda, GateAndUpAreTheirOwnHalves) {
         const auto ours = linear_swiglu(framed(x, dtype), framed(w, dtype)).to_vector<float>();
         for (size_t i = 0; i < wanted.size(); ++i)  // rounded once; beyond 65,504 f16 has infinity
           EXPECT_TRUE(dtype == DType::f16 && std::abs(wanted[i]) > 65504
-                          ? std::isinf(ours[i]) && ours[i] > 0 == wanted[i] > 0
+                          ? std::isinf(ours[i]) && (ours[i] > 0) == (wanted[i] > 0)
                           : std::abs(ours[i] - wanted[i]) <=
                                 std::abs(wanted[i]) * (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) + 1e-6)
               << ours[i] << " for " << wanted[i] << " in " << dtype << " " << tokens << " x " << in << " -> "
