@@ -1,6 +1,7 @@
 #include "gpu/barrier.cuh"
 #include "gpu/row.cuh"
 #include "ops/decode_attention/decode_attention_kernels.h"
+#include "ops/rope/rope_turn.cuh"
 
 /// A thread takes one pack of 16 bytes from the first half of what turns of a head, and its partner from the
 /// second, or a pack of what does not turn; values go the same way with nothing turned. A few thousand
@@ -68,23 +69,11 @@ __global__ void __launch_bounds__(kBlock) turn_and_append(Args<T> args) {
 #pragma unroll
     for (int k = 0; k < kPack; ++k) {
       const float cosine = valid ? row[k] : nan, sine = row[args.half + k];
-      const float a = first[k], c = second[k];
-      first[k] = fmaf(a, cosine, -(c * sine));  // as rope rounds
-      second[k] = fmaf(c, cosine, a * sine);
+      turn(first[k], second[k], cosine, sine);
     }
   }
   store_row(out, begin, args.half, kWhole, first);
   store_row(out + args.half, begin, args.half, kWhole, second);
-}
-
-/// True if every head of the tensor, its second half and what does not turn start on a pack.
-template <class T>
-bool aligned(const Tensor& x, int64_t half, int64_t rotary) {
-  constexpr int kPack = kPackOf<T>;
-  bool fits = reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && half % kPack == 0 &&
-              (x.size(3) - rotary) % kPack == 0;
-  for (int dim = 0; dim < 3; ++dim) fits = fits && (x.size(dim) == 1 || x.layout().stride(dim) % kPack == 0);
-  return fits;
 }
 
 }  // namespace
@@ -93,7 +82,8 @@ void rope_to_cache_cuda(const RopeToCache& p) {
   dispatch_floating_cuda(p.q.dtype(), "rope_to_cache", [&]<class T>() {
     const int64_t rotary = p.table.size(1), half = rotary / 2, width = p.q.size(3);
     bool whole = true;
-    for (const Tensor* x : {&p.q, &p.qkv, &p.keys, &p.values}) whole = whole && aligned<T>(*x, half, rotary);
+    for (const Tensor* x : {&p.q, &p.qkv, &p.keys, &p.values})
+      whole = whole && heads_in_packs<T>(*x, half, rotary);
     const int64_t pack = whole ? kPackOf<T> : 1;
     Args<T> args{.q = p.q.data<T>(),
                  .keys = p.keys.data<T>(),

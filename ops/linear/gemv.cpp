@@ -23,8 +23,4 @@ std::string gemv_lacks(const Tensor& x, const Tensor& weight) {
   return {};
 }
 
-bool gemv_pays(const Tensor&, const Tensor&) {
-  return true;
-}
-
 }  // namespace tessera::ops

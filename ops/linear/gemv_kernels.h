@@ -11,10 +11,9 @@ namespace tessera::ops {
 
 inline constexpr int64_t kGemvTokens = 8;
 
-/// What the row needs and the problem lacks, or an empty string. x [T, in], weight [out, in].
+/// What the row needs and the problem lacks, or an empty string: then it is chosen. x [T, in], weight [out,
+/// in].
 std::string gemv_lacks(const Tensor& x, const Tensor& weight);
-/// Whether it is expected to be the fastest row. Only if it lacks nothing.
-bool gemv_pays(const Tensor& x, const Tensor& weight);
 
 /// y [T, out] = x weight^T + bias (or undefined): f32, bf16 and f16, sums in f32 in a fixed order, rounded
 /// once.

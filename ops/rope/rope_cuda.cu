@@ -3,6 +3,7 @@
 #include "gpu/row.cuh"
 #include "ops/indices.h"
 #include "ops/rope/rope_kernels.h"
+#include "ops/rope/rope_turn.cuh"
 
 /// A thread takes one pack of 16 bytes from the first half of a head and its partner from the second, so that
 /// both results are in its registers: x is read once and y written once. A row of the table serves all heads
@@ -65,24 +66,11 @@ __global__ void __launch_bounds__(kBlock) rotate(Args<T> args) {
     for (int k = 0; k < kPack; ++k) {
       const float cosine = valid ? row[k] : __int_as_float(0x7FC00000);
       const float sine = args.sign * row[args.half + k];
-      const float a = first[k], c = second[k];
-      first[k] = fmaf(a, cosine, -(c * sine));  // one rounding order, whatever the width of a pack
-      second[k] = fmaf(c, cosine, a * sine);
+      turn(first[k], second[k], cosine, sine);
     }
     store_row(out, begin, args.half, kWhole, first);
     store_row(out + args.half, begin, args.half, kWhole, second);
   }
-}
-
-/// True if every head of the tensor, and its second half, start on a pack.
-template <class T>
-bool aligned(const Tensor& tensor, int64_t half, int64_t rotary) {
-  constexpr int kPack = kPackOf<T>;
-  bool fits = reinterpret_cast<uintptr_t>(tensor.raw()) % 16 == 0 && half % kPack == 0 &&
-              (tensor.size(3) - rotary) % kPack == 0;
-  for (int dim = 0; dim < 3; ++dim)
-    fits = fits && (tensor.size(dim) == 1 || tensor.layout().stride(dim) % kPack == 0);
-  return fits;
 }
 
 }  // namespace
@@ -92,7 +80,7 @@ void rope_cuda(const RopeProblem& rope) {
     if (rope.x.count() == 0) return;
     const Device device = rope.x.device();
     const int64_t rotary = rope.table.size(1), half = rotary / 2;
-    const bool whole = aligned<T>(rope.x, half, rotary) && aligned<T>(rope.y, half, rotary);
+    const bool whole = heads_in_packs<T>(rope.x, half, rotary) && heads_in_packs<T>(rope.y, half, rotary);
     const int64_t pack = whole ? kPackOf<T> : 1;
     Args<T> args{.y = rope.y.data<T>(),
                  .x = rope.x.data<T>(),

@@ -9,6 +9,7 @@ UTF-8), licence texts and package documents are encoded, alone and as pairs cut 
 Exit status 77: a library is missing, skipped.
 """
 import argparse
+import contextlib
 import glob
 import os
 import random
@@ -205,8 +206,9 @@ class Piece:
             file.write("\n".join(line for document in training for line in document.split("\n")))
         prefix = os.path.join(folder, f"sp_{kind}")
         options = dict(byte_fallback=True, split_digits=True, normalization_rule_name="identity") if kind == "bpe" else {}
-        sentencepiece.SentencePieceTrainer.Train(input=text, model_prefix=prefix, vocab_size=sized(1200), model_type=kind,
-                                                 max_sentence_length=100000, minloglevel=2, **options)
+        with contextlib.chdir(folder):  # the model keeps the names it was given: bare ones
+            sentencepiece.SentencePieceTrainer.Train(input="training.txt", model_prefix=f"sp_{kind}", vocab_size=sized(1200),
+                                                     model_type=kind, max_sentence_length=100000, minloglevel=2, **options)
         self.path = prefix + ".model"
         self.processor = sentencepiece.SentencePieceProcessor(model_file=self.path)
 
