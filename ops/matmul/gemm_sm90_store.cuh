@@ -53,13 +53,17 @@ __device__ __forceinline__ float2 read_pair(typename ProductPair<Out>::type pair
 ///   Columns columns(int batch, int column)                        what two columns need, a bias
 ///   void operator()(float x0, float x1, const Columns&, Pair operand, Pair (&outputs)[kOutputs])
 /// Columns past the edge are asked for as well.
-template <class Tile, class Out, class Math, int kBuffers>
+template <class Tile, class Out, class Math, int kMostBuffers>
 class StoreEpilogue {
   using Pair = typename ProductPair<Out>::type;
   static constexpr int kPanel = 128 / int(sizeof(Out));  // columns
   static constexpr int kPanelBytes = 64 * 128;
   static constexpr int kAcross = Tile::kN / kPanel, kPanels = Tile::kParts * kAcross;
+  static constexpr int kBuffers = std::min(kMostBuffers, kPanels);
   static_assert(Tile::kN % kPanel == 0);
+  // The panels of a tile use the buffers in turn, and so does the next tile, from the first on: a buffer's
+  // last store is kBuffers stores back only if they divide the panels.
+  static_assert(kPanels % kBuffers == 0);
 
  public:
   static constexpr int kSharedBytes = Math::kOutputs * kBuffers * kPanelBytes;

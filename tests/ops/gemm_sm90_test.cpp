@@ -109,6 +109,29 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
           }
 }
 
+TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
+  // One block of k and a dozen tiles a block, so that a tile's sums are ready while the last one's still
+  // leave.
+  const int64_t m = 101003, n = 40, k = 27;
+  const Tensor a = numbers({m, k}, 1), b = numbers({n, k}, 2);
+  Tensor frame_a, frame_b, frame_d;
+  const Tensor left = framed(a, DType::bf16, 77, frame_a), right = framed(b, DType::bf16, 77, frame_b);
+  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile)
+    for (const bool accumulate : {false, true}) {
+      const Tensor d = numbers({m, n}, 3), result = framed(d, DType::bf16, 77, frame_d);
+      Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = true};
+      g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
+      g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = result.layout().stride(0);
+      g.beta = accumulate ? 1 : 0;
+      const ProductChoice choice = choose_product(g, gpu().card().multiprocessors, tile);
+      if (choice.seconds == 0) continue;  // no tile for such a d
+      product(g, choice, DType::bf16);
+      multiply(d, a, b.transpose(0, 1), {.accumulate = accumulate});
+      ASSERT_EQ(result.to_vector<float>(), d.to(DType::bf16).to_vector<float>())
+          << "tile " << tile << ", accumulate " << accumulate;
+    }
+}
+
 TEST_F(GemmSm90Cuda, LargeProductsRepeatAndAgreeWithPlainLoops) {
   // Enough tiles for several turns of every block, in long and short k.
   for (const Problem& p : {Problem{3000, 1365, 70, 1}, {300, 520, 9000, 1}}) {
