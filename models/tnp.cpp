@@ -234,14 +234,17 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
   const double in_heads = hidden_at_once * points * double(c.components) * f * size + points * d * size;
   const double in_mlp = ((3 - kept(tokens, c.d_ff)) * f + 2 * d) * tokens * size;
   const double in_attention = (4 * tokens * d + 2 * memory * d) * size + tokens * d * 4;
-  const double in_block = std::max(in_mlp, in_attention);
   if (c.checkpoint_every > 0) {
-    const double groups = std::ceil(double(c.layers) / double(c.checkpoint_every));
-    plan.saved = groups * tokens * d * size + embed + heads;
-    plan.transient = std::max(in_heads, double(c.checkpoint_every) * block + in_block);
+    // The largest is the last group but one (in the last block the context is left out), when its own result
+    // and what the last group began with are gone. Attention's backward comes after its MLP's rows are.
+    const double groups = std::ceil(double(c.layers) / double(c.checkpoint_every)), row = tokens * d * size;
+    const double hidden = kept(tokens, c.d_ff) * tokens * f * size;
+    plan.saved = groups * row + embed + heads;
+    plan.transient = std::max(in_heads, double(c.checkpoint_every) * block - (groups > 1 ? 2 : 1) * row +
+                                            std::max(in_mlp, in_attention - hidden));
   } else {
     plan.saved = double(c.layers - 1) * block + block_of(points) + embed + heads;
-    plan.transient = std::max(in_heads, in_block);
+    plan.transient = std::max({in_heads, in_mlp, in_attention});
   }
   return plan;
 }

@@ -1,0 +1,59 @@
+#include <gtest/gtest.h>
+
+#include "bench/step_bench.h"
+
+/// What `tessera plan` says of a step's memory, beside what the step's tensors took on a GPU. (On a CPU small
+/// models are mostly what the allocator rounds up, and large ones take minutes.)
+
+namespace tessera::bench {
+namespace {
+
+constexpr TimerOptions kOnce = {.seconds = 0, .least = 1, .most = 1, .warmups = 1, .cold = false};
+
+class PlanCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  }
+  static void expect_planned(const Record& record, const std::string& what) {
+    ASSERT_GT(record.live_bytes, 0);
+    EXPECT_NEAR(record.planned_bytes / record.live_bytes, 1, 0.05)
+        << what << ": planned " << record.planned_bytes << ", took " << record.live_bytes;
+  }
+};
+
+TEST_F(PlanCuda, AStepOfTheTnpTakesWhatWasPlanned) {
+  for (const auto& [context, targets, batch] :
+       {std::tuple{64, 500, 32}, {10000, 1000, 1}, {30000, 3000, 1}}) {
+    StepBenchOptions options;
+    options.job.context = context;
+    options.job.targets = targets;
+    options.job.batch = batch;
+    options.device = Device::cuda(0);
+    options.graph = {false};
+    options.checkpoint = {false, true};
+    options.timer = kOnce;
+    for (const Record& record : bench_tnp_step(options))
+      expect_planned(record, std::to_string(context) + ", checkpoint " + record.attrs.at("checkpoint"));
+  }
+}
+
+TEST_F(PlanCuda, AStepOfALanguageModelTakesWhatWasPlanned) {
+  for (const bool llama : {false, true})
+    for (const auto& [vocabulary, batch] : {std::pair<int64_t, int64_t>{50257, 16}, {4000, 8}}) {
+      LanguageStepOptions options;
+      if (llama) options.job.model = models::LlamaConfig{};
+      train::apply_size(options.job.model, llama ? "130m" : "small");
+      std::visit([&](auto& model) { model.vocabulary = vocabulary; }, options.job.model);
+      options.job.length = 1024;
+      options.job.batch = batch;
+      options.device = Device::cuda(0);
+      options.graph = {false};
+      options.timer = kOnce;
+      for (const Record& record : bench_language_step(options))
+        expect_planned(record, record.op + " " + std::to_string(vocabulary));
+    }
+}
+
+}  // namespace
+}  // namespace tessera::bench
