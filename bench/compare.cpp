@@ -75,10 +75,10 @@ double peak_share(const Record& record) {
 
 std::string format_comparison(const std::vector<Comparison>& comparisons) {
   const bool memory = std::ranges::any_of(
-      comparisons, [](const Comparison& c) { return c.a.peak_bytes > 0 || c.b.peak_bytes > 0; });
+      comparisons, [](const Comparison& c) { return c.a.live_bytes > 0 || c.b.live_bytes > 0; });
   std::vector<std::vector<std::string>> rows{
       {"op", "shape", "dtype", "mode", "A", "B (its fastest)", "A ms", "B ms", "B/A", "% copy", "% peak"}};
-  if (memory) rows[0].insert(rows[0].end(), {"A GiB", "B GiB"});
+  if (memory) rows[0].insert(rows[0].end(), {"A GiB", "B GiB", "A held", "B held"});
   const auto gib = [](double bytes) {
     return bytes > 0 ? fmt::format("{:.2f}", bytes / double(1 << 30)) : std::string("-");
   };
@@ -87,7 +87,9 @@ std::string format_comparison(const std::vector<Comparison>& comparisons) {
     rows.push_back({c.a.op, shape_text(c.a), c.a.dtype, c.a.mode, implementation(c.a), implementation(c.b),
                     fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
                     fmt::format("{:.2f}x", c.ratio), percent(copy_share(c.a)), percent(peak_share(c.a))});
-    if (memory) rows.back().insert(rows.back().end(), {gib(c.a.peak_bytes), gib(c.b.peak_bytes)});
+    if (memory)
+      rows.back().insert(rows.back().end(), {gib(c.a.live_bytes), gib(c.b.live_bytes), gib(c.a.peak_bytes),
+                                             gib(c.b.peak_bytes)});
   }
   return rows.size() > 1 ? format_rows(rows, 6) : "";
 }

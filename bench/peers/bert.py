@@ -80,7 +80,7 @@ def bert(bench, args):
                     bench.record("step bert", {"B": b, "T": t}, "step", f"torch {mode} {precision}", ms,
                                  step_flops(b, t, sizes.get("d", 768), sizes.get("ff", 3072), sizes.get("layers", 12)),
                                  attrs={"dropout": f"{dropout:g}"}, tokens_per_s=b * t / ms["p50"] * 1e3,
-                                 peak_bytes=torch.cuda.max_memory_allocated() if bench.on_gpu else 0)
+                                 **bench.memory())
                 except Exception as error:  # one failed way must not lose the others
                     print(f"step bert {b}x{t} {way}: {str(error)[:300]}", flush=True)
                 print(f"({time.monotonic() - begin:.1f} s)", flush=True)

@@ -110,9 +110,8 @@ def measure_modes(bench, args, name, make, flops, tokens, **record):
                             one_step()
                         run = graph.replay
                     ms = bench.measure(run, seconds=2, least=3, most=100, cold=False)
-                    peak = torch.cuda.max_memory_allocated() if bench.on_gpu else 0
-                    bench.record(op, shape, "step", f"torch {mode} {backend} {variant}", ms, flops, peak_bytes=peak,
-                                 tokens_per_s=tokens / ms["p50"] * 1e3, **record)
+                    bench.record(op, shape, "step", f"torch {mode} {backend} {variant}", ms, flops,
+                                 tokens_per_s=tokens / ms["p50"] * 1e3, **bench.memory(), **record)
             except Exception as error:  # one failed mode must not lose the others
                 print(f"{op} {shape} {mode} {backend} {variant}: {str(error)[:300]}", flush=True)
 

@@ -81,6 +81,12 @@ class Bench:
         if not quiet:
             print(f"{op} {shape} {attrs or ''} {name} {mode} {implementation}: {ms['p50']:.4g} ms", flush=True)
 
+    def memory(self):
+        """What a record says of memory since the last reset: of tensors, and held from the driver."""
+        if not self.on_gpu:
+            return {}
+        return {"live_bytes": torch.cuda.max_memory_allocated(), "peak_bytes": torch.cuda.max_memory_reserved()}
+
     def clean(self, always=True):
         """Returns cached memory to the driver: each time, or only when much has gathered (it costs milliseconds)."""
         if not self.on_gpu or (not always and torch.cuda.memory_reserved() < 20 << 30):
