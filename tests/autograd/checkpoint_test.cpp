@@ -6,6 +6,7 @@
 #include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
+#include "tests/errors.h"
 
 namespace tessera {
 namespace {
@@ -20,16 +21,6 @@ Tensor leaf(std::vector<double> values) {
 
 std::vector<double> values(const Tensor& x) {
   return x.to_vector<double>();
-}
-
-template <class F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(Checkpoint, UsesTheSameRandomNumbersAgain) {
@@ -111,7 +102,8 @@ TEST(Checkpoint, RefusesAResultThatIsNotAnInput) {
   const Tensor x = leaf({1, 2});
   Tape tape;
   const Tensor h = ops::silu(x);
-  const std::string said = message([&] { checkpoint([&](const Tensor& t) { return ops::mul(t, h); }, x); });
+  const std::string said =
+      message_of([&] { checkpoint([&](const Tensor& t) { return ops::mul(t, h); }, x); });
   EXPECT_NE(said.find("mul"), std::string::npos) << said;
   EXPECT_NE(said.find("input of the checkpointed function"), std::string::npos) << said;
   EXPECT_EQ(Tape::innermost(), &tape) << "the error leaves the tape as it was";
@@ -124,7 +116,7 @@ TEST(Checkpoint, NoticesThatAnInputWasWritten) {
   Tape tape;
   const Tensor h = ops::scale(x, 1), y = checkpoint([](const Tensor&t) { return ops::silu(t); }, h);
   h.fill(0);
-  const std::string said = message([&] { tape.backward(ops::sum(y)); });
+  const std::string said = message_of([&] { tape.backward(ops::sum(y)); });
   EXPECT_NE(said.find("backward of checkpoint"), std::string::npos) << said;
   EXPECT_NE(said.find("written in place"), std::string::npos) << said;
 }
@@ -139,7 +131,7 @@ TEST(Checkpoint, NoticesThatTheFunctionChanged) {
         return calls++ ? ops::dropout(ops::dropout(t, 0.5, rng), 0.5, rng) : ops::dropout(t, 0.5, rng);
       },
       x);
-  const std::string said = message([&] { tape.backward(ops::sum(y)); });
+  const std::string said = message_of([&] { tape.backward(ops::sum(y)); });
   EXPECT_NE(said.find("more random streams"), std::string::npos) << said;
 }
 

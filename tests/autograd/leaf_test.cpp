@@ -7,6 +7,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
+#include "tests/errors.h"
 
 /// Leaves and what arrives there: hooks, buffers, accumulation, memory.
 
@@ -23,20 +24,6 @@ Tensor leaf(std::vector<double> values) {
 
 std::vector<double> values(const Tensor& x) {
   return x.to_vector<double>();
-}
-
-template <class F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
 }
 
 TEST(Hook, RunsOnceWhenTheLastGradientHasArrived) {
@@ -109,7 +96,7 @@ TEST(Hook, DoesNotRunAfterAnErrorAndMayThrowItself) {
     const Tensor bad = ops::silu(saved);
     const Tensor loss = ops::sum(ops::add(ops::relu(x), ops::add(early, bad)));
     saved.fill(0);  // its backward throws after relu(x) has given its gradient
-    EXPECT_NE(message([&] { tape.backward(loss); }), "");
+    EXPECT_NE(message_of([&] { tape.backward(loss); }), "");
   }
   EXPECT_EQ(calls, 0);
   zero_grad(x);
@@ -118,7 +105,7 @@ TEST(Hook, DoesNotRunAfterAnErrorAndMayThrowItself) {
     Tape tape;
     const Tensor y = ops::mul(x, x);
     const Tensor z = ops::mul(y, y);
-    EXPECT_EQ(message([&] { tape.backward(ops::sum(z)); }), "planted in the hook");
+    EXPECT_EQ(message_of([&] { tape.backward(ops::sum(z)); }), "planted in the hook");
   }
   fail = false;
   zero_grad(x);
@@ -132,8 +119,9 @@ TEST(Hook, IsRefusedOnAResult) {
   const Tensor x = leaf({1});
   Tape tape;
   const Tensor y = ops::relu(x);
-  expect_parts(message([&] { on_grad(y, [](const Tensor&) {}); }), {"on_grad", "not a leaf"});
-  expect_parts(message([&] { on_grad(Tensor::zeros({1}, DType::f64, kCpu), {}); }), {"require_grad first"});
+  expect_parts(message_of([&] { on_grad(y, [](const Tensor&) {}); }), {"on_grad", "not a leaf"});
+  expect_parts(message_of([&] { on_grad(Tensor::zeros({1}, DType::f64, kCpu), {}); }),
+               {"require_grad first"});
 }
 
 TEST(Leaf, GradientsAddUpOverTapesUntilZeroGrad) {
@@ -174,9 +162,9 @@ TEST(Leaf, ABufferOfItsOwnIsUsedFromThenOn) {
     tape.backward(ops::sum(ops::slice(x, 0, 1, 2)));
   }
   EXPECT_EQ(values(arena), (std::vector<double>{0, 0, 0, 0, 0, 1, 0, 0, 0, 0}));
-  expect_parts(message([&] { set_grad_buffer(x, arena); }), {"set_grad_buffer", "f64[10]", "f64[2]"});
-  expect_parts(message([&] { set_grad_buffer(x, Tensor::zeros({2}, DType::f32, kCpu)); }), {"f32[2]"});
-  expect_parts(message([&] { set_grad_buffer(x, Tensor()); }), {"undefined"});
+  expect_parts(message_of([&] { set_grad_buffer(x, arena); }), {"set_grad_buffer", "f64[10]", "f64[2]"});
+  expect_parts(message_of([&] { set_grad_buffer(x, Tensor::zeros({2}, DType::f32, kCpu)); }), {"f32[2]"});
+  expect_parts(message_of([&] { set_grad_buffer(x, Tensor()); }), {"undefined"});
 }
 
 /// An operator whose backward is given, with outputs that are copies of the first input.
@@ -287,7 +275,7 @@ TEST(Leaf, Bf16WithAnF32GradientAddsInF32) {
   EXPECT_EQ(grad(x).dtype(), DType::f32);
   EXPECT_EQ(grad(x).item<double>(), 264);
   Tensor index = Tensor::zeros({1}, DType::i64, kCpu);
-  expect_parts(message([&] { require_grad(index); }), {"require_grad", "i64[1]", "floating"});
+  expect_parts(message_of([&] { require_grad(index); }), {"require_grad", "i64[1]", "floating"});
 }
 
 TEST(RetainGrad, KeepsAResultsGradientWhole) {
@@ -345,10 +333,10 @@ TEST(Tape, NestedTapesAreKeptApart) {
   const Tensor h = ops::mul(x, x);
   {
     Tape inner;
-    expect_parts(message([&] { outer.backward(h); }), {"innermost"});
-    expect_parts(message([&] { ops::relu(h); }), {"relu", "another tape"});
+    expect_parts(message_of([&] { outer.backward(h); }), {"innermost"});
+    expect_parts(message_of([&] { ops::relu(h); }), {"relu", "another tape"});
     const Tensor y = ops::scale(x, 5);  // leaves are free to all
-    expect_parts(message([&] { inner.backward(h); }), {"backward", "another tape"});
+    expect_parts(message_of([&] { inner.backward(h); }), {"backward", "another tape"});
     inner.backward(y);
     EXPECT_EQ(values(grad(x)), (std::vector<double>{5}));
   }
@@ -360,13 +348,14 @@ TEST(Tape, BackwardSaysWhatItCannotDo) {
   const Tensor x = leaf({1, 2});
   Tape tape;
   const Tensor y = ops::relu(x);
-  expect_parts(message([&] { tape.backward(y); }), {"backward", "f64[2]", "one element"});
-  expect_parts(message([&] { tape.backward(Tensor()); }), {"backward", "undefined"});
-  expect_parts(message([&] { tape.backward(Tensor::zeros({1}, DType::f64, kCpu)); }),
+  expect_parts(message_of([&] { tape.backward(y); }), {"backward", "f64[2]", "one element"});
+  expect_parts(message_of([&] { tape.backward(Tensor()); }), {"backward", "undefined"});
+  expect_parts(message_of([&] { tape.backward(Tensor::zeros({1}, DType::f64, kCpu)); }),
                {"not a result of this tape"});
-  expect_parts(message([&] { tape.backward(std::vector{y}, std::vector<Tensor>{}); }), {"1 results and 0"});
+  expect_parts(message_of([&] { tape.backward(std::vector{y}, std::vector<Tensor>{}); }),
+               {"1 results and 0"});
   expect_parts(
-      message([&] { tape.backward(std::vector{y}, std::vector{Tensor::zeros({3}, DType::f64, kCpu)}); }),
+      message_of([&] { tape.backward(std::vector{y}, std::vector{Tensor::zeros({3}, DType::f64, kCpu)}); }),
       {"f64[3]", "f64[2]"});
   tape.backward(ops::sum(y));  // none of these spent the tape
   EXPECT_EQ(values(grad(x)), (std::vector<double>{1, 1}));
@@ -416,7 +405,7 @@ TEST(Tape, AnErrorInBackwardLeavesNothingBehind) {
     Tape tape;
     const Tensor h = ops::silu(x), y = ops::silu(h), z = ops::silu(y);
     h.fill(0);
-    expect_parts(message([&] { tape.backward(ops::sum(z)); }), {"backward of silu", "written in place"});
+    expect_parts(message_of([&] { tape.backward(ops::sum(z)); }), {"backward of silu", "written in place"});
   }
   EXPECT_EQ(kCpu.allocator().stats().allocated, before);
   EXPECT_EQ(x.grad_state()->pending, 0);

@@ -13,6 +13,7 @@
 #include "datasets/loader.h"
 #include "io/checksum.h"
 #include "io/file.h"
+#include "tests/errors.h"
 
 namespace tessera::datasets {
 namespace {
@@ -47,14 +48,6 @@ class Shards : public ::testing::Test {
     writer.write(path(name));
     return path(name);
   }
-  static std::string error_of(const std::function<void()>& f) {
-    try {
-      f();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
-  }
   fs::path folder_;
 };
 
@@ -71,13 +64,13 @@ TEST_F(Shards, KeepTokensAndDocuments) {
     EXPECT_EQ(tokens, (std::vector<int64_t>{9, 10, 11, 12, 13}));
     EXPECT_EQ(shard.borders(0, 8), (std::vector<uint64_t>{3, 7}));
     EXPECT_EQ(shard.borders(3, 7), (std::vector<uint64_t>{}));
-    EXPECT_NE(error_of([&] { shard.read(4, tokens); }).find("reach past its end"), std::string::npos);
+    EXPECT_NE(message_of([&] { shard.read(4, tokens); }).find("reach past its end"), std::string::npos);
   }
   TokenShardWriter writer(10, kPrint);
-  EXPECT_NE(error_of([&] { writer.add(std::vector<int32_t>{10}); }).find("outside the vocabulary of 10"),
+  EXPECT_NE(message_of([&] { writer.add(std::vector<int32_t>{10}); }).find("outside the vocabulary of 10"),
             std::string::npos);
-  EXPECT_NE(error_of([] { TokenShardWriter(10, "abc"); }).find("32 hexadecimal digits"), std::string::npos);
-  EXPECT_NE(error_of([] { TokenShardWriter(10, kPrint, 10); }).find("end token 10"), std::string::npos);
+  EXPECT_NE(message_of([] { TokenShardWriter(10, "abc"); }).find("32 hexadecimal digits"), std::string::npos);
+  EXPECT_NE(message_of([] { TokenShardWriter(10, kPrint, 10); }).find("end token 10"), std::string::npos);
 }
 
 TEST_F(Shards, RefuseEveryCutAndEveryFlippedBit) {
@@ -85,16 +78,16 @@ TEST_F(Shards, RefuseEveryCutAndEveryFlippedBit) {
   const std::string good = bytes();
   for (size_t size = 0; size < good.size(); ++size) {
     put("cut.tokens", good.substr(0, size));
-    ASSERT_NE(error_of([&] { TokenShard shard(path("cut.tokens")); }), "") << size;
+    ASSERT_NE(message_of([&] { TokenShard shard(path("cut.tokens")); }), "") << size;
   }
   for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
     std::string bad = good;
     bad[bit / 8] = char(bad[bit / 8] ^ 1 << (bit % 8));
     put("bad.tokens", bad);
-    ASSERT_NE(error_of([&] { TokenShard shard(path("bad.tokens")); }), "") << bit;
+    ASSERT_NE(message_of([&] { TokenShard shard(path("bad.tokens")); }), "") << bit;
   }
   put("long.tokens", good + "x");
-  EXPECT_NE(error_of([&] { TokenShard shard(path("long.tokens")); }).find("cut short"), std::string::npos);
+  EXPECT_NE(message_of([&] { TokenShard shard(path("long.tokens")); }).find("cut short"), std::string::npos);
 }
 
 /// Heads that have their checksum and lie.
@@ -134,7 +127,7 @@ TEST_F(Shards, RefuseHeadsThatLie) {
     hash.add(bad.data(), 112);
     std::memcpy(bad.data() + 112, hash.digits().data(), 16);
     put("bad.tokens", bad);
-    const std::string error = error_of([&] { TokenShard shard(path("bad.tokens")); });
+    const std::string error = message_of([&] { TokenShard shard(path("bad.tokens")); });
     EXPECT_NE(error.find(one.error), std::string::npos) << one.place << " " << one.value << ": " << error;
     EXPECT_NE(error.find("bad.tokens"), std::string::npos);
   }
@@ -143,9 +136,10 @@ TEST_F(Shards, RefuseHeadsThatLie) {
            {"b", std::string(200, 'x'), "does not begin with TESSTOK1"},
            {"c", "version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"}}) {
     put(name, content);
-    EXPECT_NE(error_of([&] { TokenShard shard(path(name)); }).find(error), std::string::npos);
+    EXPECT_NE(message_of([&] { TokenShard shard(path(name)); }).find(error), std::string::npos);
   }
-  EXPECT_NE(error_of([&] { TokenShard shard(folder_.string()); }).find("is a directory"), std::string::npos);
+  EXPECT_NE(message_of([&] { TokenShard shard(folder_.string()); }).find("is a directory"),
+            std::string::npos);
 }
 
 TEST_F(Shards, NoticesTokensOutsideTheVocabularyAndACutAfterOpening) {
@@ -155,12 +149,10 @@ TEST_F(Shards, NoticesTokensOutsideTheVocabularyAndACutAfterOpening) {
   put("bad.tokens", bad);
   const TokenShard unverified(path("bad.tokens"), false);
   std::vector<int64_t> tokens(11);
-  EXPECT_NE(
-      error_of([&] { unverified.read(0, tokens); }).find("token 7 is 65535, outside the vocabulary of 1000"),
-      std::string::npos);
+  expect_error([&] { unverified.read(0, tokens); }, {"token 7 is 65535, outside the vocabulary of 1000"});
   const TokenShard shard(path("x.tokens"));
   fs::resize_file(path("x.tokens"), 130);
-  EXPECT_NE(error_of([&] { shard.read(0, tokens); }).find("somebody is changing it"), std::string::npos);
+  EXPECT_NE(message_of([&] { shard.read(0, tokens); }).find("somebody is changing it"), std::string::npos);
 }
 
 TEST_F(Shards, WindowsGoOnAcrossShards) {
@@ -177,15 +169,13 @@ TEST_F(Shards, WindowsGoOnAcrossShards) {
     }
   }
   const std::vector<int64_t> past = {12};
-  EXPECT_NE(error_of([&] { windows.batch(past); }).find("no window 12 of 12"), std::string::npos);
-  EXPECT_NE(error_of([&] { TokenWindows(paths, {.length = 100}); }).find("give no window of 100"),
+  EXPECT_NE(message_of([&] { windows.batch(past); }).find("no window 12 of 12"), std::string::npos);
+  EXPECT_NE(message_of([&] { TokenWindows(paths, {.length = 100}); }).find("give no window of 100"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
-              TokenWindows(paths, {.length = 8, .fingerprint = std::string(32, 'b')});
-            }).find("tokenize the text again"),
-            std::string::npos);
+  expect_error([&] { TokenWindows(paths, {.length = 8, .fingerprint = std::string(32, 'b')}); },
+               {"tokenize the text again"});
   const std::vector<std::string> mixed = {paths[0], make("d", {9}, 0, 1000, std::string(32, 'c'))};
-  EXPECT_NE(error_of([&] { TokenWindows(mixed, {.length = 8}); }).find("different tokenizers"),
+  EXPECT_NE(message_of([&] { TokenWindows(mixed, {.length = 8}); }).find("different tokenizers"),
             std::string::npos);
 }
 
@@ -204,7 +194,7 @@ TEST_F(Shards, WindowsMayOverlap) {
   }
   EXPECT_EQ(TokenWindows(shards, {.length = 4}).size(),
             TokenWindows(shards, {.length = 4, .stride = 4}).size());
-  EXPECT_NE(error_of([&] { TokenWindows(shards, {.length = 4, .stride = 5}); }).find("a stride of 5"),
+  EXPECT_NE(message_of([&] { TokenWindows(shards, {.length = 4, .stride = 5}); }).find("a stride of 5"),
             std::string::npos);
 }
 
@@ -258,11 +248,9 @@ TEST_F(Shards, NamesOfAFolder) {
   make(shard_name("train", 0), {5});
   make(shard_name("train", 1), {5});
   EXPECT_EQ(shard_paths(folder_.string(), "train").size(), 2u);
-  EXPECT_NE(
-      error_of([&] { shard_paths(folder_.string(), "validation"); }).find("no shards of the part validation"),
-      std::string::npos);
+  expect_error([&] { shard_paths(folder_.string(), "validation"); }, {"no shards of the part validation"});
   fs::rename(path(shard_name("train", 0)), path(shard_name("train", 2)));
-  EXPECT_NE(error_of([&] { shard_paths(folder_.string(), "train"); }).find("but not train-00000.tokens"),
+  EXPECT_NE(message_of([&] { shard_paths(folder_.string(), "train"); }).find("but not train-00000.tokens"),
             std::string::npos);
 }
 

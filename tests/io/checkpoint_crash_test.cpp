@@ -4,6 +4,7 @@
 #include <map>
 
 #include "io/checkpoint_folder.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 // A save is killed, or fails, at each of its system calls in turn, until one runs to the end. After each the
@@ -182,7 +183,7 @@ TEST(CheckpointCrash, AfterEachFailingCallTheFolderIsWhole) {
     std::string error;
     {
       Interruption interruption(index, When::before, [&] { failed = true; });
-      error = error_of([&] { CheckpointFolder(folder.path(), 2).save(30, state_at(30)); });
+      error = message_of([&] { CheckpointFolder(folder.path(), 2).save(30, state_at(30)); });
     }
     failures += !error.empty();
     EXPECT_TRUE(error.empty() || error.find(folder.path()) != std::string::npos) << error;

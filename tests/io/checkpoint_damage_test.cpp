@@ -1,4 +1,5 @@
 #include "io/checkpoint.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 // Whatever happens to a checkpoint's bytes is noticed before anything of it is used.
@@ -15,7 +16,7 @@ std::string whole_checkpoint(const TemporaryFolder& folder) {
 }
 
 std::string error_of_reading(const std::string& bytes) {
-  return error_of([&] { Checkpoint::read(InputFile("memory", bytes)); });
+  return message_of([&] { Checkpoint::read(InputFile("memory", bytes)); });
 }
 
 TEST(CheckpointDamage, EveryBitOfTheHeaderIsWatched) {

@@ -1,5 +1,6 @@
 #include "io/checkpoint_folder.h"
 
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 namespace tessera::io::test {
@@ -66,7 +67,7 @@ TEST(CheckpointFolder, AFileThatDoesNotReadBackStopsTheSaveAndKeepsTheOldOnes) {
     wrong.back() ^= 1;  // a disk that lies
     return system.pwrite(file, wrong.data(), bytes, offset);
   };
-  EXPECT_NE(error_of([&] { folder.save(2, Checkpoint::of(int64_t{2})); }), "");
+  EXPECT_NE(message_of([&] { folder.save(2, Checkpoint::of(int64_t{2})); }), "");
   EXPECT_EQ(folder.latest().step, 1);
   EXPECT_EQ(folder.latest().warnings.size(), 1u);
 }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "io/checksum.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 namespace tessera::io::test {
@@ -176,7 +177,7 @@ TEST(Checkpoint, RefusesWhatDoesNotFitWithATableAndChangesNothing) {
   std::vector<double> wrong_curve = {7};
   float wrong_rate = 7;
   uint8_t extra = 9;
-  const std::string text = error_of([&] {
+  const std::string text = message_of([&] {
     load(folder / "file", named("model", other), named("step", wrong_step), named("curve", wrong_curve),
          named("rate", wrong_rate), named("rng", extra));
   });

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 namespace tessera::io::test {
@@ -172,7 +173,7 @@ TEST(AtomicFile, EveryFailureNamesPathAndRoomAndLeavesTheOldFile) {
       file_calls().pwrite = [&](int file, const void* from, size_t, off_t offset) -> ssize_t {
         return offset < 3 ? system.pwrite(file, from, 3, offset) : fail();
       };
-    const std::string text = error_of([&] { write_file(folder / "file", "new content"); });
+    const std::string text = message_of([&] { write_file(folder / "file", "new content"); });
     EXPECT_NE(text.find(failure.text), std::string::npos) << text;
     EXPECT_NE(text.find(folder / "file"), std::string::npos) << text;
     EXPECT_NE(text.find("11 bytes are needed"), std::string::npos) << text;

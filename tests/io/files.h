@@ -12,6 +12,7 @@
 
 #include "io/file.h"
 #include "tensor/tensor.h"
+#include "tests/errors.h"
 
 /// What the tests of io share: folders of their own, raw files, and what an error says.
 
@@ -61,18 +62,8 @@ inline std::string get_raw(const std::string& path) {
 
 /// The text of the Error that `f` throws; "" if it throws none.
 template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-template <class F>
 ::testing::AssertionResult throws(F&& f, const std::string& part) {
-  const std::string text = error_of(f);
+  const std::string text = message_of(f);
   if (text.empty()) return ::testing::AssertionFailure() << "nothing was thrown, expected: " << part;
   if (text.find(part) == std::string::npos)
     return ::testing::AssertionFailure() << "expected: " << part << "\nthrown:   " << text;

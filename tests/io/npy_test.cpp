@@ -1,5 +1,6 @@
 #include "io/npy.h"
 
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 namespace tessera::io::test {
@@ -194,7 +195,7 @@ TEST(Npy, RefusesATruncationAtEveryByte) {
   const std::string whole = get_raw(folder / "file.npy");
   for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
     const std::string part = whole.substr(0, bytes);
-    EXPECT_FALSE(error_of([&] { load_npy(InputFile("memory", part)); }).empty()) << bytes;
+    EXPECT_FALSE(message_of([&] { load_npy(InputFile("memory", part)); }).empty()) << bytes;
   }
 }
 

@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "io/safetensors.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 namespace tessera::io::test {
@@ -219,7 +220,7 @@ TEST(SafetensorsMalformed, ATruncationAtEveryByteIsRefused) {
   const std::string whole = get_raw(folder / "file");
   for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
     const std::string part = whole.substr(0, bytes);
-    EXPECT_FALSE(error_of([&] { SafetensorsFile(InputFile("memory", part)); }).empty()) << bytes;
+    EXPECT_FALSE(message_of([&] { SafetensorsFile(InputFile("memory", part)); }).empty()) << bytes;
   }
 }
 

@@ -3,6 +3,7 @@
 #include "io/tokenizer/file_internal.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/tokenizer/train.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 // Files that are no tokenizers, or only almost: each is refused with a message that names the place.
@@ -195,7 +196,7 @@ TEST(TokenizerMalformed, RefusesFilesWithAReason) {
   EXPECT_GE(cases.size(), 90u);
   for (const Case& one : cases)
     EXPECT_TRUE(throws([&] { Tokenizer::parse("x.json", one.file); }, one.error)) << one.what;
-  EXPECT_EQ(error_of([] { Tokenizer::parse("x.json", with(R"("normalizer":null)")); }), "");
+  EXPECT_EQ(message_of([] { Tokenizer::parse("x.json", with(R"("normalizer":null)")); }), "");
 }
 
 TEST(TokenizerMalformed, RefusesPatternsWithAReason) {
@@ -203,7 +204,7 @@ TEST(TokenizerMalformed, RefusesPatternsWithAReason) {
     return with(R"("pre_tokenizer":{"type":"Split","behavior":"Isolated","pattern":{"Regex":)" +
                 nlohmann::json(pattern).dump() + "}}");
   };
-  if (error_of([&] { Tokenizer::parse("x.json", split("a")); }) != "") GTEST_SKIP() << "skipped: no PCRE2";
+  if (message_of([&] { Tokenizer::parse("x.json", split("a")); }) != "") GTEST_SKIP() << "skipped: no PCRE2";
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"(", "is not understood: missing closing parenthesis"},
       {"[a", "is not understood"},
@@ -232,7 +233,7 @@ TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {
   const auto pair = [&](const std::string& vocabulary, const std::string& merges) {
     put_raw(folder / "vocab.json", vocabulary);
     put_raw(folder / "merges.txt", merges);
-    return error_of([&] { Tokenizer::load(folder / "merges.txt"); });
+    return message_of([&] { Tokenizer::load(folder / "merges.txt"); });
   };
   const std::string good = R"({"a":0,"b":1,"ab":2})";
   const std::vector<Case> pairs = {{"", "[]", "vocab.json is a list"},
@@ -251,7 +252,7 @@ TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {
            {"a c\n", "joins \"c\", which is not in the vocabulary"}})
     EXPECT_NE(pair(good, merges).find(error), std::string::npos) << merges << pair(good, merges);
   const auto lines = [](const std::string& text) {
-    return error_of([&] { parse_vocab_txt("vocab.txt", text, true); });
+    return message_of([&] { parse_vocab_txt("vocab.txt", text, true); });
   };
   EXPECT_NE(lines("[UNK]\n\n[CLS]\n").find("line 2 is empty"), std::string::npos);
   EXPECT_NE(lines("a\nb\n").find("has no [UNK]"), std::string::npos);
@@ -330,8 +331,10 @@ TEST(TokenizerMalformed, RefusesSentencePieceModelsWithAReason) {
   EXPECT_GE(cases.size(), 25u);
   for (const auto& [bytes, error] : cases)
     EXPECT_TRUE(throws([&] { check_sentencepiece("x.model", bytes); }, error)) << error;
-  EXPECT_EQ(error_of([&] { check_sentencepiece("x.model", table(units(small, std::string(1, '\0')))); }), "");
-  EXPECT_EQ(error_of([&] { check_sentencepiece("x.model", table(units(leaf, std::string("b\0", 2)))); }), "");
+  EXPECT_EQ(message_of([&] { check_sentencepiece("x.model", table(units(small, std::string(1, '\0')))); }),
+            "");
+  EXPECT_EQ(message_of([&] { check_sentencepiece("x.model", table(units(leaf, std::string("b\0", 2)))); }),
+            "");
 }
 
 /// Every prefix and every flipped bit of small good files: an Error or a tokenizer that works, never more.

@@ -7,6 +7,7 @@
 
 #include "io/tokenizer/file_internal.h"
 #include "io/tokenizer/tokenizer.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 // Reading takes no more memory than the file's size and 64 MiB, whatever the file says. The sanitizers have
@@ -105,13 +106,14 @@ TEST(TokenizerMemory, StaysWithinTheFileAnd64MiB) {
       {"largest added", R"({"added_tokens":[{"id":4194303,"content":"x"}],"model":{"vocab":{}}})"},
       {"one text", "\"" + std::string(20'000'000, 'x') + "\""}};
   for (const auto& [what, text] : files) {
-    const int64_t used = peak_of([&, &text = text] { error_of([&] { Tokenizer::parse("x.json", text); }); });
+    const int64_t used =
+        peak_of([&, &text = text] { message_of([&] { Tokenizer::parse("x.json", text); }); });
     EXPECT_LE(used, int64_t(text.size()) + (int64_t{64} << 20)) << what << ", a file of " << text.size();
   }
-  EXPECT_LE(peak_of([&] { error_of([&] { Tokenizer::parse_sentencepiece("x.model", pieces); }); }),
+  EXPECT_LE(peak_of([&] { message_of([&] { Tokenizer::parse_sentencepiece("x.model", pieces); }); }),
             int64_t(pieces.size()) + (int64_t{64} << 20));
   EXPECT_LE(peak_of([&] {
-              error_of([&] { parse_vocab_txt("vocab.txt", repeated("abcd\n", 4'000'000), true); });
+              message_of([&] { parse_vocab_txt("vocab.txt", repeated("abcd\n", 4'000'000), true); });
             }) - 5 * 4'000'000,
             int64_t{84} << 20);
 }

@@ -4,6 +4,7 @@
 
 #include "io/tokenizer/train.h"
 #include "io/tokenizer/unicode_internal.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 namespace tessera::io::test {
@@ -23,7 +24,7 @@ std::string from_hex(const std::string& hex) {
 
 /// Whether this build lacks what the tokenizer needs; the message says what.
 bool lacks_library(const std::string& path) {
-  const std::string error = error_of([&] { Tokenizer::load(path); });
+  const std::string error = message_of([&] { Tokenizer::load(path); });
   return error.find("which this build lacks") != std::string::npos;
 }
 
@@ -184,7 +185,7 @@ TEST(TokenStream, GivesWholeCharactersAndNoMore) {
 TEST(TrainBpe, IsDeterministicAndLossless) {
   std::vector<std::string> texts = {"low lower lowest low low",
                                     "new newer newest wide wider widest \xC3\xA9\xC3\xA9"};
-  const std::string one = error_of([&] { train_bpe(texts, {.vocab_size = 300}); });
+  const std::string one = message_of([&] { train_bpe(texts, {.vocab_size = 300}); });
   if (one.find("which this build lacks") != std::string::npos) GTEST_SKIP() << "skipped: no PCRE2";
   const std::string json = train_bpe(texts, {.vocab_size = 300});
   std::swap(texts[0], texts[1]);

@@ -1,5 +1,6 @@
 #include "io/torch_file.h"
 
+#include "tests/errors.h"
 #include "tests/io/files.h"
 #include "tests/io/torch_bytes.h"
 
@@ -119,7 +120,7 @@ std::vector<Malformed> malformed_files() {
 
 TEST_F(TorchFiles, RefusesMalformedArchives) {
   for (const Malformed& file : malformed_files()) {
-    const std::string error = error_of([&] {
+    const std::string error = message_of([&] {
       const TorchFile opened = open(file.bytes);
       for (const PickledTensor& tensor : opened.entries()) opened.load(tensor.name);
     });
@@ -145,11 +146,11 @@ TEST_F(TorchFiles, EveryCutIsRefusedAndEveryChangedByteHarmless) {
   };
   use(whole);
   for (size_t length = 1; length < whole.size(); ++length)
-    EXPECT_FALSE(error_of([&] { use(whole.substr(0, length)); }).empty()) << length;
+    EXPECT_FALSE(message_of([&] { use(whole.substr(0, length)); }).empty()) << length;
   for (size_t at = 0; at < whole.size(); ++at) {
     std::string changed = whole;
     changed[at] = char(changed[at] ^ 0x41);
-    error_of([&] { use(changed); });
+    message_of([&] { use(changed); });
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "tests/errors.h"
 #include "tests/io/files.h"
 #include "tests/io/torch_bytes.h"
 
@@ -59,7 +60,7 @@ TEST(Unpickle, EveryInstructionIsKnownOrRefusedByName) {
   EXPECT_EQ(known.size(), 28u);
   constexpr char kDigits[] = "0123456789abcdef";
   for (int opcode = 0; opcode < 256; ++opcode) {
-    const std::string error = error_of([&] { read(kProto + char(opcode)); });
+    const std::string error = message_of([&] { read(kProto + char(opcode)); });
     ASSERT_FALSE(error.empty()) << opcode;
     const std::string named =
         std::string("has the instruction 0x") + kDigits[opcode >> 4] + kDigits[opcode & 15];
@@ -220,12 +221,12 @@ TEST(Unpickle, DictionariesThatShareOneAnotherDoNotMultiply) {
 TEST(Unpickle, EveryCutAndEveryChangedByteIsReadOrRefused) {
   const std::string whole = program({{"a", matrix()}, {"b", matrix("LongStorage", "1")}});
   for (size_t length = 0; length < whole.size(); ++length)
-    EXPECT_FALSE(error_of([&] { read(whole.substr(0, length)); }).empty()) << length;
+    EXPECT_FALSE(message_of([&] { read(whole.substr(0, length)); }).empty()) << length;
   for (size_t at = 0; at < whole.size(); ++at)
     for (const int change : {1, 0x20, 0x80, 0xFF}) {
       std::string changed = whole;
       changed[at] = char(changed[at] ^ change);
-      error_of([&] { read(changed); });  // nothing but Error comes out, and no sanitizer complains
+      message_of([&] { read(changed); });  // nothing but Error comes out, and no sanitizer complains
     }
 }
 

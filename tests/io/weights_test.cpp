@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include "io/shard_index.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 #include "tests/io/torch_bytes.h"
 
@@ -76,7 +77,7 @@ class Weights : public ::testing::Test {
 
   void put(const std::string& name, const std::string& text) { put_raw(folder / name, text); }
   std::string open_error() {
-    return error_of([&] { WeightSource(folder.path()); });
+    return message_of([&] { WeightSource(folder.path()); });
   }
 };
 

@@ -6,21 +6,12 @@
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "tests/errors.h"
 
 namespace tessera::models {
 namespace {
 
 const Device kCpu = Device::cpu();
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 Tensor tokens_of(std::vector<int64_t> values, const Shape& shape) {
   return Tensor::from(values, shape);

@@ -8,6 +8,7 @@
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
 #include "tensor/random.h"
+#include "tests/errors.h"
 
 namespace tessera::nn {
 namespace {
@@ -17,16 +18,6 @@ Tensor random(const Shape& shape, uint64_t seed) {
   const Tensor tensor = Tensor::empty(shape, DType::f64, Device::cpu());
   fill_normal(tensor, 0, 1, rng);
   return tensor;
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 double largest_difference(const Tensor& a, const Tensor& b) {

@@ -11,6 +11,7 @@
 #include "runtime/capture.h"
 #include "runtime/philox.h"
 #include "runtime/tuning.h"
+#include "tests/errors.h"
 
 /// Attention within sequences, beyond the generic cases: each sequence is what the operator makes of it
 /// alone, rows of no sequence, lengths that change under a captured graph, problems of many tiles, and
@@ -30,15 +31,6 @@ Tensor random(const Shape& shape, DType dtype, uint64_t stream) {
 
 Tensor starts_tensor(const Starts& starts, DType dtype = DType::i64) {
   return Tensor::from(starts, {int64_t(starts.size())}).to(dtype);
-}
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 struct Outcome {

@@ -11,6 +11,7 @@
 #include "ops/attention/attention_schedule.h"
 #include "runtime/philox.h"
 #include "runtime/tuning.h"
+#include "tests/errors.h"
 
 /// What the generic cases do not say: examples worked out by hand, where causal's diagonal lies, queries that
 /// see nothing, huge scores, layouts of results, head sizes that only the CPU takes, and messages.
@@ -29,15 +30,6 @@ Tensor random(const Shape& shape, DType dtype, uint64_t stream) {
 
 Tensor heads(const std::vector<double>& values, int64_t length, int64_t dim) {
   return Tensor::from(values, {1, length, 1, dim});
-}
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(Attention, WorkedByHand) {

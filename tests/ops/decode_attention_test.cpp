@@ -10,6 +10,7 @@
 #include "ops/rope/rope.h"
 #include "ops/rope/rope_table.h"
 #include "runtime/capture.h"
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

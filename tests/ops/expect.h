@@ -7,17 +7,6 @@
 
 namespace tessera::ops {
 
-/// The message that `f` throws; "" if it throws nothing.
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 /// The CPU, and the first GPU if there is one: special values are the same everywhere.
 inline std::vector<Device> devices() {
   std::vector<Device> list{Device::cpu()};

@@ -6,6 +6,7 @@
 
 #include "ops/op.h"
 #include "ops/shape/shape.h"
+#include "tests/errors.h"
 
 namespace tessera::ops {
 namespace {
@@ -18,20 +19,6 @@ Tensor counting(const Shape& shape) {
 
 Tensor indices(std::vector<int64_t> values) {
   return Tensor::from(values, {int64_t(values.size())});
-}
-
-template <class F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
 }
 
 TEST(GatherRows, ByHandWithBothIndexDtypes) {
@@ -90,21 +77,22 @@ TEST(ScatterRows, NoRowsAndNoIndices) {
 
 TEST(GatherRows, ErrorsNamePositionAndValue) {
   const Tensor x = counting({3, 2});
-  expect_parts(message([&] {
+  expect_parts(message_of([&] {
                  gather_rows(x, indices({0, 3}));
                }),
                {"gather_rows", "index 3", "position 1", "3 rows"});
-  expect_parts(message([&] { gather_rows(x, indices({-1})); }), {"index -1", "position 0"});
-  expect_parts(message([&] {
+  expect_parts(message_of([&] { gather_rows(x, indices({-1})); }), {"index -1", "position 0"});
+  expect_parts(message_of([&] {
                  scatter_rows(x, indices({0, 9, 1}), 4);
                }),
                {"scatter_rows", "index 9", "position 1"});
-  expect_parts(message([&] { scatter_rows(x, indices({0}), 4); }), {"scatter_rows", "3 rows", "has 1"});
-  expect_parts(message([&] { scatter_rows(x, indices({0, 0, 0}), -1); }), {"scatter_rows", "-1"});
-  expect_parts(message([&] { gather_rows(x, x); }), {"gather_rows", "f64[3, 2]", "i64 or i32"});
-  expect_parts(message([&] { scatter_rows(indices({1}), indices({0}), 1); }), {"scatter_rows", "i64", "cpu"});
-  expect_parts(message([&] { gather_rows(Tensor(), indices({0})); }), {"gather_rows", "undefined"});
-  expect_parts(message([&] { gather_rows(Tensor::zeros({}, DType::f32, Device::cpu()), indices({0})); }),
+  expect_parts(message_of([&] { scatter_rows(x, indices({0}), 4); }), {"scatter_rows", "3 rows", "has 1"});
+  expect_parts(message_of([&] { scatter_rows(x, indices({0, 0, 0}), -1); }), {"scatter_rows", "-1"});
+  expect_parts(message_of([&] { gather_rows(x, x); }), {"gather_rows", "f64[3, 2]", "i64 or i32"});
+  expect_parts(message_of([&] { scatter_rows(indices({1}), indices({0}), 1); }),
+               {"scatter_rows", "i64", "cpu"});
+  expect_parts(message_of([&] { gather_rows(Tensor(), indices({0})); }), {"gather_rows", "undefined"});
+  expect_parts(message_of([&] { gather_rows(Tensor::zeros({}, DType::f32, Device::cpu()), indices({0})); }),
                {"gather_rows", "at least one dimension"});
 }
 
@@ -115,7 +103,7 @@ TEST(GatherRows, AnIndexWrittenInPlaceIsNoticed) {
   Tape tape;
   const Tensor y = gather_rows(x, at);
   at.fill(2);
-  expect_parts(message([&] { tape.backward(std::vector{y}, std::vector{counting({2})}); }),
+  expect_parts(message_of([&] { tape.backward(std::vector{y}, std::vector{counting({2})}); }),
                {"gather_rows", "written in place"});
 }
 

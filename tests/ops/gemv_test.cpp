@@ -8,6 +8,7 @@
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_swiglu.h"
 #include "runtime/tuning.h"
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 /// The row "gemv" at every edge. Everything is made of small integers, so that sums are exact in f32 and the

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

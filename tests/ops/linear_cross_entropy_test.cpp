@@ -9,6 +9,7 @@
 #include "runtime/allocator.h"
 #include "runtime/tuning.h"
 #include "tensor/random.h"
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

@@ -6,6 +6,7 @@
 
 #include "ops/linear/linear.h"
 #include "ops/swiglu/swiglu.h"
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

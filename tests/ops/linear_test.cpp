@@ -3,18 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "ops/linear/linear_kernels.h"
+#include "tests/errors.h"
 
 namespace tessera::ops {
 namespace {
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
 
 Tensor ones(const Shape& shape, DType dtype) {
   return Tensor::full(shape, 1, dtype, Device::cpu());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "autograd/gradcheck.h"
+#include "tests/errors.h"
 
 namespace tessera::ops {
 namespace {
@@ -11,15 +12,6 @@ Tensor counted(const Shape& shape, DType dtype = DType::f64) {
   std::vector<double> values(size_t(shape.count()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = double(int64_t(i) * 5 % 13 - 6) / 4;
   return Tensor::from(values, shape).to(dtype);
-}
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "(no error)";
 }
 
 // a b = {{19, 22}, {43, 50}}; with dy = {{1, 2}, {0, 1}}: da = dy b^T, db = a^T dy. Small integers: exact.

@@ -3,18 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "ops/linear/linear.h"
+#include "tests/errors.h"
 
 namespace tessera::ops {
 namespace {
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
 
 Tensor counted(const Shape& shape, DType dtype, int64_t seed) {
   std::vector<double> values(size_t(shape.count()));

@@ -7,6 +7,7 @@
 
 #include "ops/pointwise/pointwise.h"
 #include "tensor/random.h"
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

@@ -1,4 +1,5 @@
 #include "ops/pointwise/pointwise.h"
+#include "tests/errors.h"
 
 #include <gtest/gtest.h>
 
@@ -13,17 +14,6 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 Tensor row(std::vector<double> values) {
   return Tensor::from(values, {int64_t(values.size())});
-}
-
-template <class F>
-void expect_error(F&& f, std::initializer_list<const char*> parts) {
-  try {
-    f();
-    FAIL() << "expected an error";
-  } catch (const Error& error) {
-    for (const char* part : parts)
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " in: " << error.what();
-  }
 }
 
 TEST(Pointwise, BroadcastsAsNumpyDoes) {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/pointwise/pointwise.h"
+#include "tests/errors.h"
 
 namespace tessera::ops {
 namespace {
@@ -24,17 +25,6 @@ std::vector<double> gradient(Tensor x, const std::function<Tensor(const Tensor&)
   const Tensor y = f(x);
   tape.backward(std::vector{y}, std::vector{Tensor::full(y.shape(), 1, y.dtype(), y.device())});
   return grad(x).to_vector<double>();
-}
-
-template <class F>
-void expect_error(F&& f, std::initializer_list<const char*> parts) {
-  try {
-    f();
-    FAIL() << "expected an error";
-  } catch (const Error& error) {
-    for (const char* part : parts)
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " in: " << error.what();
-  }
 }
 
 TEST(Reduce, SmallExamples) {

@@ -6,6 +6,7 @@
 #include <complex>
 
 #include "ops/rope/rope_table.h"
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

@@ -8,6 +8,7 @@
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"
 #include "tensor/kernels.h"
+#include "tests/errors.h"
 
 namespace tessera::ops {
 namespace {
@@ -22,21 +23,6 @@ Tensor counting(const Shape& shape, double first = 0) {
 
 std::vector<double> values(const Tensor& x) {
   return x.to_vector<double>();
-}
-
-/// The message of the error that `f` throws; empty if it does not.
-template <class F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
 }
 
 TEST(Concat, JoinsInOrderByHand) {
@@ -73,17 +59,17 @@ TEST(Concat, PartsWithoutGradientGetNone) {
 }
 
 TEST(Concat, ErrorsNameThePart) {
-  expect_parts(message([] { concat({}, 0); }), {"concat", "no parts"});
-  expect_parts(message([] {
+  expect_parts(message_of([] { concat({}, 0); }), {"concat", "no parts"});
+  expect_parts(message_of([] {
                  concat({counting({2, 3}), counting({2, 4})}, 0);
                }),
                {"concat", "part 1", "f64[2, 4]", "f64[2, 3]"});
-  expect_parts(message([] {
+  expect_parts(message_of([] {
                  concat({counting({2}), counting({2}).to(DType::f32)}, 0);
                }),
                {"part 1", "f32[2]"});
-  expect_parts(message([] { concat({counting({2}), Tensor()}, 0); }), {"part 1", "undefined"});
-  expect_parts(message([] { concat({counting({2})}, 1); }), {"dimension 1"});
+  expect_parts(message_of([] { concat({counting({2}), Tensor()}, 0); }), {"part 1", "undefined"});
+  expect_parts(message_of([] { concat({counting({2})}, 1); }), {"dimension 1"});
 }
 
 TEST(Slice, IsAViewAndGradientsAddUpWhereSlicesOverlap) {
@@ -143,13 +129,13 @@ TEST(Split, OneTensorReadTwiceInPlaceGetsBothGradients) {
 }
 
 TEST(Split, NamesSizesThatDoNotFit) {
-  expect_parts(message([] {
+  expect_parts(message_of([] {
                  split(counting({2, 5}), 1, {2, 4});
                }),
                {"split", "part 1 of size 4", "dimension 1", "f64[2, 5]"});
-  expect_parts(message([] { split(counting({2, 5}), 1, {2, 2}); }), {"split", "add up to 4", "f64[2, 5]"});
-  expect_parts(message([] { split(counting({2, 5}), 1, {-1, 6}); }), {"split", "part 0 of size -1"});
-  expect_parts(message([] { split(counting({2, 5}), 2, {1}); }), {"dimension 2"});
+  expect_parts(message_of([] { split(counting({2, 5}), 1, {2, 2}); }), {"split", "add up to 4", "f64[2, 5]"});
+  expect_parts(message_of([] { split(counting({2, 5}), 1, {-1, 6}); }), {"split", "part 0 of size -1"});
+  expect_parts(message_of([] { split(counting({2, 5}), 2, {1}); }), {"dimension 2"});
 }
 
 TEST(Slice, AddsToAGradientThatOthersRead) {
@@ -170,7 +156,7 @@ TEST(Slice, AWriteThroughAViewIsAWriteToItsInput) {
   Tape tape;
   const Tensor y = silu(x), view = slice(x, 0, 0, 1);
   view.detach().fill(3);
-  expect_parts(message([&] { tape.backward(std::vector{y}, std::vector{counting({4})}); }),
+  expect_parts(message_of([&] { tape.backward(std::vector{y}, std::vector{counting({4})}); }),
                {"backward of silu", "written in place"});
 }
 
@@ -197,11 +183,11 @@ TEST(Slice, HoldsNothingForBackward) {
 
 TEST(Slice, Errors) {
   const Tensor x = counting({4, 3});
-  expect_parts(message([&] { slice(x, 0, 2, 5); }), {"slice", "[2, 5)", "size 4"});
-  expect_parts(message([&] { slice(x, 0, 3, 2); }), {"slice", "[3, 2)"});
-  expect_parts(message([&] { slice(x, 0, 0, 2, 0); }), {"slice", "step 0"});
-  expect_parts(message([&] { slice(x, 2, 0, 1); }), {"dimension 2"});
-  expect_parts(message([&] { slice(Tensor(), 0, 0, 1); }), {"slice", "undefined"});
+  expect_parts(message_of([&] { slice(x, 0, 2, 5); }), {"slice", "[2, 5)", "size 4"});
+  expect_parts(message_of([&] { slice(x, 0, 3, 2); }), {"slice", "[3, 2)"});
+  expect_parts(message_of([&] { slice(x, 0, 0, 2, 0); }), {"slice", "step 0"});
+  expect_parts(message_of([&] { slice(x, 2, 0, 1); }), {"dimension 2"});
+  expect_parts(message_of([&] { slice(Tensor(), 0, 0, 1); }), {"slice", "undefined"});
 }
 
 /// y = 3 x, whose backward adds to x's gradient in place wherever it may.
@@ -301,7 +287,7 @@ TEST(Reshape, IsAViewWhereTheStridesAllowItAndACopyElsewhere) {
   // Neither side's pitch divides the other's rows.
   const Tensor other = reshape(counting({3, 5}), {5, 3});
   EXPECT_EQ(values(other), values(counting({15})));
-  expect_parts(message([&] { reshape(x, {5, 5}); }), {"reshape", "f64[4, 6]", "[5, 5]"});
+  expect_parts(message_of([&] { reshape(x, {5, 5}); }), {"reshape", "f64[4, 6]", "[5, 5]"});
 }
 
 TEST(Expand, SumsOverWhatWasExpandedByHand) {
@@ -312,7 +298,7 @@ TEST(Expand, SumsOverWhatWasExpandedByHand) {
   EXPECT_EQ(values(y), (std::vector<double>{5, 5, 6, 6, 5, 5, 6, 6, 5, 5, 6, 6}));
   tape.backward(std::vector{y}, std::vector{counting({3, 2, 2})});
   EXPECT_EQ(values(grad(x)), (std::vector<double>{0 + 1 + 4 + 5 + 8 + 9, 2 + 3 + 6 + 7 + 10 + 11}));
-  expect_parts(message([&] { expand(x.detach(), {3, 3, 1}); }), {"expand", "[2, 1]", "[3, 3, 1]"});
+  expect_parts(message_of([&] { expand(x.detach(), {3, 3, 1}); }), {"expand", "[2, 1]", "[3, 3, 1]"});
 }
 
 TEST(Expand, ChainsWithItselfAndASecondUse) {
@@ -334,9 +320,9 @@ TEST(ShapeWords, AreReadAndRefused) {
   EXPECT_EQ(run("-1"), (Shape{6}));
   for (const char* word : {"3,", ",3", "3;2", "3,x", "-2,3", "-1,-1", "4,-1", "0,-1", "9999999999999999999",
                            "3,,2", " 6", "4294967296,4294967296,-1"})
-    EXPECT_NE(message([&] { run(word); }), "") << word;
+    EXPECT_NE(message_of([&] { run(word); }), "") << word;
   const OpSpec& expand_op = find_op("expand");
-  expect_parts(message([&] {
+  expect_parts(message_of([&] {
                  expand_op.run({counting({3})}, complete(expand_op, {{"shape", std::string("-1,3")}}));
                }),
                {"expand", "-1,3"});

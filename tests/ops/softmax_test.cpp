@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "ops/shape/shape.h"
+#include "tests/errors.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

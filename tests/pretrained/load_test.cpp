@@ -1,11 +1,11 @@
 #include "pretrained/load.h"
 
+#include "tests/errors.h"
 #include "tests/io/files.h"
 
 namespace tessera::pretrained {
 namespace {
 
-using io::test::error_of;
 using io::test::TemporaryFolder;
 using models::BertHead;
 
@@ -120,7 +120,7 @@ TEST_F(Load, DtypesConvert) {
   const models::Gpt wide = load_gpt(folder / "half", rng, kCpu, {.dtype = DType::f32});
   EXPECT_EQ(wide.token.weight.to_vector<float>(),
             gpt.token.weight.detach().to(DType::bf16).to_vector<float>());
-  EXPECT_EQ(error_of([&] { save(gpt, folder / "wrong", {.dtype = DType::i64}); }),
+  EXPECT_EQ(message_of([&] { save(gpt, folder / "wrong", {.dtype = DType::i64}); }),
             "save: parameters of i64; expected f32, bf16 or f16");
 }
 
@@ -132,7 +132,7 @@ TEST_F(Load, AMismatchIsListedWhole) {
   tensors.insert_or_assign("transformer.wte.weight", Tensor::zeros({10, 4}, DType::f32, kCpu));
   tensors.insert_or_assign("transformer.ln_f.bias", Tensor::zeros({4}, DType::i64, kCpu));
   const std::string bad = put("bad", folder / "good", tensors);
-  EXPECT_EQ(error_of([&] { load_gpt(bad, rng, kCpu); }),
+  EXPECT_EQ(message_of([&] { load_gpt(bad, rng, kCpu); }),
             "weights: " + bad +
                 "/model.safetensors does not fit the model of config.json:\n"
                 "  mis-shaped  transformer.wte.weight [10, 4], expected [9, 4]\n"
@@ -140,13 +140,14 @@ TEST_F(Load, AMismatchIsListedWhole) {
                 "  missing     transformer.h.1.ln_2.bias [4]\n"
                 "  unexpected  transformer.h.2.ln_2.bias [4]");
   EXPECT_NE(
-      error_of([&] {
+      message_of([&] {
         load_gpt(put("empty", folder / "good", {{"x", Tensor::zeros({1}, DType::f32, kCpu)}}), rng, kCpu);
       }).find("and 9 more"),
       std::string::npos);  // 28 missing and one unexpected: 20 lines and the rest
-  EXPECT_NE(
-      error_of([&] { load_llama(folder / "good", rng, kCpu); }).find("holds a model of type gpt2, not llama"),
-      std::string::npos);
+  EXPECT_NE(message_of([&] {
+              load_llama(folder / "good", rng, kCpu);
+            }).find("holds a model of type gpt2, not llama"),
+            std::string::npos);
 }
 
 TEST_F(Load, FilesOfTheBareModelAndItsBuffersAreUnderstood) {
@@ -166,7 +167,7 @@ TEST_F(Load, ATiedTensorMayBeThereIfItIsTheSame) {
   tensors.emplace("lm_head.weight", tensors.at("transformer.wte.weight"));
   expect_same(load_gpt(put("same", folder / "good", tensors), rng, kCpu), gpt);
   tensors.insert_or_assign("lm_head.weight", Tensor::zeros({9, 4}, DType::f32, kCpu));
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(message_of([&] {
               load_gpt(put("other", folder / "good", tensors), rng, kCpu);
             }).find("'lm_head.weight' differs from 'transformer.wte.weight', but config.json ties them"),
             std::string::npos);
@@ -198,9 +199,10 @@ TEST_F(Load, AClassifierBeginsFromAPretrainedEncoder) {
   EXPECT_GT(drawn, 0);
   LoadOptions strict = classify;
   strict.fresh_head = false;
-  EXPECT_NE(
-      error_of([&] { load_bert(old_file, rng, kCpu, strict); }).find("missing     classifier.weight [3, 4]"),
-      std::string::npos);
+  EXPECT_NE(message_of([&] {
+              load_bert(old_file, rng, kCpu, strict);
+            }).find("missing     classifier.weight [3, 4]"),
+            std::string::npos);
 }
 
 TEST_F(Load, ShapesAreComparedBeforeMemoryIsTaken) {
@@ -211,7 +213,7 @@ TEST_F(Load, ShapesAreComparedBeforeMemoryIsTaken) {
   std::string text = io::read_file(bad + "/config.json", 1 << 20);
   text.replace(text.find("\"vocab_size\": 9"), 15, "\"vocab_size\": 2000000000");
   io::write_file(bad + "/config.json", text);
-  EXPECT_NE(error_of([&] { load_gpt(bad, rng, kCpu); }).find("[9, 4], expected [2000000000, 4]"),
+  EXPECT_NE(message_of([&] { load_gpt(bad, rng, kCpu); }).find("[9, 4], expected [2000000000, 4]"),
             std::string::npos);
 }
 
@@ -233,7 +235,7 @@ TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
   EXPECT_EQ(out.entry("transformer.wte.weight").dtype, DType::f16);
   load_gpt(folder / "out", rng, kCpu);
   EXPECT_NE(
-      error_of([&] { convert(from, folder / "out"); }).find("already; weights in two files are ambiguous"),
+      message_of([&] { convert(from, folder / "out"); }).find("already; weights in two files are ambiguous"),
       std::string::npos);
 }
 

@@ -8,19 +8,10 @@
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 #include "runtime/tuning.h"
+#include "tests/errors.h"
 
 namespace tessera {
 namespace {
-
-template <class F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(Check, CarriesMessageFileAndLine) {
   const int line = __LINE__ + 2;
@@ -50,13 +41,13 @@ TEST(Device, ParsesNamesAndSaysWhatItExpected) {
   EXPECT_TRUE(Device::cpu().is_cpu());
   for (const char* text : {"", "CPU", "gpu", "cuda:", "cuda:x", "cuda:1x", "cuda: 1", "cuda:0:1", " cpu",
                            "cuda:99999999999999999999"})
-    EXPECT_NE(message([&] { Device::parse(text); }).find("expected cpu, cuda or cuda:<index>"),
+    EXPECT_NE(message_of([&] { Device::parse(text); }).find("expected cpu, cuda or cuda:<index>"),
               std::string::npos)
         << text;
   for (const char* text : {"cuda:-1", "cuda:1000"})
-    EXPECT_NE(message([&] { Device::parse(text); }).find(text), std::string::npos) << text;
+    EXPECT_NE(message_of([&] { Device::parse(text); }).find(text), std::string::npos) << text;
   if (Device::cuda_count() == 0) {
-    const std::string said = message([] { Device::parse("cuda"); });
+    const std::string said = message_of([] { Device::parse("cuda"); });
     EXPECT_NE(said.find(kCuda ? "driver" : "no CUDA"), std::string::npos) << said;
     EXPECT_EQ(Device::best(), Device::cpu());
   } else {
@@ -97,7 +88,7 @@ TEST(Captured, RunsItsBodyEveryTimeOnTheCpu) {
 TEST(Captured, AnErrorInTheBodyPassesThrough) {
   bool fail = true;
   Captured step(Device::cpu(), [&] { check(!fail, "planted"); });
-  EXPECT_EQ(message([&] { step(); }), "planted");
+  EXPECT_EQ(message_of([&] { step(); }), "planted");
   fail = false;
   EXPECT_NO_THROW(step());
 }

@@ -6,6 +6,7 @@
 #include "runtime/capture.h"
 #include "tensor/random.h"
 #include "tensor/tensor.h"
+#include "tests/errors.h"
 
 /// What needs a GPU: copies between host and device, and graphs of a step with random numbers.
 
@@ -26,16 +27,6 @@ Tensor counting(const Shape& shape, DType dtype = DType::f64) {
   std::vector<double> values(size_t(shape.count()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = double(i % 101);
   return Tensor::from(values, shape).to(dtype);
-}
-
-template <class F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST_F(CudaTensor, CopiesBothWaysInEveryDtypeAndLayout) {
@@ -191,7 +182,7 @@ TEST_F(CudaCaptured, WhatCannotBeCapturedThrowsAndLeavesTheStreamUsable) {
     });
     step();
     const Rng::State before = rng.state();
-    const std::string said = message([&] { step(); });
+    const std::string said = message_of([&] { step(); });
     EXPECT_NE(said.find(part), std::string::npos) << part << " in: " << said;
     EXPECT_FALSE(gpu.capturing());
     EXPECT_FALSE(step.is_graph());

@@ -9,6 +9,7 @@
 #include "tensor/finite.h"
 #include "tensor/kernels.h"
 #include "tensor/print.h"
+#include "tests/errors.h"
 
 namespace tessera {
 namespace {
@@ -25,20 +26,6 @@ Tensor counting(const Shape& shape, double first = 0) {
 
 std::vector<double> values(const Tensor& x) {
   return x.to_vector<double>();
-}
-
-template <class F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
 }
 
 // ---- construction ----
@@ -71,7 +58,7 @@ TEST(Tensor, SizesThatOverflowAreRefusedBeforeAnythingElse) {
   for (const Shape& shape :
        {Shape{huge}, Shape{huge, 1}, Shape{3, huge / 2}, Shape{huge / 8, 5}, Shape{0, huge}})
     for (const DType dtype : {DType::f64, DType::f32})
-      expect_parts(message([&] { Tensor::empty(shape, dtype, kCpu); }), {"bytes overflows"});
+      expect_parts(message_of([&] { Tensor::empty(shape, dtype, kCpu); }), {"bytes overflows"});
   // Fits 63 bits of elements, and as a view nothing is allocated; exchanged dimensions are no new size.
   const int64_t half = int64_t{1} << 40;
   const Tensor wide = Tensor::zeros({1}, DType::u8, kCpu).expand({1, half, 1});
@@ -80,7 +67,7 @@ TEST(Tensor, SizesThatOverflowAreRefusedBeforeAnythingElse) {
 }
 
 TEST(Tensor, FromChecksTheNumberOfValues) {
-  expect_parts(message([] {
+  expect_parts(message_of([] {
                  Tensor::from(std::vector<float>{1, 2, 3}, {2, 2});
                }),
                {"3 values", "[2, 2]", "4"});
@@ -88,7 +75,7 @@ TEST(Tensor, FromChecksTheNumberOfValues) {
 }
 
 TEST(Tensor, TypedAccessChecksTheDtype) {
-  expect_parts(message([] { counting({2}).data<float>(); }), {"f64", "f32"});
+  expect_parts(message_of([] { counting({2}).data<float>(); }), {"f64", "f32"});
   EXPECT_EQ(counting({2}).data<double>()[1], 1);
 }
 
@@ -98,9 +85,9 @@ TEST(Tensor, ItemAndToVectorConvert) {
   EXPECT_EQ(counting({2, 2}).to(DType::f16).to_vector<int32_t>(), (std::vector<int32_t>{0, 1, 2, 3}));
   EXPECT_EQ(counting({3}).to_vector<bool>(), (std::vector<bool>{false, true, true}));
   EXPECT_TRUE(counting({0, 3}).to_vector<double>().empty());
-  expect_parts(message([] { counting({2, 3}).item(); }), {"item", "f64[2, 3]", "6 elements"});
-  expect_parts(message([] { Tensor().item(); }), {"undefined"});
-  expect_parts(message([] { Tensor().fill(1); }), {"undefined"});
+  expect_parts(message_of([] { counting({2, 3}).item(); }), {"item", "f64[2, 3]", "6 elements"});
+  expect_parts(message_of([] { Tensor().item(); }), {"undefined"});
+  expect_parts(message_of([] { Tensor().fill(1); }), {"undefined"});
 }
 
 // ---- views ----
@@ -121,25 +108,25 @@ TEST(Tensor, SliceSelectPermuteExpandByHand) {
 
 TEST(Tensor, ViewErrorsSayWhatWasWrong) {
   const Tensor x = counting({3, 4});
-  expect_parts(message([&] { x.slice(0, 1, 4); }), {"slice", "[1, 4)", "size 3"});
-  expect_parts(message([&] { x.slice(0, -4, 2); }), {"slice", "-4"});
-  expect_parts(message([&] { x.slice(1, 0, 2, 0); }), {"slice", "step 0"});
-  expect_parts(message([&] { x.select(0, 3); }), {"select", "index 3", "size 3"});
-  expect_parts(message([&] { x.select(2, 0); }), {"dimension 2"});
-  expect_parts(message([&] { x.at({1}); }), {"at", "1 indices", "rank 2"});
-  expect_parts(message([&] { x.permute({0, 0}); }), {"permute", "named twice"});
-  expect_parts(message([&] { x.permute({0}); }), {"permute", "rank 2"});
-  expect_parts(message([&] { x.expand({3, 5}); }), {"expand", "[3, 4]", "[3, 5]"});
-  expect_parts(message([&] { x.expand({4}); }), {"expand"});
-  expect_parts(message([&] { x.reshape({5, 2}); }), {"reshape", "12 elements", "[5, 2]"});
-  expect_parts(message([&] { x.transpose(0, 1).reshape({12}); }), {"reshape", "clone()"});
-  expect_parts(message([&] { x.reshape_with({-1, -1}); }), {"reshape", "more than one"});
-  expect_parts(message([&] { x.reshape_with({-1, 5}); }), {"reshape", "12", "5"});
-  expect_parts(message([&] { Tensor::view_of(x.storage(), Layout::packed({13}), DType::f64); }),
+  expect_parts(message_of([&] { x.slice(0, 1, 4); }), {"slice", "[1, 4)", "size 3"});
+  expect_parts(message_of([&] { x.slice(0, -4, 2); }), {"slice", "-4"});
+  expect_parts(message_of([&] { x.slice(1, 0, 2, 0); }), {"slice", "step 0"});
+  expect_parts(message_of([&] { x.select(0, 3); }), {"select", "index 3", "size 3"});
+  expect_parts(message_of([&] { x.select(2, 0); }), {"dimension 2"});
+  expect_parts(message_of([&] { x.at({1}); }), {"at", "1 indices", "rank 2"});
+  expect_parts(message_of([&] { x.permute({0, 0}); }), {"permute", "named twice"});
+  expect_parts(message_of([&] { x.permute({0}); }), {"permute", "rank 2"});
+  expect_parts(message_of([&] { x.expand({3, 5}); }), {"expand", "[3, 4]", "[3, 5]"});
+  expect_parts(message_of([&] { x.expand({4}); }), {"expand"});
+  expect_parts(message_of([&] { x.reshape({5, 2}); }), {"reshape", "12 elements", "[5, 2]"});
+  expect_parts(message_of([&] { x.transpose(0, 1).reshape({12}); }), {"reshape", "clone()"});
+  expect_parts(message_of([&] { x.reshape_with({-1, -1}); }), {"reshape", "more than one"});
+  expect_parts(message_of([&] { x.reshape_with({-1, 5}); }), {"reshape", "12", "5"});
+  expect_parts(message_of([&] { Tensor::view_of(x.storage(), Layout::packed({13}), DType::f64); }),
                {"view_of", "past"});
   Layout late = Layout::packed({2});
   late.offset = 11;
-  expect_parts(message([&] { Tensor::view_of(x.storage(), late, DType::f64); }), {"view_of"});
+  expect_parts(message_of([&] { Tensor::view_of(x.storage(), late, DType::f64); }), {"view_of"});
 }
 
 // ---- copies ----
@@ -172,8 +159,8 @@ TEST(Tensor, CopiesBetweenAnyLayoutsWithBroadcasting) {
   double sum = 0;
   for (const double value : values(y)) sum += value;
   EXPECT_EQ(sum, 2 * 15) << "nothing else was written";
-  expect_parts(message([&] { x.copy_from(counting({4, 3})); }), {"copy_from", "[4, 3]", "[2, 3]"});
-  expect_parts(message([&] { x.copy_from(counting({2, 2, 3})); }), {"copy_from"});
+  expect_parts(message_of([&] { x.copy_from(counting({4, 3})); }), {"copy_from", "[4, 3]", "[2, 3]"});
+  expect_parts(message_of([&] { x.copy_from(counting({2, 2, 3})); }), {"copy_from"});
 }
 
 TEST(Tensor, OverlappingCopiesReadBeforeTheyWrite) {
@@ -196,8 +183,8 @@ TEST(Tensor, OverlappingCopiesReadBeforeTheyWrite) {
 
 TEST(Tensor, AnExpandedDestinationIsRefused) {
   const Tensor wide = counting({1}).expand({3});
-  expect_parts(message([&] { wide.copy_from(counting({3})); }), {"copy_from", "expanded"});
-  expect_parts(message([&] { accumulate(wide, counting({3})); }), {"accumulate", "expanded"});
+  expect_parts(message_of([&] { wide.copy_from(counting({3})); }), {"copy_from", "expanded"});
+  expect_parts(message_of([&] { accumulate(wide, counting({3})); }), {"accumulate", "expanded"});
   wide.fill(4);  // the same value everywhere: no contradiction
   EXPECT_EQ(values(wide), (std::vector<double>{4, 4, 4}));
 }
@@ -236,7 +223,7 @@ TEST(Tensor, AccumulateRoundsOnce) {
   const Tensor z = Tensor::full({1}, 0x1p24, DType::f32, kCpu);
   accumulate(z, Tensor::full({1}, 1 + 0x1p-20, DType::f64, kCpu));  // more than half a step of 2
   EXPECT_EQ(z.item<double>(), 0x1p24 + 2);
-  expect_parts(message([&] { accumulate(y, z.expand({2})); }), {"accumulate", "[1]", "[2]"});
+  expect_parts(message_of([&] { accumulate(y, z.expand({2})); }), {"accumulate", "[1]", "[2]"});
 }
 
 TEST(Tensor, FindsNonFiniteElements) {

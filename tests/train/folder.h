@@ -40,14 +40,4 @@ inline std::string get(const std::filesystem::path& path) {
 }
 
 /// The text of the Error that `f` throws; "" if it throws none.
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace tessera::train

@@ -9,6 +9,7 @@
 #include "datasets/glue_synthetic.h"
 #include "io/checkpoint_folder.h"
 #include "pretrained/load.h"
+#include "tests/errors.h"
 #include "tests/train/folder.h"
 #include "train/job.h"
 
@@ -75,15 +76,15 @@ TEST(GlueJob, EverySettingMustBeThereAndOfItsType) {
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
-    EXPECT_NE(error_of([&] { glue_job_from_json(missing); }).find("\"" + name + "\""), std::string::npos);
+    EXPECT_NE(message_of([&] { glue_job_from_json(missing); }).find("\"" + name + "\""), std::string::npos);
     json wrong = good;
     wrong[name] = json::array();
-    EXPECT_NE(error_of([&] { glue_job_from_json(wrong); }), "") << name;
+    EXPECT_NE(message_of([&] { glue_job_from_json(wrong); }), "") << name;
   }
   const auto refused = [&](auto change) {
     GlueJob job = small_job(made, "sst2");
     change(job);
-    return error_of([&] { job.validate(); });
+    return message_of([&] { job.validate(); });
   };
   EXPECT_NE(refused([](GlueJob& job) { job.max_length = 65; }).find("positions for 64"), std::string::npos);
   EXPECT_NE(refused([](GlueJob& job) { job.batches = "loose"; }).find("packed or padded"), std::string::npos);
@@ -167,7 +168,7 @@ TEST(GlueSession, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {
   EXPECT_EQ(with.model().blocks[1].attention.dropout.p, 0.2);
   GlueJob wider = from;
   wider.bert.d_ff = 64;
-  EXPECT_NE(error_of([&] { GlueSession(wider, Device::cpu()); }).find("holds another model"),
+  EXPECT_NE(message_of([&] { GlueSession(wider, Device::cpu()); }).find("holds another model"),
             std::string::npos);
 }
 
@@ -192,7 +193,7 @@ TEST(GlueSession, RestoresOnlyItsOwnJob) {
   GlueJob other = job;
   other.lr = 2e-3;
   GlueSession refused(other, Device::cpu());
-  EXPECT_NE(error_of([&] { refused.restore(file); }).find("\"lr\" is 0.001 in it, 0.002 here"),
+  EXPECT_NE(message_of([&] { refused.restore(file); }).find("\"lr\" is 0.001 in it, 0.002 here"),
             std::string::npos);
 }
 
@@ -259,7 +260,7 @@ TEST(GlueSet, RefusesPartsWithoutLabelsAndIncompleteTests) {
     return train_glue_tokenizer(GlueTask::qqp, made.path().string(), 300);
   }());
   const auto read = [&](GlueTask task, bool with_test) {
-    return error_of([&] { read_glue(task, root.path().string(), tokenizer, 16, with_test); });
+    return message_of([&] { read_glue(task, root.path().string(), tokenizer, 16, with_test); });
   };
   EXPECT_NE(read(GlueTask::sst2, false).find("there is no train.tsv"), std::string::npos);
   put(root / "train.jsonl", "{\"sentence\":\"a\"}\n");
@@ -295,9 +296,9 @@ TEST(GlueSubmission, IsWhatTheServerTakes) {
   EXPECT_EQ(datasets::glue_submission_name(GlueTask::mnli, "test_mismatched"), "MNLI-mm.tsv");
   EXPECT_EQ(datasets::glue_submission_name(GlueTask::mnli, "test"), "MNLI-m.tsv");
   EXPECT_EQ(datasets::glue_submission_name(GlueTask::stsb, "test"), "STS-B.tsv");
-  EXPECT_NE(error_of([&] { glue_submission(GlueTask::sst2, three); }).find("no class"), std::string::npos);
+  EXPECT_NE(message_of([&] { glue_submission(GlueTask::sst2, three); }).find("no class"), std::string::npos);
   const std::vector<double> bad = {std::nan("")};
-  EXPECT_NE(error_of([&] { glue_submission(GlueTask::stsb, bad); }), "");
+  EXPECT_NE(message_of([&] { glue_submission(GlueTask::stsb, bad); }), "");
 }
 
 // ---- learning ----

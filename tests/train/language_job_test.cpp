@@ -6,6 +6,7 @@
 #include "autograd/tape.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
+#include "tests/errors.h"
 #include "tests/train/folder.h"
 #include "train/language_plan.h"
 
@@ -74,24 +75,24 @@ TEST(LanguageJob, EverySettingMustBeThereAndOfItsType) {
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
-    EXPECT_NE(error_of([&] { language_job_from_json(missing); }).find("\"" + name + "\" is missing"),
+    EXPECT_NE(message_of([&] { language_job_from_json(missing); }).find("\"" + name + "\" is missing"),
               std::string::npos);
     if (name == "model") continue;
     json bad = good;
     bad[name] = value.is_string() ? json(1) : json("1");
-    EXPECT_NE(error_of([&] { language_job_from_json(bad); }).find("\"" + name + "\""), std::string::npos);
+    EXPECT_NE(message_of([&] { language_job_from_json(bad); }).find("\"" + name + "\""), std::string::npos);
   }
   json extra = good;
   extra["colour"] = 1;
-  EXPECT_NE(error_of([&] { language_job_from_json(extra); }).find("\"colour\""), std::string::npos);
+  EXPECT_NE(message_of([&] { language_job_from_json(extra); }).find("\"colour\""), std::string::npos);
 }
 
 TEST(LanguageJob, SaysWhatDoesNotFit) {
   const auto refuses = [](auto&& change, const char* part) {
     LanguageJob job = small_job();
     change(job);
-    EXPECT_NE(error_of([&] { job.validate(); }).find(part), std::string::npos)
-        << part << " in: " << error_of([&] { job.validate(); });
+    EXPECT_NE(message_of([&] { job.validate(); }).find(part), std::string::npos)
+        << part << " in: " << message_of([&] { job.validate(); });
   };
   refuses([](LanguageJob& job) { job.length = 17; }, "17");
   refuses([](LanguageJob& job) { job.batch = 0; }, "batch");
@@ -100,7 +101,7 @@ TEST(LanguageJob, SaysWhatDoesNotFit) {
   refuses([](LanguageJob& job) { job.final_lr = 2; }, "final_lr");
   refuses([](LanguageJob& job) { job.beta2 = 1; }, "beta2");
   refuses([](LanguageJob& job) { job.schedule = "spiral"; }, "spiral");
-  EXPECT_EQ(error_of([] { small_job().validate(); }), "");
+  EXPECT_EQ(message_of([] { small_job().validate(); }), "");
 }
 
 TEST(LanguagePlan, CountsTheParametersOfTheModel) {
@@ -165,7 +166,7 @@ TEST(LanguageData, RefusesShardsOfAnotherTokenizer) {
   small_data(root);
   const std::string other = (root / "other").string();
   write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = {}}, other);
-  const std::string error = error_of([&] { LanguageData((root / "data").string(), other, 16, false); });
+  const std::string error = message_of([&] { LanguageData((root / "data").string(), other, 16, false); });
   EXPECT_NE(error.find("fingerprint"), std::string::npos) << error;
 }
 
@@ -230,7 +231,7 @@ TEST(LanguageSession, RestoresOnlyItsOwnJob) {
   datasets::LoaderState state{.batch = 9};
   EXPECT_EQ(LanguageSession(longer, Device::cpu()).restore(file, state), 7);
   EXPECT_EQ(state.batch, 0u);
-  const std::string error = error_of([&] { LanguageSession(other, Device::cpu()).restore(file, state); });
+  const std::string error = message_of([&] { LanguageSession(other, Device::cpu()).restore(file, state); });
   EXPECT_NE(error.find("\"model\""), std::string::npos) << error;
 }
 

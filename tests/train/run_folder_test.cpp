@@ -9,6 +9,7 @@
 #include <sqlite3.h>
 #endif
 
+#include "tests/errors.h"
 #include "tests/train/folder.h"
 
 namespace tessera::train {
@@ -37,25 +38,26 @@ TEST(RunFolder, CreateInSeveralThreadsGivesEachItsOwn) {
 TEST(RunFolder, CreateRefusesWhatIsNoPlainNameAndWhatIsInTheWay) {
   const TemporaryFolder root;
   for (const char* name : {"", ".", "..", "a/b", "/a", "../a"})
-    EXPECT_NE(error_of([&] { RunFolder::create(root / "runs", name); }).find("plain name"), std::string::npos)
+    EXPECT_NE(message_of([&] { RunFolder::create(root / "runs", name); }).find("plain name"),
+              std::string::npos)
         << name;
   EXPECT_FALSE(fs::exists(root / "runs"));
   put(root / "file", "x");
-  EXPECT_NE(error_of([&] { RunFolder::create(root / "file", "r"); }).find("file"), std::string::npos);
-  EXPECT_NE(error_of([&] { RunFolder::create(root.path(), "file"); }).find("file"), std::string::npos);
-  EXPECT_NE(error_of([&] { RunFolder::create(root.path(), std::string(300, 'n')); }), "");
+  EXPECT_NE(message_of([&] { RunFolder::create(root / "file", "r"); }).find("file"), std::string::npos);
+  EXPECT_NE(message_of([&] { RunFolder::create(root.path(), "file"); }).find("file"), std::string::npos);
+  EXPECT_NE(message_of([&] { RunFolder::create(root.path(), std::string(300, 'n')); }), "");
 }
 
 TEST(RunFolder, SettingsComeBackAndGarbageIsNamed) {
   const TemporaryFolder root;
-  EXPECT_NE(error_of([&] { RunFolder::open(root.path()); }).find("run.json"), std::string::npos);
+  EXPECT_NE(message_of([&] { RunFolder::open(root.path()); }).find("run.json"), std::string::npos);
   const RunFolder run = RunFolder::create(root.path(), "r");
   const json settings = {{"seed", ~uint64_t(0)}, {"lr", 0.1}, {"name", "\xC3\xA4\n\""}};
   run.write_settings(settings);
   EXPECT_EQ(RunFolder::open(run.path()).settings(), settings);
   for (const char* bad : {"{", "[1]", "3", "{} {}", "nul"}) {
     put(run.path() / "run.json", bad);
-    EXPECT_NE(error_of([&] { run.settings(); }).find("run.json"), std::string::npos) << bad;
+    EXPECT_NE(message_of([&] { run.settings(); }).find("run.json"), std::string::npos) << bad;
   }
 }
 
@@ -162,7 +164,7 @@ TEST(RecordRun, NamesADatabaseThatCannotBeUsed) {
   run.write_settings(json::object());
   put(root / "bad.sqlite", std::string(2000, 'x'));
   for (const fs::path& path : {root / "bad.sqlite", root / "none/runs.sqlite", root.path()})
-    EXPECT_NE(error_of([&] { record_run(path, run, "running"); }).find(path.string()), std::string::npos)
+    EXPECT_NE(message_of([&] { record_run(path, run, "running"); }).find(path.string()), std::string::npos)
         << path;
 }
 #endif

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/errors.h"
 #include "tests/train/folder.h"
 
 namespace tessera::train {
@@ -50,7 +51,7 @@ TEST(SeedsReport, NamesTheRunWithoutAnEvaluation) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "seed-7");
   run.append({1, {{"loss", 0.9}}});
-  EXPECT_NE(error_of([&] { collect_seeds({run}); }).find("seed-7 has logged no evaluation"),
+  EXPECT_NE(message_of([&] { collect_seeds({run}); }).find("seed-7 has logged no evaluation"),
             std::string::npos);
 }
 

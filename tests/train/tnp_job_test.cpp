@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/errors.h"
 #include "tests/train/folder.h"
 
 namespace tessera::train {
@@ -30,13 +31,14 @@ TEST(TnpJob, EverySettingMustBeThereAndOfItsType) {
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
-    EXPECT_NE(error_of([&] { tnp_job_from_json(missing); }).find("\"" + name + "\" is missing"),
+    EXPECT_NE(message_of([&] { tnp_job_from_json(missing); }).find("\"" + name + "\" is missing"),
               std::string::npos);
     for (const json& wrong :
          {json(nullptr), json::array(), json::object(), value.is_string() ? json(1) : json("1")}) {
       json bad = good;
       bad[name] = wrong;
-      EXPECT_NE(error_of([&] { tnp_job_from_json(bad); }).find("\"" + name + "\""), std::string::npos) << bad;
+      EXPECT_NE(message_of([&] { tnp_job_from_json(bad); }).find("\"" + name + "\""), std::string::npos)
+          << bad;
     }
   }
 }
@@ -53,7 +55,7 @@ TEST(TnpSession, RestoresOnlyItsOwnJob) {
   EXPECT_EQ(TnpSession(longer, Device::cpu()).restore(file), 7);
   TnpSession refused(other, Device::cpu());
   const auto before = refused.model().embed_in.weight.detach().to_vector<float>();
-  const std::string error = error_of([&] { refused.restore(file); });
+  const std::string error = message_of([&] { refused.restore(file); });
   for (const char* part : {"c.safetensors", "another job", "\"seed\"", "0 in it", "5 here"})
     EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
   EXPECT_EQ(refused.model().embed_in.weight.detach().to_vector<float>(), before);

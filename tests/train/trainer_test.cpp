@@ -9,6 +9,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "runtime/philox.h"
+#include "tests/errors.h"
 #include "tests/train/folder.h"
 #include "train/interrupt.h"
 
@@ -80,7 +81,7 @@ Ran train(Regression& regression, const TrainerOptions& options, int64_t first_s
   optim::AdamW optimizer(nn::parameters(regression.layer), {.lr = 1e-2, .max_norm = 1});
   Progress progress(Progress::Mode::quiet);
   Ran ran;
-  ran.error = error_of([&] {
+  ran.error = message_of([&] {
     ran.result = run_training(regression.task, optimizer, run, Device::cpu(), options, first_step, progress);
   });
   ran.metrics = run.metrics();
