@@ -34,7 +34,7 @@ TnpAttention::TnpAttention(const TnpConfig& config, Rng& rng, Device device)
       out(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
       heads(config.heads) {}
 
-Tensor TnpAttention::operator()(const Tensor& queries, const Tensor& memory) const {
+Tensor TnpAttention::operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual) const {
   const ModuleScope scope("attention");
   const int64_t d = queries.size(-1);
   // [T, B, d] rows seen as [B, T, H, D]: views, no copies; attention keeps this memory order in what it
@@ -45,7 +45,7 @@ Tensor TnpAttention::operator()(const Tensor& queries, const Tensor& memory) con
   };
   const std::vector<Tensor> known = ops::split(by_head(kv(memory)), 2, {heads, heads});
   const Tensor mixed = ops::attention(by_head(q(queries)), known[0], known[1]);
-  return out(ops::reshape(ops::transpose(mixed, 0, 1), queries.shape()));
+  return out(ops::reshape(ops::transpose(mixed, 0, 1), queries.shape()), residual);
 }
 
 TnpBlock::TnpBlock(const TnpConfig& config, Rng& rng, Device device)
@@ -71,8 +71,8 @@ Tensor TnpBlock::operator()(const Tensor& x, int64_t context, bool last) const {
     return ops::add(middle, mlp(normed));
   }
   const std::vector<Tensor> seen = cut(x);
-  const Tensor middle = norm1.add(seen[0], attention(seen[0], seen[1])).y;
-  return norm2.add(middle, mlp(middle)).y;
+  const Tensor middle = norm1(attention(seen[0], seen[1], seen[0]));
+  return norm2(mlp(middle, middle));
 }
 
 // ---- the model ----

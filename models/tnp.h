@@ -47,8 +47,8 @@ struct TnpConfig {
 
 struct TnpAttention {
   TnpAttention(const TnpConfig& config, Rng& rng, Device device);
-  /// queries [Q, B, d] over the tokens memory [M, B, d] -> [Q, B, d]
-  Tensor operator()(const Tensor& queries, const Tensor& memory) const;
+  /// queries [Q, B, d] over the tokens memory [M, B, d], plus residual if there is one -> [Q, B, d]
+  Tensor operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual = {}) const;
   void fields(auto&& visit) { visit("q", q), visit("kv", kv), visit("out", out); }
 
   nn::Linear q, kv, out;  // kv: the rows of the keys' weight, then those of the values'

@@ -36,8 +36,8 @@ Linear::Linear(int64_t in, int64_t out, Rng& rng, Device device, LinearOptions o
   if (options.bias) bias = new_bias({out}, in, rng, device, options.dtype, options.init);
 }
 
-Tensor Linear::operator()(const Tensor& x) const {
-  return ops::linear(x, weight, bias);
+Tensor Linear::operator()(const Tensor& x, const Tensor& residual) const {
+  return ops::linear(x, weight, bias, residual);
 }
 
 GroupedLinear::GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, Device device,
@@ -56,8 +56,8 @@ Mlp::Mlp(int64_t in, int64_t hidden, Rng& rng, Device device, MlpOptions options
       down(hidden, options.out ? options.out : in, rng, device, {options.bias, options.dtype, options.init}),
       activation(options.activation) {}
 
-Tensor Mlp::operator()(const Tensor& x) const {
-  return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias);
+Tensor Mlp::operator()(const Tensor& x, const Tensor& residual) const {
+  return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
 }
 
 }  // namespace tessera::nn

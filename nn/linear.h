@@ -13,12 +13,13 @@ struct LinearOptions {
 };
 
 /// y = x weight^T + bias over the last dimension: [..., in] -> [..., out]. The bias starts as
-/// U(-1/sqrt(in), 1/sqrt(in)), as PyTorch's, with Init::fan_in, else as zeros.
+/// U(-1/sqrt(in), 1/sqrt(in)), as PyTorch's, with Init::fan_in, else as zeros. A residual [..., out] is
+/// added.
 struct Linear {
   static constexpr const char* kKind = "Linear";
 
   Linear(int64_t in, int64_t out, Rng& rng, Device device = Device::cpu(), LinearOptions options = {});
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
   double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(weight.count()); }
   void fields(auto&& visit) { visit("weight", weight), visit("bias", bias); }
 
@@ -57,12 +58,12 @@ struct MlpOptions {
   Init init = Init::fan_in;
 };
 
-/// y = down(activation(up(x))): [..., in] -> [..., out].
+/// y = down(activation(up(x))) + residual: [..., in] -> [..., out].
 struct Mlp {
   static constexpr const char* kKind = "Mlp";
 
   Mlp(int64_t in, int64_t hidden, Rng& rng, Device device = Device::cpu(), MlpOptions options = {});
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
   void fields(auto&& visit) { visit("up", up), visit("down", down); }
 
   Linear up, down;
