@@ -12,7 +12,7 @@
 #include "io/file.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
-#include "train/job.h"
+#include "train/session.h"
 
 namespace tessera::train {
 
@@ -136,19 +136,13 @@ void GlueSession::load(const datasets::GlueBatch& batch) {
 }
 
 io::Checkpoint GlueSession::checkpoint(int64_t step) const {
-  return io::Checkpoint::of(io::named("model", model_), io::named("optimizer", optimizer_),
-                            io::named("rng", rng_), io::named("step", step),
-                            io::named("job", to_json(job_).dump()));
+  return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
+                               io::named("optimizer", optimizer_), io::named("rng", rng_));
 }
 
 int64_t GlueSession::restore(const std::filesystem::path& file) {
-  const io::Checkpoint stored = io::Checkpoint::read(file.string());
-  int64_t step = 0;
-  std::string job = stored.get<std::string>("job");
-  check_same_job(file.string(), job, to_json(job_));
-  stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
-                 io::named("step", step), io::named("job", job));
-  return step;
+  return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
+                         io::named("rng", rng_));
 }
 
 // ---- evaluation ----

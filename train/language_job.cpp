@@ -9,7 +9,7 @@
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
-#include "train/job.h"
+#include "train/session.h"
 
 namespace tessera::train {
 
@@ -226,19 +226,14 @@ void LanguageSession::save(const std::string& folder) const {
 }
 
 io::Checkpoint LanguageSession::checkpoint(int64_t step, const datasets::LoaderState& loader) const {
-  return io::Checkpoint::of(io::named("model", model_), io::named("optimizer", optimizer_),
-                            io::named("rng", rng_), io::named("loader", loader), io::named("step", step),
-                            io::named("job", to_json(job_).dump()));
+  return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
+                               io::named("optimizer", optimizer_), io::named("rng", rng_),
+                               io::named("loader", loader));
 }
 
 int64_t LanguageSession::restore(const std::filesystem::path& file, datasets::LoaderState& loader) {
-  const io::Checkpoint stored = io::Checkpoint::read(file.string());
-  int64_t step = 0;
-  std::string job = stored.get<std::string>("job");
-  check_same_job(file.string(), job, to_json(job_));
-  stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
-                 io::named("loader", loader), io::named("step", step), io::named("job", job));
-  return step;
+  return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
+                         io::named("rng", rng_), io::named("loader", loader));
 }
 
 }  // namespace tessera::train

@@ -8,7 +8,7 @@
 #include "io/checkpoint.h"
 #include "io/checkpoint_folder.h"
 #include "runtime/allocator.h"
-#include "train/job.h"
+#include "train/session.h"
 
 namespace tessera::train {
 
@@ -105,19 +105,13 @@ void TnpSession::load(const datasets::RegressionBatch& batch) {
 }
 
 io::Checkpoint TnpSession::checkpoint(int64_t step) const {
-  return io::Checkpoint::of(io::named("model", model_), io::named("optimizer", optimizer_),
-                            io::named("rng", rng_), io::named("step", step),
-                            io::named("job", to_json(job_).dump()));
+  return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
+                               io::named("optimizer", optimizer_), io::named("rng", rng_));
 }
 
 int64_t TnpSession::restore(const std::filesystem::path& file) {
-  const io::Checkpoint stored = io::Checkpoint::read(file.string());
-  int64_t step = 0;
-  std::string job = stored.get<std::string>("job");
-  check_same_job(file.string(), job, to_json(job_));
-  stored.restore(io::named("model", model_), io::named("optimizer", optimizer_), io::named("rng", rng_),
-                 io::named("step", step), io::named("job", job));
-  return step;
+  return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
+                         io::named("rng", rng_));
 }
 
 int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {

@@ -121,6 +121,18 @@ __global__ void __launch_bounds__(kThreads) choose(Args args, const T* logits) {
   uint32_t bar = 0;
   uint64_t ties = uint64_t(vocabulary), above = 0, at_bar = 0;
   const auto weight_of = [&](int64_t i, uint32_t rank) { return rank > bar ? weights[i] : uint64_t{0}; };
+  const auto weigh = [&] {  // what ranks above the bar, and one of those at it: they are equal
+    above = sum_over(weight_of);
+    uint64_t one = 0;
+    each([&](int64_t i, float logit) {
+      if (logit_rank(logit) == bar) one = weights[i];
+    });
+    at_bar = of_block(one, scratch, Larger{});
+  };
+  // The bits below `found` are equal in all that share those above.
+  const auto lifted = [](uint32_t found) {
+    return found & 0x80000000u ? found : found | (kIdleBits<T> ? (1u << kIdleBits<T>)-1 : 0);
+  };
   if (args.top_k > 0 && args.top_k < vocabulary) {
     uint32_t found = 0;
     for (int bit = 31; bit >= kIdle; --bit) {
@@ -128,20 +140,9 @@ __global__ void __launch_bounds__(kThreads) choose(Args args, const T* logits) {
       if (sum_over([&](int64_t, uint32_t rank) { return uint64_t(rank >= tried); }) >= uint64_t(args.top_k))
         found = tried;
     }
-    // The bits below are equal in all that share those above.
-    const uint32_t low = kIdle ? (1u << kIdle) - 1 : 0;
-    bar = found & 0x80000000u ? found : found | low;
+    bar = lifted(found);
     ties = uint64_t(args.top_k) - sum_over([&](int64_t, uint32_t rank) { return uint64_t(rank > bar); });
-    above = sum_over(weight_of);
-    at_bar = of_block(
-        [&] {
-          uint64_t most = 0;
-          each([&](int64_t i, float logit) {
-            if (logit_rank(logit) == bar) most = weights[i];
-          });
-          return most;
-        }(),
-        scratch, Larger{});
+    weigh();
   } else {
     above = sum_over(weight_of);
   }
@@ -159,19 +160,8 @@ __global__ void __launch_bounds__(kThreads) choose(Args args, const T* logits) {
       if (old_bar >= tried) sum += old_ties;
       if (sum >= need) found = tried;
     }
-    const uint32_t low = kIdle ? (1u << kIdle) - 1 : 0;
-    const uint32_t raised = found & 0x80000000u ? found : found | low;
-    bar = raised > old_bar ? raised : old_bar;
-    above = sum_over(weight_of);
-    at_bar = of_block(
-        [&] {
-          uint64_t most = 0;
-          each([&](int64_t i, float logit) {
-            if (logit_rank(logit) == bar) most = weights[i];
-          });
-          return most;
-        }(),
-        scratch, Larger{});
+    bar = max(lifted(found), old_bar);
+    weigh();
     ties = (need - above + at_bar - 1) / at_bar;
     total = above + ties * at_bar;
   }
