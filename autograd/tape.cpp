@@ -111,6 +111,10 @@ void Saved::fail() const {
 
 // ---- the entry's view ----
 
+DType Backward::grad_dtype(int input) const {
+  return inputs_[size_t(input)]->grad_dtype;
+}
+
 Tensor Backward::grad(int output) {
   GradState& state = *outputs_[size_t(output)];
   check(state.grad.defined(), "backward of ", t_running, ": no gradient of output ", output, " has arrived");

@@ -106,6 +106,8 @@ class Backward {
  public:
   /// Whether anybody wants the gradient of that input.
   bool needs(int input) const { return inputs_[size_t(input)] != nullptr; }
+  /// In which that input's gradient is kept, whatever arrives. Only if needs(input).
+  DType grad_dtype(int input) const;
   /// Whether a gradient of that output has arrived (one output of several may be unused).
   bool has_grad(int output = 0) const { return outputs_[size_t(output)]->grad.defined(); }
   /// The gradient of that output; throws if none has arrived (see has_grad).

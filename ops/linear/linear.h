@@ -11,8 +11,7 @@ namespace tessera::ops {
 /// added before that in row "wgmma" if it lies as y does (and on the CPU), else to the rounded result, which
 /// is rounded again. Saves the weight, and x if the weight wants a gradient. dresidual = dy.
 ///   dx = dy weight            rounded to x's dtype
-///   dweight = dy^T x          sums in f32, handed over in f32, or written straight into the leaf's buffer if
-///                             that is f32 or has x's dtype
+///   dweight = dy^T x          sums in f32, rounded once to the dtype in which the leaf keeps its gradient
 ///   dbias = column sums of dy in f32
 /// in = 0 gives the bias (or zeros), no rows give gradients of zero. Throws where sizes, dtypes or devices
 /// disagree.

@@ -352,8 +352,9 @@ void multiply_gradient(Backward& entry, int input, const Tensor& like, GradientD
     if (!(held == wide || (held == like.dtype() && once)) || !writable(target.grad)) target = {};
   }
   if (!target.grad.defined()) {
-    const DType fresh = dtype == GradientDType::f32 || !once ? wide : like.dtype();
-    target = {Tensor::empty(like.shape(), fresh, like.device()), false};
+    // One product is rounded once: here, if it would only be rounded to that dtype where it is kept.
+    const bool rounds = once && (dtype == GradientDType::same || entry.grad_dtype(input) == like.dtype());
+    target = {Tensor::empty(like.shape(), rounds ? like.dtype() : wide, like.device()), false};
   }
   multiply_sum(target.grad, a, b, target.accumulate);
   entry.written(input, target);

@@ -91,7 +91,8 @@ DType sum_dtype(DType dtype);
 bool writable(const Tensor& d);
 
 /// Which dtype a new gradient gets: `f32` for what is summed over many rows and belongs to parameters, so
-/// that it is rounded only where the leaf wants that (f64 stays f64); `same` for activations.
+/// that it is rounded only where the leaf wants that (f64 stays f64), and there as it is written; `same` for
+/// activations.
 enum class GradientDType : uint8_t { same, f32 };
 
 /// Hands a b, summed down to `like`'s shape, to input number `input` of the entry: written straight into the
