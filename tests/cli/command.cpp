@@ -13,6 +13,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/place.h"
+
 namespace tessera::cli::test {
 namespace {
 
@@ -56,7 +58,10 @@ std::vector<std::string> Workplace::files() const {
 Process::Process(const Workplace& workplace, const std::vector<std::string>& arguments) {
   const std::string folder = temporary("said");
   out_ = folder + "/out", err_ = folder + "/err";
-  std::vector<char*> argv{const_cast<char*>(TESSERA_COMMAND)};
+  std::string program = tessera::test::place("TESSERA_PROGRAM", TESSERA_PROGRAM);
+  if (program.find('/') != std::string::npos)
+    program = fs::absolute(program).string();  // it stands elsewhere
+  std::vector<char*> argv{program.data()};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   id_ = ::fork();
@@ -69,7 +74,7 @@ Process::Process(const Workplace& workplace, const std::vector<std::string>& arg
   ::setenv("OMP_NUM_THREADS", "1", 1);  // tiny problems: threads would only wait for each other
   ::setenv("OMP_WAIT_POLICY", "passive", 1);
   ::setenv("ASAN_OPTIONS", "allocator_may_return_null=1", 0);  // as an allocator without sanitizers does
-  if (::chdir(workplace.path().c_str()) == 0) ::execv(TESSERA_COMMAND, argv.data());
+  if (::chdir(workplace.path().c_str()) == 0) ::execvp(program.c_str(), argv.data());
   ::_exit(127);
 }
 

@@ -117,6 +117,7 @@ TEST(Generate, AFinishedRunIsAModelToo) {
   if (const std::string why = put_model(at, "run/model"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
   const Outcome outcome = run(at, "generate --device cpu --model run --prompt abc --max-tokens 2");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_GT(outcome.out.size(), 1u);
 }
 
 TEST(Generate, AnInterruptEndsTheTextCleanly) {

@@ -387,7 +387,9 @@ TEST(Train, ANameThatIsTakenGetsANumber) {
 
 TEST(Train, QuietPrintsNoProgress) {
   const Workplace workplace;
-  EXPECT_EQ(run(workplace, "train tnp --quiet --steps 2" + kTiny).err, "");
+  const Outcome outcome = run(workplace, "train tnp --quiet --steps 2" + kTiny);
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.err, "");
 }
 
 TEST(Train, AFinishedRunIsNotResumedByItselfButGoesOnWithSteps) {

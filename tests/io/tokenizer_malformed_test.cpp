@@ -5,6 +5,7 @@
 #include "io/tokenizer/train.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
+#include "tests/place.h"
 
 // Files that are no tokenizers, or only almost: each is refused with a message that names the place.
 
@@ -353,7 +354,7 @@ TEST(TokenizerMalformed, SurvivesCutsAndFlips) {
       ++refused;
     }
   };
-  const std::string folder = std::string(TESSERA_TEST_DATA) + "/io/tokenizers/";
+  const std::string folder = tessera::test::place("TESSERA_TEST_DATA", TESSERA_TEST_DATA) + "/io/tokenizers/";
   for (const char* name : {"gpt2.json", "bert.json", "llama2.json", "mixed.json"}) {
     std::string text = get_raw(folder + name);
     for (size_t i = 0; i < text.size(); i += 61) {

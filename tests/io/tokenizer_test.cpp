@@ -6,6 +6,7 @@
 #include "io/tokenizer/unicode_internal.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
+#include "tests/place.h"
 
 namespace tessera::io::test {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 using Ids = std::vector<int32_t>;
 
 std::string data(const std::string& name) {
-  return std::string(TESSERA_TEST_DATA) + "/io/tokenizers/" + name;
+  return tessera::test::place("TESSERA_TEST_DATA", TESSERA_TEST_DATA) + "/io/tokenizers/" + name;
 }
 
 std::string from_hex(const std::string& hex) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tests/parity/language_run.h"
+#include "tests/place.h"
 
 /// What transformers computed with small models that it wrote: the essence of
 /// tests/parity/language_parity.py, which made these files (--golden).
@@ -11,7 +12,8 @@
 namespace tessera::pretrained {
 namespace {
 
-const std::string kGolden = TESSERA_GOLDEN;
+const std::string kGolden =
+    tessera::test::place("TESSERA_TEST_DATA", TESSERA_TEST_DATA) + "/pretrained/golden";
 
 double largest(const Tensor& tensor) {
   double most = 0;
