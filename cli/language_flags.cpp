@@ -73,6 +73,12 @@ void LanguageFlags::add_training(CLI::App& command) {
       ->group("Data");
   share("--validation", text.validation, "Share at the end of each document that is held out", "Data", 0.9);
   command
+      .add_option("--piece", text.piece,
+                  "Documents are pieces of about so many bytes, each with its held-out share; 0: files")
+      ->check(kDecimal)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+      ->group("Data");
+  command
       .add_option(
           "--stride", job_.stride,
           "From the beginning of a sequence to that of the next; default: 1 where the run reads the text "
@@ -122,7 +128,6 @@ train::LanguageJob LanguageFlags::job() const {
           if (d_model_) model.d_model = d_model_;
           if (heads_) model.heads = heads_;
           if (d_ff_) model.d_ff = d_ff_;
-          if (deviation_ > 0) model.init_deviation = deviation_;
           if (vocabulary_) model.vocabulary = vocabulary_;
           model.dtype = dtype();
           model.positions = job.length;

@@ -32,7 +32,7 @@ class LanguageFlags {
   std::string size_, precision_ = "f32";
   int64_t vocabulary_ = 0, layers_ = 0, d_model_ = 0, heads_ = 0, kv_heads_ = 0, d_ff_ = 0;
   bool untied_ = false, tied_ = false;
-  double dropout_ = 0, deviation_ = 0;
+  double dropout_ = 0;
 };
 
 }  // namespace tessera::cli
