@@ -108,6 +108,8 @@ class TrainedLanguage : public TrainedModel {
     if (!resumed) job_.fingerprint = fingerprint;
     check(job_.fingerprint == fingerprint, "train: the tokenizer in ", own, " has the fingerprint ",
           fingerprint, "; the run's had ", job_.fingerprint);
+    if (watch.sample_tokens > 0)
+      train::sample_prompt(*data_, watch);  // complains now, not at the first sample
     const int64_t windows = train::evaluation_windows(*data_, watch);
     if (windows > 0 && watch.ngram > 0)
       baseline_ = train::ngram_baseline(*data_, int(watch.ngram), windows, kMostCounted);

@@ -120,6 +120,10 @@ struct LanguageWatch {
 /// Windows of the validation part that an evaluation takes; 0 if there is no such part.
 int64_t evaluation_windows(const LanguageData& data, const LanguageWatch& watch);
 
+/// The tokens that a sample begins with: the prompt's, or the one that ends documents, behind which a new one
+/// begins. Throws if they are more than a training sequence has.
+std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch& watch);
+
 /// Trains from `first_step` on; see run_training. Values of an evaluation: eval_nll (nats a token),
 /// eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll, ngram_bits_per_byte and eval_gap =
 /// eval_nll - ngram_nll. `loader`: where the data goes on.

@@ -47,20 +47,20 @@ double evaluate_language(LanguageSession& session, const LanguageData& data, int
   return sum / double(std::max<int64_t>(1, counted));
 }
 
-/// The tokens that a sample begins with: the prompt's, or the one that ends documents, behind which a new one
-/// begins.
-std::vector<int64_t> prompt_tokens(const LanguageData& data, const std::string& prompt) {
+}  // namespace
+
+std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch& watch) {
   const io::Tokenizer& tokenizer = data.tokenizer();
-  if (prompt.empty()) {
+  if (watch.sample_prompt.empty()) {
     if (tokenizer.special().eos) return {*tokenizer.special().eos};
     return read_tokens(data.train(), 0, 1);
   }
-  const std::vector<int32_t> ids = tokenizer.encode(prompt).ids;
+  const std::vector<int32_t> ids = tokenizer.encode(watch.sample_prompt).ids;
   check(!ids.empty(), "train: the prompt of samples has no tokens");
+  check(int64_t(ids.size()) <= data.length(), "train: the prompt of samples has ", ids.size(),
+        " tokens; sequences have ", data.length(), ": give a shorter --sample-prompt");
   return {ids.begin(), ids.end()};
 }
-
-}  // namespace
 
 datasets::LoaderState first_batch(const LanguageJob& job) {
   Rng order(job.seed ^ kOrderSeed);
@@ -114,13 +114,11 @@ TrainResult train_language(LanguageSession& session, const LanguageData& data, c
       return values;
     };
   task.save = [&](int64_t step) { folder.save(step, session.checkpoint(step, loader.state())); };
-  if (watch.sample_tokens > 0)
-    task.sample = [&](int64_t step) {
-      const std::vector<int64_t> prompt = prompt_tokens(data, watch.sample_prompt);
-      // Not longer than a training sequence: the tables that a captured step reads stay as they are.
-      const int64_t room = job.length - int64_t(prompt.size()) + 1;
-      check(room >= 1, "train: the prompt of samples has ", prompt.size(), " tokens; sequences have ",
-            job.length);
+  if (watch.sample_tokens > 0) {
+    const std::vector<int64_t> prompt = sample_prompt(data, watch);
+    // Not longer than a training sequence: the tables that a captured step reads stay as they are.
+    const int64_t room = job.length - int64_t(prompt.size()) + 1;
+    task.sample = [&, prompt, room](int64_t step) {
       const auto text = session.generate(prompt, {.most_tokens = std::min(watch.sample_tokens, room),
                                                   .sampling = {.temperature = 0.8, .top_k = 200},
                                                   .seed = job.seed ^ uint64_t(step)});
@@ -130,6 +128,7 @@ TrainResult train_language(LanguageSession& session, const LanguageData& data, c
         if (data.tokenizer().has(int32_t(token))) ids.push_back(int32_t(token));
       run.append(Sample{step, data.tokenizer().decode(ids)});
     };
+  }
   const LanguageFlops flops = count_flops(job.model, job.batch * job.accumulate, job.length);
   task.tokens_per_step = double(job.tokens_per_step());
   task.flops_per_step = flops.step();

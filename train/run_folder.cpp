@@ -124,7 +124,7 @@ void RunFolder::truncate_metrics(int64_t step) const {
     if (std::string_view(name) == "samples.jsonl" && !fs::exists(path)) continue;
     std::string kept;
     for_each_line(path, [&](const std::string& line, const json& entry) {
-      if (entry["step"].get<int64_t>() <= step) kept += line + "\n";
+      if (entry["step"].get<int64_t>() <= step && !entry.contains("interrupted")) kept += line + "\n";
     });
     io::write_file(path.string(), kept);
   }

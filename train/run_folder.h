@@ -51,7 +51,8 @@ class RunFolder {
   std::vector<StepRecord> metrics() const;
   void append(const Sample& sample) const;
   std::vector<Sample> samples() const;
-  /// Drops what was logged after `step`: a resumed run logs those steps again.
+  /// Drops what was logged after `step`: a resumed run logs those steps again. Drops too what was logged only
+  /// because the run was stopped there ("interrupted"): the curve does not tell.
   void truncate_metrics(int64_t step) const;
 
  private:

@@ -122,9 +122,9 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
         task.evaluate && (last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0));
     const bool sample =
         task.sample && (last || (options.sample_every > 0 && (step + 1) % options.sample_every == 0));
-    const bool log =
-        step == first_step || last || stop || evaluate || sample || (step + 1) % options.log_every == 0;
-    if (log) {
+    // What is kept does not depend on where a run was stopped and resumed; what is shown may.
+    const bool log = step == 0 || last || evaluate || sample || (step + 1) % options.log_every == 0;
+    if (log || stop || step == first_step) {
       const double loss = loss_value.item<double>();  // waits for the device
       const double norm = optimizer.grad_norm();
       const double elapsed = seconds_since(interval.start);
@@ -151,8 +151,9 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
         for (const auto& [name, value] : result.evaluation) record.values[name] = value;
         evaluation_seconds += seconds_since(evaluation_start);
       }
-      run.append(record);
-      if (events)
+      if (!log && stop) record.values["interrupted"] = 1;
+      if (log || stop) run.append(record);
+      if (log && events)
         for (const auto& [name, value] : record.values) events->scalar(name, record.step, value);
       progress.show({.step = step + 1,
                      .steps = options.steps,
@@ -169,6 +170,13 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
             skipped_in_a_row, " steps up to step ", step + 1,
             "; the weights were left as they were. The newest checkpoint is in ", run.checkpoints().string(),
             "; try a lower learning rate, or --check-finite to find the operator");
+      // One bad batch at the end is skipped like any other; with a second sign it is the weights.
+      const bool lost = skipped_in_a_row > 1 || std::ranges::any_of(result.evaluation, [](const auto& value) {
+                          return !std::isfinite(value.second);
+                        });
+      check(!last || std::isfinite(loss) || !lost, "training: the loss of the last step (", step + 1,
+            ") is not finite, the run has diverged; try a lower learning rate, or --check-finite to find the "
+            "operator");
       if (sample) {
         const Clock::time_point sample_start = Clock::now();
         const NoTape off;

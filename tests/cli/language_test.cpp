@@ -226,10 +226,36 @@ INSTANTIATE_TEST_SUITE_P(
         BadRun{"ShortValidation", "train gpt --name a --text short.txt", "nothing is held out"},
         BadRun{"EmptyText", "train gpt --name a --text empty.txt", "empty.txt is empty"},
         BadRun{"SmallShare", "train gpt --name a --text a.txt --validation 0.0005", "nothing is held out"},
+        BadRun{"LongPrompt", "train gpt --name a --text a.txt --sample-prompt everyone_may_copy_this",
+               "prompt of samples has|sequences have 16|--sample-prompt"},
         BadRun{"NoShards", "train gpt --name a --data nothing", "nothing"},
         BadRun{"BadTokenizer", "train gpt --name a --text a.txt --tokenizer bad.json", "bad.json"},
         BadRun{"NoModel", "train gpt --name a --text a.txt --tokenizer nothing", "nothing"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(TrainLanguageRuns, PiecesOfAFileHoldOutSomeOfEverything) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train llama --steps 2 --name whole" + kFromText));
+  expect_success(run(at, "train llama --steps 2 --name pieces --piece 1000" + kFromText));
+  const auto documents = [&](const std::string& name, const std::string& part) {
+    const Outcome info = run(at, "data info runs/" + name + "/data/" + part + "-00000.tokens --json");
+    expect_success(info);
+    return json::parse(info.out)[0].at("documents").get<int>();
+  };
+  EXPECT_EQ(documents("whole", "train"), 2);
+  EXPECT_GT(documents("pieces", "train"), 20);
+  EXPECT_GT(documents("pieces", "validation"), 20);
+}
+
+TEST(TrainLanguageRuns, ADivergedRunSaysSoAndEndsWithOne) {
+  const Workplace at;
+  put_texts(at);
+  const Outcome outcome = run(at, "train gpt --steps 4 --lr 1e20 --clip 0 --name a" + kFromText);
+  EXPECT_EQ(outcome.code, 1) << outcome.out;
+  EXPECT_TRUE(holds_all(outcome.err, "the last step (4) is not finite|diverged|lower learning rate"))
+      << outcome.err;
+}
 
 TEST(TrainLanguageRuns, AFolderOfAnotherModelIsRefused) {
   const Workplace at;

@@ -110,6 +110,9 @@ TEST(Metrics, TruncateKeepsWhatIsUpToTheStep) {
   EXPECT_TRUE(get(run.path() / "metrics.jsonl").ends_with("}\n"));  // the next line starts on its own
   run.append({4, {{"loss", 9}}});
   EXPECT_EQ(run.metrics().size(), 4u);
+  run.append({5, {{"loss", 9}, {"interrupted", 1}}});  // a stop between two logged steps
+  run.truncate_metrics(5);
+  EXPECT_EQ(run.metrics().back().step, 4);
   run.truncate_metrics(0);
   EXPECT_EQ(get(run.path() / "metrics.jsonl"), "");
 }

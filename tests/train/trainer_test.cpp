@@ -183,6 +183,15 @@ TEST_P(NonFinite, LossLeavesTheWeightsAndStopsTheRun) {
 INSTANTIATE_TEST_SUITE_P(Factors, NonFinite,
                          ::testing::Values(std::nan(""), std::numeric_limits<double>::infinity()));
 
+TEST(Trainer, TheCurveDoesNotTellWhereARunWasResumed) {
+  Regression regression(1);
+  TrainerOptions options = options_of(20);
+  options.log_every = 6;
+  std::vector<int64_t> steps;
+  for (const StepRecord& record : train(regression, options, 8).metrics) steps.push_back(record.step);
+  EXPECT_EQ(steps, (std::vector<int64_t>{12, 18, 20}));  // not 9, the first
+}
+
 TEST(Trainer, ASkippedStepAmongGoodOnesDoesNotStopTheRun) {
   for (const int64_t log_every : {1, 10}) {
     Regression regression(1);
@@ -191,6 +200,21 @@ TEST(Trainer, ASkippedStepAmongGoodOnesDoesNotStopTheRun) {
     TrainerOptions options = options_of(65);
     options.log_every = log_every;
     EXPECT_EQ(train(regression, options).error, "") << log_every;
+  }
+}
+
+TEST(Trainer, ARunThatEndsInNanHasDivergedButOneBadLastBatchIsSkipped) {
+  for (const int64_t bad_from : {64, 65}) {
+    Regression regression(1);
+    regression.before_step = [&](int64_t step) { regression.factor = step >= bad_from ? std::nan("") : 1; };
+    TrainerOptions options = options_of(65);
+    options.log_every = 1;
+    const std::string error = train(regression, options).error;
+    if (bad_from == 65) {
+      EXPECT_EQ(error, "");
+    } else {
+      EXPECT_NE(error.find("the last step (65) is not finite"), std::string::npos) << error;
+    }
   }
 }
 
