@@ -21,14 +21,15 @@ struct EvalArgs {
 int run_eval(const EvalArgs& args) {
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const train::RunFolder run = train::RunFolder::open(args.run);
-  const nlohmann::json settings = run.settings();
+  const nlohmann::json settings = run.settings_of("tnp");
   const train::TnpJob job = read_job((run.path() / "run.json").string(), settings);
   train::TnpSession session(job, device);
   const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
   for (const std::string& warning : newest.warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
   check(newest.step.has_value(), run.checkpoints().string(), ": it holds no checkpoint yet");
   const int64_t step = session.restore(newest.file);
-  const train::TnpEvaluation e = train::evaluate_tnp(session.model(), job, device, args.tasks, args.batch);
+  const train::TnpEvaluation e =
+      train::evaluate_tnp(session.model(), job, device, args.tasks, std::min(args.tasks, args.batch));
   const bool within = args.most_gap < 0 || e.gap <= args.most_gap;
   if (args.json) {
     fmt::print("{}\n", nlohmann::json{{"run", run.path().string()},

@@ -365,7 +365,8 @@ void go_on(Group& group, RunFlags& run, const CLI::App& command) {
   refuse_settings(command, "--resume continues a run as it was", {"--steps"});
   fs::path path = run.resume;
   // One of the seeds stands for the whole.
-  if (!train::RunFolder::open(path).settings().contains("seeds")) path = fs::canonical(path).parent_path();
+  if (!train::RunFolder::open(path).settings_of("bert").contains("seeds"))
+    path = fs::canonical(path).parent_path();
   group.folder = train::RunFolder::open(path);
   const std::string file = (group.folder->path() / "run.json").string();
   const json settings = group.folder->settings();

@@ -204,7 +204,7 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
     // A resumed run is the one that its folder describes; flags that would change the curve are refused.
     refuse_settings(command, "--resume continues a run as it was", model.changeable());
     run = train::RunFolder::open(flags.resume);
-    settings = run->settings();
+    settings = run->settings_of(model.name());
     const std::string path = (run->path() / "run.json").string();
     model.from_settings(path, settings, command);
     adopt_options(kept, settings, path, command);

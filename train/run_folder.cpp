@@ -59,6 +59,15 @@ json RunFolder::settings() const {
   return settings;
 }
 
+json RunFolder::settings_of(const std::string& model) const {
+  json found = settings();
+  const auto name = found.find("model");
+  check(name == found.end() || !name->is_string() || *name == model, (path_ / "run.json").string(),
+        ": a run of `train ", name != found.end() && name->is_string() ? name->get<std::string>() : "",
+        "`, not of `train ", model, "`");
+  return found;
+}
+
 namespace {
 
 void append_line(const fs::path& path, const std::string& line) {

@@ -44,6 +44,8 @@ class RunFolder {
   void write_settings(const nlohmann::json& settings) const;
   /// Throws, naming the file, unless it holds a JSON object.
   nlohmann::json settings() const;
+  /// The settings of a run of `train <model>`; throws if they say that it is one of another model.
+  nlohmann::json settings_of(const std::string& model) const;
 
   /// Appends a line; it has reached the operating system when this returns.
   void append(const StepRecord& record) const;

@@ -268,6 +268,13 @@ TEST(TrainLanguageRuns, AFolderOfAnotherModelIsRefused) {
   const Outcome resumed = run(at, "train gpt --device cpu --resume runs/l --steps 5");
   EXPECT_EQ(resumed.code, 1);
   EXPECT_TRUE(holds_all(resumed.err, "runs/l/run.json|train llama|not of `train gpt`")) << resumed.err;
+  // Whatever asks for a run of a model says so when it gets another's.
+  for (const char* line : {"train tnp --device cpu --resume runs/l --steps 5",
+                           "train bert --device cpu --resume runs/l", "eval tnp runs/l --device cpu"}) {
+    const Outcome wrong = run(at, line);
+    EXPECT_EQ(wrong.code, 1);
+    EXPECT_TRUE(holds_all(wrong.err, "runs/l/run.json: a run of `train llama`, not of")) << wrong.err;
+  }
   const Outcome longer =
       run(at, "train llama --text a.txt --device cpu --model runs/l/model --length 17 --name a");
   EXPECT_EQ(longer.code, 1);
