@@ -58,7 +58,7 @@ int bench_compare(const CompareArgs& args) {
   } catch (const std::regex_error&) {
     throw UsageError("--peer: \"" + args.peer + "\" is not a regular expression");
   }
-  if (!args.html.empty()) check_writable(args.html);
+  if (!args.html.empty()) check_replaceable(args.html);
   int alone = 0;
   const auto ours = bench::read_records(args.a);
   const auto comparisons = bench::compare(ours, bench::read_records(args.b), &alone, args.peer);

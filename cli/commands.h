@@ -57,7 +57,9 @@ ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& te
 /// Takes from the TOML file the flags of the subcommand that the command line does not give; "" is no file.
 /// Throws UsageError for a key that is no flag, a section, a repeated key or a bad value.
 void apply_config(CLI::App& command, const std::string& path);
-/// Throws unless a file could be written there: known before the work, not after it.
+/// Throws unless lines could be appended to a file there: known before the work, not after it.
 void check_writable(const std::string& path);
 
 }  // namespace tessera::cli
+/// Throws unless a whole file could be put there, in place of none or of a regular one (io::AtomicFile).
+void check_replaceable(const std::string& path);

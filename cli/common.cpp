@@ -123,3 +123,11 @@ void check_writable(const std::string& path) {
 }
 
 }  // namespace tessera::cli
+void check_replaceable(const std::string& path) {
+  namespace fs = std::filesystem;
+  check_writable(path);
+  std::error_code code;
+  check(!fs::exists(path, code) || fs::is_regular_file(path, code), "write: ", path,
+        " is not a regular file (a pipe, socket or device); name a file");
+}
+

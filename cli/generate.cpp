@@ -120,7 +120,7 @@ int run_generate(const GenerateArgs& args) {
     throw UsageError("--samples: of one prompt; several --prompt are a text each");
   for (const std::string& stop : args.stops)
     if (stop.empty()) throw UsageError("--stop: an empty text stops nothing");
-  if (!args.json.empty()) check_writable(args.json);
+  if (!args.json.empty()) check_replaceable(args.json);
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const std::vector<std::string> prompts = read_prompts(args);
 

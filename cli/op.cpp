@@ -117,7 +117,7 @@ int run_op(const OpArgs& args) {
   if (args.row >= int(op.rows.size()) && args.row != -1)
     throw UsageError(fmt::format("op {}: --row {}: it has {} rows", op.name, args.row, op.rows.size()));
   const Device device = Device::parse(args.device);
-  check_writable(args.out);
+  check_replaceable(args.out);
   const ops::Attrs attrs = ops::complete(op, given);
 
   NamedTensors file(args.in, device);

@@ -15,7 +15,7 @@ struct ReportArgs {
 };
 
 int run_report(const ReportArgs& args) {
-  check_writable(args.out);
+  check_replaceable(args.out);
   std::vector<train::RunFolder> runs;
   for (const std::string& path : args.runs) runs.push_back(train::RunFolder::open(path));
   const train::RunsReportOptions options{.by = args.by, .last = args.last};

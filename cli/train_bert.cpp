@@ -483,7 +483,7 @@ int run_bert(BertFlags flags, RunFlags run, const CLI::App& command) {
   Group group{.flags = std::move(flags)};
   const bool resumed = !run.resume.empty();
   if (!resumed) check_usage(group.flags, command);
-  if (!run.json_out.empty()) check_writable(run.json_out);
+  if (!run.json_out.empty()) check_replaceable(run.json_out);
   if (resumed) {
     go_on(group, run, command);
   } else {

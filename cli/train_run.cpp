@@ -213,7 +213,7 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   } else {
     model.from_flags(command);
   }
-  if (!flags.json_out.empty()) check_writable(flags.json_out);
+  if (!flags.json_out.empty()) check_replaceable(flags.json_out);
   const Device device = flags.device.empty() ? Device::best() : Device::parse(flags.device);
   if (!run)
     run =

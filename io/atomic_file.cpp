@@ -54,6 +54,9 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
   std::error_code error;
   check(!name.empty() && name != "." && name != ".." && !fs::is_directory(path_, error), "write: ", path_,
         " is a directory; name a file in it");
+  // The rename would put a file in the place of a device or pipe: /dev/null would be one for everybody.
+  check(!fs::exists(path_, error) || fs::is_regular_file(path_, error), "write: ", path_,
+        " is not a regular file (a pipe, socket or device); name a file");
   check(fs::is_directory(folder_, error), "write: there is no folder ", folder_, " for ", path_,
         "; create it first");
   if (file_calls().free_bytes(folder_.c_str()) < bytes_) fail("not enough room", ENOSPC);

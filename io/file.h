@@ -75,7 +75,8 @@ std::string read_file(const std::string& path, uint64_t limit);
 /// process that is killed leaves one (".name.tmp-<process>-<number>"): see remove_stale_temporaries.
 class AtomicFile {
  public:
-  /// `bytes`: what will be written; throws at once if the file system has less room than that.
+  /// `bytes`: what will be written; throws at once if the file system has less room than that. Throws too if
+  /// what has that name is a folder, a pipe or a device, or leads to one: it would be replaced.
   AtomicFile(std::string path, uint64_t bytes);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

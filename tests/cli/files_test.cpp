@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -59,6 +60,7 @@ void put_operator_files(const Workplace& at) {
   put_tensors(at, "d_shape.safetensors", {{"x", ramp({2, 3})}, {"d_y", ramp({3, 2})}});
   put_tensors(at, "d_dtype.safetensors", {{"x", ramp({2, 3})}, {"d_y", ramp({2, 3}, DType::i32)}});
   put_tensors(at, "d_good.safetensors", {{"x", ramp({2, 3})}, {"d_y", ramp({2, 3})}});
+  ASSERT_EQ(::mkfifo((at / "pipe").c_str(), 0600), 0);
   put_tensors(at, "linear_half.safetensors", {{"x", ramp({2, 3})}});
   put_tensors(at, "linear_shape.safetensors", {{"x", ramp({2, 3})}, {"weight", ramp({4, 5})}});
   put_tensors(at, "linear_dtype.safetensors", {{"x", ramp({2, 3})}, {"weight", ramp({4, 3}, DType::bf16)}});
@@ -110,6 +112,7 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op relu --in good.safetensors --out /dev/null/o", "/dev/null"},
 };
 
+    {"op relu --in good.safetensors --out pipe", "pipe|not a regular file"},
 class BadOperatorFile : public ::testing::TestWithParam<BadFile> {};
 
 TEST_P(BadOperatorFile, ExitsWithOneAndNamesIt) {

@@ -107,6 +107,19 @@ TEST(AtomicFile, RefusesWhatIsNoFileName) {
   EXPECT_TRUE(fs::is_directory(folder / "a/b/c"));
 }
 
+TEST(AtomicFile, ReplacesNoPipeAndNoDevice) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  fs::create_symlink(folder / "pipe", folder / "link");
+  for (const char* name : {"pipe", "link"}) {
+    EXPECT_TRUE(throws([&] { write_file(folder / name, "x"); }, "is not a regular file")) << name;
+    EXPECT_TRUE(fs::is_fifo(folder / name)) << name;
+  }
+  fs::create_symlink(folder / "nowhere", folder / "dangling");
+  write_file(folder / "dangling", "x");
+  EXPECT_EQ(folder.names().size(), 3u);
+}
+
 TEST(AtomicFile, RefusesBeforeTheFirstByteIfThereIsNoRoom) {
   const RestoreFileCalls restore;
   const TemporaryFolder folder;
