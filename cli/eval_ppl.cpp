@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/eval.h"
 #include "cli/language_folder.h"
@@ -19,6 +20,7 @@ constexpr uint64_t kLargestText = uint64_t{1} << 32;
 struct PplArgs {
   std::string model, data, part = "validation", dtype, device;
   std::vector<std::string> text;
+  std::optional<int64_t> length;
   train::PerplexityOptions options;
   bool json = false;
 };
@@ -58,22 +60,28 @@ Tokens tokens_of_shards(const PplArgs& args, const LanguageFolder& language) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(args.data);
   check(tokenizer.fingerprint() == fingerprint, "eval ppl: the shards of ", args.data,
         " were not made by its tokenizer.json");
+  const std::string own = io::Tokenizer::load(language.path).fingerprint();
+  check(own == fingerprint, "eval ppl: the shards of ", args.data, " come from the tokenizer ", fingerprint,
+        ", the model in ", language.path, " has ", own, ": tokenize the text again, with the model's");
   ids.assign(tokens.ids.begin(), tokens.ids.end());
   check_vocabulary(language, ids, tokenizer.path());
   tokens.bytes = tokenizer.decode(ids).size();
   return tokens;
 }
 
-int eval_ppl(const PplArgs& args) {
+int eval_ppl(PplArgs args) {
   if (args.text.empty() == args.data.empty())
     throw UsageError("eval ppl: give the text: --text FILE..., or --data DIR with shards of tokens");
-  if (args.options.stride >= args.options.length)
+  if (args.length && args.options.stride >= *args.length)
     throw UsageError(fmt::format("--stride: {} in windows of {} tokens; expected less", args.options.stride,
-                                 args.options.length));
+                                 *args.length));
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const LanguageFolder language = load_language(args.model, device, args.dtype);
+  args.options.length = args.length.value_or(std::min(args.options.length, longest_of(language)));
   check(args.options.length <= longest_of(language), "eval ppl: windows of ", args.options.length,
         " tokens; the model has ", longest_of(language), " positions: give a smaller --length");
+  check(args.options.stride < args.options.length, "eval ppl: --stride ", args.options.stride,
+        " in windows of ", args.options.length, " tokens, as many as the model has positions; expected less");
   const Tokens tokens = args.data.empty() ? tokens_of_text(args, language) : tokens_of_shards(args, language);
   const int64_t windows = train::perplexity_windows(int64_t(tokens.ids.size()), args.options);
 
@@ -142,7 +150,8 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
   auto* const text = ppl->add_option("--text", args->text, "Text files, joined by empty lines");
   auto* const data = ppl->add_option("--data", args->data, "Folder of token shards, instead")->excludes(text);
   ppl->add_option("--part", args->part, "Of the shards")->needs(data);
-  ppl->add_option("--length", args->options.length, "Tokens of a window")
+  ppl->add_option("--length", args->length,
+                  "Tokens of a window; default: 2048, or as many as the model has positions")
       ->check(kDecimal)
       ->check(CLI::Range(2, 1 << 24));
   ppl->add_option(

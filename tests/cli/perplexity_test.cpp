@@ -59,6 +59,19 @@ TEST(Perplexity, ShardsAreTheTextTheyWereMadeOf) {
   EXPECT_EQ(from_shards["predicted"], 15 * from_shards["windows"].get<int>());
 }
 
+TEST(Perplexity, ShardsOfAnotherTokenizerAreRefused) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  at.put("t", "a few words\nand a few more\n");
+  ASSERT_EQ(run(at, "tokenizer train --text t --out other.json --kind character").code, 0);
+  ASSERT_EQ(run(at, "data tokenize --text t --tokenizer other.json --out d --validation 0").code, 0);
+  // Its numbers are below the model's vocabulary, and mean something else.
+  const Outcome outcome = run(at, "eval ppl --device cpu --model m --data d --part train --length 4");
+  EXPECT_EQ(outcome.code, 1) << outcome.out;
+  EXPECT_TRUE(holds_all(outcome.err, "the shards of d come from the tokenizer|the model in m"))
+      << outcome.err;
+}
+
 struct Failure {
   const char* line;
   int code;
@@ -77,7 +90,10 @@ TEST(Perplexity, SaysWhatIsWrong) {
            {"eval ppl --model m --text short --length 1", 2, "--length"},
            {"eval ppl --model m --text short --length 16 --stride 16", 2, "--stride: 16 in windows of 16"},
            {"eval ppl --model m --text short --part train", 2, "--part"},
-           {"eval ppl --model m --text short --device cpu", 1, "windows of 2048 tokens; the model has 64"},
+           {"eval ppl --model m --text short --length 2048 --device cpu", 1,
+            "windows of 2048 tokens; the model has 64"},
+           {"eval ppl --model m --text short --stride 64 --device cpu", 1, "--stride 64|windows of 64"},
+           {"eval ppl --model m --text short --device cpu", 1, "fewer than one window of 64"},
            {"eval ppl --model m --text short --length 16 --device cpu", 1,
             "the text has 3 tokens, fewer than"},
            {"eval ppl --model m --text nowhere --length 16 --device cpu", 1, "there is no file nowhere"},
