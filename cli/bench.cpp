@@ -116,8 +116,13 @@ int bench_op(const OpArgs& args) {
   options.timer.seconds = args.seconds;
   options.timer.cold = !args.hot;
   options.device = device_of(args.device);
+  if (!args.rows.empty() && options.device.is_cpu())
+    throw UsageError("--rows: the CPU has no kernel configurations; add --device cuda");
   if (!args.json.empty()) check_writable(args.json);
-  publish(bench::bench_op(*op, options), args.json);
+  const std::vector<bench::Record> records = bench::bench_op(*op, options);
+  check(!records.empty(), "bench op ", op->name, ": nothing to time in mode ", args.mode,
+        "; the operator has no gradient");
+  publish(records, args.json);
   return 0;
 }
 

@@ -67,7 +67,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->check(CLI::Range(0, 1 << 30));
   command->add_option("--top-p", args->sampling.top_p, "Draw from the fewest of that probability")
       ->check(kFinite)
-      ->check(CLI::Range(1e-9, 1.0));
+      ->check(kProbability);
   command->add_option("--dtype", args->dtype, "f32, bf16 or f16; default: f16 on a GPU, f32 on the CPU");
   command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
   command->add_option("--repeats", args->repeats, "Texts that are timed")

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "bench/compare.h"
 #include "bench/optim_bench.h"
@@ -118,7 +119,9 @@ void add_bench_sweep(CLI::App& bench, Action& action) {
   command->add_option("--count", args->count, "Problems of each operator")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{100000}));
-  command->add_option("--seed", args->seed, "Of the problems")->check(kDecimal);
+  command->add_option("--seed", args->seed, "Of the problems")
+      ->check(kDecimal)
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_option("--dtype", args->dtype, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
   command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
   add_device(*command, args->device);

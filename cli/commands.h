@@ -41,6 +41,8 @@ extern const CLI::Validator kFinite;
 /// Whole numbers below 2^63 in plain decimal digits. The number parser would take 010 as eight, 0x10 as
 /// sixteen and what is too large as the largest.
 extern const CLI::Validator kDecimal;
+/// Numbers above 0, up to 1.
+extern const CLI::Validator kProbability;
 /// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
 extern const CLI::Validator kDeviceName;
 
@@ -59,7 +61,7 @@ ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& te
 void apply_config(CLI::App& command, const std::string& path);
 /// Throws unless lines could be appended to a file there: known before the work, not after it.
 void check_writable(const std::string& path);
-
-}  // namespace tessera::cli
 /// Throws unless a whole file could be put there, in place of none or of a regular one (io::AtomicFile).
 void check_replaceable(const std::string& path);
+
+}  // namespace tessera::cli

@@ -20,6 +20,14 @@ const CLI::Validator kFinite(
     },
     "FINITE", "finite");
 
+const CLI::Validator kProbability(
+    [](std::string& text) {
+      double value = 0;
+      std::from_chars(text.data(), text.data() + text.size(), value);
+      return value > 0 && value <= 1 ? std::string() : text + ": expected more than 0 and at most 1";
+    },
+    "", "probability");
+
 const CLI::Validator kDecimal(
     [](std::string& text) {
       const size_t sign = text.starts_with('-') ? 1 : 0;
@@ -122,7 +130,6 @@ void check_writable(const std::string& path) {
         " cannot be written to; check its permissions");
 }
 
-}  // namespace tessera::cli
 void check_replaceable(const std::string& path) {
   namespace fs = std::filesystem;
   check_writable(path);
@@ -131,3 +138,4 @@ void check_replaceable(const std::string& path) {
         " is not a regular file (a pipe, socket or device); name a file");
 }
 
+}  // namespace tessera::cli

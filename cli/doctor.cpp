@@ -5,6 +5,7 @@
 #include "cli/commands.h"
 #include "io/events.h"
 #include "io/tokenizer/tokenizer.h"
+#include "io/torch_file.h"
 #include "ops/op.h"
 #include "runtime/allocator.h"
 #include "runtime/tuning.h"
@@ -58,6 +59,8 @@ std::vector<Part> parts() {
   optional("utf8proc", tokenizers.utf8proc, "no tokenizers of BERT: install libutf8proc-dev and build again");
   optional("SentencePiece", tokenizers.sentencepiece,
            "no tokenizers from .model files: install libsentencepiece-dev and build again");
+  optional("libzip", io::has_torch_files(),
+           "no weights of torch.save (.bin, .pt): install libzip-dev and build again");
   const bool charts = *train::kChartJs;
   found.push_back(
       {"Chart.js", charts ? "inlined" : "no",

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <iostream>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -221,9 +222,11 @@ void add_generate(CLI::App& app, Action& action) {
       ->add_option("--top-p", args->sampling.top_p,
                    "Draw from the fewest tokens of that probability together")
       ->check(kFinite)
-      ->check(CLI::Range(1e-9, 1.0));
+      ->check(kProbability);
   command->add_flag("--greedy", args->greedy, "As --temperature 0")->excludes(temperature);
-  command->add_option("--seed", args->seed, "The same seed gives the same text")->check(kDecimal);
+  command->add_option("--seed", args->seed, "The same seed gives the same text")
+      ->check(kDecimal)
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_option("--stop", args->stops, "The text ends before this one; may be repeated")
       ->allow_extra_args(false);
   command->add_flag("--ignore-end", args->ignore_end, "Go on behind the tokens that end a text");

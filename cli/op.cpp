@@ -94,8 +94,12 @@ class NamedTensors {
     if (left_.empty()) return;
     const std::string& name = left_.begin()->first;
     const std::string near = nearest(name, wanted);
+    const bool gradient = std::ranges::any_of(
+        op.outputs, [&](const ops::OutputSpec& output) { return name == "d_" + output.name; });
     fail_at(Site::here(), path_, ": tensor \"", name, "\" is not an input of ", op.name,
-            near.empty() ? "" : "; did you mean \"" + near + "\"?");
+            gradient       ? "; gradients go with --grad, of outputs that have one"
+            : near.empty() ? ""
+                           : "; did you mean \"" + near + "\"?");
   }
 
  private:
@@ -116,6 +120,11 @@ int run_op(const OpArgs& args) {
   if (args.in.empty() || args.out.empty()) throw UsageError("op " + op.name + ": --in and --out are needed");
   if (args.row >= int(op.rows.size()) && args.row != -1)
     throw UsageError(fmt::format("op {}: --row {}: it has {} rows", op.name, args.row, op.rows.size()));
+  if (args.row >= 0 && args.device == "cpu")
+    throw UsageError(fmt::format("op {}: --row {}: the CPU has no kernel configurations; add --device cuda",
+                                 op.name, args.row));
+  if (args.grad && std::ranges::none_of(op.outputs, &ops::OutputSpec::differentiable))
+    throw UsageError("op " + op.name + ": it has no gradient; run without --grad");
   const Device device = Device::parse(args.device);
   check_replaceable(args.out);
   const ops::Attrs attrs = ops::complete(op, given);

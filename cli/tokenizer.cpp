@@ -30,8 +30,12 @@ struct TrainArgs {
   int64_t vocab_size = 4096, least_count = 2;
 };
 
-int run_train(const TrainArgs& args) {
-  check_writable(args.out);
+int run_train(const TrainArgs& args, const CLI::App& command) {
+  for (const char* of_bpe : {"--vocab-size", "--pattern", "--least-count"})
+    if (args.kind != "bpe" && command.get_option(of_bpe)->count() > 0)
+      throw UsageError(fmt::format("{}: of --kind bpe only; a {} tokenizer has as many tokens as it needs",
+                                   of_bpe, args.kind));
+  check_replaceable(args.out);
   std::vector<std::string> texts;
   uint64_t bytes = 0;
   for (const std::string& path : args.text) {
@@ -167,7 +171,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 30));
   train->add_option("--special", args->special, "Special tokens, which get the first numbers");
-  train->callback([&action, args] { action = [args] { return run_train(*args); }; });
+  train->callback([&action, args, train] { action = [args, train] { return run_train(*args, *train); }; });
 
   const auto add = [&](const char* name, const char* what) {
     auto* sub = command->add_subcommand(name, what);

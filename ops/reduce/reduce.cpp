@@ -38,6 +38,8 @@ void max_backward(Backward& b, const Tensor& x, const Tensor& y, int dim) {
 Tensor reduce(const Tensor& x, ReduceKind kind, int dim, bool keep, Site site) {
   const char* const name = name_of(kind);
   check(x.defined(), name, ": x is undefined");
+  check(dim != kAll || !keep, name, ": keep is of one dimension, and all of ", describe(x),
+        " are reduced; say which");
   if (dim != kAll) {
     check(dim >= -x.rank() && dim < x.rank(), name, ": dimension ", dim, " is outside ", describe(x));
     dim = x.shape().resolve(dim);

@@ -96,7 +96,7 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op relu --in ints.safetensors --out o", "relu|i32|cpu|expected f64, f32"},
     {"op relu --in misspelt.safetensors --out o", "misspelt.safetensors|\"xx\"|did you mean \"x\"?"},
     {"op relu --in more.safetensors --out o", "more.safetensors|\"extra\"|not an input of relu"},
-    {"op relu --in d_good.safetensors --out o", "d_good.safetensors|\"d_y\"|not an input of relu"},
+    {"op relu --in d_good.safetensors --out o", "d_good.safetensors|\"d_y\"|not an input of relu|--grad"},
     {"op relu --in good.safetensors --out o --grad", "good.safetensors|--grad needs \"d_y\"|[2, 3]"},
     {"op relu --in d_shape.safetensors --out o --grad", "d_shape.safetensors|\"d_y\"|[3, 2]|[2, 3]"},
     {"op relu --in d_dtype.safetensors --out o --grad", "d_dtype.safetensors|\"d_y\"|i32|f32"},
@@ -106,13 +106,15 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op gather_rows --in gather_float.safetensors --out o", "gather_rows|\"indices\"|f32|i64 or i32"},
     {"op gather_rows --in gather_far.safetensors --out o", "gather_rows|7|2"},
     {"op sum --set dim=5 --in good.safetensors --out o", "dim|5"},
+    {"op sum --set keep=true --in good.safetensors --out o", "sum|keep|one dimension"},
+    {"bench op append_to_cache --mode bwd --device cpu", "append_to_cache|no gradient|bwd"},
     {"op relu --in good.safetensors --out nowhere/o", "nowhere|no folder|create it"},
     {"op relu --in good.safetensors --out folder.safetensors", "folder.safetensors|directory"},
     {"op relu --in good.safetensors --out /proc/o", "/proc/o"},
     {"op relu --in good.safetensors --out /dev/null/o", "/dev/null"},
+    {"op relu --in good.safetensors --out pipe", "pipe|not a regular file"},
 };
 
-    {"op relu --in good.safetensors --out pipe", "pipe|not a regular file"},
 class BadOperatorFile : public ::testing::TestWithParam<BadFile> {};
 
 TEST_P(BadOperatorFile, ExitsWithOneAndNamesIt) {

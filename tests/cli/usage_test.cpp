@@ -245,6 +245,8 @@ constexpr BadLine kBadLines[] = {
     {"op sum --in a --out b --set dim=1.5", "dim|an integer|1.5"},
     {"op sum --in a --out b --set dim=99999999999999999999", "dim|an integer"},
     {"op relu --in a --out b --row 999", "--row 999|rows"},
+    {"op attention --in a --out b --row 0", "--row 0|the CPU has no kernel configurations|--device cuda"},
+    {"op linear_swiglu --in a --out b --grad", "linear_swiglu|has no gradient|without --grad"},
     {"op relu --in a --out b --row x", "--row|x is not a whole number"},
     {"op relu --in a --out b --row -2", "--row|-2 not in range"},
     // benchmarks
@@ -275,6 +277,15 @@ constexpr BadLine kBadLines[] = {
     {"bench op linear --rows most", "--rows|\"most\"|all or a number"},
     {"bench op linear --rows 9999", "--rows|rows"},
     {"bench op linear --rows -1", "--rows|\"-1\""},
+    {"bench op attention --device cpu --rows all", "--rows|the CPU has no kernel configurations"},
+    {"bench op attention --device cpu --rows 0", "--rows|the CPU has no kernel configurations"},
+    // generation
+    {"generate --model m --prompt a --seed -1", "--seed|-1 not in range"},
+    {"bench sweep relu --seed -1", "--seed|-1 not in range"},
+    {"generate --model m --prompt a --top-p 0", "--top-p|0: expected more than 0 and at most 1"},
+    {"generate --model m --prompt a --top-p 1.5", "--top-p|1.5: expected more than 0 and at most 1"},
+    {"generate --model m --prompt a --top-p nan", "--top-p|nan is not finite"},
+    {"tokenizer train --text a --out b --kind byte --vocab-size 300", "--vocab-size|bpe only|byte"},
 };
 
 void PrintTo(const BadLine& bad, std::ostream* out) {
