@@ -16,7 +16,9 @@
 ///   all
 ///                 there is: packed tensors are one row, pitched ones many. A thread makes several packs and
 ///                 all their loads are under way before the first is used; where a pack lies costs one
-///                 multiplication by an inverse for its row, and one multiplication an operand.
+///                 multiplication by an inverse for its row, and one multiplication an operand. A ragged end
+///                 is read as 16 bytes like any other pack. Rows whose pads are shorter than a pack are one
+///                 row, pads and all, where those of the result are nobody's.
 ///   any_layout    the rest: a thread makes one pack after the other and splits its number along all
 ///   dimensions.
 /// Divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
@@ -138,6 +140,28 @@ struct alignas(sizeof(T) * kPack < 16 ? sizeof(T) * kPack : 16) PackedWords {
   }
 };
 
+/// The pack at `from`, of which `left` elements are inside the row: the words that those begin, 16 bytes at a
+/// time. What comes with them from behind the row is read, not used: it is inside the storage, which ends on
+/// 16 bytes.
+template <int kPack, class T>
+__device__ __forceinline__ PackedWords<T, kPack> load_begun(const T* from, int left) {
+  using Words = PackedWords<T, kPack>;
+  constexpr int kUnit = sizeof(T) * kPack <= 16 ? kPack : 16 / int(sizeof(T));
+  struct alignas(sizeof(T) * kUnit) Unit {
+    typename Words::Word word[kUnit / Words::kPerWord];
+  };
+  Words to = {};
+#pragma unroll
+  for (int u = 0; u < kPack / kUnit; ++u) {
+    if (u * kUnit >= left) continue;
+    const Unit unit = *reinterpret_cast<const Unit*>(from + u * kUnit);
+#pragma unroll
+    for (int w = 0; w < kUnit / Words::kPerWord; ++w)
+      to.word[u * (kUnit / Words::kPerWord) + w] = unit.word[w];
+  }
+  return to;
+}
+
 /// Packs that a thread makes: as many as keep up to 64 bytes of loads under way.
 template <int kPack, class... In>
 constexpr int packs_a_thread() {
@@ -151,31 +175,32 @@ __device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& a
   constexpr int kPacks = packs_a_thread<kPack, In...>();
   std::tuple<PackedWords<In, kPack>...> values[kPacks];
   uint32_t row[kPacks], column[kPacks];
-  bool whole[kPacks];
+  int left[kPacks];  // elements of the pack that are inside the row
 #pragma unroll
   for (int n = 0; n < kPacks; ++n) {
     const uint32_t pack = (blockIdx.x * kPacks + n) * blockDim.x + threadIdx.x;
     row[n] = args.by_packs_per_row.divide(pack);
     column[n] = pack - row[n] * args.packs_per_row;
-    whole[n] = pack < args.packs && (column[n] + 1) * int64_t(kPack) <= args.width;
-    if (whole[n])
-      ((std::get<K>(values[n]) = *reinterpret_cast<const PackedWords<In, kPack>*>(
-            std::get<K>(args.in) + int64_t(row[n]) * args.strides[K + 1] + int64_t(column[n]) * kPack)),
-       ...);
+    const int64_t inside = pack < args.packs ? args.width - int64_t(column[n]) * kPack : 0;
+    left[n] = inside < kPack ? int(inside) : kPack;
+    ((std::get<K>(values[n]) = load_begun<kPack>(
+          std::get<K>(args.in) + int64_t(row[n]) * args.strides[K + 1] + int64_t(column[n]) * kPack,
+          left[n])),
+     ...);
   }
 #pragma unroll
   for (int n = 0; n < kPacks; ++n) {
+    if (left[n] == 0) continue;
     Out* const out = args.out + int64_t(row[n]) * args.strides[0] + int64_t(column[n]) * kPack;
-    if (whole[n]) {
-      Pack<Out, kPack> result;
+    Pack<Out, kPack> result;
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) result.at[i] = f(std::get<K>(values[n])[i]...);
+    for (int i = 0; i < kPack; ++i) result.at[i] = f(std::get<K>(values[n])[i]...);
+    if (left[n] == kPack) {
       store_pack<kPack>(out, result);
-    } else if ((blockIdx.x * kPacks + n) * blockDim.x + threadIdx.x < args.packs) {
-      const int64_t first = int64_t(column[n]) * kPack;
-#pragma unroll 1
-      for (int64_t i = first; i < args.width; ++i)
-        out[i - first] = f(std::get<K>(args.in)[int64_t(row[n]) * args.strides[K + 1] + i]...);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i)
+        if (i < left[n]) out[i] = result.at[i];
     }
   }
 }
@@ -184,6 +209,15 @@ template <int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args, F f) {
   take_turn();
   aligned_rows_of<kPack>(args, f, std::index_sequence_for<In...>{});
+}
+
+/// Whether the pads behind y's rows of `width` elements, up to `pitch`, are nobody's: its rows end where
+/// those of its storage do.
+inline bool owns_pads(const Tensor& y, int64_t width, int64_t pitch) {
+  const int64_t size = int64_t(size_of(y.dtype()));
+  const Storage& storage = *y.storage();
+  return storage.pitch_bytes == pitch * size &&
+         (y.layout().offset * size) % storage.pitch_bytes + width * size == storage.row_bytes;
 }
 
 template <class T>
@@ -234,6 +268,18 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
                                    Divider(uint32_t(args.packs_per_row))};
       for (size_t operand = 0; operand <= sizeof...(In); ++operand)
         rows.strides[operand] = inner == 1 ? loop.strides[operand][0] : 0;
+      const int64_t pitch = args.packs_per_row * kPack;
+      bool one_row = inner == 1 && owns_pads(y, loop.sizes[inner], pitch);
+      size_t operand = 0;
+      for (const size_t size : {sizeof(Out), sizeof(In)...}) {
+        const int64_t unit = std::min<int64_t>(kPack, 16 / int64_t(size));  // read whole once it is begun
+        one_row = one_row && rows.strides[operand++] == pitch && ceil_div(rows.width, unit) * unit == pitch;
+      }
+      if (one_row) {
+        rows.width = args.packs * kPack;
+        rows.packs_per_row = rows.packs;
+        rows.by_packs_per_row = Divider(rows.packs);
+      }
       // Small tensors are spread over all multiprocessors.
       const int64_t threads = ceil_div(args.packs, kPacks);
       const int block = threads >= int64_t(y.device().card().multiprocessors) * 1024 ? 256 : 64;

@@ -102,10 +102,11 @@ std::vector<Case> cases() {
           {.dims = {{"R", 0}, {"V", 0}}, .attrs = options("none", 0)},
           {.dims = {{"R", 9}, {"V", 17}}, .attrs = options("mean", 0.1), .placement = Placement::strided},
           {.dims = {{"R", 13}, {"V", 10}}, .placement = Placement::transposed},
-          // Rows of 4 and 8 lanes, of a warp, of a block.
+          // Rows of 4 and 8 lanes, of a warp, of a block, of a large one.
           {.dims = {{"R", 33}, {"V", 1024}}, .gradcheck = false},
           {.dims = {{"R", 9}, {"V", 1025}}, .attrs = options("none", 0.1), .gradcheck = false},
           {.dims = {{"R", 3}, {"V", 50304}}, .attrs = options("sum", 0.1), .gradcheck = false},
+          {.dims = {{"R", 2}, {"V", 20011}}, .attrs = options("mean", 0), .gradcheck = false},
           {.dims = {{"R", 1031}, {"V", 3}}, .attrs = options("mean", 0), .gradcheck = false},
           {.dims = {{"R", 131}, {"V", 37}}, .attrs = options("mean", 0.1), .gradcheck = false},
           {.dims = {{"R", 67}, {"V", 251}}, .attrs = options("none", 0), .gradcheck = false},

@@ -7,9 +7,10 @@
 /// bytes: bound by memory. Kernels: cross_entropy_kernel.cuh.
 ///
 /// A row belongs to so many threads that each has about four packs of 16 bytes: 4 or 8 lanes, a warp, a
-/// block. Losses are added in double, each block its rows in order, then the last block to end the blocks'
-/// sums; the targets that count are counted beside. In place the mean must know their number first: a kernel
-/// of its own.
+/// block. Rows too few to give every multiprocessor some warps have a block each, rows of more than 2048
+/// packs that are fewer than the multiprocessors one of 1024 threads. Losses are added in double, each block
+/// its rows in order, then the last block to end the blocks' sums; the targets that count are counted beside.
+/// In place the mean must know their number first: a kernel of its own.
 
 namespace tessera::ops {
 namespace {
@@ -18,7 +19,7 @@ using gpu::ceil_div;
 using gpu::kPackOf;
 using gpu::kWarp;
 
-constexpr int kBlock = 256;
+constexpr int kBlock = 256, kMostThreads = 1024;
 
 template <class T>
 CrossEntropyRows<T> make_rows(const Tensor& logits, const Tensor& targets,
@@ -33,13 +34,17 @@ CrossEntropyRows<T> make_rows(const Tensor& logits, const Tensor& targets,
           float(options.label_smoothing)};
 }
 
-/// Calls f<threads of a row, threads of a block, packs a thread reads at once> for rows of that many packs.
+/// Calls f<threads of a row, threads of a block, packs a thread reads at once> for `rows` rows of that many
+/// packs.
 template <class F>
-void for_row_length(int64_t packs, F&& f) {
+void for_row_length(Device device, int64_t rows, int64_t packs, F&& f) {
+  const int64_t multiprocessors = device.card().multiprocessors;
   if (packs <= 4) return f.template operator()<4, kBlock, 1>();
   if (packs <= 32) return f.template operator()<8, kBlock, 2>();
-  if (packs <= 1024) return f.template operator()<kWarp, kBlock, 4>();
-  f.template operator()<kBlock, kBlock, 2>();
+  const bool few = rows < 8 * multiprocessors;  // a warp each would not fill a block a multiprocessor
+  if (packs <= (few ? 128 : 1024)) return f.template operator()<kWarp, kBlock, 4>();
+  if (packs <= 2048 || rows >= multiprocessors) return f.template operator()<kBlock, kBlock, 2>();
+  f.template operator()<kMostThreads, kMostThreads, 4>();
 }
 
 /// Scratch of `count` doubles, counted in bytes: f64 is no dtype of a GPU's tensors.
@@ -80,17 +85,19 @@ void cross_entropy_forward_cuda(const CrossEntropyForward& args) {
                   args.count.data<float>(),
                   args.options.reduction == Reduction::mean,
                   true};
-    for_row_length(ceil_div(rows.classes, kPackOf<T>), [&]<int kThreads, int kBlockThreads, int kUnroll>() {
-      const auto kernel = rows.smoothing > 0
-                              ? cross_entropy_forward<T, kThreads, kBlockThreads, kUnroll, true>
-                              : cross_entropy_forward<T, kThreads, kBlockThreads, kUnroll, false>;
-      const unsigned blocks = gpu::resident_blocks(device, kernel, kBlockThreads, 0,
-                                                   ceil_div(rows.rows, kBlockThreads / kThreads));
-      const Tensor partial = doubles(2 * int64_t(blocks), device);
-      sink.partial = as_doubles(partial);
-      gpu::launch_chained(device, {blocks, kBlockThreads}, kernel, rows, sink, args.top.data<float>(),
-                          args.log_sum.data<float>());
-    });
+    for_row_length(device, rows.rows, ceil_div(rows.classes, kPackOf<T>),
+                   [&]<int kThreads, int kBlockThreads, int kUnroll>() {
+                     const auto kernel =
+                         rows.smoothing > 0
+                             ? cross_entropy_forward<T, kThreads, kBlockThreads, kUnroll, true>
+                             : cross_entropy_forward<T, kThreads, kBlockThreads, kUnroll, false>;
+                     const unsigned blocks = gpu::resident_blocks(
+                         device, kernel, kBlockThreads, 0, ceil_div(rows.rows, kBlockThreads / kThreads));
+                     const Tensor partial = doubles(2 * int64_t(blocks), device);
+                     sink.partial = as_doubles(partial);
+                     gpu::launch_chained(device, {blocks, kBlockThreads}, kernel, rows, sink,
+                                         args.top.data<float>(), args.log_sum.data<float>());
+                   });
   });
 }
 
@@ -100,15 +107,17 @@ void cross_entropy_backward_cuda(const CrossEntropyBackward& args) {
     rows.whole = rows.whole && gpu::packs(args.dlogits.data<T>(), args.dlogits.row_stride(), kPackOf<T>);
     const double smoothing = args.options.label_smoothing, off = smoothing / double(rows.classes);
     const bool mean = args.options.reduction == Reduction::mean;
-    for_row_length(ceil_div(rows.classes, kPackOf<T>), [&]<int kThreads, int kBlockThreads, int kUnroll>() {
-      gpu::launch_chained(args.logits.device(),
-                          {dim3(unsigned(ceil_div(rows.rows, kBlockThreads / kThreads))), kBlockThreads},
-                          cross_entropy_backward<T, kThreads, kBlockThreads, kUnroll>, rows,
-                          args.dlogits.data<T>(), args.dlogits.row_stride(), args.dloss.data<float>(),
-                          args.options.reduction == Reduction::none,
-                          mean ? args.count.data<float>() : nullptr, args.top.data<float>(),
-                          args.log_sum.data<float>(), float(1 - smoothing + off), float(off));
-    });
+    for_row_length(args.logits.device(), rows.rows, ceil_div(rows.classes, kPackOf<T>),
+                   [&]<int kThreads, int kBlockThreads, int kUnroll>() {
+                     gpu::launch_chained(
+                         args.logits.device(),
+                         {dim3(unsigned(ceil_div(rows.rows, kBlockThreads / kThreads))), kBlockThreads},
+                         cross_entropy_backward<T, kThreads, kBlockThreads, kUnroll>, rows,
+                         args.dlogits.data<T>(), args.dlogits.row_stride(), args.dloss.data<float>(),
+                         args.options.reduction == Reduction::none, mean ? args.count.data<float>() : nullptr,
+                         args.top.data<float>(), args.log_sum.data<float>(), float(1 - smoothing + off),
+                         float(off));
+                   });
   });
 }
 

@@ -47,14 +47,20 @@ Tensor embedding(const Tensor& table, const Tensor& indices, Site site) {
   }
   if (Tape* tape = Tape::recording(table)) {
     tape->record("embedding", site, {&table, &indices}, {&y},
-                 [indices = Saved(indices), rows = table.size(0)](Backward& b) {
+                 [indices = Saved(indices), rows = table.size(0),
+                  wanted = table.grad_state()->grad_dtype](Backward& b) {
                    const Tensor dy = b.grad().with_rows(), packed = indices.get().packed();
                    const DType wide = sum_dtype(dy.dtype());
+                   const auto writable = [&](DType dtype) {
+                     return dtype == wide || (dtype == dy.dtype() && dy.device().is_cuda());
+                   };
                    GradTarget target = b.target(0);
-                   if (target.grad.defined() && (target.grad.dtype() != wide || !target.grad.has_rows()))
+                   if (target.grad.defined() && (!writable(target.grad.dtype()) || !target.grad.has_rows()))
                      target = {};
                    if (!target.grad.defined())
-                     target = {Tensor::empty({rows, dy.size(-1)}, wide, dy.device()), false};
+                     target = {
+                         Tensor::empty({rows, dy.size(-1)}, writable(wanted) ? wanted : wide, dy.device()),
+                         false};
                    if (dy.device().is_cpu()) {
                      embedding_backward_cpu(target.grad, dy, packed, target.accumulate);
                    } else if constexpr (kCuda) {
@@ -83,10 +89,21 @@ std::vector<OpSpec> embedding_specs() {
                 {.dims = {{"V", 0}, {"C", 3}, {"T", 0}}},
                 {.dims = {{"V", 9}, {"C", 6}, {"T", 17}}, .placement = Placement::strided},
                 {.dims = {{"V", 9}, {"C", 6}, {"T", 17}}, .placement = Placement::transposed},
-                // Rows named by few and by many indices; a warp's columns and one more.
+                // Rows named by few and by many indices; a warp's columns and one more; tables of few rows
+                // with segments of many chunks, and of many rows with few indices.
                 {.dims = {{"V", 257}, {"C", 129}, {"T", 600}}, .gradcheck = false},
                 {.dims = {{"V", 3}, {"C", 257}, {"T", 1000}}, .gradcheck = false},
-                {.dims = {{"V", 10007}, {"C", 12}, {"T", 3001}}, .gradcheck = false}},
+                {.dims = {{"V", 10007}, {"C", 12}, {"T", 3001}}, .gradcheck = false},
+                {.dims = {{"V", 1}, {"C", 42}, {"T", 200}}, .gradcheck = false},
+                {.dims = {{"V", 3}, {"C", 300}, {"T", 256}}, .gradcheck = false},
+                {.dims = {{"V", 5}, {"C", 5}, {"T", 9001}}, .gradcheck = false},
+                {.dims = {{"V", 1}, {"C", 33}, {"T", 4097}}, .gradcheck = false},
+                {.dims = {{"V", 40}, {"C", 17}, {"T", 5000}},
+                 .placement = Placement::strided,
+                 .gradcheck = false},
+                {.dims = {{"V", 2}, {"C", 3}, {"T", 140001}}, .gradcheck = false},
+                {.dims = {{"V", 20011}, {"C", 7}, {"T", 2}}, .gradcheck = false},
+                {.dims = {{"V", 3001}, {"C", 348}, {"T", 700}}, .gradcheck = false}},
       .benches = {{.dims = {{"V", 50257}, {"C", 768}, {"T", 65536}}},
                   {.dims = {{"V", 1000}, {"C", 64}, {"T", 512}}}},
       .sweep =
@@ -95,7 +112,7 @@ std::vector<OpSpec> embedding_specs() {
                                  {"C", draw.size(1, 4096)},
                                  {"T", draw.size(1, 200000)}}};
           },
-      .rows = {"look through", "sort"},  // of backward
+      .rows = {"one launch", "count", "sort"},  // of backward
   }};
 }
 

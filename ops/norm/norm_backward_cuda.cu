@@ -20,11 +20,12 @@ constexpr int kLongBlock = 256;
 template <class T>
 struct BackwardArgs {
   T* dx;                            // null: not wanted
-  float *dweights, *dbiases;        // [blocks, width] partial sums; null: not wanted
+  float *dweights, *dbiases;        // [blocks, partial_stride] partial sums; null: not wanted
   const T *dy, *dsum, *x, *weight;  // dsum and weight may be null
   const float *mean, *rstd;         // mean: null in rmsnorm
   int64_t dx_stride, dy_stride, dsum_stride, x_stride, rows, width;
-  float inverse;  // 1 / width
+  float inverse;           // 1 / width
+  int64_t partial_stride;  // whole packs of 16-bit numbers
 };
 
 /// A thread's share of one row, or of `width` columns of it from `base` on.
@@ -83,24 +84,37 @@ struct BackwardShare {
   }
 };
 
+/// A pack of partial sums: 16 bytes a store, also into what is behind the last column.
+template <int kPack>
+__device__ __forceinline__ void store_sums(float* to, const float (&sum)[kPack]) {
+#pragma unroll
+  for (int i = 0; i < kPack; i += 4)
+    *reinterpret_cast<float4*>(to + i) = make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
+}
+
+/// Where add_warps keeps a column: neither the lanes' packs nor neighbouring columns share a bank.
+__host__ __device__ constexpr int place_of(int column) {
+  return column + column / kWarp;
+}
+
 /// to[column] = the sum over the block's warps of their shares of a row, through `combined`.
 template <class T, int kSteps, int kWarps>
 __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to,
                           int64_t width) {
-  constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp;
+  constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp, kPlaces = place_of(kColumns);
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
   __syncthreads();  // whoever still uses `combined`
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) combined[warp * kColumns + (s * kPack + i) * kWarp + lane] = share[s][i];
+    for (int i = 0; i < kPack; ++i)
+      combined[warp * kPlaces + place_of(column_of<T, kWarp>(s, lane) + i)] = share[s][i];
   __syncthreads();
-  for (int at = int(threadIdx.x); at < kColumns; at += kWarps * kWarp) {
-    float sum = combined[at];
+  for (int column = int(threadIdx.x); column < width; column += kWarps * kWarp) {
+    float sum = combined[place_of(column)];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum += combined[w * kColumns + at];
-    const int s = at / (kPack * kWarp), i = at / kWarp % kPack, column = column_of<T, kWarp>(s, lane) + i;
-    if (column < width) to[column] = sum;
+    for (int w = 1; w < kWarps; ++w) sum += combined[w * kPlaces + place_of(column)];
+    to[column] = sum;
   }
 }
 
@@ -226,7 +240,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   gpu::cp_async_wait<0>();
   const auto finish = [&](const float(&sum)[kSteps][kPack], float* to) {
     if (!to) return;
-    to += blockIdx.x * args.width;
+    to += blockIdx.x * args.partial_stride;
     if constexpr (kThreads == 1) {
       add_threads<kPack, Held::kBlock / kWarp>(sum[0], reinterpret_cast<float*>(shared), to, args.width);
     } else if constexpr (kThreads == kWarp) {
@@ -234,9 +248,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
     } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-        for (int i = 0; i < kPack; ++i)
-          if (const int column = column_of<T, kThreads>(s, rank) + i; column < width) to[column] = sum[s][i];
+        if (const int first = column_of<T, kThreads>(s, rank); first < width) store_sums(to + first, sum[s]);
     }
   };
   finish(dweight, args.dweights);
@@ -304,13 +316,10 @@ __global__ void __launch_bounds__(kLongBlock)
       dbias[i] += grad[i];
     }
   }
-#pragma unroll
-  for (int i = 0; i < kPack; ++i) {
-    const int column = rank * kPack + i;
-    if (column >= width) break;
-    if (args.dweights) args.dweights[chunk * args.width + base + column] = dweight[i];
-    if (args.dbiases) args.dbiases[chunk * args.width + base + column] = dbias[i];
-  }
+  if (rank * kPack >= width) return;
+  const int64_t to = chunk * args.partial_stride + base + rank * kPack;
+  if (args.dweights) store_sums(args.dweights + to, dweight);
+  if (args.dbiases) store_sums(args.dbiases + to, dbias);
 }
 
 /// Calls `launch(args)`, which writes `partials` rows of partial sums, and adds those up.
@@ -318,16 +327,21 @@ template <class T, class Launch>
 void with_partial_sums(const NormBackward& norm, BackwardArgs<T> args, int64_t partials, Launch&& launch) {
   const Device device = norm.x.device();
   const auto partial = [&](const Tensor& gradient) {
-    return gradient.defined() ? Tensor::empty_packed(Shape{partials, args.width}, DType::f32, device)
+    return gradient.defined() ? Tensor::empty_packed(Shape{partials, args.partial_stride}, DType::f32, device)
                               : Tensor();
   };
   const Tensor dweights = partial(norm.dweight), dbiases = partial(norm.dbias);
   args.dweights = data_or_null<float>(dweights);
   args.dbiases = data_or_null<float>(dbiases);
   launch(args);
-  const gpu::PartialSums of_weight{args.dweights, data_or_null<float>(norm.dweight)},
-      of_bias{args.dbiases, data_or_null<float>(norm.dbias)};
-  gpu::add_partial_sums(device, of_weight, of_bias, partials, args.width);
+  const auto finish = [&]<class Out>() {
+    gpu::add_partial_sums<Out>(device, {args.dweights, data_or_null<Out>(norm.dweight)},
+                               {args.dbiases, data_or_null<Out>(norm.dbias)}, partials, args.width,
+                               args.partial_stride);
+  };
+  const Tensor& either = norm.dweight.defined() ? norm.dweight : norm.dbias;
+  either.defined() && either.dtype() == DType::f32 ? finish.template operator()<float>()
+                                                   : finish.template operator()<T>();
 }
 
 template <class T, bool kCentred, bool kResidual>
@@ -353,9 +367,13 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const auto held = [&]<class H>(H) {
     constexpr size_t kRing = Ring < T, H, kResidual ? 3 : 2 > ::kBytes;
     constexpr size_t kCombined =
-        H::kThreads == kWarp ? H::kSteps * kPackOf<T> * H::kBlock * sizeof(float) : 0;
-    const int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
-                                             multiprocessors * H::kBlocks);
+        H::kThreads == kWarp ? place_of(H::kSteps * kPackOf<T> * kWarp) * (H::kBlock / kWarp) * sizeof(float)
+                             : 0;
+    int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
+                                       multiprocessors * H::kBlocks);
+    // A block's partial sums are as many bytes, written and read, as some three rows: no block for fewer than
+    // four as long as every multiprocessor has one.
+    if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
       gpu::launch_chained(norm.x.device(), {dim3(unsigned(blocks)), H::kBlock, std::max(kRing, kCombined)},
                           backward_rows<T, kCentred, kBias, kResidual, H>, with);
@@ -406,7 +424,8 @@ void norm_backward_cuda(const NormBackward& norm) {
                                x.row_stride(),
                                norm.x.rows(),
                                norm.x.row_length(),
-                               1.0f / float(norm.x.row_length())};
+                               1.0f / float(norm.x.row_length()),
+                               ceil_div(norm.x.row_length(), 8) * 8};
     const auto launch = [&]<bool kCentred, bool kBias>() {
       if (args.dsum) {
         launch_backward<T, kCentred, kBias, true>(norm, args);

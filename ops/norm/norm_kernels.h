@@ -15,7 +15,7 @@ void norm_forward_cpu(const NormForward& norm);
 void norm_forward_cuda(const NormForward& norm);
 
 /// x: what was normalised. dx has dsum added to it if that is defined. Gradients that are undefined are not
-/// computed. dweight, dbias: [C] in sum_dtype.
+/// computed. dweight, dbias: [C] in sum_dtype; on CUDA also both in x's dtype, rounded once.
 struct NormBackward {
   const Tensor &dx, &dweight, &dbias, &dy, &dsum, &x, &weight, &mean, &rstd;
 };

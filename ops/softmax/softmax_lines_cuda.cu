@@ -1,0 +1,367 @@
+#include <bit>
+
+#include "ops/softmax/softmax_math.cuh"
+
+/// Along a dimension that is not the last: one read and one write an element forward, two reads and one write
+/// backward, bound by memory. A thread has a unit of neighbouring lines, a pack of 16 bytes where all
+/// operands lie for it, else one, so that neighbouring threads read neighbouring memory. Along a line `parts`
+/// threads of a block take turns, as many as it needs for each to keep what it reads in registers, and more
+/// where units are few. Longer lines are read twice, in batches.
+
+namespace tessera::ops::softmax_detail {
+namespace {
+
+/// Lines a thread holds, the threads of a block, the elements of a line that stay in registers (forward,
+/// backward) and that are read at once where they do not.
+template <class T, bool kPacked>
+struct Unit {
+  static constexpr int lines = kPacked ? kPackOf<T> : 1, block = kPacked ? 256 : 512, held = 16,
+                       held_backward = kPacked ? 8 : 16, ahead = kPacked ? 4 : 8;
+};
+
+/// How lines are dealt out: `parts`, a power of two, threads share a unit, block / parts units belong to a
+/// block; a run of `inner` neighbouring lines has `units_of_run` units.
+struct Deal {
+  int64_t units, inner, units_of_run;
+  int parts;
+};
+
+/// One element of each of a thread's lines, as it lies in memory.
+template <class T, int kLines>
+using Element = std::conditional_t<kLines == 1, T, Words<T>>;
+
+template <class T>
+__device__ __forceinline__ void fetch(T& to, const T* from) {
+  to = *from;
+}
+template <class T>
+__device__ __forceinline__ void fetch(Words<T>& to, const T* from) {
+  to = gpu::load_words(from);
+}
+template <class T>
+__device__ __forceinline__ void spread(float (&values)[1], const T& from) {
+  values[0] = float(from);
+}
+template <class T>
+__device__ __forceinline__ void spread(float (&values)[kPackOf<T>], const Words<T>& from) {
+  gpu::unpack(values, from);
+}
+/// Writes the first `count` of the values.
+template <class T>
+__device__ __forceinline__ void put(T* to, const float (&values)[1], int) {
+  *to = T(values[0]);
+}
+template <class T>
+__device__ __forceinline__ void put(T* to, const float (&values)[kPackOf<T>], int count) {
+  const Words<T> words = gpu::round_to_words<T>(values);
+  if (count == kPackOf<T>) {
+    gpu::store_words(to, words);
+  } else {
+    gpu::store_tail(to, words, count);
+  }
+}
+
+/// A thread's unit and its part of the unit's lines.
+template <int N, int kLines, int kBlock>
+struct Own {
+  int64_t at[N];
+  int64_t length;
+  int count;  // lines of the unit; 0 if it does not exist
+  int part, parts;
+  int lanes, warps;  // units side by side in a warp, and warps that share them
+
+  __device__ __forceinline__ Own(const Lines<N>& lines, const Deal& deal) {
+    const int units = kBlock / deal.parts, warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+    lanes = min(units, kWarp);
+    parts = deal.parts;
+    warps = parts * lanes / kWarp;
+    part = warp % warps * (kWarp / lanes) + lane / lanes;
+    const int64_t unit = blockIdx.x * int64_t(units) + warp / warps * lanes + lane % lanes;
+    length = lines.length;
+    count = 0;
+    int64_t line = 0;
+    if (unit < deal.units) {
+      const int64_t run = unit / deal.units_of_run, first = (unit - run * deal.units_of_run) * kLines;
+      count = int(min(deal.inner - first, int64_t(kLines)));
+      line = run * deal.inner + first;
+    }
+    lines.locate(line, at);
+  }
+
+  /// Elements of this thread's part.
+  __device__ __forceinline__ int64_t elements() const {
+    return count == 0 ? 0 : (length - part + parts - 1) / parts;
+  }
+
+  /// Combines the values of the threads that share the unit, line by line; each gets the result.
+  template <class Op>
+  __device__ __forceinline__ void combine(float (&values)[kLines], float* scratch) const {
+    for (int step = kWarp / 2; step >= lanes; step /= 2)
+#pragma unroll
+      for (int i = 0; i < kLines; ++i)
+        values[i] = Op{}(values[i], __shfl_xor_sync(0xFFFFFFFFu, values[i], step));
+    if (warps == 1) return;
+    const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+    __syncthreads();  // whoever still reads the last result
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) scratch[(warp * kLines + i) * kWarp + lane] = values[i];
+    __syncthreads();
+    const int first = warp / warps * warps;
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) values[i] = scratch[(first * kLines + i) * kWarp + lane];
+    for (int w = 1; w < warps; ++w)
+#pragma unroll
+      for (int i = 0; i < kLines; ++i)
+        values[i] = Op{}(values[i], scratch[((first + w) * kLines + i) * kWarp + lane]);
+  }
+};
+
+template <class T, bool kLog, bool kPacked>
+__global__ void __launch_bounds__(Unit<T, kPacked>::block)
+    forward_held(Lines<2> lines, Deal deal, T* y, const T* x) {
+  using S = Unit<T, kPacked>;
+  constexpr int kLines = S::lines, kHeld = S::held;
+  __shared__ float scratch[S::block * kLines];
+  const Own<2, kLines, S::block> own(lines, deal);
+  const int64_t elements = own.elements();
+  x += own.at[1] + own.part * lines.strides[1];
+  y += own.at[0] + own.part * lines.strides[0];
+  Element<T, kLines> share[kHeld];
+#pragma unroll
+  for (int n = 0; n < kHeld; ++n)
+    if (n < elements) fetch(share[n], x + n * (own.parts * lines.strides[1]));
+  float top[kLines], sum[kLines] = {}, values[kLines];
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) top[i] = Max::kIdentity;
+#pragma unroll
+  for (int n = 0; n < kHeld; ++n) {
+    if (n >= elements) continue;
+    spread(values, share[n]);
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) top[i] = Max{}(top[i], values[i]);
+  }
+  own.template combine<Max>(top, scratch);
+#pragma unroll
+  for (int n = 0; n < kHeld; ++n) {
+    if (n >= elements) continue;
+    spread(values, share[n]);
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) sum[i] += exponential<T>(values[i] - top[i]);
+  }
+  own.template combine<Sum>(sum, scratch);
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) sum[i] = kLog ? logf(sum[i]) : 1.0f / sum[i];
+#pragma unroll
+  for (int n = 0; n < kHeld; ++n) {
+    if (n >= elements) continue;
+    spread(values, share[n]);
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      const float shifted = values[i] - top[i];
+      values[i] = kLog ? shifted - sum[i] : exponential<T>(shifted) * sum[i];
+    }
+    put(y + n * (own.parts * lines.strides[0]), values, own.count);
+  }
+}
+
+template <class T, bool kLog, bool kPacked>
+__global__ void __launch_bounds__(Unit<T, kPacked>::block)
+    forward_long(Lines<2> lines, Deal deal, T* y, const T* x) {
+  using S = Unit<T, kPacked>;
+  constexpr int kLines = S::lines, kAhead = S::ahead;
+  __shared__ float scratch[S::block * kLines];
+  const Own<2, kLines, S::block> own(lines, deal);
+  const int64_t elements = own.elements(), step = own.parts * lines.strides[1];
+  x += own.at[1] + own.part * lines.strides[1];
+  y += own.at[0] + own.part * lines.strides[0];
+  Element<T, kLines> share[kAhead];
+  const auto load = [&](int64_t first) {
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n)
+      if (first + n < elements) fetch(share[n], x + (first + n) * step);
+  };
+  RunningSoftmax part[kLines];
+  for (int64_t first = 0; first < elements; first += kAhead) {
+    load(first);
+    float all[kLines][kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      float values[kLines];
+      spread(values, share[n]);
+#pragma unroll
+      for (int i = 0; i < kLines; ++i) all[i][n] = first + n < elements ? values[i] : Max::kIdentity;
+    }
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) part[i].add(all[i]);
+  }
+  float top[kLines], sum[kLines];
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) top[i] = part[i].top;
+  own.template combine<Max>(top, scratch);
+#pragma unroll
+  for (int i = 0; i < kLines; ++i)
+    sum[i] = part[i].top == Max::kIdentity ? 0.0f : part[i].sum * expf(part[i].top - top[i]);
+  own.template combine<Sum>(sum, scratch);
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) sum[i] = kLog ? logf(sum[i]) : 1.0f / sum[i];
+  for (int64_t first = 0; first < elements; first += kAhead) {
+    load(first);
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      if (first + n >= elements) continue;
+      float values[kLines];
+      spread(values, share[n]);
+#pragma unroll
+      for (int i = 0; i < kLines; ++i) {
+        const float shifted = values[i] - top[i];
+        values[i] = kLog ? shifted - sum[i] : exponential<T>(shifted) * sum[i];
+      }
+      put(y + (first + n) * own.parts * lines.strides[0], values, own.count);
+    }
+  }
+}
+
+/// kHolds: the lines stay in registers.
+template <class T, bool kLog, bool kPacked, bool kHolds>
+__global__ void __launch_bounds__(Unit<T, kPacked>::block)
+    backward_kernel(Lines<3> lines, Deal deal, T* dx, const T* dy, const T* y) {
+  using S = Unit<T, kPacked>;
+  constexpr int kLines = S::lines, kShare = kHolds ? S::held_backward : S::ahead;
+  __shared__ float scratch[S::block * kLines];
+  const Own<3, kLines, S::block> own(lines, deal);
+  const int64_t elements = own.elements();
+  dx += own.at[0] + own.part * lines.strides[0];
+  dy += own.at[1] + own.part * lines.strides[1];
+  y += own.at[2] + own.part * lines.strides[2];
+  Element<T, kLines> grads[kShare], results[kShare];
+  float sum[kLines] = {};
+  const auto load = [&](int64_t first) {
+#pragma unroll
+    for (int n = 0; n < kShare; ++n)
+      if (first + n < elements) {
+        fetch(grads[n], dy + (first + n) * own.parts * lines.strides[1]);
+        fetch(results[n], y + (first + n) * own.parts * lines.strides[2]);
+      }
+  };
+  const auto add = [&](int64_t first) {
+#pragma unroll
+    for (int n = 0; n < kShare; ++n) {
+      if (first + n >= elements) continue;
+      float grad[kLines], result[kLines];
+      spread(grad, grads[n]);
+      spread(result, results[n]);
+#pragma unroll
+      for (int i = 0; i < kLines; ++i) sum[i] += kLog ? grad[i] : result[i] * grad[i];
+    }
+  };
+  const auto write = [&](int64_t first) {
+#pragma unroll
+    for (int n = 0; n < kShare; ++n) {
+      if (first + n >= elements) continue;
+      float grad[kLines], result[kLines];
+      spread(grad, grads[n]);
+      spread(result, results[n]);
+#pragma unroll
+      for (int i = 0; i < kLines; ++i) grad[i] = slope<T, kLog>(grad[i], result[i], sum[i]);
+      put(dx + (first + n) * own.parts * lines.strides[0], grad, own.count);
+    }
+  };
+  if constexpr (kHolds) {
+    load(0);
+    add(0);
+    own.template combine<Sum>(sum, scratch);
+    write(0);
+  } else {
+    for (int64_t first = 0; first < elements; first += kShare) load(first), add(first);
+    own.template combine<Sum>(sum, scratch);
+    for (int64_t first = 0; first < elements; first += kShare) load(first), write(first);
+  }
+}
+
+/// Whether packs of neighbouring lines lie as such in all tensors, whose elements begin at `data`.
+template <class T, int N>
+bool packed(const Lines<N>& lines, const T* const (&data)[N]) {
+  const int inner = lines.starts.rank - 1;
+  bool fits = lines.starts.sizes[inner] >= kPackOf<T>;
+  for (int n = 0; n < N; ++n) {
+    fits = fits && lines.starts.strides[n][inner] == 1 && gpu::packs(data[n], lines.strides[n], kPackOf<T>);
+    for (int d = 0; d < inner; ++d) fits = fits && lines.starts.strides[n][d] % kPackOf<T> == 0;
+  }
+  return fits;
+}
+
+/// Parts: as many as keep a line in the registers of its threads, then as many as occupy the card, as long as
+/// neighbouring threads still share 64 bytes where the lines allow that.
+template <int N>
+Deal deal(const Lines<N>& lines, int lines_of_unit, int block, int held, int multiprocessors) {
+  Deal d;
+  d.inner = lines.starts.sizes[lines.starts.rank - 1];
+  d.units_of_run = ceil_div(d.inner, lines_of_unit);
+  d.units = lines.starts.count / d.inner * d.units_of_run;
+  const uint64_t beside = std::bit_ceil(uint64_t(std::min<int64_t>(d.units_of_run, block)));
+  const int64_t most = block / int64_t(std::min<uint64_t>(beside, lines_of_unit > 1 ? 4 : 32));
+  int64_t parts = 1;
+  while (parts < most && parts * held < lines.length) parts *= 2;
+  while (parts < most && parts * 4 <= lines.length && d.units * parts < int64_t(multiprocessors) * 1024)
+    parts *= 2;
+  d.parts = int(parts);
+  return d;
+}
+
+/// Calls launch<kPacked>(deal, whether the lines are held).
+template <class T, int N, class Launch>
+void with_deal(const Lines<N>& lines, const T* const (&data)[N], bool backward, Device device,
+               Launch&& launch) {
+  const auto go = [&]<bool kPacked>() {
+    using S = Unit<T, kPacked>;
+    const int held = backward ? S::held_backward : S::held;
+    const Deal d = deal(lines, S::lines, S::block, held, device.card().multiprocessors);
+    const unsigned blocks = unsigned(ceil_div(d.units, S::block / d.parts));
+    launch.template operator()<kPacked>(gpu::LaunchShape{dim3(blocks), S::block}, d,
+                                        int64_t(d.parts) * held >= lines.length);
+  };
+  packed<T>(lines, data) ? go.template operator()<true>() : go.template operator()<false>();
+}
+
+template <class T, bool kLog>
+void forward(const Tensor& y, const Tensor& x, int dim) {
+  const auto lines = lines_along(dim, y, x);
+  with_deal<T>(lines, {y.data<T>(), x.data<T>()}, false, y.device(),
+               [&]<bool kPacked>(gpu::LaunchShape shape, const Deal& d, bool holds) {
+                 gpu::launch(y.device(), shape,
+                             holds ? forward_held<T, kLog, kPacked> : forward_long<T, kLog, kPacked>, lines,
+                             d, y.data<T>(), x.data<T>());
+               });
+}
+
+template <class T, bool kLog>
+void backward(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim) {
+  const auto lines = lines_along(dim, dx, dy, y);
+  with_deal<T>(lines, {dx.data<T>(), dy.data<T>(), y.data<T>()}, true, dx.device(),
+               [&]<bool kPacked>(gpu::LaunchShape shape, const Deal& d, bool holds) {
+                 gpu::launch(dx.device(), shape,
+                             holds ? backward_kernel<T, kLog, kPacked, true>
+                                   : backward_kernel<T, kLog, kPacked, false>,
+                             lines, d, dx.data<T>(), dy.data<T>(), y.data<T>());
+               });
+}
+
+}  // namespace
+
+template <class T>
+void forward_lines(const Tensor& y, const Tensor& x, int dim, bool log) {
+  log ? forward<T, true>(y, x, dim) : forward<T, false>(y, x, dim);
+}
+template <class T>
+void backward_lines(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim, bool log) {
+  log ? backward<T, true>(dx, dy, y, dim) : backward<T, false>(dx, dy, y, dim);
+}
+
+template void forward_lines<float>(const Tensor&, const Tensor&, int, bool);
+template void forward_lines<bf16>(const Tensor&, const Tensor&, int, bool);
+template void forward_lines<f16>(const Tensor&, const Tensor&, int, bool);
+template void backward_lines<float>(const Tensor&, const Tensor&, const Tensor&, int, bool);
+template void backward_lines<bf16>(const Tensor&, const Tensor&, const Tensor&, int, bool);
+template void backward_lines<f16>(const Tensor&, const Tensor&, const Tensor&, int, bool);
+
+}  // namespace tessera::ops::softmax_detail
