@@ -6,6 +6,7 @@
 #include "gpu/chain.cuh"
 #include "gpu/divide.cuh"
 #include "gpu/pack.cuh"
+#include "gpu/pads.cuh"
 #include "tensor/elementwise.h"
 
 /// y = f(x...) over strided operands: the kernels behind every element-by-element operator. Bound by memory.
@@ -209,15 +210,6 @@ template <int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args, F f) {
   take_turn();
   aligned_rows_of<kPack>(args, f, std::index_sequence_for<In...>{});
-}
-
-/// Whether the pads behind y's rows of `width` elements, up to `pitch`, are nobody's: its rows end where
-/// those of its storage do.
-inline bool owns_pads(const Tensor& y, int64_t width, int64_t pitch) {
-  const int64_t size = int64_t(size_of(y.dtype()));
-  const Storage& storage = *y.storage();
-  return storage.pitch_bytes == pitch * size &&
-         (y.layout().offset * size) % storage.pitch_bytes + width * size == storage.row_bytes;
 }
 
 template <class T>

@@ -41,7 +41,7 @@ void for_row_length(Device device, int64_t rows, int64_t packs, F&& f) {
   const int64_t multiprocessors = device.card().multiprocessors;
   if (packs <= 4) return f.template operator()<4, kBlock, 1>();
   if (packs <= 32) return f.template operator()<8, kBlock, 2>();
-  const bool few = rows < 8 * multiprocessors;  // a warp each would not fill a block a multiprocessor
+  const bool few = rows < 2 * multiprocessors;  // a warp each would leave the memory idle
   if (packs <= (few ? 128 : 1024)) return f.template operator()<kWarp, kBlock, 4>();
   if (packs <= 2048 || rows >= multiprocessors) return f.template operator()<kBlock, kBlock, 2>();
   f.template operator()<kMostThreads, kMostThreads, 4>();

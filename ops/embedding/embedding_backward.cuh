@@ -23,6 +23,7 @@ struct BackwardArgs {
   const T* dy;
   int64_t to_stride, stride, rows, width, count;
   bool to_whole, whole, adds;  // rows of dtable, of dy start on 16 bytes
+  bool clears_pads;            // dtable's rows may be cleared in whole packs
   uint32_t packs_per_row;      // of 16 bytes, of dtable
   gpu::Divider by_packs_per_row;
   int rows_of_warp;  // that a warp clears, up to 32
@@ -115,41 +116,51 @@ __device__ __forceinline__ void put_sum(float (&sum)[kPack], const BackwardArgs<
 }
 
 /// Adds up one chunk, of the pack of columns at `first`. True: `sum` is a part, which is not in dtable yet.
-template <class T, class Out>
-__device__ bool walk(const BackwardArgs<T, Out>& args, const Chunks& chunks, int chunk, int64_t first,
-                     float (&sum)[kPackOf<T>]) {
-  constexpr int kPack = kPackOf<T>, kAhead = 8;
+/// A loop over places that is not unrolled, since its code must be fetched by a short launch as well: kAhead
+/// rows of dy are under way in registers that move up by one each time.
+template <int kAhead, class T, class Out>
+__device__ __forceinline__ bool walk(const BackwardArgs<T, Out>& args, const Chunks& chunks, int chunk,
+                                     int64_t first, float (&sum)[kPackOf<T>]) {
+  constexpr int kPack = kPackOf<T>;
   const Range range(chunks, chunk);
   if (range.begin >= range.end || first >= args.width) return false;
-  uint32_t key = chunks.keys[range.begin];
+  const auto inside = [&](int place) { return min(place, range.end - 1); };
+  Words<T> terms[kAhead];
+  uint32_t keys[kAhead], positions[kAhead];  // positions: of the kAhead places behind those of the terms
+#pragma unroll
+  for (int n = 0; n < kAhead; ++n) {
+    keys[n] = chunks.keys[inside(range.begin + n)];
+    terms[n] = load_term(args, chunks.positions[inside(range.begin + n)], first);
+  }
+#pragma unroll
+  for (int n = 0; n < kAhead; ++n) positions[n] = chunks.positions[inside(range.begin + kAhead + n)];
+  uint32_t key = keys[0];
 #pragma unroll
   for (int i = 0; i < kPack; ++i) sum[i] = 0;
-  for (int base = range.begin; base < range.end && key < args.rows; base += kAhead) {
-    uint32_t keys[kAhead];
-    Words<T> terms[kAhead];
+#pragma unroll 1
+  for (int place = range.begin; place < range.end; ++place) {
+    const uint32_t own = keys[0];
+    float values[kPack];
+    gpu::unpack(values, terms[0]);
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int place = min(base + n, range.end - 1);
-      keys[n] = chunks.keys[place];
-      terms[n] = load_term(args, chunks.positions[place], first);
+    for (int n = 0; n + 1 < kAhead; ++n) keys[n] = keys[n + 1], terms[n] = terms[n + 1];
+    if (place + kAhead < range.end) {
+      keys[kAhead - 1] = chunks.keys[place + kAhead];
+      terms[kAhead - 1] = load_term(args, positions[0], first);
     }
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      if (base + n >= range.end) continue;
-      if (keys[n] != key) {
-        put_sum(sum, args, key, first);
-        key = keys[n];
-        if (key >= args.rows) break;
+    for (int n = 0; n + 1 < kAhead; ++n) positions[n] = positions[n + 1];
+    positions[kAhead - 1] = chunks.positions[inside(place + 2 * kAhead)];
+    if (own != key) {
+      put_sum(sum, args, key, first);
+      key = own;
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) sum[i] = 0;
-      }
-      float values[kPack];
-      gpu::unpack(values, terms[n]);
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) sum[i] += values[i];
+      for (int i = 0; i < kPack; ++i) sum[i] = 0;
     }
+    if (key >= args.rows) return false;  // these are behind all others
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) sum[i] += values[i];
   }
-  if (key >= args.rows) return false;
   if (range.part) return true;
   put_sum(sum, args, key, first);
   return false;
@@ -161,12 +172,18 @@ __device__ __forceinline__ void clear_rows(const BackwardArgs<T, Out>& args, int
                                            unsigned touched) {
   constexpr int kPack = kPackOf<Out>;
   const uint32_t packs = uint32_t(rows) * args.packs_per_row;
-  const float zeros[kPack] = {};
+  const bool words = args.to_whole && (args.clears_pads || args.width % kPack == 0);
   for (uint32_t pack = threadIdx.x % kWarp; pack < packs; pack += kWarp) {
     const uint32_t row = args.by_packs_per_row.divide(pack);
     if (touched >> row & 1) continue;
-    gpu::store_row(args.dtable + (base + row) * args.to_stride,
-                   int64_t(pack - row * args.packs_per_row) * kPack, args.width, args.to_whole, zeros);
+    Out* const to = args.dtable + (base + row) * args.to_stride;
+    const int64_t first = int64_t(pack - row * args.packs_per_row) * kPack;
+    if (words) {
+      gpu::store_words(to + first, Words<Out>{});
+    } else {
+#pragma unroll 1
+      for (int64_t i = first; i < min(args.width, first + kPack); ++i) to[i] = Out(0.0f);
+    }
   }
 }
 

@@ -1,6 +1,8 @@
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
+#include "gpu/chain.cuh"
+#include "gpu/pads.cuh"
 #include "ops/embedding/embedding_backward.cuh"
 #include "runtime/tuning.h"
 
@@ -14,9 +16,9 @@
 /// are cleared by further warps of the first kernel; with a gradient that is there already (a table that is
 /// the head's weight too) they are not touched.
 ///
-/// Three ways to sort: up to 256 indices every block sorts for itself and adds the parts too, in one launch;
-/// up to 4096 the place of an index is the number of those before it, which a thread counts; else a radix
-/// sort.
+/// Three ways to sort: up to 256 indices every block sorts for itself; up to 4096 the place of an index is
+/// the number of those before it, which four threads count in a kernel before; else a radix sort. Up to 768
+/// indices a block has all chunks and adds the parts too.
 
 namespace tessera::ops {
 namespace {
@@ -24,9 +26,11 @@ namespace {
 using namespace embedding_detail;
 
 constexpr int kBlock = 256, kWarps = kBlock / kWarp;
-constexpr int kMostCounted = 4096, kCountBlock = 128;
-constexpr int kShortChunk = 32;        // places
-constexpr int64_t kMostChunks = 4096;  // as far as they can be made longer
+constexpr int kFew = 256, kFewThreads = 512;        // indices that every block sorts
+constexpr int kSorted = 768, kSortedThreads = 768;  // indices that are sorted before, but are one block's
+constexpr int kMostCounted = 4096, kCounters = 4;   // threads that count for an index
+constexpr int kShortChunk = 8, kWideChunk = 32;  // places, of rows of fewer packs than a warp and of others
+constexpr int64_t kMostChunks = 4096;            // as far as they can be made longer
 constexpr int kJoinWarps = 16, kJoinColumns = 4;
 
 /// The key under which a position is sorted: `rows`, behind all others, if its index is out of range.
@@ -34,23 +38,29 @@ __device__ __forceinline__ uint32_t key_of(int64_t index, int64_t rows) {
   return uint32_t(0 <= index && index < rows ? index : rows);
 }
 
-/// The place of key `own`, that of position `at`, among keys[0, count), sorted stably.
-__device__ __forceinline__ int place_of(const uint32_t* keys, int count, int at, uint32_t own) {
-  int place = 0;
-#pragma unroll 8
-  for (int i = 0; i < count; ++i) place += keys[i] < own || (keys[i] == own && i < at);
-  return place;
-}
-
-__global__ void __launch_bounds__(kCountBlock)
+/// Keys and positions in one number each, so that one comparison sorts stably: (rows + 1) count is at most
+/// 2^32.
+__global__ void __launch_bounds__(kBlock)
     sort_by_counting(uint32_t* sorted_keys, uint32_t* positions, Indices indices, int count, int64_t rows) {
-  __shared__ uint32_t keys[kMostCounted];
-  for (int i = int(threadIdx.x); i < count; i += kCountBlock) keys[i] = key_of(indices[i], rows);
+  __shared__ __align__(16) uint32_t codes[kMostCounted];
+  gpu::take_turn();
+  const int fours = (count + 3) / 4;
+#pragma unroll 8
+  for (int i = int(threadIdx.x); i < 4 * fours; i += kBlock)
+    codes[i] = i < count ? key_of(indices[i], rows) * uint32_t(count) + uint32_t(i) : 0xFFFFFFFFu;
   __syncthreads();
-  const int own = int(blockIdx.x) * kCountBlock + int(threadIdx.x);
-  if (own >= count) return;
-  const int place = place_of(keys, count, own, keys[own]);
-  sorted_keys[place] = keys[own];
+  const int own = (int(blockIdx.x) * kBlock + int(threadIdx.x)) / kCounters;
+  const uint32_t code = codes[min(own, count - 1)];
+  int place = 0;
+#pragma unroll 4
+  for (int i = int(threadIdx.x) % kCounters; i < fours; i += kCounters) {
+    const uint4 four = *reinterpret_cast<const uint4*>(codes + 4 * i);
+    place += int(four.x < code) + int(four.y < code) + int(four.z < code) + int(four.w < code);
+  }
+#pragma unroll
+  for (int step = 1; step < kCounters; step *= 2) place += __shfl_xor_sync(kAllLanes, place, step);
+  if (own >= count || threadIdx.x % kCounters != 0) return;
+  sorted_keys[place] = code / uint32_t(count);
   positions[place] = uint32_t(own);
 }
 
@@ -62,51 +72,62 @@ __global__ void __launch_bounds__(kBlock)
   positions[i] = uint32_t(i);
 }
 
-/// Everything in one launch: the first `tiles` blocks add up 32 packs of columns each, the others clear rows.
-template <class T, class Out>
-__global__ void __launch_bounds__(kBlock)
-    backward_of_few(BackwardArgs<T, Out> args, Indices indices, int tiles) {
-  constexpr int kPack = kPackOf<T>;
-  __shared__ uint32_t keys[kBlock], sorted[kBlock], positions[kBlock];
-  __shared__ unsigned touched[kWarps];
-  __shared__ float parts[kWarps][kPack][kWarp];
+/// All chunks of up to kThreads indices by one block for each 32 packs of columns, the first `tiles` blocks;
+/// the others clear rows. `keys`, `positions`: null, or sorted already.
+template <class T, class Out, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    backward_of_few(BackwardArgs<T, Out> args, Indices indices, const uint32_t* keys,
+                    const uint32_t* positions, int tiles, int length) {
+  constexpr int kPack = kPackOf<T>, kBlockWarps = kThreads / kWarp,
+                kMost = kThreads == kFewThreads ? kFew : kSorted;
+  __shared__ uint32_t sorted_keys[kMost], sorted_positions[kMost], raw[kThreads == kFewThreads ? kMost : 1];
+  __shared__ unsigned touched[kBlockWarps];
+  __shared__ float parts[kBlockWarps][kPack][kWarp];
+  gpu::take_turn();
   const int thread = int(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp, count = int(args.count);
-  const uint32_t key = thread < count ? key_of(indices[thread], args.rows) : 0;
   if (int(blockIdx.x) >= tiles) {
-    const int64_t base = (blockIdx.x - tiles) * int64_t(args.rows_of_warp * kWarps),
+    const int64_t base = (blockIdx.x - tiles) * int64_t(args.rows_of_warp * kBlockWarps),
                   own = base + warp * args.rows_of_warp;
-    if (thread < kWarps) touched[thread] = 0;
+    const int64_t row = thread < count ? int64_t(key_of(indices[thread], args.rows)) - base : -1;
+    if (thread < kBlockWarps) touched[thread] = 0;
     __syncthreads();
-    const int64_t row = int64_t(key) - base;
-    if (thread < count && row >= 0 && row < args.rows_of_warp * kWarps)
+    if (row >= 0 && row < args.rows_of_warp * kBlockWarps)
       atomicOr(&touched[row / args.rows_of_warp], 1u << row % args.rows_of_warp);
     __syncthreads();
     const int left = int(min(max(args.rows - own, int64_t(0)), int64_t(args.rows_of_warp)));
     clear_rows(args, own, left, touched[warp]);
     return;
   }
-  keys[thread] = key;
-  __syncthreads();
-  if (thread < count) {
-    const int place = place_of(keys, count, thread, key);
-    sorted[place] = key;
-    positions[place] = uint32_t(thread);
+  if constexpr (kThreads == kFewThreads) {
+    const uint32_t key = thread < count ? key_of(indices[thread], args.rows) : 0;
+    if (thread < count) raw[thread] = key;
+    __syncthreads();
+    if (thread < count) {
+      int place = 0;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) place += raw[i] < key || (raw[i] == key && i < thread);
+      sorted_keys[place] = key;
+      sorted_positions[place] = uint32_t(thread);
+    }
+  } else if (thread < count) {
+    sorted_keys[thread] = keys[thread];
+    sorted_positions[thread] = positions[thread];
   }
   __syncthreads();
-  const Chunks chunks{sorted, positions, count, kShortChunk};
+  const Chunks chunks{sorted_keys, sorted_positions, count, length};
   const int64_t first = (blockIdx.x * int64_t(kWarp) + lane) * kPack;
   float sum[kPack];
-  const bool exists = warp * kShortChunk < count;
-  if (exists && walk(args, chunks, warp, first, sum))
+  const bool exists = warp * length < count;
+  if (exists && walk < kThreads == kFewThreads ? 8 : 4 > (args, chunks, warp, first, sum))
 #pragma unroll
     for (int i = 0; i < kPack; ++i) parts[warp][i][lane] = sum[i];
   __syncthreads();
   if (!exists || first >= args.width || !begins_parts(chunks, warp)) return;
-  const uint32_t row = sorted[(warp + 1) * kShortChunk];
+  const uint32_t row = sorted_keys[(warp + 1) * length];
   if (row >= args.rows) return;
 #pragma unroll
   for (int i = 0; i < kPack; ++i) sum[i] = parts[warp][i][lane];
-  for (int chunk = warp + 1; chunks.is_uniform(chunk) && sorted[chunk * kShortChunk] == row; ++chunk)
+  for (int chunk = warp + 1; chunks.is_uniform(chunk) && sorted_keys[chunk * length] == row; ++chunk)
 #pragma unroll
     for (int i = 0; i < kPack; ++i) sum[i] += parts[chunk][i][lane];
   put_sum(sum, args, row, first);
@@ -117,6 +138,7 @@ template <class T, class Out>
 __global__ void __launch_bounds__(kBlock) walk_chunks(BackwardArgs<T, Out> args, Chunks chunks, int lanes,
                                                       unsigned walkers, float* parts, int64_t part_stride) {
   constexpr int kPack = kPackOf<T>;
+  gpu::take_turn();
   const int thread = int(threadIdx.x), lane = thread % kWarp;
   if (blockIdx.x >= walkers) {
     const int64_t block = (blockIdx.x - walkers) * int64_t(gridDim.y) + blockIdx.y,
@@ -142,7 +164,7 @@ __global__ void __launch_bounds__(kBlock) walk_chunks(BackwardArgs<T, Out> args,
   for (int64_t first = (blockIdx.y * int64_t(lanes) + thread % lanes) * kPack; first < args.width;
        first += int64_t(gridDim.y) * lanes * kPack) {
     float sum[kPack];
-    if (!walk(args, chunks, int(chunk), first, sum)) continue;
+    if (!walk<8>(args, chunks, int(chunk), first, sum)) continue;
     float* const to = parts + chunk * part_stride + first;
 #pragma unroll
     for (int i = 0; i < kPack; i += 4)
@@ -161,6 +183,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
     join_parts(BackwardArgs<T, Out> args, Chunks chunks, int all, const float* parts, int64_t part_stride) {
   __shared__ float4 shares[kJoinWarps][kWarp];
   __shared__ int ends[kWarp];
+  gpu::take_turn();
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp, base = int(blockIdx.x) * kWarp;
   const bool begins = base + lane < all && begins_parts(chunks, base + lane) &&
                       chunks.keys[(base + lane + 1) * int64_t(chunks.length)] < args.rows;
@@ -213,14 +236,15 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
   }
 }
 
-/// Which of the three ways, by the number of indices; a row may be forced.
-int way_of(int64_t count) {
+/// Which of the three ways; a row may be forced.
+int way_of(int64_t count, int64_t rows) {
+  const bool counts = count <= kMostCounted && (rows + 1) * std::max<int64_t>(count, 1) <= int64_t{1} << 32;
   const auto forced = tuning::ForceRow::forced("embedding");
-  if (!forced) return count <= kBlock ? 0 : count <= kMostCounted ? 1 : 2;
-  check(*forced != 0 || count <= kBlock, "embedding: row one launch needs at most ", kBlock, " indices, not ",
+  if (!forced) return count <= kFew ? 0 : counts ? 1 : 2;
+  check(*forced != 0 || count <= kFew, "embedding: row one launch needs at most ", kFew, " indices, not ",
         count);
-  check(*forced != 1 || count <= kMostCounted, "embedding: row count needs at most ", kMostCounted,
-        " indices, not ", count);
+  check(*forced != 1 || counts, "embedding: row count needs at most ", kMostCounted,
+        " indices and 2^32 pairs ", "of an index and a row, not ", count, " and ", rows);
   return *forced;
 }
 
@@ -242,24 +266,31 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
                                   gpu::packs(dtable.data<Out>(), dtable.row_stride(), kPackOf<Out>),
                                   gpu::packs(dy.data<T>(), dy.row_stride(), kPackOf<T>),
                                   adds,
+                                  gpu::owns_pads(dtable, width, packs_per_row * kPackOf<Out>) &&
+                                      dtable.row_stride() == packs_per_row * kPackOf<Out>,
                                   packs_per_row,
                                   gpu::Divider(packs_per_row),
                                   rows_of_warp};
-  const int64_t packs = ceil_div(width, kPackOf<T>), tiles = ceil_div(packs, kWarp),
-                clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kWarps);
-  const int way = way_of(count);
-  if (way == 0) {
-    const int64_t adding = count > 0 ? tiles : 0;
-    gpu::launch(device, {dim3(unsigned(adding + clearing)), kBlock}, backward_of_few<T, Out>, args,
-                Indices(indices), int(adding));
-    return;
-  }
+  const int64_t packs = ceil_div(width, kPackOf<T>), tiles = ceil_div(packs, kWarp);
+  const int way = way_of(count, rows);
+  const auto few = [&]<int kThreads>(const uint32_t* keys, const uint32_t* positions) {
+    constexpr int kBlockWarps = kThreads / kWarp;
+    const int64_t adding = count > 0 ? tiles : 0,
+                  clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kBlockWarps);
+    int length = kShortChunk;
+    while (length * kBlockWarps < count) length *= 2;
+    gpu::launch_chained(device, {dim3(unsigned(adding + clearing)), kThreads},
+                        backward_of_few<T, Out, kThreads>, args, Indices(indices), keys, positions,
+                        int(adding), length);
+  };
+  if (way == 0) return few.template operator()<kFewThreads>(nullptr, nullptr);
   const Tensor arrays = Tensor::empty_packed({4 * count}, DType::i32, device);
   const auto array = [&](int which) { return static_cast<uint32_t*>(arrays.raw()) + which * count; };
   uint32_t *const keys = array(0), *const positions = array(1);
   if (way == 1) {
-    gpu::launch(device, {dim3(unsigned(ceil_div(count, kCountBlock))), kCountBlock}, sort_by_counting, keys,
-                positions, Indices(indices), int(count), rows);
+    gpu::launch_chained(device, {dim3(unsigned(ceil_div(count * kCounters, kBlock))), kBlock},
+                        sort_by_counting, keys, positions, Indices(indices), int(count), rows);
+    if (count <= kSorted) return few.template operator()<kSortedThreads>(keys, positions);
   } else if (count > 0) {
     uint32_t *const raw_keys = array(2), *const raw_positions = array(3);
     gpu::launch(device, {dim3(unsigned(ceil_div(count, kBlock))), kBlock}, make_keys, raw_keys, raw_positions,
@@ -274,21 +305,24 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
     const Tensor temporary = Tensor::empty_packed({int64_t(bytes)}, DType::u8, device);
     sort(temporary.raw());
   }
-  int64_t length = kShortChunk;
+  int64_t length = packs < kWarp ? kShortChunk : kWideChunk;
   while (length * kMostChunks < count) length *= 2;
   const Chunks chunks{keys, positions, int(count), int(length)};
   const int64_t all = ceil_div(count, length), part_stride = packs * kPackOf<T>;
   const Tensor parts =
       Tensor::empty_packed(Shape{std::max<int64_t>(all, 1), part_stride}, DType::f32, device);
   const int lanes = int(std::min<uint64_t>(std::bit_ceil(uint64_t(packs)), kWarp));
-  const int64_t walkers = ceil_div(all, kBlock / lanes), deep = std::min<int64_t>(tiles, 65535);
-  gpu::launch(device, {dim3(unsigned(walkers + ceil_div(clearing, deep)), unsigned(deep)), kBlock},
-              walk_chunks<T, Out>, args, chunks, lanes, unsigned(walkers), parts.data<float>(), part_stride);
+  const int64_t walkers = ceil_div(all, kBlock / lanes), deep = std::min<int64_t>(tiles, 65535),
+                clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kWarps);
+  gpu::launch_chained(device, {dim3(unsigned(walkers + ceil_div(clearing, deep)), unsigned(deep)), kBlock},
+                      walk_chunks<T, Out>, args, chunks, lanes, unsigned(walkers), parts.data<float>(),
+                      part_stride);
   if (all > 1)
-    gpu::launch(device,
-                {dim3(unsigned(ceil_div(all, kWarp)), unsigned(ceil_div(width, kWarp * kJoinColumns))),
-                 kJoinWarps * kWarp},
-                join_parts<T, Out>, args, chunks, int(all), parts.data<float>(), part_stride);
+    gpu::launch_chained(
+        device,
+        {dim3(unsigned(ceil_div(all, kWarp)), unsigned(ceil_div(width, kWarp * kJoinColumns))),
+         kJoinWarps * kWarp},
+        join_parts<T, Out>, args, chunks, int(all), parts.data<float>(), part_stride);
 }
 
 }  // namespace

@@ -11,12 +11,13 @@
 namespace tessera::ops::softmax_detail {
 namespace {
 
-/// Lines a thread holds, the threads of a block, the elements of a line that stay in registers (forward,
-/// backward) and that are read at once where they do not.
+/// Lines a thread holds, the threads of a block, the blocks that should share a multiprocessor (forward,
+/// backward), the elements of a line that stay in a thread's registers and that are read at once where they
+/// do not. No more of either: each is code that a short launch must fetch.
 template <class T, bool kPacked>
 struct Unit {
-  static constexpr int lines = kPacked ? kPackOf<T> : 1, block = kPacked ? 256 : 512, held = 16,
-                       held_backward = kPacked ? 8 : 16, ahead = kPacked ? 4 : 8;
+  static constexpr int lines = kPacked ? kPackOf<T> : 1, block = 256, blocks = kPacked ? 3 : 4,
+                       blocks_backward = kPacked ? 2 : 4, held = kPacked ? 8 : 16, ahead = kPacked ? 4 : 8;
 };
 
 /// How lines are dealt out: `parts`, a power of two, threads share a unit, block / parts units belong to a
@@ -78,14 +79,20 @@ struct Own {
     part = warp % warps * (kWarp / lanes) + lane / lanes;
     const int64_t unit = blockIdx.x * int64_t(units) + warp / warps * lanes + lane % lanes;
     length = lines.length;
-    count = 0;
-    int64_t line = 0;
-    if (unit < deal.units) {
-      const int64_t run = unit / deal.units_of_run, first = (unit - run * deal.units_of_run) * kLines;
-      count = int(min(deal.inner - first, int64_t(kLines)));
-      line = run * deal.inner + first;
+    const bool exists = unit < deal.units;
+    int64_t run = 0;
+    if (exists)  // a division of 64 bits is a hundred instructions
+      run = deal.units <= 0xFFFFFFFF ? int64_t(uint32_t(unit) / uint32_t(deal.units_of_run))
+                                     : unit / deal.units_of_run;
+    const int64_t first = exists ? (unit - run * deal.units_of_run) * kLines : 0;
+    count = exists ? int(min(deal.inner - first, int64_t(kLines))) : 0;
+    const auto& starts = lines.starts;
+    for (int n = 0; n < N; ++n) at[n] = first * starts.strides[n][starts.rank - 1];
+    for (int d = starts.rank - 2; d >= 0; --d) {
+      const int64_t outer = d > 0 ? run / starts.sizes[d] : 0, index = run - outer * starts.sizes[d];
+      run = outer;
+      for (int n = 0; n < N; ++n) at[n] += index * starts.strides[n][d];
     }
-    lines.locate(line, at);
   }
 
   /// Elements of this thread's part.
@@ -103,39 +110,67 @@ struct Own {
     if (warps == 1) return;
     const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
     __syncthreads();  // whoever still reads the last result
-#pragma unroll
-    for (int i = 0; i < kLines; ++i) scratch[(warp * kLines + i) * kWarp + lane] = values[i];
+    if (lane < lanes) write(place(scratch, warp, lane), values);
     __syncthreads();
     const int first = warp / warps * warps;
+    read(values, place(scratch, first, lane % lanes));
+    for (int w = 1; w < warps; ++w) {
+      float others[kLines];
+      read(others, place(scratch, first + w, lane % lanes));
 #pragma unroll
-    for (int i = 0; i < kLines; ++i) values[i] = scratch[(first * kLines + i) * kWarp + lane];
-    for (int w = 1; w < warps; ++w)
+      for (int i = 0; i < kLines; ++i) values[i] = Op{}(values[i], others[i]);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ float* place(float* scratch, int warp, int lane) {
+    return scratch + (warp * kWarp + lane) * kLines;
+  }
+  /// 16 bytes at a time.
+  static __device__ __forceinline__ void write(float* to, const float (&from)[kLines]) {
+    if constexpr (kLines == 1) {
+      *to = from[0];
+    } else {
 #pragma unroll
-      for (int i = 0; i < kLines; ++i)
-        values[i] = Op{}(values[i], scratch[((first + w) * kLines + i) * kWarp + lane]);
+      for (int i = 0; i < kLines; i += 4)
+        *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+    }
+  }
+  static __device__ __forceinline__ void read(float (&to)[kLines], const float* from) {
+    if constexpr (kLines == 1) {
+      to[0] = *from;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kLines; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from + i);
+        to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+      }
+    }
   }
 };
 
 template <class T, bool kLog, bool kPacked>
-__global__ void __launch_bounds__(Unit<T, kPacked>::block)
+__global__ void __launch_bounds__(Unit<T, kPacked>::block, Unit<T, kPacked>::blocks)
     forward_held(Lines<2> lines, Deal deal, T* y, const T* x) {
   using S = Unit<T, kPacked>;
   constexpr int kLines = S::lines, kHeld = S::held;
-  __shared__ float scratch[S::block * kLines];
+  __shared__ __align__(16) float scratch[S::block * kLines];
   const Own<2, kLines, S::block> own(lines, deal);
   const int64_t elements = own.elements();
   x += own.at[1] + own.part * lines.strides[1];
   y += own.at[0] + own.part * lines.strides[0];
   Element<T, kLines> share[kHeld];
 #pragma unroll
-  for (int n = 0; n < kHeld; ++n)
-    if (n < elements) fetch(share[n], x + n * (own.parts * lines.strides[1]));
+  for (int n = 0; n < kHeld; ++n) {
+    if (n >= elements) break;
+    fetch(share[n], x + n * (own.parts * lines.strides[1]));
+  }
   float top[kLines], sum[kLines] = {}, values[kLines];
 #pragma unroll
   for (int i = 0; i < kLines; ++i) top[i] = Max::kIdentity;
 #pragma unroll
   for (int n = 0; n < kHeld; ++n) {
-    if (n >= elements) continue;
+    if (n >= elements) break;
     spread(values, share[n]);
 #pragma unroll
     for (int i = 0; i < kLines; ++i) top[i] = Max{}(top[i], values[i]);
@@ -143,7 +178,7 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block)
   own.template combine<Max>(top, scratch);
 #pragma unroll
   for (int n = 0; n < kHeld; ++n) {
-    if (n >= elements) continue;
+    if (n >= elements) break;
     spread(values, share[n]);
 #pragma unroll
     for (int i = 0; i < kLines; ++i) sum[i] += exponential<T>(values[i] - top[i]);
@@ -153,7 +188,7 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block)
   for (int i = 0; i < kLines; ++i) sum[i] = kLog ? logf(sum[i]) : 1.0f / sum[i];
 #pragma unroll
   for (int n = 0; n < kHeld; ++n) {
-    if (n >= elements) continue;
+    if (n >= elements) break;
     spread(values, share[n]);
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
@@ -169,7 +204,7 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block)
     forward_long(Lines<2> lines, Deal deal, T* y, const T* x) {
   using S = Unit<T, kPacked>;
   constexpr int kLines = S::lines, kAhead = S::ahead;
-  __shared__ float scratch[S::block * kLines];
+  __shared__ __align__(16) float scratch[S::block * kLines];
   const Own<2, kLines, S::block> own(lines, deal);
   const int64_t elements = own.elements(), step = own.parts * lines.strides[1];
   x += own.at[1] + own.part * lines.strides[1];
@@ -208,7 +243,7 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block)
     load(first);
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-      if (first + n >= elements) continue;
+      if (first + n >= elements) break;
       float values[kLines];
       spread(values, share[n]);
 #pragma unroll
@@ -223,11 +258,11 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block)
 
 /// kHolds: the lines stay in registers.
 template <class T, bool kLog, bool kPacked, bool kHolds>
-__global__ void __launch_bounds__(Unit<T, kPacked>::block)
+__global__ void __launch_bounds__(Unit<T, kPacked>::block, Unit<T, kPacked>::blocks_backward)
     backward_kernel(Lines<3> lines, Deal deal, T* dx, const T* dy, const T* y) {
   using S = Unit<T, kPacked>;
-  constexpr int kLines = S::lines, kShare = kHolds ? S::held_backward : S::ahead;
-  __shared__ float scratch[S::block * kLines];
+  constexpr int kLines = S::lines, kShare = kHolds ? S::held : S::ahead;
+  __shared__ __align__(16) float scratch[S::block * kLines];
   const Own<3, kLines, S::block> own(lines, deal);
   const int64_t elements = own.elements();
   dx += own.at[0] + own.part * lines.strides[0];
@@ -237,16 +272,16 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block)
   float sum[kLines] = {};
   const auto load = [&](int64_t first) {
 #pragma unroll
-    for (int n = 0; n < kShare; ++n)
-      if (first + n < elements) {
-        fetch(grads[n], dy + (first + n) * own.parts * lines.strides[1]);
-        fetch(results[n], y + (first + n) * own.parts * lines.strides[2]);
-      }
+    for (int n = 0; n < kShare; ++n) {
+      if (first + n >= elements) break;
+      fetch(grads[n], dy + (first + n) * own.parts * lines.strides[1]);
+      fetch(results[n], y + (first + n) * own.parts * lines.strides[2]);
+    }
   };
   const auto add = [&](int64_t first) {
 #pragma unroll
     for (int n = 0; n < kShare; ++n) {
-      if (first + n >= elements) continue;
+      if (first + n >= elements) break;
       float grad[kLines], result[kLines];
       spread(grad, grads[n]);
       spread(result, results[n]);
@@ -257,7 +292,7 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block)
   const auto write = [&](int64_t first) {
 #pragma unroll
     for (int n = 0; n < kShare; ++n) {
-      if (first + n >= elements) continue;
+      if (first + n >= elements) break;
       float grad[kLines], result[kLines];
       spread(grad, grads[n]);
       spread(result, results[n]);
@@ -302,7 +337,7 @@ Deal deal(const Lines<N>& lines, int lines_of_unit, int block, int held, int mul
   const int64_t most = block / int64_t(std::min<uint64_t>(beside, lines_of_unit > 1 ? 4 : 32));
   int64_t parts = 1;
   while (parts < most && parts * held < lines.length) parts *= 2;
-  while (parts < most && parts * 4 <= lines.length && d.units * parts < int64_t(multiprocessors) * 1024)
+  while (parts < most && parts * 8 <= lines.length && d.units * parts < int64_t(multiprocessors) * 1024)
     parts *= 2;
   d.parts = int(parts);
   return d;
@@ -310,15 +345,13 @@ Deal deal(const Lines<N>& lines, int lines_of_unit, int block, int held, int mul
 
 /// Calls launch<kPacked>(deal, whether the lines are held).
 template <class T, int N, class Launch>
-void with_deal(const Lines<N>& lines, const T* const (&data)[N], bool backward, Device device,
-               Launch&& launch) {
+void with_deal(const Lines<N>& lines, const T* const (&data)[N], Device device, Launch&& launch) {
   const auto go = [&]<bool kPacked>() {
     using S = Unit<T, kPacked>;
-    const int held = backward ? S::held_backward : S::held;
-    const Deal d = deal(lines, S::lines, S::block, held, device.card().multiprocessors);
+    const Deal d = deal(lines, S::lines, S::block, S::held, device.card().multiprocessors);
     const unsigned blocks = unsigned(ceil_div(d.units, S::block / d.parts));
     launch.template operator()<kPacked>(gpu::LaunchShape{dim3(blocks), S::block}, d,
-                                        int64_t(d.parts) * held >= lines.length);
+                                        int64_t(d.parts) * S::held >= lines.length);
   };
   packed<T>(lines, data) ? go.template operator()<true>() : go.template operator()<false>();
 }
@@ -326,7 +359,7 @@ void with_deal(const Lines<N>& lines, const T* const (&data)[N], bool backward, 
 template <class T, bool kLog>
 void forward(const Tensor& y, const Tensor& x, int dim) {
   const auto lines = lines_along(dim, y, x);
-  with_deal<T>(lines, {y.data<T>(), x.data<T>()}, false, y.device(),
+  with_deal<T>(lines, {y.data<T>(), x.data<T>()}, y.device(),
                [&]<bool kPacked>(gpu::LaunchShape shape, const Deal& d, bool holds) {
                  gpu::launch(y.device(), shape,
                              holds ? forward_held<T, kLog, kPacked> : forward_long<T, kLog, kPacked>, lines,
@@ -337,7 +370,7 @@ void forward(const Tensor& y, const Tensor& x, int dim) {
 template <class T, bool kLog>
 void backward(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim) {
   const auto lines = lines_along(dim, dx, dy, y);
-  with_deal<T>(lines, {dx.data<T>(), dy.data<T>(), y.data<T>()}, true, dx.device(),
+  with_deal<T>(lines, {dx.data<T>(), dy.data<T>(), y.data<T>()}, dx.device(),
                [&]<bool kPacked>(gpu::LaunchShape shape, const Deal& d, bool holds) {
                  gpu::launch(dx.device(), shape,
                              holds ? backward_kernel<T, kLog, kPacked, true>

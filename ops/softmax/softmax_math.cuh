@@ -1,10 +1,11 @@
 #pragma once
 
 #include "gpu/row.cuh"
+#include "ops/reduce/exponential.cuh"
 #include "ops/softmax/softmax_kernels.h"
 
-/// What the kernels of softmax share. Results of 16 bits use the approximate exp, whose error of a few ulp of
-/// f32 does not show in them: with the library's exp the arithmetic is what the time goes to.
+/// What the kernels of softmax share. Results of 16 bits use the approximate exp (`exponential`), whose error
+/// does not show in them: with the library's the arithmetic is what the time goes to.
 
 namespace tessera::ops::softmax_detail {
 
@@ -24,11 +25,6 @@ struct Rows {
   const T* b;
   int64_t to_stride, a_stride, b_stride, rows, width;
 };
-
-template <class T>
-__device__ __forceinline__ float exponential(float x) {
-  return sizeof(T) == 2 ? __expf(x) : expf(x);
-}
 
 /// One element of dx.
 template <class T, bool kLog>
