@@ -11,7 +11,9 @@ namespace {
 constexpr uint64_t kLargestConfig = 1 << 20;
 
 std::vector<CLI::ConfigItem> parse(const std::string& path) {
-  std::istringstream text(io::read_file(path, kLargestConfig));
+  std::string bytes = io::read_file(path, kLargestConfig);
+  if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
+  std::istringstream text(bytes);
   try {
     return CLI::ConfigTOML().from_config(text);
   } catch (const CLI::Error& error) {
@@ -23,7 +25,8 @@ std::vector<CLI::ConfigItem> parse(const std::string& path) {
 
 void apply_config(CLI::App& command, const std::string& path) {
   if (path.empty()) return;
-  std::vector<std::string> names, seen;
+  std::vector<std::string> names;
+  std::vector<const CLI::Option*> seen;
   for (const CLI::Option* option : command.get_options())
     for (const std::string& name : option->get_lnames())
       if (name != "help" && name != "config") names.push_back(name);
@@ -35,11 +38,12 @@ void apply_config(CLI::App& command, const std::string& path) {
       throw UsageError(path + ": \"" + item.name + "\" is no flag of " + command.get_name() +
                        (near.empty() ? "" : "; did you mean " + near + "?"));
     }
-    if (std::find(seen.begin(), seen.end(), item.name) != seen.end())
-      throw UsageError(path + ": \"" + item.name + "\" is given twice");
-    seen.push_back(item.name);
-    if (item.inputs.size() != 1) throw UsageError(path + ": \"" + item.name + "\": expected one value");
     CLI::Option* const option = command.get_option("--" + item.name);
+    if (std::find(seen.begin(), seen.end(), option) != seen.end())  // perhaps by its other name
+      throw UsageError(path + ": \"" + item.name + "\" is given twice");
+    seen.push_back(option);
+    if (item.inputs.size() != 1 && (item.inputs.empty() || option->get_expected_max() <= 1))
+      throw UsageError(path + ": \"" + item.name + "\": expected one value");
     if (option->count() > 0) continue;  // the command line wins
     const std::string& value = item.inputs.front();
     if (option->get_expected_max() == 0) {
@@ -48,7 +52,7 @@ void apply_config(CLI::App& command, const std::string& path) {
       if (value == "false") continue;
     }
     try {
-      option->add_result(value);
+      for (const std::string& one : item.inputs) option->add_result(one);
       option->run_callback();
     } catch (const CLI::ParseError& error) {
       throw UsageError(path + ": " + error.what());

@@ -248,6 +248,19 @@ TEST(TrainLanguageRuns, PiecesOfAFileHoldOutSomeOfEverything) {
   EXPECT_GT(documents("pieces", "validation"), 20);
 }
 
+TEST(TrainLanguageRuns, ATomlFileGivesSeveralTextsAndOneNameOfAFlag) {
+  const Workplace at;
+  put_texts(at);
+  at.put("run.toml", "\xEF\xBB\xBFtext = [\"a.txt\", \"b.txt\"]\nsteps = 2\nname = \"a\"\n");
+  expect_success(run(at, "train gpt --config run.toml" + kModel));
+  const Outcome info = run(at, "data info runs/a/data/train-00000.tokens --json");
+  EXPECT_EQ(json::parse(info.out)[0].at("documents"), 2);
+  at.put("twice.toml", "text = \"a.txt\"\nheads = 2\nn-head = 4\n");
+  const Outcome twice = run(at, "train gpt --config twice.toml");
+  EXPECT_EQ(twice.code, 2);
+  EXPECT_TRUE(holds_all(twice.err, "twice.toml|\"n-head\" is given twice")) << twice.err;
+}
+
 TEST(TrainLanguageRuns, ADivergedRunSaysSoAndEndsWithOne) {
   const Workplace at;
   put_texts(at);
