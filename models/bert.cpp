@@ -140,7 +140,7 @@ Tensor Bert::encode(const BertBatch& batch) const {
         "bert: lengths that are on the device need positions and first rows there too");
   check(!batch.types.defined() || batch.types.shape() == batch.tokens.shape(),
         "bert: types has another shape than tokens ", batch.tokens.shape());
-  const nn::AttentionPass pass{.sequences = batch.sequences, .starts = batch.starts, .beside = batch.beside};
+  const nn::AttentionPass pass{.sequences = batch.sequences, .starts = batch.starts};
   Tensor x;
   {
     const ModuleScope scope("embed");

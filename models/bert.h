@@ -66,7 +66,6 @@ struct BertBatch {
   Tensor first = {};      // [B] rows that the classifier reads; undefined: the first of every sequence
   Tensor starts = {};     // [B + 1], see ops::AttentionSequences: then rows behind the last are of none, and
                           // `sequences` is not read
-  nn::SideBySide beside = {};  // with `starts`, for dropout of probabilities
 
   /// From rows [B, T] padded at the end and their lengths; on the device of `tokens`, which is read on the
   /// host. `types` [B, T] or undefined.

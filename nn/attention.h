@@ -31,42 +31,22 @@ struct Sequences {
   Tensor cumulative(Device device) const;
 };
 
-/// x [B, L, H, D] with each head repeated `times` times, neighbours equal: [B, L, H times, D]. A copy; the
-/// gradient is the sum over the repetitions.
-Tensor repeat_heads(const Tensor& x, int64_t times);
-
 struct AttendOptions {
   bool causal = false;
-  const Dropout* dropout = nullptr;  // of the probabilities
+  const Dropout* dropout = nullptr;  // of the probabilities, its p rounded as ops::attention rounds it
 };
 
 /// Attention within each sequence: q [N, H, D], k and v [N, Hk, D] with H a multiple of Hk (query head h
 /// reads key head h Hk / H: Ainslie et al., arXiv:2305.13245) -> [N, H, D]. One call of ops::attention,
-/// whatever the lengths. `cumulative`, if defined, is that of `sequences`, so that several calls share it.
-///
-/// Dropout of the probabilities, while training, composes the products, softmax and dropout, each sequence on
-/// its own (together if they have one length): that keeps the [L, L] probabilities of every head, as
-/// ops::attention never does.
+/// whatever the lengths and whether probabilities are dropped. `cumulative`, if defined, is that of
+/// `sequences`, so that several calls share it.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
               const AttendOptions& options, const Tensor& cumulative = {});
 
 /// The same for lengths that only the device knows: `starts` as in ops::AttentionSequences. A captured step
-/// may be replayed with other values of it. Throws where dropout would drop: that needs the lengths.
+/// may be replayed with other values of it.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
               const AttendOptions& options);
-
-/// Sequences laid side by side, as the parts of attention need them: [B, L] places, those behind a sequence
-/// padding.
-struct SideBySide {
-  int64_t count = 0, length = 0;  // B, L
-  Tensor rows;                    // i64 [B L]: the row of each place; of padding any
-  Tensor places;                  // i64 [N]: the place of each row; of a row of no sequence any
-  Tensor mask;                    // [B, 1, 1, L]: 0, -inf at padding
-
-  /// L is `length`, or the longest if that is 0. Rows behind the last sequence, up to `tokens`, are of none.
-  static SideBySide of(const Sequences& sequences, int64_t tokens, DType dtype, Device device,
-                       int64_t length = 0);
-};
 
 /// What all layers of one pass share.
 struct AttentionPass {
@@ -78,10 +58,6 @@ struct AttentionPass {
   Tensor starts;  // the lengths of a captured step that is replayed with others: attention reads them instead
                   // of those of `sequences`, and `positions` is needed where positions turn
   mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it
-  /// For dropout of probabilities, which attention does in parts: of `sequences`, or with `starts` of those.
-  /// Without it sequences of different lengths are laid side by side by the first layer that needs it, on a
-  /// GPU.
-  mutable SideBySide beside = {};
 };
 
 struct SelfAttentionOptions {
@@ -104,8 +80,6 @@ struct SelfAttention {
   SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device);
   Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0) const;
   void fields(auto&& visit) { visit("qkv", qkv), visit("out", out), visit("dropout", dropout); }
-  /// Whether probabilities are dropped now.
-  bool drops() const { return dropout.training && dropout.p > 0; }
 
   Linear qkv, out;
   Dropout dropout;

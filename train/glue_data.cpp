@@ -50,7 +50,7 @@ GlueSet read_glue(GlueTask task, const std::string& folder, const io::Tokenizer&
 }
 
 models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config,
-                             const FixedShape& fixed, Device device) {
+                             int64_t fixed_length, Device device) {
   const auto ends = batch.lengths.to_vector<int32_t>();
   const int64_t count = int64_t(ends.size()) - 1, tokens = batch.ids.count();
   auto ids = batch.ids.to_vector<int64_t>(), types = batch.types.to_vector<int64_t>();
@@ -59,7 +59,7 @@ models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::Ber
         " of them, does not have");
   nn::Sequences sequences;
   for (int64_t i = 0; i < count; ++i) sequences.lengths.push_back(ends[size_t(i) + 1] - ends[size_t(i)]);
-  const int64_t rows = fixed.length > 0 ? count * fixed.length : tokens;
+  const int64_t rows = fixed_length > 0 ? count * fixed_length : tokens;
   std::vector<int64_t> positions;
   for (const int64_t length : sequences.lengths)
     for (int64_t t = 0; t < length; ++t) positions.push_back(config.position_offset() + t);
@@ -70,19 +70,14 @@ models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::Ber
                            .sequences = sequences,
                            .positions = Tensor::from(positions, {rows}, device),
                            .first = sequences.starts(device)};
-  if (fixed.length > 0) {
-    result.starts = sequences.cumulative(device);
-    if (fixed.drops) result.beside = nn::SideBySide::of(sequences, rows, config.dtype, device, fixed.length);
-  }
+  if (fixed_length > 0) result.starts = sequences.cumulative(device);
   return result;
 }
 
 void copy_batch(const models::BertBatch& to, const models::BertBatch& from) {
-  for (const auto& [ours, theirs] :
-       {std::pair(to.tokens, from.tokens), std::pair(to.types, from.types),
-        std::pair(to.positions, from.positions), std::pair(to.first, from.first),
-        std::pair(to.starts, from.starts), std::pair(to.beside.rows, from.beside.rows),
-        std::pair(to.beside.places, from.beside.places), std::pair(to.beside.mask, from.beside.mask)})
+  for (const auto& [ours, theirs] : {std::pair(to.tokens, from.tokens), std::pair(to.types, from.types),
+                                     std::pair(to.positions, from.positions), std::pair(to.first, from.first),
+                                     std::pair(to.starts, from.starts)})
     if (ours.defined()) ours.copy_from(theirs);
 }
 

@@ -33,18 +33,13 @@ struct GlueSet {
 GlueSet read_glue(datasets::GlueTask task, const std::string& folder, const io::Tokenizer& tokenizer,
                   int64_t max_length, bool with_test);
 
-/// Shapes that do not depend on the texts, so that one captured step serves all batches: each text has
-/// `length` rows, those that it does not need stand behind the last text and belong to none. 0: as many as
-/// there are tokens.
-struct FixedShape {
-  int64_t length = 0;
-  bool drops = false;  // probabilities of attention: needs texts side by side
-};
 /// A packed batch on the device, as the model takes it. Token types are left out for a model that has one
-/// only. Throws for a type that the model does not have.
+/// only. Throws for a type that the model does not have. With `fixed_length` shapes do not depend on the
+/// texts, so that one captured step serves all batches: each text has so many rows, those that it does not
+/// need stand behind the last text and belong to none. 0: as many as there are tokens.
 models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config,
-                             const FixedShape& fixed, Device device);
-/// Copies into the tensors of a batch of the same fixed shape.
+                             int64_t fixed_length, Device device);
+/// Copies into the tensors of a batch of the same fixed length.
 void copy_batch(const models::BertBatch& to, const models::BertBatch& from);
 
 /// A tokenizer for a model that begins from nothing: byte-level BPE of the texts to train on, with BERT's

@@ -124,14 +124,14 @@ GlueSession::GlueSession(const GlueJob& job, Device device)
 
 void GlueSession::load(const datasets::GlueBatch& batch) {
   const bool padded = job_.batches == "padded";
-  const FixedShape fixed{padded ? job_.max_length : 0, job_.bert.attention_dropout > 0};
+  const int64_t fixed_length = padded ? job_.max_length : 0;
   if (!padded || !batch_.tokens.defined()) {
-    batch_ = bert_batch(batch, job_.bert, fixed, device_);
+    batch_ = bert_batch(batch, job_.bert, fixed_length, device_);
     targets_ = batch.labels.to(device_);
     return;
   }
   // A captured step reads the same memory each time; the texts come by way of the host.
-  copy_batch(batch_, bert_batch(batch, job_.bert, fixed, Device::cpu()));
+  copy_batch(batch_, bert_batch(batch, job_.bert, fixed_length, Device::cpu()));
   targets_.copy_from(batch.labels);
 }
 

@@ -53,16 +53,17 @@ def attention(b, shape, attrs, paddings):
     kv_heads = shape.get("Hk", heads)
     keys = shape.get("Lk", shape.get("M", 1024))
     queries = shape.get("Lq", shape.get("M", 1024) + shape.get("N", 0))
-    causal = attrs.get("causal") == "true"
+    causal, dropout = attrs.get("causal") == "true", float(attrs.get("dropout", 0))
     if shape.get("S"):
-        yield from sequences(b, shape["S"], queries, keys, heads, kv_heads, dim, causal, shape.get("even", 0))
+        if dropout == 0:  # varlen_attn has none
+            yield from sequences(b, shape["S"], queries, keys, heads, kv_heads, dim, causal, shape.get("even", 0))
         return
     if causal and queries > keys:
         return  # queries that see no key: NaN in PyTorch
-    arguments = {"is_causal": causal, "enable_gqa": kv_heads != heads}
+    arguments = {"is_causal": causal, "enable_gqa": kv_heads != heads, "dropout_p": dropout}
     if causal and queries != keys:
         from torch.nn.attention.bias import causal_lower_right
-        arguments = {"attn_mask": causal_lower_right(queries, keys), "enable_gqa": kv_heads != heads}
+        arguments = {"attn_mask": causal_lower_right(queries, keys), "enable_gqa": kv_heads != heads, "dropout_p": dropout}
     backends = [("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)]
     if not b.on_gpu:
         backends = [("math", SDPBackend.MATH)]

@@ -99,6 +99,9 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
         ", k on ", k.device().name(), ", v on ", v.device().name(), "; expected one device");
   check(std::isfinite(options.scale) && options.scale >= 0, "attention: scale is ", options.scale,
         "; expected a positive number, or 0 for 1 / sqrt(D)");
+  check(options.dropout >= 0 && options.dropout < 1, "attention: dropout is ", options.dropout,
+        "; expected 0 <= p < 1");
+  check(options.dropout == 0 || options.rng, "attention: dropout needs a source of random numbers (rng)");
   const int64_t dim = q.size(3);
   const DType dtype = q.dtype();
   if (q.device().is_cpu()) {
@@ -134,6 +137,8 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
                                  AttentionProblem problem, Site site) {
   check_operands(q, k, v, problem);
   if (problem.scale == 0) problem.scale = 1 / std::sqrt(double(q.size(3)));
+  if (AttentionDropout::threshold(problem.dropout) > 0)
+    problem.drop = {problem.dropout, problem.rng->reserve(q.device())};
   const DType statistics = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Tensor q_rows = as_heads(q), k_rows = as_heads(k), v_rows = as_heads(v);
   const Tensor o_rows = empty_in_order_of(q);
@@ -149,8 +154,8 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
     tape->record("attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
                  [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows),
                   lse = Saved(lse), q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
-                  options = AttentionOptions(problem)](Backward& b) {
-                   const AttentionProblem problem{options, q_starts.get(), k_starts.get()};
+                  options = AttentionOptions(problem), drop = problem.drop](Backward& b) {
+                   const AttentionProblem problem{options, q_starts.get(), k_starts.get(), drop};
                    const Tensor dout = as_heads(problem.packed() ? as_batch(b.grad()) : b.grad());
                    const bool keys_wanted = b.needs(1) || b.needs(2);
                    const bool packed = problem.packed();

@@ -1,12 +1,15 @@
 #pragma once
 
 #include "autograd/tape.h"
+#include "runtime/rng.h"
 
 namespace tessera::ops {
 
 struct AttentionOptions {
   bool causal = false;
-  double scale = 0;  // factor of the scores, positive; 0 means 1 / sqrt(D)
+  double scale = 0;    // factor of the scores, positive; 0 means 1 / sqrt(D)
+  double dropout = 0;  // chance of a probability to be dropped, 0 <= p < 1
+  Rng* rng = nullptr;  // for dropout: gives one stream a call
 };
 
 struct AttentionResult {
@@ -34,6 +37,14 @@ struct AttentionSequences {
 /// `causal`), or whose scores are all -inf, gives o = 0 and lse = -inf, and its gradient is 0. Keys hidden by
 /// `causal` must be finite all the same: a kernel may multiply them by 0.
 ///
+/// `dropout`: O = (Z P) V / (1 - p) with a mask Z that is 0 with chance p, else 1 (Srivastava et al., JMLR
+/// 15, 2014), after the softmax: lse is of all probabilities. p is rounded to a multiple of 1/256, at most
+/// 255/256, and it is the rounded p that 1 - p is of; 0 draws nothing. Z is a function of the stream that
+/// `rng` reserves, of the batch (or where the sequence starts), the head, and the places of query and key in
+/// the sequence, so it is the same on every device, in every row and dtype; see AttentionDropout. Sequences
+/// of one length drop what batches drop. Backward draws Z again, dS = P (Z dP / (1 - p) - delta); a
+/// replayed graph draws a new one each time, as eager calls do.
+///
 /// Layout: any strides of B, L and H are read in place if the elements of a head are adjacent (on CUDA also
 /// 16-byte aligned); other views are copied first. o, dq, dk and dv are allocated in the memory order of q,
 /// q, k and v: if q is a transposed view of [L, B, H, D] memory, the transposed o is plain rows of H * D.
@@ -41,13 +52,14 @@ struct AttentionSequences {
 /// dtypes: CPU f64 f32 bf16 f16 with D = 1 ... 256; CUDA f32 bf16 f16 with D = 8 ... 128 in multiples of 8.
 /// Rounding (bf16, f16; sums in f32): forward P, before it is divided by its sum, to the dtype in P V (the
 /// sum itself is of the unrounded); o. Backward P and dS = P (dP - delta) to the dtype in the products that
-/// make dq, dk and dv, with dP = dO V^T and delta = rowsum(O dO) from the rounded o; dq, dk, dv. f32 and f64
-/// round as they compute. With one key the softmax is constant: dq and dk are then exactly 0.
+/// make dq, dk and dv, with dP = dO V^T and delta = rowsum(O dO) from the rounded o; dq, dk, dv. With dropout
+/// P stands for Z P and dS for (1 - p) dS there: 1 / (1 - p) is a factor of results. f32 and f64 round as
+/// they compute. With one key the softmax is constant: dq and dk are then exactly 0.
 ///
 /// Saved: q, k, v, o, lse. Backward computes S again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1).
 /// Deterministic: fixed orders of summation, no atomics.
-/// Throws if ranks, sizes, dtypes or devices do not match, for a scale that is negative or not finite, and
-/// for a D or dtype that the device does not support.
+/// Throws if ranks, sizes, dtypes or devices do not match, for a scale that is negative or not finite, for a
+/// dropout outside [0, 1) or without `rng`, and for a D or dtype that the device does not support.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {},
                  Site site = Site::here());
 

@@ -1,5 +1,6 @@
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_device.cuh"
+#include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
 
@@ -30,12 +31,13 @@ constexpr int kWalked = 64;               // rows of a walked tile
 constexpr int kStep = 32;                 // rows of it that a step works on
 static_assert(kWalked == kAttentionPad && kOwned <= kAttentionPad);
 
-template <int kD>
+template <int kD, bool kDrops>
 struct BackwardTile {
   static constexpr bool kHeld = kD <= 64;  // own rows in registers
   static constexpr size_t kTileBytes = size_t(kOwned + 2 * kWalked) * 2 * kD * 2;
   static constexpr size_t kStatisticsBytes = 2 * 2 * kWalked * sizeof(float);
-  static constexpr int kKeyBlocks = kD <= 64 ? 3 : 2, kQueryBlocks = kD <= 64 ? 4 : 2;
+  // Blocks a multiprocessor; one less where dropout needs the registers.
+  static constexpr int kKeyBlocks = kD > 64 || kDrops ? 2 : 3, kQueryBlocks = kD > 64 ? 2 : kDrops ? 3 : 4;
 };
 
 /// delta and lse2: kLanes lanes a row, 16 bytes of it each.
@@ -62,14 +64,14 @@ __global__ void __launch_bounds__(256) attention_delta_kernel(AttentionArgs<T> a
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
   if (column != 0) return;
   const float lse = exists ? args.lse[head_row * args.lse_stride + sequence.q_first + query] : -INFINITY;
-  args.delta[row] = sum;
+  args.delta[row] = sum * args.drop.keep;
   args.lse2[row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
 }
 
-template <class T, int kD>
-__global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
+template <class T, int kD, bool kDrops>
+__global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks)
     attention_backward_keys_kernel(AttentionArgs<T> args) {
-  using Tile = BackwardTile<kD>;
+  using Tile = BackwardTile<kD, kDrops>;
   extern __shared__ __align__(1024) uint4 shared[];
   T* const k_tile = reinterpret_cast<T*>(shared);    // [kOwned, kD]
   T* const v_tile = k_tile + kOwned * kD;            // [kOwned, kD]
@@ -115,6 +117,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
     h = INT_MAX;  // no query sees the keys
   }
 
+  [[maybe_unused]] uint32_t stream = 0;
+  if constexpr (kDrops) stream = args.drop.stream();
   float dk[kM][kD / 8][4] = {}, dv[kM][kD / 8][4] = {};
   for (int query = begin, stage = 0; h < place.head + args.group; stage ^= 1) {
     gpu::cp_async_wait<0>();
@@ -125,6 +129,10 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
     const T* const q_tile = q_tiles + stage * kWalked * kD;
     const T* const dout_tile = dout_tiles + stage * kWalked * kD;
     const float* const own_lse2 = statistics + stage * 2 * kWalked;
+    [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 keys and the walked queries: four blocks
+    if constexpr (kDrops)
+      word = args.drop.word(stream, place.drop_row(args, h), uint32_t(query / 16 + lane / 8),
+                            uint32_t((first + warp_row) / 2 + lane % 8));
 
 #pragma unroll 1
     for (int step = 0; step < kWalked; step += kStep) {
@@ -143,6 +151,10 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
                 s[m][n][e] = -INFINITY;
             }
       }
+      [[maybe_unused]] ColumnBits bits[kStep / 16];
+      if constexpr (kDrops)
+#pragma unroll
+        for (int block = 0; block < kStep / 16; ++block) bits[block] = {word, (step / 16 + block) * 8, lane};
 #pragma unroll
       for (int n = 0; n < kStep / 8; ++n) {
         const int column = step + n * 8 + lane % 4 * 2;
@@ -153,7 +165,15 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -(e % 2 ? row_lse2.y : row_lse2.x)));
-            dp[m][n][e] = s[m][n][e] * (dp[m][n][e] - (e % 2 ? row_delta.y : row_delta.x));
+            const float own_delta = e % 2 ? row_delta.y : row_delta.x;
+            if constexpr (kDrops) {
+              static_assert(kM == 1 && kWalked == 64);
+              const float p = s[m][n][e];
+              s[m][n][e] = bits[n / 2].drop(p, n % 2, e);
+              dp[m][n][e] = fmaf(s[m][n][e], dp[m][n][e], -p * own_delta);
+            } else {
+              dp[m][n][e] = s[m][n][e] * (dp[m][n][e] - own_delta);
+            }
           }
       }
       uint32_t left[kM][kStep / 16][4];
@@ -169,8 +189,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
   float one[kM][2], last[kM][2];
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
-    one[m][0] = one[m][1] = 1;
-    last[m][0] = last[m][1] = place.last_factor(args.scale);
+    one[m][0] = one[m][1] = args.drop.scale;
+    last[m][0] = last[m][1] = place.last_factor(args.scale) * args.drop.scale;
   }
   const int rows = place.sequence.keys - first;
   store_rows<kD>(dk, last, k_tile, warp_row, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows,
@@ -179,10 +199,10 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kKeyBlocks)
                  args.dim);
 }
 
-template <class T, int kD>
-__global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
+template <class T, int kD, bool kDrops>
+__global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBlocks)
     attention_backward_queries_kernel(AttentionArgs<T> args) {
-  using Tile = BackwardTile<kD>;
+  using Tile = BackwardTile<kD, kDrops>;
   extern __shared__ __align__(1024) uint4 shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);  // [kOwned, kD]
   T* const dout_tile = q_tile + kOwned * kD;       // [kOwned, kD]
@@ -227,12 +247,18 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
       delta[m][hh] = args.delta[place.statistics_at(args, place.head) + row];
     }
 
+  [[maybe_unused]] uint32_t stream = 0;
+  if constexpr (kDrops) stream = args.drop.stream();
   for (int tile = 0; tile < key_tiles; ++tile) {
     gpu::cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and all are done with the other stage
     if (tile + 1 < key_tiles) load_keys(tile + 1);
     const T* const k_tile = k_tiles + tile % 2 * kWalked * kD;
     const T* const v_tile = v_tiles + tile % 2 * kWalked * kD;
+    [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 queries and the walked keys: four blocks
+    if constexpr (kDrops)
+      word = args.drop.word(stream, place.drop_row(args, place.head), uint32_t((first + warp_row) / 16),
+                            uint32_t(tile * kWalked / 2 + lane));
 
 #pragma unroll 1
     for (int step = 0; step < kWalked; step += kStep) {
@@ -251,6 +277,10 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
               if (key >= place.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
             }
       }
+      [[maybe_unused]] RowBits bits[kStep / 16];
+      if constexpr (kDrops)
+#pragma unroll
+        for (int block = 0; block < kStep / 16; ++block) bits[block] = {word, (step / 16 + block) * 8, lane};
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -258,6 +288,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const float p = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -lse2[m][e / 2]));
+            if constexpr (kDrops) dp[m][n][e] = bits[n / 2].drop(dp[m][n][e], n % 2, e);
             dp[m][n][e] = p * (dp[m][n][e] - delta[m][e / 2]);
           }
       uint32_t left[kM][kStep / 16][4];
@@ -268,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD>::kQueryBlocks)
 
   float last[kM][2];
 #pragma unroll
-  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = place.last_factor(args.scale);
+  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = place.last_factor(args.scale) * args.drop.scale;
   store_rows<kD>(dq, last, q_tile, warp_row, place.q_row(args.dq, place.head, first), args.dq.row, rows,
                  args.dim);
 }
@@ -315,14 +346,14 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
     if constexpr (std::is_same_v<T, float>) {
       attention_backward_f32_cuda(q, k, args);
     } else {
-      dispatch_head_size(q.size(3), [&]<int kD>() {
-        using Tile = BackwardTile<kD>;
+      dispatch_head_size(q.size(3), args.drop, [&]<int kD, bool kDrops>() {
+        using Tile = BackwardTile<kD, kDrops>;
         if (dk.defined())
           launch_attention(k, args, kOwned, kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
-                           attention_backward_keys_kernel<T, kD>);
+                           attention_backward_keys_kernel<T, kD, kDrops>);
         if (dq.defined())
           launch_attention(q, args, kOwned, kThreads, Tile::kTileBytes,
-                           attention_backward_queries_kernel<T, kD>);
+                           attention_backward_queries_kernel<T, kD, kDrops>);
       });
     }
   });

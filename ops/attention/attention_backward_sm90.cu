@@ -22,7 +22,8 @@ struct PassArgs {
   int64_t turn_count;
   int heads, query_slots, queries, keys, dim;
   bool causal;
-  float scale;
+  float scale;  // the factor of dQ
+  float keep;   // dropout's 1 - p
 
   /// All lanes of a warp: the sequence of a query slot.
   __device__ AttentionSequence sequence_of(int slot) const {
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArg
     const float lse = exists ? args.lse[head_row * args.lse_stride + q_row] : -INFINITY;
     float* const statistics = args.statistics + int64_t(blockIdx.x) * 2 * kQueryTile + statistics_place(row);
     statistics[0] = lse == -INFINITY ? -INFINITY : lse * -1.44269504f;
-    statistics[kQueryTile] = sum;
+    statistics[kQueryTile] = sum * args.keep;
   }
   for (int64_t at = blockIdx.x * 256 + threadIdx.x; at < args.turn_count; at += int64_t(gridDim.x) * 256)
     args.turns[at] = 0;
@@ -166,7 +167,8 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
     args.dv = ops::head_rows<T>(dv);
   }
   args.scale2 = float(problem.scale * 1.44269504088896340736);
-  args.scale = float(problem.scale);
+  args.scale = float(problem.scale) * problem.drop.scale;
+  args.drop = problem.drop;
 
   PassArgs<T> pass{};
   pass.starts = starts;
@@ -185,6 +187,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   pass.dim = args.dim;
   pass.causal = args.causal;
   pass.scale = args.scale;
+  pass.keep = problem.drop.keep;
 
   gpu::launch(device, {dim3(unsigned(head_rows * query_slots)), dim3(256), 0, 1, true},
               attention_backward_prepare_kernel<T>, pass);
@@ -207,14 +210,18 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                    const Tensor& lse, const AttentionProblem& problem) {
   check_wgmma({q, k, v, o, dout, dq, dk, dv});
-  if (k.size(1) <= kShortBackwardKeys && q.size(3) <= 64 && !problem.packed())
+  const bool narrow = q.size(3) <= 64, drops = problem.drop.drops();
+  if (k.size(1) <= kShortBackwardKeys && narrow && !problem.packed() && !drops)
     return attention_backward_short_sm90(dq, dk, dv, dout, q, k, v, o, lse, problem);
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
-      if (q.size(3) <= 64)
-        backward_wgmma<T, BackwardConfig<64, 4, 2, 192, 104>>(dq, dk, dv, dout, q, k, v, o, lse, problem);
-      else
-        backward_wgmma<T, BackwardConfig<128, 2, 2, 240, 24>>(dq, dk, dv, dout, q, k, v, o, lse, problem);
+      const auto run = [&]<class Config>() {
+        backward_wgmma<T, Config>(dq, dk, dv, dout, q, k, v, o, lse, problem);
+      };
+      if (narrow && drops) return run.template operator()<BackwardConfig<64, 4, 2, 192, 104, true>>();
+      if (narrow) return run.template operator()<BackwardConfig<64, 4, 2, 192, 104>>();
+      if (drops) return run.template operator()<BackwardConfig<128, 2, 2, 240, 24, true>>();
+      run.template operator()<BackwardConfig<128, 2, 2, 240, 24>>();
     }
   });
 }

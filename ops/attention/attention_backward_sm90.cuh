@@ -5,6 +5,7 @@
 #include "gpu/mma.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
+#include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_sequences.cuh"
 #include "ops/attention/attention_sm90.cuh"
 
@@ -27,16 +28,18 @@ template <class T>
 struct BackwardArgs {
   SequenceStarts starts;
   HeadRows<T> dk, dv;
-  const float* statistics;  // [head rows, query slots, 2, kQueryTile]: -lse log2(e), -inf where P is 0; delta
-  float* dq_sum;            // [head rows, query slots, kHead / 64, kUnit]
-  int* turns;               // [head rows, query slots, kHead / 64]: key tiles that have added
-  int* ticket;              // blocks that have started
+  const float* statistics;  // [head rows, query slots, 2, kQueryTile]: -lse log2(e), -inf where P is 0;
+                            // delta, times dropout's 1 - p
+  float* dq_sum;               // [head rows, query slots, kHead / 64, kUnit]
+  int* turns;                  // [head rows, query slots, kHead / 64]: key tiles that have added
+  int* ticket;                 // blocks that have started
   int heads, kv_heads, group;  // group: query heads that read one key head
   int kv_rows, heads_at_once;  // B * kv_heads
   int key_slots, query_slots;  // tiles, or slots of them, of a head
   int queries, keys, dim;      // of fixed lengths
   bool causal, wants_queries, wants_keys;
-  float scale2, scale;
+  float scale2, scale;  // `scale`: the factor of dK
+  AttentionDropout drop;
 };
 
 /// The first query tile that sees a key of that key tile.
@@ -52,6 +55,7 @@ struct BackwardItem {
   int first, count;                     // query tiles
   int q_first, queries, k_first, keys;  // of its sequence
   int slot;                             // of the sequence's first query tile
+  uint32_t stream;                      // of dropout: its number
   bool exists;
 
   __device__ int query_tile(int step) const { return first + count - 1 - step; }
@@ -63,8 +67,9 @@ struct BackwardItem {
 };
 
 /// Where things lie in shared memory, in bytes. Tiles are boxes of 64 columns in 128-byte rows.
-template <int kHead_, int kStages_, int kSums_, int kMainRegisters_, int kSumRegisters_>
+template <int kHead_, int kStages_, int kSums_, int kMainRegisters_, int kSumRegisters_, bool kDrops_ = false>
 struct BackwardConfig {
+  static constexpr bool kDrops = kDrops_;
   static constexpr int kHead = kHead_;      // 64 or 128
   static constexpr int kStages = kStages_;  // query tiles in shared memory
   static constexpr int kSums = kSums_;      // units of dQ on their way out, one warp each
@@ -188,7 +193,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // A ticket, so that whoever this block waits for has started.
     int ticket = 0;
     if (lane == 0) ticket = atomicAdd(args.ticket, 1);
-    const BackwardItem item = detail::backward_item(args, __shfl_sync(0xFFFFFFFFu, ticket, 0));
+    BackwardItem item = detail::backward_item(args, __shfl_sync(0xFFFFFFFFu, ticket, 0));
+    if constexpr (Config::kDrops) item.stream = args.drop.stream();
     if (lane == 0) barriers.item = item;
   } else {
     wait_for_earlier();
@@ -349,6 +355,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
     [[maybe_unused]] float sum[kQueryTile / 2];
     int query = uniform(item.query_tile(0)) * kQueryTile, left = uniform(item.count) * args.group;
+    // Of dropout: bits of the step, and which query head of the group it is.
+    [[maybe_unused]] uint32_t word[1], member = 0;
+    [[maybe_unused]] int place_of_lane = lane;
     bool started = false;
 #pragma unroll 1
     for (; left > 0; --left) {
@@ -358,18 +367,27 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (started && lane == 0)
         barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
       multiply_rows(dp, v, own_v, tile_at(Config::kDout));
+      if constexpr (Config::kDrops) {
+        // Read by a volatile instruction: what is computed of it must not take registers through the loop.
+        asm volatile("mov.u32 %0, %%laneid;" : "=r"(place_of_lane));
+        const uint32_t head_row = uint32_t(item.b * args.queries + item.q_first) * uint32_t(args.heads) +
+                                  uint32_t(item.kv_head * args.group) + member;
+        word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),
+                                 uint32_t((item.key_tile * kKeyTile + row) / 2 + place_of_lane % 8));
+        pin(word);
+      }
       const float* const statistics =
           reinterpret_cast<const float*>(shared + Config::kStatistics) + place.stage * 2 * kQueryTile;
       wait_products<1>();
       pin(s);
       if (partial) {  // keys past the last would make P of nothing
-        const int end = item.queries - shift - warp * 16 - lane / 4;
+        const int end = item.queries - shift - warp * 16 - place_of_lane / 4;
 #pragma unroll
         for (int i = 0; i < kQueryTile / 2; ++i)
           if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
       }
       if (args.causal && shift + 63 > query) {
-        const int hidden = shift + warp * 16 + lane / 4 - query - lane % 4 * 2;
+        const int hidden = shift + warp * 16 + place_of_lane / 4 - query - place_of_lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < kQueryTile / 2; ++i)
           if (hidden + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -INFINITY;
@@ -389,10 +407,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
       for (int j = 0; j < kQueryTile / 8; j += 2) {
         const float4 delta = *reinterpret_cast<const float4*>(statistics + kQueryTile + j * 8 + lane % 4 * 4);
+        [[maybe_unused]] ColumnBits bits;
+        if constexpr (Config::kDrops) bits = {word[0], j * 4, place_of_lane};
 #pragma unroll
         for (int e = 0; e < 8; e += 2) {
           const int i = j * 4 + e;
           const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
+          if constexpr (Config::kDrops) {
+            const float first = bits.drop(s[i], e / 4, e % 4), second = bits.drop(s[i + 1], e / 4, e % 4 + 1);
+            p[j / 2][e / 2] = pack_halves<T>(first, second);
+            dscore[j / 2][e / 2] =
+                pack_halves<T>(fmaf(first, dp[i], -s[i] * low), fmaf(second, dp[i + 1], -s[i + 1] * high));
+            continue;
+          }
           p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
           dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
         }
@@ -401,7 +428,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
         stmatrix_x4(shared_address(shared + Config::kDs) + ds.stage * kKeyBox +
-                        swizzled_place(row + lane % 16, 2 * j + lane / 16),
+                        swizzled_place(row + place_of_lane % 16, 2 * j + place_of_lane / 16),
                     dscore[j]);
       fence_async_shared();
       __syncwarp();
@@ -449,7 +476,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       place.advance();
       started = true;
       query -= kQueryTile;
-      if (query < item.first * kQueryTile) query = item.query_tile(0) * kQueryTile;  // the next head
+      if (query < item.first * kQueryTile) {  // the next head
+        query = item.query_tile(0) * kQueryTile;
+        ++member;
+      }
     }
     wait_products<0>();
     pin(dk);
@@ -460,6 +490,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const int left_keys = item.keys - own_key, k_row = item.k_first + own_key;
       const int b = item.b, h = item.kv_head;
       const float last = item.keys == 1 ? 0.0f : args.scale;
+      if constexpr (Config::kDrops)
+#pragma unroll
+        for (float& element : dv) element *= args.drop.scale;
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         const uint32_t v_box = shared_address(shared + Config::kV) + box * kKeyBox;

@@ -113,10 +113,12 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
   float* const lse = lse_.data<float>();
   const int64_t lse_stride = lse_.layout().stride(1);
   const float scale = float(problem.scale), lowest = -std::numeric_limits<float>::infinity();
+  const AttentionDropout& drop = problem.drop;
 
   const OneBlasThread one(n.batch * n.heads * n.tiles);
   parallel_for(n.batch * n.heads * n.tiles, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scores(size_t(n.tile * n.keys));
+    std::vector<uint8_t> dropped(size_t(n.keys), 0);
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t head = piece / n.tiles, b = head / n.heads, h = head % n.heads, kv = h / n.group;
       const int64_t first = piece % n.tiles * n.tile, last = std::min(first + n.tile, n.queries);
@@ -136,8 +138,12 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
         for (int64_t j = 0; j < seen; ++j) p[j] = exponential(p[j] - base);
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < seen; ++j) sum += p[j];
-        const float inverse = sum == 0 ? 0.0f : 1 / sum;
+        const float inverse = sum == 0 ? 0.0f : drop.scale / sum;
         for (int64_t j = 0; j < seen; ++j) p[j] *= inverse;
+        if (drop.drops()) {
+          drop.row(uint32_t((problem.first_query + b * n.queries) * n.heads + h), i, seen, dropped.data());
+          for (int64_t j = 0; j < seen; ++j) p[j] = dropped[size_t(j)] ? 0.0f : p[j];
+        }
         std::fill(p + seen, p + keys, 0.0f);
         lse[head * lse_stride + i] = sum == 0 ? lowest : base + std::log(sum);
       }
@@ -159,11 +165,14 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
              o = const_head_rows<float>(o_), dout = const_head_rows<float>(dout_);
   const float* const lse = lse_.data<float>();
   const int64_t lse_stride = lse_.layout().stride(1);
-  const float scale = float(problem.scale), last_scale = float(gradient_scale(problem.scale, n.keys));
+  const AttentionDropout& drop = problem.drop;
+  const float scale = float(problem.scale),
+              last_scale = float(gradient_scale(problem.scale, n.keys)) * drop.scale;
 
   const OneBlasThread one(n.batch * n.kv_heads);
   parallel_for(n.batch * n.kv_heads, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> p(size_t(n.tile * n.keys)), ds(size_t(n.tile * n.keys));
+    std::vector<uint8_t> dropped(size_t(n.keys), 0);
     for (int64_t kv_row = begin; kv_row < end; ++kv_row) {
       const int64_t b = kv_row / n.kv_heads, kv = kv_row % n.kv_heads;
       for (const Tensor* grad : {&dk_, &dv_})
@@ -185,17 +194,24 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
           const int64_t seen = blind ? 0 : visible_keys(i, n.queries, n.keys, problem.causal);
           float delta = 0;
           for (int64_t d = 0; d < n.dim; ++d) delta += o.at(b, h, i)[d] * dout.at(b, h, i)[d];
+          delta *= drop.keep;
+          if (drop.drops()) {
+            drop.row(uint32_t((problem.first_query + b * n.queries) * n.heads + h), i, seen, dropped.data());
+            for (int64_t j = 0; j < seen; ++j) ds_row[j] = dropped[size_t(j)] ? 0.0f : ds_row[j];
+          }
           for (int64_t j = 0; j < seen; ++j) {
             p_row[j] = exponential(p_row[j] * scale - row_lse);
             ds_row[j] = p_row[j] * (ds_row[j] - delta);
           }
+          if (drop.drops())
+            for (int64_t j = 0; j < seen; ++j) p_row[j] = dropped[size_t(j)] ? 0.0f : p_row[j];
           std::fill(p_row + seen, p_row + keys, 0.0f);
           std::fill(ds_row + seen, ds_row + keys, 0.0f);
         }
         if (keys > 0 && dk_.defined()) {
           const auto dk = head_rows<float>(dk_), dv = head_rows<float>(dv_);
-          add_product_tn(keys, n.dim, rows, 1, p.data(), keys, dout.at(b, h, first), dout.row, dv.at(b, kv),
-                         dv.row);
+          add_product_tn(keys, n.dim, rows, drop.scale, p.data(), keys, dout.at(b, h, first), dout.row,
+                         dv.at(b, kv), dv.row);
           add_product_tn(keys, n.dim, rows, last_scale, ds.data(), keys, q.at(b, h, first), q.row,
                          dk.at(b, kv), dk.row);
         }

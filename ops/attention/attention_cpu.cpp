@@ -42,11 +42,13 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
   const auto o = head_rows<T>(o_);
   C* const lse = lse_.data<C>();
   const int64_t lse_stride = lse_.layout().stride(1);
-  const C scale = C(problem.scale), lowest = -std::numeric_limits<C>::infinity();
+  const C scale = C(problem.scale), rescale = 1 / C(problem.drop.keep),
+          lowest = -std::numeric_limits<C>::infinity();
 
   const int64_t grain = std::max<int64_t>(1, 65536 / std::max<int64_t>(1, keys * dim));
   parallel_for(batch * heads * queries, grain, [&](int64_t begin, int64_t end) {
     std::vector<C> p(static_cast<size_t>(keys)), acc(static_cast<size_t>(dim));
+    std::vector<uint8_t> dropped(static_cast<size_t>(keys), 0);
     for (int64_t row = begin; row < end; ++row) {
       const int64_t head = row / queries, i = row % queries, b = head / heads, h = head % heads,
                     kv = h / group;
@@ -57,14 +59,16 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
         top = p[size_t(j)] > top ? p[size_t(j)] : top;
       }
       const C base = top == lowest ? C(0) : top;
+      if (problem.drop.drops())
+        problem.drop.row(uint32_t((problem.first_query + b * queries) * heads + h), i, seen, dropped.data());
       C sum = 0;
       acc.assign(acc.size(), C(0));
       for (int64_t j = 0; j < seen; ++j) {
         const C weight = std::exp(p[size_t(j)] - base);
         sum += weight;
-        add_scaled(acc.data(), rounded<T>(weight), v.at(b, kv, j), dim);
+        if (!dropped[size_t(j)]) add_scaled(acc.data(), rounded<T>(weight), v.at(b, kv, j), dim);
       }
-      const C inverse = sum == 0 ? C(0) : 1 / sum;
+      const C inverse = sum == 0 ? C(0) : rescale / sum;
       T* const out = o.at(b, h, i);
       for (int64_t d = 0; d < dim; ++d) out[d] = T(acc[size_t(d)] * inverse);
       lse[head * lse_stride + i] = sum == 0 ? lowest : base + std::log(sum);
@@ -86,10 +90,12 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
              dout = const_head_rows<C>(wide[4]);
   const C* const lse = lse_.data<C>();
   const int64_t lse_stride = lse_.layout().stride(1);
-  const C scale = C(problem.scale), last = C(gradient_scale(problem.scale, keys));
+  const C scale = C(problem.scale), keep = C(problem.drop.keep), rescale = 1 / keep,
+          last = C(gradient_scale(problem.scale, keys)) * rescale;
 
   parallel_for(batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
     std::vector<C> dk(size_t(keys * dim)), dv(size_t(keys * dim)), dq(static_cast<size_t>(dim));
+    std::vector<uint8_t> dropped(static_cast<size_t>(keys), 0);
     for (int64_t kv_row = begin; kv_row < end; ++kv_row) {
       const int64_t b = kv_row / kv_heads, kv = kv_row % kv_heads;
       dk.assign(dk.size(), C(0));
@@ -100,12 +106,15 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
           const C row_lse = lse[(b * heads + h) * lse_stride + i];
           const bool blind = row_lse == -std::numeric_limits<C>::infinity();
           const int64_t seen = blind ? 0 : visible_keys(i, queries, keys, problem.causal);
-          const C delta = dot(o.at(b, h, i), dout.at(b, h, i), dim);
+          const C delta = keep * dot(o.at(b, h, i), dout.at(b, h, i), dim);
+          if (problem.drop.drops())
+            problem.drop.row(uint32_t((problem.first_query + b * queries) * heads + h), i, seen,
+                             dropped.data());
           for (int64_t j = 0; j < seen; ++j) {
             const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, kv, j), dim) - row_lse);
-            const C dp = dot(dout.at(b, h, i), v.at(b, kv, j), dim);
+            const C dp = dropped[size_t(j)] ? C(0) : dot(dout.at(b, h, i), v.at(b, kv, j), dim);
             const C ds = rounded<T>(p * (dp - delta));
-            add_scaled(&dv[size_t(j * dim)], rounded<T>(p), dout.at(b, h, i), dim);
+            if (!dropped[size_t(j)]) add_scaled(&dv[size_t(j * dim)], rounded<T>(p), dout.at(b, h, i), dim);
             add_scaled(&dk[size_t(j * dim)], ds, q.at(b, h, i), dim);
             add_scaled(dq.data(), ds, k.at(b, kv, j), dim);
           }
@@ -117,7 +126,7 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
       for (int64_t j = 0; j < keys; ++j)
         for (int64_t d = 0; d < dim; ++d) {
           head_rows<T>(dk_).at(b, kv, j)[d] = T(dk[size_t(j * dim + d)] * last);
-          head_rows<T>(dv_).at(b, kv, j)[d] = T(dv[size_t(j * dim + d)]);
+          head_rows<T>(dv_).at(b, kv, j)[d] = T(dv[size_t(j * dim + d)] * rescale);
         }
     }
   });
@@ -138,8 +147,9 @@ std::vector<int64_t> starts_of(const char* name, const Tensor& tensor, int64_t r
   return starts;
 }
 
-/// Calls f(rows of the queries, rows of the keys) for each sequence, as a function that cuts these rows, of
-/// dimension `dim`, out of a tensor; at last for the rows of no sequence, whose queries see no key.
+/// Calls f(rows of the queries, rows of the keys, the problem) for each sequence, the rows as functions that
+/// cut them, of dimension `dim`, out of a tensor; at last for the rows of no sequence, whose queries see no
+/// key.
 template <class F>
 void for_each_sequence(const Tensor& q, const Tensor& k, const AttentionProblem& problem, F&& f) {
   const auto q_starts = starts_of("q_starts", problem.q_starts, q.size(1)),
@@ -148,9 +158,10 @@ void for_each_sequence(const Tensor& q, const Tensor& k, const AttentionProblem&
     return [=](const Tensor& x, int dim = 1) { return x.defined() ? x.slice(dim, begin, end) : x; };
   };
   const size_t count = q_starts.size() - 2;
-  for (size_t s = 0; s < count; ++s) f(cut(q_starts[s], q_starts[s + 1]), cut(k_starts[s], k_starts[s + 1]));
-  f(cut(q_starts[count], q.size(1)), cut(0, 0));
-  f(cut(0, 0), cut(k_starts[count], k.size(1)));
+  for (size_t s = 0; s < count; ++s)
+    f(cut(q_starts[s], q_starts[s + 1]), cut(k_starts[s], k_starts[s + 1]), problem.of_one(q_starts[s]));
+  f(cut(q_starts[count], q.size(1)), cut(0, 0), problem.of_one(0));
+  f(cut(0, 0), cut(k_starts[count], k.size(1)), problem.of_one(0));
 }
 
 }  // namespace
@@ -158,9 +169,10 @@ void for_each_sequence(const Tensor& q, const Tensor& k, const AttentionProblem&
 void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                            const Tensor& v, const AttentionProblem& problem) {
   if (problem.packed())
-    return for_each_sequence(q, k, problem, [&](const auto& rows, const auto& keys) {
-      attention_forward_cpu(rows(o), rows(lse, 2), rows(q), keys(k), keys(v), problem.of_one());
-    });
+    return for_each_sequence(q, k, problem,
+                             [&](const auto& rows, const auto& keys, const AttentionProblem& one) {
+                               attention_forward_cpu(rows(o), rows(lse, 2), rows(q), keys(k), keys(v), one);
+                             });
   if (attention_prefers_blas(q, k)) return attention_forward_blas(o, lse, q, k, v, problem);
   dispatch_floating(q.dtype(), "attention", [&]<class T>() { forward<T>(o, lse, q, k, v, problem); });
 }
@@ -169,10 +181,11 @@ void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv
                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                             const Tensor& lse, const AttentionProblem& problem) {
   if (problem.packed())
-    return for_each_sequence(q, k, problem, [&](const auto& rows, const auto& keys) {
-      attention_backward_cpu(rows(dq), keys(dk), keys(dv), rows(dout), rows(q), keys(k), keys(v), rows(o),
-                             rows(lse, 2), problem.of_one());
-    });
+    return for_each_sequence(q, k, problem,
+                             [&](const auto& rows, const auto& keys, const AttentionProblem& one) {
+                               attention_backward_cpu(rows(dq), keys(dk), keys(dv), rows(dout), rows(q),
+                                                      keys(k), keys(v), rows(o), rows(lse, 2), one);
+                             });
   if (attention_prefers_blas(q, k))
     return attention_backward_blas(dq, dk, dv, dout, q, k, v, o, lse, problem);
   dispatch_floating(q.dtype(), "attention",

@@ -16,13 +16,14 @@ struct AttentionArgs {
   float* lse;          // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;  // elements
   float* lse2;         // backward: lse * log2(e), or +inf where a query sees nothing or is none: P is then 0
-  float* delta;        // backward: rowsum(o dout); both [B * H, padded_queries]
+  float* delta;        // backward: rowsum(o dout), times dropout's 1 - p; both [B * H, padded_queries]
   int64_t padded_queries;      // tiles of kAttentionPad queries, or slots of them, times kAttentionPad
   int heads, kv_heads, group;  // group: query heads that read one key head
   int queries, keys, dim;      // of fixed lengths
   bool causal;
   float scale;   // of the scores, and of dq and dk
   float scale2;  // scale * log2(e): P = 2^(scale2 q.k - lse2)
+  AttentionDropout drop;
 };
 
 /// Rows of the backward statistics are padded to the largest query tile of any kernel.
@@ -67,6 +68,11 @@ struct AttentionPlace {
   }
   /// The factor of dq and dk: see gradient_scale.
   __device__ float last_factor(float scale) const { return sequence.keys == 1 ? 0.0f : scale; }
+  /// The head row of the first query in query head h, for dropout. (Of sequences b is 0.)
+  template <class T>
+  __device__ uint32_t drop_row(const AttentionArgs<T>& args, int h) const {
+    return uint32_t(b * args.queries + sequence.q_first) * uint32_t(args.heads) + uint32_t(h);
+  }
 };
 
 /// All threads of a block: finds its place, of tiles of `tile_rows` queries (kQueries) or keys; under a
@@ -127,6 +133,7 @@ AttentionArgs<T> attention_args(const Tensor& lse, const Tensor& q, const Tensor
   args.causal = problem.causal;
   args.scale = float(problem.scale);
   args.scale2 = float(problem.scale * kLog2E);
+  args.drop = problem.drop;
   return args;
 }
 
@@ -137,6 +144,14 @@ void dispatch_head_size(int64_t dim, F&& f) {
   if (dim <= 64) return f.template operator()<64>();
   if (dim <= 96) return f.template operator()<96>();
   f.template operator()<128>();
+}
+
+/// Calls `f.template operator()<kD, kDrops>()`. With dropout head sizes are padded to 64 or 128.
+template <class F>
+void dispatch_head_size(int64_t dim, const AttentionDropout& drop, F&& f) {
+  if (!drop.drops()) return dispatch_head_size(dim, [&]<int kD>() { f.template operator()<kD, false>(); });
+  if (dim <= 64) return f.template operator()<64, true>();
+  f.template operator()<128, true>();
 }
 
 // f32 in plain arithmetic (attention_f32.cu); 16-bit backward (attention_backward.cu).

@@ -125,7 +125,27 @@ __device__ __forceinline__ float row_sum(float value) {
   return value;
 }
 
-template <int kD>
+/// Which of 64 x 64 probabilities are dropped, in shared memory: for each of the 4 x 4 blocks of 16 queries
+/// and 16 keys its eight words.
+template <bool kDrops>
+struct DropWords {
+  uint32_t words[kDrops ? 16 * 8 : 1];
+
+  /// The first 128 threads, before a barrier; `query` and `key` are the first, multiples of 16.
+  __device__ __forceinline__ void draw(const AttentionDropout& drop, uint32_t stream, uint32_t head_row,
+                                       int query, int key) {
+    const int block = int(threadIdx.x) / 8, r = int(threadIdx.x) % 8;
+    if (block < 16)
+      words[threadIdx.x] = drop.word(stream, head_row, uint32_t(query / 16 + block / 4),
+                                     uint32_t((key / 16 + block % 4) * 8 + r));
+  }
+  /// Query i and key j, counted from the first.
+  __device__ __forceinline__ bool dropped(int i, int j) const {
+    return words[(i / 16 * 4 + j / 16) * 8 + i % 8] >> AttentionDropout::place_of(i, j) & 1u;
+  }
+};
+
+template <int kD, bool kDrops>
 __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(AttentionArgs<float> args) {
   extern __shared__ float4 shared[];
   float* const q_tile = reinterpret_cast<float*>(shared);
@@ -143,6 +163,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
 #pragma unroll
   for (int i = 0; i < kPer; ++i) top[i] = -INFINITY;
 
+  __shared__ DropWords<kDrops> drop;
   const int end = place.key_limit(args.causal, first + rows - 1);
   for (int key = 0; key < end; key += kTile) {
     __syncthreads();  // all are done with the last tile
@@ -150,6 +171,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
                   args.dim);
     load_rows<kD>(v_tile, place.k_row(args.v, place.kv_head, key), args.v.row, place.sequence.keys - key,
                   args.dim);
+    if constexpr (kDrops)
+      drop.draw(args.drop, args.drop.stream(), place.drop_row(args, place.head), first, key);
     __syncthreads();
     float s[kPer][kPer] = {};
     multiply_rows<kD>(s, q_tile, k_tile);
@@ -171,6 +194,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
       for (int j = 0; j < kPer; ++j) {
         s[i][j] = exp2f((s[i][j] - base) * args.scale2);
         sum[i] += s[i][j];
+        if constexpr (kDrops) s[i][j] = drop.dropped(y + 16 * i, x + 16 * j) ? 0.0f : s[i][j];
       }
 #pragma unroll
       for (int c = 0; c < kD / 32; ++c) {
@@ -188,6 +212,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
   for (int i = 0; i < kPer; ++i) {
     const float total = row_sum(sum[i]);
     inverse[i] = total == 0 ? 0.0f : 1 / total;
+    if constexpr (kDrops) inverse[i] *= args.drop.scale;
     if (x == 0 && y + 16 * i < rows)
       args.lse[place.lse_at(args, first + y + 16 * i)] =
           total == 0 ? -INFINITY : top[i] * args.scale + logf(total);
@@ -195,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
   store_columns<kD>(o, inverse, place.q_row(args.out, place.head, first), args.out.row, rows, args.dim);
 }
 
-template <int kD>
+template <int kD, bool kDrops>
 __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kernel(AttentionArgs<float> args) {
   extern __shared__ float4 shared[];
   float* const k_tile = reinterpret_cast<float*>(shared);
@@ -216,6 +241,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
   // The heads that read the keys one after the other; earlier queries than `begin` see none of them.
   const int begin = place.first_query(args.causal, first) / kTile * kTile;
   const int walked = max(0, int(gpu::ceil_div(place.sequence.queries - begin, kTile)));
+  __shared__ DropWords<kDrops> drop;
   for (int n = 0; n < walked * args.group; ++n) {
     const int h = place.head + n / walked, query = begin + n % walked * kTile;
     __syncthreads();  // all are done with the last tile
@@ -228,6 +254,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
       lse2[threadIdx.x] = args.lse2[at];
       delta[threadIdx.x] = args.delta[at];
     }
+    if constexpr (kDrops) drop.draw(args.drop, args.drop.stream(), place.drop_row(args, h), query, first);
     __syncthreads();
     float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [keys, queries]
     multiply_rows<kD>(p, k_tile, q_tile);
@@ -239,7 +266,13 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
       for (int j = 0; j < kPer; ++j) {
         const int column = x + 16 * j;
         p[i][j] = query + column < first_query ? 0.0f : exp2f(fmaf(p[i][j], args.scale2, -lse2[column]));
-        ds[i][j] = p[i][j] * (ds[i][j] - delta[column]);
+        if constexpr (kDrops) {
+          const bool dropped = drop.dropped(column, y + 16 * i);
+          ds[i][j] = p[i][j] * ((dropped ? 0.0f : ds[i][j]) - delta[column]);
+          p[i][j] = dropped ? 0.0f : p[i][j];
+        } else {
+          ds[i][j] = p[i][j] * (ds[i][j] - delta[column]);
+        }
       }
     }
     store_scores(score_tile, p);
@@ -252,12 +285,13 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
   }
   float one[kPer], last[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) one[i] = 1, last[i] = place.last_factor(args.scale);
+  for (int i = 0; i < kPer; ++i)
+    one[i] = args.drop.scale, last[i] = place.last_factor(args.scale) * args.drop.scale;
   store_columns<kD>(dk, last, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows, args.dim);
   store_columns<kD>(dv, one, place.k_row(args.dv, place.kv_head, first), args.dv.row, rows, args.dim);
 }
 
-template <int kD>
+template <int kD, bool kDrops>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_queries_f32_kernel(AttentionArgs<float> args) {
   extern __shared__ float4 shared[];
@@ -281,6 +315,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     lse2[i] = args.lse2[at];
     delta[i] = args.delta[at];
   }
+  __shared__ DropWords<kDrops> drop;
   const int end = place.key_limit(args.causal, first + rows - 1);
   for (int key = 0; key < end; key += kTile) {
     __syncthreads();  // all are done with the last tile
@@ -288,6 +323,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                   args.dim);
     load_rows<kD>(v_tile, place.k_row(args.v, place.kv_head, key), args.v.row, place.sequence.keys - key,
                   args.dim);
+    if constexpr (kDrops)
+      drop.draw(args.drop, args.drop.stream(), place.drop_row(args, place.head), first, key);
     __syncthreads();
     float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [queries, keys]
     multiply_rows<kD>(p, q_tile, k_tile);
@@ -298,6 +335,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
         const float weight = key + x + 16 * j >= limit ? 0.0f : exp2f(fmaf(p[i][j], args.scale2, -lse2[i]));
+        if constexpr (kDrops) ds[i][j] = drop.dropped(y + 16 * i, x + 16 * j) ? 0.0f : ds[i][j];
         ds[i][j] = weight * (ds[i][j] - delta[i]);
       }
     }
@@ -307,26 +345,27 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   float last[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) last[i] = place.last_factor(args.scale);
+  for (int i = 0; i < kPer; ++i) last[i] = place.last_factor(args.scale) * args.drop.scale;
   store_columns<kD>(dq, last, place.q_row(args.dq, place.head, first), args.dq.row, rows, args.dim);
 }
 
 }  // namespace
 
 void attention_forward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args) {
-  dispatch_head_size(args.dim, [&]<int kD>() {
-    launch_attention(q, args, kTile, kThreads, shared_bytes<kD>(3, 0), attention_forward_f32_kernel<kD>);
+  dispatch_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+    launch_attention(q, args, kTile, kThreads, shared_bytes<kD>(3, 0),
+                     attention_forward_f32_kernel<kD, kDrops>);
   });
 }
 
 void attention_backward_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args) {
-  dispatch_head_size(args.dim, [&]<int kD>() {
+  dispatch_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
     if (args.dk.data)
       launch_attention(k, args, kTile, kThreads, shared_bytes<kD>(4, 2),
-                       attention_backward_keys_f32_kernel<kD>);
+                       attention_backward_keys_f32_kernel<kD, kDrops>);
     if (args.dq.data)
       launch_attention(q, args, kTile, kThreads, shared_bytes<kD>(4, 0),
-                       attention_backward_queries_f32_kernel<kD>);
+                       attention_backward_queries_f32_kernel<kD, kDrops>);
   });
 }
 

@@ -1,4 +1,5 @@
 #include "ops/attention/attention_device.cuh"
+#include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
 
@@ -28,7 +29,7 @@ struct ForwardTile {
   static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * kD * 2;
 };
 
-template <class T, int kD>
+template <class T, int kD, bool kDrops>
 __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
     attention_forward_kernel(AttentionArgs<T> args) {
   using Tile = ForwardTile<kD>;
@@ -74,6 +75,8 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
       sum[m][hh] = 0;
     }
 
+  [[maybe_unused]] uint32_t stream = 0;
+  if constexpr (kDrops) stream = args.drop.stream();
   for (int tile = 0; tile < key_tiles; ++tile) {
     gpu::cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and all are done with the other stage
@@ -129,6 +132,20 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
       }
     uint32_t p[kM][kKeys / 16][4];
     to_operand<T>(p, s);
+    if constexpr (kDrops) {
+      // Four blocks of 16 x 16 at a time, a word for each lane.
+      constexpr int kBlocks = kKeys / 16;
+#pragma unroll
+      for (int four = 0; four < kM * kBlocks; four += 4) {
+        const int own = four + lane / 8;
+        const uint32_t word = args.drop.word(stream, place.drop_row(args, place.head),
+                                             uint32_t((first + warp_row) / 16 + own / kBlocks),
+                                             uint32_t((tile * kBlocks + own % kBlocks) * 8 + lane % 8));
+#pragma unroll
+        for (int block = 0; block < 4; ++block)
+          RowBits(word, block * 8, lane).drop(p[(four + block) / kBlocks][(four + block) % kBlocks]);
+      }
+    }
     multiply_columns<T, kD>(o, p, v_tiles + stage, 0);
   }
 
@@ -141,6 +158,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
       total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
       total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
       inverse[m][hh] = total == 0 ? 0.0f : 1 / total;
+      if constexpr (kDrops) inverse[m][hh] *= args.drop.scale;
       const int row = warp_row + m * 16 + hh * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
         args.lse[place.lse_at(args, first + row)] =
@@ -161,10 +179,10 @@ void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor
     if constexpr (std::is_same_v<T, float>) {
       attention_forward_f32_cuda(q, args);
     } else {
-      dispatch_head_size(q.size(3), [&]<int kD>() {
+      dispatch_head_size(q.size(3), args.drop, [&]<int kD, bool kDrops>() {
         using Tile = ForwardTile<kD>;
         launch_attention(q, args, Tile::kRows, Tile::kThreads, Tile::kSharedBytes,
-                         attention_forward_kernel<T, kD>);
+                         attention_forward_kernel<T, kD, kDrops>);
       });
     }
   });

@@ -23,6 +23,7 @@ struct ForwardSm90 {
   int dim;
   bool causal;
   float scale2;  // scale * log2(e)
+  AttentionDropout drop;
 };
 
 /// A tile that a block works on: what the planning warp tells the others. A negative tile ends the work.
@@ -37,9 +38,10 @@ struct ForwardWork : AttentionWork {
 };
 
 /// A configuration of the kernel: head size in shared memory (64 or 128), keys of a step, stages of K and of
-/// V.
-template <int kHead, int kKeyRows, int kDepth>
+/// V, and whether probabilities are dropped.
+template <int kHead, int kKeyRows, int kDepth, bool kDropout = false>
 struct ForwardShape {
+  static constexpr bool kDrops = kDropout;
   static constexpr int kD = kHead, kKeys = kKeyRows, kStages = kDepth;
   static constexpr int kGroups = 3;   // consumer warpgroups, 64 queries each
   static constexpr int kQStages = 2;  // tiles of Q
@@ -54,8 +56,9 @@ struct ForwardShape {
                        kBarrierOffset = kVOffset + kStages * kTileBytes;
   static constexpr int kWorkOffset =
       kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages + 2 * kQStages) * 8;
-  static constexpr int kSharedBytes = kWorkOffset + kQStages * int(sizeof(ForwardWork));
-  static_assert(kSharedBytes <= 227 * 1024);
+  static constexpr int kStreamOffset = kWorkOffset + kQStages * int(sizeof(ForwardWork));  // of dropout
+  static constexpr int kSharedBytes = kStreamOffset + (kDrops ? 4 : 0);
+  static_assert(kSharedBytes <= 227 * 1024 && (!kDrops || kKeys % 64 == 0));
   // Floats of a piece of a split tile: O in fragment order, then the base and the sum of every row.
   static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;
 };

@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> a
   for (int half = 0; half < 2; ++half) {
     const int query = tile * Shape::kRows + row + 8 * half;
     if (query >= schedule.queries) continue;
-    const float inverse = sum[half] == 0 ? 0.0f : 1 / sum[half];
+    float inverse = sum[half] == 0 ? 0.0f : 1 / sum[half];
+    if constexpr (Shape::kDrops) inverse *= args.drop.scale;
     if (lane % 4 == 0)
       args.lse[head_row * args.lse_stride + query] =
           sum[half] == 0 ? -INFINITY : fmaf(base[half], 0.693147180559945f, logf(sum[half]));
@@ -110,6 +111,7 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   args.dim = int(q.size(3));
   args.causal = problem.causal;
   args.scale2 = float(problem.scale * kLog2E);
+  args.drop = problem.drop;
   gpu::launch(device, {dim3(unsigned(blocks)), dim3(Shape::kThreads), Shape::kSharedBytes, 1, true},
               attention_forward_sm90_kernel<T, Shape>, head_map<T>(q, 64), head_map<T>(k, Shape::kKeys),
               head_map<T>(v, Shape::kKeys), head_map<T>(o, 16), args);
@@ -125,13 +127,16 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
 void attention_forward_wgmma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                                   const Tensor& v, const AttentionProblem& problem) {
   check_wgmma({q, k, v, o});
-  if (k.size(1) <= kShortKeys && !problem.packed()) return attention_short_sm90(o, lse, q, k, v, problem);
+  if (k.size(1) <= kShortKeys && !problem.packed() && !problem.drop.drops())
+    return attention_short_sm90(o, lse, q, k, v, problem);
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
-      if (q.size(3) <= 64)
-        launch_forward<T, ForwardShape<64, 128, 2>>(o, lse, q, k, v, problem);
-      else
-        launch_forward<T, ForwardShape<128, 80, 2>>(o, lse, q, k, v, problem);
+      const auto run = [&]<class Shape>() { launch_forward<T, Shape>(o, lse, q, k, v, problem); };
+      const bool narrow = q.size(3) <= 64, drops = problem.drop.drops();
+      if (narrow && drops) return run.template operator()<ForwardShape<64, 128, 2, true>>();
+      if (narrow) return run.template operator()<ForwardShape<64, 128, 2>>();
+      if (drops) return run.template operator()<ForwardShape<128, 64, 2, true>>();
+      run.template operator()<ForwardShape<128, 80, 2>>();
     }
   });
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gpu/chain.cuh"
+#include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_forward_shape.cuh"
 #include "ops/attention/attention_sm90.cuh"
 
@@ -22,6 +23,9 @@
 /// (attention_sequences.cuh) from a counter: whoever is free takes the next, long tiles of a causal sequence
 /// first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence reads the
 /// rows behind it, masks them, and writes none of them.
+///
+/// Dropout makes its words between the issue of the next scores and the wait for them, and drops in P where
+/// it is rounded; sums and statistics are of all probabilities.
 ///
 /// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once a tile, mostly from L2: at 192 x 128 and D =
 /// 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
@@ -105,6 +109,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         place_of_work.advance();
       };
       ForwardWork work;
+      if constexpr (Shape::kDrops)
+        *reinterpret_cast<uint32_t*>(shared + Shape::kStreamOffset) = args.drop.stream();
       if (args.starts.packed()) {
         for (bool some = true; some;) {
           some = next_of_sequences(args, Shape::kRows, kKeys, work);
@@ -217,6 +223,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (end > work.begin) {
       float s[kKeys / 2];
       uint32_t p[kKeys / 16][4];
+      [[maybe_unused]] uint32_t words[Shape::kDrops ? kKeys / 64 : 1];
+      const auto draw = [&](int n) {
+        if constexpr (Shape::kDrops) {
+          const ForwardWork& work = works[tile.stage()];
+          const uint32_t stream = *reinterpret_cast<const uint32_t*>(shared + Shape::kStreamOffset),
+                         head_row =
+                             uint32_t(work.b * args.schedule.queries + work.q_first) * uint32_t(args.heads) +
+                             uint32_t(work.h);
+#pragma unroll
+          for (int w = 0; w < kKeys / 64; ++w)
+            words[w] = args.drop.word(stream, head_row, uint32_t((group_first + warp % 4 * 16) / 16),
+                                      uint32_t(n * (kKeys / 2) + w * 32 + lane));
+          gpu::pin(words);
+        }
+      };
       const auto issue_scores = [&] {
         gpu::sync_named(turn, 256);
         const uint64_t a =
@@ -259,6 +280,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
             p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+        if constexpr (Shape::kDrops)
+#pragma unroll
+          for (int step = 0; step < kKeys / 16; ++step)
+            RowBits(words[step / 4], step % 4 * 8, lane).drop(p[step]);
       };
       const auto finish_values = [&](RingTurn<kStages> at) {
         gpu::wait_products<0>();
@@ -271,10 +296,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       wait_full(k_ring, block);
       issue_scores();
       gpu::arrive_named(next_turn, 256);
+      int n = end - 1;
+      draw(n);
       gpu::wait_products<0>();
       gpu::pin(s);
       release(k_ring, block);
-      int n = end - 1;
       if ((n + 1) * kKeys > clear) mask(n);
       softmax.apply(s, args.scale2);
       convert();
@@ -287,6 +313,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         issue_scores();
         issue_values(block + -1);
         gpu::arrive_named(next_turn, 256);
+        draw(n);
         gpu::wait_products<1>();
         gpu::pin(s);
         release(k_ring, block);
@@ -324,6 +351,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       work_ring.empty[tile.stage()].arrive();
       q_ring.empty[tile.stage()].arrive();
     }
+    // With dropout again by a volatile instruction: what is computed of it must not take registers through
+    // the loop.
+    int place = lane;
+    if constexpr (Shape::kDrops) asm volatile("mov.u32 %0, %%laneid;" : "=r"(place));
     float total[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -333,7 +364,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     if (work.piece >= 0) {
       float* const piece = args.partial + work.piece * Shape::kPieceFloats;
-      float4* const out = reinterpret_cast<float4*>(piece) + (warp - 4) * (kD / 8) * 32 + lane;
+      float4* const out = reinterpret_cast<float4*>(piece) + (warp - 4) * (kD / 8) * 32 + place;
 #pragma unroll
       for (int j = 0; j < kD / 8; ++j)
         out[j * 32] = make_float4(o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]);
@@ -350,6 +381,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
+        if constexpr (Shape::kDrops) inverse[half] *= args.drop.scale;
         if (lane % 4 == 0 && first + row + 8 * half < queries)
           args.lse[(int64_t(b) * args.heads + h) * args.lse_stride + q_row + lane / 4 + 8 * half] =
               total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
@@ -365,7 +397,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           values[i] = gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2],
                                           o[8 * step + 2 * i + 1] * inverse[i % 2]);
         gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * GroupTile::kBoxBytes +
-                             gpu::swizzled_place(lane % 16, step % 4 * 2 + lane / 16),
+                             gpu::swizzled_place(place % 16, step % 4 * 2 + place / 16),
                          values);
       }
       gpu::fence_async_shared();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_dropout.h"
 
 namespace tessera::ops {
 
@@ -29,10 +30,12 @@ HeadRows<const T> const_head_rows(const Tensor& x) {
 /// are one, and sequences as AttentionSequences says.
 struct AttentionProblem : AttentionOptions {
   Tensor q_starts, k_starts;
+  AttentionDropout drop = {};  // what `dropout` and `rng` came to
+  int64_t first_query = 0;     // of `drop`: the row of the sequence's first query
 
   bool packed() const { return q_starts.defined(); }
-  /// The same for one of the sequences.
-  AttentionProblem of_one() const { return {AttentionOptions(*this), {}, {}}; }
+  /// The same for the sequence alone whose queries start there.
+  AttentionProblem of_one(int64_t start) const { return {AttentionOptions(*this), {}, {}, drop, start}; }
 };
 
 /// Keys that query i sees: the first so many.
@@ -42,7 +45,8 @@ TESSERA_HD int64_t visible_keys(int64_t i, int64_t queries, int64_t keys, bool c
   return seen < 0 ? 0 : (seen < keys ? seen : keys);
 }
 
-/// The factor of dq and dk. One key makes P constant, so that dS is a difference of equal sums: exactly 0.
+/// The factor of dq and dk, but for dropout's. One key makes P constant, so that dS is a difference of equal
+/// sums: exactly 0.
 inline double gradient_scale(double scale, int64_t keys) {
   return keys == 1 ? 0.0 : scale;
 }

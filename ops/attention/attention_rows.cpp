@@ -12,6 +12,7 @@ std::string key_of(std::string_view pass, const Tensor& q, const Tensor& k, cons
   key << pass << " " << name_of(q.dtype()) << " " << q.shape() << " x " << k.size(1);
   if (q.size(2) != k.size(2)) key << " of " << k.size(2);
   if (problem.causal) key << " causal";
+  if (problem.drop.drops()) key << " dropout";
   if (problem.packed()) key << " in " << problem.q_starts.size(0) - 1;
   return key.str();
 }

@@ -20,9 +20,9 @@ enum class AttentionRow : uint8_t { mma, wgmma };
 std::vector<std::string> attention_row_names();
 
 /// The row of a problem: one that is forced, then the table of the card (operator "attention", key such as
-/// "forward bf16 [1, 11000, 8, 64] x 10000 of 2 causal in 7", with 2 key heads and 7 sequences), then wgmma
-/// wherever it can. `pass` is "forward" or "backward"; `heads` are all [B, L, H, D] operands of it, q first
-/// and k second. Throws for a forced row that does not exist.
+/// "forward bf16 [1, 11000, 8, 64] x 10000 of 2 causal in 7", with 2 key heads and 7 sequences; "dropout"
+/// follows "causal"), then wgmma wherever it can. `pass` is "forward" or "backward"; `heads` are all [B, L,
+/// H, D] operands of it, q first and k second. Throws for a forced row that does not exist.
 AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> heads,
                            const AttentionProblem& problem);
 

@@ -114,6 +114,36 @@ Case sequences(int64_t count, int64_t queries, int64_t keys, int64_t heads, int6
           .gradcheck = queries <= 16 && keys <= 16};
 }
 
+/// With dropout: the same mask from every kernel, whatever its tiles.
+void add_dropout(std::vector<Case>& all) {
+  const auto dropped = [&](Case base, double p, int64_t seed) {
+    base.attrs.set("dropout", p);
+    base.attrs.set("dropout_seed", seed);
+    all.push_back(base);
+  };
+  dropped(lengths(5, 7, 32, false), 0.5, 1);
+  dropped(lengths(9, 16, 8, true), 0.3, 2);
+  dropped(lengths(4, 1, 32, false), 0.25, 3);
+  dropped(lengths(6, 5, 32, false, Placement::transposed), 0.998, 4);
+  dropped(grouped(2, 5, 7, 4, 2, 32, false), 0.5, 5);
+  dropped(sequences(4, 9, 13, 4, 2, 16, true, 2), 0.4, 6);
+  for (const bool causal : {false, true}) {
+    dropped(lengths(131, 71, 64, causal), 0.1, 7);
+    dropped(lengths(67, 97, 40, causal, Placement::strided), 0.6, 8);
+    dropped(lengths(193, 191, 128, causal), 0.1, 9);
+    dropped(lengths(70, 150, 96, causal), 0.2, -10);
+    dropped(grouped(1, 300, 270, 4, 2, 64, causal), 0.1, 11);
+    dropped(grouped(2, 200, 120, 6, 3, 128, causal), 0.3, 12);
+    dropped(sequences(5, 517, 517, 4, 2, 64, causal), 0.1, 13);
+    dropped(sequences(3, 260, 190, 3, 3, 96, causal, 5), 0.5, 14);
+    dropped(sequences(70, 300, 290, 2, 2, 64, causal, 1), 0.1, 15);
+    dropped({.dims = {{"B", 2}, {"Lq", 515}, {"Lk", 259}, {"H", 2}, {"D", 64}},
+             .attrs = {{"causal", causal}},
+             .gradcheck = false},
+            0.1, 16);
+  }
+}
+
 /// Fewer key heads, and sequences of any lengths: all kernels of each row, tiles that end within a sequence
 /// and at its end, sequences that are empty or see nothing, rows of none, and more sequences than lanes.
 void add_groups_and_sequences(std::vector<Case>& all, bool causal) {
@@ -180,6 +210,7 @@ std::vector<Case> cases() {
   all.push_back({.dims = {{"B", 1}, {"M", 50}, {"N", 14}, {"H", 2}, {"D", 64}},
                  .attrs = {{"scale", 0.5}},
                  .gradcheck = false});
+  add_dropout(all);
   // Fewer heads than rows of a tile, and many small problems.
   all.push_back({.dims = {{"B", 33}, {"Lq", 17}, {"Lk", 9}, {"H", 5}, {"D", 64}}, .gradcheck = false});
   return all;
@@ -227,6 +258,10 @@ std::vector<OpSpec> attention_specs() {
                          {"even", even}},
                 .attrs = {{"causal", causal}}};
   };
+  const auto dropped = [](Case base) {
+    base.attrs.set("dropout", 0.1);
+    return base;
+  };
   return {{
       .name = "attention",
       .summary =
@@ -245,11 +280,21 @@ std::vector<OpSpec> attention_specs() {
                   .differentiable = false,
                   .index = true}},
       .attrs = {{"causal", false, "query i sees the keys j <= i + Lk - Lq"},
-                {"scale", 0.0, "factor of the scores; 0: 1 / sqrt(D)"}},
+                {"scale", 0.0, "factor of the scores; 0: 1 / sqrt(D)"},
+                {"dropout", 0.0, "chance of a probability to be dropped, in [0, 1)"},
+                {"dropout_seed", int64_t{0}, "of the random numbers of dropout"}},
       .outputs = {{"o", "as q"}, {"lse", "[B, H, Lq] or [H, N]", false}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            const AttentionOptions options{.causal = attrs.flag("causal"), .scale = attrs.number("scale")};
+            // The seed's first stream by name, so that a replayed graph repeats this mask: a declared
+            // operator is a function of inputs and attributes.
+            Rng rng{uint64_t(attrs.integer("dropout_seed"))};
+            std::vector<RandomStream> streams{{.seed = rng.state().seed}};
+            const RandomReplay replay(RandomReplay::Mode::replay, streams);
+            const AttentionOptions options{.causal = attrs.flag("causal"),
+                                           .scale = attrs.number("scale"),
+                                           .dropout = attrs.number("dropout"),
+                                           .rng = &rng};
             check(in[3].defined() || !in[4].defined(), "attention: k_starts without q_starts");
             const AttentionResult result =
                 in[3].defined()
@@ -284,7 +329,11 @@ std::vector<OpSpec> attention_specs() {
                   packed(4, 4096, 16, 128, true, true),
                   packed(16, 1024, 32, 64, true, false),
                   packed(4, 4096, 16, 128, true, false),
-                  packed(32, 512, 12, 64, false, false)},
+                  packed(32, 512, 12, 64, false, false),
+                  dropped(square(16, 512, 12, 64, false)),
+                  dropped(square(32, 128, 12, 64, false)),
+                  dropped(packed(16, 512, 12, 64, false, true)),
+                  dropped(square(16, 1024, 16, 128, true))},
       .sweep = sweep,
       .tolerance_factor_f32 = 3,
       .tolerance_reason =

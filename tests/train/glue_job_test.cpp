@@ -100,7 +100,7 @@ TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
   const Made made(GlueTask::rte, 24, 8);
   const GlueSet set = made.set(GlueTask::rte);
   GlueJob packed = small_job(made, "rte"), padded = packed;
-  // Dropout of probabilities lays the texts side by side; so small a chance drops none.
+  // Which probabilities are dropped does not depend on what stands behind a text.
   packed.bert.attention_dropout = padded.bert.attention_dropout = GetParam();
   padded.batches = "padded";
   GlueSession a(packed, Device::cpu()), b(padded, Device::cpu());
@@ -126,8 +126,8 @@ TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dropout, Padding, ::testing::Values(0.0, 1e-12),
-                         [](const auto& info) { return std::string(info.param > 0 ? "InParts" : "Fused"); });
+INSTANTIATE_TEST_SUITE_P(Dropout, Padding, ::testing::Values(0.0, 0.3),
+                         [](const auto& info) { return std::string(info.param > 0 ? "Some" : "None"); });
 
 TEST(GlueSession, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
   const Made made(GlueTask::cola, 64, 8);
