@@ -158,7 +158,7 @@ GluePredictions predict_glue(GlueSession& session, const datasets::GlueItems& it
     for (int64_t i = first; i < std::min(first + session.job().batch, items.size()); ++i)
       indices.push_back(i);
     const datasets::GlueBatch batch = items.batch(indices);
-    const Tensor y = model(bert_batch(batch, session.job().bert, {}, session.device()));
+    const Tensor y = model(bert_batch(batch, session.job().bert, 0, session.device()));
     const auto logits = y.to(DType::f64).to_vector<double>();
     const auto width = size_t(y.size(1));
     for (size_t row = 0; row < indices.size(); ++row) {

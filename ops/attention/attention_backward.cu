@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
   float one[kM][2], last[kM][2];
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
-    one[m][0] = one[m][1] = args.drop.scale;
-    last[m][0] = last[m][1] = place.last_factor(args.scale) * args.drop.scale;
+    one[m][0] = one[m][1] = kDrops ? args.drop.scale : 1.0f;
+    last[m][0] = last[m][1] = place.last_factor<kDrops>(args);
   }
   const int rows = place.sequence.keys - first;
   store_rows<kD>(dk, last, k_tile, warp_row, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows,
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBloc
 
   float last[kM][2];
 #pragma unroll
-  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = place.last_factor(args.scale) * args.drop.scale;
+  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = place.last_factor<kDrops>(args);
   store_rows<kD>(dq, last, q_tile, warp_row, place.q_row(args.dq, place.head, first), args.dq.row, rows,
                  args.dim);
 }

@@ -67,7 +67,10 @@ struct AttentionPlace {
     return (int64_t(b) * args.heads + h) * args.padded_queries + slot * kAttentionPad;
   }
   /// The factor of dq and dk: see gradient_scale.
-  __device__ float last_factor(float scale) const { return sequence.keys == 1 ? 0.0f : scale; }
+  template <bool kDrops, class T>
+  __device__ float last_factor(const AttentionArgs<T>& args) const {
+    return sequence.keys == 1 ? 0.0f : (kDrops ? args.scale * args.drop.scale : args.scale);
+  }
   /// The head row of the first query in query head h, for dropout. (Of sequences b is 0.)
   template <class T>
   __device__ uint32_t drop_row(const AttentionArgs<T>& args, int h) const {

@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
   float one[kPer], last[kPer];
 #pragma unroll
   for (int i = 0; i < kPer; ++i)
-    one[i] = args.drop.scale, last[i] = place.last_factor(args.scale) * args.drop.scale;
+    one[i] = kDrops ? args.drop.scale : 1.0f, last[i] = place.last_factor<kDrops>(args);
   store_columns<kD>(dk, last, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows, args.dim);
   store_columns<kD>(dv, one, place.k_row(args.dv, place.kv_head, first), args.dv.row, rows, args.dim);
 }
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   float last[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) last[i] = place.last_factor(args.scale) * args.drop.scale;
+  for (int i = 0; i < kPer; ++i) last[i] = place.last_factor<kDrops>(args);
   store_columns<kD>(dq, last, place.q_row(args.dq, place.head, first), args.dq.row, rows, args.dim);
 }
 
