@@ -28,8 +28,8 @@ template <class T>
 struct BackwardArgs {
   SequenceStarts starts;
   HeadRows<T> dk, dv;
-  const float* statistics;  // [head rows, query slots, 2, kQueryTile]: -lse log2(e), -inf where P is 0;
-                            // delta, times dropout's 1 - p
+  const float* statistics;     // [head rows, query slots, 2, kQueryTile]: -lse log2(e), -inf where P is 0;
+                               // delta, times dropout's 1 - p
   float* dq_sum;               // [head rows, query slots, kHead / 64, kUnit]
   int* turns;                  // [head rows, query slots, kHead / 64]: key tiles that have added
   int* ticket;                 // blocks that have started
@@ -370,8 +370,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if constexpr (Config::kDrops) {
         // Read by a volatile instruction: what is computed of it must not take registers through the loop.
         asm volatile("mov.u32 %0, %%laneid;" : "=r"(place_of_lane));
-        const uint32_t head_row = uint32_t(item.b * args.queries + item.q_first) * uint32_t(args.heads) +
-                                  uint32_t(item.kv_head * args.group) + member;
+        const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
+                                                uint32_t(item.kv_head * args.group) + member);
         word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),
                                  uint32_t((item.key_tile * kKeyTile + row) / 2 + place_of_lane % 8));
         pin(word);

@@ -141,7 +141,8 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
         const float inverse = sum == 0 ? 0.0f : drop.scale / sum;
         for (int64_t j = 0; j < seen; ++j) p[j] *= inverse;
         if (drop.drops()) {
-          drop.row(uint32_t((problem.first_query + b * n.queries) * n.heads + h), i, seen, dropped.data());
+          drop.row(drop_head_row(uint32_t(b), n.queries, problem.first_query, n.heads, uint32_t(h)), i, seen,
+                   dropped.data());
           for (int64_t j = 0; j < seen; ++j) p[j] = dropped[size_t(j)] ? 0.0f : p[j];
         }
         std::fill(p + seen, p + keys, 0.0f);
@@ -196,7 +197,8 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
           for (int64_t d = 0; d < n.dim; ++d) delta += o.at(b, h, i)[d] * dout.at(b, h, i)[d];
           delta *= drop.keep;
           if (drop.drops()) {
-            drop.row(uint32_t((problem.first_query + b * n.queries) * n.heads + h), i, seen, dropped.data());
+            drop.row(drop_head_row(uint32_t(b), n.queries, problem.first_query, n.heads, uint32_t(h)), i,
+                     seen, dropped.data());
             for (int64_t j = 0; j < seen; ++j) ds_row[j] = dropped[size_t(j)] ? 0.0f : ds_row[j];
           }
           for (int64_t j = 0; j < seen; ++j) {

@@ -60,7 +60,8 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
       }
       const C base = top == lowest ? C(0) : top;
       if (problem.drop.drops())
-        problem.drop.row(uint32_t((problem.first_query + b * queries) * heads + h), i, seen, dropped.data());
+        problem.drop.row(drop_head_row(uint32_t(b), queries, problem.first_query, heads, uint32_t(h)), i,
+                         seen, dropped.data());
       C sum = 0;
       acc.assign(acc.size(), C(0));
       for (int64_t j = 0; j < seen; ++j) {
@@ -108,8 +109,8 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
           const int64_t seen = blind ? 0 : visible_keys(i, queries, keys, problem.causal);
           const C delta = keep * dot(o.at(b, h, i), dout.at(b, h, i), dim);
           if (problem.drop.drops())
-            problem.drop.row(uint32_t((problem.first_query + b * queries) * heads + h), i, seen,
-                             dropped.data());
+            problem.drop.row(drop_head_row(uint32_t(b), queries, problem.first_query, heads, uint32_t(h)), i,
+                             seen, dropped.data());
           for (int64_t j = 0; j < seen; ++j) {
             const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, kv, j), dim) - row_lse);
             const C dp = dropped[size_t(j)] ? C(0) : dot(dout.at(b, h, i), v.at(b, kv, j), dim);

@@ -74,7 +74,7 @@ struct AttentionPlace {
   /// The head row of the first query in query head h, for dropout. (Of sequences b is 0.)
   template <class T>
   __device__ uint32_t drop_row(const AttentionArgs<T>& args, int h) const {
-    return uint32_t(b * args.queries + sequence.q_first) * uint32_t(args.heads) + uint32_t(h);
+    return drop_head_row(uint32_t(b), args.queries, sequence.q_first, args.heads, uint32_t(h));
   }
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/philox.h"
+#include "ops/dropout/philox_keys.h"
 #include "runtime/rng.h"
 
 namespace tessera::ops {
@@ -12,31 +12,27 @@ namespace tessera::ops {
 /// ... 7) of a block of 16 queries and for the 16 keys of a block. It is made of eight random words, one a
 /// binary digit, the least significant first: place n is dropped if the number whose digits are the n-th bits
 /// of the words, inverted, is below t, and this is found for all 32 places at once. The words are two blocks
-/// of Philox4x32-7 (Salmon et al., SC 2011, section 5.1: the fewest rounds that pass BigCrush; ops::dropout
-/// takes 10), with the stream's seed as key and as counter
+/// of Philox4x32-7 (ops::dropout takes 10 rounds), with the stream's seed as key and as counter
 ///   2 (8 (key / 16) + r) + which block, query / 16, the stream's number, head row
 /// the last two modulo 2^32. The head row is that of the first query: b Lq H + h in batch b, or with
 /// sequences starts[s] H + h. The order of bits (place_of) suits the accumulators of tensor cores, of S and
 /// of its transpose alike: see attention_dropout.cuh.
 struct AttentionDropout {
-  static constexpr int kRounds = 7, kPlanes = 8;
+  static constexpr int kPlanes = 8;
 
-  const uint64_t* base = nullptr;   // as in RandomStream
-  uint32_t delta = 0;               // modulo 2^32
-  uint32_t keys[2 * kRounds] = {};  // of the rounds
-  uint32_t planes[kPlanes] = {};    // all bits are bit n of t
-  float keep = 1;                   // (256 - t) / 256
-  float scale = 1;                  // 1 / keep
+  const uint64_t* base = nullptr;  // as in RandomStream
+  uint32_t delta = 0;              // modulo 2^32
+  PhiloxKeys<7> philox;
+  uint32_t planes[kPlanes] = {};  // all bits are bit n of t
+  float keep = 1;                 // (256 - t) / 256
+  float scale = 1;                // 1 / keep
 
   AttentionDropout() = default;
   /// t is 256 p, rounded, at most 255; if it is 0 nothing is dropped.
-  AttentionDropout(double p, const RandomStream& stream) : base(stream.base), delta(uint32_t(stream.delta)) {
+  AttentionDropout(double p, const RandomStream& stream)
+      : base(stream.base), delta(uint32_t(stream.delta)), philox(stream.seed) {
     const uint32_t t = threshold(p);
     for (int n = 0; n < kPlanes; ++n) planes[n] = t >> n & 1u ? ~0u : 0u;
-    for (uint32_t n = 0; n < kRounds; ++n) {
-      keys[2 * n] = uint32_t(stream.seed) + n * 0x9E3779B9u;
-      keys[2 * n + 1] = uint32_t(stream.seed >> 32) + n * 0xBB67AE85u;
-    }
     keep = float(256 - t) / 256;
     scale = 256 / float(256 - t);
   }
@@ -48,25 +44,12 @@ struct AttentionDropout {
   bool drops() const { return keep < 1; }
   TESSERA_HD uint32_t stream() const { return (base ? uint32_t(*base) : 0u) + delta; }
 
-  /// Philox4x32-7 under the stream's seed.
-  TESSERA_HD Uint4 block(Uint4 counter) const {
-    uint32_t c0 = counter.word[0], c1 = counter.word[1], c2 = counter.word[2], c3 = counter.word[3];
-    for (int n = 0; n < kRounds; ++n) {
-      const uint64_t p0 = uint64_t(0xD2511F53u) * c0, p1 = uint64_t(0xCD9E8D57u) * c2;
-      c0 = uint32_t(p1 >> 32) ^ c1 ^ keys[2 * n];
-      c2 = uint32_t(p0 >> 32) ^ c3 ^ keys[2 * n + 1];
-      c1 = uint32_t(p1);
-      c3 = uint32_t(p0);
-    }
-    return {{c0, c1, c2, c3}};
-  }
-
   /// The word of queries 16 query_block + r and + r + 8 and keys 16 key_block ... + 15, where `place` is 8
   /// key_block + r: a bit is set where the probability is dropped.
   TESSERA_HD uint32_t word(uint32_t stream, uint32_t head_row, uint32_t query_block, uint32_t place) const {
     uint32_t dropped = 0;
     for (uint32_t half = 0; half < 2; ++half) {
-      const Uint4 random = block({{2 * place + half, query_block, stream, head_row}});
+      const Uint4 random = philox.block({{2 * place + half, query_block, stream, head_row}});
       for (int n = 0; n < 4; ++n) {
         // Where t has a 1: below if the digit is 0 or the digits so far are below; else if both.
         const uint32_t digit = random.word[n], bit = planes[4 * half + uint32_t(n)];
@@ -89,5 +72,11 @@ struct AttentionDropout {
     }
   }
 };
+
+/// The head row of head h for the sequence that starts at row `first` of batch b, of batches of `length`
+/// rows.
+TESSERA_HD uint32_t drop_head_row(uint32_t b, int64_t length, int64_t first, int64_t heads, uint32_t h) {
+  return (b * uint32_t(length) + uint32_t(first)) * uint32_t(heads) + h;
+}
 
 }  // namespace tessera::ops

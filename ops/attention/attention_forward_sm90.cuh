@@ -228,9 +228,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         if constexpr (Shape::kDrops) {
           const ForwardWork& work = works[tile.stage()];
           const uint32_t stream = *reinterpret_cast<const uint32_t*>(shared + Shape::kStreamOffset),
-                         head_row =
-                             uint32_t(work.b * args.schedule.queries + work.q_first) * uint32_t(args.heads) +
-                             uint32_t(work.h);
+                         head_row = drop_head_row(uint32_t(work.b), args.schedule.queries, work.q_first,
+                                                  args.heads, uint32_t(work.h));
 #pragma unroll
           for (int w = 0; w < kKeys / 64; ++w)
             words[w] = args.drop.word(stream, head_row, uint32_t((group_first + warp % 4 * 16) / 16),

@@ -1,17 +1,19 @@
 #include <algorithm>
 
-#include "gpu/launch.cuh"
+#include "gpu/chain.cuh"
 #include "gpu/pack.cuh"
 #include "ops/dropout/dropout_kernels.h"
+#include "ops/dropout/philox_keys.h"
 #include "tensor/elementwise.h"
 
-/// One read and one write an element, and a quarter of a Philox block: 10 rounds of two 32-bit products and
-/// four exclusive ors, about 20 integer instructions an element. An H100 issues 64 of them a clock on each
-/// multiprocessor, enough for 0.7 10^12 elements a second: f32 is bound by memory, 16 bits by both alike.
+/// One read and one write an element, and a quarter of a Philox block: 10 rounds of two wide products and two
+/// exclusive ors of three (the rounds' keys are parameters), 10 integer instructions an element and some 3 to
+/// compare. An H100 issues 64 of them a clock on each multiprocessor, enough for 1.1 10^12 elements a second:
+/// bound by memory, and in 16 bits by both where x is in L2.
 ///
-/// A thread makes one pack of 16 bytes. A pack starts where a row does, a Philox block where four elements of
-/// the row-major order do, so a pack of n may need n / 4 + 1 blocks; where rows are dense, the last is
-/// skipped.
+/// A thread makes one pack of 16 bytes. Dense tensors are one row: no divisions. A pack starts where a row
+/// does, a Philox block where four elements of the row-major order do, so a pack of n may need n / 4 + 1
+/// blocks; where rows are dense, the last is skipped.
 
 namespace tessera::ops {
 namespace {
@@ -24,38 +26,49 @@ __device__ __forceinline__ uint32_t word_of(const Uint4& block, int k) {
   return k & 2 ? high : low;
 }
 
-template <class T>
+/// Block `index` of the stream, as philox(seed, offset, index).
+__device__ __forceinline__ Uint4 block_of(const PhiloxKeys<10>& keys, uint64_t offset, uint64_t index) {
+  return keys.block({{uint32_t(index), uint32_t(index >> 32), uint32_t(offset), uint32_t(offset >> 32)}});
+}
+
+/// kDense: one row, so that a pack's elements are whole Philox blocks.
+template <class T, bool kDense>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(const StridedLoop<2> loop, T* y, const T* x, const DropoutMask mask,
-                   const int64_t packs_per_row, const int64_t packs, const bool aligned) {
+                   const PhiloxKeys<10> keys, const int64_t packs_per_row, const int64_t packs,
+                   const bool aligned) {
+  gpu::take_turn();
   constexpr int kPack = gpu::kPackOf<T>;
-  const uint64_t seed = mask.stream.seed, offset = mask.stream.offset();
+  const uint64_t offset = mask.stream.offset();
   const float scale = float(mask.scale);
   const int inner = loop.rank - 1;
   const int64_t width = loop.sizes[inner], y_stride = loop.strides[0][inner],
                 x_stride = loop.strides[1][inner];
   for (int64_t pack = int64_t(blockIdx.x) * kThreads + threadIdx.x; pack < packs;
        pack += int64_t(gridDim.x) * kThreads) {
-    int64_t row = pack / packs_per_row;
+    int64_t row = kDense ? 0 : pack / packs_per_row;
     const int64_t first = (pack - row * packs_per_row) * kPack;
     const int64_t left = width - first;
     const int valid = left < kPack ? int(left) : kPack;
     const int64_t place = row * width + first;
     int64_t at = 0, from = 0;
-    for (int dim = inner - 1; dim >= 0; --dim) {
+    for (int dim = kDense ? -1 : inner - 1; dim >= 0; --dim) {
       const int64_t outer = row / loop.sizes[dim], index = row - outer * loop.sizes[dim];
       row = outer;
       at += index * loop.strides[0][dim], from += index * loop.strides[1][dim];
     }
+    const bool whole = aligned && valid == kPack;
+    gpu::Pack<T, kPack> values;
+    if (whole) values = gpu::load_pack<kPack>(x + from + first);  // on its way while the numbers are drawn
 
-    const int shift = int(place % 4);  // of the pack's first element in its Philox block
+    const int shift = kDense ? 0 : int(place % 4);  // of the pack's first element in its Philox block
     uint64_t block = uint64_t(place / 4);
-    Uint4 current = philox(seed, offset, block);
+    Uint4 current = block_of(keys, offset, block);
     uint32_t keep = 0;  // bit k: element k lives
 #pragma unroll
     for (int four = 0; four < kPack; four += 4) {
       Uint4 next = current;
-      if (shift > 0 || four + 4 < kPack) next = philox(seed, offset, ++block);
+      if (shift > 0 || four + 4 < kPack) next = block_of(keys, offset, ++block);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int word = shift + k;
@@ -65,8 +78,7 @@ __global__ void __launch_bounds__(kThreads)
       current = next;
     }
 
-    if (aligned && valid == kPack) {
-      auto values = gpu::load_pack<kPack>(x + from + first);
+    if (whole) {
 #pragma unroll
       for (int k = 0; k < kPack; ++k)
         values.at[k] = keep >> k & 1u ? T(float(values.at[k]) * scale) : T(0.0f);
@@ -99,8 +111,14 @@ void dropout_cuda(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
     const int64_t packs = loop.count / loop.sizes[inner] * packs_per_row;
     const int64_t blocks =
         std::min<int64_t>(gpu::ceil_div(packs, kThreads), int64_t(device.card().multiprocessors) * 32);
-    gpu::launch(device, {dim3(unsigned(blocks)), kThreads}, dropout_kernel<T>, loop, out, in, mask,
-                packs_per_row, packs, aligned);
+    const auto launch = [&](auto kernel) {
+      gpu::launch_chained(device, {dim3(unsigned(blocks)), kThreads}, kernel, loop, out, in, mask,
+                          PhiloxKeys<10>(mask.stream.seed), packs_per_row, packs, aligned);
+    };
+    if (loop.rank == 1)
+      launch(dropout_kernel<T, true>);
+    else
+      launch(dropout_kernel<T, false>);
   });
 }
 
