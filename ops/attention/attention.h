@@ -30,7 +30,7 @@ struct AttentionSequences {
 ///   S = scale Q K^T,  P = softmax(S) over the keys,  O = P V
 /// q [B, Lq, H, D], k and v [B, Lk, Hk, D] -> o [B, Lq, H, D]. The two lengths are independent. H is a
 /// multiple of Hk: query head h reads key head h Hk / H (Ainslie et al., arXiv:2305.13245), and dk and dv are
-/// summed over the query heads that do, in f32 and in their order, before they are rounded.
+/// summed over the query heads that do in f32, before they are rounded.
 ///
 /// `causal`: query i sees the keys j <= i + (Lk - Lq), so the last query sees all (PyTorch's lower-right
 /// alignment); otherwise every query sees every key. A query that sees no key (Lk = 0, or i < Lq - Lk under

@@ -34,7 +34,7 @@ struct BackwardArgs {
   int* turns;                  // [head rows, query slots, kHead / 64]: key tiles that have added
   int* ticket;                 // blocks that have started
   int heads, kv_heads, group;  // group: query heads that read one key head
-  int kv_rows, heads_at_once;  // B * kv_heads
+  int kv_rows, rounds;         // B * kv_heads, in so many rounds; kv_rows * rounds < 2^31
   int key_slots, query_slots;  // tiles, or slots of them, of a head
   int queries, keys, dim;      // of fixed lengths
   bool causal, wants_queries, wants_keys;
@@ -48,8 +48,9 @@ TESSERA_HD int first_query_tile(bool causal, int queries, int keys, int key_tile
   return causal && query > 0 ? query / kQueryTile : 0;
 }
 
-/// Which key tile of which head a block has, and the query tiles that it walks, from the last one down, for
-/// each of the query heads that read the key head.
+/// Which key tile of which head a block has, and the query tiles that it walks, from the last one down, each
+/// for all the query heads that read the key head: so blocks whose walks are shorter (causal) keep step with
+/// those whose turn is before theirs.
 struct BackwardItem {
   int b, kv_head, key_tile;
   int first, count;                     // query tiles
@@ -114,17 +115,23 @@ __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/// One warp: the block's item. They go by groups of heads; in a group the key tiles are slowest, in the order
-/// of their sequences. So a block's neighbours work on other heads, and the next key tile of a head starts
-/// later, when the turns of the first are under way.
+/// One warp: the block's item. They go by rounds of heads, as even as can be; in a round the key tiles are
+/// slowest, in the order of their sequences. So a block's neighbours work on other heads, and the next key
+/// tile of a head starts later, when the turns of the first are under way. `index` is lane 0's.
 template <class T>
 __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& args, int index) {
-  const int round = index / (args.heads_at_once * args.key_slots);
-  const int rest = index - round * args.heads_at_once * args.key_slots;
-  const int size = min(args.heads_at_once, args.kv_rows - round * args.heads_at_once);
-  const int kv_row = round * args.heads_at_once + rest % size, slot = rest / size;
+  // While the ticket is on its way.
+  SequenceOrder order{};
+  if (args.starts.packed()) order = args.starts.template order<false>(kKeyTile);
+  index = __shfl_sync(0xFFFFFFFFu, index, 0);
+  const int row = index / args.key_slots;
+  const int round = ((row + 1) * args.rounds - 1) / args.kv_rows;
+  const int begin = round * args.kv_rows / args.rounds,
+            size = (round + 1) * args.kv_rows / args.rounds - begin;
+  const int rest = index - begin * args.key_slots;
+  const int kv_row = begin + rest % size, slot = rest / size;
   AttentionSequence sequence{0, 0, args.queries, 0, args.keys, slot, true};
-  if (args.starts.packed()) sequence = args.starts.template find_longest_first<false>(slot, kKeyTile);
+  if (args.starts.packed()) sequence = args.starts.template find_in<false>(order, slot, kKeyTile);
   BackwardItem item;
   item.b = kv_row / args.kv_heads;
   item.kv_head = kv_row % args.kv_heads;
@@ -193,7 +200,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // A ticket, so that whoever this block waits for has started.
     int ticket = 0;
     if (lane == 0) ticket = atomicAdd(args.ticket, 1);
-    BackwardItem item = detail::backward_item(args, __shfl_sync(0xFFFFFFFFu, ticket, 0));
+    BackwardItem item = detail::backward_item(args, ticket);
     if constexpr (Config::kDrops) item.stream = args.drop.stream();
     if (lane == 0) barriers.item = item;
   } else {
@@ -227,10 +234,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         load_box(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64, key, item.kv_head, b);
       }
       RingPlace<kStages> place;
-      for (int member = 0; member < args.group; ++member) {
-        const int h = item.kv_head * args.group + member;
-        for (int step = 0; step < item.count; ++step) {
-          const int tile = item.query_tile(step), query = item.q_first + tile * kQueryTile;
+      for (int step = 0; step < item.count; ++step) {
+        const int tile = item.query_tile(step), query = item.q_first + tile * kQueryTile;
+        for (int member = 0; member < args.group; ++member) {
+          const int h = item.kv_head * args.group + member;
           Barrier& full = barriers.queries.full[place.stage];
           barriers.queries.empty[place.stage].wait(place.parity ^ 1);
           full.arrive_expect(2 * kBoxes * kQueryBox + 2 * kQueryTile * 4);
@@ -251,11 +258,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const int unit = warp - 1;
       float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kUnit;
       uint32_t parity = 0;
-      int member = 0, step = unit / kBoxes;  // of the query head's tiles
-      for (int left = args.group * item.count - step; left > 0; left -= Config::kSums / kBoxes) {
-        for (; step >= item.count; step -= item.count) ++member;
+      int member = unit / kBoxes, step = 0;  // the query heads of a tile come one after the other
+      for (int left = args.group * item.count - member; left > 0; left -= Config::kSums / kBoxes) {
+        for (; member >= args.group; member -= args.group) ++step;
         const int64_t at = item.place(args, member, item.query_tile(step)) * kBoxes + unit % kBoxes;
-        step += Config::kSums / kBoxes;
+        member += Config::kSums / kBoxes;
         while (item.key_tile > 0 && detail::load_acquire(args.turns + at) != item.key_tile) {
         }
         barriers.dq.full[unit].wait(parity);
@@ -354,13 +361,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         uniform(item.key_tile) * kKeyTile + half * 64 - (uniform(item.keys) - uniform(item.queries));
     const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
     [[maybe_unused]] float sum[kQueryTile / 2];
-    int query = uniform(item.query_tile(0)) * kQueryTile, left = uniform(item.count) * args.group;
-    // Of dropout: bits of the step, and which query head of the group it is.
-    [[maybe_unused]] uint32_t word[1], member = 0;
+    int query = uniform(item.query_tile(0)) * kQueryTile, member = 0;  // of the group's query heads
+    [[maybe_unused]] uint32_t word[1];                                 // of dropout: bits of the step
     [[maybe_unused]] int place_of_lane = lane;
     bool started = false;
 #pragma unroll 1
-    for (; left > 0; --left) {
+    for (int left = uniform(item.count) * args.group; left > 0; --left) {
       barriers.queries.full[place.stage].wait(place.parity);
       multiply_rows(s, k, own_k, tile_at(Config::kQ));
       wait_products<1>();  // the last tile's dV and dK
@@ -371,7 +377,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         // Read by a volatile instruction: what is computed of it must not take registers through the loop.
         asm volatile("mov.u32 %0, %%laneid;" : "=r"(place_of_lane));
         const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
-                                                uint32_t(item.kv_head * args.group) + member);
+                                                uint32_t(item.kv_head * args.group + member));
         word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),
                                  uint32_t((item.key_tile * kKeyTile + row) / 2 + place_of_lane % 8));
         pin(word);
@@ -475,10 +481,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       place.advance();
       started = true;
-      query -= kQueryTile;
-      if (query < item.first * kQueryTile) {  // the next head
-        query = item.query_tile(0) * kQueryTile;
-        ++member;
+      if (++member == args.group) {
+        member = 0;
+        query -= kQueryTile;
       }
     }
     wait_products<0>();

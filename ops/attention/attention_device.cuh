@@ -91,7 +91,8 @@ __device__ __forceinline__ bool find_place(const AttentionArgs<T>& args, int til
     const int head_row = int(blockIdx.x / slots), slot = int(blockIdx.x % slots);
     AttentionSequence sequence;
     if (args.starts.packed()) {
-      sequence = args.starts.template find_longest_first<kQueries>(slot, tile_rows);
+      sequence = args.starts.template find_in<kQueries>(args.starts.template order<kQueries>(tile_rows), slot,
+                                                        tile_rows);
     } else {
       sequence = {0, 0, args.queries, 0, args.keys, slot, true};
     }

@@ -55,7 +55,7 @@ struct ForwardShape {
                        kVOffset = kKOffset + kStages * kTileBytes,
                        kBarrierOffset = kVOffset + kStages * kTileBytes;
   static constexpr int kWorkOffset =
-      kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages + 2 * kQStages) * 8;
+      kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages + 2 * kQStages + 1) * 8;
   static constexpr int kStreamOffset = kWorkOffset + kQStages * int(sizeof(ForwardWork));  // of dropout
   static constexpr int kSharedBytes = kStreamOffset + (kDrops ? 4 : 0);
   static_assert(kSharedBytes <= 227 * 1024 && (!kDrops || kKeys % 64 == 0));

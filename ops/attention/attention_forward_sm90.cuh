@@ -35,8 +35,8 @@ namespace tessera::ops {
 
 /// All lanes of the planning warp: the next tile of sequences, or none.
 template <class T>
-__device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, int rows, int key_rows,
-                                                  ForwardWork& work) {
+__device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, const SequenceOrder& order,
+                                                  int rows, int key_rows, ForwardWork& work) {
   const int slots = int(args.starts.slots(args.starts.q_rows, rows));
   for (;;) {
     int item = 0;
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, in
     if (item >= slots * args.heads) return false;
     const int round = item / (args.heads_at_once * slots), rest = item - round * args.heads_at_once * slots;
     const int size = min(args.heads_at_once, args.heads - round * args.heads_at_once);
-    const AttentionSequence sequence = args.starts.find_longest_first<true>(rest / size, rows);
+    const AttentionSequence sequence = args.starts.template find_in<true>(order, rest / size, rows);
     if (!sequence.has_tile) continue;
     work.b = 0;
     work.h = work.head_row = round * args.heads_at_once + rest % size;
@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& v_ring = *(&k_ring + 1);
   auto* const q_rings = reinterpret_cast<gpu::Ring<kQStages>*>(&v_ring + 1);  // of the warpgroups
   auto& work_ring = *reinterpret_cast<gpu::Ring<kQStages>*>(q_rings + kGroups);
+  auto& near_end = *reinterpret_cast<gpu::Barrier*>(&work_ring + 1);  // of the tile that is being brought
   auto* const works = reinterpret_cast<ForwardWork*>(shared + Shape::kWorkOffset);
 
   const int warp = in_uniform_register(int(threadIdx.x) / 32);
@@ -93,6 +94,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     v_ring.init(1, kGroups * 4);
     for (int group = 0; group < kGroups; ++group) q_rings[group].init(1, 4);
     work_ring.init(1, 1 + kGroups * 4);
+    near_end.init(1);
     gpu::fence_barrier_init();
   }
   __syncthreads();
@@ -112,11 +114,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       if constexpr (Shape::kDrops)
         *reinterpret_cast<uint32_t*>(shared + Shape::kStreamOffset) = args.drop.stream();
       if (args.starts.packed()) {
-        for (bool some = true; some;) {
-          some = next_of_sequences(args, Shape::kRows, kKeys, work);
+        const SequenceOrder order = args.starts.template order<true>(Shape::kRows);
+        uint32_t parity = 0;
+        for (bool some = true; some; parity ^= 1) {
+          some = next_of_sequences(args, order, Shape::kRows, kKeys, work);
           if (!some) work.tile = -1;
           if (threadIdx.x % 32 == 0) publish(work);
           __syncwarp();
+          // Who takes the next tile long before it is needed keeps it from others who could begin.
+          if (some) near_end.wait(parity);
         }
         return;
       }
@@ -155,6 +161,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                       work.k_first + n * kKeys, kv_head, work.b);
         place.advance();
       };
+      constexpr int kNear = 2;  // steps that are left, and two are in the rings: longer than planning takes
+      if (work.end - work.begin <= kNear) near_end.arrive();
       // K runs one step ahead of V, as the products do.
       if (work.end > work.begin) load(k_ring, k_place, k_tiles, k_map, work.end - 1);
       for (int group = 0; group < kGroups; ++group) {
@@ -166,6 +174,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
       q_place.advance();
       for (int n = work.end - 2; n >= work.begin; --n) {
+        if (n == work.begin + kNear - 1) near_end.arrive();
         load(k_ring, k_place, k_tiles, k_map, n);
         load(v_ring, v_place, v_tiles, v_map, n + 1);
       }

@@ -20,6 +20,11 @@ struct AttentionSequence {
   bool has_tile;  // false: the slot holds none, and nothing else here means anything
 };
 
+/// What each lane knows of its sequence's slots in the order of the longest.
+struct SequenceOrder {
+  int before, tiles;
+};
+
 struct SequenceStarts {
   const void *q = nullptr, *k = nullptr;  // null: fixed lengths
   bool wide = false;                      // i64
@@ -79,28 +84,36 @@ struct SequenceStarts {
 
   /// The same, but slots go to the sequences in another order, in which no tile has more to walk than the one
   /// before: a grid that takes them in turn ends evenly. That order is known where the sequences and the rows
-  /// of none are one for each lane; more come as they lie.
+  /// of none are one for each lane; more come as they lie. All lanes of a warp call both functions; the first
+  /// does not need the slot.
   template <bool kQueries>
-  __device__ __forceinline__ AttentionSequence find_longest_first(int slot, int tile_rows) const {
-    if (count >= 32) return find<kQueries>(slot, tile_rows);
+  __device__ __forceinline__ SequenceOrder order(int tile_rows) const {
+    SequenceOrder own{0, 0};
+    if (count >= 32) return own;
     const int lane = int(threadIdx.x) % 32;
-    int walked = 0, tiles = 0;
+    int walked = 0;
     if (lane <= count) {
-      const AttentionSequence own = sequence<kQueries>(lane, 0, tile_rows);
-      walked = kQueries ? own.keys : own.queries;
-      tiles = ((kQueries ? own.queries : own.keys) + tile_rows - 1) / tile_rows;
+      const AttentionSequence mine = sequence<kQueries>(lane, 0, tile_rows);
+      walked = kQueries ? mine.keys : mine.queries;
+      own.tiles = ((kQueries ? mine.queries : mine.keys) + tile_rows - 1) / tile_rows;
     }
-    int before = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (int other = 0; other <= count; ++other) {
       const int other_walked = __shfl_sync(0xFFFFFFFFu, walked, other);
-      const int other_tiles = __shfl_sync(0xFFFFFFFFu, tiles, other);
-      if (other_walked > walked || (other_walked == walked && other < lane)) before += other_tiles;
+      const int other_tiles = __shfl_sync(0xFFFFFFFFu, own.tiles, other);
+      if (other_walked > walked || (other_walked == walked && other < lane)) own.before += other_tiles;
     }
-    const unsigned lanes = __ballot_sync(0xFFFFFFFFu, before <= slot && slot < before + tiles);
+    return own;
+  }
+  template <bool kQueries>
+  __device__ __forceinline__ AttentionSequence find_in(const SequenceOrder& order, int slot,
+                                                       int tile_rows) const {
+    if (count >= 32) return find<kQueries>(slot, tile_rows);
+    const unsigned lanes =
+        __ballot_sync(0xFFFFFFFFu, order.before <= slot && slot < order.before + order.tiles);
     if (lanes == 0) return {};
     const int found = __ffs(int(lanes)) - 1;
-    return sequence<kQueries>(found, slot - __shfl_sync(0xFFFFFFFFu, before, found), tile_rows);
+    return sequence<kQueries>(found, slot - __shfl_sync(0xFFFFFFFFu, order.before, found), tile_rows);
   }
 };
 
