@@ -153,7 +153,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   // Of sequences: by their mean length.
   const int64_t mean_keys = starts.count > 0 ? gpu::ceil_div(k.size(1), starts.count) : k.size(1);
   const int64_t at_once = heads_at_once(std::max<int64_t>(1, gpu::ceil_div(mean_keys, kKeyTile)));
-  args.rounds = int(std::clamp<int64_t>(kv_rows / at_once, 1, 0x7FFFFFFF / (kv_rows + 1)));
+  args.rounds = int(std::clamp<int64_t>(gpu::ceil_div(kv_rows, at_once), 1, 0x7FFFFFFF / (kv_rows + 1)));
   args.key_slots = int(key_slots);
   args.query_slots = int(query_slots);
   args.queries = int(q.size(1));
