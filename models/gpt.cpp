@@ -100,15 +100,7 @@ Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const 
     }
     x = dropout(x);
   }
-  Residual stream{x, {}};
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const ModuleScope scope("blocks", int64_t(i));
-    stream = blocks[i].attend(stream, pass, int64_t(i));
-    // Behind the last attention nobody asks for tokens but the last of each prompt.
-    if (pass.fills_cache && i + 1 == blocks.size()) stream = last_rows(stream, pass.sequences);
-    stream = blocks[i].feed(stream);
-  }
-  return stream;
+  return through_blocks(blocks, x, pass);
 }
 
 Tensor Gpt::logits(const Residual& x) const {
