@@ -18,9 +18,9 @@
 /// A turn begins when the other's products are issued, not before: a phase of the ring is known by its parity
 /// alone, and who asks for a round too early takes the one before the last for it.
 ///
-/// The blocks of a cluster of two take tiles that are neighbours along m and share b: every second of its
-/// stages is brought by one of them, for both. That is 42 instead of 58 bytes a clock and SM from L2 for a
-/// tile of 128 x 152; L2 yields about 47.
+/// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
+/// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes a clock
+/// and SM from L2 for a tile of 128 x 152; L2 yields about 47.
 ///
 /// Edges cost nothing: tensor maps know the true extents and fill in zeros, along k too, where both operands
 /// get them, so pads between rows are never read. Of k-first operands boxes of 64 columns are brought.
@@ -28,18 +28,20 @@
 namespace tessera::ops {
 
 /// A configuration: how operands lie, what a warpgroup computes (kRows x kN, kRows 64 or 128), stages of the
-/// ring, turns, cluster.
+/// ring, turns, cluster, and whether its tiles are neighbours along n and share a.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
-          int kRing, bool kTurns, int kBlocks>
+          int kRing, bool kTurns, int kBlocks, bool kAlongN = false>
 struct ProductTile {
   using T = Element;
   static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
   static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
   static constexpr bool kPingPong = kTurns;
-  static constexpr int kM = kPingPong ? kRows : kGroups * kRows;  // of a block's tile
-  static constexpr int kParts = kRows / 64;                       // products of 64 rows a warpgroup
-  static constexpr bool kMany = kParts * kN / 2 > 160;            // accumulators of a thread
+  static constexpr bool kSharesA = kAlongN && kBlocks > 1;                       // else b, if a cluster
+  static constexpr int kDown = kSharesA ? 1 : kBlocks, kSide = kBlocks / kDown;  // a cluster's tiles
+  static constexpr int kM = kPingPong ? kRows : kGroups * kRows;                 // of a block's tile
+  static constexpr int kParts = kRows / 64;             // products of 64 rows a warpgroup
+  static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB;
@@ -60,7 +62,7 @@ struct ProductPlan {
   int m = 0, n = 0, k = 0, batch = 1, splits = 1;
   int blocks = 0;              // of 64 along k
   int split_blocks = 0;        // of a split; the last may have fewer
-  int rows = 0, columns = 0;   // tiles; of a cluster along m
+  int rows = 0, columns = 0;   // tiles of a cluster
   int group = 1;               // rows of tiles in a group
   int whole = 0;               // of batch * rows * columns tiles
   int items = 0;               // whole + splits * (the other tiles)
@@ -76,8 +78,8 @@ struct ProductPlan {
     const int high = min(group, rows - g * group), column = rest / high,
               row = g * group + rest - column * high;
     const int first = split * split_blocks;
-    return {(row * Tile::kCluster + rank) * Tile::kM,
-            column * Tile::kN,
+    return {(row * Tile::kDown + (Tile::kSharesA ? 0 : rank)) * Tile::kM,
+            (column * Tile::kSide + (Tile::kSharesA ? rank : 0)) * Tile::kN,
             batch_index,
             split,
             first,
@@ -136,22 +138,26 @@ __device__ __forceinline__ void bring_operands(const ProductMaps& maps, const Pr
       gpu::Barrier& full = ring.full[place.stage];
       ring.empty[place.stage].wait(place.parity ^ 1);
       full.arrive_expect(Tile::kStageBytes);
-      if constexpr (Tile::kA == along_k) {
-        gpu::load_box(a, maps.a, full, k, part.m, part.batch * plan.step_a);
-      } else {
+      const bool for_both = (block & 1) == rank;
+      const auto bring = [&]<bool kShared>(char* to, const gpu::TensorMap& map, int c0, int c1, int c2) {
+        if constexpr (kShared)
+          gpu::load_box_multicast(to, map, full, 3, c0, c1, c2);
+        else
+          gpu::load_box(to, map, full, c0, c1, c2);
+      };
+      if (!Tile::kSharesA || for_both) {
 #pragma unroll
-        for (int box = 0; box < Tile::kM / 64; ++box)
-          gpu::load_box(a + box * 8192, maps.a, full, part.m + box * 64, k, part.batch * plan.step_a);
+        for (int box = 0; box < (Tile::kA == along_k ? 1 : Tile::kM / 64); ++box)
+          bring.template operator()<Tile::kSharesA>(
+              a + box * 8192, maps.a, Tile::kA == along_k ? k : part.m + box * 64,
+              Tile::kA == along_k ? part.m : k, part.batch * plan.step_a);
       }
-      if (Tile::kCluster == 1 || (block & 1) == rank) {
+      if (Tile::kDown == 1 || for_both) {
 #pragma unroll
-        for (int box = 0; box < (Tile::kB == along_k ? 1 : (Tile::kN + 63) / 64); ++box) {
-          const int c0 = Tile::kB == along_k ? k : part.n + box * 64, c1 = Tile::kB == along_k ? part.n : k;
-          if constexpr (Tile::kCluster == 1)
-            gpu::load_box(b + box * 8192, maps.b, full, c0, c1, part.batch * plan.step_b);
-          else
-            gpu::load_box_multicast(b + box * 8192, maps.b, full, 3, c0, c1, part.batch * plan.step_b);
-        }
+        for (int box = 0; box < (Tile::kB == along_k ? 1 : (Tile::kN + 63) / 64); ++box)
+          bring.template operator()<(Tile::kDown > 1)>(
+              b + box * 8192, maps.b, Tile::kB == along_k ? k : part.n + box * 64,
+              Tile::kB == along_k ? part.n : k, part.batch * plan.step_b);
       }
       place.advance();
     }
@@ -283,10 +289,10 @@ ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int spl
   plan.blocks = int(gpu::ceil_div(k, Tile::kDepth));
   plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
   plan.splits = int(gpu::ceil_div(plan.blocks, plan.split_blocks));
-  plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kCluster));
-  plan.columns = int(gpu::ceil_div(n, Tile::kN));
+  plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kDown));
+  plan.columns = int(gpu::ceil_div(n, Tile::kN * Tile::kSide));
   // What runs at once is to be about square in elements: 12 ... 16 tiles of 128 rows.
-  plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kCluster));
+  plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kDown));
   const int tiles = plan.batch * plan.rows * plan.columns;
   plan.whole = plan.splits > 1 ? whole : tiles;
   plan.items = plan.whole + plan.splits * (tiles - plan.whole);

@@ -36,34 +36,41 @@ std::string gemm_sm90_lacks(const Gemm& g, Device device) {
 }
 
 ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
-  // Clocks of an SM, measured (docs/ops/gemm.md): from the launch to the first product and from the last to
-  // the end; what L2 yields an SM; what a tile takes longer that the threads write; the waiting of parts of k
-  // for each other, and for each of them; how much longer a warpgroup's products take if the other has none
-  // to take turns with.
-  constexpr double kClock = 1.6e9, kEnds = 6500, kBytesPerClock = 56, kThreads = 1500, kMeeting = 3000,
-                   kPart = 900, kAlone = 1.2;
+  // Clocks of an SM, fitted to products with and without the L2 emptied before (docs/ops/gemm.md): from the
+  // launch to the first product and from the last to the end, and how much longer that takes with clusters;
+  // what L2 yields an SM, and what each byte from there costs beside the products, as power; the epilogue
+  // that no other warpgroup's products hide; an element that the threads write, and each part of k that they
+  // wait for; how much longer a warpgroup's products take that has none to take turns with.
+  constexpr double kClock = 1.6e9, kEnds = 4800, kClusters = 2100, kBytesPerClock = 47, kByte = 0.003,
+                   kStoredPerClock = 32, kEpilogue = 4600, kThreads = 0.35, kPart = 1100, kAlone = 1.3;
   constexpr int64_t kMostTiles = 1024;  // in parts
   const int64_t blocks = ceil_div(g.k, 64);
-  const bool may_store = g.out == g.in && direct(g);
+  const bool by_engine = direct(g), wide = g.out != g.in,
+             gradient = product_is_gradient(!g.transpose_a, g.transpose_b);
   ProductChoice best;
   for (int index = 0; index < int(std::size(kProductTiles)); ++index) {
-    if (forced >= 0 && index != forced) continue;
     const ProductTileShape& tile = kProductTiles[index];
-    const bool stores = may_store && (g.beta == 0 || tile.adds);
-    const int64_t tiles = g.batch * ceil_div(g.m, tile.rows * tile.cluster) * ceil_div(g.n, tile.columns);
+    if ((forced >= 0 && index != forced) || !tile.takes(!g.transpose_a, g.transpose_b)) continue;
+    const bool stores = by_engine && (wide ? gradient && (g.beta == 0 ? tile.wide : tile.wide_adds)
+                                           : (g.beta == 0 ? tile.stores : tile.adds));
+    const int64_t tiles =
+        g.batch * ceil_div(g.m, tile.rows * tile.down()) * ceil_div(g.n, tile.columns * tile.side());
     const int64_t slots = multiprocessors / tile.cluster;
-    const double products = double(tile.rows) * tile.columns / 32 * tile.slack;  // 64 of k
-    const double loaded = 128.0 * (tile.rows + double(tile.columns) / tile.cluster);
+    // 64 of k: the tensor cores' time, and that of shared memory at 128 bytes a clock, where both operands
+    // are written once, a is read once and b for every 64 rows.
+    const double products = std::max(double(tile.rows) * tile.columns / 32,
+                                     2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0));
+    const double loaded = 128.0 * (double(tile.rows) / tile.side() + double(tile.columns) / tile.down());
     const double piece = double(tile.rows) * tile.columns;
     const auto round = [&](int64_t splits, bool by_threads,
                            bool turns) {  // the clocks of one round of the grid
       const int64_t depth = ceil_div(blocks, splits);
       const double stored = piece * (splits > 1 || g.out == DType::f32 ? 4 : 2);
-      const double block =
-          std::max(turns ? products : products * kAlone, (loaded + stored / double(depth)) / kBytesPerClock);
-      const double writing = by_threads ? kThreads : 0;
-      const double adding = splits > 1 ? kMeeting + double(splits) * kPart + 8 * piece / kBytesPerClock : 0;
-      return double(depth) * block + tile.between + writing + adding;
+      const double block = std::max({(turns ? products : products * kAlone) + loaded * kByte,
+                                     loaded / kBytesPerClock, stored / double(depth) / kStoredPerClock});
+      const double writing = by_threads ? kThreads * piece / double(splits) : 0;
+      const double adding = splits > 1 ? double(splits) * kPart : 0;
+      return double(depth) * block + (tile.ping_pong ? 0 : kEpilogue) + writing + adding;
     };
     // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks
     // of k each.
@@ -77,8 +84,9 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
       if (by_threads && (!tile.by_threads || (tiles - whole) * tile.cluster > kMostTiles)) continue;
       const int64_t whole_rounds = ceil_div(whole, grid),
                     split_rounds = ceil_div((tiles - whole) * splits, grid);
-      const bool turns = !tile.ping_pong || whole_rounds + split_rounds > 1;
-      const double clocks = kEnds + double(whole_rounds) * round(1, by_threads, turns) +
+      const bool turns = !tile.ping_pong || tile.cluster > 1 || whole_rounds + split_rounds > 1;
+      const double clocks = kEnds + (tile.cluster > 1 ? kClusters : 0) +
+                            double(whole_rounds) * round(1, by_threads, turns) +
                             double(split_rounds) * round(splits, by_threads, turns);
       if (best.seconds == 0 || clocks / kClock < best.seconds)
         best = {.tile = index,

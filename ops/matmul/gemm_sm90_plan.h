@@ -11,26 +11,45 @@ struct ProductChoice {
   int tile = 0;             // of kProductTiles
   int splits = 1;           // parts of k, summed in their order
   int whole = 0;            // the tiles (of a cluster) that are not split
-  bool by_threads = false;  // gemm_sm90_sum.cuh: splits, an f32 d, or one that the copy engine cannot write
+  bool by_threads = false;  // gemm_sm90_sum.cuh: splits, or a d that the copy engine cannot write
   double seconds = 0;       // what the model says
 };
 
-/// Rows and columns of a block's tile, blocks of a cluster, whether warpgroups take turns, stages of the
-/// ring; whether it can add another 16-bit matrix to d by the copy engine, and whether its threads can write
-/// d (192 accumulators leave them no registers); how much longer than the tensor cores' own time 64 of k
-/// take, and the clocks between one tile and the next (both measured).
+/// Whether operands lie as those of a weight's gradient do: what such products alone need is there for no
+/// other.
+constexpr bool product_is_gradient(bool a_along_k, bool b_along_k) {
+  return !a_along_k && !b_along_k;
+}
+
+/// Rows and columns of a block's tile, blocks of a cluster, whether they are neighbours along n, whether
+/// warpgroups take turns, stages of the ring; what may become of the sums: a d in the operands' dtype by the
+/// copy engine, plus another one; a d written by the threads (176 accumulators leave them no registers); an
+/// f32 d by the copy engine, plus another one (gradients only).
 struct ProductTileShape {
   int rows, columns, cluster;
-  bool ping_pong;
+  bool along_n, ping_pong;
   int stages;
-  bool adds, by_threads;
-  double slack, between;
+  bool stores, adds, by_threads, wide, wide_adds;
+
+  constexpr int down() const { return along_n ? 1 : cluster; }
+  constexpr int side() const { return along_n ? cluster : 1; }
+  /// Boxes of a b that lies across k are 64 columns wide, on lines of memory of their own if tiles are too.
+  constexpr bool takes(bool a_along_k, bool b_along_k) const {
+    return (b_along_k || columns % 64 == 0) && (stores || product_is_gradient(a_along_k, b_along_k));
+  }
 };
 inline constexpr ProductTileShape kProductTiles[] = {
-    {128, 128, 1, true, 5, true, true, 1.08, 150},    {128, 128, 2, true, 5, true, true, 1.07, 150},
-    {128, 192, 1, true, 4, false, false, 1.00, 650},  {128, 192, 2, true, 4, false, false, 1.00, 650},
-    {128, 256, 1, false, 4, false, true, 1.00, 3000}, {256, 128, 1, false, 4, false, true, 1.00, 3000},
-    {64, 64, 1, true, 8, true, true, 1.25, 150},
+    {128, 128, 1, false, true, 5, true, true, true, true, true},
+    {128, 128, 2, false, true, 5, true, true, true, true, true},
+    {128, 176, 1, false, true, 5, true, false, false, false, false},
+    {128, 176, 2, false, true, 5, true, false, false, false, false},
+    {128, 192, 1, false, true, 4, true, false, false, true, false},
+    {128, 192, 2, false, true, 4, true, false, false, true, false},
+    {128, 256, 1, false, false, 4, true, false, true, false, false},
+    {256, 128, 1, false, false, 4, true, false, true, false, false},
+    {128, 256, 2, true, false, 4, false, false, true, false, false},
+    {256, 128, 2, false, false, 4, false, false, true, false, false},
+    {64, 64, 1, false, true, 8, true, true, true, true, true},
 };
 
 /// What the row needs and the problem lacks, or an empty string.

@@ -12,7 +12,8 @@ template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB>
 struct TileOf {
   static constexpr ProductTileShape kShape = kProductTiles[kIndex];
   static constexpr int kRows = kShape.ping_pong ? kShape.rows : kShape.rows / 2;
-  using type = ProductTile<T, kA, kB, kRows, kShape.columns, kShape.stages, kShape.ping_pong, kShape.cluster>;
+  using type = ProductTile<T, kA, kB, kRows, kShape.columns, kShape.stages, kShape.ping_pong, kShape.cluster,
+                           kShape.along_n>;
 };
 
 template <class Tile>
@@ -29,19 +30,19 @@ ProductBias<T> bias_of(const Gemm& g) {
   return {static_cast<const T*>(g.bias), g.stride_bias, int(g.n)};
 }
 
-template <class Tile, bool kAdds>
+template <class Tile, class Out, bool kAdds>
 void store_product(const Gemm& g, const ProductPlan& plan, Device device) {
   using T = typename Tile::T;
   // All of what is added is asked for before the products begin, where there is room for four panels.
-  using Epilogue = StoreEpilogue<Tile, T, ScaleAndAdd<T, T, kAdds>, kAdds && Tile::kN == 128 ? 4 : 2>;
+  using Epilogue = StoreEpilogue<Tile, Out, ScaleAndAdd<T, Out, kAdds>, kAdds && Tile::kN == 128 ? 4 : 2>;
   typename Epilogue::Params params{};
-  params.outputs[0] = Epilogue::map(static_cast<T*>(g.d), g.m, g.n, g.batch, g.ldd, g.stride_d);
+  params.outputs[0] = Epilogue::map(static_cast<Out*>(g.d), g.m, g.n, g.batch, g.ldd, g.stride_d);
   params.splits = 1;
   params.math.alpha = float(g.alpha);
   params.math.bias = bias_of<T>(g);
   if constexpr (kAdds) {
     params.math.beta = float(g.beta);
-    params.operand = g.c ? Epilogue::map(static_cast<const T*>(g.c), g.m, g.n, g.batch, g.ldd, g.stride_d)
+    params.operand = g.c ? Epilogue::map(static_cast<const Out*>(g.c), g.m, g.n, g.batch, g.ldd, g.stride_d)
                          : params.outputs[0];
   }
   launch_product<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
@@ -68,27 +69,44 @@ void sum_product(const Gemm& g, const ProductPlan& plan, Device device) {
   launch_product<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
 }
 
-template <class Tile, bool kAdds, bool kByThreads>
+template <class Tile, class Out, bool kStores, bool kAdds>
+void store_or_add(const Gemm& g, const ProductPlan& plan, Device device) {
+  if constexpr (kAdds) {
+    if (g.beta != 0) return store_product<Tile, Out, true>(g, plan, device);
+  }
+  if constexpr (kStores) {
+    if (g.beta == 0) return store_product<Tile, Out, false>(g, plan, device);
+  }
+  check(false, "gemm: a tile of ", Tile::kM, " x ", Tile::kN, " cannot write such a d");
+}
+
+template <class Tile, ProductTileShape kShape>
 void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
+  using T = typename Tile::T;
   ProductPlan plan = product_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits, choice.whole);
   plan.step_a = g.stride_a != 0, plan.step_b = g.stride_b != 0;
-  if constexpr (kByThreads) {
+  if constexpr (kShape.by_threads) {
     if (choice.by_threads) return sum_product<Tile>(g, plan, device);
   }
-  if constexpr (kAdds) {
-    if (g.beta != 0) return store_product<Tile, true>(g, plan, device);
-  }
-  store_product<Tile, false>(g, plan, device);
+  constexpr bool kGradient =
+      product_is_gradient(Tile::kA == gpu::TileOrder::along_k, Tile::kB == gpu::TileOrder::along_k);
+  if (g.out == DType::f32)
+    store_or_add<Tile, float, kGradient && kShape.wide, kGradient && kShape.wide_adds>(g, plan, device);
+  else
+    store_or_add<Tile, T, kShape.stores, kShape.adds>(g, plan, device);
 }
 
 template <class T, gpu::TileOrder kA, gpu::TileOrder kB, int kIndex = 0>
 void run_order(const Gemm& g, const ProductChoice& choice, Device device) {
   if constexpr (kIndex < int(std::size(kProductTiles))) {
     constexpr ProductTileShape kShape = kProductTiles[kIndex];
-    if (choice.tile == kIndex)
-      return run_product<typename TileOf<kIndex, T, kA, kB>::type, kShape.adds, kShape.by_threads>(g, choice,
-                                                                                                   device);
+    if constexpr (kShape.takes(kA == gpu::TileOrder::along_k, kB == gpu::TileOrder::along_k)) {
+      if (choice.tile == kIndex)
+        return run_product<typename TileOf<kIndex, T, kA, kB>::type, kShape>(g, choice, device);
+    }
     run_order<T, kA, kB, kIndex + 1>(g, choice, device);
+  } else {
+    check(false, "gemm: no tile ", choice.tile, " for operands that lie so");
   }
 }
 

@@ -9,6 +9,10 @@
 /// A warpgroup's tile goes out in panels of 64 rows and 128 bytes, swizzled, so that no store meets a bank
 /// twice. An operand of d's shape and dtype comes in the same way, is asked for before the products begin,
 /// and its panel is overwritten by the first output's.
+///
+/// Where panels do not divide a tile, the last ends where the tile does: what it shares with the one before
+/// is written twice, the same both times. An operand that is d itself would be added twice, so such tiles
+/// have none.
 
 namespace tessera::ops {
 
@@ -58,9 +62,9 @@ class StoreEpilogue {
   using Pair = typename ProductPair<Out>::type;
   static constexpr int kPanel = 128 / int(sizeof(Out));  // columns
   static constexpr int kPanelBytes = 64 * 128;
-  static constexpr int kAcross = Tile::kN / kPanel, kPanels = Tile::kParts * kAcross;
+  static constexpr int kAcross = (Tile::kN + kPanel - 1) / kPanel, kPanels = Tile::kParts * kAcross;
   static constexpr int kBuffers = std::min(kMostBuffers, kPanels);
-  static_assert(Tile::kN % kPanel == 0);
+  static_assert(Tile::kN >= kPanel && Tile::kN % 16 == 0 && (Tile::kN % kPanel == 0 || !Math::kOperand));
   // The panels of a tile use the buffers in turn, and so does the next tile, from the first on: a buffer's
   // last store is kBuffers stores back only if they divide the panels.
   static_assert(kPanels % kBuffers == 0);
@@ -103,7 +107,7 @@ class StoreEpilogue {
     const int z = part.batch * params_.splits + part.split;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const int buffer = panel % kBuffers, column = panel / Tile::kParts * kPanel;
+      const int buffer = panel % kBuffers, column = column_of(panel);
       if constexpr (Math::kOperand) {
         landed_[buffer].wait(parity_ >> buffer & 1);
         parity_ ^= 1u << buffer;
@@ -134,13 +138,16 @@ class StoreEpilogue {
   }
 
  private:
+  static constexpr __device__ __host__ int column_of(int panel) {
+    return std::min(panel / Tile::kParts * kPanel, Tile::kN - kPanel);
+  }
   __device__ __forceinline__ char* at(int output, int buffer) const {
     return shared_ + (output * kBuffers + buffer) * kPanelBytes;
   }
   __device__ __forceinline__ void ask(const ProductPart& part, int row, int panel) {
     gpu::Barrier& landed = landed_[panel % kBuffers];
     landed.arrive_expect(kPanelBytes);
-    gpu::load_box(at(0, panel % kBuffers), params_.operand, landed, part.n + panel / Tile::kParts * kPanel,
+    gpu::load_box(at(0, panel % kBuffers), params_.operand, landed, part.n + column_of(panel),
                   part.m + row + panel % Tile::kParts * 64, part.batch);
   }
   /// The panel whose first column is column `from` of the tile, `first` of d. What comes from memory comes

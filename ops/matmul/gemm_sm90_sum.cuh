@@ -86,8 +86,10 @@ class SumEpilogue {
       }
       return;
     }
-    const int piece =
-        (part.number * Tile::kCluster + part.m / Tile::kM % Tile::kCluster) * kShares + row / Tile::kRows;
+    const int piece = (part.number * Tile::kCluster +
+                       (Tile::kSharesA ? part.n / Tile::kN : part.m / Tile::kM) % Tile::kCluster) *
+                          kShares +
+                      row / Tile::kRows;
     const float4* const all = params_.scratch + int64_t(piece) * part.splits * (kFragments * 128) + thread_;
     float4* const own = const_cast<float4*>(all) + part.split * (kFragments * 128);
 #pragma unroll

@@ -157,9 +157,11 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
   const Tensor a = numbers({m, k}, 1), b = numbers({n, k}, 2);
   const Tensor want = Tensor::empty({m, n}, DType::f32, Device::cpu());
   multiply(want, a, b.transpose(0, 1));
-  const Tensor left = a.to(DType::bf16).to(gpu()), right = b.to(DType::bf16).to(gpu());
+  // Operands as those of a weight's gradient lie, which every tile takes.
+  const Tensor left = a.transpose(0, 1).clone().to(DType::bf16).to(gpu()),
+               right = b.transpose(0, 1).clone().to(DType::bf16).to(gpu());
   const Tensor d = Tensor::empty({m, n}, DType::f32, gpu());
-  Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::f32, .transpose_b = true};
+  Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::f32, .transpose_a = true};
   g.a = left.raw(), g.b = right.raw(), g.d = d.raw();
   g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
   for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile) {
@@ -168,8 +170,9 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
       d.fill(std::numeric_limits<double>::quiet_NaN());
       // Every other run splits only what does not fill a round.
       const ProductTileShape& shape = kProductTiles[tile];
-      const int rows = shape.rows * shape.cluster, splits = run % 2 ? 7 : 21;
-      const int tiles = int((m + rows - 1) / rows * ((n + shape.columns - 1) / shape.columns));
+      const int rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
+      const int splits = run % 2 ? 7 : 21;
+      const int tiles = int((m + rows - 1) / rows * ((n + columns - 1) / columns));
       const int slots = gpu().card().multiprocessors / shape.cluster, grid = slots - slots % splits;
       const int whole = run / 2 % 2 ? tiles / grid * grid : 0;
       product(g, {.tile = tile, .splits = splits, .whole = whole, .by_threads = true}, DType::bf16);
