@@ -28,6 +28,7 @@
 
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_dropout.h"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_schedule.h"
 #include "ops/cast/cast.h"
@@ -36,6 +37,7 @@
 #include "ops/decode_attention/rope_to_cache.h"
 #include "ops/draw.h"
 #include "ops/dropout/dropout.h"
+#include "ops/dropout/philox_keys.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gather/gather.h"
 #include "ops/generation/sample.h"
