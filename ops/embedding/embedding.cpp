@@ -47,8 +47,7 @@ Tensor embedding(const Tensor& table, const Tensor& indices, Site site) {
   }
   if (Tape* tape = Tape::recording(table)) {
     tape->record("embedding", site, {&table, &indices}, {&y},
-                 [indices = Saved(indices), rows = table.size(0),
-                  wanted = table.grad_state()->grad_dtype](Backward& b) {
+                 [indices = Saved(indices), rows = table.size(0)](Backward& b) {
                    const Tensor dy = b.grad().with_rows(), packed = indices.get().packed();
                    const DType wide = sum_dtype(dy.dtype());
                    const auto writable = [&](DType dtype) {
@@ -58,9 +57,9 @@ Tensor embedding(const Tensor& table, const Tensor& indices, Site site) {
                    if (target.grad.defined() && (!writable(target.grad.dtype()) || !target.grad.has_rows()))
                      target = {};
                    if (!target.grad.defined())
-                     target = {
-                         Tensor::empty({rows, dy.size(-1)}, writable(wanted) ? wanted : wide, dy.device()),
-                         false};
+                     target = {Tensor::empty({rows, dy.size(-1)},
+                                             writable(b.grad_dtype(0)) ? b.grad_dtype(0) : wide, dy.device()),
+                               false};
                    if (dy.device().is_cpu()) {
                      embedding_backward_cpu(target.grad, dy, packed, target.accumulate);
                    } else if constexpr (kCuda) {

@@ -19,15 +19,9 @@ Tensor rows_of(const Tensor& tensor) {
   return tensor.defined() ? tensor.with_rows() : tensor;
 }
 
-/// The dtype in which somebody wants the gradient of a parameter; its own where nobody does.
-DType wanted_dtype(const Tensor& parameter) {
-  if (!parameter.defined()) return DType::f32;
-  return parameter.grad_state() ? parameter.grad_state()->grad_dtype : parameter.dtype();
-}
-
 /// Where the gradient of a parameter is written: a leaf's own buffer if that waits for it, so that no copy is
-/// left to do; undefined if nobody wants it. In sum_dtype, or in x's dtype on a GPU where that is `wanted`.
-GradTarget parameter_target(Backward& b, int input, const Tensor& x, DType wanted) {
+/// left to do; undefined if nobody wants it. In sum_dtype, or on a GPU in x's dtype if it is kept in that.
+GradTarget parameter_target(Backward& b, int input, const Tensor& x) {
   if (!b.needs(input)) return {};
   const DType wide = sum_dtype(x.dtype());
   const GradTarget target = b.target(input);
@@ -36,19 +30,15 @@ GradTarget parameter_target(Backward& b, int input, const Tensor& x, DType wante
   };
   if (target.grad.defined() && !target.accumulate && writable(target.grad.dtype()) && target.grad.has_rows())
     return target;
-  const bool direct = !target.grad.defined() && writable(wanted);
-  return {Tensor::empty({x.size(-1)}, direct ? wanted : wide, x.device()), false};
+  const DType kept = b.grad_dtype(input);
+  const bool direct = !target.grad.defined() && writable(kept);
+  return {Tensor::empty({x.size(-1)}, direct ? kept : wide, x.device()), false};
 }
-
-/// What a norm keeps beside its tensors: the dtypes of its parameters' gradients.
-struct ParameterDtypes {
-  DType weight, bias;
-};
 
 /// Hands the gradients of a norm to inputs 0 (x), 1 (the residual, if `adds`) and the two after them. `from`
 /// is what was normalised.
 void backward(Backward& b, bool adds, const Tensor& from, const Tensor& weight, const Tensor& mean,
-              const Tensor& rstd, ParameterDtypes wanted) {
+              const Tensor& rstd) {
   const int parameters = adds ? 2 : 1;
   const bool wants_dx = b.needs(0) || (adds && b.needs(1));
   const Tensor dsum = adds && b.has_grad(0) ? b.grad(0).with_rows() : Tensor();
@@ -57,8 +47,8 @@ void backward(Backward& b, bool adds, const Tensor& from, const Tensor& weight, 
   if (!adds || b.has_grad(1)) {
     const Tensor dy = b.grad(adds ? 1 : 0).with_rows(), scale = rows_of(weight);
     dx = wants_dx ? Tensor::empty_like(from) : Tensor();
-    dweight = parameter_target(b, parameters, from, wanted.weight);
-    dbias = parameter_target(b, parameters + 1, from, wanted.bias);
+    dweight = parameter_target(b, parameters, from);
+    dbias = parameter_target(b, parameters + 1, from);
     if (dweight.grad.defined() && dbias.grad.defined() && dweight.grad.dtype() != dbias.grad.dtype()) {
       const DType wide = sum_dtype(from.dtype());
       GradTarget& other = dweight.grad.dtype() == wide ? dbias : dweight;
@@ -105,19 +95,16 @@ AddNorm apply(const char* name, const Tensor& x, const Tensor* residual, const T
       norm_forward_cuda(norm);
     }
   }
-  const ParameterDtypes wanted{wanted_dtype(weight), wanted_dtype(bias)};
   if (residual) {
     if (Tape* tape = Tape::recording(x, *residual, weight, bias))
-      tape->record(
-          name, site, {&x, residual, &weight, &bias}, {&results.sum, &results.y},
-          [sum = Saved(results.sum), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd), wanted](
-              Backward& b) { backward(b, true, sum.get(), weight.get(), mean.get(), rstd.get(), wanted); });
+      tape->record(name, site, {&x, residual, &weight, &bias}, {&results.sum, &results.y},
+                   [sum = Saved(results.sum), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](
+                       Backward& b) { backward(b, true, sum.get(), weight.get(), mean.get(), rstd.get()); });
   } else if (Tape* tape = Tape::recording(x, weight, bias)) {
-    tape->record(
-        name, site, {&x, &weight, &bias}, {&results.y},
-        [x = Saved(x), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd), wanted](Backward& b) {
-          backward(b, false, x.get().with_rows(), weight.get(), mean.get(), rstd.get(), wanted);
-        });
+    tape->record(name, site, {&x, &weight, &bias}, {&results.y},
+                 [x = Saved(x), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](Backward& b) {
+                   backward(b, false, x.get().with_rows(), weight.get(), mean.get(), rstd.get());
+                 });
   }
   return results;
 }
