@@ -37,6 +37,7 @@ Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const Shape y_shape =
       shared ? rows.inserted(rows.rank(), groups).inserted(rows.rank() + 1, out) : x.shape().with(-1, out);
   Tensor y = Tensor::empty(y_shape, x.dtype(), x.device());
+  const ProductRow row(kName, x);
   multiply(by_group(y, false), by_group(x, shared), weight.detach().transpose(1, 2),
            {.bias = bias.defined() ? bias.detach().reshape({groups, 1, out}) : Tensor()});
   if (Tape* tape = Tape::recording(x, weight, bias)) {
@@ -44,12 +45,13 @@ Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
     tape->record(kName, site, {&x, &weight, &bias}, {&y},
                  [x = kept_x, kept = Saved(weight), shape = x.shape(), shared](Backward& b) {
                    const Tensor& weight = kept.get();
+                   const ProductRow row(kName, weight);
                    const Tensor dy = by_group(b.grad(), false);  // [K, rows, out]
                    if (b.needs(0)) b.accumulate(0, grouped_input_gradient(shape, dy, weight, shared));
                    if (b.needs(1))
                      multiply_gradient(b, 1, weight, GradientDType::f32, dy.transpose(1, 2),
                                        by_group(x.get(), shared));
-                   if (b.needs(2)) b.accumulate(2, column_sums(b.grad(), true));
+                   bias_gradient(b, 2, b.grad(), true);
                  });
   }
   return y;
@@ -65,6 +67,8 @@ std::vector<OpSpec> grouped_linear_specs() {
   spec.attrs = {{"shared", true, "every group sees all of x"}};
   spec.outputs = {{"y", "[..., K, out]"}};
   spec.tolerance_factor_f32 = 8;
+  spec.rows = gemm_rows();
+  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{grouped_linear(in[0], in[1], in[2], attrs.flag("shared"))};
@@ -107,6 +111,8 @@ std::vector<OpSpec> grouped_linear_specs() {
         {.dims = dims(2, 3, 2, 5, 3, 1), .attrs = attrs, .placement = Placement::transposed},
         {.dims = dims(0, 65, 10, 129, 31, 1), .attrs = attrs, .gradcheck = false},
         {.dims = dims(0, 127, 10, 1365, 3, 1), .attrs = attrs, .gradcheck = false},
+        {.dims = dims(0, 1003, 1, 48, 5, 1), .attrs = attrs, .gradcheck = false},
+        {.dims = dims(0, 7, 16, 3, 257, 1), .attrs = attrs, .gradcheck = false},
         {.dims = dims(2, 33, 3, 64, 1365, 0),
          .attrs = attrs,
          .placement = Placement::strided,

@@ -28,8 +28,14 @@ void linear_input_gradient(Backward& entry, int input, const Shape& shape, const
 void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
                                 const Tensor& x, const Tensor& dy);
 
+/// Hands the column sums of dy to input number `input` of the entry, if it wants them: written or added in
+/// place where its gradient lies packed, else in the dtype in which it is kept, so that nobody need cast
+/// them.
+void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups = false);
+
 /// x [..., columns] summed over all rows, or x [rows, groups, columns] over its rows if `groups`: f32 (f64
-/// for f64), packed, of shape [columns] or [groups, columns]. Deterministic.
+/// for f64), packed, of shape [columns] or [groups, columns]. Deterministic. On CUDA one launch where x is
+/// small.
 Tensor column_sums(const Tensor& x, bool groups = false);
 
 /// sums [groups, columns], packed, of x [rows, groups, columns] whose innermost stride is 1; nothing is

@@ -1,8 +1,10 @@
 #include "ops/matmul/gemm.h"
 
 #include <algorithm>
+#include <sstream>
 #include <tuple>
 
+#include "ops/matmul/gemm_narrow.h"
 #include "ops/matmul/gemm_padding.h"
 #include "ops/matmul/gemm_sm90_plan.h"
 #include "tensor/elementwise.h"
@@ -169,20 +171,33 @@ struct Products {
   }
 };
 
-/// The choice between "wgmma" and the others.
-bool takes_wgmma(const Gemm& g, Device device) {
+std::string problem(const Gemm& g) {
+  std::ostringstream text;
+  text << g.m << " x " << g.n << " x " << g.k << " in " << g.in << " with leading dimensions " << g.lda
+       << ", " << g.ldb << ", " << g.ldd;
+  return text.str();
+}
+
+/// The row of our own kernels that takes the product, if one does.
+std::optional<GemmRow> own_row(const Gemm& g, Device device) {
   const auto forced = tuning::ForceRow::forced("gemm");
-  if (forced && *forced != int(GemmRow::wgmma)) return false;
+  if (!forced && gemm_narrow_pays(g, device)) return GemmRow::narrow;
+  if (forced == int(GemmRow::narrow)) {
+    const std::string lacks = gemm_narrow_lacks(g);
+    check(lacks.empty(), "gemm: row narrow needs ", lacks, ", not ", problem(g));
+    return GemmRow::narrow;
+  }
+  if (forced && *forced != int(GemmRow::wgmma)) return std::nullopt;
   const std::string lacks = gemm_sm90_lacks(g, device);
-  check(!forced || lacks.empty(), "gemm: row wgmma needs ", lacks, ", not ", g.m, " x ", g.n, " x ", g.k,
-        " in ", g.in, " with leading dimensions ", g.lda, ", ", g.ldb, ", ", g.ldd);
-  return lacks.empty() && (forced || gemm_sm90_pays(g, device));
+  check(!forced || lacks.empty(), "gemm: row wgmma needs ", lacks, ", not ", problem(g));
+  if (lacks.empty() && (forced || gemm_sm90_pays(g, device))) return GemmRow::wgmma;
+  return std::nullopt;
 }
 
 }  // namespace
 
 std::vector<std::string> gemm_rows() {
-  return {"cublas", "cublas padded", "wgmma"};
+  return {"cublas", "cublas padded", "wgmma", "narrow"};
 }
 
 ProductRow::ProductRow(const char* op, const Tensor& x) {
@@ -236,14 +251,19 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   if (d.device().is_cuda()) {
     fold_batch(products.gemm);
     Gemm& gemm = products.gemm;
-    if ((!residual.defined() || residual.layout().strides == d.layout().strides) &&
-        takes_wgmma(gemm, d.device())) {
+    const bool adds = !residual.defined() || residual.layout().strides == d.layout().strides;
+    if (const auto row = adds ? own_row(gemm, d.device()) : std::nullopt) {
       if (residual.defined()) {
         products.residual = residual;
         gemm.c = residual.raw();
         gemm.beta = 1;
       }
-      return products.run(d, a, b, bias, true, [&](const Gemm& g) { gemm_wgmma(g, d.device()); });
+      return products.run(d, a, b, bias, true, [&](const Gemm& g) {
+        if (row == GemmRow::narrow)
+          gemm_narrow(g, d.device());
+        else
+          gemm_wgmma(g, d.device());
+      });
     }
   }
   if (residual.defined()) {

@@ -17,7 +17,7 @@ namespace tessera::ops {
 ///
 /// Dtypes: A, B and bias have `in`; D has `out`, which is `in`, or f32 for bf16 and f16. Sums run in f32 (f64
 /// for f64), never in TF32, and are rounded once, to `out`. C has D's dtype and layout; it is D itself but in
-/// the row "wgmma", where it may be elsewhere. With beta 0 it is not read.
+/// the rows "wgmma" and "narrow", where it may be elsewhere. With beta 0 it is not read.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   DType in = DType::f32, out = DType::f32;
@@ -40,8 +40,9 @@ void gemm_cpu(const Gemm& gemm);
 ///   cublas         cuBLASLt, the problem as it lies
 ///   cublas padded  cuBLASLt with odd extents rounded up wherever they can be (gemm_padding.h)
 ///   wgmma          the kernels of gemm_sm90.cuh; throws where they cannot
+///   narrow         those of gemm_narrow.cuh, for products with a side of a few; takes everything
 /// Unforced, it is a function of shapes, layouts and card: see multiply and docs/ops/gemm.md.
-enum class GemmRow : uint8_t { cublas = 0, cublas_padded = 1, wgmma = 2 };
+enum class GemmRow : uint8_t { cublas = 0, cublas_padded = 1, wgmma = 2, narrow = 3 };
 std::vector<std::string> gemm_rows();
 
 /// While it lives, the products of this thread run on the row that is forced for operator `op`, if one is.
@@ -71,9 +72,9 @@ struct MultiplyOptions {
 /// matrix whose rows or whose columns are dense is taken as it lies, any other is copied; d must be
 /// `writable`. Where b is the same for neighbouring matrices of a and d that continue each other, they become
 /// one product. k = 0 gives zeros or the bias. A residual is added before the sum is rounded if the row is
-/// "wgmma" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are widened to f32
-/// and the result rounded once. On CUDA their odd extents may be rounded up (gemm_padding.h): the pads of d,
-/// a and b may then be overwritten.
+/// "wgmma" or "narrow" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are
+/// widened to f32 and the result rounded once. On CUDA their odd extents may be rounded up (gemm_padding.h):
+/// the pads of d, a and b may then be overwritten.
 void multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the

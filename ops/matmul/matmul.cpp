@@ -123,6 +123,10 @@ std::vector<OpSpec> matmul_specs() {
       {.dims = dims(0, 0, 3, 2, 0)},
       {.dims = dims(2, 0, 3, 2, 0)},
       {.dims = dims(3, 0, 4, 5, 2), .placement = Placement::strided},
+      {.dims = dims(0, 0, 3, 41, 1792), .attrs = {{"transpose_a", true}}, .gradcheck = false},  // narrow
+      {.dims = dims(0, 0, 1501, 16, 7), .gradcheck = false},
+      {.dims = dims(5, 5, 2, 350, 301), .attrs = {{"transpose_b", true}}, .gradcheck = false},
+      {.dims = dims(0, 0, 600, 200, 3), .gradcheck = false},
       {.dims = dims(0, 0, 127, 129, 513), .gradcheck = false},
       {.dims = dims(0, 0, 257, 1365, 64), .placement = Placement::strided, .gradcheck = false},
       {.dims = dims(8, 0, 63, 31, 255), .placement = Placement::transposed, .gradcheck = false}};
