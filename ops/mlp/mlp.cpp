@@ -42,6 +42,33 @@ struct Hidden {
   Tensor h, a;
 };
 
+/// h = x up^T + bias
+Tensor hidden_rows(const Tensor& x, const Tensor& up, const Tensor& bias) {
+  const Tensor h = Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device());
+  linear_forward(h, x, up, bias);
+  return h;
+}
+
+/// Whether the whole layer runs as one kernel. Never unforced while a tape wants h: it would be computed
+/// twice. Throws if the row is forced and cannot.
+bool runs_fused(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
+                const Tensor& residual, bool wants_h) {
+  if (x.device().is_cpu() || x.count() == 0 || y.count() == 0) return false;
+  const auto forced = tuning::ForceRow::forced("mlp");
+  if (forced ? *forced != kFusedRow : wants_h || tuning::ForceRow::forced("gemm")) return false;
+  const std::string lacks = fused_mlp_lacks(y, x, up, down, residual);
+  check(!forced || lacks.empty(), "mlp: row fused needs ", lacks, "; x is ", describe(x), ", up ",
+        describe(up), ", down ", describe(down));
+  return lacks.empty() && (forced || fused_mlp_pays(y, x, up));
+}
+
+/// The products' own row, where one is forced for the operator; in row "fused" those of backward choose
+/// theirs.
+std::optional<ProductRow> product_row(const Tensor& x) {
+  if (tuning::ForceRow::forced("mlp") == kFusedRow) return std::nullopt;
+  return std::optional<ProductRow>(std::in_place, "mlp", x);
+}
+
 /// y and the hidden rows; h is undefined unless it is asked for.
 Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
                const Tensor& down_bias, const Tensor& residual, Activation kind, bool keeps_h) {
@@ -88,29 +115,39 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   check_linear("mlp", "down", x, up.size(0), down, down_bias);
   const Shape shape = x.shape().with(-1, down.size(0));
   check_residual("mlp", x, shape, residual);
-  const ProductRow row("mlp", x);
+  const auto row = product_row(x);
   Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias, residual);
   const Tensor tokens = by_token(x);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
-  const Hidden hidden = forward(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias,
-                                residual.defined() ? by_token(residual) : residual, kind, tape != nullptr);
+  const Tensor added = residual.defined() ? by_token(residual) : residual;
+  const bool fused = runs_fused(by_token(y), tokens, up, down, added, tape != nullptr);
+  Hidden hidden;
+  if (fused)
+    fused_mlp(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, added, kind);
+  else
+    hidden = forward(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, added, kind,
+                     tape != nullptr);
   if (tape) {
-    const bool keeps_a = requires_grad(down) && mlp_keeps_activated(tokens.size(0), up.size(0), x.dtype());
+    const bool keeps_a =
+        !fused && requires_grad(down) && mlp_keeps_activated(tokens.size(0), up.size(0), x.dtype());
     tape->record(
         "mlp", site, {&x, &up, &down, &up_bias, &down_bias, &residual}, {&y},
-        [x = Saved(x), up = Saved(up), down = Saved(down), h = Saved(hidden.h),
-         kept = keeps_a ? Saved(hidden.a) : Saved(), kind](Backward& b) {
+        [x = Saved(x), up = Saved(up), down = Saved(down), bias = fused ? Saved(up_bias) : Saved(),
+         saved_h = fused ? Saved() : Saved(hidden.h), kept = keeps_a ? Saved(hidden.a) : Saved(),
+         kind](Backward& b) {
           Tensor dy = b.take_grad();
           b.accumulate(5, dy);
           dy = by_token(dy);
-          const ProductRow row("mlp", dy);
+          const auto row = product_row(dy);
           const bool further = b.needs(0) || b.needs(1) || b.needs(3);
           const bool makes_a = b.needs(2) && !kept.defined();
+          Tensor h = saved_h.get();
+          if (!h.defined() && (further || makes_a)) h = hidden_rows(by_token(x.get()), up.get(), bias.get());
           HiddenGradients hidden;
           if (further)
-            hidden = hidden_gradients(dy, h.get(), down.get(), kind, makes_a);
+            hidden = hidden_gradients(dy, h, down.get(), kind, makes_a);
           else if (makes_a)
-            hidden.a = activate_hidden(h.get(), kind, false);
+            hidden.a = activate_hidden(h, kind, false);
           linear_parameter_gradients(b, 2, 4, down.get(), makes_a ? hidden.a : kept.get(), dy);
           if (!further) return;
           dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
@@ -140,7 +177,8 @@ std::vector<OpSpec> mlp_specs() {
   spec.outputs = {{"y", "[..., E]"}};
   spec.tolerance_factor_f32 = 8;
   spec.rows = gemm_rows();
-  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
+  spec.rows.push_back("fused");
+  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{
@@ -185,13 +223,15 @@ std::vector<OpSpec> mlp_specs() {
       {.dims = dims(2, 3, 5, 7, 4, 1), .placement = Placement::strided},
       {.dims = dims(0, 4, 5, 7, 3, 1), .placement = Placement::transposed},
       {.dims = dims(0, 129, 64, 171, 65, 1), .gradcheck = false},
-      {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false}};
+      {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false},
+      {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false}};  // parts of all tiles of row "fused"
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
   for (const Case& plain : {Case{.dims = dims(0, 6, 4, 5, 3, 0)},
                             {.dims = dims(2, 3, 4, 5, 4, 1)},
                             {.dims = dims(0, 3, 2, 0, 4, 1)},
                             {.dims = dims(2, 3, 5, 7, 4, 1), .placement = Placement::strided},
-                            {.dims = dims(0, 129, 64, 171, 64, 0), .gradcheck = false}}) {
+                            {.dims = dims(0, 129, 64, 171, 64, 0), .gradcheck = false},
+                            {.dims = dims(2, 70, 72, 300, 136, 1), .gradcheck = false}}) {
     spec.cases.push_back(plain);
     spec.cases.back().dims["residual"] = 1;
   }
