@@ -11,6 +11,29 @@
 #include "ops/mlp/mlp_kernels.h"
 #include "ops/mlp/mlp_math.cuh"
 
+/// The whole mlp in one kernel: hidden rows never leave the chip.
+///
+/// Two blocks, a cluster, take 128 tokens. Each keeps all of their x in shared memory (128 KiB at D = 512),
+/// makes half of the hidden columns and half of the columns of y, whose sums, 128 x 256, are half of its
+/// registers. So what one makes of a hidden row, both need: every chunk of 256 hidden columns is handed over,
+/// half of it each way.
+///
+/// It travels as registers. The sums of the first product, rounded and packed, are the left operand of the
+/// second (gpu/wgmma.cuh), and thread t of warpgroup w of the one block holds exactly what thread t of
+/// warpgroup w of the other will need: 16 bytes for each k step, stored into the other's shared memory in the
+/// order of the threads (st.async, counted on a barrier there) and read back as they were stored. No layout,
+/// no fence between proxies, and the second product reads nothing but weights from shared memory.
+///
+/// A warpgroup has 64 tokens, 128 sums a thread for y and 64 for h: with no more than 240 registers the
+/// products of a chunk cannot be issued before the second ones of the chunk before. They overlap with those
+/// of the other warpgroup. A thread brings the weights through a ring of 16 KiB, [128 rows, 64 of k], in the
+/// order of their use; another brings x when the last chunk's first product has let it go, and asks L2 for
+/// the next tile's early. y goes out of the registers, four lanes exchanging words so that each writes 16
+/// bytes.
+///
+/// 2 T F (D + E) FLOPs. Bytes: x and y, once; from L2 the weights for every 128 tokens, 32 bytes a clock and
+/// SM. The paper model and what was measured: docs/ops/mlp.md.
+
 namespace tessera::ops {
 namespace {
 
@@ -37,6 +60,7 @@ struct WholeShared {
   alignas(1024) char x[kWholeDepths][kSlotBytes];
   char slots[kSlots][kSlotBytes];
   char hands[2][kHands][kHandBytes];
+  float biases[2][2][128];
   gpu::Ring<kSlots> ring;
   gpu::Barrier x_full[kWholeDepths], x_empty[kWholeDepths];
   gpu::Barrier landed[2][kHands], may_send[2][kHands];
@@ -287,23 +311,36 @@ class WholeGroup {
     if (ends && speaks()) shared_.x_empty[args_.depths - 1].arrive();
   }
 
+  /// h += the biases of the chunk's columns, which the threads fetch for each other. A warp that fetches
+  /// those of a chunk has seen all others fetch the last chunk's, so they have used those of the one before.
+  __device__ __forceinline__ void add_bias(float (&h)[64], int chunk, int wide) {
+    const int thread = thread_again(), column = chunk * kWholeSpan + rank_again() * wide + thread;
+    float* const biases = shared_.biases[group_][biased_];
+    biases[thread] = column < args_.wide ? float(args_.up_bias[column]) : 0.0f;
+    biased_ ^= 1;
+    gpu::sync_named(1 + group_, 128);
+#pragma unroll
+    for (int block = 0; block < 16; ++block) {
+      const float2 added = *reinterpret_cast<const float2*>(biases + block * 8 + thread % 4 * 2);
+      h[4 * block] += added.x, h[4 * block + 1] += added.y;
+      h[4 * block + 2] += added.x, h[4 * block + 3] += added.y;
+    }
+  }
+
   __device__ __forceinline__ void run_chunk(float (&y)[2][64], int chunk, bool begins, bool ends) {
     const bool half = is_short(args_, chunk);
     uint32_t own[2][4][4], other[4][4];
     int add = !begins;
     {
       float h[64];
-      multiply_up(h, begins, ends);
-      if (args_.up_bias) {
-        const ProductBias<T> bias{args_.up_bias, 0, args_.wide};
-        const int first = chunk * kWholeSpan + rank_again() * (half ? 64 : 128) + thread_again() % 4 * 2;
+      if (half) {
+        multiply_up(reinterpret_cast<float(&)[32]>(h), begins, ends);
 #pragma unroll
-        for (int block = 0; block < 16; ++block) {
-          const float2 added = bias.at(0, first + block * 8);
-          h[4 * block] += added.x, h[4 * block + 1] += added.y;
-          h[4 * block + 2] += added.x, h[4 * block + 3] += added.y;
-        }
+        for (int i = 32; i < 64; ++i) h[i] = 0;  // or their registers would be taken since the last chunk
+      } else {
+        multiply_up(h, begins, ends);
       }
+      if (args_.up_bias) add_bias(h, chunk, half ? 64 : 128);
 #pragma unroll
       for (int pair = 0; pair < 32; ++pair)
         own[pair / 16][pair / 4 % 4][pair % 4] = gpu::pack_halves<T>(h[2 * pair], h[2 * pair + 1]);
@@ -414,6 +451,7 @@ class WholeGroup {
   gpu::RingPlace<kSlots> place_;
   uint32_t round_ = 0;  // parity of the tokens
   uint32_t hand_ = 0;   // of the next exchange
+  int biased_ = 0;      // which biases come next
 };
 
 template <class T, Activation kKind, int kSlots, int kHands>
