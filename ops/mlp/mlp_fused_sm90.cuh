@@ -210,7 +210,7 @@ class WholeGroup {
 
  private:
   /// Lets go of the slot whose products were issued last, or of the one before.
-  static __device__ __forceinline__ bool speaks() { return thread_again() % 32 == 0; }
+  __device__ __forceinline__ bool speaks() const { return speaks_; }
   static __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
     return uint64_t(uint32_t(gpu::tile_descriptor<along_k>(0) >> 32)) << 32 | low;
   }
@@ -425,7 +425,8 @@ class WholeGroup {
   __device__ __forceinline__ void store_part(const float (&y)[2][64], int part_index) {
     const int rank = rank_again(), thread = thread_again(),
               end = min(args_.out, rank ? args_.out : args_.half);
-    float* const to = args_.parts + int64_t(part_index) * kWholeRows * args_.out;
+    float* const to = args_.parts + (int64_t(part_index) * kWholeRows + row(0)) * args_.out;
+    const int lower = 8 * args_.out;
 #pragma unroll
     for (int part = 0; part < 2; ++part)
 #pragma unroll
@@ -434,7 +435,7 @@ class WholeGroup {
         if (at >= end) continue;
 #pragma unroll
         for (int down = 0; down < 2; ++down)
-          *reinterpret_cast<float2*>(to + row(down) * args_.out + at) =
+          *reinterpret_cast<float2*>(to + at + down * lower) =
               make_float2(y[part][block * 4 + down * 2], y[part][block * 4 + down * 2 + 1]);
       }
   }
@@ -449,6 +450,7 @@ class WholeGroup {
   const int group_;
   const uint32_t slots_, x_;  // the lower words of descriptors
   gpu::RingPlace<kSlots> place_;
+  const bool speaks_ = threadIdx.x % 32 == 0;
   uint32_t round_ = 0;  // parity of the tokens
   uint32_t hand_ = 0;   // of the next exchange
   int biased_ = 0;      // which biases come next
