@@ -5,6 +5,7 @@
 #include "ops/activation/activation_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
+#include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "ops/op.h"
 
@@ -49,23 +50,24 @@ Tensor hidden_rows(const Tensor& x, const Tensor& up, const Tensor& bias) {
   return h;
 }
 
-/// Whether the whole layer runs as one kernel. Never unforced while a tape wants h: it would be computed
-/// twice. Throws if the row is forced and cannot.
+bool forces_fused() {
+  return tuning::ForceRow::forced("mlp") == kFusedRow;
+}
+
+/// Whether the whole layer runs as one kernel: where that is forced. Throws if it cannot.
 bool runs_fused(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
-                const Tensor& residual, bool wants_h) {
-  if (x.device().is_cpu() || x.count() == 0 || y.count() == 0) return false;
-  const auto forced = tuning::ForceRow::forced("mlp");
-  if (forced ? *forced != kFusedRow : wants_h || tuning::ForceRow::forced("gemm")) return false;
+                const Tensor& residual) {
+  if (!forces_fused() || x.device().is_cpu() || x.count() == 0 || y.count() == 0) return false;
   const std::string lacks = fused_mlp_lacks(y, x, up, down, residual);
-  check(!forced || lacks.empty(), "mlp: row fused needs ", lacks, "; x is ", describe(x), ", up ",
-        describe(up), ", down ", describe(down));
-  return lacks.empty() && (forced || fused_mlp_pays(y, x, up));
+  check(lacks.empty(), "mlp: row fused needs ", lacks, "; x is ", describe(x), ", up ", describe(up),
+        ", down ", describe(down));
+  return true;
 }
 
 /// The products' own row, where one is forced for the operator; in row "fused" those of backward choose
 /// theirs.
 std::optional<ProductRow> product_row(const Tensor& x) {
-  if (tuning::ForceRow::forced("mlp") == kFusedRow) return std::nullopt;
+  if (forces_fused()) return std::nullopt;
   return std::optional<ProductRow>(std::in_place, "mlp", x);
 }
 
@@ -120,7 +122,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   const Tensor tokens = by_token(x);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   const Tensor added = residual.defined() ? by_token(residual) : residual;
-  const bool fused = runs_fused(by_token(y), tokens, up, down, added, tape != nullptr);
+  const bool fused = runs_fused(by_token(y), tokens, up, down, added);
   Hidden hidden;
   if (fused)
     fused_mlp(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, added, kind);

@@ -3,6 +3,7 @@
 
 #include "ops/matmul/gemm.h"
 #include "ops/matmul/gemm_padding.h"
+#include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "runtime/tuning.h"
 
@@ -76,10 +77,6 @@ std::string fused_mlp_lacks(const Tensor& y, const Tensor& x, const Tensor& up, 
   if (!lies_well(x, false) || !lies_well(up, false) || !lies_well(down, false) || !lies_well(y, true))
     return "rows on 16-byte boundaries, and at least one of each";
   return dense_rows(residual) ? "" : "a residual with dense rows on 4-byte boundaries";
-}
-
-bool fused_mlp_pays(const Tensor&, const Tensor&, const Tensor&) {
-  return false;
 }
 
 void fused_mlp(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,

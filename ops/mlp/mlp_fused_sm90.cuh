@@ -8,7 +8,7 @@
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
-#include "ops/mlp/mlp_kernels.h"
+#include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_math.cuh"
 
 /// The whole mlp in one kernel: hidden rows never leave the chip.

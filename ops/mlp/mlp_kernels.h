@@ -22,18 +22,6 @@ bool fuses_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, co
 void fused_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
                          const Tensor& h, Activation kind);
 
-/// Row "fused": the whole layer in one kernel (mlp_fused_sm90.cuh).
-inline constexpr int kFusedRow = 3;
-/// What it needs and these tensors lack, or an empty string. y [T, E], x [T, D], up [F, D], down [E, F].
-std::string fused_mlp_lacks(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
-                            const Tensor& residual);
-/// Whether it is expected to be faster than the two products.
-bool fused_mlp_pays(const Tensor& y, const Tensor& x, const Tensor& up);
-/// y = f(x up^T + up_bias) down^T + down_bias + residual, the hidden rows rounded as elsewhere, the residual
-/// added before y is rounded.
-void fused_mlp(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
-               const Tensor& down_bias, const Tensor& residual, Activation kind);
-
 /// The launches, for T bf16 or f16.
 template <class T>
 void fused_up_cuda(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& bias,
@@ -41,8 +29,5 @@ void fused_up_cuda(const Tensor& a, const Tensor& h, const Tensor& x, const Tens
 template <class T>
 void fused_down_gradient_cuda(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
                               const Tensor& h, Activation kind);
-template <class T>
-void fused_mlp_cuda(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
-                    const Tensor& up_bias, const Tensor& down_bias, const Tensor& residual, Activation kind);
 
 }  // namespace tessera::ops
