@@ -1,6 +1,10 @@
 #include <fmt/format.h>
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
 
 #include "cli/commands.h"
 #include "cli/explain.h"
@@ -18,6 +22,18 @@ void be_strict(CLI::App& app) {
     option->disable_flag_override();
   }
   for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; })) be_strict(*sub);
+}
+
+/// What was printed may still be in a buffer, and the disk full: then a command has not done what it was
+/// asked for, whatever `code` says.
+int checked_output(int code) {
+  errno = 0;
+  std::cout.flush();
+  const bool flushed = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
+  if (flushed) return code;
+  fmt::print(stderr, "tessera: write: the standard output: {}\n",
+             errno != 0 ? std::strerror(errno) : "not all could be written");
+  return code == 0 ? 1 : code;
 }
 
 int run(int argc, char** argv) {
@@ -43,13 +59,13 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& wanted) {  // --help, --version
-    return app.exit(wanted);
+    return checked_output(app.exit(wanted));
   } catch (const CLI::ParseError& error) {
     fmt::print(stderr, "tessera: {}\n", explain(app, error, std::vector<std::string>(argv + 1, argv + argc)));
     return 2;
   }
   try {
-    return action();
+    return checked_output(action());
   } catch (const UsageError& error) {
     fmt::print(stderr, "tessera: {}\n", error.what());
     return 2;

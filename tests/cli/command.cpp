@@ -55,7 +55,8 @@ std::vector<std::string> Workplace::files() const {
   return found;
 }
 
-Process::Process(const Workplace& workplace, const std::vector<std::string>& arguments) {
+Process::Process(const Workplace& workplace, const std::vector<std::string>& arguments,
+                 const std::string& output) {
   const std::string folder = temporary("said");
   out_ = folder + "/out", err_ = folder + "/err";
   std::string program = tessera::test::place("TESSERA_PROGRAM", TESSERA_PROGRAM);
@@ -68,7 +69,7 @@ Process::Process(const Workplace& workplace, const std::vector<std::string>& arg
   if (id_ < 0) throw std::runtime_error("fork failed");
   if (id_ > 0) return;
   const int in = ::open("/dev/null", O_RDONLY);
-  const int out = ::open(out_.c_str(), O_WRONLY | O_CREAT, 0600),
+  const int out = ::open((output.empty() ? out_ : output).c_str(), O_WRONLY | O_CREAT, 0600),
             err = ::open(err_.c_str(), O_WRONLY | O_CREAT, 0600);
   ::dup2(in, 0), ::dup2(out, 1), ::dup2(err, 2);
   ::setenv("OMP_NUM_THREADS", "1", 1);  // tiny problems: threads would only wait for each other

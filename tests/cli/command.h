@@ -42,7 +42,9 @@ class Workplace {
 /// A process that runs; killed if it outlives the object.
 class Process {
  public:
-  Process(const Workplace& workplace, const std::vector<std::string>& arguments);
+  /// `output`: what its standard output goes to, instead of the Outcome.
+  Process(const Workplace& workplace, const std::vector<std::string>& arguments,
+          const std::string& output = {});
   ~Process();
   Process(const Process&) = delete;
   void send(int signal) const;

@@ -244,6 +244,19 @@ TEST(Json, AFileThatCannotBeWrittenIsNamedBeforeTheWork) {
   }
 }
 
+TEST(Output, ThatCannotBeWrittenIsAnError) {
+  if (!fs::is_character_file("/dev/full")) GTEST_SKIP() << "skipped: there is no /dev/full";
+  const Workplace workplace;
+  // Little enough to wait in a buffer until the end, and more.
+  for (const std::string line : {"--help", "--version", "plan gpt", "doctor --json", "op --list"}) {
+    const Outcome outcome = Process(workplace, words_of(line), "/dev/full").wait(60);
+    EXPECT_EQ(outcome.code, 1) << line;
+    EXPECT_TRUE(outcome.err.starts_with("tessera: ") && holds_all(outcome.err, "write"))
+        << line << ": " << outcome.err;
+    EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
+  }
+}
+
 // ---- configuration files ----
 
 struct BadConfig {
