@@ -50,6 +50,7 @@
 #include "ops/matmul/gemm.h"
 #include "ops/matmul/matmul.h"
 #include "ops/mlp/mlp.h"
+#include "ops/mlp/mlp_fused.h"
 #include "ops/norm/norm.h"
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"

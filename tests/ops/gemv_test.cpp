@@ -7,6 +7,7 @@
 
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_swiglu.h"
+#include "ops/matmul/gemm.h"
 #include "runtime/tuning.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
@@ -17,7 +18,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int kRow = 3;  // of linear
+const int kRow = int(gemm_rows().size());  // of linear: behind those of products
 
 class GemvCuda : public testing::Test {
  protected:
