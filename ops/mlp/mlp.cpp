@@ -51,7 +51,7 @@ Tensor hidden_rows(const Tensor& x, const Tensor& up, const Tensor& bias) {
 }
 
 bool forces_fused() {
-  return tuning::ForceRow::forced("mlp") == kFusedRow;
+  return tuning::ForceRow::forced("mlp") == int(gemm_rows().size());
 }
 
 /// Whether the whole layer runs as one kernel: where that is forced. Throws if it cannot.
@@ -180,7 +180,7 @@ std::vector<OpSpec> mlp_specs() {
   spec.tolerance_factor_f32 = 8;
   spec.rows = gemm_rows();
   spec.rows.push_back("fused");
-  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}, {DType::bf16, DType::f16}};
+  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{

@@ -4,10 +4,10 @@
 
 #include "ops/activation/activation.h"
 
+/// Row "fused", behind those of products: the whole layer in one kernel (mlp_fused_sm90.cuh).
+
 namespace tessera::ops {
 
-/// Row "fused": the whole layer in one kernel (mlp_fused_sm90.cuh).
-inline constexpr int kFusedRow = 3;
 /// What it needs and these tensors lack, or an empty string. y [T, E], x [T, D], up [F, D], down [E, F].
 std::string fused_mlp_lacks(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
                             const Tensor& residual);
