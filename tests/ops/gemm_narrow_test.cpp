@@ -6,6 +6,7 @@
 
 #include "ops/linear/linear_kernels.h"
 #include "runtime/tuning.h"
+#include "tests/ops/guarded.h"
 
 /// The kernels of the row "narrow", each tile by itself. Everything is made of small integers, so that sums
 /// are exact in f32 and the plain loops are the only right answer. Neighbours hold NaN.
@@ -13,29 +14,12 @@
 namespace tessera::ops {
 namespace {
 
-class GemmNarrowCuda : public testing::Test {
+class GemmNarrowCuda : public GuardedCuda<0> {
  protected:
-  void SetUp() override {
-    if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-    gpu().allocator().set_guard(4096);
-  }
-  void TearDown() override {
-    if (Device::cuda_count() == 0) return;
-    gpu().synchronize();
-    gpu().allocator().set_guard(0);
-    EXPECT_NO_THROW(gpu().allocator().check_guards());
-  }
   /// A build without CUDA has no kernels, and skips.
   static void product(const Gemm& g, const NarrowChoice& choice) {
     if constexpr (kCuda)
       dispatch_floating_cuda(g.in, "gemm", [&]<class T>() { narrow_cuda<T>(g, choice, gpu()); });
-  }
-  static Device gpu() { return Device::cuda(0); }
-  static Tensor numbers(const Shape& shape, int64_t seed) {
-    std::vector<float> values(size_t(shape.count()));
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = float((int64_t(i) * 7 + int64_t(i) / 13 + seed) % 5 - 2);
-    return Tensor::from(values, shape);
   }
   /// A copy with a frame of `around`: `shift` elements off a 16-byte boundary, rows of pitches that are whole
   /// packs only if shift is 0.

@@ -13,6 +13,7 @@
 #include "ops/mlp/mlp.h"
 #include "runtime/capture.h"
 #include "runtime/tuning.h"
+#include "tests/ops/guarded.h"
 
 /// 16-bit products with odd extents. Everything is made of small integers, so that sums are exact in f32 and
 /// the f32 product of the CPU, rounded to the result's dtype, is the only right answer. Fresh blocks are
@@ -41,20 +42,8 @@ TEST(GemmPadding, StoragesKnowTheirPads) {
     EXPECT_EQ(none.storage()->pitch_bytes, 0) << none.shape();
 }
 
-class GemmPaddingCuda : public testing::Test {
+class GemmPaddingCuda : public GuardedCuda<0> {
  protected:
-  void SetUp() override {
-    if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-    gpu().allocator().set_guard(4096);
-  }
-  void TearDown() override {
-    if (Device::cuda_count() == 0) return;
-    gpu().synchronize();
-    gpu().allocator().set_guard(0);
-    EXPECT_NO_THROW(gpu().allocator().check_guards());
-  }
-  static Device gpu() { return Device::cuda(0); }
-
   enum class Place { own_pads, packed, neighbours };
 
   /// `x` on the GPU, lying as `place` says; a frame's other elements are `around`.

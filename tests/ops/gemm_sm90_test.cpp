@@ -6,6 +6,7 @@
 
 #include "ops/linear/linear.h"
 #include "runtime/tuning.h"
+#include "tests/ops/guarded.h"
 
 /// The kernels of the row "wgmma", each tile by itself. Everything is made of small integers, so that sums
 /// are exact in f32 and the plain loops are the only right answer. Pads and neighbours hold NaN.
@@ -13,19 +14,8 @@
 namespace tessera::ops {
 namespace {
 
-class GemmSm90Cuda : public testing::Test {
+class GemmSm90Cuda : public GuardedCuda<9> {
  protected:
-  void SetUp() override {
-    if (Device::cuda_count() == 0 || gpu().card().major != 9)
-      GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
-    gpu().allocator().set_guard(4096);
-  }
-  void TearDown() override {
-    if (Device::cuda_count() == 0) return;
-    gpu().synchronize();
-    gpu().allocator().set_guard(0);
-    EXPECT_NO_THROW(gpu().allocator().check_guards());
-  }
   /// A build without CUDA has no kernels, and skips.
   static void product(const Gemm& g, const ProductChoice& choice, DType dtype) {
     if constexpr (kCuda) {
@@ -34,13 +24,6 @@ class GemmSm90Cuda : public testing::Test {
       else
         product_sm90<f16>(g, choice, gpu());
     }
-  }
-  static Device gpu() { return Device::cuda(0); }
-  static Tensor numbers(const Shape& shape, int64_t seed) {
-    std::vector<float> values(size_t(shape.count()));
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = float((int64_t(i) * 7 + int64_t(i) / 13 + seed) % 5 - 2);
-    return Tensor::from(values, shape);
   }
   /// On a 16-byte boundary, with a frame of `around` where pads would be.
   static Tensor framed(const Tensor& x, DType dtype, double around, Tensor& frame) {

@@ -11,6 +11,7 @@
 #include "runtime/tuning.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/guarded.h"
 
 /// The row "gemv" at every edge. Everything is made of small integers, so that sums are exact in f32 and the
 /// plain loops are the only right answer. Pads and neighbours hold NaN.
@@ -20,26 +21,8 @@ namespace {
 
 const int kRow = int(gemm_rows().size());  // of linear: behind those of products
 
-class GemvCuda : public testing::Test {
+class GemvCuda : public GuardedCuda<9> {
  protected:
-  void SetUp() override {
-    if (Device::cuda_count() == 0 || gpu().card().major != 9)
-      GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
-    gpu().allocator().set_guard(4096);
-  }
-  void TearDown() override {
-    if (Device::cuda_count() == 0) return;
-    gpu().synchronize();
-    gpu().allocator().set_guard(0);
-    EXPECT_NO_THROW(gpu().allocator().check_guards());
-  }
-  static Device gpu() { return Device::cuda(0); }
-  static Tensor numbers(const Shape& shape, int64_t seed) {
-    std::vector<float> values(size_t(shape.count()));
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = float((int64_t(i) * 7 + int64_t(i) / 13 + seed) % 5 - 2);
-    return Tensor::from(values, shape);
-  }
   /// On a 16-byte boundary, NaN all around.
   static Tensor framed(const Tensor& x, DType dtype) {
     const int64_t columns = x.size(-1);
