@@ -54,14 +54,15 @@ bool forces_fused() {
   return tuning::ForceRow::forced("mlp") == int(gemm_rows().size());
 }
 
-/// Whether the whole layer runs as one kernel: where that is forced. Throws if it cannot.
+/// Whether the whole layer runs as one kernel: where that is forced, and there is something to do. Throws if
+/// it cannot.
 bool runs_fused(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
                 const Tensor& residual) {
-  if (!forces_fused() || x.device().is_cpu() || x.count() == 0 || y.count() == 0) return false;
+  if (!forces_fused() || x.device().is_cpu()) return false;
   const std::string lacks = fused_mlp_lacks(y, x, up, down, residual);
   check(lacks.empty(), "mlp: row fused needs ", lacks, "; x is ", describe(x), ", up ", describe(up),
         ", down ", describe(down));
-  return true;
+  return x.count() > 0 && y.count() > 0;
 }
 
 /// The products' own row, where one is forced for the operator; in row "fused" those of backward choose

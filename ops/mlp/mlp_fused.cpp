@@ -74,6 +74,7 @@ std::string fused_mlp_lacks(const Tensor& y, const Tensor& x, const Tensor& up, 
   if (x.dtype() != DType::bf16 && x.dtype() != DType::f16) return "bf16 or f16";
   if (in > 512 || out > 512 || in % 8 != 0 || out % 8 != 0)
     return "D and E that are multiples of 8 up to 512";
+  if (x.count() == 0 || y.count() == 0) return "";
   if (!lies_well(x, false) || !lies_well(up, false) || !lies_well(down, false) || !lies_well(y, true))
     return "rows on 16-byte boundaries, and at least one of each";
   return dense_rows(residual) ? "" : "a residual with dense rows on 4-byte boundaries";

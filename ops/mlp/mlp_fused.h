@@ -8,7 +8,8 @@
 
 namespace tessera::ops {
 
-/// What it needs and these tensors lack, or an empty string. y [T, E], x [T, D], up [F, D], down [E, F].
+/// What it needs and these tensors lack, or an empty string, as it is where x or y is empty. y [T, E], x [T,
+/// D], up [F, D], down [E, F].
 std::string fused_mlp_lacks(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
                             const Tensor& residual);
 /// y = f(x up^T + up_bias) down^T + down_bias + residual, the hidden rows rounded as elsewhere, the residual
