@@ -62,6 +62,16 @@ struct Barrier {
   }
 };
 
+/// st.async ("st.async"): 16 bytes into the shared memory of a block of the cluster, which `barrier`, there
+/// too, counts. Both addresses are cluster_address()'s.
+__device__ __forceinline__ void send_words(uint32_t to, const uint32_t (&words)[4], uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          to),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
+      : "memory");
+}
+
 /// Place in a ring of kStages buffers: the stage, and the parity with which its current round ends.
 template <int kStages>
 struct RingPlace {

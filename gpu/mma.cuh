@@ -32,6 +32,20 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// mma.sync.aligned.m16n8k8 with f32 accumulators: d += a b, a0 rows g, a1 rows g + 8 ("Matrix Fragments for
+/// mma.m16n8k8").
+template <class T>
+__device__ __forceinline__ void mma_m16n8k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
 /// ldmatrix.sync.aligned.m8n8.x4.shared.b16 ("ldmatrix"): four 8x8 matrices of 16-bit elements. Lane l names
 /// the 16-byte row l % 8 of matrix l / 8; register i of lane l gets elements 2 (l % 4) and the next of row
 /// l / 4 of matrix i.
@@ -47,6 +61,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
                : "memory");
+}
+
+/// movmatrix.sync.aligned.m8n8.trans.b16 ("movmatrix"): a matrix of 8 x 8 elements of 16 bits, of which lane
+/// l holds elements 2 (l % 4) and the next of row l / 4, transposed.
+__device__ __forceinline__ uint32_t transposed(uint32_t block) {
+  uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(block));
+  return result;
 }
 
 /// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): 16 bytes, past L1; zeros, and no read, unless
@@ -77,12 +99,16 @@ __device__ __forceinline__ uint32_t pack_halves(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-
-/// ex2.approx.ftz.f32 ("ex2"): 2^x with a relative error of at most 2^-22; 0 for -inf, NaN for NaN.
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+/// The same two halves as floats, the low one first.
+template <class T>
+__device__ __forceinline__ float2 unpack_halves(uint32_t pair) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+  float low, high;
+  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"
+      : "=f"(low), "=f"(high)
+      : "r"(pair));
+  return {low, high};
 }
 
 }  // namespace tessera::gpu

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "gpu/mma.cuh"
 #include "gpu/pack.cuh"
 #include "gpu/reduce.cuh"
 #include "tensor/tensor.h"

@@ -23,6 +23,14 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
+/// ld.shared.v4 ("ld"): 16 bytes.
+__device__ __forceinline__ void load_shared(uint32_t (&words)[4], uint32_t from) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
+
 /// A value that is the same in all lanes, said so that the compiler keeps it in a uniform register and
 /// branches on it without divergence.
 __device__ __forceinline__ int uniform(int value) {

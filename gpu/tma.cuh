@@ -103,6 +103,12 @@ __device__ __forceinline__ void load_box_multicast(void* to, const TensorMap& ma
       : "memory");
 }
 
+/// cp.async.bulk.prefetch.tensor ("cp.async.bulk.prefetch.tensor"): brings the box to L2.
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c1) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(c0), "r"(c1)
+               : "memory");
+}
+
 /// Shared to global; rows outside the tensor are not written. The innermost extent counts rounded up to 16
 /// bytes here: up to 7 elements of 16 bits behind a row's end are overwritten (what the box holds there), so
 /// they must be pads of the tensor's own. Part of the thread's bulk group.
@@ -145,6 +151,16 @@ __device__ __forceinline__ void add_floats(float* to, const float* from, uint32_
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
                : "memory");
+}
+
+/// cp.reduce.async.bulk.tensor ("cp.reduce.async.bulk.tensor"): adds a box of floats in shared memory to the
+/// map's, an element at a time; outside the tensor nothing. Part of the thread's bulk group.
+__device__ __forceinline__ void add_box(const TensorMap& map, const void* from, int c0, int c1) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+          &map),
+      "r"(shared_address(from)), "r"(c0), "r"(c1)
+      : "memory");
 }
 
 /// Closes the thread's group of bulk stores so far ("cp.async.bulk.commit_group").

@@ -1,3 +1,4 @@
+#include "gpu/approx.cuh"
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"

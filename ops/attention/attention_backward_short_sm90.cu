@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "gpu/approx.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_backward_sm90.cuh"

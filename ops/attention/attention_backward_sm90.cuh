@@ -1,6 +1,9 @@
 #pragma once
 
+#include "gpu/again.cuh"
+#include "gpu/approx.cuh"
 #include "gpu/barrier.cuh"
+#include "gpu/global.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/tma.cuh"
@@ -99,21 +102,6 @@ struct BackwardConfig {
 namespace detail {
 
 using gpu::TileOrder;
-
-__device__ __forceinline__ int load_acquire(const int* address) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ void store_release(int* address, int value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-
-/// Orders what this thread has seen of global memory before what the copy engine does there for it
-/// ("fence.proxy.async").
-__device__ __forceinline__ void fence_async_global() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
 
 /// One warp: the block's item. They go by rounds of heads, as even as can be; in a round the key tiles are
 /// slowest, in the order of their sequences. So a block's neighbours work on other heads, and the next key
@@ -263,10 +251,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         for (; member >= args.group; member -= args.group) ++step;
         const int64_t at = item.place(args, member, item.query_tile(step)) * kBoxes + unit % kBoxes;
         member += Config::kSums / kBoxes;
-        while (item.key_tile > 0 && detail::load_acquire(args.turns + at) != item.key_tile) {
+        while (item.key_tile > 0 && gpu::load_acquire(args.turns + at) != item.key_tile) {
         }
         barriers.dq.full[unit].wait(parity);
-        detail::fence_async_global();
+        gpu::fence_async_global();
         parity ^= 1;
         if (item.key_tile == 0)
           store_bytes(args.dq_sum + at * kUnit, from, kUnit * 4);
@@ -276,7 +264,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         wait_stores_read<0>();
         barriers.dq.empty[unit].arrive();
         wait_stores<0>();
-        detail::store_release(args.turns + at, item.key_tile + 1);
+        gpu::store_release(args.turns + at, item.key_tile + 1);
       }
       wait_stores<0>();
     }
@@ -374,8 +362,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
       multiply_rows(dp, v, own_v, tile_at(Config::kDout));
       if constexpr (Config::kDrops) {
-        // Read by a volatile instruction: what is computed of it must not take registers through the loop.
-        asm volatile("mov.u32 %0, %%laneid;" : "=r"(place_of_lane));
+        place_of_lane = gpu::lane_again();
         const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
                                                 uint32_t(item.kv_head * args.group + member));
         word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),

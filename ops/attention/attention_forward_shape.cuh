@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gpu/mma.cuh"
+#include "gpu/approx.cuh"
 #include "ops/attention/attention_schedule.h"
 #include "ops/attention/attention_sequences.cuh"
 

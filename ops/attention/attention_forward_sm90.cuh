@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/again.cuh"
 #include "gpu/chain.cuh"
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_forward_shape.cuh"
@@ -131,12 +132,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       work.queries = args.schedule.queries;
       work.keys = args.schedule.keys;
       for (int item = 0;; ++item) {
-        // Read by volatile instructions: what the compiler would compute of them before the loop takes
-        // registers.
-        int grid, place;
-        asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(grid));
-        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(place));
-        const bool some = attention_work(args.schedule, grid, place, item, work);
+        const bool some = attention_work(args.schedule, gpu::grid_again(), gpu::block_again(), item, work);
         if (!some) work.tile = -1;
         work.b = work.head_row / args.heads;
         work.h = work.head_row % args.heads;
@@ -359,10 +355,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       work_ring.empty[tile.stage()].arrive();
       q_ring.empty[tile.stage()].arrive();
     }
-    // With dropout again by a volatile instruction: what is computed of it must not take registers through
-    // the loop.
-    int place = lane;
-    if constexpr (Shape::kDrops) asm volatile("mov.u32 %0, %%laneid;" : "=r"(place));
+    const int place = Shape::kDrops ? gpu::lane_again() : lane;
     float total[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -419,11 +412,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           gpu::commit_stores();
         }
       } else {  // what lies behind may belong to another sequence
-        // Read by a volatile instruction: what is computed of it must not take registers through the loop.
-        int index;
-        asm volatile("mov.u32 %0, %%laneid;" : "=r"(index));
 #pragma unroll 1
-        for (; index < left * (kD / 8); index += 32) {
+        for (int index = gpu::lane_again(); index < left * (kD / 8); index += 32) {
           const int i = index / (kD / 8), chunk = index % (kD / 8);
           if (chunk * 8 < args.dim)
             *reinterpret_cast<uint4*>(args.o.at(b, h, q_row + i) + chunk * 8) =

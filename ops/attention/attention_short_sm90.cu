@@ -1,3 +1,4 @@
+#include "gpu/approx.cuh"
 #include "gpu/chain.cuh"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_sm90.cuh"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/again.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/mma.cuh"
 #include "tensor/dtype.h"
@@ -37,10 +38,7 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, int64_t stride
   constexpr int kLanes = kD / 8 % 8 == 0 ? 8 : 4;  // chunks of a row side by side
   constexpr int kRowStep = kThreads / kLanes;      // a multiple of 8
   static_assert(kRows % kRowStep == 0 && kRowStep % 8 == 0);
-  // Read by a volatile instruction, so that what follows is computed at each call: hoisted out of a kernel's
-  // loop it would hold registers that the accumulators need.
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int thread = gpu::thread_again();
   const int row = thread / kLanes, chunk = thread % kLanes;
   const uint32_t to = gpu::shared_address(tile) + 2 * uint32_t(tile_offset<kD>(row, chunk));
   const T* source = from + row * stride + chunk * 8;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gpu/chain.cuh"
+#include "gpu/mma.cuh"
 #include "gpu/sum.cuh"
 #include "ops/cross_entropy/cross_entropy_row.cuh"
 #include "ops/reduce/persistent.cuh"

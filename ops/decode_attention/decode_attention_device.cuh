@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/approx.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/row.cuh"
 #include "ops/decode_attention/decode_attention_kernels.h"

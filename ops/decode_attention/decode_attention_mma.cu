@@ -1,3 +1,4 @@
+#include "gpu/global.cuh"
 #include "gpu/mma.cuh"
 #include "ops/decode_attention/decode_attention_device.cuh"
 
@@ -26,10 +27,6 @@ namespace {
 
 constexpr int kPrefetched = 128;  // keys of a piece, one a thread at most
 
-__device__ __forceinline__ void prefetch_to_l2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 /// Halves of two words: the low ones, or the high ones.
 __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b) {
   return __byte_perm(a, b, 0x5410);
@@ -48,12 +45,7 @@ struct Stream {
   /// The elements from `first` on of key j, 0 from `end` on and past the head.
   __device__ __forceinline__ Words<T> operator()(int j, int end, int first) const {
     Words<T> words;
-    if (j < end && first < dim) {
-      const T* const from = at + j * stride + first;
-      asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                   : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
-                   : "l"(from));
-    }
+    if (j < end && first < dim) words = gpu::load_once(at + j * stride + first);
     return words;
   }
 };
@@ -80,8 +72,8 @@ __global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_
     const int j = begin + int(threadIdx.x);
     if (j < end)
       for (int d = 0; d < args.dim; d += 64) {
-        prefetch_to_l2(k_head + j * args.k_stride[1] + d);
-        prefetch_to_l2(v_head + j * args.v_stride[1] + d);
+        gpu::prefetch_line(k_head + j * args.k_stride[1] + d);
+        gpu::prefetch_line(v_head + j * args.v_stride[1] + d);
       }
   }
   gpu::wait_for_earlier();

@@ -54,27 +54,6 @@ struct BackwardUnit {
         end_tile(int(int64_t(split + 1) * args.token_tiles / args.splits)) {}
 };
 
-/// movmatrix.sync.aligned.m8n8.trans.b16 ("movmatrix")
-__device__ __forceinline__ uint32_t transposed(uint32_t block) {
-  uint32_t result;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(block));
-  return result;
-}
-
-/// mma.sync.aligned.m16n8k8 with f32 accumulators: d += a b, a0 rows g, a1 rows g + 8 ("Matrix Fragments for
-/// mma.m16n8k8").
-template <class T>
-__device__ __forceinline__ void mma_m16n8k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-  if constexpr (std::is_same_v<T, bf16>)
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b));
-  else
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-
 constexpr int kUnitDone = 3;  // named barrier of both warpgroups
 
 template <class T, Activation kKind>
@@ -179,15 +158,16 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
 #pragma unroll
             for (int block = 0; block < 2; ++block) {
               float da[4] = {};
-              mma_m16n8k8<T>(da, dy_left[0], dy_left[1], shared.down[c][columns + block * 8 + g]);
+              gpu::mma_m16n8k8<T>(da, dy_left[0], dy_left[1], shared.down[c][columns + block * 8 + g]);
 #pragma unroll
               for (int eight = 0; eight < 2; ++eight) {
                 const int at = 4 * (columns / 8 + block) + 2 * eight;
-                const ValueAndSlope left = fast_activate_and_slope<kKind>(h[half][at]);
-                const ValueAndSlope right = fast_activate_and_slope<kKind>(h[half][at + 1]);
-                a[block + 2 * eight] = transposed(gpu::pack_halves<T>(left.value, right.value));
+                float left, right;
+                const float left_slope = ActivationApprox<T, kKind>::slope(h[half][at], left),
+                            right_slope = ActivationApprox<T, kKind>::slope(h[half][at + 1], right);
+                a[block + 2 * eight] = gpu::transposed(gpu::pack_halves<T>(left, right));
                 dh[eight + 2 * block] =
-                    gpu::pack_halves<T>(da[2 * eight] * left.slope, da[2 * eight + 1] * right.slope);
+                    gpu::pack_halves<T>(da[2 * eight] * left_slope, da[2 * eight + 1] * right_slope);
               }
             }
             gpu::mma_m16n8k16<T>(sums[columns / 16], a, dy_right[0], dy_right[1]);

@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
             w[e] = *reinterpret_cast<const float2*>(&down[e][j * 8 + lane % 4 * 2]);
 #pragma unroll
           for (int row = 0; row < 4; ++row) {
-            const float left = fast_activate<kKind>(h[row / 2][4 * j + row % 2 * 2]);
-            const float right = fast_activate<kKind>(h[row / 2][4 * j + row % 2 * 2 + 1]);
+            const float left = ActivationApprox<T, kKind>::value(h[row / 2][4 * j + row % 2 * 2]);
+            const float right = ActivationApprox<T, kKind>::value(h[row / 2][4 * j + row % 2 * 2 + 1]);
 #pragma unroll
             for (int e = 0; e < kMostHeadOut; ++e)
               dots[row][e] = fmaf(left, w[e].x, fmaf(right, w[e].y, dots[row][e]));

@@ -5,7 +5,7 @@
 #include "gpu/mma.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
-#include "ops/activation/activation_fast.cuh"
+#include "ops/activation/activation_approx.cuh"
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 
 /// What forward and backward of the heads share: one operand of 128 or so rows stays in shared memory for

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gpu/barrier.cuh"
+#include "gpu/global.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/row.cuh"
 #include "ops/linear/gemv_kernels.h"
@@ -44,25 +45,11 @@ struct Args {
   uint32_t ahead;  // bytes of a row that are asked for early, a multiple of 16
 };
 
-/// cp.async.bulk.prefetch.L2 ("cp.async.bulk.prefetch"): `bytes`, a multiple of 16.
-__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
-template <class T>
-__device__ __forceinline__ Words<T> load_once(const T* from) {
-  Words<T> words;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
-               : "l"(from));
-  return words;
-}
-
 /// `count` elements from `from` on, at most a pack; zeros for the others. kWhole: count is no part of a pack.
 template <class T, bool kWhole, bool kOnce>
 __device__ __forceinline__ Words<T> load_some(const T* from, int count) {
   Words<T> words;
-  if (count >= kPackOf<T>) words = kOnce ? load_once(from) : gpu::load_words(from);
+  if (count >= kPackOf<T>) words = kOnce ? gpu::load_once(from) : gpu::load_words(from);
   if (!kWhole && count > 0 && count < kPackOf<T>) words = gpu::load_tail(from, count);
   return words;
 }
@@ -80,7 +67,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
     const int64_t at = min(first + row % 8, args.out - 1) + row / 8 * args.second;
     return args.weight + at * args.weight_stride;
   };
-  if (int(threadIdx.x) < kHalves * 8 && args.ahead > 0) prefetch_bytes(row_at(int(threadIdx.x)), args.ahead);
+  if (int(threadIdx.x) < kHalves * 8 && args.ahead > 0)
+    gpu::prefetch_bytes(row_at(int(threadIdx.x)), args.ahead);
   gpu::wait_for_earlier();
 
   const T* rows[kHalves];
@@ -143,8 +131,8 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_fma(Args<float> args) {
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int first = int(blockIdx.x) * kRows;
   if (int(threadIdx.x) < kRows && args.ahead > 0)
-    prefetch_bytes(args.weight + min(first + int(threadIdx.x), args.out - 1) * args.weight_stride,
-                   args.ahead);
+    gpu::prefetch_bytes(args.weight + min(first + int(threadIdx.x), args.out - 1) * args.weight_stride,
+                        args.ahead);
   gpu::wait_for_earlier();
 
   Words<float> w[kAhead][kRows];

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/approx.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/reduce.cuh"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
@@ -132,16 +133,6 @@ class ExponentialEpilogue {
   const bool leads_;
 };
 
-/// cp.reduce.async.bulk.tensor ("cp.reduce.async.bulk.tensor"): adds a box of floats in shared memory to the
-/// map's, an element at a time; outside the tensor nothing. Part of the thread's bulk group.
-__device__ __forceinline__ void add_box(const gpu::TensorMap& map, const void* from, int c0, int c1) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-          &map),
-      "r"(gpu::shared_address(from)), "r"(c0), "r"(c1)
-      : "memory");
-}
-
 /// Sums of a tile in f32, added to what is there by the copy engine: no register holds the old value and
 /// nobody waits for it. One tile adds to an element in a launch, so the order of the sums is that of the
 /// launches.
@@ -188,7 +179,7 @@ class AddEpilogue {
       gpu::sync_named(1 + group_, 128);
       if (!leads_) continue;
       const int to = part.m + row + panel % Tile::kParts * 64;
-      add_box(params_.output, place, part.n + column, to);
+      gpu::add_box(params_.output, place, part.n + column, to);
       gpu::commit_stores();
     }
   }

@@ -26,16 +26,6 @@ struct ProductPair<float> {
   using type = float2;
 };
 
-template <class T>
-__device__ __forceinline__ float2 unpack_halves(uint32_t pair) {
-  if constexpr (std::is_same_v<T, bf16>)
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
-  float low, high;
-  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"
-      : "=f"(low), "=f"(high)
-      : "r"(pair));
-  return {low, high};
-}
 template <class Out>
 __device__ __forceinline__ typename ProductPair<Out>::type make_pair(float low, float high) {
   if constexpr (std::is_same_v<Out, float>)
@@ -48,7 +38,7 @@ __device__ __forceinline__ float2 read_pair(typename ProductPair<Out>::type pair
   if constexpr (std::is_same_v<Out, float>)
     return pair;
   else
-    return unpack_halves<Out>(pair);
+    return gpu::unpack_halves<Out>(pair);
 }
 
 /// Math is a class, a part of the kernel parameters, with

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/global.cuh"
 #include "ops/matmul/gemm_sm90_store.cuh"
 
 /// The epilogue for sums that the copy engine cannot write as they come: parts of k that have to be added up,
@@ -24,16 +25,10 @@ namespace {
 constexpr int kMostPieces = 4096;
 __device__ unsigned parts_there[kMostPieces];
 
-__device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
-  unsigned value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-
 /// One thread: says that a part is there and returns when all are.
 __device__ __forceinline__ void meet(unsigned* there, unsigned parts) {
   atomicInc(there, 2 * parts - 1);
-  while (load_acquire(there) < parts) __nanosleep(64);
+  while (gpu::load_acquire(there) < parts) __nanosleep(64);
   atomicInc(there, 2 * parts - 1);  // the last of all brings it back to 0
 }
 

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 
+#include "gpu/again.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/launch.cuh"
+#include "gpu/mma.cuh"
 #include "gpu/pack.cuh"
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
+#include "ops/activation/activation_approx.cuh"
+#include "ops/matmul/gemm_sm90_store.cuh"
 #include "ops/mlp/mlp_fused.h"
-#include "ops/mlp/mlp_math.cuh"
 
 /// The whole mlp in one kernel: hidden rows never leave the chip.
 ///
@@ -87,25 +90,6 @@ __device__ __forceinline__ bool is_short(const WholeArgs<T>& args, int chunk) {
   return args.wide - chunk * kWholeSpan <= kWholeSpan / 2;
 }
 
-__device__ __forceinline__ void prefetch_box(const gpu::TensorMap& map, int c0, int c1) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(c0), "r"(c1)
-               : "memory");
-}
-/// st.async ("st.async"): 16 bytes into a block of the cluster, counted on a barrier of that block.
-__device__ __forceinline__ void hand_over(uint32_t to, const uint32_t (&words)[4], uint32_t barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-          to),
-      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
-      : "memory");
-}
-__device__ __forceinline__ void take_words(uint32_t (&words)[4], uint32_t from) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(from)
-               : "memory");
-}
-
 /// The thread that brings the weights, in the order in which they are multiplied.
 template <class T, class Shared, int kSlots>
 __device__ __forceinline__ void bring_weights(const gpu::TensorMap& up, const gpu::TensorMap& down,
@@ -157,25 +141,8 @@ __device__ __forceinline__ void bring_tokens(const gpu::TensorMap& x, const Whol
     const int next = index + int(gridDim.x) / 2;
     if (next < args.units)
       for (int depth = 0; depth < args.depths; ++depth)
-        prefetch_box(x, depth * 64, WholeUnit(args, next).row);
+        gpu::prefetch_box(x, depth * 64, WholeUnit(args, next).row);
   }
-}
-
-/// The thread's place, read anew: y and h leave no registers for what can be had again.
-__device__ __forceinline__ int thread_again() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread % 128;
-}
-__device__ __forceinline__ int rank_again() {
-  int rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ uint32_t address_again(uint32_t address, int rank) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
 }
 
 /// One warpgroup's 64 rows.
@@ -211,6 +178,8 @@ class WholeGroup {
  private:
   /// Lets go of the slot whose products were issued last, or of the one before.
   __device__ __forceinline__ bool speaks() const { return speaks_; }
+  /// The thread's place in the group, read anew: y and h leave no registers for what can be had again.
+  static __device__ __forceinline__ int place() { return gpu::thread_again() % 128; }
   static __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
     return uint64_t(uint32_t(gpu::tile_descriptor<along_k>(0) >> 32)) << 32 | low;
   }
@@ -258,38 +227,39 @@ class WholeGroup {
       for (int step = 0; step < 4; ++step)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 value = unpack_halves<T>(a[step][i]);
+          const float2 value = gpu::unpack_halves<T>(a[step][i]);
           a[step][i] = gpu::pack_halves<T>(ActivationApprox<T, kKind>::value(value.x),
                                            ActivationApprox<T, kKind>::value(value.y));
         }
   }
   __device__ __forceinline__ uint32_t hand_address(uint32_t hand) const {
-    return gpu::shared_address(shared_.hands[group_]) + hand * kHandBytes + uint32_t(thread_again()) * 16;
+    return gpu::shared_address(shared_.hands[group_]) + hand * kHandBytes + uint32_t(place()) * 16;
   }
   /// The halves of 64 columns to this thread's counterpart in the other block.
   __device__ __forceinline__ void send(const uint32_t (&a)[4][4]) {
     const uint32_t hand = hand_ % kHands;
     shared_.may_send[group_][hand].wait((hand_ / kHands & 1) ^ 1);
-    const int other = rank_again() ^ 1;
-    const uint32_t to = address_again(hand_address(hand), other),
-                   landed = address_again(gpu::shared_address(&shared_.landed[group_][hand]), other);
+    const int other = gpu::cluster_rank_again() ^ 1;
+    const uint32_t to = gpu::cluster_address_again(hand_address(hand), other),
+                   landed =
+                       gpu::cluster_address_again(gpu::shared_address(&shared_.landed[group_][hand]), other);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) hand_over(to + uint32_t(step) * 2048, a[step], landed);
+    for (int step = 0; step < 4; ++step) gpu::send_words(to + uint32_t(step) * 2048, a[step], landed);
   }
   /// The counterpart's, into registers.
   __device__ __forceinline__ void receive(uint32_t (&a)[4][4]) {
     const uint32_t hand = hand_ % kHands;
     gpu::Barrier& landed = shared_.landed[group_][hand];
     landed.wait(hand_ / kHands & 1);
-    if (thread_again() == 0) landed.arrive_expect(kHandBytes);
+    if (place() == 0) landed.arrive_expect(kHandBytes);
     const uint32_t from = hand_address(hand);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) take_words(a[step], from + uint32_t(step) * 2048);
+    for (int step = 0; step < 4; ++step) gpu::load_shared(a[step], from + uint32_t(step) * 2048);
   }
   /// After products that read them have been issued, so that they are in registers.
   __device__ __forceinline__ void let_send() {
     __syncwarp();
-    if (speaks()) shared_.may_send[group_][hand_ % kHands].let_go_at(uint32_t(rank_again() ^ 1));
+    if (speaks()) shared_.may_send[group_][hand_ % kHands].let_go_at(uint32_t(gpu::cluster_rank_again() ^ 1));
     ++hand_;
   }
 
@@ -314,7 +284,7 @@ class WholeGroup {
   /// h += the biases of the chunk's columns, which the threads fetch for each other. A warp that fetches
   /// those of a chunk has seen all others fetch the last chunk's, so they have used those of the one before.
   __device__ __forceinline__ void add_bias(float (&h)[64], int chunk, int wide) {
-    const int thread = thread_again(), column = chunk * kWholeSpan + rank_again() * wide + thread;
+    const int thread = place(), column = chunk * kWholeSpan + gpu::cluster_rank_again() * wide + thread;
     float* const biases = shared_.biases[group_][biased_];
     biases[thread] = column < args_.wide ? float(args_.up_bias[column]) : 0.0f;
     biased_ ^= 1;
@@ -369,7 +339,7 @@ class WholeGroup {
   /// y = sums + bias + residual, rounded. Four lanes exchange pairs of four blocks of 8 columns, so that each
   /// writes 16 bytes.
   __device__ __forceinline__ void store(const float (&y)[2][64], int first_row) {
-    const int rank = rank_again(), quad = thread_again() % 4,
+    const int rank = gpu::cluster_rank_again(), quad = place() % 4,
               rows[2] = {first_row + row(0), first_row + row(1)};
     const int end = min(args_.out, rank ? args_.out : args_.half);
     const ProductBias<T> bias{args_.down_bias, 0, args_.out};
@@ -388,7 +358,7 @@ class WholeGroup {
             const int i = (four * 4 + block) * 4 + down * 2;
             float2 sum{y[part][i] + added.x, y[part][i + 1] + added.y};
             if (args_.residual && rows[down] < args_.rows && at < end) {
-              const float2 old = unpack_halves<T>(
+              const float2 old = gpu::unpack_halves<T>(
                   *reinterpret_cast<const uint32_t*>(args_.residual + rows[down] * args_.residual_row + at));
               sum.x += old.x, sum.y += old.y;
             }
@@ -423,7 +393,7 @@ class WholeGroup {
   }
 
   __device__ __forceinline__ void store_part(const float (&y)[2][64], int part_index) {
-    const int rank = rank_again(), thread = thread_again(),
+    const int rank = gpu::cluster_rank_again(), thread = place(),
               end = min(args_.out, rank ? args_.out : args_.half);
     float* const to = args_.parts + (int64_t(part_index) * kWholeRows + row(0)) * args_.out;
     const int lower = 8 * args_.out;
@@ -441,7 +411,7 @@ class WholeGroup {
   }
   /// In the tile, of this thread's upper or lower row.
   __device__ __forceinline__ int row(int down) const {
-    const int thread = thread_again();
+    const int thread = place();
     return group_ * 64 + thread / 32 * 16 + thread % 32 / 4 + down * 8;
   }
 

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "ops/mlp/mlp_epilogues.cuh"
 #include "ops/mlp/mlp_kernels.h"
-#include "ops/mlp/mlp_math.cuh"
 
 /// The fused products of an mlp on the main loop of ops/matmul/gemm_sm90.cuh, a file for each direction and
 /// dtype. 2 T D F FLOPs each, and 2 T F bytes for every hidden tensor that is read or written: with D = 512

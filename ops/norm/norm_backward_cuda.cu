@@ -1,3 +1,4 @@
+#include "gpu/mma.cuh"
 #include "gpu/partial_sums.cuh"
 #include "ops/norm/norm_rows.cuh"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gpu/mma.cuh"
+#include "gpu/approx.cuh"
 
 namespace tessera::ops {
 

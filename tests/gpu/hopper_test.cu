@@ -1,9 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <vector>
 
+#include "gpu/again.cuh"
+#include "gpu/approx.cuh"
 #include "gpu/barrier.cuh"
+#include "gpu/global.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/tma.cuh"
@@ -12,8 +16,9 @@
 #include "tensor/tensor.h"
 
 /// The vocabulary of the sm_90a kernels, each word alone: one warpgroup multiplies 64 x N x 128 tiles that
-/// the copy engine brought, in every order and width; boxes over an odd edge; clusters, bulk additions,
-/// stmatrix.
+/// the copy engine brought, in every order and width; boxes over an odd edge; clusters and what their blocks
+/// send each other; additions by the copy engine; stmatrix; flags and loads in global memory; small products
+/// and transposed matrices in registers; approximations.
 
 namespace tessera::gpu {
 namespace {
@@ -243,6 +248,168 @@ TEST(Hopper, StoresClipAndAdd) {
                 row < 11 && column < 16 ? float(row * 16 + column) : -1.0f)
           << row << " " << column;  // 13 columns, rounded up to 16 bytes
   for (int i = 0; i < 32; ++i) EXPECT_EQ(added.data<float>()[i], 1.0f + 2.0f * float(i));
+}
+
+/// Adds a box of 8 x 32 floats to a tensor of 5 x 29, twice; asks for it in L2 first.
+__global__ void __launch_bounds__(32, 1) add_kernel(const __grid_constant__ TensorMap map) {
+  __shared__ __align__(128) float box[8][32];
+  for (int row = 0; row < 8; ++row) box[row][threadIdx.x] = float(row * 32 + int(threadIdx.x));
+  fence_async_shared();
+  __syncwarp();
+  if (elect_one()) {
+    prefetch_box(map, 0, 0);
+    add_box(map, box, 0, 0);
+    add_box(map, box, 0, 0);
+    commit_stores();
+    wait_stores<0>();
+  }
+}
+
+TEST(Hopper, BoxesAreAddedInsideTheTensorAlone) {
+  if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+  const Tensor sums = Tensor::empty_packed({8, 32}, DType::f32, Device::cuda(0));
+  sums.fill(1);
+  launch(sums.device(), {dim3(1), dim3(32)}, add_kernel,
+         tensor_map<float, 2>(sums.data<float>(), {29, 5}, {32}, {32, 8}, Swizzle::none));
+  const Tensor result = sums.to(Device::cpu());
+  for (int row = 0; row < 8; ++row)
+    for (int column = 0; column < 32; ++column)
+      ASSERT_EQ(result.data<float>()[row * 32 + column],
+                row < 5 && column < 29 ? 1.0f + 2.0f * float(row * 32 + column) : 1.0f)
+          << row << " " << column;
+}
+
+/// Each block of a cluster of two sends the other 16 bytes a thread, and reads what came.
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1) send_kernel(uint32_t* out) {
+  __shared__ __align__(16) uint32_t mail[128][4];
+  __shared__ Barrier came;
+  const uint32_t thread = uint32_t(thread_again()), rank = uint32_t(cluster_rank_again());
+  if (thread == 0) {
+    came.init(1);
+    fence_barrier_init();
+    came.arrive_expect(sizeof mail);
+  }
+  cluster_sync();
+  const uint32_t words[4] = {rank * 1000 + thread, thread * 3, 0xFFFFFFFFu - thread, 7};
+  send_words(cluster_address(shared_address(mail[thread]), rank ^ 1), words,
+             cluster_address_again(shared_address(&came), int(rank) ^ 1));
+  came.wait(0);
+  uint32_t found[4];
+  load_shared(found, shared_address(mail[thread]));
+  for (int i = 0; i < 4; ++i) out[(rank * 128 + thread) * 4 + uint32_t(i)] = found[i];
+  cluster_sync();
+}
+
+TEST(Hopper, BlocksOfAClusterSendEachOtherWords) {
+  if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+  const Tensor out = Tensor::empty_packed({2, 128, 4}, DType::i32, Device::cuda(0));
+  launch(out.device(), {dim3(2), dim3(128)}, send_kernel, reinterpret_cast<uint32_t*>(out.data<int32_t>()));
+  const Tensor result = out.to(Device::cpu());
+  for (uint32_t rank = 0; rank < 2; ++rank)
+    for (uint32_t thread = 0; thread < 128; ++thread) {
+      const int32_t* const words = result.data<int32_t>() + (rank * 128 + thread) * 4;
+      ASSERT_EQ(words[0], int32_t((rank ^ 1) * 1000 + thread));
+      ASSERT_EQ(words[1], int32_t(thread * 3));
+      ASSERT_EQ(words[2], int32_t(0xFFFFFFFFu - thread));
+      ASSERT_EQ(words[3], 7);
+    }
+}
+
+/// Block 0 writes numbers and raises a flag; the others wait for it and copy them.
+__global__ void __launch_bounds__(32, 1) flag_kernel(float* numbers, int* flag, float* out) {
+  const int lane = lane_again(), block = block_again();
+  if (block == 0) {
+    numbers[lane * 4] = float(lane + 1);
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) store_release(flag, grid_again());
+  } else {
+    while (load_acquire(flag) != grid_again()) {
+    }
+    prefetch_line(numbers);
+    prefetch_bytes(numbers, 512);
+    out[block * 32 + lane] = std::bit_cast<float>(load_once(numbers + lane * 4).word[0]);
+  }
+}
+
+TEST(Hopper, FlagsOrderWhatBlocksWrite) {
+  if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+  const Device gpu = Device::cuda(0);
+  constexpr int kBlocks = 20;
+  const Tensor numbers = Tensor::empty_packed({128}, DType::f32, gpu),
+               flag = Tensor::empty_packed({1}, DType::i32, gpu),
+               out = Tensor::empty_packed({kBlocks, 32}, DType::f32, gpu);
+  numbers.fill(-1);
+  flag.fill(0);
+  launch(gpu, {dim3(kBlocks), dim3(32)}, flag_kernel, numbers.data<float>(), flag.data<int32_t>(),
+         out.data<float>());
+  const Tensor result = out.to(Device::cpu());
+  for (int i = 32; i < kBlocks * 32; ++i) ASSERT_EQ(result.data<float>()[i], float(i % 32 + 1)) << i;
+}
+
+/// d [16, 8] = a [16, 8] b [8, 8] of small integers, and the transposed 8 x 8 matrix of b's words.
+template <class T>
+__global__ void __launch_bounds__(32, 1) fragment_kernel(float* d, uint32_t* turned) {
+  const int g = lane_again() / 4, c = lane_again() % 4;
+  const auto a = [](int row, int k) { return float(row - 2 * k); };
+  const auto b = [](int k, int column) { return float(k * 8 + column - 30); };
+  float sums[4] = {1, 2, 3, 4};
+  mma_m16n8k8<T>(sums, pack_halves<T>(a(g, 2 * c), a(g, 2 * c + 1)),
+                 pack_halves<T>(a(g + 8, 2 * c), a(g + 8, 2 * c + 1)),
+                 pack_halves<T>(b(2 * c, g), b(2 * c + 1, g)));
+  for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * c + i % 2] = sums[i];
+  const float2 halves = unpack_halves<T>(transposed(pack_halves<T>(b(g, 2 * c), b(g, 2 * c + 1))));
+  turned[lane_again() * 2] = std::bit_cast<uint32_t>(halves.x);
+  turned[lane_again() * 2 + 1] = std::bit_cast<uint32_t>(halves.y);
+}
+
+template <class T>
+void check_fragments() {
+  const Device gpu = Device::cuda(0);
+  const Tensor d = Tensor::empty_packed({16, 8}, DType::f32, gpu),
+               turned = Tensor::empty_packed({8, 8}, DType::f32, gpu);
+  launch(gpu, {dim3(1), dim3(32)}, fragment_kernel<T>, d.data<float>(),
+         reinterpret_cast<uint32_t*>(turned.data<float>()));
+  const Tensor sums = d.to(Device::cpu()), columns = turned.to(Device::cpu());
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 8; ++column) {
+      float expected = float(1 + row / 8 * 2 + column % 2);
+      for (int k = 0; k < 8; ++k) expected += float(row - 2 * k) * float(k * 8 + column - 30);
+      ASSERT_EQ(sums.data<float>()[row * 8 + column], expected) << row << " " << column;
+      if (row < 8) ASSERT_EQ(columns.data<float>()[row * 8 + column], float(column * 8 + row - 30));
+    }
+}
+
+TEST(Hopper, SmallProductsAndTransposedMatrices) {
+  if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+  check_fragments<bf16>();
+  check_fragments<f16>();
+}
+
+__global__ void approx_kernel(float* out, int count) {
+  for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) {
+    const float x = (float(i) - 0.5f * float(count)) * 0.01f;
+    out[i * 3] = exp2_approx(x);
+    out[i * 3 + 1] = reciprocal_approx(x + 0.003f);
+    out[i * 3 + 2] = tanh_approx(x);
+  }
+}
+
+TEST(Hopper, ApproximationsAreAsGoodAsTheySay) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  constexpr int kCount = 4000;
+  const Tensor out = Tensor::empty_packed({kCount, 3}, DType::f32, Device::cuda(0));
+  launch(out.device(), {dim3(1), dim3(256)}, approx_kernel, out.data<float>(), kCount);
+  const Tensor result = out.to(Device::cpu());
+  for (int i = 0; i < kCount; ++i) {
+    const float x = (float(i) - 0.5f * float(kCount)) * 0.01f, shifted = x + 0.003f;
+    const float* const found = result.data<float>() + i * 3;
+    const double power = std::exp2(double(x)), quotient = 1.0 / double(shifted),
+                 tangent = std::tanh(double(x));
+    EXPECT_NEAR(found[0], power, power * 0x1p-22) << x;
+    EXPECT_NEAR(found[1], quotient, std::abs(quotient) * 0x1p-22) << shifted;
+    EXPECT_NEAR(found[2], tangent, std::abs(tangent) * 0x1.01p-11) << x;
+  }
 }
 
 }  // namespace

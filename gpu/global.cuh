@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/pack.cuh"
+
+/// Global memory: flags between blocks, loads past L1, and what is asked for ahead. Section names are those
+/// of the PTX ISA.
+
+namespace tessera::gpu {
+
+/// ld.acquire.gpu ("ld") of 32 bits: what the thread that released the value had written, this one sees from
+/// here on.
+template <class T>
+__device__ __forceinline__ T load_acquire(const T* from) {
+  static_assert(sizeof(T) == 4);
+  T value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+/// st.release.gpu ("st") of 32 bits.
+template <class T>
+__device__ __forceinline__ void store_release(T* to, T value) {
+  static_assert(sizeof(T) == 4);
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+/// Orders what this thread has seen of global memory before what the copy engine does there for it
+/// ("fence.proxy.async"), sm_90.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/// ld.global.L1::no_allocate ("ld"): 16 bytes of what is read once.
+template <class T>
+__device__ __forceinline__ Words<T> load_once(const T* from) {
+  Words<T> words;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+               : "l"(from));
+  return words;
+}
+
+/// prefetch.global.L2 ("prefetch"): the line at this address.
+__device__ __forceinline__ void prefetch_line(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+/// cp.async.bulk.prefetch.L2 ("cp.async.bulk.prefetch"), sm_90: `bytes`, a multiple of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+}  // namespace tessera::gpu
