@@ -7,6 +7,7 @@
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/matmul/gemm.h"
+#include "ops/matmul/gemm_padding.h"
 #include "ops/op.h"
 #include "runtime/tuning.h"
 
@@ -65,17 +66,26 @@ GroupedMlpRow choose_row(const Tensor& x, const Tensor& up, const Tensor& down) 
   return needs.empty() ? GroupedMlpRow::wgmma : GroupedMlpRow::separate;
 }
 
-/// dx and dup of dh [rows, K, F]
-void first_layer_gradients(Backward& b, const Tensor& dh_rows, const Tensor& x, const Tensor& up) {
-  const Tensor dh = by_group(dh_rows, false);
-  if (b.needs(0)) b.accumulate(0, grouped_input_gradient(x.shape(), dh, up, true));
-  if (b.needs(1)) multiply_gradient(b, 1, up, GradientDType::f32, dh.transpose(1, 2), by_group(x, true));
+void up_gradient(Backward& b, const Tensor& dh_rows, const Tensor& x, const Tensor& up) {
+  multiply_gradient(b, 1, up, GradientDType::f32, by_group(dh_rows, false).transpose(1, 2),
+                    by_group(x, true));
+}
+
+/// up with rows of zeros up to `wide`.
+Tensor lengthened(const Tensor& up, int64_t wide) {
+  if (up.size(1) == wide) return up;
+  const Tensor longer = Tensor::empty(up.shape().with(1, wide), up.dtype(), up.device());
+  if constexpr (kCuda) padded_copy_cuda(longer, up);
+  return longer;
 }
 
 void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   if constexpr (kCuda) {
     const Tensor rows = by_group(x, true), dy = flatten_leading(b.grad(), 2);
-    const Tensor dh = Tensor::empty({rows.size(0), up.size(0), up.size(1)}, x.dtype(), x.device());
+    // What would be pads are columns of zeros: the rows of all heads, one behind the other, are a row of one
+    // product.
+    const int64_t wide = row_pitch(up.size(1), x.dtype());
+    const Tensor dh = Tensor::empty({rows.size(0), up.size(0), wide}, x.dtype(), x.device());
     {
       const Tensor parts = Tensor::empty_packed(
           {grouped_mlp_gradient_splits(rows, up), down.size(0), down.size(1), down.size(2)}, DType::f32,
@@ -84,7 +94,9 @@ void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor
       if (b.needs(2))
         b.accumulate(2, column_sums(parts.reshape({parts.size(0), down.count()})).reshape(down.shape()));
     }
-    first_layer_gradients(b, dh, x, up);
+    if (b.needs(0))
+      b.accumulate(0, grouped_input_gradient(x.shape(), by_group(dh, false), lengthened(up, wide), true));
+    if (b.needs(1)) up_gradient(b, dh.slice(2, 0, up.size(1)), x, up);
   }
 }
 
@@ -102,7 +114,8 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
   const Tensor da = Tensor::empty_like(h);
   multiply(by_group(da, false), dy, down);
   hidden_gradient(da, h, kind);
-  first_layer_gradients(b, da, x, up);
+  if (b.needs(0)) b.accumulate(0, grouped_input_gradient(x.shape(), by_group(da, false), up, true));
+  if (b.needs(1)) up_gradient(b, da, x, up);
 }
 
 /// y [rows, K, E]

@@ -28,8 +28,8 @@ struct BackwardArgs {
   int64_t down_group, down_row;
   const T* dy;  // [rows, K, E]
   int64_t dy_row, dy_group, dy_out;
-  float* ddown;  // [splits, K, E, F]
-  int rows, groups, wide, out, chunks, tiles, token_tiles, splits, units;
+  float* ddown;                                                                    // [splits, K, E, F]
+  int rows, groups, wide, stored, out, chunks, tiles, token_tiles, splits, units;  // stored: columns of dh
 };
 
 struct BackwardShared {
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
         gpu::sync_named(1 + me, 128);
         if (thread == 0) {
           const int column = unit.first_column + part * 64;
-          if (column < args.wide) gpu::store_box(map_dh, staging, column, unit.group, tile * kTokens);
+          if (column < args.stored) gpu::store_box(map_dh, staging, column, unit.group, tile * kTokens);
           gpu::commit_stores();
         }
       }
@@ -241,6 +241,7 @@ void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_part
       args.dy_out = dy.layout().stride(2);
       args.ddown = ddown_parts.data<float>();
       args.rows = int(x.size(0)), args.groups = int(up.size(0)), args.wide = int(up.size(1));
+      args.stored = int(dh.size(2));
       args.out = int(down.size(1));
       args.chunks = int(gpu::ceil_div(x.size(1), kHeadDepth));
       args.tiles = column_tiles(up), args.token_tiles = token_tiles(x);
