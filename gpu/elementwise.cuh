@@ -6,8 +6,8 @@
 #include "gpu/chain.cuh"
 #include "gpu/divide.cuh"
 #include "gpu/pack.cuh"
-#include "gpu/pads.cuh"
 #include "tensor/elementwise.h"
+#include "tensor/pads.h"
 
 /// y = f(x...) over strided operands: the kernels behind every element-by-element operator. Bound by memory.
 ///
@@ -261,7 +261,7 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
       for (size_t operand = 0; operand <= sizeof...(In); ++operand)
         rows.strides[operand] = inner == 1 ? loop.strides[operand][0] : 0;
       const int64_t pitch = args.packs_per_row * kPack;
-      bool one_row = inner == 1 && owns_pads(y, loop.sizes[inner], pitch);
+      bool one_row = inner == 1 && owns_pads(y, pitch);
       size_t operand = 0;
       for (const size_t size : {sizeof(Out), sizeof(In)...}) {
         const int64_t unit = std::min<int64_t>(kPack, 16 / int64_t(size));  // read whole once it is begun

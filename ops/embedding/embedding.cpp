@@ -89,7 +89,7 @@ std::vector<OpSpec> embedding_specs() {
                 {.dims = {{"V", 9}, {"C", 6}, {"T", 17}}, .placement = Placement::strided},
                 {.dims = {{"V", 9}, {"C", 6}, {"T", 17}}, .placement = Placement::transposed},
                 // Rows named by few and by many indices; a warp's columns and one more; tables of few rows
-                // with segments of many chunks, and of many rows with few indices.
+                // with segments of many chunks, and of many rows with few indices; rows on lines of memory.
                 {.dims = {{"V", 257}, {"C", 129}, {"T", 600}}, .gradcheck = false},
                 {.dims = {{"V", 3}, {"C", 257}, {"T", 1000}}, .gradcheck = false},
                 {.dims = {{"V", 10007}, {"C", 12}, {"T", 3001}}, .gradcheck = false},
@@ -102,6 +102,7 @@ std::vector<OpSpec> embedding_specs() {
                  .gradcheck = false},
                 {.dims = {{"V", 2}, {"C", 3}, {"T", 140001}}, .gradcheck = false},
                 {.dims = {{"V", 20011}, {"C", 7}, {"T", 2}}, .gradcheck = false},
+                {.dims = {{"V", 300}, {"C", 1201}, {"T", 19}}, .gradcheck = false},
                 {.dims = {{"V", 3001}, {"C", 348}, {"T", 700}}, .gradcheck = false}},
       .benches = {{.dims = {{"V", 50257}, {"C", 768}, {"T", 65536}}},
                   {.dims = {{"V", 1000}, {"C", 64}, {"T", 512}}}},

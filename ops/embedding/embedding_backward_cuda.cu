@@ -2,9 +2,9 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "gpu/chain.cuh"
-#include "gpu/pads.cuh"
 #include "ops/embedding/embedding_backward.cuh"
 #include "runtime/tuning.h"
+#include "tensor/pads.h"
 
 /// Reads dy once and writes dtable once, sums in f32 (and one rounding, if dtable is of 16 bits): bound by
 /// memory. No atomics on sums. The positions of the tokens are sorted by index, stably, so that each row of
@@ -266,8 +266,7 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
                                   gpu::packs(dtable.data<Out>(), dtable.row_stride(), kPackOf<Out>),
                                   gpu::packs(dy.data<T>(), dy.row_stride(), kPackOf<T>),
                                   adds,
-                                  gpu::owns_pads(dtable, width, packs_per_row * kPackOf<Out>) &&
-                                      dtable.row_stride() == packs_per_row * kPackOf<Out>,
+                                  owns_pads(dtable, int64_t(packs_per_row) * kPackOf<Out>),
                                   packs_per_row,
                                   gpu::Divider(packs_per_row),
                                   rows_of_warp};

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ops/matmul/gemm.h"
+#include "tensor/pads.h"
 
 /// 16-bit products on a GPU whose extents are no multiple of 8. For those cuBLASLt has only kernels that load
 /// element by element, about five times slower (docs/ops/linear.md); they are computed with the extents
@@ -25,10 +26,6 @@ namespace tessera::ops {
 /// row 1 rounds whatever can be rounded.
 bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
                      bool transpose_a, bool transpose_b);
-
-/// Whether x's rows end where rows of its storage end, and have pads of their own behind them up to
-/// `columns`.
-bool owns_pads(const Tensor& x, int64_t columns);
 
 /// For sum_i a[i] b[i] over one leading dimension or more, with a [..., m, k] and b [..., k, n] of the same
 /// leading dimensions: whether one product with a long k gives it if the pads between the rows of a count as
