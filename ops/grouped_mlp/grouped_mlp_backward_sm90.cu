@@ -1,26 +1,27 @@
 #include <algorithm>
 
+#include "gpu/again.cuh"
 #include "ops/grouped_mlp/grouped_mlp_sm90.cuh"
 
 /// The hidden part of the heads' backward in one kernel: h is made again, dh is written once, and the second
 /// weight's gradient falls off on the way.
 ///
 /// A unit of work is 128 hidden columns of one head over a share of the tokens: the weight's 128 rows stay in
-/// shared memory, tokens stream by in tiles of 128. An accumulator h gives a = f(h) and f'(h) from one
-/// special function; da is E multiply-adds with the second weight; dh = da f'(h) leaves through shared
-/// memory, half a tile (64 columns) at a time. da = dy down is a small mma for 16 tokens and 8 columns;
-/// ddown^T = a^T dy is one over tokens: a is rounded to the dtype, an 8 x 8 block is transposed in registers
-/// (movmatrix) and is then the left operand, and the sums stay in registers for the whole unit: no shuffled
-/// additions.
+/// shared memory, tokens stream by in tiles of 64. An accumulator h gives a = f(h) and f'(h) from one special
+/// function; dh = da f'(h) leaves through shared memory, half a tile (64 columns) at a time. da = dy down is
+/// a small mma for 16 tokens and 8 columns; ddown^T = a^T dy is one over tokens: a is rounded to the dtype,
+/// an 8 x 8 block is transposed in registers (movmatrix) and is then the left operand, and the sums stay in
+/// registers for the whole unit: no shuffled additions.
 ///
 /// FLOPs: 2 D F K a token (the other two products, dx and dup, follow as plain ones on dh). Bytes: dh
-/// written, 2 F K a token. The epilogue takes about half as long as a tile's products and runs beside the
-/// other warpgroup's.
+/// written, 2 F K a token. An epilogue is a chain of short dependent steps with few registers to overlap
+/// them, so it takes longer than a tile's products: three warpgroups take turns, one multiplies beside the
+/// epilogues of two.
 
 namespace tessera::ops {
 namespace {
 
-constexpr int kTokens = 128, kColumns = 128, kStages = 3;
+constexpr int kTokens = 64, kColumns = 128, kStages = 8, kConsumers = 3;
 
 template <class T>
 struct BackwardArgs {
@@ -35,9 +36,9 @@ struct BackwardArgs {
 struct BackwardShared {
   alignas(1024) char up[kHeadChunks][kColumns * 128];
   alignas(1024) char x[kStages][kTokens * 128];
-  alignas(1024) char dh[2][kTokens * 128];  // 64 columns of a tile of each warpgroup
-  alignas(16) uint4 dy[2][kTokens];         // a row: the outputs of a token, zeros up to eight
-  uint32_t down[4][kColumns + 8];           // outputs 2 i, 2 i + 1 of a column, zeros up to eight
+  alignas(1024) char dh[kConsumers][kTokens * 128];  // 64 columns of a tile of each warpgroup
+  alignas(16) uint4 dy[kConsumers][kTokens];         // a row: the outputs of a token, zeros up to eight
+  uint32_t down[4][kColumns + 8];                    // outputs 2 i, 2 i + 1 of a column, zeros up to eight
   Resident resident;
   gpu::Ring<kStages> ring;
 };
@@ -54,10 +55,10 @@ struct BackwardUnit {
         end_tile(int(int64_t(split + 1) * args.token_tiles / args.splits)) {}
 };
 
-constexpr int kUnitDone = 3;  // named barrier of both warpgroups
+constexpr int kUnitDone = 8, kConsuming = kConsumers * 128;  // named barrier of all consumers
 
 template <class T, Activation kKind>
-__global__ void __launch_bounds__(kHeadThreads, 1)
+__global__ void __launch_bounds__(head_threads(kConsumers), 1)
     hidden_gradient_kernel(const __grid_constant__ gpu::TensorMap map_x,
                            const __grid_constant__ gpu::TensorMap map_up,
                            const __grid_constant__ gpu::TensorMap map_dh, const BackwardArgs<T> args) {
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
   BackwardShared& shared = *reinterpret_cast<BackwardShared*>(bytes);
   const int group = gpu::uniform(int(threadIdx.x) / 128);
   if (threadIdx.x == 0) {
-    shared.resident.init(2);
+    shared.resident.init(kConsumers);
     shared.ring.init(1, 1);
     gpu::fence_barrier_init();
   }
@@ -95,17 +96,17 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
     return;
   }
 
-  gpu::take_registers<240>();
-  const int me = group - 1, thread = int(threadIdx.x) % 128, warp = thread / 32;
-  const int lane = thread % 32, g = lane / 4, c = lane % 4;
+  gpu::take_registers<160>();
+  const int me = group - 1, thread = int(threadIdx.x) % 128;
   char* const staging = shared.dh[me];
-  const Turns turns(me);
+  const Turns<kConsumers> turns(me);
   StreamPlace<kStages> place;
   int turn = 0;
   uint32_t round = 0;
   for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
     const BackwardUnit unit(args, index);
-    for (int i = me * 128 + thread; i < 4 * kColumns; i += 256) {
+#pragma unroll 1
+    for (int i = gpu::thread_again() - 128; i < 4 * kColumns; i += kConsuming) {
       const int pair = i / kColumns, f = unit.first_column + i % kColumns;
       const T* const from = args.down + unit.group * args.down_group + f;
       const auto at = [&](int e) {
@@ -113,68 +114,69 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
       };
       shared.down[pair][i % kColumns] = gpu::pack_halves<T>(at(2 * pair), at(2 * pair + 1));
     }
-    gpu::sync_named(kUnitDone, 256);
+    gpu::sync_named(kUnitDone, kConsuming);
+    const int first_own = unit.first_tile + turns.ahead(turn);
     T dy[kMostHeadOut];  // of this thread's token in the next tile
     const auto read_dy = [&](int tile) {
+      if (thread >= kTokens) return;
       const int64_t token = int64_t(tile) * kTokens + thread;
       const T* const row = args.dy + token * args.dy_row + unit.group * args.dy_group;
 #pragma unroll
       for (int e = 0; e < kMostHeadOut; ++e)
         dy[e] = token < args.rows && e < args.out ? row[e * args.dy_out] : T();
     };
-    read_dy(unit.first_tile + (turn ^ me));
+    read_dy(first_own);
     float sums[kColumns / 16][4] = {};  // ddown^T: columns 16 i + g (+ 8), outputs 2 c, 2 c + 1
-    for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, turn ^= 1) {
+    for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, turn = turns.next(turn)) {
       if (turn != me) {
         place.at += uint32_t(args.chunks);
         continue;
       }
       gpu::sync_named(1 + me, 128);
-      shared.dy[me][thread] = {gpu::pack_halves<T>(float(dy[0]), float(dy[1])),
-                               gpu::pack_halves<T>(float(dy[2]), 0), 0, 0};
+      if (thread < kTokens)
+        shared.dy[me][thread] = {gpu::pack_halves<T>(float(dy[0]), float(dy[1])),
+                                 gpu::pack_halves<T>(float(dy[2]), 0), 0, 0};
       gpu::sync_named(1 + me, 128);
-      float h[2][kColumns / 2];
-      TileProducts<T, kColumns, kStages, false>::run(
+      float h[1][kColumns / 2];
+      TileProducts<T, 1, kColumns, kStages, false>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
-          tile + 2 >= unit.end_tile, shared.ring, place, turns, args.chunks);
+          tile + kConsumers >= unit.end_tile, shared.ring, place, turns, args.chunks);
 
 #pragma unroll
       for (int part = 0; part < 2; ++part) {  // 64 columns
         if (thread == 0) gpu::wait_stores_read<0>();
-        gpu::sync_named(1 + me, 128);      // the staging is free
-        if (part == 1) read_dy(tile + 2);  // while registers are free and there is time
+        gpu::sync_named(1 + me, 128);               // the staging is free
+        if (part == 1) read_dy(tile + kConsumers);  // while registers are free and there is time
+        const int lane = gpu::lane_again(), warp = gpu::thread_again() % 128 / 32, g = lane / 4, c = lane % 4;
+        // Of the warp's 16 tokens: the outputs along the rows, the left operand of da, and along the
+        // columns, the right one of ddown. Two blocks each; the others are the same again.
+        uint32_t dy_left[4], dy_right[4];
+        const uint32_t dy_row = gpu::shared_address(&shared.dy[me][warp * 16 + lane % 16]);
+        gpu::ldmatrix_x4(dy_left, dy_row);
+        gpu::ldmatrix_x4_trans(dy_right, dy_row);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          // Of the warp's 16 tokens: the outputs along the rows, the left operand of da, and along the
-          // columns, the right one of ddown. Two blocks each; the others are the same again.
-          uint32_t dy_left[4], dy_right[4];
-          const uint32_t dy_row = gpu::shared_address(&shared.dy[me][half * 64 + warp * 16 + lane % 16]);
-          gpu::ldmatrix_x4(dy_left, dy_row);
-          gpu::ldmatrix_x4_trans(dy_right, dy_row);
+        for (int pair = 0; pair < 4; ++pair) {  // 16 columns: two 8 x 8 blocks a row of blocks
+          const int columns = part * 64 + pair * 16;
+          uint32_t a[4], dh[4];  // blocks: rows + 0, 8 of block 0, then of block 1
 #pragma unroll
-          for (int pair = 0; pair < 4; ++pair) {  // 16 columns: two 8 x 8 blocks a row of blocks
-            const int columns = part * 64 + pair * 16;
-            uint32_t a[4], dh[4];  // blocks: rows + 0, 8 of block 0, then of block 1
+          for (int block = 0; block < 2; ++block) {
+            float da[4] = {};
+            gpu::mma_m16n8k8<T>(da, dy_left[0], dy_left[1], shared.down[c][columns + block * 8 + g]);
 #pragma unroll
-            for (int block = 0; block < 2; ++block) {
-              float da[4] = {};
-              gpu::mma_m16n8k8<T>(da, dy_left[0], dy_left[1], shared.down[c][columns + block * 8 + g]);
-#pragma unroll
-              for (int eight = 0; eight < 2; ++eight) {
-                const int at = 4 * (columns / 8 + block) + 2 * eight;
-                float left, right;
-                const float left_slope = ActivationApprox<T, kKind>::slope(h[half][at], left),
-                            right_slope = ActivationApprox<T, kKind>::slope(h[half][at + 1], right);
-                a[block + 2 * eight] = gpu::transposed(gpu::pack_halves<T>(left, right));
-                dh[eight + 2 * block] =
-                    gpu::pack_halves<T>(da[2 * eight] * left_slope, da[2 * eight + 1] * right_slope);
-              }
+            for (int eight = 0; eight < 2; ++eight) {
+              const int at = 4 * (columns / 8 + block) + 2 * eight;
+              float left, right;
+              const float left_slope = ActivationApprox<T, kKind>::slope(h[0][at], left),
+                          right_slope = ActivationApprox<T, kKind>::slope(h[0][at + 1], right);
+              a[block + 2 * eight] = gpu::transposed(gpu::pack_halves<T>(left, right));
+              dh[eight + 2 * block] =
+                  gpu::pack_halves<T>(da[2 * eight] * left_slope, da[2 * eight + 1] * right_slope);
             }
-            gpu::mma_m16n8k16<T>(sums[columns / 16], a, dy_right[0], dy_right[1]);
-            gpu::stmatrix_x4(gpu::shared_address(staging) +
-                                 gpu::swizzled_place(half * 64 + warp * 16 + lane % 16, pair * 2 + lane / 16),
-                             dh);
           }
+          gpu::mma_m16n8k16<T>(sums[columns / 16], a, dy_right[0], dy_right[1]);
+          gpu::stmatrix_x4(
+              gpu::shared_address(staging) + gpu::swizzled_place(warp * 16 + lane % 16, pair * 2 + lane / 16),
+              dh);
         }
         gpu::fence_async_shared();
         gpu::sync_named(1 + me, 128);
@@ -185,12 +187,13 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
         }
       }
     }
-    if (unit.end_tile - unit.first_tile == 1 && turn == me)  // the other's tile
+    if (first_own >= unit.end_tile)  // no tile of the unit is this warpgroup's
       shared.resident.pass(round, args.chunks, thread == 0);
 
-    // Eight warps' sums, in order, by way of the staging, which both warpgroups have to themselves now.
+    // All warps' sums, in order, by way of the staging, which the warpgroups have to themselves now.
     if (thread == 0) gpu::wait_stores_read<0>();
     gpu::sync_named(1 + me, 128);
+    const int lane = gpu::lane_again(), warp = gpu::thread_again() % 128 / 32, g = lane / 4, c = lane % 4;
     float* const mine = reinterpret_cast<float*>(staging) + warp * kColumns * 4;  // [column][output]
     if (c < 2)
 #pragma unroll
@@ -199,17 +202,17 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
         for (int eight = 0; eight < 2; ++eight)
           *reinterpret_cast<float2*>(&mine[(i * 16 + eight * 8 + g) * 4 + 2 * c]) =
               make_float2(sums[i][2 * eight], sums[i][2 * eight + 1]);
-    gpu::sync_named(kUnitDone, 256);
+    gpu::sync_named(kUnitDone, kConsuming);
     const int f = unit.first_column + thread;
     if (me == 0 && f < args.wide)
       for (int e = 0; e < args.out; ++e) {
         float total = 0;
 #pragma unroll
-        for (int w = 0; w < 8; ++w)
+        for (int w = 0; w < 4 * kConsumers; ++w)
           total += reinterpret_cast<const float*>(shared.dh[w / 4])[(w % 4 * kColumns + thread) * 4 + e];
         args.ddown[((int64_t(unit.split) * args.groups + unit.group) * args.out + e) * args.wide + f] = total;
       }
-    gpu::sync_named(kUnitDone, 256);
+    gpu::sync_named(kUnitDone, kConsuming);
   }
   if (thread == 0) gpu::wait_stores<0>();
 }
@@ -224,7 +227,7 @@ int column_tiles(const Tensor& up) {
 }  // namespace
 
 int grouped_mlp_gradient_splits(const Tensor& x, const Tensor& up) {
-  return choose_splits(up.size(0) * column_tiles(up), token_tiles(x), x.device().card().multiprocessors, 1.0);
+  return choose_splits(up.size(0) * column_tiles(up), token_tiles(x), x.device().card().multiprocessors, 2.0);
 }
 
 void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_parts, const Tensor& dy,
@@ -257,7 +260,7 @@ void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_part
                                                 {64, 1, kTokens}, gpu::Swizzle::k128);
       const int blocks = std::min(device.card().multiprocessors, args.units);
       dispatch_activation(kind, [&]<Activation kKind>() {
-        gpu::launch(device, {dim3(unsigned(blocks)), dim3(kHeadThreads), sizeof(BackwardShared)},
+        gpu::launch(device, {dim3(unsigned(blocks)), dim3(head_threads(kConsumers)), sizeof(BackwardShared)},
                     hidden_gradient_kernel<T, kKind>, map_x, map_up, map_dh, args);
       });
     }

@@ -54,7 +54,7 @@ struct ForwardUnit {
 constexpr int kPartsFull = 3, kPartsFree = 4;  // named barriers
 
 template <class T>
-__global__ void __launch_bounds__(kHeadThreads, 1)
+__global__ void __launch_bounds__(head_threads(2), 1)
     forward_kernel(const __grid_constant__ gpu::TensorMap map_x,
                    const __grid_constant__ gpu::TensorMap map_up, const ForwardArgs<T> args) {
   extern __shared__ __align__(1024) char bytes[];
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
   gpu::take_registers<240>();
   const int me = group - 1, thread = int(threadIdx.x) % 128, lane = thread % 32;
   float(&down)[kMostHeadOut][kColumns] = shared.down[me];
-  const Turns turns(me);
+  const Turns<2> turns(me);
   StreamPlace<kStages> place;
   int turn = 0;  // of the next tile: the warpgroups take turns over the whole stream
   uint32_t round = 0;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
       }
       gpu::sync_named(1 + me, 128);
       float h[2][kColumns / 2];
-      TileProducts<T, kColumns, kStages, true>::run(
+      TileProducts<T, 2, kColumns, kStages, true>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
           tile + 2 >= unit.end_tile, shared.ring, place, turns, args.chunks);
       with_activation(args.kind, [&]<Activation kKind>() {
@@ -212,9 +212,10 @@ void grouped_mlp_forward_cuda(const Tensor& y, const Tensor& x, const Tensor& up
       const auto map_up = gpu::tensor_map<T, 3>(up.data<T>(), {up.size(2), up.size(1), up.size(0)},
                                                 {up.layout().stride(1), up.layout().stride(0)},
                                                 {kHeadDepth, kColumns, 1}, gpu::Swizzle::k128);
-      gpu::launch(device,
-                  {dim3(unsigned(std::min(blocks, args.units))), dim3(kHeadThreads), sizeof(ForwardShared)},
-                  forward_kernel<T>, map_x, map_up, args);
+      gpu::launch(
+          device,
+          {dim3(unsigned(std::min(blocks, args.units))), dim3(head_threads(2)), sizeof(ForwardShared)},
+          forward_kernel<T>, map_x, map_up, args);
       if (parts.defined()) {
         const Tensor sums = Tensor::empty_packed(Shape{1, outputs}, DType::f32, device);
         column_sums_cuda(sums, parts);

@@ -9,28 +9,39 @@
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 
 /// What forward and backward of the heads share: one operand of 128 or so rows stays in shared memory for
-/// many tiles of the other, which streams through a ring. Two consumer warpgroups take whole tiles in turn,
-/// so that one's epilogue runs beside the other's products; the order of the ring is the order of the tiles,
-/// so they need no other agreement.
+/// many tiles of the other, which streams through a ring. Two or three consumer warpgroups take whole tiles
+/// in turn, so that one's products run beside the epilogues of the others; the order of the ring is the order
+/// of the tiles, so they need no other agreement.
 
 namespace tessera::ops {
 
-inline constexpr int kHeadDepth = 64;                           // k of a chunk: one box of 128 bytes
-inline constexpr int kHeadChunks = 8;                           // D up to 512
-inline constexpr int kHeadThreads = 3 * 128, kMostHeadOut = 3;  // warpgroup 0 copies, 1 and 2 multiply
+inline constexpr int kHeadDepth = 64;  // k of a chunk: one box of 128 bytes
+inline constexpr int kHeadChunks = 8;  // D up to 512
+inline constexpr int kMostHeadOut = 3;
 
-/// The turns of the two consumer warpgroups, as named barriers. A warpgroup may look at a stage of the ring
-/// only when the other has seen all of its own: a barrier tells phases apart by parity alone, and the one
+/// Threads of a block: warpgroup 0 copies, the others multiply.
+constexpr int head_threads(int consumers) {
+  return (1 + consumers) * 128;
+}
+
+/// The turns of the consumer warpgroups, as named barriers. A warpgroup may look at a stage of the ring only
+/// when the one before has seen all of its own: a barrier tells phases apart by parity alone, and the one
 /// that skips a tile would take an old phase for its own.
+template <int kConsumers>
 struct Turns {
   static constexpr int kFirstBarrier = 5;
   int me;
 
   __device__ __forceinline__ explicit Turns(int me) : me(me) {
-    if (me == 1) pass();  // warpgroup 0 begins
+    if (me == kConsumers - 1) pass();  // warpgroup 0 begins
   }
   __device__ __forceinline__ void wait() const { gpu::sync_named(kFirstBarrier + me, 256); }
-  __device__ __forceinline__ void pass() const { gpu::arrive_named(kFirstBarrier + 1 - me, 256); }
+  __device__ __forceinline__ void pass() const { gpu::arrive_named(kFirstBarrier + next(me), 256); }
+  static __device__ __forceinline__ int next(int turn) { return turn + 1 == kConsumers ? 0 : turn + 1; }
+  /// Tiles until this warpgroup's next, where the next tile of all is `turn`'s.
+  __device__ __forceinline__ int ahead(int turn) const {
+    return me >= turn ? me - turn : me - turn + kConsumers;
+  }
 };
 
 /// Position in the stream of chunks: `tile` chunks belong to one tile.
@@ -61,18 +72,19 @@ struct Resident {
   }
 };
 
-/// One tile's products by one warpgroup: d[half] = rows 64 half ... of `a` times `b`^T over `chunks` chunks.
+/// One tile's products by one warpgroup: d[i] = rows 64 i ... of `a` times `b`^T over `chunks` chunks.
 /// Chunks of `a` lie kABytes apart, of b kBBytes; one of them is the resident operand (kResidentA), the other
 /// a stage of the ring.
-template <class T, int kN, int kStages, bool kResidentA>
+template <class T, int kParts, int kN, int kStages, bool kResidentA>
 struct TileProducts {
-  static constexpr int kABytes = 128 * 128, kBBytes = kN * 128;
+  static constexpr int kABytes = kParts * 64 * 128, kBBytes = kN * 128;
 
   /// `release`: this is the warpgroup's last tile of the unit.
-  static __device__ __forceinline__ void run(float (&d)[2][kN / 2], uint32_t a_tile, uint32_t b_tile,
+  template <int kConsumers>
+  static __device__ __forceinline__ void run(float (&d)[kParts][kN / 2], uint32_t a_tile, uint32_t b_tile,
                                              Resident& resident, uint32_t resident_parity, bool release,
                                              gpu::Ring<kStages>& ring, StreamPlace<kStages>& place,
-                                             const Turns& turns, int chunks) {
+                                             const Turns<kConsumers>& turns, int chunks) {
     using enum gpu::TileOrder;
     const bool speaker = threadIdx.x % 128 == 0;
     turns.wait();
@@ -86,10 +98,10 @@ struct TileProducts {
 #pragma unroll
       for (int step = 0; step < kHeadDepth / 16; ++step)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          gpu::multiply<T, along_k, along_k>(
-              d[half], a + step * gpu::kDescriptorStep<along_k> + half * (64 * 128 >> 4),
-              b + step * gpu::kDescriptorStep<along_k>, chunk > 0 || step > 0);
+        for (int i = 0; i < kParts; ++i)
+          gpu::multiply<T, along_k, along_k>(d[i],
+                                             a + step * gpu::kDescriptorStep<along_k> + i * (64 * 128 >> 4),
+                                             b + step * gpu::kDescriptorStep<along_k>, chunk > 0 || step > 0);
       gpu::commit_products();
       if (chunk > 0) {
         gpu::wait_products<1>();
@@ -102,8 +114,8 @@ struct TileProducts {
     }
     turns.pass();
     gpu::wait_products<0>();
-    gpu::pin(d[0]);
-    gpu::pin(d[1]);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) gpu::pin(d[i]);
     if (speaker) {
       ring.empty[(place.at - 1) % kStages].arrive();
       if (release) resident.empty[chunks - 1].arrive();
