@@ -83,24 +83,25 @@ int eval_ppl(PplArgs args) {
   check(args.options.stride < args.options.length, "eval ppl: --stride ", args.options.stride,
         " in windows of ", args.options.length, " tokens, as many as the model has positions; expected less");
   const Tokens tokens = args.data.empty() ? tokens_of_text(args, language) : tokens_of_shards(args, language);
-  const int64_t windows = train::perplexity_windows(int64_t(tokens.ids.size()), args.options);
+  const std::vector<train::PerplexityWindow> windows = train::perplexity_windows(tokens.ids, args.options);
 
   const train::InterruptGuard guard;
   const bool shows = ::isatty(STDERR_FILENO) == 1;
   const auto begin = std::chrono::steady_clock::now();
   const auto progress = [&](const train::Perplexity& so_far) {
     if (shows)
-      fmt::print(stderr, "\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows, so_far.perplexity());
+      fmt::print(stderr, "\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows.size(),
+                 so_far.perplexity());
     return train::InterruptGuard::signal_received() == 0;
   };
   const train::Perplexity result = std::visit(
       [&](const auto& model) {
-        return train::measure_perplexity(model, tokens.ids, device, args.options, progress);
+        return train::measure_perplexity(model, windows, device, args.options.batch, progress);
       },
       language.model);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (shows) fmt::print(stderr, "\r\x1b[K");
-  const bool whole = result.windows == windows;
+  const bool whole = result.windows == int64_t(windows.size());
   // The whole text's tokens a byte: windows leave some tokens out, and nobody says which bytes those are.
   const double bits =
       result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
@@ -137,7 +138,7 @@ int eval_ppl(PplArgs args) {
                result.perplexity(), "bits per byte", bits, "tokens/s", rate);
   }
   if (whole) return 0;
-  fmt::print(stderr, "tessera: interrupted after {} of {} windows\n", result.windows, windows);
+  fmt::print(stderr, "tessera: interrupted after {} of {} windows\n", result.windows, windows.size());
   return 128 + train::InterruptGuard::signal_received();
 }
 

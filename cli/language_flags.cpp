@@ -93,7 +93,7 @@ void LanguageFlags::add_training(CLI::App& command) {
       ->check(CLI::Range(int64_t(0), std::numeric_limits<int64_t>::max()))
       ->group("Data");
   command.add_option("--model", model, "Folder of Hugging Face whose weights to start from")->group("Model");
-  if (!job_.is_llama()) share("--dropout", dropout_, "Of embeddings and residual branches", "Model", 0.95);
+  share("--dropout", dropout_, "Of embeddings and residual branches", "Model", 0.95);
   command.add_option("--accumulate", job_.accumulate, "Micro-batches a step")
       ->check(sizes())
       ->group("Training");
@@ -115,6 +115,9 @@ void LanguageFlags::add_training(CLI::App& command) {
       ->group("Training");
   share("--weight-decay", job_.weight_decay, "Decoupled; not of norms, biases and tables", "Training", 1e6);
   share("--beta2", job_.beta2, "AdamW's, of the squares", "Training", 0.9999999);
+  share("--ema", job_.ema,
+        "Evaluate and export averages of the weights that decay by this a step, as 0.999; 0: the weights",
+        "Training", 0.9999999);
   share("--clip,--clip-norm", job_.clip_norm, "Largest gradient norm; 0: no clipping", "Training", 1e30);
 }
 
@@ -134,6 +137,7 @@ train::LanguageJob LanguageFlags::job() const {
           if constexpr (requires { model.kv_heads; }) {
             model.kv_heads = kv_heads_ ? kv_heads_ : model.heads;
             model.tied = tied_;
+            job.dropout = dropout_;
           } else {
             model.tied = !untied_;
             model.embedding_dropout = model.residual_dropout = dropout_;

@@ -35,10 +35,13 @@ class TrainedLanguage : public TrainedModel {
   const char* name() const override { return llama_ ? "llama" : "gpt"; }
   std::vector<KeptOption> kept() override {
     return {{"--eval-tokens", "eval_tokens", &watch.eval_tokens, 1},
+            {"--eval-stride", "eval_stride", &watch.eval_stride, 1},
             {"--sample-every", "sample_every", &watch.sample_every},
             {"--sample-tokens", "sample_tokens", &watch.sample_tokens},
             {"--sample-prompt", "sample_prompt", &watch.sample_prompt},
-            {"--ngram", "ngram", &watch.ngram}};
+            {"--ngram", "ngram", &watch.ngram},
+            {"--patience", "patience", &watch.patience},
+            {"--export", "export", &watch.exported}};
   }
 
   void from_flags(const CLI::App& command) override {
@@ -64,6 +67,8 @@ class TrainedLanguage : public TrainedModel {
     together("--steps", "--epochs", "one or the other");
     together("--steps", "--minutes", "one or the other");
     together("--epochs", "--minutes", "one or the other");
+    if (watch.patience > 0 && command.get_option("--eval-every")->as<int64_t>() == 0)
+      throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
     job_ = flags.job();
     if (flags.model.empty()) return;
     const std::string path = flags.model;
@@ -110,9 +115,12 @@ class TrainedLanguage : public TrainedModel {
           fingerprint, "; the run's had ", job_.fingerprint);
     if (watch.sample_tokens > 0)
       train::sample_prompt(*data_, watch);  // complains now, not at the first sample
-    const int64_t windows = train::evaluation_windows(*data_, watch);
-    if (windows > 0 && watch.ngram > 0)
-      baseline_ = train::ngram_baseline(*data_, int(watch.ngram), windows, kMostCounted);
+    if (watch.eval_stride == 0) watch.eval_stride = std::max<int64_t>(1, job_.length / 2);
+    check(watch.eval_stride <= job_.length, "train: --eval-stride ", watch.eval_stride,
+          " is more than the --length of ", job_.length);
+    held_out_ = train::held_out(*data_, watch.eval_tokens);
+    if (held_out_.targets > 0 && watch.ngram > 0)
+      baseline_ = train::ngram_baseline(*data_, int(watch.ngram), held_out_, kMostCounted);
     if (!resumed) {
       set_steps(device);
       // Read more than once, a text is better cut elsewhere each time.
@@ -125,13 +133,20 @@ class TrainedLanguage : public TrainedModel {
 
   nlohmann::json job() const override { return train::to_json(job_); }
   nlohmann::json facts() const override {
-    if (baseline_.order == 0) return nlohmann::json::object();
-    return {{"baseline",
-             {{"method", "interpolated modified Kneser-Ney"},
-              {"order", baseline_.order},
-              {"nll", baseline_.nll},
-              {"tokens", baseline_.trained},
-              {"ngrams", baseline_.ngrams}}}};
+    nlohmann::json facts = nlohmann::json::object();
+    if (held_out_.targets > 0)
+      facts["evaluation"] = {{"protocol", "sliding"},
+                             {"length", job_.length},
+                             {"stride", watch.eval_stride},
+                             {"targets", held_out_.targets},
+                             {"behind_training_part", held_out_.continued}};
+    if (baseline_.order > 0)
+      facts["baseline"] = {{"method", "interpolated modified Kneser-Ney"},
+                           {"order", baseline_.order},
+                           {"nll", baseline_.nll},
+                           {"tokens", baseline_.trained},
+                           {"ngrams", baseline_.ngrams}};
+    return facts;
   }
   int64_t steps() const override { return job_.steps; }
   optim::Schedule schedule() const override { return train::make_schedule(job_); }
@@ -163,6 +178,11 @@ class TrainedLanguage : public TrainedModel {
                epochs(), job_.lr, job_.schedule, job_.seed);
     fmt::print("  memory    {} planned a step\n",
                format_bytes(size_t(train::plan_memory(job_.model, job_.batch, job_.length).total())));
+    if (held_out_.targets > 0)
+      fmt::print("  held out  {} tokens to predict, {} at a time, each behind {} or more{}\n",
+                 train::format_count(double(held_out_.targets)), watch.eval_stride,
+                 job_.length - watch.eval_stride + 1,
+                 held_out_.continued ? "; a document goes on behind its training part" : "");
     if (baseline_.order > 0)
       fmt::print("  baseline  {}-gram: {:.4f} nats a token{}\n", baseline_.order, baseline_.nll,
                  baseline_.trained < data_->train().tokens()
@@ -173,13 +193,22 @@ class TrainedLanguage : public TrainedModel {
 
   train::TrainResult train(const train::RunFolder& run, const train::TrainerOptions& options,
                            int64_t first_step, train::Progress& progress) override {
-    return train::train_language(*session_, *data_, run, options, watch, baseline_, first_step, loader_,
-                                 progress);
+    return train::train_language(*session_, *data_, run, options, watch, held_out_, baseline_, first_step,
+                                 loader_, progress);
   }
   void report(const train::RunFolder& run, const train::TrainResult& result) override {
-    if (result.outcome == train::Outcome::finished)
+    best_ = train::best_evaluation(run);
+    if (best_.step > 0) {
+      nlohmann::json settings = run.settings();
+      settings["best"] = {{"step", best_.step}, {"eval_nll", best_.nll}, {"evaluations", best_.evaluations}};
+      run.write_settings(settings);
+    }
+    if (result.outcome == train::Outcome::finished) {
+      if (watch.exported == "best" && best_.step != result.step)
+        session_->restore(io::CheckpointFolder(run.checkpoints().string()).file_of(best_.step), loader_);
       train::export_language(*session_, *data_, (run.path() / "data").string(),
                              (run.path() / "model").string());
+    }
     train::write_language_report(run, *session_, result);
   }
   nlohmann::json throughput(const train::TrainResult& result) const override {
@@ -199,10 +228,17 @@ class TrainedLanguage : public TrainedModel {
             baseline_.order, baseline_.nll, std::exp(baseline_.nll), e.at("ngram_bits_per_byte"),
             std::abs(e.at("eval_gap")), e.at("eval_gap") <= 0 ? "better" : "worse");
     }
+    // Picked on the text that it is measured on, it is an optimistic figure, so it stands apart.
+    if (best_.evaluations > 1)
+      fmt::print("lowest of {} evaluations: {:.4f} nats a token, after step {}{}\n", best_.evaluations,
+                 best_.nll, best_.step, result.step < job_.steps ? "; the run ended early (--patience)" : "");
     if (watch.sample_tokens > 0)
       if (const auto samples = run.samples(); !samples.empty())
         fmt::print("it writes:\n{}\n", samples.back().text);
-    fmt::print("model: {}\n", fs::absolute(run.path() / "model").lexically_normal().string());
+    fmt::print("model: {}{}\n", fs::absolute(run.path() / "model").lexically_normal().string(),
+               watch.exported == "best"
+                   ? fmt::format(" (of step {}, chosen on the held-out text)", best_.step)
+                   : "");
   }
 
  private:
@@ -244,6 +280,8 @@ class TrainedLanguage : public TrainedModel {
   train::LanguageJob job_;
   std::optional<train::LanguageData> data_;
   std::optional<train::LanguageSession> session_;
+  train::HeldOut held_out_;
+  train::BestEvaluation best_;
   train::NgramBaseline baseline_;
   datasets::LoaderState loader_;
 };
@@ -264,12 +302,29 @@ void add_train_language(CLI::App& train, Action& action, bool llama) {
   };
   train::LanguageWatch& watch = model->watch;
   count("--eval-tokens", watch.eval_tokens, 1, 1 << 30, "Of the validation part, at most");
+  command
+      ->add_option(
+          "--eval-stride", watch.eval_stride,
+          "Held-out tokens that a window of --length predicts, its last ones, behind --length less this "
+          "or more; default: half of --length; --length: all of a window's, its first behind one token")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 1 << 30))
+      ->default_str("")
+      ->group("Run");
   count("--sample-every", watch.sample_every, 0, 1 << 30,
         "Steps between texts that it writes; 0: at the end");
   count("--sample-tokens", watch.sample_tokens, 0, 1 << 20, "Of such a text; 0: none");
   command->add_option("--sample-prompt", watch.sample_prompt, "What it goes on from; default: a new document")
       ->group("Run");
   count("--ngram", watch.ngram, 0, 16, "Order of the n-gram that is the baseline; 0: none");
+  count("--patience", watch.patience, 0, 1 << 30,
+        "Evaluations (--eval-every) without a new lowest held-out loss after which the run ends; 0: none do");
+  command
+      ->add_option(
+          "--export", watch.exported,
+          "Weights for model/: of the last step, or of the evaluation with the lowest held-out loss (best)")
+      ->check(CLI::IsMember({"last", "best"}))
+      ->group("Run");
   command->callback([&action, model, run, command] {
     action = [model, run, command] {
       apply_config(*command, run->config);

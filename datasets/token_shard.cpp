@@ -206,6 +206,10 @@ void TokenShard::read(uint64_t begin, std::span<int64_t> to) const {
           ", outside the vocabulary of ", m.info.vocab_size, "; the file is damaged");
 }
 
+std::span<const uint64_t> TokenShard::ends() const {
+  return {mapping_->ends, size_t(mapping_->info.documents)};
+}
+
 std::vector<uint64_t> TokenShard::borders(uint64_t begin, uint64_t end) const {
   const uint64_t* const first = mapping_->ends;
   const uint64_t* const last = first + mapping_->info.documents;

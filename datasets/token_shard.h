@@ -63,6 +63,8 @@ class TokenShard {
   void read(uint64_t begin, std::span<int64_t> to) const;
   /// Places within (begin, end) where a document ends and the next begins.
   std::vector<uint64_t> borders(uint64_t begin, uint64_t end) const;
+  /// The place behind the last token of each document, also of those without tokens.
+  std::span<const uint64_t> ends() const;
 
  private:
   struct Mapping;

@@ -23,11 +23,11 @@ class PartWriter {
         folder_(folder),
         shard_tokens_(shard_tokens),
         writer_(tokenizer.vocab_size(), tokenizer.fingerprint(), end_token) {}
+  /// One without tokens too, so that the documents of both parts have the same numbers.
   void add(const std::vector<int32_t>& document) {
-    if (document.empty()) return;
     writer_.add(document);
     done_.tokens += document.size();
-    done_.documents += 1;
+    done_.documents += document.empty() ? 0 : 1;
     if (int64_t(writer_.tokens()) >= shard_tokens_) write();
   }
   TokenizedPart finish() {
@@ -73,8 +73,9 @@ Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokeni
           const std::string text = io::read_file(paths[first + i], kLargestText);
           encoded[i].bytes = text.size();
           const auto encode = [&](std::string_view part, std::vector<std::vector<int32_t>>& to) {
+            to.emplace_back();
             if (part.empty()) return;
-            to.push_back(own.encode(part, {.special = false}).ids);
+            to.back() = own.encode(part, {.special = false}).ids;
             if (end) to.back().push_back(*end);
           };
           for (const std::string_view piece : split_pieces(text, uint64_t(options.piece))) {

@@ -27,8 +27,9 @@ struct Tokenized {
 };
 
 /// Each file, or piece of one, is a document of the part "train" and, with its last share, one of
-/// "validation"; a document ends with the tokenizer's end token, if it has one. Makes the folder. Throws if
-/// it has shards already; what was written before an error stays.
+/// "validation", of the same number among the documents there; one of them may have no tokens. A document
+/// ends with the tokenizer's end token, if it has one. Makes the folder. Throws if it has shards already;
+/// what was written before an error stays.
 Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
                          const std::string& folder, const TokenizeOptions& options = {});
 

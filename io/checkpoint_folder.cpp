@@ -52,13 +52,15 @@ std::vector<int64_t> CheckpointFolder::steps() const {
   return steps;
 }
 
-std::string CheckpointFolder::save(int64_t step, const Checkpoint& checkpoint) const {
+std::string CheckpointFolder::save(int64_t step, const Checkpoint& checkpoint,
+                                   std::optional<int64_t> spared) const {
   const std::string file = file_of(step);
   checkpoint.save(file);
   Checkpoint::verify(file);
   int kept = 0;
   for (const int64_t old : steps())
-    if (old <= step && ++kept > keep_) retry([&] { return file_calls().unlink(file_of(old).c_str()); });
+    if (old <= step && ++kept > keep_ && old != spared)
+      retry([&] { return file_calls().unlink(file_of(old).c_str()); });
   return file;
 }
 

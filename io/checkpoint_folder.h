@@ -21,9 +21,9 @@ class CheckpointFolder {
   std::vector<int64_t> steps() const;
 
   /// Saves (Checkpoint::of(io::named("model", model), ...)), reads the file back and verifies it, and only
-  /// then removes what is older than the `keep` newest up to this step. Files of later steps stay: they
-  /// belong to a run that was left. Returns the file's path.
-  std::string save(int64_t step, const Checkpoint& checkpoint) const;
+  /// then removes what is older than the `keep` newest up to this step, but for that of the step `spared`.
+  /// Files of later steps stay: they belong to a run that was left. Returns the file's path.
+  std::string save(int64_t step, const Checkpoint& checkpoint, std::optional<int64_t> spared = {}) const;
 
   struct Latest {
     std::optional<int64_t> step;  // none: the folder holds no checkpoint at all

@@ -80,22 +80,24 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
                  .dtype = config.dtype},
                 rng, device),
       norm2(config.d_model, device, norm_options(config)),
-      mlp(config, rng, device) {}
+      mlp(config, rng, device),
+      dropout(config.residual_dropout, rng) {}
 
 Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
   const auto [sum, normed] = add_norm(norm1, x);
-  return {sum, attention(normed, pass, layer)};
+  return {sum, dropout(attention(normed, pass, layer))};
 }
 
 Residual LlamaBlock::feed(const Residual& x) const {
   const auto [sum, normed] = norm2.add(x.sum, x.branch);
-  return {sum, mlp(normed)};
+  return {sum, dropout(mlp(normed))};
 }
 
 Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
     : config(validated(given)),
       token(config.vocabulary, config.d_model, rng, device, {.deviation = 0, .dtype = config.dtype}),
-      norm(config.d_model, device, norm_options(config)) {
+      norm(config.d_model, device, norm_options(config)),
+      dropout(config.embedding_dropout, rng) {
   for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
   if (!config.tied) head.emplace(config.d_model, config.vocabulary, rng, device, blank(config, false));
   if (start == Start::blank) return;
@@ -141,7 +143,7 @@ Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) con
   Tensor x;
   {
     const ModuleScope scope("embed");
-    x = token(tokens);
+    x = dropout(token(tokens));
   }
   return through_blocks(blocks, x, pass);
 }

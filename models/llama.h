@@ -13,8 +13,8 @@ namespace tessera::models {
 
 /// LLaMA 1, 2 and 3 (Touvron et al., arXiv:2302.13971 and 2307.09288; Grattafiori et al., arXiv:2407.21783).
 ///
-///   x = token[t]
-///   blocks  x = x + attention(RMSNorm(x)),  x = x + FFN(RMSNorm(x))
+///   x = dropout(token[t])
+///   blocks  x = x + dropout(attention(RMSNorm(x))),  x = x + dropout(FFN(RMSNorm(x)))
 ///           causal; queries and keys turned by their positions (ops::rope); kv_heads may be fewer than heads
 ///           FFN gated:  down(act(gate) up), gate and up from one product; with SiLU this is ops::swiglu
 ///           FFN plain:  down(act(up)), as with the squared ReLU of Haziza et al., arXiv:2503.16672
@@ -33,7 +33,8 @@ struct LlamaConfig {
   ops::Activation activation = ops::Activation::silu;
   bool gated = true;
   bool attention_bias = false, mlp_bias = false;
-  double attention_dropout = 0;  // while training
+  // While training. A config.json of LLaMA has a field for that of attention alone.
+  double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   bool tied = false;
   double init_deviation = 0.02;  // every matrix starts as N(0, init_deviation^2)
   DType dtype = DType::f32;
@@ -43,7 +44,8 @@ struct LlamaConfig {
     visit("d_ff", d_ff), visit("heads", heads), visit("kv_heads", kv_heads), visit("head", head);
     visit("layers", layers), visit("eps", eps), visit("rope", rope), visit("activation", activation);
     visit("gated", gated), visit("attention_bias", attention_bias), visit("mlp_bias", mlp_bias);
-    visit("attention_dropout", attention_dropout), visit("tied", tied);
+    visit("embedding_dropout", embedding_dropout), visit("attention_dropout", attention_dropout);
+    visit("residual_dropout", residual_dropout), visit("tied", tied);
     visit("init_deviation", init_deviation), visit("dtype", dtype);
   }
   int64_t head_size() const { return head ? head : d_model / heads; }
@@ -69,12 +71,14 @@ struct LlamaBlock {
   Residual feed(const Residual& x) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
+    visit("dropout", dropout);
   }
 
   nn::RmsNorm norm1;
   nn::SelfAttention attention;
   nn::RmsNorm norm2;
   LlamaMlp mlp;
+  nn::Dropout dropout;
 };
 
 struct Llama {
@@ -95,6 +99,7 @@ struct Llama {
 
   void fields(auto&& visit) {
     visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("head", head);
+    visit("dropout", dropout);
   }
 
   LlamaConfig config;
@@ -102,6 +107,7 @@ struct Llama {
   std::vector<LlamaBlock> blocks;
   nn::RmsNorm norm;
   std::optional<nn::Linear> head;  // unless tied
+  nn::Dropout dropout;
 
  private:
   /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each

@@ -35,7 +35,7 @@ class LanguageData {
  public:
   /// `shards`: folder of the shards; `tokenizer`: folder of the tokenizer, which must be theirs. `stride`:
   /// that of the training part (datasets::TokenWindowsOptions). There is no validation part if there are no
-  /// shards of it. Throws for less than one window of either.
+  /// shards of it. Throws for less than one window of the training part.
   LanguageData(const std::string& shards, const std::string& tokenizer, int64_t length, bool documents,
                int64_t stride = 0);
 
@@ -58,20 +58,36 @@ std::vector<int64_t> read_tokens(const datasets::TokenWindows& windows, uint64_t
 /// Where documents begin among them, counted from `begin`; the first is not one unless it stands there.
 std::vector<uint64_t> document_begins(const datasets::TokenWindows& windows, uint64_t begin, uint64_t end);
 
+/// What is held out, as every model is asked for it: the targets are the tokens of each stretch from `first`
+/// on, and what stands before them is context.
+struct HeldOut {
+  struct Stretch {
+    std::vector<int64_t> tokens;
+    int64_t first = 1;
+  };
+  std::vector<Stretch> stretches;
+  int64_t targets = 0;
+  /// A stretch is a held-out document behind the end of its training part, which is read again as context and
+  /// as nothing else. So it is where both parts have as many documents, as tokenize_files writes them.
+  /// Otherwise a stretch is a document if they are kept apart, or else the whole part.
+  bool continued = false;
+};
+/// The first targets of the validation part, at most `most`, and up to data.length() tokens in front of those
+/// of a document that is continued. Empty if there is no such part.
+HeldOut held_out(const LanguageData& data, int64_t most);
+
 /// The held-out loss of the last `order - 1` tokens (datasets::NgramModel), on the same tokens that the model
-/// is trained on and on the same targets that it is evaluated on. In front of each target the n-gram sees
-/// order - 1 tokens, also across the border of a window, where the model sees nothing: what that is worth is
-/// the n-gram's. With documents apart neither sees the one before.
+/// is trained on and on the same targets behind the same text. Where documents are kept apart it does not
+/// count from one into the next.
 struct NgramBaseline {
   int order = 0;         // 0: none was computed
   double nll = 0;        // nats a token
   uint64_t trained = 0;  // tokens; fewer than there are if `most` was less
   uint64_t ngrams = 0;   // different ones
 };
-NgramBaseline ngram_baseline(const LanguageData& data, int order, int64_t windows, uint64_t most);
+NgramBaseline ngram_baseline(const LanguageData& data, int order, const HeldOut& held_out, uint64_t most);
 
-/// Bytes of the text of the targets in the first `windows` windows of the validation part: what nats a token
-/// are multiplied with to be bits a byte.
-uint64_t validation_bytes(const LanguageData& data, int64_t windows);
+/// Bytes of the text of the targets: what nats a token are divided by to be nats a byte, times the targets.
+uint64_t target_bytes(const LanguageData& data, const HeldOut& held_out);
 
 }  // namespace tessera::train

@@ -51,6 +51,9 @@ void LanguageJob::validate() const {
         clip_norm, "; they must not be negative");
   check(final_lr >= 0 && final_lr <= 1, family(), ": final_lr is ", final_lr, "; expected 0 to 1");
   check(beta2 > 0 && beta2 < 1, family(), ": beta2 is ", beta2, "; expected more than 0 and less than 1");
+  check(dropout >= 0 && dropout < 1 && ema >= 0 && ema < 1, family(), ": dropout is ", dropout, " and ema ",
+        ema, "; expected 0 to less than 1");
+  check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
   make_schedule(*this);
 }
 
@@ -141,7 +144,9 @@ LanguageSession::Model LanguageSession::make(const LanguageJob& job, Rng& rng, D
   const pretrained::LoadOptions options{.dtype = job.dtype()};
   if (const auto* config = std::get_if<models::LlamaConfig>(&job.model)) {
     if (!weights.empty()) return pretrained::load_llama(weights, rng, device, options);
-    return models::Llama(*config, rng, device);
+    models::LlamaConfig own = *config;
+    own.embedding_dropout = own.residual_dropout = job.dropout;
+    return models::Llama(own, rng, device);
   }
   if (!weights.empty()) return pretrained::load_gpt(weights, rng, device, options);
   return models::Gpt(std::get<models::GptConfig>(job.model), rng, device);
@@ -159,6 +164,7 @@ LanguageSession::LanguageSession(const LanguageJob& job, Device device, const st
                              .groups = {{.contains = "token.weight", .weight_decay = 0.0},
                                         {.contains = "position.weight", .weight_decay = 0.0}}});
       }()) {
+  if (job.ema > 0) ema_.emplace(nn::parameters(model_), optim::EmaOptions{.decay = job.ema});
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
   targets_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
@@ -195,45 +201,46 @@ Tensor LanguageSession::loss() const {
       model_);
 }
 
-double LanguageSession::evaluate(const datasets::TokenBatch& batch) {
-  const NoTape off;
+void LanguageSession::updated() {
+  if (ema_) ema_->update();
+}
+
+template <class F>
+auto LanguageSession::as_used(F&& f) {
   return std::visit(
       [&](auto& model) {
         nn::set_training(model, false);
-        const Tensor tokens = batch.inputs.to(device_), targets = batch.targets.to(device_);
-        const Tensor loss = job_.documents ? model.loss(flat(tokens), targets, sequences_of(batch))
-                                           : model.loss(tokens, targets);
+        if (ema_) ema_->apply();
+        auto result = f(model);
+        if (ema_) ema_->restore();
         nn::set_training(model, true);
-        return loss.template item<double>();
+        return result;
       },
       model_);
+}
+
+Perplexity LanguageSession::evaluate(std::span<const PerplexityWindow> windows) {
+  return as_used([&](auto& model) { return measure_perplexity(model, windows, device_, job_.batch); });
 }
 
 std::vector<int64_t> LanguageSession::generate(std::span<const int64_t> prompt,
                                                const models::GenerateOptions& options) {
-  return std::visit(
-      [&](auto& model) {
-        nn::set_training(model, false);
-        std::vector<int64_t> text = models::generate(model, prompt, options);
-        nn::set_training(model, true);
-        return text;
-      },
-      model_);
+  return as_used([&](auto& model) { return models::generate(model, prompt, options); });
 }
 
-void LanguageSession::save(const std::string& folder) const {
-  std::visit([&](const auto& model) { pretrained::save(model, folder); }, model_);
+void LanguageSession::save(const std::string& folder) {
+  as_used([&](auto& model) { return pretrained::save(model, folder), 0; });
 }
 
 io::Checkpoint LanguageSession::checkpoint(int64_t step, const datasets::LoaderState& loader) const {
   return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
-                               io::named("optimizer", optimizer_), io::named("rng", rng_),
-                               io::named("loader", loader));
+                               io::named("optimizer", optimizer_), io::named("ema", ema_),
+                               io::named("rng", rng_), io::named("loader", loader));
 }
 
 int64_t LanguageSession::restore(const std::filesystem::path& file, datasets::LoaderState& loader) {
   return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
-                         io::named("rng", rng_), io::named("loader", loader));
+                         io::named("ema", ema_), io::named("rng", rng_), io::named("loader", loader));
 }
 
 }  // namespace tessera::train

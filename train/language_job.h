@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -12,8 +13,10 @@
 #include "models/gpt.h"
 #include "models/llama.h"
 #include "optim/adamw.h"
+#include "optim/ema.h"
 #include "optim/schedule.h"
 #include "train/language_data.h"
+#include "train/perplexity.h"
 #include "train/trainer.h"
 
 /// The jobs `tessera train gpt` and `tessera train llama`: a model that predicts the next token.
@@ -38,6 +41,9 @@ struct LanguageJob {
   std::string schedule = "cosine";  // constant, linear, cosine, wsd; down to final_lr times lr
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
+  /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
+  double dropout = 0;
+  double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
 
   static constexpr int64_t kLargest = int64_t(1) << 30;
 
@@ -48,7 +54,7 @@ struct LanguageJob {
     visit("batch", batch), visit("accumulate", accumulate), visit("documents", documents), visit("lr", lr);
     visit("final_lr", final_lr), visit("weight_decay", weight_decay), visit("beta2", beta2);
     visit("clip_norm", clip_norm), visit("schedule", schedule), visit("steps", steps);
-    visit("warmup", warmup), visit("seed", seed);
+    visit("warmup", warmup), visit("seed", seed), visit("dropout", dropout), visit("ema", ema);
   }
   bool is_llama() const { return std::holds_alternative<models::LlamaConfig>(model); }
   const char* family() const { return is_llama() ? "llama" : "gpt"; }
@@ -83,12 +89,15 @@ class LanguageSession {
   /// Copies a batch from the host into the tensors that loss() reads.
   void load(const datasets::TokenBatch& batch);
   Tensor loss() const;
-  /// Tokens and targets of any [B, T] in place of the loaded ones: without a tape, and without dropout.
-  double evaluate(const datasets::TokenBatch& batch);
+  /// After a step of the optimizer; with job.ema it averages.
+  void updated();
+  /// The loss of what windows predict, job.batch of them at a time: without a tape, and without dropout.
+  /// This, and the next two, with the averages of the weights in their place if there are such (job.ema).
+  Perplexity evaluate(std::span<const PerplexityWindow> windows);
   /// New tokens after the prompt, without dropout.
   std::vector<int64_t> generate(std::span<const int64_t> prompt, const models::GenerateOptions& options);
   /// Writes config.json and model.safetensors.
-  void save(const std::string& folder) const;
+  void save(const std::string& folder);
 
   /// All of the state that continues the curve, the step and that of the loader included.
   io::Checkpoint checkpoint(int64_t step, const datasets::LoaderState& loader) const;
@@ -99,26 +108,41 @@ class LanguageSession {
  private:
   using Model = std::variant<models::Gpt, models::Llama>;
   static Model make(const LanguageJob& job, Rng& rng, Device device, const std::string& weights);
+  /// f(model), as the model is used: without dropout, and with the averages for weights.
+  template <class F>
+  auto as_used(F&& f);
   LanguageJob job_;
   Device device_;
   Rng rng_;
   Model model_;
   optim::AdamW optimizer_;
+  std::optional<optim::Ema> ema_;
   Tensor inputs_, targets_;  // [B, T]
   nn::Sequences sequences_;  // with job.documents
 };
 
 /// What is looked at beside the training loss.
 struct LanguageWatch {
-  int64_t eval_tokens = 1 << 18;  // of the validation part, at most; whole windows, at least one
+  int64_t eval_tokens = 1 << 18;  // of the validation part, at most
+  int64_t eval_stride = 0;        // of sliding_windows, up to the length of sequences; 0: half of that
   int64_t sample_every = 0;       // steps; 0: at the end
   int64_t sample_tokens = 128;    // new ones; 0: no samples
   std::string sample_prompt;      // "": the token that ends documents
   int64_t ngram = 5;              // order of the n-gram baseline; 0: none
+  int64_t patience = 0;           // evaluations without a new lowest loss until the run ends; 0: no matter
+  std::string exported = "last";  // whose weights model/ has: those of the last step, or of the "best" one
 };
 
-/// Windows of the validation part that an evaluation takes; 0 if there is no such part.
-int64_t evaluation_windows(const LanguageData& data, const LanguageWatch& watch);
+/// The evaluation with the lowest eval_nll of a run, the first of several.
+struct BestEvaluation {
+  int64_t step = 0;  // 0: there was none
+  double nll = 0;
+  int64_t evaluations = 0, since = 0;  // all, and those after it
+  /// The next one. A loss that is not finite is never the best.
+  void add(int64_t at, double loss);
+};
+/// As the curve has it: a run that goes on needs no other record.
+BestEvaluation best_evaluation(const RunFolder& run);
 
 /// The tokens that a sample begins with: the prompt's, or the one that ends documents, behind which a new one
 /// begins. Throws if they are more than a training sequence has.
@@ -126,9 +150,10 @@ std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch
 
 /// Trains from `first_step` on; see run_training. Values of an evaluation: eval_nll (nats a token),
 /// eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll, ngram_bits_per_byte and eval_gap =
-/// eval_nll - ngram_nll. `loader`: where the data goes on.
+/// eval_nll - ngram_nll. `held_out`: what an evaluation asks for; may be empty. If the best weights are to be
+/// exported, their checkpoint is kept beside the newest ones. `loader`: where the data goes on.
 TrainResult train_language(LanguageSession& session, const LanguageData& data, const RunFolder& run,
-                           const TrainerOptions& options, const LanguageWatch& watch,
+                           const TrainerOptions& options, const LanguageWatch& watch, const HeldOut& held_out,
                            const NgramBaseline& baseline, int64_t first_step,
                            const datasets::LoaderState& loader, Progress& progress);
 
@@ -140,7 +165,7 @@ int64_t steps_within(const LanguageJob& job, Device device, double seconds);
 
 /// A folder of Hugging Face with the trained model and its tokenizer (the folder `tokenizer`); replaces the
 /// one that an earlier end of the same run left.
-void export_language(const LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
+void export_language(LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
                      const std::string& folder);
 
 /// The page of a run: losses beside the baseline, samples, throughput, settings.

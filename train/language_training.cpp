@@ -28,25 +28,6 @@ datasets::Loader<datasets::TokenWindows> make_loader(const LanguageJob& job,
       windows, {.size = job.batch, .shuffle = &order, .drop_last = true, .workers = 1, .device = device});
 }
 
-/// Mean loss of the first windows of the validation part, nats a token.
-double evaluate_language(LanguageSession& session, const LanguageData& data, int64_t windows) {
-  const int64_t size = session.job().batch;
-  double sum = 0;
-  int64_t counted = 0;
-  std::vector<int64_t> indices;
-  for (int64_t first = 0; first < windows; first += size) {
-    indices.clear();
-    for (int64_t i = first; i < std::min(first + size, windows); ++i) indices.push_back(i);
-    const datasets::TokenBatch batch = data.validation()->batch(indices);
-    int64_t targets = batch.targets.count();
-    if (data.documents())
-      for (const int64_t target : batch.targets.to_vector<int64_t>()) targets -= target < 0;
-    if (targets > 0) sum += session.evaluate(batch) * double(targets);
-    counted += targets;
-  }
-  return sum / double(std::max<int64_t>(1, counted));
-}
-
 }  // namespace
 
 std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch& watch) {
@@ -68,13 +49,21 @@ datasets::LoaderState first_batch(const LanguageJob& job) {
   return {.batch = 0, .seed = stream.seed, .stream = stream.offset()};
 }
 
-int64_t evaluation_windows(const LanguageData& data, const LanguageWatch& watch) {
-  if (!data.validation()) return 0;
-  return std::clamp(watch.eval_tokens / data.length(), int64_t{1}, data.validation()->size());
+void BestEvaluation::add(int64_t at, double loss) {
+  evaluations += 1, since += 1;
+  if (std::isfinite(loss) && (step == 0 || loss < nll)) step = at, nll = loss, since = 0;
+}
+
+BestEvaluation best_evaluation(const RunFolder& run) {
+  BestEvaluation best;
+  for (const StepRecord& record : run.metrics())
+    if (const auto nll = record.values.find("eval_nll"); nll != record.values.end())
+      best.add(record.step, nll->second);
+  return best;
 }
 
 TrainResult train_language(LanguageSession& session, const LanguageData& data, const RunFolder& run,
-                           const TrainerOptions& given, const LanguageWatch& watch,
+                           const TrainerOptions& given, const LanguageWatch& watch, const HeldOut& held_out,
                            const NgramBaseline& baseline, int64_t first_step,
                            const datasets::LoaderState& state, Progress& progress) {
   const LanguageJob& job = session.job();
@@ -95,14 +84,18 @@ TrainResult train_language(LanguageSession& session, const LanguageData& data, c
     return loader.stats().wait_seconds - before;
   };
   task.loss = [&] { return session.loss(); };
-  const int64_t windows = evaluation_windows(data, watch);
+  task.updated = [&] { session.updated(); };
+  // A window of the evaluation has as many places as a training sequence, and the last place's target.
+  const int64_t stride = watch.eval_stride > 0 ? watch.eval_stride : std::max<int64_t>(1, job.length / 2);
+  std::vector<PerplexityWindow> windows;
+  for (const HeldOut::Stretch& stretch : held_out.stretches)
+    std::ranges::copy(sliding_windows(stretch.tokens, stretch.first, job.length + 1, stride),
+                      std::back_inserter(windows));
   const double tokens_per_byte =
-      windows > 0
-          ? double(windows * job.length) / double(std::max<uint64_t>(1, validation_bytes(data, windows)))
-          : 0;
-  if (windows > 0)
+      double(held_out.targets) / double(std::max<uint64_t>(1, target_bytes(data, held_out)));
+  if (!windows.empty())
     task.evaluate = [&, tokens_per_byte] {
-      const double nll = evaluate_language(session, data, windows);
+      const double nll = session.evaluate(windows).nats;
       const auto bits = [&](double nats) { return nats * tokens_per_byte / std::log(2.0); };
       std::map<std::string, double> values = {
           {"eval_nll", nll}, {"eval_perplexity", std::exp(nll)}, {"eval_bits_per_byte", bits(nll)}};
@@ -113,7 +106,23 @@ TrainResult train_language(LanguageSession& session, const LanguageData& data, c
       }
       return values;
     };
-  task.save = [&](int64_t step) { folder.save(step, session.checkpoint(step, loader.state())); };
+  BestEvaluation best = best_evaluation(run);
+  const bool keeps_best = watch.exported == "best";
+  check(!windows.empty() || (!keeps_best && watch.patience == 0),
+        "train: nothing is held out, so no evaluation is the best one: --patience and --export best need a "
+        "--validation share");
+  check(watch.patience == 0 || best.since < watch.patience, "train: the run has ended after step ",
+        first_step, ", ", best.since,
+        " evaluations behind its lowest held-out loss; give a larger --patience to go further");
+  task.judge = [&](int64_t step, const std::map<std::string, double>& values) -> Task::Verdict {
+    best.add(step, values.at("eval_nll"));
+    return {.save = keeps_best && best.since == 0,
+            .stop = watch.patience > 0 && best.since >= watch.patience};
+  };
+  task.save = [&](int64_t step) {
+    folder.save(step, session.checkpoint(step, loader.state()),
+                keeps_best ? std::optional(best.step) : std::nullopt);
+  };
   if (watch.sample_tokens > 0) {
     const std::vector<int64_t> prompt = sample_prompt(data, watch);
     // Not longer than a training sequence: the tables that a captured step reads stay as they are.
@@ -171,7 +180,7 @@ int64_t steps_within(const LanguageJob& job, Device device, double seconds) {
   return std::clamp(int64_t(0.9 * (seconds - first) / each), int64_t{1}, LanguageJob::kLargest);
 }
 
-void export_language(const LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
+void export_language(LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
                      const std::string& folder) {
   namespace fs = std::filesystem;
   fs::remove_all(folder);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/tape.h"
+#include "nn/attention.h"
 #include "tensor/tensor.h"
 
 namespace tessera::train {
@@ -25,6 +26,22 @@ struct PerplexityOptions {
   int64_t most_windows = 0;  // 0: all
 };
 
+/// Tokens that are seen alone; those from `first` (1 or more) on are predicted.
+struct PerplexityWindow {
+  std::span<const int64_t> tokens;
+  int64_t first = 1;
+};
+
+/// Those of the protocols above. Throws, naming the number, if there is none or an option is out of range.
+std::vector<PerplexityWindow> perplexity_windows(std::span<const int64_t> tokens,
+                                                 const PerplexityOptions& options);
+
+/// The sliding protocol for each token from `first` (1 or more) on: windows of up to `length` tokens, of
+/// which the last `stride` are predicted, less in the last one. Each predicted token sees length - stride
+/// tokens or more where so many stand before it. stride < length.
+std::vector<PerplexityWindow> sliding_windows(std::span<const int64_t> tokens, int64_t first, int64_t length,
+                                              int64_t stride);
+
 struct Perplexity {
   int64_t windows = 0;
   int64_t predicted = 0;  // tokens
@@ -32,37 +49,34 @@ struct Perplexity {
   double perplexity() const { return std::exp(nats); }
 };
 
-/// Windows that `tokens` tokens give. Throws, naming the number, if that is none or an option is out of
-/// range.
-int64_t perplexity_windows(int64_t tokens, const PerplexityOptions& options);
-
-/// Model: Gpt, Llama, or what has their loss(tokens, targets). Losses of windows are averaged in f64.
-/// `progress` is called after each batch with the windows done; false ends the work there.
+/// Model: Gpt, Llama, or what has their loss(tokens, targets, sequences). `batch`: windows at a time. Losses
+/// of batches are averaged in f64. `progress` is called after each batch with the windows done; false ends
+/// the work there.
 template <class Model>
-Perplexity measure_perplexity(const Model& model, std::span<const int64_t> tokens, Device device,
-                              const PerplexityOptions& options,
-                              const std::function<bool(const Perplexity&)>& progress = {}) {
+Perplexity measure_perplexity(const Model& model, std::span<const PerplexityWindow> windows, Device device,
+                              int64_t batch, const std::function<bool(const Perplexity&)>& progress = {}) {
   const NoTape no_tape;
-  const int64_t windows = perplexity_windows(int64_t(tokens.size()), options), length = options.length;
-  const int64_t step = options.stride ? options.stride : length;
-  const int64_t unpredicted = options.stride ? length - options.stride : 1;
   Perplexity result;
   double sum = 0;
-  while (result.windows < windows) {
-    const int64_t batch = std::min(options.batch, windows - result.windows);
+  for (size_t begin = 0; begin < windows.size(); begin += size_t(batch)) {
+    const auto group = windows.subspan(begin, std::min(size_t(batch), windows.size() - begin));
     std::vector<int64_t> inputs, targets;
-    for (int64_t b = 0; b < batch; ++b) {
-      const auto window = tokens.subspan(size_t((result.windows + b) * step), size_t(length));
-      inputs.insert(inputs.end(), window.begin(), window.end());
-      for (int64_t i = 0; i < length; ++i)  // place i predicts token i + 1
-        targets.push_back(i + 1 < length && i + 1 >= unpredicted ? window[size_t(i + 1)] : -100);
+    nn::Sequences sequences;
+    int64_t predicted = 0;
+    for (const PerplexityWindow& window : group) {
+      const int64_t places = int64_t(window.tokens.size()) - 1;  // place i predicts token i + 1
+      inputs.insert(inputs.end(), window.tokens.begin(), window.tokens.end() - 1);
+      for (int64_t i = 0; i < places; ++i)
+        targets.push_back(i + 1 >= window.first ? window.tokens[size_t(i + 1)] : -100);
+      sequences.lengths.push_back(places);
+      predicted += places + 1 - window.first;
     }
-    const Shape shape{batch, length};
+    const Shape shape{int64_t(inputs.size())};
     const double loss =
-        model.loss(Tensor::from(inputs, shape, device), Tensor::from(targets, shape, device)).item();
-    const int64_t predicted = batch * (length - unpredicted);
+        model.loss(Tensor::from(inputs, shape, device), Tensor::from(targets, shape, device), sequences)
+            .item();
     sum += loss * double(predicted);
-    result.windows += batch;
+    result.windows += int64_t(group.size());
     result.predicted += predicted;
     result.nats = sum / double(result.predicted);
     if (progress && !progress(result)) break;

@@ -81,6 +81,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   };
   const auto update = [&] {
     optimizer.step();
+    if (task.updated) task.updated();
     if (whole) {
       optimizer.zero_grad();
     } else {
@@ -115,15 +116,16 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     interval.steps += 1;
     result.step = step + 1;
 
-    const bool last = step + 1 == options.steps;
+    bool last = step + 1 == options.steps;
     const int signal = InterruptGuard::signal_received();
     const bool stop = signal != 0 && !last;
     const bool evaluate =
         task.evaluate && (last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0));
-    const bool sample =
-        task.sample && (last || (options.sample_every > 0 && (step + 1) % options.sample_every == 0));
+    const bool sample_due = options.sample_every > 0 && (step + 1) % options.sample_every == 0;
+    Task::Verdict verdict;
     // What is kept does not depend on where a run was stopped and resumed; what is shown may.
-    const bool log = step == 0 || last || evaluate || sample || (step + 1) % options.log_every == 0;
+    const bool log =
+        step == 0 || last || evaluate || (task.sample && sample_due) || (step + 1) % options.log_every == 0;
     if (log || stop || step == first_step) {
       const double loss = loss_value.item<double>();  // waits for the device
       const double norm = optimizer.grad_norm();
@@ -149,6 +151,8 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
         const NoTape off;
         result.evaluation = task.evaluate();
         for (const auto& [name, value] : result.evaluation) record.values[name] = value;
+        if (task.judge) verdict = task.judge(step + 1, result.evaluation);
+        last |= verdict.stop;
         evaluation_seconds += seconds_since(evaluation_start);
       }
       if (!log && stop) record.values["interrupted"] = 1;
@@ -177,7 +181,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       check(!last || std::isfinite(loss) || !lost, "training: the loss of the last step (", step + 1,
             ") is not finite, the run has diverged; try a lower learning rate, or --check-finite to find the "
             "operator");
-      if (sample) {
+      if (task.sample && (last || sample_due)) {
         const Clock::time_point sample_start = Clock::now();
         const NoTape off;
         task.sample(step + 1);
@@ -185,7 +189,8 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       }
       interval = Interval{};
     }
-    if (last || stop || (options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0)) {
+    if (last || stop || verdict.save ||
+        (options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0)) {
       device.synchronize();
       task.save(step + 1);
       if (events) events->flush();
@@ -193,6 +198,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       interval.steps = 0;
       interval.waited = 0;
     }
+    if (last) break;
     if (stop) {
       result.outcome = Outcome::interrupted;
       result.signal = signal;

@@ -19,8 +19,16 @@ struct Task {
   std::function<double()> load;
   /// The forward pass, recorded on the trainer's tape; the loss has one element.
   std::function<Tensor()> loss;
+  /// After each step of the optimizer, captured with it. May be empty.
+  std::function<void()> updated = {};
   /// Named values of the model as it stands ("eval_nll", ...); runs without a tape. May be empty.
   std::function<std::map<std::string, double>()> evaluate;
+  /// What follows from the values of an evaluation after that step. May be empty: nothing.
+  struct Verdict {
+    bool save = false;  // the state, now
+    bool stop = false;  // the run ends here, as at its last step
+  };
+  std::function<Verdict(int64_t step, const std::map<std::string, double>& values)> judge = {};
   /// Saves everything that continues the curve: model, optimizer, random state, step.
   std::function<void(int64_t step)> save;
   /// Shows what the model makes by itself (a text), after every `sample_every` steps and at the end; runs

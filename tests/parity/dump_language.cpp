@@ -31,9 +31,10 @@ io::NamedTensors inference(const Model& model, const std::string& folder) {
     results.emplace_back("generated." + std::to_string(b), Tensor::from(texts[b], {8}));
   std::vector<double> nats;
   for (const int64_t stride : {0, 3})
-    nats.push_back(
-        train::measure_perplexity(model, text, Device::cpu(), {.length = 7, .stride = stride, .batch = 8})
-            .nats);
+    nats.push_back(train::measure_perplexity(model,
+                                             train::perplexity_windows(text, {.length = 7, .stride = stride}),
+                                             Device::cpu(), 8)
+                       .nats);
   results.emplace_back("nats", Tensor::from(nats, {2}));
   return results;
 }

@@ -50,6 +50,18 @@ def windows(tokens, count):
     return torch.tensor([row[:-1] for row in rows]), torch.tensor([row[1:] for row in rows])
 
 
+def held_out_loss(model, before, tokens, stride):
+    """Each token once, `stride` by a window of LENGTH + 1 that ends with the last of them."""
+    text, sum_, at = before + tokens, 0.0, len(before)
+    while at < len(text):
+        end = min(at + stride, len(text))
+        window = torch.tensor([text[max(0, end - LENGTH - 1):end]])
+        logits = model(window[:, :-1]).logits[0, -(end - at):]
+        sum_ += F.cross_entropy(logits, window[0, -(end - at):], reduction="sum").item()
+        at = end
+    return sum_ / len(tokens)
+
+
 def loss_of(model, inputs, targets):
     return F.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
 
@@ -85,7 +97,6 @@ for kind, make in MODELS.items():
             end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
             inputs, targets = windows(tokenizer.encode(train) + [end], BATCH)
             held_tokens = tokenizer.encode(held) + [end]
-            held_inputs, held_targets = windows(held_tokens, (len(held_tokens) - 1) // LENGTH)
             tables = {"transformer.wte.weight", "transformer.wpe.weight", "model.embed_tokens.weight"}
             decays = [x for n, x in model.named_parameters() if x.dim() >= 2 and n not in tables]
             others = [x for n, x in model.named_parameters() if x.dim() < 2 or n in tables]
@@ -104,8 +115,10 @@ for kind, make in MODELS.items():
             exported = AutoModelForCausalLM.from_pretrained(os.path.join(folder, "runs/r/model")).eval()
             again = AutoTokenizer.from_pretrained(os.path.join(folder, "runs/r/model"))
             with torch.no_grad():
-                errors = {"loss": worst, "held out": abs(loss_of(model, held_inputs, held_targets).item() - lines[-1]["eval_nll"]),
-                          "exported": abs(loss_of(exported, held_inputs, held_targets).item() - lines[-1]["eval_nll"])}
+                # What is held out stands behind the end of the training part, which is its context.
+                held_out = [held_out_loss(m, tokenizer.encode(train)[-LENGTH:], held_tokens, LENGTH // 2) for m in (model, exported)]
+                errors = {"loss": worst, "held out": abs(held_out[0] - lines[-1]["eval_nll"]),
+                          "exported": abs(held_out[1] - lines[-1]["eval_nll"])}
             print(f"{kind:<6} {accumulate} micro-batch(es)  " + "  ".join(f"{name} {error:.1e}" for name, error in errors.items())
                   + f"  ({lines[0]['loss']:.3f} to {lines[-1]['loss']:.3f})")
             good = len(lines) == STEPS and lines[-1]["loss"] < lines[0]["loss"] - 0.5 and again.decode(again.encode(train)) == train

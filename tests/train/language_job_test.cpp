@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "autograd/tape.h"
+#include "io/checkpoint_folder.h"
+#include "io/file.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "tests/errors.h"
@@ -51,6 +53,11 @@ LanguageData small_data(const TemporaryFolder& root, bool documents = false) {
                         folder);
   }
   return LanguageData(folder, folder, 16, documents);
+}
+
+/// Nats a token of all of them but the first.
+double loss_of(LanguageSession& session, std::span<const int64_t> tokens) {
+  return session.evaluate(std::vector<PerplexityWindow>{{tokens, 1}}).nats;
 }
 
 datasets::TokenBatch batch_of(const LanguageData& data, std::vector<int64_t> windows) {
@@ -101,6 +108,9 @@ TEST(LanguageJob, SaysWhatDoesNotFit) {
   refuses([](LanguageJob& job) { job.final_lr = 2; }, "final_lr");
   refuses([](LanguageJob& job) { job.beta2 = 1; }, "beta2");
   refuses([](LanguageJob& job) { job.schedule = "spiral"; }, "spiral");
+  refuses([](LanguageJob& job) { job.ema = 1; }, "ema 1");
+  refuses([](LanguageJob& job) { job.ema = -0.5; }, "ema -0.5");
+  refuses([](LanguageJob& job) { job.dropout = 1; }, "dropout is 1");
   EXPECT_EQ(message_of([] { small_job().validate(); }), "");
 }
 
@@ -170,28 +180,102 @@ TEST(LanguageData, RefusesShardsOfAnotherTokenizer) {
   EXPECT_NE(error.find("fingerprint"), std::string::npos) << error;
 }
 
+/// The text of a stretch's targets, and of what stands before them.
+std::pair<std::string, std::string> text_of(const LanguageData& data, const HeldOut::Stretch& stretch) {
+  const std::vector<int32_t> tokens(stretch.tokens.begin(), stretch.tokens.end());
+  const auto decode = [&](auto begin, auto end) { return data.tokenizer().decode(std::vector(begin, end)); };
+  return {decode(tokens.begin() + stretch.first, tokens.end()),
+          decode(tokens.begin(), tokens.begin() + stretch.first)};
+}
+
+TEST(HeldOut, IsEachDocumentBehindItsTrainingPart) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  const HeldOut all = held_out(data, 1 << 20);
+  EXPECT_TRUE(all.continued);
+  EXPECT_EQ(all.targets, int64_t(data.validation()->tokens())) << "the first of a document, too";
+  ASSERT_EQ(all.stretches.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string whole = some_text(i == 0 ? 60 : 9);
+    const auto [targets, before] = text_of(data, all.stretches[i]);
+    const std::string end = "<|endoftext|>";
+    EXPECT_EQ(before.size(), 16u);
+    ASSERT_TRUE(targets.ends_with(end));
+    EXPECT_TRUE(whole.ends_with(before + targets.substr(0, targets.size() - end.size()))) << before;
+  }
+  EXPECT_EQ(target_bytes(data, all), uint64_t(all.targets) - 2 + 2 * 13);  // bytes, and the ends' names
+  const HeldOut few = held_out(data, 50);
+  ASSERT_EQ(few.stretches.size(), 1u);
+  EXPECT_EQ(few.targets, 50);
+  EXPECT_EQ(few.stretches[0].tokens.size(), 66u);
+}
+
+TEST(HeldOut, ADocumentWithoutATrainingOrHeldOutPartMovesNoOther) {
+  const TemporaryFolder root;
+  std::ofstream(root / "a.txt") << some_text(60);
+  std::ofstream(root / "b.txt") << "short\n";  // nothing of it is held out
+  std::ofstream(root / "c.txt") << some_text(50);
+  const std::string folder = (root / "data").string();
+  const datasets::Tokenized done = write_language_data(
+      {.files = {(root / "a.txt").string(), (root / "b.txt").string(), (root / "c.txt").string()},
+       .tokenizer = {},
+       .kind = "byte",
+       .validation = 0.2},
+      folder);
+  EXPECT_EQ(done.train.documents, 3u);
+  EXPECT_EQ(done.validation.documents, 2u);
+  const LanguageData data(folder, folder, 16, false);
+  const HeldOut all = held_out(data, 1 << 20);
+  EXPECT_TRUE(all.continued);
+  ASSERT_EQ(all.stretches.size(), 2u);
+  const auto [targets, before] = text_of(data, all.stretches[1]);
+  EXPECT_NE(some_text(50).find(before + targets.substr(0, 40)), std::string::npos) << before;
+}
+
+TEST(HeldOut, WithoutAKnownTrainingPartIsTheWholeOrDocumentsApart) {
+  const TemporaryFolder root;
+  small_data(root);
+  const std::string folder = (root / "data").string();
+  // Shards of another text stand for the training part: how they belong together nobody knows.
+  const std::string other = (root / "other").string();
+  write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = {}, .kind = "byte"}, other);
+  std::filesystem::copy_file(other + "/train-00000.tokens", folder + "/train-00000.tokens",
+                             std::filesystem::copy_options::overwrite_existing);
+  const LanguageData together(folder, folder, 16, false), apart(folder, folder, 16, true);
+  const int64_t tokens = int64_t(together.validation()->tokens());
+  const HeldOut one = held_out(together, 1 << 20), two = held_out(apart, 1 << 20);
+  EXPECT_FALSE(one.continued);
+  ASSERT_EQ(one.stretches.size(), 1u);
+  EXPECT_EQ(one.targets, tokens - 1) << "nothing stands before the first";
+  EXPECT_FALSE(two.continued);
+  ASSERT_EQ(two.stretches.size(), 2u);
+  EXPECT_EQ(two.targets, tokens - 2);
+  EXPECT_EQ(held_out(apart, tokens - 3).targets, tokens - 3);
+}
+
 TEST(NgramBaseline, IsOfTheTargetsThatTheModelIsEvaluatedOn) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
-  const int64_t windows = evaluation_windows(data, {.eval_tokens = 50});
-  EXPECT_EQ(windows, 3);
-  const NgramBaseline all = ngram_baseline(data, 5, windows, 1 << 20),
-                      few = ngram_baseline(data, 5, windows, 100);
+  const HeldOut part = held_out(data, 50);
+  const NgramBaseline all = ngram_baseline(data, 5, part, 1 << 20), few = ngram_baseline(data, 5, part, 100);
   EXPECT_EQ(all.trained, data.train().tokens());
   EXPECT_EQ(few.trained, 100u);
   EXPECT_LT(all.nll, few.nll);
   EXPECT_GT(all.nll, 0);
-  EXPECT_EQ(validation_bytes(data, windows), 48u);  // bytes are tokens
-  EXPECT_EQ(evaluation_windows(data, {.eval_tokens = 1 << 20}), data.validation()->size());
-  EXPECT_EQ(evaluation_windows(data, {.eval_tokens = 1}), 1);
+  // The mean of what each target costs behind the text before it.
+  datasets::NgramModel model(5, data.tokenizer().vocab_size());
+  model.add(read_tokens(data.train(), 0, data.train().tokens()));
+  model.finish();
+  double nll = 0;
+  for (size_t at = 16; at < 66; ++at) nll -= model.log_probability(part.stretches[0].tokens, at);
+  EXPECT_DOUBLE_EQ(all.nll, nll / 50);
 }
 
 TEST(NgramBaseline, KeepsDocumentsApartWhereTheModelDoes) {
   const TemporaryFolder root;
   const LanguageData together = small_data(root), apart = small_data(root, true);
-  const int64_t windows = together.validation()->size();
-  EXPECT_NE(ngram_baseline(together, 3, windows, 1 << 20).nll,
-            ngram_baseline(apart, 3, windows, 1 << 20).nll);
+  const HeldOut all = held_out(together, 1 << 20);
+  EXPECT_NE(ngram_baseline(together, 3, all, 1 << 20).nll, ngram_baseline(apart, 3, all, 1 << 20).nll);
 }
 
 TEST(LanguageSession, RestoresEverythingThatContinuesTheCurve) {
@@ -254,13 +338,74 @@ TEST(LanguageSession, DecaysMatricesAlone) {
 TEST(LanguageSession, EvaluatesWithoutDropoutAndGoesOnWithIt) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
-  LanguageJob job = small_job();
-  std::get<models::GptConfig>(job.model).residual_dropout = 0.5;
+  const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);
+  for (const bool llama : {false, true}) {
+    LanguageJob job = small_job(llama);
+    if (llama)
+      job.dropout = 0.5;
+    else
+      std::get<models::GptConfig>(job.model).residual_dropout = 0.5;
+    LanguageSession session(job, Device::cpu());
+    EXPECT_EQ(loss_of(session, tokens), loss_of(session, tokens));
+    session.load(batch_of(data, {0, 1}));
+    EXPECT_NE(session.loss().item<double>(), session.loss().item<double>());
+  }
+}
+
+TEST(LanguageSession, DropoutOfALlamaIsOfTheJobAndNotOfItsFolder) {
+  const TemporaryFolder root;
+  LanguageJob job = small_job(true);
+  job.dropout = 0.25;
+  EXPECT_EQ(language_job_from_json(to_json(job)).dropout, 0.25);
   LanguageSession session(job, Device::cpu());
-  const datasets::TokenBatch batch = batch_of(data, {0, 1});
-  EXPECT_EQ(session.evaluate(batch), session.evaluate(batch));
-  session.load(batch);
-  EXPECT_NE(session.loss().item<double>(), session.loss().item<double>());
+  const std::string folder = (root / "model").string();
+  session.save(folder);
+  EXPECT_EQ(io::read_file(folder + "/config.json", 1 << 20).find("0.25"), std::string::npos);
+  LanguageJob gpt = small_job();
+  gpt.dropout = 0.25;
+  EXPECT_NE(message_of([&] { gpt.validate(); }).find("dropout is 0.25"), std::string::npos);
+}
+
+TEST(LanguageSession, AveragesAreWhatIsEvaluatedSavedAndRestored) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    LanguageJob job = small_job(true);
+    std::get<models::LlamaConfig>(job.model).dtype = dtype;
+    job.lr = 0.05;
+    LanguageJob with = job;
+    with.ema = 0.99;
+    LanguageSession plain(job, Device::cpu()), averaged(with, Device::cpu()), again(with, Device::cpu());
+    const auto step = [&](LanguageSession& session, int64_t window) {
+      session.load(batch_of(data, {window, window + 1}));
+      Tape tape;
+      const Tensor loss = session.loss();
+      tape.backward(loss);
+      session.optimizer().step();
+      session.updated();
+      session.optimizer().zero_grad();
+      return loss.item<double>();
+    };
+    EXPECT_EQ(loss_of(averaged, tokens), loss_of(plain, tokens)) << "they begin as the weights";
+    for (int64_t window = 0; window < 6; window += 2) {
+      EXPECT_EQ(step(averaged, window), step(plain, window)) << "they do not change the training";
+      EXPECT_NE(loss_of(averaged, tokens), loss_of(plain, tokens));
+    }
+    const std::string file = (root / "c.safetensors").string();
+    averaged.checkpoint(3, {}).save(file);
+    datasets::LoaderState state;
+    EXPECT_EQ(again.restore(file, state), 3);
+    EXPECT_EQ(step(again, 8), step(averaged, 8));
+    EXPECT_EQ(loss_of(again, tokens), loss_of(averaged, tokens));
+    const std::string folder = (root / "model").string();
+    averaged.save(folder);
+    LanguageSession exported(job, Device::cpu(), folder);
+    EXPECT_EQ(loss_of(exported, tokens), loss_of(averaged, tokens));
+    // A checkpoint without averages is none of a job that has them.
+    plain.checkpoint(3, {}).save(file);
+    EXPECT_NE(message_of([&] { again.restore(file, state); }).find("\"ema\""), std::string::npos);
+  }
 }
 
 TEST(LanguageTraining, DocumentsApartAreSequencesOfTheirOwn) {
@@ -279,16 +424,13 @@ TEST(LanguageTraining, DocumentsApartAreSequencesOfTheirOwn) {
   double sum = 0;
   int64_t counted = 0;
   const auto ends = batch.lengths.to_vector<int64_t>();
-  const Tensor tokens = batch.inputs.reshape({32}), targets = batch.targets.reshape({32});
+  const auto inputs = batch.inputs.reshape({32}).to_vector<int64_t>(),
+             targets = batch.targets.reshape({32}).to_vector<int64_t>();
   for (size_t i = 1; i < ends.size(); ++i) {
-    datasets::TokenBatch part;
-    const int64_t length = ends[i] - ends[i - 1];
-    part.inputs = tokens.slice(0, ends[i - 1], ends[i]).reshape({1, length});
-    part.targets = targets.slice(0, ends[i - 1], ends[i]).reshape({1, length});
-    part.lengths = Tensor::from(std::vector<int32_t>{0, int32_t(length)}, {2});
-    int64_t there = 0;
-    for (const int64_t target : part.targets.to_vector<int64_t>()) there += target >= 0;
-    sum += session.evaluate(part) * double(there);
+    std::vector<int64_t> segment(inputs.begin() + ends[i - 1], inputs.begin() + ends[i]);
+    if (const int64_t behind = targets[size_t(ends[i] - 1)]; behind >= 0) segment.push_back(behind);
+    const int64_t there = int64_t(segment.size()) - 1;
+    if (there > 0) sum += loss_of(session, segment) * double(there);
     counted += there;
   }
   EXPECT_EQ(counted, 31);
@@ -300,7 +442,7 @@ TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
   for (const bool llama : {false, true}) {
     const TemporaryFolder root;
     const LanguageData data = small_data(root);
-    const LanguageSession session(small_job(llama), Device::cpu());
+    LanguageSession session(small_job(llama), Device::cpu());
     const std::string folder = (root / "model").string(), tokenizer = (root / "data").string();
     export_language(session, data, tokenizer, folder);
     export_language(session, data, tokenizer, folder);  // a second end of the run replaces it
@@ -311,9 +453,9 @@ TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
     job.seed = 5;
     LanguageSession again(job, Device::cpu(), folder), drawn(job, Device::cpu());
     LanguageSession first(small_job(llama), Device::cpu());
-    const datasets::TokenBatch batch = batch_of(data, {0, 1});
-    EXPECT_EQ(again.evaluate(batch), first.evaluate(batch));
-    EXPECT_NE(drawn.evaluate(batch), first.evaluate(batch));
+    const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);
+    EXPECT_EQ(loss_of(again, tokens), loss_of(first, tokens));
+    EXPECT_NE(loss_of(drawn, tokens), loss_of(first, tokens));
   }
 }
 
@@ -328,7 +470,8 @@ TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
     LanguageSession session(job, Device::cpu());
     Progress progress(Progress::Mode::quiet);
     train_language(session, data, run, {.steps = 6, .log_every = 1, .schedule = make_schedule(job)},
-                   {.sample_every = 3, .sample_tokens = 4}, {}, 0, first_batch(job), progress);
+                   {.sample_every = 3, .sample_tokens = 4}, held_out(data, 100), {}, 0, first_batch(job),
+                   progress);
     curves.push_back(run.metrics());
     const auto samples = run.samples();
     ASSERT_EQ(samples.size(), 2u);
@@ -343,8 +486,46 @@ TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
   EXPECT_NEAR(curves[0][5].values.at("eval_nll"), curves[1][5].values.at("eval_nll"), 1e-4);
   EXPECT_LT(curves[0][5].values.at("eval_nll"), curves[0][0].values.at("loss") - 0.1);
   EXPECT_DOUBLE_EQ(curves[0][5].values.at("eval_bits_per_byte"),
-                   curves[0][5].values.at("eval_nll") * double(data.validation()->size() * 16) /
-                       double(validation_bytes(data, data.validation()->size())) / std::log(2.0));
+                   curves[0][5].values.at("eval_nll") * 100 /
+                       double(target_bytes(data, held_out(data, 100))) / std::log(2.0));
+}
+
+TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  LanguageJob job = small_job();
+  job.steps = 400, job.lr = 0.05, job.schedule = "constant";
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  LanguageSession session(job, Device::cpu());
+  Progress progress(Progress::Mode::quiet);
+  const LanguageWatch watch{.sample_tokens = 4, .patience = 3, .exported = "best"};
+  const HeldOut text = held_out(data, 100);
+  const TrainerOptions options{
+      .steps = 400, .log_every = 100, .eval_every = 2, .keep = 1, .schedule = make_schedule(job)};
+  const TrainResult result =
+      train_language(session, data, run, options, watch, text, {}, 0, first_batch(job), progress);
+  EXPECT_EQ(result.outcome, Outcome::finished);
+  ASSERT_LT(result.step, 400) << "a rate that does not learn for long";
+  const BestEvaluation best = best_evaluation(run);
+  EXPECT_EQ(best.since, 3);
+  EXPECT_EQ(best.step, result.step - 6);
+  EXPECT_EQ(best.evaluations, result.step / 2);
+  EXPECT_GT(result.evaluation.at("eval_nll"), best.nll);
+  EXPECT_EQ(run.samples().back().step, result.step) << "the end of the run, as the last step is";
+  // Of the checkpoints the newest and the best are there, and the best one is the model of that evaluation.
+  const io::CheckpointFolder folder(run.checkpoints().string());
+  EXPECT_EQ(folder.steps(), (std::vector<int64_t>{result.step, best.step}));
+  datasets::LoaderState state;
+  EXPECT_EQ(session.restore(folder.file_of(best.step), state), best.step);
+  std::vector<PerplexityWindow> windows;
+  for (const HeldOut::Stretch& stretch : text.stretches)
+    for (const PerplexityWindow& window : sliding_windows(stretch.tokens, stretch.first, 17, 8))
+      windows.push_back(window);
+  EXPECT_EQ(session.evaluate(windows).nats, best.nll);
+  // It does not begin again to wait for what does not come.
+  const std::string error = message_of(
+      [&] { train_language(session, data, run, options, watch, text, {}, result.step, state, progress); });
+  EXPECT_NE(error.find("--patience"), std::string::npos) << error;
 }
 
 TEST(LanguageTraining, StepsFitTheirTime) {

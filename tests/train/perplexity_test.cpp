@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "models/gpt.h"
 
 namespace tessera::train {
@@ -45,7 +47,8 @@ TEST(Perplexity, IsTheMeanOverThePredictedTokensOfEveryWindow) {
       for (int64_t at = first; at < length; ++at, ++predicted)
         sum += nats_of(model, std::span(tokens).subspan(size_t(begin), size_t(length)), at);
     for (const int64_t batch : {1, 3, 50}) {
-      const Perplexity result = measure_perplexity(model, tokens, kCpu, {length, stride, batch});
+      const Perplexity result =
+          measure_perplexity(model, perplexity_windows(tokens, {length, stride}), kCpu, batch);
       EXPECT_EQ(result.windows, windows) << stride;
       EXPECT_EQ(result.predicted, predicted) << stride;
       EXPECT_NEAR(result.nats, sum / double(predicted), 1e-12) << stride;
@@ -57,18 +60,39 @@ TEST(Perplexity, EndsWhenItIsTold) {
   Rng rng(3);
   const models::Gpt model = small_gpt(rng);
   const std::vector<int64_t> tokens(40, 2);
-  const Perplexity result = measure_perplexity(model, tokens, kCpu, {.length = 8},
+  const Perplexity result = measure_perplexity(model, perplexity_windows(tokens, {.length = 8}), kCpu, 1,
                                                [](const Perplexity& p) { return p.windows < 2; });
   EXPECT_EQ(result.windows, 2);
-  EXPECT_EQ(measure_perplexity(model, tokens, kCpu, {.length = 8, .batch = 2, .most_windows = 3}).windows, 3);
+  EXPECT_EQ(perplexity_windows(tokens, {.length = 8, .most_windows = 3}).size(), 3u);
 }
 
 TEST(Perplexity, RefusesWhatHasNoWindow) {
-  EXPECT_THROW(perplexity_windows(7, {.length = 8}), Error);
-  EXPECT_THROW(perplexity_windows(9, {.length = 1}), Error);
-  EXPECT_THROW(perplexity_windows(9, {.length = 8, .stride = 8}), Error);
-  EXPECT_THROW(perplexity_windows(9, {.length = 8, .batch = 0}), Error);
-  EXPECT_EQ(perplexity_windows(8, {.length = 8}), 1);
+  const std::vector<int64_t> tokens(9, 1);
+  EXPECT_THROW(perplexity_windows(std::span(tokens).first(7), {.length = 8}), Error);
+  EXPECT_THROW(perplexity_windows(tokens, {.length = 1}), Error);
+  EXPECT_THROW(perplexity_windows(tokens, {.length = 8, .stride = 8}), Error);
+  EXPECT_THROW(perplexity_windows(tokens, {.length = 8, .stride = -1}), Error);
+  EXPECT_THROW(perplexity_windows(tokens, {.length = 8, .batch = 0}), Error);
+  EXPECT_EQ(perplexity_windows(std::span(tokens).first(8), {.length = 8}).size(), 1u);
+}
+
+TEST(Perplexity, SlidingWindowsPredictEachTokenOnceBehindEnoughOthers) {
+  std::vector<int64_t> tokens(50);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  for (const auto& [first, length, stride] :
+       {std::array<int64_t, 3>{1, 8, 7}, {1, 8, 3}, {20, 9, 4}, {3, 60, 59}, {49, 5, 1}, {50, 5, 1}}) {
+    std::vector<int64_t> predicted;
+    for (const PerplexityWindow& window : sliding_windows(tokens, first, length, stride)) {
+      EXPECT_LE(int64_t(window.tokens.size()), length);
+      for (int64_t at = window.first; at < int64_t(window.tokens.size()); ++at) {
+        const int64_t token = window.tokens[size_t(at)];
+        EXPECT_GE(at, std::min(token, length - stride)) << "context of token " << token;
+        predicted.push_back(token);
+      }
+    }
+    EXPECT_EQ(predicted, std::vector<int64_t>(tokens.begin() + first, tokens.end()))
+        << first << " " << stride;
+  }
 }
 
 }  // namespace
