@@ -118,7 +118,12 @@ class TrainedLanguage : public TrainedModel {
     if (watch.eval_stride == 0) watch.eval_stride = std::max<int64_t>(1, job_.length / 2);
     check(watch.eval_stride <= job_.length, "train: --eval-stride ", watch.eval_stride,
           " is more than the --length of ", job_.length);
+    check(watch.exported == "last" || watch.exported == "best", "train: --export is \"", watch.exported,
+          "\"; expected last or best");
     held_out_ = train::held_out(*data_, watch.eval_tokens);
+    check(held_out_.targets > 0 || (watch.exported == "last" && watch.patience == 0),
+          "train: nothing is held out, so no evaluation is the best one: --patience and --export best need a "
+          "--validation share");
     if (held_out_.targets > 0 && watch.ngram > 0)
       baseline_ = train::ngram_baseline(*data_, int(watch.ngram), held_out_, kMostCounted);
     if (!resumed) {

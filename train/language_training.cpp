@@ -108,9 +108,6 @@ TrainResult train_language(LanguageSession& session, const LanguageData& data, c
     };
   BestEvaluation best = best_evaluation(run);
   const bool keeps_best = watch.exported == "best";
-  check(!windows.empty() || (!keeps_best && watch.patience == 0),
-        "train: nothing is held out, so no evaluation is the best one: --patience and --export best need a "
-        "--validation share");
   check(watch.patience == 0 || best.since < watch.patience, "train: the run has ended after step ",
         first_step, ", ", best.since,
         " evaluations behind its lowest held-out loss; give a larger --patience to go further");

@@ -136,6 +136,58 @@ TEST(TrainLanguageRuns, InterruptedGoesOnToTheSameEnd) {
   expect_same_end(at, "whole", "cut", 1500);
 }
 
+TEST(TrainLanguageRuns, StoppedEarlyWithAveragesEndsTheSameHoweverOftenItIsInterrupted) {
+  const Workplace at;
+  put_texts(at);
+  const std::string flags =
+      "train llama --steps 4000 --lr 0.02 --schedule constant --dropout 0.2 --ema 0.9 --eval-every 40 "
+      "--patience 4 --export best --eval-stride 5 --keep 1";
+  expect_success(run(at, flags + " --name whole" + kFromText));
+  const json whole = json::parse(at.get("runs/whole/run.json"));
+  const int64_t best = whole.at("best").at("step"), end = best + 4 * 40;
+  ASSERT_LT(end, 4000) << "a text as small as this is learnt soon";
+  Process process(at, words_of(flags + " --name cut" + kFromText));
+  while (process.running() && steps_logged(at, "cut") < best + 50) ::usleep(200);
+  process.send(SIGINT);
+  const Outcome cut = process.wait();
+  ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
+  EXPECT_EQ(checkpoint_of(at, "cut", best), checkpoint_of(at, "whole", best))
+      << "kept, whatever came after it";
+  const Outcome resumed = run(at, "train llama --quiet --resume runs/cut --device cpu");
+  expect_success(resumed);
+  expect_same_end(at, "whole", "cut", end);
+  const json settings = json::parse(at.get("runs/cut/run.json"));
+  EXPECT_EQ(settings.at("best"), whole.at("best"));
+  EXPECT_EQ(settings.at("options").at("patience"), 4);
+  EXPECT_EQ(settings.at("evaluation").at("stride"), 5);
+  EXPECT_EQ(settings.at("evaluation").at("behind_training_part"), true);
+  EXPECT_TRUE(holds_all(resumed.out,
+                        "12 or more; a document goes on behind its training part|lowest of |ended "
+                        "early (--patience)|model (of step " +
+                            std::to_string(best) + ", chosen on the held-out text)"))
+      << resumed.out;
+  const Outcome again = run(at, "train llama --quiet --resume runs/cut --device cpu");
+  EXPECT_EQ(again.code, 1);
+  EXPECT_TRUE(holds_all(again.err, "has ended after step|--patience")) << again.err;
+}
+
+TEST(TrainLanguageRuns, TheModelOfTheBestEvaluationIsWhatARunUpToThereHas) {
+  const Workplace at;
+  put_texts(at);
+  const std::string flags =
+      "train gpt --lr 0.02 --schedule constant --warmup 0 --eval-every 40 --dropout 0.1 --ema 0.9";
+  expect_success(run(at, flags + " --steps 1000 --export best --name best" + kFromText));
+  const int64_t best = json::parse(at.get("runs/best/run.json")).at("best").at("step");
+  ASSERT_LT(best, 1000);
+  expect_success(run(at, flags + " --steps " + std::to_string(best) + " --name to_there" + kFromText));
+  expect_success(run(at, flags + " --steps 1000 --name last" + kFromText));
+  const auto weights = [&](const char* name) {
+    return at.get(std::string("runs/") + name + "/model/model.safetensors");
+  };
+  EXPECT_TRUE(weights("best") == weights("to_there"));
+  EXPECT_FALSE(weights("best") == weights("last"));
+}
+
 TEST(SlowTrainLanguageRuns, KilledAgainAndAgainEndsWithTheSameBits) {
   const Workplace at;
   put_texts(at);
@@ -225,6 +277,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadRun{"ShortText", "train gpt --name a --text short.txt --validation 0", "tokens|no window of 16"},
         BadRun{"ShortValidation", "train gpt --name a --text short.txt", "nothing is held out"},
         BadRun{"EmptyText", "train gpt --name a --text empty.txt", "empty.txt is empty"},
+        BadRun{"WideStride", "train gpt --name a --text a.txt --eval-stride 17",
+               "--eval-stride 17|--length of 16"},
+        BadRun{"NothingToBeBestOn", "train gpt --name a --text a.txt --validation 0 --export best --steps 1",
+               "nothing is held out|--export best"},
         BadRun{"SmallShare", "train gpt --name a --text a.txt --validation 0.0005", "nothing is held out"},
         BadRun{"LongPrompt", "train gpt --name a --text a.txt --sample-prompt everyone_may_copy_this",
                "prompt of samples has|sequences have 16|--sample-prompt"},
