@@ -26,6 +26,15 @@ TEST(CheckpointFolder, KeepsTheNewestAndFindsThem) {
   EXPECT_TRUE(throws([&] { CheckpointFolder(base.path(), 0); }, "0 to keep, expected at least 1"));
 }
 
+TEST(CheckpointFolder, SparesAStepWhileItIsTold) {
+  const TemporaryFolder base;
+  const CheckpointFolder folder(base.path(), 2);
+  for (const int64_t step : {1, 2, 3, 4}) folder.save(step, Checkpoint::of(step), 1);
+  EXPECT_EQ(folder.steps(), (std::vector<int64_t>{4, 3, 1}));
+  folder.save(5, Checkpoint::of(int64_t{5}), 5);
+  EXPECT_EQ(folder.steps(), (std::vector<int64_t>{5, 4}));
+}
+
 TEST(CheckpointFolder, FallsBackLoudlyAndNeverToNothing) {
   const TemporaryFolder base;
   const CheckpointFolder folder(base.path(), 3);
