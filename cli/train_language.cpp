@@ -115,9 +115,7 @@ class TrainedLanguage : public TrainedModel {
           fingerprint, "; the run's had ", job_.fingerprint);
     if (watch.sample_tokens > 0)
       train::sample_prompt(*data_, watch);  // complains now, not at the first sample
-    if (watch.eval_stride == 0) watch.eval_stride = std::max<int64_t>(1, job_.length / 2);
-    check(watch.eval_stride <= job_.length, "train: --eval-stride ", watch.eval_stride,
-          " is more than the --length of ", job_.length);
+    watch.eval_stride = train::evaluation_stride(job_, watch);
     check(watch.exported == "last" || watch.exported == "best", "train: --export is \"", watch.exported,
           "\"; expected last or best");
     held_out_ = train::held_out(*data_, watch.eval_tokens);

@@ -133,6 +133,9 @@ struct LanguageWatch {
   std::string exported = "last";  // whose weights model/ has: those of the last step, or of the "best" one
 };
 
+/// The stride of evaluations. Throws if it is more than the length of sequences.
+int64_t evaluation_stride(const LanguageJob& job, const LanguageWatch& watch);
+
 /// The evaluation with the lowest eval_nll of a run, the first of several.
 struct BestEvaluation {
   int64_t step = 0;  // 0: there was none

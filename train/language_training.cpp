@@ -49,6 +49,12 @@ datasets::LoaderState first_batch(const LanguageJob& job) {
   return {.batch = 0, .seed = stream.seed, .stream = stream.offset()};
 }
 
+int64_t evaluation_stride(const LanguageJob& job, const LanguageWatch& watch) {
+  check(watch.eval_stride >= 0 && watch.eval_stride <= job.length, "train: --eval-stride ", watch.eval_stride,
+        " is more than the --length of ", job.length);
+  return watch.eval_stride > 0 ? watch.eval_stride : std::max<int64_t>(1, job.length / 2);
+}
+
 void BestEvaluation::add(int64_t at, double loss) {
   evaluations += 1, since += 1;
   if (std::isfinite(loss) && (step == 0 || loss < nll)) step = at, nll = loss, since = 0;
@@ -86,7 +92,7 @@ TrainResult train_language(LanguageSession& session, const LanguageData& data, c
   task.loss = [&] { return session.loss(); };
   task.updated = [&] { session.updated(); };
   // A window of the evaluation has as many places as a training sequence, and the last place's target.
-  const int64_t stride = watch.eval_stride > 0 ? watch.eval_stride : std::max<int64_t>(1, job.length / 2);
+  const int64_t stride = evaluation_stride(job, watch);
   std::vector<PerplexityWindow> windows;
   for (const HeldOut::Stretch& stretch : held_out.stretches)
     std::ranges::copy(sliding_windows(stretch.tokens, stretch.first, job.length + 1, stride),
@@ -156,6 +162,7 @@ int64_t steps_within(const LanguageJob& job, Device device, double seconds) {
       tape.backward(session.loss());
     }
     session.optimizer().step();
+    session.updated();
     session.optimizer().zero_grad();
   };
   const Clock::time_point begun = Clock::now();
