@@ -185,7 +185,9 @@ class TrainedLanguage : public TrainedModel {
       fmt::print("  held out  {} tokens to predict, {} at a time, each behind {} or more{}\n",
                  train::format_count(double(held_out_.targets)), watch.eval_stride,
                  job_.length - watch.eval_stride + 1,
-                 held_out_.continued ? "; a document goes on behind its training part" : "");
+                 held_out_.continued  ? "; a document goes on behind its training part"
+                 : data_->documents() ? "; each document alone"
+                                      : "; one document behind the other");
     if (baseline_.order > 0)
       fmt::print("  baseline  {}-gram: {:.4f} nats a token{}\n", baseline_.order, baseline_.nll,
                  baseline_.trained < data_->train().tokens()
