@@ -31,7 +31,7 @@ void add_device(CLI::App& command, std::string& device) {
 void add_seconds(CLI::App& command, double& seconds) {
   command.add_option("--seconds", seconds, "Of measuring, each")
       ->check(kFinite)
-      ->check(CLI::Range(0.001, 600.0));
+      ->check(between(0.001, 600.0));
 }
 
 Device device_of(const std::string& name) {
@@ -121,7 +121,7 @@ int bench_op(const OpArgs& args) {
   if (!args.json.empty()) check_writable(args.json);
   const std::vector<bench::Record> records = bench::bench_op(*op, options);
   check(!records.empty(), "bench op ", op->name, ": nothing to time in mode ", args.mode,
-        "; the operator has no gradient");
+        "; the operator has no gradient, or gives back its input");
   publish(records, args.json);
   return 0;
 }

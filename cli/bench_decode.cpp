@@ -61,7 +61,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->check(CLI::Range(1, 1 << 12));
   command->add_option("--temperature", args->sampling.temperature, "Draw tokens; 0: take the likeliest")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(between(0.0, 1e6));
   command->add_option("--top-k", args->sampling.top_k, "Draw from the k likeliest; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));

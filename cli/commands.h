@@ -43,6 +43,11 @@ extern const CLI::Validator kFinite;
 extern const CLI::Validator kDecimal;
 /// Numbers above 0, up to 1.
 extern const CLI::Validator kProbability;
+/// Numbers from `least` to `most`, in few digits where it says so.
+CLI::Validator between(double least, double most);
+/// Marks a text that may be empty. Everywhere else "" is refused: it is mostly a shell's variable that nobody
+/// set, and a folder of that name would be the root.
+extern const CLI::Validator kMayBeEmpty;
 /// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
 extern const CLI::Validator kDeviceName;
 

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -5,6 +6,7 @@
 #include <filesystem>
 
 #include "cli/commands.h"
+#include "io/file.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
@@ -40,6 +42,20 @@ const CLI::Validator kDecimal(
       return fits ? std::string() : text + " is too large";
     },
     "", "decimal");
+
+CLI::Validator between(double least, double most) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        double value = 0;
+        std::from_chars(text.data(), text.data() + text.size(), value);
+        return value >= least && value <= most
+                   ? std::string()
+                   : fmt::format("Value {} not in range {:g} to {:g}", text, least, most);
+      },
+      "", "between");
+}
+
+const CLI::Validator kMayBeEmpty([](std::string&) { return std::string(); }, "", "may be empty");
 
 const CLI::Validator kDeviceName(
     [](std::string& text) {
@@ -120,7 +136,7 @@ ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& te
 
 void check_writable(const std::string& path) {
   namespace fs = std::filesystem;
-  fs::path folder = fs::path(path).parent_path();
+  fs::path folder = fs::path(io::followed(path)).parent_path();
   if (folder.empty()) folder = ".";
   std::error_code code;
   check(fs::is_directory(folder, code), "write: there is no folder ", folder.string(), " for ", path,
@@ -128,6 +144,8 @@ void check_writable(const std::string& path) {
   check(!fs::is_directory(path, code), "write: ", path, " is a directory; name a file in it");
   check(::access(folder.c_str(), W_OK) == 0, "write: ", path, ": the folder ", folder.string(),
         " cannot be written to; check its permissions");
+  check(!fs::exists(path, code) || ::access(path.c_str(), W_OK) == 0, "write: ", path,
+        " is read-only for this user; check its permissions");
 }
 
 void check_replaceable(const std::string& path) {

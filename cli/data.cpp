@@ -93,7 +93,7 @@ void add_data(CLI::App& app, Action& action) {
       ->add_option("--validation", args->options.validation,
                    "Share at the end of each file that is kept for validation")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 0.99));
+      ->check(between(0.0, 0.99));
   tokenize
       ->add_option("--piece", args->options.piece,
                    "Documents are pieces of about so many bytes, each with its validation share; 0: files")

@@ -119,8 +119,6 @@ int run_generate(const GenerateArgs& args) {
   if (args.greedy) options.sampling.temperature = 0;
   if (args.samples > 1 && args.prompts.size() > 1)
     throw UsageError("--samples: of one prompt; several --prompt are a text each");
-  for (const std::string& stop : args.stops)
-    if (stop.empty()) throw UsageError("--stop: an empty text stops nothing");
   if (!args.json.empty()) check_replaceable(args.json);
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const std::vector<std::string> prompts = read_prompts(args);
@@ -205,6 +203,7 @@ void add_generate(CLI::App& app, Action& action) {
           ->add_option("--prompt", args->prompts,
                        "The text so far; several are several texts; else --prompt-file, else "
                        "the standard input")
+          ->check(kMayBeEmpty)
           ->allow_extra_args(false);
   command->add_option("--prompt-file", args->file, "A text file, or -")->excludes(prompt);
   command->add_option("--max-tokens", args->most_tokens, "New tokens of a text")
@@ -214,7 +213,7 @@ void add_generate(CLI::App& app, Action& action) {
                                 ->add_option("--temperature", args->sampling.temperature,
                                              "Logits are divided by it; 0: always the likeliest token")
                                 ->check(kFinite)
-                                ->check(CLI::Range(0.0, 1e6));
+                                ->check(between(0.0, 1e6));
   command->add_option("--top-k", args->sampling.top_k, "Draw from the k likeliest tokens; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));

@@ -55,7 +55,7 @@ void LanguageFlags::add_vocabulary(CLI::App& command) {
 
 void LanguageFlags::add_training(CLI::App& command) {
   const auto share = [&](const char* flag, double& value, const char* what, const char* group, double most) {
-    command.add_option(flag, value, what)->check(kFinite)->check(CLI::Range(0.0, most))->group(group);
+    command.add_option(flag, value, what)->check(kFinite)->check(between(0.0, most))->group(group);
   };
   command.add_option("--text", text.files, "Text files; a document each")->group("Data");
   command.add_option("--data", data, "Folder of token shards (tessera data tokenize) in place of --text")
@@ -103,10 +103,10 @@ void LanguageFlags::add_training(CLI::App& command) {
         "Training", 1e6);
   command.add_option("--lr", job_.lr, "Peak learning rate")
       ->check(kFinite)
-      ->check(CLI::Range(1e-30, 1e30))
+      ->check(between(1e-30, 1e30))
       ->group("Training");
   share("--final-lr", job_.final_lr, "Share of it at the end", "Training", 1.0);
-  command.add_option("--warmup", job_.warmup, "Steps of linear warm-up")
+  command.add_option("--warmup", job_.warmup, "Steps of linear warm-up, at most half of all")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t(0), train::LanguageJob::kLargest))
       ->group("Training");

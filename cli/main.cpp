@@ -14,8 +14,22 @@
 namespace tessera::cli {
 namespace {
 
-/// A flag is there or not: a second one and a value are mistakes.
+bool may_be_empty(CLI::Option& option) {
+  try {
+    return option.get_validator(kMayBeEmpty.get_name()) != nullptr;
+  } catch (const CLI::OptionNotFound&) {
+    return false;
+  }
+}
+
+/// A flag is there or not: a second one and a value are mistakes. A value that is empty is none.
 void be_strict(CLI::App& app) {
+  for (CLI::Option* option :
+       app.get_options([](const CLI::Option* o) { return o->get_expected_max() > 0; })) {
+    if (may_be_empty(*option)) continue;
+    option->check(
+        [](const std::string& text) { return text.empty() ? std::string("an empty text is no value") : ""; });
+  }
   for (CLI::Option* option :
        app.get_options([](const CLI::Option* o) { return o->get_expected_max() == 0; })) {
     option->multi_option_policy(CLI::MultiOptionPolicy::Throw);

@@ -146,7 +146,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
 void add_memory(CLI::App& command, std::string& memory, bool& json) {
   command.add_option("--memory", memory, "GiB to plan for (default: free on the device now)")
       ->check(kFinite)
-      ->check(CLI::Range(1e-6, 1e6));
+      ->check(between(1e-6, 1e6));
   command.add_flag("--json", json, "Machine-readable");
 }
 

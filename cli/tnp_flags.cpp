@@ -38,7 +38,7 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->group("Model");
   if (!training) return;
-  const CLI::Range positive(1e-30, 1e30);
+  const CLI::Validator positive = between(1e-30, 1e30);
   command.add_option("--prior", job_.prior, "Where tasks come from")
       ->check(CLI::IsMember({"linear", "rbf", "matern52", "periodic"}))
       ->group("Data");
@@ -51,7 +51,7 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
       ->check(kFinite)
       ->check(positive)
       ->group("Training");
-  command.add_option("--warmup", job_.warmup, "Steps of linear warm-up")
+  command.add_option("--warmup", job_.warmup, "Steps of linear warm-up, at most half of all")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t(0), train::TnpJob::kLargest))
       ->group("Training");
@@ -60,11 +60,11 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
       ->group("Training");
   command.add_option("--weight-decay", job_.weight_decay, "Decoupled, on matrices only")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(between(0.0, 1e6))
       ->group("Training");
   command.add_option("--clip-norm", job_.clip_norm, "Largest gradient norm; 0: no clipping")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1e30))
+      ->check(between(0.0, 1e30))
       ->group("Training");
 }
 

@@ -182,10 +182,11 @@ void add_tokenizer(CLI::App& app, Action& action) {
   };
   {
     auto [sub, code] = add("encode", "Text to tokens");
-    auto* const text =
-        sub->add_option("--text", code->text, "The text; else --file, else the standard input");
+    auto* const text = sub->add_option("--text", code->text, "The text; else --file, else the standard input")
+                           ->check(kMayBeEmpty);
     sub->add_option("--file", code->file, "A text file, or -")->excludes(text);
-    auto* const pair = sub->add_option("--pair", code->pair, "A second text, as BERT takes it");
+    auto* const pair =
+        sub->add_option("--pair", code->pair, "A second text, as BERT takes it")->check(kMayBeEmpty);
     sub->add_option("--max-length", code->max_length, "Cut to so many tokens; 0: whole")
         ->check(kDecimal)
         ->check(CLI::Range(0, 1 << 30));

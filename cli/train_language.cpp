@@ -320,6 +320,7 @@ void add_train_language(CLI::App& train, Action& action, bool llama) {
         "Steps between texts that it writes; 0: at the end");
   count("--sample-tokens", watch.sample_tokens, 0, 1 << 20, "Of such a text; 0: none");
   command->add_option("--sample-prompt", watch.sample_prompt, "What it goes on from; default: a new document")
+      ->check(kMayBeEmpty)
       ->group("Run");
   count("--ngram", watch.ngram, 0, 16, "Order of the n-gram that is the baseline; 0: none");
   count("--patience", watch.patience, 0, 1 << 30,

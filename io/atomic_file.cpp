@@ -48,9 +48,21 @@ int flush_folder(const std::string& folder) {
 
 }  // namespace
 
+std::string followed(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as many as Linux follows
+  fs::path at = path;
+  std::error_code error;
+  for (int links = 0; fs::is_symlink(at, error); ++links) {
+    check(links < kMostLinks, "write: ", path, ": its symbolic links lead in a circle");
+    at = at.parent_path() / fs::read_symlink(at, error);
+    check(!error, "write: ", path, ": a symbolic link cannot be read: ", error.message());
+  }
+  return at.string();
+}
+
 AtomicFile::AtomicFile(std::string path, uint64_t bytes)
-    : path_(std::move(path)), folder_(folder_of(path_)), bytes_(bytes) {
-  const std::string name = fs::path(path_).filename().string();
+    : path_(std::move(path)), target_(followed(path_)), folder_(folder_of(target_)), bytes_(bytes) {
+  const std::string name = fs::path(target_).filename().string();
   std::error_code error;
   check(!name.empty() && name != "." && name != ".." && !fs::is_directory(path_, error), "write: ", path_,
         " is a directory; name a file in it");
@@ -59,13 +71,19 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
         " is not a regular file (a pipe, socket or device); name a file");
   check(fs::is_directory(folder_, error), "write: there is no folder ", folder_, " for ", path_,
         "; create it first");
+  struct stat old {};
+  const bool replaces = ::stat(target_.c_str(), &old) == 0;
+  check(!replaces || ::faccessat(AT_FDCWD, target_.c_str(), W_OK, AT_EACCESS) == 0, "write: ", path_,
+        " is read-only for this user; check its permissions");
   if (file_calls().free_bytes(folder_.c_str()) < bytes_) fail("not enough room", ENOSPC);
 
+  constexpr size_t kLongestPart = 200;  // of the name in the temporary's, which has 255 bytes
   static std::atomic<uint64_t> number{0};
   for (;;) {
-    temporary_ = (fs::path(folder_) / ("." + name + ".tmp-" + std::to_string(::getpid()) + "-" +
-                                       std::to_string(number.fetch_add(1))))
-                     .string();
+    temporary_ =
+        (fs::path(folder_) / ("." + name.substr(0, kLongestPart) + ".tmp-" + std::to_string(::getpid()) +
+                              "-" + std::to_string(number.fetch_add(1))))
+            .string();
     constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     file_ = retry([&] { return file_calls().open(temporary_.c_str(), kFlags, 0666); });
     if (file_ < 0 && errno == EEXIST) continue;  // left by a killed process that had our number
@@ -74,9 +92,11 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
     // Somebody who cleaned up before we had the lock has removed the file: begin again.
     retry([&] { return ::flock(file_, LOCK_EX); });
     struct stat info {};
-    if (::fstat(file_, &info) != 0 || info.st_nlink > 0) return;
+    if (::fstat(file_, &info) != 0 || info.st_nlink > 0) break;
     discard();
   }
+  // A file system without permissions refuses, and has none to keep.
+  if (replaces) retry([&] { return ::fchmod(file_, old.st_mode & 07777); });
 }
 
 AtomicFile::~AtomicFile() {
@@ -132,7 +152,7 @@ void AtomicFile::publish() {
   check(written_ == bytes_, "write: ", path_, ": ", written_, " bytes were written, ", bytes_, " announced");
   // A failed fsync is final: the kernel has dropped the pages, so a second one would lie.
   const bool flushed = retry([&] { return file_calls().fsync(file_); }) == 0;
-  if (!flushed || retry([&] { return file_calls().rename(temporary_.c_str(), path_.c_str()); }) != 0) {
+  if (!flushed || retry([&] { return file_calls().rename(temporary_.c_str(), target_.c_str()); }) != 0) {
     const int error = errno;
     discard();
     fail(flushed ? "cannot rename the temporary file" : "cannot flush to the disk", error);
@@ -150,8 +170,9 @@ void write_file(const std::string& path, std::string_view content) {
 }
 
 void make_folder(const std::string& path) {
-  if (path.empty() || fs::is_directory(path)) return;
-  make_folder(fs::path(path).parent_path().string());
+  check(!path.empty(), "write: the folder to write to has no name");  // "" + "/name" would be in the root
+  if (fs::is_directory(path)) return;
+  make_folder(folder_of(path));
   std::error_code error;
   fs::create_directory(path, error);
   check(fs::is_directory(path), "write: cannot create the folder ", path, ": ",

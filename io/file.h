@@ -67,16 +67,22 @@ class InputFile {
 /// The whole of a regular file. Throws as InputFile does, and if it is larger than `limit` bytes.
 std::string read_file(const std::string& path, uint64_t limit);
 
+/// Where writing to `path` ends: symbolic links are followed, also one whose target is not there yet. Throws
+/// if they lead in a circle.
+std::string followed(const std::string& path);
+
 /// A file that appears under its name whole or not at all: written to a temporary in the same folder, flushed
 /// to the disk, renamed, and the folder flushed. Until publish() returns, what had that name before is
-/// untouched; afterwards the new content survives a power failure.
+/// untouched; afterwards the new content survives a power failure. A symbolic link stays one, and what it
+/// leads to is replaced; the permissions of a file that is replaced are kept.
 ///
 /// Every failure throws with the path, the bytes needed and the bytes free there, and leaves no temporary. A
 /// process that is killed leaves one (".name.tmp-<process>-<number>"): see remove_stale_temporaries.
 class AtomicFile {
  public:
   /// `bytes`: what will be written; throws at once if the file system has less room than that. Throws too if
-  /// what has that name is a folder, a pipe or a device, or leads to one: it would be replaced.
+  /// what has that name is a folder, a pipe or a device, or leads to one: it would be replaced; or a file
+  /// that this user may not write to.
   AtomicFile(std::string path, uint64_t bytes);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -91,7 +97,7 @@ class AtomicFile {
   void put(uint64_t offset, const char* data, size_t bytes);
   void discard() noexcept;
   [[noreturn]] void fail(const char* what, int error) const;
-  std::string path_, folder_, temporary_;
+  std::string path_, target_, folder_, temporary_;
   uint64_t bytes_, written_ = 0;
   int file_ = -1;
 };

@@ -87,14 +87,55 @@ TEST(AtomicFile, ReplacesAWholeFileAndLeavesNothingElse) {
   EXPECT_EQ(folder.names(), std::vector<std::string>{"file"});
 }
 
-TEST(AtomicFile, NeverWritesThroughALink) {
+TEST(AtomicFile, ReplacesWhatALinkLeadsTo) {
   const TemporaryFolder folder;
-  put_raw(folder / "target", "precious");
-  fs::create_symlink(folder / "target", folder / "link");
+  make_folder(folder / "there");
+  put_raw(folder / "there/target", "old");
+  fs::create_symlink("there/target", folder / "relative");
+  fs::create_symlink(folder / "relative", folder / "link");
   write_file(folder / "link", "new");
-  EXPECT_EQ(get_raw(folder / "target"), "precious");
-  EXPECT_EQ(get_raw(folder / "link"), "new");
-  EXPECT_FALSE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(get_raw(folder / "there/target"), "new");
+  fs::create_symlink("there/later", folder / "dangling");
+  write_file(folder / "dangling", "x");
+  EXPECT_EQ(get_raw(folder / "there/later"), "x");
+  fs::create_symlink("circle", folder / "circle");
+  EXPECT_TRUE(throws([&] { write_file(folder / "circle", "x"); }, "lead in a circle"));
+  for (const char* name : {"relative", "link", "dangling", "circle"})
+    EXPECT_TRUE(fs::is_symlink(folder / name)) << name;
+  EXPECT_EQ(folder.names().size(), 5u);
+}
+
+/// Somebody who is not root, as long as it lives.
+struct Nobody {
+  Nobody() {
+    if (own == 0 && ::seteuid(65534) != 0) throw std::runtime_error("seteuid failed");
+  }
+  ~Nobody() {
+    if (own == 0 && ::seteuid(own) != 0) std::abort();
+  }
+  const uid_t own = ::geteuid();
+};
+
+TEST(AtomicFile, KeepsPermissionsAndRefusesAReadOnlyFile) {
+  const TemporaryFolder folder;
+  fs::permissions(folder.path(), fs::perms::all);
+  const Nobody nobody;
+  const auto secret = fs::perms::owner_read | fs::perms::owner_write;
+  put_raw(folder / "secret", "old");
+  fs::permissions(folder / "secret", secret);
+  write_file(folder / "secret", "new");
+  EXPECT_EQ(fs::status(folder / "secret").permissions(), secret);
+  put_raw(folder / "kept", "old");
+  fs::permissions(folder / "kept", fs::perms::owner_read);
+  EXPECT_TRUE(throws([&] { write_file(folder / "kept", "new"); }, "kept is read-only"));
+  EXPECT_EQ(get_raw(folder / "kept"), "old");
+}
+
+TEST(AtomicFile, WritesTheLongestNameThatThereIs) {
+  const TemporaryFolder folder;
+  const std::string name(255, 'n');
+  write_file(folder / name, "x");
+  EXPECT_EQ(folder.names(), std::vector<std::string>{name});
 }
 
 TEST(AtomicFile, RefusesWhatIsNoFileName) {
@@ -103,6 +144,7 @@ TEST(AtomicFile, RefusesWhatIsNoFileName) {
   EXPECT_TRUE(throws([&] { write_file(folder / "no/such/file", "x"); }, "there is no folder"));
   put_raw(folder / "file", "x");
   EXPECT_TRUE(throws([&] { make_folder(folder / "file/below"); }, "cannot create the folder"));
+  EXPECT_TRUE(throws([&] { make_folder(""); }, "has no name"));
   make_folder(folder / "a/b/c");
   EXPECT_TRUE(fs::is_directory(folder / "a/b/c"));
 }
@@ -115,9 +157,6 @@ TEST(AtomicFile, ReplacesNoPipeAndNoDevice) {
     EXPECT_TRUE(throws([&] { write_file(folder / name, "x"); }, "is not a regular file")) << name;
     EXPECT_TRUE(fs::is_fifo(folder / name)) << name;
   }
-  fs::create_symlink(folder / "nowhere", folder / "dangling");
-  write_file(folder / "dangling", "x");
-  EXPECT_EQ(folder.names().size(), 3u);
 }
 
 TEST(AtomicFile, RefusesBeforeTheFirstByteIfThereIsNoRoom) {
