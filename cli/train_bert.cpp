@@ -93,7 +93,7 @@ void BertFlags::add_to(CLI::App& command) {
       .add_option("--dropout", dropout,
                   "Everywhere while training; default: what config.json says, 0.1 of --scratch")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 0.99))
+      ->check(between(0.0, 0.99))
       ->group("Model");
   command
       .add_option("--precision", precision,
@@ -113,7 +113,7 @@ void BertFlags::add_to(CLI::App& command) {
           .add_option("--epochs", epochs,
                       "Times that the data are seen; evaluated after each unless --eval-every is given")
           ->check(kFinite)
-          ->check(CLI::Range(1e-6, 1e6))
+          ->check(between(1e-6, 1e6))
           ->group("Training");
   command.add_option("--steps", steps, "Training steps, instead of --epochs")
       ->check(size)
@@ -121,9 +121,9 @@ void BertFlags::add_to(CLI::App& command) {
       ->excludes(epoch_option);
   command.add_option("--lr", lr, "Peak learning rate; default: 2e-5, of --scratch 5e-4")
       ->check(kFinite)
-      ->check(CLI::Range(1e-30, 1e30))
+      ->check(between(1e-30, 1e30))
       ->group("Training");
-  command.add_option("--warmup", warmup, "Steps of linear warm-up; default: 6 % of all")
+  command.add_option("--warmup", warmup, "Steps of linear warm-up, at most half of all; default: 6 %")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t(0), GlueJob::kLargest))
       ->group("Training");
@@ -132,11 +132,11 @@ void BertFlags::add_to(CLI::App& command) {
       ->group("Training");
   command.add_option("--weight-decay", weight_decay, "Decoupled, not on biases and norms")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(between(0.0, 1e6))
       ->group("Training");
   command.add_option("--clip-norm", clip_norm, "Largest gradient norm; 0: no clipping")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1e30))
+      ->check(between(0.0, 1e30))
       ->group("Training");
   command
       .add_flag("--predict", predict,
@@ -166,6 +166,7 @@ struct Group {
   int64_t seeds = 0;
   BertFlags flags;
   std::optional<train::RunFolder> folder;
+  std::optional<train::FolderLock> lock;
   std::optional<io::Tokenizer> tokenizer;
   std::string tokenizer_text;  // of --scratch
   std::optional<train::GlueSet> set;
@@ -368,6 +369,7 @@ void go_on(Group& group, RunFlags& run, const CLI::App& command) {
   if (!train::RunFolder::open(path).settings_of("bert").contains("seeds"))
     path = fs::canonical(path).parent_path();
   group.folder = train::RunFolder::open(path);
+  group.lock.emplace(group.folder->lock());
   const std::string file = (group.folder->path() / "run.json").string();
   const json settings = group.folder->settings();
   const json seeds = settings.value("seeds", json());
@@ -394,6 +396,7 @@ void go_on(Group& group, RunFlags& run, const CLI::App& command) {
 void make_folder(Group& group, RunFlags& run) {
   group.folder =
       train::RunFolder::create(run.runs, run.name.empty() ? stamped("bert-" + group.job.task) : run.name);
+  group.lock.emplace(group.folder->lock());
   std::error_code ignored;
   fs::remove(group.folder->checkpoints(), ignored);  // its seeds have their own
   if (!group.tokenizer_text.empty()) {

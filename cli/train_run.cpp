@@ -199,11 +199,13 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   std::vector<KeptOption> kept = flags.kept();
   for (const KeptOption& option : model.kept()) kept.push_back(option);
   std::optional<train::RunFolder> run;
+  std::optional<train::FolderLock> lock;
   json settings;
   if (resumed) {
     // A resumed run is the one that its folder describes; flags that would change the curve are refused.
     refuse_settings(command, "--resume continues a run as it was", model.changeable());
     run = train::RunFolder::open(flags.resume);
+    lock.emplace(run->lock());
     settings = run->settings_of(model.name());
     const std::string path = (run->path() / "run.json").string();
     model.from_settings(path, settings, command);
@@ -218,6 +220,7 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   if (!run)
     run =
         train::RunFolder::create(flags.runs, flags.name.empty() ? stamped(model.default_name()) : flags.name);
+  if (!lock) lock.emplace(run->lock());
   FolderGuard guard(resumed ? fs::path() : run->path());
   model.prepare(*run, device, resumed);
 

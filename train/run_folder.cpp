@@ -1,7 +1,11 @@
 #include "train/run_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <ctime>
 #include <fstream>
@@ -22,6 +26,24 @@ namespace tessera::train {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+FolderLock::FolderLock(const fs::path& folder)
+    : file_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (file_ < 0 || ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(file_);
+  fail_at(Site::here(), "run folder ", folder.string(),
+          ": another process is training in it; let it end, or stop it with Ctrl-C");
+}
+
+FolderLock::~FolderLock() {
+  if (file_ >= 0) ::close(file_);
+}
+
+FolderLock RunFolder::lock() const {
+  FolderLock lock(path_);
+  io::remove_stale_temporaries(path_.string());
+  return lock;
+}
 
 RunFolder RunFolder::create(const fs::path& root, const std::string& name) {
   std::error_code code;

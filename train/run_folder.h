@@ -4,6 +4,7 @@
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 /// The record of one run on disk:
@@ -30,6 +31,20 @@ struct Sample {
   std::string text;  // UTF-8
 };
 
+/// Holds a folder for this process to write in. The lock is the system's: it ends with the process, however
+/// that ends. A file system without locks grants it to everybody.
+class FolderLock {
+ public:
+  /// Throws, naming the folder, if another process holds it.
+  explicit FolderLock(const std::filesystem::path& folder);
+  ~FolderLock();
+  FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
+  FolderLock& operator=(FolderLock&&) = delete;
+
+ private:
+  int file_ = -1;
+};
+
 class RunFolder {
  public:
   /// A new folder root/name, or root/name-2, ... if that exists. Throws if it cannot be made, or if `name` is
@@ -40,6 +55,10 @@ class RunFolder {
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+
+  /// Held by whoever trains: two at once would mix their lines and delete each other's checkpoints. What
+  /// killed writers left in the folder is removed.
+  FolderLock lock() const;
 
   void write_settings(const nlohmann::json& settings) const;
   /// Throws, naming the file, unless it holds a JSON object.

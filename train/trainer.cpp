@@ -207,7 +207,10 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   }
   progress.finish();
   result.seconds = seconds_since(begun) - evaluation_seconds;
-  result.ms_per_step = median(step_seconds) * 1e3;
+  // A run of no more than those two steps is timed as a whole.
+  result.ms_per_step =
+      1e3 * (step_seconds.empty() ? result.seconds / double(std::max<int64_t>(1, result.step - first_step))
+                                  : median(step_seconds));
   result.tokens_per_s = result.ms_per_step > 0 ? task.tokens_per_step / result.ms_per_step * 1e3 : 0;
   return result;
 }

@@ -82,6 +82,25 @@ TEST(Reproducible, TheSameSeedGivesTheSameBits) {
   EXPECT_NE(curve(workplace, "a"), curve(workplace, "c"));
 }
 
+TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
+  const Workplace workplace;
+  workplace.put("runs/.metrics.jsonl.tmp-1-0", "not of a run");
+  Process first(workplace, words_of("train tnp --steps 1000000 --name r" + kLogged));
+  while (first.running() && steps_logged(workplace, "r") < 5) ::usleep(1000);
+  const Outcome second = run(workplace, "train tnp --device cpu --resume runs/r");
+  EXPECT_EQ(second.code, 1) << second.out;
+  EXPECT_TRUE(holds_all(second.err, "runs/r|another process")) << second.err;
+  EXPECT_TRUE(first.running());
+  first.send(SIGKILL);
+  first.wait();
+  workplace.put("runs/r/.metrics.jsonl.tmp-1-0", "of a writer that was killed");
+  const int64_t more = steps_logged(workplace, "r") + 1;
+  expect_success(
+      run(workplace, "train tnp --device cpu --quiet --resume runs/r --steps " + std::to_string(more)));
+  EXPECT_FALSE(fs::exists(workplace / "runs/r/.metrics.jsonl.tmp-1-0"));
+  EXPECT_TRUE(fs::exists(workplace / "runs/.metrics.jsonl.tmp-1-0"));
+}
+
 TEST(SlowResume, KilledTwentyTimesEndsWithTheSameBits) {
   constexpr int64_t kSteps = 1000;
   constexpr int kKills = 20;
