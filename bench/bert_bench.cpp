@@ -33,6 +33,12 @@ Record measure_bert(const models::BertConfig& config, int64_t count, int64_t len
   Record record = measure_step(session, graph, timer);
   record.op = "step bert";
   record.shape = {{"B", count}, {"T", length}};
+  const models::BertConfig usual;
+  add_unusual(record, {{"V", config.vocabulary, usual.vocabulary},
+                       {"d", config.d_model, usual.d_model},
+                       {"d_ff", config.d_ff, usual.d_ff},
+                       {"heads", config.heads, usual.heads},
+                       {"layers", config.layers, usual.layers}});
   record.attrs["dropout"] = fmt::format("{:g}", config.hidden_dropout);
   record.dtype = name_of(config.dtype);
   record.flops = models::step_flops(config, double(count * length), double(length));

@@ -28,7 +28,8 @@ std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& pro
 Record describe_work(const ops::OpSpec& op, const ops::Case& c, DType dtype, Device device,
                      const std::string& mode);
 
-/// Times one problem on those inputs, in one mode; nothing if there is no gradient to time.
+/// Times one problem on those inputs, in one mode; nothing if there is no gradient to time, or if the
+/// operator gives its inputs back where it should move bytes.
 std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const std::vector<Tensor>& inputs,
                               DType dtype, const std::string& mode, const TimerOptions& timer);
 

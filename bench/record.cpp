@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -50,7 +52,13 @@ Record from_json(const json& in) {
   Record r;
   try {
     r.op = in.at("op").get<std::string>();
-    r.shape = in.at("shape").get<std::map<std::string, int64_t>>();
+    const json& shape = in.at("shape");
+    check(shape.is_object(), "benchmark record: \"shape\" is an ", shape.type_name(), ", not an object");
+    for (const auto& [name, size] : shape.items()) {
+      check(size.is_number_integer(), "benchmark record: size \"", name, "\" is ", size.dump(),
+            ", not a whole number");
+      r.shape[name] = size.get<int64_t>();
+    }
     r.dtype = in.at("dtype").get<std::string>();
     r.mode = in.at("mode").get<std::string>();
     r.implementation = in.at("implementation").get<std::string>();
@@ -86,10 +94,16 @@ Record from_json(const json& in) {
 }
 
 void append_records(const std::filesystem::path& path, const std::vector<Record>& records) {
+  // A writer that was killed may have left half a line: what follows must not become part of it.
+  std::ifstream old(path, std::ios::ate);
+  const bool torn = old && old.tellg() > 0 && old.seekg(-1, std::ios::end) && old.peek() != '\n';
+  std::string text = torn ? "\n" : "";
+  for (const Record& record : records) text += to_json(record).dump() + "\n";
+  errno = 0;
   std::ofstream out(path, std::ios::app);
-  for (const Record& record : records) out << to_json(record).dump() << '\n';
-  out.flush();
-  check(bool(out), path.string(), ": cannot write benchmark records");
+  out << text << std::flush;
+  check(bool(out), path.string(),
+        ": cannot write benchmark records: ", errno != 0 ? std::strerror(errno) : "not all could be written");
 }
 
 std::vector<Record> read_records(const std::filesystem::path& path) {
@@ -98,7 +112,7 @@ std::vector<Record> read_records(const std::filesystem::path& path) {
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    if (line.empty()) continue;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const json parsed = json::parse(line, nullptr, false);
     check(!parsed.is_discarded(), path.string(), ":", number, ": not a line of JSON");
     try {

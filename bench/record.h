@@ -47,7 +47,8 @@ nlohmann::json to_json(const Record& record);
 /// Throws, naming what is missing or of a wrong type.
 Record from_json(const nlohmann::json& json);
 
-/// JSON lines. Reading refuses a malformed line, naming file and line.
+/// JSON lines. Reading refuses a malformed line, naming file and line. Appending to a file that ends within a
+/// line begins a new one.
 void append_records(const std::filesystem::path& path, const std::vector<Record>& records);
 std::vector<Record> read_records(const std::filesystem::path& path);
 

@@ -46,6 +46,17 @@ Record measure_tnp(const train::TnpJob& job, Device device, bool graph, const Ti
   record.op = "step tnp";
   record.shape = {{"B", job.batch}, {"M", job.context}, {"N", job.targets}};
   record.attrs["checkpoint"] = checkpointed ? "on" : "off";
+  const models::TnpConfig& m = job.model;
+  const models::TnpConfig usual;
+  add_unusual(record, {{"F", m.features, usual.features},
+                       {"d", m.d_model, usual.d_model},
+                       {"d_ff", m.d_ff, usual.d_ff},
+                       {"heads", m.heads, usual.heads},
+                       {"layers", m.layers, usual.layers},
+                       {"K", m.components, usual.components},
+                       {"embed", m.embed_hidden, usual.embed_hidden},
+                       {"pre_norm", m.pre_norm, usual.pre_norm},
+                       {"group", std::max<int64_t>(1, m.checkpoint_every), 1}});
   record.dtype = name_of(job.model.dtype);
   record.flops = count_flops(job.model, job.batch, job.context, job.targets).step(checkpointed);
   record.planned_bytes = plan_memory(job.model, job.batch, job.context, job.targets).total();
@@ -61,7 +72,14 @@ Record measure_language(const train::LanguageJob& job, Device device, bool graph
   record.op = std::string("step ") + job.family();
   record.shape = {{"B", job.batch}, {"T", job.length}};
   std::visit(
-      [&](const auto& model) {
+      [&]<class Model>(const Model& model) {
+        train::LanguageConfig named = Model{};
+        train::apply_size(named, job.is_llama() ? "130m" : "small");
+        const Model& usual = std::get<Model>(named);
+        add_unusual(record, {{"heads", model.heads, usual.heads}, {"d_ff", model.d_ff, usual.d_ff}});
+        if constexpr (requires { model.kv_heads; })
+          add_unusual(record, {{"kv_heads", model.kv_heads, usual.kv_heads}});
+        if (model.tied != usual.tied) record.attrs["tied"] = model.tied ? "true" : "false";
         record.shape["V"] = model.vocabulary;
         record.shape["d"] = model.d_model;
         record.shape["layers"] = model.layers;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,16 @@ Record measure_step(Session& session, bool graph, const TimerOptions& timer) {
   record.build = train::kRevision;
   record.time = train::utc_now();
   return record;
+}
+
+/// A model's own sizes are part of the work. A record without them is of the usual model, as the peers' are.
+struct ModelSize {
+  const char* name;
+  int64_t size, usual;
+};
+inline void add_unusual(Record& record, std::initializer_list<ModelSize> sizes) {
+  for (const ModelSize& one : sizes)
+    if (one.size != one.usual) record.shape[one.name] = one.size;
 }
 
 /// Calls measure(dtype, graph) for the matrix of dtypes and graphs.

@@ -96,7 +96,7 @@ class NamedTensors {
     const std::string near = nearest(name, wanted);
     const bool gradient = std::ranges::any_of(
         op.outputs, [&](const ops::OutputSpec& output) { return name == "d_" + output.name; });
-    fail_at(Site::here(), path_, ": tensor \"", name, "\" is not an input of ", op.name,
+    fail_at(Site::here(), path_, ": tensor \"", io::shown(name), "\" is not an input of ", op.name,
             gradient       ? "; gradients go with --grad, of outputs that have one"
             : near.empty() ? ""
                            : "; did you mean \"" + near + "\"?");

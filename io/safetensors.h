@@ -26,6 +26,9 @@
 
 namespace tessera::io {
 
+/// A name as a message shows it: names come from files, so it is cut short and has no control characters.
+std::string shown(const std::string& name);
+
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 using Metadata = std::map<std::string, std::string>;
 

@@ -9,9 +9,6 @@ namespace tessera::io {
 /// The reference implementation's cap on the header's length.
 inline constexpr uint64_t kLargestHeader = 100'000'000;
 
-/// A name as a message shows it: names come from files, so it is cut short and has no control characters.
-std::string shown(const std::string& name);
-
 /// "F32", "BF16", "BOOL".
 const char* safetensors_name(DType dtype);
 

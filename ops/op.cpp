@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "runtime/philox.h"
 
@@ -75,6 +76,11 @@ const T& Attrs::get(const std::string& name) const {
   check(value != nullptr, "attribute \"", name, "\" is ", type_name(found->second), ", not ",
         type_name(AttrValue(T{})));
   return *value;
+}
+int Attrs::dimension(const std::string& name) const {
+  const int64_t value = integer(name);
+  check(std::in_range<int>(value), "attribute \"", name, "\" is ", value, "; no tensor has such a dimension");
+  return int(value);
 }
 template const bool& Attrs::get<bool>(const std::string&) const;
 template const int64_t& Attrs::get<int64_t>(const std::string&) const;

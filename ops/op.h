@@ -25,6 +25,8 @@ class Attrs {
   Attrs(std::initializer_list<std::pair<const std::string, AttrValue>> values) : values_(values) {}
   bool flag(const std::string& name) const { return get<bool>(name); }
   int64_t integer(const std::string& name) const { return get<int64_t>(name); }
+  /// An integer that names a dimension. Throws if no tensor could have so many.
+  int dimension(const std::string& name) const;
   double number(const std::string& name) const { return get<double>(name); }
   const std::string& word(const std::string& name) const { return get<std::string>(name); }
   void set(const std::string& name, AttrValue value) { values_.insert_or_assign(name, std::move(value)); }
@@ -81,6 +83,7 @@ struct Problem {
   std::vector<InputCase> inputs;                       // in the order of OpSpec::inputs
   double forward_flops = 0, backward_flops = 0;        // on the real work, a multiply-add is two
   double forward_elements = 0, backward_elements = 0;  // floating elements read and written at least once
+  double forward_bytes = 0, backward_bytes = 0;        // beside them: what is of another dtype
 };
 
 /// How the inputs of a case lie in memory: as Tensor::empty makes them, as views with gaps (every second row

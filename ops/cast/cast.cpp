@@ -58,11 +58,14 @@ std::vector<OpSpec> cast_specs() {
       .run = [](const std::vector<Tensor>& in,
                 const Attrs& attrs) { return std::vector{cast(in[0], parse_dtype(attrs.word("to")))}; },
       .problem =
-          [](const Dims& d, const Attrs&) {
+          [](const Dims& d, const Attrs& attrs) {
             const double n = double(d.at("R")) * double(d.at("C"));
+            const double other = n * double(size_of(parse_dtype(attrs.word("to"))));
             return Problem{.inputs = {{.shape = {d.at("R"), d.at("C")}}},
-                           .forward_elements = 2 * n,
-                           .backward_elements = 2 * n};
+                           .forward_elements = n,
+                           .backward_elements = n,
+                           .forward_bytes = other,
+                           .backward_bytes = other};
           },
       .cases = std::move(cases),
       .benches = {{.dims = {{"R", 36096}, {"C", 512}}, .attrs = to("f32")},

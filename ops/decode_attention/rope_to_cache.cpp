@@ -39,9 +39,15 @@ void check_operands(const Tensor& qkv, const Tensor& table, const Tensor& length
 
 void on_cpu(const RopeToCache& p) {
   const int64_t batch = p.qkv.size(0), tokens = p.qkv.size(1), heads = p.q.size(2), kv_heads = p.keys.size(2);
+  const int64_t room = std::min(p.keys.size(1), p.table.size(0));
   std::vector<int64_t> positions;
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t t = 0; t < tokens; ++t) positions.push_back(Indices(p.lengths)[b] + p.more - tokens + t);
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t past = Indices(p.lengths)[b] + p.more - tokens;
+    check(past >= 0 && past <= room - tokens, "rope_to_cache: ", tokens, " new tokens behind ", past,
+          " of sequence ", b, " do not fit the capacity of ", p.keys.size(1), " and the ", p.table.size(0),
+          " positions of the table");
+    for (int64_t t = 0; t < tokens; ++t) positions.push_back(past + t);
+  }
   const Tensor at = Tensor::from(positions, {batch, tokens});
   const auto part = [&](int64_t begin, int64_t count) { return p.qkv.slice(2, begin, begin + count); };
   const Tensor k = rope(part(heads, kv_heads), p.table, at);

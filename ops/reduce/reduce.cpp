@@ -195,13 +195,13 @@ std::vector<OpSpec> reduce_specs() {
         .run =
             [kind = kind](const std::vector<Tensor>& in, const Attrs& attrs) {
               return std::vector{
-                  reduce(in[0], kind, int(attrs.integer("dim")), attrs.flag("keep"), Site::here())};
+                  reduce(in[0], kind, attrs.dimension("dim"), attrs.flag("keep"), Site::here())};
             },
         .problem =
             [=, forward_flops = forward_flops, backward_flops = backward_flops,
              backward_reads = backward_reads](const Dims& d, const Attrs& attrs) {
               const Shape shape{d.at("A"), d.at("B"), d.at("C")};
-              const int dim = int(attrs.integer("dim"));
+              const int dim = attrs.dimension("dim");
               const double n = double(shape.count());
               const double outputs = dim == kAll ? 1 : double(shape.without(dim).count());
               return Problem{.inputs = {{.shape = shape, .fill = fill, .scale = scale}},

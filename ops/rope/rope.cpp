@@ -106,9 +106,14 @@ std::vector<OpSpec> rope_specs() {
       .outputs = {{"y", "[B, T, H, D]"}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            const int64_t offset = attrs.integer("offset");
+            check(in[2].defined() || !attrs.flag("positions"),
+                  "rope: positions=true, but there is no input \"positions\"");
+            check(!in[2].defined() || offset == 0, "rope: offset ", offset,
+                  " beside positions, which say where the tokens are");
             // One declaration has one dtype: the table comes in x's and becomes the one that rope wants.
             const Tensor table = in[1].detach().to(sum_dtype(in[0].dtype()));
-            return std::vector{apply(in[0], table, in[2], attrs.integer("offset"), Site::here())};
+            return std::vector{apply(in[0], table, in[2], offset, Site::here())};
           },
       .problem = problem,
       .cases = {{.dims = {{"B", 2}, {"T", 3}, {"H", 2}, {"D", 6}, {"R", 6}, {"P", 3}}},

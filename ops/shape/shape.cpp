@@ -14,13 +14,18 @@ Tensor reshaped(const Tensor& x, const Shape& shape) {
   return y;
 }
 
+int resolved(const char* op, const Tensor& x, int dim) {
+  check(dim >= -x.rank() && dim < x.rank(), op, ": dimension ", dim, " is outside ", describe(x));
+  return x.shape().resolve(dim);
+}
+
 }  // namespace
 
 Tensor concat(const std::vector<Tensor>& parts, int dim, Site site) {
   check(!parts.empty(), "concat: no parts; give at least one tensor");
   const Tensor& first = parts[0];
   check(first.defined(), "concat: part 0 is undefined");
-  const int d = first.shape().resolve(dim);
+  const int d = resolved("concat", first, dim);
   int64_t total = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     check(parts[i].defined(), "concat: part ", i, " is undefined");
@@ -53,14 +58,14 @@ Tensor concat(const std::vector<Tensor>& parts, int dim, Site site) {
 
 Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step, Site site) {
   check(x.defined(), "slice: x is undefined");
-  Tensor y = x.detach().slice(dim, begin, end, step);
+  const int d = resolved("slice", x, dim);
+  Tensor y = x.detach().slice(d, begin, end, step);
   if (Tape* tape = Tape::recording(x))
     tape->record("slice", site, {&x}, {&y}, [=, shape = x.shape()](Backward& b) {
       b.accumulate_view(
-          0, shape, [&](const Tensor& dx) { return dx.slice(dim, begin, end, step); }, b.grad());
+          0, shape, [&](const Tensor& dx) { return dx.slice(d, begin, end, step); }, b.grad());
     });
   if (y.grad_state() && x.grad_state() && step == 1) {
-    const int d = x.shape().resolve(dim);
     GradState& state = *y.grad_state();
     state.source = x.grad_state();
     state.dim = d, state.begin = begin < 0 ? begin + x.size(d) : begin, state.end = state.begin + y.size(d);
@@ -70,7 +75,7 @@ Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step,
 
 std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& sizes, Site site) {
   check(x.defined(), "split: x is undefined");
-  const int d = x.shape().resolve(dim);
+  const int d = resolved("split", x, dim);
   std::vector<Tensor> parts;
   std::vector<int64_t> starts{0};
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -110,6 +115,7 @@ std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& 
 
 Tensor transpose(const Tensor& x, int a, int b, Site site) {
   check(x.defined(), "transpose: x is undefined");
+  a = resolved("transpose", x, a), b = resolved("transpose", x, b);
   Tensor y = x.detach().transpose(a, b);
   if (Tape* tape = Tape::recording(x))
     tape->record("transpose", site, {&x}, {&y},

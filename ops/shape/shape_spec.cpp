@@ -88,7 +88,7 @@ OpSpec concat_spec() {
             std::vector<Tensor> parts;
             for (const Tensor& part : in)
               if (part.defined()) parts.push_back(part);
-            return std::vector{concat(parts, int(attrs.integer("dim")))};
+            return std::vector{concat(parts, attrs.dimension("dim"))};
           },
       .problem =
           [](const Dims& d, const Attrs& attrs) {
@@ -99,7 +99,7 @@ OpSpec concat_spec() {
                 parts.push_back({.fill = Fill::absent});
                 continue;
               }
-              parts.push_back({.shape = shape_of(d).with(int(attrs.integer("dim")), d.at(name))});
+              parts.push_back({.shape = shape_of(d).with(attrs.dimension("dim"), d.at(name))});
               n += double(parts.back().shape.count());
             }
             return moves(std::move(parts), 2 * n, 2 * n);
@@ -143,7 +143,7 @@ OpSpec slice_spec() {
       .run =
           [](const std::vector<Tensor>& in, const Attrs& a) {
             return std::vector{
-                slice(in[0], int(a.integer("dim")), a.integer("begin"), a.integer("end"), a.integer("step"))};
+                slice(in[0], a.dimension("dim"), a.integer("begin"), a.integer("end"), a.integer("step"))};
           },
       .problem =
           [](const Dims& d, const Attrs&) {
@@ -182,7 +182,7 @@ OpSpec split_spec() {
             const std::vector<int64_t> sizes = parse_sizes("split", attrs.word("sizes"));
             check(sizes.size() == 3, "split: ", sizes.size(), " sizes \"", attrs.word("sizes"),
                   "\"; expected 3");
-            return split(in[0], int(attrs.integer("dim")), sizes);
+            return split(in[0], attrs.dimension("dim"), sizes);
           },
       .problem =
           [](const Dims& d, const Attrs&) {
@@ -214,7 +214,7 @@ OpSpec transpose_spec() {
       .outputs = {{"y", "[...]"}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            return std::vector{transpose(in[0], int(attrs.integer("a")), int(attrs.integer("b")))};
+            return std::vector{transpose(in[0], attrs.dimension("a"), attrs.dimension("b"))};
           },
       .problem = [](const Dims& d, const Attrs&) { return moves({{.shape = shape_of(d)}}, 0, 0); },
       .cases = {make({{"X", 7}, {"Y", 5}}, 0, 1), make({{"X", 2}, {"Y", 3}, {"Z", 5}}, 0, 2),

@@ -66,7 +66,7 @@ std::vector<OpSpec> softmax_specs() {
         .outputs = {{"y", "as x"}},
         .run =
             [log](const std::vector<Tensor>& in, const Attrs& attrs) {
-              const int dim = int(attrs.integer("dim"));
+              const int dim = attrs.dimension("dim");
               return std::vector{log ? log_softmax(in[0], dim) : softmax(in[0], dim)};
             },
         .problem = problem,

@@ -60,6 +60,18 @@ void put_operator_files(const Workplace& at) {
   put_tensors(at, "d_shape.safetensors", {{"x", ramp({2, 3})}, {"d_y", ramp({3, 2})}});
   put_tensors(at, "d_dtype.safetensors", {{"x", ramp({2, 3})}, {"d_y", ramp({2, 3}, DType::i32)}});
   put_tensors(at, "d_good.safetensors", {{"x", ramp({2, 3})}, {"d_y", ramp({2, 3})}});
+  put_tensors(at, "control.safetensors", {{"x", ramp({2, 3})}, {"a\nb", ramp({1})}});
+  put_tensors(at, "rope_plain.safetensors", {{"x", ramp({1, 2, 1, 2})}, {"table", ramp({5, 2})}});
+  put_tensors(at, "rope.safetensors",
+              {{"x", ramp({1, 2, 1, 2})},
+               {"table", ramp({5, 2})},
+               {"positions", Tensor::from(std::vector<int64_t>{0, 1}, {2})}});
+  put_tensors(at, "cache.safetensors",
+              {{"qkv", ramp({1, 1, 3, 2})},
+               {"table", ramp({5, 2})},
+               {"past", Tensor::full({1}, 3, DType::i64, Device::cpu())},
+               {"keys", ramp({1, 3, 1, 2})},
+               {"values", ramp({1, 3, 1, 2})}});
   ASSERT_EQ(::mkfifo((at / "pipe").c_str(), 0600), 0);
   put_tensors(at, "linear_half.safetensors", {{"x", ramp({2, 3})}});
   put_tensors(at, "linear_shape.safetensors", {{"x", ramp({2, 3})}, {"weight", ramp({4, 5})}});
@@ -105,8 +117,18 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op linear --in linear_dtype.safetensors --out o", "linear|\"weight\"|bf16|f32"},
     {"op gather_rows --in gather_float.safetensors --out o", "gather_rows|\"indices\"|f32|i64 or i32"},
     {"op gather_rows --in gather_far.safetensors --out o", "gather_rows|7|2"},
+    {"op relu --in control.safetensors --out o", "control.safetensors|\"a?b\"|not an input of relu"},
+    {"op softmax --set dim=4294967296 --in good.safetensors --out o", "\"dim\"|4294967296"},
+    {"op transpose --set a=-4294967296 --in good.safetensors --out o", "\"a\"|-4294967296"},
+    {"op slice --set dim=2 --in good.safetensors --out o", "slice|dimension 2|f32[2, 3]"},
+    {"op transpose --set a=2 --in good.safetensors --out o", "transpose|dimension 2|f32[2, 3]"},
+    {"op rope --in rope.safetensors --out o --set offset=1", "rope|offset 1|positions"},
+    {"op rope --in rope_plain.safetensors --out o --set positions=true", "rope|no input \"positions\""},
+    {"op rope_to_cache --in cache.safetensors --out o", "rope_to_cache|behind 3|capacity of 3|5 positions"},
     {"op sum --set dim=5 --in good.safetensors --out o", "dim|5"},
     {"op sum --set keep=true --in good.safetensors --out o", "sum|keep|one dimension"},
+    {"bench op embedding --shape V=0,T=4,C=2 --device cpu", "embedding|\"indices\"|at least one"},
+    {"bench op cast --set to=f32 --dtype f32 --device cpu --shape R=4,C=4", "cast|nothing to time|input"},
     {"bench op append_to_cache --mode bwd --device cpu", "append_to_cache|no gradient|bwd"},
     {"op relu --in good.safetensors --out nowhere/o", "nowhere|no folder|create it"},
     {"op relu --in good.safetensors --out folder.safetensors", "folder.safetensors|directory"},
@@ -184,6 +206,9 @@ constexpr BadRecord kBadRecords[] = {
     {"SizeIsText",
      R"({"op":"linear","shape":{"T":"4"},"dtype":"f32","mode":"fwd","implementation":"a","ms":{"p10":1,"p50":2,"p90":3}})",
      "bad.jsonl:1|number"},
+    {"SizeIsFraction",
+     R"({"op":"linear","shape":{"T":4.5},"dtype":"f32","mode":"fwd","implementation":"a","ms":{"p10":1,"p50":2,"p90":3}})",
+     "bad.jsonl:1|\"T\"|4.5|whole number"},
     {"OperatorIsNumber",
      R"({"op":4,"shape":{},"dtype":"f32","mode":"fwd","implementation":"a","ms":{"p10":1,"p50":2,"p90":3}})",
      "bad.jsonl:1|string"},
@@ -225,6 +250,21 @@ TEST(Compare, NamesTheSecondLineAndTheMissingFileAndWorkThatIsNotCommon) {
   EXPECT_TRUE(holds_all(says("bench compare good.jsonl other.jsonl"), "other.jsonl|no common work"));
   EXPECT_TRUE(
       holds_all(says("bench compare good.jsonl good.jsonl --html nowhere/p.html"), "nowhere|no folder"));
+}
+
+TEST(Json, RecordsBehindATornLineAreWhole) {
+  const Workplace workplace;
+  workplace.put("torn.jsonl", std::string(kRecord) + "\n" + std::string(kRecord).substr(0, 40));
+  ASSERT_EQ(
+      run(workplace, "bench op relu --device cpu --shape R=2,C=3 --seconds 0.001 --json torn.jsonl").code, 0);
+  const Outcome torn = run(workplace, "bench compare torn.jsonl torn.jsonl");
+  EXPECT_TRUE(torn.code == 1 && holds_all(torn.err, "torn.jsonl:2|JSON")) << torn.err;
+  std::string text = workplace.get("torn.jsonl");
+  text.erase(text.find('\n') + 1, 41);
+  workplace.put("mended.jsonl", text + "\r\n");
+  const Outcome mended = run(workplace, "bench compare mended.jsonl mended.jsonl");
+  EXPECT_EQ(mended.code, 0) << mended.err;
+  EXPECT_TRUE(holds_all(mended.out, "linear|relu")) << mended.out;
 }
 
 TEST(Json, AFileThatCannotBeWrittenIsNamedBeforeTheWork) {

@@ -1,0 +1,92 @@
+#include "bench/step_bench.h"
+
+#include <gtest/gtest.h>
+
+#include "bench/bert_bench.h"
+#include "bench/compare.h"
+#include "bench/op_bench.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr TimerOptions kOnce = {.seconds = 0, .least = 1, .most = 1, .warmups = 1, .cold = false};
+
+/// Steps of other models are other work; two of the same are not.
+void expect_own_work(const Record& a, const Record& same, const Record& other, const char* what) {
+  EXPECT_EQ(compare({a}, {same}).size(), 1u) << what;
+  EXPECT_EQ(compare({a}, {other}).size(), 0u)
+      << what << ": " << shape_text(a) << " and " << shape_text(other);
+}
+
+TEST(StepBench, AnotherModelIsOtherWork) {
+  StepBenchOptions tnp;
+  tnp.device = Device::cpu();
+  tnp.timer = kOnce;
+  tnp.job.batch = 1, tnp.job.context = 2, tnp.job.targets = 2;
+  tnp.job.model.d_model = tnp.job.model.d_ff = tnp.job.model.embed_hidden = 8;
+  tnp.job.model.heads = tnp.job.model.layers = 1;
+  const auto of_tnp = [&](auto&& change) {
+    StepBenchOptions options = tnp;
+    change(options.job.model);
+    return bench_tnp_step(options).at(0);
+  };
+  const Record plain = of_tnp([](auto&) {});
+  expect_own_work(plain, of_tnp([](auto&) {}), of_tnp([](auto& m) { m.d_ff = 9; }), "d_ff");
+  expect_own_work(plain, plain, of_tnp([](auto& m) { m.layers = 2; }), "layers");
+  expect_own_work(plain, plain, of_tnp([](auto& m) { m.heads = 2; }), "heads");
+  expect_own_work(plain, plain, of_tnp([](auto& m) { m.pre_norm = true; }), "pre_norm");
+
+  LanguageStepOptions gpt;
+  gpt.device = Device::cpu();
+  gpt.timer = kOnce;
+  gpt.job.batch = 1, gpt.job.length = 4;
+  gpt.job.model = models::GptConfig{.vocabulary = 9, .d_model = 8, .d_ff = 8, .heads = 1, .layers = 1};
+  const auto of_gpt = [&](auto&& change) {
+    LanguageStepOptions options = gpt;
+    change(std::get<models::GptConfig>(options.job.model));
+    return bench_language_step(options).at(0);
+  };
+  const Record small = of_gpt([](auto&) {});
+  expect_own_work(small, of_gpt([](auto&) {}), of_gpt([](auto& m) { m.heads = 2; }), "heads");
+  expect_own_work(small, small, of_gpt([](auto& m) { m.d_ff = 9; }), "d_ff");
+  expect_own_work(small, small, of_gpt([](auto& m) { m.tied = false; }), "tied");
+
+  BertBenchOptions bert;
+  bert.device = Device::cpu();
+  bert.timer = kOnce;
+  bert.shapes = {{1, 4}};
+  bert.model = {.vocabulary = 9, .d_model = 8, .d_ff = 8, .heads = 1, .layers = 1};
+  const Record base = bench_bert_step(bert).at(0), again = bench_bert_step(bert).at(0);
+  bert.model.layers = 2;
+  expect_own_work(base, again, bench_bert_step(bert).at(0), "layers");
+}
+
+/// What peers measure has no model in its shape.
+TEST(StepBench, TheUsualModelIsNotNamed) {
+  StepBenchOptions options;
+  options.device = Device::cpu();
+  options.timer = kOnce;
+  options.job.batch = options.job.context = options.job.targets = 1;
+  const Record record = bench_tnp_step(options).at(0);
+  EXPECT_EQ(record.shape, (std::map<std::string, int64_t>{{"B", 1}, {"M", 1}, {"N", 1}}));
+}
+
+TEST(OpBench, ACastToTheSameDTypeIsNoWorkAndOtherBytesAreCounted) {
+  const ops::OpSpec& op = ops::find_op("cast");
+  const auto bench = [&](const char* to) {
+    OpBenchOptions options;
+    options.device = Device::cpu();
+    options.cases = {{.dims = {{"R", 4}, {"C", 8}}, .attrs = {{"to", std::string(to)}}}};
+    options.dtypes = {DType::f32};
+    options.modes = {"fwd", "bwd"};
+    options.timer = kOnce;
+    return bench_op(op, options);
+  };
+  EXPECT_TRUE(bench("f32").empty());
+  const auto records = bench("bf16");
+  ASSERT_EQ(records.size(), 2u);
+  for (const Record& record : records) EXPECT_EQ(record.bytes, 32 * (4 + 2));
+}
+
+}  // namespace
+}  // namespace tessera::bench
