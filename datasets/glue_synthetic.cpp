@@ -391,7 +391,6 @@ void write_synthetic_glue(GlueTask task, const std::string& folder, const Synthe
         " to test; expected at least 1 of each");
   const GlueInfo& info = glue_info(task);
   const std::string place = (std::filesystem::path(folder) / info.folder).string();
-  io::make_folder(place);
   struct Part {
     std::string name;
     int64_t count;
@@ -405,6 +404,7 @@ void write_synthetic_glue(GlueTask task, const std::string& folder, const Synthe
                                {"test_mismatched", options.test, true, true}});
   else
     parts.insert(parts.end(), {{"dev", options.dev}, {"test", options.test, true}});
+  std::vector<std::pair<std::string, std::string>> files;
   for (size_t p = 0; p < parts.size(); ++p) {
     const Part& part = parts[p];
     std::string content = header(task, part.test);
@@ -416,8 +416,16 @@ void write_synthetic_glue(GlueTask task, const std::string& folder, const Synthe
         example.label = int((uint32_t(example.label) + 1 + draw.below(classes - 1)) % classes);
       content += line_of(task, example, i, part.test);
     }
-    io::write_file((std::filesystem::path(place) / (part.name + ".tsv")).string(), content);
+    files.emplace_back((std::filesystem::path(place) / (part.name + ".tsv")).string(), std::move(content));
   }
+  std::error_code ignored;
+  for (const auto& [path, content] : files)  // the benchmark's own files are named so too
+    check(!std::filesystem::exists(path, ignored) ||
+              (std::filesystem::file_size(path, ignored) == content.size() &&
+               io::read_file(path, content.size()) == content),
+          "glue: ", path, " is there already and holds something else; name another folder or remove it");
+  io::make_folder(place);
+  for (const auto& [path, content] : files) io::write_file(path, content);
 }
 
 }  // namespace tessera::datasets

@@ -21,7 +21,8 @@ struct SyntheticGlueOptions {
 };
 
 /// Writes train.tsv, dev.tsv and test.tsv (of MNLI the matched and mismatched parts) into `folder`/<task's
-/// folder>, in the layout of the official files; test files have no labels.
+/// folder>, in the layout of the official files; test files have no labels. Throws, before it writes, if one
+/// of them is there with another content.
 void write_synthetic_glue(GlueTask task, const std::string& folder, const SyntheticGlueOptions& options = {});
 
 }  // namespace tessera::datasets

@@ -69,6 +69,15 @@ TEST(TokenCommands, CharactersBytesAndGlue) {
     EXPECT_EQ(run(at, "tokenizer encode t.json --text free").out.size() > 7, true);
   }
   const Outcome glue = run(at, "data glue --out g --task sst2 --train 20 --dev 5 --test 5");
+  const std::string dev = at.get("g/SST-2/dev.tsv"), mine = "sentence\tlabel\nmine\t1\n";
+  at.put("g/SST-2/dev.tsv", mine);
+  const Outcome other = run(at, "data glue --out g --task sst2 --train 21 --dev 5 --test 5");
+  EXPECT_EQ(other.code, 1) << other.out;
+  EXPECT_TRUE(holds_all(other.err, "g/SST-2/train.tsv|already|another folder")) << other.err;
+  EXPECT_EQ(run(at, "data glue --out g --task sst2 --train 20 --dev 5 --test 5").code, 1);
+  EXPECT_EQ(at.get("g/SST-2/dev.tsv"), mine);
+  at.put("g/SST-2/dev.tsv", dev);
+  EXPECT_EQ(run(at, "data glue --out g --task sst2 --train 20 --dev 5 --test 5").code, 0);  // the same again
   ASSERT_EQ(glue.code, 0) << glue.err;
   EXPECT_EQ(first_line(at.get("g/SST-2/train.tsv")), "sentence\tlabel");
 }
