@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -51,6 +52,7 @@ int checked_output(int code) {
 }
 
 int run(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error like a full disk, not the end
   CLI::App app{"tessera: train, check and measure deep learning operators and models", "tessera"};
   app.set_version_flag("--version",
                        std::string("tessera ") + train::kVersion + " (" + train::kRevision + ")");

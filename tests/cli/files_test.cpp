@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <functional>
@@ -295,6 +296,21 @@ TEST(Output, ThatCannotBeWrittenIsAnError) {
         << line << ": " << outcome.err;
     EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
   }
+}
+
+TEST(Output, LargerThanAFileMayBeIsAnError) {
+  const Workplace workplace;
+  put_tensors(workplace, "x.safetensors", {{"x", ramp({1000, 100})}});
+  struct rlimit old {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  struct rlimit little = old;
+  little.rlim_cur = 100'000;  // processes inherit it
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
+  const Outcome outcome = run(workplace, "op relu --in x.safetensors --out y.safetensors");
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
+  EXPECT_EQ(outcome.code, 1) << "signal " << outcome.signal;
+  EXPECT_TRUE(holds_all(outcome.err, "write: y.safetensors|too large")) << outcome.err;
+  EXPECT_EQ(workplace.files(), std::vector<std::string>{"x.safetensors"});
 }
 
 // ---- configuration files ----
