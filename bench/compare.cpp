@@ -21,15 +21,6 @@ bool of_sweep(const Comparison& c) {
   return c.a.sweep.number >= 0;
 }
 
-std::string percent(double share) {
-  return share > 0 ? fmt::format("{:.0f}", share * 100) : "-";
-}
-
-/// "tessera", or "tessera row wgmma" where a row was forced.
-std::string implementation(const Record& r) {
-  return r.row.empty() ? r.implementation : r.implementation + " row " + r.row;
-}
-
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -59,6 +50,14 @@ std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<
   }
   if (without_peer) *without_peer = alone;
   return comparisons;
+}
+
+std::string percent(double share) {
+  return share > 0 ? fmt::format("{:.0f}", share * 100) : "-";
+}
+
+std::string implementation(const Record& record) {
+  return record.row.empty() ? record.implementation : record.implementation + " row " + record.row;
 }
 
 double copy_share(const Record& record) {

@@ -23,6 +23,11 @@ std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<
 double copy_share(const Record& record);
 double peak_share(const Record& record);
 
+/// "39" of 0.39; "-" of what is not known.
+std::string percent(double share);
+/// "tessera", or "tessera row wgmma" where a row was forced.
+std::string implementation(const Record& record);
+
 /// A line each; the problems of sweeps only in a summary of each operator and mode, with the worst of them.
 std::string format_comparison(const std::vector<Comparison>& comparisons);
 

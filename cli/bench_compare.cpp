@@ -25,16 +25,16 @@ void write_page(const CompareArgs& args, const std::vector<bench::Comparison>& c
     if (c.a.sweep.number >= 0) continue;
     labels.push_back(fmt::format("{} {} {} {}", c.a.op, bench::shape_text(c.a), c.a.dtype, c.a.mode));
     ratios.push_back(c.ratio);
-    rows.push_back({labels.back(), c.a.implementation, c.b.implementation, fmt::format("{:.4g}", c.a.ms.p50),
-                    fmt::format("{:.4g}", c.b.ms.p50), fmt::format("{:.2f}x", c.ratio),
-                    fmt::format("{:.0f} %", bench::copy_share(c.a) * 100),
-                    fmt::format("{:.0f} %", bench::peak_share(c.a) * 100), c.a.card});
+    rows.push_back({labels.back(), bench::implementation(c.a), bench::implementation(c.b),
+                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
+                    fmt::format("{:.2f}x", c.ratio), bench::percent(bench::copy_share(c.a)),
+                    bench::percent(bench::peak_share(c.a)), c.a.card});
   }
   if (!rows.empty()) {
     report.bars("Speed of A relative to B (above 1: A is faster)", "B ms / A ms", labels, {{"B/A", ratios}});
     report.heading("Measurements");
-    report.table({"work", "A", "B", "A ms (p50)", "B ms (p50)", "B/A", "of the copy bandwidth",
-                  "of the card's peak", "card"},
+    report.table({"work", "A", "B", "A ms (p50)", "B ms (p50)", "B/A", "% of the copy bandwidth",
+                  "% of the card's peak", "card"},
                  rows);
   }
   std::map<std::string, train::Series> sweeps;  // of each operator and mode

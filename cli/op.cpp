@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <sstream>
 
 #include "autograd/tape.h"
 #include "cli/commands.h"
@@ -157,12 +158,13 @@ int run_op(const OpArgs& args) {
     Tape tape;
     outputs = op.run(inputs, attrs);
     std::vector<Tensor> on_tape, grads;
+    std::ostringstream absent;  // the gradients that could have been given
     for (size_t n = 0; n < outputs.size(); ++n) {
       if (!op.outputs[n].differentiable || !requires_grad(outputs[n])) continue;
       if (!output_grads[n].defined()) {
-        if (op.outputs.size() > 1) continue;
-        fail_at(Site::here(), args.in, ": --grad needs \"d_", op.outputs[n].name, "\" ", outputs[n].dtype(),
-                outputs[n].shape());
+        absent << (absent.tellp() > 0 ? ", or " : "") << "\"d_" << op.outputs[n].name << "\" "
+               << outputs[n].dtype() << outputs[n].shape();
+        continue;
       }
       const Tensor& d = output_grads[n];
       check(d.shape() == outputs[n].shape(), args.in, ": \"d_", op.outputs[n].name, "\" is ", describe(d),
@@ -172,6 +174,7 @@ int run_op(const OpArgs& args) {
       on_tape.push_back(outputs[n]);
       grads.push_back(d.to(outputs[n].dtype()));
     }
+    check(!on_tape.empty() || absent.tellp() == 0, args.in, ": --grad needs ", absent.str());
     check(!on_tape.empty(), op.name, ": no output has a gradient; run without --grad");
     tape.backward(on_tape, grads);
     for (size_t i = 0; i < inputs.size(); ++i) {

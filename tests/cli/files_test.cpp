@@ -111,6 +111,8 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op relu --in more.safetensors --out o", "more.safetensors|\"extra\"|not an input of relu"},
     {"op relu --in d_good.safetensors --out o", "d_good.safetensors|\"d_y\"|not an input of relu|--grad"},
     {"op relu --in good.safetensors --out o --grad", "good.safetensors|--grad needs \"d_y\"|[2, 3]"},
+    {"op split --in good.safetensors --out o --set sizes=0,1,1 --grad",
+     "needs \"d_a\" f32[0, 3], or \"d_b\" f32[1, 3], or \"d_c\""},
     {"op relu --in d_shape.safetensors --out o --grad", "d_shape.safetensors|\"d_y\"|[3, 2]|[2, 3]"},
     {"op relu --in d_dtype.safetensors --out o --grad", "d_dtype.safetensors|\"d_y\"|i32|f32"},
     {"op linear --in linear_half.safetensors --out o", "linear|\"weight\"|[out, in]|missing"},
