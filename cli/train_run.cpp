@@ -236,8 +236,12 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
       fmt::print("the run ended before its first checkpoint: starting again at step 0\n");
     }
     run->truncate_metrics(first_step);
-    check(first_step < model.steps(), "train ", model.name(), ": the run has done its ", model.steps(),
-          " steps; give --steps to go further");
+    // The page is the last thing that a run writes: without it the run was killed behind its last step.
+    const fs::path page = run->path() / "report.html";
+    std::error_code ignored;
+    check(first_step < model.steps() || (first_step == model.steps() && !fs::exists(page, ignored)), "train ",
+          model.name(), ": the run has done its ", first_step, " steps; give --steps to go further");
+    fs::remove(page, ignored);
   } else {
     settings = {{"model", model.name()},
                 {"started", train::utc_now()},

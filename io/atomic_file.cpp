@@ -171,11 +171,11 @@ void write_file(const std::string& path, std::string_view content) {
 
 void make_folder(const std::string& path) {
   check(!path.empty(), "write: the folder to write to has no name");  // "" + "/name" would be in the root
-  if (fs::is_directory(path)) return;
+  std::error_code error, ignored;
+  if (fs::is_directory(path, ignored)) return;
   make_folder(folder_of(path));
-  std::error_code error;
   fs::create_directory(path, error);
-  check(fs::is_directory(path), "write: cannot create the folder ", path, ": ",
+  check(fs::is_directory(path, ignored), "write: cannot create the folder ", path, ": ",
         error ? error.message() : "a file has that name");
   const int flushed = flush_folder(folder_of(path));
   check(flushed == 0, "write: cannot flush the folder of ", path, ": ", text_of(flushed));

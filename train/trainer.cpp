@@ -205,6 +205,13 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       break;
     }
   }
+  if (first_step >= options.steps) {  // killed behind its last step: what was logged there stays
+    const std::vector<StepRecord> records = run.metrics();
+    if (!records.empty() && records.back().values.contains("loss"))
+      result.loss = records.back().values.at("loss");
+    const NoTape off;
+    if (task.evaluate) result.evaluation = task.evaluate();
+  }
   progress.finish();
   result.seconds = seconds_since(begun) - evaluation_seconds;
   // A run of no more than those two steps is timed as a whole.

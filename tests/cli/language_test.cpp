@@ -188,6 +188,21 @@ TEST(TrainLanguageRuns, TheModelOfTheBestEvaluationIsWhatARunUpToThereHas) {
   EXPECT_FALSE(weights("best") == weights("last"));
 }
 
+TEST(TrainLanguageRuns, KilledBehindItsLastStepARunStillExportsItsModel) {
+  const Workplace at;
+  put_texts(at);
+  const Outcome whole = run(at, "train gpt --steps 12 --name a" + kFromText);
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  const std::string weights = at.get("runs/a/model/model.safetensors");
+  fs::remove_all(at / "runs/a/model");
+  fs::remove(at / "runs/a/report.html");
+  const Outcome late = run(at, "train gpt --device cpu --quiet --resume runs/a");
+  EXPECT_EQ(late.code, 0) << late.err;
+  EXPECT_TRUE(!weights.empty() && at.get("runs/a/model/model.safetensors") == weights);
+  EXPECT_EQ(late.out.substr(late.out.find("held-out text")),
+            whole.out.substr(whole.out.find("held-out text")));
+}
+
 TEST(SlowTrainLanguageRuns, KilledAgainAndAgainEndsWithTheSameBits) {
   const Workplace at;
   put_texts(at);

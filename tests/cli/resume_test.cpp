@@ -101,6 +101,26 @@ TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   EXPECT_TRUE(fs::exists(workplace / "runs/.metrics.jsonl.tmp-1-0"));
 }
 
+TEST(Resume, KilledBehindItsLastStepARunStillWritesItsPage) {
+  const Workplace workplace;
+  expect_success(run(workplace, "train tnp --steps 20 --name a" + kLogged));
+  const std::string checkpoint = workplace.get(checkpoint_name("a", 20)),
+                    metrics = workplace.get("runs/a/metrics.jsonl");
+  const Outcome done = run(workplace, "train tnp --device cpu --quiet --resume runs/a");
+  EXPECT_TRUE(done.code == 1 && holds_all(done.err, "done its 20 steps|--steps")) << done.err;
+  fs::remove(workplace / "runs/a/report.html");
+  const Outcome late = run(workplace, "train tnp --device cpu --quiet --resume runs/a --json-out a.json");
+  expect_success(late);
+  EXPECT_TRUE(fs::exists(workplace / "runs/a/report.html"));
+  EXPECT_EQ(workplace.get("runs/a/metrics.jsonl"), metrics);
+  EXPECT_TRUE(workplace.get(checkpoint_name("a", 20)) == checkpoint);
+  const json summary = json::parse(workplace.get("a.json"));
+  const size_t last = metrics.rfind('\n', metrics.size() - 2);
+  const json record = json::parse(metrics.substr(last + 1));
+  EXPECT_EQ(summary["loss"], record["loss"]);
+  EXPECT_EQ(summary["evaluation"]["eval_nll"], record["eval_nll"]);
+}
+
 TEST(SlowResume, KilledTwentyTimesEndsWithTheSameBits) {
   constexpr int64_t kSteps = 1000;
   constexpr int kKills = 20;

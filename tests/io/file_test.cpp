@@ -144,6 +144,7 @@ TEST(AtomicFile, RefusesWhatIsNoFileName) {
   EXPECT_TRUE(throws([&] { write_file(folder / "no/such/file", "x"); }, "there is no folder"));
   put_raw(folder / "file", "x");
   EXPECT_TRUE(throws([&] { make_folder(folder / "file/below"); }, "cannot create the folder"));
+  EXPECT_TRUE(throws([&] { make_folder(folder / std::string(256, 'n')); }, "cannot create the folder"));
   EXPECT_TRUE(throws([&] { make_folder(""); }, "has no name"));
   make_folder(folder / "a/b/c");
   EXPECT_TRUE(fs::is_directory(folder / "a/b/c"));
