@@ -134,26 +134,36 @@ ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& te
   return attrs;
 }
 
-void check_writable(const std::string& path) {
-  namespace fs = std::filesystem;
+namespace {
+
+namespace fs = std::filesystem;
+
+void check_folder_of(const std::string& path) {
   fs::path folder = fs::path(io::followed(path)).parent_path();
   if (folder.empty()) folder = ".";
   std::error_code code;
   check(fs::is_directory(folder, code), "write: there is no folder ", folder.string(), " for ", path,
         "; create it first");
-  check(!fs::is_directory(path, code), "write: ", path, " is a directory; name a file in it");
   check(::access(folder.c_str(), W_OK) == 0, "write: ", path, ": the folder ", folder.string(),
         " cannot be written to; check its permissions");
-  check(!fs::exists(path, code) || ::access(path.c_str(), W_OK) == 0, "write: ", path,
+}
+
+}  // namespace
+
+void check_writable(const std::string& path) {
+  std::error_code code;
+  check(!fs::is_directory(path, code), "write: ", path, " is a directory; name a file in it");
+  if (!fs::exists(path, code)) return check_folder_of(path);
+  check(::access(path.c_str(), W_OK) == 0, "write: ", path,
         " is read-only for this user; check its permissions");
 }
 
 void check_replaceable(const std::string& path) {
-  namespace fs = std::filesystem;
   check_writable(path);
   std::error_code code;
   check(!fs::exists(path, code) || fs::is_regular_file(path, code), "write: ", path,
         " is not a regular file (a pipe, socket or device); name a file");
+  check_folder_of(path);
 }
 
 }  // namespace tessera::cli
