@@ -66,7 +66,7 @@ int bench_bert(const BertArgs& args) {
 void add_bench_step_bert(CLI::App& step, Action& action) {
   auto* command = step.add_subcommand("bert", "Fine-tuning of BERT-base with a classifier");
   auto args = std::make_shared<BertArgs>();
-  const CLI::Validator size = kDecimal & CLI::Range(int64_t(1), int64_t(1) << 18);
+  const CLI::Validator size = whole(1, int64_t(1) << 18);
   command->add_option("--shape", args->shape, "Texts and tokens of each, 32x128,16x512");
   command->add_option("--layers", args->model.layers, "Blocks")->check(size);
   command->add_option("--d-model", args->model.d_model, "Width")->check(size);

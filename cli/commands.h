@@ -41,6 +41,8 @@ extern const CLI::Validator kFinite;
 /// Whole numbers below 2^63 in plain decimal digits. The number parser would take 010 as eight, 0x10 as
 /// sixteen and what is too large as the largest.
 extern const CLI::Validator kDecimal;
+/// Such a number from `least` to `most`: one complaint, where two validators joined by & have two.
+CLI::Validator whole(int64_t least, int64_t most);
 /// Numbers above 0, up to 1.
 extern const CLI::Validator kProbability;
 /// Numbers from `least` to `most`, in few digits where it says so.

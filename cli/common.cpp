@@ -43,6 +43,15 @@ const CLI::Validator kDecimal(
     },
     "", "decimal");
 
+CLI::Validator whole(int64_t least, int64_t most) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        const std::string wrong = kDecimal(text);
+        return wrong.empty() ? CLI::Range(least, most)(text) : wrong;
+      },
+      "", "whole");
+}
+
 CLI::Validator between(double least, double most) {
   return CLI::Validator(
       [=](std::string& text) {

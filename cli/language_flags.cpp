@@ -8,7 +8,7 @@ namespace tessera::cli {
 namespace {
 
 const CLI::Validator& sizes() {
-  static const CLI::Validator validator = kDecimal & CLI::Range(int64_t(1), train::LanguageJob::kLargest);
+  static const CLI::Validator validator = whole(1, train::LanguageJob::kLargest);
   return validator;
 }
 

@@ -8,7 +8,7 @@
 namespace tessera::cli {
 
 void TnpFlags::add_to(CLI::App& command, bool training) {
-  const CLI::Validator size = kDecimal & CLI::Range(int64_t(1), train::TnpJob::kLargest);
+  const CLI::Validator size = whole(1, train::TnpJob::kLargest);
   models::TnpConfig& model = job_.model;
   command.add_option("--m", job_.context, "Context points a task")->check(size)->group("Data");
   command.add_option("--n", job_.targets, "Target points a task")->check(size)->group("Data");

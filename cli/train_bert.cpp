@@ -47,8 +47,8 @@ struct BertFlags {
 };
 
 void BertFlags::add_to(CLI::App& command) {
-  const CLI::Validator size = kDecimal & CLI::Range(int64_t(1), GlueJob::kLargest);
-  const CLI::Validator width = kDecimal & CLI::Range(int64_t(1), int64_t(1) << 18);
+  const CLI::Validator size = whole(1, GlueJob::kLargest);
+  const CLI::Validator width = whole(1, int64_t(1) << 18);
   command.add_option("--task", task, "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")->group("Data");
   command
       .add_option("--data", data,

@@ -91,6 +91,7 @@ constexpr BadLine kBadLines[] = {
     {"train tnp --steps 0", "--steps|0 not in range"},
     {"train tnp --steps -5", "--steps|-5 not in range"},
     {"train tnp --steps 10.5", "--steps|10.5 is not a whole number"},
+    {"train tnp --steps 1_0", "--steps: 1_0 is not a whole number in decimal digits (see"},
     {"train tnp --steps 1e3", "--steps|1e3 is not a whole number"},
     {"train tnp --steps 10x", "--steps|10x is not a whole number"},
     {"train tnp --steps 010", "--steps|010 is not a whole number"},
