@@ -81,14 +81,6 @@ void linear_input_gradient(Backward& entry, int input, const Shape& shape, const
   entry.written(input, target);
 }
 
-void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
-                                const Tensor& x, const Tensor& dy) {
-  if (entry.needs(weight_input))
-    multiply_gradient(entry, weight_input, weight, GradientDType::f32, flatten_leading(dy, 1).transpose(0, 1),
-                      flatten_leading(x, 1));
-  bias_gradient(entry, bias_input, dy);
-}
-
 namespace {
 
 /// x as [rows, groups, columns] with dense columns.
@@ -117,19 +109,42 @@ bool sums_by_product(const Tensor& x) {
              kTwoLaunches + double(x.count() * int64_t(size_of(x.dtype()))) / kBytesPerSecond;
 }
 
-}  // namespace
+/// sums [groups, columns], packed, of x [rows, groups, columns]
+void sum_columns(const Tensor& sums, const Tensor& rows) {
+  if (rows.count() == 0) {
+    sums.fill(0);
+  } else if (rows.device().is_cpu()) {
+    column_sums_cpu(sums, rows);
+  } else if (sums_by_product(rows)) {
+    gemm_narrow(sums_as_product(sums, rows, false), rows.device());
+  } else if constexpr (kCuda) {
+    column_sums_cuda(sums, rows);
+  }
+}
 
-void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups) {
-  if (!entry.needs(input)) return;
+/// `target` if column sums of dy can be written into it as they are, else new memory for them.
+GradTarget sums_target(const GradTarget& target, const Shape& shape, const Tensor& dy) {
+  const DType wide = sum_dtype(dy.dtype());
+  if (target.grad.defined() && !target.accumulate && target.grad.dtype() == wide &&
+      target.grad.layout().is_packed())
+    return target;
+  return {Tensor::empty_packed(shape, wide, dy.device()), false};
+}
+
+/// bias_gradient with what entry.target(input) gave.
+void bias_gradient_into(Backward& entry, int input, GradTarget target, const Tensor& dy, bool groups) {
   const DType wide = sum_dtype(dy.dtype());
   const Tensor rows = rows_of_groups(dy, groups);
-  if (!sums_by_product(rows)) return entry.accumulate(input, column_sums(dy, groups));
-  GradTarget target = entry.target(input);
+  const Shape shape = groups ? Shape{rows.size(1), rows.size(2)} : Shape{rows.size(2)};
+  if (!sums_by_product(rows)) {
+    const GradTarget sums = sums_target(target, shape, dy);
+    sum_columns(sums.grad.reshape({rows.size(1), rows.size(2)}), rows);
+    return entry.written(input, sums);
+  }
   if (target.grad.defined() && (!target.grad.layout().is_packed() ||
                                 (target.grad.dtype() != wide && target.grad.dtype() != dy.dtype())))
     target = {};
   if (!target.grad.defined()) {
-    const Shape shape = groups ? Shape{rows.size(1), rows.size(2)} : Shape{rows.size(2)};
     const DType dtype = entry.grad_dtype(input) == dy.dtype() ? dy.dtype() : wide;
     target = {Tensor::empty_packed(shape, dtype, dy.device()), false};
   }
@@ -137,18 +152,34 @@ void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups) {
   entry.written(input, target);
 }
 
+}  // namespace
+
+void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
+                                const Tensor& x, const Tensor& dy) {
+  if (!entry.needs(weight_input)) return bias_gradient(entry, bias_input, dy);
+  const Tensor rows = flatten_leading(dy, 1);
+  const auto weight_gradient = [&](const Tensor& sums) {
+    return multiply_gradient(entry, weight_input, weight, GradientDType::f32, rows.transpose(0, 1),
+                             flatten_leading(x, 1), sums);
+  };
+  if (!entry.needs(bias_input)) {
+    weight_gradient({});
+    return;
+  }
+  const GradTarget target = entry.target(bias_input);
+  const GradTarget sums = dy.device().is_cuda() ? sums_target(target, {rows.size(1)}, dy) : GradTarget();
+  if (weight_gradient(sums.grad)) return entry.written(bias_input, sums);
+  bias_gradient_into(entry, bias_input, target, rows, false);
+}
+
+void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups) {
+  if (entry.needs(input)) bias_gradient_into(entry, input, entry.target(input), dy, groups);
+}
+
 Tensor column_sums(const Tensor& x, bool groups) {
   const Tensor rows = rows_of_groups(x, groups);
   const Tensor sums = Tensor::empty_packed({rows.size(1), rows.size(2)}, sum_dtype(x.dtype()), x.device());
-  if (rows.count() == 0) {
-    sums.fill(0);
-  } else if (x.device().is_cpu()) {
-    column_sums_cpu(sums, rows);
-  } else if (sums_by_product(rows)) {
-    gemm_narrow(sums_as_product(sums, rows, false), x.device());
-  } else if constexpr (kCuda) {
-    column_sums_cuda(sums, rows);
-  }
+  sum_columns(sums, rows);
   return groups ? sums : sums.reshape({rows.size(2)});
 }
 

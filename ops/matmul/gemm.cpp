@@ -217,7 +217,7 @@ bool writable(const Tensor& d) {
   return rows.fits && (!rows.transposed || d.size(-1) == 1);
 }
 
-void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, const MultiplyOptions& options) {
+bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, const MultiplyOptions& options) {
   const int64_t m = d.size(-2), n = d.size(-1), k = a_given.size(-1);
   check(a_given.size(-2) == m && b_given.size(-2) == k && b_given.size(-1) == n &&
             broadcast(broadcast(leading(a_given), leading(b_given), "multiply"), leading(d), "multiply") ==
@@ -228,7 +228,7 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   check(!options.residual.defined() || (!options.accumulate && options.residual.shape() == d.shape() &&
                                         options.residual.dtype() == d.dtype()),
         "multiply: a residual ", describe(options.residual), " for ", describe(d));
-  if (d.count() == 0) return;
+  if (d.count() == 0) return false;
   if (k == 0) {
     if (options.bias.defined()) {
       d.copy_from(options.bias);
@@ -236,10 +236,12 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
       d.fill(0);
     }
     if (options.residual.defined()) tessera::accumulate(d, options.residual);
-    return;
+    return false;
   }
-  if (d.device().is_cpu() && is_half(a_given.dtype()))
-    return multiply_widened(d, a_given.detach(), b_given.detach(), options);
+  if (d.device().is_cpu() && is_half(a_given.dtype())) {
+    multiply_widened(d, a_given.detach(), b_given.detach(), options);
+    return false;
+  }
   check(writable(d), "multiply: the result ", describe(d), " has no dense rows");
 
   Tensor a = a_given.detach(), b = b_given.detach(), bias = options.bias.detach();
@@ -258,28 +260,32 @@ void multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
         gemm.c = residual.raw();
         gemm.beta = 1;
       }
-      return products.run(d, a, b, bias, true, [&](const Gemm& g) {
+      if (options.sums.defined() && row == GemmRow::wgmma && products.calls == 1 && gemm_sm90_sums(gemm))
+        gemm.sums = options.sums.data<float>();
+      products.run(d, a, b, bias, true, [&](const Gemm& g) {
         if (row == GemmRow::narrow)
           gemm_narrow(g, d.device());
         else
           gemm_wgmma(g, d.device());
       });
+      return gemm.sums != nullptr;
     }
   }
   if (residual.defined()) {
     multiply(d, a, b, {.alpha = options.alpha, .bias = bias});
-    return tessera::accumulate(d, residual);
-  }
-  if (d.device().is_cpu()) return products.run(d, a, b, bias, false, [](const Gemm& g) { gemm_cpu(g); });
-  if constexpr (kCuda) {
+    tessera::accumulate(d, residual);
+  } else if (d.device().is_cpu()) {
+    products.run(d, a, b, bias, false, [](const Gemm& g) { gemm_cpu(g); });
+  } else if constexpr (kCuda) {
     if (is_half(a.dtype()) && ((m | n | k) & 7) != 0 && std::min(n, k) > 1 &&
         multiply_padded(d, a, b, options, stored(a).transposed, stored(b).transposed))
-      return;
+      return false;
     // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's
     // dtype.
     products.run(d, a, b, bias, products.calls == 1 && fuses_bias(products.gemm),
                  [&](const Gemm& g) { gemm_cuda(g, d.device()); });
   }
+  return false;
 }
 
 namespace {
@@ -330,13 +336,13 @@ bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b) {
   return sum.terms <= 1 || is_long(sum, left, right) || pads_are_columns(sum);
 }
 
-void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate) {
-  if (d.count() == 0) return;
+bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate, const Tensor& sums) {
+  if (d.count() == 0) return false;
   const Sum sum = spread_sum(d, a, b);
-  if (sum.terms == 1) return multiply(sum.d, sum.a, sum.b, {.accumulate = accumulate});
+  if (sum.terms == 1) return multiply(sum.d, sum.a, sum.b, {.accumulate = accumulate, .sums = sums});
   if (sum.terms == 0) {
     if (!accumulate) d.fill(0);
-    return;
+    return false;
   }
   Tensor long_a, long_b;
   bool one_product = is_long(sum, long_a, long_b);
@@ -346,7 +352,7 @@ void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumu
   }
   if (one_product)
     return multiply(sum.d.reshape({d.size(-2), d.size(-1)}), long_a.transpose(0, 1), long_b,
-                    {.accumulate = accumulate});
+                    {.accumulate = accumulate, .sums = sums});
   for (int64_t term = 0; term < sum.terms; ++term) {
     Tensor left = sum.a, right = sum.b;
     int64_t rest = term;
@@ -359,10 +365,11 @@ void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumu
     }
     multiply(sum.d, left, right, {.accumulate = accumulate || term > 0});
   }
+  return false;
 }
 
-void multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
-                       const Tensor& b) {
+bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
+                       const Tensor& b, const Tensor& sums) {
   const DType wide = sum_dtype(like.dtype());
   GradTarget target = entry.target(input);
   const Tensor probe = like.detach();
@@ -376,8 +383,9 @@ void multiply_gradient(Backward& entry, int input, const Tensor& like, GradientD
     const bool rounds = once && (dtype == GradientDType::same || entry.grad_dtype(input) == like.dtype());
     target = {Tensor::empty(like.shape(), rounds ? like.dtype() : wide, like.device()), false};
   }
-  multiply_sum(target.grad, a, b, target.accumulate);
+  const bool summed = multiply_sum(target.grad, a, b, target.accumulate, sums);
   entry.written(input, target);
+  return summed;
 }
 
 Tensor flatten_leading(const Tensor& x, int keep) {

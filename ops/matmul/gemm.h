@@ -27,6 +27,7 @@ struct Gemm {
   void* d = nullptr;
   const void* c = nullptr;     // null: d
   const void* bias = nullptr;  // n values for every row; the CUDA rows alone take one, see below
+  float* sums = nullptr;       // gets the m sums of op(A)'s rows: row "wgmma", see gemm_sm90_sums
   int64_t lda = 0, ldb = 0, ldd = 0;
   int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
@@ -65,6 +66,7 @@ struct MultiplyOptions {
   bool accumulate = false;  // add to d instead of overwriting it
   Tensor bias = {};         // [n] or [..., 1, n], broadcasting to d; not with accumulate
   Tensor residual = {};     // of d's shape, dtype and place, added to the result; not with accumulate
+  Tensor sums = {};         // [m] in f32, packed: gets the sums of a's rows if multiply says so
 };
 
 /// d = alpha a b (+ d) (+ bias) (+ residual): d [..., m, n], a [..., m, k], b [..., k, n]; the leading
@@ -75,13 +77,17 @@ struct MultiplyOptions {
 /// "wgmma" or "narrow" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are
 /// widened to f32 and the result rounded once. On CUDA their odd extents may be rounded up (gemm_padding.h):
 /// the pads of d, a and b may then be overwritten.
-void multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
+///
+/// Returns whether options.sums was written: only where the product reads a in a form that yields them beside
+/// it, which is row "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
+bool multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
 /// sum over them. One product with a long k where the operands' layouts allow it (pads of a 16-bit a on CUDA
 /// are no hindrance), else one product after the other in a fixed order, rounding to d's dtype each time: see
-/// `sum_is_one_product`.
-void multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate = false);
+/// `sum_is_one_product`. `sums` and the result as in multiply.
+bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate = false,
+                  const Tensor& sums = {});
 /// Whether multiply_sum(d, a, b) rounds once.
 bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b);
 
@@ -98,8 +104,9 @@ enum class GradientDType : uint8_t { same, f32 };
 
 /// Hands a b, summed down to `like`'s shape, to input number `input` of the entry: written straight into the
 /// leaf's buffer where that has a fitting dtype and layout, else as a new tensor. Only if entry.needs(input).
-void multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
-                       const Tensor& b);
+/// `sums` and the result as in multiply.
+bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
+                       const Tensor& b, const Tensor& sums = {});
 
 /// [..., the last `keep` dimensions] -> [rows, the last `keep` dimensions], off the tape: a view where the
 /// leading dimensions collapse, else a copy.

@@ -5,9 +5,11 @@
 
 #include "gpu/barrier.cuh"
 #include "gpu/launch.cuh"
+#include "gpu/mma.cuh"
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
+#include "ops/matmul/gemm_sm90_plan.h"
 
 /// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
 ///
@@ -22,15 +24,21 @@
 /// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes a clock
 /// and SM from L2 for a tile of 128 x 152; L2 yields about 47.
 ///
+/// Products of a weight's gradient, dy^T x, can sum the rows of a over k on the way: the gradient of a bias.
+/// The bytes are in shared memory already and the warps wait for their products anyway, so they add what is
+/// there. (Products of a warp with ones wait for those of the warpgroups.) The tiles of a row of tiles, which
+/// all have the same a, take the blocks of k by turns; the warp whose part of a sum comes last adds the
+/// parts, in the order of tiles and of k, so nothing depends on who that is.
+///
 /// Edges cost nothing: tensor maps know the true extents and fill in zeros, along k too, where both operands
 /// get them, so pads between rows are never read. Of k-first operands boxes of 64 columns are brought.
 
 namespace tessera::ops {
 
 /// A configuration: how operands lie, what a warpgroup computes (kRows x kN, kRows 64 or 128), stages of the
-/// ring, turns, cluster, and whether its tiles are neighbours along n and share a.
+/// ring, turns, cluster, whether its tiles are neighbours along n and share a, and whether a may be summed.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
-          int kRing, bool kTurns, int kBlocks, bool kAlongN = false>
+          int kRing, bool kTurns, int kBlocks, bool kAlongN = false, bool kSums = false>
 struct ProductTile {
   using T = Element;
   static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
@@ -45,6 +53,7 @@ struct ProductTile {
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr bool kSumsA = kSums;
   static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
 };
 
@@ -60,14 +69,21 @@ struct ProductPart {
 /// and divides `whole`, so that they run at the same time, each in the same round of its block.
 struct ProductPlan {
   int m = 0, n = 0, k = 0, batch = 1, splits = 1;
-  int blocks = 0;              // of 64 along k
-  int split_blocks = 0;        // of a split; the last may have fewer
-  int rows = 0, columns = 0;   // tiles of a cluster
-  int group = 1;               // rows of tiles in a group
-  int whole = 0;               // of batch * rows * columns tiles
-  int items = 0;               // whole + splits * (the other tiles)
-  int step_a = 0, step_b = 0;  // 0: the same matrix for the whole batch
+  int blocks = 0;                 // of 64 along k
+  int split_blocks = 0;           // of a split; the last may have fewer
+  int rows = 0, columns = 0;      // tiles of a cluster
+  int group = 1;                  // rows of tiles in a group
+  int whole = 0;                  // of batch * rows * columns tiles
+  int items = 0;                  // whole + splits * (the other tiles)
+  int step_a = 0, step_b = 0;     // 0: the same matrix for the whole batch
+  float* sums = nullptr;          // m of them: a's, over k; null: not wanted
+  float* partial_sums = nullptr;  // sum_parts() rows of them
 
+  /// Of one element of `sums`: a part for each tile along n and split of k.
+  template <class Tile>
+  __host__ __device__ __forceinline__ int sum_parts() const {
+    return columns * Tile::kSide * splits;
+  }
   template <class Tile>
   __device__ __forceinline__ ProductPart part(int item, int rank) const {
     const int number = max(item - whole, 0) / splits, split = max(item - whole, 0) - number * splits;
@@ -164,10 +180,52 @@ __device__ __forceinline__ void bring_operands(const ProductMaps& maps, const Pr
   }
 }
 
+/// Two neighbours as f32.
+template <class T>
+__device__ __forceinline__ float2 unpack_halves(uint32_t pair) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+  float low, high;
+  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"
+      : "=f"(low), "=f"(high)
+      : "r"(pair));
+  return {low, high};
+}
+
+/// The sums of a over every `tiles`-th block of k of a part. A lane has those of rows g and g + 8 of its
+/// warp's 16 of each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
+template <class Tile>
+struct SumsOfA {
+  int tiles, ahead;  // ahead: blocks before the next one; more than there are: none is summed
+  float sums[Tile::kParts][2] = {};
+
+  /// Block after block.
+  __device__ __forceinline__ void visit(const char* stage, int row) {
+    if (--ahead >= 0) return;
+    ahead = tiles - 1;
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
+    const uint32_t boxes = gpu::shared_address(stage) + uint32_t(row) * 128 +
+                           gpu::swizzled_place(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+#pragma unroll
+    for (int part = 0; part < Tile::kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        uint32_t a[4];
+        gpu::ldmatrix_x4_trans(a, boxes + uint32_t(part * 8192 + step * 16 * 128));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 pair = unpack_halves<typename Tile::T>(a[i]);
+          sums[part][i % 2] += pair.x, sums[part][i % 2] += pair.y;
+        }
+      }
+  }
+};
+
 /// One warpgroup's products of one part; `issued` is called when the last of them has been.
 template <class Tile, class Issued>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], int blocks, int row,
-                                              char* stages, gpu::Ring<Tile::kStages>& ring,
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], SumsOfA<Tile>& of_a,
+                                              int blocks, int row, char* stages,
+                                              gpu::Ring<Tile::kStages>& ring,
                                               gpu::RingPlace<Tile::kStages>& place, Issued&& issued) {
   using T = typename Tile::T;
   const auto release = [&](int stage) {
@@ -201,6 +259,9 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
     gpu::wait_products<1>();
     if (block > 0) release(before);
     before = place.stage;
+    if constexpr (Tile::kSumsA) {
+      of_a.visit(stages + before * Tile::kStageBytes, row);
+    }
     place.advance();
   }
   issued();
@@ -208,6 +269,54 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
 #pragma unroll
   for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
   release(before);
+}
+
+/// How many parts of the sums of a warp's rows of a have come; back to 0 when all have. Products of one
+/// stream follow each other, so they share it.
+namespace {
+__device__ unsigned sums_there[kMostSummedRows / 16];
+}
+
+/// One warp's part of the sums of a, over its 16 rows of each 64 of the tile from `first` on.
+template <class Tile>
+__device__ __forceinline__ void add_sums(const ProductPlan& plan, const ProductPart& part, int first,
+                                         const SumsOfA<Tile>& of_a) {
+  const int lane = int(threadIdx.x) % 32, quad = lane % 4;
+  const int begin = first + int(threadIdx.x) % 128 / 32 * 16;
+  if (begin >= plan.m) return;
+  float own = 0;  // of the quad's sums each lane takes one
+#pragma unroll
+  for (int i = 0; i < 2 * Tile::kParts; ++i) {
+    float sum = of_a.sums[i / 2][i % 2];
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+    if (quad == i) own = sum;
+  }
+  const int row = begin + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
+  const bool exists = quad < 2 * Tile::kParts && row < plan.m;
+  // A tile that is not split is all parts of a split one; the others are zero.
+  const unsigned parts = unsigned(plan.sum_parts<Tile>());
+  const int at = part.n / Tile::kN * plan.splits + part.split;
+  const int weight = part.splits == plan.splits ? 1 : plan.splits;
+  float* const column = plan.partial_sums + row;
+  if (exists)
+    for (int i = 0; i < weight; ++i) __stcg(column + int64_t(at + i) * plan.m, i == 0 ? own : 0.0f);
+  __syncwarp();
+  unsigned come = 0;
+  if (lane == 0) {
+    unsigned* const there = &sums_there[begin / 16];
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(come)
+                 : "l"(there), "r"(weight)
+                 : "memory");
+    come += unsigned(weight);
+    if (come == parts) *there = 0;
+  }
+  if (__shfl_sync(0xFFFFFFFFu, come, 0) != parts || !exists) return;
+  float sum = 0;
+#pragma unroll 4
+  for (unsigned i = 0; i < parts; ++i) sum += __ldcg(column + int64_t(i) * plan.m);
+  plan.sums[row] = sum;
 }
 
 template <class Tile, class Epilogue>
@@ -256,9 +365,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       epilogue.begin(part, row);
       if constexpr (Tile::kPingPong) turns[group].wait(uint32_t(number / 2 + 1 - group) & 1);
       float sums[Tile::kParts][Tile::kN / 2];
-      multiply_part<Tile>(sums, part.blocks, row, shared, ring, place, [&] {
+      SumsOfA<Tile> of_a{plan.columns * Tile::kSide,
+                         Tile::kSumsA && plan.sums ? part.n / Tile::kN : part.blocks};
+      multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, [&] {
         if (Tile::kPingPong && threadIdx.x % 128 == 0) turns[group ^ 1].arrive();
       });
+      if constexpr (Tile::kSumsA) {
+        if (plan.sums) add_sums<Tile>(plan, part, part.m + row, of_a);
+      }
       epilogue.finish(part, row, sums);
     }
     epilogue.end();

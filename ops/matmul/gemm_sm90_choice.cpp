@@ -35,6 +35,11 @@ std::string gemm_sm90_lacks(const Gemm& g, Device device) {
   return {};
 }
 
+bool gemm_sm90_sums(const Gemm& g) {
+  return product_is_gradient(!g.transpose_a, g.transpose_b) && g.out == DType::f32 && g.batch == 1 &&
+         g.m <= kMostSummedRows;
+}
+
 ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   // Clocks of an SM, fitted to products with and without the L2 emptied before (docs/ops/gemm.md): from the
   // launch to the first product and from the last to the end, and how much longer that takes with clusters;

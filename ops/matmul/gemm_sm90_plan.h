@@ -52,6 +52,9 @@ inline constexpr ProductTileShape kProductTiles[] = {
     {64, 64, 1, false, true, 8, true, true, true, true, true},
 };
 
+/// Whether the row makes Gemm::sums of the product on the way: of up to so many rows.
+inline constexpr int64_t kMostSummedRows = 1 << 17;
+bool gemm_sm90_sums(const Gemm& gemm);
 /// What the row needs and the problem lacks, or an empty string.
 std::string gemm_sm90_lacks(const Gemm& gemm, Device device);
 /// Only if it lacks nothing. `tile` -1: the best by the model.

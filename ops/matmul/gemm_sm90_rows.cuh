@@ -8,12 +8,12 @@
 namespace tessera::ops {
 namespace {
 
-template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB>
+template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB, bool kSums = false>
 struct TileOf {
   static constexpr ProductTileShape kShape = kProductTiles[kIndex];
   static constexpr int kRows = kShape.ping_pong ? kShape.rows : kShape.rows / 2;
   using type = ProductTile<T, kA, kB, kRows, kShape.columns, kShape.stages, kShape.ping_pong, kShape.cluster,
-                           kShape.along_n>;
+                           kShape.along_n, kSums>;
 };
 
 template <class Tile>
@@ -80,20 +80,29 @@ void store_or_add(const Gemm& g, const ProductPlan& plan, Device device) {
   check(false, "gemm: a tile of ", Tile::kM, " x ", Tile::kN, " cannot write such a d");
 }
 
-template <class Tile, ProductTileShape kShape>
+/// A gradient of 16 bits by the copy engine is stored without sums: 192 accumulators leave its epilogue no
+/// registers.
+template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB>
 void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
-  using T = typename Tile::T;
+  constexpr ProductTileShape kShape = kProductTiles[kIndex];
+  constexpr bool kGradient =
+      product_is_gradient(kA == gpu::TileOrder::along_k, kB == gpu::TileOrder::along_k);
+  using Plain = typename TileOf<kIndex, T, kA, kB>::type;
+  using Tile = typename TileOf<kIndex, T, kA, kB, kGradient>::type;
   ProductPlan plan = product_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits, choice.whole);
   plan.step_a = g.stride_a != 0, plan.step_b = g.stride_b != 0;
+  Tensor partial_sums;
+  if (Tile::kSumsA && g.sums) {
+    partial_sums = Tensor::empty_packed(Shape{plan.sum_parts<Tile>(), g.m}, DType::f32, device);
+    plan.sums = g.sums, plan.partial_sums = partial_sums.data<float>();
+  }
   if constexpr (kShape.by_threads) {
     if (choice.by_threads) return sum_product<Tile>(g, plan, device);
   }
-  constexpr bool kGradient =
-      product_is_gradient(Tile::kA == gpu::TileOrder::along_k, Tile::kB == gpu::TileOrder::along_k);
   if (g.out == DType::f32)
     store_or_add<Tile, float, kGradient && kShape.wide, kGradient && kShape.wide_adds>(g, plan, device);
   else
-    store_or_add<Tile, T, kShape.stores, kShape.adds>(g, plan, device);
+    store_or_add<Plain, T, kShape.stores, kShape.adds>(g, plan, device);
 }
 
 template <class T, gpu::TileOrder kA, gpu::TileOrder kB, int kIndex = 0>
@@ -101,8 +110,7 @@ void run_order(const Gemm& g, const ProductChoice& choice, Device device) {
   if constexpr (kIndex < int(std::size(kProductTiles))) {
     constexpr ProductTileShape kShape = kProductTiles[kIndex];
     if constexpr (kShape.takes(kA == gpu::TileOrder::along_k, kB == gpu::TileOrder::along_k)) {
-      if (choice.tile == kIndex)
-        return run_product<typename TileOf<kIndex, T, kA, kB>::type, kShape>(g, choice, device);
+      if (choice.tile == kIndex) return run_product<kIndex, T, kA, kB>(g, choice, device);
     }
     run_order<T, kA, kB, kIndex + 1>(g, choice, device);
   } else {

@@ -39,6 +39,20 @@ struct Problem {
   int64_t m, n, k, batch;
 };
 
+Tensor filled_with_nan(const Shape& shape) {
+  const Tensor x = Tensor::empty_packed(shape, DType::f32, Device::cuda(0));
+  x.fill(std::numeric_limits<double>::quiet_NaN());
+  return x;
+}
+
+/// Of a [k, m], exact for small integers.
+std::vector<float> sums_over_k(const Tensor& a) {
+  const auto values = a.to_vector<float>();
+  std::vector<float> sums(size_t(a.size(1)));
+  for (size_t i = 0; i < values.size(); ++i) sums[i % sums.size()] += values[i];
+  return sums;
+}
+
 TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   int number = 0;
@@ -77,6 +91,8 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
             choice.by_threads = choice.by_threads || choice.splits > 1;
             if (choice.seconds == 0 || (choice.by_threads && !kProductTiles[tile].by_threads))
               continue;  // no tile for such a d
+            const Tensor sums = filled_with_nan({p.m});
+            if (gemm_sm90_sums(g)) g.sums = sums.data<float>();
             product(g, choice, dtype);
             multiply(d, ta ? a.transpose(1, 2) : a, tb ? b.transpose(1, 2) : b,
                      {.alpha = 2, .accumulate = accumulate, .bias = accumulate ? Tensor() : bias});
@@ -89,6 +105,11 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
             for (int64_t i = 0; i < int64_t(values.size()); ++i)
               if (i % width < 8 || i % width >= 8 + p.n)
                 ASSERT_EQ(values[size_t(i)], 77) << "a neighbour of d was overwritten: " << i;
+            ASSERT_EQ(g.sums != nullptr, ta && !tb && wide && p.batch == 1);
+            if (g.sums)
+              ASSERT_EQ(sums.to_vector<float>(), sums_over_k(a.reshape({p.k, p.m})))
+                  << "tile " << tile << ": " << p.m << " " << p.n << " " << p.k << " splits "
+                  << choice.splits;
           }
 }
 
@@ -147,10 +168,13 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
   Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::f32, .transpose_a = true};
   g.a = left.raw(), g.b = right.raw(), g.d = d.raw();
   g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
+  const auto want_sums = sums_over_k(a.transpose(0, 1).clone());
   for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile) {
     if (!kProductTiles[tile].by_threads) continue;
     for (int run = 0; run < 12; ++run) {
       d.fill(std::numeric_limits<double>::quiet_NaN());
+      const Tensor sums = filled_with_nan({m});  // asked for in all runs but every third
+      g.sums = run % 3 == 2 ? nullptr : sums.data<float>();
       // Every other run splits only what does not fill a round.
       const ProductTileShape& shape = kProductTiles[tile];
       const int rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
@@ -161,6 +185,7 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
       product(g, {.tile = tile, .splits = splits, .whole = whole, .by_threads = true}, DType::bf16);
       if (run % 4 == 3 || run == 1)
         ASSERT_EQ(d.to_vector<float>(), want.to_vector<float>()) << "tile " << tile << ", run " << run;
+      if (g.sums) ASSERT_EQ(sums.to_vector<float>(), want_sums) << "tile " << tile << ", run " << run;
     }
   }
 }

@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <limits>
+
 #include "ops/linear/linear_kernels.h"
+#include "ops/matmul/gemm.h"
 #include "tests/errors.h"
+#include "tests/ops/guarded.h"
 
 namespace tessera::ops {
 namespace {
@@ -116,6 +121,36 @@ TEST(Linear, ColumnSumsTakeAnyLayout) {
   EXPECT_EQ(column_sums(turned, true).to_vector<double>(), by_group);
   EXPECT_EQ(column_sums(ones({}, DType::f64).expand({7, 5})).to_vector<double>(),
             std::vector<double>(5, 7.0));
+}
+
+/// Row "wgmma" makes the bias's gradient in the product that makes the weight's.
+class LinearCuda : public GuardedCuda<9> {};
+
+TEST_F(LinearCuda, BiasGradientsComeWithTheWeights) {
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const auto& [tokens, in, out] : {std::array<int64_t, 3>{1000, 72, 136},
+                                          {77, 1365, 513},
+                                          {5000, 200, 1365},
+                                          {4096, 768, 3072},
+                                          {8192, 3072, 768}}) {
+      const tuning::ForceRow force("linear", int(GemmRow::wgmma));
+      const Tensor dy = numbers({tokens, out}, 3), x = numbers({tokens, in}, 1).to(dtype).to(gpu());
+      const auto want = column_sums(dy).to_vector<float>();
+      Tensor weight = Tensor::full({out, in}, 1, dtype, gpu()), bias = Tensor::full({out}, 1, dtype, gpu());
+      require_grad(weight, DType::f32), require_grad(bias, DType::f32);
+      const Tensor buffer = Tensor::empty_packed({out}, DType::f32, gpu());
+      buffer.fill(std::numeric_limits<double>::quiet_NaN());
+      set_grad_buffer(bias, buffer);
+      for (const float times : {1.0f, 2.0f, 3.0f, 1.0f}) {  // overwritten, added to, added to, overwritten
+        if (times == 1) zero_grad(weight), zero_grad(bias);
+        Tape tape;
+        const Tensor y = linear(x, weight, bias);
+        tape.backward(std::vector{y}, std::vector{dy.to(dtype).to(gpu())});
+        auto sums = want;
+        for (float& sum : sums) sum *= times;
+        ASSERT_EQ(buffer.to_vector<float>(), sums) << tokens << " " << in << " " << out << " " << dtype;
+      }
+    }
 }
 
 TEST(Linear, MessagesNameWhatDisagrees) {
