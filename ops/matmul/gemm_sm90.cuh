@@ -27,8 +27,8 @@
 /// Products of a weight's gradient, dy^T x, can sum the rows of a over k on the way: the gradient of a bias.
 /// The bytes are in shared memory already and the warps wait for their products anyway, so they add what is
 /// there. (Products of a warp with ones wait for those of the warpgroups.) The tiles of a row of tiles, which
-/// all have the same a, take the blocks of k by turns; the warp whose part of a sum comes last adds the
-/// parts, in the order of tiles and of k, so nothing depends on who that is.
+/// all have the same a, take the blocks of k by turns, up to four of them; who sees the last part of a sum
+/// adds all, in the order of tiles and of k, so nothing depends on who that is.
 ///
 /// Edges cost nothing: tensor maps know the true extents and fill in zeros, along k too, where both operands
 /// get them, so pads between rows are never read. Of k-first operands boxes of 64 columns are brought.
@@ -78,12 +78,19 @@ struct ProductPlan {
   int step_a = 0, step_b = 0;     // 0: the same matrix for the whole batch
   float* sums = nullptr;          // m of them: a's, over k; null: not wanted
   float* partial_sums = nullptr;  // sum_parts() rows of them
+  int sums_pitch = 0;             // between those: whole tiles
 
-  /// Of one element of `sums`: a part for each tile along n and split of k.
+  /// Tiles of a row of tiles that sum a: a few, so that there are few parts to add up.
+  template <class Tile>
+  __host__ __device__ __forceinline__ int summing() const {
+    return columns * Tile::kSide < 4 ? columns * Tile::kSide : 4;
+  }
+  /// Of one element of `sums`: a part for each of those and split of k.
   template <class Tile>
   __host__ __device__ __forceinline__ int sum_parts() const {
-    return columns * Tile::kSide * splits;
+    return summing<Tile>() * splits;
   }
+
   template <class Tile>
   __device__ __forceinline__ ProductPart part(int item, int rank) const {
     const int number = max(item - whole, 0) / splits, split = max(item - whole, 0) - number * splits;
@@ -271,19 +278,22 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
   release(before);
 }
 
-/// How many parts of the sums of a warp's rows of a have come; back to 0 when all have. Products of one
+/// How many parts of the sums of a warpgroup's rows of a have come; back to 0 when all have. Products of one
 /// stream follow each other, so they share it.
 namespace {
-__device__ unsigned sums_there[kMostSummedRows / 16];
+__device__ unsigned sums_there[kMostSummedRows / 64];
 }
 
-/// One warp's part of the sums of a, over its 16 rows of each 64 of the tile from `first` on.
+/// How many parts a tile's are: one that is not split is all of a split one, and the others are zero.
+__device__ __forceinline__ int weight_of_sums(const ProductPlan& plan, const ProductPart& part) {
+  return part.splits == plan.splits ? 1 : plan.splits;
+}
+
+/// The warpgroup's part of the sums of a, over its rows of the tile, which are the product's from `first` on.
 template <class Tile>
-__device__ __forceinline__ void add_sums(const ProductPlan& plan, const ProductPart& part, int first,
-                                         const SumsOfA<Tile>& of_a) {
+__device__ __forceinline__ void write_sums(const ProductPlan& plan, const ProductPart& part, int first,
+                                           const SumsOfA<Tile>& of_a) {
   const int lane = int(threadIdx.x) % 32, quad = lane % 4;
-  const int begin = first + int(threadIdx.x) % 128 / 32 * 16;
-  if (begin >= plan.m) return;
   float own = 0;  // of the quad's sums each lane takes one
 #pragma unroll
   for (int i = 0; i < 2 * Tile::kParts; ++i) {
@@ -292,31 +302,56 @@ __device__ __forceinline__ void add_sums(const ProductPlan& plan, const ProductP
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
     if (quad == i) own = sum;
   }
-  const int row = begin + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
-  const bool exists = quad < 2 * Tile::kParts && row < plan.m;
-  // A tile that is not split is all parts of a split one; the others are zero.
-  const unsigned parts = unsigned(plan.sum_parts<Tile>());
-  const int at = part.n / Tile::kN * plan.splits + part.split;
-  const int weight = part.splits == plan.splits ? 1 : plan.splits;
-  float* const column = plan.partial_sums + row;
-  if (exists)
-    for (int i = 0; i < weight; ++i) __stcg(column + int64_t(at + i) * plan.m, i == 0 ? own : 0.0f);
-  __syncwarp();
-  unsigned come = 0;
-  if (lane == 0) {
-    unsigned* const there = &sums_there[begin / 16];
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                 : "=r"(come)
-                 : "l"(there), "r"(weight)
-                 : "memory");
-    come += unsigned(weight);
-    if (come == parts) *there = 0;
+  const int row = first + int(threadIdx.x) % 128 / 32 * 16 + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
+  if (quad >= 2 * Tile::kParts || first >= plan.m) return;
+  const int place = part.n / Tile::kN * plan.splits + part.split, weight = weight_of_sums(plan, part);
+  float* to = plan.partial_sums + int64_t(place) * plan.sums_pitch + row;
+  for (int i = 0; i < weight; ++i, to += plan.sums_pitch) __stcg(to, i == 0 ? own : 0.0f);
+}
+
+/// A warp that has nothing else to do waits for the parts that warpgroup `group` writes and, where they are
+/// the last of their rows, adds all up: some 2 us to L2 and back, under the epilogue.
+template <class Tile>
+__device__ __forceinline__ void add_sums(const ProductPlan& plan, int group, int rank) {
+  // A lane's rows, and its loads under way together: it has 24 registers, or 40.
+  constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kMany ? 1 : 16 / kRows;
+  using Rows = std::conditional_t<kRows == 4, float4, float2>;
+  const int lane = int(threadIdx.x) % 32, parts = plan.sum_parts<Tile>();
+  int number = 0;
+  for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
+       item += int(gridDim.x) / Tile::kCluster, ++number) {
+    if (Tile::kPingPong && number % 2 != group) continue;
+    const ProductPart part = plan.part<Tile>(item, rank);
+    const int first = part.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
+    if (part.n / Tile::kN >= plan.summing<Tile>()) continue;
+    gpu::sync_named(3 + group, 160);
+    if (first >= plan.m) continue;
+    int come = 0;
+    if (lane == 0) {
+      unsigned* const there = &sums_there[first / 64];
+      const int weight = weight_of_sums(plan, part);
+      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                   : "=r"(come)
+                   : "l"(there), "r"(weight)
+                   : "memory");
+      come += weight;
+      if (come == parts) *there = 0;
+    }
+    if (__shfl_sync(0xFFFFFFFFu, come, 0) != parts) continue;
+    __threadfence();
+    const int row = first + lane * kRows;
+    const float* from = plan.partial_sums + row;
+    float sums[kRows] = {};
+#pragma unroll kTogether
+    for (int i = 0; i < parts; ++i, from += plan.sums_pitch) {
+      const Rows some = __ldcg(reinterpret_cast<const Rows*>(from));
+      sums[0] += some.x, sums[1] += some.y;
+      if constexpr (kRows == 4) sums[2] += some.z, sums[3] += some.w;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (row + i < plan.m) plan.sums[row + i] = sums[i];
   }
-  if (__shfl_sync(0xFFFFFFFFu, come, 0) != parts || !exists) return;
-  float sum = 0;
-#pragma unroll 4
-  for (unsigned i = 0; i < parts; ++i) sum += __ldcg(column + int64_t(i) * plan.m);
-  plan.sums[row] = sum;
 }
 
 template <class Tile, class Epilogue>
@@ -347,6 +382,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (group < 0) {
     gpu::give_registers<Tile::kMany ? 24 : 40>();
     if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
+    if constexpr (Tile::kSumsA) {
+      const int warp = gpu::uniform(int(threadIdx.x) / 32);
+      if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1, rank);
+    }
     __syncwarp();
   } else {
     gpu::take_registers<Tile::kMany ? 240 : 232>();
@@ -365,13 +404,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       epilogue.begin(part, row);
       if constexpr (Tile::kPingPong) turns[group].wait(uint32_t(number / 2 + 1 - group) & 1);
       float sums[Tile::kParts][Tile::kN / 2];
-      SumsOfA<Tile> of_a{plan.columns * Tile::kSide,
-                         Tile::kSumsA && plan.sums ? part.n / Tile::kN : part.blocks};
+      const bool sums_a = Tile::kSumsA && plan.sums && part.n / Tile::kN < plan.summing<Tile>();
+      SumsOfA<Tile> of_a{plan.summing<Tile>(), sums_a ? part.n / Tile::kN : part.blocks};
       multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, [&] {
         if (Tile::kPingPong && threadIdx.x % 128 == 0) turns[group ^ 1].arrive();
       });
       if constexpr (Tile::kSumsA) {
-        if (plan.sums) add_sums<Tile>(plan, part, part.m + row, of_a);
+        if (sums_a) {
+          write_sums<Tile>(plan, part, part.m + row, of_a);
+          gpu::sync_named(3 + group, 160);
+        }
       }
       epilogue.finish(part, row, sums);
     }

@@ -93,7 +93,8 @@ void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
   plan.step_a = g.stride_a != 0, plan.step_b = g.stride_b != 0;
   Tensor partial_sums;
   if (Tile::kSumsA && g.sums) {
-    partial_sums = Tensor::empty_packed(Shape{plan.sum_parts<Tile>(), g.m}, DType::f32, device);
+    plan.sums_pitch = int(gpu::ceil_div(g.m, 128) * 128);
+    partial_sums = Tensor::empty_packed(Shape{plan.sum_parts<Tile>(), plan.sums_pitch}, DType::f32, device);
     plan.sums = g.sums, plan.partial_sums = partial_sums.data<float>();
   }
   if constexpr (kShape.by_threads) {
