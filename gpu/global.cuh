@@ -24,6 +24,15 @@ __device__ __forceinline__ void store_release(T* to, T value) {
   static_assert(sizeof(T) == 4);
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
+/// atom.add.acq_rel.gpu ("atom"): adds, and gives what was there; both of the above.
+__device__ __forceinline__ int add_acquire_release(int* to, int value) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(to), "r"(value)
+               : "memory");
+  return before;
+}
 /// Orders what this thread has seen of global memory before what the copy engine does there for it
 /// ("fence.proxy.async"), sm_90.
 __device__ __forceinline__ void fence_async_global() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gpu/barrier.cuh"
+#include "gpu/global.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/wgmma.cuh"
 #include "ops/matmul/gemm_sm90_plan.h"
@@ -17,18 +18,6 @@
 /// Tile, Plan and Part are those of gemm_sm90.cuh.
 
 namespace tessera::ops {
-
-/// Two neighbours as f32.
-template <class T>
-__device__ __forceinline__ float2 unpack_halves(uint32_t pair) {
-  if constexpr (std::is_same_v<T, bf16>)
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
-  float low, high;
-  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"
-      : "=f"(low), "=f"(high)
-      : "r"(pair));
-  return {low, high};
-}
 
 /// The sums of a over every `tiles`-th block of k of a part. A lane has those of rows g and g + 8 of its
 /// warp's 16 of each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
@@ -52,7 +41,7 @@ struct SumsOfA {
         gpu::ldmatrix_x4_trans(a, boxes + uint32_t(part * 8192 + step * 16 * 128));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 pair = unpack_halves<typename Tile::T>(a[i]);
+          const float2 pair = gpu::unpack_halves<typename Tile::T>(a[i]);
           sums[part][i % 2] += pair.x, sums[part][i % 2] += pair.y;
         }
       }
@@ -62,7 +51,7 @@ struct SumsOfA {
 /// How many parts of the sums of a warpgroup's rows of a have come; back to 0 when all have. Products of one
 /// stream follow each other, so they share it.
 namespace {
-__device__ unsigned sums_there[kMostSummedRows / 64];
+__device__ int sums_there[kMostSummedRows / 64];
 }
 
 /// How many parts a tile's are: one that is not split is all of a split one, and the others are zero.
@@ -110,12 +99,9 @@ __device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) 
     if (first >= plan.m) continue;
     int come = 0;
     if (lane == 0) {
-      unsigned* const there = &sums_there[first / 64];
+      int* const there = &sums_there[first / 64];
       const int weight = weight_of_sums(plan, part);
-      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                   : "=r"(come)
-                   : "l"(there), "r"(weight)
-                   : "memory");
+      come = gpu::add_acquire_release(there, weight);
       come += weight;
       if (come == parts) *there = 0;
     }

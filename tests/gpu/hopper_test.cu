@@ -315,7 +315,8 @@ TEST(Hopper, BlocksOfAClusterSendEachOtherWords) {
     }
 }
 
-/// Block 0 writes numbers and raises a flag; the others wait for it and copy them.
+/// Block 0 writes numbers and raises a flag; the others wait for it, copy them and are counted, for which
+/// block 0 waits.
 __global__ void __launch_bounds__(32, 1) flag_kernel(float* numbers, int* flag, float* out) {
   const int lane = lane_again(), block = block_again();
   if (block == 0) {
@@ -323,12 +324,17 @@ __global__ void __launch_bounds__(32, 1) flag_kernel(float* numbers, int* flag, 
     __threadfence();
     __syncwarp();
     if (lane == 0) store_release(flag, grid_again());
+    while (load_acquire(flag + 1) != grid_again() - 1) {
+    }
+    out[lane] = out[32 + lane];  // written by another block before it was counted
   } else {
     while (load_acquire(flag) != grid_again()) {
     }
     prefetch_line(numbers);
     prefetch_bytes(numbers, 512);
     out[block * 32 + lane] = std::bit_cast<float>(load_once(numbers + lane * 4).word[0]);
+    __syncwarp();
+    if (lane == 0) add_acquire_release(flag + 1, 1);
   }
 }
 
@@ -337,14 +343,14 @@ TEST(Hopper, FlagsOrderWhatBlocksWrite) {
   const Device gpu = Device::cuda(0);
   constexpr int kBlocks = 20;
   const Tensor numbers = Tensor::empty_packed({128}, DType::f32, gpu),
-               flag = Tensor::empty_packed({1}, DType::i32, gpu),
+               flag = Tensor::empty_packed({2}, DType::i32, gpu),
                out = Tensor::empty_packed({kBlocks, 32}, DType::f32, gpu);
   numbers.fill(-1);
   flag.fill(0);
   launch(gpu, {dim3(kBlocks), dim3(32)}, flag_kernel, numbers.data<float>(), flag.data<int32_t>(),
          out.data<float>());
   const Tensor result = out.to(Device::cpu());
-  for (int i = 32; i < kBlocks * 32; ++i) ASSERT_EQ(result.data<float>()[i], float(i % 32 + 1)) << i;
+  for (int i = 0; i < kBlocks * 32; ++i) ASSERT_EQ(result.data<float>()[i], float(i % 32 + 1)) << i;
 }
 
 /// d [16, 8] = a [16, 8] b [8, 8] of small integers, and the transposed 8 x 8 matrix of b's words.
