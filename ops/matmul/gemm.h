@@ -41,7 +41,7 @@ void gemm_cpu(const Gemm& gemm);
 ///   cublas         cuBLASLt, the problem as it lies
 ///   cublas padded  cuBLASLt with odd extents rounded up wherever they can be (gemm_padding.h)
 ///   wgmma          the kernels of gemm_sm90.cuh; throws where they cannot
-///   narrow         those of gemm_narrow.cuh, for products with a side of a few; takes everything
+///   narrow         those of gemm_narrow.h, for products with a side of a few; takes everything
 /// Unforced, it is a function of shapes, layouts and card: see multiply and docs/ops/gemm.md.
 enum class GemmRow : uint8_t { cublas = 0, cublas_padded = 1, wgmma = 2, narrow = 3 };
 std::vector<std::string> gemm_rows();

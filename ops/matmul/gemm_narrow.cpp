@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/matmul/gemm_estimate.h"
 #include "ops/matmul/gemm_sm90_plan.h"
 
 namespace tessera::ops {
@@ -80,30 +81,98 @@ NarrowChoice choose_narrow(const Gemm& g, int multiprocessors, int forced) {
   return best;
 }
 
+namespace {
+
+bool takes_mma(const Gemm& g) {
+  return g.in != DType::f32 && g.a;
+}
+
+}  // namespace
+
+NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
+  // Fitted to 1,447 products in all tiles (docs/ops/gemm.md), seconds: a launch and its ends, a block, a
+  // stage of the ring, how much longer one element at a time makes it, parts that meet, and a part that is
+  // added up; a multiply-add of a block's threads; bytes a second of memory, to an SM and from it.
+  constexpr double kEnds = 3.2e-6, kBlock = 1.25e-6, kStage = 0.745e-6, kElements = 0.6e-6, kMeet = 2e-6,
+                   kTerm = 0.07e-6, kMultiply = 1.11e-12, kMemory = 2.9e12, kSm = 41e9, kStores = 9.2e9;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  const auto packs = [](const void* data, int64_t ld, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld % 8 == 0 && stride % 8 == 0;
+  };
+  const double elements = packs(g.a, g.lda, g.stride_a) && packs(g.b, g.ldb, g.stride_b) ? 0 : kElements;
+  const double memory = gemm_bytes(g) / kMemory;
+  const bool swapped = g.n > g.m;
+  const int64_t rows = swapped ? g.n : g.m, columns = swapped ? g.m : g.n;
+  NarrowChoice best;
+  for (int index = 0; index < int(std::size(kNarrowMmaTiles)); ++index) {
+    if (forced >= 0 && index != forced) continue;
+    const NarrowMmaTile& tile = kNarrowMmaTiles[index];
+    const int64_t tiles = g.batch * ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns);
+    if (tiles > kMost) continue;
+    const int64_t chunks = ceil_div(g.k, tile.depth), slots = multiprocessors * int64_t(tile.resident);
+    const double deep = double(std::min<int64_t>(g.k, tile.depth));
+    const double in =
+        double(std::min<int64_t>(rows, tile.rows) + std::min<int64_t>(columns, tile.columns)) * deep * 2;
+    const double out = double(std::min<int64_t>(rows, tile.rows) * std::min<int64_t>(columns, tile.columns));
+    const double products = double(tile.rows * tile.columns) * deep * kMultiply;
+    // One block a tile, or parts of k for one to four blocks an SM.
+    for (int share = 0; share <= 4; share = std::max(1, share * 2)) {
+      const int64_t wanted =
+          share == 0 ? 1 : std::min(ceil_div(int64_t(multiprocessors) * share, tiles), chunks);
+      const int64_t depth = ceil_div(chunks, wanted), splits = ceil_div(chunks, depth);
+      const int64_t blocks = tiles * splits, group = group_of(splits), groups = ceil_div(splits, group);
+      const double together =
+          double(std::clamp<int64_t>(ceil_div(blocks, multiprocessors), 1, tile.resident));
+      const double stage = std::max({kStage + elements, together * in / kSm, together * products});
+      const double size = splits > 1 ? 4 : double(size_of(g.out));
+      const double block = kBlock + double(depth) * stage + together * out * size / kStores;
+      double seconds = kEnds + std::max(double(ceil_div(blocks, slots)) * block, memory + kBlock);
+      if (splits > 1) seconds += kMeet + double(group) * kTerm;
+      if (groups > 1) seconds += kMeet + double(groups) * kTerm;
+      if (best.seconds == 0 || seconds < best.seconds)
+        best = {.tile = index,
+                .swapped = swapped,
+                .splits = int(splits),
+                .group = int(group),
+                .seconds = seconds};
+    }
+  }
+  return best;
+}
+
 bool gemm_narrow_pays(const Gemm& g, Device device) {
-  // What the other rows take at least, seconds: cuBLASLt alone for f32; for 16 bits with copies and zeros
-  // where rows are odd; the row "wgmma" where it can. A bias that they do not take along costs a launch, and
-  // so does a long k beside few sums, which cuBLASLt often leaves to a block or two.
+  // Beside the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
+  // beside few sums, which it often leaves to a block or two. A bias that it does not take along is a launch.
   constexpr int64_t kFew = 64, kShort = 256, kLong = 4096;
-  constexpr double kAligned = 7.5e-6, kOdd = 10e-6, kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9,
-                   kBytesPerSecond = 2e12;
+  constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05;
   if (std::min({g.m, g.n, g.k}) > kFew || !gemm_narrow_lacks(g).empty()) return false;
+  const int multiprocessors = device.card().multiprocessors;
   const bool aligned = gemm_sm90_lacks(g, device).empty();
-  const double batch = double(g.batch), of_a = double(g.m * g.k), of_b = double(g.k * g.n),
-               of_d = double(g.m * g.n);
-  const double bytes =
-      ((g.stride_a == 0 ? 1 : batch) * of_a + (g.stride_b == 0 ? 1 : batch) * of_b) * double(size_of(g.in)) +
-      batch * of_d * double(size_of(g.out));
-  double others = g.in == DType::f32 ? kSingle : aligned ? kAligned : kOdd;
-  if (g.bias && !aligned) others += kBias;
-  if (std::max(g.m, g.n) <= kShort) others += kTerm * double(std::min(g.k, kLong));
-  return choose_narrow(g, device.card().multiprocessors).seconds < others + bytes / kBytesPerSecond;
+  const double bias = g.bias && !aligned ? kBias : 0;
+  if (!takes_mma(g)) {
+    double others = kSingle + bias + gemm_bytes(g) / kBytesPerSecond;
+    if (std::max(g.m, g.n) <= kShort) others += kTerm * double(std::min(g.k, kLong));
+    return choose_narrow(g, multiprocessors).seconds < others;
+  }
+  double others = gemm_cublas_seconds(g) + bias;
+  if (aligned && gemm_sm90_pays(g, device))
+    others = std::min(others, choose_product(g, multiprocessors).seconds);
+  return choose_narrow_mma(g, multiprocessors).seconds < kAbout * others;
 }
 
 void gemm_narrow(const Gemm& gemm, Device device) {
   if constexpr (kCuda) {
-    const NarrowChoice choice = choose_narrow(gemm, device.card().multiprocessors);
-    dispatch_floating_cuda(gemm.in, "gemm", [&]<class T>() { narrow_cuda<T>(gemm, choice, device); });
+    const int multiprocessors = device.card().multiprocessors;
+    if (!takes_mma(gemm)) {
+      const NarrowChoice choice = choose_narrow(gemm, multiprocessors);
+      return dispatch_floating_cuda(gemm.in, "gemm",
+                                    [&]<class T>() { narrow_cuda<T>(gemm, choice, device); });
+    }
+    const NarrowChoice choice = choose_narrow_mma(gemm, multiprocessors);
+    if (gemm.in == DType::bf16)
+      narrow_mma_cuda<bf16>(gemm, choice, device);
+    else
+      narrow_mma_cuda<f16>(gemm, choice, device);
   }
 }
 

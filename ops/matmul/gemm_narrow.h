@@ -3,13 +3,14 @@
 #include "ops/matmul/gemm.h"
 
 /// The row "narrow" of products: one of m, n and k is a few, so that memory or latency bounds them and not
-/// the arithmetic (gemm_narrow.cuh, docs/ops/gemm.md). f32, bf16 and f16, any strides, any card.
+/// the arithmetic (docs/ops/gemm.md). bf16 and f16 on the tensor cores (gemm_narrow_mma.cuh); f32, and sums
+/// of columns, by multiply-adds (gemm_narrow.cuh). Any strides, any card.
 
 namespace tessera::ops {
 
 /// How a product is cut up. A function of the problem and the number of SMs alone.
 struct NarrowChoice {
-  int tile = 0;          // of kNarrowTiles
+  int tile = 0;          // of kNarrowTiles or kNarrowMmaTiles
   bool swapped = false;  // d^T = b^T a^T: the tile's rows are d's columns
   int splits = 1;        // parts of k, each a block
   int group = 1;         // parts that are added up by one block
@@ -27,15 +28,29 @@ constexpr int narrow_depth(const NarrowTile& tile, size_t element) {
 }
 inline constexpr int kNarrowThreads = 256;
 
+/// The tiles of 16-bit products (gemm_narrow_mma.cuh): rows and columns, of k at once, how many of the eight
+/// warps lie below and beside each other (the others take turns along k), blocks that share an SM.
+struct NarrowMmaTile {
+  int rows, columns, depth, down, across, resident;
+};
+inline constexpr NarrowMmaTile kNarrowMmaTiles[] = {{128, 64, 64, 4, 2, 2}, {128, 32, 64, 4, 2, 3},
+                                                    {128, 16, 64, 8, 1, 4}, {128, 8, 64, 8, 1, 4},
+                                                    {32, 32, 256, 2, 1, 2}, {32, 8, 256, 2, 1, 3}};
+inline constexpr int kNarrowStages = 3;
+
 /// What the row needs and the problem lacks, or an empty string.
 std::string gemm_narrow_lacks(const Gemm& gemm);
-/// Only if it lacks nothing. `tile` -1: the best by the model.
+/// Only if it lacks nothing. `tile` -1: the best by the model. Of multiply-adds, and of the tensor cores.
 NarrowChoice choose_narrow(const Gemm& gemm, int multiprocessors, int tile = -1);
+NarrowChoice choose_narrow_mma(const Gemm& gemm, int multiprocessors, int tile = -1);
 /// Whether the row is expected to be the fastest of all.
 bool gemm_narrow_pays(const Gemm& gemm, Device device);
 /// Row "narrow". a may be null here: a row of ones (m = 1), so that d is the sums of b's columns.
 void gemm_narrow(const Gemm& gemm, Device device);
 
+/// T: bf16 or f16; the tile is one of kNarrowMmaTiles, a is not null.
+template <class T>
+void narrow_mma_cuda(const Gemm& gemm, const NarrowChoice& choice, Device device);
 /// T: the dtype of a and b.
 template <class T>
 void narrow_cuda(const Gemm& gemm, const NarrowChoice& choice, Device device);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/matmul/gemm_estimate.h"
 #include "ops/matmul/gemm_sm90_plan.h"
 
 namespace tessera::ops {
@@ -13,6 +14,12 @@ int64_t ceil_div(int64_t a, int64_t b) {
 bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
   const int64_t size = int64_t(size_of(dtype));
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
+}
+
+/// Whether every row starts on a line of memory. The copy engine brings rows of 128 bytes: of others it asks
+/// for two lines each.
+bool on_lines(const void* data, int64_t ld, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
 }
 
 /// Whether the copy engine can write d.
@@ -45,14 +52,23 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   // launch to the first product and from the last to the end, and how much longer that takes with clusters;
   // what L2 yields an SM, and what each byte from there costs beside the products, as power; the epilogue
   // that no other warpgroup's products hide; an element that the threads write, and each part of k that they
-  // wait for; how much longer a warpgroup's products take that has none to take turns with.
+  // wait for (beyond 16 no more); how much longer a warpgroup's products take that has none to take turns
+  // with; bytes from L2 of an operand whose rows lie across lines, beside those of one whose rows do not.
   constexpr double kClock = 1.6e9, kEnds = 4800, kClusters = 2100, kBytesPerClock = 47, kByte = 0.003,
-                   kStoredPerClock = 32, kEpilogue = 4600, kThreads = 0.35, kPart = 1100, kAlone = 1.3;
+                   kStoredPerClock = 32, kEpilogue = 4600, kThreads = 0.35, kPart = 1100, kAlone = 1.3,
+                   kAcrossLines = 2;
+  // What a small product takes at least, and a round of tiles beside the clocks above: seconds, of the
+  // comparison with other rows, not of that among tiles.
+  constexpr double kLeast = 5.2e-6, kRound = 1.3e-6, kBytesPerSecond = 3.1e12;
   constexpr int64_t kMostTiles = 1024;  // in parts
   const int64_t blocks = ceil_div(g.k, 64);
   const bool by_engine = direct(g), wide = g.out != g.in,
              gradient = product_is_gradient(!g.transpose_a, g.transpose_b);
+  const double across_a = on_lines(g.a, g.lda, g.stride_a) ? 1 : kAcrossLines,
+               across_b = on_lines(g.b, g.ldb, g.stride_b) ? 1 : kAcrossLines;
   ProductChoice best;
+  double fewest = 0;  // clocks
+  int64_t rounds_of_best = 0;
   for (int index = 0; index < int(std::size(kProductTiles)); ++index) {
     const ProductTileShape& tile = kProductTiles[index];
     if ((forced >= 0 && index != forced) || !tile.takes(!g.transpose_a, g.transpose_b)) continue;
@@ -66,15 +82,17 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
     const double products = std::max(double(tile.rows) * tile.columns / 32,
                                      2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0));
     const double loaded = 128.0 * (double(tile.rows) / tile.side() + double(tile.columns) / tile.down());
+    const double lines =
+        128.0 * (double(tile.rows) / tile.side() * across_a + double(tile.columns) / tile.down() * across_b);
     const double piece = double(tile.rows) * tile.columns;
     const auto round = [&](int64_t splits, bool by_threads,
                            bool turns) {  // the clocks of one round of the grid
       const int64_t depth = ceil_div(blocks, splits);
       const double stored = piece * (splits > 1 || g.out == DType::f32 ? 4 : 2);
       const double block = std::max({(turns ? products : products * kAlone) + loaded * kByte,
-                                     loaded / kBytesPerClock, stored / double(depth) / kStoredPerClock});
+                                     lines / kBytesPerClock, stored / double(depth) / kStoredPerClock});
       const double writing = by_threads ? kThreads * piece / double(splits) : 0;
-      const double adding = splits > 1 ? double(splits) * kPart : 0;
+      const double adding = splits > 1 ? double(std::min<int64_t>(splits, 16)) * kPart : 0;
       return double(depth) * block + (tile.ping_pong ? 0 : kEpilogue) + writing + adding;
     };
     // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks
@@ -93,21 +111,52 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
       const double clocks = kEnds + (tile.cluster > 1 ? kClusters : 0) +
                             double(whole_rounds) * round(1, by_threads, turns) +
                             double(split_rounds) * round(splits, by_threads, turns);
-      if (best.seconds == 0 || clocks / kClock < best.seconds)
-        best = {.tile = index,
-                .splits = int(splits),
-                .whole = splits == 1 ? 0 : int(whole),
-                .by_threads = by_threads,
-                .seconds = clocks / kClock};
+      if (fewest != 0 && clocks >= fewest) continue;
+      fewest = clocks;
+      rounds_of_best = whole_rounds + split_rounds;
+      best = {.tile = index,
+              .splits = int(splits),
+              .whole = splits == 1 ? 0 : int(whole),
+              .by_threads = by_threads};
     }
   }
+  best.seconds =
+      std::max(fewest / kClock + kRound * double(rounds_of_best), kLeast + gemm_bytes(g) / kBytesPerSecond);
   return best;
 }
 
+double gemm_bytes(const Gemm& g) {
+  const double batch = double(g.batch), size = double(size_of(g.in));
+  return (g.stride_a == 0 ? 1 : batch) * double(g.m) * double(g.k) * size +
+         (g.stride_b == 0 ? 1 : batch) * double(g.k) * double(g.n) * size +
+         batch * double(g.m) * double(g.n) * double(size_of(g.out));
+}
+
+double gemm_cublas_seconds(const Gemm& g) {
+  // A launch and its ends; copies or zeros, or kernels that load element by element, for odd extents, at a
+  // fraction of memory's speed where a side is a few; a long k that is left to a few blocks.
+  constexpr double kEnds = 5.3e-6, kOdd = 2.5e-6, kFewAndOdd = 1.7, kFlops = 520e12, kBytesPerSecond = 2.9e12,
+                   kTerm = 2e-9;
+  constexpr int64_t kFew = 8, kShort = 256, kLong = 4096;
+  const bool odd = ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
+  const double flops =
+      2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) * double(g.k);
+  const double bytes = gemm_bytes(g) * (odd && std::min(g.m, g.n) <= kFew ? kFewAndOdd : 1);
+  return kEnds + (odd ? kOdd : 0) + std::max(flops / kFlops, bytes / kBytesPerSecond) +
+         (std::max(g.m, g.n) <= kShort ? kTerm * double(std::min(g.k, kLong)) : 0);
+}
+
 bool gemm_sm90_pays(const Gemm& g, Device device) {
-  // A row or a column is no tile, and a few of them in parts or on odd places are none either.
+  // A row or a column is no tile, and a few of them in parts or on odd places are none either. Where rows lie
+  // across lines the copy engine is what is slow, and cuBLASLt may be faster: the estimates of both are
+  // about 15 % off.
+  constexpr double kClearly = 0.85;
   const int64_t few = std::min(g.m, g.n);
-  return few > 8 || (few > 1 && direct(g) && choose_product(g, device.card().multiprocessors).splits == 1);
+  if (few < 2 || (few <= 8 && !direct(g))) return false;
+  const ProductChoice choice = choose_product(g, device.card().multiprocessors);
+  if (few <= 8 && choice.splits > 1) return false;
+  return (on_lines(g.a, g.lda, g.stride_a) && on_lines(g.b, g.ldb, g.stride_b)) ||
+         gemm_cublas_seconds(g) >= kClearly * choice.seconds;
 }
 
 void gemm_wgmma(const Gemm& gemm, Device device) {

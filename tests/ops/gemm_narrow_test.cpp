@@ -17,9 +17,15 @@ namespace {
 class GemmNarrowCuda : public GuardedCuda<0> {
  protected:
   /// A build without CUDA has no kernels, and skips.
-  static void product(const Gemm& g, const NarrowChoice& choice) {
-    if constexpr (kCuda)
-      dispatch_floating_cuda(g.in, "gemm", [&]<class T>() { narrow_cuda<T>(g, choice, gpu()); });
+  static void product(const Gemm& g, const NarrowChoice& choice, bool mma) {
+    if constexpr (kCuda) {
+      if (!mma)
+        dispatch_floating_cuda(g.in, "gemm", [&]<class T>() { narrow_cuda<T>(g, choice, gpu()); });
+      else if (g.in == DType::bf16)
+        narrow_mma_cuda<bf16>(g, choice, gpu());
+      else
+        narrow_mma_cuda<f16>(g, choice, gpu());
+    }
   }
   /// A copy with a frame of `around`: `shift` elements off a 16-byte boundary, rows of pitches that are whole
   /// packs only if shift is 0.
@@ -39,10 +45,16 @@ struct Problem {
   int64_t m, n, k, batch;
 };
 
-TEST_F(GemmNarrowCuda, EveryTileIsExactAtEveryEdge) {
+class GemmNarrowTiles : public GemmNarrowCuda, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(, GemmNarrowTiles, ::testing::Bool(),
+                         [](const auto& mma) { return mma.param ? "TensorCores" : "MultiplyAdds"; });
+
+TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
+  const bool mma = GetParam();
   const double nan = std::numeric_limits<double>::quiet_NaN();
   int number = 0;
-  for (int tile = 0; tile < int(std::size(kNarrowTiles)); ++tile)
+  const int tiles = int(mma ? std::size(kNarrowMmaTiles) : std::size(kNarrowTiles));
+  for (int tile = 0; tile < tiles; ++tile)
     for (const Problem& p : {Problem{1, 1, 1, 1},
                              {5, 3, 2645, 1},
                              {33, 72, 129, 1},
@@ -54,7 +66,8 @@ TEST_F(GemmNarrowCuda, EveryTileIsExactAtEveryEdge) {
         for (const int splits : {1, 3, 40})
           for (const bool accumulate : {false, true}) {
             const bool ta = flags & 1, tb = flags & 2, wide = ++number % 3 == 0;
-            const DType dtype = std::array{DType::bf16, DType::f16, DType::f32}[size_t(number % 7 % 3)];
+            const DType dtype =
+                std::array{DType::bf16, DType::f16, DType::f32}[size_t(number % 7 % (mma ? 2 : 3))];
             const DType out = wide ? DType::f32 : dtype;
             const int shift = number % 5 < 3 ? 0 : 1;
             const Tensor a = numbers(ta ? Shape{p.batch, p.k, p.m} : Shape{p.batch, p.m, p.k}, 1),
@@ -75,9 +88,11 @@ TEST_F(GemmNarrowCuda, EveryTileIsExactAtEveryEdge) {
             g.alpha = 2, g.beta = accumulate ? 1 : 0;
             if (!accumulate) g.bias = addends.raw();
             ASSERT_EQ(gemm_narrow_lacks(g), "");
-            NarrowChoice choice = choose_narrow(g, gpu().card().multiprocessors, tile);
-            if (tile > 0) choice.splits = splits, choice.group = (splits + 6) / 7;
-            product(g, choice);
+            const int multiprocessors = gpu().card().multiprocessors;
+            NarrowChoice choice =
+                mma ? choose_narrow_mma(g, multiprocessors, tile) : choose_narrow(g, multiprocessors, tile);
+            if (mma || tile > 0) choice.splits = splits, choice.group = (splits + 6) / 7;
+            product(g, choice, mma);
             multiply(d, ta ? a.transpose(1, 2) : a, tb ? b.transpose(1, 2) : b,
                      {.alpha = 2, .accumulate = accumulate, .bias = accumulate ? Tensor() : bias});
             ASSERT_EQ(result.to_vector<double>(), d.to(out).to_vector<double>())

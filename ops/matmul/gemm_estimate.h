@@ -1,0 +1,15 @@
+#pragma once
+
+#include "ops/matmul/gemm.h"
+
+/// What products cost, for the choice among the rows of multiply (docs/ops/gemm.md).
+
+namespace tessera::ops {
+
+/// Bytes of all operands and of d.
+double gemm_bytes(const Gemm& gemm);
+/// What cuBLASLt is expected to take for 16-bit operands, rounded up or as they lie. About 30 % off for odd
+/// extents.
+double gemm_cublas_seconds(const Gemm& gemm);
+
+}  // namespace tessera::ops

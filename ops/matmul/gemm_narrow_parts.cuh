@@ -1,0 +1,123 @@
+#pragma once
+
+#include "gpu/chain.cuh"
+#include "gpu/divide.cuh"
+#include "gpu/pack.cuh"
+#include "ops/matmul/gemm_narrow.h"
+
+/// What the two kernels of narrow products share: their arguments, parts of k that meet, and how d is
+/// written.
+
+namespace tessera::ops {
+namespace {
+
+/// How many parts of a tile, or groups of parts, have come; back to 0 with the last. Products of one stream
+/// follow each other, so they share it.
+constexpr int kMostMeetings = 16384;
+__device__ unsigned narrow_arrived[kMostMeetings];
+
+template <class T>
+struct NarrowOperand {
+  const T* data;
+  int64_t ld, stride;
+  bool along_k;   // the dense dimension is k
+  bool packs;     // may be read in packs
+  uint32_t ones;  // what a word of it holds if data is null
+  int lanes_log;  // one element at a time: log2 of the threads beside each other along the dense dimension
+};
+
+/// `left` is a and `right` is b, or, swapped, the other way round.
+template <class T>
+struct NarrowArgs {
+  NarrowOperand<T> left, right;
+  void* d;
+  const void* c;
+  const T* bias;
+  float4* parts;  // sums of parts of k, then of groups of them, tile by tile
+  int64_t ldd, stride_d, stride_bias;
+  int m, n, k;
+  gpu::Divider splits_by, tiles_by,
+      columns_by;             // parts of a tile, tiles of a matrix, tiles beside each other
+  int splits, group, depth;   // depth: of k, of a part
+  bool swapped, wide, quads;  // wide: d is f32, not T; quads: four neighbours of d can be written at once
+  bool pads;                  // and so can those behind the ends of its rows
+  float alpha, beta;
+};
+
+__device__ __forceinline__ void add_to(float4& sum, const float4& term) {
+  sum.x += term.x, sum.y += term.y, sum.z += term.z, sum.w += term.w;
+}
+
+/// The sum of parts first, first + kTeam ..., below `count`, of one quad, then of the kTeam neighbouring
+/// lanes that share it: all of them get it. Four loads are under way together.
+template <int kTeam, int kQuads, bool kShared>
+__device__ __forceinline__ float4 sum_of_parts(const float4* parts, int first, int count) {
+  constexpr int kTogether = 4;
+  float4 sum = {};
+  for (int begin = first; begin < count; begin += kTeam * kTogether) {
+    float4 terms[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int part = begin + i * kTeam;
+      terms[i] = {};
+      if (part < count) terms[i] = kShared ? parts[part * kQuads] : __ldcg(parts + part * kQuads);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) add_to(sum, terms[i]);
+  }
+#pragma unroll
+  for (int step = kTeam / 2; step > 0; step /= 2)
+    add_to(sum, {__shfl_xor_sync(0xFFFFFFFFu, sum.x, step), __shfl_xor_sync(0xFFFFFFFFu, sum.y, step),
+                 __shfl_xor_sync(0xFFFFFFFFu, sum.z, step), __shfl_xor_sync(0xFFFFFFFFu, sum.w, step)});
+  return sum;
+}
+
+/// Whether this block is the last of `members` to come here; then it sees what all of them have written.
+__device__ __forceinline__ bool comes_last(unsigned* arrived, int members) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(arrived, unsigned(members - 1)) == unsigned(members - 1);
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+/// d[row][column ... column + 3] from their sums, as far as they lie in d.
+template <class T>
+__device__ __forceinline__ void write_quad(const NarrowArgs<T>& g, int64_t matrix, int row, int column,
+                                           const float4& sums) {
+  if (row >= g.m || column >= g.n) return;
+  float values[4] = {g.alpha * sums.x, g.alpha * sums.y, g.alpha * sums.z, g.alpha * sums.w};
+  const int inside = min(g.n - column, 4);
+  const int64_t at = matrix * g.stride_d + row * g.ldd + column;
+  if (g.bias)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i < inside) values[i] += float(g.bias[matrix * g.stride_bias + column + i]);
+  if (g.beta != 0)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i < inside)
+        values[i] += g.beta * (g.wide ? static_cast<const float*>(g.c)[at + i]
+                                      : float(static_cast<const T*>(g.c)[at + i]));
+  const auto write = [&]<class Out>(Out* to) {
+    if (g.quads && (inside == 4 || g.pads)) {
+      gpu::Pack<Out, 4> pack;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pack.at[i] = Out(values[i]);
+      gpu::store_pack<4>(to, pack);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (i < inside) to[i] = Out(values[i]);
+    }
+  };
+  if (sizeof(T) == 4 || g.wide)
+    write(static_cast<float*>(g.d) + at);
+  else
+    write(static_cast<T*>(g.d) + at);
+}
+
+}  // namespace
+}  // namespace tessera::ops
