@@ -107,6 +107,8 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
   for (int index = 0; index < int(std::size(kNarrowMmaTiles)); ++index) {
     if (forced >= 0 && index != forced) continue;
     const NarrowMmaTile& tile = kNarrowMmaTiles[index];
+    // Not half empty: the models do not know what a kernel of many registers costs to start.
+    if (forced < 0 && tile.columns > std::max<int64_t>(8, 2 * columns)) continue;
     const int64_t tiles = g.batch * ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns);
     if (tiles > kMost) continue;
     const int64_t chunks = ceil_div(g.k, tile.depth), slots = multiprocessors * int64_t(tile.resident);
@@ -143,8 +145,10 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
 bool gemm_narrow_pays(const Gemm& g, Device device) {
   // Beside the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
   // beside few sums, which it often leaves to a block or two. A bias that it does not take along is a launch.
+  // The models are about 10 % off: what takes long is given to this row only if it is clearly faster.
   constexpr int64_t kFew = 64, kShort = 256, kLong = 4096;
-  constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05;
+  constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05,
+                   kClearly = 0.9, kWhile = 15e-6;
   if (std::min({g.m, g.n, g.k}) > kFew || !gemm_narrow_lacks(g).empty()) return false;
   const int multiprocessors = device.card().multiprocessors;
   const bool aligned = gemm_sm90_lacks(g, device).empty();
@@ -157,7 +161,7 @@ bool gemm_narrow_pays(const Gemm& g, Device device) {
   double others = gemm_cublas_seconds(g) + bias;
   if (aligned && gemm_sm90_pays(g, device))
     others = std::min(others, choose_product(g, multiprocessors).seconds);
-  return choose_narrow_mma(g, multiprocessors).seconds < kAbout * others;
+  return choose_narrow_mma(g, multiprocessors).seconds < (others < kWhile ? kAbout : kClearly) * others;
 }
 
 void gemm_narrow(const Gemm& gemm, Device device) {

@@ -59,13 +59,18 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
                    kAcrossLines = 2;
   // What a small product takes at least, and a round of tiles beside the clocks above: seconds, of the
   // comparison with other rows, not of that among tiles.
-  constexpr double kLeast = 5.2e-6, kRound = 1.3e-6, kBytesPerSecond = 3.1e12;
+  constexpr double kLeast = 5.2e-6, kRound = 1.3e-6, kBytesPerSecond = 3.1e12, kFlops = 400e12, kLong = 12e-6;
   constexpr int64_t kMostTiles = 1024;  // in parts
   const int64_t blocks = ceil_div(g.k, 64);
   const bool by_engine = direct(g), wide = g.out != g.in,
              gradient = product_is_gradient(!g.transpose_a, g.transpose_b);
-  const double across_a = on_lines(g.a, g.lda, g.stride_a) ? 1 : kAcrossLines,
-               across_b = on_lines(g.b, g.ldb, g.stride_b) ? 1 : kAcrossLines;
+  // Only of products that take a while: short ones are bound by their ends.
+  const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.k);
+  const bool takes_long = std::max(flops / kFlops, gemm_bytes(g) / kBytesPerSecond) > kLong;
+  const auto across = [&](const void* data, int64_t ld, int64_t stride) {
+    return takes_long && !on_lines(data, ld, stride) ? kAcrossLines : 1;
+  };
+  const double across_a = across(g.a, g.lda, g.stride_a), across_b = across(g.b, g.ldb, g.stride_b);
   ProductChoice best;
   double fewest = 0;  // clocks
   int64_t rounds_of_best = 0;
@@ -120,6 +125,7 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
               .by_threads = by_threads};
     }
   }
+  if (fewest == 0) return best;
   best.seconds =
       std::max(fewest / kClock + kRound * double(rounds_of_best), kLeast + gemm_bytes(g) / kBytesPerSecond);
   return best;
@@ -148,14 +154,14 @@ double gemm_cublas_seconds(const Gemm& g) {
 
 bool gemm_sm90_pays(const Gemm& g, Device device) {
   // A row or a column is no tile, and a few of them in parts or on odd places are none either. Where rows lie
-  // across lines the copy engine is what is slow, and cuBLASLt may be faster: the estimates of both are
-  // about 15 % off.
-  constexpr double kClearly = 0.85;
+  // across lines the copy engine is what is slow, and cuBLASLt may be faster: of products that are long
+  // enough for its copies, where the estimates, both some 15 % off, say so clearly.
+  constexpr double kClearly = 0.85, kLong = 60e-6;
   const int64_t few = std::min(g.m, g.n);
   if (few < 2 || (few <= 8 && !direct(g))) return false;
   const ProductChoice choice = choose_product(g, device.card().multiprocessors);
   if (few <= 8 && choice.splits > 1) return false;
-  return (on_lines(g.a, g.lda, g.stride_a) && on_lines(g.b, g.ldb, g.stride_b)) ||
+  return choice.seconds < kLong || (on_lines(g.a, g.lda, g.stride_a) && on_lines(g.b, g.ldb, g.stride_b)) ||
          gemm_cublas_seconds(g) >= kClearly * choice.seconds;
 }
 
