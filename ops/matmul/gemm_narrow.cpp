@@ -104,10 +104,11 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
   const bool swapped = g.n > g.m;
   const int64_t rows = swapped ? g.n : g.m, columns = swapped ? g.m : g.n;
   NarrowChoice best;
-  for (int index = 0; index < int(std::size(kNarrowMmaTiles)); ++index) {
+  // Of equals the smallest tile, whose kernel starts soonest.
+  for (int index = int(std::size(kNarrowMmaTiles)) - 1; index >= 0; --index) {
     if (forced >= 0 && index != forced) continue;
     const NarrowMmaTile& tile = kNarrowMmaTiles[index];
-    // Not half empty: the models do not know what a kernel of many registers costs to start.
+    // Wider ones were not measured, and would be half empty.
     if (forced < 0 && tile.columns > std::max<int64_t>(8, 2 * columns)) continue;
     const int64_t tiles = g.batch * ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns);
     if (tiles > kMost) continue;
