@@ -328,6 +328,8 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
                                  const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                  const Tensor& lse, const AttentionProblem& problem) {
   if (q.count() == 0 && k.count() == 0) return;
+  if (attention_has_few_queries(q, k, problem))
+    return attention_backward_few_cuda(dq, dk, dv, dout, q, k, v, o, lse, problem);
   const Device device = q.device();
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     AttentionArgs<T> args = attention_args<T>(lse, q, k, v, problem);

@@ -19,7 +19,8 @@ struct PassArgs {
   int64_t lse_stride;
   float *statistics, *dq_sum;
   int* turns;
-  int64_t turn_count;
+  int64_t turn_count, sum_units;  // units of one sum
+  int sums;
   int heads, query_slots, queries, keys, dim;
   bool causal;
   float scale;  // the factor of dQ
@@ -75,15 +76,26 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
   const AttentionSequence sequence = args.sequence_of(int(index % args.query_slots));
   if (!sequence.has_tile) return;
   const int64_t b = head_row / args.heads, h = head_row % args.heads;
-  if (sequence.keys > 0 &&
-      sequence.tile >= first_query_tile(args.causal, sequence.queries, sequence.keys, 0)) {
-    const float4* const from = reinterpret_cast<const float4*>(args.dq_sum) + blockIdx.x * int64_t(kUnit / 4);
+  // Sums that the tile has: of the first key tiles that it sees.
+  int sums = 0;
+  if (args.sums == 1)
+    sums = sequence.keys > 0 &&
+           sequence.tile >= first_query_tile(args.causal, sequence.queries, sequence.keys, 0);
+  else
+    while (sums < args.sums && sums * kKeyTile < sequence.keys &&
+           sequence.tile >= first_query_tile(args.causal, sequence.queries, sequence.keys, sums))
+      ++sums;
+  const float4* const from = reinterpret_cast<const float4*>(args.dq_sum) + blockIdx.x * int64_t(kUnit / 4);
+  float4 sum[kUnit / 4 / 256] = {};
+#pragma unroll 4
+  for (int n = 0; n < sums; ++n)
 #pragma unroll
-    for (int at = 0; at < kUnit / 4; at += 256) unit[at + threadIdx.x] = from[at + threadIdx.x];
-  } else {  // sees no key
+    for (int at = 0; at < kUnit / 4 / 256; ++at) {
+      const float4 part = from[n * args.sum_units * (kUnit / 4) + at * 256 + threadIdx.x];
+      sum[at].x += part.x, sum[at].y += part.y, sum[at].z += part.z, sum[at].w += part.w;
+    }
 #pragma unroll
-    for (int at = 0; at < kUnit / 4; at += 256) unit[at + threadIdx.x] = make_float4(0, 0, 0, 0);
-  }
+  for (int at = 0; at < kUnit / 4 / 256; ++at) unit[at * 256 + threadIdx.x] = sum[at];
   __syncthreads();
   const float last = sequence.keys == 1 ? 0.0f : args.scale;
   // The accumulator dQ^T: column d = 16 w + 8 half + g of the head, query 8 j + 2 c + bit.
@@ -115,11 +127,75 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
   }
 }
 
+/// dK and dV of key tiles whose walks were cut: adds the chunks in order, a thread the four values of one
+/// place of the accumulators.
+template <class T, int kHead>
+__global__ void __launch_bounds__(256) attention_backward_chunks_kernel(BackwardArgs<T> args) {
+  constexpr int kPlaces = kKeyTile * kHead / 2;  // of dK, then of dV
+  gpu::wait_for_earlier();
+  const int place = int(blockIdx.x % (kPlaces / 256)) * 256 + int(threadIdx.x);
+  const int64_t tile = blockIdx.x / (kPlaces / 256);
+  const int kv_row = int(tile / args.key_slots), slot = int(tile % args.key_slots);
+  AttentionSequence sequence{0, 0, args.queries, 0, args.keys, slot, true};
+  if (args.starts.packed()) sequence = args.starts.template find<false>(slot, kKeyTile);
+  if (!sequence.has_tile) return;
+  const float4* const from =
+      reinterpret_cast<const float4*>(args.partial) + tile * args.chunks * kPlaces + place;
+  float4 sum = {};
+#pragma unroll 4
+  for (int chunk = 0; chunk < args.chunks; ++chunk) {
+    const float4 part = from[chunk * kPlaces];
+    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+  }
+  const bool is_dv = place >= kPlaces / 2;
+  const int half = place % (kPlaces / 2) / (64 * kHead / 4), j = place % (64 * kHead / 4) / 128,
+            thread = place % 128;
+  const int key = sequence.tile * kKeyTile + half * 64 + thread / 32 * 16 + thread % 32 / 4,
+            column = j * 8 + thread % 4 * 2;
+  if (column >= args.dim) return;
+  const HeadRows<T>& out = is_dv ? args.dv : args.dk;
+  const float factor = is_dv ? args.drop.scale : sequence.keys == 1 ? 0.0f : args.scale;
+  T* const to =
+      out.at(kv_row / args.kv_heads, kv_row % args.kv_heads, int64_t(sequence.k_first) + key) + column;
+  if (key < sequence.keys) gpu::store_pack<2>(to, gpu::Pack<T, 2>{T(sum.x * factor), T(sum.y * factor)});
+  if (key + 8 < sequence.keys)
+    gpu::store_pack<2>(to + 8 * out.row, gpu::Pack<T, 2>{T(sum.z * factor), T(sum.w * factor)});
+}
+
 /// Heads whose first key tiles run side by side: as few as fill the card twice, so that their sums of dQ are
 /// near (52 MB a head of 205,000 queries). A constant, so that results depend on shapes alone.
 int64_t heads_at_once(int64_t key_tiles) {
   constexpr int64_t kBlocks = 264;
   return gpu::ceil_div(kBlocks, key_tiles);
+}
+
+constexpr int64_t kCard = 132;  // blocks at a time: a constant, so that results depend on shapes alone
+
+/// Into how many chunks walks are cut: with few key tiles a card is not filled, or a second round nearly
+/// empty. The fewest rounds of blocks times the time of a block in steps; its start and end count as three, a
+/// chunk's dK and dV in f32 as four more. More chunks only for a tenth (the first) or a twentieth of the
+/// time.
+int64_t chunks_of_walk(int64_t blocks, int64_t tiles, int64_t group) {
+  const auto time = [&](int64_t chunks) {
+    return gpu::ceil_div(blocks * chunks, kCard) *
+           (gpu::ceil_div(tiles, chunks) * group + (chunks > 1 ? 7 : 3));
+  };
+  int64_t best = 1, least = time(1) * 19 / 20;
+  for (int64_t chunks = 2; chunks <= std::min<int64_t>(tiles, 16); ++chunks)
+    if (time(chunks) * 20 < least * 19) {
+      least = time(chunks);
+      best = chunks;
+    }
+  return best;
+}
+
+/// How many sums of dQ a query tile has. With one, key tile n waits for tile n - 1 at each of the block's
+/// `steps`: a walk of few steps over many key tiles would be a chain of all of them. So as many that the
+/// chain is not longer than the walk, or where all `blocks` run side by side, so that nothing else hides the
+/// chain's start, than a quarter of it. Each sum is read once more in the end.
+int64_t sums_of_dq(int64_t key_tiles, int64_t steps, int64_t blocks) {
+  const int64_t chain = std::min<int64_t>(key_tiles, kCard) * (blocks <= kCard ? 4 : 1);
+  return std::clamp<int64_t>(gpu::ceil_div(chain, std::max<int64_t>(1, steps)), 1, key_tiles);
 }
 
 /// Everything with one configuration of the main kernel.
@@ -133,12 +209,23 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   const int64_t query_slots = starts.slots(q.size(1), kQueryTile),
                 key_slots = starts.slots(k.size(1), kKeyTile);
   const int64_t units = head_rows * query_slots * Config::kBoxes;
-  check(units <= int64_t{0x7FFFFFFF} && kv_rows * key_slots <= int64_t{0x7FFFFFFF},
+  check(units <= int64_t{0x7FFFFFFF} && kv_rows * key_slots * 64 <= int64_t{0x7FFFFFFF},
         "attention: ", describe(q), " needs more than 2^31 - 1 blocks (split the batch)");
   const Tensor statistics =
       Tensor::empty_packed({head_rows * query_slots, 2 * kQueryTile}, DType::f32, device);
-  const Tensor dq_sum = Tensor::empty_packed({dq.defined() ? units : 1, kUnit}, DType::f32, device);
-  const Tensor turns = Tensor::empty_packed({units + 1}, DType::i32, device);
+  // Of sequences: by their mean lengths.
+  const int64_t count = std::max(1, starts.count);
+  const int64_t mean_tiles = std::max<int64_t>(1, gpu::ceil_div(gpu::ceil_div(k.size(1), count), kKeyTile));
+  const int64_t walked = gpu::ceil_div(gpu::ceil_div(q.size(1), count), kQueryTile),
+                group = q.size(2) / k.size(2);
+  const int64_t blocks = kv_rows * mean_tiles * count, chunks = chunks_of_walk(blocks, walked, group);
+  const int64_t sums =
+      dq.defined() ? sums_of_dq(mean_tiles, gpu::ceil_div(walked, chunks) * group, blocks * chunks) : 1;
+  const Tensor dq_sum = Tensor::empty_packed({dq.defined() ? sums * units : 1, kUnit}, DType::f32, device);
+  const bool adds = chunks > 1 && dk.defined();
+  const Tensor partial = Tensor::empty_packed(
+      {adds ? kv_rows * key_slots * chunks : 1, 2, kKeyTile * Config::kHead}, DType::f32, device);
+  const Tensor turns = Tensor::empty_packed({sums * units + 1}, DType::i32, device);
 
   BackwardArgs<T> args{};
   args.starts = starts;
@@ -150,9 +237,11 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.kv_heads = int(k.size(2));
   args.group = args.heads / args.kv_heads;
   args.kv_rows = int(kv_rows);
-  // Of sequences: by their mean length.
-  const int64_t mean_keys = starts.count > 0 ? gpu::ceil_div(k.size(1), starts.count) : k.size(1);
-  const int64_t at_once = heads_at_once(std::max<int64_t>(1, gpu::ceil_div(mean_keys, kKeyTile)));
+  args.chunks = int(chunks);
+  args.partial = partial.data<float>();
+  args.sums = int(sums);
+  args.units = units;
+  const int64_t at_once = heads_at_once(mean_tiles);
   args.rounds = int(std::clamp<int64_t>(gpu::ceil_div(kv_rows, at_once), 1, 0x7FFFFFFF / (kv_rows + 1)));
   args.key_slots = int(key_slots);
   args.query_slots = int(query_slots);
@@ -179,7 +268,9 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   pass.statistics = statistics.data<float>();
   pass.dq_sum = dq_sum.data<float>();
   pass.turns = args.ticket;
-  pass.turn_count = units + 1;
+  pass.turn_count = sums * units + 1;
+  pass.sums = args.sums;
+  pass.sum_units = units;
   pass.heads = args.heads;
   pass.query_slots = args.query_slots;
   pass.queries = args.queries;
@@ -193,11 +284,17 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
               attention_backward_prepare_kernel<T>, pass);
   const Tensor& dk_or = dk.defined() ? dk : k;
   const Tensor& dv_or = dv.defined() ? dv : v;
-  gpu::launch(device,
-              {dim3(unsigned(kv_rows * key_slots)), dim3(Config::kThreads), Config::kSharedBytes, 1, true},
-              attention_backward_wgmma_kernel<T, Config>, head_map<T>(q, kQueryTile),
-              head_map<T>(k, kKeyTile), head_map<T>(v, kKeyTile), head_map<T>(dout, kQueryTile),
-              head_map<T>(dk_or, 64), head_map<T>(dv_or, 64), args);
+  gpu::launch(
+      device,
+      {dim3(unsigned(kv_rows * key_slots * chunks)), dim3(Config::kThreads), Config::kSharedBytes, 1, true},
+      attention_backward_wgmma_kernel<T, Config>, head_map<T>(q, kQueryTile), head_map<T>(k, kKeyTile),
+      head_map<T>(v, kKeyTile), head_map<T>(dout, kQueryTile), head_map<T>(dk_or, 64), head_map<T>(dv_or, 64),
+      args);
+  if (adds)
+    gpu::launch(
+        device,
+        {dim3(unsigned(kv_rows * key_slots * (kKeyTile * Config::kHead / 2 / 256))), dim3(256), 0, 1, true},
+        attention_backward_chunks_kernel<T, Config::kHead>, args);
   if (!dq.defined()) return;
   pass.dq = ops::head_rows<T>(dq);
   gpu::launch(device, {dim3(unsigned(units)), dim3(256), 0, 1, true}, attention_backward_finish_kernel<T>,

@@ -33,11 +33,15 @@ struct BackwardArgs {
   HeadRows<T> dk, dv;
   const float* statistics;     // [head rows, query slots, 2, kQueryTile]: -lse log2(e), -inf where P is 0;
                                // delta, times dropout's 1 - p
-  float* dq_sum;               // [head rows, query slots, kHead / 64, kUnit]
-  int* turns;                  // [head rows, query slots, kHead / 64]: key tiles that have added
+  float* dq_sum;               // [sums, head rows, query slots, kHead / 64, kUnit]
+  int* turns;                  // [sums, head rows, query slots, kHead / 64]: key tiles that have added
   int* ticket;                 // blocks that have started
   int heads, kv_heads, group;  // group: query heads that read one key head
   int kv_rows, rounds;         // B * kv_heads, in so many rounds; kv_rows * rounds < 2^31
+  int chunks;                  // into which the query tiles that a key tile walks are cut
+  float* partial;              // of chunks: [kv_rows, key slots, chunks, {dK, dV}, accumulators]
+  int sums;                    // of dQ: key tile n adds to sum n % sums, after key tile n - sums
+  int64_t units;               // of one sum
   int key_slots, query_slots;  // tiles, or slots of them, of a head
   int queries, keys, dim;      // of fixed lengths
   bool causal, wants_queries, wants_keys;
@@ -55,10 +59,10 @@ TESSERA_HD int first_query_tile(bool causal, int queries, int keys, int key_tile
 /// for all the query heads that read the key head: so blocks whose walks are shorter (causal) keep step with
 /// those whose turn is before theirs.
 struct BackwardItem {
-  int b, kv_head, key_tile;
+  int b, kv_head, key_tile, chunk;
   int first, count;                     // query tiles
   int q_first, queries, k_first, keys;  // of its sequence
-  int slot;                             // of the sequence's first query tile
+  int slot, key_slot;                   // of the sequence's first query tile, of the key tile
   uint32_t stream;                      // of dropout: its number
   bool exists;
 
@@ -103,15 +107,21 @@ namespace detail {
 
 using gpu::TileOrder;
 
-/// One warp: the block's item. They go by rounds of heads, as even as can be; in a round the key tiles are
-/// slowest, in the order of their sequences. So a block's neighbours work on other heads, and the next key
-/// tile of a head starts later, when the turns of the first are under way. `index` is lane 0's.
+/// One warp: the block's item. Chunks of walks are slowest, the last query tiles first: the key tile whose
+/// turn on a query tile is before this one's, which has no shorter a walk, has that query tile in this chunk
+/// or in an earlier one, so its block has started; and blocks at work share Q and sums of dQ. They go by
+/// rounds of heads, as even as can be; in a round the key tiles are slowest, in the order of their sequences.
+/// So a block's neighbours work on other heads, and the next key tile of a head starts later, when the turns
+/// of the first are under way. `index` is lane 0's.
 template <class T>
 __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& args, int index) {
   // While the ticket is on its way.
   SequenceOrder order{};
   if (args.starts.packed()) order = args.starts.template order<false>(kKeyTile);
   index = __shfl_sync(0xFFFFFFFFu, index, 0);
+  BackwardItem item;
+  item.chunk = index / (args.kv_rows * args.key_slots);
+  index -= item.chunk * args.kv_rows * args.key_slots;
   const int row = index / args.key_slots;
   const int round = ((row + 1) * args.rounds - 1) / args.kv_rows;
   const int begin = round * args.kv_rows / args.rounds,
@@ -120,7 +130,6 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   const int kv_row = begin + rest % size, slot = rest / size;
   AttentionSequence sequence{0, 0, args.queries, 0, args.keys, slot, true};
   if (args.starts.packed()) sequence = args.starts.template find_in<false>(order, slot, kKeyTile);
-  BackwardItem item;
   item.b = kv_row / args.kv_heads;
   item.kv_head = kv_row % args.kv_heads;
   item.key_tile = sequence.tile;
@@ -129,8 +138,12 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   item.k_first = sequence.k_first;
   item.keys = sequence.keys;
   item.slot = sequence.q_first / kQueryTile + sequence.index;
-  item.first = first_query_tile(args.causal, item.queries, item.keys, item.key_tile);
-  item.count = max(0, int(gpu::ceil_div(item.queries, kQueryTile)) - item.first);
+  item.key_slot = args.starts.packed() ? item.k_first / kKeyTile + sequence.index + item.key_tile : slot;
+  const int first = first_query_tile(args.causal, item.queries, item.keys, item.key_tile);
+  const int count = max(0, int(gpu::ceil_div(item.queries, kQueryTile)) - first);
+  const int after = int(int64_t(count) * item.chunk / args.chunks);  // tiles of the chunks before
+  item.count = int(int64_t(count) * (item.chunk + 1) / args.chunks) - after;
+  item.first = first + count - after - item.count;
   item.exists = sequence.has_tile;
   return item;
 }
@@ -246,17 +259,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const int unit = warp - 1;
       float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kUnit;
       uint32_t parity = 0;
+      const int turn = item.key_tile / args.sums;
+      const int64_t first = item.key_tile % args.sums * args.units + unit % kBoxes;
       int member = unit / kBoxes, step = 0;  // the query heads of a tile come one after the other
       for (int left = args.group * item.count - member; left > 0; left -= Config::kSums / kBoxes) {
         for (; member >= args.group; member -= args.group) ++step;
-        const int64_t at = item.place(args, member, item.query_tile(step)) * kBoxes + unit % kBoxes;
+        const int64_t at = first + item.place(args, member, item.query_tile(step)) * kBoxes;
         member += Config::kSums / kBoxes;
-        while (item.key_tile > 0 && gpu::load_acquire(args.turns + at) != item.key_tile) {
+        while (turn > 0 && gpu::load_acquire(args.turns + at) != turn) {
         }
         barriers.dq.full[unit].wait(parity);
         gpu::fence_async_global();
         parity ^= 1;
-        if (item.key_tile == 0)
+        if (turn == 0)
           store_bytes(args.dq_sum + at * kUnit, from, kUnit * 4);
         else
           add_floats(args.dq_sum + at * kUnit, from, kUnit * 4);
@@ -264,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         wait_stores_read<0>();
         barriers.dq.empty[unit].arrive();
         wait_stores<0>();
-        gpu::store_release(args.turns + at, item.key_tile + 1);
+        gpu::store_release(args.turns + at, turn + 1);
       }
       wait_stores<0>();
     }
@@ -476,6 +491,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_products<0>();
     pin(dk);
     pin(dv);
+    if (args.wants_keys && args.chunks > 1) {
+      // Read by a volatile instruction: what is computed of it must not take registers through the loop.
+      int thread;
+      asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+      const int64_t kv_row = int64_t(item.b) * args.kv_heads + item.kv_head;
+      const int64_t place = (kv_row * args.key_slots + item.key_slot) * args.chunks + item.chunk;
+      // The two warpgroups are threads 128 ... 383.
+      float4* const to = reinterpret_cast<float4*>(args.partial) + place * (kKeyTile * kHead / 2) +
+                         (thread / 128 - 1) * (64 * kHead / 4) + thread % 128;
+#pragma unroll
+      for (int j = 0; j < kHead / 8; ++j) {
+        to[j * 128] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
+        to[kKeyTile * kHead / 4 + j * 128] =
+            make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
+      }
+      return;
+    }
     // dV leaves through the block's own rows of V, dK through dS tiles that dQ is done with.
     if (args.wants_keys) {
       const int own_key = item.key_tile * kKeyTile + half * 64;

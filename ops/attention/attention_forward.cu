@@ -3,6 +3,7 @@
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
+#include "ops/decode_attention/decode_attention_kernels.h"
 
 /// Forward on tensor cores: FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 1) with mma.sync.
 ///
@@ -174,6 +175,16 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
 void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                                 const Tensor& v, const AttentionProblem& problem) {
   if (o.count() == 0) return;
+  if (attention_is_decoding(q, k, problem))
+    return decode_attention_cuda({.o = o,
+                                  .q = q,
+                                  .keys = k,
+                                  .values = v,
+                                  .lengths = {},
+                                  .scale = problem.scale,
+                                  .causal = problem.causal,
+                                  .lse = lse},
+                                 DecodeRow::mma);
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     AttentionArgs<T> args = attention_args<T>(lse, q, k, v, problem);
     args.out = head_rows<T>(o);

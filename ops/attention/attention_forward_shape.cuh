@@ -16,10 +16,10 @@ struct ForwardSm90 {
   HeadRows<T> o;
   float* lse;  // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;
-  float* partial;     // pieces of split tiles: see ForwardShape
-  int* ticket;        // of sequences: items that blocks have taken
-  int heads, group;   // query heads, and how many of them read one key head
-  int heads_at_once;  // of sequences: see attention_forward_sm90.cuh
+  float* partial;                   // pieces of split tiles: see ForwardShape
+  int* ticket;                      // of sequences: items that blocks have taken
+  int heads, group;                 // query heads, and how many of them read one key head
+  int heads_at_once, ticket_heads;  // of sequences: see attention_forward_sm90.cuh
   int dim;
   bool causal;
   float scale2;  // scale * log2(e)

@@ -11,13 +11,18 @@ __global__ void attention_clear_kernel(int* ticket) {
   *ticket = 0;
 }
 
-/// Adds the pieces of a tile that was cut: one block a tile and warpgroup, each thread what the thread at its
-/// place has left.
+/// Shares of the columns of a head in adding pieces: few tiles may have many pieces, whose latency adds up.
+constexpr int kSlices = 4;
+
+/// Adds the pieces of a tile that was cut: one block a tile, warpgroup and slice of the columns, each thread
+/// what the thread at its place has left of them.
 template <class T, class Shape>
 __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> args) {
   gpu::wait_for_earlier();
   const AttentionSchedule& schedule = args.schedule;
-  const int group = int(blockIdx.x) % Shape::kGroups, tile_of_rest = int(blockIdx.x) / Shape::kGroups;
+  constexpr int kChunks = Shape::kD / 8 / kSlices;
+  const int slice = int(blockIdx.x) % kSlices, group = int(blockIdx.x) / kSlices % Shape::kGroups,
+            tile_of_rest = int(blockIdx.x) / kSlices / Shape::kGroups;
   const AttentionPieces pieces(schedule, tile_of_rest / schedule.tiles_of_job(),
                                tile_of_rest % schedule.tiles_of_job());
   if (pieces.none && !pieces.blind) return;
@@ -25,15 +30,18 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> a
   const int head_row = pieces.head_row, tile = pieces.tile;
   const int warp = group * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int row = warp * 16 + lane / 4;
+  if (tile * Shape::kRows + warp * 16 >= schedule.queries) return;  // rows of none have left nothing
   const auto piece_at = [&](int block) {
     return args.partial + pieces.piece_of(schedule, block) * Shape::kPieceFloats;
   };
   float base[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+#pragma unroll 4
   for (int block = first_block; block <= last_block; ++block) {
     const float* const statistics = piece_at(block) + Shape::kRows * Shape::kD;
     for (int half = 0; half < 2; ++half) base[half] = fmaxf(base[half], statistics[row + 8 * half]);
   }
-  float acc[Shape::kD / 2] = {};
+  float acc[4 * kChunks] = {};
+#pragma unroll 4
   for (int block = first_block; block <= last_block; ++block) {
     const float* const piece = piece_at(block);
     const float* const statistics = piece + Shape::kRows * Shape::kD;
@@ -43,9 +51,10 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> a
       factor[half] = own == -INFINITY ? 0.0f : exp2f(own - base[half]);
       sum[half] = fmaf(statistics[Shape::kRows + row + 8 * half], factor[half], sum[half]);
     }
-    const float4* const from = reinterpret_cast<const float4*>(piece) + warp * (Shape::kD / 8) * 32 + lane;
+    const float4* const from =
+        reinterpret_cast<const float4*>(piece) + (warp * (Shape::kD / 8) + slice * kChunks) * 32 + lane;
 #pragma unroll
-    for (int j = 0; j < Shape::kD / 8; ++j) {
+    for (int j = 0; j < kChunks; ++j) {
       const float4 x = from[j * 32];
       acc[4 * j] = fmaf(x.x, factor[0], acc[4 * j]);
       acc[4 * j + 1] = fmaf(x.y, factor[0], acc[4 * j + 1]);
@@ -58,13 +67,13 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> a
     if (query >= schedule.queries) continue;
     float inverse = sum[half] == 0 ? 0.0f : 1 / sum[half];
     if constexpr (Shape::kDrops) inverse *= args.drop.scale;
-    if (lane % 4 == 0)
+    if (slice == 0 && lane % 4 == 0)
       args.lse[head_row * args.lse_stride + query] =
           sum[half] == 0 ? -INFINITY : fmaf(base[half], 0.693147180559945f, logf(sum[half]));
-    T* const to = args.o.at(head_row / args.heads, head_row % args.heads, query);
+    T* const to = args.o.at(head_row / args.heads, head_row % args.heads, query) + slice * kChunks * 8;
 #pragma unroll
-    for (int j = 0; j < Shape::kD / 8; ++j)
-      if (8 * j < args.dim)
+    for (int j = 0; j < kChunks; ++j)
+      if (8 * (slice * kChunks + j) < args.dim)
         *reinterpret_cast<uint32_t*>(to + 8 * j + lane % 4 * 2) =
             gpu::pack_halves<T>(acc[4 * j + 2 * half] * inverse, acc[4 * j + 2 * half + 1] * inverse);
   }
@@ -93,6 +102,11 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
     const int64_t group = q.size(2) / k.size(2);
     args.heads_at_once = int(
         std::min(q.size(2), gpu::ceil_div(gpu::ceil_div(grid, std::max<int64_t>(1, mean)), group) * group));
+    // Where most slots are empty or nearly so, tickets are what takes time: one for several heads, as long as
+    // each block takes eight.
+    args.ticket_heads = 1;
+    if (args.starts.count >= 32 && q.size(1) < args.starts.count * int64_t{Shape::kRows} / 3)
+      args.ticket_heads = int(std::clamp<int64_t>(tiles * q.size(2) / (8 * grid), 1, args.heads_at_once));
   } else {
     args.schedule =
         attention_schedule(q.size(1), k.size(1), heads, problem.causal, Shape::kRows, Shape::kKeys, grid);
@@ -116,10 +130,11 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
               attention_forward_sm90_kernel<T, Shape>, head_map<T>(q, 64), head_map<T>(k, Shape::kKeys),
               head_map<T>(v, Shape::kKeys), head_map<T>(o, 16), args);
   if (cut)
-    gpu::launch(device,
-                {dim3(unsigned(args.schedule.rest() * args.schedule.tiles_of_job() * Shape::kGroups)),
-                 dim3(128), 0, 1, true},
-                attention_combine_kernel<T, Shape>, args);
+    gpu::launch(
+        device,
+        {dim3(unsigned(args.schedule.rest() * args.schedule.tiles_of_job() * Shape::kGroups * kSlices)),
+         dim3(128), 0, 1, true},
+        attention_combine_kernel<T, Shape>, args);
 }
 
 }  // namespace

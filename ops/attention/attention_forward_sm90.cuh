@@ -34,22 +34,33 @@
 
 namespace tessera::ops {
 
-/// All lanes of the planning warp: the next tile of sequences, or none.
+/// All lanes of the planning warp: the next tile of sequences, or none. A ticket is for a slot in so many
+/// heads; `left` of them are still to come after `work`.
 template <class T>
 __device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, const SequenceOrder& order,
-                                                  int rows, int key_rows, ForwardWork& work) {
+                                                  int rows, int key_rows, ForwardWork& work, int& left) {
+  if (left > 0) {
+    --left;
+    work.head_row = ++work.h;
+    return true;
+  }
   const int slots = int(args.starts.slots(args.starts.q_rows, rows));
   for (;;) {
     int item = 0;
     if (threadIdx.x % 32 == 0) item = atomicAdd(args.ticket, 1);
     item = __shfl_sync(0xFFFFFFFFu, item, 0);
-    if (item >= slots * args.heads) return false;
-    const int round = item / (args.heads_at_once * slots), rest = item - round * args.heads_at_once * slots;
+    const int round_items = int(gpu::ceil_div(args.heads_at_once, args.ticket_heads)) * slots;
+    const int round = item / round_items, rest = item - round * round_items;
     const int size = min(args.heads_at_once, args.heads - round * args.heads_at_once);
-    const AttentionSequence sequence = args.starts.template find_in<true>(order, rest / size, rows);
+    if (size <= 0) return false;
+    const int tickets = int(gpu::ceil_div(size, args.ticket_heads)), slot = rest / tickets;
+    if (slot >= slots) return false;  // of the last round, which may be smaller
+    const AttentionSequence sequence = args.starts.template find_in<true>(order, slot, rows);
     if (!sequence.has_tile) continue;
+    const int first = rest % tickets * args.ticket_heads;
+    left = min(args.ticket_heads, size - first) - 1;
     work.b = 0;
-    work.h = work.head_row = round * args.heads_at_once + rest % size;
+    work.h = work.head_row = round * args.heads_at_once + first;
     work.q_first = sequence.q_first;
     work.queries = sequence.queries;
     work.k_first = sequence.k_first;
@@ -117,8 +128,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       if (args.starts.packed()) {
         const SequenceOrder order = args.starts.template order<true>(Shape::kRows);
         uint32_t parity = 0;
+        int left = 0;
         for (bool some = true; some; parity ^= 1) {
-          some = next_of_sequences(args, order, Shape::kRows, kKeys, work);
+          some = next_of_sequences(args, order, Shape::kRows, kKeys, work, left);
           if (!some) work.tile = -1;
           if (threadIdx.x % 32 == 0) publish(work);
           __syncwarp();
@@ -364,6 +376,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       total[half] += __shfl_xor_sync(0xFFFFFFFFu, total[half], 2);
     }
     if (work.piece >= 0) {
+      if (first + group * 64 + warp % 4 * 16 >= queries) continue;  // nobody reads rows of none
       float* const piece = args.partial + work.piece * Shape::kPieceFloats;
       float4* const out = reinterpret_cast<float4*>(piece) + (warp - 4) * (kD / 8) * 32 + place;
 #pragma unroll

@@ -1,5 +1,6 @@
 #include "ops/attention/attention_rows.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "runtime/tuning.h"
@@ -17,10 +18,43 @@ std::string key_of(std::string_view pass, const Tensor& q, const Tensor& k, cons
   return key.str();
 }
 
+/// Where row mma, whose blocks are small, does better on compute capability 9.0 (docs/ops/attention.md).
+bool mma_is_faster(bool forward, const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
+  const int64_t group = q.size(2) / k.size(2);
+  if (problem.packed()) {
+    if (!forward && attention_has_few_queries(q, k, problem)) return true;
+    // Many short sequences: tiles of 128 keys or 192 queries are empty but for a few rows.
+    const int64_t count = std::max<int64_t>(1, problem.q_starts.size(0) - 1);
+    const int64_t queries = q.size(1) / count, keys = k.size(1) / count;
+    if (problem.drop.drops()) return false;
+    return forward ? queries <= 32 && keys <= 128 && count * q.size(2) <= 3000 && count >= 3
+                   : group == 1 && queries <= 16 && keys <= 32;
+  }
+  // Queries that share a key head read it once; with one query head, 96 heads give the wgmma kernel work
+  // enough.
+  if (forward) return attention_is_decoding(q, k, problem) && (group > 1 || q.size(0) * q.size(2) < 96);
+  // Its kernel for few keys is as good for few queries, but for groups.
+  const bool short_keys = k.size(1) <= kShortBackwardKeys && q.size(3) <= 64 && !problem.drop.drops();
+  return attention_has_few_queries(q, k, problem) && (!short_keys || group > 1);
+}
+
 }  // namespace
 
 std::vector<std::string> attention_row_names() {
   return {"mma", "wgmma"};
+}
+
+bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
+  return q.dtype() != DType::f32 && k.size(1) > 0 && !problem.packed() && !problem.drop.drops() &&
+         q.size(1) * (q.size(2) / k.size(2)) <= 16;
+}
+
+bool attention_has_few_queries(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
+  const int64_t queries = problem.drop.drops() ? (q.size(1) + 15) / 16 * 16 : q.size(1);
+  // Each sequence has a place in scratch memory for all rows.
+  const bool many = problem.packed() && problem.q_starts.size(0) > 512;
+  return q.dtype() != DType::f32 && !many && k.size(1) > 0 && queries > 0 &&
+         queries * (q.size(2) / k.size(2)) <= 64;
 }
 
 std::string wgmma_needs(std::initializer_list<Tensor> heads) {
@@ -70,6 +104,7 @@ AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> 
           " does not exist; expected 0 (mma) or 1 (wgmma)");
     return AttentionRow(*row);
   }
+  if (mma_is_faster(pass == "forward", q, k, problem)) return AttentionRow::mma;
   return wgmma_needs(heads).empty() ? AttentionRow::wgmma : AttentionRow::mma;
 }
 

@@ -21,8 +21,9 @@ std::vector<std::string> attention_row_names();
 
 /// The row of a problem: one that is forced, then the table of the card (operator "attention", key such as
 /// "forward bf16 [1, 11000, 8, 64] x 10000 of 2 causal in 7", with 2 key heads and 7 sequences; "dropout"
-/// follows "causal"), then wgmma wherever it can. `pass` is "forward" or "backward"; `heads` are all [B, L,
-/// H, D] operands of it, q first and k second. Throws for a forced row that does not exist.
+/// follows "causal"), then mma where that is faster (few queries, many short sequences), then wgmma wherever
+/// it can. `pass` is "forward" or "backward"; `heads` are all [B, L, H, D] operands of it, q first and k
+/// second. Throws for a forced row that does not exist.
 AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> heads,
                            const AttentionProblem& problem);
 
@@ -43,6 +44,18 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
 void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                    const Tensor& lse, const AttentionProblem& problem);
+
+/// Of the mma row in bf16 and f16, forward where at most 16 queries read a key head: the kernels of
+/// decode_attention, which cut the keys into as many pieces as fill the card.
+bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
+
+/// Of the mma row in bf16 and f16, backward where the queries that read one key head are few: at most 64
+/// rows, with sequences (at most 511) even if one had all of them. With dropout heads count in whole blocks
+/// of 16 queries.
+bool attention_has_few_queries(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
+void attention_backward_few_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                                 const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                 const Tensor& lse, const AttentionProblem& problem);
 
 /// Of the wgmma row, forward for up to kShortKeys keys.
 inline constexpr int64_t kShortKeys = 128;

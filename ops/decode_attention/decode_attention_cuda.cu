@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_pieces(Args<T> args) {
   Found<1, 4>::write(
       args.o + b * args.o_stride[0] + token * args.o_stride[1] + head * args.o_stride[2] + rank * 4, sum,
       total, pieces.valid);
+  if (rank == 0) write_lse(args, query, base, total);
 }
 
 template <class T, int kChunks, int kRows>

@@ -34,7 +34,10 @@ struct Args {
   const T *q, *k, *v;
   float* sums;    // [query][split][dim]
   float2* stats;  // [query][split]: largest score, sum
-  Indices lengths;
+  float* lse;     // [B * H, lse_stride], natural logarithm; or null
+  int64_t lse_stride;
+  const void* lengths;  // i32, or i64 if `wide`; null: the capacity
+  bool wide, causal;
   int64_t o_stride[3], q_stride[3], k_stride[3], v_stride[3];  // of sequences, tokens, heads
   int more, batch, tokens, heads, kv_heads, group, dim, capacity;
   int queries, tiles, splits;  // queries that share a key head; tiles of them; pieces at most
@@ -43,14 +46,16 @@ struct Args {
 
 template <class T>
 __device__ __forceinline__ int64_t length_of(const Args<T>& args, int b) {
-  return args.lengths[b] + args.more;
+  if (!args.lengths) return args.capacity;
+  return args.more + (args.wide ? static_cast<const long long*>(args.lengths)[b]
+                                : static_cast<const int*>(args.lengths)[b]);
 }
 /// The same for a guess ahead of gpu::wait_for_earlier: the line stays out of L1, where it would be stale.
 template <class T>
 __device__ __forceinline__ int64_t length_past_l1(const Args<T>& args, int b) {
-  const void* const data = args.lengths.data;
-  return args.more + (args.lengths.wide ? __ldcg(static_cast<const long long*>(data) + b)
-                                        : __ldcg(static_cast<const int*>(data) + b));
+  if (!args.lengths) return args.capacity;
+  return args.more + (args.wide ? __ldcg(static_cast<const long long*>(args.lengths) + b)
+                                : __ldcg(static_cast<const int*>(args.lengths) + b));
 }
 
 /// Keys of a sequence as its pieces divide them.
@@ -60,7 +65,7 @@ struct Pieces {
 
   template <class T>
   __device__ __forceinline__ Pieces(const Args<T>& args, int64_t given) {
-    valid = args.tokens <= given && given <= args.capacity;
+    valid = !args.lengths || (args.tokens <= given && given <= args.capacity);
     length = valid ? int(given) : 0;
     const int even = (length + args.splits - 1) / args.splits;
     keys = max((even + kTurn - 1) / kTurn * kTurn, kTurn);
@@ -98,7 +103,17 @@ __device__ __forceinline__ int64_t offset_of(const Args<T>& args, const int64_t 
 /// Keys that it sees.
 template <class T>
 __device__ __forceinline__ int seen_by(const Args<T>& args, const Pieces& pieces, int row) {
-  return pieces.length - args.tokens + 1 + row / args.group;
+  return args.causal ? pieces.length - args.tokens + 1 + row / args.group : pieces.length;
+}
+
+/// Where a query has its log-sum-exp, of the largest score in units of log 2 and the sum.
+template <class T>
+__device__ __forceinline__ void write_lse(const Args<T>& args, int64_t query, float top, float total) {
+  if (!args.lse) return;
+  const int head = int(query % args.heads), token = int(query / args.heads % args.tokens);
+  const int64_t b = query / args.heads / args.tokens;
+  args.lse[(b * args.heads + head) * args.lse_stride + token] =
+      total == 0 ? -INFINITY : fmaf(top, 0.693147180559945f, logf(total));
 }
 
 /// What the warps of a block found: kTile queries, heads of up to kDim elements.
@@ -137,6 +152,7 @@ struct Found {
         if (d == 0) args.stats[part] = {most, total};
       } else {
         write(args.o + offset_of(args, args.o_stride, unit, first_row + r) + d * 4, all, total, pieces.valid);
+        if (d == 0) write_lse(args, query, base, total);
       }
     }
   }
@@ -166,7 +182,9 @@ Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
                         .q = p.q.data<T>(),
                         .k = p.keys.data<T>(),
                         .v = p.values.data<T>(),
-                        .lengths = Indices(p.lengths),
+                        .lengths = p.lengths.defined() ? p.lengths.raw() : nullptr,
+                        .wide = p.lengths.defined() && p.lengths.dtype() == DType::i64,
+                        .causal = p.causal,
                         .more = int(p.more),
                         .batch = int(p.q.size(0)),
                         .tokens = int(p.q.size(1)),
@@ -179,6 +197,10 @@ Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
   for (int dim = 0; dim < 3; ++dim) {
     args.o_stride[dim] = p.o.layout().stride(dim), args.q_stride[dim] = p.q.layout().stride(dim);
     args.k_stride[dim] = p.keys.layout().stride(dim), args.v_stride[dim] = p.values.layout().stride(dim);
+  }
+  if (p.lse.defined()) {
+    args.lse = p.lse.data<float>();
+    args.lse_stride = p.lse.row_stride();
   }
   args.group = args.heads / args.kv_heads;
   args.queries = args.group * args.tokens;

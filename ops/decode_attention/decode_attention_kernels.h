@@ -5,6 +5,10 @@
 
 /// Checked problems. `lengths` is packed, and `more` is added to each: cases of the declaration give the
 /// tokens before the new ones.
+///
+/// On CUDA attention with few queries is the same work (attention_forward.cu): without `lengths` all rows of
+/// `keys` are there, of which each of the n queries sees all, or with `causal` the last sees all; and there
+/// may be an `lse`.
 
 namespace tessera::ops {
 
@@ -14,6 +18,8 @@ struct DecodeProblem {
   Tensor lengths;       // [B]
   int64_t more = 0;
   double scale = 1;
+  bool causal = true;
+  Tensor lse = {};  // [B, H, n], f32, rows; or undefined
 };
 
 struct AppendProblem {
