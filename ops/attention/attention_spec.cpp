@@ -137,6 +137,10 @@ void add_dropout(std::vector<Case>& all) {
     dropped(sequences(5, 517, 517, 4, 2, 64, causal), 0.1, 13);
     dropped(sequences(3, 260, 190, 3, 3, 96, causal, 5), 0.5, 14);
     dropped(sequences(70, 300, 290, 2, 2, 64, causal, 1), 0.1, 15);
+    dropped(lengths(3, 700, 64, causal), 0.1, 17);
+    dropped(grouped(2, 20, 600, 4, 2, 128, causal), 0.3, 18);
+    dropped(sequences(5, 17, 800, 4, 2, 32, causal, 2), 0.2, 19);
+    dropped(grouped(1, 600, 70, 4, 1, 64, causal), 0.1, 20);
     dropped({.dims = {{"B", 2}, {"Lq", 515}, {"Lk", 259}, {"H", 2}, {"D", 64}},
              .attrs = {{"causal", causal}},
              .gradcheck = false},
@@ -164,6 +168,27 @@ void add_groups_and_sequences(std::vector<Case>& all, bool causal) {
   all.push_back(sequences(3, 260, 190, 3, 3, 96, causal, 0, Placement::strided));
   all.push_back(sequences(2, 140, 270, 2, 2, 64, causal, 0, Placement::transposed));
   all.push_back(sequences(70, 300, 290, 2, 2, 64, causal, 1));
+}
+
+/// Few queries over many keys, whose dQ is summed from ranges of keys, and few keys under many queries, whose
+/// dK and dV are summed from chunks of queries: one and several of them, in all kernels of each row.
+void add_few(std::vector<Case>& all, bool causal) {
+  all.push_back(lengths(1, 700, 64, causal));
+  all.push_back(lengths(3, 1300, 8, causal, Placement::strided));
+  all.push_back(lengths(17, 650, 128, causal));
+  all.push_back(lengths(64, 515, 96, causal, Placement::transposed));
+  all.push_back(lengths(100, 1100, 64, causal));
+  all.push_back(grouped(2, 5, 900, 6, 2, 40, causal));
+  all.push_back(grouped(1, 9, 600, 8, 2, 128, causal));
+  all.push_back(grouped(1, 70, 1300, 4, 1, 128, causal));
+  all.push_back(grouped(40, 2, 130, 4, 4, 32, causal));
+  all.push_back(sequences(3, 12, 700, 4, 2, 64, causal, 3));
+  all.push_back(sequences(40, 30, 650, 2, 2, 128, causal));
+  all.push_back(sequences(2, 200, 1500, 2, 1, 72, causal));
+  all.push_back(grouped(1, 700, 70, 8, 1, 128, causal));
+  all.push_back(lengths(900, 33, 96, causal));
+  all.push_back(sequences(1, 600, 40, 6, 3, 64, causal, 2));
+  all.push_back(sequences(40, 700, 60, 8, 2, 64, causal));
 }
 
 std::vector<Case> cases() {
@@ -205,6 +230,7 @@ std::vector<Case> cases() {
                    .attrs = {{"causal", causal}},
                    .gradcheck = false});
     add_groups_and_sequences(all, causal);
+    add_few(all, causal);
   }
   all.push_back({.dims = {{"B", 2}, {"Lq", 4}, {"Lk", 6}, {"H", 2}, {"D", 32}}, .attrs = {{"scale", 0.37}}});
   all.push_back({.dims = {{"B", 1}, {"M", 50}, {"N", 14}, {"H", 2}, {"D", 64}},

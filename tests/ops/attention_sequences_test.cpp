@@ -129,52 +129,66 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
   // none. Judged beside f32, whose kernels round less: 16 bits leave an error of a few units of the largest.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  constexpr int64_t kRows = 900, kKeys = 1100;
-  for (const int row : rows_of(gpu))
+  constexpr int64_t kKeys = 1100;
+  struct Problem {
+    int64_t rows, dim;  // 30 rows of two heads: few queries
+    bool causal;
+  };
+  std::vector<Problem> problems;
+  for (const int64_t rows : {900, 30})
     for (const int64_t dim : {64, 128})
-      for (const bool causal : {false, true}) {
-        SCOPED_TRACE(testing::Message() << "row " << row << " D " << dim << " causal " << causal);
-        const Tensor q = random({kRows, 4, dim}, DType::bf16, 1).to(gpu),
-                     k = random({kKeys, 2, dim}, DType::bf16, 2).to(gpu),
-                     v = random({kKeys, 2, dim}, DType::bf16, 3).to(gpu),
-                     dout = random({kRows, 4, dim}, DType::bf16, 4).to(gpu);
-        const AttentionSequences sequences{starts_tensor({0, 300, 600, 900}).to(gpu),
-                                           starts_tensor({0, 400, 700, 1100}).to(gpu)};
-        Outcome captured;
-        const tuning::ForceRow force("attention", row);
-        Captured step(gpu, [&] { captured = run(q, k, v, dout, sequences, {.causal = causal}); });
-        for (int call = 0; call < 3; ++call) step();
-        ASSERT_TRUE(step.is_graph());
-        const std::vector<std::pair<Starts, Starts>> changes{{{0, 300, 600, 900}, {0, 400, 700, 1100}},
-                                                             {{0, 0, 900, 900}, {0, 1, 1100, 1100}},
-                                                             {{0, 1, 193, 700}, {0, 500, 501, 640}},
-                                                             {{0, 0, 0, 0}, {0, 0, 0, 0}}};
-        for (const auto& [q_starts, k_starts] : changes) {
-          sequences.q_starts.copy_from(starts_tensor(q_starts));
-          sequences.k_starts.copy_from(starts_tensor(k_starts));
-          for (const Tensor& x : {captured.o, captured.lse, captured.dq, captured.dk, captured.dv})
-            x.fill(std::nan(""));
-          step();
-          gpu.synchronize();
-          const tuning::ForceRow plain("attention", 0);
-          const Outcome wanted = run(q.to(DType::f32), k.to(DType::f32), v.to(DType::f32),
-                                     dout.to(DType::f32), sequences, {.causal = causal});
-          const auto largest = [](const Tensor& x) {
-            double most = 1e-3;
-            for (const double value : x.to_vector<double>())
-              if (std::isfinite(value)) most = std::max(most, std::abs(value));
-            return most;
-          };
-          const auto near = [&](const Tensor& got, const Tensor& want, const char* what) {
-            expect_near(got, want, 4 * epsilon(DType::bf16) * largest(want), what);
-          };
-          near(captured.o, wanted.o, "o");
-          near(captured.lse, wanted.lse, "lse");
-          near(captured.dq, wanted.dq, "dq");
-          near(captured.dk, wanted.dk, "dk");
-          near(captured.dv, wanted.dv, "dv");
-        }
+      for (const bool causal : {false, true}) problems.push_back({rows, dim, causal});
+  for (const int row : rows_of(gpu))
+    for (const Problem& problem : problems) {
+      const int64_t rows = problem.rows, dim = problem.dim;
+      const bool causal = problem.causal;
+      SCOPED_TRACE(testing::Message()
+                   << "row " << row << " of " << rows << " D " << dim << " causal " << causal);
+      const auto scaled = [&](Starts starts) {
+        for (int64_t& start : starts) start = start * rows / 900;
+        return starts;
+      };
+      const Tensor q = random({rows, 4, dim}, DType::bf16, 1).to(gpu),
+                   k = random({kKeys, 2, dim}, DType::bf16, 2).to(gpu),
+                   v = random({kKeys, 2, dim}, DType::bf16, 3).to(gpu),
+                   dout = random({rows, 4, dim}, DType::bf16, 4).to(gpu);
+      const AttentionSequences sequences{starts_tensor(scaled({0, 300, 600, 900})).to(gpu),
+                                         starts_tensor({0, 400, 700, 1100}).to(gpu)};
+      Outcome captured;
+      const tuning::ForceRow force("attention", row);
+      Captured step(gpu, [&] { captured = run(q, k, v, dout, sequences, {.causal = causal}); });
+      for (int call = 0; call < 3; ++call) step();
+      ASSERT_TRUE(step.is_graph());
+      const std::vector<std::pair<Starts, Starts>> changes{{{0, 300, 600, 900}, {0, 400, 700, 1100}},
+                                                           {{0, 0, 900, 900}, {0, 1, 1100, 1100}},
+                                                           {{0, 1, 193, 700}, {0, 500, 501, 640}},
+                                                           {{0, 0, 0, 0}, {0, 0, 0, 0}}};
+      for (const auto& [q_starts, k_starts] : changes) {
+        sequences.q_starts.copy_from(starts_tensor(scaled(q_starts)));
+        sequences.k_starts.copy_from(starts_tensor(k_starts));
+        for (const Tensor& x : {captured.o, captured.lse, captured.dq, captured.dk, captured.dv})
+          x.fill(std::nan(""));
+        step();
+        gpu.synchronize();
+        const tuning::ForceRow plain("attention", 0);
+        const Outcome wanted = run(q.to(DType::f32), k.to(DType::f32), v.to(DType::f32), dout.to(DType::f32),
+                                   sequences, {.causal = causal});
+        const auto largest = [](const Tensor& x) {
+          double most = 1e-3;
+          for (const double value : x.to_vector<double>())
+            if (std::isfinite(value)) most = std::max(most, std::abs(value));
+          return most;
+        };
+        const auto near = [&](const Tensor& got, const Tensor& want, const char* what) {
+          expect_near(got, want, 4 * epsilon(DType::bf16) * largest(want), what);
+        };
+        near(captured.o, wanted.o, "o");
+        near(captured.lse, wanted.lse, "lse");
+        near(captured.dq, wanted.dq, "dq");
+        near(captured.dk, wanted.dk, "dk");
+        near(captured.dv, wanted.dv, "dv");
       }
+    }
 }
 
 TEST(AttentionSequences, OfOneLengthAreABatch) {
