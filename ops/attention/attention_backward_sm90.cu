@@ -191,11 +191,13 @@ int64_t chunks_of_walk(int64_t blocks, int64_t tiles, int64_t group) {
 
 /// How many sums of dQ a query tile has. With one, key tile n waits for tile n - 1 at each of the block's
 /// `steps`: a walk of few steps over many key tiles would be a chain of all of them. So as many that the
-/// chain is not longer than the walk, or where all `blocks` run side by side, so that nothing else hides the
-/// chain's start, than a quarter of it. Each sum is read once more in the end.
+/// chain is not longer than the walk; where all `blocks` run side by side, so that nothing else hides the
+/// chain's start, than a quarter of it, with up to 16. Each sum is read once more in the end.
 int64_t sums_of_dq(int64_t key_tiles, int64_t steps, int64_t blocks) {
-  const int64_t chain = std::min<int64_t>(key_tiles, kCard) * (blocks <= kCard ? 4 : 1);
-  return std::clamp<int64_t>(gpu::ceil_div(chain, std::max<int64_t>(1, steps)), 1, key_tiles);
+  const int64_t chain = std::min<int64_t>(key_tiles, kCard), walk = std::max<int64_t>(1, steps);
+  int64_t sums = gpu::ceil_div(chain, walk);
+  if (blocks <= kCard) sums = std::max(sums, std::min<int64_t>(16, gpu::ceil_div(4 * chain, walk)));
+  return std::clamp<int64_t>(sums, 1, key_tiles);
 }
 
 /// Everything with one configuration of the main kernel.

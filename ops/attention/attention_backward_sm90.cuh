@@ -120,8 +120,11 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   if (args.starts.packed()) order = args.starts.template order<false>(kKeyTile);
   index = __shfl_sync(0xFFFFFFFFu, index, 0);
   BackwardItem item;
-  item.chunk = index / (args.kv_rows * args.key_slots);
-  index -= item.chunk * args.kv_rows * args.key_slots;
+  item.chunk = 0;
+  if (args.chunks > 1) {
+    item.chunk = index / (args.kv_rows * args.key_slots);
+    index -= item.chunk * args.kv_rows * args.key_slots;
+  }
   const int row = index / args.key_slots;
   const int round = ((row + 1) * args.rounds - 1) / args.kv_rows;
   const int begin = round * args.kv_rows / args.rounds,
@@ -139,11 +142,14 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   item.keys = sequence.keys;
   item.slot = sequence.q_first / kQueryTile + sequence.index;
   item.key_slot = args.starts.packed() ? item.k_first / kKeyTile + sequence.index + item.key_tile : slot;
-  const int first = first_query_tile(args.causal, item.queries, item.keys, item.key_tile);
-  const int count = max(0, int(gpu::ceil_div(item.queries, kQueryTile)) - first);
-  const int after = int(int64_t(count) * item.chunk / args.chunks);  // tiles of the chunks before
-  item.count = int(int64_t(count) * (item.chunk + 1) / args.chunks) - after;
-  item.first = first + count - after - item.count;
+  item.first = first_query_tile(args.causal, item.queries, item.keys, item.key_tile);
+  item.count = max(0, int(gpu::ceil_div(item.queries, kQueryTile)) - item.first);
+  if (args.chunks > 1) {
+    const int after = item.count * item.chunk / args.chunks;  // tiles of the chunks before
+    const int count = item.count * (item.chunk + 1) / args.chunks - after;
+    item.first += item.count - after - count;
+    item.count = count;
+  }
   item.exists = sequence.has_tile;
   return item;
 }
@@ -259,8 +265,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const int unit = warp - 1;
       float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kUnit;
       uint32_t parity = 0;
-      const int turn = item.key_tile / args.sums;
-      const int64_t first = item.key_tile % args.sums * args.units + unit % kBoxes;
+      int turn = item.key_tile;
+      int64_t first = unit % kBoxes;
+      if (args.sums > 1) {
+        turn /= args.sums;
+        first += item.key_tile % args.sums * args.units;
+      }
       int member = unit / kBoxes, step = 0;  // the query heads of a tile come one after the other
       for (int left = args.group * item.count - member; left > 0; left -= Config::kSums / kBoxes) {
         for (; member >= args.group; member -= args.group) ++step;
