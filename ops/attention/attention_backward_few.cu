@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "gpu/again.cuh"
 #include "gpu/chain.cuh"
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_device.cuh"
@@ -143,9 +144,7 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
 
 #pragma unroll 1
   for (int key = first, stage = 0; key < end; key += kTile, stage ^= 1) {
-    // Read by a volatile instruction: what is computed of it must not take registers through the loop.
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    const int thread = gpu::thread_again();
     const int lane = thread % 32, warp_row = thread / 32 * 16;
     gpu::cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and all are done with the other stage and with dS

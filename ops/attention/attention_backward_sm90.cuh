@@ -502,9 +502,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     pin(dk);
     pin(dv);
     if (args.wants_keys && args.chunks > 1) {
-      // Read by a volatile instruction: what is computed of it must not take registers through the loop.
-      int thread;
-      asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+      const int thread = gpu::thread_again();
       const int64_t kv_row = int64_t(item.b) * args.kv_heads + item.kv_head;
       const int64_t place = (kv_row * args.key_slots + item.key_slot) * args.chunks + item.chunk;
       // The two warpgroups are threads 128 ... 383.

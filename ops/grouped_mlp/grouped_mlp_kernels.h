@@ -14,8 +14,8 @@ std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Ten
 void grouped_mlp_forward_cuda(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
                               Activation kind);
 
-/// dh [rows, K, row_pitch(F)], zeros behind the F columns of the gradient, and the partial sums ddown [splits,
-/// K, E, F] in f32, packed; dy [rows, K, E].
+/// dh [rows, K, row_pitch(F)], zeros behind the F columns of the gradient, and the partial sums ddown
+/// [splits, K, E, F] in f32, packed; dy [rows, K, E].
 void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_parts, const Tensor& dy,
                                       const Tensor& x, const Tensor& up, const Tensor& down, Activation kind);
 /// How many partial sums that takes.
