@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "ops/matmul/gemm_estimate.h"
+#include "ops/matmul/gemm_estimate_internal.h"
 #include "ops/matmul/gemm_sm90_plan.h"
 
 namespace tessera::ops {
