@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "gpu/again.cuh"
+#include "gpu/approx.cuh"
 #include "gpu/chain.cuh"
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_device.cuh"

@@ -27,9 +27,10 @@ NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool alon
 
 template <class T, int kIndex, bool kLeft, bool kRight>
 void launch_order(Device device, unsigned blocks, const NarrowArgs<T>& args) {
-  constexpr NarrowMmaTile kTile = kNarrowMmaTiles[kIndex];
-  constexpr size_t kBytes = size_t(kNarrowStages * (kTile.rows + kTile.columns) * kTile.depth * 2);
-  gpu::launch_chained(device, {.grid = dim3(blocks), .block = dim3(kNarrowThreads), .shared_bytes = kBytes},
+  gpu::launch_chained(device,
+                      {.grid = dim3(blocks),
+                       .block = dim3(kNarrowThreads),
+                       .shared_bytes = narrow_bytes(kNarrowMmaTiles[kIndex], args.depth)},
                       narrow_mma_kernel<T, kIndex, kLeft, kRight>, args);
 }
 

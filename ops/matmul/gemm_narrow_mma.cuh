@@ -112,6 +112,20 @@ __device__ __forceinline__ void load_fragment(uint32_t (&r)[4], uint32_t row) {
     gpu::ldmatrix_x4(r, row);
 }
 
+/// Floats of one copy of a tile's sums in shared memory, its rows d's rows or d's columns.
+constexpr int staged_sums(const NarrowMmaTile& tile) {
+  return std::max((tile.rows + 8) * tile.columns, (tile.columns + 8) * tile.rows);
+}
+/// Shared memory of a block with `depth` of k: for a short k one stage, if that is what any launch may have
+/// unasked. (A launch that asks for much after one that did not waits for it: the SM's memory is divided
+/// anew.)
+constexpr size_t narrow_bytes(const NarrowMmaTile& tile, int depth) {
+  const size_t stage = size_t((tile.rows + tile.columns) * tile.depth * 2),
+               sums = size_t(staged_sums(tile) * 4 * (8 / tile.down / tile.across)),
+               few = std::max(stage, sums);
+  return depth <= tile.depth && few <= 32 * 1024 ? few : kNarrowStages * stage;
+}
+
 /// A block for each (matrix, tile, part of k), the part fastest.
 template <class T, int kIndex, bool kLeftAlong, bool kRightAlong>
 __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid_constant__ NarrowArgs<T> g) {
@@ -192,7 +206,7 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   __syncthreads();
 
   // To shared memory as rows of d, one copy for each turn.
-  constexpr int kMost = (kM + 8) * kN > (kN + 8) * kM ? (kM + 8) * kN : (kN + 8) * kM;
+  constexpr int kMost = staged_sums(kTile);
   static_assert(kMost * kTurns * 4 <= kStages * kStage);
   float* const staged = reinterpret_cast<float*>(shared);
   const int pitch = g.swapped ? kM + 4 : kN + 8;
