@@ -361,10 +361,11 @@ std::vector<OpSpec> attention_specs() {
                   dropped(packed(16, 512, 12, 64, false, true)),
                   dropped(square(16, 1024, 16, 128, true))},
       .sweep = sweep,
-      .tolerance_factor_f32 = 3,
-      .tolerance_reason =
-          "the kernels take exp2 from the special-function unit (2 ulp) and rebuild the probabilities "
-          "in backward from the rounded log-sum-exp",
+      .tolerance_factor_f32 = 6,
+      .tolerance_reason = "the kernels take exp2 from the special-function unit (2 ulp), rebuild the "
+                          "probabilities in backward "
+                          "from the rounded log-sum-exp, and in f32 add dK and dV up over all queries of a "
+                          "group in one chain",
       .rows = attention_row_names(),
       .row_dtypes = {{}, {DType::bf16, DType::f16}},
   }};
