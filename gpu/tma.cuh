@@ -154,7 +154,8 @@ __device__ __forceinline__ void add_floats(float* to, const float* from, uint32_
 }
 
 /// cp.reduce.async.bulk.tensor ("cp.reduce.async.bulk.tensor"): adds a box of floats in shared memory to the
-/// map's, an element at a time; outside the tensor nothing. Part of the thread's bulk group.
+/// map's, an element at a time. Outside the tensor nothing, but the innermost extent is rounded up to 16
+/// bytes as in store_box. Part of the thread's bulk group.
 __device__ __forceinline__ void add_box(const TensorMap& map, const void* from, int c0, int c1) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
