@@ -71,12 +71,16 @@ __device__ __forceinline__ uint32_t transposed(uint32_t block) {
   return result;
 }
 
-/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): 16 bytes, past L1; zeros, and no read, unless
-/// `valid`. Both addresses are multiples of 16.
-__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
+/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"), past L1: the first `bytes` of 16 bytes, zeros for
+/// the others. Both addresses are multiples of 16, also where nothing is read.
+__device__ __forceinline__ void cp_async_part(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-               "r"(valid ? 16 : 0)
+               "r"(bytes)
                : "memory");
+}
+/// All 16 bytes, or zeros unless `valid`.
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
+  cp_async_part(to, from, valid ? 16 : 0);
 }
 /// cp.async.commit_group: closes the group of this thread's copies so far.
 __device__ __forceinline__ void cp_async_commit() {

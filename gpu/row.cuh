@@ -113,15 +113,6 @@ struct RowAccess {
   }
 };
 
-/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"): the first `bytes` of 16 bytes, zeros for the
-/// others. Both addresses are multiples of 16, also where nothing is read.
-template <class T>
-__device__ __forceinline__ void copy_async(Words<T>* to, const T* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes)
-               : "memory");
-}
-
 /// visit(base, columns) for the pieces of a row that is too long to be held at once.
 template <int kPiece, class Visit>
 __device__ __forceinline__ void for_pieces(int64_t width, Visit&& visit) {

@@ -35,48 +35,12 @@ void narrow_cuda(const Gemm& g, const NarrowChoice& choice, Device device) {
   const NarrowTile tile = kNarrowTiles[choice.tile];
   const NarrowOperand<T> a = operand<T>(g.a, g.lda, g.stride_a, !g.transpose_a),
                          b = operand<T>(g.b, g.ldb, g.stride_b, g.transpose_b);
-  NarrowArgs<T> args{.left = choice.swapped ? b : a,
-                     .right = choice.swapped ? a : b,
-                     .d = g.d,
-                     .c = g.c ? g.c : g.d,
-                     .bias = static_cast<const T*>(g.bias),
-                     .ldd = g.ldd,
-                     .stride_d = g.stride_d,
-                     .stride_bias = g.stride_bias,
-                     .m = int(g.m),
-                     .n = int(g.n),
-                     .k = int(g.k)};
-  const int64_t row_tiles = gpu::ceil_div(choice.swapped ? g.n : g.m, tile.rows);
-  const int64_t column_tiles = gpu::ceil_div(choice.swapped ? g.m : g.n, tile.columns);
+  NarrowLaunch<T> launch =
+      narrow_launch(g, choice, tile.rows, tile.columns, narrow_depth(tile, sizeof(T)), a, b, device);
   // Of a side that is narrower than a pack, one element at a time.
-  args.right.packs = args.right.packs && (args.right.along_k || tile.columns >= gpu::kPackOf<T>);
-  const int64_t chunk = narrow_depth(tile, sizeof(T));
-  const int64_t depth = gpu::ceil_div(gpu::ceil_div(g.k, chunk), choice.splits) * chunk;
-  args.depth = int(std::min<int64_t>(depth, g.k));
-  args.splits = int(gpu::ceil_div(g.k, depth));
-  args.splits_by = gpu::Divider(uint32_t(args.splits));
-  args.tiles_by = gpu::Divider(uint32_t(row_tiles * column_tiles));
-  args.columns_by = gpu::Divider(uint32_t(column_tiles));
-  args.group = choice.group;
-  args.swapped = choice.swapped;
-  args.wide = g.out == DType::f32;
-  const int64_t quad = 4 * int64_t(size_of(g.out));
-  const auto aligned = [&](const void* data) {
-    return reinterpret_cast<uintptr_t>(data) % uintptr_t(quad) == 0;
-  };
-  args.quads = aligned(g.d) && g.ldd % 4 == 0 && g.stride_d % 4 == 0;
-  args.alpha = float(g.alpha), args.beta = float(g.beta);
-  const int64_t tiles = g.batch * row_tiles * column_tiles;
-  Tensor scratch;
-  if (args.splits > 1) {
-    const int64_t groups = gpu::ceil_div(args.splits, args.group);
-    check(tiles * (groups + 1) <= kMostMeetings, "gemm: row narrow needs fewer parts than ", tiles,
-          " tiles with ", args.splits, " each");
-    scratch = Tensor::empty_packed(Shape{tiles * (args.splits + groups) * tile.rows * tile.columns},
-                                   DType::f32, device);
-    args.parts = reinterpret_cast<float4*>(scratch.data<float>());
-  }
-  launch_tile<T>(device, choice.tile, unsigned(tiles * args.splits), args);
+  NarrowOperand<T>& right = launch.args.right;
+  right.packs = right.packs && (right.along_k || tile.columns >= gpu::kPackOf<T>);
+  launch_tile<T>(device, choice.tile, launch.blocks, launch.args);
 }
 
 template void narrow_cuda<float>(const Gemm&, const NarrowChoice&, Device);

@@ -58,43 +58,9 @@ void narrow_mma_cuda(const Gemm& g, const NarrowChoice& choice, Device device) {
                                         g.transpose_a ? wide_a : tile.depth),
                          b = operand<T>(g.b, g.ldb, g.stride_b, g.transpose_b, g.transpose_b ? g.k : g.n,
                                         g.transpose_b ? tile.depth : wide_b);
-  NarrowArgs<T> args{.left = choice.swapped ? b : a,
-                     .right = choice.swapped ? a : b,
-                     .d = g.d,
-                     .c = g.c ? g.c : g.d,
-                     .bias = static_cast<const T*>(g.bias),
-                     .ldd = g.ldd,
-                     .stride_d = g.stride_d,
-                     .stride_bias = g.stride_bias,
-                     .m = int(g.m),
-                     .n = int(g.n),
-                     .k = int(g.k)};
-  const int64_t row_tiles = gpu::ceil_div(choice.swapped ? g.n : g.m, tile.rows);
-  const int64_t column_tiles = gpu::ceil_div(choice.swapped ? g.m : g.n, tile.columns);
-  const int64_t depth = gpu::ceil_div(gpu::ceil_div(g.k, tile.depth), choice.splits) * tile.depth;
-  args.depth = int(std::min<int64_t>(depth, g.k));
-  args.splits = int(gpu::ceil_div(g.k, depth));
-  args.splits_by = gpu::Divider(uint32_t(args.splits));
-  args.tiles_by = gpu::Divider(uint32_t(row_tiles * column_tiles));
-  args.columns_by = gpu::Divider(uint32_t(column_tiles));
-  args.group = choice.group;
-  args.swapped = choice.swapped;
-  args.wide = g.out == DType::f32;
-  args.quads =
-      reinterpret_cast<uintptr_t>(g.d) % (4 * size_of(g.out)) == 0 && g.ldd % 4 == 0 && g.stride_d % 4 == 0;
-  args.pads = g.pads_d;
-  args.alpha = float(g.alpha), args.beta = float(g.beta);
-  const int64_t tiles = g.batch * row_tiles * column_tiles;
-  Tensor scratch;
-  if (args.splits > 1) {
-    const int64_t groups = gpu::ceil_div(args.splits, args.group);
-    check(tiles * (groups + 1) <= kMostMeetings, "gemm: row narrow needs fewer parts than ", tiles,
-          " tiles with ", args.splits, " each");
-    scratch = Tensor::empty_packed(Shape{tiles * (args.splits + groups) * tile.rows * tile.columns},
-                                   DType::f32, device);
-    args.parts = reinterpret_cast<float4*>(scratch.data<float>());
-  }
-  launch_tile<T>(device, choice.tile, unsigned(tiles * args.splits), args);
+  NarrowLaunch<T> launch = narrow_launch(g, choice, tile.rows, tile.columns, tile.depth, a, b, device);
+  launch.args.pads = g.pads_d;
+  launch_tile<T>(device, choice.tile, launch.blocks, launch.args);
 }
 
 template void narrow_mma_cuda<bf16>(const Gemm&, const NarrowChoice&, Device);

@@ -56,9 +56,7 @@ class MmaPanel {
         for (int i = 0; i < kPasses; ++i) {
           const int bytes = kAlong || i * kPass < left_ - outer() ? some : 0;
           if (i * kPass < count)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + i * kPass * kLine * 16),
-                         "l"(__cvta_generic_to_global(bytes > 0 ? at : x_.data)), "r"(bytes)
-                         : "memory");
+            gpu::cp_async_part(to + i * kPass * kLine * 16, bytes > 0 ? at : x_.data, bytes);
           at += kPass * x_.ld;
         }
       }

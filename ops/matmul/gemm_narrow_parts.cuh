@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "gpu/chain.cuh"
 #include "gpu/divide.cuh"
 #include "gpu/pack.cuh"
@@ -43,6 +45,57 @@ struct NarrowArgs {
   bool pads;                  // and so can those behind the ends of its rows
   float alpha, beta;
 };
+
+/// A product cut up: what its kernel is told, in how many blocks, and the memory that args.parts lies in.
+template <class T>
+struct NarrowLaunch {
+  NarrowArgs<T> args;
+  unsigned blocks = 0;
+  Tensor scratch;
+};
+
+/// Of tiles of `rows` x `columns` and `chunk` of k; a and b are the product's own.
+template <class T>
+NarrowLaunch<T> narrow_launch(const Gemm& g, const NarrowChoice& choice, int rows, int columns, int64_t chunk,
+                              const NarrowOperand<T>& a, const NarrowOperand<T>& b, Device device) {
+  const int64_t row_tiles = gpu::ceil_div(choice.swapped ? g.n : g.m, rows),
+                column_tiles = gpu::ceil_div(choice.swapped ? g.m : g.n, columns),
+                tiles = g.batch * row_tiles * column_tiles;
+  const int64_t depth = gpu::ceil_div(gpu::ceil_div(g.k, chunk), choice.splits) * chunk;
+  NarrowLaunch<T> launch{.args = {.left = choice.swapped ? b : a,
+                                  .right = choice.swapped ? a : b,
+                                  .d = g.d,
+                                  .c = g.c ? g.c : g.d,
+                                  .bias = static_cast<const T*>(g.bias),
+                                  .ldd = g.ldd,
+                                  .stride_d = g.stride_d,
+                                  .stride_bias = g.stride_bias,
+                                  .m = int(g.m),
+                                  .n = int(g.n),
+                                  .k = int(g.k)}};
+  NarrowArgs<T>& args = launch.args;
+  args.depth = int(std::min<int64_t>(depth, g.k));
+  args.splits = int(gpu::ceil_div(g.k, depth));
+  args.splits_by = gpu::Divider(uint32_t(args.splits));
+  args.tiles_by = gpu::Divider(uint32_t(row_tiles * column_tiles));
+  args.columns_by = gpu::Divider(uint32_t(column_tiles));
+  args.group = choice.group;
+  args.swapped = choice.swapped;
+  args.wide = g.out == DType::f32;
+  args.quads =
+      reinterpret_cast<uintptr_t>(g.d) % (4 * size_of(g.out)) == 0 && g.ldd % 4 == 0 && g.stride_d % 4 == 0;
+  args.alpha = float(g.alpha), args.beta = float(g.beta);
+  launch.blocks = unsigned(tiles * args.splits);
+  if (args.splits > 1) {
+    const int64_t groups = gpu::ceil_div(args.splits, args.group);
+    check(tiles * (groups + 1) <= kMostMeetings, "gemm: row narrow needs fewer parts than ", tiles,
+          " tiles with ", args.splits, " each");
+    launch.scratch =
+        Tensor::empty_packed(Shape{tiles * (args.splits + groups) * rows * columns}, DType::f32, device);
+    args.parts = reinterpret_cast<float4*>(launch.scratch.template data<float>());
+  }
+  return launch;
+}
 
 __device__ __forceinline__ void add_to(float4& sum, const float4& term) {
   sum.x += term.x, sum.y += term.y, sum.z += term.z, sum.w += term.w;

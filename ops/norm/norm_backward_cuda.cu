@@ -161,7 +161,8 @@ struct Ring {
     for (int s = 0; s < kSteps; ++s) {
       const int first = column_of<T, Held::kThreads>(s, rank), inside = min(width - first, kPackOf<T>);
       if constexpr (Held::kThreads > 1) {
-        gpu::copy_async(slot(stage, operand, s), row + first, max(inside, 0) * int(sizeof(T)));
+        gpu::cp_async_part(gpu::shared_address(slot(stage, operand, s)), row + first,
+                           max(inside, 0) * int(sizeof(T)));
       } else {
         *slot(stage, operand, s) = gpu::load_part(row + first, inside);
       }
