@@ -63,12 +63,13 @@ TESSERA_HD C activate_slope(C x) {
   }
   if constexpr (kKind == Activation::gelu_tanh) {
     const C a = C(0.79788456080286535588), b = C(0.044715);
+    // What goes to 0 meets x first: x squared would be infinite from 2e19 on in f32, and 0 times that NaN.
     if constexpr (kFast) {
-      const C s = logistic<kFast>(C(2) * a * (x + b * x * x * x));
-      return s + C(2) * x * s * (C(1) - s) * a * (C(1) + 3 * b * x * x);
+      const C s = logistic<kFast>(C(2) * a * (x + b * x * x * x)), bell = C(2) * a * s * (C(1) - s) * x;
+      return s + (bell + 3 * b * (bell * x) * x);
     }
-    const C t = std::tanh(a * (x + b * x * x * x));
-    return C(0.5) * (C(1) + t) + C(0.5) * x * (C(1) - t * t) * a * (C(1) + 3 * b * x * x);
+    const C t = std::tanh(a * (x + b * x * x * x)), bell = C(0.5) * a * (C(1) - t * t) * x;
+    return C(0.5) * (C(1) + t) + (bell + 3 * b * (bell * x) * x);
   }
   if constexpr (kKind == Activation::none) return C(1);
 }

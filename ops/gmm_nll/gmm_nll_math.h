@@ -69,10 +69,12 @@ TESSERA_HD C mix_backward(T* dparams, const T* params, int64_t components, C y, 
     const C pi = std::exp(component.logit - mixture.top_logit) * per_weight;
     const C joint = component.joint(mixture.top_logit);
     const C r = std::exp(joint - mixture.top_joint) * per_joint;
-    const C pull = r * component.z * component.inverse_sigma;
+    // Of a component that has no share in it, z or its square may be infinite, and 0 times that NaN.
+    const C z = r > 0 ? component.z : C(0);
+    const C pull = r * z * component.inverse_sigma;
     dparams[3 * k] = T(g * (pi - r));
     dparams[3 * k + 1] = T(-g * pull);
-    dparams[3 * k + 2] = T(g * (r * (C(1) - component.z * component.z)));
+    dparams[3 * k + 2] = T(g * (r * (C(1) - z * z)));
     dy += pull;
   }
   return g * dy;

@@ -25,5 +25,17 @@ TEST(Activation, NaNKeepsItsGradientThroughRelu) {
   }
 }
 
+TEST(Activation, GeluTanhsSlopeIsNoughtOrOneWhereTheSquareOverflows) {
+  // The bounds of f32 and of bf16 are near 3.4e38, squares overflow from 1.8e19 on.
+  const std::vector<float> values{1e15f, -1e15f, 3e19f, -3e19f, 3e38f, -3e38f};
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+      const Tensor x = Tensor::from(values, {6}).to(dtype).to(device);
+      const Tensor dy = Tensor::full({6}, 3, dtype, device);
+      const auto dx = gradient_of(x, dy, [](const Tensor& in) { return gelu_tanh(in); }).to_vector<double>();
+      EXPECT_EQ(dx, (std::vector<double>{3, 0, 3, 0, 3, 0})) << name_of(dtype);
+    }
+}
+
 }  // namespace
 }  // namespace tessera::ops
