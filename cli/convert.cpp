@@ -20,7 +20,7 @@ int convert(const ConvertArgs& args) {
   fmt::print("{} tensors, {:.1f} MB in {}\n", done.tensors, double(done.bytes) / 1e6, args.to);
   constexpr size_t kShown = 10;
   for (size_t i = 0; i < std::min(kShown, done.ignored.size()); ++i)
-    fmt::print("left out: {}\n", done.ignored[i]);
+    fmt::print("left out: {}\n", io::shown(done.ignored[i]));
   if (done.ignored.size() > kShown) fmt::print("left out: {} more\n", done.ignored.size() - kShown);
   return 0;
 }

@@ -63,7 +63,7 @@ TorchFile::TorchFile(InputFile file) {
     check(text == "little", "read: ", path(), ": its numbers are '", shown(text),
           "' endian, expected little");
   }
-  tensors_ = read_state_dict(path(), text_of(*archive_, *pickle));
+  tensors_ = read_state_dict(path(), text_of(*archive_, *pickle), &others_);
   for (const PickledTensor& tensor : tensors_) {
     const ZipArchive::Entry* const entry = archive_->find(folder_ + "data/" + tensor.storage);
     check(entry != nullptr, "read: ", path(), ": tensor '", shown(tensor.name), "' lies in storage '",

@@ -25,6 +25,8 @@ class TorchFile {
 
   const std::string& path() const;
   const std::vector<PickledTensor>& entries() const { return tensors_; }
+  /// What else lies in the dictionary, as read_state_dict names it.
+  const std::vector<std::string>& others() const { return others_; }
   /// The elements in row-major order, packed, in host memory; the checksum of its storage is verified. Throws
   /// if there is none of that name.
   Tensor load(const std::string& name) const;
@@ -33,6 +35,7 @@ class TorchFile {
   std::unique_ptr<ZipArchive> archive_;
   std::string folder_;  // of the archive's entries: "model/"
   std::vector<PickledTensor> tensors_;
+  std::vector<std::string> others_;
 };
 
 /// True if the file begins as one of torch.save, of any PyTorch, does. A file of safetensors begins with

@@ -73,12 +73,12 @@ class Machine {
     return *result;
   }
 
-  std::vector<PickledTensor> tensors_of(const Object& object) {
+  std::vector<PickledTensor> tensors_of(const Object& object, std::vector<std::string>* others) {
     require(object.kind == Kind::dictionary,
             std::string("holds ") + name_of(object.kind) + " where a dictionary of tensors is expected");
     std::vector<PickledTensor> tensors;
     std::set<std::string> names;
-    collect(object, "", 0, tensors, names);
+    collect(object, "", 0, tensors, names, others);
     return tensors;
   }
 
@@ -365,17 +365,24 @@ class Machine {
   }
 
   void collect(const Object& dictionary, const std::string& prefix, int depth,
-               std::vector<PickledTensor>& tensors, std::set<std::string>& names) {
+               std::vector<PickledTensor>& tensors, std::set<std::string>& names,
+               std::vector<std::string>* others) {
     require(depth < kDeepest, "has dictionaries more than ", kDeepest, " deep");
     for (size_t i = 0; i < dictionary.items.size(); i += 2) {
       const Object &key = *dictionary.items[i], &value = *dictionary.items[i + 1];
       spend(16);
-      if (value.kind != Kind::tensor && value.kind != Kind::dictionary) continue;
+      const bool kept = value.kind == Kind::tensor, nested = value.kind == Kind::dictionary;
+      if (!kept && !nested && !others) continue;
       const std::string own = key.kind == Kind::text ? key.text : std::to_string(key.integer);
       spend(4 * (prefix.size() + own.size()) + sizeof(PickledTensor) + 128);
       const std::string name = prefix + own;
-      if (value.kind == Kind::dictionary) {
-        collect(value, name + ".", depth + 1, tensors, names);
+      if (nested && !value.items.empty()) {
+        collect(value, name + ".", depth + 1, tensors, names, others);
+        continue;
+      }
+      if (!kept) {
+        if (others)
+          others->push_back(name + " (" + (nested ? "an empty dictionary" : name_of(value.kind)) + ")");
         continue;
       }
       require(names.insert(name).second, "has two tensors of the name '", shown(name), "'");
@@ -395,9 +402,10 @@ class Machine {
 
 }  // namespace
 
-std::vector<PickledTensor> read_state_dict(const std::string& path, std::string_view pickle) {
+std::vector<PickledTensor> read_state_dict(const std::string& path, std::string_view pickle,
+                                           std::vector<std::string>* others) {
   Machine machine(path, pickle);
-  return machine.tensors_of(machine.run());
+  return machine.tensors_of(machine.run(), others);
 }
 
 }  // namespace tessera::io

@@ -26,9 +26,10 @@ struct PickledTensor {
   uint64_t storage_elements = 0;
 };
 
-/// The tensors of a dictionary in its order; those of dictionaries in it as "outer.inner"; values that are no
-/// tensors are left out. Every view lies within its storage and has no more elements than it. Throws, naming
+/// The tensors of a dictionary in its order; those of dictionaries in it as "outer.inner". What else lies in
+/// it is left out and, if `others` is given, named there: "epoch (an integer)". Every view lies within its storage and has no more elements than it. Throws, naming
 /// `path` and the offset in the pickle. Memory: at most 48 MiB beyond the pickle's size, by counting.
-std::vector<PickledTensor> read_state_dict(const std::string& path, std::string_view pickle);
+std::vector<PickledTensor> read_state_dict(const std::string& path, std::string_view pickle,
+                                           std::vector<std::string>* others = nullptr);
 
 }  // namespace tessera::io

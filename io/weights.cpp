@@ -78,6 +78,7 @@ void WeightSource::add(InputFile file, const std::map<std::string, std::string>*
   if (is_torch_file(file)) {
     TorchFile torch(std::move(file));
     for (const PickledTensor& tensor : torch.entries()) keep(tensor.name, tensor.dtype, tensor.layout.shape);
+    others_.insert(others_.end(), torch.others().begin(), torch.others().end());
     files_.emplace_back(std::move(torch));
   } else {
     SafetensorsFile tensors(std::move(file));

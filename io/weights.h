@@ -32,6 +32,8 @@ class WeightSource {
   const std::string& path() const { return path_; }
   /// By name.
   const std::vector<WeightEntry>& entries() const { return entries_; }
+  /// What files of torch.save hold that is no tensor, as TorchFile::others names it.
+  const std::vector<std::string>& others() const { return others_; }
   bool has(const std::string& name) const { return index_.contains(name); }
   const WeightEntry& entry(const std::string& name) const;  // throws if there is none, naming the nearest
   /// Row-major elements, in host memory.
@@ -46,6 +48,7 @@ class WeightSource {
   std::string path_;
   std::vector<std::variant<SafetensorsFile, TorchFile>> files_;
   std::vector<WeightEntry> entries_;
+  std::vector<std::string> others_;
   std::map<std::string, Place> index_;
 };
 

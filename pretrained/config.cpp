@@ -56,10 +56,6 @@ DType dtype_of(ConfigReader& reader) {
           "\"; expected float32, bfloat16 or float16");
 }
 
-const char* dtype_name(DType dtype) {
-  return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
-}
-
 int64_t layers(ConfigReader& reader, const char* key, int64_t fallback) {
   const int64_t count = reader.integer(key, fallback);
   check(count <= kMostLayers, reader.where(), ": ", key, " is ", count, ", more than ", kMostLayers);
@@ -339,6 +335,10 @@ Config parse_config(const std::string& path, std::string_view text, const Config
     fail_at(Site::here(), "config: ", path, ": model_type is \"", config.type.substr(0, 60),
             "\"; expected gpt2, opt, llama, bert or roberta");
   return config;
+}
+
+const char* dtype_name(DType dtype) {
+  return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
 }
 
 Config read_config(const std::string& path, const ConfigOptions& options) {

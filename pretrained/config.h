@@ -33,6 +33,9 @@ struct Config {
   std::vector<int64_t> end_tokens;     // what ends it
 };
 
+/// "bfloat16", as config.json calls it.
+const char* dtype_name(DType dtype);
+
 /// `text` of the file `path`. The dtype is that of the file (f32 if it says none). Throws, naming path and
 /// field.
 Config parse_config(const std::string& path, std::string_view text, const ConfigOptions& options = {});

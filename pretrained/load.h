@@ -63,11 +63,12 @@ void save(const models::Bert& model, const std::string& folder, const SaveOption
 struct Conversion {
   size_t tensors = 0;
   uint64_t bytes = 0;
-  std::vector<std::string> ignored;  // as LoadReport's
+  std::vector<std::string> ignored;  // as LoadReport's, and what is no tensor: "epoch (an integer)"
 };
-/// Weights of one folder (or file) as safetensors in another, which gets a copy of config.json and of the
-/// tokenizer's files. With a config.json of a known model, the names are its own, checked as loading does;
-/// otherwise they are kept. Integer tensors keep their dtype. One shard in memory at a time.
+/// Weights of one folder (or file) as safetensors in another, which gets a copy of config.json (with
+/// another dtype if there is one) and of the tokenizer's files. With a config.json of a known model, the
+/// names are its own, checked as loading does; otherwise they are kept. Integer tensors keep their dtype. One
+/// shard in memory at a time.
 Conversion convert(const std::string& from, const std::string& to, const SaveOptions& options = {},
                    const ConfigOptions& config = {});
 

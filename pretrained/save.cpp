@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "pretrained/load.h"
 
@@ -47,6 +48,15 @@ constexpr const char* kCompanions[] = {"config.json", "generation_config.json", 
                                        "vocab.json",  "tokenizer_config.json",   "merges.txt",
                                        "vocab.txt",   "special_tokens_map.json", "tokenizer.model",
                                        "LICENSE",     "added_tokens.json"};
+
+/// A config.json that says what the weights are now: whoever loads them believes it.
+std::string with_dtype(const std::string& config, DType dtype) {
+  auto fields = nlohmann::ordered_json::parse(config);
+  const bool is_new = fields.contains("dtype");
+  if (is_new) fields["dtype"] = dtype_name(dtype);
+  if (!is_new || fields.contains("torch_dtype")) fields["torch_dtype"] = dtype_name(dtype);
+  return fields.dump(2) + "\n";
+}
 
 bool is_folder(const std::string& path) {
   std::error_code ignored;
@@ -108,11 +118,16 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
   } else {
     for (const io::WeightEntry& entry : source.entries()) add(entry.name, entry.name);
   }
+  done.ignored.insert(done.ignored.end(), source.others().begin(), source.others().end());
   io::save_weights(to, weights, options.shard_bytes);
   if (!is_folder(from)) return done;
   constexpr uint64_t kMost = uint64_t{256} << 20;  // of a tokenizer
-  for (const char* const name : kCompanions)
-    if (is_file(from + "/" + name)) io::write_file(to + "/" + name, io::read_file(from + "/" + name, kMost));
+  for (const char* const name : kCompanions) {
+    if (!is_file(from + "/" + name)) continue;
+    const std::string text = io::read_file(from + "/" + name, kMost);
+    const bool other = options.dtype && std::string_view(name) == "config.json";
+    io::write_file(to + "/" + name, other ? with_dtype(text, *options.dtype) : text);
+  }
   return done;
 }
 

@@ -51,8 +51,12 @@ TEST(Unpickle, UnderstandsWhatSurroundsTensorsAndPassesItOver) {
       text("half") + "M\1\1" + std::string("r\5\0\0\0", 5) + text("again") + std::string("j\5\0\0\0", 5) +
       kSetItems + kEmptyDict + text("_metadata") + ordered_dict() + kSetItem + kBuild + kStop;
   std::set<std::string> names;
-  for (const PickledTensor& tensor : read(code)) names.insert(tensor.name);
+  std::vector<std::string> others;
+  for (const PickledTensor& tensor : read_state_dict("model.bin", code, &others)) names.insert(tensor.name);
   EXPECT_EQ(names, (std::set<std::string>{"p", "model.w", "model.3"}));
+  EXPECT_EQ(others, (std::vector<std::string>{"epoch (an integer)", "lr (a float)", "done (a bool)",
+                                              "name (a string)", "none (None)", "pair (a tuple)",
+                                              "half (an integer)", "again (an integer)"}));
 }
 
 TEST(Unpickle, EveryInstructionIsKnownOrRefusedByName) {

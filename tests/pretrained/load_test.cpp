@@ -2,6 +2,7 @@
 
 #include "tests/errors.h"
 #include "tests/io/files.h"
+#include "tests/io/torch_bytes.h"
 
 namespace tessera::pretrained {
 namespace {
@@ -233,7 +234,7 @@ TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
   const io::WeightSource out(folder / "out");
   EXPECT_TRUE(out.path().ends_with("model.safetensors.index.json"));
   EXPECT_EQ(out.entry("transformer.wte.weight").dtype, DType::f16);
-  load_gpt(folder / "out", rng, kCpu);
+  EXPECT_EQ(load_gpt(folder / "out", rng, kCpu).config.dtype, DType::f16);
   EXPECT_NE(
       message_of([&] { convert(from, folder / "out"); }).find("already; weights in two files are ambiguous"),
       std::string::npos);
@@ -248,6 +249,21 @@ TEST_F(Load, ConvertKeepsTheNamesOfWhatItDoesNotKnow) {
   const io::WeightSource out(folder / "out");
   EXPECT_EQ(out.entry("w").dtype, DType::bf16);
   EXPECT_EQ(out.entry("n").dtype, DType::i64);
+}
+
+TEST_F(Load, ConvertNamesWhatIsNoTensor) {
+  if (!io::has_torch_files()) GTEST_SKIP() << "skipped: this build has no libzip";
+  using namespace io::test::pickle;
+  const std::string inner =
+      kEmptyDict + text("w") + matrix() + kSetItem + text("step") + integer(3) + kSetItem;
+  io::write_file(
+      folder / "some.pt",
+      io::test::torch_bytes(program(
+          {{"model", inner}, {"epoch", integer(7)}, {"note", text("best so far")}, {"hooks", kEmptyDict}})));
+  const Conversion done = convert(folder / "some.pt", folder / "out");
+  EXPECT_EQ(done.tensors, 1u);
+  EXPECT_EQ(done.ignored, (std::vector<std::string>{"model.step (an integer)", "epoch (an integer)",
+                                                    "note (a string)", "hooks (an empty dictionary)"}));
 }
 
 }  // namespace
