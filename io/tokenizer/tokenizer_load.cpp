@@ -74,8 +74,11 @@ std::shared_ptr<Tokenizer::Core> Tokenizer::build(TokenizerFile parsed) {
   if (root.has("pre_tokenizer")) core->pre_tokenizer = PreTokenizer(root.at("pre_tokenizer"));
   const bool byte_level = core->pre_tokenizer.byte_level();
   core->model = make_model(root.at("model"), file.vocabulary, file.merges, byte_level);
+  // Without pairs to join, a BPE leaves the characters or bytes that it begins with.
+  const bool joins = file.merges.size() > 0 || root.at("model").flag("ignore_merges", false);
   core->kind = core->model->index() == 1   ? "WordPiece"
                : core->model->index() == 2 ? "WordLevel"
+               : !joins                    ? byte_level ? "bytes" : "characters"
                : byte_level                ? "BPE, byte level"
                                            : "BPE";
   file.merges = MergeList();  // they are in the model now

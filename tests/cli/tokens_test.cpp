@@ -67,6 +67,8 @@ TEST(TokenCommands, CharactersBytesAndGlue) {
     if (lacks_library(made)) GTEST_SKIP() << "skipped: " << made.err;
     ASSERT_EQ(made.code, 0) << made.err;
     EXPECT_EQ(run(at, "tokenizer encode t.json --text free").out.size() > 7, true);
+    EXPECT_EQ(nlohmann::json::parse(run(at, "tokenizer info t.json --json").out).at("kind"),
+              std::string(kind) + "s");
   }
   const Outcome glue = run(at, "data glue --out g --task sst2 --train 20 --dev 5 --test 5");
   const std::string dev = at.get("g/SST-2/dev.tsv"), mine = "sentence\tlabel\nmine\t1\n";
