@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
+#include "io/utf8.h"
 #include "runtime/error.h"
 
 namespace tessera::bench {
@@ -98,7 +99,7 @@ void append_records(const std::filesystem::path& path, const std::vector<Record>
   std::ifstream old(path, std::ios::ate);
   const bool torn = old && old.tellg() > 0 && old.seekg(-1, std::ios::end) && old.peek() != '\n';
   std::string text = torn ? "\n" : "";
-  for (const Record& record : records) text += to_json(record).dump() + "\n";
+  for (const Record& record : records) text += io::json_text(to_json(record)) + "\n";
   errno = 0;
   std::ofstream out(path, std::ios::app);
   out << text << std::flush;

@@ -10,6 +10,7 @@
 #include "datasets/tokens.h"
 #include "io/file.h"
 #include "io/tokenizer/tokenizer.h"
+#include "io/utf8.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
@@ -55,7 +56,7 @@ int run_info(const std::vector<std::string>& paths, bool json) {
       fmt::print("{}: {} tokens, {} documents, vocabulary {}, tokenizer {}, checksum good\n", path,
                  info.tokens, info.documents, info.vocab_size, info.fingerprint);
   }
-  if (json) fmt::print("{}\n", all.dump(2));
+  if (json) fmt::print("{}\n", io::json_text(all, 2));
   return 0;
 }
 

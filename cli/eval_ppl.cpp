@@ -9,6 +9,7 @@
 #include "cli/language_folder.h"
 #include "datasets/tokens.h"
 #include "io/file.h"
+#include "io/utf8.h"
 #include "train/interrupt.h"
 #include "train/perplexity.h"
 
@@ -107,7 +108,7 @@ int eval_ppl(PplArgs args) {
       result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
   const double rate = double(result.windows * args.options.length) / std::max(seconds, 1e-9);
   if (args.json) {
-    fmt::print("{}\n", nlohmann::json{{"model", language.path},
+    fmt::print("{}\n", io::json_text({{"model", language.path},
                                       {"type", language.config.type},
                                       {"dtype", name_of(dtype_of(language))},
                                       {"device", device.name()},
@@ -125,8 +126,8 @@ int eval_ppl(PplArgs args) {
                                       {"bits_per_byte", bits},
                                       {"complete", whole},
                                       {"seconds", seconds},
-                                      {"tokens_per_s", rate}}
-                           .dump(2));
+                                      {"tokens_per_s", rate}},
+                                     2));
   } else {
     fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
                args.options.stride ? fmt::format("sliding windows of {}, the last {} predicted",

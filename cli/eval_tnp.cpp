@@ -5,6 +5,7 @@
 #include "cli/eval.h"
 #include "cli/tnp_flags.h"
 #include "io/checkpoint_folder.h"
+#include "io/utf8.h"
 #include "runtime/error.h"
 #include "train/tnp_job.h"
 
@@ -32,7 +33,7 @@ int run_eval(const EvalArgs& args) {
       train::evaluate_tnp(session.model(), job, device, args.tasks, std::min(args.tasks, args.batch));
   const bool within = args.most_gap < 0 || e.gap <= args.most_gap;
   if (args.json) {
-    fmt::print("{}\n", nlohmann::json{{"run", run.path().string()},
+    fmt::print("{}\n", io::json_text({{"run", run.path().string()},
                                       {"prior", job.prior},
                                       {"features", job.model.features},
                                       {"M", job.context},
@@ -44,8 +45,8 @@ int run_eval(const EvalArgs& args) {
                                       {"optimal_nll", e.optimal_nll},
                                       {"gap", e.gap},
                                       {"gap_error", e.gap_error},
-                                      {"within", within}}
-                           .dump(2));
+                                      {"within", within}},
+                                     2));
   } else {
     fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10} {:>10} {:>9} {:>9}\n", "prior", "F", "M", "N",
                "step", "tasks", "model nll", "optimal", "gap", "+-");

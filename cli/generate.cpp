@@ -12,6 +12,7 @@
 #include "cli/language_folder.h"
 #include "cli/stop_texts.h"
 #include "io/file.h"
+#include "io/utf8.h"
 #include "models/generate.h"
 #include "train/interrupt.h"
 
@@ -173,7 +174,7 @@ int run_generate(const GenerateArgs& args) {
                        {"end", text.end}});
     }
     const auto replace = nlohmann::json::error_handler_t::replace;  // a prompt may be no UTF-8
-    io::write_file(args.json, nlohmann::json{{"model", language.path},
+    io::write_file(args.json, nlohmann::json{{"model", io::utf8_text(language.path)},
                                              {"type", language.config.type},
                                              {"dtype", name_of(dtype_of(language))},
                                              {"device", device.name()},

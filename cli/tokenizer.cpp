@@ -8,6 +8,7 @@
 #include "io/file.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/tokenizer/train.h"
+#include "io/utf8.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
@@ -83,13 +84,12 @@ int run_encode(const CodeArgs& args, bool has_text, bool has_pair) {
   if (args.json) {
     nlohmann::json tokens = nlohmann::json::array();
     for (const int32_t id : encoding.ids) tokens.push_back(tokenizer.token(id));
-    fmt::print("{}\n",
-               nlohmann::json{{"ids", encoding.ids}, {"types", encoding.types}, {"tokens", tokens}}.dump());
+    fmt::print("{}\n", io::json_text({{"ids", encoding.ids}, {"types", encoding.types}, {"tokens", tokens}}));
     return 0;
   }
   for (size_t i = 0; i < encoding.ids.size(); ++i)
     if (args.tokens)
-      fmt::print("{:>8}  {}\n", encoding.ids[i], nlohmann::json(tokenizer.token(encoding.ids[i])).dump());
+      fmt::print("{:>8}  {}\n", encoding.ids[i], io::json_text(tokenizer.token(encoding.ids[i])));
     else
       fmt::print("{}{}", i ? " " : "", encoding.ids[i]);
   if (!args.tokens) fmt::print("\n");
@@ -132,13 +132,13 @@ int run_info(const CodeArgs& args) {
   for (const auto& [role, id] : roles)
     if (id) named[role] = {{"id", *id}, {"token", tokenizer.token(*id)}};
   if (args.json) {
-    fmt::print("{}\n", nlohmann::json{{"file", tokenizer.path()},
+    fmt::print("{}\n", io::json_text({{"file", tokenizer.path()},
                                       {"kind", tokenizer.kind()},
                                       {"tokens", tokenizer.token_count()},
                                       {"vocab_size", tokenizer.vocab_size()},
                                       {"fingerprint", tokenizer.fingerprint()},
-                                      {"special", named}}
-                           .dump(2));
+                                      {"special", named}},
+                                     2));
     return 0;
   }
   fmt::print("{:<12} {}\n{:<12} {}\n{:<12} {}\n{:<12} {}\n{:<12} {}\n", "file", tokenizer.path(), "kind",

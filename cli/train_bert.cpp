@@ -7,6 +7,7 @@
 #include "cli/train_run.h"
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
+#include "io/utf8.h"
 #include "pretrained/load.h"
 #include "runtime/error.h"
 #include "train/glue_job.h"
@@ -320,6 +321,8 @@ void begin(Group& group) {
          .clip_norm = flags.clip_norm,
          .schedule = flags.schedule,
          .seed = uint64_t(flags.seed)};
+  check_kept_text("--data", job.data);
+  check_kept_text("--model", job.model);
   group.seeds = flags.seeds;
   if (flags.scratch) {
     group.tokenizer_text = train::train_glue_tokenizer(info.task, job.data, flags.vocab_size);
@@ -474,8 +477,8 @@ int run_seeds(Group& group, RunFlags run, const CLI::App& command) {
                         {"run", group.folder->path().string()},
                         {"seeds", group.seeds},
                         {"metrics", train::to_json(results)}};
-  io::write_file((group.folder->path() / "summary.json").string(), summary.dump(2) + "\n");
-  if (!json_out.empty()) io::write_file(json_out, summary.dump(2) + "\n");
+  io::write_file((group.folder->path() / "summary.json").string(), io::json_text(summary, 2) + "\n");
+  if (!json_out.empty()) io::write_file(json_out, io::json_text(summary, 2) + "\n");
   fmt::print("\n{}report: {}\n", train::format_seeds(results),
              fs::absolute(page).lexically_normal().string());
   return 0;

@@ -69,8 +69,12 @@ class TrainedLanguage : public TrainedModel {
     together("--epochs", "--minutes", "one or the other");
     if (watch.patience > 0 && command.get_option("--eval-every")->as<int64_t>() == 0)
       throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
+    note_evaluation(command);
+    check_kept_text("--sample-prompt", watch.sample_prompt);
+    if (!flags.data.empty()) check_kept_text("--data", fs::absolute(flags.data));
     job_ = flags.job();
     if (flags.model.empty()) return;
+    check_kept_text("--model", fs::absolute(flags.model));
     const std::string path = flags.model;
     const pretrained::Config config = pretrained::read_config(path);
     if (llama_ ? !std::holds_alternative<models::LlamaConfig>(config.model)
@@ -96,6 +100,7 @@ class TrainedLanguage : public TrainedModel {
     check(job_.is_llama() == llama_, path, ": a run of `train ", job_.family(), "`, not of `train ", name(),
           "`");
     if (command.get_option("--steps")->count() > 0) job_.steps = flags.settings().steps;
+    note_evaluation(command);
   }
 
   std::string default_name() const override { return name(); }
@@ -122,6 +127,8 @@ class TrainedLanguage : public TrainedModel {
     check(held_out_.targets > 0 || (watch.exported == "last" && watch.patience == 0),
           "train: nothing is held out, so no evaluation is the best one: --patience and --export best need a "
           "--validation share");
+    check(held_out_.targets > 0 || wants_evaluation_.empty(), "train: nothing is held out, so ",
+          wants_evaluation_, " has nothing to evaluate; give a --validation share, or leave it out");
     if (held_out_.targets > 0 && watch.ngram > 0)
       baseline_ = train::ngram_baseline(*data_, int(watch.ngram), held_out_, kMostCounted);
     if (!resumed) {
@@ -247,6 +254,12 @@ class TrainedLanguage : public TrainedModel {
   }
 
  private:
+  /// The first flag given that is nothing without held-out text, of which prepare() knows.
+  void note_evaluation(const CLI::App& command) {
+    for (const char* flag : {"--eval-every", "--eval-stride", "--ngram"})
+      if (wants_evaluation_.empty() && given(command, flag) && command.get_option(flag)->as<int64_t>() > 0)
+        wants_evaluation_ = flag;
+  }
   /// Shards and tokenizer in the run's folder, or the tokenizer alone if the shards lie elsewhere.
   void make_data(const std::string& own) {
     if (!flags.data.empty()) {
@@ -282,6 +295,7 @@ class TrainedLanguage : public TrainedModel {
   }
 
   bool llama_;
+  std::string wants_evaluation_;
   train::LanguageJob job_;
   std::optional<train::LanguageData> data_;
   std::optional<train::LanguageSession> session_;

@@ -8,6 +8,7 @@
 
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
+#include "io/utf8.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 
@@ -68,6 +69,14 @@ void refuse_settings(const CLI::App& command, const char* mode, const std::vecto
         std::find(allowed.begin(), allowed.end(), name) == allowed.end())
       throw UsageError(std::string(mode) + "; " + name + " cannot change it");
   }
+}
+
+void check_kept_text(const char* flag, const std::string& text) {
+  if (!io::is_utf8(text))
+    throw UsageError(
+        std::string(flag) + ": \"" + io::utf8_text(text) +
+        "\" is not UTF-8, and run.json could not keep it; of a path, rename the folder or give a "
+        "link to it");
 }
 
 std::string quoted(const std::string& text) {
@@ -162,7 +171,7 @@ void write_summary(const TrainedModel& model, const std::string& path, const tra
                     {"throughput", throughput},
                     {"avg_step_ms", result.ms_per_step},
                     {"peak_mem_bytes", device.allocator().stats().reserved_peak}};
-  io::write_file(path, out.dump(2) + "\n");
+  io::write_file(path, io::json_text(out, 2) + "\n");
 }
 
 /// The row in runs.sqlite is a convenience: that it cannot be written must not hide how the run ended.

@@ -74,6 +74,9 @@ class TrainedModel {
 bool is_setting(const CLI::Option& option);
 /// Throws a UsageError, beginning with `mode`, for the first setting given that is not `allowed`.
 void refuse_settings(const CLI::App& command, const char* mode, const std::vector<std::string>& allowed);
+/// A resumed run reads in run.json where its data and its first weights lie, and JSON is UTF-8. Throws a
+/// UsageError, naming the flag, for a path or text that is not.
+void check_kept_text(const char* flag, const std::string& text);
 /// As a shell reads it back.
 std::string quoted(const std::string& text);
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
+#include "io/utf8.h"
 #include "train/image.h"
 
 namespace tessera::train {
@@ -40,7 +41,7 @@ constexpr const char* kPalette[] = {"#2171b5", "#d94801", "#238b45", "#6a51a3", 
 
 std::string escape(const std::string& text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : io::utf8_text(text)) {
     switch (c) {
       case '<':
         out += "&lt;";
@@ -64,8 +65,7 @@ std::string escape(const std::string& text) {
 /// JSON inside a <script>: "</script" would end it, "<!--<script" would keep it from ending.
 std::string script_json(const json& value) {
   std::string out;
-  for (const char c : value.dump(-1, ' ', false, json::error_handler_t::replace))
-    out += c == '<' ? std::string("\\u003c") : std::string(1, c);
+  for (const char c : io::json_text(value)) out += c == '<' ? std::string("\\u003c") : std::string(1, c);
   return out;
 }
 

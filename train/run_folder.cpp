@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
+#include "io/utf8.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/parallel.h"
@@ -66,11 +67,15 @@ RunFolder RunFolder::open(const fs::path& path) {
   std::error_code code;  // whatever the reason, the answer is the same
   check(fs::is_regular_file(path / "run.json", code), "run folder ", path.string(),
         ": it holds no run.json; name the folder of a run (runs/...)");
-  return RunFolder(path);
+  // Of "runs/r/" and "." the last part is not the folder's name, and what is before it not the folder above.
+  const fs::path last = path.filename();
+  return RunFolder(last.empty()                  ? path.parent_path()
+                   : last == "." || last == ".." ? fs::canonical(path)
+                                                 : path);
 }
 
 void RunFolder::write_settings(const json& settings) const {
-  io::write_file((path_ / "run.json").string(), settings.dump(2) + "\n");
+  io::write_file((path_ / "run.json").string(), io::json_text(settings, 2) + "\n");
 }
 
 json RunFolder::settings() const {
@@ -137,7 +142,7 @@ std::vector<StepRecord> RunFolder::metrics() const {
 }
 
 void RunFolder::append(const Sample& sample) const {
-  append_line(path_ / "samples.jsonl", json{{"step", sample.step}, {"text", sample.text}}.dump());
+  append_line(path_ / "samples.jsonl", io::json_text({{"step", sample.step}, {"text", sample.text}}));
 }
 
 std::vector<Sample> RunFolder::samples() const {
@@ -273,7 +278,7 @@ void record_run(const fs::path& database, const RunFolder& run, const std::strin
       "steps=excluded.steps, loss=excluded.loss, best_eval=excluded.best_eval, "
       "tokens_per_s=excluded.tokens_per_s, "
       "settings=excluded.settings",
-      {{":path", fs::absolute(run.path()).lexically_normal().string()},
+      {{":path", io::utf8_text(fs::absolute(run.path()).lexically_normal().string())},
        {":model", word_of(settings, "model")},
        {":status", status},
        {":started", word_of(settings, "started")},
@@ -284,7 +289,7 @@ void record_run(const fs::path& database, const RunFolder& run, const std::strin
        {":rate", last_value(records, "tokens_per_s")},
        {":device", word_of(settings, "device")},
        {":revision", kRevision},
-       {":settings", settings.dump()}});
+       {":settings", io::json_text(settings)}});
 }
 #else
 bool has_database() {

@@ -296,6 +296,10 @@ INSTANTIATE_TEST_SUITE_P(
                "--eval-stride 17|--length of 16"},
         BadRun{"NothingToBeBestOn", "train gpt --name a --text a.txt --validation 0 --export best --steps 1",
                "nothing is held out|--export best"},
+        BadRun{"NothingToEvaluate", "train gpt --name a --text a.txt --validation 0 --eval-every 2 --steps 4",
+               "nothing is held out|--eval-every|--validation"},
+        BadRun{"NothingToCompareWith", "train gpt --name a --text a.txt --validation 0 --ngram 2 --steps 4",
+               "nothing is held out|--ngram"},
         BadRun{"SmallShare", "train gpt --name a --text a.txt --validation 0.0005", "nothing is held out"},
         BadRun{"LongPrompt", "train gpt --name a --text a.txt --sample-prompt everyone_may_copy_this",
                "prompt of samples has|sequences have 16|--sample-prompt"},
@@ -303,6 +307,32 @@ INSTANTIATE_TEST_SUITE_P(
         BadRun{"BadTokenizer", "train gpt --name a --text a.txt --tokenizer bad.json", "bad.json"},
         BadRun{"NoModel", "train gpt --name a --text a.txt --tokenizer nothing", "nothing"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(TrainLanguageRuns, WithoutHeldOutTextARunThatAsksForNoEvaluationTrains) {
+  const Workplace at;
+  put_texts(at);
+  const Outcome outcome = run(at, "train gpt --validation 0 --eval-every 0 --steps 2 --name a" + kFromText);
+  expect_success(outcome);
+  EXPECT_TRUE(holds_all(outcome.out, "none held out, characters; sequences of 16")) << outcome.out;
+  const Outcome more = run(at, "train gpt --quiet --resume runs/a --steps 4 --eval-every 1 --device cpu");
+  EXPECT_EQ(more.code, 1) << more.out;
+  EXPECT_TRUE(holds_all(more.err, "nothing is held out|--eval-every")) << more.err;
+}
+
+TEST(TrainLanguageRuns, PathsThatRunJsonCannotKeepAreRefused) {
+  const Workplace at;
+  put_texts(at);
+  fs::create_directories(at / "d\xE9");
+  for (const char* line :
+       {"train gpt --data d\xE9", "train llama --text a.txt --model d\xE9",
+        "train gpt --text a.txt --sample-prompt \xE9", "train bert --task sst2 --data d\xE9 --scratch",
+        "train bert --task sst2 --data a --model d\xE9"}) {
+    const Outcome outcome = run(at, line);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, "\\xE9\" is not UTF-8|run.json")) << outcome.err;
+    EXPECT_FALSE(fs::exists(at / "runs"));
+  }
+}
 
 TEST(TrainLanguageRuns, PiecesOfAFileHoldOutSomeOfEverything) {
   const Workplace at;

@@ -12,6 +12,7 @@
 #include "io/checkpoint_folder.h"
 #include "io/events.h"
 #include "io/safetensors.h"
+#include "io/utf8.h"
 #include "tests/cli/command.h"
 
 // What the subcommands print and write when all is well.
@@ -381,6 +382,26 @@ TEST(Train, WritesTheWholeRunFolder) {
                          "SELECT path, model, status, steps, device, count(*) OVER () FROM runs");
   EXPECT_EQ(row, (std::vector<std::string>{(fs::canonical(workplace.path()) / "runs/r").string(), "tnp",
                                            "finished", "20", "cpu", "1"}));
+#endif
+}
+
+TEST(Train, APathThatIsNotUtf8IsWrittenWithItsBytesEscaped) {
+  const Workplace at;
+  const std::string runs = "caf\xE9", shown = "caf\\xE9";
+  said(at, "train tnp --quiet --steps 2 --runs " + runs + " --name r --json-out " + runs + ".json" + kTiny);
+  EXPECT_EQ(json::parse(at.get(runs + ".json")).at("run"), shown + "/r");
+  EXPECT_EQ(json::parse(said(at, "eval tnp " + runs + "/r --tasks 2 --json --device cpu")).at("run"),
+            shown + "/r");
+  said(at, "train tnp --quiet --resume " + runs + "/r --steps 3 --device cpu");
+  said(at, "train tnp --quiet --steps 2 --name r\xFF" + kTiny);
+  said(at, "report runs/r\xFF " + runs + "/r --out p.html");
+  for (const std::string& page : {std::string("p.html"), std::string("runs/r\xFF/report.html")}) {
+    EXPECT_TRUE(io::is_utf8(at.get(page))) << page;
+    EXPECT_TRUE(holds_all(at.get(page), "r\\xFF")) << page;
+  }
+#if defined(TESSERA_WITH_SQLITE)
+  const auto row = query(at / runs / "runs.sqlite", "SELECT path, steps, count(*) OVER () FROM runs");
+  EXPECT_EQ(row, (std::vector<std::string>{(fs::canonical(at.path()) / shown / "r").string(), "3", "1"}));
 #endif
 }
 
