@@ -23,10 +23,16 @@ bool may_be_empty(CLI::Option& option) {
   }
 }
 
-/// A flag is there or not: a second one and a value are mistakes. A value that is empty is none.
+/// A flag is there or not: a second one and a value are mistakes. A value that is empty is none, and a flag
+/// where a value should stand means that the value is missing.
 void be_strict(CLI::App& app) {
   for (CLI::Option* option :
        app.get_options([](const CLI::Option* o) { return o->get_expected_max() > 0; })) {
+    if (option->nonpositional())
+      option->check([&app](const std::string& text) {
+        const bool flag = text.starts_with('-') && app.get_option_no_throw(text.substr(0, text.find('=')));
+        return flag ? "a value is missing: " + text + " is a flag" : std::string();
+      });
     if (may_be_empty(*option)) continue;
     option->check(
         [](const std::string& text) { return text.empty() ? std::string("an empty text is no value") : ""; });
