@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "runtime/error.h"
 
@@ -116,10 +119,19 @@ Series loss_curve(const RunFolder& run, const std::string& name, int colour, boo
 }
 
 std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options) {
+  std::set<std::filesystem::path> folders;
+  std::map<std::string, int> named;  // how many runs have the name
+  for (const RunFolder& run : runs) {
+    check(folders.insert(std::filesystem::canonical(run.path())).second, "report: ", run.path().string(),
+          " is given twice; its noise would be none");
+    named[run.path().filename().string()] += 1;
+  }
   std::vector<RunGroup> groups;
   for (const RunFolder& run : runs) {
-    const std::string name =
-        options.by.empty() ? run.path().filename().string() : setting_of(run, options.by);
+    const std::string own = run.path().filename().string();
+    const std::string name = !options.by.empty() ? setting_of(run, options.by)
+                             : named[own] == 1   ? own
+                                                 : run.path().string();
     const std::vector<StepRecord> records = run.metrics();
     const int64_t end = records.empty() ? 0 : records.back().step;
     double sum = 0, evaluation = kNone, gap = kNone;

@@ -25,8 +25,9 @@ struct RunGroup {
   std::vector<double> gap;         // the last eval_gap; NaN likewise
 };
 
-/// The groups in the order of the first run of each. Throws, naming the run, if it lacks the setting or has
-/// logged no loss.
+/// The groups in the order of the first run of each; without a setting the name is that of the folder, or its
+/// path where several are called so. Throws, naming the run, if it lacks the setting, has logged no loss or
+/// is given twice.
 std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options);
 
 /// Mean and standard deviation (of the sample, with n - 1; 0 for one value) of one value or more.

@@ -55,6 +55,9 @@ TEST(RunFolder, SettingsComeBackAndGarbageIsNamed) {
   const json settings = {{"seed", ~uint64_t(0)}, {"lr", 0.1}, {"name", "\xC3\xA4\n\""}};
   run.write_settings(settings);
   EXPECT_EQ(RunFolder::open(run.path()).settings(), settings);
+  // As a shell completes it, and from within: the name and the folder above are the same.
+  EXPECT_EQ(RunFolder::open(run.path() / "").path(), run.path());
+  EXPECT_EQ(RunFolder::open(run.path() / ".").path(), std::filesystem::canonical(run.path()));
   for (const char* bad : {"{", "[1]", "3", "{} {}", "nul"}) {
     put(run.path() / "run.json", bad);
     EXPECT_NE(message_of([&] { run.settings(); }).find("run.json"), std::string::npos) << bad;

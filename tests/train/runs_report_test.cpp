@@ -68,6 +68,23 @@ TEST(RunsReport, TheFinalLossIsOfTheLastStepsOnly) {
   EXPECT_EQ(group_runs({run}, {})[0].name, "a");
 }
 
+TEST(RunsReport, RunsOfOneNameAreEachTheirOwnAndOneRunCountsOnce) {
+  const TemporaryFolder folder;
+  const RunFolder a = make_run(folder / "first", "a", "f32", 1),
+                  b = make_run(folder / "second", "a", "f32", 2);
+  const auto groups = group_runs({RunFolder::open(a.path() / ""), b}, {});
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].name, a.path().string());
+  EXPECT_EQ(groups[1].name, b.path().string());
+  EXPECT_EQ(group_runs({a, b}, {.by = "lr"}).size(), 1u);
+  try {
+    group_runs({a, b, RunFolder::open(a.path() / ".")}, {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("is given twice"), std::string::npos) << error.what();
+  }
+}
+
 TEST(RunsReport, NamesTheRunThatLacksWhatIsAsked) {
   const TemporaryFolder folder;
   const RunFolder run = make_run(folder.path(), "a", "f32", 1);
