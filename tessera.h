@@ -99,6 +99,7 @@
 #include "io/tokenizer/train.h"
 #include "io/torch_file.h"
 #include "io/unpickle.h"
+#include "io/utf8.h"
 #include "io/weights.h"
 
 #include "pretrained/config.h"

@@ -10,6 +10,7 @@
 #include "bench/sweep.h"
 #include "cli/bench.h"
 #include "runtime/error.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -76,7 +77,7 @@ int bench_sweep(const SweepArgs& args) {
       options.dtype = dtype;
       const auto begin = std::chrono::steady_clock::now();
       const auto records = bench::sweep_op(*op, options, [&](int64_t done) {
-        if (terminal) fmt::print(stderr, "\r{} {}/{}\033[K\r", op->name, done, options.count);
+        if (terminal) train::tell(fmt::format("\r{} {}/{}\033[K\r", op->name, done, options.count));
       });
       if (!args.json.empty()) bench::append_records(args.json, records);
       print_summary(*op, records,

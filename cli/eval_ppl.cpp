@@ -12,6 +12,7 @@
 #include "io/utf8.h"
 #include "train/interrupt.h"
 #include "train/perplexity.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -91,8 +92,8 @@ int eval_ppl(PplArgs args) {
   const auto begin = std::chrono::steady_clock::now();
   const auto progress = [&](const train::Perplexity& so_far) {
     if (shows)
-      fmt::print(stderr, "\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows.size(),
-                 so_far.perplexity());
+      train::tell(fmt::format("\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows.size(),
+                              so_far.perplexity()));
     return train::InterruptGuard::signal_received() == 0;
   };
   const train::Perplexity result = std::visit(
@@ -101,7 +102,7 @@ int eval_ppl(PplArgs args) {
       },
       language.model);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (shows) fmt::print(stderr, "\r\x1b[K");
+  if (shows) train::tell("\r\x1b[K");
   const bool whole = result.windows == int64_t(windows.size());
   // The whole text's tokens a byte: windows leave some tokens out, and nobody says which bytes those are.
   const double bits =
@@ -139,7 +140,7 @@ int eval_ppl(PplArgs args) {
                result.perplexity(), "bits per byte", bits, "tokens/s", rate);
   }
   if (whole) return 0;
-  fmt::print(stderr, "tessera: interrupted after {} of {} windows\n", result.windows, windows.size());
+  train::tell(fmt::format("tessera: interrupted after {} of {} windows\n", result.windows, windows.size()));
   return 128 + train::InterruptGuard::signal_received();
 }
 

@@ -7,6 +7,7 @@
 #include "io/checkpoint_folder.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
+#include "train/progress.h"
 #include "train/tnp_job.h"
 
 namespace tessera::cli {
@@ -26,7 +27,8 @@ int run_eval(const EvalArgs& args) {
   const train::TnpJob job = read_job((run.path() / "run.json").string(), settings);
   train::TnpSession session(job, device);
   const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
-  for (const std::string& warning : newest.warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
+  for (const std::string& warning : newest.warnings)
+    train::tell(fmt::format("tessera: warning: {}\n", warning));
   check(newest.step.has_value(), run.checkpoints().string(), ": it holds no checkpoint yet");
   const int64_t step = session.restore(newest.file);
   const train::TnpEvaluation e =
@@ -55,7 +57,8 @@ int run_eval(const EvalArgs& args) {
                e.gap_error);
   }
   if (!within)
-    fmt::print(stderr, "tessera: the gap {:.4f} is above {:.4f} nats per point\n", e.gap, args.most_gap);
+    train::tell(
+        fmt::format("tessera: the gap {:.4f} is above {:.4f} nats per point\n", e.gap, args.most_gap));
   return within ? 0 : 1;
 }
 

@@ -15,6 +15,7 @@
 #include "io/utf8.h"
 #include "models/generate.h"
 #include "train/interrupt.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -160,9 +161,9 @@ int run_generate(const GenerateArgs& args) {
   const double first = steps ? milliseconds(writer.times[0] - begin) : 0;
   const double each = steps > 1 ? milliseconds(writer.times.back() - writer.times[0]) / double(steps - 1) : 0;
   if (::isatty(STDERR_FILENO) == 1 && steps > 0)
-    fmt::print(stderr,
-               "tessera: {} tokens, then {} new; the first after {:.1f} ms, the others {:.2f} ms each\n",
-               longest, steps, first, each);
+    train::tell(
+        fmt::format("tessera: {} tokens, then {} new; the first after {:.1f} ms, the others {:.2f} ms each\n",
+                    longest, steps, first, each));
   if (!args.json.empty()) {
     nlohmann::json texts = nlohmann::json::array();
     for (size_t i = 0; i < count; ++i) {

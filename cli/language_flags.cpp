@@ -98,9 +98,16 @@ void LanguageFlags::add_training(CLI::App& command) {
       ->check(sizes())
       ->group("Training");
   command.add_option("--steps", job_.steps, "Training steps")->check(sizes())->group("Training");
-  share("--epochs", epochs, "Passes over the training text, in place of --steps", "Training", 1e6);
-  share("--minutes", minutes, "As many steps as fit, by the time of the first few, in place of --steps",
-        "Training", 1e6);
+  const auto in_place_of_steps = [&](const char* flag, double& value, const char* what) {
+    command.add_option(flag, value, what)
+        ->check(kFinite)
+        ->check(between(1e-6, 1e6))
+        ->default_str("")
+        ->group("Training");
+  };
+  in_place_of_steps("--epochs", epochs, "Passes over the training text, in place of --steps");
+  in_place_of_steps("--minutes", minutes,
+                    "As many steps as fit, by the time of the first few, in place of --steps");
   command.add_option("--lr", job_.lr, "Peak learning rate")
       ->check(kFinite)
       ->check(between(1e-30, 1e30))

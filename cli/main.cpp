@@ -1,4 +1,6 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -6,11 +8,13 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/explain.h"
 #include "runtime/error.h"
 #include "train/build_info.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -52,12 +56,19 @@ int checked_output(int code) {
   std::cout.flush();
   const bool flushed = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
   if (flushed) return code;
-  fmt::print(stderr, "tessera: write: the standard output: {}\n",
-             errno != 0 ? std::strerror(errno) : "not all could be written");
+  train::tell(fmt::format("tessera: write: the standard output: {}\n",
+                          errno != 0 ? std::strerror(errno) : "not all could be written"));
   return code == 0 ? 1 : code;
 }
 
+/// Without them the first file that is opened would be the standard output, and get what is printed.
+void occupy_standard_files() {
+  for (const int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(file, F_GETFD) < 0) ::open("/dev/null", file == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int run(int argc, char** argv) {
+  occupy_standard_files();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error like a full disk, not the end
   CLI::App app{"tessera: train, check and measure deep learning operators and models", "tessera"};
   app.set_version_flag("--version",
@@ -83,16 +94,21 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& wanted) {  // --help, --version
     return checked_output(app.exit(wanted));
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "tessera: {}\n", explain(app, error, std::vector<std::string>(argv + 1, argv + argc)));
+    train::tell(
+        fmt::format("tessera: {}\n", explain(app, error, std::vector<std::string>(argv + 1, argv + argc))));
     return 2;
   }
   try {
     return checked_output(action());
   } catch (const UsageError& error) {
-    fmt::print(stderr, "tessera: {}\n", error.what());
+    train::tell(fmt::format("tessera: {}\n", error.what()));
     return 2;
+  } catch (const std::system_error& error) {  // of fmt::print, which does not say what it could not write to
+    train::tell(fmt::format("tessera: {}{}\n", std::ferror(stdout) ? "write: the standard output: " : "",
+                            std::ferror(stdout) ? error.code().message() : error.what()));
+    return 1;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "tessera: {}\n", error.what());
+    train::tell(fmt::format("tessera: {}\n", error.what()));
     return 1;
   }
 }

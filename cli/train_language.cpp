@@ -137,6 +137,7 @@ class TrainedLanguage : public TrainedModel {
       if (job_.stride == 0) job_.stride = epochs() > 1 ? 1 : job_.length;
       open_data(own);
     }
+    check_batch(job_, *data_);
     session_.emplace(job_, device, restart ? job_.start : std::string());
     loader_ = train::first_batch(job_);
   }

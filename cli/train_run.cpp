@@ -11,6 +11,7 @@
 #include "io/utf8.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
 
@@ -179,7 +180,7 @@ void record_end(const fs::path& database, const train::RunFolder& run, const cha
   try {
     train::record_run(database, run, status);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "tessera: warning: {}\n", error.what());
+    train::tell(fmt::format("tessera: warning: {}\n", error.what()));
   }
 }
 
@@ -237,7 +238,8 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   int64_t first_step = 0;
   if (resumed) {
     const auto newest = io::CheckpointFolder(run->checkpoints().string(), int(flags.keep)).latest();
-    for (const std::string& warning : newest.warnings) fmt::print(stderr, "tessera: warning: {}\n", warning);
+    for (const std::string& warning : newest.warnings)
+      train::tell(fmt::format("tessera: warning: {}\n", warning));
     if (newest.step) {
       first_step = model.restore(newest.file);
       fmt::print("resuming from {} (step {})\n", newest.file, first_step);

@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-/// File names are bytes, and what the system hands over may be no UTF-8; JSON, SQL and HTML are UTF-8. Whoever
-/// writes these puts names through here.
+/// File names are bytes, and what the system hands over may be no UTF-8; JSON, SQL and HTML are UTF-8.
+/// Whoever writes these puts names through here.
 
 namespace tessera::io {
 

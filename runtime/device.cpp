@@ -10,6 +10,7 @@
 
 #include "runtime/device_context.h"
 #include "runtime/error.h"
+#include "runtime/host_memory_internal.h"
 #include "runtime/parallel.h"
 
 #if defined(TESSERA_WITH_CUDA)
@@ -33,16 +34,7 @@ DeviceContext* make_cpu_context() {
   context->card.name = "cpu";
   context->card.multiprocessors = cpu_threads();
   context->card.memory_bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE));
-  MemorySource source;
-  source.name = "cpu";
-  source.allocate = [](size_t bytes) { return std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096); };
-  source.release = [](void* data) { std::free(data); };
-  source.usage = [total = context->card.memory_bytes] {
-    return std::pair(size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE)), total);
-  };
-  source.fill = [](void* data, int byte, size_t bytes) { std::memset(data, byte, bytes); };
-  source.read = [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); };
-  context->allocator = std::make_unique<Allocator>(std::move(source));
+  context->allocator = std::make_unique<Allocator>(host_memory(machine_memory()));
   return context;
 }
 

@@ -2,9 +2,9 @@
 
 namespace tessera::train {
 
-/// While it lives, SIGINT and SIGTERM ask for an orderly end instead of killing the process: the loop
-/// finishes its step, saves and leaves. A second signal ends the process at once. One at a time; the former
-/// handlers come back at the end.
+/// While it lives, SIGINT, SIGTERM and, unless it was ignored (nohup), SIGHUP ask for an orderly end instead
+/// of killing the process: the loop finishes its step, saves and leaves. A second signal ends the process at
+/// once. One at a time; the former handlers come back at the end.
 class InterruptGuard {
  public:
   InterruptGuard();

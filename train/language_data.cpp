@@ -38,8 +38,9 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
   const datasets::Tokenized done = datasets::tokenize_files(
       text.files, io::Tokenizer::load(folder), folder,
       {.validation = text.validation, .piece = text.piece, .workers = cpu_threads()});
-  check(text.validation == 0 || done.validation.tokens > 0, "train: the last ", text.validation,
-        " of each text is not a whole line, so nothing is held out; give a larger share, or 0");
+  check(text.validation == 0 || done.validation.tokens > 0, "train: in the last ", text.validation,
+        " of no text (or --piece of one) a line begins, so nothing is held out; give a larger --validation, "
+        "or 0");
   return done;
 }
 

@@ -151,6 +151,9 @@ BestEvaluation best_evaluation(const RunFolder& run);
 /// begins. Throws if they are more than a training sequence has.
 std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch& watch);
 
+/// Throws unless the training part has as many windows as a batch takes.
+void check_batch(const LanguageJob& job, const LanguageData& data);
+
 /// Trains from `first_step` on; see run_training. Values of an evaluation: eval_nll (nats a token),
 /// eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll, ngram_bits_per_byte and eval_gap =
 /// eval_nll - ngram_nll. `held_out`: what an evaluation asks for; may be empty. If the best weights are to be

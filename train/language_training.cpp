@@ -68,13 +68,18 @@ BestEvaluation best_evaluation(const RunFolder& run) {
   return best;
 }
 
+void check_batch(const LanguageJob& job, const LanguageData& data) {
+  check(data.train().size() >= job.batch, "train: ", data.train().tokens(), " tokens are ",
+        data.train().size(), " windows of ", job.length, "; a batch takes ", job.batch,
+        ": give a smaller --batch or --length, or more text");
+}
+
 TrainResult train_language(LanguageSession& session, const LanguageData& data, const RunFolder& run,
                            const TrainerOptions& given, const LanguageWatch& watch, const HeldOut& held_out,
                            const NgramBaseline& baseline, int64_t first_step,
                            const datasets::LoaderState& state, Progress& progress) {
   const LanguageJob& job = session.job();
-  check(data.train().size() >= job.batch, "train: ", data.train().tokens(), " tokens are ",
-        data.train().size(), " windows of ", job.length, "; a batch takes ", job.batch);
+  check_batch(job, data);
   auto loader = make_loader(job, data.train(), session.device());
   loader.set_state(state);
   io::CheckpointFolder folder(run.checkpoints().string(), given.keep);

@@ -5,9 +5,14 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 
 namespace tessera::train {
+
+void tell(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+}
 
 std::string format_duration(double seconds) {
   if (!(seconds >= 0) || seconds > 1e8) return "?";
@@ -51,27 +56,26 @@ void Progress::show(const ProgressState& state) {
   if (state.flop_share >= 0) line += fmt::format("  MFU {:.1f}%", state.flop_share * 100);
 
   if (!terminal_) {
-    fmt::print(stderr, "{}\n", line);
+    tell(line + "\n");
     return;
   }
   winsize size{};
   const size_t width =
       ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 8 ? size.ws_col - 1u : 79u;
   if (line.size() > width) line.resize(width);
-  fmt::print(stderr, "\r\033[K{}{}{}", colour_ ? "\033[36m" : "", line, colour_ ? "\033[0m" : "");
-  std::fflush(stderr);
+  tell(fmt::format("\r\033[K{}{}{}", colour_ ? "\033[36m" : "", line, colour_ ? "\033[0m" : ""));
   line_open_ = true;
 }
 
 void Progress::finish() {
-  if (line_open_) fmt::print(stderr, "\n");
+  if (line_open_) tell("\n");
   line_open_ = false;
 }
 
 void Progress::say(const std::string& text) {
   if (quiet_) return;
   finish();
-  fmt::print(stderr, "{}\n", text);
+  tell(text + "\n");
 }
 
 }  // namespace tessera::train

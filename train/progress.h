@@ -6,6 +6,10 @@
 
 namespace tessera::train {
 
+/// Writes to the standard error, at once. What cannot be written there, on a full disk, is lost: that is no
+/// reason to end a run.
+void tell(const std::string& text);
+
 /// What the line shows; values below 0 are left out.
 struct ProgressState {
   int64_t step = 0, steps = 0;

@@ -75,8 +75,8 @@ class Tokenizer {
   bool is_special(int32_t id) const;
   const SpecialTokens& special() const;
 
-  /// "BPE, byte level", "BPE", "characters", "bytes" (of BPE without a pair to join), "WordPiece", "WordLevel",
-  /// "SentencePiece".
+  /// "BPE, byte level", "BPE", "characters", "bytes" (of BPE without a pair to join), "WordPiece",
+  /// "WordLevel", "SentencePiece".
   std::string kind() const;
   const std::string& path() const;
   /// XXH3 (32 hexadecimal digits) of what decides the tokens: equal for equal tokenizers, however the file is

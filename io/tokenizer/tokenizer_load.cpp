@@ -214,7 +214,9 @@ Tokenizer Tokenizer::load(const std::string& path) {
         Site::here(), "tokenizer: ", path,
         is_folder
             ? " is a folder without tokenizer.json, vocab.json and merges.txt, vocab.txt or tokenizer.model"
-            : " is no tokenizer.json, vocab.json, merges.txt, vocab.txt or .model file by its name");
+        : fs::exists(path, ignored)
+            ? " is no tokenizer.json, vocab.json, merges.txt, vocab.txt or .model file by its name"
+            : " is neither a file nor a folder; check the name");
   }
   find_special(*core, folder.empty() ? "." : folder.string());
   return Tokenizer(core);

@@ -72,6 +72,7 @@ Process::Process(const Workplace& workplace, const std::vector<std::string>& arg
   const int out = ::open((output.empty() ? out_ : output).c_str(), O_WRONLY | O_CREAT, 0600),
             err = ::open(err_.c_str(), O_WRONLY | O_CREAT, 0600);
   ::dup2(in, 0), ::dup2(out, 1), ::dup2(err, 2);
+  ::signal(SIGHUP, SIG_DFL);            // tests may run under nohup
   ::setenv("OMP_NUM_THREADS", "1", 1);  // tiny problems: threads would only wait for each other
   ::setenv("OMP_WAIT_POLICY", "passive", 1);
   ::setenv("ASAN_OPTIONS", "allocator_may_return_null=1", 0);  // as an allocator without sanitizers does

@@ -1,13 +1,16 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
+#include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
 
 #include "io/safetensors.h"
 #include "runtime/device.h"
 #include "tests/cli/command.h"
+#include "tests/place.h"
 
 // Files that cannot be what the command line says they are: exit code 1, one message that begins with what
 // failed and names the file, and no output file.
@@ -294,10 +297,38 @@ TEST(Output, ThatCannotBeWrittenIsAnError) {
   for (const std::string line : {"--help", "--version", "plan gpt", "doctor --json", "op --list"}) {
     const Outcome outcome = Process(workplace, words_of(line), "/dev/full").wait(60);
     EXPECT_EQ(outcome.code, 1) << line;
-    EXPECT_TRUE(outcome.err.starts_with("tessera: ") && holds_all(outcome.err, "write"))
+    EXPECT_TRUE(outcome.err.starts_with("tessera: ") &&
+                holds_all(outcome.err, "write: the standard output: "))
         << line << ": " << outcome.err;
     EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
   }
+}
+
+/// What a shell makes of the line, the command's output and errors sent elsewhere.
+int shell(const Workplace& at, const std::string& line) {
+  std::string program = tessera::test::place("TESSERA_PROGRAM", TESSERA_PROGRAM);
+  if (program.find('/') != std::string::npos) program = fs::absolute(program).string();
+  const int status = std::system(("cd " + at.path().string() + " && " + program + " " + line).c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST(Output, ProgressThatCannotBeWrittenDoesNotEndARun) {
+  if (!fs::is_character_file("/dev/full")) GTEST_SKIP() << "skipped: there is no /dev/full";
+  const Workplace at;
+  EXPECT_EQ(shell(at, "train tnp --steps 3 --name r" + kTiny + " 2>/dev/full >out"), 0);
+  EXPECT_TRUE(fs::exists(at / "runs/r/report.html"));
+  EXPECT_EQ(shell(at, "train tnp --stpes 3 2>/dev/full"), 2);
+  EXPECT_EQ(shell(at, "eval tnp nowhere 2>/dev/full"), 1);
+}
+
+TEST(Output, WhereThereIsNoneNoFileOfARunGetsIt) {
+  const Workplace at;
+  EXPECT_EQ(shell(at, "train tnp --steps 3 --name r" + kTiny + " <&- >&- 2>&-"), 1);  // it could not say so
+  EXPECT_EQ(json::parse(at.get("runs/r/run.json")).at("model"), "tnp");
+  EXPECT_TRUE(fs::exists(at / "runs/r/report.html"));
+  put_tensors(at, "x.safetensors", {{"x", ramp({2, 3})}});
+  EXPECT_EQ(shell(at, "op relu --in x.safetensors --out y.safetensors <&- >&- 2>&-"), 0);
+  EXPECT_EQ(io::load_safetensors((at / "y.safetensors").string()).size(), 1u);
 }
 
 TEST(Output, LargerThanAFileMayBeIsAnError) {

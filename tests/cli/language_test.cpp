@@ -276,6 +276,7 @@ TEST_P(TrainLanguageErrors, SayWhatIsWrongAndLeaveNoRun) {
   const Workplace at;
   put_texts(at);
   at.put("short.txt", "too short\n");
+  at.put("one.txt", "twenty letters there");
   at.put("empty.txt", "");
   at.put("bad.json", "{");
   fs::create_directories(at / "nothing");
@@ -292,6 +293,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadRun{"ShortText", "train gpt --name a --text short.txt --validation 0", "tokens|no window of 16"},
         BadRun{"ShortValidation", "train gpt --name a --text short.txt", "nothing is held out"},
         BadRun{"EmptyText", "train gpt --name a --text empty.txt", "empty.txt is empty"},
+        BadRun{"LargeBatch", "train gpt --name a --text one.txt --validation 0 --stride 16 --steps 1",
+               "1 windows of 16; a batch takes 2|--batch"},
+        BadRun{"NoTokenizer", "train gpt --name a --text a.txt --tokenizer nowhere",
+               "nowhere is neither a file nor a folder"},
         BadRun{"WideStride", "train gpt --name a --text a.txt --eval-stride 17",
                "--eval-stride 17|--length of 16"},
         BadRun{"NothingToBeBestOn", "train gpt --name a --text a.txt --validation 0 --export best --steps 1",

@@ -193,8 +193,8 @@ TEST_P(Interrupted, SavesAndPrintsTheCommandThatGoesOn) {
   EXPECT_EQ(after.at("job"), before.at("job"));
   EXPECT_TRUE(fs::exists(workplace / checkpoint_name("cut", 2000)));
 }
-INSTANTIATE_TEST_SUITE_P(By, Interrupted, ::testing::Values(SIGINT, SIGTERM), [](const auto& info) {
-  return std::string(info.param == SIGINT ? "Sigint" : "Sigterm");
+INSTANTIATE_TEST_SUITE_P(By, Interrupted, ::testing::Values(SIGINT, SIGTERM, SIGHUP), [](const auto& info) {
+  return std::string(info.param == SIGINT ? "Sigint" : info.param == SIGTERM ? "Sigterm" : "Sighup");
 });
 
 struct Damage {

@@ -1,0 +1,33 @@
+#include "runtime/host_memory_internal.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/error.h"
+
+namespace tessera {
+namespace {
+
+TEST(HostMemory, LendsNoMoreThanItIsToldAndAgainWhatCameBack) {
+  const MemorySource source = host_memory(1 << 20);
+  EXPECT_EQ(source.allocate((1 << 20) + 1), nullptr);
+  EXPECT_EQ(source.allocate(SIZE_MAX), nullptr);
+  for (int round = 0; round < 3; ++round) {
+    void* const a = source.allocate(500'000);
+    void* const b = source.allocate(500'000);
+    ASSERT_TRUE(a && b);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(a) % 4096, 0u);
+    EXPECT_EQ(source.allocate(500'000), nullptr);
+    source.release(a), source.release(b);
+  }
+}
+
+TEST(HostMemory, BeyondTheMachinesAnAllocationIsAnErrorAndNotAPromise) {
+  EXPECT_GE(machine_memory(), size_t(64) << 20);
+  Allocator allocator(host_memory(8 << 20));
+  Block* const held = allocator.allocate(6 << 20);
+  EXPECT_THROW(allocator.allocate(6 << 20), OutOfMemory);
+  allocator.free(held);
+}
+
+}  // namespace
+}  // namespace tessera
