@@ -175,8 +175,9 @@ void write_summary(const TrainedModel& model, const std::string& path, const tra
   io::write_file(path, io::json_text(out, 2) + "\n");
 }
 
-/// The row in runs.sqlite is a convenience: that it cannot be written must not hide how the run ended.
-void record_end(const fs::path& database, const train::RunFolder& run, const char* status) {
+/// The row in runs.sqlite is a convenience: that it cannot be written must neither keep a run from beginning
+/// nor hide how it ended.
+void record(const fs::path& database, const train::RunFolder& run, const char* status) {
   try {
     train::record_run(database, run, status);
   } catch (const std::exception& error) {
@@ -266,7 +267,7 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   run->write_settings(settings);
   guard.keep();
   const fs::path database = run->path().parent_path() / "runs.sqlite";
-  train::record_run(database, *run, "running");
+  record(database, *run, "running");
   model.print_header(*run, graph, first_step);
   std::fflush(stdout);  // a pipe's reader sees it before the first step
 
@@ -285,11 +286,11 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
     model.report(*run, result);
   } catch (...) {
     progress.finish();
-    record_end(database, *run, "failed");
+    record(database, *run, "failed");
     throw;
   }
   const bool finished = result.outcome == train::Outcome::finished;
-  record_end(database, *run, finished ? "finished" : "interrupted");
+  record(database, *run, finished ? "finished" : "interrupted");
   if (!flags.json_out.empty()) write_summary(model, flags.json_out, result, device, *run);
   if (!finished) {
     fmt::print("interrupted after step {}; saved. To go on:\n  {}\n", result.step,

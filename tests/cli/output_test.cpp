@@ -405,6 +405,17 @@ TEST(Train, APathThatIsNotUtf8IsWrittenWithItsBytesEscaped) {
 #endif
 }
 
+#if defined(TESSERA_WITH_SQLITE)
+TEST(Train, ADamagedDatabaseIsAWarningAndTheRunGoesOn) {
+  const Workplace at;
+  at.put("runs/runs.sqlite", "this is no database, and longer than the head of one would be............");
+  const Outcome outcome = run(at, "train tnp --quiet --steps 2 --name r" + kTiny);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, "tessera: warning: results database|runs.sqlite")) << outcome.err;
+  EXPECT_TRUE(fs::exists(at / "runs/r/report.html"));
+}
+#endif
+
 TEST(Train, ANameThatIsTakenGetsANumber) {
   const Workplace workplace;
   for (int i = 0; i < 3; ++i) said(workplace, "train tnp --quiet --steps 1 --name r" + kTiny);
