@@ -67,6 +67,9 @@ class TrainedLanguage : public TrainedModel {
     together("--steps", "--epochs", "one or the other");
     together("--steps", "--minutes", "one or the other");
     together("--epochs", "--minutes", "one or the other");
+    for (const char* of_samples : {"--sample-prompt", "--sample-every"})
+      if (watch.sample_tokens == 0 && given(command, of_samples))
+        throw UsageError(std::string(of_samples) + ": with --sample-tokens 0 there are no samples");
     if (watch.patience > 0 && command.get_option("--eval-every")->as<int64_t>() == 0)
       throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
     note_evaluation(command);
@@ -265,6 +268,8 @@ class TrainedLanguage : public TrainedModel {
   void make_data(const std::string& own) {
     if (!flags.data.empty()) {
       job_.data = fs::absolute(flags.data).lexically_normal().string();
+      check(fs::is_directory(job_.data), "train: --data: ", flags.data,
+            " is no folder; tessera data tokenize makes one of text");
       train::copy_tokenizer(!flags.text.tokenizer.empty() ? flags.text.tokenizer : job_.data, own);
     } else {
       train::LanguageText text = flags.text;

@@ -34,7 +34,7 @@ DeviceContext* make_cpu_context() {
   context->card.name = "cpu";
   context->card.multiprocessors = cpu_threads();
   context->card.memory_bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE));
-  context->allocator = std::make_unique<Allocator>(host_memory(machine_memory()));
+  context->allocator = std::make_unique<Allocator>(host_memory(memory_within_reach));
   return context;
 }
 

@@ -1,22 +1,30 @@
 #include "runtime/host_memory_internal.h"
 
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
+#include <string>
+#include <utility>
 
 namespace tessera {
 
-size_t machine_memory() {
-  struct sysinfo info {};
-  if (::sysinfo(&info) != 0) return SIZE_MAX;
-  return (size_t(info.totalram) + size_t(info.totalswap)) * info.mem_unit;
+size_t memory_within_reach() {
+  size_t kilobytes = 0, pages = 0;
+  int found = 0;
+  std::ifstream system("/proc/meminfo"), own("/proc/self/statm");
+  std::string name, unit;
+  for (size_t value = 0; found < 2 && system >> name >> value && std::getline(system, unit);)
+    if (name == "MemAvailable:" || name == "SwapFree:") kilobytes += value, ++found;
+  own >> pages >> pages;  // the second number: what is resident
+  if (found == 0 || !own) return SIZE_MAX;
+  return kilobytes * 1024 + pages * size_t(::sysconf(_SC_PAGE_SIZE));
 }
 
-MemorySource host_memory(size_t most) {
+MemorySource host_memory(std::function<size_t()> most) {
   constexpr size_t kPage = 4096;
   struct Lent {
     std::map<void*, size_t> sizes;
@@ -25,9 +33,9 @@ MemorySource host_memory(size_t most) {
   const auto lent = std::make_shared<Lent>();  // the allocator calls one at a time
   MemorySource source;
   source.name = "cpu";
-  source.allocate = [lent, most](size_t bytes) -> void* {
-    const size_t whole = (bytes + kPage - 1) / kPage * kPage;
-    if (whole < bytes || whole > most - lent->total) return nullptr;
+  source.allocate = [lent, most = std::move(most)](size_t bytes) -> void* {
+    const size_t whole = (bytes + kPage - 1) / kPage * kPage, limit = most();
+    if (whole < bytes || whole > limit || lent->total > limit - whole) return nullptr;
     void* const data = std::aligned_alloc(kPage, whole);
     if (!data) return nullptr;
     lent->sizes.emplace(data, whole);

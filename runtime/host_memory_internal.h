@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-/// Memory of the host for tensors, in pages. It lends `most` bytes in all and no more, whatever the system
-/// would promise: what is promised beyond the machine's memory ends the process, or another one, when it is
-/// used.
-MemorySource host_memory(size_t most);
+/// Memory of the host for tensors, in pages. It lends no more bytes in all than `most` says when it is asked,
+/// whatever the system would promise: what is promised beyond the machine's memory ends the process, or
+/// another one, when it is used.
+MemorySource host_memory(std::function<size_t()> most);
 
-/// Bytes of the machine's memory and swap.
-size_t machine_memory();
+/// Bytes that this process could have in all: what it has, and what is available to it (memory and swap).
+size_t memory_within_reach();
 
 }  // namespace tessera

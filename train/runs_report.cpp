@@ -145,7 +145,10 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
       if (record.values.contains("eval_nll")) evaluation = value("eval_nll"), gap = value("eval_gap");
       if (record.values.contains("eval_score")) evaluation = value("eval_score");
     }
-    check(count > 0, "report: ", run.path().string(), " has logged no loss");
+    check(count > 0, "report: ", run.path().string(), " has logged no loss",
+          run.settings().contains("seeds")
+              ? "; name the folders of its seeds, " + run.path().string() + "/seed-*"
+              : "");
     auto group = std::ranges::find(groups, name, &RunGroup::name);
     if (group == groups.end()) group = groups.insert(group, {.name = name});
     group->runs.push_back(run);

@@ -309,6 +309,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadRun{"LongPrompt", "train gpt --name a --text a.txt --sample-prompt everyone_may_copy_this",
                "prompt of samples has|sequences have 16|--sample-prompt"},
         BadRun{"NoShards", "train gpt --name a --data nothing", "nothing"},
+        BadRun{"DataIsAFile", "train gpt --name a --data a.txt",
+               "--data: a.txt is no folder|tessera data tokenize"},
         BadRun{"BadTokenizer", "train gpt --name a --text a.txt --tokenizer bad.json", "bad.json"},
         BadRun{"NoModel", "train gpt --name a --text a.txt --tokenizer nothing", "nothing"}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -198,6 +198,8 @@ constexpr BadLine kBadLines[] = {
     {"train gpt --text a --batch 1 --batch-size 2", "--batch|received 2"},
     {"train gpt --text a --accumulate 0", "--accumulate|0 not in range"},
     {"train gpt --text a --dropout 1", "--dropout|1 not in range"},
+    {"train gpt --text a --sample-tokens 0 --sample-prompt x", "--sample-prompt|--sample-tokens 0"},
+    {"train gpt --text a --sample-tokens 0 --sample-every 5", "--sample-every|--sample-tokens 0"},
     {"train gpt --text a --epochs 0", "--epochs|0 not in range"},
     {"train llama --text a --minutes 0", "--minutes|0 not in range"},
     {"train gpt --text a --validation 0.95", "--validation|0.95 not in range"},

@@ -97,6 +97,13 @@ TEST(RunsReport, NamesTheRunThatLacksWhatIsAsked) {
   const RunFolder silent = RunFolder::create(folder.path(), "silent");
   silent.write_settings({{"job", 1}});
   EXPECT_THROW(group_runs({silent}, {}), Error);
+  silent.write_settings({{"seeds", 3}});
+  try {
+    group_runs({silent}, {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("silent/seed-*"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace
