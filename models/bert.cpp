@@ -81,8 +81,12 @@ BertBlock::BertBlock(const BertConfig& config, Rng& rng, Device device)
       dropout(config.hidden_dropout, rng) {}
 
 Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass) const {
-  const Tensor middle = norm1.add(x, dropout(attention(x, pass))).y;
-  return norm2.add(middle, dropout(mlp(middle))).y;
+  if (!dropout.drops()) {  // the products add what goes past them where they store
+    const Tensor middle = norm1(attention(x, pass, 0, x));
+    return norm2(mlp(middle, middle));
+  }
+  const Tensor middle = norm1.add(x, attention(x, pass), &dropout).y;
+  return norm2.add(middle, mlp(middle), &dropout).y;
 }
 
 BertClassifier::BertClassifier(const BertConfig& config, Rng& rng, Device device)

@@ -104,7 +104,8 @@ SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng
       head(options.head ? options.head : d / options.heads),
       causal(options.causal) {}
 
-Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer) const {
+Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer,
+                                 const Tensor& residual) const {
   const ModuleScope scope("attention");
   const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
   const int64_t tokens = x.size(0), all = heads + 2 * kv_heads;
@@ -114,7 +115,9 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const int64_t batch = uniform ? pass.sequences.count() : 1, length = batch ? tokens / batch : 0;
   const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
   const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);
-  const auto joined = [&](const Tensor& mixed) { return out(ops::reshape(mixed, {tokens, heads * head})); };
+  const auto joined = [&](const Tensor& mixed) {
+    return out(ops::reshape(mixed, {tokens, heads * head}), residual);
+  };
   if (pass.cache && !pass.fills_cache)
     return joined(pass.cache->attend(layer, ops::reshape(rows, by_batch), pass.rope_table));
   const bool placed = pass.cache && pass.rope_table.defined() && uniform && batch == pass.cache->batch();

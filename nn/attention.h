@@ -72,13 +72,14 @@ struct SelfAttentionOptions {
 };
 
 /// out(attention(q, k, v)) with q, k and v from one projection, whose rows are first the query heads', then
-/// the key heads', then the value heads': [N, d] -> [N, d]. Weights and biases start as zeros: a model draws
-/// its own.
+/// the key heads', then the value heads': [N, d] -> [N, d]. A residual [N, d] is added (nn::Linear). Weights
+/// and biases start as zeros: a model draws its own.
 struct SelfAttention {
   static constexpr const char* kKind = "SelfAttention";
 
   SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0) const;
+  Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0,
+                    const Tensor& residual = {}) const;
   void fields(auto&& visit) { visit("qkv", qkv), visit("out", out), visit("dropout", dropout); }
 
   Linear qkv, out;

@@ -9,7 +9,7 @@ Dropout::Dropout(double p, Rng& rng) : p(p), rng(&rng) {
 }
 
 Tensor Dropout::operator()(const Tensor& x) const {
-  return training && p > 0 ? ops::dropout(x, p, *rng) : x;
+  return drops() ? ops::dropout(x, p, *rng) : x;
 }
 
 }  // namespace tessera::nn

@@ -13,6 +13,8 @@ struct Dropout {
   /// `rng` must outlive the layer. Throws unless 0 <= p < 1.
   Dropout(double p, Rng& rng);
   Tensor operator()(const Tensor& x) const;
+  /// Whether it does anything now.
+  bool drops() const { return training && p > 0; }
   void fields(auto&&) {}
 
   double p;

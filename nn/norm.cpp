@@ -9,6 +9,11 @@ Tensor new_vector(int64_t width, double value, DType dtype, Device device) {
   return vector;
 }
 
+ops::ResidualDropout operator_dropout(const Dropout* dropout) {
+  return dropout && dropout->drops() ? ops::ResidualDropout{dropout->p, dropout->rng}
+                                     : ops::ResidualDropout{};
+}
+
 }  // namespace
 
 LayerNorm::LayerNorm(int64_t width, Device device, LayerNormOptions options) : eps(options.eps) {
@@ -20,8 +25,8 @@ Tensor LayerNorm::operator()(const Tensor& x) const {
   return ops::layernorm(x, weight, bias, eps);
 }
 
-ops::AddNorm LayerNorm::add(const Tensor& x, const Tensor& residual) const {
-  return ops::add_layernorm(x, residual, weight, bias, eps);
+ops::AddNorm LayerNorm::add(const Tensor& x, const Tensor& residual, const Dropout* dropout) const {
+  return ops::add_layernorm(x, residual, weight, bias, eps, operator_dropout(dropout));
 }
 
 RmsNorm::RmsNorm(int64_t width, Device device, RmsNormOptions options) : eps(options.eps) {
@@ -32,8 +37,8 @@ Tensor RmsNorm::operator()(const Tensor& x) const {
   return ops::rmsnorm(x, weight, eps);
 }
 
-ops::AddNorm RmsNorm::add(const Tensor& x, const Tensor& residual) const {
-  return ops::add_rmsnorm(x, residual, weight, eps);
+ops::AddNorm RmsNorm::add(const Tensor& x, const Tensor& residual, const Dropout* dropout) const {
+  return ops::add_rmsnorm(x, residual, weight, eps, operator_dropout(dropout));
 }
 
 }  // namespace tessera::nn

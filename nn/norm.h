@@ -1,6 +1,6 @@
 #pragma once
 
-#include "nn/module.h"
+#include "nn/dropout.h"
 #include "ops/norm/norm.h"
 
 namespace tessera::nn {
@@ -19,8 +19,9 @@ struct LayerNorm {
 
   explicit LayerNorm(int64_t width, Device device = Device::cpu(), LayerNormOptions options = {});
   Tensor operator()(const Tensor& x) const;
-  /// sum = x + residual and y = the norm of sum, in one pass (ops::add_layernorm).
-  ops::AddNorm add(const Tensor& x, const Tensor& residual) const;
+  /// sum = x + residual and y = the norm of sum, in one pass (ops::add_layernorm); with `dropout`, sum = x +
+  /// dropout(residual).
+  ops::AddNorm add(const Tensor& x, const Tensor& residual, const Dropout* dropout = nullptr) const;
   void fields(auto&& visit) { visit("weight", weight), visit("bias", bias); }
 
   Tensor weight, bias;  // [width], each may be undefined
@@ -39,8 +40,9 @@ struct RmsNorm {
 
   explicit RmsNorm(int64_t width, Device device = Device::cpu(), RmsNormOptions options = {});
   Tensor operator()(const Tensor& x) const;
-  /// sum = x + residual and y = the norm of sum, in one pass (ops::add_rmsnorm).
-  ops::AddNorm add(const Tensor& x, const Tensor& residual) const;
+  /// sum = x + residual and y = the norm of sum, in one pass (ops::add_rmsnorm); with `dropout`, sum = x +
+  /// dropout(residual).
+  ops::AddNorm add(const Tensor& x, const Tensor& residual, const Dropout* dropout = nullptr) const;
   void fields(auto&& visit) { visit("weight", weight); }
 
   Tensor weight;  // [width], or undefined

@@ -4,7 +4,6 @@
 #include "ops/op.h"
 
 namespace tessera::ops {
-namespace {
 
 Tensor masked(const Tensor& x, const DropoutMask& mask) {
   Tensor y = Tensor::empty_like(x);
@@ -16,8 +15,6 @@ Tensor masked(const Tensor& x, const DropoutMask& mask) {
   return y;
 }
 
-}  // namespace
-
 Tensor dropout(const Tensor& x, double p, Rng& rng, Site site) {
   check(x.defined(), "dropout: x is undefined");
   check(p >= 0 && p < 1, "dropout: p = ", p, " of ", describe(x), "; expected 0 <= p < 1");
@@ -27,7 +24,7 @@ Tensor dropout(const Tensor& x, double p, Rng& rng, Site site) {
       tape->record("dropout", site, {&x}, {&y}, [](Backward& b) { b.accumulate(0, Tensor(b.grad())); });
     return y;
   }
-  const DropoutMask mask{rng.reserve(x.device()), uint32_t(p * 4294967296.0), 1 / (1 - p)};
+  const DropoutMask mask = DropoutMask::of(p, rng.reserve(x.device()));
   Tensor y = masked(x, mask);
   if (Tape* tape = Tape::recording(x))
     tape->record("dropout", site, {&x}, {&y},

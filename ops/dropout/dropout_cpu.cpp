@@ -7,14 +7,12 @@ void dropout_cpu(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
   const auto loop = make_loop(y.shape(), y, x);
   const int inner = loop.rank - 1;
   const int64_t width = loop.sizes[inner];
-  const uint64_t seed = mask.stream.seed, offset = mask.stream.offset();
   dispatch_floating(x.dtype(), "dropout", [&]<class T>() {
     const auto scale = Compute<T>(mask.scale);
     T* const out = y.data<T>();
     const T* const in = x.data<T>();
     parallel_for(loop.count, 16384, [&](int64_t begin, int64_t end) {
-      Uint4 random{};
-      int64_t block = -1;
+      DropoutWalk walk(mask);
       for (int64_t place = begin; place < end;) {  // row by row
         int64_t row = place / width, at = 0, from = 0;
         const int64_t first = place % width, n = std::min(end - place, width - first);
@@ -24,10 +22,8 @@ void dropout_cpu(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
           at += index * loop.strides[0][dim], from += index * loop.strides[1][dim];
         }
         for (int64_t i = first; i < first + n; ++i, ++place) {
-          if (place / 4 != block) random = philox(seed, offset, uint64_t(block = place / 4));
           const auto value = Compute<T>(in[from + i * loop.strides[1][inner]]);
-          out[at + i * loop.strides[0][inner]] =
-              mask.keeps(random.word[place % 4]) ? T(value * scale) : T(Compute<T>(0));
+          out[at + i * loop.strides[0][inner]] = walk.keeps(place) ? T(value * scale) : T(Compute<T>(0));
         }
       }
     });

@@ -2,14 +2,11 @@
 
 #include "gpu/chain.cuh"
 #include "gpu/pack.cuh"
-#include "ops/dropout/dropout_kernels.h"
-#include "ops/dropout/philox_keys.h"
+#include "ops/dropout/dropout_mask.cuh"
 #include "tensor/elementwise.h"
 
-/// One read and one write an element, and a quarter of a Philox block: 10 rounds of two wide products and two
-/// exclusive ors of three (the rounds' keys are parameters), 10 integer instructions an element and some 3 to
-/// compare. An H100 issues 64 of them a clock on each multiprocessor, enough for 1.1 10^12 elements a second:
-/// bound by memory, and in 16 bits by both where x is in L2.
+/// One read and one write an element, and its part of a Philox block (ops/dropout/dropout_mask.cuh): bound by
+/// memory, and in 16 bits by both where x is in L2.
 ///
 /// A thread makes one pack of 16 bytes. Dense tensors are one row: no divisions. A pack starts where a row
 /// does, a Philox block where four elements of the row-major order do, so a pack of n may need n / 4 + 1
@@ -20,27 +17,15 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Word k of the block, without indexing registers.
-__device__ __forceinline__ uint32_t word_of(const Uint4& block, int k) {
-  const uint32_t low = k & 1 ? block.word[1] : block.word[0], high = k & 1 ? block.word[3] : block.word[2];
-  return k & 2 ? high : low;
-}
-
-/// Block `index` of the stream, as philox(seed, offset, index).
-__device__ __forceinline__ Uint4 block_of(const PhiloxKeys<10>& keys, uint64_t offset, uint64_t index) {
-  return keys.block({{uint32_t(index), uint32_t(index >> 32), uint32_t(offset), uint32_t(offset >> 32)}});
-}
-
 /// kDense: one row, so that a pack's elements are whole Philox blocks.
 template <class T, bool kDense>
 __global__ void __launch_bounds__(kThreads)
-    dropout_kernel(const StridedLoop<2> loop, T* y, const T* x, const DropoutMask mask,
-                   const PhiloxKeys<10> keys, const int64_t packs_per_row, const int64_t packs,
-                   const bool aligned) {
+    dropout_kernel(const StridedLoop<2> loop, T* y, const T* x, const DropoutDraw draw,
+                   const int64_t packs_per_row, const int64_t packs, const bool aligned) {
   gpu::take_turn();
   constexpr int kPack = gpu::kPackOf<T>;
-  const uint64_t offset = mask.stream.offset();
-  const float scale = float(mask.scale);
+  const uint64_t offset = draw.mask.stream.offset();
+  const float scale = float(draw.mask.scale);
   const int inner = loop.rank - 1;
   const int64_t width = loop.sizes[inner], y_stride = loop.strides[0][inner],
                 x_stride = loop.strides[1][inner];
@@ -61,23 +46,7 @@ __global__ void __launch_bounds__(kThreads)
     gpu::Pack<T, kPack> values;
     if (whole) values = gpu::load_pack<kPack>(x + from + first);  // on its way while the numbers are drawn
 
-    const int shift = kDense ? 0 : int(place % 4);  // of the pack's first element in its Philox block
-    uint64_t block = uint64_t(place / 4);
-    Uint4 current = block_of(keys, offset, block);
-    uint32_t keep = 0;  // bit k: element k lives
-#pragma unroll
-    for (int four = 0; four < kPack; four += 4) {
-      Uint4 next = current;
-      if (shift > 0 || four + 4 < kPack) next = block_of(keys, offset, ++block);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int word = shift + k;
-        const uint32_t random = word < 4 ? word_of(current, word) : word_of(next, word - 4);
-        if (mask.keeps(random)) keep |= 1u << (four + k);
-      }
-      current = next;
-    }
-
+    const uint32_t keep = draw.lives<kPack, kDense>(offset, place);  // bit k: element k lives
     if (whole) {
 #pragma unroll
       for (int k = 0; k < kPack; ++k)
@@ -112,8 +81,8 @@ void dropout_cuda(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
     const int64_t blocks =
         std::min<int64_t>(gpu::ceil_div(packs, kThreads), int64_t(device.card().multiprocessors) * 32);
     const auto launch = [&](auto kernel) {
-      gpu::launch_chained(device, {dim3(unsigned(blocks)), kThreads}, kernel, loop, out, in, mask,
-                          PhiloxKeys<10>(mask.stream.seed), packs_per_row, packs, aligned);
+      gpu::launch_chained(device, {dim3(unsigned(blocks)), kThreads}, kernel, loop, out, in,
+                          DropoutDraw(mask), packs_per_row, packs, aligned);
     };
     if (loop.rank == 1)
       launch(dropout_kernel<T, true>);

@@ -1,5 +1,7 @@
 #include "ops/norm/norm.h"
 
+#include <optional>
+
 #include "ops/norm/norm_kernels.h"
 #include "ops/op.h"
 #include "ops/reduction.h"
@@ -35,18 +37,32 @@ GradTarget parameter_target(Backward& b, int input, const Tensor& x) {
   return {Tensor::empty({x.size(-1)}, direct ? kept : wide, x.device()), false};
 }
 
-/// Hands the gradients of a norm to inputs 0 (x), 1 (the residual, if `adds`) and the two after them. `from`
-/// is what was normalised.
-void backward(Backward& b, bool adds, const Tensor& from, const Tensor& weight, const Tensor& mean,
-              const Tensor& rstd) {
+/// What an add_norm adds its residual to and how.
+struct Residual {
+  const Tensor& tensor;
+  ResidualDropout dropout;
+};
+
+/// What backward needs of a norm beside its gradients.
+struct Kept {
+  Saved from, weight, mean, rstd;   // `from` is what was normalised
+  std::optional<DropoutMask> drop;  // of the residual
+};
+
+/// Hands the gradients of a norm to inputs 0 (x), 1 (the residual, if `adds`) and the two after them.
+void backward(Backward& b, bool adds, const Kept& kept) {
+  const Tensor from = kept.from.get().with_rows();
   const int parameters = adds ? 2 : 1;
-  const bool wants_dx = b.needs(0) || (adds && b.needs(1));
+  const bool wants_residual = adds && b.needs(1);
+  const DropoutMask* const drop = kept.drop ? &*kept.drop : nullptr;
+  const bool wants_dx = b.needs(0) || (wants_residual && !drop), wants_dropped = wants_residual && drop;
   const Tensor dsum = adds && b.has_grad(0) ? b.grad(0).with_rows() : Tensor();
-  Tensor dx = dsum;
+  Tensor dx = dsum, dropped;
   GradTarget dweight, dbias;
   if (!adds || b.has_grad(1)) {
-    const Tensor dy = b.grad(adds ? 1 : 0).with_rows(), scale = rows_of(weight);
+    const Tensor dy = b.grad(adds ? 1 : 0).with_rows(), scale = rows_of(kept.weight.get());
     dx = wants_dx ? Tensor::empty_like(from) : Tensor();
+    dropped = wants_dropped ? Tensor::empty_like(from) : Tensor();
     dweight = parameter_target(b, parameters, from);
     dbias = parameter_target(b, parameters + 1, from);
     if (dweight.grad.defined() && dbias.grad.defined() && dweight.grad.dtype() != dbias.grad.dtype()) {
@@ -56,71 +72,84 @@ void backward(Backward& b, bool adds, const Tensor& from, const Tensor& weight, 
     }
     if (dweight.grad.defined() && dbias.grad.defined() && dweight.grad.raw() == dbias.grad.raw())
       dbias.grad = Tensor::empty_like(dweight.grad);  // one leaf is both: its second gradient is added
-    const NormBackward norm{dx, dweight.grad, dbias.grad, dy, dsum, from, scale, mean, rstd};
+    const Tensor &mean = kept.mean.get(), &rstd = kept.rstd.get();
+    const NormBackward norm{dx, dropped, dweight.grad, dbias.grad, dy, dsum, from, scale, mean, rstd, drop};
     if (from.device().is_cpu()) {
       norm_backward_cpu(norm);
     } else if constexpr (kCuda) {
       norm_backward_cuda(norm);
     }
+  } else if (wants_dropped) {
+    dropped = masked(dsum, *drop);
   }
   for (int input = 0; input < parameters; ++input)
-    if (dx.defined()) b.accumulate(input, dx);
+    if (const Tensor& gradient = drop && input == 1 ? dropped : dx; gradient.defined())
+      b.accumulate(input, gradient);
   if (dweight.grad.defined()) b.written(parameters, dweight);
   if (dbias.grad.defined()) b.written(parameters + 1, dbias);
 }
 
-AddNorm apply(const char* name, const Tensor& x, const Tensor* residual, const Tensor& weight,
+void check_residual(const char* name, const Residual& residual, const Tensor& x) {
+  const Tensor& tensor = residual.tensor;
+  check(tensor.defined(), name, ": residual is undefined");
+  check(tensor.shape() == x.shape() && tensor.dtype() == x.dtype() && tensor.device() == x.device(), name,
+        ": residual is ", describe(tensor), ", but x is ", describe(x), "; they must agree");
+  const auto& [p, rng] = residual.dropout;
+  check(p >= 0 && p < 1, name, ": dropout is ", p, "; expected 0 <= p < 1");
+  check(p == 0 || rng, name, ": dropout needs a source of random numbers (rng)");
+}
+
+AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const Tensor& weight,
               const Tensor& bias, double eps, bool centred, Site site) {
   check(x.defined(), name, ": x is undefined");
   check(x.rank() > 0, name, ": x is ", describe(x), ", of rank 0; expected [..., C]");
   check(eps >= 0, name, ": eps is ", eps, "; expected 0 or more");
-  if (residual) {
-    check(residual->defined(), name, ": residual is undefined");
-    check(
-        residual->shape() == x.shape() && residual->dtype() == x.dtype() && residual->device() == x.device(),
-        name, ": residual is ", describe(*residual), ", but x is ", describe(x), "; they must agree");
-  }
+  if (residual) check_residual(name, *residual, x);
   check_parameter(name, "weight", weight, x);
   check_parameter(name, "bias", bias, x);
   AddNorm results{residual ? Tensor::empty_like(x) : Tensor(), Tensor::empty_like(x)};
   const Tensor rstd = Tensor::empty({x.rows()}, sum_dtype(x.dtype()), x.device());
   const Tensor mean = centred ? Tensor::empty_like(rstd) : Tensor();
+  std::optional<DropoutMask> drop;
+  if (residual && residual->dropout.p > 0)
+    drop = DropoutMask::of(residual->dropout.p, residual->dropout.rng->reserve(x.device()));
   {
-    const Tensor from = x.with_rows(), other = residual ? residual->with_rows() : Tensor(),
+    const Tensor from = x.with_rows(), other = residual ? residual->tensor.with_rows() : Tensor(),
                  scale = rows_of(weight), shift = rows_of(bias);
-    const NormForward norm{results.y, results.sum, mean, rstd, from, other, scale, shift, eps};
+    const NormForward norm{results.y, results.sum, mean,  rstd, from,
+                           other,     scale,       shift, eps,  drop ? &*drop : nullptr};
     if (x.device().is_cpu()) {
       norm_forward_cpu(norm);
     } else if constexpr (kCuda) {
       norm_forward_cuda(norm);
     }
   }
+  const auto keep = [&](const Tensor& from) {
+    return Kept{Saved(from), Saved(weight), Saved(mean), Saved(rstd), drop};
+  };
   if (residual) {
-    if (Tape* tape = Tape::recording(x, *residual, weight, bias))
-      tape->record(name, site, {&x, residual, &weight, &bias}, {&results.sum, &results.y},
-                   [sum = Saved(results.sum), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](
-                       Backward& b) { backward(b, true, sum.get(), weight.get(), mean.get(), rstd.get()); });
+    if (Tape* tape = Tape::recording(x, residual->tensor, weight, bias))
+      tape->record(name, site, {&x, &residual->tensor, &weight, &bias}, {&results.sum, &results.y},
+                   [kept = keep(results.sum)](Backward& b) { backward(b, true, kept); });
   } else if (Tape* tape = Tape::recording(x, weight, bias)) {
     tape->record(name, site, {&x, &weight, &bias}, {&results.y},
-                 [x = Saved(x), weight = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](Backward& b) {
-                   backward(b, false, x.get().with_rows(), weight.get(), mean.get(), rstd.get());
-                 });
+                 [kept = keep(x)](Backward& b) { backward(b, false, kept); });
   }
   return results;
 }
 
 /// Which of the `parameters` optional inputs are there is the dimension "P": 0 none, 1 weight, 2 both, 3 bias
 /// alone.
-Problem problem(const Dims& d, int parameters, bool adds) {
+Problem problem(const Dims& d, int parameters, bool adds, bool drops = false) {
   const int64_t rows = d.at("R"), width = d.at("C"), given = d.contains("P") ? d.at("P") : parameters;
   const bool weight = given == 1 || given == 2, bias = given >= 2 && parameters == 2;
   const double n = double(rows) * double(width);
   Problem problem{.inputs = {{.shape = {rows, width}}},
                   // Mean, square, scale, weight and bias; backward two dot products, dx and two sums.
-                  .forward_flops = (3 + 2 * parameters + adds) * n,
-                  .backward_flops = (7 + 2 * double(given) + adds) * n,
+                  .forward_flops = (3 + 2 * parameters + adds + drops) * n,
+                  .backward_flops = (7 + 2 * double(given) + adds + drops) * n,
                   .forward_elements = (adds ? 4 : 2) * n + double(given) * double(width),
-                  .backward_elements = (adds ? 4 : 3) * n + 2 * double(given) * double(width)};
+                  .backward_elements = (3 + adds + drops) * n + 2 * double(given) * double(width)};
   if (adds) problem.inputs.push_back({.shape = {rows, width}});
   problem.inputs.push_back({.shape = {width}, .fill = weight ? Fill::normal : Fill::absent});
   if (parameters == 2)
@@ -164,6 +193,26 @@ std::vector<Case> benches() {
           {.dims = {{"R", 205000}, {"C", 512}}}};
 }
 
+/// And, for the norms that add, each of the cases once more under a mask, a few chances in turn.
+std::vector<Case> with_dropout(std::vector<Case> list) {
+  const double chances[] = {0.1, 0.5, 0.25};
+  const size_t plain = list.size();
+  for (size_t i = 0; i < plain; ++i) {
+    Case dropped = list[i];
+    dropped.attrs.set("dropout", chances[i % 3]);
+    dropped.attrs.set("dropout_seed", int64_t(i));
+    list.push_back(dropped);
+  }
+  return list;
+}
+
+std::vector<Case> with_dropout_benches() {
+  std::vector<Case> list = benches();
+  for (const int64_t rows : {4096, 8192})
+    list.push_back({.dims = {{"R", rows}, {"C", 768}}, .attrs = {{"dropout", 0.1}}});
+  return list;
+}
+
 /// Not the narrowest rows: in them dx is what cancellation leaves, which no dtype of 16 bits resolves.
 Case sweep(Draw& draw) {
   return {.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(8, 20000)}}};
@@ -180,12 +229,15 @@ Tensor rmsnorm(const Tensor& x, const Tensor& weight, double eps, Site site) {
 }
 
 AddNorm add_layernorm(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
-                      double eps, Site site) {
-  return apply("add_layernorm", x, &residual, weight, bias, eps, true, site);
+                      double eps, ResidualDropout dropout, Site site) {
+  const Residual added{residual, dropout};
+  return apply("add_layernorm", x, &added, weight, bias, eps, true, site);
 }
 
-AddNorm add_rmsnorm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Site site) {
-  return apply("add_rmsnorm", x, &residual, weight, {}, eps, false, site);
+AddNorm add_rmsnorm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+                    ResidualDropout dropout, Site site) {
+  const Residual added{residual, dropout};
+  return apply("add_rmsnorm", x, &added, weight, {}, eps, false, site);
 }
 
 std::vector<OpSpec> norm_specs() {
@@ -194,7 +246,17 @@ std::vector<OpSpec> norm_specs() {
   const OutputSpec sum{"sum", "as x"}, y{"y", "as x"};
   const AttrSpec to_variance{"eps", 1e-5, "added to the variance"},
       to_square{"eps", 1e-6, "added to the mean square"};
-  const auto both = [](const AddNorm& results) { return std::vector{results.sum, results.y}; };
+  const AttrSpec chance{"dropout", 0.0, "chance of an element of residual to be dropped, in [0, 1)"},
+      dropout_seed{"dropout_seed", int64_t{0}, "of the random numbers of dropout"};
+  // run(dropout), with the seed's first stream by name, so that a replayed graph repeats this mask: a
+  // declared operator is a function of inputs and attributes.
+  const auto both = [](const Attrs& attrs, auto&& run) {
+    Rng rng{uint64_t(attrs.integer("dropout_seed"))};
+    std::vector<RandomStream> streams{{.seed = rng.state().seed}};
+    const RandomReplay replay(RandomReplay::Mode::replay, streams);
+    const AddNorm results = run(ResidualDropout{attrs.number("dropout"), &rng});
+    return std::vector{results.sum, results.y};
+  };
   return {
       {
           .name = "layernorm",
@@ -226,32 +288,38 @@ std::vector<OpSpec> norm_specs() {
       },
       {
           .name = "add_layernorm",
-          .summary = "sum = x + residual, y = layernorm(sum)",
+          .summary = "sum = x + dropout(residual), y = layernorm(sum)",
           .inputs = {x, residual, weight, bias},
-          .attrs = {to_variance},
+          .attrs = {to_variance, chance, dropout_seed},
           .outputs = {sum, y},
           .run =
               [both](const std::vector<Tensor>& in, const Attrs& attrs) {
-                return both(add_layernorm(in[0], in[1], in[2], in[3], attrs.number("eps")));
+                return both(attrs, [&](const ResidualDropout& dropout) {
+                  return add_layernorm(in[0], in[1], in[2], in[3], attrs.number("eps"), dropout);
+                });
               },
-          .problem = [](const Dims& d, const Attrs&) { return problem(d, 2, true); },
-          .cases = cases(2),
-          .benches = benches(),
+          .problem = [](const Dims& d,
+                        const Attrs& attrs) { return problem(d, 2, true, attrs.number("dropout") > 0); },
+          .cases = with_dropout(cases(2)),
+          .benches = with_dropout_benches(),
           .sweep = sweep,
       },
       {
           .name = "add_rmsnorm",
-          .summary = "sum = x + residual, y = rmsnorm(sum)",
+          .summary = "sum = x + dropout(residual), y = rmsnorm(sum)",
           .inputs = {x, residual, weight},
-          .attrs = {to_square},
+          .attrs = {to_square, chance, dropout_seed},
           .outputs = {sum, y},
           .run =
               [both](const std::vector<Tensor>& in, const Attrs& attrs) {
-                return both(add_rmsnorm(in[0], in[1], in[2], attrs.number("eps")));
+                return both(attrs, [&](const ResidualDropout& dropout) {
+                  return add_rmsnorm(in[0], in[1], in[2], attrs.number("eps"), dropout);
+                });
               },
-          .problem = [](const Dims& d, const Attrs&) { return problem(d, 1, true); },
-          .cases = cases(1),
-          .benches = benches(),
+          .problem = [](const Dims& d,
+                        const Attrs& attrs) { return problem(d, 1, true, attrs.number("dropout") > 0); },
+          .cases = with_dropout(cases(1)),
+          .benches = with_dropout_benches(),
           .sweep = sweep,
       }};
 }

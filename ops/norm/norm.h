@@ -1,6 +1,7 @@
 #pragma once
 
 #include "autograd/tape.h"
+#include "runtime/rng.h"
 
 namespace tessera::ops {
 
@@ -22,6 +23,12 @@ Tensor layernorm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias 
                  Site site = Site::here());
 Tensor rmsnorm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-6, Site site = Site::here());
 
+/// Dropout of a residual on its way to a sum, as ops::dropout does it.
+struct ResidualDropout {
+  double p = 0;        // chance of an element to be dropped, 0 <= p < 1; 0 draws nothing
+  Rng* rng = nullptr;  // gives one stream a call
+};
+
 /// sum = x + residual, y = the norm of sum: what stands between two parts of a transformer. Pre-norm blocks
 /// use both results, post-norm blocks y alone.
 struct AddNorm {
@@ -33,11 +40,19 @@ struct AddNorm {
 /// gradients of both results, either of which may be absent:
 ///   dx = dresidual = dsum + (the norm's dx for dy)      added in f32 (f64), rounded once
 /// and dweight and dbias as above, from dy. Kept for backward: sum, weight, mean and rstd. x and residual
-/// have one shape, dtype and device and any layout; nothing is broadcast. Throws for what the norms throw
-/// for, and where x and residual do not agree.
+/// have one shape, dtype and device and any layout; nothing is broadcast.
+///
+/// `dropout`: sum = x + z residual / (1 - p) with the mask z of 0 and 1 that ops::dropout draws from the same
+/// stream, rounded once (ops::dropout and ops::add round twice); dresidual = z dx / (1 - p) of the dx that is
+/// not rounded yet. Backward draws the mask again: nothing more is kept, and a replayed graph draws a new one
+/// each time, as eager calls do.
+///
+/// Throws for what the norms throw for, where x and residual do not agree, for p outside [0, 1) and for p > 0
+/// without `rng`.
 AddNorm add_layernorm(const Tensor& x, const Tensor& residual, const Tensor& weight = {},
-                      const Tensor& bias = {}, double eps = 1e-5, Site site = Site::here());
+                      const Tensor& bias = {}, double eps = 1e-5, ResidualDropout dropout = {},
+                      Site site = Site::here());
 AddNorm add_rmsnorm(const Tensor& x, const Tensor& residual, const Tensor& weight = {}, double eps = 1e-6,
-                    Site site = Site::here());
+                    ResidualDropout dropout = {}, Site site = Site::here());
 
 }  // namespace tessera::ops

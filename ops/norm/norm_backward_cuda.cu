@@ -2,7 +2,8 @@
 #include "gpu/partial_sums.cuh"
 #include "ops/norm/norm_rows.cuh"
 
-/// Two reads and one write an element, three reads with a gradient that passes by the norm. Warps (blocks)
+/// Two reads and one write an element, three reads with a gradient that passes by the norm, two writes where
+/// the residual was dropped: its mask is drawn again while a row is on its way. Warps (blocks)
 /// walk the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in
 /// every row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares
 /// of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
@@ -20,20 +21,24 @@ constexpr int kLongBlock = 256;
 
 template <class T>
 struct BackwardArgs {
-  T* dx;                            // null: not wanted
+  T *dx, *dresidual;                // null: not wanted; the second is there under a mask alone
   float *dweights, *dbiases;        // [blocks, partial_stride] partial sums; null: not wanted
   const T *dy, *dsum, *x, *weight;  // dsum and weight may be null
   const float *mean, *rstd;         // mean: null in rmsnorm
-  int64_t dx_stride, dy_stride, dsum_stride, x_stride, rows, width;
+  int64_t dx_stride, dresidual_stride, dy_stride, dsum_stride, x_stride, rows, width;
   float inverse;           // 1 / width
   int64_t partial_stride;  // whole packs of 16-bit numbers
+  DropoutDraw drop;
+
+  __device__ __forceinline__ bool writes_rows() const { return dx || dresidual; }
 };
 
 /// A thread's share of one row, or of `width` columns of it from `base` on.
-template <class T, bool kCentred, bool kResidual, class Access, int kSteps>
+template <class T, bool kCentred, bool kResidual, bool kDrops, class Access, int kSteps>
 struct BackwardShare {
   static constexpr int kPack = kPackOf<T>, kSums = kCentred ? 2 : 1;
   Words<T> x[kSteps], dy[kSteps], dsum[kResidual ? kSteps : 1];
+  uint32_t lives[kDrops ? kSteps : 1];  // see draw_lives
   float mean, rstd;
 
   __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
@@ -71,9 +76,9 @@ struct BackwardShare {
     }
   }
 
-  /// dx of words s in place of dy.
+  /// dx of words s in place of dy, and dresidual in place of x.
   __device__ __forceinline__ void slope(int s, const float (&g)[kPack], const float (&xhat)[kPack],
-                                        float mean_g, float mean_gx) {
+                                        float mean_g, float mean_gx, float drop_scale) {
     float slope[kPack], past[kPack] = {};
     if constexpr (kResidual) gpu::unpack(past, dsum[s]);
 #pragma unroll
@@ -82,6 +87,19 @@ struct BackwardShare {
       if constexpr (kResidual) slope[i] += past[i];
     }
     dy[s] = gpu::round_to_words<T>(slope);
+    if constexpr (kDrops) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) slope[i] = lives[s] >> i & 1u ? slope[i] * drop_scale : 0.0f;
+      x[s] = gpu::round_to_words<T>(slope);
+    }
+  }
+
+  /// What slope() made.
+  __device__ __forceinline__ void store(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
+                                        int width) const {
+    if (!kDrops || args.dx) Access::store(args.dx + row * args.dx_stride + base, dy, rank, width);
+    if (kDrops && args.dresidual)
+      Access::store(args.dresidual + row * args.dresidual_stride + base, x, rank, width);
   }
 };
 
@@ -174,7 +192,7 @@ struct Ring {
   }
 };
 
-template <class T, bool kCentred, bool kBias, bool kResidual, class Held>
+template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops, class Held>
 __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kThreads = Held::kThreads, kSteps = Held::kSteps, kStages = Held::kStages;
   using Rows = RowAccess<kThreads>;
@@ -187,7 +205,9 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   gpu::take_turn();
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t step = row_step<kThreads>();
-  int64_t row = first_row<kThreads>();
+  // Neighbouring rows go to different blocks, so that those left over in the last round are shared by all.
+  int64_t row =
+      kThreads == kWarp ? int64_t(threadIdx.x / kWarp) * gridDim.x + blockIdx.x : first_row<kThreads>();
   const auto fetch = [&](int stage, int64_t from) {
     if (from < args.rows) {
       ring.fetch(stage, 0, args.x + from * args.x_stride, rank, width);
@@ -208,10 +228,11 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
   float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {};
   Words<T> weight[kSteps];
   Rows::load_vector(weight, args.weight, 1.0f, rank, width);
-  BackwardShare<T, kCentred, kResidual, Rows, kSteps> share;
+  BackwardShare<T, kCentred, kResidual, kDrops, Rows, kSteps> share;
 #pragma unroll 1
   for (int stage = 0; row < args.rows; row += step) {
     fetch(stage == 0 ? kStages - 1 : stage - 1, row + (kStages - 1) * step);
+    if constexpr (kDrops) draw_lives<T, kThreads>(share.lives, args.drop, row * args.width, rank);
     gpu::cp_async_wait<kStages - 1>();
     ring.read(share.x, stage, 0);
     ring.read(share.dy, stage, 1);
@@ -228,14 +249,15 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
         g[s][i] = gg, xhat[s][i] = xh;
       });
     }
-    if (args.dx) {
+    if (kDrops ? args.writes_rows() : args.dx != nullptr) {
       add(sums);
       const float mean_gx = mean_of(sums[0], args.width, args.inverse),
                   mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
       if constexpr (kResidual) ring.read(share.dsum, stage, 2);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx);
-      Rows::store(args.dx + row * args.dx_stride, share.dy, rank, width);
+      for (int s = 0; s < kSteps; ++s)
+        share.slope(s, g[s], xhat[s], mean_g, mean_gx, float(args.drop.mask.scale));
+      share.store(args, row, 0, rank, width);
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
@@ -258,7 +280,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
 }
 
 /// dx of longer rows, a block each, read piece by piece, once for the sums and once for dx.
-template <class T, bool kCentred, bool kResidual>
+template <class T, bool kCentred, bool kResidual, bool kDrops>
 __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
   using Rows = RowAccess<kLongBlock>;
@@ -268,7 +290,7 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
   gpu::take_turn();
   const int rank = int(threadIdx.x);
   const int64_t row = blockIdx.x;
-  BackwardShare<T, kCentred, kResidual, Rows, kLongSteps> share;
+  BackwardShare<T, kCentred, kResidual, kDrops, Rows, kLongSteps> share;
   Words<T> weight[kLongSteps];
   const auto load = [&](int64_t base, int width) {
     share.load(args, row, base, rank, width);
@@ -285,13 +307,14 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
               mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     load(base, width);
+    if constexpr (kDrops) draw_lives<T, kLongBlock>(share.lives, args.drop, row * args.width + base, rank);
 #pragma unroll
     for (int s = 0; s < kLongSteps; ++s) {
       float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
       share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
-      share.slope(s, g, xhat, mean_g, mean_gx);
+      share.slope(s, g, xhat, mean_g, mean_gx, float(args.drop.mask.scale));
     }
-    Rows::store(args.dx + row * args.dx_stride + base, share.dy, rank, width);
+    share.store(args, row, base, rank, width);
   });
 }
 
@@ -308,7 +331,7 @@ __global__ void __launch_bounds__(kLongBlock)
   const int64_t end = min(args.rows, (chunk + 1) * rows_per_chunk);
 #pragma unroll 4
   for (int64_t row = chunk * rows_per_chunk; row < end; ++row) {
-    BackwardShare<T, kCentred, false, Rows, 1> share;
+    BackwardShare<T, kCentred, false, false, Rows, 1> share;
     share.load(args, row, base, rank, width);
     float grad[kPack], xhat[kPack];
     share.unpack(0, grad, xhat);
@@ -346,12 +369,12 @@ void with_partial_sums(const NormBackward& norm, BackwardArgs<T> args, int64_t p
                                                    : finish.template operator()<T>();
 }
 
-template <class T, bool kCentred, bool kResidual>
+template <class T, bool kCentred, bool kResidual, bool kDrops>
 void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   const Device device = norm.x.device();
-  if (args.dx)
+  if (args.dx || args.dresidual)
     gpu::launch_chained(device, {dim3(unsigned(args.rows)), kLongBlock},
-                        backward_long_rows<T, kCentred, kResidual>, args);
+                        backward_long_rows<T, kCentred, kResidual, kDrops>, args);
   if (!norm.dweight.defined() && !norm.dbias.defined()) return;
   const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
   const int64_t wanted = ceil_div(8 * int64_t(device.card().multiprocessors), tiles);
@@ -363,7 +386,7 @@ void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   });
 }
 
-template <class T, bool kCentred, bool kBias, bool kResidual>
+template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops>
 void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t multiprocessors = norm.x.device().card().multiprocessors;
   const auto held = [&]<class H>(H) {
@@ -378,7 +401,7 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
     if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
       gpu::launch_chained(norm.x.device(), {dim3(unsigned(blocks)), H::kBlock, std::max(kRing, kCombined)},
-                          backward_rows<T, kCentred, kBias, kResidual, H>, with);
+                          backward_rows<T, kCentred, kBias, kResidual, kDrops, H>, with);
     });
   };
   // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.
@@ -399,7 +422,7 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   } else if (args.width <= 8192 && !(kResidual && kShare == 2)) {
     held(Held<T, 512, 16, 512, 1, 2>{});
   } else {
-    launch_long<T, kCentred, kResidual>(norm, args);
+    launch_long<T, kCentred, kResidual, kDrops>(norm, args);
   }
 }
 
@@ -412,6 +435,7 @@ void norm_backward_cuda(const NormBackward& norm) {
     const Tensor x = gpu::with_packs<T>(norm.x), dy = gpu::with_packs<T>(norm.dy),
                  dsum = gpu::with_packs<T>(norm.dsum), weight = gpu::with_packs<T>(norm.weight);
     const BackwardArgs<T> args{data_or_null<T>(norm.dx),
+                               data_or_null<T>(norm.dresidual),
                                nullptr,
                                nullptr,
                                dy.data<T>(),
@@ -421,18 +445,22 @@ void norm_backward_cuda(const NormBackward& norm) {
                                data_or_null<float>(norm.mean),
                                norm.rstd.data<float>(),
                                stride_or_0(norm.dx),
+                               stride_or_0(norm.dresidual),
                                dy.row_stride(),
                                stride_or_0(dsum),
                                x.row_stride(),
                                norm.x.rows(),
                                norm.x.row_length(),
                                1.0f / float(norm.x.row_length()),
-                               ceil_div(norm.x.row_length(), 8) * 8};
+                               ceil_div(norm.x.row_length(), 8) * 8,
+                               draw_of(norm.drop)};
     const auto launch = [&]<bool kCentred, bool kBias>() {
-      if (args.dsum) {
-        launch_backward<T, kCentred, kBias, true>(norm, args);
+      if (norm.drop) {
+        args.dsum ? launch_backward<T, kCentred, kBias, true, true>(norm, args)
+                  : launch_backward<T, kCentred, kBias, false, true>(norm, args);
       } else {
-        launch_backward<T, kCentred, kBias, false>(norm, args);
+        args.dsum ? launch_backward<T, kCentred, kBias, true, false>(norm, args)
+                  : launch_backward<T, kCentred, kBias, false, false>(norm, args);
       }
     };
     if (!centred) {

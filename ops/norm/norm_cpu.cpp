@@ -18,6 +18,19 @@ const char* name_of(bool centred) {
   return centred ? "layernorm" : "rmsnorm";
 }
 
+/// Values under a dropout mask, by their row-major place. Not called where there is none.
+template <class C>
+class UnderMask {
+ public:
+  explicit UnderMask(const DropoutMask* mask)
+      : walk_(mask ? *mask : DropoutMask{}), scale_(mask ? C(mask->scale) : C(1)) {}
+  C operator()(C value, int64_t place) { return walk_.keeps(place) ? value * scale_ : C(0); }
+
+ private:
+  DropoutWalk walk_;
+  C scale_;
+};
+
 /// dweight and dbias: columns are shared out to the threads, the rows of each added in order.
 template <class T>
 void parameter_gradients(const NormBackward& norm) {
@@ -62,13 +75,15 @@ void norm_forward_cpu(const NormForward& norm) {
     C* const means = centred ? norm.mean.data<C>() : nullptr;
     C* const rstds = norm.rstd.data<C>();
     parallel_for(norm.x.rows(), grain_of(width), [&](int64_t begin, int64_t end) {
+      UnderMask<C> dropped(norm.drop);
       for (int64_t row = begin; row < end; ++row) {
         const T* from = x + row * x_stride;
         T* const to = y + row * y_stride;
         if (residual) {
           const T* const other = residual + row * norm.residual.row_stride();
           T* const both = norm.sum.data<T>() + row * norm.sum.row_stride();
-          for (int64_t c = 0; c < width; ++c) both[c] = T(C(from[c]) + C(other[c]));
+          for (int64_t c = 0; c < width; ++c)
+            both[c] = T(C(from[c]) + (norm.drop ? dropped(C(other[c]), row * width + c) : C(other[c])));
           from = both;
         }
         C mean = 0;
@@ -98,20 +113,23 @@ void norm_backward_cpu(const NormBackward& norm) {
   dispatch_floating(norm.x.dtype(), name_of(centred), [&]<class T>() {
     using C = Compute<T>;
     if (norm.dweight.defined() || norm.dbias.defined()) parameter_gradients<T>(norm);
-    if (!norm.dx.defined()) return;
+    if (!norm.dx.defined() && !norm.dresidual.defined()) return;
     const int64_t width = norm.x.row_length(), x_stride = norm.x.row_stride(),
-                  dy_stride = norm.dy.row_stride(), dx_stride = norm.dx.row_stride();
+                  dy_stride = norm.dy.row_stride();
     const T *const x = norm.x.data<T>(), *const dy = norm.dy.data<T>();
     const T* const dsum = norm.dsum.defined() ? norm.dsum.data<T>() : nullptr;
-    T* const dx = norm.dx.data<T>();
+    const auto row_of = [](const Tensor& gradient, int64_t row) {
+      return gradient.defined() ? gradient.data<T>() + row * gradient.row_stride() : nullptr;
+    };
     const T* const weight = norm.weight.defined() ? norm.weight.data<T>() : nullptr;
     const C* const means = centred ? norm.mean.data<C>() : nullptr;
     const C* const rstds = norm.rstd.data<C>();
     parallel_for(norm.x.rows(), grain_of(width), [&](int64_t begin, int64_t end) {
       std::vector<C> g(size_t(width), C(0));  // rounded once: g and its mean must cancel where they are equal
+      UnderMask<C> dropped(norm.drop);
       for (int64_t row = begin; row < end; ++row) {
         const T *const values = x + row * x_stride, *const grads = dy + row * dy_stride;
-        T* const to = dx + row * dx_stride;
+        T *const to = row_of(norm.dx, row), *const to_residual = row_of(norm.dresidual, row);
         const C mean = centred ? means[row] : C(0), rstd = rstds[row];
         const auto xhat = [&](int64_t c) { return (C(values[c]) - mean) * rstd; };
         double sum_g = 0, sum_gx = 0;
@@ -124,7 +142,9 @@ void norm_backward_cpu(const NormBackward& norm) {
         const T* const past = dsum ? dsum + row * norm.dsum.row_stride() : nullptr;
         for (int64_t c = 0; c < width; ++c) {
           const C slope = rstd * (g[size_t(c)] - mean_g - xhat(c) * mean_gx);
-          to[c] = T(past ? C(past[c]) + slope : slope);
+          const C whole = past ? C(past[c]) + slope : slope;
+          if (to) to[c] = T(whole);
+          if (to_residual) to_residual[c] = T(dropped(whole, row * width + c));
         }
       }
     });

@@ -1,6 +1,7 @@
 #include "ops/norm/norm_rows.cuh"
 
-/// One read and one write an element, two of each with a residual. A warp (block) makes one row and is gone:
+/// One read and one write an element, two of each with a residual, whose mask (if it is dropped) is drawn
+/// while the row is on its way. A warp (block) makes one row and is gone:
 /// with 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy.
 /// (Warps that stay, keep weight and bias in registers and load the next row ahead were 5 to 10 % slower,
 /// except where all rows fit one wave.) The mean is known before the squares are summed, so a large mean
@@ -13,6 +14,9 @@ using namespace norm_rows;
 
 constexpr int kBlock = 128, kLongBlock = 256;
 
+/// What is added to x before it is normalised.
+enum class Adds : uint8_t { nothing, residual, dropped_residual };
+
 template <class T>
 struct ForwardArgs {
   T *y, *sum;                             // sum: null without a residual
@@ -20,19 +24,23 @@ struct ForwardArgs {
   float *mean, *rstd;                     // mean: null in rmsnorm
   int64_t y_stride, sum_stride, x_stride, residual_stride, rows, width;
   float eps, inverse;  // 1 / width
+  DropoutDraw drop;    // of a dropped residual
 };
 
 /// A thread's share of one row, or of `width` columns of it from `base` on.
-template <class T, bool kResidual, class Access, int kThreads, int kSteps>
+template <class T, Adds kAdds, class Access, int kThreads, int kSteps>
 struct ForwardShare {
   static constexpr int kPack = kPackOf<T>;
+  static constexpr bool kResidual = kAdds != Adds::nothing, kDrops = kAdds == Adds::dropped_residual;
   Words<T> x[kSteps], residual[kResidual ? kSteps : 1];
+  uint32_t lives[kDrops ? kSteps : 1];
 
   __device__ __forceinline__ void load(const ForwardArgs<T>& args, int64_t row, int64_t base, int rank,
                                        int width) {
     Access::load(x, args.x + row * args.x_stride + base, rank, width);
     if constexpr (kResidual)
       Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
+    if constexpr (kDrops) draw_lives<T, kThreads>(lives, args.drop, row * args.width + base, rank);
   }
 
   /// What is normalised, as f32: x, or x + residual after it was rounded and written. Past the end 0.
@@ -45,7 +53,14 @@ struct ForwardShare {
         float other[kPack];
         gpu::unpack(other, residual[s]);
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) values[s][i] += other[i];
+        for (int i = 0; i < kPack; ++i) {
+          if constexpr (kDrops) {
+            const float with = values[s][i] + other[i] * float(args.drop.mask.scale);
+            values[s][i] = lives[s] >> i & 1u ? with : values[s][i];
+          } else {
+            values[s][i] += other[i];
+          }
+        }
         x[s] = gpu::round_to_words<T>(values[s]);
         gpu::unpack(values[s], x[s]);
       }
@@ -117,13 +132,13 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
 
 /// Blocks that should share a multiprocessor, 0 for the compiler's choice: 28 warps and more of rows of one
 /// stream and of up to three words a thread keep the memory busy.
-template <bool kResidual, int kThreads, int kSteps>
-constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && !kResidual ? 10 - kSteps : 0;
+template <Adds kAdds, int kThreads, int kSteps>
+constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && kAdds == Adds::nothing ? 10 - kSteps : 0;
 
 /// Rows in registers: one a thread (those shorter than a pack), warp or block.
-template <class T, bool kCentred, bool kResidual, int kThreads, int kSteps>
-__global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads,
-                                  (kBlocks<kResidual, kThreads, kSteps>)) forward_rows(ForwardArgs<T> args) {
+template <class T, bool kCentred, Adds kAdds, int kThreads, int kSteps>
+__global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlocks<kAdds, kThreads, kSteps>))
+    forward_rows(ForwardArgs<T> args) {
   using Rows = RowAccess<kThreads>;
   using Sums = RowReduce<kThreads, 1>;
   __shared__ float scratch[Sums::kScratch];
@@ -132,7 +147,7 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads,
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t row = first_row<kThreads>();
   if (row >= args.rows) return;
-  ForwardShare<T, kResidual, Rows, kThreads, kSteps> share;
+  ForwardShare<T, kAdds, Rows, kThreads, kSteps> share;
   share.load(args, row, 0, rank, width);
   Words<T> weight[kSteps], bias[kSteps];
   Rows::load_vector(weight, args.weight, 1.0f, rank, width);
@@ -152,8 +167,9 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads,
 }
 
 /// Longer rows, a block each, read piece by piece, once for the mean, for the squares and for y.
-template <class T, bool kCentred, bool kResidual>
+template <class T, bool kCentred, Adds kAdds>
 __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> args) {
+  constexpr bool kResidual = kAdds != Adds::nothing;
   constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
   using Rows = RowAccess<kLongBlock>;
   using Sums = RowReduce<kLongBlock, 1>;
@@ -164,7 +180,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
   const int rank = int(threadIdx.x);
   float values[kLongSteps][kPack], mean = 0, squares[1] = {};
   const auto again = [&](int64_t base, int width) {  // x, or the sum that the first walk has written
-    ForwardShare<T, false, Rows, kLongBlock, kLongSteps> share;
+    ForwardShare<T, Adds::nothing, Rows, kLongBlock, kLongSteps> share;
     const T* const from = kResidual ? args.sum + row * args.sum_stride : args.x + row * args.x_stride;
     Rows::load(share.x, from + base, rank, width);
     share.values(values, args, row, base, rank, width);
@@ -172,7 +188,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
   if (kCentred || kResidual) {
     float sum[1] = {};
     for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
-      ForwardShare<T, kResidual, Rows, kLongBlock, kLongSteps> share;
+      ForwardShare<T, kAdds, Rows, kLongBlock, kLongSteps> share;
       share.load(args, row, base, rank, width);
       share.values(values, args, row, base, rank, width);
       sum[0] += sum_of(values);
@@ -196,12 +212,12 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
   });
 }
 
-template <class T, bool kCentred, bool kResidual>
+template <class T, bool kCentred, Adds kAdds>
 void launch_forward(Device device, const ForwardArgs<T>& args) {
   const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns a thread
     constexpr int block = kThreads <= kWarp ? kBlock : kThreads;
     gpu::launch_chained(device, {dim3(unsigned(ceil_div(args.rows, rows_at_once<kThreads>(block)))), block},
-                        forward_rows<T, kCentred, kResidual, kThreads, kColumns / kPackOf<T>>, args);
+                        forward_rows<T, kCentred, kAdds, kThreads, kColumns / kPackOf<T>>, args);
   };
   if (args.width < kPackOf<T>) {
     rows.template operator()<1, kPackOf<T>>();
@@ -219,7 +235,7 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
     rows.template operator()<256, 32>();
   } else {
     gpu::launch_chained(device, {dim3(unsigned(args.rows)), kLongBlock},
-                        forward_long_rows<T, kCentred, kResidual>, args);
+                        forward_long_rows<T, kCentred, kAdds>, args);
   }
 }
 
@@ -246,15 +262,18 @@ void norm_forward_cuda(const NormForward& norm) {
                               norm.x.rows(),
                               norm.x.row_length(),
                               float(norm.eps),
-                              1.0f / float(norm.x.row_length())};
-    const auto run = [&]<bool kCentred, bool kResidual>() {
-      launch_forward<T, kCentred, kResidual>(norm.x.device(), args);
+                              1.0f / float(norm.x.row_length()),
+                              draw_of(norm.drop)};
+    const auto run = [&]<bool kCentred>() {
+      if (!args.residual) {
+        launch_forward<T, kCentred, Adds::nothing>(norm.x.device(), args);
+      } else if (!norm.drop) {
+        launch_forward<T, kCentred, Adds::residual>(norm.x.device(), args);
+      } else {
+        launch_forward<T, kCentred, Adds::dropped_residual>(norm.x.device(), args);
+      }
     };
-    if (centred) {
-      args.residual ? run.template operator()<true, true>() : run.template operator()<true, false>();
-    } else {
-      args.residual ? run.template operator()<false, true>() : run.template operator()<false, false>();
-    }
+    centred ? run.template operator()<true>() : run.template operator()<false>();
   });
 }
 

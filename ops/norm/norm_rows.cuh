@@ -2,6 +2,7 @@
 
 #include "gpu/chain.cuh"
 #include "gpu/row.cuh"
+#include "ops/dropout/dropout_mask.cuh"
 #include "ops/norm/norm_kernels.h"
 
 /// What both directions of the norms share. They are bound by memory (a dozen operations against 4 to 16
@@ -32,6 +33,22 @@ T* data_or_null(const Tensor& tensor) {
 }
 inline int64_t stride_or_0(const Tensor& tensor) {
   return tensor.defined() ? tensor.row_stride() : 0;
+}
+
+/// The mask of a residual, as kernels take it; without one it is not read.
+inline DropoutDraw draw_of(const DropoutMask* drop) {
+  return drop ? DropoutDraw(*drop) : DropoutDraw();
+}
+
+/// Of words s of a thread's share of a row (of what is `base` on): bit i of lives[s] is set if the residual's
+/// element i lives.
+template <class T, int kThreads, int kSteps>
+__device__ __forceinline__ void draw_lives(uint32_t (&lives)[kSteps], const DropoutDraw& draw, int64_t place,
+                                           int rank) {
+  const uint64_t offset = draw.mask.stream.offset();
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+    lives[s] = draw.lives<kPackOf<T>>(offset, place + column_of<T, kThreads>(s, rank));
 }
 
 /// sum / width, rounded as the division is (Markstein's correction of a product with 1 / width), without a

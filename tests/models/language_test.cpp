@@ -6,6 +6,8 @@
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "ops/dropout/dropout.h"
+#include "ops/pointwise/pointwise.h"
 #include "tests/errors.h"
 
 namespace tessera::models {
@@ -247,6 +249,30 @@ TEST(Bert, RegressionIsTheSquaredError) {
   ASSERT_EQ(y.size(), 2u);
   const double wanted = (std::pow(y[0] - 1, 2) + std::pow(y[1] + 2, 2)) / 2;
   EXPECT_NEAR(model.loss(batch, Tensor::from(std::vector<float>{1, -2}, {2})).item(), wanted, kRounding);
+}
+
+TEST(Bert, ABlockDropsItsBranchesAndAddsThem) {
+  Rng rng(3), same(3);
+  BertConfig config = small_bert(BertHead::none);
+  config.hidden_dropout = 0.5;  // times 2: nothing is rounded
+  Bert model(config, rng, kCpu);
+  nn::for_each<nn::Linear>(model, [&](const std::string&, nn::Linear& linear) {
+    nn::init::normal(linear.bias, same);  // that a row is no multiple of another
+  });
+  const BertBlock& block = model.blocks[0];
+  const Tensor x = Tensor::empty({5, config.d_model}, DType::f64, kCpu);
+  nn::init::normal(x, same);
+  const nn::AttentionPass pass{.sequences = {{3, 2}}};
+  rng.set_state({7, 0}), same.set_state({7, 0});
+  const Tensor dropped = ops::dropout(block.attention(x, pass), 0.5, same),
+               middle = block.norm1(ops::add(x, dropped)),
+               end = block.norm2(ops::add(middle, ops::dropout(block.mlp(middle), 0.5, same)));
+  EXPECT_EQ(largest_difference(block(x, pass), end), 0);
+  EXPECT_GT(largest_difference(block(x, pass), end), 1e-3);  // another mask
+  nn::set_training(model, false);
+  const Tensor whole = block.norm1(ops::add(x, block.attention(x, pass)));
+  // A product that adds rounds in another place than a sum behind it.
+  EXPECT_LT(largest_difference(block(x, pass), block.norm2(ops::add(whole, block.mlp(whole)))), kRounding);
 }
 
 TEST(Bert, ErrorsNameWhatIsWrong) {

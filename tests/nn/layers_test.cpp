@@ -8,6 +8,7 @@
 #include "nn/linear.h"
 #include "nn/norm.h"
 #include "nn/sequential.h"
+#include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
 
 namespace tessera::nn {
@@ -106,6 +107,23 @@ TEST(Norms, AddAResidualFirst) {
     EXPECT_EQ(both.detach().to_vector<double>(), sum.to_vector<double>());
   EXPECT_EQ(centred.y.detach().to_vector<double>(), layernorm(sum).detach().to_vector<double>());
   EXPECT_EQ(plain.y.detach().to_vector<double>(), rmsnorm(sum).detach().to_vector<double>());
+}
+
+TEST(Norms, DropTheResidualWhileTraining) {
+  const LayerNorm layernorm(6, Device::cpu(), {.dtype = DType::f64});
+  const RmsNorm rmsnorm(6, Device::cpu(), {.dtype = DType::f64});
+  const Tensor x = numbers({3, 6}), residual = numbers({3, 6});
+  const auto expect_sum = [](const ops::AddNorm& got, const Tensor& want) {
+    EXPECT_EQ(got.sum.detach().to_vector<double>(), want.to_vector<double>());
+  };
+  Rng rng(3), same(3);
+  Dropout dropout(0.5, rng);
+  expect_sum(layernorm.add(x, residual, &dropout), ops::add(x, ops::dropout(residual, 0.5, same)));
+  expect_sum(rmsnorm.add(x, residual, &dropout), ops::add(x, ops::dropout(residual, 0.5, same)));
+  dropout.training = false;
+  EXPECT_FALSE(dropout.drops());
+  expect_sum(layernorm.add(x, residual, &dropout), ops::add(x, residual));
+  EXPECT_FALSE(Dropout(0, rng).drops());
 }
 
 TEST(Embedding, LooksUpRows) {

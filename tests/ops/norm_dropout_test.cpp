@@ -1,0 +1,218 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "autograd/checkpoint.h"
+#include "ops/dropout/dropout.h"
+#include "ops/norm/norm.h"
+#include "ops/pointwise/pointwise.h"
+#include "runtime/capture.h"
+#include "tensor/random.h"
+#include "tests/errors.h"
+#include "tests/ops/expect.h"
+
+/// Dropout of the residual in add_layernorm and add_rmsnorm, beyond the generic cases: it is ops::dropout's,
+/// forward and backward, for every subset of gradients, and in a replayed graph.
+
+namespace tessera::ops {
+namespace {
+
+Tensor random(const Shape& shape, DType dtype, Device device, uint64_t seed) {
+  Rng rng(seed);
+  const Tensor values = Tensor::empty(shape, DType::f32, Device::cpu());
+  fill_normal(values, 0.0, 1.0, rng);
+  return values.to(dtype).to(device);
+}
+
+void expect_same(const Tensor& a, const Tensor& b, const char* what) {
+  EXPECT_EQ(a.to_vector<double>(), b.to_vector<double>()) << what << " " << a.dtype() << a.shape();
+}
+
+/// The residual's gradient and the others, in the order of the inputs, and the results.
+struct Pass {
+  AddNorm results;
+  std::vector<Tensor> gradients;
+};
+
+struct Problem {
+  Shape shape;
+  DType dtype = DType::f32;
+  Device device = Device::cpu();
+  bool centred = true, with_sum = true, with_y = true;
+  bool wants_x = true, wants_residual = true;
+};
+
+constexpr double kHalf = 0.5;  // times 2 and divided by 2 nothing is rounded, so parts and whole agree
+
+/// One pass forward and backward, with dropout inside the norm or ahead of it.
+Pass run(const Problem& of, bool inside) {
+  const int64_t width = of.shape[of.shape.rank() - 1];
+  std::vector<Tensor> leaves{
+      random(of.shape, of.dtype, of.device, 1), random(of.shape, of.dtype, of.device, 2),
+      random({width}, of.dtype, of.device, 3), random({width}, of.dtype, of.device, 4)};
+  const bool wanted[] = {of.wants_x, of.wants_residual, true, of.centred};
+  for (size_t i = 0; i < 4; ++i)
+    if (wanted[i]) require_grad(leaves[i]);
+  Rng rng(11);
+  rng.reserve(of.device);  // so that the stream is number 1
+  Tape tape;
+  const Tensor added = inside ? leaves[1] : dropout(leaves[1], kHalf, rng);
+  const ResidualDropout drop = inside ? ResidualDropout{kHalf, &rng} : ResidualDropout{};
+  Pass pass;
+  pass.results = of.centred ? add_layernorm(leaves[0], added, leaves[2], leaves[3], 1e-5, drop)
+                            : add_rmsnorm(leaves[0], added, leaves[2], 1e-6, drop);
+  std::vector<Tensor> results, grads;
+  if (of.with_sum)
+    results.push_back(pass.results.sum), grads.push_back(random(of.shape, of.dtype, of.device, 5));
+  if (of.with_y) results.push_back(pass.results.y), grads.push_back(random(of.shape, of.dtype, of.device, 6));
+  tape.backward(results, grads);
+  for (size_t i = 0; i < 4; ++i) pass.gradients.push_back(wanted[i] ? grad(leaves[i]) : Tensor());
+  return pass;
+}
+
+void expect_parts_and_whole_agree(const Problem& of) {
+  const Pass parts = run(of, false), whole = run(of, true);
+  expect_same(whole.results.sum, parts.results.sum, "sum");
+  expect_same(whole.results.y, parts.results.y, "y");
+  const char* const names[] = {"dx", "dresidual", "dweight", "dbias"};
+  for (size_t i = 0; i < 4; ++i) {
+    ASSERT_EQ(whole.gradients[i].defined(), parts.gradients[i].defined()) << names[i];
+    if (whole.gradients[i].defined()) expect_same(whole.gradients[i], parts.gradients[i], names[i]);
+  }
+}
+
+TEST(NormDropout, IsDropoutAheadOfTheNorm) {
+  // Every way in which the kernels hold rows, whose elements begin anywhere in a Philox block.
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (const int64_t width : {1, 5, 200, 512, 700, 768, 1024, 1021, 1500, 4096, 4100, 9000, 9003})
+        for (const bool centred : {true, false})
+          expect_parts_and_whole_agree(
+              {.shape = {7, width}, .dtype = dtype, .device = device, .centred = centred});
+}
+
+TEST(NormDropout, LeadingDimensionsCountInRowMajorOrder) {
+  for (const Device device : devices()) expect_parts_and_whole_agree({.shape = {3, 5, 18}, .device = device});
+}
+
+TEST(NormDropout, AnyGradientMayBeAbsent) {
+  for (const Device device : devices())
+    for (int absent = 0; absent < 16; ++absent) {
+      const Problem of{.shape = {7, 12},
+                       .device = device,
+                       .with_sum = !(absent & 1),
+                       .with_y = !(absent & 2),
+                       .wants_x = !(absent & 4),
+                       .wants_residual = !(absent & 8)};
+      SCOPED_TRACE(absent);
+      if (of.with_sum || of.with_y) expect_parts_and_whole_agree(of);
+    }
+}
+
+TEST(NormDropout, KeepsTheShareAndScalesIt) {
+  constexpr double kP = 0.1;
+  for (const Device device : devices()) {
+    const Tensor zeros = Tensor::zeros({1000, 768}, DType::f32, device),
+                 ones = Tensor::full({1000, 768}, 1, DType::f32, device);
+    Rng rng(5);
+    double kept = 0;
+    for (const float value : add_rmsnorm(zeros, ones, {}, 1e-6, {kP, &rng}).sum.to_vector<float>()) {
+      EXPECT_TRUE(value == 0 || value == float(1 / (1 - kP)));
+      kept += value != 0;
+    }
+    // Five standard deviations of the binomial distribution.
+    EXPECT_NEAR(kept, 768000 * (1 - kP), 5 * std::sqrt(768000 * kP * (1 - kP)));
+  }
+}
+
+TEST(NormDropout, WhatIsDroppedLeavesNoTrace) {
+  for (const Device device : devices()) {
+    const Tensor x = Tensor::full({4, 16}, 1, DType::f32, device),
+                 bad = Tensor::full({4, 16}, std::numeric_limits<double>::quiet_NaN(), DType::f32, device);
+    Rng rng(5), same(5);
+    const auto sum = add_layernorm(x, bad, {}, {}, 1e-5, {kHalf, &rng}).sum.to_vector<float>(),
+               mask = dropout(x, kHalf, same).to_vector<float>();
+    for (size_t i = 0; i < sum.size(); ++i) EXPECT_EQ(std::isnan(sum[i]), mask[i] != 0) << i;
+  }
+}
+
+TEST(NormDropout, ZeroDrawsNothing) {
+  Rng rng(4);
+  const Tensor x = random({3, 8}, DType::f32, Device::cpu(), 1);
+  expect_same(add_layernorm(x, x, {}, {}, 1e-5, {0, &rng}).y, add_layernorm(x, x).y, "y");
+  EXPECT_EQ(rng.state().offset, 0u);
+  add_layernorm(x, x, {}, {}, 1e-5, {0.1, &rng});
+  EXPECT_EQ(rng.state().offset, 1u);
+}
+
+TEST(NormDropout, ARecomputedFunctionSeesTheSameMask) {
+  Tensor x = random({5, 24}, DType::f32, Device::cpu(), 1);
+  require_grad(x);
+  const Tensor dy = random({5, 24}, DType::f32, Device::cpu(), 2);
+  const auto gradient = [&](auto&& body) {
+    zero_grad(x);
+    Rng rng(2);
+    Tape tape;
+    const Tensor y = body(rng);
+    dropout(x, kHalf, rng);  // another stream between forward and backward
+    tape.backward(std::vector{y}, std::vector{dy});
+    return grad(x).to_vector<float>();
+  };
+  const auto norm = [](const Tensor& v, Rng& rng) {
+    return add_layernorm(v, v, {}, {}, 1e-5, {kHalf, &rng}).y;
+  };
+  const auto plain = gradient([&](Rng& rng) { return norm(x, rng); });
+  const auto again =
+      gradient([&](Rng& rng) { return checkpoint([&](const Tensor& v) { return norm(v, rng); }, x); });
+  EXPECT_EQ(again, plain);
+}
+
+TEST(NormDropout, AGraphDrawsTheMasksThatEagerCallsDraw) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Device gpu = Device::cuda(0);
+  const Tensor x = random({33, 768}, DType::bf16, gpu, 1), dy = random({33, 768}, DType::bf16, gpu, 2);
+  Tensor in_graph = random({33, 768}, DType::bf16, gpu, 3), eager = in_graph.clone();
+  require_grad(in_graph), require_grad(eager);
+  Rng graph_rng(6), eager_rng(6);
+  Tensor y;
+  const auto step = [&](Tensor& residual, Rng& rng) {
+    Tape tape;
+    y = add_layernorm(x, residual, {}, {}, 1e-5, {0.3, &rng}).y;
+    zero_grad(residual);
+    tape.backward(std::vector{y}, std::vector{dy});
+  };
+  Captured captured(gpu, [&] { step(in_graph, graph_rng); });
+  std::vector<float> before;
+  for (int call = 0; call < 5; ++call) {
+    captured();
+    const auto from_graph = y.to_vector<float>();
+    step(eager, eager_rng);
+    EXPECT_EQ(from_graph, y.to_vector<float>()) << call;
+    EXPECT_EQ(grad(in_graph).to_vector<float>(), grad(eager).to_vector<float>()) << call;
+    EXPECT_NE(from_graph, before) << call;
+    before = from_graph;
+  }
+  EXPECT_TRUE(captured.is_graph());
+}
+
+TEST(NormDropout, ErrorsNameWhatIsWrong) {
+  const Tensor x = Tensor::zeros({2, 3}, DType::f32, Device::cpu());
+  Rng rng(1);
+  EXPECT_EQ(message_of([&] {
+              add_layernorm(x, x, {}, {}, 1e-5, {1, &rng});
+            }),
+            "add_layernorm: dropout is 1; expected 0 <= p < 1");
+  EXPECT_EQ(message_of([&] {
+              add_rmsnorm(x, x, {}, 1e-6, {-0.5, &rng});
+            }),
+            "add_rmsnorm: dropout is -0.5; expected 0 <= p < 1");
+  EXPECT_THROW(add_rmsnorm(x, x, {}, 1e-6, {std::nan(""), &rng}), Error);
+  EXPECT_EQ(message_of([&] {
+              add_layernorm(x, x, {}, {}, 1e-5, {0.1, nullptr});
+            }),
+            "add_layernorm: dropout needs a source of random numbers (rng)");
+}
+
+}  // namespace
+}  // namespace tessera::ops
