@@ -85,7 +85,8 @@ Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass) con
     const Tensor middle = norm1(attention(x, pass, 0, x));
     return norm2(mlp(middle, middle));
   }
-  const Tensor middle = norm1.add(x, attention(x, pass), &dropout).y;
+  // x's rows behind the attention: then its backward adds to their gradient, not they to its.
+  const Tensor branch = attention(x, pass), middle = norm1.add(pass.wanted(x), branch, &dropout).y;
   return norm2.add(middle, mlp(middle), &dropout).y;
 }
 
@@ -138,35 +139,49 @@ Bert::Bert(const BertConfig& given, Rng& rng, Device device, Start start)
   if (language) draw_weight(language->dense.weight);
 }
 
-Tensor Bert::encode(const BertBatch& batch) const {
+namespace {
+
+/// What the last block makes, of every token or of the first of each sequence.
+Tensor through_blocks(const Bert& model, const BertBatch& batch, bool first_alone) {
+  const BertConfig& config = model.config;
   if (!batch.starts.defined()) check_packed("bert", batch.tokens, batch.sequences, config.longest());
   check(!batch.starts.defined() || (batch.positions.defined() && batch.first.defined()),
         "bert: lengths that are on the device need positions and first rows there too");
   check(!batch.types.defined() || batch.types.shape() == batch.tokens.shape(),
         "bert: types has another shape than tokens ", batch.tokens.shape());
-  const nn::AttentionPass pass{.sequences = batch.sequences, .starts = batch.starts};
+  nn::AttentionPass pass{.sequences = batch.sequences, .starts = batch.starts};
   Tensor x;
   {
     const ModuleScope scope("embed");
-    const Tensor kinds =
-        batch.types.defined() ? type(batch.types) : ops::slice(type.weight, 0, 0, 1);  // a row for all
+    const Tensor kinds = batch.types.defined() ? model.type(batch.types)
+                                               : ops::slice(model.type.weight, 0, 0, 1);  // a row for all
     const Tensor places = batch.positions.defined()
                               ? batch.positions
                               : batch.sequences.positions(config.position_offset(), batch.tokens.device());
-    x = dropout(norm.add(ops::add(token(batch.tokens), kinds), position(places)).y);
+    x = model.dropout(model.norm.add(ops::add(model.token(batch.tokens), kinds), model.position(places)).y);
   }
-  for (size_t i = 0; i < blocks.size(); ++i) {
+  for (size_t i = 0; i < model.blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
-    x = blocks[i](x, pass);
+    if (first_alone && i + 1 == model.blocks.size())
+      pass.rows = batch.first.defined() ? batch.first : batch.sequences.starts(x.device());
+    x = model.blocks[i](x, pass);
   }
   return x;
 }
 
+}  // namespace
+
+Tensor Bert::encode(const BertBatch& batch) const {
+  return through_blocks(*this, batch, false);
+}
+
+Tensor Bert::encode_first(const BertBatch& batch) const {
+  return through_blocks(*this, batch, true);
+}
+
 Tensor Bert::operator()(const BertBatch& batch) const {
+  if (classifier) return (*classifier)(encode_first(batch));
   const Tensor x = encode(batch);
-  if (classifier)
-    return (*classifier)(
-        ops::gather_rows(x, batch.first.defined() ? batch.first : batch.sequences.starts(x.device())));
   return language ? (*language)(x, token.weight) : x;
 }
 
@@ -183,8 +198,10 @@ Tensor Bert::loss(const BertBatch& batch, const Tensor& targets) const {
 
 double step_flops(const BertConfig& config, double tokens, double length) {
   const auto d = double(config.d_model), d_ff = double(config.d_ff);
-  const double products = 2 * (4 * d * d + 2 * d * d_ff), attention = 4 * length * d;
-  return 3 * double(config.layers) * tokens * (products + attention);
+  const double projections = 6 * d * d, attention = 4 * length * d, behind = 2 * d * d + 4 * d * d_ff;
+  const bool first_alone = config.head == BertHead::classify || config.head == BertHead::regress;
+  const double unread = first_alone ? tokens - tokens / length : 0;
+  return 3 * (double(config.layers) * tokens * (projections + attention + behind) - unread * behind);
 }
 
 }  // namespace tessera::models

@@ -75,6 +75,7 @@ struct BertBatch {
 
 struct BertBlock {
   BertBlock(const BertConfig& config, Rng& rng, Device device);
+  /// [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names; all are attended to.
   Tensor operator()(const Tensor& x, const nn::AttentionPass& pass) const;
   void fields(auto&& visit) {
     visit("attention", attention), visit("norm1", norm1), visit("mlp", mlp), visit("norm2", norm2);
@@ -115,6 +116,9 @@ struct Bert {
 
   /// Rows of every token after the last block: [N, d].
   Tensor encode(const BertBatch& batch) const;
+  /// Rows of the first token of every sequence after the last block: [B, d]. Nothing reads the others of the
+  /// last block, so it does not make them.
+  Tensor encode_first(const BertBatch& batch) const;
   /// What the head makes: [B, labels] of classify, [B, 1] of regress, [N, V] of masked_lm, and encode's of
   /// none.
   Tensor operator()(const BertBatch& batch) const;
@@ -138,7 +142,7 @@ struct Bert {
 };
 
 /// Multiply-adds, twice, of one training step (forward and backward) over `tokens` tokens of sequences of
-/// that mean length; embeddings, norms and head left out.
+/// that mean length; embeddings, norms and head left out, and what encode_first does not make.
 double step_flops(const BertConfig& config, double tokens, double length);
 
 }  // namespace tessera::models

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "ops/attention/attention.h"
+#include "ops/gather/gather.h"
 #include "ops/rope/rope.h"
 #include "ops/shape/shape.h"
 
@@ -91,6 +92,10 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
 
 // ---- layer ----
 
+Tensor AttentionPass::wanted(const Tensor& x) const {
+  return rows.defined() && x.defined() ? ops::gather_rows(x, rows) : x;
+}
+
 SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
     : qkv(d,
           (options.heads + 2 * (options.kv_heads ? options.kv_heads : options.heads)) *
@@ -116,7 +121,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
   const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);
   const auto joined = [&](const Tensor& mixed) {
-    return out(ops::reshape(mixed, {tokens, heads * head}), residual);
+    return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head})), pass.wanted(residual));
   };
   if (pass.cache && !pass.fills_cache)
     return joined(pass.cache->attend(layer, ops::reshape(rows, by_batch), pass.rope_table));

@@ -57,7 +57,11 @@ struct AttentionPass {
   bool fills_cache = false;  // the cache is empty and gets these; else sequences are uniform, and begun
   Tensor starts;  // the lengths of a captured step that is replayed with others: attention reads them instead
                   // of those of `sequences`, and `positions` is needed where positions turn
+  Tensor rows = {};                // [R], i64 or i32: the tokens whose results are wanted; undefined: all
   mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it
+
+  /// Of x [N, ...] the rows that are wanted; undefined stays undefined.
+  Tensor wanted(const Tensor& x) const;
 };
 
 struct SelfAttentionOptions {
@@ -72,8 +76,9 @@ struct SelfAttentionOptions {
 };
 
 /// out(attention(q, k, v)) with q, k and v from one projection, whose rows are first the query heads', then
-/// the key heads', then the value heads': [N, d] -> [N, d]. A residual [N, d] is added (nn::Linear). Weights
-/// and biases start as zeros: a model draws its own.
+/// the key heads', then the value heads': [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names. A
+/// residual [N, d] is added (nn::Linear), its rows likewise. Weights and biases start as zeros: a model draws
+/// its own.
 struct SelfAttention {
   static constexpr const char* kKind = "SelfAttention";
 

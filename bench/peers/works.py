@@ -213,19 +213,19 @@ def rmsnorm(b, shape, attrs, paddings):
 
 
 def add_layernorm(b, shape, attrs, paddings):
-    rows, width = shape["R"], shape["C"]
+    rows, width, dropout = shape["R"], shape["C"], float(attrs.get("dropout", 0))
 
     def run(x, residual, w, c):
-        total = x + residual
+        total = x + F.dropout(residual, dropout)
         return total, F.layer_norm(total, (width,), w, c, 1e-5)
     yield Way("eager", run, [b.normal(rows, width), b.normal(rows, width), b.normal(width), b.normal(width)], compiles=True)
 
 
 def add_rmsnorm(b, shape, attrs, paddings):
-    rows, width = shape["R"], shape["C"]
+    rows, width, dropout = shape["R"], shape["C"], float(attrs.get("dropout", 0))
 
     def run(x, residual, w):
-        total = x + residual
+        total = x + F.dropout(residual, dropout)
         return total, F.rms_norm(total, (width,), w, 1e-6)
     yield Way("eager", run, [b.normal(rows, width), b.normal(rows, width), b.normal(width)], compiles=True)
 

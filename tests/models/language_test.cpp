@@ -7,6 +7,7 @@
 #include "models/gpt.h"
 #include "models/llama.h"
 #include "ops/dropout/dropout.h"
+#include "ops/gather/gather.h"
 #include "ops/pointwise/pointwise.h"
 #include "tests/errors.h"
 
@@ -249,6 +250,41 @@ TEST(Bert, RegressionIsTheSquaredError) {
   ASSERT_EQ(y.size(), 2u);
   const double wanted = (std::pow(y[0] - 1, 2) + std::pow(y[1] + 2, 2)) / 2;
   EXPECT_NEAR(model.loss(batch, Tensor::from(std::vector<float>{1, -2}, {2})).item(), wanted, kRounding);
+}
+
+TEST(Bert, TheHeadsBlockMakesFirstTokensAlone) {
+  // Results and gradients are those of a last block that makes all rows, of any lengths.
+  Rng rng(3);
+  const Bert model(small_bert(BertHead::classify), rng, kCpu);
+  const Tensor weight = model.blocks[1].attention.qkv.weight, table = model.token.weight;
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{3, 1, 2}, {2, 2, 2}}) {
+    const BertBatch batch{tokens_of({4, 7, 2, 9, 5, 1}, {6}), {}, {lengths}};
+    const Tensor dy = Tensor::empty({3, 12}, DType::f64, kCpu);
+    nn::init::normal(dy, rng);
+    const auto gradients = [&](auto&& run) {
+      Tape tape;
+      const Tensor first = run();
+      tape.backward(std::vector{first}, std::vector{dy});
+      std::vector<Tensor> all{first.detach()};
+      for (const Tensor& leaf : {weight, table, model.blocks[1].mlp.up.weight, model.blocks[0].norm2.weight})
+        all.push_back(grad(leaf).clone()), zero_grad(leaf);
+      return all;
+    };
+    const auto alone = gradients([&] { return model.encode_first(batch); });
+    const auto of_all =
+        gradients([&] { return ops::gather_rows(model.encode(batch), batch.sequences.starts(kCpu)); });
+    for (size_t i = 0; i < alone.size(); ++i)
+      EXPECT_LT(largest_difference(alone[i], of_all[i]), 100 * kRounding) << i;  // gradients of a few tens
+  }
+}
+
+TEST(Bert, StepFlopsCountWhatTheStepMultiplies) {
+  BertConfig config;  // of BERT-base; 32 sequences of 128 tokens
+  config.head = BertHead::none;
+  EXPECT_DOUBLE_EQ(step_flops(config, 4096, 128), 3 * 12 * 4096.0 * (2 * 12 * 768 * 768 + 4 * 128 * 768));
+  config.head = BertHead::classify;  // of the last block 9 of 12 products for 32 rows
+  EXPECT_DOUBLE_EQ(step_flops(config, 4096, 128),
+                   3 * 12 * 4096.0 * (2 * 12 * 768 * 768 + 4 * 128 * 768) - 3 * 4064.0 * 2 * 9 * 768 * 768);
 }
 
 TEST(Bert, ABlockDropsItsBranchesAndAddsThem) {
