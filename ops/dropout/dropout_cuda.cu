@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kThreads)
                    const int64_t packs_per_row, const int64_t packs, const bool aligned) {
   gpu::take_turn();
   constexpr int kPack = gpu::kPackOf<T>;
-  const uint64_t offset = draw.mask.stream.offset();
-  const float scale = float(draw.mask.scale);
+  const uint64_t offset = draw.offset();
+  const float scale = draw.scale;
   const int inner = loop.rank - 1;
   const int64_t width = loop.sizes[inner], y_stride = loop.strides[0][inner],
                 x_stride = loop.strides[1][inner];

@@ -13,9 +13,14 @@ namespace tessera::ops {
 struct DropoutDraw {
   DropoutMask mask;
   PhiloxKeys<10> keys;
+  float scale = 1;  // the mask's: a kernel would convert it with a slow instruction
 
   DropoutDraw() = default;
-  explicit DropoutDraw(const DropoutMask& mask) : mask(mask), keys(mask.stream.seed) {}
+  explicit DropoutDraw(const DropoutMask& mask)
+      : mask(mask), keys(mask.stream.seed), scale(float(mask.scale)) {}
+
+  /// Of the stream: from memory in a captured graph, so once a thread is enough.
+  __device__ __forceinline__ uint64_t offset() const { return mask.stream.offset(); }
 
   /// Bit k: element k of Philox block `index` lives. The block is philox(seed, offset, index).
   __device__ __forceinline__ uint32_t four(uint64_t offset, uint64_t index) const {

@@ -225,6 +225,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
     rstd = args.rstd[from];
   };
   load_statistics(row);
+  const uint64_t offset = kDrops ? args.drop.offset() : 0;
   float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {};
   Words<T> weight[kSteps];
   Rows::load_vector(weight, args.weight, 1.0f, rank, width);
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
 #pragma unroll 1
   for (int stage = 0; row < args.rows; row += step) {
     fetch(stage == 0 ? kStages - 1 : stage - 1, row + (kStages - 1) * step);
-    if constexpr (kDrops) draw_lives<T, kThreads>(share.lives, args.drop, row * args.width, rank);
+    if constexpr (kDrops) draw_lives<T, kThreads>(share.lives, args.drop, offset, row * args.width, rank);
     gpu::cp_async_wait<kStages - 1>();
     ring.read(share.x, stage, 0);
     ring.read(share.dy, stage, 1);
@@ -255,8 +256,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
                   mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
       if constexpr (kResidual) ring.read(share.dsum, stage, 2);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s)
-        share.slope(s, g[s], xhat[s], mean_g, mean_gx, float(args.drop.mask.scale));
+      for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx, args.drop.scale);
       share.store(args, row, 0, rank, width);
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -307,12 +307,13 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
               mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     load(base, width);
-    if constexpr (kDrops) draw_lives<T, kLongBlock>(share.lives, args.drop, row * args.width + base, rank);
+    if constexpr (kDrops)
+      draw_lives<T, kLongBlock>(share.lives, args.drop, args.drop.offset(), row * args.width + base, rank);
 #pragma unroll
     for (int s = 0; s < kLongSteps; ++s) {
       float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
       share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
-      share.slope(s, g, xhat, mean_g, mean_gx, float(args.drop.mask.scale));
+      share.slope(s, g, xhat, mean_g, mean_gx, args.drop.scale);
     }
     share.store(args, row, base, rank, width);
   });
@@ -454,21 +455,20 @@ void norm_backward_cuda(const NormBackward& norm) {
                                1.0f / float(norm.x.row_length()),
                                ceil_div(norm.x.row_length(), 8) * 8,
                                draw_of(norm.drop)};
-    const auto launch = [&]<bool kCentred, bool kBias>() {
-      if (norm.drop) {
-        args.dsum ? launch_backward<T, kCentred, kBias, true, true>(norm, args)
-                  : launch_backward<T, kCentred, kBias, false, true>(norm, args);
-      } else {
-        args.dsum ? launch_backward<T, kCentred, kBias, true, false>(norm, args)
-                  : launch_backward<T, kCentred, kBias, false, false>(norm, args);
-      }
+    const auto launch = [&]<bool kCentred, bool kBias, bool kDrops>() {
+      args.dsum ? launch_backward<T, kCentred, kBias, true, kDrops>(norm, args)
+                : launch_backward<T, kCentred, kBias, false, kDrops>(norm, args);
     };
-    if (!centred) {
-      launch.template operator()<false, false>();
+    // Under a mask there is no kernel without dbias: it would save two sums of many instructions.
+    if (norm.drop) {
+      centred ? launch.template operator()<true, true, true>()
+              : launch.template operator()<false, false, true>();
+    } else if (!centred) {
+      launch.template operator()<false, false, false>();
     } else if (norm.dbias.defined()) {
-      launch.template operator()<true, true>();
+      launch.template operator()<true, true, false>();
     } else {
-      launch.template operator()<true, false>();
+      launch.template operator()<true, false, false>();
     }
   });
 }

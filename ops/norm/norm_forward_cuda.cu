@@ -40,7 +40,8 @@ struct ForwardShare {
     Access::load(x, args.x + row * args.x_stride + base, rank, width);
     if constexpr (kResidual)
       Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
-    if constexpr (kDrops) draw_lives<T, kThreads>(lives, args.drop, row * args.width + base, rank);
+    if constexpr (kDrops)
+      draw_lives<T, kThreads>(lives, args.drop, args.drop.offset(), row * args.width + base, rank);
   }
 
   /// What is normalised, as f32: x, or x + residual after it was rounded and written. Past the end 0.
@@ -55,7 +56,7 @@ struct ForwardShare {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
           if constexpr (kDrops) {
-            const float with = values[s][i] + other[i] * float(args.drop.mask.scale);
+            const float with = values[s][i] + other[i] * args.drop.scale;
             values[s][i] = lives[s] >> i & 1u ? with : values[s][i];
           } else {
             values[s][i] += other[i];

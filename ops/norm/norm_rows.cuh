@@ -40,12 +40,11 @@ inline DropoutDraw draw_of(const DropoutMask* drop) {
   return drop ? DropoutDraw(*drop) : DropoutDraw();
 }
 
-/// Of words s of a thread's share of a row (of what is `base` on): bit i of lives[s] is set if the residual's
-/// element i lives.
+/// Of words s of a thread's share of a row, or of a piece of one, that begins at row-major `place`: bit i of
+/// lives[s] is set if element i lives. `offset`: draw.offset().
 template <class T, int kThreads, int kSteps>
-__device__ __forceinline__ void draw_lives(uint32_t (&lives)[kSteps], const DropoutDraw& draw, int64_t place,
-                                           int rank) {
-  const uint64_t offset = draw.mask.stream.offset();
+__device__ __forceinline__ void draw_lives(uint32_t (&lives)[kSteps], const DropoutDraw& draw,
+                                           uint64_t offset, int64_t place, int rank) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
     lives[s] = draw.lives<kPackOf<T>>(offset, place + column_of<T, kThreads>(s, rank));
