@@ -81,10 +81,6 @@ BertBlock::BertBlock(const BertConfig& config, Rng& rng, Device device)
       dropout(config.hidden_dropout, rng) {}
 
 Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass) const {
-  if (!dropout.drops()) {  // the products add what goes past them where they store
-    const Tensor middle = norm1(attention(x, pass, 0, x));
-    return norm2(mlp(middle, middle));
-  }
   // x's rows behind the attention: then its backward adds to their gradient, not they to its.
   const Tensor branch = attention(x, pass), middle = norm1.add(pass.wanted(x), branch, &dropout).y;
   return norm2.add(middle, mlp(middle), &dropout).y;

@@ -93,7 +93,7 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
 // ---- layer ----
 
 Tensor AttentionPass::wanted(const Tensor& x) const {
-  return rows.defined() && x.defined() ? ops::gather_rows(x, rows) : x;
+  return rows.defined() ? ops::gather_rows(x, rows) : x;
 }
 
 SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
@@ -109,8 +109,7 @@ SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng
       head(options.head ? options.head : d / options.heads),
       causal(options.causal) {}
 
-Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer,
-                                 const Tensor& residual) const {
+Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer) const {
   const ModuleScope scope("attention");
   const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
   const int64_t tokens = x.size(0), all = heads + 2 * kv_heads;
@@ -121,7 +120,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
   const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);
   const auto joined = [&](const Tensor& mixed) {
-    return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head})), pass.wanted(residual));
+    return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head})));
   };
   if (pass.cache && !pass.fills_cache)
     return joined(pass.cache->attend(layer, ops::reshape(rows, by_batch), pass.rope_table));

@@ -60,7 +60,7 @@ struct AttentionPass {
   Tensor rows = {};                // [R], i64 or i32: the tokens whose results are wanted; undefined: all
   mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it
 
-  /// Of x [N, ...] the rows that are wanted; undefined stays undefined.
+  /// Of x [N, ...] the rows that are wanted.
   Tensor wanted(const Tensor& x) const;
 };
 
@@ -76,15 +76,13 @@ struct SelfAttentionOptions {
 };
 
 /// out(attention(q, k, v)) with q, k and v from one projection, whose rows are first the query heads', then
-/// the key heads', then the value heads': [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names. A
-/// residual [N, d] is added (nn::Linear), its rows likewise. Weights and biases start as zeros: a model draws
-/// its own.
+/// the key heads', then the value heads': [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names.
+/// Weights and biases start as zeros: a model draws its own.
 struct SelfAttention {
   static constexpr const char* kKind = "SelfAttention";
 
   SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0,
-                    const Tensor& residual = {}) const;
+  Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0) const;
   void fields(auto&& visit) { visit("qkv", qkv), visit("out", out), visit("dropout", dropout); }
 
   Linear qkv, out;
