@@ -50,7 +50,8 @@ parser.add_argument("--language", default="64,1024", help="of gpt and llama: seq
 parser.add_argument("--size", default="", help="of gpt and llama: as tessera bench step takes it")
 parser.add_argument("--weights", default="bf16,autocast", help="of gpt and llama: in bf16, or in f32 under autocast")
 parser.add_argument("--bert", default="32x128,16x512", help="of bert: texts and tokens of each")
-parser.add_argument("--bert-ways", default="amp eager,amp compile,bf16 compile,amp graph,bf16 graph", help="of bert")
+parser.add_argument("--bert-ways", default="amp eager,amp compile,bf16 compile,amp compile first,bf16 compile first,amp graph,bf16 graph",
+                    help="of bert")
 parser.add_argument("--bert-sizes", default="", help="of bert, for tests: d=32,ff=64,heads=2,layers=2,vocabulary=300")
 parser.add_argument("--dropout", default="0.1", help="of bert, a,b")
 args = parser.parse_args()
