@@ -124,6 +124,23 @@ TEST(SelfAttention, LayersShareTheStarts) {
   EXPECT_EQ(layer(x, {.sequences = {{3, 3}}, .starts = first}).to_vector<double>(), wanted);
 }
 
+TEST(SelfAttention, MakesTheRowsThatAreWanted) {
+  Rng rng(1);
+  SelfAttention layer(8, {.heads = 2, .dtype = DType::f64}, rng, Device::cpu());
+  for (const Tensor& weight : {layer.qkv.weight, layer.out.weight}) fill_normal(weight.detach(), 0, 1, rng);
+  const Tensor x = random({6, 8}, 4), rows = Tensor::from(std::vector<int64_t>{4, 0, 5}, {3});
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{4, 2}, {3, 3}}) {
+    const Tensor all = layer(x, {.sequences = {lengths}}),
+                 some = layer(x, {.sequences = {lengths}, .rows = rows});
+    ASSERT_EQ(some.shape(), Shape({3, 8}));
+    for (int64_t i = 0; i < 3; ++i) {
+      const auto got = some.detach().select(0, i).to_vector<double>(),
+                 want = all.detach().select(0, rows.to_vector<int64_t>()[size_t(i)]).to_vector<double>();
+      for (size_t c = 0; c < want.size(); ++c) EXPECT_NEAR(got[c], want[c], 1e-13);  // another order of sums
+    }
+  }
+}
+
 TEST(Attend, GradientsOfSharedKeyHeadsAreSums) {
   // d/dk of the shared form is the sum over the copies of the form with copies.
   const Tensor q = random({5, 4, 4}, 1);
