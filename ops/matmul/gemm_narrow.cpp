@@ -9,6 +9,8 @@
 namespace tessera::ops {
 namespace {
 
+constexpr int64_t kFew = 64;  // what makes a side narrow
+
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
@@ -87,9 +89,31 @@ bool takes_mma(const Gemm& g) {
   return g.in != DType::f32 && g.a;
 }
 
+/// Blocks of whole 128 rows and 32 columns: some 256 columns, fewer where there would be too few blocks, for
+/// few loads of terms a row and many rows a load of them.
+NarrowChoice choose_terms(const Gemm& g, int multiprocessors) {
+  // Measured (docs/ops/gemm.md), with all of d's rows on whole sectors of 32 bytes or not.
+  constexpr int64_t kWide = 256, kFewest = 64, kLarge = int64_t(32) << 20;
+  constexpr double kEnds = 5.9e-6, kMemory = 2.95e12, kMore = 2.4e12, kShared = 2.2e12;
+  const bool many = g.k > kMostTerms / 2;
+  const int64_t strips = ceil_div(g.m, 128), wanted = multiprocessors * (many ? 3 : 4);
+  const int64_t ranges =
+      std::max(ceil_div(g.n, kWide), std::min(ceil_div(g.n, kFewest), ceil_div(wanted, strips * g.batch)));
+  const int64_t size = int64_t(size_of(g.out));
+  const bool shared = g.ldd * size % 32 != 0;
+  return {.tile = kNarrowTerms,
+          .rows = many && strips * ranges * g.batch > 2 * wanted ? 256 : 128,
+          .columns = int(ceil_div(ceil_div(g.n, ranges), 32) * 32),
+          .staged = shared && g.batch * g.m * g.n * size > kLarge,
+          .seconds = kEnds + gemm_bytes(g) / (shared ? kShared
+                                              : many ? kMore
+                                                     : kMemory)};
+}
+
 }  // namespace
 
 NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
+  if (forced == kNarrowTerms) return choose_terms(g, multiprocessors);
   // Fitted to 1,447 products in all tiles (docs/ops/gemm.md), seconds: a launch and its ends, a block, a
   // stage of the ring, how much longer one element at a time makes it, parts that meet, and a part that is
   // added up; a multiply-add of a block's threads; bytes a second of memory, to an SM and from it.
@@ -140,6 +164,12 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
                 .seconds = seconds};
     }
   }
+  const bool writes_packs =
+      reinterpret_cast<uintptr_t>(g.d) % 16 == 0 && g.ldd % 8 == 0 && g.stride_d % 8 == 0;
+  if (forced < 0 && g.k <= kMostTerms && std::min(g.m, g.n) > kFew && writes_packs) {
+    const NarrowChoice terms = choose_terms(g, multiprocessors);
+    if (terms.seconds < best.seconds) return terms;
+  }
   return best;
 }
 
@@ -147,7 +177,7 @@ bool gemm_narrow_pays(const Gemm& g, Device device) {
   // Beside the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
   // beside few sums, which it often leaves to a block or two. A bias that it does not take along is a launch.
   // The models are about 10 % off: what takes long is given to this row only if it is clearly faster.
-  constexpr int64_t kFew = 64, kShort = 256, kLong = 4096;
+  constexpr int64_t kShort = 256, kLong = 4096;
   constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05,
                    kClearly = 0.9, kWhile = 15e-6;
   if (std::min({g.m, g.n, g.k}) > kFew || !gemm_narrow_lacks(g).empty()) return false;

@@ -152,13 +152,9 @@ __global__ void __launch_bounds__(kNarrowThreads, 3) narrow_kernel(const __grid_
   float* const right_shared = shared + Left::kFloats;
   gpu::take_turn();
 
-  const int tile_of_all = int(g.splits_by.divide(blockIdx.x)),
-            split = int(blockIdx.x) - tile_of_all * g.splits;
-  const int matrix = int(g.tiles_by.divide(uint32_t(tile_of_all)));
-  const int tile = tile_of_all - matrix * int(g.tiles_by.divisor);
-  const int row_tile = int(g.columns_by.divide(uint32_t(tile)));
-  const int first_row = row_tile * kRows,
-            first_column = (tile - row_tile * int(g.columns_by.divisor)) * kColumns;
+  const NarrowPlace place(g);
+  const int tile_of_all = place.tile_of_all, split = place.split, matrix = place.matrix;
+  const int first_row = place.row_tile * kRows, first_column = place.column_tile * kColumns;
   const int rows = g.swapped ? g.n : g.m, columns = g.swapped ? g.m : g.n;
   const int slice = int(threadIdx.x) / kSlice, in_slice = int(threadIdx.x) % kSlice;
   const int row = in_slice / (kColumns / 4) * 4, column = in_slice % (kColumns / 4) * 4;  // of the tile

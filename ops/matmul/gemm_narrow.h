@@ -1,8 +1,9 @@
 #pragma once
 
+#include <iterator>
+
 #include "ops/matmul/gemm.h"
 
-/// The row "narrow" of products: one of m, n and k is a few, so that memory or latency bounds them and not
 /// the arithmetic (docs/ops/gemm.md). bf16 and f16 on the tensor cores (gemm_narrow_mma.cuh); f32, and sums
 /// of columns, by multiply-adds (gemm_narrow.cuh). Any strides, any card.
 
@@ -10,11 +11,13 @@ namespace tessera::ops {
 
 /// How a product is cut up. A function of the problem and the number of SMs alone.
 struct NarrowChoice {
-  int tile = 0;          // of kNarrowTiles or kNarrowMmaTiles
-  bool swapped = false;  // d^T = b^T a^T: the tile's rows are d's columns
-  int splits = 1;        // parts of k, each a block
-  int group = 1;         // parts that are added up by one block
-  double seconds = 0;    // what the model says
+  int tile = 0;               // of kNarrowTiles or kNarrowMmaTiles, or kNarrowTerms
+  bool swapped = false;       // d^T = b^T a^T: the tile's rows are d's columns
+  int splits = 1;             // parts of k, each a block
+  int group = 1;              // parts that are added up by one block
+  int rows = 0, columns = 0;  // kNarrowTerms: of a block
+  bool staged = false;        // kNarrowTerms: rows leave by way of shared memory
+  double seconds = 0;         // what the model says
 };
 
 /// Rows and columns of a block's tile, and how much of k it holds at once in 16 bits (in f32 half of it).
@@ -38,6 +41,9 @@ inline constexpr NarrowMmaTile kNarrowMmaTiles[] = {{128, 64, 64, 4, 2, 2}, {128
                                                     {32, 32, 256, 2, 1, 2}, {32, 8, 256, 2, 1, 3}};
 inline constexpr int kNarrowStages = 3;
 
+/// The "tile" of 16-bit products of few terms (gemm_narrow_terms.cuh), and of how many at most.
+inline constexpr int kNarrowTerms = int(std::size(kNarrowMmaTiles)), kMostTerms = 32;
+
 /// What the row needs and the problem lacks, or an empty string.
 std::string gemm_narrow_lacks(const Gemm& gemm);
 /// Only if it lacks nothing. `tile` -1: the best by the model. Of multiply-adds, and of the tensor cores.
@@ -48,9 +54,12 @@ bool gemm_narrow_pays(const Gemm& gemm, Device device);
 /// Row "narrow". a may be null here: a row of ones (m = 1), so that d is the sums of b's columns.
 void gemm_narrow(const Gemm& gemm, Device device);
 
-/// T: bf16 or f16; the tile is one of kNarrowMmaTiles, a is not null.
+/// T: bf16 or f16; the tile is one of kNarrowMmaTiles or kNarrowTerms, a is not null.
 template <class T>
 void narrow_mma_cuda(const Gemm& gemm, const NarrowChoice& choice, Device device);
+/// The same of tile kNarrowTerms.
+template <class T>
+void narrow_terms_cuda(const Gemm& gemm, const NarrowChoice& choice, Device device);
 /// T: the dtype of a and b.
 template <class T>
 void narrow_cuda(const Gemm& gemm, const NarrowChoice& choice, Device device);

@@ -51,6 +51,7 @@ void launch_tile(Device device, int tile, unsigned blocks, const NarrowArgs<T>& 
 
 template <class T>
 void narrow_mma_cuda(const Gemm& g, const NarrowChoice& choice, Device device) {
+  if (choice.tile == kNarrowTerms) return narrow_terms_cuda<T>(g, choice, device);
   const NarrowMmaTile tile = kNarrowMmaTiles[choice.tile];
   const int wide_a = choice.swapped ? tile.columns : tile.rows,
             wide_b = choice.swapped ? tile.rows : tile.columns;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gpu/halves.cuh"
 #include "gpu/mma.cuh"
 #include "ops/matmul/gemm_narrow_parts.cuh"
 
@@ -78,10 +79,7 @@ class MmaPanel {
         for (int i = 0; i < kTogether; ++i) {
           const int number = begin + i * kNarrowThreads;
           const int outer = number >> x_.lanes_log, inner = number & (lanes - 1);
-          if (number < all)
-            asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + place(outer, inner / 8) + inner % 8 * 2),
-                         "h"(raw[i])
-                         : "memory");
+          if (number < all) gpu::store_shared(to + place(outer, inner / 8) + inner % 8 * 2, raw[i]);
         }
       }
     }
@@ -138,12 +136,9 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   extern __shared__ __align__(128) char shared[];
   gpu::take_turn();
 
-  const int tile_of_all = int(g.splits_by.divide(blockIdx.x)),
-            split = int(blockIdx.x) - tile_of_all * g.splits;
-  const int matrix = int(g.tiles_by.divide(uint32_t(tile_of_all)));
-  const int tile = tile_of_all - matrix * int(g.tiles_by.divisor);
-  const int row_tile = int(g.columns_by.divide(uint32_t(tile)));
-  const int first_row = row_tile * kM, first_column = (tile - row_tile * int(g.columns_by.divisor)) * kN;
+  const NarrowPlace place(g);
+  const int tile_of_all = place.tile_of_all, split = place.split, matrix = place.matrix;
+  const int first_row = place.row_tile * kM, first_column = place.column_tile * kN;
   const int rows = (g.swapped ? g.n : g.m) - first_row, columns = (g.swapped ? g.m : g.n) - first_column;
   const int begin = split * g.depth, deep = min(g.k - begin, g.depth);
   Left left(g.left, matrix, first_row, rows, begin, deep);

@@ -39,10 +39,11 @@ struct NarrowArgs {
   int64_t ldd, stride_d, stride_bias;
   int m, n, k;
   gpu::Divider splits_by, tiles_by,
-      columns_by;             // parts of a tile, tiles of a matrix, tiles beside each other
-  int splits, group, depth;   // depth: of k, of a part
-  bool swapped, wide, quads;  // wide: d is f32, not T; quads: four neighbours of d can be written at once
-  bool pads;                  // and so can those behind the ends of its rows
+      columns_by;            // parts of a tile, tiles of a matrix, tiles beside each other
+  int splits, group, depth;  // depth: of k, of a part
+  bool swapped, wide;        // wide: d is f32, not T
+  bool quads, packs;         // four neighbours of d, 16 bytes of it can be written at once
+  bool pads;                 // and so can those behind the ends of its rows
   float alpha, beta;
 };
 
@@ -84,6 +85,8 @@ NarrowLaunch<T> narrow_launch(const Gemm& g, const NarrowChoice& choice, int row
   args.wide = g.out == DType::f32;
   args.quads =
       reinterpret_cast<uintptr_t>(g.d) % (4 * size_of(g.out)) == 0 && g.ldd % 4 == 0 && g.stride_d % 4 == 0;
+  const int64_t pack = 16 / int64_t(size_of(g.out));
+  args.packs = reinterpret_cast<uintptr_t>(g.d) % 16 == 0 && g.ldd % pack == 0 && g.stride_d % pack == 0;
   args.alpha = float(g.alpha), args.beta = float(g.beta);
   launch.blocks = unsigned(tiles * args.splits);
   if (args.splits > 1) {
@@ -136,40 +139,70 @@ __device__ __forceinline__ bool comes_last(unsigned* arrived, int members) {
   return last;
 }
 
-/// d[row][column ... column + 3] from their sums, as far as they lie in d.
+/// Which part of which tile of which matrix a block makes: blocks count parts fastest, then tiles beside each
+/// other, tiles below each other, matrices.
+struct NarrowPlace {
+  int tile_of_all, split, matrix, row_tile, column_tile;
+
+  template <class T>
+  __device__ __forceinline__ explicit NarrowPlace(const NarrowArgs<T>& g) {
+    tile_of_all = int(g.splits_by.divide(blockIdx.x));
+    split = int(blockIdx.x) - tile_of_all * g.splits;
+    matrix = int(g.tiles_by.divide(uint32_t(tile_of_all)));
+    const int tile = tile_of_all - matrix * int(g.tiles_by.divisor);
+    row_tile = int(g.columns_by.divide(uint32_t(tile)));
+    column_tile = tile - row_tile * int(g.columns_by.divisor);
+  }
+};
+
+/// Adds beta c to the sums of d[row][column ...], as far as they lie in d.
+template <class Out, int kCount, class T>
+__device__ __forceinline__ void add_old(const NarrowArgs<T>& g, int64_t matrix, int row, int column,
+                                        float (&values)[kCount]) {
+  if (g.beta == 0) return;
+  const Out* const from = static_cast<const Out*>(g.c) + matrix * g.stride_d + row * g.ldd + column;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    if (column + i < g.n) values[i] += g.beta * float(from[i]);
+}
+
+/// Writes d[row][column ...], whose place is a multiple of kCount, as far as they lie in d; at once if they
+/// may be.
+template <int kCount, class Out, class T>
+__device__ __forceinline__ void write_rounded(const NarrowArgs<T>& g, bool together, int64_t matrix, int row,
+                                              int column, const gpu::Pack<Out, kCount>& pack) {
+  Out* const to = static_cast<Out*>(g.d) + matrix * g.stride_d + row * g.ldd + column;
+  const int inside = g.n - column;
+  if (together && inside > 0 && (inside >= kCount || g.pads)) {
+    gpu::store_pack<kCount>(to, pack);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (i < inside) to[i] = pack.at[i];
+  }
+}
+
+/// d[row][column ... column + 3] from their sums.
 template <class T>
 __device__ __forceinline__ void write_quad(const NarrowArgs<T>& g, int64_t matrix, int row, int column,
                                            const float4& sums) {
   if (row >= g.m || column >= g.n) return;
   float values[4] = {g.alpha * sums.x, g.alpha * sums.y, g.alpha * sums.z, g.alpha * sums.w};
-  const int inside = min(g.n - column, 4);
-  const int64_t at = matrix * g.stride_d + row * g.ldd + column;
   if (g.bias)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if (i < inside) values[i] += float(g.bias[matrix * g.stride_bias + column + i]);
-  if (g.beta != 0)
+      if (column + i < g.n) values[i] += float(g.bias[matrix * g.stride_bias + column + i]);
+  const auto write = [&]<class Out>() {
+    add_old<Out>(g, matrix, row, column, values);
+    gpu::Pack<Out, 4> pack;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (i < inside)
-        values[i] += g.beta * (g.wide ? static_cast<const float*>(g.c)[at + i]
-                                      : float(static_cast<const T*>(g.c)[at + i]));
-  const auto write = [&]<class Out>(Out* to) {
-    if (g.quads && (inside == 4 || g.pads)) {
-      gpu::Pack<Out, 4> pack;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pack.at[i] = Out(values[i]);
-      gpu::store_pack<4>(to, pack);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (i < inside) to[i] = Out(values[i]);
-    }
+    for (int i = 0; i < 4; ++i) pack.at[i] = Out(values[i]);
+    write_rounded<4>(g, g.quads, matrix, row, column, pack);
   };
   if (sizeof(T) == 4 || g.wide)
-    write(static_cast<float*>(g.d) + at);
+    write.template operator()<float>();
   else
-    write(static_cast<T*>(g.d) + at);
+    write.template operator()<T>();
 }
 
 }  // namespace

@@ -140,14 +140,17 @@ double gemm_bytes(const Gemm& g) {
 
 double gemm_cublas_seconds(const Gemm& g) {
   // A launch and its ends; copies or zeros, or kernels that load element by element, for odd extents, at a
-  // fraction of memory's speed where a side is a few; a long k that is left to a few blocks.
-  constexpr double kEnds = 5.3e-6, kOdd = 2.5e-6, kFewAndOdd = 1.7, kFlops = 520e12, kBytesPerSecond = 2.9e12,
-                   kTerm = 2e-9;
-  constexpr int64_t kFew = 8, kShort = 256, kLong = 4096;
+  // fraction of memory's speed where a side is a few, or where few terms make a large 16-bit d; a long k that
+  // is left to a few blocks.
+  constexpr double kEnds = 5.3e-6, kOdd = 2.5e-6, kFewAndOdd = 1.7, kFewTerms = 1.5, kFlops = 520e12,
+                   kBytesPerSecond = 2.9e12, kTerm = 2e-9;
+  constexpr int64_t kFew = 8, kTerms = 32, kNarrow = 64, kShort = 256, kLong = 4096;
   const bool odd = ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
   const double flops =
       2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) * double(g.k);
-  const double bytes = gemm_bytes(g) * (odd && std::min(g.m, g.n) <= kFew ? kFewAndOdd : 1);
+  const int64_t side = std::min(g.m, g.n);
+  const bool few_terms = g.k <= kTerms && side > kNarrow && g.out == g.in;
+  const double bytes = gemm_bytes(g) * (odd && side <= kFew ? kFewAndOdd : few_terms ? kFewTerms : 1);
   return kEnds + (odd ? kOdd : 0) + std::max(flops / kFlops, bytes / kBytesPerSecond) +
          (std::max(g.m, g.n) <= kShort ? kTerm * double(std::min(g.k, kLong)) : 0);
 }

@@ -8,6 +8,7 @@
 #include "gpu/approx.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/global.cuh"
+#include "gpu/halves.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/tma.cuh"
@@ -17,8 +18,8 @@
 
 /// The vocabulary of the sm_90a kernels, each word alone: one warpgroup multiplies 64 x N x 128 tiles that
 /// the copy engine brought, in every order and width; boxes over an odd edge; clusters and what their blocks
-/// send each other; additions by the copy engine; stmatrix; flags and loads in global memory; small products
-/// and transposed matrices in registers; approximations.
+/// send each other; additions by the copy engine; stmatrix; halves; flags and loads in global memory; small
+/// products and transposed matrices in registers; approximations.
 
 namespace tessera::gpu {
 namespace {
@@ -390,6 +391,27 @@ TEST(Hopper, SmallProductsAndTransposedMatrices) {
   if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
   check_fragments<bf16>();
   check_fragments<f16>();
+}
+
+/// Each lane stores one of 32 halves, from behind, beside a word that stays.
+__global__ void __launch_bounds__(32, 1) half_kernel(uint32_t* words) {
+  __shared__ uint32_t shared[17];
+  if (threadIdx.x < 17) shared[threadIdx.x] = 0xABCDABCDu;
+  __syncwarp();
+  store_shared(shared_address(shared) + (31 - threadIdx.x) * 2, uint16_t(1000 + threadIdx.x));
+  __syncwarp();
+  if (threadIdx.x < 17) words[threadIdx.x] = shared[threadIdx.x];
+}
+
+TEST(Hopper, HalvesAreStoredAlone) {
+  if (no_hopper()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+  const Device gpu = Device::cuda(0);
+  const Tensor words = Tensor::empty_packed({17}, DType::i32, gpu);
+  launch(gpu, {dim3(1), dim3(32)}, half_kernel, reinterpret_cast<uint32_t*>(words.raw()));
+  const auto values = words.to_vector<int32_t>();
+  for (uint32_t i = 0; i < 16; ++i)
+    EXPECT_EQ(uint32_t(values[i]), (1000 + 30 - 2 * i) << 16 | (1000 + 31 - 2 * i)) << i;
+  EXPECT_EQ(uint32_t(values[16]), 0xABCDABCDu);
 }
 
 __global__ void approx_kernel(float* out, int count) {

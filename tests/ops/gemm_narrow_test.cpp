@@ -2,11 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 
 #include "ops/linear/linear_kernels.h"
 #include "runtime/tuning.h"
-#include "tests/ops/guarded.h"
+#include "tests/ops/framed_product.h"
 
 /// The kernels of the row "narrow", each tile by itself. Everything is made of small integers, so that sums
 /// are exact in f32 and the plain loops are the only right answer. Neighbours hold NaN.
@@ -27,22 +28,6 @@ class GemmNarrowCuda : public GuardedCuda<0> {
         narrow_mma_cuda<f16>(g, choice, gpu());
     }
   }
-  /// A copy with a frame of `around`: `shift` elements off a 16-byte boundary, rows of pitches that are whole
-  /// packs only if shift is 0.
-  static Tensor framed(const Tensor& x, DType dtype, int shift, double around, Tensor& frame) {
-    const int64_t columns = x.size(-1);
-    frame = Tensor::full(x.shape().with(-1, (columns + 7) / 8 * 8 + 24 + shift), around, dtype, gpu());
-    Tensor packed = Tensor::empty_packed(frame.shape(), dtype, gpu());
-    packed.copy_from(frame);
-    frame = packed;
-    Tensor y = frame.slice(-1, 8 + shift, 8 + shift + columns);
-    y.copy_from(x);
-    return y;
-  }
-};
-
-struct Problem {
-  int64_t m, n, k, batch;
 };
 
 class GemmNarrowTiles : public GemmNarrowCuda, public ::testing::WithParamInterface<bool> {};
@@ -51,67 +36,65 @@ INSTANTIATE_TEST_SUITE_P(, GemmNarrowTiles, ::testing::Bool(),
 
 TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
   const bool mma = GetParam();
-  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const int multiprocessors = gpu().card().multiprocessors;
   int number = 0;
   const int tiles = int(mma ? std::size(kNarrowMmaTiles) : std::size(kNarrowTiles));
   for (int tile = 0; tile < tiles; ++tile)
-    for (const Problem& p : {Problem{1, 1, 1, 1},
-                             {5, 3, 2645, 1},
-                             {33, 72, 129, 1},
-                             {129, 9, 70, 1},
-                             {7, 300, 520, 1},
-                             {70, 40, 5, 3},
-                             {2, 130, 1000, 2}})
+    for (const ProductSize& size : {ProductSize{1, 1, 1},
+                                    {5, 3, 2645},
+                                    {33, 72, 129},
+                                    {129, 9, 70},
+                                    {7, 300, 520},
+                                    {70, 40, 5, 3},
+                                    {2, 130, 1000, 2}})
       for (const int flags : {0, 1, 2, 3})
         for (const int splits : {1, 3, 40})
           for (const bool accumulate : {false, true}) {
-            const bool ta = flags & 1, tb = flags & 2, wide = ++number % 3 == 0;
+            const bool wide = ++number % 3 == 0;
             const DType dtype =
                 std::array{DType::bf16, DType::f16, DType::f32}[size_t(number % 7 % (mma ? 2 : 3))];
-            const DType out = wide ? DType::f32 : dtype;
-            const int shift = number % 5 < 3 ? 0 : 1;
-            const Tensor a = numbers(ta ? Shape{p.batch, p.k, p.m} : Shape{p.batch, p.m, p.k}, 1),
-                         b = numbers(tb ? Shape{p.batch, p.n, p.k} : Shape{p.batch, p.k, p.n}, 2),
-                         d = numbers({p.batch, p.m, p.n}, 3), bias = numbers({p.n}, 4);
-            Tensor frame_a, frame_b, frame_d;
-            const Tensor left = framed(a, dtype, shift, nan, frame_a),
-                         right = framed(b, dtype, shift, nan, frame_b),
-                         result = framed(d, out, shift, 77, frame_d), addends = bias.to(dtype).to(gpu());
-            if (!accumulate) result.fill(nan);
-            Gemm g{.m = p.m, .n = p.n, .k = p.k, .batch = p.batch, .in = dtype, .out = out};
-            g.transpose_a = ta, g.transpose_b = tb;
-            g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
-            g.lda = left.layout().stride(1), g.ldb = right.layout().stride(1),
-            g.ldd = result.layout().stride(1);
-            g.stride_a = left.layout().stride(0), g.stride_b = right.layout().stride(0);
-            g.stride_d = result.layout().stride(0);
-            g.alpha = 2, g.beta = accumulate ? 1 : 0;
-            if (!accumulate) g.bias = addends.raw();
-            ASSERT_EQ(gemm_narrow_lacks(g), "");
-            const int multiprocessors = gpu().card().multiprocessors;
-            NarrowChoice choice =
-                mma ? choose_narrow_mma(g, multiprocessors, tile) : choose_narrow(g, multiprocessors, tile);
+            const FramedProduct p(size, flags & 1, flags & 2, dtype, wide ? DType::f32 : dtype, accumulate,
+                                  number % 5 < 3 ? 0 : 1);
+            ASSERT_EQ(gemm_narrow_lacks(p.gemm), "");
+            NarrowChoice choice = mma ? choose_narrow_mma(p.gemm, multiprocessors, tile)
+                                      : choose_narrow(p.gemm, multiprocessors, tile);
             if (mma || tile > 0) choice.splits = splits, choice.group = (splits + 6) / 7;
-            product(g, choice, mma);
-            multiply(d, ta ? a.transpose(1, 2) : a, tb ? b.transpose(1, 2) : b,
-                     {.alpha = 2, .accumulate = accumulate, .bias = accumulate ? Tensor() : bias});
-            ASSERT_EQ(result.to_vector<double>(), d.to(out).to_vector<double>())
-                << "tile " << tile << ": " << p.m << " " << p.n << " " << p.k << " x" << p.batch << " flags "
-                << flags << " splits " << splits << " shift " << shift << " accumulate " << accumulate << " "
-                << dtype << " to " << out;
-            const auto values = frame_d.to_vector<double>();
-            const int64_t width = frame_d.size(-1);
-            for (int64_t i = 0; i < int64_t(values.size()); ++i)
-              if (i % width < 8 + shift || i % width >= 8 + shift + p.n)
-                ASSERT_EQ(values[size_t(i)], 77) << "a neighbour of d was overwritten: " << i;
+            product(p.gemm, choice, mma);
+            ASSERT_TRUE(p.is_exact()) << "tile " << tile << ", splits " << splits;
+          }
+}
+
+TEST_F(GemmNarrowCuda, FewTermsAreExactAtEveryEdge) {
+  const int multiprocessors = gpu().card().multiprocessors;
+  int number = 0;
+  for (const ProductSize& size : {ProductSize{1, 1, 1},
+                                  {33, 72, 3},
+                                  {300, 97, 16},
+                                  {129, 33, 17, 2},
+                                  {17, 805, 8, 3},
+                                  {1100, 40, 31},
+                                  {260, 420, 32}})
+    for (const int flags : {0, 1, 2, 3})
+      for (const bool wide : {false, true})
+        for (const bool accumulate : {false, true})
+          for (const int shift : {0, 1}) {
+            const DType dtype = ++number % 5 < 3 ? DType::bf16 : DType::f16;
+            const FramedProduct p(size, flags & 1, flags & 2, dtype, wide ? DType::f32 : dtype, accumulate,
+                                  shift);
+            NarrowChoice choice = choose_narrow_mma(p.gemm, multiprocessors, kNarrowTerms);
+            if (number % 3 == 0) choice.rows = 256, choice.columns = 64;  // several rounds, several ranges
+            choice.staged = number % 7 < 4;
+            product(p.gemm, choice, true);
+            ASSERT_TRUE(p.is_exact())
+                << "blocks of " << choice.rows << " x " << choice.columns << ", staged " << choice.staged;
           }
 }
 
 TEST_F(GemmNarrowCuda, LongSumsRepeatAndAgreeWithPlainLoops) {
   // Parts in groups, many tiles, rows that are dense and odd.
-  for (const Problem& p :
-       {Problem{5, 3, 200003, 1}, {7, 1365, 9000, 1}, {30011, 3, 5, 1}, {3, 5000, 300, 2}}) {
-    const Tensor a = numbers({p.batch, p.k, p.m}, 1), b = numbers({p.batch, p.k, p.n}, 2);
+  for (const ProductSize& p :
+       {ProductSize{5, 3, 200003}, {7, 1365, 9000}, {30011, 3, 5}, {5003, 700, 9}, {3, 5000, 300, 2}}) {
+    const Tensor a = small_numbers({p.batch, p.k, p.m}, 1), b = small_numbers({p.batch, p.k, p.n}, 2);
     const Tensor want = Tensor::empty({p.batch, p.m, p.n}, DType::f32, Device::cpu());
     multiply(want, a.transpose(1, 2), b);
     const tuning::ForceRow force("gemm", int(GemmRow::narrow));
@@ -144,7 +127,7 @@ TEST_F(GemmNarrowCuda, ColumnSumsAreProductsWithOnes) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
     for (const auto& [rows, groups, columns] :
          {std::array<int64_t, 3>{1, 1, 1}, {3000, 1, 5}, {77, 3, 130}, {5000, 2, 40}, {9, 1, 3000}}) {
-      const Tensor x = numbers({rows, groups, columns}, 1), on_gpu = x.to(dtype).to(gpu());
+      const Tensor x = small_numbers({rows, groups, columns}, 1), on_gpu = x.to(dtype).to(gpu());
       const auto want = column_sums(x, true).to_vector<float>();
       ASSERT_EQ(column_sums(on_gpu, true).to_vector<float>(), want)
           << rows << " " << groups << " " << columns;

@@ -6,7 +6,7 @@
 
 #include "ops/linear/linear.h"
 #include "runtime/tuning.h"
-#include "tests/ops/guarded.h"
+#include "tests/ops/framed_product.h"
 
 /// The kernels of the row "wgmma", each tile by itself. Everything is made of small integers, so that sums
 /// are exact in f32 and the plain loops are the only right answer. Pads and neighbours hold NaN.
@@ -25,18 +25,6 @@ class GemmSm90Cuda : public GuardedCuda<9> {
         product_sm90<f16>(g, choice, gpu());
     }
   }
-  /// On a 16-byte boundary, with a frame of `around` where pads would be.
-  static Tensor framed(const Tensor& x, DType dtype, double around, Tensor& frame) {
-    const int64_t columns = x.size(-1);
-    frame = Tensor::full(x.shape().with(-1, (columns + 7) / 8 * 8 + 16), around, dtype, gpu());
-    Tensor y = frame.slice(-1, 8, 8 + columns);
-    y.copy_from(x);
-    return y;
-  }
-};
-
-struct Problem {
-  int64_t m, n, k, batch;
 };
 
 Tensor filled_with_nan(const Shape& shape) {
@@ -54,61 +42,36 @@ std::vector<float> sums_over_k(const Tensor& a) {
 }
 
 TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
   int number = 0;
   for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile)
-    for (const Problem& p : {Problem{1, 1, 1, 1},
-                             {33, 72, 129, 1},
-                             {129, 257, 64, 1},
-                             {600, 200, 520, 1},
-                             {70, 40, 200, 3},
-                             {257, 385, 77, 2}})
+    for (const ProductSize& size : {ProductSize{1, 1, 1},
+                                    {33, 72, 129},
+                                    {129, 257, 64},
+                                    {600, 200, 520},
+                                    {70, 40, 200, 3},
+                                    {257, 385, 77, 2}})
       for (const int flags : {0, 1, 2, 3})
         for (const int splits : {1, 3})
           for (const bool accumulate : {false, true}) {
             const bool ta = flags & 1, tb = flags & 2, wide = ++number % 3 == 0;
-            const DType dtype = number % 2 ? DType::bf16 : DType::f16, out = wide ? DType::f32 : dtype;
-            const Tensor a = numbers(ta ? Shape{p.batch, p.k, p.m} : Shape{p.batch, p.m, p.k}, 1),
-                         b = numbers(tb ? Shape{p.batch, p.n, p.k} : Shape{p.batch, p.k, p.n}, 2),
-                         d = numbers({p.batch, p.m, p.n}, 3), bias = numbers({p.n}, 4);
-            Tensor frame_a, frame_b, frame_d;
-            const Tensor left = framed(a, dtype, nan, frame_a), right = framed(b, dtype, nan, frame_b),
-                         result = framed(d, out, 77, frame_d), addends = bias.to(dtype).to(gpu());
-            if (!accumulate) result.fill(nan);
-            Gemm g{.m = p.m, .n = p.n, .k = p.k, .batch = p.batch, .in = dtype, .out = out};
-            g.transpose_a = ta, g.transpose_b = tb;
-            g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
-            g.lda = left.layout().stride(1), g.ldb = right.layout().stride(1),
-            g.ldd = result.layout().stride(1);
-            g.stride_a = left.layout().stride(0), g.stride_b = right.layout().stride(0);
-            g.stride_d = result.layout().stride(0);
-            g.alpha = 2, g.beta = accumulate ? 1 : 0;
-            if (!accumulate) g.bias = addends.raw();
+            const DType dtype = number % 2 ? DType::bf16 : DType::f16;
+            FramedProduct p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
+            Gemm& g = p.gemm;
             ASSERT_EQ(gemm_sm90_lacks(g, gpu()), "");
             ProductChoice choice = choose_product(g, gpu().card().multiprocessors, tile);
-            const int64_t blocks = (p.k + 63) / 64, depth = (blocks + splits - 1) / splits;
+            const int64_t blocks = (g.k + 63) / 64, depth = (blocks + splits - 1) / splits;
             choice.splits = int((blocks + depth - 1) / depth);
             choice.by_threads = choice.by_threads || choice.splits > 1;
             if (choice.seconds == 0 || (choice.by_threads && !kProductTiles[tile].by_threads))
               continue;  // no tile for such a d
-            const Tensor sums = filled_with_nan({p.m});
+            const Tensor sums = filled_with_nan({g.m});
             if (gemm_sm90_sums(g)) g.sums = sums.data<float>();
             product(g, choice, dtype);
-            multiply(d, ta ? a.transpose(1, 2) : a, tb ? b.transpose(1, 2) : b,
-                     {.alpha = 2, .accumulate = accumulate, .bias = accumulate ? Tensor() : bias});
-            ASSERT_EQ(result.to_vector<double>(), d.to(out).to_vector<double>())
-                << "tile " << tile << ": " << p.m << " " << p.n << " " << p.k << " x" << p.batch << " flags "
-                << flags << " splits " << choice.splits << " accumulate " << accumulate << " " << dtype
-                << " to " << out;
-            const auto values = frame_d.to_vector<double>();
-            const int64_t width = frame_d.size(-1);
-            for (int64_t i = 0; i < int64_t(values.size()); ++i)
-              if (i % width < 8 || i % width >= 8 + p.n)
-                ASSERT_EQ(values[size_t(i)], 77) << "a neighbour of d was overwritten: " << i;
-            ASSERT_EQ(g.sums != nullptr, ta && !tb && wide && p.batch == 1);
+            ASSERT_TRUE(p.is_exact()) << "tile " << tile << ", splits " << choice.splits;
+            ASSERT_EQ(g.sums != nullptr, ta && !tb && wide && g.batch == 1);
             if (g.sums)
-              ASSERT_EQ(sums.to_vector<float>(), sums_over_k(a.reshape({p.k, p.m})))
-                  << "tile " << tile << ": " << p.m << " " << p.n << " " << p.k << " splits "
+              ASSERT_EQ(sums.to_vector<float>(), sums_over_k(p.a.reshape({g.k, g.m})))
+                  << "tile " << tile << ": " << g.m << " " << g.n << " " << g.k << " splits "
                   << choice.splits;
           }
 }
@@ -117,12 +80,12 @@ TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
   // One block of k and a dozen tiles a block, so that a tile's sums are ready while the last one's still
   // leave.
   const int64_t m = 101003, n = 40, k = 27;
-  const Tensor a = numbers({m, k}, 1), b = numbers({n, k}, 2);
+  const Tensor a = small_numbers({m, k}, 1), b = small_numbers({n, k}, 2);
   Tensor frame_a, frame_b, frame_d;
   const Tensor left = framed(a, DType::bf16, 77, frame_a), right = framed(b, DType::bf16, 77, frame_b);
   for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile)
     for (const bool accumulate : {false, true}) {
-      const Tensor d = numbers({m, n}, 3), result = framed(d, DType::bf16, 77, frame_d);
+      const Tensor d = small_numbers({m, n}, 3), result = framed(d, DType::bf16, 77, frame_d);
       Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = true};
       g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
       g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = result.layout().stride(0);
@@ -138,8 +101,8 @@ TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
 
 TEST_F(GemmSm90Cuda, LargeProductsRepeatAndAgreeWithPlainLoops) {
   // Enough tiles for several turns of every block, in long and short k.
-  for (const Problem& p : {Problem{3000, 1365, 70, 1}, {300, 520, 9000, 1}}) {
-    const Tensor a = numbers({p.m, p.k}, 1), b = numbers({p.n, p.k}, 2);
+  for (const ProductSize& p : {ProductSize{3000, 1365, 70}, {300, 520, 9000}}) {
+    const Tensor a = small_numbers({p.m, p.k}, 1), b = small_numbers({p.n, p.k}, 2);
     const Tensor want = Tensor::empty({p.m, p.n}, DType::f32, Device::cpu());
     multiply(want, a, b.transpose(0, 1));
     const Tensor left = a.to(DType::bf16).to(gpu()), right = b.to(DType::bf16).to(gpu());
@@ -158,7 +121,7 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
   // More pieces than run at once: parts of a tile must come in the same round, and leave their counters at 0
   // for the next launch, whose number of parts is another.
   const int64_t m = 1700, n = 1500, k = 4000;
-  const Tensor a = numbers({m, k}, 1), b = numbers({n, k}, 2);
+  const Tensor a = small_numbers({m, k}, 1), b = small_numbers({n, k}, 2);
   const Tensor want = Tensor::empty({m, n}, DType::f32, Device::cpu());
   multiply(want, a, b.transpose(0, 1));
   // Operands as those of a weight's gradient lie, which every tile takes.

@@ -47,7 +47,8 @@ TEST_F(GemvCuda, EveryEdgeIsExact) {
                                     {1024, 31},
                                     {2056, 8},
                                     {4104, 129}}) {
-        const Tensor x = numbers({tokens, in}, 1), w = numbers({out, in}, 2), bias = numbers({out}, 3);
+        const Tensor x = small_numbers({tokens, in}, 1), w = small_numbers({out, in}, 2),
+                     bias = small_numbers({out}, 3);
         const auto wanted = linear(x, w, bias).to(dtype).to_vector<float>();
         EXPECT_EQ(linear(framed(x, dtype), framed(w, dtype), bias.to(dtype).to(gpu())).to_vector<float>(),
                   wanted)
@@ -59,7 +60,7 @@ TEST_F(GemvCuda, GateAndUpAreTheirOwnHalves) {
   for (const DType dtype : {DType::bf16, DType::f16})
     for (const int64_t tokens : {1, 8})
       for (const auto& [in, width] : {std::pair<int64_t, int64_t>{5, 1}, {40, 8}, {1100, 13}, {264, 40}}) {
-        const Tensor x = numbers({tokens, in}, 1), w = numbers({2 * width, in}, 2);
+        const Tensor x = small_numbers({tokens, in}, 1), w = small_numbers({2 * width, in}, 2);
         const auto wanted = linear_swiglu(x, w).to_vector<float>();
         const tuning::ForceRow force("linear_swiglu", 1);
         const auto ours = linear_swiglu(framed(x, dtype), framed(w, dtype)).to_vector<float>();

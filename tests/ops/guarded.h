@@ -9,6 +9,14 @@
 
 namespace tessera::ops {
 
+/// Small integers: sums of products of them are exact in f32, and the plain loops the only right answer.
+inline Tensor small_numbers(const Shape& shape, int64_t seed) {
+  std::vector<float> values(size_t(shape.count()));
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = float((int64_t(i) * 7 + int64_t(i) / 13 + seed) % 5 - 2);
+  return Tensor::from(values, shape);
+}
+
 /// Tests of kernels between guard bands: skipped without a GPU of compute capability `kMajor` (0: any), and
 /// at the end no band may have been overwritten.
 template <int kMajor>
@@ -27,13 +35,6 @@ class GuardedCuda : public testing::Test {
     EXPECT_NO_THROW(gpu().allocator().check_guards());
   }
   static Device gpu() { return Device::cuda(0); }
-  /// Small integers: sums of products of them are exact in f32, and the plain loops the only right answer.
-  static Tensor numbers(const Shape& shape, int64_t seed) {
-    std::vector<float> values(size_t(shape.count()));
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = float((int64_t(i) * 7 + int64_t(i) / 13 + seed) % 5 - 2);
-    return Tensor::from(values, shape);
-  }
 };
 
 }  // namespace tessera::ops
