@@ -368,12 +368,13 @@ bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumu
   return false;
 }
 
-bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
-                       const Tensor& b, const Tensor& sums) {
+namespace {
+
+/// Where a gradient is written: the leaf's buffer if it has a fitting dtype and layout, else a new tensor.
+/// `once`: it is one product.
+GradTarget gradient_target(Backward& entry, int input, const Tensor& like, GradientDType dtype, bool once) {
   const DType wide = sum_dtype(like.dtype());
   GradTarget target = entry.target(input);
-  const Tensor probe = like.detach();
-  const bool once = sum_is_one_product(probe, a, b);
   if (target.grad.defined()) {
     const DType held = target.grad.dtype();
     if (!(held == wide || (held == like.dtype() && once)) || !writable(target.grad)) target = {};
@@ -383,9 +384,47 @@ bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientD
     const bool rounds = once && (dtype == GradientDType::same || entry.grad_dtype(input) == like.dtype());
     target = {Tensor::empty(like.shape(), rounds ? like.dtype() : wide, like.device()), false};
   }
+  return target;
+}
+
+}  // namespace
+
+bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
+                       const Tensor& b, const Tensor& sums) {
+  const bool once = sum_is_one_product(like.detach(), a, b);
+  const GradTarget target = gradient_target(entry, input, like, dtype, once);
   const bool summed = multiply_sum(target.grad, a, b, target.accumulate, sums);
   entry.written(input, target);
   return summed;
+}
+
+bool multiply_gradients(Backward& entry, const WeightGradient& first, const WeightGradient& second) {
+  const Device device = first.dy.device();
+  const int64_t m = first.dy.size(1), n = first.x.size(1), k = first.dy.size(0);
+  if (!device.is_cuda() || !is_half(first.dy.dtype()) || std::min({m, n, k}) < 2 || second.x.size(1) != m ||
+      second.dy.size(1) != n || first.weight.raw() == second.weight.raw())
+    return false;
+  for (const Tensor& x : {first.dy, first.x, second.dy, second.x})
+    if (x.layout().stride(1) != 1 || x.layout().stride(0) < x.size(1)) return false;
+  const auto product = [&](const Tensor& a, const Tensor& b) {
+    Gemm g{.m = m, .n = n, .k = k, .in = a.dtype(), .out = DType::f32, .transpose_a = true};
+    g.a = a.raw(), g.b = b.raw(), g.lda = a.layout().stride(0), g.ldb = b.layout().stride(0);
+    g.ldd = row_pitch(n, g.out);
+    return g;
+  };
+  Gemm one = product(first.dy, first.x), other = product(second.x, second.dy);
+  if (!gemm_pair_pays(one, other, device)) return false;
+  const auto into = [&](Gemm& g, const WeightGradient& of) {
+    GradTarget target = gradient_target(entry, of.input, of.weight, GradientDType::f32, true);
+    g.d = target.grad.raw(), g.ldd = target.grad.layout().stride(0), g.out = target.grad.dtype();
+    g.beta = target.accumulate ? 1 : 0;
+    return target;
+  };
+  const GradTarget of_first = into(one, first), of_second = into(other, second);
+  gemm_pair(one, other, device);
+  entry.written(first.input, of_first);
+  entry.written(second.input, of_second);
+  return true;
 }
 
 Tensor flatten_leading(const Tensor& x, int keep) {

@@ -108,6 +108,16 @@ enum class GradientDType : uint8_t { same, f32 };
 bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
                        const Tensor& b, const Tensor& sums = {});
 
+/// The gradient of `weight` [out, in], input number `input`: dy^T x, of [tokens, out] and [tokens, in].
+struct WeightGradient {
+  int input;
+  Tensor weight, dy, x;
+};
+/// multiply_gradient for two weights, [F, D] and [D, F], as one product (docs/ops/gemm.md): f32, or rounded
+/// once. Returns false, and has done nothing, where that does not pay or cannot be; then do them one by one.
+/// Only if the entry needs both inputs.
+bool multiply_gradients(Backward& entry, const WeightGradient& first, const WeightGradient& second);
+
 /// [..., the last `keep` dimensions] -> [rows, the last `keep` dimensions], off the tape: a view where the
 /// leading dimensions collapse, else a copy.
 Tensor flatten_leading(const Tensor& x, int keep);

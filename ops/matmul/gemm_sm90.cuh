@@ -107,10 +107,13 @@ struct ProductPlan {
   }
 };
 
-/// The operands as the copy engine sees them: three dimensions, the last the batch.
-struct ProductMaps {
-  gpu::TensorMap a, b;
+/// The operands as the copy engine sees them: three dimensions, the last the batch. Problems of the same
+/// extents whose matrices lie anywhere may be a batch as well, each with maps of its own.
+template <int kProblems>
+struct ProductMapsOf {
+  gpu::TensorMap a[kProblems], b[kProblems];
 };
+using ProductMaps = ProductMapsOf<1>;
 
 /// An epilogue is a class with
 ///   struct Params                                a kernel parameter, tensor maps and all
@@ -141,14 +144,15 @@ __device__ __forceinline__ void advance(gpu::RingPlace<kStages>& place, int bloc
 }
 
 /// The copying thread.
-template <class Tile>
-__device__ __forceinline__ void bring_operands(const ProductMaps& maps, const ProductPlan& plan, char* stages,
-                                               gpu::Ring<Tile::kStages>& ring, int rank) {
+template <class Tile, int kProblems>
+__device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& maps, const ProductPlan& plan,
+                                               char* stages, gpu::Ring<Tile::kStages>& ring, int rank) {
   using enum gpu::TileOrder;
   gpu::RingPlace<Tile::kStages> place;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster) {
     const ProductPart part = plan.part<Tile>(item, rank);
+    const int problem = kProblems > 1 ? part.batch : 0;
     for (int block = 0; block < part.blocks; ++block) {
       const int k = (part.first + block) * Tile::kDepth;
       char* const a = stages + place.stage * Tile::kStageBytes;
@@ -167,14 +171,14 @@ __device__ __forceinline__ void bring_operands(const ProductMaps& maps, const Pr
 #pragma unroll
         for (int box = 0; box < (Tile::kA == along_k ? 1 : Tile::kM / 64); ++box)
           bring.template operator()<Tile::kSharesA>(
-              a + box * 8192, maps.a, Tile::kA == along_k ? k : part.m + box * 64,
+              a + box * 8192, maps.a[problem], Tile::kA == along_k ? k : part.m + box * 64,
               Tile::kA == along_k ? part.m : k, part.batch * plan.step_a);
       }
       if (Tile::kDown == 1 || for_both) {
 #pragma unroll
         for (int box = 0; box < (Tile::kB == along_k ? 1 : (Tile::kN + 63) / 64); ++box)
           bring.template operator()<(Tile::kDown > 1)>(
-              b + box * 8192, maps.b, Tile::kB == along_k ? k : part.n + box * 64,
+              b + box * 8192, maps.b[problem], Tile::kB == along_k ? k : part.n + box * 64,
               Tile::kB == along_k ? part.n : k, part.batch * plan.step_b);
       }
       place.advance();
@@ -232,9 +236,10 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
   release(before);
 }
 
-template <class Tile, class Epilogue>
+template <class Tile, class Epilogue, int kProblems>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    product_kernel(const __grid_constant__ ProductMaps maps, const __grid_constant__ ProductPlan plan,
+    product_kernel(const __grid_constant__ ProductMapsOf<kProblems> maps,
+                   const __grid_constant__ ProductPlan plan,
                    const __grid_constant__ typename Epilogue::Params params) {
   using Shared = ProductShared<Tile, Epilogue>;
   extern __shared__ __align__(1024) char shared[];
@@ -247,8 +252,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ring.init(1, (Tile::kPingPong ? 4 : 8) * Tile::kCluster);
     for (int i = 0; i < Tile::kGroups * (1 + Epilogue::kBarriers); ++i) turns[i].init(1);
     gpu::fence_barrier_init();
-    gpu::prefetch_map(maps.a);
-    gpu::prefetch_map(maps.b);
+#pragma unroll
+    for (int problem = 0; problem < kProblems; ++problem) {
+      gpu::prefetch_map(maps.a[problem]);
+      gpu::prefetch_map(maps.b[problem]);
+    }
   }
   if constexpr (Tile::kCluster > 1)
     gpu::cluster_sync();
@@ -333,8 +341,8 @@ ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int spl
   return plan;
 }
 
-template <class Tile, class Epilogue>
-void launch_product(Device device, const ProductMaps& maps, const ProductPlan& plan,
+template <class Tile, class Epilogue, int kProblems>
+void launch_product(Device device, const ProductMapsOf<kProblems>& maps, const ProductPlan& plan,
                     const typename Epilogue::Params& params) {
   const int slots = device.card().multiprocessors / Tile::kCluster;
   const int clusters = std::min(plan.items, slots - slots % plan.splits);
@@ -344,7 +352,7 @@ void launch_product(Device device, const ProductMaps& maps, const ProductPlan& p
                .shared_bytes = size_t(ProductShared<Tile, Epilogue>::kBytes),
                .cluster = Tile::kCluster,
                .overlaps = true},
-              product_kernel<Tile, Epilogue>, maps, plan, params);
+              product_kernel<Tile, Epilogue, kProblems>, maps, plan, params);
 }
 
 }  // namespace tessera::ops

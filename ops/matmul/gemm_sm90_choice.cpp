@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "ops/matmul/gemm_estimate_internal.h"
+#include "ops/matmul/gemm_narrow.h"
 #include "ops/matmul/gemm_sm90_plan.h"
 
 namespace tessera::ops {
@@ -166,6 +167,43 @@ bool gemm_sm90_pays(const Gemm& g, Device device) {
   if (few <= 8 && choice.splits > 1) return false;
   return choice.seconds < kLong || (on_lines(g.a, g.lda, g.stride_a) && on_lines(g.b, g.ldb, g.stride_b)) ||
          gemm_cublas_seconds(g) >= kClearly * choice.seconds;
+}
+
+ProductChoice choose_pair(const Gemm& first, int multiprocessors, int forced) {
+  Gemm both = first;
+  both.batch = 2;
+  both.stride_a = both.stride_b = both.stride_d = 64;  // other matrices, whose places do not matter
+  ProductChoice best;
+  for (const int tile : kPairTiles) {
+    if (forced >= 0 && tile != forced) continue;
+    const ProductChoice choice = choose_product(both, multiprocessors, tile);
+    if (choice.seconds > 0 && (best.seconds == 0 || choice.seconds < best.seconds)) best = choice;
+  }
+  return best;
+}
+
+bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device) {
+  const auto forced = tuning::ForceRow::forced("gemm");
+  if (forced && *forced != int(GemmRow::wgmma)) return false;
+  const int multiprocessors = device.card().multiprocessors;
+  double alone = 0;
+  for (const Gemm& g : {first, second}) {
+    if (!gemm_sm90_lacks(g, device).empty()) return false;
+    if (!forced && (gemm_narrow_pays(g, device) || !gemm_sm90_pays(g, device))) return false;
+    alone += choose_product(g, multiprocessors).seconds;
+  }
+  const double together = choose_pair(first, multiprocessors).seconds;
+  return together > 0 && together < alone;
+}
+
+void gemm_pair(const Gemm& first, const Gemm& second, Device device) {
+  if constexpr (kCuda) {
+    const ProductChoice choice = choose_pair(first, device.card().multiprocessors);
+    if (first.in == DType::bf16)
+      product_pair_sm90<bf16>(first, second, choice, device);
+    else
+      product_pair_sm90<f16>(first, second, choice, device);
+  }
 }
 
 void gemm_wgmma(const Gemm& gemm, Device device) {

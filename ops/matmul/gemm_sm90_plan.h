@@ -61,10 +61,22 @@ std::string gemm_sm90_lacks(const Gemm& gemm, Device device);
 ProductChoice choose_product(const Gemm& gemm, int multiprocessors, int tile = -1);
 /// Whether the row is expected to be no slower than cuBLASLt.
 bool gemm_sm90_pays(const Gemm& gemm, Device device);
+/// Two products of weights' gradients as one launch (gemm_sm90_pair.cuh). The same m, n and k, both operands
+/// k-first, alpha 1, no bias, no batch; but `second` describes the transposed of what is wanted: its d is
+/// written (or added to) with m along the rows. Whether that is expected to be faster than one after the
+/// other in row "wgmma", and that row is what both would run in.
+bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device);
+void gemm_pair(const Gemm& first, const Gemm& second, Device device);
+/// Tiles of kProductTiles that pairs have; `tile` -1: the best by the model.
+inline constexpr int kPairTiles[] = {6, 8};
+ProductChoice choose_pair(const Gemm& first, int multiprocessors, int tile = -1);
+
 /// Row "wgmma".
 void gemm_wgmma(const Gemm& gemm, Device device);
 
 /// T: bf16 or f16, the dtype of a and b.
+template <class T>
+void product_pair_sm90(const Gemm& first, const Gemm& second, const ProductChoice& choice, Device device);
 template <class T>
 void product_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
 

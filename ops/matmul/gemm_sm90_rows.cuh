@@ -48,21 +48,30 @@ void store_product(const Gemm& g, const ProductPlan& plan, Device device) {
   launch_product<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
 }
 
+/// Whether two neighbours of d can be written at once.
+bool writes_pairs(const Gemm& g) {
+  return reinterpret_cast<uintptr_t>(g.d) % (2 * size_of(g.out)) == 0 && g.ldd % 2 == 0 &&
+         g.stride_d % 2 == 0;
+}
+
+/// The memory through which parts of k meet.
+template <class Epilogue>
+Tensor room_for_parts(const ProductPlan& plan, typename Epilogue::Params& params, Device device) {
+  if (plan.splits == 1) return {};
+  check(Epilogue::pieces(plan) <= kMostPieces, "gemm: ", Epilogue::pieces(plan), " pieces in parts of k");
+  const Tensor scratch = Tensor::empty_packed(Shape{Epilogue::scratch_bytes(plan) / 4}, DType::f32, device);
+  params.scratch = reinterpret_cast<float4*>(scratch.data<float>());
+  return scratch;
+}
+
 template <class Tile>
 void sum_product(const Gemm& g, const ProductPlan& plan, Device device) {
   using T = typename Tile::T;
   using Epilogue = SumEpilogue<Tile>;
-  const int64_t pair = 2 * int64_t(size_of(g.out));
-  Tensor scratch;
   typename Epilogue::Params params{.d = g.d, .c = g.c ? g.c : g.d, .ld = g.ldd, .stride = g.stride_d};
   params.wide = g.out == DType::f32;
-  params.pairs =
-      reinterpret_cast<uintptr_t>(g.d) % uintptr_t(pair) == 0 && g.ldd % 2 == 0 && g.stride_d % 2 == 0;
-  if (plan.splits > 1) {
-    check(Epilogue::pieces(plan) <= kMostPieces, "gemm: ", Epilogue::pieces(plan), " pieces in parts of k");
-    scratch = Tensor::empty_packed(Shape{Epilogue::scratch_bytes(plan) / 4}, DType::f32, device);
-    params.scratch = reinterpret_cast<float4*>(scratch.data<float>());
-  }
+  params.pairs = writes_pairs(g);
+  const Tensor scratch = room_for_parts<Epilogue>(plan, params, device);
   params.m = plan.m, params.n = plan.n;
   params.alpha = float(g.alpha), params.beta = float(g.beta);
   params.bias = bias_of<T>(g);

@@ -32,8 +32,8 @@ __device__ __forceinline__ void meet(unsigned* there, unsigned parts) {
   atomicInc(there, 2 * parts - 1);  // the last of all brings it back to 0
 }
 
-/// d = alpha sums + bias + beta c, rounded once.
-template <class Tile>
+/// d = alpha sums + bias + beta c, rounded once. Of a pair of problems, the second one's d is transposed.
+template <class Tile, bool kPair = false>
 class SumEpilogue {
   using T = typename Tile::T;
   static constexpr int kAcross = Tile::kN / 8;  // a fragment: 4 sums of a thread, in 8 columns
@@ -52,6 +52,11 @@ class SumEpilogue {
     int m, n;
     float alpha, beta;
     ProductBias<T> bias;
+    struct {  // of a pair's second problem: d (+)= the transposed sums
+      void* d;
+      int64_t ld;
+      bool wide, adds;
+    } second;
   };
   static int64_t pieces(const ProductPlan& plan) {
     return int64_t(plan.batch * plan.rows * plan.columns - plan.whole) * Tile::kCluster * kShares;
@@ -137,7 +142,7 @@ class SumEpilogue {
   template <int kCount>
   __device__ __forceinline__ void write(const ProductPart& part, int row, int first, int end,
                                         const float4 (&sums)[kCount]) const {
-    if (params_.wide)
+    if (kPair && part.batch == 1 ? params_.second.wide : params_.wide)
       write_as<float>(part, row, first, end, sums);
     else
       write_as<T>(part, row, first, end, sums);
@@ -153,6 +158,9 @@ class SumEpilogue {
       inside = first + i < end && r < params_.m ? params_.n - column : 0;
       return part.batch * params_.stride + r * params_.ld + column;
     };
+    if constexpr (kPair) {
+      if (part.batch == 1) return write_transposed<Out>(line, part.n + lane % 4 * 2, first, end, sums);
+    }
     float2 old[kCount][2] = {};
     if (params_.beta != 0)
 #pragma unroll
@@ -187,6 +195,32 @@ class SumEpilogue {
           if (inside > 1) to[1] = Out(high);
         }
       }
+  }
+
+  /// Eight lanes with neighbouring lines write 32 bytes of a row of d together.
+  template <class Out, int kCount>
+  __device__ __forceinline__ void write_transposed(int line, int column, int first, int end,
+                                                   const float4 (&sums)[kCount]) const {
+    const auto place = [&](int i, int of_four) -> int64_t {  // in d, or -1
+      const int r = line + (first + i) / kAcross * 64 + of_four / 2 * 8,
+                c = column + (first + i) % kAcross * 8 + of_four % 2;
+      return first + i < end && r < params_.m && c < params_.n ? c * params_.second.ld + r : -1;
+    };
+    Out* const d = static_cast<Out*>(params_.second.d);
+    float old[kCount][4] = {};
+    if (params_.second.adds)
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (const int64_t at = place(i, j); at >= 0) old[i][j] = float(d[at]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float of_four[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (const int64_t at = place(i, j); at >= 0) d[at] = Out(fmaf(params_.alpha, of_four[j], old[i][j]));
+    }
   }
 
   const Params& params_;

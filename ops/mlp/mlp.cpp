@@ -151,19 +151,23 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
             hidden = hidden_gradients(dy, h, down.get(), kind, makes_a);
           else if (makes_a)
             hidden.a = activate_hidden(h, kind, false);
-          linear_parameter_gradients(b, 2, 4, down.get(), makes_a ? hidden.a : kept.get(), dy);
+          if (!makes_a) hidden.a = kept.get();
+          const bool together = further && b.needs(1) && b.needs(2) && !b.needs(3) && !b.needs(4) &&
+                                multiply_gradients(b, {1, up.get(), hidden.dh, by_token(x.get())},
+                                                   {2, down.get(), dy, hidden.a});
+          if (!together) linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
           if (!further) return;
           dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
           const Shape& shape = x.get().shape();
           linear_input_gradient(b, 0, shape, hidden.dh.reshape(shape.with(-1, up.get().size(0))), up.get());
-          linear_parameter_gradients(b, 1, 3, up.get(), by_token(x.get()), hidden.dh);
+          if (!together) linear_parameter_gradients(b, 1, 3, up.get(), by_token(x.get()), hidden.dh);
         });
   }
   return y;
 }
 
 bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype) {
-  return tokens * row_pitch(wide, dtype) * int64_t(size_of(dtype)) > (int64_t(48) << 20);
+  return tokens * row_pitch(wide, dtype) * int64_t(size_of(dtype)) > (int64_t(4) << 20);
 }
 
 std::vector<OpSpec> mlp_specs() {
@@ -227,7 +231,9 @@ std::vector<OpSpec> mlp_specs() {
       {.dims = dims(0, 4, 5, 7, 3, 1), .placement = Placement::transposed},
       {.dims = dims(0, 129, 64, 171, 65, 1), .gradcheck = false},
       {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false},
-      {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false}};  // parts of all tiles of row "fused"
+      {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false},  // parts of all tiles of row "fused"
+      {.dims = dims(0, 1000, 264, 345, 264, 0),
+       .gradcheck = false}};  // both weights' gradients as one product
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
   for (const Case& plain : {Case{.dims = dims(0, 6, 4, 5, 3, 0)},
                             {.dims = dims(2, 3, 4, 5, 4, 1)},

@@ -153,6 +153,62 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
   }
 }
 
+TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
+  // d = a^T b [m, n], and e^T = f^T g: e [n, m]. In one part and in several, added to what is there or not.
+  int number = 0;
+  for (const int tile : kPairTiles)
+    for (const ProductSize& size : {ProductSize{1, 1, 1}, {33, 72, 129}, {129, 257, 300}, {345, 264, 1000}})
+      for (const int splits : {1, 3})
+        for (const bool adds_first : {false, true})
+          for (const bool adds_second : {false, true}) {
+            const auto& [m, n, k, batch] = size;
+            const DType dtype = ++number % 2 ? DType::bf16 : DType::f16;
+            const Tensor a = small_numbers({k, m}, 1), b = small_numbers({k, n}, 2),
+                         f = small_numbers({k, m}, 5), g = small_numbers({k, n}, 6),
+                         d = small_numbers({m, n}, 3), e = small_numbers({n, m}, 4);
+            const DType out_d = number % 3 ? DType::f32 : dtype, out_e = number % 5 ? DType::f32 : dtype;
+            Tensor frames[6];
+            const double nan = std::numeric_limits<double>::quiet_NaN();
+            const Tensor on_gpu[] = {framed(a, dtype, nan, frames[0]), framed(b, dtype, nan, frames[1]),
+                                     framed(f, dtype, nan, frames[2]), framed(g, dtype, nan, frames[3]),
+                                     framed(d, out_d, 77, frames[4]),  framed(e, out_e, 77, frames[5])};
+            if (!adds_first) on_gpu[4].fill(nan);
+            if (!adds_second) on_gpu[5].fill(nan);
+            const auto product = [&](const Tensor& left, const Tensor& right, const Tensor& to, bool adds) {
+              Gemm gemm{.m = m, .n = n, .k = k, .in = dtype, .out = to.dtype(), .transpose_a = true};
+              gemm.a = left.raw(), gemm.b = right.raw(), gemm.d = to.raw();
+              gemm.lda = left.layout().stride(0), gemm.ldb = right.layout().stride(0);
+              gemm.ldd = to.layout().stride(0), gemm.beta = adds ? 1 : 0;
+              return gemm;
+            };
+            const Gemm first = product(on_gpu[0], on_gpu[1], on_gpu[4], adds_first),
+                       second = product(on_gpu[2], on_gpu[3], on_gpu[5], adds_second);
+            ProductChoice choice = choose_pair(first, gpu().card().multiprocessors, tile);
+            choice.splits = std::min(splits, int((k + 63) / 64)), choice.whole = 0;
+            if constexpr (kCuda) {
+              if (dtype == DType::bf16)
+                product_pair_sm90<bf16>(first, second, choice, gpu());
+              else
+                product_pair_sm90<f16>(first, second, choice, gpu());
+            }
+            multiply(d, a.transpose(0, 1), b, {.accumulate = adds_first});
+            multiply(e, g.transpose(0, 1), f, {.accumulate = adds_second});
+            const auto says = [&] {
+              return testing::Message()
+                     << "tile " << tile << ": " << m << " " << n << " " << k << " splits " << splits
+                     << " adds " << adds_first << adds_second << " " << out_d << " " << out_e;
+            };
+            ASSERT_EQ(on_gpu[4].to_vector<double>(), d.to(out_d).to_vector<double>()) << says();
+            ASSERT_EQ(on_gpu[5].to_vector<double>(), e.to(out_e).to_vector<double>()) << says();
+            for (const auto& [frame, inside] : {std::pair{frames[4], n}, {frames[5], m}}) {
+              const auto values = frame.to_vector<double>();
+              for (int64_t i = 0; i < int64_t(values.size()); ++i)
+                if (i % frame.size(-1) < 8 || i % frame.size(-1) >= 8 + inside)
+                  ASSERT_EQ(values[size_t(i)], 77) << says() << ": a neighbour was overwritten, " << i;
+            }
+          }
+}
+
 TEST_F(GemmSm90Cuda, TheRowSaysWhatItNeeds) {
   const tuning::ForceRow force("linear", int(GemmRow::wgmma));
   const Tensor x = Tensor::full({4, 9}, 1, DType::bf16, gpu()),
