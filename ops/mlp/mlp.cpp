@@ -167,7 +167,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
 }
 
 bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype) {
-  return tokens * row_pitch(wide, dtype) * int64_t(size_of(dtype)) > (int64_t(4) << 20);
+  return tokens * row_pitch(wide, dtype) * int64_t(size_of(dtype)) > (int64_t(48) << 20);
 }
 
 std::vector<OpSpec> mlp_specs() {
