@@ -44,7 +44,7 @@ void add_convert(CLI::App& app, Action& action) {
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
   command
       .add_option("--ignore-field", args->ignored,
-                  "Field of config.json that changes nothing; may be repeated")
+                  "Field of config.json that changes nothing: left out; may be repeated")
       ->allow_extra_args(false);
   command.callback([&action, args] { action = [args] { return convert(*args); }; });
 }

@@ -90,6 +90,8 @@ void ignore_common(ConfigReader& reader) {
                  "gradient_checkpointing",
                  "architectures",
                  "use_bfloat16",
+                 "output_past",  // of GPT-2's first files: use_cache
+                 "transformers.js_config",
                  "name_or_path"});
   // Defaults of generate() that older files repeat here.
   reader.ignore({"max_length",
@@ -226,7 +228,8 @@ LlamaConfig llama(ConfigReader& reader, const std::set<std::string>& ignored) {
                 .init_deviation = reader.number("initializer_range", 0.02)};
   c.kv_heads = reader.integer("num_key_value_heads", c.heads);
   c.rope = rope(reader, c.positions, ignored);
-  reader.ignore({"pretraining_tp"});  // how a product is cut into several: the same sums
+  reader.ignore({"pretraining_tp", "is_llama_config"});  // how a product is cut: the same sums; what it is
+  reader.expect("rope_interleaved", false, "the elements of a pair are half a head apart");
   return c;
 }
 

@@ -117,7 +117,9 @@ void ConfigReader::finish(const std::set<std::string>& ignored) const {
   for (const auto& [key, value] : object_.items()) {
     const bool known = taken_.contains(key) || ignored.contains(key) || key.starts_with("_");
     check(known, where_, ": the field ", shown(json(key)), " (", shown(value),
-          ") is unknown and may change what the model computes; take it out, or say that it may be ignored");
+          ") is unknown and may change what the model computes; if it does not, take it out, by hand or with "
+          "tessera convert --ignore-field ",
+          shown(json(key)));
   }
 }
 

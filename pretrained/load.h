@@ -66,9 +66,9 @@ struct Conversion {
   std::vector<std::string> ignored;  // as LoadReport's, and what is no tensor: "epoch (an integer)"
 };
 /// Weights of one folder (or file) as safetensors in another, which gets a copy of config.json (with
-/// another dtype if there is one) and of the tokenizer's files. With a config.json of a known model, the
-/// names are its own, checked as loading does; otherwise they are kept. Integer tensors keep their dtype. One
-/// shard in memory at a time.
+/// another dtype if there is one, and without the fields that may be ignored) and of the tokenizer's files.
+/// With a config.json of a known model, the names are its own, checked as loading does; otherwise they are
+/// kept. Integer tensors keep their dtype. One shard in memory at a time.
 Conversion convert(const std::string& from, const std::string& to, const SaveOptions& options = {},
                    const ConfigOptions& config = {});
 

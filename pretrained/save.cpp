@@ -49,12 +49,19 @@ constexpr const char* kCompanions[] = {"config.json", "generation_config.json", 
                                        "vocab.txt",   "special_tokens_map.json", "tokenizer.model",
                                        "LICENSE",     "added_tokens.json"};
 
-/// A config.json that says what the weights are now: whoever loads them believes it.
-std::string with_dtype(const std::string& config, DType dtype) {
+/// A config.json that says what the weights are now, for whoever loads them believes it, and has no field
+/// that was to be ignored, for nobody else would.
+std::string adapted(const std::string& config, std::optional<DType> dtype,
+                    const std::set<std::string>& ignored) {
   auto fields = nlohmann::ordered_json::parse(config);
   const bool is_new = fields.contains("dtype");
-  if (is_new) fields["dtype"] = dtype_name(dtype);
-  if (!is_new || fields.contains("torch_dtype")) fields["torch_dtype"] = dtype_name(dtype);
+  if (dtype && is_new) fields["dtype"] = dtype_name(*dtype);
+  if (dtype && (!is_new || fields.contains("torch_dtype"))) fields["torch_dtype"] = dtype_name(*dtype);
+  for (const std::string& field : ignored) {
+    fields.erase(field);
+    for (const char* const part : {"rope_scaling", "rope_parameters"})
+      if (fields.contains(part) && fields[part].is_object()) fields[part].erase(field);
+  }
   return fields.dump(2) + "\n";
 }
 
@@ -125,8 +132,10 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
   for (const char* const name : kCompanions) {
     if (!is_file(from + "/" + name)) continue;
     const std::string text = io::read_file(from + "/" + name, kMost);
-    const bool other = options.dtype && std::string_view(name) == "config.json";
-    io::write_file(to + "/" + name, other ? with_dtype(text, *options.dtype) : text);
+    const bool other =
+        std::string_view(name) == "config.json" && (options.dtype || !config_options.ignored_fields.empty());
+    io::write_file(to + "/" + name,
+                   other ? adapted(text, options.dtype, config_options.ignored_fields) : text);
   }
   return done;
 }

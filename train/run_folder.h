@@ -14,7 +14,8 @@
 ///   events.*        the same for TensorBoard, if built with protobuf; a resumed run adds a file
 ///   checkpoints/    the newest ones
 ///   report.html     self-contained page
-/// and one row in runs.sqlite beside the run folders.
+/// and one row in runs.sqlite beside the run folders. Names that are no UTF-8 are in all of them as
+/// io::utf8_text writes them.
 
 namespace tessera::train {
 

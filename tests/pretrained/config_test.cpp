@@ -104,12 +104,17 @@ TEST(Config, TokensAndDtypes) {
 }
 
 TEST(Config, UnknownFieldsAreRefusedUnlessTheCallerKnows) {
-  EXPECT_EQ(message_of(with("gpt2", R"("mystery": 3)")),
-            "config: config.json: the field \"mystery\" (3) is unknown and may change what the model "
-            "computes; take "
-            "it out, or say that it may be ignored");
+  EXPECT_EQ(
+      message_of(with("gpt2", R"("mystery": 3)")),
+      "config: config.json: the field \"mystery\" (3) is unknown and may change what the model "
+      "computes; if it does not, take it out, by hand or with tessera convert --ignore-field \"mystery\"");
   EXPECT_EQ(message_of(with("gpt2", R"("mystery": 3)"), {.ignored_fields = {"mystery"}}), "");
   EXPECT_EQ(message_of(with("gpt2", R"("_name_or_path": "x", "transformers_version": "4.0")")), "");
+  // As GPT-2 XL and SmolLM were published.
+  EXPECT_EQ(message_of(with("gpt2", R"("output_past": true)")), "");
+  EXPECT_EQ(message_of(with("llama", R"("is_llama_config": true, "rope_interleaved": false)")), "");
+  EXPECT_NE(message_of(with("llama", R"("rope_interleaved": true)")).find("only false is supported"),
+            std::string::npos);
   EXPECT_NE(message_of(with("llama", R"("rope_scaling": {"type": "linear", "factor": 2, "odd": 1})"))
                 .find("rope_scaling: the field \"odd\""),
             std::string::npos);

@@ -240,6 +240,17 @@ TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
       std::string::npos);
 }
 
+TEST_F(Load, ConvertTakesOutTheFieldsThatItIsToldToIgnore) {
+  save(gpt, folder / "good");
+  std::string text = io::read_file(folder / "good/config.json", 1 << 20);
+  text.insert(text.find('{') + 1, R"("mystery": 3,)");
+  io::write_file(folder / "good/config.json", text);
+  EXPECT_NE(message_of([&] { convert(folder / "good", folder / "out"); }).find("--ignore-field \"mystery\""),
+            std::string::npos);
+  convert(folder / "good", folder / "out", {}, {.ignored_fields = {"mystery"}});
+  EXPECT_EQ(load_gpt(folder / "out", rng, kCpu).config.dtype, gpt.config.dtype);
+}
+
 TEST_F(Load, ConvertKeepsTheNamesOfWhatItDoesNotKnow) {
   io::save_safetensors(folder / "some.safetensors",
                        io::NamedTensors{{"w", Tensor::full({2}, 3, DType::f32, kCpu)},
