@@ -1,6 +1,7 @@
 #include "cli/explain.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "runtime/error.h"
 
@@ -108,6 +109,9 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
     message = unknown_word(at, unknown.front());
   }
   std::replace(message.begin(), message.end(), '\n', ' ');
+  constexpr std::string_view kTwice = "At Most 1 required but ";
+  if (const size_t at = message.find(kTwice); at != std::string::npos)
+    message.replace(at, kTwice.size(), "given more than once; ");
   return message + " (see " + command + " --help)";
 }
 

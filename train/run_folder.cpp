@@ -64,9 +64,10 @@ RunFolder RunFolder::create(const fs::path& root, const std::string& name) {
 }
 
 RunFolder RunFolder::open(const fs::path& path) {
-  std::error_code code;  // whatever the reason, the answer is the same
-  check(fs::is_regular_file(path / "run.json", code), "run folder ", path.string(),
-        ": it holds no run.json; name the folder of a run (runs/...)");
+  std::error_code code;
+  const bool is_run = fs::is_regular_file(path / "run.json", code);
+  check(is_run || code != std::errc::permission_denied, "run folder ", path.string(), ": ", code.message());
+  check(is_run, "run folder ", path.string(), ": it holds no run.json; name the folder of a run (runs/...)");
   // Of "runs/r/" and "." the last part is not the folder's name, and what is before it not the folder above.
   const fs::path last = path.filename();
   return RunFolder(last.empty()                  ? path.parent_path()

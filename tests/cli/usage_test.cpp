@@ -56,7 +56,7 @@ constexpr BadLine kBadLines[] = {
     {"train tnp --steps 1 --steps 2", "--steps|received 2"},
     {"train tnp --lr 1 --lr 1", "--lr|received 2"},
     {"train tnp --pre-norm --pre-norm", "--pre-norm|received 2"},
-    {"op relu --in a --in b --out c", "--in|received 2"},
+    {"op relu --in a --in b --out c", "--in: given more than once; received 2"},
     {"op --list --list", "--list|received 2"},
     {"bench op linear --mode fwd --mode bwd", "--mode|received 2"},
     {"train tnp --steps", "--steps|missing"},

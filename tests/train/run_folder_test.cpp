@@ -48,6 +48,16 @@ TEST(RunFolder, CreateRefusesWhatIsNoPlainNameAndWhatIsInTheWay) {
   EXPECT_NE(message_of([&] { RunFolder::create(root.path(), std::string(300, 'n')); }), "");
 }
 
+TEST(RunFolder, OneThatMayNotBeReadIsNotCalledNone) {
+  if (::geteuid() == 0) GTEST_SKIP() << "skipped: root may read everything";
+  const TemporaryFolder root;
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  run.write_settings({{"seed", 1}});
+  fs::permissions(run.path(), fs::perms::none);
+  EXPECT_NE(message_of([&] { RunFolder::open(run.path()); }).find("Permission denied"), std::string::npos);
+  fs::permissions(run.path(), fs::perms::owner_all);
+}
+
 TEST(RunFolder, SettingsComeBackAndGarbageIsNamed) {
   const TemporaryFolder root;
   EXPECT_NE(message_of([&] { RunFolder::open(root.path()); }).find("run.json"), std::string::npos);
