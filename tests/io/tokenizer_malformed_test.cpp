@@ -260,6 +260,8 @@ TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {
   EXPECT_NE(lines("[UNK]\n[CLS]\n[SEP]\n[UNK]\n").find("line 4: the token \"[UNK]\" occurs twice"),
             std::string::npos);
   EXPECT_NE(lines("[UNK]\n\xC3\n").find("line 2 is no UTF-8"), std::string::npos);
+  EXPECT_TRUE(throws([&] { Tokenizer::load(folder / "weights.bin"); }, "is neither a file nor a folder"));
+  put_raw(folder / "weights.bin", "");
   EXPECT_TRUE(throws([&] { Tokenizer::load(folder / "weights.bin"); }, "is no tokenizer.json, vocab.json"));
   EXPECT_TRUE(throws([&] { Tokenizer::load("/nowhere/tokenizer.json"); }, "there is no file"));
   const TemporaryFolder empty;
