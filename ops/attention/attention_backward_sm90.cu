@@ -200,6 +200,14 @@ int64_t sums_of_dq(int64_t key_tiles, int64_t steps, int64_t blocks) {
   return std::clamp<int64_t>(sums, 1, key_tiles);
 }
 
+/// Whether blocks walk so far, on average, that it pays to make dQ a step late: that begins with a product
+/// for nothing and ends with one by itself, about half a step.
+bool walk_is_long(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
+  const int64_t sequences = std::max(1, sequence_starts(problem, q, k).count);
+  const int64_t steps = gpu::ceil_div(q.size(1), sequences * kQueryTile) * (q.size(2) / k.size(2));
+  return steps / (problem.causal ? 2 : 1) >= 48;
+}
+
 /// Everything with one configuration of the main kernel.
 template <class T, class Config>
 void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q,
@@ -317,10 +325,13 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
       const auto run = [&]<class Config>() {
         backward_wgmma<T, Config>(dq, dk, dv, dout, q, k, v, o, lse, problem);
       };
-      if (narrow && drops) return run.template operator()<BackwardConfig<64, 4, 2, 192, 104, true>>();
-      if (narrow) return run.template operator()<BackwardConfig<64, 4, 2, 192, 104>>();
-      if (drops) return run.template operator()<BackwardConfig<128, 2, 2, 240, 24, true>>();
-      run.template operator()<BackwardConfig<128, 2, 2, 240, 24>>();
+      if (narrow && drops)
+        return run.template operator()<BackwardConfig<64, 4, 2, 208, 72, 1, false, true>>();
+      if (narrow) return run.template operator()<BackwardConfig<64, 4, 2, 208, 72, 4, false, false>>();
+      if (drops) return run.template operator()<BackwardConfig<128, 2, 2, 240, 24, 0, false, true>>();
+      if (walk_is_long(q, k, problem))
+        return run.template operator()<BackwardConfig<128, 3, 2, 240, 24, 1, true, false>>();
+      run.template operator()<BackwardConfig<128, 2, 2, 240, 24, 0, false, false>>();
     }
   });
 }

@@ -74,11 +74,15 @@ struct BackwardItem {
   }
 };
 
-/// Where things lie in shared memory, in bytes. Tiles are boxes of 64 columns in 128-byte rows.
-template <int kHead_, int kStages_, int kSums_, int kMainRegisters_, int kSumRegisters_, bool kDrops_ = false>
+/// How a block works, and where things lie in shared memory, in bytes. Tiles are boxes of 64 columns in
+/// 128-byte rows.
+template <int kHead_, int kStages_, int kSums_, int kMainRegisters_, int kSumRegisters_, int kAhead_,
+          bool kLate_, bool kDrops_>
 struct BackwardConfig {
   static constexpr bool kDrops = kDrops_;
   static constexpr int kHead = kHead_;      // 64 or 128
+  static constexpr int kAhead = kAhead_;    // of a tile's four products of dV, those beside the making of dS
+  static constexpr bool kLate = kLate_;     // dQ of a tile in the next step, warpgroups half a step apart
   static constexpr int kStages = kStages_;  // query tiles in shared memory
   static constexpr int kSums = kSums_;      // units of dQ on their way out, one warp each
   static constexpr int kMainRegisters = kMainRegisters_, kSumRegisters = kSumRegisters_;
@@ -101,6 +105,7 @@ struct BackwardConfig {
   };
   static constexpr size_t kSharedBytes = kBarriers + sizeof(Barriers);
   static_assert(kSums <= 3 && kSums % kBoxes == 0 && kBoxes <= kScores && kSharedBytes <= 227 * 1024);
+  static_assert(kAhead <= kQueryTile / 16 && !(kLate && kApart));
 };
 
 namespace detail {
@@ -220,13 +225,25 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // One 64 x 64 of dQ^T, as the accumulators have it, to a warp of warpgroup 0.
   const auto send_sum = [&](const float(&sum)[kQueryTile / 2], int stage) {
     float4* const to =
-        reinterpret_cast<float4*>(shared + Config::kDq) + stage * kUnit / 4 + threadIdx.x % 128;
+        reinterpret_cast<float4*>(shared + Config::kDq) + stage * kUnit / 4 + thread_again() % 128;
 #pragma unroll
     for (int j = 0; j < kQueryTile / 8; ++j)
       to[j * 128] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
     fence_async_shared();
     __syncwarp();
     if (lane == 0) barriers.dq.full[stage].arrive();
+  };
+
+  // dQ^T = K^T dS^T, of 64 columns of the head.
+  const auto multiply_sum = [&](float(&sum)[kQueryTile / 2], int box, int stage) {
+    const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + box * kKeyBox);
+    const uint64_t right = tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + stage * kKeyBox);
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < kKeyTile / 16; ++step)
+      multiply<T, kAcross, kAcross>(sum, left + step * kDescriptorStep<kAcross>,
+                                    right + step * kDescriptorStep<kAcross>, step > 0);
+    commit_products();
   };
 
   if (warpgroup == 0) {
@@ -294,27 +311,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wait_stores<0>();
     }
   } else if (Config::kApart && warpgroup == 3) {
-    // dQ^T = K^T dS^T
     give_registers<Config::kSumRegisters>();
     RingPlace<Config::kScores> ds;
     RingPlace<Config::kSums> dq;
     barriers.keys.wait(0);
-    uint32_t k[kKeyTile / 16][4];
-#pragma unroll
-    for (int step = 0; step < kKeyTile / 16; ++step)
-      ldmatrix_x4_trans(k[step],
-                        shared_address(shared + Config::kK) +
-                            swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
     for (int left = uniform(item.count) * args.group; left > 0; --left) {
       barriers.ds.full[ds.stage].wait(ds.parity);
       float sum[kQueryTile / 2];
-      const uint64_t right =
-          tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + ds.stage * kKeyBox);
-      fence_products();
-#pragma unroll
-      for (int step = 0; step < kKeyTile / 16; ++step)
-        multiply<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
-      commit_products();
+      multiply_sum(sum, 0, ds.stage);
       if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
       wait_products<0>();
       pin(sum);
@@ -332,9 +336,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const uint32_t own_k = shared_address(shared + Config::kK) + half * 64 * 128;
     const uint32_t own_v = shared_address(shared + Config::kV) + half * 64 * 128;
     RingPlace<kStages> place;
-    RingPlace<Config::kScores> ds;
-    [[maybe_unused]] RingPlace<Config::kScores> made;  // dS that dQ takes
-    [[maybe_unused]] RingPlace<Config::kSums / kBoxes> dq;
+    uint32_t count = 0;  // steps, which are the turns in the rings of dS and dQ
+    const auto ds_turn = [&] { return RingTurn<Config::kScores>{count}; };
     barriers.keys.wait(0);
     [[maybe_unused]] uint32_t k[Config::kHeld ? 4 : 1][4], v[Config::kHeld ? 4 : 1][4];
     if constexpr (Config::kHeld) {
@@ -373,21 +376,38 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const int shift =
         uniform(item.key_tile) * kKeyTile + half * 64 - (uniform(item.keys) - uniform(item.queries));
     const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
-    [[maybe_unused]] float sum[kQueryTile / 2];
+    // Each makes, of dQ^T, the 64 columns of the head that are its number: where S was, as the compiler
+    // finds no other place.
+    constexpr uint32_t kNone = ~0u;
+    [[maybe_unused]] const auto own_sum = [&](uint32_t of) {
+      const RingTurn<Config::kScores> turn{of};
+      if (of != kNone) barriers.ds.full[turn.stage()].wait(turn.parity());
+      multiply_sum(s, half, turn.stage());
+    };
+    [[maybe_unused]] const auto send_own_sum = [&](uint32_t of) {
+      pin(s);
+      if (of == kNone) return;
+      if (lane == 0) barriers.ds.empty[RingTurn<Config::kScores>{of}.stage()].arrive();
+      if (!args.wants_queries) return;
+      const RingTurn<Config::kSums / kBoxes> turn{of};
+      const int unit = half + turn.stage() * kBoxes;
+      barriers.dq.empty[unit].wait(turn.parity() ^ 1);
+      send_sum(s, unit);
+    };
     int query = uniform(item.query_tile(0)) * kQueryTile, member = 0;  // of the group's query heads
     [[maybe_unused]] uint32_t word[1];                                 // of dropout: bits of the step
-    [[maybe_unused]] int place_of_lane = lane;
-    bool started = false;
+    int left = uniform(item.count) * args.group;
+    if (Config::kLate && half == 1 && left > 0) sync_named(4, 256);
 #pragma unroll 1
-    for (int left = uniform(item.count) * args.group; left > 0; --left) {
+    for (; left > 0; --left) {
       barriers.queries.full[place.stage].wait(place.parity);
       multiply_rows(s, k, own_k, tile_at(Config::kQ));
       wait_products<1>();  // the last tile's dV and dK
-      if (started && lane == 0)
+      if (count > 0 && lane == 0)
         barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
       multiply_rows(dp, v, own_v, tile_at(Config::kDout));
+      const int place_of_lane = lane_again();
       if constexpr (Config::kDrops) {
-        place_of_lane = gpu::lane_again();
         const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
                                                 uint32_t(item.kv_head * args.group + member));
         word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),
@@ -410,21 +430,52 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         for (int i = 0; i < kQueryTile / 2; ++i)
           if (hidden + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -INFINITY;
       }
-#pragma unroll
-      for (int j = 0; j < kQueryTile / 8; j += 2) {
-        const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + lane % 4 * 4);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const float own = e / 4 == 0 ? (e % 2 ? lse.y : lse.x) : (e % 2 ? lse.w : lse.z);
-          s[j * 4 + e] = exp2_approx(fmaf(s[j * 4 + e], args.scale2, own));
-        }
-      }
-      wait_products<0>();
-      pin(dp);
       uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
 #pragma unroll
       for (int j = 0; j < kQueryTile / 8; j += 2) {
-        const float4 delta = *reinterpret_cast<const float4*>(statistics + kQueryTile + j * 8 + lane % 4 * 4);
+        const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + place_of_lane % 4 * 4);
+        [[maybe_unused]] ColumnBits bits;
+        if constexpr (Config::kDrops) bits = {word[0], j * 4, place_of_lane};
+#pragma unroll
+        for (int e = 0; e < 8; e += 2) {
+          const int i = j * 4 + e;
+          s[i] = exp2_approx(fmaf(s[i], args.scale2, e / 4 == 0 ? lse.x : lse.z));
+          s[i + 1] = exp2_approx(fmaf(s[i + 1], args.scale2, e / 4 == 0 ? lse.y : lse.w));
+          if (j / 2 >= Config::kAhead) continue;
+          if constexpr (Config::kDrops)
+            p[j / 2][e / 2] =
+                pack_halves<T>(bits.drop(s[i], e / 4, e % 4), bits.drop(s[i + 1], e / 4, e % 4 + 1));
+          else
+            p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+        }
+      }
+      if (Config::kLate && half == 0 && count == 0) arrive_named(4, 256);
+      // ptxas would move exponentials behind the wait for dP, beside which they are to be made: not across a
+      // branch that needs them all. They have no sign, so it is not taken; it would do no harm.
+      uint32_t signs = 0;
+#pragma unroll
+      for (const float element : s) signs |= __float_as_uint(element);
+      Barrier& empty = barriers.ds.empty[ds_turn().stage()];
+      empty.wait(ds_turn().parity() ^ 1);
+      if (int(signs) < 0) empty.wait(ds_turn().parity() ^ 1);
+      const auto multiply_dv = [&](int begin, int end) {
+        fence_products();
+#pragma unroll
+        for (int j = begin; j < end; ++j)
+          multiply<T, kAcross>(
+              dv, p[j],
+              tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
+      };
+      if constexpr (Config::kAhead > 0) {
+        multiply_dv(0, Config::kAhead);
+        commit_products();
+      }
+      wait_products<(Config::kAhead > 0)>();
+      pin(dp);
+#pragma unroll
+      for (int j = 0; j < kQueryTile / 8; j += 2) {
+        const float4 delta =
+            *reinterpret_cast<const float4*>(statistics + kQueryTile + j * 8 + place_of_lane % 4 * 4);
         [[maybe_unused]] ColumnBits bits;
         if constexpr (Config::kDrops) bits = {word[0], j * 4, place_of_lane};
 #pragma unroll
@@ -433,46 +484,31 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
           if constexpr (Config::kDrops) {
             const float first = bits.drop(s[i], e / 4, e % 4), second = bits.drop(s[i + 1], e / 4, e % 4 + 1);
-            p[j / 2][e / 2] = pack_halves<T>(first, second);
+            if (j / 2 >= Config::kAhead) p[j / 2][e / 2] = pack_halves<T>(first, second);
             dscore[j / 2][e / 2] =
                 pack_halves<T>(fmaf(first, dp[i], -s[i] * low), fmaf(second, dp[i + 1], -s[i + 1] * high));
             continue;
           }
-          p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+          if (j / 2 >= Config::kAhead) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
           dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
         }
       }
-      barriers.ds.empty[ds.stage].wait(ds.parity ^ 1);
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
-        stmatrix_x4(shared_address(shared + Config::kDs) + ds.stage * kKeyBox +
+        stmatrix_x4(shared_address(shared + Config::kDs) + ds_turn().stage() * kKeyBox +
                         swizzled_place(row + place_of_lane % 16, 2 * j + place_of_lane / 16),
                     dscore[j]);
       fence_async_shared();
       __syncwarp();
-      if (lane == 0) barriers.ds.full[ds.stage].arrive();
-      ds.advance();
-      fence_products();
-#pragma unroll
-      for (int j = 0; j < kQueryTile / 16; ++j)
-        multiply<T, kAcross>(
-            dv, p[j],
-            tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
-      if constexpr (!Config::kApart) {
-        // Of dQ^T = K^T dS^T each of the two makes the 64 columns of the head that are its number.
-        commit_products();
-        barriers.ds.full[made.stage].wait(made.parity);
-        const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + half * kKeyBox);
-        const uint64_t right =
-            tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + made.stage * kKeyBox);
-        fence_products();
-#pragma unroll
-        for (int j = 0; j < kKeyTile / 16; ++j)
-          multiply<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
-                                        right + j * kDescriptorStep<kAcross>, j > 0);
-        commit_products();
-        fence_products();
+      if (lane == 0) barriers.ds.full[ds_turn().stage()].arrive();
+      if constexpr (Config::kAhead < kQueryTile / 16) {
+        multiply_dv(Config::kAhead, kQueryTile / 16);
+        if constexpr (!Config::kApart) commit_products();
       }
+      // Late: the tile before this one's. In the first step there is none: a product of what lies there, as
+      // the compiler waits for every product if one is conditional.
+      if constexpr (!Config::kApart) own_sum(count - Config::kLate);
+      fence_products();
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
         multiply<T, kAcross>(
@@ -481,23 +517,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       commit_products();
       if constexpr (!Config::kApart) {
         wait_products<1>();
-        pin(sum);
-        if (lane == 0) barriers.ds.empty[made.stage].arrive();
-        made.advance();
-        if (args.wants_queries) {
-          const int unit = half + dq.stage * kBoxes;
-          barriers.dq.empty[unit].wait(dq.parity ^ 1);
-          send_sum(sum, unit);
-          dq.advance();
-        }
+        send_own_sum(count - Config::kLate);
       }
       place.advance();
-      started = true;
+      ++count;
       if (++member == args.group) {
         member = 0;
         query -= kQueryTile;
       }
     }
+    if constexpr (Config::kLate)
+      if (count > 0) {
+        own_sum(count - 1);
+        wait_products<0>();
+        send_own_sum(count - 1);
+      }
     wait_products<0>();
     pin(dk);
     pin(dv);
@@ -528,8 +562,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         const uint32_t v_box = shared_address(shared + Config::kV) + box * kKeyBox;
-        barriers.ds.empty[ds.stage].wait(ds.parity ^ 1);
-        const uint32_t k_box = shared_address(shared + Config::kDs) + ds.stage * kKeyBox;
+        barriers.ds.empty[ds_turn().stage()].wait(ds_turn().parity() ^ 1);
+        const uint32_t k_box = shared_address(shared + Config::kDs) + ds_turn().stage() * kKeyBox;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const uint32_t at = swizzled_place(row + lane % 16, 2 * j + lane / 16);
@@ -547,7 +581,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         fence_async_shared();
         sync_named(1 + half, 128);
         char* const dv_rows = shared + Config::kV + box * kKeyBox + half * 64 * 128;
-        char* const dk_rows = shared + Config::kDs + ds.stage * kKeyBox + half * 64 * 128;
+        char* const dk_rows = shared + Config::kDs + ds_turn().stage() * kKeyBox + half * 64 * 128;
         if (left_keys >= 64) {
           if (warp == 0 && elect_one()) {
             store_box(map_dv, dv_rows, box * 64, k_row, h, b);
@@ -565,9 +599,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                 *reinterpret_cast<const uint4*>(dk_rows + at);
           }
         }
-        ds.advance();
+        ++count;
       }
-      wait_stores<0>();
+      wait_stores_read<0>();
     }
   }
 }
