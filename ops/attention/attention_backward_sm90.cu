@@ -162,14 +162,19 @@ __global__ void __launch_bounds__(256) attention_backward_chunks_kernel(Backward
     gpu::store_pack<2>(to + 8 * out.row, gpu::Pack<T, 2>{T(sum.z * factor), T(sum.w * factor)});
 }
 
-/// Heads whose first key tiles run side by side: as few as fill the card twice, so that their sums of dQ are
-/// near (52 MB a head of 205,000 queries). A constant, so that results depend on shapes alone.
-int64_t heads_at_once(int64_t key_tiles) {
-  constexpr int64_t kBlocks = 264;
-  return gpu::ceil_div(kBlocks, key_tiles);
-}
-
 constexpr int64_t kCard = 132;  // blocks at a time: a constant, so that results depend on shapes alone
+
+/// Heads whose key tiles run side by side. More heads: fewer key tiles of each at work, so that less waits
+/// for the turns of others where walks start together, which short walks (causal) and short steps (D <= 64)
+/// feel most; and less that shares Q, dO and sums of dQ in L2. Without a mask as few as fill the card (D <=
+/// 64: twice). Causal as many as have 2,048 columns, if they read and add to 256 MB at most: block by block
+/// they walk what the others have left long ago.
+int64_t heads_at_once(const Tensor& q, int64_t sequences, int64_t group, int64_t key_tiles, bool causal) {
+  const int64_t head = q.size(3) <= 64 ? 64 : 128;
+  if (!causal || group > 1) return gpu::ceil_div((causal || head == 64 ? 2 : 1) * kCard, key_tiles);
+  const int64_t bytes = gpu::ceil_div(q.size(1), sequences) * head * (2 + 2 + 4);  // Q, dO, dQ
+  return std::max(gpu::ceil_div(kCard, key_tiles), std::min(2048 / head, (int64_t{256} << 20) / bytes));
+}
 
 /// Into how many chunks walks are cut: with few key tiles a card is not filled, or a second round nearly
 /// empty. The fewest rounds of blocks times the time of a block in steps; its start and end count as three, a
@@ -251,7 +256,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.partial = partial.data<float>();
   args.sums = int(sums);
   args.units = units;
-  const int64_t at_once = heads_at_once(mean_tiles);
+  const int64_t at_once = heads_at_once(q, count, group, mean_tiles, problem.causal);
   args.rounds = int(std::clamp<int64_t>(gpu::ceil_div(kv_rows, at_once), 1, 0x7FFFFFFF / (kv_rows + 1)));
   args.key_slots = int(key_slots);
   args.query_slots = int(query_slots);
@@ -326,7 +331,7 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
         backward_wgmma<T, Config>(dq, dk, dv, dout, q, k, v, o, lse, problem);
       };
       if (narrow && drops)
-        return run.template operator()<BackwardConfig<64, 4, 2, 208, 72, 1, false, true>>();
+        return run.template operator()<BackwardConfig<64, 4, 2, 192, 104, 0, false, true>>();
       if (narrow) return run.template operator()<BackwardConfig<64, 4, 2, 208, 72, 4, false, false>>();
       if (drops) return run.template operator()<BackwardConfig<128, 2, 2, 240, 24, 0, false, true>>();
       if (walk_is_long(q, k, problem))

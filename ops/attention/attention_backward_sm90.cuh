@@ -88,6 +88,9 @@ struct BackwardConfig {
   static constexpr int kMainRegisters = kMainRegisters_, kSumRegisters = kSumRegisters_;
   static constexpr bool kHeld = kHead == 64;   // K and V as operands in registers
   static constexpr bool kApart = kHead == 64;  // dQ by a warpgroup of its own
+  // With dropout the keys' warpgroups have no registers to spare at D = 64: exponentials come when they come.
+  static constexpr bool kBeside = !(kApart && kDrops);    // exponentials beside dP
+  static constexpr bool kSumHeld = kSumRegisters >= 104;  // K^T, for dQ, in registers
   static constexpr int kThreads = kApart ? 512 : 384;
   static constexpr int kBoxes = kHead / 64;
   static constexpr int kScores = 2;  // dS tiles
@@ -234,15 +237,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (lane == 0) barriers.dq.full[stage].arrive();
   };
 
-  // dQ^T = K^T dS^T, of 64 columns of the head.
-  const auto multiply_sum = [&](float(&sum)[kQueryTile / 2], int box, int stage) {
+  // dQ^T = K^T dS^T, of 64 columns of the head; K^T is `held` in registers or, nullptr, read each time.
+  const auto multiply_sum = [&](float(&sum)[kQueryTile / 2], int box, int stage, const auto& held) {
     const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + box * kKeyBox);
     const uint64_t right = tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + stage * kKeyBox);
     fence_products();
 #pragma unroll
     for (int step = 0; step < kKeyTile / 16; ++step)
-      multiply<T, kAcross, kAcross>(sum, left + step * kDescriptorStep<kAcross>,
-                                    right + step * kDescriptorStep<kAcross>, step > 0);
+      if constexpr (std::is_array_v<std::remove_reference_t<decltype(held)>>)
+        multiply<T, kAcross>(sum, held[step], right + step * kDescriptorStep<kAcross>, step > 0);
+      else
+        multiply<T, kAcross, kAcross>(sum, left + step * kDescriptorStep<kAcross>,
+                                      right + step * kDescriptorStep<kAcross>, step > 0);
     commit_products();
   };
 
@@ -315,10 +321,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     RingPlace<Config::kScores> ds;
     RingPlace<Config::kSums> dq;
     barriers.keys.wait(0);
+    [[maybe_unused]] uint32_t k[kKeyTile / 16][4];
+    if constexpr (Config::kSumHeld)
+#pragma unroll
+      for (int step = 0; step < kKeyTile / 16; ++step)
+        ldmatrix_x4_trans(k[step],
+                          shared_address(shared + Config::kK) +
+                              swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
     for (int left = uniform(item.count) * args.group; left > 0; --left) {
       barriers.ds.full[ds.stage].wait(ds.parity);
       float sum[kQueryTile / 2];
-      multiply_sum(sum, 0, ds.stage);
+      if constexpr (Config::kSumHeld)
+        multiply_sum(sum, 0, ds.stage, k);
+      else
+        multiply_sum(sum, 0, ds.stage, nullptr);
       if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
       wait_products<0>();
       pin(sum);
@@ -382,7 +398,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     [[maybe_unused]] const auto own_sum = [&](uint32_t of) {
       const RingTurn<Config::kScores> turn{of};
       if (of != kNone) barriers.ds.full[turn.stage()].wait(turn.parity());
-      multiply_sum(s, half, turn.stage());
+      multiply_sum(s, half, turn.stage(), nullptr);
     };
     [[maybe_unused]] const auto send_own_sum = [&](uint32_t of) {
       pin(s);
@@ -450,14 +466,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         }
       }
       if (Config::kLate && half == 0 && count == 0) arrive_named(4, 256);
-      // ptxas would move exponentials behind the wait for dP, beside which they are to be made: not across a
-      // branch that needs them all. They have no sign, so it is not taken; it would do no harm.
-      uint32_t signs = 0;
-#pragma unroll
-      for (const float element : s) signs |= __float_as_uint(element);
       Barrier& empty = barriers.ds.empty[ds_turn().stage()];
-      empty.wait(ds_turn().parity() ^ 1);
-      if (int(signs) < 0) empty.wait(ds_turn().parity() ^ 1);
+      if constexpr (Config::kBeside) {
+        // ptxas would move exponentials behind the wait for dP: not across a branch that needs them all. They
+        // have no sign, so it is not taken; it would do no harm.
+        uint32_t signs = 0;
+#pragma unroll
+        for (const float element : s) signs |= __float_as_uint(element);
+        empty.wait(ds_turn().parity() ^ 1);
+        if (int(signs) < 0) empty.wait(ds_turn().parity() ^ 1);
+      }
       const auto multiply_dv = [&](int begin, int end) {
         fence_products();
 #pragma unroll
@@ -493,6 +511,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
         }
       }
+      if constexpr (!Config::kBeside) empty.wait(ds_turn().parity() ^ 1);
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
         stmatrix_x4(shared_address(shared + Config::kDs) + ds_turn().stage() * kKeyBox +
