@@ -164,8 +164,9 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
                 .seconds = seconds};
     }
   }
+  const int64_t pack = 16 / int64_t(size_of(g.out));
   const bool writes_packs =
-      reinterpret_cast<uintptr_t>(g.d) % 16 == 0 && g.ldd % 8 == 0 && g.stride_d % 8 == 0;
+      reinterpret_cast<uintptr_t>(g.d) % 16 == 0 && g.ldd % pack == 0 && g.stride_d % pack == 0;
   if (forced < 0 && g.k <= kMostTerms && std::min(g.m, g.n) > kFew && writes_packs) {
     const NarrowChoice terms = choose_terms(g, multiprocessors);
     if (terms.seconds < best.seconds) return terms;
@@ -189,10 +190,13 @@ bool gemm_narrow_pays(const Gemm& g, Device device) {
     if (std::max(g.m, g.n) <= kShort) others += kTerm * double(std::min(g.k, kLong));
     return choose_narrow(g, multiprocessors).seconds < others;
   }
+  const NarrowChoice choice = choose_narrow_mma(g, multiprocessors);
   double others = gemm_cublas_seconds(g) + bias;
-  if (aligned && gemm_sm90_pays(g, device))
+  // What a single block of k costs row "wgmma", its model does not know: up to 2.7 times what it says.
+  const bool few_terms = choice.tile == kNarrowTerms && g.k <= kMostTerms / 2;
+  if (aligned && !few_terms && gemm_sm90_pays(g, device))
     others = std::min(others, choose_product(g, multiprocessors).seconds);
-  return choose_narrow_mma(g, multiprocessors).seconds < (others < kWhile ? kAbout : kClearly) * others;
+  return choice.seconds < (others < kWhile ? kAbout : kClearly) * others;
 }
 
 void gemm_narrow(const Gemm& gemm, Device device) {
