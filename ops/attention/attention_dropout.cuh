@@ -1,16 +1,18 @@
 #pragma once
 
+#include <type_traits>
+
 #include "ops/attention/attention_dropout.h"
+#include "tensor/dtype.h"
 
 /// Dropout in the accumulators of tensor cores. A warp that has 16 rows of a score tile and 64 columns needs
-/// the words of four blocks of 16 x 16, eight each: every lane makes one (two Philox blocks, 64 instructions
-/// for 32 probabilities, none of them made twice), and those who need it take it by a shuffle, 1 or 2 for 8
-/// probabilities. The order of a word's bits is such that a shift by an amount of the lane's own brings its
-/// bits to the tops of bytes, which prmt spreads over a half or a whole register: 4 shifts, masks and ands
-/// for every 2 to 4 probabilities.
-///
-/// In all, instructions for each probability: 2.0 for the words, 1.4 to drop in a packed left operand, 2.8 to
-/// drop in f32 of the transpose.
+/// the words of four blocks of 16 x 16, eight each: every lane makes one (ten rounds of Philox, 48
+/// instructions for 32 probabilities, none of them made twice), and those who need it take it by a shuffle, 1
+/// or 2 for 8 probabilities. The order of a word's bits is such that a rotation by an amount of the lane's
+/// own brings its bits to places that are four apart, those of neighbouring columns sixteen apart. Two of
+/// those, at the tops of exponents, are a pair of factors 2 or 0 for a packed pair, whose half rate logical
+/// operation is one (and 1/2 goes into the factor of O); in f32 others, at the tops of bytes, are spread by
+/// prmt.
 
 namespace tessera::ops {
 
@@ -22,6 +24,16 @@ __device__ __forceinline__ uint32_t spread(uint32_t low, uint32_t high, uint32_t
   return mask;
 }
 
+/// Two packed halves times two others, 2 or 0 each: fma, since older cards have no product of bf16 alone.
+template <class T>
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b) {
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(0x80008000u));
+  else
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+
 /// x, or 0 if the top bit of that byte of `bits` is set.
 __device__ __forceinline__ float drop_by_byte(float x, uint32_t bits, uint32_t byte) {
   return __uint_as_float(__float_as_uint(x) & ~spread(bits, 0, (8 + byte) * 0x1111));
@@ -31,43 +43,43 @@ __device__ __forceinline__ float drop_by_byte(float x, uint32_t bits, uint32_t b
 /// an accumulator or left operand, from the words that the lanes of a warp have; `source` is the lane that
 /// has that of r = 0 of the block.
 struct RowBits {
-  uint32_t low, high;  // columns below 8 and from 8 on; bytes: row half, then column parity
+  uint32_t
+      bits;  // those of the lane: 2, 6, 10 and 14, row half first, then column half; 16 more: odd columns
 
   RowBits() = default;
   __device__ __forceinline__ RowBits(uint32_t word, int source, int lane) {
-    low = __shfl_sync(0xFFFFFFFFu, word, source + lane / 4) << (lane % 4);
-    high = low << 4;
+    word = __shfl_sync(0xFFFFFFFFu, word, source + lane / 4);
+    bits = __funnelshift_l(word, word, uint32_t(lane % 4));
   }
-  /// A left operand of 16 x 16, as packed pairs.
-  __device__ __forceinline__ void drop(uint32_t (&a)[4]) const {
-    a[0] &= ~spread(low, 0, 0x9988);
-    a[1] &= ~spread(low, 0, 0xBBAA);
-    a[2] &= ~spread(high, 0, 0x9988);
-    a[3] &= ~spread(high, 0, 0xBBAA);
+  /// A left operand of 16 x 16, as packed pairs: what is kept is doubled, so that 1/2 is a factor of results.
+  template <class T>
+  __device__ __forceinline__ void keep_doubled(uint32_t (&a)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = multiply_halves<T>(a[i], ~(bits << (12 - 4 * i)) & 0x40004000u);
   }
   /// Element e = 2 * row half + column parity of columns below (0) or from 8 on (1).
   __device__ __forceinline__ float drop(float x, int eight, int e) const {
-    return drop_by_byte(x, eight ? high : low, uint32_t(e));
+    return drop_by_byte(x, bits << (e / 2 ? 1 : 5), uint32_t(e % 2 * 2 + eight));
   }
 };
 
 /// The same of the transpose: rows are keys g and g + 8, columns queries 2 c, 2 c + 1, and 8 more.
 struct ColumnBits {
-  uint32_t low[2],
-      high[2];  // of the column parities: keys g and g + 8; bytes 1 and 3: columns below 8, or not
+  uint32_t low[2], high[2];  // of the column parities, columns below 8 or not; bytes 2 and 3: keys g, g + 8
 
   ColumnBits() = default;
   __device__ __forceinline__ ColumnBits(uint32_t word, int source, int lane) {
-    const int shift = lane / 8 + (lane / 4 % 2 == 0 ? 8 : 0);
+    const uint32_t turn = uint32_t(lane / 8 + (lane / 4 % 2 == 0 ? 21 : 5));
 #pragma unroll
     for (int parity = 0; parity < 2; ++parity) {
-      low[parity] = __shfl_sync(0xFFFFFFFFu, word, source + lane % 4 * 2 + parity) << shift;
-      high[parity] = low[parity] << 4;
+      const uint32_t own = __shfl_sync(0xFFFFFFFFu, word, source + lane % 4 * 2 + parity);
+      low[parity] = __funnelshift_l(own, own, turn);
+      high[parity] = __funnelshift_r(low[parity], low[parity], 4);
     }
   }
   /// Element e = 2 * row half + column parity of columns below (0) or from 8 on (1).
   __device__ __forceinline__ float drop(float x, int eight, int e) const {
-    return drop_by_byte(x, e / 2 ? high[e % 2] : low[e % 2], eight ? 3 : 1);
+    return drop_by_byte(x, eight ? high[e % 2] : low[e % 2], uint32_t(2 + e / 2));
   }
 };
 

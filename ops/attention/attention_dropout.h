@@ -11,9 +11,10 @@ namespace tessera::ops {
 /// A probability is dropped with chance t / 256. The bits of one word decide for queries r and r + 8 (r = 0
 /// ... 7) of a block of 16 queries and for the 16 keys of a block. It is made of eight random words, one a
 /// binary digit, the least significant first: place n is dropped if the number whose digits are the n-th bits
-/// of the words, inverted, is below t, and this is found for all 32 places at once. The words are two blocks
-/// of Philox4x32-7 (ops::dropout takes 10 rounds), with the stream's seed as key and as counter
-///   2 (8 (key / 16) + r) + which block, query / 16, the stream's number, head row
+/// of the words, inverted, is below t, and this is found for all 32 places at once. The words are what
+/// Philox4x32 has after 7 rounds, the fewest that pass BigCrush, and after all 10 (ops::dropout takes those
+/// alone), with the stream's seed as key and as counter
+///   8 (key / 16) + r, query / 16, the stream's number, head row
 /// the last two modulo 2^32. The head row is that of the first query: b Lq H + h in batch b, or with
 /// sequences starts[s] H + h. The order of bits (place_of) suits the accumulators of tensor cores, of S and
 /// of its transpose alike: see attention_dropout.cuh.
@@ -22,7 +23,7 @@ struct AttentionDropout {
 
   const uint64_t* base = nullptr;  // as in RandomStream
   uint32_t delta = 0;              // modulo 2^32
-  PhiloxKeys<7> philox;
+  PhiloxKeys<10> philox;
   uint32_t planes[kPlanes] = {};  // all bits are bit n of t
   float keep = 1;                 // (256 - t) / 256
   float scale = 1;                // 1 / keep
@@ -48,8 +49,9 @@ struct AttentionDropout {
   /// key_block + r: a bit is set where the probability is dropped.
   TESSERA_HD uint32_t word(uint32_t stream, uint32_t head_row, uint32_t query_block, uint32_t place) const {
     uint32_t dropped = 0;
+    Uint4 random{{place, query_block, stream, head_row}};
     for (uint32_t half = 0; half < 2; ++half) {
-      const Uint4 random = philox.block({{2 * place + half, query_block, stream, head_row}});
+      random = half == 0 ? philox.rounds<0, 7>(random) : philox.rounds<7, 10>(random);
       for (int n = 0; n < 4; ++n) {
         // Where t has a 1: below if the digit is 0 or the digits so far are below; else if both.
         const uint32_t digit = random.word[n], bit = planes[4 * half + uint32_t(n)];
@@ -60,7 +62,7 @@ struct AttentionDropout {
   }
   /// The bit of query i and key j in their word.
   TESSERA_HD static constexpr int place_of(int64_t i, int64_t j) {
-    return int(8 * (2 * (i / 8 % 2) + j % 2) + 7 - j % 8 / 2 - j / 8 % 2 * 4);
+    return int((16 * (j % 2) + 4 * (i / 8 % 2) + 8 * (j / 8 % 2) + 34 - j % 8 / 2) % 32);
   }
 
   /// On the host: whether keys 0 ... count - 1 are dropped for query i.

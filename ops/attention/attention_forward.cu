@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
                                              uint32_t((tile * kBlocks + own % kBlocks) * 8 + lane % 8));
 #pragma unroll
         for (int block = 0; block < 4; ++block)
-          RowBits(word, block * 8, lane).drop(p[(four + block) / kBlocks][(four + block) % kBlocks]);
+          RowBits(word, block * 8, gpu::lane_again())
+              .keep_doubled<T>(p[(four + block) / kBlocks][(four + block) % kBlocks]);
       }
     }
     multiply_columns<T, kD>(o, p, v_tiles + stage, 0);
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
       total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
       total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
       inverse[m][hh] = total == 0 ? 0.0f : 1 / total;
-      if constexpr (kDrops) inverse[m][hh] *= args.drop.scale;
+      if constexpr (kDrops) inverse[m][hh] *= args.drop.scale / 2;
       const int row = warp_row + m * 16 + hh * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
         args.lse[place.lse_at(args, first + row)] =

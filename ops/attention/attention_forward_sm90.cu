@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> a
     const int query = tile * Shape::kRows + row + 8 * half;
     if (query >= schedule.queries) continue;
     float inverse = sum[half] == 0 ? 0.0f : 1 / sum[half];
-    if constexpr (Shape::kDrops) inverse *= args.drop.scale;
+    if constexpr (Shape::kDrops) inverse *= args.drop.scale / 2;
     if (slice == 0 && lane % 4 == 0)
       args.lse[head_row * args.lse_stride + query] =
           sum[half] == 0 ? -INFINITY : fmaf(base[half], 0.693147180559945f, logf(sum[half]));

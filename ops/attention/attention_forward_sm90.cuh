@@ -25,8 +25,8 @@
 /// first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence reads the
 /// rows behind it, masks them, and writes none of them.
 ///
-/// Dropout makes its words between the issue of the next scores and the wait for them, and drops in P where
-/// it is rounded; sums and statistics are of all probabilities.
+/// Dropout makes its words before the turn to issue the next scores, while others multiply, and drops in P
+/// where it is rounded; sums and statistics are of all probabilities.
 ///
 /// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once a tile, mostly from L2: at 192 x 128 and D =
 /// 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
@@ -251,11 +251,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           for (int w = 0; w < kKeys / 64; ++w)
             words[w] = args.drop.word(stream, head_row, uint32_t((group_first + warp % 4 * 16) / 16),
                                       uint32_t(n * (kKeys / 2) + w * 32 + lane));
-          gpu::pin(words);
         }
       };
       const auto issue_scores = [&] {
-        gpu::sync_named(turn, 256);
+        // Words are made before the turn is waited for: by themselves ptxas carries them down to where they
+        // are used, and what is 0 for every head (D <= 128) it cannot see.
+        int none = 0;
+        if constexpr (Shape::kDrops) none = int(words[0] & words[kKeys / 64 - 1] & uint32_t(args.dim)) >> 8;
+        gpu::sync_named(turn + none, 256);
         const uint64_t a =
             gpu::tile_descriptor<along_k>(gpu::shared_address(shared) + Shape::kQOffset +
                                           (tile.stage() * kGroups + group) * Shape::kGroupBytes);
@@ -299,7 +302,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         if constexpr (Shape::kDrops)
 #pragma unroll
           for (int step = 0; step < kKeys / 16; ++step)
-            RowBits(words[step / 4], step % 4 * 8, lane).drop(p[step]);
+            RowBits(words[step / 4], step % 4 * 8, lane).template keep_doubled<T>(p[step]);
       };
       const auto finish_values = [&](RingTurn<kStages> at) {
         gpu::wait_products<0>();
@@ -309,11 +312,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         release(v_ring, at);
       };
 
+      int n = end - 1;
+      draw(n);
       wait_full(k_ring, block);
       issue_scores();
       gpu::arrive_named(next_turn, 256);
-      int n = end - 1;
-      draw(n);
       gpu::wait_products<0>();
       gpu::pin(s);
       release(k_ring, block);
@@ -326,18 +329,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
       const auto step = [&]<bool kMasked>() {
         ++block.count;
+        draw(n);
         issue_scores();
         issue_values(block + -1);
         gpu::arrive_named(next_turn, 256);
-        draw(n);
         gpu::wait_products<1>();
         gpu::pin(s);
         release(k_ring, block);
         if constexpr (kMasked) mask(n);
         softmax.apply(s, args.scale2);
-        // The exponentials are what the products overlap with: this branch keeps them before the wait for
-        // them.
-        gpu::pin(s);
         if (n > work.begin) wait_full(k_ring, block + 1);
         finish_values(block + -1);
         if (softmax.moved) {
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
-        if constexpr (Shape::kDrops) inverse[half] *= args.drop.scale;
+        if constexpr (Shape::kDrops) inverse[half] *= args.drop.scale / 2;
         if (lane % 4 == 0 && first + row + 8 * half < queries)
           args.lse[(int64_t(b) * args.heads + h) * args.lse_stride + q_row + lane / 4 + 8 * half] =
               total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));

@@ -18,9 +18,12 @@ struct PhiloxKeys {
       words[2 * n + 1] = uint32_t(seed >> 32) + n * 0xBB67AE85u;
     }
   }
-  TESSERA_HD Uint4 block(Uint4 counter) const {
+  TESSERA_HD Uint4 block(Uint4 counter) const { return rounds<0, kRounds>(counter); }
+  /// Only rounds kFirst ... kEnd - 1.
+  template <int kFirst, int kEnd>
+  TESSERA_HD Uint4 rounds(Uint4 counter) const {
     uint32_t c0 = counter.word[0], c1 = counter.word[1], c2 = counter.word[2], c3 = counter.word[3];
-    for (int n = 0; n < kRounds; ++n) {
+    for (int n = kFirst; n < kEnd; ++n) {
       const uint64_t p0 = uint64_t(0xD2511F53u) * c0, p1 = uint64_t(0xCD9E8D57u) * c2;
       c0 = uint32_t(p1 >> 32) ^ c1 ^ words[2 * n];
       c2 = uint32_t(p0 >> 32) ^ c3 ^ words[2 * n + 1];

@@ -42,34 +42,37 @@ std::string message_of(const std::function<void()>& f) {
   return "";
 }
 
-TEST(AttentionDropout, IsPhiloxOfSevenRounds) {
+TEST(AttentionDropout, IsPhiloxAfterSevenRoundsAndAfterTen) {
   // Known answers of the generator's authors (Random123, kat_vectors).
-  const Uint4 zeros = AttentionDropout(0.5, {.seed = 0}).philox.block({{0, 0, 0, 0}});
+  const PhiloxKeys<10> zero = AttentionDropout(0.5, {.seed = 0}).philox,
+                       one = AttentionDropout(0.5, {.seed = ~uint64_t{0}}).philox;
+  const Uint4 zeros = zero.rounds<0, 7>({{0, 0, 0, 0}}), ones = one.rounds<0, 7>({{~0u, ~0u, ~0u, ~0u}});
   const uint32_t want_zeros[4] = {0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48};
-  const Uint4 ones = AttentionDropout(0.5, {.seed = ~uint64_t{0}}).philox.block({{~0u, ~0u, ~0u, ~0u}});
   const uint32_t want_ones[4] = {0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662};
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(zeros.word[i], want_zeros[i]);
     EXPECT_EQ(ones.word[i], want_ones[i]);
   }
-  // With ten rounds it is the house's generator.
+  // Three more rounds make it the house's generator.
   const uint64_t seed = 0x123456789abcdef0, offset = 0xfedcba9876543210, index = 0x0f1e2d3c4b5a6978;
-  const Uint4 ten = PhiloxKeys<10>(seed).block(
-                  {{uint32_t(index), uint32_t(index >> 32), uint32_t(offset), uint32_t(offset >> 32)}}),
+  const PhiloxKeys<10> keys(seed);
+  const Uint4 ten = keys.rounds<7, 10>(keys.rounds<0, 7>(
+                  {{uint32_t(index), uint32_t(index >> 32), uint32_t(offset), uint32_t(offset >> 32)}})),
               house = philox(seed, offset, index);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(ten.word[i], house.word[i]);
 }
 
 TEST(AttentionDropout, ComparesDigitsWithTheThreshold) {
-  // Each bit of a word by its definition: a number of eight digits, inverted bits of two blocks.
+  // Each bit of a word by its definition: a number of eight digits, inverted bits of Philox after 7 and after
+  // 10 rounds.
   for (const double p : {0.1, 0.5, 1.0 / 256, 0.75, 0.998}) {
     const AttentionDropout drop(p, {.seed = 11, .delta = 3});
     const uint32_t threshold = AttentionDropout::threshold(p);
     EXPECT_EQ(double(drop.keep), 1 - threshold / 256.0);
     for (uint32_t place = 0; place < 20; ++place) {
       const uint32_t word = drop.word(3, 5, 7, place);
-      const Uint4 blocks[2] = {drop.philox.block({{2 * place, 7, 3, 5}}),
-                               drop.philox.block({{2 * place + 1, 7, 3, 5}})};
+      const Uint4 seven = drop.philox.rounds<0, 7>({{place, 7, 3, 5}}),
+                  blocks[2] = {seven, drop.philox.rounds<7, 10>(seven)};
       for (int n = 0; n < 32; ++n) {
         uint32_t number = 0;
         for (int digit = 0; digit < 8; ++digit)
