@@ -176,6 +176,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
 void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                                 const Tensor& v, const AttentionProblem& problem) {
   if (o.count() == 0) return;
+  if (attention_is_many_short(q, k, problem)) return attention_forward_many_cuda(o, lse, q, k, v, problem);
   if (attention_is_decoding(q, k, problem))
     return decode_attention_cuda({.o = o,
                                   .q = q,

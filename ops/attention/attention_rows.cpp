@@ -18,21 +18,24 @@ std::string key_of(std::string_view pass, const Tensor& q, const Tensor& k, cons
   return key.str();
 }
 
+/// Whether the kernels of decode_attention, which cut the keys into pieces, are the fastest forward. Queries
+/// that share a key head read it once there; with one query head, 96 heads give other kernels work enough.
+bool cuts_keys(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
+  return attention_is_decoding(q, k, problem) && (q.size(2) > k.size(2) || q.size(0) * q.size(2) < 96);
+}
+
 /// Where row mma, whose blocks are small, does better on compute capability 9.0 (docs/ops/attention.md).
 bool mma_is_faster(bool forward, const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   const int64_t group = q.size(2) / k.size(2);
   if (problem.packed()) {
     if (!forward && attention_has_few_queries(q, k, problem)) return true;
-    // Many short sequences: tiles of 128 keys or 192 queries are empty but for a few rows.
-    const int64_t count = std::max<int64_t>(1, problem.q_starts.size(0) - 1);
-    const int64_t queries = q.size(1) / count, keys = k.size(1) / count;
     if (problem.drop.drops()) return false;
-    return forward ? queries <= 32 && keys <= 128 && count * q.size(2) <= 3000 && count >= 3
-                   : group == 1 && queries <= 16 && keys <= 32;
+    // Many short sequences: tiles of 128 keys or 192 queries are empty but for a few rows.
+    if (forward) return attention_is_many_short(q, k, problem);
+    const int64_t count = std::max<int64_t>(1, problem.q_starts.size(0) - 1);
+    return group == 1 && q.size(1) / count <= 16 && k.size(1) / count <= 32;
   }
-  // Queries that share a key head read it once; with one query head, 96 heads give the wgmma kernel work
-  // enough.
-  if (forward) return attention_is_decoding(q, k, problem) && (group > 1 || q.size(0) * q.size(2) < 96);
+  if (forward) return cuts_keys(q, k, problem) || attention_is_many_short(q, k, problem);
   // Its kernel for few keys is as good for few queries, but for groups.
   const bool short_keys = k.size(1) <= kShortBackwardKeys && q.size(3) <= 64 && !problem.drop.drops();
   return attention_has_few_queries(q, k, problem) && (!short_keys || group > 1);
@@ -47,6 +50,17 @@ std::vector<std::string> attention_row_names() {
 bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   return q.dtype() != DType::f32 && k.size(1) > 0 && !problem.packed() && !problem.drop.drops() &&
          q.size(1) * (q.size(2) / k.size(2)) <= 16;
+}
+
+bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
+  if (q.dtype() == DType::f32 || problem.drop.drops() || q.count() == 0) return false;
+  const int64_t count = problem.packed() ? problem.q_starts.size(0) - 1 : 1;
+  if (problem.packed() ? count < 3 : cuts_keys(q, k, problem)) return false;
+  const auto tiles = [&](int64_t rows) {  // of one of mean length
+    return std::max<int64_t>(1, (rows + 16 * count - 1) / (16 * count));
+  };
+  const int64_t queries = tiles(q.size(1));
+  return queries <= 4 && queries * tiles(k.size(1)) <= (q.size(3) <= 64 ? 16 : 5);
 }
 
 bool attention_has_few_queries(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {

@@ -49,6 +49,13 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
 /// decode_attention, which cut the keys into as many pieces as fill the card.
 bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
 
+/// Of the mma row in bf16 and f16, forward of short lengths, or of at least three sequences that are short on
+/// average: at most 64 queries and 16 tiles of 16 queries and 16 keys (5 if heads are larger than 64), and no
+/// problem that decode_attention's kernels do faster. A warp has 16 queries of a head.
+bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
+void attention_forward_many_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                                 const Tensor& v, const AttentionProblem& problem);
+
 /// Of the mma row in bf16 and f16, backward where the queries that read one key head are few: at most 64
 /// rows, with sequences (at most 511) even if one had all of them. With dropout heads count in whole blocks
 /// of 16 queries.
