@@ -288,6 +288,7 @@ void attention_short_sm90(const Tensor& o, const Tensor& lse, const Tensor& q, c
       if (narrow && few) return run.template operator()<ShortShape<64, 64, 3, 4, 5>>();
       if (narrow) return run.template operator()<ShortShape<64, 128, 2, 4, 4>>();
       if (few) return run.template operator()<ShortShape<128, 64, 2, 2, 4>>();
+      if (k.size(1) <= 96) return run.template operator()<ShortShape<128, 96, 2, 2, 3>>();
       run.template operator()<ShortShape<128, 128, 1, 2, 4>>();
     }
   });
