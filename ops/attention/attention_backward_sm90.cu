@@ -4,6 +4,11 @@
 #include "ops/attention/attention_backward_sm90.cuh"
 #include "ops/attention/attention_rows.h"
 
+/// Backward for sm_90a: its launches, and the passes around the main kernel (attention_backward_sm90.cuh).
+/// Before it the statistics of every query, from O and dO, which is what bounds that; after it dQ in its
+/// dtype from the sums in f32, 6 bytes an element, unless the main kernel has ended them itself; and where
+/// walks were cut into chunks dK and dV, 4 bytes an element and chunk.
+
 namespace tessera::ops {
 namespace {
 
@@ -265,6 +270,9 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.dim = int(q.size(3));
   args.causal = problem.causal;
   args.wants_queries = dq.defined();
+  // Of one sum alone, where every query sees a key, and a tile's rows that are none do not exist.
+  args.ends_sums = Config::kApart && dq.defined() && !starts.packed() && sums == 1 &&
+                   (!problem.causal || k.size(1) >= q.size(1));
   args.wants_keys = dk.defined();
   if (dk.defined()) {
     args.dk = ops::head_rows<T>(dk);
@@ -304,13 +312,13 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
       {dim3(unsigned(kv_rows * key_slots * chunks)), dim3(Config::kThreads), Config::kSharedBytes, 1, true},
       attention_backward_wgmma_kernel<T, Config>, head_map<T>(q, kQueryTile), head_map<T>(k, kKeyTile),
       head_map<T>(v, kKeyTile), head_map<T>(dout, kQueryTile), head_map<T>(dk_or, 64), head_map<T>(dv_or, 64),
-      args);
+      head_map<T>(dq.defined() ? dq : q, kQueryTile), args);
   if (adds)
     gpu::launch(
         device,
         {dim3(unsigned(kv_rows * key_slots * (kKeyTile * Config::kHead / 2 / 256))), dim3(256), 0, 1, true},
         attention_backward_chunks_kernel<T, Config::kHead>, args);
-  if (!dq.defined()) return;
+  if (!dq.defined() || args.ends_sums) return;
   pass.dq = ops::head_rows<T>(dq);
   gpu::launch(device, {dim3(unsigned(units)), dim3(256), 0, 1, true}, attention_backward_finish_kernel<T>,
               pass);

@@ -12,8 +12,9 @@
 #include "ops/attention/attention_sequences.cuh"
 #include "ops/attention/attention_sm90.cuh"
 
-/// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32; see
-/// attention_backward_sm90.cu.
+/// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32 (docs/ops/attention.md,
+/// "Row wgmma, backward"). Where dQ has a warpgroup of its own (heads of up to 64), the block of the last key
+/// tile that a query tile sees reads the sum instead of adding to it, and what leaves it is dQ.
 
 namespace tessera::ops::sm90 {
 
@@ -45,7 +46,8 @@ struct BackwardArgs {
   int key_slots, query_slots;  // tiles, or slots of them, of a head
   int queries, keys, dim;      // of fixed lengths
   bool causal, wants_queries, wants_keys;
-  float scale2, scale;  // `scale`: the factor of dK
+  bool ends_sums;  // the last key tile that a query tile sees makes dQ of its sum: heads of up to 64 alone
+  float scale2, scale;  // `scale`: the factor of dK and dQ
   AttentionDropout drop;
 };
 
@@ -53,6 +55,12 @@ struct BackwardArgs {
 TESSERA_HD int first_query_tile(bool causal, int queries, int keys, int key_tile) {
   const int query = key_tile * kKeyTile + queries - keys;
   return causal && query > 0 ? query / kQueryTile : 0;
+}
+
+/// Whether no key tile after this one is seen by the query tile.
+TESSERA_HD bool is_last_key_tile(bool causal, int queries, int keys, int key_tile, int query_tile) {
+  return (key_tile + 1) * kKeyTile >= keys ||
+         first_query_tile(causal, queries, keys, key_tile + 1) > query_tile;
 }
 
 /// Which key tile of which head a block has, and the query tiles that it walks, from the last one down, each
@@ -104,6 +112,7 @@ struct BackwardConfig {
     gpu::Ring<kStages> queries;
     gpu::Ring<kScores> ds;
     gpu::Ring<kSums> dq;
+    gpu::Barrier sum[kSums];  // what the key tiles before have added
     BackwardItem item;
   };
   static constexpr size_t kSharedBytes = kBarriers + sizeof(Barriers);
@@ -181,14 +190,11 @@ __device__ __forceinline__ void store_accumulator(const float (&d)[kCount], floa
 }  // namespace detail
 
 template <class T, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_backward_wgmma_kernel(const __grid_constant__ gpu::TensorMap map_q,
-                                    const __grid_constant__ gpu::TensorMap map_k,
-                                    const __grid_constant__ gpu::TensorMap map_v,
-                                    const __grid_constant__ gpu::TensorMap map_dout,
-                                    const __grid_constant__ gpu::TensorMap map_dk,
-                                    const __grid_constant__ gpu::TensorMap map_dv,
-                                    const __grid_constant__ BackwardArgs<T> args) {
+__global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_kernel(
+    const __grid_constant__ gpu::TensorMap map_q, const __grid_constant__ gpu::TensorMap map_k,
+    const __grid_constant__ gpu::TensorMap map_v, const __grid_constant__ gpu::TensorMap map_dout,
+    const __grid_constant__ gpu::TensorMap map_dk, const __grid_constant__ gpu::TensorMap map_dv,
+    const __grid_constant__ gpu::TensorMap map_dq, const __grid_constant__ BackwardArgs<T> args) {
   using namespace gpu;
   constexpr TileOrder kAlong = TileOrder::along_k, kAcross = TileOrder::across_k;
   constexpr int kHead = Config::kHead, kBoxes = Config::kBoxes, kStages = Config::kStages;
@@ -209,6 +215,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       barriers.queries.init(1, 8);
       barriers.ds.init(8, Config::kApart ? 4 : 8);
       barriers.dq.init(4, 1);
+      for (Barrier& sum : barriers.sum) sum.init(1);
       fence_barrier_init();
     }
     wait_for_earlier();
@@ -297,9 +304,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       int member = unit / kBoxes, step = 0;  // the query heads of a tile come one after the other
       for (int left = args.group * item.count - member; left > 0; left -= Config::kSums / kBoxes) {
         for (; member >= args.group; member -= args.group) ++step;
-        const int64_t at = first + item.place(args, member, item.query_tile(step)) * kBoxes;
+        const int tile = item.query_tile(step), h = item.kv_head * args.group + member;
+        const int64_t at = first + item.place(args, member, tile) * kBoxes;
         member += Config::kSums / kBoxes;
         while (turn > 0 && gpu::load_acquire(args.turns + at) != turn) {
+        }
+        if (Config::kApart && args.ends_sums &&
+            is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
+          // The sum comes to where its end is made; what leaves from there is dQ.
+          if (turn > 0) {
+            gpu::fence_async_global();
+            barriers.sum[unit].arrive_expect(kUnit * 4);
+            load_bytes(from, args.dq_sum + at * kUnit, kUnit * 4, barriers.sum[unit]);
+          }
+          barriers.dq.full[unit].wait(parity);
+          parity ^= 1;
+          store_box(map_dq, from, 0, tile * kQueryTile, h, item.b);
+          commit_stores();
+          wait_stores_read<0>();
+          barriers.dq.empty[unit].arrive();
+          continue;
         }
         barriers.dq.full[unit].wait(parity);
         gpu::fence_async_global();
@@ -328,6 +352,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         ldmatrix_x4_trans(k[step],
                           shared_address(shared + Config::kK) +
                               swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+    const float last = item.keys == 1 ? 0.0f : args.scale;
+    uint32_t sum_parity[Config::kSums] = {};
+    int member = 0, tile = uniform(item.query_tile(0));
     for (int left = uniform(item.count) * args.group; left > 0; --left) {
       barriers.ds.full[ds.stage].wait(ds.parity);
       float sum[kQueryTile / 2];
@@ -341,8 +368,41 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (lane == 0) barriers.ds.empty[ds.stage].arrive();
       ds.advance();
       if (args.wants_queries) {
-        send_sum(sum, dq.stage);
+        if (args.ends_sums && is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
+          char* const unit = shared + Config::kDq + dq.stage * kUnit * 4;
+          if (item.key_tile > 0) {
+            barriers.sum[dq.stage].wait(sum_parity[dq.stage]);
+            sum_parity[dq.stage] ^= 1;
+            const float4* const before = reinterpret_cast<const float4*>(unit) + threadIdx.x % 128;
+#pragma unroll
+            for (int j = 0; j < kQueryTile / 8; ++j) {
+              const float4 x = before[j * 128];
+              sum[4 * j] += x.x, sum[4 * j + 1] += x.y, sum[4 * j + 2] += x.z, sum[4 * j + 3] += x.w;
+            }
+            sync_named(3, 128);
+          }
+          // dQ, turned round: rows of 64 columns.
+#pragma unroll
+          for (int j = 0; j < kQueryTile / 8; j += 2) {
+            uint32_t packed[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              packed[e] = pack_halves<T>(sum[4 * j + 2 * e] * last, sum[4 * j + 2 * e + 1] * last);
+            stmatrix_x4_trans(shared_address(unit) +
+                                  swizzled_place(8 * j + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2),
+                              packed);
+          }
+          fence_async_shared();
+          __syncwarp();
+          if (lane == 0) barriers.dq.full[dq.stage].arrive();
+        } else {
+          send_sum(sum, dq.stage);
+        }
         dq.advance();
+      }
+      if (++member == args.group) {
+        member = 0;
+        --tile;
       }
     }
   } else {

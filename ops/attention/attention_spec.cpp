@@ -158,6 +158,7 @@ void add_groups_and_sequences(std::vector<Case>& all, bool causal) {
   all.push_back(grouped(2, 200, 120, 6, 3, 128, causal));
   all.push_back(grouped(1, 300, 270, 4, 2, 64, causal));
   all.push_back(grouped(1, 200, 333, 8, 2, 128, causal));
+  all.push_back(grouped(2, 200, 333, 6, 3, 64, causal));
   all.push_back(sequences(3, 11, 11, 2, 2, 8, causal));
   all.push_back(sequences(4, 9, 13, 4, 2, 16, causal, 2));
   all.push_back(sequences(3, 7, 1, 2, 1, 8, causal));
