@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "gpu/approx.cuh"
-#include "gpu/barrier.cuh"
+#include "gpu/chain.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
@@ -23,7 +23,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kRows = 16, kKeys = 16;  // of a tile
+constexpr int kRows = 16, kKeys = 16;  // of a tile of queries, of keys
 
 /// By the head size in shared memory, 64 or 128.
 template <int kD>
@@ -34,9 +34,9 @@ struct ManyTile {
   static constexpr int kBlocks = kD == 64 ? 4 : 2;  // of a multiprocessor
 };
 
-/// A warp: starts the copy of `rows` rows (at most kRows) to a tile; with kZeros the others become zeros,
+/// A warp: starts the copy of `rows` rows (at most 16) to a tile; with kZeros the others become zeros,
 /// columns from `dim` on always do.
-template <int kD, int kRows, bool kZeros, class T>
+template <int kD, bool kZeros, class T>
 __device__ __forceinline__ void copy_rows(T* tile, const T* from, int64_t stride, int rows, int dim) {
   constexpr int kChunks = kD / 8, kStep = 32 / kChunks;  // rows at a time
   const int lane = int(threadIdx.x) % 32, row = lane / kChunks, chunk = lane % kChunks;
@@ -56,6 +56,7 @@ template <class T, int kD>
 __global__ void __launch_bounds__(kThreads, ManyTile<kD>::kBlocks)
     attention_forward_many_kernel(AttentionArgs<T> args, int chunks, int chunk_heads) {
   using Tile = ManyTile<kD>;
+  gpu::take_turn();
   extern __shared__ __align__(1024) uint4 shared[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   T* const q_tiles = reinterpret_cast<T*>(shared) + warp * Tile::kWarpElements;
@@ -82,15 +83,15 @@ __global__ void __launch_bounds__(kThreads, ManyTile<kD>::kBlocks)
     if (next_head < last_head) {
       const int kv_head = next_head / args.group, key = next_tile * kKeys;
       if (next_tile == 0) {
-        copy_rows<kD, kRows, false>(q_tiles + q_turn * kRows * kD, place.q_row(args.q, next_head, first),
-                                    args.q.row, end > 0 ? rows : 0, args.dim);
+        copy_rows<kD, false>(q_tiles + q_turn * kRows * kD, place.q_row(args.q, next_head, first), args.q.row,
+                             end > 0 ? rows : 0, args.dim);
         q_turn ^= 1;
       }
       const int keys = max(0, min(end - key, kKeys));
-      copy_rows<kD, kKeys, false>(k_tiles + turn * kKeys * kD, place.k_row(args.k, kv_head, key), args.k.row,
-                                  keys, args.dim);
-      copy_rows<kD, kKeys, true>(v_tiles + turn * kKeys * kD, place.k_row(args.v, kv_head, key), args.v.row,
-                                 keys, args.dim);
+      copy_rows<kD, false>(k_tiles + turn * kKeys * kD, place.k_row(args.k, kv_head, key), args.k.row, keys,
+                           args.dim);
+      copy_rows<kD, true>(v_tiles + turn * kKeys * kD, place.k_row(args.v, kv_head, key), args.v.row, keys,
+                          args.dim);
       turn ^= 1;
       if (++next_tile == tiles) {
         next_tile = 0;
@@ -184,8 +185,9 @@ void launch_many(const Tensor& q, const AttentionArgs<T>& args) {
   const int64_t chunk_heads = kWarps * heads, chunks = gpu::ceil_div(args.heads, chunk_heads);
   check(tiles * chunks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", tiles * chunks,
         " blocks; expected at most 2^31 - 1 (split the batch)");
-  gpu::launch(q.device(), {dim3(unsigned(tiles * chunks)), dim3(kThreads), ManyTile<kD>::kSharedBytes},
-              attention_forward_many_kernel<T, kD>, args, int(chunks), int(chunk_heads));
+  gpu::launch_chained(q.device(),
+                      {dim3(unsigned(tiles * chunks)), dim3(kThreads), ManyTile<kD>::kSharedBytes},
+                      attention_forward_many_kernel<T, kD>, args, int(chunks), int(chunk_heads));
 }
 
 }  // namespace
