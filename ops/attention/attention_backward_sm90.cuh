@@ -344,6 +344,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
     give_registers<Config::kSumRegisters>();
     RingPlace<Config::kScores> ds;
     RingPlace<Config::kSums> dq;
+    const float last = item.keys == 1 ? 0.0f : args.scale;
+    uint32_t sum_parity[Config::kSums] = {};
+    int member = 0, tile = uniform(item.query_tile(0));
     barriers.keys.wait(0);
     [[maybe_unused]] uint32_t k[kKeyTile / 16][4];
     if constexpr (Config::kSumHeld)
@@ -352,9 +355,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
         ldmatrix_x4_trans(k[step],
                           shared_address(shared + Config::kK) +
                               swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
-    const float last = item.keys == 1 ? 0.0f : args.scale;
-    uint32_t sum_parity[Config::kSums] = {};
-    int member = 0, tile = uniform(item.query_tile(0));
     for (int left = uniform(item.count) * args.group; left > 0; --left) {
       barriers.ds.full[ds.stage].wait(ds.parity);
       float sum[kQueryTile / 2];

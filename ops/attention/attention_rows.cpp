@@ -60,7 +60,7 @@ bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionPr
     return std::max<int64_t>(1, (rows + 16 * count - 1) / (16 * count));
   };
   const int64_t queries = tiles(q.size(1));
-  return queries <= 4 && queries * tiles(k.size(1)) <= (q.size(3) <= 64 ? 16 : 5);
+  return queries <= (problem.packed() ? 4 : 3) && queries * tiles(k.size(1)) <= (q.size(3) <= 64 ? 16 : 5);
 }
 
 bool attention_has_few_queries(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {

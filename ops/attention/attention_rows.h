@@ -50,8 +50,8 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
 bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
 
 /// Of the mma row in bf16 and f16, forward of short lengths, or of at least three sequences that are short on
-/// average: at most 64 queries and 16 tiles of 16 queries and 16 keys (5 if heads are larger than 64), and no
-/// problem that decode_attention's kernels do faster. A warp has 16 queries of a head.
+/// average: at most 64 queries (48 of one length), 16 tiles of 16 queries and 16 keys (5 above D = 64), and
+/// no problem that decode_attention's kernels do faster. A warp has 16 queries of a head.
 bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
 void attention_forward_many_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                                  const Tensor& v, const AttentionProblem& problem);
