@@ -171,12 +171,15 @@ constexpr int64_t kCard = 132;  // blocks at a time: a constant, so that results
 
 /// Heads whose key tiles run side by side. More heads: fewer key tiles of each at work, so that less waits
 /// for the turns of others where walks start together, which short walks (causal) and short steps (D <= 64)
-/// feel most; and less that shares Q, dO and sums of dQ in L2. Without a mask as few as fill the card (D <=
-/// 64: twice). Causal as many as have 2,048 columns, if they read and add to 256 MB at most: block by block
-/// they walk what the others have left long ago.
+/// feel most; and less that shares Q, dO and sums of dQ in L2. Without a mask as few as fill the card twice,
+/// or once for short heads of D > 64. Causal as many as have 2,048 columns, if they read and add to 256 MB at
+/// most: their blocks start at all times, and cannot share as much.
 int64_t heads_at_once(const Tensor& q, int64_t sequences, int64_t group, int64_t key_tiles, bool causal) {
   const int64_t head = q.size(3) <= 64 ? 64 : 128;
-  if (!causal || group > 1) return gpu::ceil_div((causal || head == 64 ? 2 : 1) * kCard, key_tiles);
+  if (!causal || group > 1) {
+    const bool once = !causal && head == 128 && key_tiles < kCard;
+    return gpu::ceil_div(once ? kCard : 2 * kCard, key_tiles);
+  }
   const int64_t bytes = gpu::ceil_div(q.size(1), sequences) * head * (2 + 2 + 4);  // Q, dO, dQ
   return std::max(gpu::ceil_div(kCard, key_tiles), std::min(2048 / head, (int64_t{256} << 20) / bytes));
 }
@@ -208,14 +211,6 @@ int64_t sums_of_dq(int64_t key_tiles, int64_t steps, int64_t blocks) {
   int64_t sums = gpu::ceil_div(chain, walk);
   if (blocks <= kCard) sums = std::max(sums, std::min<int64_t>(16, gpu::ceil_div(4 * chain, walk)));
   return std::clamp<int64_t>(sums, 1, key_tiles);
-}
-
-/// Whether blocks walk so far, on average, that it pays to make dQ a step late: that begins with a product
-/// for nothing and ends with one by itself, about half a step.
-bool walk_is_long(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
-  const int64_t sequences = std::max(1, sequence_starts(problem, q, k).count);
-  const int64_t steps = gpu::ceil_div(q.size(1), sequences * kQueryTile) * (q.size(2) / k.size(2));
-  return steps / (problem.causal ? 2 : 1) >= 48;
 }
 
 /// Everything with one configuration of the main kernel.
@@ -338,13 +333,10 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
       const auto run = [&]<class Config>() {
         backward_wgmma<T, Config>(dq, dk, dv, dout, q, k, v, o, lse, problem);
       };
-      if (narrow && drops)
-        return run.template operator()<BackwardConfig<64, 4, 2, 192, 104, 0, false, true>>();
-      if (narrow) return run.template operator()<BackwardConfig<64, 4, 2, 208, 72, 4, false, false>>();
-      if (drops) return run.template operator()<BackwardConfig<128, 2, 2, 240, 24, 0, false, true>>();
-      if (walk_is_long(q, k, problem))
-        return run.template operator()<BackwardConfig<128, 3, 2, 240, 24, 1, true, false>>();
-      run.template operator()<BackwardConfig<128, 2, 2, 240, 24, 0, false, false>>();
+      if (narrow && drops) return run.template operator()<BackwardConfig<64, 4, 2, 192, 104, true>>();
+      if (narrow) return run.template operator()<BackwardConfig<64, 4, 2, 208, 72>>();
+      if (drops) return run.template operator()<BackwardConfig<128, 2, 2, 240, 24, true>>();
+      run.template operator()<BackwardConfig<128, 2, 2, 240, 24>>();
     }
   });
 }

@@ -82,23 +82,19 @@ struct BackwardItem {
   }
 };
 
-/// How a block works, and where things lie in shared memory, in bytes. Tiles are boxes of 64 columns in
-/// 128-byte rows.
-template <int kHead_, int kStages_, int kSums_, int kMainRegisters_, int kSumRegisters_, int kAhead_,
-          bool kLate_, bool kDrops_>
+/// Where things lie in shared memory, in bytes. Tiles are boxes of 64 columns in 128-byte rows.
+template <int kHead_, int kStages_, int kSums_, int kMainRegisters_, int kSumRegisters_, bool kDrops_ = false>
 struct BackwardConfig {
   static constexpr bool kDrops = kDrops_;
   static constexpr int kHead = kHead_;      // 64 or 128
-  static constexpr int kAhead = kAhead_;    // of a tile's four products of dV, those beside the making of dS
-  static constexpr bool kLate = kLate_;     // dQ of a tile in the next step, warpgroups half a step apart
   static constexpr int kStages = kStages_;  // query tiles in shared memory
   static constexpr int kSums = kSums_;      // units of dQ on their way out, one warp each
   static constexpr int kMainRegisters = kMainRegisters_, kSumRegisters = kSumRegisters_;
   static constexpr bool kHeld = kHead == 64;   // K and V as operands in registers
   static constexpr bool kApart = kHead == 64;  // dQ by a warpgroup of its own
-  // With dropout the keys' warpgroups have no registers to spare at D = 64: exponentials come when they come.
-  static constexpr bool kBeside = !(kApart && kDrops);    // exponentials beside dP
-  static constexpr bool kSumHeld = kSumRegisters >= 104;  // K^T, for dQ, in registers
+  // Exponentials beside dP, dV beside dS: 16 registers more, which dQ's warpgroup gives by reading K^T from
+  // shared memory. At D = 128 it gains nothing, and with dropout there are none to spare.
+  static constexpr bool kBeside = kApart && !kDrops;
   static constexpr int kThreads = kApart ? 512 : 384;
   static constexpr int kBoxes = kHead / 64;
   static constexpr int kScores = 2;  // dS tiles
@@ -117,7 +113,6 @@ struct BackwardConfig {
   };
   static constexpr size_t kSharedBytes = kBarriers + sizeof(Barriers);
   static_assert(kSums <= 3 && kSums % kBoxes == 0 && kBoxes <= kScores && kSharedBytes <= 227 * 1024);
-  static_assert(kAhead <= kQueryTile / 16 && !(kLate && kApart));
 };
 
 namespace detail {
@@ -244,21 +239,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
     if (lane == 0) barriers.dq.full[stage].arrive();
   };
 
-  // dQ^T = K^T dS^T, of 64 columns of the head; K^T is `held` in registers or, nullptr, read each time.
-  const auto multiply_sum = [&](float(&sum)[kQueryTile / 2], int box, int stage, const auto& held) {
-    const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + box * kKeyBox);
-    const uint64_t right = tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + stage * kKeyBox);
-    fence_products();
-#pragma unroll
-    for (int step = 0; step < kKeyTile / 16; ++step)
-      if constexpr (std::is_array_v<std::remove_reference_t<decltype(held)>>)
-        multiply<T, kAcross>(sum, held[step], right + step * kDescriptorStep<kAcross>, step > 0);
-      else
-        multiply<T, kAcross, kAcross>(sum, left + step * kDescriptorStep<kAcross>,
-                                      right + step * kDescriptorStep<kAcross>, step > 0);
-    commit_products();
-  };
-
   if (warpgroup == 0) {
     give_registers<24>();
     if (warp == 0) {
@@ -341,6 +321,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
       wait_stores<0>();
     }
   } else if (Config::kApart && warpgroup == 3) {
+    // dQ^T = K^T dS^T
     give_registers<Config::kSumRegisters>();
     RingPlace<Config::kScores> ds;
     RingPlace<Config::kSums> dq;
@@ -348,20 +329,27 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
     uint32_t sum_parity[Config::kSums] = {};
     int member = 0, tile = uniform(item.query_tile(0));
     barriers.keys.wait(0);
+    const uint32_t keys = shared_address(shared + Config::kK);
     [[maybe_unused]] uint32_t k[kKeyTile / 16][4];
-    if constexpr (Config::kSumHeld)
+    if constexpr (!Config::kBeside)
 #pragma unroll
       for (int step = 0; step < kKeyTile / 16; ++step)
-        ldmatrix_x4_trans(k[step],
-                          shared_address(shared + Config::kK) +
-                              swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+        ldmatrix_x4_trans(
+            k[step], keys + swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
     for (int left = uniform(item.count) * args.group; left > 0; --left) {
       barriers.ds.full[ds.stage].wait(ds.parity);
       float sum[kQueryTile / 2];
-      if constexpr (Config::kSumHeld)
-        multiply_sum(sum, 0, ds.stage, k);
-      else
-        multiply_sum(sum, 0, ds.stage, nullptr);
+      const uint64_t right =
+          tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + ds.stage * kKeyBox);
+      fence_products();
+#pragma unroll
+      for (int step = 0; step < kKeyTile / 16; ++step)
+        if constexpr (Config::kBeside)
+          multiply<T, kAcross, kAcross>(sum, tile_descriptor<kAcross>(keys) + step * kDescriptorStep<kAcross>,
+                                        right + step * kDescriptorStep<kAcross>, step > 0);
+        else
+          multiply<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
+      commit_products();
       if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
       wait_products<0>();
       pin(sum);
@@ -412,8 +400,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
     const uint32_t own_k = shared_address(shared + Config::kK) + half * 64 * 128;
     const uint32_t own_v = shared_address(shared + Config::kV) + half * 64 * 128;
     RingPlace<kStages> place;
-    uint32_t count = 0;  // steps, which are the turns in the rings of dS and dQ
-    const auto ds_turn = [&] { return RingTurn<Config::kScores>{count}; };
+    RingPlace<Config::kScores> ds;
+    [[maybe_unused]] RingPlace<Config::kScores> made;  // dS that dQ takes
+    [[maybe_unused]] RingPlace<Config::kSums / kBoxes> dq;
     barriers.keys.wait(0);
     [[maybe_unused]] uint32_t k[Config::kHeld ? 4 : 1][4], v[Config::kHeld ? 4 : 1][4];
     if constexpr (Config::kHeld) {
@@ -452,37 +441,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
     const int shift =
         uniform(item.key_tile) * kKeyTile + half * 64 - (uniform(item.keys) - uniform(item.queries));
     const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
-    // Each makes, of dQ^T, the 64 columns of the head that are its number: where S was, as the compiler
-    // finds no other place.
-    constexpr uint32_t kNone = ~0u;
-    [[maybe_unused]] const auto own_sum = [&](uint32_t of) {
-      const RingTurn<Config::kScores> turn{of};
-      if (of != kNone) barriers.ds.full[turn.stage()].wait(turn.parity());
-      multiply_sum(s, half, turn.stage(), nullptr);
-    };
-    [[maybe_unused]] const auto send_own_sum = [&](uint32_t of) {
-      pin(s);
-      if (of == kNone) return;
-      if (lane == 0) barriers.ds.empty[RingTurn<Config::kScores>{of}.stage()].arrive();
-      if (!args.wants_queries) return;
-      const RingTurn<Config::kSums / kBoxes> turn{of};
-      const int unit = half + turn.stage() * kBoxes;
-      barriers.dq.empty[unit].wait(turn.parity() ^ 1);
-      send_sum(s, unit);
-    };
+    [[maybe_unused]] float sum[kQueryTile / 2];
     int query = uniform(item.query_tile(0)) * kQueryTile, member = 0;  // of the group's query heads
     [[maybe_unused]] uint32_t word[1];                                 // of dropout: bits of the step
-    int left = uniform(item.count) * args.group;
-    if (Config::kLate && half == 1 && left > 0) sync_named(4, 256);
+    bool started = false;
 #pragma unroll 1
-    for (; left > 0; --left) {
+    for (int left = uniform(item.count) * args.group; left > 0; --left) {
       barriers.queries.full[place.stage].wait(place.parity);
       multiply_rows(s, k, own_k, tile_at(Config::kQ));
       wait_products<1>();  // the last tile's dV and dK
-      if (count > 0 && lane == 0)
+      if (started && lane == 0)
         barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
       multiply_rows(dp, v, own_v, tile_at(Config::kDout));
-      const int place_of_lane = lane_again();
+      const int place_of_lane = Config::kDrops || Config::kBeside ? lane_again() : lane;
       if constexpr (Config::kDrops) {
         const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
                                                 uint32_t(item.kv_head * args.group + member));
@@ -506,49 +477,42 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
         for (int i = 0; i < kQueryTile / 2; ++i)
           if (hidden + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -INFINITY;
       }
-      uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
 #pragma unroll
       for (int j = 0; j < kQueryTile / 8; j += 2) {
         const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + place_of_lane % 4 * 4);
-        [[maybe_unused]] ColumnBits bits;
-        if constexpr (Config::kDrops) bits = {word[0], j * 4, place_of_lane};
 #pragma unroll
-        for (int e = 0; e < 8; e += 2) {
-          const int i = j * 4 + e;
-          s[i] = exp2_approx(fmaf(s[i], args.scale2, e / 4 == 0 ? lse.x : lse.z));
-          s[i + 1] = exp2_approx(fmaf(s[i + 1], args.scale2, e / 4 == 0 ? lse.y : lse.w));
-          if (j / 2 >= Config::kAhead) continue;
-          if constexpr (Config::kDrops)
-            p[j / 2][e / 2] =
-                pack_halves<T>(bits.drop(s[i], e / 4, e % 4), bits.drop(s[i + 1], e / 4, e % 4 + 1));
-          else
-            p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+        for (int e = 0; e < 8; ++e) {
+          const float own = e / 4 == 0 ? (e % 2 ? lse.y : lse.x) : (e % 2 ? lse.w : lse.z);
+          s[j * 4 + e] = exp2_approx(fmaf(s[j * 4 + e], args.scale2, own));
         }
       }
-      if (Config::kLate && half == 0 && count == 0) arrive_named(4, 256);
-      Barrier& empty = barriers.ds.empty[ds_turn().stage()];
+      uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
+      const auto multiply_dv = [&] {
+        fence_products();
+#pragma unroll
+        for (int j = 0; j < kQueryTile / 16; ++j)
+          multiply<T, kAcross>(
+              dv, p[j],
+              tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
+      };
+      Barrier& empty = barriers.ds.empty[ds.stage];
       if constexpr (Config::kBeside) {
         // ptxas would move exponentials behind the wait for dP: not across a branch that needs them all. They
         // have no sign, so it is not taken; it would do no harm.
         uint32_t signs = 0;
 #pragma unroll
-        for (const float element : s) signs |= __float_as_uint(element);
-        empty.wait(ds_turn().parity() ^ 1);
-        if (int(signs) < 0) empty.wait(ds_turn().parity() ^ 1);
-      }
-      const auto multiply_dv = [&](int begin, int end) {
-        fence_products();
-#pragma unroll
-        for (int j = begin; j < end; ++j)
-          multiply<T, kAcross>(
-              dv, p[j],
-              tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
-      };
-      if constexpr (Config::kAhead > 0) {
-        multiply_dv(0, Config::kAhead);
+        for (int i = 0; i < kQueryTile / 2; ++i) {
+          signs |= __float_as_uint(s[i]);
+          if (i % 2 == 0) p[i / 8][i / 2 % 4] = pack_halves<T>(s[i], s[i + 1]);
+        }
+        empty.wait(ds.parity ^ 1);
+        if (int(signs) < 0) empty.wait(ds.parity ^ 1);
+        multiply_dv();
         commit_products();
+        wait_products<1>();
+      } else {
+        wait_products<0>();
       }
-      wait_products<(Config::kAhead > 0)>();
       pin(dp);
 #pragma unroll
       for (int j = 0; j < kQueryTile / 8; j += 2) {
@@ -562,32 +526,42 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
           const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
           if constexpr (Config::kDrops) {
             const float first = bits.drop(s[i], e / 4, e % 4), second = bits.drop(s[i + 1], e / 4, e % 4 + 1);
-            if (j / 2 >= Config::kAhead) p[j / 2][e / 2] = pack_halves<T>(first, second);
+            p[j / 2][e / 2] = pack_halves<T>(first, second);
             dscore[j / 2][e / 2] =
                 pack_halves<T>(fmaf(first, dp[i], -s[i] * low), fmaf(second, dp[i + 1], -s[i + 1] * high));
             continue;
           }
-          if (j / 2 >= Config::kAhead) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+          if constexpr (!Config::kBeside) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
           dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
         }
       }
-      if constexpr (!Config::kBeside) empty.wait(ds_turn().parity() ^ 1);
+      if constexpr (!Config::kBeside) empty.wait(ds.parity ^ 1);
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
-        stmatrix_x4(shared_address(shared + Config::kDs) + ds_turn().stage() * kKeyBox +
+        stmatrix_x4(shared_address(shared + Config::kDs) + ds.stage * kKeyBox +
                         swizzled_place(row + place_of_lane % 16, 2 * j + place_of_lane / 16),
                     dscore[j]);
       fence_async_shared();
       __syncwarp();
-      if (lane == 0) barriers.ds.full[ds_turn().stage()].arrive();
-      if constexpr (Config::kAhead < kQueryTile / 16) {
-        multiply_dv(Config::kAhead, kQueryTile / 16);
-        if constexpr (!Config::kApart) commit_products();
+      if (lane == 0) barriers.ds.full[ds.stage].arrive();
+      ds.advance();
+      if constexpr (!Config::kBeside) multiply_dv();
+      if constexpr (Config::kBeside) fence_products();
+      if constexpr (!Config::kApart) {
+        // Of dQ^T = K^T dS^T each of the two makes the 64 columns of the head that are its number.
+        commit_products();
+        barriers.ds.full[made.stage].wait(made.parity);
+        const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + half * kKeyBox);
+        const uint64_t right =
+            tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + made.stage * kKeyBox);
+        fence_products();
+#pragma unroll
+        for (int j = 0; j < kKeyTile / 16; ++j)
+          multiply<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
+                                        right + j * kDescriptorStep<kAcross>, j > 0);
+        commit_products();
+        fence_products();
       }
-      // Late: the tile before this one's. In the first step there is none: a product of what lies there, as
-      // the compiler waits for every product if one is conditional.
-      if constexpr (!Config::kApart) own_sum(count - Config::kLate);
-      fence_products();
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
         multiply<T, kAcross>(
@@ -596,21 +570,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
       commit_products();
       if constexpr (!Config::kApart) {
         wait_products<1>();
-        send_own_sum(count - Config::kLate);
+        pin(sum);
+        if (lane == 0) barriers.ds.empty[made.stage].arrive();
+        made.advance();
+        if (args.wants_queries) {
+          const int unit = half + dq.stage * kBoxes;
+          barriers.dq.empty[unit].wait(dq.parity ^ 1);
+          send_sum(sum, unit);
+          dq.advance();
+        }
       }
       place.advance();
-      ++count;
+      started = true;
       if (++member == args.group) {
         member = 0;
         query -= kQueryTile;
       }
     }
-    if constexpr (Config::kLate)
-      if (count > 0) {
-        own_sum(count - 1);
-        wait_products<0>();
-        send_own_sum(count - 1);
-      }
     wait_products<0>();
     pin(dk);
     pin(dv);
@@ -641,8 +617,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         const uint32_t v_box = shared_address(shared + Config::kV) + box * kKeyBox;
-        barriers.ds.empty[ds_turn().stage()].wait(ds_turn().parity() ^ 1);
-        const uint32_t k_box = shared_address(shared + Config::kDs) + ds_turn().stage() * kKeyBox;
+        barriers.ds.empty[ds.stage].wait(ds.parity ^ 1);
+        const uint32_t k_box = shared_address(shared + Config::kDs) + ds.stage * kKeyBox;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const uint32_t at = swizzled_place(row + lane % 16, 2 * j + lane / 16);
@@ -660,7 +636,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
         fence_async_shared();
         sync_named(1 + half, 128);
         char* const dv_rows = shared + Config::kV + box * kKeyBox + half * 64 * 128;
-        char* const dk_rows = shared + Config::kDs + ds_turn().stage() * kKeyBox + half * 64 * 128;
+        char* const dk_rows = shared + Config::kDs + ds.stage * kKeyBox + half * 64 * 128;
         if (left_keys >= 64) {
           if (warp == 0 && elect_one()) {
             store_box(map_dv, dv_rows, box * 64, k_row, h, b);
@@ -678,7 +654,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
                 *reinterpret_cast<const uint4*>(dk_rows + at);
           }
         }
-        ++count;
+        ds.advance();
       }
       wait_stores_read<0>();
     }
