@@ -55,13 +55,15 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
 }
 
 std::string unknown_word(const CLI::App& at, const std::string& word) {
-  if (!word.starts_with('-')) return "unexpected argument \"" + word + "\"";
+  if (!word.starts_with('-') || word == "--") return "unexpected argument \"" + word + "\"";
   std::vector<std::string> names;
   for (const CLI::Option* option : at.get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
     for (const std::string& name : option->get_snames()) names.push_back("-" + name);
   }
   const std::string flag = word.substr(0, word.find('='));
+  if (std::find(names.begin(), names.end(), flag) != names.end())
+    return flag + " stands too early: flags go behind the subcommand that they belong to, " + at.get_name();
   return "unknown flag " + flag + did_you_mean(flag, names);
 }
 
@@ -97,6 +99,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
   if (!names.empty() && at.get_subcommands().empty()) {
     if (unknown.empty()) {
       message = "a subcommand is needed: one of " + join(names);
+    } else if (std::find(names.begin(), names.end(), unknown.front()) != names.end()) {
+      message = "the subcommand " + unknown.front() + " cannot stand behind \"--\"";
     } else if (!unknown.front().starts_with('-')) {
       message = "unknown subcommand \"" + unknown.front() + "\"" + did_you_mean(unknown.front(), names) +
                 "; expected one of " + join(names);

@@ -73,7 +73,6 @@ class TrainedLanguage : public TrainedModel {
     if (watch.patience > 0 && command.get_option("--eval-every")->as<int64_t>() == 0)
       throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
     note_evaluation(command);
-    check_kept_text("--sample-prompt", watch.sample_prompt);
     if (!flags.data.empty()) check_kept_text("--data", fs::absolute(flags.data));
     job_ = flags.job();
     if (flags.model.empty()) return;

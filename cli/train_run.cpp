@@ -226,6 +226,9 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   } else {
     model.from_flags(command);
   }
+  for (const KeptOption& option : kept)
+    if (const auto* const text = std::get_if<std::string*>(&option.value))
+      check_kept_text(option.flag, **text);
   if (!flags.json_out.empty()) check_replaceable(flags.json_out);
   const Device device = flags.device.empty() ? Device::best() : Device::parse(flags.device);
   if (!run)

@@ -339,6 +339,8 @@ TEST(TrainLanguageRuns, PathsThatRunJsonCannotKeepAreRefused) {
     EXPECT_TRUE(holds_all(outcome.err, "\\xE9\" is not UTF-8|run.json")) << outcome.err;
     EXPECT_FALSE(fs::exists(at / "runs"));
   }
+  expect_success(run(at, "train gpt --steps 1 --name a" + kFromText));
+  EXPECT_EQ(run(at, "train gpt --resume runs/a --steps 2 --sample-prompt \xE9").code, 2);
 }
 
 TEST(TrainLanguageRuns, PiecesOfAFileHoldOutSomeOfEverything) {
