@@ -30,6 +30,7 @@ TEST(Activation, GeluTanhsSlopeIsNoughtOrOneWhereTheSquareOverflows) {
   const std::vector<float> values{1e15f, -1e15f, 3e19f, -3e19f, 3e38f, -3e38f};
   for (const Device device : devices())
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+      if (dtype == DType::f64 && device.is_cuda()) continue;
       const Tensor x = Tensor::from(values, {6}).to(dtype).to(device);
       const Tensor dy = Tensor::full({6}, 3, dtype, device);
       const auto dx = gradient_of(x, dy, [](const Tensor& in) { return gelu_tanh(in); }).to_vector<double>();
