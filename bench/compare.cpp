@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <regex>
+#include <set>
 
 namespace tessera::bench {
 namespace {
@@ -28,28 +29,57 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b, int* without_peer,
-                                const std::string& peer) {
-  const std::regex pattern(peer);
-  std::map<std::string, const Record*> fastest;
-  for (const Record& record : b) {
-    if (record.ms.p50 <= 0 || !std::regex_search(record.implementation, pattern)) continue;
-    const Record*& best = fastest[work_key(record)];
-    if (!best || record.ms.p50 < best->ms.p50) best = &record;
-  }
+std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b,
+                                const CompareOptions& options, LeftOut* left_out) {
+  const std::regex pattern(options.peer);
+  std::map<std::string, std::vector<const Record*>> peers;
+  for (const Record& record : b)
+    if ((record.ms.p50 > 0 || record.required) && std::regex_search(record.implementation, pattern))
+      peers[work_key(record)].push_back(&record);
   std::vector<Comparison> comparisons;
-  int alone = 0;
+  LeftOut counts;
   for (const Record& record : a) {
     if (record.ms.p50 <= 0) continue;
-    const auto found = fastest.find(work_key(record));
-    if (found == fastest.end()) {
-      ++alone;
+    Comparison comparison{record, {}, {}, 0, 0, ""};
+    std::set<std::string> timed;
+    std::map<std::string, std::string> missing;  // reasons, by implementation
+    for (const Record* peer : peers[work_key(record)]) {
+      if (!options.any_gpu && peer->card != record.card && !peer->card.empty() && !record.card.empty()) {
+        ++counts.other_gpu;
+        continue;
+      }
+      if (!peer->missing.empty()) {
+        missing[peer->implementation] = peer->implementation + ": " + peer->missing;
+        continue;
+      }
+      timed.insert(peer->implementation);
+      if (!comparison.ever || peer->ms.p50 < comparison.ever->ms.p50) comparison.ever = *peer;
+      if (peer->campaign != record.campaign) continue;
+      if (!comparison.b || peer->ms.p50 < comparison.b->ms.p50) comparison.b = *peer;
+    }
+    for (const auto& [implementation, reason] : missing)
+      if (!timed.contains(implementation)) comparison.missing = reason;
+    if (!comparison.missing.empty()) {
+      comparison.b.reset();
+      comparison.ever.reset();
+    } else if (!comparison.ever) {
+      ++counts.without_peer;
       continue;
     }
-    comparisons.push_back({record, *found->second, found->second->ms.p50 / record.ms.p50});
+    if (comparison.b) comparison.ratio = comparison.b->ms.p50 / record.ms.p50;
+    if (comparison.ever) comparison.ratio_ever = comparison.ever->ms.p50 / record.ms.p50;
+    comparisons.push_back(std::move(comparison));
   }
-  if (without_peer) *without_peer = alone;
+  if (left_out) *left_out = counts;
   return comparisons;
+}
+
+std::string differences(const Record& a, const Record& b) {
+  std::string text;
+  for (const auto& [what, how] : a.does)
+    if (const auto found = b.does.find(what); found != b.does.end() && found->second != how)
+      text += fmt::format("{}{}: {} / {}", text.empty() ? "" : "; ", what, how, found->second);
+  return text;
 }
 
 std::string percent(double share) {
@@ -72,24 +102,50 @@ double peak_share(const Record& record) {
   return record.dtype == "f32" ? record.tflops() / 67 : 0;
 }
 
-std::string format_comparison(const std::vector<Comparison>& comparisons) {
-  const bool memory = std::ranges::any_of(
-      comparisons, [](const Comparison& c) { return c.a.live_bytes > 0 || c.b.live_bytes > 0; });
-  std::vector<std::vector<std::string>> rows{
-      {"op", "shape", "dtype", "mode", "A", "B (its fastest)", "A ms", "B ms", "B/A", "% copy", "% peak"}};
-  if (memory) rows[0].insert(rows[0].end(), {"A GiB", "B GiB", "A held", "B held"});
+std::vector<std::vector<std::string>> comparison_rows(const std::vector<Comparison>& comparisons) {
+  const auto shown = [&](auto&& holds) {
+    return std::ranges::any_of(comparisons, [&](const Comparison& c) { return !of_sweep(c) && holds(c); });
+  };
+  const bool memory =
+      shown([](const Comparison& c) { return c.a.live_bytes > 0 || (c.b && c.b->live_bytes > 0); });
+  const bool ever = shown([](const Comparison& c) { return c.ratio_ever != c.ratio; });
+  const bool differ = shown([](const Comparison& c) { return c.ever && !differences(c.a, *c.ever).empty(); });
+  const auto ms = [](const std::optional<Record>& r) { return r ? fmt::format("{:.4g}", r->ms.p50) : "-"; };
+  const auto ratio = [](double value) { return value > 0 ? fmt::format("{:.2f}x", value) : "-"; };
   const auto gib = [](double bytes) {
     return bytes > 0 ? fmt::format("{:.2f}", bytes / double(1 << 30)) : std::string("-");
   };
+  std::vector<std::vector<std::string>> rows{
+      {"op", "shape", "dtype", "mode", "A", "B (its fastest)", "A ms", "B ms", "B/A"}};
+  if (ever) rows[0].insert(rows[0].end(), {"B ms ever", "ever/A"});
+  rows[0].insert(rows[0].end(), {"% copy", "% peak"});
+  if (memory) rows[0].insert(rows[0].end(), {"A GiB", "B GiB", "A held", "B held"});
+  if (differ) rows[0].push_back("differences A / B");
   for (const Comparison& c : comparisons) {
     if (of_sweep(c)) continue;
-    rows.push_back({c.a.op, shape_text(c.a), c.a.dtype, c.a.mode, implementation(c.a), implementation(c.b),
-                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
-                    fmt::format("{:.2f}x", c.ratio), percent(copy_share(c.a)), percent(peak_share(c.a))});
+    const std::optional<Record>& b = c.b ? c.b : c.ever;
+    std::vector<std::string> row{c.a.op,
+                                 shape_text(c.a),
+                                 c.a.dtype,
+                                 c.a.mode,
+                                 implementation(c.a),
+                                 b ? implementation(*b) : "missing: " + c.missing,
+                                 fmt::format("{:.4g}", c.a.ms.p50),
+                                 ms(c.b),
+                                 ratio(c.ratio)};
+    if (ever) row.insert(row.end(), {ms(c.ever), ratio(c.ratio_ever)});
+    row.insert(row.end(), {percent(copy_share(c.a)), percent(peak_share(c.a))});
     if (memory)
-      rows.back().insert(rows.back().end(), {gib(c.a.live_bytes), gib(c.b.live_bytes), gib(c.a.peak_bytes),
-                                             gib(c.b.peak_bytes)});
+      row.insert(row.end(), {gib(c.a.live_bytes), gib(b ? b->live_bytes : 0), gib(c.a.peak_bytes),
+                             gib(b ? b->peak_bytes : 0)});
+    if (differ) row.push_back(b ? differences(c.a, *b) : "");
+    rows.push_back(std::move(row));
   }
+  return rows;
+}
+
+std::string format_comparison(const std::vector<Comparison>& comparisons) {
+  const auto rows = comparison_rows(comparisons);
   return rows.size() > 1 ? format_rows(rows, 6) : "";
 }
 
@@ -97,7 +153,7 @@ std::string format_sweep(const std::vector<Comparison>& comparisons, size_t wors
   std::map<std::pair<std::string, std::string>, std::vector<double>> ratios;  // of (operator, mode)
   std::vector<const Comparison*> slow;
   for (const Comparison& c : comparisons) {
-    if (!of_sweep(c)) continue;
+    if (!of_sweep(c) || !c.b) continue;
     ratios[{c.a.op, c.a.mode}].push_back(c.ratio);
     if (c.ratio * kSlow < 1) slow.push_back(&c);
   }
@@ -117,8 +173,8 @@ std::string format_sweep(const std::vector<Comparison>& comparisons, size_t wors
   rows = {{"op", "shape", "dtype", "mode", "B (its fastest)", "A ms", "B ms", "B/A"}};
   for (size_t i = 0; i < std::min(worst, slow.size()); ++i) {
     const Comparison& c = *slow[i];
-    rows.push_back({c.a.op, shape_text(c.a), c.a.dtype, c.a.mode, c.b.implementation,
-                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
+    rows.push_back({c.a.op, shape_text(c.a), c.a.dtype, c.a.mode, c.b->implementation,
+                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b->ms.p50),
                     fmt::format("{:.2f}x", c.ratio)});
   }
   return text + format_rows(rows, 5);

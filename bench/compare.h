@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -7,19 +8,39 @@
 
 namespace tessera::bench {
 
-/// A pair of measurements of the same work: operator, shape, attributes, dtype, mode, kind of device.
+/// Measurements of the same work: operator, shape, attributes, dtype, mode, kind of device.
 struct Comparison {
-  Record a, b;       // b: the fastest of B's implementations of that work
-  double ratio = 0;  // b.ms.p50 / a.ms.p50: above 1, A is faster
+  Record a;
+  std::optional<Record> b;     // the fastest of B's implementations in the campaign of `a`
+  std::optional<Record> ever;  // the fastest of all records of B
+  double ratio = 0;            // b.ms.p50 / a.ms.p50: above 1, A is faster; 0: no b
+  double ratio_ever = 0;       // the same of `ever`
+  std::string missing;         // why B has no time that counts, and neither b nor ever
 };
-/// Every work of A beside B's fastest for it; works of A without a peer are left out, and counted. Only
-/// those implementations of B count in whose names the regular expression `peer` is found. What threw in a
-/// sweep has no times and is left out, too.
-std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b,
-                                int* without_peer = nullptr, const std::string& peer = {});
 
-/// Share of the copy bandwidth measured in the run of the record (0: not known), and of the card's peak in
-/// the record's dtype (0: the card is not in the list).
+struct CompareOptions {
+  std::string peer;      // only implementations of B in whose names this regular expression is found
+  bool any_gpu = false;  // also records of B of another GPU model than A's
+};
+/// What had no place in a comparison.
+struct LeftOut {
+  int without_peer = 0;  // records of A
+  int other_gpu = 0;     // records of B
+};
+
+/// Every work of A next to B's fastest for it; works of A that B does not have are left out. If B says that a
+/// required implementation is missing and has no time of it, the comparison has the reason and no peer: its
+/// other implementations would be weaker ones. What threw in a sweep has no times and is left out, too.
+std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b,
+                                const CompareOptions& options = {}, LeftOut* left_out = nullptr);
+
+/// Where the sides say that they do the work differently: "weights: bf16, f32 masters / bf16 without
+/// masters";
+/// "" if they do not.
+std::string differences(const Record& a, const Record& b);
+
+/// Share of the copy bandwidth measured in the run of the record (0: not known), and of the GPU's peak in
+/// the record's dtype (0: the GPU is not in the list).
 double copy_share(const Record& record);
 double peak_share(const Record& record);
 
@@ -28,7 +49,11 @@ std::string percent(double share);
 /// "tessera", or "tessera row wgmma" where a row was forced.
 std::string implementation(const Record& record);
 
-/// A line each; the problems of sweeps only in a summary of each operator and mode, with the worst of them.
+/// A heading and a row for each comparison, without those of sweeps: the columns of the terminal and the
+/// page.
+std::vector<std::vector<std::string>> comparison_rows(const std::vector<Comparison>& comparisons);
+/// The same as text; the problems of sweeps only in a summary of each operator and mode, with the worst of
+/// them.
 std::string format_comparison(const std::vector<Comparison>& comparisons);
 
 /// A shape of a sweep is slow if the best peer is faster by more than this factor.

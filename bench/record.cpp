@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,12 +19,36 @@ namespace tessera::bench {
 
 using nlohmann::json;
 
+namespace {
+
+/// Of the GPU's driver, "580.159.04", as NVML states it; "" where there is none. NVML comes with the driver,
+/// so that it cannot be linked.
+std::string driver_version() {
+  void* nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!nvml) return "";
+  const auto init = reinterpret_cast<int (*)()>(dlsym(nvml, "nvmlInit_v2"));
+  const auto version = reinterpret_cast<int (*)(char*, unsigned)>(dlsym(nvml, "nvmlSystemGetDriverVersion"));
+  char text[96] = {};
+  return init && version && init() == 0 && version(text, sizeof text) == 0 ? text : "";
+}
+
+}  // namespace
+
+void stamp(std::vector<Record>& records) {
+  static const std::string driver = driver_version();
+  const char* const campaign = std::getenv("TESSERA_CAMPAIGN");
+  for (Record& record : records) {
+    if (record.driver.empty() && record.device.starts_with("cuda")) record.driver = driver;
+    if (record.campaign.empty() && campaign) record.campaign = campaign;
+  }
+}
+
 json to_json(const Record& r) {
   json out = {{"op", r.op},
               {"shape", r.shape},
               {"dtype", r.dtype},
               {"device", r.device},
-              {"card", r.card},
+              {"gpu", r.card},
               {"mode", r.mode},
               {"implementation", r.implementation},
               {"row", r.row},
@@ -40,6 +67,14 @@ json to_json(const Record& r) {
   if (r.planned_bytes > 0) out["planned_bytes"] = r.planned_bytes;
   if (r.tokens_per_s > 0) out["tokens_per_s"] = r.tokens_per_s;
   if (!r.attrs.empty()) out["attrs"] = r.attrs;
+  if (!r.does.empty()) out["does"] = r.does;
+  if (!r.driver.empty()) out["driver"] = r.driver;
+  if (!r.campaign.empty()) out["campaign"] = r.campaign;
+  if (!r.missing.empty()) {
+    out.erase("ms");
+    out["missing"] = r.missing;
+    out["required"] = r.required;
+  }
   if (r.sweep.number >= 0)
     out["sweep"] = {{"number", r.sweep.number},
                     {"checked", r.sweep.checked},
@@ -63,11 +98,17 @@ Record from_json(const json& in) {
     r.dtype = in.at("dtype").get<std::string>();
     r.mode = in.at("mode").get<std::string>();
     r.implementation = in.at("implementation").get<std::string>();
-    const json& ms = in.at("ms");
-    r.ms = {ms.at("p10").get<double>(), ms.at("p50").get<double>(), ms.at("p90").get<double>(),
-            ms.value("repeats", 0)};
+    r.missing = in.value("missing", "");
+    r.required = in.value("required", false);
+    if (r.missing.empty()) {
+      const json& ms = in.at("ms");
+      r.ms = {ms.at("p10").get<double>(), ms.at("p50").get<double>(), ms.at("p90").get<double>(),
+              ms.value("repeats", 0)};
+    }
     r.device = in.value("device", "");
-    r.card = in.value("card", "");
+    r.card = in.value("gpu", "");
+    r.driver = in.value("driver", "");
+    r.campaign = in.value("campaign", "");
     r.row = in.value("row", "");
     r.flops = in.value("flops", 0.0);
     r.bytes = in.value("bytes", 0.0);
@@ -79,6 +120,7 @@ Record from_json(const json& in) {
     r.planned_bytes = in.value("planned_bytes", 0.0);
     r.tokens_per_s = in.value("tokens_per_s", 0.0);
     r.attrs = in.value("attrs", std::map<std::string, std::string>());
+    r.does = in.value("does", std::map<std::string, std::string>());
     if (in.contains("sweep")) {
       const json& sweep = in.at("sweep");
       r.sweep = {sweep.at("number").get<int64_t>(), sweep.value("checked", ""), sweep.value("worst", 0.0),
@@ -90,7 +132,8 @@ Record from_json(const json& in) {
     fail_at(Site::here(), "benchmark record: ", error.what());
   }
   const bool threw = r.sweep.number >= 0 && r.sweep.verdict != "ok";
-  check(r.ms.p50 > 0 || threw, "benchmark record of ", r.op, ": ms.p50 must be positive");
+  check(r.ms.p50 > 0 || threw || !r.missing.empty(), "benchmark record of ", r.op,
+        ": ms.p50 must be positive");
   return r;
 }
 

@@ -18,14 +18,15 @@ struct SweepNote {
   std::string verdict;  // "ok", or what is wrong; what threw has no times
 };
 
-/// One measurement: a line of JSON, the same from tessera and from bench/peers/*.py.
+/// One measurement: a line of JSON, the same from tessera and from bench/peers/*.py. In JSON `card` is "gpu".
 struct Record {
   std::string op;  // "attention", "step tnp"
   std::map<std::string, int64_t> shape;
   std::string dtype, device, card;
-  std::string mode;                        // "fwd", "bwd", "step"
-  std::string implementation = "tessera";  // with its variant: "tessera graph", "torch compile cudnn 1408"
-  std::string row;                         // kernel configuration; "" if there is one
+  std::string mode;  // "fwd", "bwd", "step"
+  std::string implementation =
+      "tessera";    // with its variant: "tessera graph", "torch compile cudnn bf16 1408"
+  std::string row;  // kernel configuration; "" if there is one
   Timing ms;
   double flops = 0, bytes = 0;  // of the real work
   double ceiling_share = 0;     // time at the measured ceilings / time; 0: not known
@@ -36,8 +37,15 @@ struct Record {
   double planned_bytes = 0;  // what `tessera plan` says of live_bytes
   double tokens_per_s = 0;   // of a step
   std::map<std::string, std::string> attrs;
+  /// How the work is done where sides may differ: {"weights": "bf16, f32 masters"}. Not part of what is
+  /// measured, so sides that differ are still compared.
+  std::map<std::string, std::string> does;
   SweepNote sweep;
   std::string build, time;
+  std::string driver;     // of the GPU
+  std::string campaign;   // runs of one GPU model, driver and PyTorch version that belong together; "": none
+  std::string missing;    // why there are no times; "": there are
+  bool required = false;  // if missing: without it the work has no peer, what is left of its ways is weaker
 
   double tflops() const { return ms.p50 > 0 ? flops / ms.p50 / 1e9 : 0; }
   double gbs() const { return ms.p50 > 0 ? bytes / ms.p50 / 1e6 : 0; }
@@ -46,6 +54,9 @@ struct Record {
 nlohmann::json to_json(const Record& record);
 /// Throws, naming what is missing or of a wrong type.
 Record from_json(const nlohmann::json& json);
+
+/// Sets driver and campaign (TESSERA_CAMPAIGN of the environment) of records that have none.
+void stamp(std::vector<Record>& records);
 
 /// JSON lines. Reading refuses a malformed line, naming file and line. Appending to a file that ends within a
 /// line begins a new one.

@@ -46,6 +46,7 @@ Record measure_tnp(const train::TnpJob& job, Device device, bool graph, const Ti
   record.op = "step tnp";
   record.shape = {{"B", job.batch}, {"M", job.context}, {"N", job.targets}};
   record.attrs["checkpoint"] = checkpointed ? "on" : "off";
+  record.does["recomputed"] = checkpointed ? "every block" : "nothing";
   const models::TnpConfig& m = job.model;
   const models::TnpConfig usual;
   add_unusual(record, {{"F", m.features, usual.features},

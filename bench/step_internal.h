@@ -75,6 +75,8 @@ std::vector<Record> matrix(Device device, std::vector<DType> dtypes, std::vector
     for (const bool graph : graphs)
       for (Record& record : measure(dtype, graph)) {
         record.ceiling_share = record.tflops() / best.tflops;
+        const bool half = record.dtype == "bf16" || record.dtype == "f16";
+        record.does["weights"] = half ? record.dtype + " with f32 masters" : "f32";
         records.push_back(std::move(record));
       }
   }

@@ -49,12 +49,17 @@ Timing measure(Device device, const std::function<void()>& work, const TimerOpti
   };
   Event start(device), stop(device);
   double estimate = 0;
+  int least = options.least;
   for (int i = 0; i < std::max(1, options.warmups); ++i) {
     repeat(start, stop);
     estimate = stop.milliseconds_since(start);
+    if (i > 0 &&
+        estimate > options.seconds * 1e3) {  // the first call may have captured nothing, the second has
+      least = std::min(least, 2);
+      break;
+    }
   }
-  const int repeats =
-      std::clamp(int(options.seconds * 1e3 / std::max(estimate, 1e-3)), options.least, options.most);
+  const int repeats = std::clamp(int(options.seconds * 1e3 / std::max(estimate, 1e-3)), least, options.most);
   std::vector<double> times;
   // A batch of repeats is in flight at once, so that the host never holds the GPU up.
   std::vector<std::pair<Event, Event>> events;

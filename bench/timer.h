@@ -17,7 +17,9 @@ struct Timing {
 Timing percentiles(std::vector<double> milliseconds);
 
 struct TimerOptions {
-  double seconds = 0.5;  // of measuring, after warm-up; at least `least` and at most `most` repeats
+  /// Of measuring, after warm-up; at least `least` and at most `most` repeats. Work that takes longer than
+  /// this is warmed up twice and repeated twice.
+  double seconds = 0.5;
   int least = 5, most = 200;
   int warmups = 3;
   bool cold = true;  // clear the L2 cache (GPU) before each repeat, untimed: see bench/cold.h

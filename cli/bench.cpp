@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "bench/host_bench.h"
 #include "bench/op_bench.h"
@@ -14,7 +15,8 @@
 
 namespace tessera::cli {
 
-void publish(const std::vector<bench::Record>& records, const std::string& json) {
+void publish(std::vector<bench::Record> records, const std::string& json) {
+  bench::stamp(records);
   fmt::print("{}", bench::format_table(records));
   if (!json.empty()) bench::append_records(json, records);
 }
@@ -43,8 +45,8 @@ namespace {
 // ---- bench op ----
 
 struct OpArgs {
-  std::string name, shape, dtype, mode = "fwd,bwd", rows, device, json;
-  std::vector<std::string> set;
+  std::string name, dtype, mode = "fwd,bwd", rows, device, json;
+  std::vector<std::string> shapes, set;
   double seconds = 0.5;
   bool hot = false;
 };
@@ -66,12 +68,13 @@ void check_dim_names(const ops::OpSpec& op, const ops::Dims& dims) {
 int bench_op(const OpArgs& args) {
   bench::OpBenchOptions options;
   const ops::OpSpec* op = nullptr;
-  ops::Case given;
+  const std::string* shape = nullptr;
   try {
     op = &ops::find_op(args.name);
-    given.attrs = parse_attrs(*op, args.set);
-    if (!args.shape.empty()) {
-      given.dims = parse_dims(args.shape);
+    const ops::Attrs attrs = parse_attrs(*op, args.set);
+    for (const std::string& text : args.shapes) {
+      shape = &text;
+      ops::Case given{.dims = parse_dims(text), .attrs = attrs};
       check_dim_names(*op, given.dims);
       // Sizes that are not given are those of the operator's first benchmark, if all given names are its own.
       if (!op->benches.empty()) {
@@ -84,11 +87,12 @@ int bench_op(const OpArgs& args) {
         }
       }
       op->problem(given.dims, ops::complete(*op, given.attrs));  // complains of a missing size
-      options.cases = {given};
-    } else if (!args.set.empty()) {
+      options.cases.push_back(given);
+    }
+    if (options.cases.empty()) {
       options.cases = op->benches;
       for (ops::Case& c : options.cases)
-        for (const auto& [name, value] : given.attrs.values()) c.attrs.set(name, value);
+        for (const auto& [name, value] : attrs.values()) c.attrs.set(name, value);
     }
   } catch (const Error& error) {
     throw UsageError(error.what());
@@ -98,7 +102,7 @@ int bench_op(const OpArgs& args) {
       for (const auto& [name, size] : op->benches[0].dims)
         names += fmt::format("{}{}={}", names.empty() ? "" : ",", name, size);
     throw UsageError(
-        fmt::format("bench op {}: --shape {} lacks a size; for example {}", args.name, args.shape, names));
+        fmt::format("bench op {}: --shape {} lacks a size; for example {}", args.name, *shape, names));
   }
   options.modes = split_list(args.mode, "--mode");
   for (const std::string& mode : options.modes)
@@ -119,10 +123,18 @@ int bench_op(const OpArgs& args) {
   if (!args.rows.empty() && options.device.is_cpu())
     throw UsageError("--rows: the CPU has no kernel configurations; add --device cuda");
   if (!args.json.empty()) check_writable(args.json);
-  const std::vector<bench::Record> records = bench::bench_op(*op, options);
+  check(!options.cases.empty(), op->name, ": it has no default benchmark shapes; give --shape");
+  std::vector<bench::Record> records;
+  for (const ops::Case& c : std::exchange(options.cases, {})) {
+    options.cases = {c};
+    auto some = bench::bench_op(*op, options);
+    bench::stamp(some);
+    if (!args.json.empty()) bench::append_records(args.json, some);  // at once: a killed run keeps them
+    records.insert(records.end(), some.begin(), some.end());
+  }
   check(!records.empty(), "bench op ", op->name, ": nothing to time in mode ", args.mode,
         "; the operator has no gradient, or gives back its input");
-  publish(records, args.json);
+  fmt::print("{}", bench::format_table(records));
   return 0;
 }
 
@@ -130,7 +142,10 @@ void add_bench_op(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand("op", "Time an operator");
   auto args = std::make_shared<OpArgs>();
   command->add_option("name", args->name, "Operator")->required();
-  command->add_option("--shape", args->shape, "Sizes, NAME=SIZE,...; default: the operator's committed list");
+  command
+      ->add_option("--shape", args->shapes,
+                   "Sizes, NAME=SIZE,...; may be repeated; default: the operator's committed list")
+      ->allow_extra_args(false);
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_option("--dtype", args->dtype, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
   command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");

@@ -12,7 +12,7 @@
 namespace tessera::cli {
 
 /// Prints the records as a table; appends them to the file, if one is named.
-void publish(const std::vector<bench::Record>& records, const std::string& json);
+void publish(std::vector<bench::Record> records, const std::string& json);
 
 void add_json(CLI::App& command, std::string& json);
 void add_device(CLI::App& command, std::string& device);

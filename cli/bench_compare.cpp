@@ -12,6 +12,7 @@ namespace {
 
 struct CompareArgs {
   std::string a, b, html, peer;
+  bool any_gpu = false;
   size_t worst = 10;
 };
 
@@ -20,28 +21,24 @@ void write_page(const CompareArgs& args, const std::vector<bench::Comparison>& c
   report.paragraph(fmt::format("A: {}. B: {}, its fastest implementation of each work.", args.a, args.b));
   std::vector<std::string> labels;
   std::vector<double> ratios;
-  std::vector<std::vector<std::string>> rows;
   for (const auto& c : comparisons) {
     if (c.a.sweep.number >= 0) continue;
     labels.push_back(fmt::format("{} {} {} {}", c.a.op, bench::shape_text(c.a), c.a.dtype, c.a.mode));
-    ratios.push_back(c.ratio);
-    rows.push_back({labels.back(), bench::implementation(c.a), bench::implementation(c.b),
-                    fmt::format("{:.4g}", c.a.ms.p50), fmt::format("{:.4g}", c.b.ms.p50),
-                    fmt::format("{:.2f}x", c.ratio), bench::percent(bench::copy_share(c.a)),
-                    bench::percent(bench::peak_share(c.a)), c.a.card});
+    ratios.push_back(c.ratio > 0 ? c.ratio : c.ratio_ever);
   }
-  if (!rows.empty()) {
+  auto rows = bench::comparison_rows(comparisons);
+  if (rows.size() > 1) {
     report.bars("Speed of A relative to B (above 1: A is faster)", "B ms / A ms", labels, {{"B/A", ratios}});
     report.heading("Measurements");
-    report.table({"work", "A", "B", "A ms (p50)", "B ms (p50)", "B/A", "% of the copy bandwidth",
-                  "% of the card's peak", "card"},
-                 rows);
+    const std::vector<std::string> head = rows.front();
+    rows.erase(rows.begin());
+    report.table(head, rows);
   }
   std::map<std::string, train::Series> sweeps;  // of each operator and mode
   for (const auto& c : comparisons) {
-    if (c.a.sweep.number < 0) continue;
+    if (c.a.sweep.number < 0 || !c.b) continue;
     train::Series& series = sweeps[c.a.op + " " + c.a.mode];
-    series.points.emplace_back(c.b.ms.p50, c.ratio);
+    series.points.emplace_back(c.b->ms.p50, c.ratio);
   }
   for (auto& [name, series] : sweeps) {
     series.name = name;
@@ -59,14 +56,20 @@ int bench_compare(const CompareArgs& args) {
     throw UsageError("--peer: \"" + args.peer + "\" is not a regular expression");
   }
   if (!args.html.empty()) check_replaceable(args.html);
-  int alone = 0;
+  bench::LeftOut left_out;
   const auto ours = bench::read_records(args.a);
-  const auto comparisons = bench::compare(ours, bench::read_records(args.b), &alone, args.peer);
+  const auto comparisons = bench::compare(ours, bench::read_records(args.b),
+                                          {.peer = args.peer, .any_gpu = args.any_gpu}, &left_out);
   check(!comparisons.empty(), "bench compare: ", args.a, " and ", args.b,
         " measure no common work (operator, shape, attributes, dtype, mode)",
-        args.peer.empty() ? "" : " by an implementation named \"" + args.peer + "\"");
+        args.peer.empty() ? "" : " by an implementation named \"" + args.peer + "\"",
+        left_out.other_gpu > 0 ? " on the same GPU model; --any-gpu compares across models" : "");
   fmt::print("{}{}", bench::format_comparison(comparisons), bench::format_sweep(comparisons, args.worst));
-  if (alone > 0) fmt::print("{} measurements of {} have no peer in {}\n", alone, args.a, args.b);
+  if (left_out.without_peer > 0)
+    fmt::print("{} measurements of {} have no peer in {}\n", left_out.without_peer, args.a, args.b);
+  if (left_out.other_gpu > 0)
+    fmt::print("{} measurements of {} are of another GPU model and do not count; --any-gpu includes them\n",
+               left_out.other_gpu, args.b);
   const std::string wrong = bench::format_wrong(ours);
   fmt::print("{}", wrong);
   if (!args.html.empty()) write_page(args, comparisons);
@@ -76,12 +79,14 @@ int bench_compare(const CompareArgs& args) {
 }  // namespace
 
 void add_bench_compare(CLI::App& bench, Action& action) {
-  auto* command = bench.add_subcommand("compare", "Two sets of records side by side, with ratios");
+  auto* command = bench.add_subcommand(
+      "compare", "Two sets of records side by side, with ratios within one run and to the fastest ever");
   auto args = std::make_shared<CompareArgs>();
   command->add_option("A", args->a, "Records (JSON lines)")->required();
   command->add_option("B", args->b, "Records of the peer")->required();
   command->add_option("--peer", args->peer,
                       "Only implementations of B named so (a regular expression): eager$");
+  command->add_flag("--any-gpu", args->any_gpu, "Also compare records of different GPU models");
   command->add_option("--worst", args->worst, "Of sweeps: how many of the slow shapes to name")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 30));

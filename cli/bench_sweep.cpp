@@ -76,9 +76,10 @@ int bench_sweep(const SweepArgs& args) {
     for (const DType dtype : dtypes) {
       options.dtype = dtype;
       const auto begin = std::chrono::steady_clock::now();
-      const auto records = bench::sweep_op(*op, options, [&](int64_t done) {
+      auto records = bench::sweep_op(*op, options, [&](int64_t done) {
         if (terminal) train::tell(fmt::format("\r{} {}/{}\033[K\r", op->name, done, options.count));
       });
+      bench::stamp(records);
       if (!args.json.empty()) bench::append_records(args.json, records);
       print_summary(*op, records,
                     std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
