@@ -1,195 +1,217 @@
-"""Generation by a LLaMA-shaped model with random weights in PyTorch: the peer of `tessera bench decode`, as the same JSON lines.
+"""Generation by a LLaMA-shaped model with random weights: the peer of `tessera bench decode`.
 
-usage: python decode.py OUT.jsonl [--shape llama-2-7b] [--prompt-tokens 32,2048] [--new-tokens 128] [--modes eager,graph,compile]
+A work is given as SHAPE:prompt=32,new=64,batch=1. Greedy, fused projections, scaled_dot_product_attention. Times are those of a
+clock on the host, as in bench/decode_bench.h: ttft from the call, with the prompt on the host, until the first token is there; tpot
+the time between the first token and the last, divided by their number less one.
 
-Greedy, a static cache, scaled_dot_product_attention, fused projections. Times are those of a clock on the host, as in
-bench/decode_bench.h: ttft from the call, with the prompt on the host, until the first token is there; tpot the time between the
-first token and the last, divided by their number less one; every token is read on the host before the next is issued.
+The cache is as long as this text needs and no longer. Position i has a CUDA graph of its own, whose attention reads the first i rows
+of the cache and no mask; the token that it chooses stays on the GPU and is the input of the next graph. The host reads the first
+token, which ttft needs, and then all others at once: it waits for none of them.
 
 modes:
-  eager    as Python issues it
-  graph    prefill and decode step each as a CUDA graph of the eager kernels
-  compile  blocks and head by torch.compile, then as with graph: what mode="reduce-overhead" does, at a tenth of its compile time
+  eager    as Python issues it, without graphs
+  graph    graphs of the eager kernels
+  compile  what stands between two attentions is compiled into one function (residual, norms, projections, RoPE, the cache's new
+           row), then as graph
+  tuned    the same with coordinate_descent_tuning, which also turns products with one row into Triton kernels
 """
-import argparse
-import gc
 import time
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from timing import Bench
+from timing import DTYPES, key_of, percentiles
 
 SHAPES = {  # vocabulary, d_model, d_ff, heads, kv_heads, layers: as in bench/decode_bench.cpp
     "llama-2-7b": (32000, 4096, 11008, 32, 32, 32),
     "llama-3-8b": (128256, 4096, 14336, 32, 8, 32),
     "llama-tiny": (512, 128, 344, 4, 2, 2),
 }
+EPS = 1e-5
 
 
-class Block(nn.Module):
-    def __init__(self, d, ff, heads, kv_heads, batch, capacity):
-        super().__init__()
-        self.heads, self.kv_heads, self.head = heads, kv_heads, d // heads
-        self.norm1, self.norm2 = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
-        self.qkv = nn.Linear(d, (heads + 2 * kv_heads) * self.head, bias=False)
-        self.out, self.up, self.down = nn.Linear(d, d, bias=False), nn.Linear(d, 2 * ff, bias=False), nn.Linear(ff, d, bias=False)
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(batch, kv_heads, capacity, self.head))
-
-    def forward(self, x, places, cosines, sines, mask):
-        """x [B, T, d] of the positions `places` [T]; mask [1, 1, 1, capacity] of one new token, None of a prompt."""
-        batch, length, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, -1, self.head).transpose(1, 2).split(
-            (self.heads, self.kv_heads, self.kv_heads), 1)
-        q, k = turned(q, cosines, sines), turned(k, cosines, sines)
-        self.keys.index_copy_(2, places, k)
-        self.values.index_copy_(2, places, v)
-        if mask is None:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-        else:
-            mixed = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask, enable_gqa=self.heads != self.kv_heads)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, d))
-        gate, up = self.up(self.norm2(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
-
-
-def turned(x, cosines, sines):
+def rotated(x, cos, sin):
     first, second = x.chunk(2, -1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-class Llama(nn.Module):
-    def __init__(self, shape, batch, capacity):
-        super().__init__()
-        vocabulary, d, ff, heads, kv_heads, layers = shape
-        self.token = nn.Embedding(vocabulary, d)
-        self.blocks = nn.ModuleList(Block(d, ff, heads, kv_heads, batch, capacity) for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(d, eps=1e-5), nn.Linear(d, vocabulary, bias=False)
-        half = d // heads // 2
+def queries(x, norm, qkv, cos, sin, keys, values, heads, kv_heads):
+    """x [B, T, d] -> q [B, heads, T, head_dim]; writes the new rows of the cache, `keys` and `values`."""
+    batch, length, _ = x.shape
+    y = F.linear(F.rms_norm(x, x.shape[-1:], norm, EPS), qkv).view(batch, length, heads + 2 * kv_heads, -1).transpose(1, 2)
+    q, k, v = y.split((heads, kv_heads, kv_heads), 1)
+    keys.copy_(rotated(k, cos, sin))
+    values.copy_(v)
+    return rotated(q, cos, sin)
+
+
+def finish(x, mixed, out, norm, up, down):
+    batch, length, _ = x.shape
+    x = x + F.linear(mixed.transpose(1, 2).reshape(batch, length, -1), out)
+    gate, linear = F.linear(F.rms_norm(x, x.shape[-1:], norm, EPS), up).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * linear, down)
+
+
+def begin(tokens, table, norm, qkv, cos, sin, keys, values, heads, kv_heads):
+    x = F.embedding(tokens, table)
+    return x, queries(x, norm, qkv, cos, sin, keys, values, heads, kv_heads)
+
+
+def between(x, mixed, out, norm2, up, down, norm, qkv, cos, sin, keys, values, heads, kv_heads):
+    x = finish(x, mixed, out, norm2, up, down)
+    return x, queries(x, norm, qkv, cos, sin, keys, values, heads, kv_heads)
+
+
+def end(x, mixed, out, norm2, up, down, norm, head):
+    x = finish(x[:, -1:], mixed[:, :, -1:], out, norm2, up, down)
+    return F.linear(F.rms_norm(x, x.shape[-1:], norm, EPS), head).argmax(-1)
+
+
+class Model:
+    def __init__(self, bench, shape, batch, capacity):
+        self.vocabulary, d, ff, self.heads, self.kv_heads, layers = shape
+        head = d // self.heads
+        self.device, dtype = bench.device, bench.dtype
+
+        def weight(*sizes):
+            return torch.empty(*sizes, device=bench.device, dtype=dtype).normal_(std=0.02)
+        self.table, self.norm, self.head = weight(self.vocabulary, d), torch.ones(d, device=bench.device, dtype=dtype), weight(self.vocabulary, d)
+        self.blocks = [{"norm": torch.ones_like(self.norm), "qkv": weight((self.heads + 2 * self.kv_heads) * head, d), "out": weight(d, d),
+                        "norm2": torch.ones_like(self.norm), "up": weight(2 * ff, d), "down": weight(d, ff)} for _ in range(layers)]
+        self.cache = [[torch.zeros(batch, self.kv_heads, capacity, head, device=bench.device, dtype=dtype) for _ in range(2)]
+                      for _ in range(layers)]
+        half = head // 2
         angles = torch.arange(capacity)[:, None].double() * 10000.0 ** (-torch.arange(half).double() / half)
-        self.register_buffer("cosines", angles.cos().to(self.token.weight.dtype))
-        self.register_buffer("sines", angles.sin().to(self.token.weight.dtype))
-        self.register_buffer("range", torch.arange(capacity))
+        self.cos, self.sin = angles.cos().to(bench.device, dtype), angles.sin().to(bench.device, dtype)
+        self.bytes = sum(x.numel() * x.element_size() for block in self.blocks for x in block.values()) + self.head.numel() * self.head.element_size()
 
-    def forward(self, tokens, places, is_prompt, block, last):
-        """The token that follows, [B, 1]. `block(i)` calls block i, `last` norm and head."""
-        x = self.token(tokens)
-        cosines, sines = self.cosines[places], self.sines[places]
-        mask = None if is_prompt else (self.range <= places[-1])[None, None, None]
-        for i in range(len(self.blocks)):
-            x = block(i)(x, places, cosines, sines, mask)
-        return last(x[:, -1:]).argmax(-1)
-
-    def logits(self, x):
-        return self.head(self.norm(x))
-
-
-def synchronize(bench):
-    if bench.on_gpu:
-        torch.cuda.synchronize()
-
-
-class Step:
-    """A forward of fixed sizes, eager or as a graph."""
-
-    def __init__(self, model, bench, batch, length, is_prompt, compiled, as_graph):
-        self.tokens = torch.zeros(batch, length, dtype=torch.long, device=bench.device)
-        self.places = torch.arange(length, device=bench.device)
-        if compiled:
-            call = torch.compile(lambda module, *rest: module(*rest), dynamic=False)
-            block = lambda i: lambda *rest: call(model.blocks[i], *rest)
-            last = torch.compile(model.logits, dynamic=False)
-        else:
-            block, last = lambda i: model.blocks[i], model.logits
-        self.work = lambda: model(self.tokens, self.places, is_prompt, block, last)
-        self.graph = None
-        if as_graph:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    self.work()
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.result = self.work()
-
-    def __call__(self):
-        if self.graph is None:
-            return self.work()
-        self.graph.replay()
-        return self.result
+    def __call__(self, tokens, first, parts):
+        """tokens [B, T] at positions from `first` on -> the token after them, [B, 1]."""
+        one, middle, last = parts
+        length = tokens.shape[1]
+        stop = first + length
+        cos, sin = self.cos[first:stop], self.sin[first:stop]
+        x = q = None
+        for i, block in enumerate(self.blocks):
+            keys, values = self.cache[i]
+            new = (block["norm"], block["qkv"], cos, sin, keys[:, :, first:stop], values[:, :, first:stop], self.heads, self.kv_heads)
+            if i == 0:
+                x, q = one(tokens, self.table, *new)
+            else:
+                x, q = middle(x, mixed, *before, *new)
+            mixed = F.scaled_dot_product_attention(q, keys[:, :, :stop], values[:, :, :stop], is_causal=length > 1,
+                                                   enable_gqa=self.heads != self.kv_heads)
+            before = (block["out"], block["norm2"], block["up"], block["down"])
+        return last(x, mixed, *before, self.norm, self.head)
 
 
-@torch.inference_mode()
-def measure(bench, model, shape_name, prompt, mode, args):
-    torch._dynamo.reset()
-    compiled, as_graph = mode == "compile", mode != "eager" and bench.on_gpu
-    first = Step(model, bench, args.batch, prompt, True, compiled, as_graph)
-    step = Step(model, bench, args.batch, 1, False, compiled, as_graph)
-    given = torch.randint(0, SHAPES[shape_name][0], (args.batch, prompt))
-    times = {"ttft": [], "tpot": []}
-    for repeat in range(args.warmups + args.repeats):
-        synchronize(bench)
-        begin = time.perf_counter()
-        first.tokens.copy_(given)
-        chosen = first()
-        chosen.tolist()
-        middle = time.perf_counter()
-        step.places.fill_(prompt)
-        for _ in range(args.new_tokens - 1):
-            step.tokens.copy_(chosen)
-            chosen = step()
+@dataclass
+class DecodeTask:
+    shape: str
+    prompt: int
+    new: int
+    batch: int
+    mode: str
+    dtype: str
+    name: str = ""
+    state: object = field(default=None, repr=False)
+
+    def __post_init__(self):
+        self.name = f"decode {self.shape} prompt {self.prompt} {self.mode}"
+
+    def identity(self, kind):
+        return {"op": f"decode {self.shape}", "shape": {"B": self.batch, "prompt": self.prompt, "new": self.new}, "dtype": self.dtype,
+                "mode": kind, "implementation": f"torch {self.mode}"}
+
+    @torch.inference_mode()
+    def prepare(self, bench, gpu, options):
+        bench.dtype = DTYPES[self.dtype]
+        compiles = self.mode in ("compile", "tuned")
+        with gpu.alone():
+            model = Model(bench, SHAPES[self.shape], self.batch, self.prompt + self.new - 1)
+        parts = (begin, between, end)
+        if compiles:
+            options = {"coordinate_descent_tuning": True} if self.mode == "tuned" else None
+            parts = tuple(bench.compile(part, options=options) for part in parts)
+        tokens = torch.zeros(self.batch, self.prompt, dtype=torch.long, device=bench.device)
+        chosen = torch.zeros(self.batch, self.new, dtype=torch.long, device=bench.device)
+
+        # Over a prompt cuDNN is faster; over one query flash attention splits the keys.
+        backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION] if bench.on_gpu else [SDPBackend.MATH]
+
+        def read_prompt():
+            with sdpa_kernel(backends, set_priority=True):
+                chosen[:, :1] = model(tokens, 0, parts)
+
+        def step(i):
+            with sdpa_kernel(backends[-1:]):
+                chosen[:, i:i + 1] = model(chosen[:, i - 1:i], self.prompt + i - 1, parts)
+
+        with gpu.alone_once_compiled(compiles):
+            read_prompt()
+        with gpu.alone_once_compiled(compiles):
+            step(1)
+            gpu.take()
+            graphs = None
+            if bench.on_gpu and self.mode != "eager":
+                side, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    read_prompt()
+                    for i in range(1, self.new):
+                        step(i)
+                torch.cuda.current_stream().wait_stream(side)
+                graphs = []
+                for i in range(self.new):
+                    graphs.append(torch.cuda.CUDAGraph())
+                    with torch.cuda.graph(graphs[-1], pool=pool, stream=side):
+                        read_prompt() if i == 0 else step(i)
+            bench.synchronize()
+        self.state = (model, tokens, chosen, [graph.replay for graph in graphs] if graphs else
+                      [read_prompt] + [lambda i=i: step(i) for i in range(1, self.new)])
+
+    @torch.inference_mode()
+    def measure(self, bench, options):
+        bench.dtype = DTYPES[self.dtype]
+        model, tokens, chosen, steps = self.state
+        given = torch.randint(0, model.vocabulary, (self.batch, self.prompt))
+        times = {"ttft": [], "tpot": []}
+        warmups, repeats = 2, options.get("decode_repeats", 10)
+        for repeat in range(warmups + repeats):
+            bench.synchronize()
+            start = time.perf_counter()
+            tokens.copy_(given)
+            steps[0]()
+            chosen[:, :1].tolist()
+            middle = time.perf_counter()
+            for step in steps[1:]:
+                step()
             chosen.tolist()
-            step.places.add_(1)
-        end = time.perf_counter()
-        if repeat >= args.warmups:
-            times["ttft"].append((middle - begin) * 1e3)
-            times["tpot"].append((end - middle) * 1e3 / max(1, args.new_tokens - 1))
-    weights = sum(x.numel() * x.element_size() for x in model.parameters()) - model.token.weight.numel() * model.token.weight.element_size()
-    for kind, values in times.items():
-        values.sort()
+            stop = time.perf_counter()
+            if repeat >= warmups:
+                times["ttft"].append((middle - start) * 1e3)
+                times["tpot"].append((stop - middle) * 1e3 / max(1, self.new - 1))
+        for kind, values in times.items():
+            what = self.identity(kind)
+            bench.record(what["op"], what["shape"], kind, what["implementation"], percentiles(values), bytes=model.bytes,
+                         dtype=self.dtype, does={"host": "reads the first token, then all others at once"}, **bench.memory())
 
-        def percentile(share):
-            at = share * (len(values) - 1)
-            low = int(at)
-            return values[low] + (values[min(low + 1, len(values) - 1)] - values[low]) * (at - low)
-
-        ms = {"p10": percentile(0.1), "p50": percentile(0.5), "p90": percentile(0.9), "repeats": len(values)}
-        bench.record(f"decode {shape_name}", {"B": args.batch, "prompt": prompt, "new": args.new_tokens}, kind, f"torch {mode}", ms,
-                     bytes=weights, quiet=True)
-        print(f"decode {shape_name} B={args.batch} prompt {prompt} {kind} torch {mode}: p10 {ms['p10']:.3f} p50 {ms['p50']:.3f} "
-              f"p90 {ms['p90']:.3f} ms", flush=True)
+    def failed(self, bench, reason):
+        for kind in ("ttft", "tpot"):
+            what = self.identity(kind)
+            bench.missing(what["op"], what["shape"], kind, what["implementation"], reason, dtype=self.dtype, required=self.mode == "compile")
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("out")
-parser.add_argument("--shape", default="llama-2-7b", choices=sorted(SHAPES))
-parser.add_argument("--prompt-tokens", default="32,2048")
-parser.add_argument("--new-tokens", type=int, default=128)
-parser.add_argument("--batch", type=int, default=1)
-parser.add_argument("--dtype", default="", help="f16, bf16 or f32; default: f16 on a GPU, f32 on the CPU")
-parser.add_argument("--modes", default="eager,graph,compile")
-parser.add_argument("--repeats", type=int, default=10)
-parser.add_argument("--warmups", type=int, default=2)
-parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-args = parser.parse_args()
-
-bench = Bench(args.out, args.device, args.dtype or ("f16" if args.device.startswith("cuda") else "f32"), 0)
-lengths = [int(text) for text in args.prompt_tokens.split(",")]
-torch.manual_seed(0)
-torch.set_default_device(bench.device)
-torch.set_default_dtype(bench.dtype)
-nn.Linear.reset_parameters = lambda self: nn.init.normal_(self.weight, std=0.02)
-nn.Embedding.reset_parameters = lambda self: nn.init.normal_(self.weight, std=0.02)
-model = Llama(SHAPES[args.shape], args.batch, max(lengths) + args.new_tokens)
-torch.set_default_device("cpu")
-for mode in args.modes.split(","):
-    for prompt in lengths:
-        try:
-            measure(bench, model, args.shape, prompt, mode, args)
-        except Exception as error:  # one failed mode must not lose the others
-            print(f"decode {args.shape} prompt {prompt} {mode}: {str(error)[:300]}", flush=True)
-        gc.collect()
+def tasks(works, known, bench):
+    wanted = []
+    for text in works:
+        shape, _, sizes = text.partition(":")
+        sizes = dict(part.split("=") for part in sizes.split(",") if part)
+        dtype = sizes.get("dtype", "f16" if bench.on_gpu else "f32")
+        for mode in ("compile", "tuned", "graph") if bench.on_gpu else ("eager", "compile"):
+            task = DecodeTask(shape, int(sizes.get("prompt", 32)), int(sizes.get("new", 64)), int(sizes.get("batch", 1)), mode, dtype)
+            if not all(key_of(task.identity(kind) | {"device": str(bench.device)}) in known for kind in ("ttft", "tpot")):
+                wanted.append(task)
+    return wanted

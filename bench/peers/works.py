@@ -20,7 +20,7 @@ class Way:
     run: Callable
     inputs: list
     context: Callable = nullcontext  # around every call
-    compiles: bool = False           # worth a torch.compile: several kernels that it could fuse
+    compiles: bool = True            # as well as eagerly, if the operator is one of FUSIBLE
 
 
 def up(n, to):
@@ -122,7 +122,7 @@ def linear_swiglu(b, shape, attrs, paddings):
     def run(x, weight):
         gate, up = F.linear(x, weight).chunk(2, -1)
         return F.silu(gate) * up
-    yield Way("eager", run, [b.normal(shape["T"], shape["in"]), b.normal(2 * shape["F"], shape["in"])], compiles=True)
+    yield Way("eager", run, [b.normal(shape["T"], shape["in"]), b.normal(2 * shape["F"], shape["in"])])
 
 
 def linear(b, shape, attrs, paddings):
@@ -153,7 +153,7 @@ def mlp(b, shape, attrs, paddings):
 
         def run(x, u, w, u_bias=None, w_bias=None):
             return F.linear(kind(F.linear(x, u, u_bias)), w, w_bias)
-        yield Way("eager" + name, run, inputs, compiles=True)
+        yield Way("eager" + name, run, inputs)
 
 
 def grouped_linear(b, shape, attrs, paddings):
@@ -173,9 +173,9 @@ def grouped_linear(b, shape, attrs, paddings):
         def loop(x, w, bias=None):
             y = [(x if shared else x[k]) @ w[k] for k in range(groups)]
             return torch.stack(y if bias is None else [y[k] + bias[k] for k in range(groups)])
-        yield Way("eager bmm" + name, batched, inputs, compiles=True)
+        yield Way("eager bmm" + name, batched, inputs)
         if len(paddings) > 1:  # of the benchmarks, not of sweeps
-            yield Way("eager loop" + name, loop, inputs)
+            yield Way("eager loop" + name, loop, inputs, compiles=False)
 
 
 def grouped_mlp(b, shape, attrs, paddings):
@@ -190,26 +190,25 @@ def grouped_mlp(b, shape, attrs, paddings):
 
         def loop(x, u, w):
             return torch.stack([kind(x @ u[k]) @ w[k] for k in range(groups)])
-        yield Way("eager bmm" + name, batched, inputs, compiles=True)
+        yield Way("eager bmm" + name, batched, inputs)
         if len(paddings) > 1:
-            yield Way("eager loop" + name, loop, inputs)
+            yield Way("eager loop" + name, loop, inputs, compiles=False)
 
 
 def mixture(b, shape, attrs, paddings):
     inputs = [b.normal(shape["T"], shape["K"], 3), b.normal(shape["T"])]
-    yield Way("eager", gmm_nll, inputs, compiles=True)
+    yield Way("eager", gmm_nll, inputs)
 
 
 def layernorm(b, shape, attrs, paddings):
     width = shape["C"]
     inputs = [b.normal(shape["R"], width), b.normal(width), b.normal(width)]
-    yield Way("eager", lambda x, w, c: F.layer_norm(x, (width,), w, c, 1e-5), inputs, compiles=True)
+    yield Way("eager", lambda x, w, c: F.layer_norm(x, (width,), w, c, 1e-5), inputs)
 
 
 def rmsnorm(b, shape, attrs, paddings):
     width = shape["C"]
-    yield Way("eager", lambda x, w: F.rms_norm(x, (width,), w, 1e-6), [b.normal(shape["R"], width), b.normal(width)],
-              compiles=True)
+    yield Way("eager", lambda x, w: F.rms_norm(x, (width,), w, 1e-6), [b.normal(shape["R"], width), b.normal(width)])
 
 
 def add_layernorm(b, shape, attrs, paddings):
@@ -218,7 +217,7 @@ def add_layernorm(b, shape, attrs, paddings):
     def run(x, residual, w, c):
         total = x + F.dropout(residual, dropout)
         return total, F.layer_norm(total, (width,), w, c, 1e-5)
-    yield Way("eager", run, [b.normal(rows, width), b.normal(rows, width), b.normal(width), b.normal(width)], compiles=True)
+    yield Way("eager", run, [b.normal(rows, width), b.normal(rows, width), b.normal(width), b.normal(width)])
 
 
 def add_rmsnorm(b, shape, attrs, paddings):
@@ -227,7 +226,7 @@ def add_rmsnorm(b, shape, attrs, paddings):
     def run(x, residual, w):
         total = x + F.dropout(residual, dropout)
         return total, F.rms_norm(total, (width,), w, 1e-6)
-    yield Way("eager", run, [b.normal(rows, width), b.normal(rows, width), b.normal(width)], compiles=True)
+    yield Way("eager", run, [b.normal(rows, width), b.normal(rows, width), b.normal(width)])
 
 
 def rows(run):
@@ -265,7 +264,7 @@ def cross_entropy(b, shape, attrs, paddings):
     targets = b.integers(shape["V"], shape["R"])
     x = b.normal(shape["R"], shape["V"], scale=2)
     yield Way("eager", lambda x: F.cross_entropy(x, targets), [x])
-    yield Way("eager f32", lambda x: F.cross_entropy(x.float(), targets), [x], compiles=True)
+    yield Way("eager f32", lambda x: F.cross_entropy(x.float(), targets), [x])
 
 
 def linear_cross_entropy(b, shape, attrs, paddings):
@@ -274,12 +273,11 @@ def linear_cross_entropy(b, shape, attrs, paddings):
     inputs = [b.normal(shape["N"], shape["d"]), b.normal(shape["V"], shape["d"], scale=2 / math.sqrt(shape["d"]))]
     if shape.get("bias"):
         inputs.append(b.normal(shape["V"]))
-    yield Way("eager", lambda x, w, *bias: F.cross_entropy(F.linear(x, w, *bias), targets), inputs, compiles=True)
+    yield Way("eager", lambda x, w, *bias: F.cross_entropy(F.linear(x, w, *bias), targets), inputs)
     for name, (classes,) in widths([shape["V"]], paddings):
         if name and not shape.get("bias"):
             padded = [inputs[0], b.normal(classes, shape["d"], scale=2 / math.sqrt(shape["d"]))]
-            yield Way("eager" + name, lambda x, w: F.cross_entropy(F.linear(x, w)[:, :shape["V"]], targets), padded,
-                      compiles=True)
+            yield Way("eager" + name, lambda x, w: F.cross_entropy(F.linear(x, w)[:, :shape["V"]], targets), padded)
 
 
 def embedding(b, shape, attrs, paddings):
@@ -321,3 +319,5 @@ WORKS = {
     "max": reduction(lambda x, dim: x.max() if dim == -100 else x.max(dim).values),
     "norm": reduction(lambda x, dim: torch.linalg.vector_norm(x) if dim == -100 else torch.linalg.vector_norm(x, dim=dim)),
 }
+# What torch.compile can make better: every pointwise operator and reduction, and products with something around them.
+FUSIBLE = set(WORKS) - {"attention", "decode_attention", "linear", "matmul"}

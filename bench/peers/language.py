@@ -1,15 +1,7 @@
-"""The training step of GPT-2 and LLaMA in PyTorch, on random tokens, as `tessera bench step gpt` and `llama` run it.
-
-Weights are bf16 throughout, the cheapest way that PyTorch has (tessera keeps f32 masters and gradients all the same), or
-with --weights autocast f32 under torch.autocast, as they are trained in practice. The head and the loss are part of what is
-compiled. A vocabulary of 50,257 is also run as 50,304, which its products prefer."""
-import contextlib
-
+"""GPT-2 and LLaMA in PyTorch, on random tokens. The head and the loss are part of what is compiled."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-from step import measure_modes
 
 # layers, width, heads, hidden width: those of train/language_job.cpp
 SIZES = {"gpt": {"small": (12, 768, 12, 3072), "medium": (24, 1024, 16, 4096), "large": (36, 1280, 20, 5120), "xl": (48, 1600, 25, 6400)},
@@ -89,28 +81,3 @@ def flops(b, t, vocabulary, gated, layers, d, ff):
     """As train/language_plan.h counts them."""
     products = 2 * b * t * layers * (4 * d * d + (3 if gated else 2) * d * ff)
     return 3 * (products + 2 * b * t * vocabulary * d) + 3.5 * 2 * b * t * t * d * layers
-
-
-def language_step(bench, args, kind):
-    size = args.size or {"gpt": "small", "llama": "130m"}[kind]
-    layers, d, heads, ff = SIZES[kind][size]
-    b, t = (int(number) for number in args.language.split(","))
-    vocabulary = {"gpt": 50257, "llama": 32000}[kind]
-    for padded in sorted({vocabulary, -(-vocabulary // 64) * 64}):
-        for weights in args.weights.split(","):
-            autocast = weights == "autocast"
-
-            def make():
-                model = Language(kind, padded, t, layers, d, heads, ff).to(bench.device)
-                if not autocast:
-                    model = model.to(bench.dtype)
-                tokens, targets = bench.integers(vocabulary, b, t), bench.integers(vocabulary, b, t)
-
-                def loss(forward):
-                    with torch.autocast(bench.device.type, bench.dtype) if autocast else contextlib.nullcontext():
-                        return forward(tokens, targets)
-                return model, loss
-
-            shape = {"B": b, "T": t, "V": vocabulary, "d": d, "layers": layers}
-            measure_modes(bench, args, (f"step {kind}", shape, f"{padded}" + (" autocast" if autocast else "")), make,
-                          flops(b, t, vocabulary, kind == "llama", layers, d, ff), b * t)
