@@ -12,6 +12,8 @@ tessera_check(layers ${Python3_EXECUTABLE} tools/check_layers)
 tessera_check(layers_self_test ${Python3_EXECUTABLE} tools/check_layers --self-test)
 tessera_check(format tools/format --check)
 tessera_check(readme_program ${Python3_EXECUTABLE} tools/check_readme)
+tessera_check(measured ${Python3_EXECUTABLE} tests/measured/run)
+tessera_check(measured_tables ${Python3_EXECUTABLE} tools/measured --check)
 
 if(TESSERA_CUDA)
   tessera_check(strict_nvcc tests/strict_nvcc/run ${CMAKE_CUDA_COMPILER})
