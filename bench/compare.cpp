@@ -99,6 +99,7 @@ double peak_share(const Record& record) {
   if (record.card.find("H100") == std::string::npos && record.card.find("H200") == std::string::npos)
     return 0;
   if (record.dtype == "bf16" || record.dtype == "f16") return record.tflops() / 989;
+  if (record.dtype == "tf32") return record.tflops() / 494.7;
   return record.dtype == "f32" ? record.tflops() / 67 : 0;
 }
 

@@ -13,6 +13,7 @@ tessera_check(layers_self_test ${Python3_EXECUTABLE} tools/check_layers --self-t
 tessera_check(format tools/format --check)
 tessera_check(readme_program ${Python3_EXECUTABLE} tools/check_readme)
 tessera_check(measured ${Python3_EXECUTABLE} tests/measured/run)
+tessera_check(campaign tests/measured/campaign)
 tessera_check(measured_tables ${Python3_EXECUTABLE} tools/measured --check)
 
 if(TESSERA_CUDA)

@@ -140,13 +140,24 @@ def kill(process):
     process.join()
 
 
+ALIVE = 30  # processes that wait at a time: each holds 2 to 3 GiB of the host and, idle, 1 to 2 of the GPU
+
+
 def run(tasks, settings, parallel, prepare_limit, deadline):
-    """Prepares all tasks, `parallel` at a time, within `prepare_limit` seconds, then measures those that are ready, one after
-    another, until `deadline` (of time.monotonic). Returns [(task, reason)] of those that were not measured."""
+    """Wave by wave: prepares ALIVE tasks, `parallel` at a time, within `prepare_limit` seconds, then measures those that are ready,
+    one after another, until `deadline` (of time.monotonic). Returns [(task, reason)] of those that were not measured."""
+    unmeasured = []
+    for first in range(0, len(tasks), ALIVE):
+        unmeasured += run_wave(tasks[first:first + ALIVE], settings, parallel, prepare_limit, deadline)
+    return unmeasured
+
+
+def run_wave(tasks, settings, parallel, prepare_limit, deadline):
     context = multiprocessing.get_context("spawn")
     waiting, begun, ready, unmeasured = list(tasks), {}, [], []
     queue, owner = [], None  # of the GPU
-    end = min(deadline, time.monotonic() + prepare_limit)
+    start = time.monotonic()
+    end = min(deadline, start + prepare_limit)
 
     def stop(pipe, reason):
         nonlocal owner
@@ -186,7 +197,7 @@ def run(tasks, settings, parallel, prepare_limit, deadline):
         stop(pipe, f"was not compiled within {prepare_limit:.0f} s")
     unmeasured += [(task, "the time was over before it could be compiled") for task in waiting]
 
-    print(f"{len(ready)} of {len(tasks)} tasks ready; {len(unmeasured)} not", flush=True)
+    print(f"{len(ready)} of {len(tasks)} tasks ready after {time.monotonic() - start:.0f} s; {len(unmeasured)} not", flush=True)
     for task, process, pipe in sorted(ready, key=lambda entry: tasks.index(entry[0])):
         begin = time.monotonic()
         try:

@@ -66,7 +66,7 @@ def in_parallel(args, known):
         tasks += optim.tasks(args.parameters, known, bench, not args.no_compile)
     if "op" in args.sections:
         for path in args.ours:
-            tasks += ops.tasks(path, args.device, tuple(filter(None, args.ops.split(","))), known, args.parallel)
+            tasks += ops.tasks(path, args.device, tuple(filter(None, args.ops.split(","))), known, max(1, args.parallel // 3))
     del torch
     settings = campaign.Settings(args.out, args.device, args.dtype, args.seconds,
                                  {"step_seconds": args.step_seconds, "compile": not args.no_compile})
