@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 CACHE = pathlib.Path(os.environ.get("TESSERA_PEER_CACHE", "/tmp/tessera-peer-cache"))
+UNPACKED = CACHE / "unpacked"  # the archives that were unpacked; its time is that of the last
 CACHE_LIMIT = 15 << 20  # bytes per file of a packed cache: what a lent GPU machine hands back per file
 
 
@@ -34,25 +35,30 @@ def use_cache(threads):
 
 
 def pack_cache(archive):
-    """Writes ARCHIVE.0, ARCHIVE.1, ..."""
+    """Writes ARCHIVE.0, ARCHIVE.1, ...: what was compiled since caches were last unpacked."""
     if not CACHE.exists():
         return
     # Inductor's own entries hold the kernels, too, and put them into Triton's folder when they are read.
-    command = f"tar -C '{CACHE}' --exclude=./triton --exclude='*.lock' -cf - . | xz -T0 -6 | split -b {CACHE_LIMIT} -d -a 1 - '{archive}.'"
+    newer = f"-newer '{UNPACKED}'" if UNPACKED.exists() else ""
+    command = (f"cd '{CACHE}' && find . -type f {newer} -not -path './triton/*' -not -name '*.lock' -not -name {UNPACKED.name} -print0 | "
+               f"tar --null -T - -cf - | xz -T0 -6 | split -b {CACHE_LIMIT} -d -a 1 - '{pathlib.Path(archive).resolve()}.'")
     subprocess.run(["bash", "-c", "set -o pipefail; " + command], check=True)
     parts = sorted(pathlib.Path(archive).parent.glob(pathlib.Path(archive).name + ".?"))
     print(f"compile cache: {sum(part.stat().st_size for part in parts) / 2**20:.1f} MiB in {len(parts)} files", flush=True)
 
 
 def unpack_cache(archive):
-    """Reads ARCHIVE.0, ARCHIVE.1, ...; what the folder already holds is replaced."""
+    """Reads ARCHIVE.0, ARCHIVE.1, ... once per machine; what the folder already holds is replaced."""
     parts = sorted(pathlib.Path(archive).parent.glob(pathlib.Path(archive).name + ".?"))
-    if parts:
+    name = f"{pathlib.Path(archive).name} {sum(part.stat().st_size for part in parts)}\n"
+    if parts and not (UNPACKED.exists() and name in UNPACKED.read_text()):
         CACHE.mkdir(parents=True, exist_ok=True)
         with subprocess.Popen(["tar", "-C", CACHE, "-xJf", "-"], stdin=subprocess.PIPE) as tar:
             for part in parts:
                 tar.stdin.write(part.read_bytes())
             tar.stdin.close()
+        with open(UNPACKED, "a") as out:
+            out.write(name)
 
 
 @dataclass
@@ -140,7 +146,7 @@ def kill(process):
     process.join()
 
 
-ALIVE = 30  # processes that wait at a time: each holds 2 to 3 GiB of the host and, idle, 1 to 2 of the GPU
+ALIVE = 36  # processes that wait at a time: each holds 2 to 3 GiB of the host and, idle, 1 to 2 of the GPU
 
 
 def run(tasks, settings, parallel, prepare_limit, deadline):

@@ -72,7 +72,10 @@ class Step:
             layers, d, heads, ff = self.language_sizes()
             base = {"B": self.get("B", 64), "T": self.get("T", 1024), "V": self.vocabulary(), "d": d, "layers": layers}
             _, _, usual_heads, usual_ff = language.SIZES[self.name][{"gpt": "small", "llama": "130m"}[self.name]]
-            return base | {name: size for name, size, known in (("heads", heads, usual_heads), ("d_ff", ff, usual_ff)) if size != known}
+            unusual = [("heads", heads, usual_heads), ("d_ff", ff, usual_ff)]
+            if self.name == "llama":
+                unusual.append(("kv_heads", heads, usual_heads))
+            return base | {name: size for name, size, known in unusual if size != known}
         return base | {name: self.get(name, size) for name, size in usual.items() if self.get(name, size) != size}
 
     def language_sizes(self):
@@ -245,9 +248,11 @@ class StepTask:
                 torch.cuda.current_stream().wait_stream(side)
                 run = bench.captured(run)
             ms = bench.measure(run, seconds=options.get("step_seconds", 1.0), least=5, most=100, cold=False)
-        what = self.identity(way)
+        what, memory = self.identity(way), bench.memory()
+        if way.mode == "overhead":  # its graphs' tensors are not counted as allocated
+            memory.pop("live_bytes", None)
         bench.record(what["op"], what["shape"], "step", what["implementation"], ms, self.step.flops(way), attrs=what["attrs"],
-                     dtype=what["dtype"], tokens_per_s=self.step.tokens() / ms["p50"] * 1e3, does=self.step.does(way), **bench.memory())
+                     dtype=what["dtype"], tokens_per_s=self.step.tokens() / ms["p50"] * 1e3, does=self.step.does(way), **memory)
 
     def missing(self, bench, way, reason):
         what = self.identity(way)
