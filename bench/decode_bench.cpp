@@ -91,6 +91,7 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
       record.dtype = name_of(model.config.dtype);
       record.device = options.device.name();
       record.card = options.device.card().name;
+      record.does["host"] = "reads every token while the next is computed";
       record.implementation = graph ? "tessera graph" : "tessera eager";
       record.build = train::kRevision;
       record.time = train::utc_now();

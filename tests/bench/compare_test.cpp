@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 namespace tessera::bench {
@@ -83,6 +84,15 @@ TEST(Compare, SaysWhatTheSidesDoDifferently) {
   theirs.does = {{"weights", "bf16 without masters"}, {"recomputed", "nothing"}};
   EXPECT_EQ(differences(ours, theirs), "weights: bf16 with f32 masters / bf16 without masters");
   EXPECT_NE(format_comparison(compare({ours}, {theirs})).find(differences(ours, theirs)), std::string::npos);
+}
+
+TEST(Record, IsStampedWithTheCampaignOfTheEnvironment) {
+  std::vector<Record> records{record("tessera", 2), record("tessera", 2, "old")};
+  setenv("TESSERA_CAMPAIGN", "new", 1);
+  stamp(records);
+  unsetenv("TESSERA_CAMPAIGN");
+  EXPECT_EQ(records[0].campaign, "new");
+  EXPECT_EQ(records[1].campaign, "old");
 }
 
 TEST(Record, KeepsWhatBelongsToACampaign) {

@@ -222,6 +222,31 @@ TEST(Bench, OpWritesRecordsThatCompareReads) {
   EXPECT_TRUE(holds_all(workplace.get("page.html"), "<td>tessera row big</td>|<td>-</td>")) << forced;
 }
 
+TEST(Bench, OpTakesSeveralShapes) {
+  const Workplace workplace;
+  said(workplace,
+       "bench op softmax --device cpu --shape R=2,C=3 --shape R=4,C=3 --mode fwd --seconds 0.001 --json "
+       "a.jsonl");
+  const auto lines = lines_of(workplace.get("a.jsonl"));
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(json::parse(lines[0]).at("shape").at("R"), 2);
+  EXPECT_EQ(json::parse(lines[1]).at("shape").at("R"), 4);
+}
+
+TEST(Bench, CompareLeavesOutAnotherGpuUnlessAsked) {
+  const Workplace workplace;
+  const std::string ours =
+      R"({"op":"silu","shape":{"R":4},"dtype":"bf16","device":"cuda","gpu":"NVIDIA H200","mode":"fwd","implementation":"tessera","ms":{"p10":1,"p50":2,"p90":3}})";
+  std::string theirs = ours;
+  theirs.replace(theirs.find("H200"), 4, "H100");
+  workplace.put("a.jsonl", ours + "\n");
+  workplace.put("b.jsonl", theirs + "\n");
+  const Outcome refused = run(workplace, "bench compare a.jsonl b.jsonl");
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_TRUE(holds_all(refused.err, "b.jsonl|same GPU model|--any-gpu")) << refused.err;
+  EXPECT_TRUE(holds_all(said(workplace, "bench compare a.jsonl b.jsonl --any-gpu"), "silu|1.00x"));
+}
+
 TEST(Bench, SweepWritesVerdictsThatCompareCounts) {
   const Workplace workplace;
   const std::string words = said(workplace, "bench sweep relu linear --device cpu --count 6 --json a.jsonl");
