@@ -19,7 +19,7 @@ tessera_parity(bert_glue tessera)
 
 # What the command measures, bench/peers can measure too.
 add_test(NAME peers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/peers/run $<TARGET_FILE:tessera>)
-set_tests_properties(peers PROPERTIES LABELS parity SKIP_RETURN_CODE 77 TIMEOUT 600 ENVIRONMENT OMP_NUM_THREADS=1)
+set_tests_properties(peers PROPERTIES LABELS parity SKIP_RETURN_CODE 77 TIMEOUT 900 ENVIRONMENT OMP_NUM_THREADS=1)
 
 add_executable(dump_tokens parity/dump_tokens.cpp)
 target_link_libraries(dump_tokens PRIVATE tessera::io tessera_warnings)
