@@ -36,6 +36,14 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Adds --any-bytes, the way around io::check_text. Returns the option, for its group.
+CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes);
+/// Tells how many bytes of the texts were not UTF-8, if any.
+void tell_invalid(uint64_t invalid, uint64_t bytes);
+
+/// What the InterruptGuard of a command that writes its result at the end says.
+extern const char* const kGivingUp;
+
 /// Refuses nan and inf, which the number parser would take.
 extern const CLI::Validator kFinite;
 /// Whole numbers below 2^63 in plain decimal digits. The number parser would take 010 as eight, 0x10 as

@@ -8,8 +8,24 @@
 #include "cli/commands.h"
 #include "io/file.h"
 #include "runtime/error.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
+
+const char* const kGivingUp = "\ntessera: stopping; what was begun is removed\n";
+
+CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes) {
+  return command.add_flag(
+      "--any-bytes", any_bytes,
+      "Take files that are not UTF-8 text too; each invalid byte sequence becomes U+FFFD");
+}
+
+void tell_invalid(uint64_t invalid, uint64_t bytes) {
+  if (invalid > 0)
+    train::tell(fmt::format(
+        "tessera: warning: {} of {} bytes of the text are not UTF-8; each invalid sequence became U+FFFD\n",
+        invalid, bytes));
+}
 
 const CLI::Validator kFinite(
     [](std::string& text) {

@@ -2,6 +2,7 @@
 
 #include "cli/commands.h"
 #include "pretrained/load.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::cli {
 namespace {
@@ -14,6 +15,7 @@ struct ConvertArgs {
 
 int convert(const ConvertArgs& args) {
   pretrained::SaveOptions options{.shard_bytes = uint64_t(args.shard_megabytes) * 1'000'000};
+  const InterruptGuard interrupts(kGivingUp);
   if (!args.dtype.empty()) options.dtype = parse_dtype(args.dtype);
   const pretrained::Conversion done = pretrained::convert(
       args.from, args.to, options, {.ignored_fields = {args.ignored.begin(), args.ignored.end()}});

@@ -12,6 +12,7 @@
 #include "io/tokenizer/tokenizer.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::cli {
 namespace {
@@ -26,11 +27,15 @@ struct TokenizeArgs {
 
 int run_tokenize(const TokenizeArgs& args) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(args.tokenizer);
-  const datasets::Tokenized done = datasets::tokenize_files(args.text, tokenizer, args.out, args.options);
+  const InterruptGuard interrupts(kGivingUp);
+  datasets::check_no_shards(args.out);
+  io::AtomicFolder files(args.out, io::AtomicFolder::Existing::merge);
+  const datasets::Tokenized done = datasets::tokenize_files(args.text, tokenizer, files.path(), args.options);
   // The tokenizer stays with its tokens: whoever trains on them decodes with it.
   if (const fs::path file = tokenizer.path(); file.extension() == ".json" && file.filename() != "vocab.json")
-    io::write_file((fs::path(args.out) / "tokenizer.json").string(),
-                   io::read_file(file.string(), datasets::kLargestText));
+    io::write_file(files.path() + "/tokenizer.json", io::read_file(file.string(), datasets::kLargestText));
+  files.publish();
+  tell_invalid(done.invalid, done.bytes);
   for (const auto& [name, part] : {std::pair("train", done.train), std::pair("validation", done.validation)})
     fmt::print("{}: {} tokens of {} documents in {} shards\n", name, part.tokens, part.documents,
                part.shards);
@@ -66,8 +71,10 @@ struct GlueArgs {
 };
 
 int run_glue(const GlueArgs& args) {
+  const InterruptGuard interrupts(kGivingUp);
   for (const datasets::GlueInfo& info : datasets::glue_tasks()) {
     if (args.task != "all" && datasets::parse_glue_task(args.task).task != info.task) continue;
+    check_interrupt();
     datasets::write_synthetic_glue(info.task, args.out, args.options);
     fmt::print("{}: {} to train, {} to develop, {} to test\n", (fs::path(args.out) / info.folder).string(),
                args.options.train, args.options.dev, args.options.test);
@@ -103,6 +110,7 @@ void add_data(CLI::App& app, Action& action) {
   tokenize->add_option("--shard-tokens", args->options.shard_tokens, "A shard is closed when it has so many")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  add_any_bytes(*tokenize, args->options.any_bytes);
   tokenize->add_option("--workers", args->options.workers, "Threads; the files are the same")
       ->check(kDecimal)
       ->check(CLI::Range(1, 256));

@@ -8,9 +8,9 @@
 #include "cli/eval.h"
 #include "cli/language_folder.h"
 #include "datasets/tokens.h"
-#include "io/file.h"
+#include "io/text_file.h"
 #include "io/utf8.h"
-#include "train/interrupt.h"
+#include "runtime/interrupt.h"
 #include "train/perplexity.h"
 #include "train/progress.h"
 
@@ -24,7 +24,7 @@ struct PplArgs {
   std::vector<std::string> text;
   std::optional<int64_t> length;
   train::PerplexityOptions options;
-  bool json = false;
+  bool json = false, any_bytes = false;
 };
 
 struct Tokens {
@@ -37,11 +37,12 @@ Tokens tokens_of_text(const PplArgs& args, const LanguageFolder& language) {
   std::string text;
   for (const std::string& path : args.text) {
     if (!text.empty()) text += "\n\n";
-    text += io::read_file(path, kLargestText);
+    text += io::read_text(path, kLargestText, args.any_bytes);
   }
   const io::Tokenizer tokenizer = io::Tokenizer::load(language.path);
   const std::vector<int32_t> ids = tokenizer.encode(text).ids;
   check_vocabulary(language, ids, tokenizer.path());
+  tell_invalid(io::invalid_bytes(text), text.size());
   return {{ids.begin(), ids.end()}, text.size()};
 }
 
@@ -87,14 +88,14 @@ int eval_ppl(PplArgs args) {
   const Tokens tokens = args.data.empty() ? tokens_of_text(args, language) : tokens_of_shards(args, language);
   const std::vector<train::PerplexityWindow> windows = train::perplexity_windows(tokens.ids, args.options);
 
-  const train::InterruptGuard guard;
+  const InterruptGuard guard;
   const bool shows = ::isatty(STDERR_FILENO) == 1;
   const auto begin = std::chrono::steady_clock::now();
   const auto progress = [&](const train::Perplexity& so_far) {
     if (shows)
       train::tell(fmt::format("\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows.size(),
                               so_far.perplexity()));
-    return train::InterruptGuard::signal_received() == 0;
+    return InterruptGuard::signal_received() == 0;
   };
   const train::Perplexity result = std::visit(
       [&](const auto& model) {
@@ -141,7 +142,7 @@ int eval_ppl(PplArgs args) {
   }
   if (whole) return 0;
   train::tell(fmt::format("tessera: interrupted after {} of {} windows\n", result.windows, windows.size()));
-  return 128 + train::InterruptGuard::signal_received();
+  return 128 + InterruptGuard::signal_received();
 }
 
 }  // namespace
@@ -151,6 +152,7 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
   auto args = std::make_shared<PplArgs>();
   ppl->add_option("--model", args->model, "Folder of Hugging Face, or of a finished run")->required();
   auto* const text = ppl->add_option("--text", args->text, "Text files, joined by empty lines");
+  add_any_bytes(*ppl, args->any_bytes)->needs(text);
   auto* const data = ppl->add_option("--data", args->data, "Folder of token shards, instead")->excludes(text);
   ppl->add_option("--part", args->part, "Of the shards")->needs(data);
   ppl->add_option("--length", args->length,

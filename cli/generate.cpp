@@ -12,9 +12,10 @@
 #include "cli/language_folder.h"
 #include "cli/stop_texts.h"
 #include "io/file.h"
+#include "io/text_file.h"
 #include "io/utf8.h"
 #include "models/generate.h"
-#include "train/interrupt.h"
+#include "runtime/interrupt.h"
 #include "train/progress.h"
 
 namespace tessera::cli {
@@ -63,7 +64,7 @@ class Writer {
     // A model may have more rows than the tokenizer has tokens.
     if (tokenizer_.has(int32_t(token))) give(text, text.stops.next(text.stream.next(int32_t(token))));
     if (text.stops.found()) text.end = "stop text";
-    if (train::InterruptGuard::signal_received()) text.end = "interrupted";
+    if (InterruptGuard::signal_received()) text.end = "interrupted";
     return text.end == "length";
   }
   void finish() {
@@ -98,7 +99,7 @@ class Writer {
 
 std::vector<std::string> read_prompts(const GenerateArgs& args) {
   if (!args.prompts.empty()) return args.prompts;
-  if (!args.file.empty() && args.file != "-") return {io::read_file(args.file, kLargestPrompt)};
+  if (!args.file.empty() && args.file != "-") return {io::read_text(args.file, kLargestPrompt)};
   return {{std::istreambuf_iterator<char>(std::cin), {}}};
 }
 
@@ -138,7 +139,7 @@ int run_generate(const GenerateArgs& args) {
   const size_t count = std::max(given.size(), size_t(args.samples));
   Writer writer(args, language, tokenizer, count);
   bool was_graph = false;
-  const train::InterruptGuard guard;
+  const InterruptGuard guard;
   Clock::time_point begin;
   if (args.most_tokens > 0)
     std::visit(
@@ -153,6 +154,16 @@ int run_generate(const GenerateArgs& args) {
         },
         language.model);
   writer.finish();
+  if (room < args.most_tokens && std::ranges::any_of(writer.texts, [&](const Text& text) {
+        return text.end == "length" && int64_t(text.tokens.size()) == room;
+      })) {
+    for (Text& text : writer.texts)
+      if (text.end == "length") text.end = "last position";
+    train::tell(
+        fmt::format("tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
+                    "positions of the model\n",
+                    room, args.most_tokens, longest, positions));
+  }
 
   const auto milliseconds = [](auto duration) {
     return std::chrono::duration<double, std::milli>(duration).count();
@@ -190,7 +201,7 @@ int run_generate(const GenerateArgs& args) {
                                       .dump(2, ' ', false, replace) +
                                   "\n");
   }
-  const int signal = train::InterruptGuard::signal_received();
+  const int signal = InterruptGuard::signal_received();
   return signal ? 128 + signal : 0;
 }
 

@@ -58,6 +58,7 @@ void LanguageFlags::add_training(CLI::App& command) {
     command.add_option(flag, value, what)->check(kFinite)->check(between(0.0, most))->group(group);
   };
   command.add_option("--text", text.files, "Text files; a document each")->group("Data");
+  add_any_bytes(command, text.any_bytes)->group("Data");
   command.add_option("--data", data, "Folder of token shards (tessera data tokenize) in place of --text")
       ->group("Data");
   command

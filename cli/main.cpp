@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/explain.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 #include "train/build_info.h"
 #include "train/progress.h"
 
@@ -103,6 +104,9 @@ int run(int argc, char** argv) {
   } catch (const UsageError& error) {
     train::tell(fmt::format("tessera: {}\n", error.what()));
     return 2;
+  } catch (const Interrupted& interrupted) {
+    train::tell(fmt::format("tessera: {} before there was a result to save\n", interrupted.what()));
+    return 128 + interrupted.signal();
   } catch (const std::system_error& error) {  // of fmt::print, which does not say what it could not write to
     train::tell(fmt::format("tessera: {}{}\n", std::ferror(stdout) ? "write: the standard output: " : "",
                             std::ferror(stdout) ? error.code().message() : error.what()));

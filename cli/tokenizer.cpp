@@ -6,10 +6,12 @@
 
 #include "cli/commands.h"
 #include "io/file.h"
+#include "io/text_file.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/tokenizer/train.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::cli {
 namespace {
@@ -29,6 +31,7 @@ struct TrainArgs {
   std::vector<std::string> text, special = {"<|endoftext|>"};
   std::string out, kind = "bpe", pattern = "gpt2";
   int64_t vocab_size = 4096, least_count = 2;
+  bool any_bytes = false;
 };
 
 int run_train(const TrainArgs& args, const CLI::App& command) {
@@ -37,11 +40,13 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
       throw UsageError(fmt::format("{}: of --kind bpe only; a {} tokenizer has as many tokens as it needs",
                                    of_bpe, args.kind));
   check_replaceable(args.out);
+  const InterruptGuard interrupts(kGivingUp);
   std::vector<std::string> texts;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, invalid = 0;
   for (const std::string& path : args.text) {
-    texts.push_back(io::read_file(path, kLargestText));
+    texts.push_back(io::read_text(path, kLargestText, args.any_bytes));
     bytes += texts.back().size();
+    invalid += io::invalid_bytes(texts.back());
   }
   const std::string json =
       args.kind == "byte" ? io::byte_tokenizer(args.special)
@@ -55,6 +60,7 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
   size_t tokens = 0;
   for (const std::string& text : texts) tokens += tokenizer.encode(text).ids.size();
   io::write_file(args.out, json);
+  tell_invalid(invalid, bytes);
   fmt::print("{}: {} tokens", args.out, tokenizer.token_count());
   if (tokens > 0)
     fmt::print("; {} bytes are {} tokens, {:.2f} bytes a token", bytes, tokens,
@@ -69,15 +75,16 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
 struct CodeArgs {
   std::string tokenizer, text, file, pair;
   std::vector<int32_t> ids;
-  bool tokens = false, json = false, plain = false, keep_special = false;
+  bool tokens = false, json = false, plain = false, keep_special = false, any_bytes = false;
   int64_t max_length = 0;
 };
 
 int run_encode(const CodeArgs& args, bool has_text, bool has_pair) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(args.tokenizer);
-  const std::string text = has_text                                ? args.text
-                           : args.file.empty() || args.file == "-" ? standard_input()
-                                                                   : io::read_file(args.file, kLargestText);
+  const std::string text = has_text ? args.text
+                           : args.file.empty() || args.file == "-"
+                               ? standard_input()
+                               : io::read_text(args.file, kLargestText, args.any_bytes);
   const io::EncodeOptions options{.special = !args.plain, .max_length = args.max_length};
   const io::Encoding encoding =
       has_pair ? tokenizer.encode_pair(text, args.pair, options) : tokenizer.encode(text, options);
@@ -159,6 +166,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
       command->add_subcommand("train", "Make a tokenizer.json from text; the same text gives the same file");
   auto args = std::make_shared<TrainArgs>();
   train->add_option("--text", args->text, "Text files")->required();
+  add_any_bytes(*train, args->any_bytes);
   train->add_option("--out", args->out, "The tokenizer.json to write")->required();
   train->add_option("--kind", args->kind, "bpe: byte-level pairs; character; byte")
       ->check(CLI::IsMember({"bpe", "character", "byte"}));
@@ -185,6 +193,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
     auto* const text = sub->add_option("--text", code->text, "The text; else --file, else the standard input")
                            ->check(kMayBeEmpty);
     sub->add_option("--file", code->file, "A text file, or -")->excludes(text);
+    add_any_bytes(*sub, code->any_bytes);
     auto* const pair =
         sub->add_option("--pair", code->pair, "A second text, as BERT takes it")->check(kMayBeEmpty);
     sub->add_option("--max-length", code->max_length, "Cut to so many tokens; 0: whole")

@@ -10,6 +10,7 @@
 #include "io/utf8.h"
 #include "pretrained/load.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 #include "train/glue_job.h"
 #include "train/seeds_report.h"
 
@@ -212,6 +213,7 @@ class TrainedBert : public TrainedModel {
                name_of(job_.bert.dtype),
                device.is_cuda() ? graph && job_.batches == "padded" ? ", captured" : ", eager" : "",
                first_step, job_.steps, run.path().string());
+    if (first_step == 0) print_origin();
   }
   train::TrainResult train(const train::RunFolder& run, const train::TrainerOptions& options,
                            int64_t first_step, train::Progress& progress) override {
@@ -223,13 +225,22 @@ class TrainedBert : public TrainedModel {
     if (result.outcome == train::Outcome::finished) finish(run);
     write_page(run);
   }
-  /// What a finished run leaves beside its page. The page is written last: where it is, all of it is.
+  /// What a finished run leaves beside its page. The page is written last: where it is, all is that the run
+  /// was asked for then.
   void finish(const train::RunFolder& run) {
     if (group_.flags.predict)
-      for (const std::string& file :
-           train::write_submissions(*session_, *group_.set, run.path() / "predictions"))
+      for (const std::string& file : train::write_submissions(*session_, *group_.set, predictions_of(run)))
         fmt::print("predictions: {}\n", file);
-    if (group_.flags.save_model) save_model(run.path() / "model");
+    if (group_.flags.save_model) save_model(model_of(run));
+  }
+  /// Whether a finished run has not written what it is asked for now.
+  bool lacks(const train::RunFolder& run) const {
+    std::error_code ignored;
+    const auto files = train::submission_files(*group_.set, predictions_of(run));
+    return (group_.flags.predict &&
+            std::ranges::any_of(files,
+                                [&](const std::string& file) { return !fs::exists(file, ignored); })) ||
+           (group_.flags.save_model && !fs::is_directory(model_of(run), ignored));
   }
   void write_page(const train::RunFolder& run) const {
     train::write_run_report(run.path() / "report.html",
@@ -247,16 +258,41 @@ class TrainedBert : public TrainedModel {
   }
 
  private:
+  static fs::path predictions_of(const train::RunFolder& run) { return run.path() / "predictions"; }
+  static fs::path model_of(const train::RunFolder& run) { return run.path() / "model"; }
+
+  /// Which weights come from the file and which do not: a head that is new learns, one that was expected in
+  /// the file and is not there would be missed.
+  void print_origin() const {
+    if (job_.model.empty()) {
+      fmt::print("  weights   all initialised at random\n");
+      return;
+    }
+    const auto listed = [](const std::vector<std::string>& names) {
+      constexpr size_t kShown = 8;
+      std::string text;
+      for (size_t i = 0; i < std::min(kShown, names.size()); ++i)
+        text += (i ? ", " : "") + io::shown(names[i]);
+      return names.size() > kShown ? text + fmt::format(" and {} more", names.size() - kShown) : text;
+    };
+    const pretrained::LoadReport& loaded = session_->loaded();
+    fmt::print("  weights   from {}; {}\n", job_.model,
+               loaded.fresh.empty() ? "none initialised at random"
+                                    : "initialised at random: " + listed(loaded.fresh));
+    if (!loaded.ignored.empty())
+      fmt::print("            in the file, but not used: {}\n", listed(loaded.ignored));
+  }
   /// Weights and configuration, and the tokenizer that goes with them.
   void save_model(const fs::path& folder) {
     std::error_code ignored;
-    fs::remove_all(folder, ignored);  // of a run that was resumed after its end
-    pretrained::save(session_->model(), folder.string());
+    io::AtomicFolder files(folder.string(), io::AtomicFolder::Existing::replace);
+    pretrained::save(session_->model(), files.path());
     const fs::path from = job_.model.empty() ? group_.folder->path() : fs::path(job_.model);
     for (const char* const name : {"tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
                                    "merges.txt", "special_tokens_map.json", "added_tokens.json"})
       if (fs::exists(from / name, ignored))
-        io::write_file((folder / name).string(), io::read_file((from / name).string(), kLargestFile));
+        io::write_file(files.path() + "/" + name, io::read_file((from / name).string(), kLargestFile));
+    files.publish();
   }
 
   Group& group_;
@@ -445,6 +481,13 @@ bool is_done(const fs::path& path, int64_t steps) {
   return !records.empty() && records.back().step >= steps && records.back().values.contains("eval_score");
 }
 
+/// Between two steps of a run that began: says how it goes on.
+int stopped(const Group& group, const RunFlags& run, int signal) {
+  fmt::print("interrupted; what was trained is saved. To go on:\n  tessera train bert --resume {}{}\n",
+             quoted(group.folder->path().string()), run.device.empty() ? "" : " --device " + run.device);
+  return 128 + signal;
+}
+
 int run_seeds(Group& group, RunFlags run, const CLI::App& command) {
   run.runs = group.folder->path().string();
   const std::string json_out = std::exchange(run.json_out, "");
@@ -458,14 +501,23 @@ int run_seeds(Group& group, RunFlags run, const CLI::App& command) {
     run.name = begun ? "" : path.filename().string();
     TrainedBert model(group, index);
     if (!begun || !is_done(path, group.job.steps)) {
-      if (const int code = run_train(model, run, command); code != 0) return code;
-    } else if (!fs::exists(path / "report.html", ignored)) {  // killed between its last step and its page
-      const train::RunFolder folder = train::RunFolder::open(path);
-      model.prepare(folder, run.device.empty() ? Device::best() : Device::parse(run.device), true);
-      model.restore(io::CheckpointFolder(folder.checkpoints().string()).latest().file);
-      model.finish(folder);
-      model.write_page(folder);
-    }
+      try {
+        if (const int code = run_train(model, run, command); code != 0) return code;
+      } catch (const Interrupted& interrupted) {
+        if (index == 0 && !begun) throw;
+        return stopped(group, run, interrupted.signal());
+      }
+    } else if (const train::RunFolder folder = train::RunFolder::open(path);
+               // Killed between its last step and its page, or asked for more than before.
+               !fs::exists(path / "report.html", ignored) || model.lacks(folder))
+      try {
+        model.prepare(folder, run.device.empty() ? Device::best() : Device::parse(run.device), true);
+        model.restore(io::CheckpointFolder(folder.checkpoints().string()).latest().file);
+        model.finish(folder);
+        model.write_page(folder);
+      } catch (const Interrupted& interrupted) {
+        return stopped(group, run, interrupted.signal());
+      }
     runs.push_back(train::RunFolder::open(path));
   }
   const train::SeedResults results = train::collect_seeds(runs);
@@ -486,6 +538,7 @@ int run_seeds(Group& group, RunFlags run, const CLI::App& command) {
 
 int run_bert(BertFlags flags, RunFlags run, const CLI::App& command) {
   check_run_flags(run, command);
+  const InterruptGuard interrupts(kStopping);
   Group group{.flags = std::move(flags)};
   const bool resumed = !run.resume.empty();
   if (!resumed) check_usage(group.flags, command);

@@ -58,6 +58,7 @@ class TrainedLanguage : public TrainedModel {
     }
     together("--validation", "--data", "the shards are split already");
     together("--piece", "--data", "the shards are split already");
+    together("--any-bytes", "--data", "the tokens are made already");
     if (given(command, "--vocab-size") && flags.text.kind != "bpe")
       throw UsageError("--vocab-size: of --tokenizer-kind bpe only; a " + flags.text.kind +
                        " tokenizer has as many tokens as it needs");
@@ -114,6 +115,13 @@ class TrainedLanguage : public TrainedModel {
       make_data(own);
     } else {
       restart = io::CheckpointFolder(run.checkpoints().string()).steps().empty();
+    }
+    if (const int64_t since = resumed ? train::best_evaluation(run).since : 0;
+        watch.patience > 0 && since >= watch.patience) {
+      std::error_code ignored;
+      check(!fs::exists(run.path() / "report.html", ignored), "train: the run in ", run.path().string(),
+            " has ended after step ", run.metrics().back().step, ", ", since,
+            " evaluations after its lowest held-out loss; give a larger --patience to go further");
     }
     open_data(own);
     const std::string& fingerprint = data_->tokenizer().fingerprint();
@@ -273,7 +281,8 @@ class TrainedLanguage : public TrainedModel {
     } else {
       train::LanguageText text = flags.text;
       if (text.tokenizer.empty() && !job_.start.empty()) text.tokenizer = job_.start;
-      train::write_language_data(text, own);
+      const datasets::Tokenized done = train::write_language_data(text, own);
+      tell_invalid(done.invalid, done.bytes);
     }
     const int64_t tokens = io::Tokenizer::load(own).vocab_size();
     std::visit(

@@ -11,6 +11,7 @@
 #include "io/utf8.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 #include "train/progress.h"
 
 namespace tessera::cli {
@@ -204,8 +205,13 @@ class FolderGuard {
 
 // ---- the run ----
 
+const char* const kStopping =
+    "\ntessera: stopping after the current step, which is saved; another Ctrl-C ends at once without "
+    "saving\n";
+
 int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   check_run_flags(flags, command);
+  const InterruptGuard interrupts(kStopping);
   const bool resumed = !flags.resume.empty();
   std::vector<KeptOption> kept = flags.kept();
   for (const KeptOption& option : model.kept()) kept.push_back(option);
@@ -286,7 +292,12 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   train::TrainResult result;
   try {
     result = model.train(*run, options, first_step, progress);
-    model.report(*run, result);
+    // The page says that a run has nothing left to do: one that is stopped behind its last step gets none.
+    if (result.outcome == train::Outcome::finished || result.step < model.steps()) model.report(*run, result);
+  } catch (const Interrupted& interrupted) {  // during an export: the last step is saved
+    progress.finish();
+    result.outcome = train::Outcome::interrupted;
+    result.signal = interrupted.signal();
   } catch (...) {
     progress.finish();
     record(database, *run, "failed");

@@ -90,6 +90,9 @@ nlohmann::json options_json(const std::vector<KeptOption>& kept);
 void adopt_options(const std::vector<KeptOption>& kept, const nlohmann::json& settings,
                    const std::string& path, const CLI::App& command);
 
+/// What an InterruptGuard of a training says when the first signal arrives.
+extern const char* const kStopping;
+
 /// From the parsed command line to the exit code.
 int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command);
 

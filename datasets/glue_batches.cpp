@@ -4,6 +4,7 @@
 
 #include "io/checksum.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::datasets {
 
@@ -18,6 +19,7 @@ GlueItems::GlueItems(const GlueData& data, const io::Tokenizer& tokenizer, const
         " has no padding token; use packed batches");
   pad_ = pad.value_or(0);
   for (int64_t i = 0; i < data.size(); ++i) {
+    check_interrupt();
     // One more than allowed tells whether the text was cut.
     const auto encode = [&](int64_t most) {
       const io::EncodeOptions limit{.max_length = most};

@@ -424,8 +424,10 @@ void write_synthetic_glue(GlueTask task, const std::string& folder, const Synthe
               (std::filesystem::file_size(path, ignored) == content.size() &&
                io::read_file(path, content.size()) == content),
           "glue: ", path, " is there already and holds something else; name another folder or remove it");
-  io::make_folder(place);
-  for (const auto& [path, content] : files) io::write_file(path, content);
+  io::AtomicFolder folder_of_task(place, io::AtomicFolder::Existing::merge);
+  for (const auto& [path, content] : files)
+    io::write_file(folder_of_task.path() + "/" + std::filesystem::path(path).filename().string(), content);
+  folder_of_task.publish();
 }
 
 }  // namespace tessera::datasets

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::datasets {
 
@@ -51,6 +52,7 @@ void NgramModel::add(std::span<const int64_t> tokens) {
   std::vector<uint32_t> suffixes(size_t(order_) + 1, kNone);  // of the text so far, by their length
   suffixes[0] = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i % (size_t{1} << 16) == 0) check_interrupt();
     check(tokens[i] >= 0 && tokens[i] < vocabulary_, "ngram: token ", tokens[i], " of a vocabulary of ",
           vocabulary_);
     const size_t longest = std::min(size_t(order_), i + 1);

@@ -7,7 +7,9 @@
 
 #include "datasets/tokens.h"
 #include "io/file.h"
+#include "io/text_file.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::datasets {
 namespace {
@@ -45,21 +47,25 @@ class PartWriter {
 
 struct Encoded {
   std::vector<std::vector<int32_t>> train, validation;  // documents
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, invalid = 0;
   std::exception_ptr error;
 };
 
 }  // namespace
 
-Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
-                         const std::string& folder, const TokenizeOptions& options) {
-  const std::optional<int32_t> end = tokenizer.special().eos;
-  io::make_folder(folder);
+void check_no_shards(const std::string& folder) {
   for (const char* part : {"train", "validation"})
     check(!fs::exists(fs::path(folder) / shard_name(part, 0)), "data: ", folder, " has shards of the part ",
           part, " already; name another folder or remove them");
-  PartWriter train("train", folder, options.shard_tokens, tokenizer, end ? *end : -1),
-      validation("validation", folder, options.shard_tokens, tokenizer, end ? *end : -1);
+}
+
+Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
+                         const std::string& folder, const TokenizeOptions& options) {
+  const std::optional<int32_t> end = tokenizer.special().eos;
+  check_no_shards(folder);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
+  PartWriter train("train", files.path(), options.shard_tokens, tokenizer, end ? *end : -1),
+      validation("validation", files.path(), options.shard_tokens, tokenizer, end ? *end : -1);
   Tokenized done;
   // Texts are encoded by several threads, a group at a time, and written in their order.
   const size_t group = size_t(options.workers) * 4;
@@ -70,8 +76,9 @@ Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokeni
     const auto work = [&] {
       const io::Tokenizer own = tokenizer;
       for (size_t i; (i = next++) < count;) try {
-          const std::string text = io::read_file(paths[first + i], kLargestText);
+          const std::string text = io::read_text(paths[first + i], kLargestText, options.any_bytes);
           encoded[i].bytes = text.size();
+          encoded[i].invalid = io::invalid_bytes(text);
           const auto encode = [&](std::string_view part, std::vector<std::vector<int32_t>>& to) {
             to.emplace_back();
             if (part.empty()) return;
@@ -79,6 +86,7 @@ Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokeni
             if (end) to.back().push_back(*end);
           };
           for (const std::string_view piece : split_pieces(text, uint64_t(options.piece))) {
+            check_interrupt();
             const TextSplit split = split_text(piece, options.validation);
             encode(split.train, encoded[i].train);
             encode(split.validation, encoded[i].validation);
@@ -96,10 +104,12 @@ Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokeni
       for (const auto& document : one.train) train.add(document);
       for (const auto& document : one.validation) validation.add(document);
       done.bytes += one.bytes;
+      done.invalid += one.invalid;
     }
   }
   done.train = train.finish();
   done.validation = validation.finish();
+  files.publish();
   return done;
 }
 

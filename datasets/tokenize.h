@@ -15,6 +15,7 @@ struct TokenizeOptions {
   int64_t piece = 0;                        // bytes of a document, see split_pieces; 0: a whole file
   int64_t shard_tokens = int64_t{1} << 27;  // a shard is closed when it has so many
   int workers = 1;                          // threads; the files are the same
+  bool any_bytes = false;                   // do not refuse what is not UTF-8 text (io/text_file.h)
 };
 
 struct TokenizedPart {
@@ -23,13 +24,17 @@ struct TokenizedPart {
 };
 struct Tokenized {
   TokenizedPart train, validation;
-  uint64_t bytes = 0;  // of the texts
+  uint64_t bytes = 0;    // of the texts
+  uint64_t invalid = 0;  // bytes among them that are not UTF-8; each sequence of them became U+FFFD
 };
+
+/// Throws if the folder has shards of tokens.
+void check_no_shards(const std::string& folder);
 
 /// Each file, or piece of one, is a document of the part "train" and, with its last share, one of
 /// "validation", of the same number among the documents there; one of them may have no tokens. A document
-/// ends with the tokenizer's end token, if it has one. Makes the folder. Throws if it has shards already;
-/// what was written before an error stays.
+/// ends with the tokenizer's end token, if it has one. Makes the folder. Throws if it has shards already; an
+/// error leaves no shard.
 Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
                          const std::string& folder, const TokenizeOptions& options = {});
 

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "io/atomic_names_internal.h"
 #include "io/file.h"
 #include "io/syscall_internal.h"
 
@@ -24,18 +25,28 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder.string();
 }
 
-/// ".name.tmp-<process>-<number>", the one form that remove_stale_temporaries touches.
-bool is_temporary_name(const std::string& name) {
-  const size_t mark = name.rfind(".tmp-");
-  if (name.empty() || name[0] != '.' || mark == std::string::npos) return false;
-  const std::string numbers = name.substr(mark + 5);
+constexpr size_t kLongestPart = 200;  // of the name in a marked one, which has at most 255 bytes
+
+/// The name in a marked_name of that kind, the one form that remove_stale_temporaries touches; "": it is
+/// none.
+std::string unmarked(const std::string& name, std::string_view kind) {
+  const size_t mark = name.rfind(kind);
+  if (name.empty() || name[0] != '.' || mark == std::string::npos) return "";
+  const std::string numbers = name.substr(mark + kind.size());
   const size_t dash = numbers.find('-');
-  return dash != std::string::npos && dash > 0 && dash + 1 < numbers.size() &&
-         numbers.find_first_not_of("0123456789") == dash &&
-         numbers.find_first_not_of("0123456789", dash + 1) == std::string::npos;
+  const bool is_marked = dash != std::string::npos && dash > 0 && dash + 1 < numbers.size() &&
+                         numbers.find_first_not_of("0123456789") == dash &&
+                         numbers.find_first_not_of("0123456789", dash + 1) == std::string::npos;
+  return is_marked ? name.substr(1, mark - 1) : "";
 }
 
-/// Makes the names in a folder durable. 0 or errno.
+}  // namespace
+
+std::string marked_name(const std::string& name, const char* kind, uint64_t number) {
+  return "." + name.substr(0, kLongestPart) + kind + std::to_string(::getpid()) + "-" +
+         std::to_string(number);
+}
+
 int flush_folder(const std::string& folder) {
   FileCalls& calls = file_calls();
   const int file = retry([&] { return calls.open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
@@ -45,8 +56,6 @@ int flush_folder(const std::string& folder) {
   calls.close(file);
   return error == EINVAL ? 0 : error;  // EINVAL: a file system that keeps names durable by itself
 }
-
-}  // namespace
 
 std::string followed(const std::string& path) {
   constexpr int kMostLinks = 40;  // as many as Linux follows
@@ -77,13 +86,9 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
         " is read-only for this user; check its permissions");
   if (file_calls().free_bytes(folder_.c_str()) < bytes_) fail("not enough room", ENOSPC);
 
-  constexpr size_t kLongestPart = 200;  // of the name in the temporary's, which has 255 bytes
   static std::atomic<uint64_t> number{0};
   for (;;) {
-    temporary_ =
-        (fs::path(folder_) / ("." + name.substr(0, kLongestPart) + ".tmp-" + std::to_string(::getpid()) +
-                              "-" + std::to_string(number.fetch_add(1))))
-            .string();
+    temporary_ = (fs::path(folder_) / marked_name(name, kTemporary, number.fetch_add(1))).string();
     constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     file_ = retry([&] { return file_calls().open(temporary_.c_str(), kFlags, 0666); });
     if (file_ < 0 && errno == EEXIST) continue;  // left by a killed process that had our number
@@ -182,17 +187,33 @@ void make_folder(const std::string& path) {
 }
 
 std::vector<std::string> remove_stale_temporaries(const std::string& folder) {
+  return remove_stale(folder, "");
+}
+
+std::vector<std::string> remove_stale(const std::string& folder, const std::string& only) {
   std::vector<std::string> removed;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     std::error_code ignored;
-    if (!is_temporary_name(name) || entry->symlink_status(ignored).type() != fs::file_type::regular) continue;
+    const std::string aside = unmarked(name, kAside), temporary = unmarked(name, kTemporary);
+    const fs::file_type type = entry->symlink_status(ignored).type();
+    const bool is_folder = type == fs::file_type::directory;
+    if (aside.empty() ? temporary.empty() || (!is_folder && type != fs::file_type::regular) : !is_folder)
+      continue;
+    if (!only.empty() && (aside.empty() ? temporary : aside) != only.substr(0, kLongestPart)) continue;
     const std::string path = entry->path().string();
     const int file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (file < 0) continue;
-    if (::flock(file, LOCK_EX | LOCK_NB) == 0 && file_calls().unlink(path.c_str()) == 0)
-      removed.push_back(name);
+    if (::flock(file, LOCK_EX | LOCK_NB) == 0) {
+      // Moved aside by a process that was killed before it could put the new folder in place.
+      const std::string name_before = (entry->path().parent_path() / aside).string();
+      const bool comes_back = !aside.empty() && !fs::exists(fs::symlink_status(name_before, ignored));
+      const bool done = comes_back  ? file_calls().rename(path.c_str(), name_before.c_str()) == 0
+                        : is_folder ? (fs::remove_all(path, ignored), !fs::exists(path, ignored))
+                                    : file_calls().unlink(path.c_str()) == 0;
+      if (done) removed.push_back(name);
+    }
     ::close(file);
   }
   std::sort(removed.begin(), removed.end());

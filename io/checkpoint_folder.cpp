@@ -57,11 +57,15 @@ std::string CheckpointFolder::save(int64_t step, const Checkpoint& checkpoint,
   const std::string file = file_of(step);
   checkpoint.save(file);
   Checkpoint::verify(file);
+  prune(step, spared);
+  return file;
+}
+
+void CheckpointFolder::prune(int64_t step, std::optional<int64_t> spared) const {
   int kept = 0;
   for (const int64_t old : steps())
     if (old <= step && ++kept > keep_ && old != spared)
       retry([&] { return file_calls().unlink(file_of(old).c_str()); });
-  return file;
 }
 
 CheckpointFolder::Latest CheckpointFolder::latest() const {

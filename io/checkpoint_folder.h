@@ -25,6 +25,9 @@ class CheckpointFolder {
   /// Files of later steps stay: they belong to a run that was left. Returns the file's path.
   std::string save(int64_t step, const Checkpoint& checkpoint, std::optional<int64_t> spared = {}) const;
 
+  /// What save does at its end, for a step that is saved already.
+  void prune(int64_t step, std::optional<int64_t> spared) const;
+
   struct Latest {
     std::optional<int64_t> step;  // none: the folder holds no checkpoint at all
     std::string file;

@@ -33,6 +33,8 @@ FileCalls FileCalls::system() {
           .fsync = ::fsync,
           .close = ::close,
           .rename = static_cast<int (*)(const char*, const char*)>(std::rename),
+          .exchange = [](const char* a,
+                         const char* b) { return ::renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE); },
           .unlink = ::unlink,
           .free_bytes =
               [](const char* folder) {

@@ -27,6 +27,8 @@ struct FileCalls {
   std::function<int(int file)> fsync;
   std::function<int(int file)> close;
   std::function<int(const char* from, const char* to)> rename;
+  /// Each gets the other's name, in one step (renameat2 with RENAME_EXCHANGE).
+  std::function<int(const char* a, const char* b)> exchange;
   std::function<int(const char* path)> unlink;
   std::function<uint64_t(const char* folder)> free_bytes;  // for this user; 2^64-1 if it cannot be told
   static FileCalls system();
@@ -107,8 +109,40 @@ void write_file(const std::string& path, std::string_view content);
 /// Creates the folder and its parents, and flushes their names to the disk.
 void make_folder(const std::string& path);
 
-/// Removes what killed writers left in the folder; a temporary whose writer lives is locked and stays.
-/// Returns the names removed.
+/// Several files that appear together or not at all: they are written into path(), a folder of its own beside
+/// the target (or in it), and publish() puts them in place. Every failure on the way, an exception
+/// (Interrupted too) and a destruction without publish() remove what was written and leave what was there;
+/// what a killed process leaves, remove_stale_temporaries removes.
+class AtomicFolder {
+ public:
+  /// What becomes of a folder that has the name already. `replace`: the new one takes its place, files that
+  /// only the old one had are gone; readers find the old one or the new one. `merge`: the new files are moved
+  /// into it, JSON files last, in place of those of the same names; if one cannot be moved, those before it
+  /// are moved back.
+  enum class Existing : uint8_t { replace, merge };
+  /// Makes the parents. Throws, naming the path, if it is a file or no folder can be made there.
+  AtomicFolder(const std::string& path, Existing existing);
+  ~AtomicFolder();
+  AtomicFolder(const AtomicFolder&) = delete;
+
+  /// Where the files are to be written.
+  const std::string& path() const { return staging_; }
+  /// Files are on the disk already if AtomicFile wrote them. Once.
+  void publish();
+
+ private:
+  void publish_folder();
+  void publish_files();
+  void discard() noexcept;
+  [[noreturn]] void fail(const char* what, int error) const;
+  std::string path_, target_, staging_;
+  std::vector<std::string> made_;  // parents that were not there
+  bool merges_ = false;
+  int lock_ = -1;
+};
+
+/// Removes what killed writers left in the folder; what belongs to a writer that lives is locked and stays. A
+/// folder that was moved aside and not replaced gets its name back. Returns the names that are gone.
 std::vector<std::string> remove_stale_temporaries(const std::string& folder);
 
 }  // namespace tessera::io

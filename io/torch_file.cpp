@@ -1,7 +1,5 @@
 #include "io/torch_file.h"
 
-#include <algorithm>
-
 #include "io/safetensors_internal.h"
 #include "io/zip_internal.h"
 
@@ -64,7 +62,12 @@ TorchFile::TorchFile(InputFile file) {
           "' endian, expected little");
   }
   tensors_ = read_state_dict(path(), text_of(*archive_, *pickle), &others_);
-  for (const PickledTensor& tensor : tensors_) {
+  std::map<std::string, size_t> tensors_in;
+  for (const PickledTensor& tensor : tensors_) tensors_in[tensor.storage] += 1;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const PickledTensor& tensor = tensors_[i];
+    index_.emplace(tensor.name, i);
+    if (tensors_in[tensor.storage] > 1) shared_[tensor.storage].missing.insert(tensor.name);
     const ZipArchive::Entry* const entry = archive_->find(folder_ + "data/" + tensor.storage);
     check(entry != nullptr, "read: ", path(), ": tensor '", shown(tensor.name), "' lies in storage '",
           shown(tensor.storage), "', which its zip archive has not");
@@ -85,16 +88,26 @@ const std::string& TorchFile::path() const {
 }
 
 Tensor TorchFile::load(const std::string& name) const {
-  const auto found = std::find_if(tensors_.begin(), tensors_.end(),
-                                  [&](const PickledTensor& tensor) { return tensor.name == name; });
-  check(found != tensors_.end(), "read: ", path(), " has no tensor '", shown(name), "'");
-  const ZipArchive::Entry& entry = *archive_->find(folder_ + "data/" + found->storage);
-  const Tensor whole = Tensor::empty_packed({int64_t(found->storage_elements)}, found->dtype, Device::cpu());
-  archive_->read(entry, whole.raw());
-  check_bools(whole, path(), name);
-  const Tensor view = Tensor::view_of(whole.storage(), found->layout, found->dtype);
-  // A view of a larger storage would keep all of it.
-  return view.layout().is_packed() && view.count() == whole.count() ? view : view.clone().packed();
+  const auto found = index_.find(name);
+  check(found != index_.end(), "read: ", path(), " has no tensor '", shown(name), "'");
+  const PickledTensor& tensor = tensors_[found->second];
+  const auto shared = shared_.find(tensor.storage);
+  Tensor whole = shared != shared_.end() ? shared->second.whole : Tensor();
+  if (!whole.defined()) {
+    whole = Tensor::empty_packed({int64_t(tensor.storage_elements)}, tensor.dtype, Device::cpu());
+    archive_->read(*archive_->find(folder_ + "data/" + tensor.storage), whole.raw());
+    if (shared == shared_.end()) check_bools(whole, path(), name);
+  }
+  const Tensor view = Tensor::view_of(whole.storage(), tensor.layout, tensor.dtype);
+  if (shared == shared_.end())
+    // A view of a larger storage would keep all of it.
+    return view.layout().is_packed() && view.count() == whole.count() ? view : view.clone().packed();
+  Shared& rest = shared->second;
+  rest.missing.erase(name);
+  rest.whole = rest.missing.empty() ? Tensor() : whole;
+  const Tensor own = view.clone().packed();
+  check_bools(own, path(), name);
+  return own;
 }
 
 }  // namespace tessera::io

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <map>
 #include <memory>
+#include <set>
 
 #include "io/file.h"
 #include "io/unpickle.h"
@@ -27,8 +29,9 @@ class TorchFile {
   const std::vector<PickledTensor>& entries() const { return tensors_; }
   /// What else lies in the dictionary, as read_state_dict names it.
   const std::vector<std::string>& others() const { return others_; }
-  /// The elements in row-major order, packed, in host memory; the checksum of its storage is verified. Throws
-  /// if there is none of that name.
+  /// The elements in row-major order, packed, in host memory of their own; the checksum of its storage is
+  /// verified. A storage in which several tensors lie is read once: it is held from the first of them to the
+  /// last. Throws if there is none of that name. One thread at a time.
   Tensor load(const std::string& name) const;
 
  private:
@@ -36,6 +39,13 @@ class TorchFile {
   std::string folder_;  // of the archive's entries: "model/"
   std::vector<PickledTensor> tensors_;
   std::vector<std::string> others_;
+  std::map<std::string, size_t> index_;  // of tensors_
+  /// A storage with several tensors: those that were not loaded yet, and its bytes once one was.
+  struct Shared {
+    std::set<std::string> missing;
+    Tensor whole;
+  };
+  mutable std::map<std::string, Shared> shared_;
 };
 
 /// True if the file begins as one of torch.save, of any PyTorch, does. A file of safetensors begins with

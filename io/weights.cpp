@@ -8,6 +8,7 @@
 
 #include "io/safetensors_internal.h"
 #include "io/shard_index.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::io {
 namespace {
@@ -104,13 +105,17 @@ Tensor WeightSource::load(const std::string& name) const {
   return std::visit([&](const auto& file) { return file.load(name); }, files_[index_.at(name).file]);
 }
 
-void save_weights(const std::string& folder, const std::vector<WeightToWrite>& weights,
-                  uint64_t shard_bytes) {
-  check(shard_bytes > 0, "save_weights: shards of 0 bytes");
-  make_folder(folder);
+void check_no_weights(const std::string& folder) {
   for (const char* const name : kNames)
     check(!exists(folder + "/" + name), "save_weights: ", folder, " has ", name,
           " already; weights in two files are ambiguous: name another folder or remove it");
+}
+
+void save_weights(const std::string& folder, const std::vector<WeightToWrite>& weights,
+                  uint64_t shard_bytes) {
+  check(shard_bytes > 0, "save_weights: shards of 0 bytes");
+  check_no_weights(folder);
+  AtomicFolder files(folder, AtomicFolder::Existing::merge);
   std::vector<std::vector<const WeightToWrite*>> shards(1);
   uint64_t in_shard = 0, total = 0;
   for (const WeightToWrite& weight : weights) {
@@ -135,6 +140,7 @@ void save_weights(const std::string& folder, const std::vector<WeightToWrite>& w
   for (size_t number = 0; number < shards.size(); ++number) {
     NamedTensors tensors;
     for (const WeightToWrite* weight : shards[number]) {
+      check_interrupt();
       Tensor tensor = weight->make();
       check(tensor.dtype() == weight->entry.dtype && tensor.shape() == weight->entry.shape, "save_weights: '",
             weight->entry.name, "' is ", describe(tensor), ", expected ", weight->entry.dtype,
@@ -143,11 +149,13 @@ void save_weights(const std::string& folder, const std::vector<WeightToWrite>& w
       map[weight->entry.name] = name_of_shard(number);
     }
     // Without the format transformers does not say which framework's the tensors are.
-    save_safetensors(folder + "/" + name_of_shard(number), tensors, {{"format", "pt"}});
+    save_safetensors(files.path() + "/" + name_of_shard(number), tensors, {{"format", "pt"}});
   }
-  if (shards.size() == 1) return;
-  const nlohmann::json index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
-  write_file(folder + "/model.safetensors.index.json", index.dump(2) + "\n");
+  if (shards.size() > 1) {
+    const nlohmann::json index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
+    write_file(files.path() + "/model.safetensors.index.json", index.dump(2) + "\n");
+  }
+  files.publish();
 }
 
 }  // namespace tessera::io

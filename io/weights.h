@@ -11,7 +11,8 @@
 
 /// The weights of a model as Hugging Face keeps them: safetensors or files of torch.save, one or several with
 /// an index. Headers are read at once; tensors when they are asked for, straight into their place (io/file.h
-/// says why files are read by position and not mapped), so that host memory of one tensor is enough.
+/// says why files are read by position and not mapped), so that host memory of one tensor is enough, and of
+/// storages of torch.save with several tensors in them.
 
 namespace tessera::io {
 
@@ -58,10 +59,13 @@ struct WeightToWrite {
   std::function<Tensor()> make;  // of that dtype and shape
 };
 
+/// Throws if the folder has weights, in any of the names that WeightSource knows: two would be ambiguous.
+void check_no_weights(const std::string& folder);
+
 /// Writes model.safetensors into the folder or, if the elements have more than `shard_bytes`, files
 /// model-00001-of-0000N.safetensors of at most so many (a larger tensor has one to itself) and, last, the
-/// index model.safetensors.index.json. transformers reads both. Host memory: one file's tensors. Throws if
-/// the folder has weights already, in any of the names that WeightSource knows: two would be ambiguous.
+/// index model.safetensors.index.json. transformers reads both. All files or none (AtomicFolder, which merges
+/// them into a folder that is there). Host memory: one file's tensors. Throws as check_no_weights does.
 void save_weights(const std::string& folder, const std::vector<WeightToWrite>& weights,
                   uint64_t shard_bytes = uint64_t{5'000'000'000});
 

@@ -39,6 +39,15 @@ bool any_of(const std::vector<std::string>& list, Test&& test) {
 
 }  // namespace
 
+std::string name_of_other(const NameTable& table, const std::string& in_file) {
+  const std::string name = modern(in_file), full = table.prefix + name;
+  const auto is_start_of = [&](const std::string& text) {
+    return any_of(table.others, [&](const std::string& start) { return text.starts_with(start); });
+  };
+  if (any_of(table.buffers, [&](const std::string& end) { return name.ends_with(end); })) return "";
+  return is_start_of(name) ? name : is_start_of(full) ? full : "";
+}
+
 Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head) {
   std::map<std::string, const NameRule::Part*> wanted;
   for (const NameRule& rule : table.rules)
@@ -55,9 +64,7 @@ Matched match_names(const NameTable& table, const io::WeightSource& source, bool
         wrong.push_back("twice       " + shown(full) + ": as '" + shown(matched.names.at(full)) + "' and '" +
                         shown(entry.name) + "'");
     } else if (any_of(table.buffers, [&](const std::string& end) { return full.ends_with(end); }) ||
-               any_of(table.others, [&](const std::string& start) {
-                 return name.starts_with(start) || full.starts_with(start);
-               })) {
+               !name_of_other(table, entry.name).empty()) {
       matched.report.ignored.push_back(entry.name);
     } else {
       wrong.push_back("unexpected  " + shown(entry.name) + " " + text_of(entry.shape));

@@ -31,6 +31,10 @@ struct Matched {
 };
 Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head);
 
+/// What transformers calls a tensor `in_file` of a head or pooler that the model of the table has not; "" for
+/// one of the model, a buffer or a stranger.
+std::string name_of_other(const NameTable& table, const std::string& in_file);
+
 /// Copies the tensors into the parameters, converting their dtype. Parameters as nn::parameters lists them;
 /// a parameter that the table has not is an error, as is a tied tensor that differs from the token table.
 void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameTable& table,
@@ -54,8 +58,8 @@ struct SaveOptions {
   uint64_t shard_bytes = uint64_t{5'000'000'000};
 };
 
-/// Writes config.json and safetensors that transformers and load_* read. Throws if the folder has weights
-/// already.
+/// Writes config.json and safetensors that transformers and load_* read, all of them or nothing. Throws if
+/// the folder has weights already; to replace a folder, save into an io::AtomicFolder.
 void save(const models::Gpt& model, const std::string& folder, const SaveOptions& options = {});
 void save(const models::Llama& model, const std::string& folder, const SaveOptions& options = {});
 void save(const models::Bert& model, const std::string& folder, const SaveOptions& options = {});
@@ -68,7 +72,8 @@ struct Conversion {
 /// Weights of one folder (or file) as safetensors in another, which gets a copy of config.json (with
 /// another dtype if there is one, and without the fields that may be ignored) and of the tokenizer's files.
 /// With a config.json of a known model, the names are its own, checked as loading does; otherwise they are
-/// kept. Integer tensors keep their dtype. One shard in memory at a time.
+/// kept. Heads and poolers that config.json's architecture does not use are converted too. Integer tensors
+/// keep their dtype. One shard in memory at a time.
 Conversion convert(const std::string& from, const std::string& to, const SaveOptions& options = {},
                    const ConfigOptions& config = {});
 

@@ -39,8 +39,11 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
                          [=, dtype = config.dtype] { return part_of(ours, rule, row, rows).to(dtype); }});
     });
   }
-  io::save_weights(folder, weights, options.shard_bytes);
-  io::write_file(folder + "/config.json", config_text(config));
+  io::check_no_weights(folder);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
+  io::save_weights(files.path(), weights, options.shard_bytes);
+  io::write_file(files.path() + "/config.json", config_text(config));
+  files.publish();
 }
 
 /// What a folder holds besides weights that its user needs.
@@ -121,22 +124,29 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
       for (const NameRule::Part& part : rule.parts)
         if (const auto found = matched.names.find(part.theirs); found != matched.names.end())
           add(part.theirs, found->second);
-    done.ignored = matched.report.ignored;
+    // Heads and a pooler that this model has not belong to the file all the same.
+    for (const std::string& name : matched.report.ignored)
+      if (const std::string theirs = name_of_other(table, name); !theirs.empty())
+        add(theirs, name);
+      else
+        done.ignored.push_back(name);
   } else {
     for (const io::WeightEntry& entry : source.entries()) add(entry.name, entry.name);
   }
   done.ignored.insert(done.ignored.end(), source.others().begin(), source.others().end());
-  io::save_weights(to, weights, options.shard_bytes);
-  if (!is_folder(from)) return done;
+  io::check_no_weights(to);
+  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
+  io::save_weights(files.path(), weights, options.shard_bytes);
   constexpr uint64_t kMost = uint64_t{256} << 20;  // of a tokenizer
   for (const char* const name : kCompanions) {
-    if (!is_file(from + "/" + name)) continue;
+    if (!is_folder(from) || !is_file(from + "/" + name)) continue;
     const std::string text = io::read_file(from + "/" + name, kMost);
     const bool other =
         std::string_view(name) == "config.json" && (options.dtype || !config_options.ignored_fields.empty());
-    io::write_file(to + "/" + name,
+    io::write_file(files.path() + "/" + name,
                    other ? adapted(text, options.dtype, config_options.ignored_fields) : text);
   }
+  files.publish();
   return done;
 }
 

@@ -19,7 +19,6 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-#include <unistd.h>
 
 namespace tessera {
 namespace {
@@ -33,7 +32,7 @@ DeviceContext* make_cpu_context() {
   context->name = "cpu";
   context->card.name = "cpu";
   context->card.multiprocessors = cpu_threads();
-  context->card.memory_bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE));
+  context->card.memory_bytes = total_memory();
   context->allocator = std::make_unique<Allocator>(host_memory(memory_within_reach));
   return context;
 }

@@ -1,28 +1,13 @@
 #include "runtime/host_memory_internal.h"
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
-#include <string>
 #include <utility>
 
 namespace tessera {
-
-size_t memory_within_reach() {
-  size_t kilobytes = 0, pages = 0;
-  int found = 0;
-  std::ifstream system("/proc/meminfo"), own("/proc/self/statm");
-  std::string name, unit;
-  for (size_t value = 0; found < 2 && system >> name >> value && std::getline(system, unit);)
-    if (name == "MemAvailable:" || name == "SwapFree:") kilobytes += value, ++found;
-  own >> pages >> pages;  // the second number: what is resident
-  if (found == 0 || !own) return SIZE_MAX;
-  return kilobytes * 1024 + pages * size_t(::sysconf(_SC_PAGE_SIZE));
-}
 
 MemorySource host_memory(std::function<size_t()> most) {
   constexpr size_t kPage = 4096;
@@ -48,10 +33,7 @@ MemorySource host_memory(std::function<size_t()> most) {
     lent->sizes.erase(found);
     std::free(data);
   };
-  source.usage = [] {
-    const auto page = size_t(::sysconf(_SC_PAGE_SIZE));
-    return std::pair(size_t(::sysconf(_SC_AVPHYS_PAGES)) * page, size_t(::sysconf(_SC_PHYS_PAGES)) * page);
-  };
+  source.usage = [] { return std::pair(std::min(available_memory(), total_memory()), total_memory()); };
   source.fill = [](void* data, int byte, size_t bytes) { std::memset(data, byte, bytes); };
   source.read = [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); };
   return source;

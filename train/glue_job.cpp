@@ -12,6 +12,7 @@
 #include "io/file.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
+#include "runtime/interrupt.h"
 #include "train/session.h"
 
 namespace tessera::train {
@@ -91,12 +92,12 @@ optim::Schedule make_schedule(const GlueJob& job) {
 
 namespace {
 
-models::Bert make_model(const GlueJob& job, Rng& rng, Device device) {
+models::Bert make_model(const GlueJob& job, Rng& rng, Device device, pretrained::LoadReport& report) {
   const MemoryTag tag("parameters");
   const datasets::GlueTask task = datasets::parse_glue_task(job.task).task;
   if (job.model.empty()) return models::Bert(job.bert, rng, device);
-  models::Bert model =
-      pretrained::load_bert(job.model, rng, device, {.config = head_options(task), .dtype = job.bert.dtype});
+  models::Bert model = pretrained::load_bert(
+      job.model, rng, device, {.config = head_options(task), .dtype = job.bert.dtype}, &report);
   // Dropout may be the job's own; everything else is what the folder says.
   model.config.hidden_dropout = job.bert.hidden_dropout;
   model.config.attention_dropout = job.bert.attention_dropout;
@@ -114,7 +115,11 @@ models::Bert make_model(const GlueJob& job, Rng& rng, Device device) {
 }  // namespace
 
 GlueSession::GlueSession(const GlueJob& job, Device device)
-    : job_(job), device_(device), rng_(job.seed), model_(make_model(job, rng_, device)), optimizer_([&] {
+    : job_(job),
+      device_(device),
+      rng_(job.seed),
+      model_(make_model(job, rng_, device, loaded_)),
+      optimizer_([&] {
         const MemoryTag tag("optimizer");
         return optim::AdamW(nn::parameters(model_),
                             {.lr = job.lr, .weight_decay = job.weight_decay, .max_norm = job.clip_norm});
@@ -147,13 +152,29 @@ int64_t GlueSession::restore(const std::filesystem::path& file) {
 
 // ---- evaluation ----
 
+namespace {
+
+/// No dropout while it lives, however the evaluation ends.
+class Evaluating {
+ public:
+  explicit Evaluating(models::Bert& model) : model_(model) { nn::set_training(model_, false); }
+  ~Evaluating() { nn::set_training(model_, true); }
+  Evaluating(const Evaluating&) = delete;
+
+ private:
+  models::Bert& model_;
+};
+
+}  // namespace
+
 GluePredictions predict_glue(GlueSession& session, const datasets::GlueItems& items) {
   const NoTape off;
   models::Bert& model = session.model();
-  nn::set_training(model, false);
+  const Evaluating evaluating(model);
   GluePredictions result;
   double loss = 0;
   for (int64_t first = 0; first < items.size(); first += session.job().batch) {
+    check_interrupt();
     std::vector<int64_t> indices;
     for (int64_t i = first; i < std::min(first + session.job().batch, items.size()); ++i)
       indices.push_back(i);
@@ -176,7 +197,6 @@ GluePredictions predict_glue(GlueSession& session, const datasets::GlueItems& it
       }
     }
   }
-  nn::set_training(model, true);
   result.loss = items.has_labels() ? loss / double(items.size()) : std::numeric_limits<double>::quiet_NaN();
   return result;
 }
@@ -201,16 +221,21 @@ std::map<std::string, double> evaluate_glue(GlueSession& session, const GlueSet&
   return values;
 }
 
+std::vector<std::string> submission_files(const GlueSet& set, const std::filesystem::path& folder) {
+  std::vector<std::string> files;
+  for (const GluePart& part : set.test)
+    files.push_back((folder / datasets::glue_submission_name(set.task, part.name)).string());
+  return files;
+}
+
 std::vector<std::string> write_submissions(GlueSession& session, const GlueSet& set,
                                            const std::filesystem::path& folder) {
-  std::vector<std::string> files;
-  io::make_folder(folder.string());
-  for (const GluePart& part : set.test) {
-    files.push_back((folder / datasets::glue_submission_name(set.task, part.name)).string());
-    io::write_file(files.back(),
+  io::AtomicFolder files(folder.string(), io::AtomicFolder::Existing::replace);
+  for (const GluePart& part : set.test)
+    io::write_file(files.path() + "/" + datasets::glue_submission_name(set.task, part.name),
                    datasets::glue_submission(set.task, predict_glue(session, part.items).values));
-  }
-  return files;
+  files.publish();
+  return submission_files(set, folder);
 }
 
 // ---- training ----

@@ -10,6 +10,7 @@
 #include "models/bert.h"
 #include "optim/adamw.h"
 #include "optim/schedule.h"
+#include "pretrained/load.h"
 #include "train/glue_data.h"
 #include "train/trainer.h"
 
@@ -64,6 +65,8 @@ class GlueSession {
   const GlueJob& job() const { return job_; }
   Device device() const { return device_; }
   models::Bert& model() { return model_; }
+  /// What became of the names of job.model's file; of a model from random weights, nothing.
+  const pretrained::LoadReport& loaded() const { return loaded_; }
   optim::AdamW& optimizer() { return optimizer_; }
 
   /// Brings a batch from the host to the device.
@@ -80,6 +83,7 @@ class GlueSession {
   GlueJob job_;
   Device device_;
   Rng rng_;
+  pretrained::LoadReport loaded_;
   models::Bert model_;
   optim::AdamW optimizer_;
   models::BertBatch batch_;
@@ -101,8 +105,10 @@ std::map<std::string, double> evaluate_glue(GlueSession& session, const GlueSet&
 TrainResult train_glue(GlueSession& session, const GlueSet& set, const RunFolder& run,
                        const TrainerOptions& options, int64_t first_step, Progress& progress);
 
-/// Writes the predictions for the test parts in the form that the benchmark's server takes; returns the
-/// files.
+/// The files that write_submissions makes in `folder`.
+std::vector<std::string> submission_files(const GlueSet& set, const std::filesystem::path& folder);
+/// Writes the predictions for the test parts in the form that the benchmark's server takes, all of them or
+/// none; returns the files.
 std::vector<std::string> write_submissions(GlueSession& session, const GlueSet& set,
                                            const std::filesystem::path& folder);
 

@@ -6,6 +6,7 @@
 
 #include "datasets/ngram.h"
 #include "io/file.h"
+#include "io/text_file.h"
 #include "io/tokenizer/train.h"
 #include "runtime/error.h"
 #include "runtime/parallel.h"
@@ -21,7 +22,7 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
   } else {
     std::vector<std::string> texts;
     for (const std::string& file : text.files) {
-      const std::string whole = io::read_file(file, datasets::kLargestText);
+      const std::string whole = io::read_text(file, datasets::kLargestText, text.any_bytes);
       for (const std::string_view piece : datasets::split_pieces(whole, uint64_t(text.piece)))
         texts.emplace_back(datasets::split_text(piece, text.validation).train);
     }
@@ -35,9 +36,11 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
         {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end}, {"eos_token", end}};
     io::write_file(folder + "/tokenizer_config.json", roles.dump(2) + "\n");
   }
-  const datasets::Tokenized done = datasets::tokenize_files(
-      text.files, io::Tokenizer::load(folder), folder,
-      {.validation = text.validation, .piece = text.piece, .workers = cpu_threads()});
+  const datasets::Tokenized done = datasets::tokenize_files(text.files, io::Tokenizer::load(folder), folder,
+                                                            {.validation = text.validation,
+                                                             .piece = text.piece,
+                                                             .workers = cpu_threads(),
+                                                             .any_bytes = text.any_bytes});
   check(text.validation == 0 || done.validation.tokens > 0, "train: in the last ", text.validation,
         " of no text (or --piece of one) a line begins, so nothing is held out; give a larger --validation, "
         "or 0");

@@ -20,6 +20,7 @@ struct LanguageText {
   int64_t vocab_size = 1024;       // of bpe
   double validation = 0.1;         // share at the end of each document
   int64_t piece = 0;               // bytes of a document; 0: a whole file
+  bool any_bytes = false;          // do not refuse what is not UTF-8 text (io/text_file.h)
 };
 
 /// Turns text into shards and a tokenizer in `folder`. A tokenizer made of the text has seen the training

@@ -9,6 +9,7 @@
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 #include "train/session.h"
 
 namespace tessera::train {
@@ -211,21 +212,39 @@ auto LanguageSession::as_used(F&& f) {
       [&](auto& model) {
         nn::set_training(model, false);
         if (ema_) ema_->apply();
-        auto result = f(model);
-        if (ema_) ema_->restore();
-        nn::set_training(model, true);
-        return result;
+        const auto back = [&] {
+          if (ema_) ema_->restore();
+          nn::set_training(model, true);
+        };
+        try {
+          auto result = f(model);
+          back();
+          return result;
+        } catch (...) {
+          back();
+          throw;
+        }
       },
       model_);
 }
 
 Perplexity LanguageSession::evaluate(std::span<const PerplexityWindow> windows) {
-  return as_used([&](auto& model) { return measure_perplexity(model, windows, device_, job_.batch); });
+  const auto progress = [](const Perplexity&) {
+    check_interrupt();
+    return true;
+  };
+  return as_used(
+      [&](auto& model) { return measure_perplexity(model, windows, device_, job_.batch, progress); });
 }
 
 std::vector<int64_t> LanguageSession::generate(std::span<const int64_t> prompt,
                                                const models::GenerateOptions& options) {
-  return as_used([&](auto& model) { return models::generate(model, prompt, options); });
+  models::GenerateOptions own = options;
+  own.on_token = [&](int64_t token) {
+    check_interrupt();
+    return !options.on_token || options.on_token(token);
+  };
+  return as_used([&](auto& model) { return models::generate(model, prompt, own); });
 }
 
 void LanguageSession::save(const std::string& folder) {

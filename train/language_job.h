@@ -169,8 +169,8 @@ datasets::LoaderState first_batch(const LanguageJob& job);
 /// The steps of this job that fit into so many seconds, by the time of a few steps on random tokens.
 int64_t steps_within(const LanguageJob& job, Device device, double seconds);
 
-/// A folder of Hugging Face with the trained model and its tokenizer (the folder `tokenizer`); replaces the
-/// one that an earlier end of the same run left.
+/// A Hugging Face model directory with the trained model and its tokenizer (the folder `tokenizer`). It
+/// replaces the one that an earlier end of the same run left, once it is complete.
 void export_language(LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
                      const std::string& folder);
 

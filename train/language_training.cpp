@@ -8,6 +8,7 @@
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 #include "train/language_job.h"
 #include "train/language_plan.h"
 
@@ -119,17 +120,21 @@ TrainResult train_language(LanguageSession& session, const LanguageData& data, c
     };
   BestEvaluation best = best_evaluation(run);
   const bool keeps_best = watch.exported == "best";
-  check(watch.patience == 0 || best.since < watch.patience, "train: the run has ended after step ",
-        first_step, ", ", best.since,
-        " evaluations behind its lowest held-out loss; give a larger --patience to go further");
+  // Stopped after it had ended early: what is left to do is what a run does at its end.
+  if (watch.patience > 0 && best.since >= watch.patience) options.steps = first_step;
   task.judge = [&](int64_t step, const std::map<std::string, double>& values) -> Task::Verdict {
     best.add(step, values.at("eval_nll"));
     return {.save = keeps_best && best.since == 0,
             .stop = watch.patience > 0 && best.since >= watch.patience};
   };
+  std::optional<int64_t> saved;
   task.save = [&](int64_t step) {
-    folder.save(step, session.checkpoint(step, loader.state()),
-                keeps_best ? std::optional(best.step) : std::nullopt);
+    const auto spared = keeps_best ? std::optional(best.step) : std::nullopt;
+    if (saved == step)  // before the evaluation that made it the best one
+      folder.prune(step, spared);
+    else
+      folder.save(step, session.checkpoint(step, loader.state()), spared);
+    saved = step;
   };
   if (watch.sample_tokens > 0) {
     const std::vector<int64_t> prompt = sample_prompt(data, watch);
@@ -162,6 +167,7 @@ int64_t steps_within(const LanguageJob& job, Device device, double seconds) {
   session.load(batch);
   session.optimizer().zero_grad();
   const auto step = [&] {
+    check_interrupt();
     for (int64_t micro = 0; micro < job.accumulate; ++micro) {
       Tape tape;
       tape.backward(session.loss());
@@ -191,16 +197,16 @@ int64_t steps_within(const LanguageJob& job, Device device, double seconds) {
 
 void export_language(LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
                      const std::string& folder) {
-  namespace fs = std::filesystem;
-  fs::remove_all(folder);
-  session.save(folder);
-  copy_tokenizer(tokenizer, folder);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::replace);
+  session.save(files.path());
+  copy_tokenizer(tokenizer, files.path());
   const io::SpecialTokens& special = data.tokenizer().special();
-  const std::string path = folder + "/config.json";
+  const std::string path = files.path() + "/config.json";
   json config = json::parse(io::read_file(path, 1 << 20));
   if (special.eos) config["eos_token_id"] = *special.eos;
   if (special.bos || special.eos) config["bos_token_id"] = special.bos ? *special.bos : *special.eos;
   io::write_file(path, config.dump(2) + "\n");
+  files.publish();
 }
 
 }  // namespace tessera::train

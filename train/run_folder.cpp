@@ -104,6 +104,18 @@ void append_line(const fs::path& path, const std::string& line) {
   check(bool(out), path.string(), ": cannot append ", line.size() + 1, " bytes; is the disk full?");
 }
 
+std::string line_of(const StepRecord& record) {
+  json line = {{"step", record.step}};
+  for (const auto& [name, value] : record.values) {
+    if (std::isfinite(value)) {
+      line[name] = value;
+    } else {
+      line[name] = nullptr;
+    }
+  }
+  return line.dump();
+}
+
 /// Calls f(line, entry) for the lines that are objects with a step; a torn one is none.
 template <class F>
 void for_each_line(const fs::path& path, F&& f) {
@@ -117,15 +129,16 @@ void for_each_line(const fs::path& path, F&& f) {
 }  // namespace
 
 void RunFolder::append(const StepRecord& record) const {
-  json line = {{"step", record.step}};
-  for (const auto& [name, value] : record.values) {
-    if (std::isfinite(value)) {
-      line[name] = value;
-    } else {
-      line[name] = nullptr;
-    }
-  }
-  append_line(path_ / "metrics.jsonl", line.dump());
+  append_line(path_ / "metrics.jsonl", line_of(record));
+}
+
+void RunFolder::replace_last(const StepRecord& record) const {
+  const fs::path path = path_ / "metrics.jsonl";
+  std::string kept;
+  for_each_line(path, [&](const std::string& line, const json& entry) {
+    if (entry["step"].get<int64_t>() < record.step) kept += line + "\n";
+  });
+  io::write_file(path.string(), kept + line_of(record) + "\n");
 }
 
 std::vector<StepRecord> RunFolder::metrics() const {

@@ -69,6 +69,8 @@ class RunFolder {
 
   /// Appends a line; it has reached the operating system when this returns.
   void append(const StepRecord& record) const;
+  /// The line of that step, once more, with what is known by now; all or nothing. Lines of later steps go.
+  void replace_last(const StepRecord& record) const;
   /// All whole lines; a line torn by a killed process is left out.
   std::vector<StepRecord> metrics() const;
   void append(const Sample& sample) const;

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "datasets/glue.h"
 #include "runtime/error.h"
 
 namespace tessera::train {
@@ -63,18 +64,23 @@ std::string spread(const std::vector<double>& values) {
 }
 
 struct Metric {
-  const char* name;
+  std::string name;
   std::vector<double> RunGroup::*values;
 };
-constexpr Metric kMetrics[] = {{"final loss", &RunGroup::final_loss},
-                               {"evaluation", &RunGroup::evaluation},
-                               {"gap to the optimum", &RunGroup::gap}};
+std::vector<Metric> metrics_of(const std::vector<RunGroup>& groups) {
+  if (groups.empty()) return {};
+  const RunUnits& units = groups.front().units;
+  std::vector<Metric> metrics = {{"final loss (" + units.loss + ")", &RunGroup::final_loss},
+                                 {units.evaluation, &RunGroup::evaluation}};
+  if (!units.gap.empty()) metrics.push_back({units.gap, &RunGroup::gap});
+  return metrics;
+}
 
 std::vector<std::vector<std::string>> table_of(const std::vector<RunGroup>& groups) {
   std::vector<std::vector<std::string>> rows;
   for (const RunGroup& group : groups) {
     rows.push_back({group.name, std::to_string(group.runs.size())});
-    for (const Metric& metric : kMetrics) rows.back().push_back(spread(group.*metric.values));
+    for (const Metric& metric : metrics_of(groups)) rows.back().push_back(spread(group.*metric.values));
   }
   return rows;
 }
@@ -83,7 +89,7 @@ std::vector<std::vector<std::string>> table_of(const std::vector<RunGroup>& grou
 std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
   std::vector<std::string> lines;
   if (groups.size() != 2) return lines;
-  for (const Metric& metric : kMetrics) {
+  for (const Metric& metric : metrics_of(groups)) {
     const auto &a = groups[0].*metric.values, &b = groups[1].*metric.values;
     if (std::isnan(mean_of(a)) || std::isnan(mean_of(b))) continue;
     const Difference d = welch(a, b);
@@ -97,6 +103,30 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
 }
 
 }  // namespace
+
+RunUnits units_of(const RunFolder& run) {
+  const nlohmann::json settings = run.settings();
+  const auto text_at = [&](const char* pointer) {
+    const nlohmann::json::json_pointer at(pointer);
+    return settings.contains(at) && settings[at].is_string() ? settings[at].get<std::string>()
+                                                             : std::string();
+  };
+  const std::string model = text_at("/model");
+  if (model == "tnp")
+    return {model, "nats per point", "held-out loss (nats per point)", "gap to the optimum (nats per point)"};
+  if (model == "gpt" || model == "llama") {
+    const nlohmann::json::json_pointer order("/baseline/order");
+    const std::string gram =
+        settings.contains(order) && settings[order].is_number() ? settings[order].dump() + "-gram" : "";
+    return {model, "nats per token", "held-out loss (nats per token)",
+            gram.empty() ? "" : "gap to the " + gram + " (nats per token)"};
+  }
+  check(model == "bert", "report: ", run.path().string(), ": run.json says that it is a run of \"", model,
+        "\", which is unknown");
+  const datasets::GlueInfo& info = datasets::parse_glue_task(text_at("/job/task"));
+  return {model, info.labels.empty() ? "squared error per text" : "nats per text",
+          std::string("score on ") + info.folder, ""};
+}
 
 Spread spread_of(const std::vector<double>& values) {
   return {mean_of(values), std::sqrt(variance_of(values))};
@@ -149,8 +179,21 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
           run.settings().contains("seeds")
               ? "; name the folders of its seeds, " + run.path().string() + "/seed-*"
               : "");
+    RunUnits units = units_of(run);
+    if (!groups.empty()) {
+      const RunUnits& first = groups.front().units;
+      const bool same_loss = units.loss == first.loss && units.evaluation == first.evaluation;
+      check(same_loss, "report: ", run.path().string(), " is a run of `train ", units.model, "` (",
+            units.loss, ", ", units.evaluation, "), ", groups.front().runs.front().path().string(),
+            " one of `train ", first.model, "` (", first.loss, ", ", first.evaluation,
+            "); make a page of each kind");
+      // Compared with different n-grams, gaps say nothing of each other.
+      if (units.gap != first.gap)
+        for (RunGroup& other : groups) other.units.gap = "";
+      units.gap = groups.front().units.gap;
+    }
     auto group = std::ranges::find(groups, name, &RunGroup::name);
-    if (group == groups.end()) group = groups.insert(group, {.name = name});
+    if (group == groups.end()) group = groups.insert(group, {.name = name, .units = units});
     group->runs.push_back(run);
     group->final_loss.push_back(sum / double(count));
     group->evaluation.push_back(evaluation);
@@ -172,10 +215,16 @@ Difference welch(const std::vector<double>& a, const std::vector<double>& b) {
 }
 
 std::string format_groups(const std::vector<RunGroup>& groups) {
-  std::string text = fmt::format("{:<20} {:>5} {:>20} {:>20} {:>20}\n", "group", "runs", kMetrics[0].name,
-                                 kMetrics[1].name, kMetrics[2].name);
-  for (const auto& row : table_of(groups))
-    text += fmt::format("{:<20} {:>5} {:>20} {:>20} {:>20}\n", row[0], row[1], row[2], row[3], row[4]);
+  std::string text = fmt::format("{:<20} {:>5}", "group", "runs");
+  const std::vector<Metric> metrics = metrics_of(groups);
+  for (const Metric& metric : metrics) text += fmt::format("  {:>20}", metric.name);
+  text += "\n";
+  for (const auto& row : table_of(groups)) {
+    text += fmt::format("{:<20} {:>5}", row[0], row[1]);
+    for (size_t i = 0; i < metrics.size(); ++i)
+      text += fmt::format("  {:>{}}", row[i + 2], std::max<size_t>(20, metrics[i].name.size()));
+    text += "\n";
+  }
   for (const std::string& line : sentences(groups)) text += line + "\n";
   return text;
 }
@@ -185,11 +234,14 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
   Report report("Runs side by side");
   report.paragraph(
       fmt::format("Final loss: the mean over the last {} steps. Mean +- standard deviation over "
-                  "the runs of a group, in nats per point.",
+                  "the runs of a group.",
                   options.last));
-  report.table(
-      {options.by.empty() ? "run" : options.by, "runs", kMetrics[0].name, kMetrics[1].name, kMetrics[2].name},
-      table_of(groups));
+  const std::vector<Metric> metrics = metrics_of(groups);
+  const auto header = [&](std::vector<std::string> columns) {
+    for (const Metric& metric : metrics) columns.push_back(metric.name);
+    return columns;
+  };
+  report.table(header({options.by.empty() ? "run" : options.by, "runs"}), table_of(groups));
   for (const std::string& line : sentences(groups)) report.paragraph(line);
   std::vector<Series> curves, ends;
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -204,16 +256,18 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
       points.erase(points.begin(), points.begin() + ptrdiff_t(points.size() / 2));
     }
   }
-  report.chart("Training loss", "step", "nats per point", curves);
-  report.chart("Training loss, the second half", "step", "nats per point", ends);
+  const std::string unit = groups.empty() ? "" : groups.front().units.loss;
+  report.chart("Training loss", "step", unit, curves);
+  report.chart("Training loss, the second half", "step", unit, ends);
   report.heading("Runs");
   std::vector<std::vector<std::string>> rows;
   for (const RunGroup& group : groups) {
-    for (size_t i = 0; i < group.runs.size(); ++i)
-      rows.push_back({group.runs[i].path().string(), group.name, spread({group.final_loss[i]}),
-                      spread({group.evaluation[i]}), spread({group.gap[i]})});
+    for (size_t i = 0; i < group.runs.size(); ++i) {
+      rows.push_back({group.runs[i].path().string(), group.name});
+      for (const Metric& metric : metrics) rows.back().push_back(spread({(group.*metric.values)[i]}));
+    }
   }
-  report.table({"folder", "group", kMetrics[0].name, kMetrics[1].name, kMetrics[2].name}, rows);
+  report.table(header({"folder", "group"}), rows);
   report.write(path);
 }
 

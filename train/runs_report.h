@@ -16,9 +16,22 @@ struct RunsReportOptions {
   int64_t last = 100;   // the final loss is the mean over this many last steps (of those that were logged)
 };
 
+/// What the numbers of a run are, by what was trained.
+struct RunUnits {
+  std::string model;       // "tnp", "gpt", ...
+  std::string loss;        // of training: "nats per point"
+  std::string evaluation;  // what is evaluated, with its unit: "held-out loss (nats per token)"
+  std::string gap;         // and compared with: "gap to the 5-gram (nats per token)"; "": with nothing
+  bool operator==(const RunUnits&) const = default;
+};
+/// By run.json: TNPs are compared with the Bayes-optimal prediction, language models with the n-gram that
+/// they were trained beside, BERT has the task's metric. Throws, naming the run, for a model that is unknown.
+RunUnits units_of(const RunFolder& run);
+
 /// What the runs of a group came to, one number each.
 struct RunGroup {
   std::string name;
+  RunUnits units;
   std::vector<RunFolder> runs;
   std::vector<double> final_loss;
   std::vector<double> evaluation;  // the last eval_nll, of GLUE eval_score; NaN for a run without one
@@ -26,8 +39,8 @@ struct RunGroup {
 };
 
 /// The groups in the order of the first run of each; without a setting the name is that of the folder, or its
-/// path where several are called so. Throws, naming the run, if it lacks the setting, has logged no loss or
-/// is given twice.
+/// path where several are called so. Throws, naming the run, if it lacks the setting, has logged no loss, is
+/// given twice or has other units than the first one: their losses cannot be compared.
 std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options);
 
 /// Mean and standard deviation (of the sample, with n - 1; 0 for one value) of one value or more.

@@ -8,6 +8,7 @@
 #include "io/checkpoint.h"
 #include "io/checkpoint_folder.h"
 #include "runtime/allocator.h"
+#include "runtime/interrupt.h"
 #include "train/session.h"
 
 namespace tessera::train {
@@ -116,6 +117,7 @@ int64_t TnpSession::restore(const std::filesystem::path& file) {
 
 int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {
   const auto fits = [&](int64_t batch) {
+    check_interrupt();
     TnpJob trial = job;
     trial.batch = batch;
     device.allocator().release_cached();

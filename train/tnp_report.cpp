@@ -5,6 +5,7 @@
 
 #include "autograd/tape.h"
 #include "datasets/posterior.h"
+#include "runtime/interrupt.h"
 #include "train/image.h"
 #include "train/run_report.h"
 #include "train/tnp_job.h"
@@ -23,6 +24,7 @@ TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device d
   std::vector<double> gaps;  // of each task
   double model_sum = 0, optimal_sum = 0;
   for (uint64_t index = 0; int64_t(gaps.size()) < tasks; ++index) {
+    check_interrupt();
     const datasets::RegressionBatch host = prior.batch(index);
     const auto losses =
         model.point_losses({host.xc.to(device), host.yc.to(device), host.xt.to(device), host.yt.to(device)})

@@ -11,7 +11,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
-#include "train/interrupt.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::train {
 namespace {
@@ -52,6 +52,36 @@ class SkipRow {
  private:
   int64_t skipped_, done_, row_ = 0;
 };
+
+/// Stands in the record of a step whose evaluation was not done when the run was stopped or killed.
+constexpr const char* kUnevaluated = "unevaluated";
+
+/// Does what a run that was stopped or killed had left of its step `step`: the evaluation and the sample. For
+/// a run that is resumed behind its last step the evaluation is done again in any case: result has it.
+/// Returns whether the run ends here.
+bool catch_up(const Task& task, const RunFolder& run, const TrainerOptions& options, int64_t step,
+              const std::function<void(int64_t)>& save, TrainResult& result) {
+  const NoTape off;
+  bool over = step >= options.steps;
+  const std::vector<StepRecord> records = run.metrics();
+  StepRecord record{step, {}};
+  if (!records.empty() && records.back().step == step) record = records.back();
+  if (const auto loss = record.values.find("loss"); loss != record.values.end()) result.loss = loss->second;
+  const bool pending = record.values.erase(kUnevaluated) > 0;
+  if (task.evaluate && (pending || over)) result.evaluation = task.evaluate();
+  if (task.evaluate && pending) {
+    for (const auto& [name, value] : result.evaluation) record.values[name] = value;
+    run.replace_last(record);
+    const Task::Verdict verdict = task.judge ? task.judge(step, result.evaluation) : Task::Verdict{};
+    if (verdict.save) save(step);
+    over |= verdict.stop;
+  }
+  const bool sample_due = options.sample_every > 0 && step % options.sample_every == 0;
+  if (task.sample && (over || sample_due) &&
+      std::ranges::none_of(run.samples(), [&](const Sample& sample) { return sample.step == step; }))
+    task.sample(step);
+  return over;
+}
 
 }  // namespace
 
@@ -104,8 +134,24 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   double evaluation_seconds = 0;
   const Clock::time_point begun = Clock::now();
   optimizer.zero_grad();
+  const auto save = [&](int64_t step) {
+    device.synchronize();
+    task.save(step);
+    if (events) events->flush();
+  };
 
-  for (int64_t step = first_step; step < options.steps; ++step) {
+  bool over = first_step >= options.steps;
+  if (first_step > 0) {
+    try {
+      over |= catch_up(task, run, options, first_step, save, result);
+    } catch (const Interrupted& interrupted) {
+      result.outcome = Outcome::interrupted;
+      result.signal = interrupted.signal();
+      over = true;
+    }
+    interval = Interval{};
+  }
+  for (int64_t step = first_step; !over && step < options.steps; ++step) {
     optimizer.set_lr(options.schedule.at(step));
     if (!whole) loss_value.fill(0);
     for (int micro = 0; micro < options.accumulate; ++micro) {
@@ -117,11 +163,14 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     result.step = step + 1;
 
     bool last = step + 1 == options.steps;
-    const int signal = InterruptGuard::signal_received();
-    const bool stop = signal != 0 && !last;
+    const bool save_due = options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0;
     const bool evaluate =
         task.evaluate && (last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0));
     const bool sample_due = options.sample_every > 0 && (step + 1) % options.sample_every == 0;
+    int signal = InterruptGuard::signal_received();
+    // The last step ends the run anyway, unless its evaluation would keep whoever stops the run waiting.
+    bool stop = signal != 0 && (!last || evaluate);
+    bool saved = false;
     Task::Verdict verdict;
     // What is kept does not depend on where a run was stopped and resumed; what is shown may.
     const bool log =
@@ -146,19 +195,6 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
                          {"peak_gib", double(memory.reserved_peak) / double(1 << 30)}}};
       if (options.ceiling_tflops > 0)
         record.values["flop_share"] = task.flops_per_step / per_step / options.ceiling_tflops / 1e12;
-      if (evaluate) {
-        const Clock::time_point evaluation_start = Clock::now();
-        const NoTape off;
-        result.evaluation = task.evaluate();
-        for (const auto& [name, value] : result.evaluation) record.values[name] = value;
-        if (task.judge) verdict = task.judge(step + 1, result.evaluation);
-        last |= verdict.stop;
-        evaluation_seconds += seconds_since(evaluation_start);
-      }
-      if (!log && stop) record.values["interrupted"] = 1;
-      if (log || stop) run.append(record);
-      if (log && events)
-        for (const auto& [name, value] : record.values) events->scalar(name, record.step, value);
       progress.show({.step = step + 1,
                      .steps = options.steps,
                      .loss = loss,
@@ -170,47 +206,72 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
                      .peak_gib = record.values["peak_gib"],
                      .data_wait = record.values["data_wait"],
                      .flop_share = options.ceiling_tflops > 0 ? record.values["flop_share"] : -1});
+      if (evaluate) record.values[kUnevaluated] = 1;  // until it is done
+      if (!log && stop) record.values["interrupted"] = 1;
+      bool written = false;
+      const auto write = [&] {
+        written ? run.replace_last(record) : run.append(record);
+        written = true;
+      };
+      if ((log || stop) && skipped_in_a_row >= options.most_skips) write();
       check(skipped_in_a_row < options.most_skips, "training: the gradient norm was not finite for ",
             skipped_in_a_row, " steps up to step ", step + 1,
             "; the weights were left as they were. The newest checkpoint is in ", run.checkpoints().string(),
             "; try a lower learning rate, or --check-finite to find the operator");
+      // An evaluation may take minutes: the state is saved before it, unless it shows that nothing is left to
+      // save.
+      if (evaluate && std::isfinite(loss) && (last || stop || save_due)) {
+        write();
+        save(step + 1);
+        saved = true;
+      }
+      if (evaluate && !stop) {
+        const Clock::time_point evaluation_start = Clock::now();
+        const NoTape off;
+        try {
+          result.evaluation = task.evaluate();
+          record.values.erase(kUnevaluated);
+          for (const auto& [name, value] : result.evaluation) record.values[name] = value;
+          if (task.judge) verdict = task.judge(step + 1, result.evaluation);
+          last |= verdict.stop;
+        } catch (const Interrupted& interrupted) {
+          signal = interrupted.signal();
+          stop = true;
+        }
+        evaluation_seconds += seconds_since(evaluation_start);
+      }
+      if ((log || stop) && !(written && record.values.contains(kUnevaluated))) write();
+      if (log && events)
+        for (const auto& [name, value] : record.values) events->scalar(name, record.step, value);
       // One bad batch at the end is skipped like any other; with a second sign it is the weights.
       const bool lost = skipped_in_a_row > 1 || std::ranges::any_of(result.evaluation, [](const auto& value) {
                           return !std::isfinite(value.second);
                         });
-      check(!last || std::isfinite(loss) || !lost, "training: the loss of the last step (", step + 1,
+      check(!last || stop || std::isfinite(loss) || !lost, "training: the loss of the last step (", step + 1,
             ") is not finite, the run has diverged; try a lower learning rate, or --check-finite to find the "
             "operator");
-      if (task.sample && (last || sample_due)) {
+      if (task.sample && !stop && (last || sample_due)) {
         const Clock::time_point sample_start = Clock::now();
         const NoTape off;
-        task.sample(step + 1);
+        try {
+          task.sample(step + 1);
+        } catch (const Interrupted& interrupted) {
+          signal = interrupted.signal();
+          stop = true;
+        }
         evaluation_seconds += seconds_since(sample_start);
       }
       interval = Interval{};
     }
-    if (last || stop || verdict.save ||
-        (options.checkpoint_every > 0 && (step + 1) % options.checkpoint_every == 0)) {
-      device.synchronize();
-      task.save(step + 1);
-      if (events) events->flush();
-      interval.start = Clock::now();
-      interval.steps = 0;
-      interval.waited = 0;
+    if (verdict.save || (!saved && (last || stop || save_due))) {
+      save(step + 1);
+      interval = Interval{};
     }
-    if (last) break;
     if (stop) {
       result.outcome = Outcome::interrupted;
       result.signal = signal;
-      break;
     }
-  }
-  if (first_step >= options.steps) {  // killed behind its last step: what was logged there stays
-    const std::vector<StepRecord> records = run.metrics();
-    if (!records.empty() && records.back().values.contains("loss"))
-      result.loss = records.back().values.at("loss");
-    const NoTape off;
-    if (task.evaluate) result.evaluation = task.evaluate();
+    if (last || stop) break;
   }
   progress.finish();
   result.seconds = seconds_since(begun) - evaluation_seconds;

@@ -21,7 +21,8 @@ struct Task {
   std::function<Tensor()> loss;
   /// After each step of the optimizer, captured with it. May be empty.
   std::function<void()> updated = {};
-  /// Named values of the model as it stands ("eval_nll", ...); runs without a tape. May be empty.
+  /// Named values of the model as it stands ("eval_nll", ...); runs without a tape, and leaves the state as
+  /// it was, also when it throws. The state is saved before the evaluation where both are due. May be empty.
   std::function<std::map<std::string, double>()> evaluate;
   /// What follows from the values of an evaluation after that step. May be empty: nothing.
   struct Verdict {
@@ -29,7 +30,8 @@ struct Task {
     bool stop = false;  // the run ends here, as at its last step
   };
   std::function<Verdict(int64_t step, const std::map<std::string, double>& values)> judge = {};
-  /// Saves everything that continues the curve: model, optimizer, random state, step.
+  /// Saves everything that continues the curve: model, optimizer, random state, step. Called again for a step
+  /// that is saved already if judge() asks for it.
   std::function<void(int64_t step)> save;
   /// Shows what the model makes by itself (a text), after every `sample_every` steps and at the end; runs
   /// without a tape. May be empty.
@@ -65,8 +67,10 @@ struct TrainResult {
   std::map<std::string, double> evaluation;  // the last one
 };
 
-/// Runs steps [first_step, options.steps): load, forward, backward, update; logs, evaluates, saves. SIGINT
-/// and SIGTERM end it after the step under way, with a checkpoint. A gradient norm that is not finite leaves
+/// Runs steps [first_step, options.steps): load, forward, backward, update; logs, saves, evaluates. SIGINT,
+/// SIGTERM and a hangup (InterruptGuard) end it after the current step, with a checkpoint. An evaluation or
+/// sample that throws Interrupted is given up, and recorded as missing; the run that is resumed there does it
+/// first, so that the curve does not depend on the interruption. A gradient norm that is not finite leaves
 /// the weights as they are; a logged step that ends at least `most_skips` such steps in a row throws, and no
 /// checkpoint is written of that state.
 TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFolder& run, Device device,

@@ -43,8 +43,8 @@ Pattern::Pattern(const Settings& settings) {
   }
 }
 
-bool Pattern::find(std::string_view text, size_t from, Regex::Match& match) const {
-  if (regex_) return regex_->find(text, from, match);
+bool Pattern::find(std::string_view text, size_t from, Regex::Match& match, Regex::Budget& budget) const {
+  if (regex_) return regex_->find(text, from, match, budget);
   const size_t found = text.find(text_, from);
   if (found == std::string_view::npos) return false;
   match = {found, found + text_.size()};
@@ -55,7 +55,8 @@ std::string replaced(std::string_view text, const Pattern& pattern, std::string_
   std::string whole;
   size_t copied = 0, from = 0;
   Regex::Match match;
-  while (from <= text.size() && pattern.find(text, from, match)) {
+  Regex::Budget budget(text.size());
+  while (from <= text.size() && pattern.find(text, from, match, budget)) {
     whole += text.substr(copied, match.begin - copied);
     whole += by;
     copied = match.end;

@@ -15,7 +15,7 @@ namespace tessera::io {
 class Pattern {
  public:
   explicit Pattern(const Settings& settings);
-  bool find(std::string_view text, size_t from, Regex::Match& match) const;
+  bool find(std::string_view text, size_t from, Regex::Match& match, Regex::Budget& budget) const;
 
  private:
   std::string text_;

@@ -32,7 +32,8 @@ void find_matches(const Pattern& pattern, std::string_view text, Pieces::Span sp
   const std::string_view piece = text.substr(span.begin, span.end - span.begin);
   size_t previous = 0, from = 0;
   Regex::Match match;
-  while (from <= piece.size() && pattern.find(piece, from, match)) {
+  Regex::Budget budget(piece.size());
+  while (from <= piece.size() && pattern.find(piece, from, match, budget)) {
     if (previous != match.begin)
       matches.push_back({{span.begin + previous, span.begin + match.begin}, false});
     if (match.begin != match.end)

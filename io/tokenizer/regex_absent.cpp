@@ -16,7 +16,7 @@ bool Regex::available() {
   return false;
 }
 
-bool Regex::find(std::string_view, size_t, Match&) const {
+bool Regex::find(std::string_view, size_t, Match&, Budget&) const {
   return false;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,8 +11,8 @@ namespace tessera::io {
 /// `tokenizers` uses it), matched by PCRE2 with UTF and Unicode properties.
 ///
 /// The pattern is rewritten so that both see the same characters: \s is the property White_Space, \d is
-/// \p{Nd}, \w is Unicode's word, and \p{..} has what Unicode 16 added to it. A class within a class and
-/// `&&` are refused.
+/// \p{Nd}, \w is Unicode's word, and \p{..} has what Unicode 16 added to it. A class within a class, `&&`
+/// and \G are refused.
 class Regex {
  public:
   /// Throws, naming `where`, if the pattern is not understood or this build has no PCRE2.
@@ -23,9 +24,30 @@ class Regex {
   struct Match {
     size_t begin = 0, end = 0;
   };
-  /// The first match at or after `from` in valid UTF-8; false if there is none. Throws if the pattern takes
-  /// too many steps. Safe from several threads.
-  bool find(std::string_view text, size_t from, Match& match) const;
+  /// What the searches in one text may cost together. A start position is free as long as it takes few steps
+  /// and looks at few bytes; beyond that it is charged for steps and bytes, so that the time of a text is
+  /// bounded by its length, whatever the pattern: not that of each start position, of which there are as many
+  /// as bytes.
+  class Budget {
+   public:
+    explicit Budget(size_t bytes) : most_(kPerByte * bytes + kFirst), left_(most_) {}
+    /// False if there was not so much left.
+    bool take(uint64_t steps) {
+      if (steps > left_) return false;
+      left_ -= steps;
+      return true;
+    }
+    uint64_t most() const { return most_; }
+
+   private:
+    /// A run of blanks that is as long as the text, the worst honest case, takes some 6 steps per byte. 64
+    /// are half a second for 1 MB, at about 8 ns each.
+    static constexpr uint64_t kPerByte = 64, kFirst = 1 << 16;
+    uint64_t most_, left_;
+  };
+  /// The first match at or after `from` in valid UTF-8; false if there is none. Throws if the budget does not
+  /// suffice. Safe from several threads, with a budget each.
+  bool find(std::string_view text, size_t from, Match& match, Budget& budget) const;
 
  private:
   struct Compiled;

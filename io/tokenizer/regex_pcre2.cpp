@@ -11,9 +11,10 @@
 namespace tessera::io {
 namespace {
 
-/// Of one search. The longest honest one, a run of a million blanks, takes about as many; a pattern that
-/// explodes is stopped after some 0.1 s.
-constexpr uint32_t kMostSteps = 10'000'000;
+/// What a start position may take free of charge: bytes that it looks at (words are shorter), and steps in
+/// the sense of PCRE2's match limit, which counts for each start position anew.
+constexpr size_t kFreeBytes = 256;
+constexpr uint32_t kFreeSteps = 256;
 constexpr size_t kFirstStack = 32 << 10, kMostStack = 8 << 20;
 constexpr uint32_t kLargestPattern = 64 << 10;
 
@@ -117,6 +118,8 @@ class Translator {
     const char c = from_[at_ + 1];
     if (c == 's' || c == 'S') {
       put(in_class_ && c == 'S' ? kNoSpaces : kSpaces, c == 'S');
+    } else if (c == 'G') {
+      refuse("\\G");  // searches begin at positions of their own
     } else if (c == 'h') {
       put("0-9a-fA-F", false);
     } else if (in_class_ && (c == 'D' || c == 'W' || c == 'H')) {
@@ -166,7 +169,6 @@ struct Workspace {
       pcre2_jit_stack_create(kFirstStack, kMostStack, nullptr)};
   Workspace() {
     if (!match || !context || !stack) throw std::bad_alloc();
-    pcre2_set_match_limit(context.get(), kMostSteps);
     pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
   }
 };
@@ -185,7 +187,9 @@ PCRE2_SPTR bytes_of(std::string_view text) {
 
 struct Regex::Compiled {
   std::string where, pattern;
-  Owned<pcre2_code, pcre2_code_free> code;
+  Owned<pcre2_code, pcre2_code_free> code;  // finds a match
+  Owned<pcre2_code, pcre2_code_free>
+      here;  // the same pattern, which matches at the start position or nowhere
   bool machine_code = false;
 };
 
@@ -197,16 +201,21 @@ Regex::Regex(const std::string& where, const std::string& pattern) {
       pcre2_compile_context_create(nullptr));
   if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-  int code = 0;
-  PCRE2_SIZE place = 0;
   auto compiled = std::make_shared<Compiled>();
   compiled->where = where, compiled->pattern = pattern;
-  compiled->code.reset(pcre2_compile(bytes_of(text), text.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
-                                     &code, &place, context.get()));
-  check(compiled->code != nullptr, "tokenizer: ", where, ": the pattern \"", shown(pattern),
-        "\" is not understood: ", text_of_error(code));
-  // Without a compiler for this machine the interpreter gives the same matches, slowly.
-  compiled->machine_code = pcre2_jit_compile(compiled->code.get(), PCRE2_JIT_COMPLETE) == 0;
+  compiled->machine_code = true;
+  for (auto* const code : {&compiled->code, &compiled->here}) {
+    const uint32_t anchored = code == &compiled->here ? PCRE2_ANCHORED : 0;
+    int error = 0;
+    PCRE2_SIZE place = 0;
+    code->reset(pcre2_compile(bytes_of(text), text.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | anchored,
+                              &error, &place, context.get()));
+    check(*code != nullptr, "tokenizer: ", where, ": the pattern \"", shown(pattern),
+          "\" is not understood: ", text_of_error(error));
+    // Without a compiler for this machine the interpreter gives the same matches, slowly.
+    compiled->machine_code &=
+        pcre2_jit_compile(code->get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
+  }
   compiled_ = std::move(compiled);
 }
 
@@ -214,17 +223,56 @@ bool Regex::available() {
   return true;
 }
 
-bool Regex::find(std::string_view text, size_t from, Match& match) const {
+bool Regex::find(std::string_view text, size_t from, Match& match, Budget& budget) const {
   thread_local Workspace workspace;
   const auto search = compiled_->machine_code ? pcre2_jit_match : pcre2_match;
-  const int found = search(compiled_->code.get(), bytes_of(text), text.size(), from, PCRE2_NO_UTF_CHECK,
-                           workspace.match.get(), workspace.context.get());
-  if (found == PCRE2_ERROR_NOMATCH) return false;
-  check(found >= 0, "tokenizer: ", compiled_->where, ": the pattern \"", shown(compiled_->pattern),
-        "\" fails on this text: ", text_of_error(found));
   const PCRE2_SIZE* const place = pcre2_get_ovector_pointer(workspace.match.get());
-  match = {place[0], place[1]};
-  return true;
+  size_t at = from;  // starts before it have no match
+  size_t bytes = kFreeBytes;
+  uint32_t steps = kFreeSteps;
+  size_t one_by_one = at;  // one of the starts before it takes more than the free steps
+  const auto go_on_at = [&](size_t start) { at = start, bytes = kFreeBytes, steps = kFreeSteps; };
+  const auto charge = [&](uint64_t cost) {
+    check(budget.take(cost), "tokenizer: ", compiled_->where, ": the pattern \"", shown(compiled_->pattern),
+          "\" fails on this text: it takes more than ", budget.most(), " steps for ", text.size(),
+          " bytes, at byte ", at,
+          "; use a tokenizer without such a pattern, or cut the text into smaller ones");
+  };
+  for (;;) {
+    // The text ends for PCRE2 where the window does. A match that could be another one if the text went on
+    // there is reported as partial, and looked for again in a larger window.
+    size_t end = text.size();
+    if (bytes < end - at)
+      for (end = at + bytes; end < text.size() && (text[end] & 0xC0) == 0x80;) ++end;
+    const bool whole = end == text.size(), alone = at < one_by_one;
+    pcre2_set_match_limit(workspace.context.get(), steps);
+    const int found = search((alone ? compiled_->here : compiled_->code).get(), bytes_of(text), end, at,
+                             PCRE2_NO_UTF_CHECK | (whole ? 0 : PCRE2_PARTIAL_HARD), workspace.match.get(),
+                             workspace.context.get());
+    // "$" and its like hold at the end of the window as at that of the text.
+    const bool partial = found == PCRE2_ERROR_PARTIAL || (found >= 0 && !whole && place[1] == end);
+    if (const size_t start = partial ? pcre2_get_startchar(workspace.match.get()) : at; start > at) {
+      go_on_at(start);
+    } else if (partial) {
+      charge(bytes);
+      bytes *= 2;
+    } else if (found >= 0) {
+      match = {place[0], place[1]};
+      return true;
+    } else if (found == PCRE2_ERROR_NOMATCH) {
+      const size_t next = alone && at < text.size() ? at + unicode::length(text[at]) : end;
+      if (alone ? at == text.size() : whole) return false;
+      go_on_at(next);
+    } else if (found == PCRE2_ERROR_MATCHLIMIT && !alone) {
+      one_by_one = end + 1;
+    } else if (found == PCRE2_ERROR_MATCHLIMIT) {
+      charge(steps);
+      steps = steps > UINT32_MAX / 2 ? UINT32_MAX : 2 * steps;
+    } else {
+      fail_at(Site::here(), "tokenizer: ", compiled_->where, ": the pattern \"", shown(compiled_->pattern),
+              "\" fails on this text: ", text_of_error(found));
+    }
+  }
 }
 
 }  // namespace tessera::io

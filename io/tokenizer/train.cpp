@@ -13,6 +13,7 @@
 #include "io/tokenizer/pre_tokenizer_internal.h"
 #include "io/tokenizer/unicode_internal.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::io {
 namespace {
@@ -225,6 +226,7 @@ std::string train_bpe(const std::vector<std::string>& texts, const BpeTraining& 
   int64_t count = 0;
   while (int64_t(tokens.size()) < options.vocab_size && pairs.best(pair, count) &&
          count >= options.least_count) {
+    check_interrupt();
     const std::string& left = tokens[size_t(pair.first)];
     const std::string& right = tokens[size_t(pair.second)];
     merges.push_back({left, right});

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "io/safetensors.h"
 #include "tests/cli/command.h"
 
 // `tessera train bert` as a user meets it: several seeds in one folder, stopped and resumed, bad files.
@@ -102,6 +103,56 @@ TEST(TrainBert, SeveralSeedsEndInOneTableAndOneFolder) {
   const Outcome done = run(at, "train bert --resume runs/g --device cpu --quiet");
   EXPECT_EQ(done.code, 0) << done.err;
   EXPECT_EQ(done.out.find("trained"), std::string::npos) << done.out;
+}
+
+TEST(TrainBert, AFinishedGroupWritesWhatItIsAskedForLater) {
+  const Workplace at;
+  make_data(at);
+  const std::string train = "train bert --task sst2 --data glue --seeds 2 --steps 4" + kSmall;
+  ASSERT_EQ(run(at, train + " --name first --predict --save-model").code, 0);
+  const Outcome plain = run(at, train + " --name later");
+  ASSERT_EQ(plain.code, 0) << plain.err;
+  EXPECT_TRUE(holds_all(plain.out, "weights   all initialised at random")) << plain.out;
+  const Outcome asked = run(at, "train bert --resume runs/later --predict --save-model --device cpu --quiet");
+  ASSERT_EQ(asked.code, 0) << asked.err;
+  EXPECT_TRUE(holds_all(asked.out, "predictions: runs/later/seed-1/predictions/SST-2.tsv")) << asked.out;
+  EXPECT_EQ(asked.out.find("trained"), std::string::npos) << asked.out;
+  for (const std::string file : {"predictions/SST-2.tsv", "model/model.safetensors", "model/config.json",
+                                 "model/tokenizer.json", "report.html"})
+    for (const std::string seed : {"seed-0/", "seed-1/"}) {
+      EXPECT_TRUE(fs::exists(at / ("runs/later/" + seed + file))) << file;
+      if (file != "report.html")
+        EXPECT_TRUE(at.get("runs/later/" + seed + file) == at.get("runs/first/" + seed + file)) << file;
+    }
+  // What is there already is not made again.
+  const Outcome again = run(at, "train bert --resume runs/later --device cpu --quiet");
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(again.out.find("predictions:"), std::string::npos) << again.out;
+}
+
+TEST(TrainBert, SaysWhichWeightsAreNew) {
+  const Workplace at;
+  make_data(at);
+  const std::string train = "train bert --seeds 1 --steps 2 --data glue" + kSmall;
+  ASSERT_EQ(run(at, train + " --task sst2 --name a --save-model").code, 0);
+  const std::string rest =
+      " --seeds 1 --steps 2 --batch 4 --max-length 32 --device cpu --quiet --data glue --task sst2";
+  const Outcome whole = run(at, "train bert --model runs/a/seed-0/model --name b" + rest);
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_TRUE(holds_all(whole.out, "weights   from |none initialised at random")) << whole.out;
+  EXPECT_EQ(whole.out.find("not used"), std::string::npos) << whole.out;
+  // Without its classifier, and with a head that this model has not.
+  io::NamedTensors tensors;
+  for (const auto& [name, tensor] : io::load_safetensors(at / "runs/a/seed-0/model/model.safetensors"))
+    if (!name.starts_with("classifier.")) tensors.emplace_back(name, tensor);
+  tensors.emplace_back("cls.seq_relationship.bias", Tensor::zeros({2}, DType::f32, Device::cpu()));
+  io::save_safetensors(at / "runs/a/seed-0/model/model.safetensors", tensors);
+  const Outcome part = run(at, "train bert --model runs/a/seed-0/model --name c" + rest);
+  ASSERT_EQ(part.code, 0) << part.err;
+  EXPECT_TRUE(holds_all(part.out,
+                        "initialised at random: classifier.out.weight, classifier.out.bias|not used: "
+                        "cls.seq_relationship.bias"))
+      << part.out;
 }
 
 TEST(TrainBert, TheTwoPartsOfMnliAndAScore) {

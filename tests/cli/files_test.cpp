@@ -173,6 +173,47 @@ TEST(BadDevice, ThatTheBuildOrTheMachineLacksIsNamedBeforeAnyFile) {
   }
 }
 
+TEST(Text, ThatIsNoneIsRefusedByEveryCommandThatReadsIt) {
+  const Workplace at;
+  const std::string gzip = std::string("\x1F\x8B\x08\0", 4) + std::string(3000, '\xA7');
+  std::string utf16 = "\xFF\xFE", latin;
+  for (int i = 0; i < 2000; ++i) utf16 += std::string("a\0", 2), latin += i % 20 ? "o" : "\xE9";
+  at.put("corpus.gz", gzip), at.put("utf16.txt", utf16), at.put("latin.txt", latin);
+  at.put("good.txt", std::string(100, 'a') + "\n");
+  ASSERT_EQ(run(at, "tokenizer train --text good.txt --kind byte --out t.json").code, 0);
+  const auto before = at.files();
+  for (const std::string line :
+       {"train gpt --device cpu --text good.txt ", "train llama --device cpu --text ",
+        "tokenizer train --kind byte --out new.json --text ",
+        "data tokenize --tokenizer t.json --out shards --text ", "tokenizer encode t.json --file "})
+    for (const auto& [file, says] : {std::pair<std::string, std::string>{"corpus.gz", "compressed by gzip"},
+                                     {"utf16.txt", "UTF-16"},
+                                     {"latin.txt", "100 of 2000 bytes are not UTF-8|iconv"}}) {
+      const Outcome outcome = run(at, line + file);
+      EXPECT_EQ(outcome.code, 1) << line << file << outcome.out;
+      EXPECT_TRUE(holds_all(outcome.err, "read: " + file + "|" + says + "|--any-bytes")) << outcome.err;
+      auto after = at.files();
+      std::erase(after, "runs");
+      EXPECT_EQ(after, before) << line << file;
+    }
+  const Outcome taken =
+      run(at, "data tokenize --tokenizer t.json --out shards --any-bytes --text latin.txt good.txt");
+  EXPECT_EQ(taken.code, 0) << taken.err;
+  EXPECT_TRUE(holds_all(taken.err, "warning: 100 of 2101 bytes of the text are not UTF-8")) << taken.err;
+}
+
+TEST(Tokenize, LeavesNoShardOfWhatItCouldNotFinish) {
+  const Workplace at;
+  at.put("good.txt", "some text\n");
+  ASSERT_EQ(run(at, "tokenizer train --text good.txt --kind byte --out t.json").code, 0);
+  const auto before = at.files();
+  const Outcome outcome = run(
+      at, "data tokenize --tokenizer t.json --out a/b --shard-tokens 4 --text good.txt good.txt none.txt");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(holds_all(outcome.err, "none.txt")) << outcome.err;
+  EXPECT_EQ(at.files(), before);
+}
+
 // ---- records of benchmarks ----
 
 constexpr const char* kRecord =

@@ -49,6 +49,20 @@ TEST(Generate, TheSameSeedGivesTheSameTextWhichIsUtf8) {
   EXPECT_EQ(greedy["texts"], made(at, "--prompt abc --top-k 1")["texts"]);
 }
 
+TEST(Generate, SaysThatTheModelHasNoMorePositions) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  // 64 positions: three of the prompt, and the last token is never run.
+  const Outcome outcome = run(at, kGo + "--prompt abc --max-tokens 100");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, "stopped after 62 of 100 new tokens|3 of the prompt|64 positions"))
+      << outcome.err;
+  EXPECT_EQ(json::parse(at.get("out.json"))["texts"][0]["end"], "last position");
+  const Outcome within = run(at, kGo + "--prompt abc --max-tokens 62");
+  EXPECT_EQ(within.err, "");
+  EXPECT_EQ(json::parse(at.get("out.json"))["texts"][0]["end"], "length");
+}
+
 TEST(Generate, SamplesAndPromptsOfDifferentLengthsAreEachAlone) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;

@@ -169,6 +169,15 @@ TEST(TrainLanguageRuns, StoppedEarlyWithAveragesEndsTheSameHoweverOftenItIsInter
   const Outcome again = run(at, "train llama --quiet --resume runs/cut --device cpu");
   EXPECT_EQ(again.code, 1);
   EXPECT_TRUE(holds_all(again.err, "has ended after step|--patience")) << again.err;
+  // Stopped after it had ended, but before its export and page: it does these.
+  const std::string page = "runs/cut/report.html", weights = "runs/cut/model/model.safetensors";
+  ASSERT_TRUE(fs::exists(at / page)) << "the refusal took the page away";
+  const std::string exported = at.get(weights);
+  fs::remove(at / page);
+  fs::remove_all(at / "runs/cut/model");
+  expect_success(run(at, "train llama --device cpu --quiet --resume runs/cut"));
+  EXPECT_TRUE(fs::exists(at / page));
+  EXPECT_TRUE(at.get(weights) == exported);
 }
 
 TEST(TrainLanguageRuns, TheModelOfTheBestEvaluationIsWhatARunUpToThereHas) {

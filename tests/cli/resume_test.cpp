@@ -197,6 +197,60 @@ INSTANTIATE_TEST_SUITE_P(By, Interrupted, ::testing::Values(SIGINT, SIGTERM, SIG
   return std::string(info.param == SIGINT ? "Sigint" : info.param == SIGTERM ? "Sigterm" : "Sighup");
 });
 
+/// Whether the run has saved its last step and is evaluating.
+bool evaluates(const Workplace& at, const std::string& run, int64_t step) {
+  return fs::exists(at / checkpoint_name(run, step)) &&
+         at.get("runs/" + run + "/metrics.jsonl").find("unevaluated") != std::string::npos;
+}
+
+TEST(InterruptedEvaluation, IsAcknowledgedAndTheRunEndsAsIfNothingHadBeen) {
+  const Workplace workplace;
+  const std::string flags = "train tnp --steps 6 --seed 3" + kLogged;
+  expect_success(run(workplace, flags + " --name whole"));
+  for (const int signals : {1, 2}) {
+    const std::string name = "cut" + std::to_string(signals);
+    // An evaluation that does not end by itself.
+    Process process(workplace, words_of(flags + " --eval-tasks 16777216 --name " + name));
+    while (process.running() && !evaluates(workplace, name, 6)) ::usleep(200);
+    for (int i = 0; i < signals; ++i) process.send(SIGINT);
+    const Outcome cut = process.wait();
+    ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
+    EXPECT_TRUE(holds_all(cut.err, "tessera: stopping")) << cut.err;
+    if (signals == 1)
+      EXPECT_TRUE(holds_all(cut.out, "interrupted after step 6; saved|--resume runs/" + name)) << cut.out;
+    EXPECT_FALSE(fs::exists(workplace / ("runs/" + name + "/report.html")));
+    expect_success(run(workplace, "train tnp --quiet --device cpu --eval-tasks 4 --resume runs/" + name));
+    EXPECT_TRUE(same_end(workplace, "whole", name, 6));
+    const auto last_record = [&](const std::string& of) {
+      const std::string text = workplace.get("runs/" + of + "/metrics.jsonl");
+      return json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1));
+    };
+    EXPECT_EQ(last_record(name).at("eval_nll"), last_record("whole").at("eval_nll"));
+    EXPECT_FALSE(last_record(name).contains("unevaluated"));
+    EXPECT_TRUE(fs::exists(workplace / ("runs/" + name + "/report.html")));
+  }
+}
+
+TEST(InterruptedPreparation, LeavesNoFolder) {
+  const Workplace workplace;
+  std::mt19937 random(4);
+  std::string text;
+  while (text.size() < 8'000'000) {
+    for (uint32_t letters = 2 + random() % 9; letters > 0; --letters) text += char('a' + random() % 26);
+    text += random() % 9 ? ' ' : '\n';
+  }
+  workplace.put("a.txt", text);
+  Process process(workplace,
+                  words_of("train gpt --text a.txt --tokenizer-kind bpe --vocab-size 100000 --name r "
+                           "--device cpu --quiet --steps 1000000"));
+  while (process.running() && !fs::exists(workplace / "runs/r")) ::usleep(200);
+  process.send(SIGINT);
+  const Outcome cut = process.wait();
+  EXPECT_EQ(cut.code, 130) << cut.out << cut.err;
+  EXPECT_TRUE(holds_all(cut.err, "stopping|interrupted by Ctrl-C before there was a result")) << cut.err;
+  EXPECT_EQ(workplace.files(), (std::vector<std::string>{"a.txt", "runs"}));
+}
+
 struct Damage {
   const char* name;
   std::string (*apply)(std::string bytes);

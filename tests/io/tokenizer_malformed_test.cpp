@@ -221,12 +221,36 @@ TEST(TokenizerMalformed, RefusesPatternsWithAReason) {
       {"a{1,3}+", "a + behind an interval"},
       {"(?m:.)", "the flag m or s"},
       {"[\\W]", "\\W in a class"},
+      {"\\Ga", "\\G at byte 0"},
       {std::string(70000, 'a'), "a pattern of 70000 bytes, more than 65536"}};
   for (const auto& [pattern, error] : cases)
     EXPECT_TRUE(throws([&] { Tokenizer::parse("x.json", split(pattern)); }, error)) << pattern.substr(0, 40);
   // An expression that explodes is stopped.
   const Tokenizer bomb = Tokenizer::parse("x.json", split("(a|aa)+$"));
-  EXPECT_TRUE(throws([&] { bomb.encode(std::string(200, 'a') + "b"); }, "fails on this text: match limit"));
+  EXPECT_TRUE(
+      throws([&] { bomb.encode(std::string(200, 'a') + "b"); }, "fails on this text: it takes more than"));
+}
+
+TEST(TokenizerMalformed, APatternHasABudgetForTheWholeText) {
+  const auto split = [](const std::string& pattern) {
+    return Tokenizer::parse(
+        "x.json", with(R"("pre_tokenizer":{"type":"Split","behavior":"Isolated","pattern":{"Regex":)" +
+                       nlohmann::json(pattern).dump() + "}}"));
+  };
+  if (message_of([&] { split("a"); }) != "") GTEST_SKIP() << "skipped: no PCRE2";
+  // Each start position fails after it has read, or taken steps for, all of the rest: a million times a
+  // million. The second kind is not counted by PCRE2 at all. Both end with an error, after 64 steps per byte.
+  const std::string text(1'000'000, 'a');
+  for (const char* pattern : {"a*[bc]", "a*+[bc]", "[^b]*+[bc]", "(?:a(?=a*[bc]))+", "x|a{1,2000}[bc]"}) {
+    const Tokenizer tokenizer = split(pattern);
+    const std::string error = message_of([&] { tokenizer.encode(text); });
+    EXPECT_NE(error.find("fails on this text: it takes more than 64065536 steps for 1000000 bytes"),
+              std::string::npos)
+        << pattern << ": " << error;
+  }
+  // What is long, but read a few times, is not refused.
+  for (const char* pattern : {"a+", "a*|b", "\\s+(?!\\S)|\\s+|a+", "(?=b)|c", "$", "a*?$", "(?:a|b){1,50}"})
+    EXPECT_EQ(message_of([&] { split(pattern).encode(text); }), "") << pattern;
 }
 
 TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {

@@ -240,6 +240,39 @@ TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
       std::string::npos);
 }
 
+TEST_F(Load, ConvertKeepsThePoolerAndTheHeadsThatABareEncoderHasNot) {
+  // As BertModel is saved: names without a prefix, a pooler; and as a pretrained one, with its heads.
+  const models::Bert source(small_bert(BertHead::none), rng, kCpu);
+  save(source, folder / "good");
+  const Tensor pooler = io::test::random_bits({4, 4}, DType::f32, 3),
+               bias = Tensor::full({4}, 0.25, DType::f32, kCpu);
+  for (const bool prefixed : {false, true}) {
+    std::map<std::string, Tensor> tensors;
+    const std::string prefix = prefixed ? "bert." : "";
+    for (const auto& [name, tensor] : tensors_in(folder / "good"))
+      tensors.emplace(prefixed ? name : name.substr(5), tensor);
+    tensors.emplace(prefix + "pooler.dense.weight", pooler);
+    tensors.emplace(prefix + "pooler.dense.bias", bias);
+    tensors.emplace(prefix + "embeddings.position_ids", Tensor::zeros({1, 8}, DType::i64, kCpu));
+    if (prefixed) tensors.emplace("cls.seq_relationship.weight", Tensor::zeros({2, 4}, DType::f32, kCpu));
+    const std::string from = put(prefixed ? "prefixed" : "bare", folder / "good", tensors);
+    const std::string to = from + "-out";
+    const Conversion done = convert(from, to);
+    EXPECT_EQ(done.ignored, std::vector<std::string>{prefix + "embeddings.position_ids"});
+    EXPECT_EQ(done.tensors, tensors.size() - 1);
+    EXPECT_EQ(io::WeightSource(to).has("cls.seq_relationship.weight"), prefixed);
+    // A classifier that starts from the copy starts as from the original.
+    const LoadOptions classify{.config = {.head = BertHead::classify, .labels = 3}};
+    Rng first(5), second(5);
+    LoadReport report;
+    const models::Bert original = load_bert(from, first, kCpu, classify),
+                       copy = load_bert(to, second, kCpu, classify, &report);
+    expect_same(original, copy);
+    EXPECT_TRUE(io::test::same(copy.classifier->dense.weight, pooler));
+    EXPECT_EQ(report.fresh, (std::vector<std::string>{"classifier.out.weight", "classifier.out.bias"}));
+  }
+}
+
 TEST_F(Load, ConvertTakesOutTheFieldsThatItIsToldToIgnore) {
   save(gpt, folder / "good");
   std::string text = io::read_file(folder / "good/config.json", 1 << 20);

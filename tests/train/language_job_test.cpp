@@ -1,6 +1,10 @@
 #include "train/language_job.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <cmath>
+#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "autograd/tape.h"
@@ -9,6 +13,7 @@
 #include "io/file.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
+#include "runtime/interrupt.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
 #include "train/language_plan.h"
@@ -460,6 +465,59 @@ TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
   }
 }
 
+TEST(LanguageExport, ReplacesTheOldOneOnlyWhenItIsComplete) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  LanguageSession first(small_job(), Device::cpu());
+  const std::string folder = (root / "model").string(), tokenizer = (root / "data").string();
+  export_language(first, data, tokenizer, folder);
+  const std::string weights = get(folder + "/model.safetensors"), config = get(folder + "/config.json");
+  LanguageJob job = small_job();
+  job.seed = 5;
+  LanguageSession second(job, Device::cpu());
+  for (int failing = 0;; ++failing) {
+    int writes = 0;
+    io::file_calls().pwrite = [&](int file, const void* from, size_t bytes, off_t offset) -> ssize_t {
+      if (writes++ != failing) return ::pwrite(file, from, bytes, offset);
+      errno = ENOSPC;
+      return -1;
+    };
+    const std::string error = message_of([&] { export_language(second, data, tokenizer, folder); });
+    io::file_calls() = io::FileCalls::system();
+    if (error.empty()) break;
+    EXPECT_EQ(get(folder + "/model.safetensors"), weights) << failing;
+    EXPECT_EQ(get(folder + "/config.json"), config) << failing;
+    for (const auto& entry : std::filesystem::directory_iterator(root.path()))
+      EXPECT_FALSE(entry.path().filename().string().starts_with(".")) << entry.path();
+  }
+  EXPECT_NE(get(folder + "/model.safetensors"), weights);
+}
+
+TEST(LanguageSession, AnInterruptedEvaluationLeavesTheStateAsItWas) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  LanguageJob job = small_job();
+  job.ema = 0.5;
+  LanguageSession session(job, Device::cpu());
+  session.load(batch_of(data, {0, 1}));
+  Tape tape;
+  tape.backward(session.loss());
+  session.optimizer().step();
+  session.updated();
+  const std::string path = (root / "c").string();
+  session.checkpoint(1, {}).save(path);
+  const std::string before = get(path);
+  const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);
+  {
+    const InterruptGuard guard;
+    std::raise(SIGINT);
+    EXPECT_THROW(loss_of(session, tokens), Interrupted);
+    EXPECT_THROW(session.generate(std::span(tokens).first(8), {.most_tokens = 4}), Interrupted);
+  }
+  session.checkpoint(1, {}).save(path);
+  EXPECT_TRUE(get(path) == before);  // the weights, and not their averages
+}
+
 TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
@@ -524,9 +582,15 @@ TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
       windows.push_back(window);
   EXPECT_EQ(session.evaluate(windows).nats, best.nll);
   // It does not begin again to wait for what does not come.
-  const std::string error = message_of(
-      [&] { train_language(session, data, run, options, watch, text, {}, result.step, state, progress); });
-  EXPECT_NE(error.find("--patience"), std::string::npos) << error;
+  session.restore(folder.file_of(result.step), state);
+  const size_t records = run.metrics().size(), samples = run.samples().size();
+  const TrainResult again =
+      train_language(session, data, run, options, watch, text, {}, result.step, state, progress);
+  EXPECT_EQ(again.outcome, Outcome::finished);
+  EXPECT_EQ(again.step, result.step);
+  EXPECT_EQ(again.evaluation, result.evaluation);
+  EXPECT_EQ(run.metrics().size(), records);
+  EXPECT_EQ(run.samples().size(), samples);
 }
 
 TEST(LanguageTraining, StepsFitTheirTime) {

@@ -107,6 +107,18 @@ TEST(Metrics, ATornOrForeignLineIsLeftOut) {
   EXPECT_EQ(run.metrics().size(), 2u);
 }
 
+TEST(Metrics, TheLastLineIsReplacedByAFullerOne) {
+  const TemporaryFolder root;
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  run.append({1, {{"loss", 2.0}}});
+  run.append({2, {{"loss", 1.0}, {"unevaluated", 1}}});
+  run.replace_last({2, {{"loss", 1.0}, {"eval_nll", 0.5}}});
+  const auto records = run.metrics();
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].values, (std::map<std::string, double>{{"loss", 2.0}}));
+  EXPECT_EQ(records[1].values, (std::map<std::string, double>{{"eval_nll", 0.5}, {"loss", 1.0}}));
+}
+
 TEST(Metrics, TruncateKeepsWhatIsUpToTheStep) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");

@@ -14,7 +14,7 @@ namespace {
 RunFolder make_run(const std::filesystem::path& root, const std::string& name, const char* dtype, double end,
                    bool evaluated = true) {
   const RunFolder run = RunFolder::create(root, name);
-  run.write_settings({{"job", {{"model.dtype", dtype}, {"lr", 0.5}}}});
+  run.write_settings({{"model", "tnp"}, {"job", {{"model.dtype", dtype}, {"lr", 0.5}}}});
   for (int64_t step = 1; step <= 60; ++step)
     run.append({step, {{"loss", step <= 40 ? 2 - (2 - end) * double(step) / 40 : end}}});
   if (evaluated) run.append({60, {{"eval_nll", end + 1}, {"eval_gap", end / 10}}});
@@ -51,7 +51,9 @@ TEST(RunsReport, GroupsBySettingAndTellsTheNoise) {
   EXPECT_NEAR(groups[1].evaluation[2], 2.05, 1e-12);
   const std::string text = format_groups(groups);
   EXPECT_NE(text.find("1.0200 +- 0.0200"), std::string::npos) << text;
-  EXPECT_NE(text.find("final loss: f32 - bf16 = -0.0100, within the noise"), std::string::npos) << text;
+  EXPECT_NE(text.find("final loss (nats per point): f32 - bf16 = -0.0100, within the noise"),
+            std::string::npos)
+      << text;
 
   write_runs_report(folder / "page.html", groups, options);
   const std::string page = get(folder / "page.html");
@@ -83,6 +85,60 @@ TEST(RunsReport, RunsOfOneNameAreEachTheirOwnAndOneRunCountsOnce) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("is given twice"), std::string::npos) << error.what();
   }
+}
+
+RunFolder make_run_of(const std::filesystem::path& root, const std::string& name,
+                      const nlohmann::json& settings) {
+  const RunFolder run = RunFolder::create(root, name);
+  run.write_settings(settings);
+  run.append({1, {{"loss", 2.0}, {"eval_nll", 1.5}, {"eval_gap", 0.25}, {"eval_score", 0.8}}});
+  return run;
+}
+
+TEST(RunsReport, SaysWhatTheNumbersOfEachKindOfRunAre) {
+  const TemporaryFolder folder;
+  const auto make = [&](const char* name, const nlohmann::json& settings) {
+    return make_run_of(folder.path(), name, settings);
+  };
+  const RunFolder tnp = make("tnp", {{"model", "tnp"}}),
+                  gpt = make("gpt", {{"model", "gpt"}, {"baseline", {{"order", 5}}}}),
+                  llama = make("llama", {{"model", "llama"}, {"baseline", {{"order", 3}}}}),
+                  alone = make("alone", {{"model", "gpt"}}),
+                  sst2 = make("sst2", {{"model", "bert"}, {"job", {{"task", "sst2"}}}}),
+                  stsb = make("stsb", {{"model", "bert"}, {"job", {{"task", "stsb"}}}}),
+                  other = make("other", {{"model", "resnet"}});
+  const auto table = [&](const std::vector<RunFolder>& runs) {
+    write_runs_report(folder / "page.html", group_runs(runs, {}), {});
+    const std::string page = get(folder / "page.html");
+    return format_groups(group_runs(runs, {})) + page.substr(page.find("<body>"));  // not Chart.js
+  };
+  const auto says = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(says(table({tnp}), "gap to the optimum (nats per point)"));
+  const std::string of_gpt = table({gpt});
+  EXPECT_TRUE(says(of_gpt, "final loss (nats per token)") && says(of_gpt, "held-out loss (nats per token)") &&
+              says(of_gpt, "gap to the 5-gram (nats per token)"))
+      << of_gpt;
+  EXPECT_FALSE(says(of_gpt, "per point") || says(of_gpt, "optimum")) << of_gpt;
+  // Beside different n-grams, or none, a gap says nothing.
+  for (const std::string& text : {table({gpt, llama}), table({alone}), table({gpt, alone})})
+    EXPECT_TRUE(says(text, "nats per token") && !says(text, "gap")) << text;
+  const std::string of_bert = table({sst2});
+  EXPECT_TRUE(says(of_bert, "score on SST-2") && says(of_bert, "nats per text") && says(of_bert, "0.8000") &&
+              !says(of_bert, "gap"))
+      << of_bert;
+  EXPECT_TRUE(says(table({stsb}), "squared error per text"));
+  for (const auto& [runs, part] : std::vector<std::pair<std::vector<RunFolder>, std::string>>{
+           {{tnp, gpt}, "gpt is a run of `train gpt` (nats per token"},
+           {{sst2, stsb}, "stsb is a run of `train bert` (squared error per text, score on STS-B)"},
+           {{other}, "says that it is a run of \"resnet\", which is unknown"}})
+    try {
+      group_runs(runs, {});
+      FAIL() << part;
+    } catch (const Error& error) {
+      EXPECT_TRUE(says(error.what(), part)) << error.what();
+    }
 }
 
 TEST(RunsReport, NamesTheRunThatLacksWhatIsAsked) {

@@ -8,10 +8,10 @@
 #include "nn/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
+#include "runtime/interrupt.h"
 #include "runtime/philox.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
-#include "train/interrupt.h"
 
 namespace tessera::train {
 namespace {
@@ -266,30 +266,108 @@ TEST(Trainer, ASignalDuringTheLastStepIsNoInterruption) {
   EXPECT_EQ(train(regression, options_of(5)).result.outcome, Outcome::finished);
 }
 
-volatile std::sig_atomic_t g_caught = 0;
-
-TEST(InterruptGuard, GivesTheFormerHandlersBack) {
-  std::signal(SIGINT, [](int signal) { g_caught = signal; });
-  {
-    const InterruptGuard guard;
-    EXPECT_EQ(InterruptGuard::signal_received(), 0);
-    std::raise(SIGINT);
-    EXPECT_EQ(InterruptGuard::signal_received(), SIGINT);
-    EXPECT_EQ(g_caught, 0);
-  }
-  std::raise(SIGINT);
-  EXPECT_EQ(g_caught, SIGINT);
-  std::signal(SIGINT, SIG_DFL);
+TEST(Trainer, SavesBeforeItEvaluatesAndSamples) {
+  Regression regression(1);
+  std::vector<std::string> done;
+  regression.task.save = [&](int64_t step) { done.push_back("save " + std::to_string(step)); };
+  regression.task.evaluate = [&] {
+    done.push_back("evaluate");
+    return std::map<std::string, double>{{"eval_nll", 1}};
+  };
+  regression.task.sample = [&](int64_t step) { done.push_back("sample " + std::to_string(step)); };
+  TrainerOptions options = options_of(6);
+  options.eval_every = 2, options.checkpoint_every = 4;
+  ASSERT_EQ(train(regression, options).error, "");
+  EXPECT_EQ(done,
+            (std::vector<std::string>{"evaluate", "save 4", "evaluate", "save 6", "evaluate", "sample 6"}));
 }
 
-TEST(InterruptGuardDeathTest, ASecondSignalEndsAtOnce) {
-  const auto twice = [](int signal) {
-    const InterruptGuard guard;
-    std::raise(signal);
-    std::raise(signal);
+/// What a curve is made of, evaluations included.
+std::vector<std::map<std::string, double>> curve(const std::vector<StepRecord>& metrics) {
+  std::vector<std::map<std::string, double>> lines;
+  for (const StepRecord& record : metrics) {
+    lines.push_back({{"step", double(record.step)}});
+    for (const auto& [name, value] : record.values)
+      if (name == "loss" || name == "grad_norm" || name.starts_with("eval_") || name == "unevaluated")
+        lines.back()[name] = value;
+  }
+  return lines;
+}
+
+/// A run of six steps, evaluated after each second one, that is stopped and goes on in the same folder.
+struct StoppedRun {
+  explicit StoppedRun(int64_t save_every) {
+    regression.task.evaluate = [this] {
+      evaluations += 1;
+      if (on_evaluation) on_evaluation();
+      check_interrupt();
+      double sum = 0;
+      for (const double weight : regression.weights()) sum += weight;
+      return std::map<std::string, double>{{"eval_nll", sum}};
+    };
+    regression.task.sample = [this](int64_t step) {
+      run.append(Sample{step, "text"});
+      samples.push_back(step);
+    };
+    options.eval_every = 2, options.checkpoint_every = save_every, options.sample_every = 2;
+  }
+  TrainResult go_on(int64_t from) {
+    run.truncate_metrics(from);
+    return run_training(regression.task, optimizer, run, Device::cpu(), options, from, progress);
+  }
+  const TemporaryFolder root;
+  RunFolder run = RunFolder::create(root.path(), "r");
+  Regression regression{1};
+  optim::AdamW optimizer{nn::parameters(regression.layer), {.lr = 1e-2, .max_norm = 1}};
+  TrainerOptions options = options_of(6);
+  Progress progress{Progress::Mode::quiet};
+  std::function<void()> on_evaluation;
+  int evaluations = 0;
+  std::vector<int64_t> samples;
+};
+
+TEST(Trainer, AnInterruptedEvaluationIsGivenUpAndDoneByTheRunThatGoesOn) {
+  for (const int64_t save_every : {0, 2}) {
+    StoppedRun whole(save_every);
+    ASSERT_EQ(whole.go_on(0).outcome, Outcome::finished);
+    for (const int stopped_in : {1, 2, 3}) {
+      StoppedRun cut(save_every);
+      cut.on_evaluation = [&] {
+        if (cut.evaluations == stopped_in) std::raise(SIGTERM);
+      };
+      const TrainResult first = cut.go_on(0);
+      EXPECT_EQ(first.outcome, Outcome::interrupted);
+      EXPECT_EQ(first.signal, SIGTERM);
+      EXPECT_EQ(first.step, 2 * stopped_in);
+      ASSERT_FALSE(cut.regression.saved.empty());
+      EXPECT_EQ(cut.regression.saved.back(), first.step);
+      EXPECT_EQ(cut.run.metrics().back().values.count("unevaluated"), 1u);
+      const TrainResult second = cut.go_on(first.step);
+      EXPECT_EQ(second.outcome, Outcome::finished);
+      EXPECT_EQ(second.step, 6);
+      EXPECT_EQ(curve(cut.run.metrics()), curve(whole.run.metrics()));
+      EXPECT_EQ(second.evaluation, whole.run.metrics().back().values.count("eval_nll")
+                                       ? (std::map<std::string, double>{
+                                             {"eval_nll", whole.run.metrics().back().values.at("eval_nll")}})
+                                       : (std::map<std::string, double>{}));
+      EXPECT_EQ(cut.samples, whole.samples);
+    }
+  }
+}
+
+TEST(Trainer, ASignalDuringTheLastStepSavesAndLeavesTheEvaluationToTheRunThatGoesOn) {
+  StoppedRun whole(0), cut(0);
+  ASSERT_EQ(whole.go_on(0).outcome, Outcome::finished);
+  cut.regression.before_step = [&](int64_t step) {
+    if (step == 6) std::raise(SIGINT);
   };
-  EXPECT_EXIT(twice(SIGINT), testing::ExitedWithCode(130), "");
-  EXPECT_EXIT(twice(SIGTERM), testing::ExitedWithCode(143), "");
+  EXPECT_EQ(cut.go_on(0).outcome, Outcome::interrupted);
+  EXPECT_EQ(cut.evaluations, 2);
+  EXPECT_EQ(cut.regression.saved, std::vector<int64_t>{6});
+  cut.regression.before_step = {};
+  EXPECT_EQ(cut.go_on(6).outcome, Outcome::finished);
+  EXPECT_EQ(curve(cut.run.metrics()), curve(whole.run.metrics()));
+  EXPECT_EQ(cut.samples, whole.samples);
 }
 
 }  // namespace

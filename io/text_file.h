@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+/// Text files. What a tokenizer gets is UTF-8; a compressed, UTF-16 or binary file would be tokenized too,
+/// and a model would learn its bytes.
+
+namespace tessera::io {
+
+/// The whole of a text file. Throws as read_file does and, unless `any_bytes`, as check_text does.
+std::string read_text(const std::string& path, uint64_t limit, bool any_bytes = false);
+
+/// Throws, saying what the content of the file `path` is instead and what to do: one of the known compressed
+/// and binary formats (by its first bytes), UTF-16 or UTF-32, a file with NUL bytes, or one of which more
+/// than a thousandth of the bytes are not UTF-8. Fewer are taken as damage of a text: tokenizers replace each
+/// invalid sequence by U+FFFD.
+void check_text(const std::string& path, std::string_view content);
+
+/// How many bytes belong to no character.
+uint64_t invalid_bytes(std::string_view content);
+
+}  // namespace tessera::io
