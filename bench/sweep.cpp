@@ -95,8 +95,8 @@ Verdicts check_by_oracle(const OpSpec& op, const ops::Attrs& attrs, const Proble
   judge_all(op, ours, verdicts, [&](const Tensor& y, size_t i, bool output) {
     const Tensor& want = output ? reference.outputs[i] : reference.gradients[i];
     const ops::Errors errors = ops::compare(y, want);
-    // The CPU is the baseline itself; tests/ops/cases_test.cpp bounds it by 64 ulp.
-    if (device.is_cpu()) return std::pair(errors, 64 * epsilon(y.dtype()) * errors.reference);
+    // The CPU is the baseline itself.
+    if (device.is_cpu()) return std::pair(errors, ops::cpu_tolerance(y.dtype(), errors.reference));
     const double base = ops::compare(output ? baseline.outputs[i] : baseline.gradients[i], want).largest;
     return std::pair(errors, ops::tolerance(op, y.dtype(), base, errors.reference));
   });

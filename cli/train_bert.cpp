@@ -8,6 +8,7 @@
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "io/utf8.h"
+#include "ops/attention/attention.h"
 #include "pretrained/load.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
@@ -185,9 +186,11 @@ std::vector<std::pair<std::string, std::string>> settings_of(const GlueJob& job)
     if (name != "config" && name != "seed")
       rows.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
   const models::BertConfig& c = job.bert;
-  rows.emplace_back(
-      "encoder", fmt::format("{} blocks, d {}, {} heads, d_ff {}, vocabulary {}, dropout {:g}, {}", c.layers,
-                             c.d_model, c.heads, c.d_ff, c.vocabulary, c.hidden_dropout, name_of(c.dtype)));
+  rows.emplace_back("encoder",
+                    fmt::format("{} blocks, d {}, {} heads, d_ff {}, vocabulary {}, dropout {:g} "
+                                "({:.4g} of the attention probabilities), {}",
+                                c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary, c.hidden_dropout,
+                                ops::applied_dropout(c.attention_dropout), name_of(c.dtype)));
   return rows;
 }
 
@@ -374,6 +377,8 @@ void begin(Group& group) {
   }
   if (flags.dropout)
     job.bert.hidden_dropout = job.bert.attention_dropout = job.bert.classifier_dropout = *flags.dropout;
+  ops::applied_dropout(
+      job.bert.attention_dropout);  // throws, before anything is written, if it would become 0
   job.bert.dtype = parse_dtype(flags.precision);
   job.max_length = flags.max_length.value_or(std::min<int64_t>(128, job.bert.longest()));
   check(job.max_length <= job.bert.longest(), "bert: --max-length is ", job.max_length,

@@ -7,6 +7,7 @@
 #include "cli/language_flags.h"
 #include "cli/train_run.h"
 #include "io/checkpoint_folder.h"
+#include "ops/attention/attention.h"
 #include "pretrained/config.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
@@ -183,10 +184,13 @@ class TrainedLanguage : public TrainedModel {
           std::string heads = fmt::format("{} heads", m.heads);
           if constexpr (requires { m.kv_heads; })
             if (m.kv_heads != m.heads) heads += fmt::format(" ({} of keys)", m.kv_heads);
-          fmt::print("  model     {} parameters: {} blocks, d {}, {}, d_ff {}, {} tokens{}\n",
-                     train::format_count(double(train::count_parameters(job_.model))), m.layers, m.d_model,
-                     heads, m.d_ff, m.vocabulary,
-                     job_.start.empty() ? "" : fmt::format(", from {}", job_.start));
+          const double dropped = ops::applied_dropout(m.attention_dropout);
+          fmt::print(
+              "  model     {} parameters: {} blocks, d {}, {}, d_ff {}, {} tokens{}{}\n",
+              train::format_count(double(train::count_parameters(job_.model))), m.layers, m.d_model, heads,
+              m.d_ff, m.vocabulary,
+              dropped > 0 ? fmt::format(", dropout of {:.4g} of the attention probabilities", dropped) : "",
+              job_.start.empty() ? "" : fmt::format(", from {}", job_.start));
         },
         job_.model);
     fmt::print("  data      {} tokens to train{}, {}; sequences of {}, {} tokens a step\n",

@@ -74,8 +74,16 @@ Errors compare(const Tensor& y, const Tensor& reference) {
 }
 
 double tolerance(const OpSpec& op, DType dtype, double baseline_error, double largest_reference) {
+  check(
+      std::isfinite(baseline_error), op.name, ": the baseline differs from the reference by ", baseline_error,
+      "; expected a finite error (it has a NaN or an infinity where the reference has none, or the reverse)");
   const double factor = dtype == DType::f32 ? op.tolerance_factor_f32 : op.tolerance_factor;
   return factor * baseline_error + 2 * epsilon(dtype) * largest_reference;
+}
+
+double cpu_tolerance(DType dtype, double largest_reference) {
+  const double sums = 64 * epsilon(dtype == DType::f64 ? DType::f64 : DType::f32);
+  return (sums + 2 * epsilon(dtype)) * std::max(largest_reference, 1e-30);
 }
 
 }  // namespace tessera::ops

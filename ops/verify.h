@@ -28,7 +28,14 @@ struct Errors {
 /// NaN agrees with NaN and an infinity with itself; anything else that is not finite differs by infinity.
 Errors compare(const Tensor& y, const Tensor& reference);
 
-/// The rule of the house: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|. `dtype` is y's.
+/// The rule of the house: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|. `dtype` is y's. Throws if
+/// the baseline's error is not finite: nothing can be judged by a baseline that is wrong itself.
 double tolerance(const OpSpec& op, DType dtype, double baseline_error, double largest_reference);
+
+/// What the CPU, the baseline of that rule, may be off by itself: max|y - ref| <= (64 eps32 + 2 ulp) max|ref|
+/// per tensor. 64 eps of f32 (of f64 for f64) are for its sums, 2 ulp of y's dtype for its roundings:
+/// intermediates that a contract rounds to 16 bits (attention's P and dS, say) are terms of longer sums, in
+/// which their errors stay below the second ulp.
+double cpu_tolerance(DType dtype, double largest_reference);
 
 }  // namespace tessera::ops

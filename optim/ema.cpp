@@ -9,25 +9,27 @@ struct Ema::Buffers {
   explicit Buffers(std::vector<nn::NamedParameter> parameters) : packing("Ema", std::move(parameters)) {}
   Packing packing;
   Tensor arena;
-  Tensor status;  // f64 [kStatusSlots]
+  Tensor masters;  // the optimizer's
+  Tensor status;   // f64 [kStatusSlots]
 };
 
 Ema::Ema(Ema&&) noexcept = default;
 Ema::~Ema() = default;
 
-Ema::Ema(std::vector<nn::NamedParameter> parameters, const EmaOptions& options) : options_(options) {
+Ema::Ema(const Optimizer& optimizer, const EmaOptions& options) : options_(options) {
   check(options.decay >= 0 && options.decay < 1, "Ema: decay ", options.decay, " must be in [0, 1)");
   const MemoryTag tag("ema");
-  buffers_ = std::make_unique<Buffers>(std::move(parameters));
+  buffers_ = std::make_unique<Buffers>(optimizer.parameters());
+  buffers_->masters = optimizer.masters();  // a packing of the same parameters has them at the same offsets
   Packing& packing = buffers_->packing;
-  for (Place& place : packing.places()) place.master = -1;  // the average is of the weights themselves
   packing.upload();
   buffers_->arena = packing.make_arena();
   buffers_->status = Tensor::zeros({kStatusSlots}, DType::f64, packing.device());
   counts_ = Tensor::zeros({kCountSlots}, DType::i64, packing.device());
   for (size_t i = 0; i < packing.parameters().size(); ++i) {
     averages_.push_back({packing.parameters()[i].name, packing.view(buffers_->arena, i)});
-    averages_.back().tensor.copy_from(packing.parameters()[i].tensor);
+    averages_.back().tensor.copy_from(packing.has_master(i) ? packing.master_view(buffers_->masters, i)
+                                                            : packing.parameters()[i].tensor);
   }
 }
 
@@ -39,6 +41,7 @@ void Ema::update() {
   args.chunks = packing.chunk_table();
   args.chunk_count = packing.chunk_count();
   args.states[0] = buffers_->arena.raw();
+  args.masters = buffers_->masters.raw();
   args.status = buffers_->status.data<double>();
   args.counts = counts_.data<int64_t>();
   if (packing.device().is_cpu()) {

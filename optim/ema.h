@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "nn/module.h"
+#include "optim/optimizer.h"
 
 namespace tessera::optim {
 
@@ -12,16 +12,19 @@ struct EmaOptions {
 };
 
 /// An exponential moving average of weights: average = decay average + (1 - decay) weight after each update,
-/// in f32 (f64 for f64 weights); it starts as the weights. One launch an update, which may be captured.
+/// in f32 (f64 for f64 weights); it starts as the weights. Of a bf16 or f16 parameter the weight is the
+/// optimizer's f32 master, not the rounded parameter. One launch per update, which may be captured.
 /// (Polyak, Juditsky, SIAM J. Control Optim. 30, 1992, for why averaged weights are better.)
 class Ema {
  public:
-  Ema(std::vector<nn::NamedParameter> parameters, const EmaOptions& options = {});
+  /// Of all parameters of `optimizer`.
+  explicit Ema(const Optimizer& optimizer, const EmaOptions& options = {});
   Ema(Ema&&) noexcept;
   ~Ema();
   /// After each step of the optimizer.
   void update();
-  /// Puts the averages into the weights, keeping these for restore(). Throws if that is so already.
+  /// Puts the averages, rounded to their dtype, into the parameters, keeping these for restore(). The masters
+  /// stay as they are. Throws if that is so already.
   void apply();
   /// Puts the weights back, bit for bit.
   void restore();

@@ -117,6 +117,10 @@ const std::vector<nn::NamedParameter>& Optimizer::parameters() const {
   return state_->buffers->packing.parameters();
 }
 
+const Tensor& Optimizer::masters() const {
+  return state_->buffers->masters;
+}
+
 void Optimizer::sync_masters() const {
   const Buffers& buffers = *state_->buffers;
   for (size_t i = 0; i < parameters().size(); ++i)

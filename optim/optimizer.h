@@ -58,6 +58,8 @@ class Optimizer {
   /// The arena of all gradients, [elements with pads]; pads are zero.
   const Tensor& gradients() const;
   const std::vector<nn::NamedParameter>& parameters() const;
+  /// The arena of the f32 masters, laid out by Packing; empty if no parameter is bf16 or f16.
+  const Tensor& masters() const;
   /// Takes the weights as they are now as masters.
   void sync_masters() const;
   /// Bytes of the arenas.

@@ -46,6 +46,8 @@ add_test(NAME mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAK
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)  # it uses them all
 set_tests_properties(mutants PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS ${cores})
 # The tool itself can fail: a change that changes nothing must be reported as a survivor.
+add_test(NAME cuda_mutants_apply COMMAND ${Python3_EXECUTABLE} ${root}/tools/cuda_mutants check)
+set_tests_properties(cuda_mutants_apply PROPERTIES LABELS tree)
 add_test(NAME mutants_self_test COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR}
   --mutants ${CMAKE_CURRENT_SOURCE_DIR}/surviving_mutants)
 set_tests_properties(mutants_self_test PROPERTIES LABELS tree PASS_REGULAR_EXPRESSION "1 caught, 1 survived, 1 broken")

@@ -6,6 +6,7 @@
 
 #include "autograd/tape.h"
 #include "io/file.h"
+#include "ops/attention/attention.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
@@ -55,6 +56,7 @@ void LanguageJob::validate() const {
   check(dropout >= 0 && dropout < 1 && ema >= 0 && ema < 1, family(), ": dropout is ", dropout, " and ema ",
         ema, "; expected 0 to less than 1");
   check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
+  std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
   make_schedule(*this);
 }
 
@@ -165,7 +167,7 @@ LanguageSession::LanguageSession(const LanguageJob& job, Device device, const st
                              .groups = {{.contains = "token.weight", .weight_decay = 0.0},
                                         {.contains = "position.weight", .weight_decay = 0.0}}});
       }()) {
-  if (job.ema > 0) ema_.emplace(nn::parameters(model_), optim::EmaOptions{.decay = job.ema});
+  if (job.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = job.ema});
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
   targets_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);

@@ -33,7 +33,9 @@ struct ActivationApprox {
     if constexpr (kKind == Activation::gelu_tanh) {
       const Gated of = gated(x, inner(x));
       value = of.value;
-      return fmaf(fmaf(-value, of.share, value), fmaf(0.21406445f, x * x, 1.5957691216057308f), of.share);
+      // The first factor is 0 where |x| is large; an infinite square (|x| > 1.8e19) would make that NaN.
+      const float square = fminf(x * x, 1e38f);
+      return fmaf(fmaf(-value, of.share, value), fmaf(0.21406445f, square, 1.5957691216057308f), of.share);
     }
     if constexpr (kKind == Activation::gelu) {
       const Normal at = normal(x);

@@ -99,8 +99,7 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
         ", k on ", k.device().name(), ", v on ", v.device().name(), "; expected one device");
   check(std::isfinite(options.scale) && options.scale >= 0, "attention: scale is ", options.scale,
         "; expected a positive number, or 0 for 1 / sqrt(D)");
-  check(options.dropout >= 0 && options.dropout < 1, "attention: dropout is ", options.dropout,
-        "; expected 0 <= p < 1");
+  applied_dropout(options.dropout);
   check(options.dropout == 0 || options.rng, "attention: dropout needs a source of random numbers (rng)");
   const int64_t dim = q.size(3);
   const DType dtype = q.dtype();
@@ -137,8 +136,7 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
                                  AttentionProblem problem, Site site) {
   check_operands(q, k, v, problem);
   if (problem.scale == 0) problem.scale = 1 / std::sqrt(double(q.size(3)));
-  if (AttentionDropout::threshold(problem.dropout) > 0)
-    problem.drop = {problem.dropout, problem.rng->reserve(q.device())};
+  if (problem.dropout > 0) problem.drop = {problem.dropout, problem.rng->reserve(q.device())};
   const DType statistics = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Tensor q_rows = as_heads(q), k_rows = as_heads(k), v_rows = as_heads(v);
   const Tensor o_rows = empty_in_order_of(q);
@@ -179,6 +177,14 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
 }
 
 }  // namespace
+
+double applied_dropout(double p) {
+  check(p >= 0 && p < 1, "attention: dropout is ", p, "; expected 0 <= p < 1");
+  const uint32_t threshold = AttentionDropout::threshold(p);
+  check(p == 0 || threshold > 0, "attention: dropout ", p,
+        " would be rounded to 0 (it is applied in steps of 1/256); expected 0, or at least 1/512 = 0.001953");
+  return threshold / 256.0;
+}
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
                                    const AttentionOptions& options, Site site) {

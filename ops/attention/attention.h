@@ -8,7 +8,7 @@ namespace tessera::ops {
 struct AttentionOptions {
   bool causal = false;
   double scale = 0;    // factor of the scores, positive; 0 means 1 / sqrt(D)
-  double dropout = 0;  // chance of a probability to be dropped, 0 <= p < 1
+  double dropout = 0;  // chance of a probability to be dropped, 0 <= p < 1, applied as applied_dropout(p)
   Rng* rng = nullptr;  // for dropout: gives one stream a call
 };
 
@@ -38,8 +38,10 @@ struct AttentionSequences {
 /// `causal` must be finite all the same: a kernel may multiply them by 0.
 ///
 /// `dropout`: O = (Z P) V / (1 - p) with a mask Z that is 0 with chance p, else 1 (Srivastava et al., JMLR
-/// 15, 2014), after the softmax: lse is of all probabilities. p is rounded to a multiple of 1/256, at most
-/// 255/256, and it is the rounded p that 1 - p is of; 0 draws nothing. Z is a function of the stream that
+/// 15, 2014), after the softmax: lse is of all probabilities. p is rounded to a multiple of 1/256
+/// (applied_dropout), and the rounded p is what 1 - p is computed from; 0 draws nothing. A NaN stays visible:
+/// a query whose scores contain a NaN has o = NaN, and a NaN in v gives NaN to every query that sees its key,
+/// whether the probability is dropped or not. Z is a function of the stream that
 /// `rng` reserves, of the batch (or where the sequence starts), the head, and the places of query and key in
 /// the sequence, so it is the same on every device, in every row and dtype; see AttentionDropout. Sequences
 /// of one length drop what batches drop. Backward draws Z again, dS = P (Z dP / (1 - p) - delta); a
@@ -59,9 +61,15 @@ struct AttentionSequences {
 /// Saved: q, k, v, o, lse. Backward computes S again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1).
 /// Deterministic: fixed orders of summation, no atomics.
 /// Throws if ranks, sizes, dtypes or devices do not match, for a scale that is negative or not finite, for a
-/// dropout outside [0, 1) or without `rng`, and for a D or dtype that the device does not support.
+/// dropout outside [0, 1), below 1/512 but not 0, or without `rng`, and for a D or dtype that the device does
+/// not support.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {},
                  Site site = Site::here());
+
+/// The chance that attention applies for options.dropout = p: p rounded to the nearest multiple of 1/256, at
+/// most 255/256 (a mask of eight random bits per probability; 0.1 becomes 26/256 = 0.1016). Throws for p
+/// outside [0, 1), and for p below 1/512 other than 0, which would become 0 and drop nothing.
+double applied_dropout(double p);
 
 /// The same, with the log-sum-exp that forward keeps anyway.
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,

@@ -143,7 +143,7 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
         if (drop.drops()) {
           drop.row(drop_head_row(uint32_t(b), n.queries, problem.first_query, n.heads, uint32_t(h)), i, seen,
                    dropped.data());
-          for (int64_t j = 0; j < seen; ++j) p[j] = dropped[size_t(j)] ? 0.0f : p[j];
+          for (int64_t j = 0; j < seen; ++j) p[j] *= dropped[size_t(j)] ? 0.0f : 1.0f;  // a NaN stays one
         }
         std::fill(p + seen, p + keys, 0.0f);
         lse[head * lse_stride + i] = sum == 0 ? lowest : base + std::log(sum);
@@ -199,14 +199,14 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
           if (drop.drops()) {
             drop.row(drop_head_row(uint32_t(b), n.queries, problem.first_query, n.heads, uint32_t(h)), i,
                      seen, dropped.data());
-            for (int64_t j = 0; j < seen; ++j) ds_row[j] = dropped[size_t(j)] ? 0.0f : ds_row[j];
+            for (int64_t j = 0; j < seen; ++j) ds_row[j] *= dropped[size_t(j)] ? 0.0f : 1.0f;
           }
           for (int64_t j = 0; j < seen; ++j) {
             p_row[j] = exponential(p_row[j] * scale - row_lse);
             ds_row[j] = p_row[j] * (ds_row[j] - delta);
           }
           if (drop.drops())
-            for (int64_t j = 0; j < seen; ++j) p_row[j] = dropped[size_t(j)] ? 0.0f : p_row[j];
+            for (int64_t j = 0; j < seen; ++j) p_row[j] *= dropped[size_t(j)] ? 0.0f : 1.0f;
           std::fill(p_row + seen, p_row + keys, 0.0f);
           std::fill(ds_row + seen, ds_row + keys, 0.0f);
         }

@@ -67,7 +67,8 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
       for (int64_t j = 0; j < seen; ++j) {
         const C weight = std::exp(p[size_t(j)] - base);
         sum += weight;
-        if (!dropped[size_t(j)]) add_scaled(acc.data(), rounded<T>(weight), v.at(b, kv, j), dim);
+        const C kept = dropped[size_t(j)] ? C(0) : C(1);  // a factor: a NaN stays one
+        add_scaled(acc.data(), rounded<T>(weight) * kept, v.at(b, kv, j), dim);
       }
       const C inverse = sum == 0 ? C(0) : rescale / sum;
       T* const out = o.at(b, h, i);
@@ -113,9 +114,10 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
                              seen, dropped.data());
           for (int64_t j = 0; j < seen; ++j) {
             const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, kv, j), dim) - row_lse);
-            const C dp = dropped[size_t(j)] ? C(0) : dot(dout.at(b, h, i), v.at(b, kv, j), dim);
+            const C kept = dropped[size_t(j)] ? C(0) : C(1);
+            const C dp = kept * dot(dout.at(b, h, i), v.at(b, kv, j), dim);
             const C ds = rounded<T>(p * (dp - delta));
-            if (!dropped[size_t(j)]) add_scaled(&dv[size_t(j * dim)], rounded<T>(p), dout.at(b, h, i), dim);
+            add_scaled(&dv[size_t(j * dim)], rounded<T>(p) * kept, dout.at(b, h, i), dim);
             add_scaled(&dk[size_t(j * dim)], ds, q.at(b, h, i), dim);
             add_scaled(dq.data(), ds, k.at(b, kv, j), dim);
           }

@@ -123,9 +123,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         place_of_work.advance();
       };
       ForwardWork work;
-      if constexpr (Shape::kDrops)
-        *reinterpret_cast<uint32_t*>(shared + Shape::kStreamOffset) = args.drop.stream();
+      // Written only by the lane that publishes: its arrival on work_ring.full orders the write before reads.
+      const auto write_dropout_stream = [&] {
+        if constexpr (Shape::kDrops)
+          *reinterpret_cast<uint32_t*>(shared + Shape::kStreamOffset) = args.drop.stream();
+      };
       if (args.starts.packed()) {
+        if (threadIdx.x % 32 == 0) write_dropout_stream();
         const SequenceOrder order = args.starts.template order<true>(Shape::kRows);
         uint32_t parity = 0;
         int left = 0;
@@ -140,6 +144,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         return;
       }
       if (!gpu::elect_one()) return;
+      write_dropout_stream();
       work.q_first = work.k_first = 0;
       work.queries = args.schedule.queries;
       work.keys = args.schedule.keys;

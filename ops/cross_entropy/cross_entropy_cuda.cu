@@ -1,3 +1,4 @@
+#include "gpu/grid.cuh"
 #include "ops/cross_entropy/cross_entropy_kernel.cuh"
 #include "ops/cross_entropy/cross_entropy_kernels.h"
 
@@ -111,7 +112,7 @@ void cross_entropy_backward_cuda(const CrossEntropyBackward& args) {
                    [&]<int kThreads, int kBlockThreads, int kUnroll>() {
                      gpu::launch_chained(
                          args.logits.device(),
-                         {dim3(unsigned(ceil_div(rows.rows, kBlockThreads / kThreads))), kBlockThreads},
+                         {gpu::grid_of(ceil_div(rows.rows, kBlockThreads / kThreads)), kBlockThreads},
                          cross_entropy_backward<T, kThreads, kBlockThreads, kUnroll>, rows,
                          args.dlogits.data<T>(), args.dlogits.row_stride(), args.dloss.data<float>(),
                          args.options.reduction == Reduction::none, mean ? args.count.data<float>() : nullptr,

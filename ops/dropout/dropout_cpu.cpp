@@ -23,7 +23,7 @@ void dropout_cpu(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
         }
         for (int64_t i = first; i < first + n; ++i, ++place) {
           const auto value = Compute<T>(in[from + i * loop.strides[1][inner]]);
-          out[at + i * loop.strides[0][inner]] = walk.keeps(place) ? T(value * scale) : T(Compute<T>(0));
+          out[at + i * loop.strides[0][inner]] = T(value * (walk.keeps(place) ? scale : Compute<T>(0)));
         }
       }
     });

@@ -49,13 +49,12 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t keep = draw.lives<kPack, kDense>(offset, place);  // bit k: element k lives
     if (whole) {
 #pragma unroll
-      for (int k = 0; k < kPack; ++k)
-        values.at[k] = keep >> k & 1u ? T(float(values.at[k]) * scale) : T(0.0f);
+      for (int k = 0; k < kPack; ++k) values.at[k] = T(float(values.at[k]) * (keep >> k & 1u ? scale : 0.0f));
       gpu::store_pack<kPack>(y + at + first, values);
     } else {
       for (int k = 0; k < valid; ++k)
         y[at + (first + k) * y_stride] =
-            keep >> k & 1u ? T(float(x[from + (first + k) * x_stride]) * scale) : T(0.0f);
+            T(float(x[from + (first + k) * x_stride]) * (keep >> k & 1u ? scale : 0.0f));
     }
   }
 }

@@ -4,7 +4,8 @@
 
 namespace tessera::ops {
 
-/// What is drawn: the element at row-major place i lives if keeps(word i % 4 of block i / 4), times `scale`.
+/// What is drawn: the factor of the element at row-major place i, `scale` if keeps(word i % 4 of block i /
+/// 4), else 0. (A factor, not a choice between the element and 0: 0 times NaN is NaN.)
 struct DropoutMask {
   RandomStream stream;
   uint32_t threshold = 0;

@@ -1,7 +1,9 @@
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
+#include <limits>
 
 #include "gpu/chain.cuh"
+#include "gpu/grid.cuh"
 #include "ops/embedding/embedding_backward.cuh"
 #include "runtime/tuning.h"
 #include "tensor/pads.h"
@@ -253,6 +255,10 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
   const Device device = dtable.device();
   const int64_t count = indices.count(), rows = dtable.size(0), width = dtable.size(1),
                 multiprocessors = device.card().multiprocessors;
+  // Positions, and keys up to `rows`, are 32-bit numbers; the sort counts in int.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  check(count <= kMost && rows < kMost, "embedding: backward of ", count, " indices into a table of ", rows,
+        " rows; a GPU takes fewer than 2^31 of either (split the indices over several calls)");
   const uint32_t packs_per_row = uint32_t(ceil_div(width, kPackOf<Out>));
   // Rows a warp clears: all warps of the card four times.
   const int rows_of_warp = int(std::clamp<int64_t>(rows / (multiprocessors * kWarps * 4), 1, kWarp));
@@ -278,7 +284,7 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
                   clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kBlockWarps);
     int length = kShortChunk;
     while (length * kBlockWarps < count) length *= 2;
-    gpu::launch_chained(device, {dim3(unsigned(adding + clearing)), kThreads},
+    gpu::launch_chained(device, {gpu::grid_of(adding + clearing), kThreads},
                         backward_of_few<T, Out, kThreads>, args, Indices(indices), keys, positions,
                         int(adding), length);
   };
@@ -287,12 +293,12 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
   const auto array = [&](int which) { return static_cast<uint32_t*>(arrays.raw()) + which * count; };
   uint32_t *const keys = array(0), *const positions = array(1);
   if (way == 1) {
-    gpu::launch_chained(device, {dim3(unsigned(ceil_div(count * kCounters, kBlock))), kBlock},
-                        sort_by_counting, keys, positions, Indices(indices), int(count), rows);
+    gpu::launch_chained(device, {gpu::grid_of(ceil_div(count * kCounters, kBlock)), kBlock}, sort_by_counting,
+                        keys, positions, Indices(indices), int(count), rows);
     if (count <= kSorted) return few.template operator()<kSortedThreads>(keys, positions);
   } else if (count > 0) {
     uint32_t *const raw_keys = array(2), *const raw_positions = array(3);
-    gpu::launch(device, {dim3(unsigned(ceil_div(count, kBlock))), kBlock}, make_keys, raw_keys, raw_positions,
+    gpu::launch(device, {gpu::grid_of(ceil_div(count, kBlock)), kBlock}, make_keys, raw_keys, raw_positions,
                 Indices(indices), count, rows);
     size_t bytes = 0;
     const int bits = std::bit_width(uint64_t(rows));  // of the largest key, `rows`
@@ -313,14 +319,13 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
   const int lanes = int(std::min<uint64_t>(std::bit_ceil(uint64_t(packs)), kWarp));
   const int64_t walkers = ceil_div(all, kBlock / lanes), deep = std::min<int64_t>(tiles, 65535),
                 clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kWarps);
-  gpu::launch_chained(device, {dim3(unsigned(walkers + ceil_div(clearing, deep)), unsigned(deep)), kBlock},
+  gpu::launch_chained(device, {gpu::grid_of(walkers + ceil_div(clearing, deep), deep), kBlock},
                       walk_chunks<T, Out>, args, chunks, lanes, unsigned(walkers), parts.data<float>(),
                       part_stride);
   if (all > 1)
     gpu::launch_chained(
         device,
-        {dim3(unsigned(ceil_div(all, kWarp)), unsigned(ceil_div(width, kWarp * kJoinColumns))),
-         kJoinWarps * kWarp},
+        {gpu::grid_of(ceil_div(all, kWarp), ceil_div(width, kWarp * kJoinColumns)), kJoinWarps * kWarp},
         join_parts<T, Out>, args, chunks, int(all), parts.data<float>(), part_stride);
 }
 

@@ -18,8 +18,10 @@ namespace tessera::ops {
 /// params and y are floating, of one device and any layout; y has the dtype of params, or f32 beside bf16 or
 /// f16 (a target rounded to 16 bits would be another target); dy has y's dtype. Both sums of exponentials are
 /// shifted by their largest term, and the weights' first of all, so logits of any size are right; a logit of
-/// -inf switches its component off. exp(-log_sigma) must be finite: |log_sigma| up to 87 in f32; on a
-/// GPU z_k^2 too, else the component's gradients are NaN there and not 0.
+/// -inf switches its component off. exp(-log_sigma) is at most the largest number (log_sigma >= -88.7 in f32
+/// is exact), so that z_k is 0 at y = mu_k for any log_sigma. A component whose responsibility r_k underflows
+/// to 0, z_k^2 infinite included, has gradient 0 but for its weight. Where the density itself is 0 (every
+/// z_k^2 infinite) the loss is infinite and the gradients are NaN.
 /// Rounding: computed in f32 (f64 for f64). The loss is f32 (f64), not rounded further; sum and mean are
 /// added in a fixed order, on the CPU and across the threads of a GPU in double; dparams and dy are rounded
 /// once. Backward keeps params and y. On a GPU, forward makes dparams and dy for g of the sum or mean itself

@@ -192,13 +192,15 @@ __global__ void __launch_bounds__(kGmmThreads) gmm_wide(GmmArgs<T> args) {
       float dy = 0;
       for (int k = lane; k < args.components; k += kWarp) {
         const auto term = component(k, top_logit);
-        const float r = exponential<T>(term.joint - base) * per_joint, pull = r * term.z * term.inverse_sigma;
+        const float share = exponential<T>(term.joint - base), r = share * per_joint;
+        // z or its square may be infinite where r = 0, and 0 times infinity is NaN.
+        const float z = share == 0.0f ? 0.0f : term.z, pull = r * z * term.inverse_sigma;
         dy += pull;
         if (!args.dparams) continue;
         T* const to = args.dparams + (token * args.components + k) * 3;
         to[0] = T(exponential<T>(term.logit) * per_weight - r);
         to[1] = T(-pull);
-        to[2] = T(r * (1.0f - term.z * term.z));
+        to[2] = T(r * (1.0f - z * z));
       }
       if (args.dy.data) {
         dy = gpu::warp_reduce<gpu::Sum>(dy);

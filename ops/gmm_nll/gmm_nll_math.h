@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "runtime/config.h"
 
@@ -26,6 +27,8 @@ struct Component {
   template <class T>
   TESSERA_HD Component(const T* params, C y)
       : logit(C(params[0])), inverse_sigma(std::exp(-C(params[2]))), log_sigma(C(params[2])) {
+    // At most the largest number, so that z is 0, not 0 times infinity, at y = mu. A NaN is in `joint` too.
+    if (!(inverse_sigma <= std::numeric_limits<C>::max())) inverse_sigma = std::numeric_limits<C>::max();
     z = (y - C(params[1])) * inverse_sigma;
   }
   TESSERA_HD C joint(C top_logit) const {
@@ -69,7 +72,7 @@ TESSERA_HD C mix_backward(T* dparams, const T* params, int64_t components, C y, 
     const C pi = std::exp(component.logit - mixture.top_logit) * per_weight;
     const C joint = component.joint(mixture.top_logit);
     const C r = std::exp(joint - mixture.top_joint) * per_joint;
-    // Of a component that has no share in it, z or its square may be infinite, and 0 times that NaN.
+    // z or its square may be infinite in a component with r = 0, and 0 times infinity is NaN.
     const C z = r > 0 ? component.z : C(0);
     const C pull = r * z * component.inverse_sigma;
     dparams[3 * k] = T(g * (pi - r));

@@ -32,7 +32,8 @@ struct GmmTerm {
   __device__ __forceinline__ GmmTerm(const T* params, float y, float top_logit)
       : GmmTerm(float(params[0]) - top_logit, float(params[1]), float(params[2]), y) {}
   __device__ __forceinline__ GmmTerm(float logit, float mu, float log_sigma, float y)
-      : logit(logit), inverse_sigma(expf(-log_sigma)) {
+      // At most the largest number, so that z is 0, not 0 times infinity, at y = mu. A NaN is in `joint` too.
+      : logit(logit), inverse_sigma(fminf(expf(-log_sigma), 3.402823466e38f)) {
     z = (y - mu) * inverse_sigma;
     joint = logit - 0.5f * z * z - log_sigma - 0.91893853320467274178f;  // log(2 pi) / 2
   }
@@ -119,7 +120,9 @@ struct Components {
       dy = 0;
 #pragma unroll
       for (int k = 0; k < kMost; ++k) {
-        const float z = mu[k], r = joint[k] * per_joint, pull = r * z * log_sigma[k];
+        // z or its square may be infinite where r = 0, and 0 times infinity is NaN.
+        const float z = joint[k] == 0.0f ? 0.0f : mu[k], r = joint[k] * per_joint,
+                    pull = r * z * log_sigma[k];
         logit[k] = logit[k] * per_weight - r;
         mu[k] = -pull;
         log_sigma[k] = r * (1.0f - z * z);

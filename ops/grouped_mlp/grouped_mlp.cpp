@@ -1,5 +1,6 @@
 #include "ops/grouped_mlp/grouped_mlp.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "ops/activation/activation_kernels.h"
@@ -86,11 +87,12 @@ void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor
     // product.
     const int64_t wide = row_pitch(up.size(1), x.dtype());
     const Tensor dh = Tensor::empty({rows.size(0), up.size(0), wide}, x.dtype(), x.device());
+    const int64_t launch_rows = grouped_mlp_launch_rows(up.size(0));
     {
       const Tensor parts = Tensor::empty_packed(
-          {grouped_mlp_gradient_splits(rows, up), down.size(0), down.size(1), down.size(2)}, DType::f32,
-          x.device());
-      grouped_mlp_hidden_gradient_cuda(dh, parts, dy, rows, up, down, kind);
+          {grouped_mlp_gradient_splits(rows, up, launch_rows), down.size(0), down.size(1), down.size(2)},
+          DType::f32, x.device());
+      grouped_mlp_hidden_gradient_cuda(dh, parts, dy, rows, up, down, kind, launch_rows);
       if (b.needs(2))
         b.accumulate(2, column_sums(parts.reshape({parts.size(0), down.count()})).reshape(down.shape()));
     }
@@ -122,7 +124,8 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
 void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   const Tensor rows = by_group(x, true);
   if (choose_row(rows, up, down) == GroupedMlpRow::wgmma) {
-    if constexpr (kCuda) grouped_mlp_forward_cuda(y, rows, up, down, kind);
+    if constexpr (kCuda)
+      grouped_mlp_forward_cuda(y, rows, up, down, kind, grouped_mlp_launch_rows(up.size(0)));
     return;
   }
   const Tensor h = hidden_rows(x, up);
@@ -131,6 +134,11 @@ void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& d
 }
 
 }  // namespace
+
+int64_t grouped_mlp_launch_rows(int64_t groups) {
+  constexpr int64_t kMost = int64_t{1} << 30, kTileRows = 128, kMostSplits = 16;
+  return std::clamp<int64_t>(kMost / (groups * kMostSplits), 1, kMost / kTileRows) * kTileRows;
+}
 
 std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down) {
   const CardInfo& card = x.device().card();
@@ -150,6 +158,8 @@ std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Ten
   else if (x.size(1) > 512 || down.size(1) > 3 || up.size(1) < 8)
     needs << "D up to 512, E up to 3 and F of 8 or more; got " << x.size(1) << ", " << down.size(1) << " and "
           << up.size(1);
+  else if (up.size(0) > kMostMlpGroups)
+    needs << "at most " << kMostMlpGroups << " groups; got " << up.size(0);
   else if (!aligned(x) || !aligned(up) || down.layout().stride(-1) != 1)
     needs << "dense rows on 16-byte boundaries; x is " << describe(x) << ", up " << describe(up);
   return needs.str();

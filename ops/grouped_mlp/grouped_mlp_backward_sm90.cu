@@ -224,15 +224,14 @@ int column_tiles(const Tensor& up) {
   return int(gpu::ceil_div(up.size(1), kColumns));
 }
 
-}  // namespace
-
-int grouped_mlp_gradient_splits(const Tensor& x, const Tensor& up) {
+/// Of rows for one launch.
+int splits_of(const Tensor& x, const Tensor& up) {
   return choose_splits(up.size(0) * column_tiles(up), token_tiles(x), x.device().card().multiprocessors, 2.0);
 }
 
-void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_parts, const Tensor& dy,
-                                      const Tensor& x, const Tensor& up, const Tensor& down,
-                                      Activation kind) {
+/// Rows for one launch.
+void hidden_gradient(const Tensor& dh, const Tensor& ddown_parts, const Tensor& dy, const Tensor& x,
+                     const Tensor& up, const Tensor& down, Activation kind) {
   const Device device = x.device();
   dispatch_floating_cuda(x.dtype(), "grouped_mlp", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
@@ -264,6 +263,35 @@ void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_part
                     hidden_gradient_kernel<T, kKind>, map_x, map_up, map_dh, args);
       });
     }
+  });
+}
+
+/// visit(begin, end) for the rows of each launch.
+template <class Visit>
+void for_launches(int64_t rows, int64_t launch_rows, Visit&& visit) {
+  for (int64_t begin = 0; begin < rows; begin += launch_rows)
+    visit(begin, std::min(begin + launch_rows, rows));
+}
+
+}  // namespace
+
+int64_t grouped_mlp_gradient_splits(const Tensor& x, const Tensor& up, int64_t launch_rows) {
+  int64_t splits = 0;
+  for_launches(x.size(0), launch_rows,
+               [&](int64_t begin, int64_t end) { splits += splits_of(x.slice(0, begin, end), up); });
+  return splits;
+}
+
+void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_parts, const Tensor& dy,
+                                      const Tensor& x, const Tensor& up, const Tensor& down, Activation kind,
+                                      int64_t launch_rows) {
+  int64_t split = 0;
+  for_launches(x.size(0), launch_rows, [&](int64_t begin, int64_t end) {
+    const Tensor rows = x.slice(0, begin, end);
+    const int64_t first = split;
+    split += splits_of(rows, up);
+    hidden_gradient(dh.slice(0, begin, end), ddown_parts.slice(0, first, split), dy.slice(0, begin, end),
+                    rows, up, down, kind);
   });
 }
 

@@ -181,10 +181,8 @@ __global__ void __launch_bounds__(head_threads(2), 1)
   }
 }
 
-}  // namespace
-
-void grouped_mlp_forward_cuda(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
-                              Activation kind) {
+/// Rows for one launch.
+void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   const Device device = x.device();
   dispatch_floating_cuda(x.dtype(), "grouped_mlp", [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
@@ -223,6 +221,16 @@ void grouped_mlp_forward_cuda(const Tensor& y, const Tensor& x, const Tensor& up
       }
     }
   });
+}
+
+}  // namespace
+
+void grouped_mlp_forward_cuda(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
+                              Activation kind, int64_t launch_rows) {
+  for (int64_t begin = 0; begin < x.size(0); begin += launch_rows) {
+    const int64_t end = std::min(begin + launch_rows, x.size(0));
+    forward(y.slice(0, begin, end), x.slice(0, begin, end), up, down, kind);
+  }
 }
 
 }  // namespace tessera::ops

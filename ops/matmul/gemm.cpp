@@ -13,6 +13,9 @@
 namespace tessera::ops {
 namespace {
 
+/// Rows, columns and k that kernels and cuBLASLt count in 32 bits.
+constexpr int64_t kMostExtent = int64_t{1} << 30;
+
 bool is_half(DType dtype) {
   return dtype == DType::bf16 || dtype == DType::f16;
 }
@@ -196,6 +199,47 @@ std::optional<GemmRow> own_row(const Gemm& g, Device device) {
 
 }  // namespace
 
+bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
+                        int64_t most) {
+  // Of the dimension that is `back` from the end, [begin, end); a dimension that is broadcast stays.
+  const auto cut = [](const Tensor& x, int back, int64_t begin, int64_t end) {
+    return x.defined() && x.rank() >= back && x.size(-back) > 1 ? x.slice(-back, begin, end) : x.detach();
+  };
+  // Halves along one dimension of d, or along k (back = 0).
+  const auto halves = [&](int64_t size, int back) {
+    const int64_t half = (size / 2 + 63) / 64 * 64, middle = half < size ? half : size / 2;
+    for (const auto& [begin, end] : {std::pair{int64_t{0}, middle}, std::pair{middle, size}}) {
+      MultiplyOptions piece = options;
+      piece.sums = {};
+      if (back == 0) {
+        if (begin > 0) piece.bias = piece.residual = {}, piece.accumulate = true;
+        multiply_in_pieces(d, a.slice(-1, begin, end), b.slice(-2, begin, end), piece, most);
+        continue;
+      }
+      piece.bias = back == 2 ? options.bias : cut(options.bias, back, begin, end);
+      piece.residual = cut(options.residual, back, begin, end);
+      multiply_in_pieces(cut(d, back, begin, end), back == 1 ? a : cut(a, back, begin, end),
+                         back == 2 ? b : cut(b, back, begin, end), piece, most);
+    }
+  };
+  const int64_t k = a.size(-1), n = d.size(-1);
+  if (k > most) {
+    halves(k, 0);
+  } else if (n > most) {
+    halves(n, 1);
+  } else if (n > 0 && d.count() / n > most) {
+    int back = 2;
+    for (int other = 3; other <= d.rank(); ++other)
+      if (d.size(-other) > d.size(-back)) back = other;
+    halves(d.size(-back), back);
+  } else {
+    MultiplyOptions piece = options;
+    piece.sums = {};
+    multiply(d, a, b, piece);
+  }
+  return false;
+}
+
 std::vector<std::string> gemm_rows() {
   return {"cublas", "cublas padded", "wgmma", "narrow"};
 }
@@ -243,6 +287,8 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
     return false;
   }
   check(writable(d), "multiply: the result ", describe(d), " has no dense rows");
+  if (d.device().is_cuda() && std::max({d.count() / n, n, k}) > kMostExtent)
+    return multiply_in_pieces(d, a_given, b_given, options, kMostExtent);
 
   Tensor a = a_given.detach(), b = b_given.detach(), bias = options.bias.detach();
   if (!stored(a).fits) a = a.clone();

@@ -78,9 +78,16 @@ struct MultiplyOptions {
 /// widened to f32 and the result rounded once. On CUDA their odd extents may be rounded up (gemm_padding.h):
 /// the pads of d, a and b may then be overwritten.
 ///
+/// On CUDA kernels count rows, columns and k in 32 bits: where one exceeds 2^30 the product is made in
+/// pieces, pieces of k one after the other (a 16-bit d is then rounded after each).
+///
 /// Returns whether options.sums was written: only where the product reads a in a form that yields them beside
 /// it, which is row "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
 bool multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
+
+/// The same by pieces of at most `most` rows (over all leading dimensions), columns and k. Returns false.
+bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
+                        int64_t most);
 
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
 /// sum over them. One product with a long k where the operands' layouts allow it (pads of a 16-bit a on CUDA

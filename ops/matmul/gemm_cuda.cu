@@ -5,11 +5,11 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "gpu/launch.cuh"
 #include "ops/matmul/gemm.h"
+#include "ops/matmul/plan_cache_internal.h"
 
 /// Products by cuBLASLt. 2 m n k FLOPs a product; large ones are bound by the tensor cores (bf16, f16) or the
 /// FMA units (f32: no TF32), thin ones by memory.
@@ -20,9 +20,10 @@
 ///
 /// cuBLASLt thinks in columns: row-major D = A B is column-major D' = B' A', so the operands change places
 /// and nothing is moved. Asking it which algorithm to run costs tens of microseconds, so the answer and all
-/// descriptors are kept for as long as the process lives, by problem: sizes, leading dimensions, strides,
+/// descriptors are kept for the kPlans most recently used problems: sizes, leading dimensions, strides,
 /// dtypes and the alignment of the pointers, since a choice made for 16-byte boundaries must not meet others.
-/// A repeated call is a look-up and cublasLtMatmul.
+/// A repeated call is a look-up and cublasLtMatmul; a plan that was dropped is chosen again, by the same
+/// heuristic and so with the same algorithm. A captured graph holds the launch, not the plan.
 ///
 /// Split-K is allowed only with partial sums kept in f32 in the workspace and added by a second step: results
 /// repeat bitwise and are rounded once. The workspace (up to 32 MiB, what NVIDIA advises for Hopper; most
@@ -33,6 +34,9 @@ namespace tessera::ops {
 namespace {
 
 constexpr uint64_t kWorkspace = 32 << 20;
+/// Plans kept per device, about 1 KiB each. A training step has some dozens of problems; lengths that differ
+/// from batch to batch would otherwise add one each, for ever.
+constexpr size_t kPlans = 1024;
 
 struct LtStatus {
   LtStatus(cublasStatus_t code, const char* file = __builtin_FILE(), int line = __builtin_LINE())  // NOLINT
@@ -113,7 +117,7 @@ struct Plan {
 struct Library {
   std::mutex mutex;  // plans are shared, and a plan's bias pointer is set for each call
   cublasLtHandle_t handle = nullptr;
-  std::unordered_map<Key, Plan, KeyHash> plans;
+  LruCache<Key, Plan, KeyHash> plans{kPlans};
 };
 
 Library& library(Device device) {
@@ -207,10 +211,7 @@ void gemm_cuda(const Gemm& gemm, Device device) {
   device.activate();
   Library& lt = library(device);
   const std::lock_guard lock(lt.mutex);
-  const Key key = key_of(gemm);
-  auto entry = lt.plans.find(key);
-  if (entry == lt.plans.end()) entry = lt.plans.emplace(key, make_plan(lt, gemm)).first;
-  const Plan& plan = entry->second;
+  const Plan& plan = lt.plans.get(key_of(gemm), [&] { return make_plan(lt, gemm); });
   if (gemm.bias) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, gemm.bias);
   Tensor workspace;
   if (plan.workspace > 0) workspace = Tensor::empty_packed(Shape{int64_t(plan.workspace)}, DType::u8, device);

@@ -89,7 +89,7 @@ struct BackwardShare {
     dy[s] = gpu::round_to_words<T>(slope);
     if constexpr (kDrops) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) slope[i] = lives[s] >> i & 1u ? slope[i] * drop_scale : 0.0f;
+      for (int i = 0; i < kPack; ++i) slope[i] *= lives[s] >> i & 1u ? drop_scale : 0.0f;
       x[s] = gpu::round_to_words<T>(slope);
     }
   }
@@ -374,7 +374,7 @@ template <class T, bool kCentred, bool kResidual, bool kDrops>
 void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   const Device device = norm.x.device();
   if (args.dx || args.dresidual)
-    gpu::launch_chained(device, {dim3(unsigned(args.rows)), kLongBlock},
+    gpu::launch_chained(device, {grid_of(args.rows), kLongBlock},
                         backward_long_rows<T, kCentred, kResidual, kDrops>, args);
   if (!norm.dweight.defined() && !norm.dbias.defined()) return;
   const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
@@ -382,8 +382,8 @@ void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t per_chunk = std::max<int64_t>(16, ceil_div(args.rows, wanted));
   const int64_t chunks = ceil_div(args.rows, per_chunk);
   with_partial_sums(norm, args, chunks, [&](const BackwardArgs<T>& with) {
-    gpu::launch_chained(device, {dim3(unsigned(tiles), unsigned(chunks)), kLongBlock},
-                        parameters_of_long_rows<T, kCentred>, with, per_chunk);
+    gpu::launch_chained(device, {grid_of(tiles, chunks), kLongBlock}, parameters_of_long_rows<T, kCentred>,
+                        with, per_chunk);
   });
 }
 
@@ -401,7 +401,7 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
     // four as long as every multiprocessor has one.
     if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
-      gpu::launch_chained(norm.x.device(), {dim3(unsigned(blocks)), H::kBlock, std::max(kRing, kCombined)},
+      gpu::launch_chained(norm.x.device(), {grid_of(blocks), H::kBlock, std::max(kRing, kCombined)},
                           backward_rows<T, kCentred, kBias, kResidual, kDrops, H>, with);
     });
   };

@@ -24,7 +24,7 @@ class UnderMask {
  public:
   explicit UnderMask(const DropoutMask* mask)
       : walk_(mask ? *mask : DropoutMask{}), scale_(mask ? C(mask->scale) : C(1)) {}
-  C operator()(C value, int64_t place) { return walk_.keeps(place) ? value * scale_ : C(0); }
+  C operator()(C value, int64_t place) { return value * (walk_.keeps(place) ? scale_ : C(0)); }
 
  private:
   DropoutWalk walk_;
@@ -92,8 +92,8 @@ void norm_forward_cpu(const NormForward& norm) {
           // Counted from the first element: a long sum of large, nearly equal numbers would lose their
           // difference.
           const C origin = width > 0 ? C(from[0]) : C(0);
-          for (int64_t c = 0; c < width; ++c) sum += double(C(from[c]) - origin);
-          mean = origin + C(sum / double(width));
+          for (int64_t c = 0; c < width; ++c) sum += double(C(from[c])) - double(origin);
+          mean = C(double(origin) + sum / double(width));
           means[row] = mean;
         }
         for (int64_t c = 0; c < width; ++c) squares += double((C(from[c]) - mean) * (C(from[c]) - mean));

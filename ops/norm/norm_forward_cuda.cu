@@ -5,7 +5,11 @@
 /// with 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy.
 /// (Warps that stay, keep weight and bias in registers and load the next row ahead were 5 to 10 % slower,
 /// except where all rows fit one wave.) The mean is known before the squares are summed, so a large mean
-/// costs no digits of the variance.
+/// costs no digits of the variance. The f32 sum that gives the mean is off by some ulp; the sum of the
+/// distances from it, made with their squares, corrects both (Chan, Golub, LeVeque, "Algorithms for computing
+/// the sample variance", Am. Stat. 37, 1983, equation 1.7). So a row of equal elements has exactly its
+/// element as mean and y = bias: without the correction, a mean that is off by an ulp would be amplified by 1
+/// / sqrt(eps).
 
 namespace tessera::ops {
 namespace {
@@ -56,8 +60,7 @@ struct ForwardShare {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
           if constexpr (kDrops) {
-            const float with = values[s][i] + other[i] * args.drop.scale;
-            values[s][i] = lives[s] >> i & 1u ? with : values[s][i];
+            values[s][i] += other[i] * (lives[s] >> i & 1u ? args.drop.scale : 0.0f);
           } else {
             values[s][i] += other[i];
           }
@@ -80,25 +83,42 @@ __device__ __forceinline__ float sum_of(const float (&values)[kSteps][kPack]) {
   return sum;
 }
 
-/// The squared distances from the mean, of elements inside the row.
-template <class T, int kThreads, int kSteps>
-__device__ __forceinline__ float squares_of(const float (&values)[kSteps][kPackOf<T>], float mean, int rank,
-                                            int width) {
+/// sums += the squared distances from the mean, and where there are two sums the distances, of elements
+/// inside the row.
+template <class T, int kThreads, int kSums, int kSteps>
+__device__ __forceinline__ void add_distances(float (&sums)[kSums], const float (&values)[kSteps][kPackOf<T>],
+                                              float mean, int rank, int width) {
   constexpr int kPack = kPackOf<T>;
-  float squares = 0;
+  const auto add = [&](float value) {
+    const float distance = value - mean;
+    sums[0] += distance * distance;
+    if constexpr (kSums > 1) sums[1] += distance;
+  };
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     const int inside = width - column_of<T, kThreads>(s, rank);
     if (inside >= kPack) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) squares += (values[s][i] - mean) * (values[s][i] - mean);
+      for (int i = 0; i < kPack; ++i) add(values[s][i]);
     } else if (inside > 0) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i)
-        if (i < inside) squares += (values[s][i] - mean) * (values[s][i] - mean);
+        if (i < inside) add(values[s][i]);
     }
   }
-  return squares;
+}
+
+/// Corrects the mean by `sums` of a whole row and returns the squared distances from the corrected mean.
+/// Where the correction is nearly all of them, as in a row of equal elements, `squares_again` computes them
+/// from scratch; all threads of the row take the same branch.
+template <int kSums, class SquaresAgain>
+__device__ __forceinline__ float correct_mean(float& mean, const float (&sums)[kSums], int64_t width,
+                                              float inverse, SquaresAgain&& squares_again) {
+  if constexpr (kSums == 1) return sums[0];
+  const float shift = mean_of(sums[kSums - 1], width, inverse);
+  mean += shift;
+  const float squares = fmaf(-shift, sums[kSums - 1], sums[0]);
+  return squares < sums[0] * 0x1p-8f ? squares_again() : squares;
 }
 
 /// y from the values.
@@ -141,7 +161,7 @@ template <class T, bool kCentred, Adds kAdds, int kThreads, int kSteps>
 __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlocks<kAdds, kThreads, kSteps>))
     forward_rows(ForwardArgs<T> args) {
   using Rows = RowAccess<kThreads>;
-  using Sums = RowReduce<kThreads, 1>;
+  using Sums = RowReduce<kThreads, 2>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
   gpu::take_turn();
@@ -160,9 +180,16 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlock
     add(sum);
     mean = mean_of(sum[0], args.width, args.inverse);
   }
-  float squares[1] = {squares_of<T, kThreads>(values, mean, rank, width)};
-  add(squares);
-  const float rstd = keep_statistics(args, row, rank == 0, mean, squares[0]);
+  float sums[kCentred ? 2 : 1] = {};
+  add_distances<T, kThreads>(sums, values, mean, rank, width);
+  add(sums);
+  const float squares = correct_mean(mean, sums, args.width, args.inverse, [&] {
+    float again[1] = {};
+    add_distances<T, kThreads>(again, values, mean, rank, width);
+    add(again);
+    return again[0];
+  });
+  const float rstd = keep_statistics(args, row, rank == 0, mean, squares);
   normalise<T>(share.x, values, weight, bias, args.bias != nullptr, mean, rstd);
   Rows::store(args.y + row * args.y_stride, share.x, rank, width);
 }
@@ -173,13 +200,13 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
   constexpr bool kResidual = kAdds != Adds::nothing;
   constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
   using Rows = RowAccess<kLongBlock>;
-  using Sums = RowReduce<kLongBlock, 1>;
+  using Sums = RowReduce<kLongBlock, 2>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
   gpu::take_turn();
   const int64_t row = blockIdx.x;
   const int rank = int(threadIdx.x);
-  float values[kLongSteps][kPack], mean = 0, squares[1] = {};
+  float values[kLongSteps][kPack], mean = 0;
   const auto again = [&](int64_t base, int width) {  // x, or the sum that the first walk has written
     ForwardShare<T, Adds::nothing, Rows, kLongBlock, kLongSteps> share;
     const T* const from = kResidual ? args.sum + row * args.sum_stride : args.x + row * args.x_stride;
@@ -197,12 +224,21 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
     add(sum);
     if (kCentred) mean = mean_of(sum[0], args.width, args.inverse);
   }
-  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
-    again(base, width);
-    squares[0] += squares_of<T, kLongBlock>(values, mean, rank, width);
+  const auto add_row = [&]<int kSums>(float(&sums)[kSums]) {
+    for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+      again(base, width);
+      add_distances<T, kLongBlock>(sums, values, mean, rank, width);
+    });
+    add(sums);
+  };
+  float sums[kCentred ? 2 : 1] = {};
+  add_row(sums);
+  const float squares = correct_mean(mean, sums, args.width, args.inverse, [&] {
+    float squares[1] = {};
+    add_row(squares);
+    return squares[0];
   });
-  add(squares);
-  const float rstd = keep_statistics(args, row, rank == 0, mean, squares[0]);
+  const float rstd = keep_statistics(args, row, rank == 0, mean, squares);
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     again(base, width);
     Words<T> weight[kLongSteps], bias[kLongSteps], y[kLongSteps];
@@ -217,7 +253,7 @@ template <class T, bool kCentred, Adds kAdds>
 void launch_forward(Device device, const ForwardArgs<T>& args) {
   const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns a thread
     constexpr int block = kThreads <= kWarp ? kBlock : kThreads;
-    gpu::launch_chained(device, {dim3(unsigned(ceil_div(args.rows, rows_at_once<kThreads>(block)))), block},
+    gpu::launch_chained(device, {grid_of(ceil_div(args.rows, rows_at_once<kThreads>(block))), block},
                         forward_rows<T, kCentred, kAdds, kThreads, kColumns / kPackOf<T>>, args);
   };
   if (args.width < kPackOf<T>) {
@@ -235,8 +271,8 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
   } else if (args.width <= 8192) {
     rows.template operator()<256, 32>();
   } else {
-    gpu::launch_chained(device, {dim3(unsigned(args.rows)), kLongBlock},
-                        forward_long_rows<T, kCentred, kAdds>, args);
+    gpu::launch_chained(device, {grid_of(args.rows), kLongBlock}, forward_long_rows<T, kCentred, kAdds>,
+                        args);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gpu/chain.cuh"
+#include "gpu/grid.cuh"
 #include "gpu/row.cuh"
 #include "ops/dropout/dropout_mask.cuh"
 #include "ops/norm/norm_kernels.h"
@@ -17,6 +18,7 @@ using gpu::ceil_div;
 using gpu::column_of;
 using gpu::first_row;
 using gpu::for_pieces;
+using gpu::grid_of;
 using gpu::kPackOf;
 using gpu::kWarp;
 using gpu::row_step;

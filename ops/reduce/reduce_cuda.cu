@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "gpu/elementwise.cuh"
+#include "gpu/grid.cuh"
 #include "ops/reduce/reduce_kernels.h"
 
 /// Reductions on a GPU. One read of x, next to nothing written: bound by memory.
@@ -432,7 +433,7 @@ void max_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, cons
     FirstOf<T> first;
     first.maxima = y.data<T>();
     reduce_dim(x.device(), from, x.data<T>(), chosen.data<int64_t>(), first, Finish{});
-    gpu::launch_chained(x.device(), {dim3(unsigned(gpu::ceil_div(to.outputs, kThreads))), kThreads},
+    gpu::launch_chained(x.device(), {gpu::grid_of(gpu::ceil_div(to.outputs, kThreads)), kThreads},
                         scatter_kernel<T>, to, dx.data<T>(), dy.data<T>(), chosen.data<int64_t>());
   });
 }

@@ -233,7 +233,7 @@ struct Held {
   static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>,
                        block = kThreads <= kWarp ? 128 : kThreads;
   static dim3 grid(const Rows<T>& rows) {
-    return dim3(unsigned(ceil_div(rows.rows, gpu::rows_at_once<kThreads>(block))));
+    return gpu::grid_of(ceil_div(rows.rows, gpu::rows_at_once<kThreads>(block)));
   }
 };
 
@@ -271,7 +271,7 @@ void forward(Device device, const Rows<T>& rows) {
                     rows);
       },
       [&] {
-        gpu::launch(device, {dim3(unsigned(rows.rows)), kLongBlock}, forward_any_long<T, kLog>, rows);
+        gpu::launch(device, {gpu::grid_of(rows.rows), kLongBlock}, forward_any_long<T, kLog>, rows);
       });
 }
 
@@ -284,7 +284,7 @@ void backward(Device device, const Rows<T>& rows) {
                     rows);
       },
       [&] {
-        gpu::launch(device, {dim3(unsigned(rows.rows)), kLongBlock}, backward_any_long<T, kLog>, rows);
+        gpu::launch(device, {gpu::grid_of(rows.rows), kLongBlock}, backward_any_long<T, kLog>, rows);
       });
 }
 

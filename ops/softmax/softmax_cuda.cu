@@ -164,7 +164,7 @@ struct Held {
   static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>,
                        block = kThreads <= kWarp ? 128 : kThreads;
   static dim3 grid(const Rows<T>& rows) {
-    return dim3(unsigned(gpu::ceil_div(rows.rows, gpu::rows_at_once<kThreads>(block))));
+    return gpu::grid_of(gpu::ceil_div(rows.rows, gpu::rows_at_once<kThreads>(block)));
   }
 };
 
@@ -234,7 +234,7 @@ void forward(const Tensor& y, const Tensor& x) {
                     rows);
       },
       [&] {
-        gpu::launch(device, {dim3(unsigned(rows.rows)), kLongBlock}, forward_long_rows<T, kLog>, rows);
+        gpu::launch(device, {gpu::grid_of(rows.rows), kLongBlock}, forward_long_rows<T, kLog>, rows);
       });
 }
 
@@ -252,7 +252,7 @@ void backward(const Tensor& dx, const Tensor& dy, const Tensor& y) {
                     rows);
       },
       [&] {
-        gpu::launch(device, {dim3(unsigned(rows.rows)), kLongBlock}, backward_long_rows<T, kLog>, rows);
+        gpu::launch(device, {gpu::grid_of(rows.rows), kLongBlock}, backward_long_rows<T, kLog>, rows);
       });
 }
 

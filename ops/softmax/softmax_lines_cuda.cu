@@ -349,8 +349,8 @@ void with_deal(const Lines<N>& lines, const T* const (&data)[N], Device device, 
   const auto go = [&]<bool kPacked>() {
     using S = Unit<T, kPacked>;
     const Deal d = deal(lines, S::lines, S::block, S::held, device.card().multiprocessors);
-    const unsigned blocks = unsigned(ceil_div(d.units, S::block / d.parts));
-    launch.template operator()<kPacked>(gpu::LaunchShape{dim3(blocks), S::block}, d,
+    const dim3 grid = gpu::grid_of(ceil_div(d.units, S::block / d.parts));
+    launch.template operator()<kPacked>(gpu::LaunchShape{grid, S::block}, d,
                                         int64_t(d.parts) * S::held >= lines.length);
   };
   packed<T>(lines, data) ? go.template operator()<true>() : go.template operator()<false>();

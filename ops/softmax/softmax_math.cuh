@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/grid.cuh"
 #include "gpu/row.cuh"
 #include "ops/reduce/exponential.cuh"
 #include "ops/softmax/softmax_kernels.h"

@@ -93,14 +93,45 @@ TEST(AttentionDropout, ChancesAreRounded) {
   EXPECT_EQ(AttentionDropout::threshold(0.5), 128u);
   EXPECT_EQ(AttentionDropout::threshold(0.999999), 255u);
   EXPECT_EQ(AttentionDropout::threshold(0.0019), 0u);
-  // What rounds to nothing draws nothing.
+  EXPECT_EQ(applied_dropout(0), 0);
+  EXPECT_EQ(applied_dropout(0.1), 26.0 / 256);
+  EXPECT_EQ(applied_dropout(0.999999), 255.0 / 256);
+  // A chance that would be rounded to 0 is refused and draws nothing; 0 itself draws nothing.
   Rng rng(1);
   const Tensor x = random({1, 2, 1, 4}, DType::f64, 1);
-  EXPECT_EQ(attention(x, x, x, {.dropout = 0.0019, .rng = &rng}).to_vector<double>(),
-            attention(x, x, x).to_vector<double>());
+  EXPECT_EQ(
+      message_of([&] { attention(x, x, x, {.dropout = 0.0019, .rng = &rng}); }),
+      "attention: dropout 0.0019 would be rounded to 0 (it is applied in steps of 1/256); expected 0, or "
+      "at least 1/512 = 0.001953");
+  attention(x, x, x, {.dropout = 0, .rng = &rng});
   EXPECT_EQ(rng.state().offset, 0u);
   attention(x, x, x, {.dropout = 0.002, .rng = &rng});
   EXPECT_EQ(rng.state().offset, 1u);
+}
+
+TEST(AttentionDropout, KeepsNaNVisible) {
+  // A NaN in q reaches all of that query's row of o, one in k the rows of all queries, and one in v its
+  // column of all queries, dropped or not.
+  const int64_t length = 200, dim = 16;
+  std::vector<Device> places{Device::cpu()};
+  if (Device::cuda_count() > 0) places.push_back(Device::cuda(0));
+  for (const Device device : places)
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (const int where : {0, 1, 2}) {
+        Tensor in[3];
+        for (int n = 0; n < 3; ++n) {
+          in[n] = random({1, length, 1, dim}, DType::f32, uint64_t(n));
+          if (n == where) in[n].data<float>()[7 * in[n].layout().stride(1) + 3] = std::nanf("");
+          in[n] = in[n].to(dtype).to(device);
+        }
+        Rng rng(3);
+        const auto o = attention(in[0], in[1], in[2], {.dropout = 0.9, .rng = &rng}).to_vector<float>();
+        for (int64_t i = 0; i < length; ++i)
+          for (int64_t d = 0; d < dim; ++d)
+            if (where == 0 ? i == 7 : where == 1 || d == 3)
+              EXPECT_TRUE(std::isnan(o[size_t(i * dim + d)])) << device.name() << " " << dtype << " "
+                                                              << "qkv"[where] << " " << i << " " << d;
+      }
 }
 
 TEST(AttentionDropout, Messages) {

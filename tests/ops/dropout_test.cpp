@@ -7,6 +7,7 @@
 #include "autograd/checkpoint.h"
 #include "ops/pointwise/pointwise.h"
 #include "runtime/capture.h"
+#include "tests/ops/expect.h"
 
 namespace tessera::ops {
 namespace {
@@ -50,6 +51,22 @@ TEST(Dropout, DropsTheRightShare) {
     // Five standard deviations of the binomial distribution: one seed in 1.7 million fails by chance.
     EXPECT_NEAR(kept, kCount * (1 - p), 5 * std::sqrt(kCount * p * (1 - p))) << p;
   }
+}
+
+TEST(Dropout, KeepsNaNInBothDirections) {
+  // Whole packs, ragged ends and a strided view; nine tenths of the elements are dropped.
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (const int64_t width : {64, 37}) {
+        const Tensor wide = Tensor::full({8, 80}, std::nan(""), dtype, device);
+        const Tensor x = wide.slice(1, 3, 3 + width);
+        Rng rng(5), again(5);
+        const Tensor dy = Tensor::full({8, width}, std::nan(""), dtype, device);
+        for (const double value : dropout(x, 0.9, rng).to_vector<double>()) EXPECT_TRUE(std::isnan(value));
+        const Tensor dx = gradient_of(ones({8, width}, dtype, device), dy,
+                                      [&](const Tensor& in) { return dropout(in, 0.9, again); });
+        for (const double value : dx.to_vector<double>()) EXPECT_TRUE(std::isnan(value));
+      }
 }
 
 TEST(Dropout, EachCallDrawsANewMask) {

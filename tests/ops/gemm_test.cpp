@@ -50,6 +50,43 @@ TEST(Gemm, EveryOrientationScaleAndSumIsExactOnIntegers) {
             }
 }
 
+// What CUDA does with more than 2^30 rows, columns or k, with a limit of a few: on integers that are exact in
+// every dtype and order.
+TEST(Gemm, PiecesAreTheWhole) {
+  std::vector<Device> places{Device::cpu()};
+  if (Device::cuda_count() > 0) places.push_back(Device::cuda(0));
+  for (const Device device : places)
+    for (const int64_t most : {1, 7, 64, 100})
+      for (const bool accumulate : {false, true}) {
+        const auto on = [&](const Tensor& x) { return x.to(device); };
+        const auto check = [&](const Shape& lead_a, const Shape& lead_b, const Shape& lead_d, int64_t m,
+                               int64_t n, int64_t k) {
+          const auto shape = [](const Shape& lead, int64_t rows, int64_t columns) {
+            return lead.inserted(lead.rank(), rows).inserted(lead.rank() + 1, columns);
+          };
+          const DType dtype = DType::f32;
+          const Tensor a = on(numbers(shape(lead_a, m, k), dtype, 1)),
+                       b = on(numbers(shape(lead_b, k, n), dtype, 2));
+          const Tensor whole = on(numbers(shape(lead_d, m, n), dtype, 3)), pieces = whole.clone();
+          MultiplyOptions options{.alpha = 2, .accumulate = accumulate};
+          if (!accumulate) {
+            options.bias = on(numbers({n}, dtype, 4));
+            options.residual = on(numbers(shape(lead_d, m, n), dtype, 5));
+          }
+          multiply(whole, a, b, options);
+          multiply_in_pieces(pieces, a, b, options, most);
+          EXPECT_EQ(pieces.to_vector<double>(), whole.to_vector<double>())
+              << device.name() << " " << most << " " << whole.shape() << " k " << k;
+        };
+        check({}, {}, {}, 130, 70, 3);
+        check({}, {}, {}, 3, 5, 200);
+        check({}, {}, {}, 1, 131, 1);
+        check({3}, {}, {3}, 40, 2, 9);
+        check({2, 1}, {5}, {2, 5}, 3, 4, 6);
+        check({1}, {150}, {150}, 1, 3, 2);
+      }
+}
+
 TEST(Gemm, UninitialisedResultsAreNotRead) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const int64_t size : {3, 50}) {

@@ -101,14 +101,53 @@ TEST(GmmNll, AFarTargetHasAFiniteLossAndPullsTheNearestComponent) {
 }
 
 TEST(GmmNll, AComponentFarBeyondReachHasNoGradientButItsWeights) {
-  // z = e^60 of the first: its square is infinite in f32, and its share of the density 0. (On a GPU it is
-  // NaN so far: there the contract asks for squares that are finite.)
-  const Tensor theta = Tensor::from(std::vector<float>{0, 0, -60, 0, 0.5f, 0}, {1, 2, 3});
-  const Tensor y = Tensor::full({1}, 1.0, DType::f32, Device::cpu());
-  const Tensor one = Tensor::full({}, 1.0, DType::f32, Device::cpu());
-  const auto slopes =
-      gradient_of(theta, one, [&](const Tensor& in) { return gmm_nll(in, y); }).to_vector<float>();
-  EXPECT_EQ(slopes, (std::vector<float>{0.5f, 0, 0, -0.5f, -0.5f, 0.75f}));
+  // z = e^60 of the first: its square is infinite in f32, and its share of the density 0. `fill` components
+  // of weight 0: 0 of them run in registers on a GPU, 30 in the kernel of a warp per token.
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const int fill : {0, 30}) {
+        std::vector<float> params{0, 0, -60, 0, 0.5f, 0};
+        for (int k = 0; k < fill; ++k) params.insert(params.end(), {-kInf, 0, 0});
+        const Tensor theta = Tensor::from(params, {1, 2 + fill, 3}, device).to(dtype);
+        const Tensor y = Tensor::full({1}, 1.0, dtype, device);
+        // Gradients made in forward (dloss = 1) and in backward (dloss = 2).
+        for (const float above : {1.0f, 2.0f}) {
+          auto slopes =
+              gradient_of(theta, Tensor::full({}, above, DType::f32, device), [&](const Tensor& in) {
+                return gmm_nll(in, y);
+              }).to_vector<float>();
+          slopes.resize(6);
+          for (float& slope : slopes) slope /= above;
+          EXPECT_EQ(slopes, (std::vector<float>{0.5f, 0, 0, -0.5f, -0.5f, 0.75f}))
+              << device.name() << " " << dtype << " " << fill << " " << above;
+        }
+      }
+}
+
+TEST(GmmNll, IsFiniteAtTheMeanForAnyLogSigma) {
+  // exp(100) is infinite in f32; at y = mu the loss is log_sigma + log(2 pi) / 2, and dlog_sigma = 1.
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const int fill : {0, 30})
+        for (const float log_sigma : {-100.0f, -1000.0f, 100.0f}) {
+          std::vector<float> params{0, 0.5f, log_sigma};
+          for (int k = 0; k < fill; ++k) params.insert(params.end(), {-kInf, 0, 0});
+          const Tensor theta = Tensor::from(params, {1, 1 + fill, 3}, device).to(dtype);
+          const Tensor y = Tensor::full({1}, 0.5, dtype, device);
+          EXPECT_FLOAT_EQ(gmm_nll(theta, y).item<float>(), log_sigma + float(kHalfLogTwoPi))
+              << device.name() << " " << dtype;
+          const auto [params_slope, y_slope] =
+              std::pair(gradient_of(theta, Tensor::full({}, 1.0, DType::f32, device),
+                                    [&](const Tensor& in) { return gmm_nll(in, y); })
+                            .to_vector<float>(),
+                        gradient_of(y, Tensor::full({}, 1.0, DType::f32, device), [&](const Tensor& in) {
+                          return gmm_nll(theta, in);
+                        }).to_vector<float>()[0]);
+          EXPECT_EQ(params_slope[0], 0.0f);
+          EXPECT_EQ(params_slope[1], 0.0f);
+          EXPECT_EQ(params_slope[2], 1.0f);
+          EXPECT_EQ(y_slope, 0.0f) << device.name() << " " << dtype << " " << log_sigma;
+        }
 }
 
 TEST(GmmNll, ReductionsAgree) {

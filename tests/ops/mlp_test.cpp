@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "ops/linear/linear.h"
+#include "ops/op.h"
+#include "runtime/tuning.h"
 #include "tests/errors.h"
+#include "tests/ops/expect.h"
 
 namespace tessera::ops {
 namespace {
@@ -78,6 +83,29 @@ TEST(Mlp, MessagesNameTheWeight) {
               mlp(x, up, counted({4, 9}, DType::f32, 2), Activation::silu, {}, up);
             }),
             "mlp: bias [9, 5] does not go with down [4, 9]; expected [4]");
+}
+
+TEST(Mlp, GeluTanhsSlopeIsNoughtOrOneWhereTheSquareOverflows) {
+  // h = x = 3e19, whose square is infinite in f32; in every row, as their epilogues have slopes of their own.
+  std::vector<double> eye(64 * 64, 0.0);
+  for (size_t i = 0; i < 64; ++i) eye[i * 65] = 1;
+  std::vector<double> values(16 * 64), expected;
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = i % 2 ? -3e19 : 3e19;
+    expected.push_back(i % 2 ? 0 : 1);
+  }
+  const auto rows = find_op("mlp").rows;
+  for (const Device device : devices())
+    for (int row = -1; row < (device.is_cpu() ? 0 : int(rows.size())); ++row) {
+      std::optional<tuning::ForceRow> force;
+      if (row >= 0) force.emplace("mlp", row);
+      const Tensor weight = Tensor::from(eye, {64, 64}).to(DType::bf16).to(device);
+      const Tensor dy = Tensor::full({16, 64}, 1, DType::bf16, device);
+      const auto dx =
+          gradient_of(Tensor::from(values, {16, 64}).to(DType::bf16).to(device), dy,
+                      [&](const Tensor& x) { return mlp(x, weight, weight, Activation::gelu_tanh); });
+      EXPECT_EQ(dx.to_vector<double>(), expected) << device.name() << " row " << row;
+    }
 }
 
 }  // namespace

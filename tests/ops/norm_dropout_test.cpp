@@ -134,17 +134,6 @@ TEST(NormDropout, KeepsTheShareAndScalesIt) {
   }
 }
 
-TEST(NormDropout, WhatIsDroppedLeavesNoTrace) {
-  for (const Device device : devices()) {
-    const Tensor x = Tensor::full({4, 16}, 1, DType::f32, device),
-                 bad = Tensor::full({4, 16}, std::numeric_limits<double>::quiet_NaN(), DType::f32, device);
-    Rng rng(5), same(5);
-    const auto sum = add_layernorm(x, bad, {}, {}, 1e-5, {kHalf, &rng}).sum.to_vector<float>(),
-               mask = dropout(x, kHalf, same).to_vector<float>();
-    for (size_t i = 0; i < sum.size(); ++i) EXPECT_EQ(std::isnan(sum[i]), mask[i] != 0) << i;
-  }
-}
-
 TEST(NormDropout, ZeroDrawsNothing) {
   Rng rng(4);
   const Tensor x = random({3, 8}, DType::f32, Device::cpu(), 1);
@@ -220,6 +209,30 @@ TEST(NormDropout, ErrorsNameWhatIsWrong) {
               add_layernorm(x, x, {}, {}, 1e-5, {0.1, nullptr});
             }),
             "add_layernorm: dropout needs a source of random numbers (rng)");
+}
+
+TEST(NormDropout, KeepsNaNOfTheResidual) {
+  // Dropped or not, in the sum and in the gradient of the residual.
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const int64_t width : {5, 200, 700, 1500, 9000}) {
+        const Tensor x = random({3, width}, dtype, device, 1);
+        const Tensor broken = Tensor::full({3, width}, std::nan(""), dtype, device);
+        for (const bool centred : {true, false}) {
+          const auto norm = [&](const Tensor& residual) {
+            Rng rng(4);
+            const ResidualDropout dropout{.p = 0.9, .rng = &rng};
+            return centred ? add_layernorm(x, residual, {}, {}, 1e-5, dropout)
+                           : add_rmsnorm(x, residual, {}, 1e-6, dropout);
+          };
+          for (const double value : norm(broken).sum.to_vector<double>())
+            EXPECT_TRUE(std::isnan(value)) << device.name() << " " << dtype << " " << width;
+          const Tensor dresidual = gradient_of(random({3, width}, dtype, device, 2), broken,
+                                               [&](const Tensor& residual) { return norm(residual).sum; });
+          for (const double value : dresidual.to_vector<double>())
+            EXPECT_TRUE(std::isnan(value)) << device.name() << " " << dtype << " " << width;
+        }
+      }
 }
 
 }  // namespace

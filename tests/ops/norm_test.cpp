@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -93,6 +94,55 @@ TEST(Norm, EqualRowsGiveTheBias) {
     const Tensor zeros = Tensor::zeros({2, 8}, DType::f32, device);
     for (const float value : rmsnorm(zeros).to_vector<float>()) EXPECT_EQ(value, 0.0f);
   }
+}
+
+TEST(Norm, ARowOfEqualElementsGivesTheBiasExactly) {
+  // The mean of equal elements is the element, so y is the bias and rstd 1 / sqrt(eps), in every kernel and
+  // ragged width. An f32 sum rounds (4,096.1 times 1,365 needs 35 bits): its mean is off by an ulp or two,
+  // 1e-3, which 1 / sqrt(eps) = 316 would make 0.3.
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (const int64_t width :
+           {1, 3, 7, 8, 200, 512, 700, 768, 1024, 1365, 1500, 2048, 4096, 4100, 8192, 9000, 20001})
+        for (const double value : {0.1, -4096.1, 60001.0}) {
+          const Tensor x = Tensor::full({5, width}, value, dtype, device);
+          const Tensor bias = Tensor::full({width}, 0.25, dtype, device);
+          const Tensor zeros = Tensor::zeros({5, width}, dtype, device);
+          const auto expect = [&](const Tensor& y, const char* what) {
+            const auto values = y.to_vector<float>();
+            const auto wrong = std::ranges::find_if(values, [](float each) { return each != 0.25f; });
+            EXPECT_EQ(wrong, values.end()) << what << " " << describe(x) << " of " << value << ": " << *wrong;
+          };
+          expect(layernorm(x, {}, bias), "layernorm");
+          expect(add_layernorm(x, zeros, {}, bias).y, "add_layernorm");
+          expect(add_layernorm(zeros, x, {}, bias).y, "add_layernorm of the residual");
+          // xhat is 0, so dx = (dy - mean(dy)) / sqrt(eps), in powers of 2 exactly.
+          const Tensor dy = Tensor::zeros({5, width}, dtype, device);
+          dy.slice(1, 0, 1).fill(1);
+          const auto dx = gradient_of(x, dy, [](const Tensor& in) {
+                            return layernorm(in, {}, {}, 0x1p-16);
+                          }).to_vector<float>();
+          const double share = 1 / double(width);
+          for (size_t i = 0; i < dx.size(); ++i)
+            EXPECT_NEAR(dx[i], 256 * ((int64_t(i) % width == 0 ? 1 : 0) - share), 256 * epsilon(dtype))
+                << describe(x) << " " << i;
+        }
+}
+
+TEST(Norm, ANearlyEqualRowKeepsItsVariance) {
+  // One element differs by one ulp of 4,096, 2^-11: the variance 2^-22 (1 - 1/n) / n is far below the error
+  // of a mean that is off by an ulp, so the second sum alone could not give it.
+  for (const Device device : devices())
+    for (const int64_t width : {500, 512, 1024, 2048, 9000}) {
+      std::vector<float> values(size_t(width), 4096.0f);
+      values[3] = 4096.0f + 0x1p-11f;
+      const double n = double(width);
+      const auto y = layernorm(Tensor::from(values, {1, width}, device), {}, {}, 0).to_vector<float>();
+      // The squares are about the mean or about its f32, 4,096: 1 / n of them, 2e-3 at most, which a root
+      // halves.
+      const double rstd = 1 / std::sqrt(0x1p-22 / n * (1 - 1 / n));
+      EXPECT_NEAR((double(y[3]) - y[0]) / (0x1p-11 * rstd), 1, 2e-3) << device.name() << " " << width;
+    }
 }
 
 TEST(Norm, ANaNStaysInItsRow) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gradients.h"
+#include "optim/sgd.h"
 
 namespace tessera::optim {
 namespace {
@@ -14,7 +15,8 @@ TEST_P(EmaOn, FollowsTheFormula) {
   for (const bool warmup : {false, true}) {
     Tensor weight = Tensor::full({3, 5}, 2, DType::f32, device());
     nn::make_parameter(weight);
-    Ema ema({{"w", weight}}, {.decay = 0.5, .warmup = warmup});
+    const Sgd optimizer({{"w", weight}});
+    Ema ema(optimizer, {.decay = 0.5, .warmup = warmup});
     double expected = 2;
     for (int n = 1; n <= 12; ++n) {
       weight.fill(n);
@@ -30,8 +32,10 @@ TEST_P(EmaOn, FollowsTheFormula) {
 TEST_P(EmaOn, AppliesAndRestoresBitForBit) {
   Tensor weight = new_parameter(1, {4, 7}, DType::bf16, device());
   const std::vector<double> before = weight.detach().to_vector<double>();
-  Ema ema({{"w", weight}}, {.decay = 0.9});
+  const Sgd optimizer({{"w", weight}});
+  Ema ema(optimizer, {.decay = 0.9});
   weight.copy_from(new_parameter(2, {4, 7}, DType::bf16, device()));
+  optimizer.sync_masters();
   ema.update();
   const std::vector<double> trained = weight.detach().to_vector<double>();
   EXPECT_THROW(ema.restore(), Error);
@@ -42,6 +46,32 @@ TEST_P(EmaOn, AppliesAndRestoresBitForBit) {
   EXPECT_THROW(ema.update(), Error);
   ema.restore();
   EXPECT_EQ(weight.detach().to_vector<double>(), trained);
+}
+
+TEST_P(EmaOn, AveragesTheMastersOfNarrowParameters) {
+  // 64 steps of 2^-12 each, from 1 on: below half an ulp of bf16 (2^-9 below 2), so the parameter itself does
+  // not move for a long time, while the master and its average do. Beside it an f32 parameter, which is its
+  // own master and takes the same steps.
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Tensor narrow = Tensor::full({3, 5}, 1, dtype, device()),
+           wide = Tensor::full({7}, 1, DType::f32, device());
+    nn::make_parameter(narrow), nn::make_parameter(wide);
+    Sgd optimizer({{"wide", wide}, {"narrow", narrow}}, {.lr = 0x1p-12});
+    Ema ema(optimizer, {.decay = 0.5, .warmup = false});
+    double expected = 1;
+    for (int step = 1; step <= 64; ++step) {
+      optimizer.zero_grad();
+      arrive(narrow, Tensor::full({3, 5}, -1, DType::f32, device()));
+      arrive(wide, Tensor::full({7}, -1, DType::f32, device()));
+      optimizer.step();
+      ema.update();
+      expected = 0.5 * expected + 0.5 * (1 + step * 0x1p-12);
+    }
+    // The weights are exact in f32; 64 updates, each rounded to half an ulp of numbers below 2.
+    for (const size_t parameter : {size_t{0}, size_t{1}})
+      for (const double value : ema.average(parameter).to_vector<double>())
+        EXPECT_NEAR(value, expected, 64 * 0x1p-24) << dtype << " " << parameter;
+  }
 }
 
 }  // namespace
