@@ -1,6 +1,11 @@
 # The outside libraries of cmake/outside.cmake, each linked to the targets that use it.
-target_link_libraries(tessera_ops PUBLIC ${BLAS_LIBRARIES} ${LAPACKE_LIBRARY})
+target_link_libraries(tessera_ops PUBLIC ${BLAS_LIBRARIES} ${LAPACKE_LIBRARY} ${CMAKE_DL_LIBS})
 target_include_directories(tessera_ops SYSTEM PRIVATE ${CBLAS_INCLUDE})
+
+# CPU kernels: nothing reads the flags of floating-point exceptions; without them loops with comparisons vectorise.
+file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ops/*_cpu.cpp ${CMAKE_CURRENT_SOURCE_DIR}/ops/*_blas.cpp
+     ${CMAKE_CURRENT_SOURCE_DIR}/optim/*_cpu.cpp ${CMAKE_CURRENT_SOURCE_DIR}/tensor/*_cpu.cpp)
+set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
 # The tuning table is compiled in.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS docs/results/tuning.tsv)

@@ -2,24 +2,17 @@
 
 #include <chrono>
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include "runtime/error.h"
+#include "runtime/parallel.h"
 
 namespace tessera::datasets {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-}  // namespace
-
-Prefetcher::Prefetcher(int workers, int depth) : workers_(size_t(workers)), depth_(uint64_t(depth)) {
+Prefetcher::Prefetcher(int workers, int depth, std::function<double()> clock)
+    : workers_(size_t(workers)), depth_(uint64_t(depth)), clock_(std::move(clock)) {
   check(workers >= 1 && depth >= 1, "loader: ", workers, " workers and a depth of ", depth,
         "; both must be at least 1");
 }
@@ -48,9 +41,7 @@ void Prefetcher::start(Produce produce, uint64_t first, uint64_t end) {
 }
 
 void Prefetcher::work() {
-#if defined(_OPENMP)
-  omp_set_num_threads(1);  // of this thread alone: a worker is one core, more cores are more workers
-#endif
+  const OneThread one;  // a worker is one core, more cores are more workers
   std::unique_lock lock(mutex_);
   for (;;) {
     work_.wait(lock, [&] { return stop_ || (made_ < end_ && made_ < delivered_ + depth_); });
@@ -58,14 +49,14 @@ void Prefetcher::work() {
     const uint64_t number = made_++, run = run_;
     const std::shared_ptr<const Produce> produce = produce_;
     lock.unlock();
-    const Clock::time_point begun = Clock::now();
+    const double begun = clock_();
     Slot slot;
     try {
       slot.thing = (*produce)(number);
     } catch (...) {
       slot.error = std::current_exception();
     }
-    const double seconds = seconds_since(begun);
+    const double seconds = clock_() - begun;
     lock.lock();
     stats_.work_seconds += seconds;
     if (run != run_) continue;
@@ -75,14 +66,14 @@ void Prefetcher::work() {
 }
 
 std::shared_ptr<void> Prefetcher::next() {
-  const Clock::time_point begun = Clock::now();
+  const double begun = clock_();
   std::unique_lock lock(mutex_);
   check(delivered_ < end_, "loader: there is nothing behind batch ", end_);
   ready_.wait(lock, [&] { return slots_.contains(delivered_); });
   Slot slot = std::move(slots_.extract(delivered_).mapped());
   delivered_ += 1;
   stats_.batches += 1;
-  stats_.wait_seconds += seconds_since(begun);
+  stats_.wait_seconds += clock_() - begun;
   lock.unlock();
   work_.notify_one();
   if (slot.error) std::rethrow_exception(slot.error);

@@ -18,13 +18,17 @@ struct LoaderStats {
   double work_seconds = 0;  // that workers spent making them, all threads together
 };
 
+/// Seconds of std::chrono::steady_clock.
+double steady_seconds();
+
 /// Threads that make numbered things ahead of the one consumer, who gets them in order whatever the number of
 /// threads. At most `depth` of them wait or are being made.
 class Prefetcher {
  public:
   using Produce = std::function<std::shared_ptr<void>(uint64_t number)>;
-  /// Throws unless workers and depth are at least 1. No thread starts before start().
-  Prefetcher(int workers, int depth);
+  /// Throws unless workers and depth are at least 1. No thread starts before start(). `clock` gives the
+  /// seconds that the statistics count; all threads call it.
+  Prefetcher(int workers, int depth, std::function<double()> clock = steady_seconds);
   /// Waits for what is being made, then ends the threads.
   ~Prefetcher();
   Prefetcher(const Prefetcher&) = delete;
@@ -45,6 +49,7 @@ class Prefetcher {
 
   const size_t workers_;
   const uint64_t depth_;
+  const std::function<double()> clock_;
   mutable std::mutex mutex_;
   std::condition_variable work_, ready_;
   std::shared_ptr<const Produce> produce_;

@@ -16,9 +16,6 @@
 #if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
 #endif
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 namespace tessera {
 namespace {
@@ -94,14 +91,6 @@ DeviceContext* make_cuda_context(int index) {
 #endif
 
 }  // namespace
-
-int cpu_threads() {
-#if defined(_OPENMP)
-  return omp_get_max_threads();
-#else
-  return 1;
-#endif
-}
 
 Device Device::cpu() {
   static DeviceContext* const context = make_cpu_context();

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "ops/activation/activation.h"
+#include "ops/exponential_internal.h"
 
 /// The activations as functions of one number, for every kernel that applies one (here, and in the products'
 /// epilogues).
@@ -10,11 +12,14 @@
 namespace tessera::ops {
 
 /// exp(x) and a / b. `kFast`, on a GPU: by the approximate instructions, whose error of a few ulp of f32 does
-/// not show in a result that is rounded to 16 bits; they take a quarter of the time.
+/// not show in a result that is rounded to 16 bits; they take a quarter of the time. On the CPU f32 goes by
+/// arithmetic that vectorises (1.5 ulp): a fifth of the time of std::exp.
 template <bool kFast, class C>
 TESSERA_HD C exponential(C x) {
 #if defined(__CUDA_ARCH__)
   if constexpr (kFast) return __expf(x);
+#else
+  if constexpr (std::is_same_v<C, float>) return vector_exponential(x);
 #endif
   return std::exp(x);
 }

@@ -1,13 +1,14 @@
-#include <cblas.h>
-
 #include <algorithm>
-#include <bit>
 #include <climits>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "ops/attention/attention_kernels.h"
+#include "ops/exponential_internal.h"
+#include "ops/lane_sum_internal.h"
+#include "ops/matmul/sgemm_internal.h"
 #include "runtime/parallel.h"
 
 /// f32 on the CPU for training: a tile of query rows at a time, its scores whole in cache (at most
@@ -30,65 +31,20 @@ Sizes sizes_of(const Tensor& q, const Tensor& k) {
   return n;
 }
 
-/// While it lives, an OpenBLAS that has threads of its own uses one: here each of our threads calls it, and
-/// its threads on top of ours would only stand in each other's way. The OpenMP build sees to that by itself.
-class OneBlasThread {
- public:
-  explicit OneBlasThread(int64_t pieces) {
-    constexpr int kOwnThreads = 1;  // openblas_get_parallel: 0 none, 1 threads of its own, 2 OpenMP
-    if (pieces > 1 && cpu_threads() > 1 && openblas_get_parallel() == kOwnThreads) {
-      before_ = openblas_get_num_threads();
-      openblas_set_num_threads(1);
-    }
-  }
-  ~OneBlasThread() {
-    if (before_ > 0) openblas_set_num_threads(before_);
-  }
-  OneBlasThread(const OneBlasThread&) = delete;
-
- private:
-  int before_ = 0;
-};
-
 /// c [m, n] = a [m, k] b [n, k]^T
 void product_nt(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                 float* c, int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(m), int(n), int(k), 1, a, int(lda), b, int(ldb), 0,
-              c, int(ldc));
+  sgemm(m, n, k, 1, {a, lda}, {b, ldb, true}, 0, c, ldc);
 }
 /// c [m, n] = factor a [m, k] b [k, n]
 void product_nn(int64_t m, int64_t n, int64_t k, float factor, const float* a, int64_t lda, const float* b,
                 int64_t ldb, float* c, int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, int(m), int(n), int(k), factor, a, int(lda), b,
-              int(ldb), 0, c, int(ldc));
+  sgemm(m, n, k, factor, {a, lda}, {b, ldb}, 0, c, ldc);
 }
 /// c [m, n] += factor a [k, m]^T b [k, n]
 void add_product_tn(int64_t m, int64_t n, int64_t k, float factor, const float* a, int64_t lda,
                     const float* b, int64_t ldb, float* c, int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, int(m), int(n), int(k), factor, a, int(lda), b,
-              int(ldb), 1, c, int(ldc));
-}
-
-/// e^x to within 1.5 ulp as plain arithmetic, which vectorises where std::exp does not. 0 below -86.9,
-/// infinity above 88.7, NaN for NaN. Cody and Waite's reduction x = n ln 2 + r, and a polynomial of degree 6
-/// in r.
-inline float exponential(float x) {
-  const float clamped = x < -86.9f ? -86.9f : (x > 88.7f ? 88.7f : x);
-  const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are n
-  const float n = shifted - 12582912.0f;
-  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-  float y = 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  // 2^(n - 1) * 2, as 2^128 has no bits of its own.
-  const float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 126u) << 23);
-  const float result = y * power * 2.0f;
-  const float bounded = x < -86.9f ? 0.0f : (x > 88.7f ? std::numeric_limits<float>::infinity() : result);
-  return x == x ? bounded : x;
+  sgemm(m, n, k, factor, {a, lda, true}, {b, ldb}, 1, c, ldc);
 }
 
 /// Keys that the last query of a tile sees; the others see no more.
@@ -115,29 +71,27 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
   const float scale = float(problem.scale), lowest = -std::numeric_limits<float>::infinity();
   const AttentionDropout& drop = problem.drop;
 
-  const OneBlasThread one(n.batch * n.heads * n.tiles);
   parallel_for(n.batch * n.heads * n.tiles, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> scores(size_t(n.tile * n.keys));
+    const auto scores = std::make_unique_for_overwrite<float[]>(size_t(n.tile * n.keys));
     std::vector<uint8_t> dropped(size_t(n.keys), 0);
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t head = piece / n.tiles, b = head / n.heads, h = head % n.heads, kv = h / n.group;
       const int64_t first = piece % n.tiles * n.tile, last = std::min(first + n.tile, n.queries);
       const int64_t keys = keys_of_tile(n, last, problem.causal);
       if (keys > 0)
-        product_nt(last - first, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, scores.data(),
+        product_nt(last - first, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, scores.get(),
                    keys);
       for (int64_t i = first; i < last; ++i) {
         float* const p = &scores[size_t((i - first) * keys)];
         const int64_t seen = visible_keys(i, n.queries, n.keys, problem.causal);
-        float top = lowest, sum = 0;
+        float top = lowest;
         for (int64_t j = 0; j < seen; ++j) {
           p[j] *= scale;
           top = p[j] > top ? p[j] : top;
         }
         const float base = top == lowest ? 0.0f : top;
-        for (int64_t j = 0; j < seen; ++j) p[j] = exponential(p[j] - base);
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < seen; ++j) sum += p[j];
+        for (int64_t j = 0; j < seen; ++j) p[j] = vector_exponential(p[j] - base);
+        const float sum = lane_sum<float>(seen, [p](int64_t j) { return p[j]; });
         const float inverse = sum == 0 ? 0.0f : drop.scale / sum;
         for (int64_t j = 0; j < seen; ++j) p[j] *= inverse;
         if (drop.drops()) {
@@ -149,7 +103,7 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
         lse[head * lse_stride + i] = sum == 0 ? lowest : base + std::log(sum);
       }
       if (keys > 0) {
-        product_nn(last - first, n.dim, keys, 1, scores.data(), keys, v.at(b, kv), v.row, o.at(b, h, first),
+        product_nn(last - first, n.dim, keys, 1, scores.get(), keys, v.at(b, kv), v.row, o.at(b, h, first),
                    o.row);
       } else {
         for (int64_t i = first; i < last; ++i) std::fill_n(o.at(b, h, i), n.dim, 0.0f);
@@ -170,9 +124,9 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
   const float scale = float(problem.scale),
               last_scale = float(gradient_scale(problem.scale, n.keys)) * drop.scale;
 
-  const OneBlasThread one(n.batch * n.kv_heads);
   parallel_for(n.batch * n.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> p(size_t(n.tile * n.keys)), ds(size_t(n.tile * n.keys));
+    const auto p = std::make_unique_for_overwrite<float[]>(size_t(n.tile * n.keys)),
+               ds = std::make_unique_for_overwrite<float[]>(size_t(n.tile * n.keys));
     std::vector<uint8_t> dropped(size_t(n.keys), 0);
     for (int64_t kv_row = begin; kv_row < end; ++kv_row) {
       const int64_t b = kv_row / n.kv_heads, kv = kv_row % n.kv_heads;
@@ -184,8 +138,8 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
         const int64_t end_row = std::min(first + n.tile, n.queries), rows = end_row - first;
         const int64_t keys = keys_of_tile(n, end_row, problem.causal);
         if (keys > 0) {
-          product_nt(rows, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, p.data(), keys);
-          product_nt(rows, keys, n.dim, dout.at(b, h, first), dout.row, v.at(b, kv), v.row, ds.data(), keys);
+          product_nt(rows, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, p.get(), keys);
+          product_nt(rows, keys, n.dim, dout.at(b, h, first), dout.row, v.at(b, kv), v.row, ds.get(), keys);
         }
         for (int64_t i = first; i < end_row; ++i) {
           float* const p_row = &p[size_t((i - first) * keys)];
@@ -202,7 +156,7 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
             for (int64_t j = 0; j < seen; ++j) ds_row[j] *= dropped[size_t(j)] ? 0.0f : 1.0f;
           }
           for (int64_t j = 0; j < seen; ++j) {
-            p_row[j] = exponential(p_row[j] * scale - row_lse);
+            p_row[j] = vector_exponential(p_row[j] * scale - row_lse);
             ds_row[j] = p_row[j] * (ds_row[j] - delta);
           }
           if (drop.drops())
@@ -212,15 +166,15 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
         }
         if (keys > 0 && dk_.defined()) {
           const auto dk = head_rows<float>(dk_), dv = head_rows<float>(dv_);
-          add_product_tn(keys, n.dim, rows, drop.scale, p.data(), keys, dout.at(b, h, first), dout.row,
+          add_product_tn(keys, n.dim, rows, drop.scale, p.get(), keys, dout.at(b, h, first), dout.row,
                          dv.at(b, kv), dv.row);
-          add_product_tn(keys, n.dim, rows, last_scale, ds.data(), keys, q.at(b, h, first), q.row,
+          add_product_tn(keys, n.dim, rows, last_scale, ds.get(), keys, q.at(b, h, first), q.row,
                          dk.at(b, kv), dk.row);
         }
         if (!dq_.defined()) continue;
         const auto dq = head_rows<float>(dq_);
         if (keys > 0) {
-          product_nn(rows, n.dim, keys, last_scale, ds.data(), keys, k.at(b, kv), k.row, dq.at(b, h, first),
+          product_nn(rows, n.dim, keys, last_scale, ds.get(), keys, k.at(b, kv), k.row, dq.at(b, h, first),
                      dq.row);
         } else {
           for (int64_t i = first; i < end_row; ++i) std::fill_n(dq.at(b, h, i), n.dim, 0.0f);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "ops/attention/attention_kernels.h"
+#include "ops/lane_sum_internal.h"
 #include "runtime/parallel.h"
 
 /// The specification: every score of one query at a time, a stable softmax, rounded where the CUDA kernels
@@ -13,10 +14,7 @@ namespace {
 
 template <class C>
 C dot(const C* a, const C* b, int64_t n) {
-  C sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
+  return lane_sum<C>(n, [=](int64_t i) { return a[i] * b[i]; });
 }
 
 /// acc += factor x

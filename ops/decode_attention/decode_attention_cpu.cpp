@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -33,7 +34,9 @@ void attend(const DecodeProblem& p) {
   for (int64_t b = 0; b < batch; ++b)
     lengths.push_back(checked_length("decode_attention", p.lengths, b, p.more, tokens, capacity));
   const C lowest = -std::numeric_limits<C>::infinity();
-  parallel_for(batch * tokens * heads, 1, [&](int64_t begin, int64_t end) {
+  const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  const int64_t grain = std::max<int64_t>(1, 65536 / std::max<int64_t>(1, longest * dim));
+  parallel_for(batch * tokens * heads, grain, [&](int64_t begin, int64_t end) {
     std::vector<C> scores(static_cast<size_t>(capacity)), sums(static_cast<size_t>(dim));
     for (int64_t row = begin; row < end; ++row) {
       const int64_t h = row % heads, i = row / heads % tokens, b = row / heads / tokens;

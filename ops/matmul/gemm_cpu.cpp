@@ -1,9 +1,8 @@
-#include <cblas.h>
-
 #include <algorithm>
 #include <limits>
 
 #include "ops/matmul/gemm.h"
+#include "ops/matmul/sgemm_internal.h"
 #include "runtime/parallel.h"
 
 /// The plain loops are the specification: each element is a sum over k in ascending order, in blocks of
@@ -15,7 +14,10 @@ namespace {
 
 constexpr int64_t kDepth = 256, kWidth = 32;  // a panel of doubles: 64 KiB
 constexpr int64_t kBlas = 32 * 32 * 32;       // multiply-adds above which OpenBLAS's set-up is paid back
-constexpr int64_t kGrain = 64 * 1024;         // multiply-adds below which a thread is not worth waking
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 template <class T>
 struct Matrix {
@@ -59,21 +61,64 @@ void plain_rows(const Matrix<T>& d, const Matrix<const T>& a, const Matrix<const
   }
 }
 
+/// A cut of the products into tiles of `rows` x `columns` of D, each with all of k. It follows from the shape
+/// alone, never from the number of threads: in sgemm an element's bits depend on its place in the tile.
+struct Tiling {
+  int64_t rows, columns;
+};
+
+struct TilingLimits {
+  Tiling largest, smallest;
+  int64_t work;  // multiply-adds below which a tile is not cut for the sake of another thread: about 20 us
+};
+
+int64_t tiles_of(const Gemm& g, const Tiling& tiling) {
+  return g.batch * ceil_div(g.m, tiling.rows) * ceil_div(g.n, tiling.columns);
+}
+
+/// The largest tiles that give kTiles of them, so that 8 threads are balanced; fewer if those would be small.
+Tiling tiling_of(const Gemm& g, const TilingLimits& limits) {
+  constexpr int64_t kTiles = 16;
+  constexpr int64_t kMultiple = 16;  // rows and columns of OpenBLAS's innermost loops
+  Tiling tiling{std::min(g.m, limits.largest.rows), std::min(g.n, limits.largest.columns)};
+  while (tiles_of(g, tiling) < kTiles && tiling.rows * tiling.columns * g.k >= 2 * limits.work) {
+    const bool rows = tiling.rows > limits.smallest.rows, columns = tiling.columns > limits.smallest.columns;
+    if (!rows && !columns) break;
+    int64_t& side = rows && (!columns || tiling.rows >= tiling.columns) ? tiling.rows : tiling.columns;
+    side = ceil_div(ceil_div(side, 2), kMultiple) * kMultiple;
+  }
+  return tiling;
+}
+
+/// Calls tile(matrix, row, rows, column, columns) for all tiles, on the CPU's threads.
+template <class Tile>
+void for_each_tile(const Gemm& g, const TilingLimits& limits, Tile&& tile) {
+  const Tiling tiling = tiling_of(g, limits);
+  const int64_t across = ceil_div(g.n, tiling.columns), down = ceil_div(g.m, tiling.rows);
+  const int64_t grain =
+      std::max<int64_t>(1, limits.work / std::max<int64_t>(1, tiling.rows * tiling.columns * g.k));
+  parallel_for(g.batch * down * across, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / across % down * tiling.rows, column = i % across * tiling.columns;
+      tile(i / across / down, row, std::min(tiling.rows, g.m - row), column,
+           std::min(tiling.columns, g.n - column));
+    }
+  });
+}
+
 template <class T>
 void plain_gemm(const Gemm& g) {
+  // A tile copies its panels of B: with 32 rows that is a tenth of its time.
+  constexpr TilingLimits kLimits{{128, 256}, {32, kWidth}, 64 * 1024};
   const auto matrix = [](const void* base, int64_t offset, int64_t ld, bool transposed) {
     return Matrix<const T>{static_cast<const T*>(base) + offset, transposed ? 1 : ld, transposed ? ld : 1};
   };
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, g.n * g.k));
-  parallel_for(g.batch * g.m, grain, [&](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t i = begin / g.m, row = begin % g.m, rows = std::min(end - begin, g.m - row);
-      const Matrix<const T> a = matrix(g.a, i * g.stride_a, g.lda, g.transpose_a);
-      plain_rows<T>({static_cast<T*>(g.d) + i * g.stride_d + row * g.ldd, g.ldd, 1},
-                    {&a.at(row, 0), a.row, a.column}, matrix(g.b, i * g.stride_b, g.ldb, g.transpose_b), rows,
-                    g.n, g.k, T(g.alpha), T(g.beta));
-      begin += rows;
-    }
+  for_each_tile(g, kLimits, [&](int64_t i, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    const Matrix<const T> a = matrix(g.a, i * g.stride_a, g.lda, g.transpose_a),
+                          b = matrix(g.b, i * g.stride_b, g.ldb, g.transpose_b);
+    plain_rows<T>({static_cast<T*>(g.d) + i * g.stride_d + row * g.ldd + column, g.ldd, 1},
+                  {&a.at(row, 0), a.row, a.column}, {&b.at(0, column), b.row, b.column}, rows, columns, g.k,
+                  T(g.alpha), T(g.beta));
   });
 }
 
@@ -83,23 +128,17 @@ bool fits_blas(const Gemm& g) {
 }
 
 void blas_gemm(const Gemm& g) {
-  const auto one = [&](int64_t i) {
-    cblas_sgemm(CblasRowMajor, g.transpose_a ? CblasTrans : CblasNoTrans,
-                g.transpose_b ? CblasTrans : CblasNoTrans, int(g.m), int(g.n), int(g.k), float(g.alpha),
-                static_cast<const float*>(g.a) + i * g.stride_a, int(g.lda),
-                static_cast<const float*>(g.b) + i * g.stride_b, int(g.ldb), float(g.beta),
-                static_cast<float*>(g.d) + i * g.stride_d, int(g.ldd));
-  };
-  // A thread a product, if there are enough: OpenBLAS's OpenMP build starts no threads inside a parallel
-  // region. Its other builds would, so there each product gets all threads in turn.
-  if (g.batch < cpu_threads() || openblas_get_parallel() != OPENBLAS_OPENMP) {
-    for (int64_t i = 0; i < g.batch; ++i) one(i);
-  } else {
-    const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, g.m * g.n * g.k));
-    parallel_for(g.batch, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) one(i);
-    });
-  }
+  // Each tile packs its parts of A and B: tiles of 256 x 512 reach 0.9 to 1.0 of one whole sgemm's speed, 128
+  // x 256 0.85 to 1.0, 64 x 64 0.7 to 0.9 (EPYC of the third generation, sizes from 256 to 2048).
+  constexpr TilingLimits kLimits{{256, 512}, {64, 64}, 1024 * 1024};
+  for_each_tile(g, kLimits, [&](int64_t i, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    sgemm(rows, columns, g.k, float(g.alpha),
+          {static_cast<const float*>(g.a) + i * g.stride_a + row * (g.transpose_a ? 1 : g.lda), g.lda,
+           g.transpose_a},
+          {static_cast<const float*>(g.b) + i * g.stride_b + column * (g.transpose_b ? g.ldb : 1), g.ldb,
+           g.transpose_b},
+          float(g.beta), static_cast<float*>(g.d) + i * g.stride_d + row * g.ldd + column, g.ldd);
+  });
 }
 
 }  // namespace

@@ -31,7 +31,8 @@ class UnderMask {
   C scale_;
 };
 
-/// dweight and dbias: columns are shared out to the threads, the rows of each added in order.
+/// dweight and dbias: columns are shared out to the threads, the rows of each added in order. At least kColumns
+/// at a time: fewer would use only a part of each cache line.
 template <class T>
 void parameter_gradients(const NormBackward& norm) {
   using C = Compute<T>;
@@ -42,7 +43,8 @@ void parameter_gradients(const NormBackward& norm) {
   const C* const rstd = norm.rstd.data<C>();
   C* const dweight = norm.dweight.defined() ? norm.dweight.data<C>() : nullptr;
   C* const dbias = norm.dbias.defined() ? norm.dbias.data<C>() : nullptr;
-  parallel_for(width, grain_of(rows), [&](int64_t begin, int64_t end) {
+  constexpr int64_t kColumns = 32;
+  parallel_for(width, std::max(kColumns, grain_of(rows)), [&](int64_t begin, int64_t end) {
     std::vector<double> weight_sums(size_t(end - begin), 0.0), bias_sums(size_t(end - begin), 0.0);
     for (int64_t row = 0; row < rows; ++row) {
       const T *const values = x + row * x_stride, *const grads = dy + row * dy_stride;

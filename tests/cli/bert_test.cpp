@@ -171,18 +171,34 @@ TEST(TrainBert, TheTwoPartsOfMnliAndAScore) {
   EXPECT_TRUE(holds_all(stsb.out, "pearson|spearman|padded")) << stsb.out;
 }
 
-class BertInterrupted : public ::testing::TestWithParam<int> {};
-
-TEST_P(BertInterrupted, GoesOnWithTheRightSeedToTheSameBits) {
-  constexpr int64_t kSteps = 400;
+TEST(SlowTrainBert, TheNumberOfThreadsChangesNoBit) {
   const Workplace at;
   make_data(at);
   const std::string flags =
-      "train bert --task sst2 --data glue --seeds 2 --steps 400 --save-every 50 --eval-every 100" + kSmall;
+      "train bert --task sst2 --data glue --seeds 1 --steps 200 --scratch --layers 2 --d-model 64 --n-head 4 "
+      "--d-ff 256 --vocab-size 300 --batch 16 --max-length 32 --lr 1e-3 --device cpu --quiet --log-every 1 "
+      "--name threads-";
+  for (const char* threads : {"1", "2", "4"}) {
+    const Variable set("TESSERA_THREADS", threads);
+    const Outcome outcome = run(at, flags + threads);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+  }
+  expect_same_seeds(at, "runs/threads-1", "runs/threads-2", 1, 200);
+  expect_same_seeds(at, "runs/threads-1", "runs/threads-4", 1, 200);
+}
+
+class BertInterrupted : public ::testing::TestWithParam<int> {};
+
+TEST_P(BertInterrupted, GoesOnWithTheRightSeedToTheSameBits) {
+  constexpr int64_t kSteps = 1000;
+  const Workplace at;
+  make_data(at);
+  const std::string flags =
+      "train bert --task sst2 --data glue --seeds 2 --steps 1000 --save-every 125 --eval-every 250" + kSmall;
   const Outcome whole = run(at, flags + " --name whole");
   ASSERT_EQ(whole.code, 0) << whole.err;
   Process process(at, words_of(flags + " --name cut"));
-  while (process.running() && steps_logged(at, "runs/cut/seed-1") < 60) ::usleep(200);  // in the second seed
+  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/cut/seed-1") >= 60; }));
   process.send(GetParam());
   const Outcome cut = process.wait();
   ASSERT_LT(steps_logged(at, "runs/cut/seed-1"), kSteps) << "it ended before the signal";

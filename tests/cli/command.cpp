@@ -1,17 +1,18 @@
 #include "tests/cli/command.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
-#include <thread>
 
 #include "tests/place.h"
 
@@ -72,9 +73,8 @@ Process::Process(const Workplace& workplace, const std::vector<std::string>& arg
   const int out = ::open((output.empty() ? out_ : output).c_str(), O_WRONLY | O_CREAT, 0600),
             err = ::open(err_.c_str(), O_WRONLY | O_CREAT, 0600);
   ::dup2(in, 0), ::dup2(out, 1), ::dup2(err, 2);
-  ::signal(SIGHUP, SIG_DFL);            // tests may run under nohup
-  ::setenv("OMP_NUM_THREADS", "1", 1);  // tiny problems: threads would only wait for each other
-  ::setenv("OMP_WAIT_POLICY", "passive", 1);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);                          // also if ctest ends the test
+  ::signal(SIGHUP, SIG_DFL);                                   // tests may run under nohup
   ::setenv("ASAN_OPTIONS", "allocator_may_return_null=1", 0);  // as an allocator without sanitizers does
   if (::chdir(workplace.path().c_str()) == 0) ::execvp(program.c_str(), argv.data());
   ::_exit(127);
@@ -93,30 +93,36 @@ void Process::send(int signal) const {
   ::kill(id_, signal);
 }
 
-bool Process::poll() {
+bool Process::ended(bool wait) {
   if (ended_) return true;
   rusage used{};
-  if (::wait4(id_, &status_, WNOHANG, &used) != id_) return false;
+  pid_t found = 0;
+  do found = ::wait4(id_, &status_, wait ? 0 : WNOHANG, &used);
+  while (found < 0 && errno == EINTR);
+  if (found != id_) return false;
   cpu_seconds_ = double(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
                  double(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
   return ended_ = true;
 }
 
 bool Process::running() {
-  return !poll();
+  return !ended(false);
 }
 
-Outcome Process::wait(double limit) {
-  using Clock = std::chrono::steady_clock;
-  const auto begun = Clock::now();
+std::string Process::out() const {
+  return read_all(out_);
+}
+
+bool Process::await_stop() {
+  siginfo_t info{};
+  while (::waitid(P_PID, id_t(id_), &info, WSTOPPED | WEXITED | WNOWAIT) < 0)
+    if (errno != EINTR) return false;
+  return info.si_code == CLD_STOPPED;
+}
+
+Outcome Process::wait() {
+  if (!ended(true)) throw std::runtime_error("wait4 failed");
   Outcome outcome;
-  while (!poll()) {
-    if (!outcome.late && std::chrono::duration<double>(Clock::now() - begun).count() > limit) {
-      outcome.late = true;
-      send(SIGKILL);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
   if (WIFEXITED(status_)) outcome.code = WEXITSTATUS(status_);
   if (WIFSIGNALED(status_)) outcome.signal = WTERMSIG(status_);
   outcome.cpu_seconds = cpu_seconds_;
@@ -131,8 +137,21 @@ std::vector<std::string> words_of(const std::string& line) {
   return words;
 }
 
-Outcome run(const Workplace& workplace, const std::string& line, double limit) {
-  return Process(workplace, words_of(line)).wait(limit);
+Outcome run(const Workplace& workplace, const std::string& line) {
+  return Process(workplace, words_of(line)).wait();
+}
+
+void wait_a_little() {
+  ::usleep(200);
+}
+
+Variable::Variable(const char* name, const std::string& value) : name_(name) {
+  if (const char* before = std::getenv(name)) before_ = before;
+  ::setenv(name, value.c_str(), 1);
+}
+
+Variable::~Variable() {
+  before_ ? ::setenv(name_, before_->c_str(), 1) : ::unsetenv(name_);
 }
 
 std::string first_line(const std::string& text) {

@@ -3,11 +3,12 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
-/// Runs the built command `tessera` as a user does: a process with arguments, a folder to stand in, and a
-/// time limit.
+/// Runs the built command `tessera` as a user does: a process with arguments and a folder to stand in.
+/// Nothing here has a time limit: that is ctest's, and a process ends with the test that started it.
 
 namespace tessera::cli::test {
 
@@ -17,7 +18,6 @@ namespace fs = std::filesystem;
 struct Outcome {
   int code = -1;           // the exit code; -1 if a signal ended it
   int signal = 0;          // that ended it
-  bool late = false;       // it was killed at the time limit
   double cpu_seconds = 0;  // of the process itself: not a matter of how busy the machine is
   std::string out, err;
 };
@@ -49,11 +49,15 @@ class Process {
   Process(const Process&) = delete;
   void send(int signal) const;
   bool running();
-  /// Waits until it ends, but no longer than `limit` seconds: then it is killed.
-  Outcome wait(double limit = 120);
+  /// What it has written to its standard output so far.
+  std::string out() const;
+  /// After SIGSTOP: waits until it stands still. Returns false if it has ended instead.
+  bool await_stop();
+  Outcome wait();
 
  private:
-  bool poll();
+  /// Collects the process if it has ended, or waits for that.
+  bool ended(bool wait);
   pid_t id_ = -1;
   int status_ = 0;
   bool ended_ = false;
@@ -63,7 +67,28 @@ class Process {
 
 /// "train tnp --name ''": words at blanks, '' for an empty one.
 std::vector<std::string> words_of(const std::string& line);
-Outcome run(const Workplace& workplace, const std::string& line, double limit = 120);
+Outcome run(const Workplace& workplace, const std::string& line);
+
+/// Between two looks at a state that another process brings about.
+void wait_a_little();
+/// Waits until `state()` is true or the process has ended. Returns whether it is still running.
+template <class State>
+bool wait_for(Process& process, State state) {
+  while (process.running() && !state()) wait_a_little();
+  return process.running();
+}
+
+/// Sets a variable of the environment, which processes inherit, while it lives.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value);
+  ~Variable();
+  Variable(const Variable&) = delete;
+
+ private:
+  const char* const name_;
+  std::optional<std::string> before_;
+};
 
 /// The first line that `text` has.
 std::string first_line(const std::string& text);

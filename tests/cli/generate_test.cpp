@@ -140,10 +140,9 @@ TEST(Generate, AnInterruptEndsTheTextCleanly) {
     GTEST_SKIP() << "skipped: " << why;
   Process process(
       at, words_of("generate --device cpu --model m --prompt abc --max-tokens 199000 --json out.json"));
-  std::this_thread::sleep_for(std::chrono::seconds(2));
-  ASSERT_TRUE(process.running());
+  ASSERT_TRUE(wait_for(process, [&] { return !process.out().empty(); }));
   process.send(SIGINT);
-  const Outcome outcome = process.wait(30);
+  const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.code, 130) << outcome.err;
   const json result = json::parse(at.get("out.json"));
   EXPECT_EQ(result["texts"][0]["end"], "interrupted");

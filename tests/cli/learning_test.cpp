@@ -23,7 +23,7 @@ TEST(SlowLearning, ATnpComesCloseToTheBayesOptimum) {
       "64 --n-head 2 "
       "--layers 2 --emb-hidden 32 --components 3 --eval-tasks 1024 --seed 0 --json-out out.json";
   const auto evaluate = [&](const std::string& flags) {
-    const Outcome outcome = run(workplace, "train tnp" + flags + model, 600);
+    const Outcome outcome = run(workplace, "train tnp" + flags + model);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return json::parse(workplace.get("out.json")).at("evaluation");
   };

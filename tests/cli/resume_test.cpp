@@ -65,9 +65,20 @@ bool saves_now(const fs::path& checkpoints) {
   return false;
 }
 
+/// Stops the process at a moment when a save is under way. Returns false if it has ended before.
+bool stop_in_a_save(Process& process, const fs::path& checkpoints) {
+  while (process.running()) {
+    if (!saves_now(checkpoints)) continue;
+    process.send(SIGSTOP);
+    if (!process.await_stop()) return false;
+    if (saves_now(checkpoints)) return true;
+    process.send(SIGCONT);  // the save ended before the process stopped
+  }
+  return false;
+}
+
 void expect_success(const Outcome& outcome) {
-  EXPECT_EQ(outcome.code, 0) << "signal " << outcome.signal << (outcome.late ? ", at the time limit\n" : "\n")
-                             << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.code, 0) << "signal " << outcome.signal << "\n" << outcome.out << outcome.err;
 }
 
 const std::string kLogged = " --quiet --log-every 1" + kTiny;
@@ -82,11 +93,25 @@ TEST(Reproducible, TheSameSeedGivesTheSameBits) {
   EXPECT_NE(curve(workplace, "a"), curve(workplace, "c"));
 }
 
+TEST(SlowReproducible, TheNumberOfThreadsChangesNoBit) {
+  const Workplace workplace;
+  // Large enough that most loops have several blocks.
+  const std::string flags =
+      "train tnp --steps 200 --seed 7 --device cpu --d-model 64 --d-ff 171 --n-head 2 --layers 2 --m 24 --n "
+      "24 --batch-size 16 --eval-tasks 4 --quiet --log-every 1 --name threads-";
+  for (const char* threads : {"1", "2", "4"}) {
+    const Variable set("TESSERA_THREADS", threads);
+    expect_success(run(workplace, flags + threads));
+  }
+  EXPECT_TRUE(same_end(workplace, "threads-1", "threads-2", 200));
+  EXPECT_TRUE(same_end(workplace, "threads-1", "threads-4", 200));
+}
+
 TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   const Workplace workplace;
   workplace.put("runs/.metrics.jsonl.tmp-1-0", "not of a run");
   Process first(workplace, words_of("train tnp --steps 1000000 --name r" + kLogged));
-  while (first.running() && steps_logged(workplace, "r") < 5) ::usleep(1000);
+  ASSERT_TRUE(wait_for(first, [&] { return steps_logged(workplace, "r") >= 5; }));
   const Outcome second = run(workplace, "train tnp --device cpu --resume runs/r");
   EXPECT_EQ(second.code, 1) << second.out;
   EXPECT_TRUE(holds_all(second.err, "runs/r|another process")) << second.err;
@@ -122,10 +147,10 @@ TEST(Resume, KilledBehindItsLastStepARunStillWritesItsPage) {
 }
 
 TEST(SlowResume, KilledTwentyTimesEndsWithTheSameBits) {
-  constexpr int64_t kSteps = 1000;
+  constexpr int64_t kSteps = 1500;
   constexpr int kKills = 20;
   const Workplace workplace;
-  const std::string flags = "train tnp --steps 1000 --seed 5";
+  const std::string flags = "train tnp --steps 1500 --seed 5";
   expect_success(run(workplace, flags + " --name whole" + kLogged));
   std::mt19937 random(20);
   int kills = 0, in_saves = 0, before_checkpoints = 0;
@@ -136,15 +161,14 @@ TEST(SlowResume, KilledTwentyTimesEndsWithTheSameBits) {
     if (!begun) fs::remove_all(workplace / "runs/cut");  // killed before it said what it is
     Process process(workplace, words_of(begun ? "train tnp --quiet --resume runs/cut --device cpu"
                                               : flags + " --name cut --save-every 2" + kLogged));
-    // Some kills by the clock, while the process begins; some after a few steps; some as soon as a save is
-    // seen.
+    // Some kills while the process begins, some after a few steps, some in a save.
     const int64_t enough = steps_logged(workplace, "cut") + int64_t(random() % 60);
-    const auto pause = useconds_t(random() % (round % 4 == 0 ? 60'000 : 3'000));
-    const bool await_save = round % 4 >= 2;
-    while (round % 4 != 0 && process.running() && steps_logged(workplace, "cut") < enough) ::usleep(200);
-    while (await_save && process.running() && !saves_now(checkpoints)) continue;
-    if (!await_save) ::usleep(pause);
-    if (!process.running()) break;
+    if (round % 4 == 0) {
+      if (random() % 2) wait_for(process, [&] { return !process.out().empty(); });
+    } else if (!wait_for(process, [&] { return steps_logged(workplace, "cut") >= enough; })) {
+      break;
+    }
+    if (round % 4 >= 2 && !stop_in_a_save(process, checkpoints)) break;
     process.send(SIGKILL);
     const Outcome killed = process.wait();
     if (killed.signal != SIGKILL) break;
@@ -171,7 +195,7 @@ TEST_P(Interrupted, SavesAndPrintsTheCommandThatGoesOn) {
   const std::string flags = "train tnp --steps 3000 --save-every 1000 --keep 2";
   expect_success(run(workplace, flags + " --name whole" + kLogged));
   Process process(workplace, words_of(flags + " --name cut" + kLogged));
-  while (process.running() && steps_logged(workplace, "cut") < 5) ::usleep(200);
+  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(workplace, "cut") >= 5; }));
   process.send(GetParam());
   const Outcome cut = process.wait();
   ASSERT_EQ(cut.code, 128 + GetParam()) << cut.out << cut.err;

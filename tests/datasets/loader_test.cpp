@@ -3,7 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -21,13 +22,9 @@ struct Numbers {
 struct Range {
   int64_t count;
   int64_t fails_at = -1;
-  mutable std::atomic<int> made = 0;
   int64_t size() const { return count; }
   Numbers batch(std::span<const int64_t> indices) const {
-    made += 1;
     for (const int64_t index : indices) check(index != fails_at, "item ", index, " cannot be read");
-    // The earlier a batch, the longer it takes: workers finish out of order.
-    std::this_thread::sleep_for(std::chrono::microseconds(indices[0] % 3 == 0 ? 500 : 10));
     return {Tensor::from(indices, {int64_t(indices.size())})};
   }
 };
@@ -109,12 +106,43 @@ TEST(Loader, AnErrorReachesTheConsumerInItsPlace) {
   EXPECT_EQ(items(loader.next()), (std::vector<int64_t>{6, 7, 8}));
 }
 
-TEST(Loader, MakesNoMoreAheadThanItsDepth) {
-  const Range range{1000};
-  Loader loader(range, {.size = 1, .workers = 4, .depth = 3});
-  loader.next();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_LE(range.made.load(), 4);
+TEST(Loader, BatchesThatAreMadeOutOfOrderComeInOrder) {
+  /// Every third batch is finished only after the two behind it.
+  struct OutOfOrder {
+    mutable std::mutex mutex;
+    mutable std::condition_variable changed;
+    mutable std::set<uint64_t> made;
+    Numbers batch(uint64_t number) const {
+      std::unique_lock lock(mutex);
+      if (number % 3 == 0)
+        changed.wait(lock, [&] { return made.contains(number + 1) && made.contains(number + 2); });
+      made.insert(number);
+      changed.notify_all();
+      return {Tensor::full({1}, double(number), DType::i64, Device::cpu())};
+    }
+  } source;
+  Loader loader(source, {.workers = 3, .depth = 3});
+  for (int64_t number = 0; number < 30; ++number)
+    EXPECT_EQ(items(loader.next()), std::vector<int64_t>{number});
+}
+
+TEST(Loader, MakesAsManyAheadAsItsDepthAndNoMore) {
+  static constexpr int64_t kDepth = 3;
+  struct Counted {
+    mutable std::atomic<int64_t> asked = 0, begun = 0, beyond = 0;
+    Numbers batch(uint64_t number) const {
+      beyond += int64_t(number) >= asked + kDepth;
+      begun += 1;
+      return {Tensor::zeros({1}, DType::i64, Device::cpu())};
+    }
+  } source;
+  Loader loader(source, {.workers = 4, .depth = int(kDepth)});
+  for (int round = 0; round < 200; ++round) {
+    source.asked += 1;
+    loader.next();
+    while (source.begun < source.asked + kDepth) std::this_thread::yield();
+  }
+  EXPECT_EQ(source.beyond, 0);
 }
 
 TEST(Loader, EndsAtOnceWithBatchesWaitingOrUnmade) {
@@ -125,19 +153,40 @@ TEST(Loader, EndsAtOnceWithBatchesWaitingOrUnmade) {
   }
 }
 
-TEST(Loader, CountsWhatItWaitedFor) {
-  struct Slow {
-    Numbers batch(uint64_t) const {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      return {Tensor::zeros({1}, DType::i64, Device::cpu())};
+TEST(Loader, CountsItsBatches) {
+  const Range range{10};
+  Loader loader(range, {.size = 2});
+  take(loader, 3);
+  EXPECT_EQ(loader.stats().batches, 3u);
+}
+
+TEST(Prefetcher, CountsWhatItWaitedForAndWhatTheWorkTook) {
+  // Time passes only while the thing is made, which is after the consumer has begun to wait.
+  std::mutex mutex;
+  std::condition_variable changed;
+  double now = 100;
+  bool waits = false;
+  const auto consumer = std::this_thread::get_id();
+  Prefetcher prefetcher(1, 1, [&] {
+    const std::lock_guard lock(mutex);
+    if (std::this_thread::get_id() == consumer) {
+      waits = true;
+      changed.notify_all();
     }
-  } slow;
-  Loader loader(slow);
-  loader.next();
-  const LoaderStats stats = loader.stats();
-  EXPECT_EQ(stats.batches, 1u);
-  EXPECT_GE(stats.wait_seconds, 0.015);  // the first is not there yet; sleeping is at least that long
-  EXPECT_GE(stats.work_seconds, 0.02);
+    return now;
+  });
+  prefetcher.start(
+      [&](uint64_t) {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return waits; });
+        now += 20;
+        return std::make_shared<int>(7);
+      },
+      0, 1);
+  EXPECT_EQ(*std::static_pointer_cast<int>(prefetcher.next()), 7);
+  EXPECT_EQ(prefetcher.stats().batches, 1u);
+  EXPECT_EQ(prefetcher.stats().wait_seconds, 20);
+  EXPECT_EQ(prefetcher.stats().work_seconds, 20);
 }
 
 TEST(Loader, APriorGivesTheSameBatchesThroughIt) {

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/wait.h>
 
 #include <map>
@@ -197,20 +198,28 @@ TEST(CheckpointCrash, AfterEachFailingCallTheFolderIsWhole) {
   EXPECT_LT(failures, index);  // a close that fails after fsync loses nothing
 }
 
-/// A child that is really killed, at moments of the clock's choosing.
+/// A child that is really killed, between one save that it has reported and the next that it would report.
 TEST(CheckpointCrash, KilledAtRandomMoments) {
   const TemporaryFolder folder;
   std::mt19937 random(1);
   int64_t newest = 0;
   CheckpointFolder(folder.path(), 2).save(newest, state_at(newest));
   for (int round = 0; round < 40; ++round) {
+    int saved[2];
+    ASSERT_EQ(::pipe(saved), 0);
     const pid_t child = ::fork();
     if (child == 0) {
       CheckpointFolder saver(folder.path(), 2);
-      for (int64_t step = newest + 1;; ++step) saver.save(step, state_at(step));
+      for (int64_t step = newest + 1;; ++step) {
+        saver.save(step, state_at(step));
+        if (::write(saved[1], "", 1) != 1) ::_exit(1);
+      }
     }
-    ::usleep(1000 + random() % 20'000);
+    char byte = 0;
+    for (auto saves = random() % 4; saves > 0; --saves) ASSERT_EQ(::read(saved[0], &byte, 1), 1);
+    for (auto turns = random() % 100; turns > 0; --turns) ::sched_yield();
     ::kill(child, SIGKILL);
+    ::close(saved[0]), ::close(saved[1]);
     ::waitpid(child, nullptr, 0);
     const auto latest = CheckpointFolder(folder.path(), 2).latest();
     ASSERT_TRUE(latest.step && latest.warnings.empty());

@@ -9,13 +9,14 @@
 #include "ops/verify.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
+#include "runtime/parallel.h"
 #include "runtime/tuning.h"
 
 /// Every case of every operator, checked in the ways that its one declaration allows:
 ///   gradcheck  f64 backward against central differences (CPU)
 ///   dtype      each CPU dtype against the f64 oracle on the same rounded inputs, outputs and gradients,
-///   within
-///              cpu_tolerance
+///              within cpu_tolerance
+///   threads    each CPU dtype on one and on several threads, bitwise equal
 ///   cuda       each CUDA dtype against the oracle by the computed tolerance, on the row that is chosen and
 ///              forced onto every row of the operator that takes the case; twice, bitwise equal; outputs
 ///              poisoned and guard bands untouched; a replayed graph bitwise equal to eager
@@ -158,6 +159,25 @@ void expect_bitwise(const OpSpec& op, const char* what, const Results& a, const 
   for (size_t i = 0; i < a.gradients.size(); ++i)
     EXPECT_TRUE(!a.gradients[i].defined() || bitwise_equal(a.gradients[i], b.gradients[i]))
         << what << ": d_" << op.inputs[i].name;
+}
+
+TEST_P(OpCases, TheNumberOfCpuThreadsChangesNoBit) {
+  const int before = cpu_threads();
+  for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
+    for (const DType dtype : op().cpu_dtypes) {
+      SCOPED_TRACE(name_of(dtype));
+      const auto inputs = make_inputs(op(), problem, c.placement, dtype, Device::cpu(), kSeed);
+      const auto run_on = [&](int threads) {
+        set_cpu_threads(threads);
+        const auto outputs = run_with_gradients(op(), inputs, attrs, {}).outputs;
+        return run_with_gradients(op(), inputs, attrs,
+                                  make_gradients(op(), outputs, dtype, Device::cpu(), false, kSeed));
+      };
+      const Results alone = run_on(1);
+      expect_bitwise(op(), "3 threads", alone, run_on(3));
+    }
+  });
+  set_cpu_threads(before);
 }
 
 /// Memory taken while it lives is poisoned and stands between guard bands.

@@ -87,6 +87,39 @@ TEST(Gemm, PiecesAreTheWhole) {
       }
 }
 
+/// Shapes that are cut into one tile and into many, whose last ones are shorter.
+TEST(Gemm, TheNumberOfThreadsChangesNoBit) {
+  const int before = cpu_threads();
+  const auto draw = [](const Shape& shape, DType dtype, uint64_t seed) {
+    Rng rng(seed);
+    const Tensor x = Tensor::empty(shape, dtype, Device::cpu());
+    fill_normal(x, 0, 1, rng);
+    return x;
+  };
+  for (const DType dtype : {DType::f32, DType::f64})
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{40, 40, 40},
+                                  {768, 171, 64},
+                                  {171, 64, 768},
+                                  {300, 700, 100},
+                                  {1, 3000, 100},
+                                  {3000, 1, 100}})
+      for (const bool transpose_a : {false, true})
+        for (const bool transpose_b : {false, true}) {
+          const Tensor a = transpose_a ? draw({k, m}, dtype, 1).transpose(0, 1) : draw({m, k}, dtype, 1);
+          const Tensor b = transpose_b ? draw({n, k}, dtype, 2).transpose(0, 1) : draw({k, n}, dtype, 2);
+          std::vector<std::vector<double>> results;
+          for (const int threads : {1, 2, 4}) {
+            set_cpu_threads(threads);
+            const Tensor d = draw({m, n}, dtype, 3);
+            multiply(d, a, b, {.accumulate = true});
+            results.push_back(d.to_vector<double>());
+          }
+          EXPECT_TRUE(results[0] == results[1] && results[0] == results[2])
+              << dtype << " " << m << " " << n << " " << k << transpose_a << transpose_b;
+        }
+  set_cpu_threads(before);
+}
+
 TEST(Gemm, UninitialisedResultsAreNotRead) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const int64_t size : {3, 50}) {

@@ -67,7 +67,7 @@ TEST(Progress, WithoutATerminalPrintsPlainLines) {
 
 TEST(Progress, LinesHaveTheirDistanceButTheLastIsThere) {
   const std::string text = printed([] {
-    Progress progress(Progress::Mode::automatic, 1000);
+    Progress progress(Progress::Mode::automatic, std::numeric_limits<double>::infinity());
     for (int step = 1; step <= 50; ++step) progress.show({.step = step, .steps = 50});
   });
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << text;

@@ -1,0 +1,236 @@
+#include "runtime/parallel.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "runtime/cpu_count_internal.h"
+#include "runtime/error.h"
+
+namespace tessera {
+namespace {
+
+/// How long a thread without work polls before it sleeps. A training step on the CPU starts a loop every 10
+/// to 100 us; waking a sleeping thread takes about as long. Longer polling takes the core from other
+/// processes for nothing.
+constexpr std::chrono::microseconds kPolling{20};
+
+std::atomic<int> thread_count = 0;  // 0: not determined yet
+thread_local bool in_place = false;
+
+void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Polls until `ready()` or for kPolling. Returns the last answer.
+template <class Ready>
+bool poll(Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kPolling;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (ready()) return true;
+      pause_core();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return ready();
+}
+
+/// One loop. Workers share ownership: one that comes late finds no block left, and nobody waits for it.
+struct Loop {
+  void (*const call)(const void* body, int block);
+  const void* const body;  // the caller's; used only by whoever holds a block
+  const int blocks;
+  int seats;  // workers that may still join; guarded by the pool's mutex
+  std::atomic<int> next = 0;
+  std::atomic<int> left;
+  std::atomic<bool> failed = false;
+  std::exception_ptr error;
+  bool awaited = false;  // guarded by the pool's mutex
+  std::condition_variable finished;
+
+  Loop(int blocks_, void (*call_)(const void*, int), const void* body_, int seats_)
+      : call(call_), body(body_), blocks(blocks_), seats(seats_), left(blocks_) {}
+
+  bool exhausted() const { return next.load(std::memory_order_relaxed) >= blocks; }
+  bool done() const { return left.load(std::memory_order_acquire) == 0; }
+
+  /// Claims blocks until none is left. Returns whether this thread finished the last one.
+  bool work() {
+    int finished_here = 0;
+    for (int block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks; ++finished_here) {
+      if (failed.load(std::memory_order_relaxed)) continue;
+      try {
+        call(body, block);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+    }
+    return finished_here > 0 && left.fetch_sub(finished_here, std::memory_order_acq_rel) == finished_here;
+  }
+};
+
+class Pool {
+ public:
+  /// `before`: the pool of the process that this one was forked from; its threads exist there only.
+  explicit Pool(const Pool* before = nullptr) : before_(before) {}
+
+  /// Calls call(body, block) for all blocks, on this thread and up to threads - 1 workers.
+  void run(int blocks, void (*call)(const void*, int), const void* body, int threads) {
+    const auto loop = std::make_shared<Loop>(blocks, call, body, std::min(threads, blocks) - 1);
+    int wake = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      start_workers(threads - 1);
+      prune();
+      open_.push_back(loop);
+      posted_.fetch_add(1, std::memory_order_release);
+      wake = std::clamp(loop->seats - polling_.load(std::memory_order_relaxed) - waking_, 0,
+                        sleeping_ - waking_);
+      waking_ += wake;
+    }
+    for (; wake > 0; --wake) wake_.notify_one();
+    in_place = true;  // loops inside the body
+    loop->work();
+    in_place = false;
+    if (!poll([&] { return loop->done(); })) {
+      std::unique_lock lock(mutex_);
+      loop->awaited = true;
+      loop->finished.wait(lock, [&] { return loop->done(); });
+    }
+    if (loop->error) std::rethrow_exception(loop->error);
+  }
+
+ private:
+  /// Called under the mutex.
+  void start_workers(int count) {
+    if (started_ >= count) return;
+    // Signals belong to the program's own threads.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = 0;
+    try {
+      for (; started_ < count; ++started_) std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error& error) {
+      failure = error.code().value();
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    check(failure == 0, "parallel loop: thread ", started_ + 2, " of ", count + 1, " cannot be started (",
+          std::generic_category().message(failure), "); set TESSERA_THREADS to fewer threads");
+  }
+
+  /// Forgets loops that no worker can join any more. Called under the mutex.
+  void prune() {
+    std::erase_if(open_, [](const auto& loop) { return loop->seats == 0 || loop->exhausted(); });
+  }
+
+  /// A loop that has blocks left and a seat, which is taken, or null. Called under the mutex.
+  std::shared_ptr<Loop> join() {
+    prune();
+    if (open_.empty()) return nullptr;
+    open_.front()->seats -= 1;
+    return open_.front();
+  }
+
+  [[noreturn]] void serve() {
+    in_place = true;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      std::shared_ptr<Loop> loop = join();
+      if (!loop) {
+        const uint32_t seen = posted_.load(std::memory_order_relaxed);
+        lock.unlock();
+        polling_.fetch_add(1, std::memory_order_relaxed);
+        poll([&] { return posted_.load(std::memory_order_acquire) != seen; });
+        polling_.fetch_sub(1, std::memory_order_relaxed);
+        lock.lock();
+        loop = join();
+      }
+      if (!loop) {
+        sleeping_ += 1;
+        do {
+          wake_.wait(lock);
+          waking_ = std::max(0, waking_ - 1);  // a wait may also end by itself
+        } while (!(loop = join()));
+        sleeping_ -= 1;
+      }
+      lock.unlock();
+      const bool last = loop->work();
+      lock.lock();
+      if (last && loop->awaited) loop->finished.notify_one();
+    }
+  }
+
+  const Pool* const before_;  // kept reachable
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::shared_ptr<Loop>> open_;
+  std::atomic<uint32_t> posted_ = 0;  // changes when a loop is opened
+  std::atomic<int> polling_ = 0;      // workers that will find it without being woken
+  int started_ = 0, sleeping_ = 0, waking_ = 0;
+};
+
+std::atomic<Pool*> current_pool = nullptr;
+
+/// Never destroyed: its threads sleep until the process ends.
+Pool& pool() {
+  static const bool ready = [] {
+    current_pool = new Pool;
+    ::pthread_atfork(nullptr, nullptr, [] { current_pool = new Pool(current_pool); });
+    return true;
+  }();
+  (void)ready;
+  return *current_pool;
+}
+
+int configured_threads() {
+  for (const char* variable : {"TESSERA_THREADS", "OMP_NUM_THREADS"})
+    if (const char* text = std::getenv(variable); text && *text) return parse_threads(variable, text);
+  return usable_cpus();
+}
+
+}  // namespace
+
+int cpu_threads() {
+  int threads = thread_count.load(std::memory_order_relaxed);
+  if (threads == 0) {
+    const int found = configured_threads();
+    if (thread_count.compare_exchange_strong(threads, found)) threads = found;
+  }
+  return threads;
+}
+
+void set_cpu_threads(int threads) {
+  check(threads >= 1 && threads <= kMostThreads, "set_cpu_threads: ", threads, " threads; expected 1 to ",
+        kMostThreads);
+  thread_count = threads;
+}
+
+OneThread::OneThread() : before_(std::exchange(in_place, true)) {}
+
+OneThread::~OneThread() {
+  in_place = before_;
+}
+
+void parallel::run_blocks(int blocks, void (*call)(const void* body, int block), const void* body) {
+  const int threads = in_place ? 1 : cpu_threads();
+  if (threads > 1) return pool().run(blocks, call, body, threads);
+  for (int block = 0; block < blocks; ++block) call(body, block);
+}
+
+}  // namespace tessera
