@@ -73,9 +73,13 @@ Errors compare(const Tensor& y, const Tensor& reference) {
   return errors;
 }
 
-double tolerance(const OpSpec& op, DType dtype, double baseline_error, double largest_reference) {
-  const double factor = dtype == DType::f32 ? op.tolerance_factor_f32 : op.tolerance_factor;
-  return factor * baseline_error + 2 * epsilon(dtype) * largest_reference;
+Precision precision_of(const OpSpec& op, const Tensor& y, F32Math math) {
+  return {y.dtype(), y.dtype() == DType::f32 && op.honours_f32_math ? math : F32Math::ieee};
+}
+
+double tolerance(const OpSpec& op, Precision precision, double baseline_error, double largest_reference) {
+  const double factor = precision == DType::f32 ? op.tolerance_factor_f32 : op.tolerance_factor;
+  return factor * baseline_error + 2 * epsilon(precision) * largest_reference;
 }
 
 }  // namespace tessera::ops

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/op.h"
+#include "tensor/precision.h"
 
 /// How the checks judge an operator; tests/ops/cases_test.cpp and `tessera bench sweep` share it.
 
@@ -28,7 +29,11 @@ struct Errors {
 /// NaN agrees with NaN and an infinity with itself; anything else that is not finite differs by infinity.
 Errors compare(const Tensor& y, const Tensor& reference);
 
-/// The rule of the house: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|. `dtype` is y's.
-double tolerance(const OpSpec& op, DType dtype, double baseline_error, double largest_reference);
+/// The precision by which a result y of the operator is judged: its dtype, and `math` if it is f32 and the
+/// operator honours that.
+Precision precision_of(const OpSpec& op, const Tensor& y, F32Math math);
+/// The rule of the house: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|, with the ulp and the factor
+/// of y's precision. For TF32 the ulp is 2^-10: tensor cores that truncate an operand are off by up to one.
+double tolerance(const OpSpec& op, Precision precision, double baseline_error, double largest_reference);
 
 }  // namespace tessera::ops
