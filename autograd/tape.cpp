@@ -256,7 +256,7 @@ bool Tape::begin_entry(const char* name, Site site, std::span<const Tensor* cons
   }
   for (Tensor* output : outputs) states_.push_back(output->grad_state());
   entries_.push_back({name, site, uint32_t(inputs.size()), uint32_t(outputs.size()), 0, 0, nullptr, nullptr,
-                      nullptr, options_.check_finite ? ModuleScope::path() : std::string()});
+                      nullptr, options_.check_finite ? ModuleScope::path() : std::string(), f32_math()});
   return true;
 }
 
@@ -348,6 +348,7 @@ void Tape::run() {
     if (wanted) {
       const char* const outer_name = std::exchange(t_running, entry.name);
       try {
+        const F32MathScope math(entry.math);
         entry.run(entry.function, view);
         if (options_.check_finite) {
           for (size_t i = 0; i < view.inputs_.size(); ++i) {

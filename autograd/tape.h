@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/f32_math.h"
 #include "tensor/tensor.h"
 
 /// Reverse-mode differentiation with a tape (Griewank, Walther: Evaluating Derivatives, 2nd ed., chapter 3).
@@ -205,6 +206,7 @@ class Tape {
     void (*run)(void*, Backward&);
     void (*destroy)(void*);
     std::string path;  // of the module; only in the finite check
+    F32Math math;      // of the forward pass, and therefore of backward
   };
   bool begin_entry(const char* name, Site site, std::span<const Tensor* const> inputs,
                    std::span<Tensor* const> outputs);

@@ -24,11 +24,13 @@ datasets::GlueBatch make_batch(const models::BertConfig& config, int64_t count, 
           Tensor::from(classes, {count})};
 }
 
-Record measure_bert(const models::BertConfig& config, int64_t count, int64_t length, Device device,
-                    bool graph, const TimerOptions& timer) {
+Record measure_bert(const models::BertConfig& config, Precision precision, int64_t count, int64_t length,
+                    Device device, bool graph, const TimerOptions& timer) {
   clear_memory(device);
-  train::GlueSession session(
-      {.bert = config, .batch = count, .max_length = length, .lr = 1e-5, .clip_norm = 0, .steps = 1}, device);
+  train::GlueJob job{
+      .bert = config, .batch = count, .max_length = length, .lr = 1e-5, .clip_norm = 0, .steps = 1};
+  job.set_precision(precision);
+  train::GlueSession session(job, device);
   session.load(make_batch(config, count, length));
   Record record = measure_step(session, graph, timer);
   record.op = "step bert";
@@ -41,7 +43,7 @@ Record measure_bert(const models::BertConfig& config, int64_t count, int64_t len
                        {"layers", config.layers, usual.layers}});
   record.does["last block"] = "first token";  // nothing reads the rows of the others
   record.attrs["dropout"] = fmt::format("{:g}", config.hidden_dropout);
-  record.dtype = name_of(config.dtype);
+  record.dtype = name_of(precision);
   record.flops = models::step_flops(config, double(count * length), double(length));
   record.tokens_per_s = double(count * length) / record.ms.p50 * 1e3;
   return record;
@@ -50,15 +52,15 @@ Record measure_bert(const models::BertConfig& config, int64_t count, int64_t len
 }  // namespace
 
 std::vector<Record> bench_bert_step(const BertBenchOptions& options) {
-  return matrix(options.device, options.dtypes, options.graph, [&](DType dtype, bool graph) {
+  return matrix(options.device, options.precisions, options.graph, [&](Precision precision, bool graph) {
     std::vector<Record> records;
     for (const auto& [count, length] : options.shapes)
       for (const double dropout : options.dropout) {
         models::BertConfig config = options.model;
-        config.dtype = dtype;
         config.head = models::BertHead::classify;
         config.hidden_dropout = config.attention_dropout = config.classifier_dropout = dropout;
-        records.push_back(measure_bert(config, count, length, options.device, graph, options.timer));
+        records.push_back(
+            measure_bert(config, precision, count, length, options.device, graph, options.timer));
       }
     return records;
   });

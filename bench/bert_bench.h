@@ -5,6 +5,7 @@
 
 #include "bench/record.h"
 #include "models/bert.h"
+#include "tensor/precision.h"
 
 namespace tessera::bench {
 
@@ -15,7 +16,7 @@ struct BertBenchOptions {
   Device device = Device::best();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<double> dropout = {0.1};      // everywhere, as the published config.json has it; 0: none
-  std::vector<DType> dtypes;                // empty: bf16 on a GPU, f32 on the CPU
+  std::vector<Precision> precisions;        // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
 

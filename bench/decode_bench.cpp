@@ -95,7 +95,7 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
       record.implementation = graph ? "tessera graph" : "tessera eager";
       record.build = train::kRevision;
       record.time = train::utc_now();
-      const Ceilings& best = ceilings(options.device, element == 2 ? DTypeClass::half : DTypeClass::single);
+      const Ceilings& best = ceilings(options.device, element == 2 ? DType::bf16 : DType::f32);
 
       const double p = double(prompt), products = 2 * weights / element * p * batch;
       record.mode = "ttft";

@@ -86,7 +86,7 @@ std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& pro
   return inputs;
 }
 
-Record describe_work(const ops::OpSpec& op, const ops::Case& c, DType dtype, Device device,
+Record describe_work(const ops::OpSpec& op, const ops::Case& c, Precision precision, Device device,
                      const std::string& mode) {
   const ops::Problem problem = op.problem(c.dims, ops::complete(op, c.attrs));
   const double forward = mode != "bwd", backward = mode != "fwd";
@@ -94,29 +94,30 @@ Record describe_work(const ops::OpSpec& op, const ops::Case& c, DType dtype, Dev
   record.op = op.name;
   record.shape = c.dims;
   for (const auto& [name, value] : c.attrs.values()) record.attrs[name] = attr_text(value);
-  record.dtype = name_of(dtype);
+  record.dtype = name_of(precision);
   record.device = device.name();
   record.card = device.card().name;
   record.mode = mode;
   record.flops = forward * problem.forward_flops + backward * problem.backward_flops;
-  record.bytes =
-      (forward * problem.forward_elements + backward * problem.backward_elements) * double(size_of(dtype)) +
-      forward * problem.forward_bytes + backward * problem.backward_bytes;
+  record.bytes = (forward * problem.forward_elements + backward * problem.backward_elements) *
+                     double(size_of(precision.dtype)) +
+                 forward * problem.forward_bytes + backward * problem.backward_bytes;
   record.build = train::kRevision;
   record.time = train::utc_now();
   return record;
 }
 
 std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const std::vector<Tensor>& inputs,
-                              DType dtype, const std::string& mode, const TimerOptions& timer) {
+                              Precision precision, const std::string& mode, const TimerOptions& timer) {
   check(mode == "fwd" || mode == "bwd" || mode == "fwd+bwd", op.name, ": mode \"", mode,
         "\": expected fwd, bwd or fwd+bwd");
   const ops::Attrs attrs = ops::complete(op, c.attrs);
   Device device = Device::cpu();
   for (const Tensor& input : inputs)
     if (input.defined()) device = input.device();
-  Record record = describe_work(op, c, dtype, device, mode);
-  if (describe_work(op, c, dtype, device, "fwd").bytes > 0 && does_nothing(op, inputs, attrs))
+  Record record = describe_work(op, c, precision, device, mode);
+  const F32MathScope math(precision.math);
+  if (describe_work(op, c, precision, device, "fwd").bytes > 0 && does_nothing(op, inputs, attrs))
     return std::nullopt;
   if (mode == "fwd") {
     record.ms = measure(
@@ -139,7 +140,7 @@ std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const s
                                     },
                                     timer);
   }
-  const Ceilings& best = ceilings(device, size_of(dtype) == 2 ? DTypeClass::half : DTypeClass::single);
+  const Ceilings& best = ceilings(device, precision);
   const double floor_ms = std::max(record.flops / best.tflops / 1e9, record.bytes / best.copy_gbs / 1e6);
   record.ceiling_share = floor_ms / record.ms.p50;
   record.copy_gbs = best.copy_gbs;
@@ -148,8 +149,8 @@ std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const s
 
 std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& options) {
   const Device device = options.device;
-  std::vector<DType> dtypes = options.dtypes;
-  if (dtypes.empty()) dtypes = {device.is_cuda() ? DType::bf16 : DType::f32};
+  std::vector<Precision> precisions = options.precisions;
+  if (precisions.empty()) precisions = {default_precision(device)};
   const std::vector<ops::Case>& cases = options.cases.empty() ? op.benches : options.cases;
   check(!cases.empty(), op.name, ": it has no default benchmark shapes; give --shape");
 
@@ -160,8 +161,8 @@ std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& option
   std::vector<Record> records;
   for (const ops::Case& c : cases) {
     const ops::Problem problem = op.problem(c.dims, ops::complete(op, c.attrs));
-    for (const DType dtype : dtypes) {
-      const std::vector<Tensor> inputs = random_inputs(op, problem, dtype, device);
+    for (const Precision precision : precisions) {
+      const std::vector<Tensor> inputs = random_inputs(op, problem, precision.dtype, device);
       ops::check_inputs(op, inputs);
       for (const int row : rows) {
         check(row < int(op.rows.size()), op.name, ": row ", row, " does not exist; it has ", op.rows.size());
@@ -169,7 +170,7 @@ std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& option
         if (row >= 0) force.emplace(op.name, row);
         for (const std::string& mode : options.modes) {
           try {
-            if (auto record = time_op(op, c, inputs, dtype, mode, options.timer)) {
+            if (auto record = time_op(op, c, inputs, precision, mode, options.timer)) {
               record->row = row >= 0 ? op.rows[size_t(row)] : "";
               records.push_back(*record);
             }

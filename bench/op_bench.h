@@ -6,12 +6,13 @@
 
 #include "bench/record.h"
 #include "ops/op.h"
+#include "tensor/precision.h"
 
 namespace tessera::bench {
 
 struct OpBenchOptions {
   Device device = Device::best();
-  std::vector<DType> dtypes;  // empty: bf16 on a GPU, f32 on the CPU
+  std::vector<Precision> precisions;  // empty: default_precision(device)
   std::vector<std::string> modes = {"fwd", "bwd"};
   std::vector<ops::Case> cases;  // empty: the operator's committed list
   bool all_rows = false;         // every kernel configuration, not only the chosen one
@@ -25,13 +26,13 @@ std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& pro
                                   Device device, uint64_t seed = 1);
 
 /// A record of that work without its times.
-Record describe_work(const ops::OpSpec& op, const ops::Case& c, DType dtype, Device device,
+Record describe_work(const ops::OpSpec& op, const ops::Case& c, Precision precision, Device device,
                      const std::string& mode);
 
-/// Times one problem on those inputs, in one mode; nothing if there is no gradient to time, or if the
-/// operator gives its inputs back where it should move bytes.
+/// Times one problem on those inputs, which have the precision's dtype, in one mode; nothing if there is no
+/// gradient to time, or if the operator gives its inputs back where it should move bytes.
 std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const std::vector<Tensor>& inputs,
-                              DType dtype, const std::string& mode, const TimerOptions& timer);
+                              Precision precision, const std::string& mode, const TimerOptions& timer);
 
 /// Times an operator on random inputs, problem by problem. "bwd" is the backward pass alone, from given
 /// output gradients to gradients of all differentiable inputs; "fwd+bwd" is a recorded forward pass and its

@@ -63,7 +63,7 @@ std::vector<Record> bench_optim(const OptimBenchOptions& options) {
           options.device, [&] { adamw.step(); }, options.timer);
       const double states = 2 * 2 * 4, master = size_of(dtype) == 2 ? 2 * 4 + 2 : 2 * 4;
       record.bytes = double(options.parameters) * (states + master + 4 + (clip ? 4 : 0));
-      record.copy_gbs = ceilings(options.device, DTypeClass::half).copy_gbs;
+      record.copy_gbs = ceilings(options.device, DType::bf16).copy_gbs;
       record.ceiling_share = record.gbs() / record.copy_gbs;
       records.push_back(record);
     }
@@ -81,7 +81,7 @@ std::vector<Record> bench_copy(Device device, const TimerOptions& timer) {
   record.mode = "fwd";
   record.shape = {{"MiB", mib}};
   record.bytes = 8.0 * double(count);
-  record.copy_gbs = ceilings(device, DTypeClass::half).copy_gbs;
+  record.copy_gbs = ceilings(device, DType::bf16).copy_gbs;
   std::vector<Record> records;
   for (const bool driver : {false, true}) {
     if (driver && device.is_cpu()) break;

@@ -58,7 +58,7 @@ Record measure_tnp(const train::TnpJob& job, Device device, bool graph, const Ti
                        {"embed", m.embed_hidden, usual.embed_hidden},
                        {"pre_norm", m.pre_norm, usual.pre_norm},
                        {"group", std::max<int64_t>(1, m.checkpoint_every), 1}});
-  record.dtype = name_of(job.model.dtype);
+  record.dtype = name_of(job.precision());
   record.flops = count_flops(job.model, job.batch, job.context, job.targets).step(checkpointed);
   record.planned_bytes = plan_memory(job.model, job.batch, job.context, job.targets).total();
   record.tokens_per_s = double(job.batch * (job.context + job.targets)) / record.ms.p50 * 1e3;
@@ -86,7 +86,7 @@ Record measure_language(const train::LanguageJob& job, Device device, bool graph
         record.shape["layers"] = model.layers;
       },
       job.model);
-  record.dtype = name_of(job.dtype());
+  record.dtype = name_of(job.precision());
   record.flops = train::count_flops(job.model, job.batch, job.length).step();
   record.planned_bytes = train::plan_memory(job.model, job.batch, job.length).total();
   record.tokens_per_s = double(job.batch * job.length) / record.ms.p50 * 1e3;
@@ -96,11 +96,11 @@ Record measure_language(const train::LanguageJob& job, Device device, bool graph
 }  // namespace
 
 std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
-  return matrix(options.device, options.dtypes, options.graph, [&](DType dtype, bool graph) {
+  return matrix(options.device, options.precisions, options.graph, [&](Precision precision, bool graph) {
     std::vector<Record> records;
     for (const bool checkpoint : options.checkpoint) {
       train::TnpJob job = options.job;
-      job.model.dtype = dtype;
+      job.set_precision(precision);
       job.model.checkpoint_every = checkpoint ? std::max<int64_t>(1, job.model.checkpoint_every) : 0;
       records.push_back(measure_tnp(job, options.device, graph, options.timer));
     }
@@ -109,9 +109,9 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
 }
 
 std::vector<Record> bench_language_step(const LanguageStepOptions& options) {
-  return matrix(options.device, options.dtypes, options.graph, [&](DType dtype, bool graph) {
+  return matrix(options.device, options.precisions, options.graph, [&](Precision precision, bool graph) {
     train::LanguageJob job = options.job;
-    std::visit([&](auto& model) { model.dtype = dtype; }, job.model);
+    job.set_precision(precision);
     return std::vector<Record>{measure_language(job, options.device, graph, options.timer)};
   });
 }

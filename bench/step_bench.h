@@ -14,7 +14,7 @@ struct StepBenchOptions {
   Device device = Device::best();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<bool> checkpoint = {false};
-  std::vector<DType> dtypes;  // empty: bf16 on a GPU, f32 on the CPU
+  std::vector<Precision> precisions;  // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
 
@@ -27,7 +27,7 @@ struct LanguageStepOptions {
   train::LanguageJob job;
   Device device = Device::best();
   std::vector<bool> graph = {true, false};
-  std::vector<DType> dtypes;
+  std::vector<Precision> precisions;
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
 std::vector<Record> bench_language_step(const LanguageStepOptions& options);

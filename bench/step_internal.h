@@ -63,17 +63,17 @@ inline void add_unusual(Record& record, std::initializer_list<ModelSize> sizes) 
     if (one.size != one.usual) record.shape[one.name] = one.size;
 }
 
-/// Calls measure(dtype, graph) for the matrix of dtypes and graphs.
+/// Calls measure(precision, graph) for the matrix of precisions and graphs.
 template <class Measure>
-std::vector<Record> matrix(Device device, std::vector<DType> dtypes, std::vector<bool> graphs,
+std::vector<Record> matrix(Device device, std::vector<Precision> precisions, std::vector<bool> graphs,
                            Measure&& measure) {
-  if (dtypes.empty()) dtypes = {device.is_cuda() ? DType::bf16 : DType::f32};
+  if (precisions.empty()) precisions = {default_precision(device)};
   if (device.is_cpu()) graphs = {false};
   std::vector<Record> records;
-  for (const DType dtype : dtypes) {
-    const Ceilings& best = ceilings(device, size_of(dtype) == 2 ? DTypeClass::half : DTypeClass::single);
+  for (const Precision precision : precisions) {
+    const Ceilings& best = ceilings(device, precision);
     for (const bool graph : graphs)
-      for (Record& record : measure(dtype, graph)) {
+      for (Record& record : measure(precision, graph)) {
         record.ceiling_share = record.tflops() / best.tflops;
         const bool half = record.dtype == "bf16" || record.dtype == "f16";
         record.does["weights"] = half ? record.dtype + " with f32 masters" : "f32";

@@ -27,11 +27,16 @@ struct Budget {
 /// What the oracle and its baseline do on one core in some 50 ms, backward and inputs included.
 constexpr Budget kOracle = {1e7, 1e5};
 
-/// The largest problem. 16 bits on a GPU: a millisecond of tensor cores or a fifth of one of memory; the f32
-/// kernels that check it, twice and some twenty times slower, stay below 200 ms. Else the oracle must check
-/// it, on the CPU.
-Budget budget_of(Device device, DType dtype) {
-  if (device.is_cuda() && size_of(dtype) == 2) return {4e11, 2e8};
+/// Whether the f32 kernels, which round less, may check the precision where the oracle would take too long.
+bool f32_can_check(Device device, Precision precision) {
+  return device.is_cuda() && (size_of(precision.dtype) == 2 || precision.math == F32Math::tf32);
+}
+
+/// The largest problem. 16 bits and TF32 on a GPU: a millisecond of tensor cores or a fifth of one of memory;
+/// the f32 kernels that check it, twice and some twenty times slower, stay below 200 ms. Else the oracle must
+/// check it, on the CPU.
+Budget budget_of(Device device, Precision precision) {
+  if (f32_can_check(device, precision)) return {4e11, 2e8};
   return device.is_cuda() ? Budget{5e7, 3e5} : kOracle;
 }
 
@@ -74,8 +79,10 @@ void judge_all(
   }
 }
 
-Verdicts check_by_oracle(const OpSpec& op, const ops::Attrs& attrs, const Problem& problem, DType dtype,
-                         Device device, uint64_t seed) {
+Verdicts check_by_oracle(const OpSpec& op, const ops::Attrs& attrs, const Problem& problem,
+                         Precision precision, Device device, uint64_t seed) {
+  const DType dtype = precision.dtype;
+  const F32MathScope math(precision.math);  // not of the oracle, which is in f64
   const Device cpu = Device::cpu();
   const auto placed = ops::Placement::pitched;
   const auto exact = ops::make_inputs(op, problem, placed, dtype, cpu, seed, true);
@@ -98,7 +105,8 @@ Verdicts check_by_oracle(const OpSpec& op, const ops::Attrs& attrs, const Proble
     // The CPU is the baseline itself.
     if (device.is_cpu()) return std::pair(errors, ops::cpu_tolerance(y.dtype(), errors.reference));
     const double base = ops::compare(output ? baseline.outputs[i] : baseline.gradients[i], want).largest;
-    return std::pair(errors, ops::tolerance(op, y.dtype(), base, errors.reference));
+    return std::pair(errors,
+                     ops::tolerance(op, ops::precision_of(op, y, precision.math), base, errors.reference));
   });
   return verdicts;
 }
@@ -108,8 +116,9 @@ ops::Errors difference(const Tensor& y, const Tensor& reference) {
   return ops::compare(y, reference);
 }
 
-/// f32 copies; with `moved`, every floating element by up to half an ulp of `dtype` up or down.
-std::vector<Tensor> widened(const std::vector<Tensor>& tensors, DType dtype, bool moved, uint64_t seed) {
+/// f32 copies; with `moved`, every floating element by up to half an ulp of the precision up or down.
+std::vector<Tensor> widened(const std::vector<Tensor>& tensors, Precision precision, bool moved,
+                            uint64_t seed) {
   std::vector<Tensor> wide;
   Rng rng(seed);
   for (const Tensor& tensor : tensors) {
@@ -120,7 +129,7 @@ std::vector<Tensor> widened(const std::vector<Tensor>& tensors, DType dtype, boo
     Tensor copy = tensor.to(DType::f32);
     if (moved) {
       const Tensor factor = Tensor::empty_like(copy);
-      fill_uniform(factor, 1 - epsilon(dtype) / 2, 1 + epsilon(dtype) / 2, rng);
+      fill_uniform(factor, 1 - epsilon(precision) / 2, 1 + epsilon(precision) / 2, rng);
       copy = ops::mul(copy, factor);
     }
     wide.push_back(copy);
@@ -129,7 +138,7 @@ std::vector<Tensor> widened(const std::vector<Tensor>& tensors, DType dtype, boo
 }
 
 Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vector<Tensor>& inputs,
-                      DType dtype, uint64_t seed) {
+                      Precision precision, uint64_t seed) {
   std::vector<Tensor> grads;
   {
     Rng rng(seed + 1);
@@ -139,10 +148,14 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
       if (grads.back().defined()) fill_uniform(grads.back(), -1, 1, rng);
     }
   }
-  const Results ours = ops::run_with_gradients(op, inputs, attrs, grads);
+  const auto in_precision = [&] {
+    const F32MathScope math(precision.math);
+    return ops::run_with_gradients(op, inputs, attrs, grads);
+  };
+  const Results ours = in_precision();
   const auto in_f32 = [&](bool moved) {
-    return ops::run_with_gradients(op, widened(inputs, dtype, moved, seed + 2), attrs,
-                                   widened(grads, dtype, moved, seed + 3));
+    return ops::run_with_gradients(op, widened(inputs, precision, moved, seed + 2), attrs,
+                                   widened(grads, precision, moved, seed + 3));
   };
   const Results reference = in_f32(false), baseline = in_f32(true);
   Verdicts verdicts{{"f32 kernels"}, {"f32 kernels"}};
@@ -151,7 +164,8 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
     const Tensor& rounded = output ? baseline.outputs[i] : baseline.gradients[i];
     const ops::Errors errors = difference(y, want);
     const double base = difference(rounded, want).largest;
-    return std::pair(errors, ops::tolerance(op, y.dtype(), base, errors.reference));
+    return std::pair(errors,
+                     ops::tolerance(op, ops::precision_of(op, y, precision.math), base, errors.reference));
   });
   return verdicts;
 }
@@ -160,8 +174,8 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
 
 std::vector<Case> sweep_cases(const OpSpec& op, const SweepOptions& options) {
   check(bool(op.sweep), op.name, ": it declares no random problems (OpSpec::sweep)");
-  const DType dtype = options.dtype.value_or(options.device.is_cuda() ? DType::bf16 : DType::f32);
-  const Budget budget = budget_of(options.device, dtype);
+  const Precision precision = options.precision.value_or(default_precision(options.device));
+  const Budget budget = budget_of(options.device, precision);
   uint64_t own = 14695981039346656037u;  // FNV-1a of the name: every operator has draws of its own
   for (const char c : op.name) own = (own ^ uint64_t(uint8_t(c))) * 1099511628211u;
   std::vector<Case> cases;
@@ -182,7 +196,7 @@ std::vector<Case> sweep_cases(const OpSpec& op, const SweepOptions& options) {
 std::vector<Record> sweep_op(const OpSpec& op, const SweepOptions& options,
                              const std::function<void(int64_t)>& progress) {
   const Device device = options.device;
-  const DType dtype = options.dtype.value_or(device.is_cuda() ? DType::bf16 : DType::f32);
+  const Precision precision = options.precision.value_or(default_precision(device));
   std::vector<Record> records;
   int64_t number = 0;
   int thrown_in_a_row = 0;
@@ -190,13 +204,13 @@ std::vector<Record> sweep_op(const OpSpec& op, const SweepOptions& options,
     const ops::Attrs attrs = ops::complete(op, c.attrs);
     const Problem problem = op.problem(c.dims, attrs);
     try {
-      const std::vector<Tensor> inputs = random_inputs(op, problem, dtype, device, options.seed);
+      const std::vector<Tensor> inputs = random_inputs(op, problem, precision.dtype, device, options.seed);
       ops::check_inputs(op, inputs);
-      const bool small = fits(problem, kOracle) || !device.is_cuda() || size_of(dtype) != 2;
-      const Verdicts verdicts = small ? check_by_oracle(op, attrs, problem, dtype, device, options.seed)
-                                      : check_by_f32(op, attrs, inputs, dtype, options.seed);
+      const bool small = fits(problem, kOracle) || !f32_can_check(device, precision);
+      const Verdicts verdicts = small ? check_by_oracle(op, attrs, problem, precision, device, options.seed)
+                                      : check_by_f32(op, attrs, inputs, precision, options.seed);
       for (const std::string& mode : options.modes) {
-        std::optional<Record> record = time_op(op, c, inputs, dtype, mode, options.timer);
+        std::optional<Record> record = time_op(op, c, inputs, precision, mode, options.timer);
         if (!record) continue;
         const bool whole = mode == "fwd+bwd" && !verdicts.forward.wrong.empty();
         const Verdict& verdict = mode == "fwd" || whole ? verdicts.forward : verdicts.backward;
@@ -209,7 +223,7 @@ std::vector<Record> sweep_op(const OpSpec& op, const SweepOptions& options,
       thrown_in_a_row = 0;
     } catch (const Error& error) {
       if (++thrown_in_a_row == 5) throw;  // not a matter of the shape
-      Record record = describe_work(op, c, dtype, device, "fwd");
+      Record record = describe_work(op, c, precision, device, "fwd");
       record.sweep = {.number = number, .verdict = std::string("threw: ") + error.what()};
       records.push_back(record);
     }

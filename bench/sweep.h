@@ -10,7 +10,7 @@ namespace tessera::bench {
 
 struct SweepOptions {
   Device device = Device::best();
-  std::optional<DType> dtype;  // default: bf16 on a GPU, f32 on the CPU
+  std::optional<Precision> precision;  // default: default_precision(device)
   int64_t count = 200;
   uint64_t seed = 1;
   std::vector<std::string> modes = {"fwd", "bwd"};  // and "fwd+bwd", see bench_op
@@ -19,7 +19,7 @@ struct SweepOptions {
 };
 
 /// The problems of a sweep: `count` draws of OpSpec::sweep, each a function of (operator, seed, number),
-/// drawn again until it fits the budget of the device and dtype (in sweep.cpp, beside the reasons).
+/// drawn again until it fits the budget of the device and precision (in sweep.cpp, beside the reasons).
 std::vector<ops::Case> sweep_cases(const ops::OpSpec& op, const SweepOptions& options);
 
 /// Checks and times random problems of an operator; a record for each mode, with its verdict.

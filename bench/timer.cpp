@@ -77,9 +77,10 @@ void copy_at_best(const Tensor& to, const Tensor& from) {
   to.copy_from(from);
 }
 
-const Ceilings& ceilings(Device device, DTypeClass dtype_class) {
+const Ceilings& ceilings(Device device, Precision precision) {
+  const bool half = size_of(precision.dtype) == 2, tf32 = precision.math == F32Math::tf32;
   static auto& known = *new std::map<std::pair<std::string, int>, Ceilings>;
-  const auto key = std::pair(device.name(), int(dtype_class));
+  const auto key = std::pair(device.name(), half ? 2 : tf32 ? 1 : 0);
   if (const auto found = known.find(key); found != known.end()) return found->second;
   Ceilings measured;
   {
@@ -90,8 +91,10 @@ const Ceilings& ceilings(Device device, DTypeClass dtype_class) {
     measured.copy_gbs = 8.0 * double(count) / measure(device, [&] { copy_at_best(to, from); }).p50 / 1e6;
   }
   {
-    const int64_t n = device.is_cpu() ? 1024 : dtype_class == DTypeClass::half ? 8192 : 4096;
-    const DType dtype = dtype_class == DTypeClass::half && device.is_cuda() ? DType::bf16 : DType::f32;
+    // The CPU has no units for fewer bits: all precisions have the ceiling of f32 there.
+    const int64_t n = device.is_cpu() ? 1024 : half || tf32 ? 8192 : 4096;
+    const DType dtype = half && device.is_cuda() ? DType::bf16 : DType::f32;
+    const F32MathScope math(tf32 && device.is_cuda() ? F32Math::tf32 : F32Math::ieee);
     const Tensor a = Tensor::empty({n, n}, dtype, device);
     Rng rng(2);
     fill_uniform(a, -1, 1, rng);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <vector>
 
+#include "tensor/precision.h"
 #include "tensor/tensor.h"
 
 namespace tessera::bench {
@@ -34,15 +35,12 @@ Timing measure(Device device, const std::function<void()>& work, const TimerOpti
 /// Copies a packed tensor to another as fast as the device is known to: by the driver on a GPU.
 void copy_at_best(const Tensor& to, const Tensor& from);
 
-/// bf16 and f16; f32 and f64.
-enum class DTypeClass { half, single };
-
-/// What the device can do at best, measured once a process: a large copy (bytes read + written) and a large
-/// product.
+/// What the device can do at best, measured once per process: a large copy (bytes read + written) and a large
+/// GEMM in that precision (f16 counts as bf16, f64 as f32).
 struct Ceilings {
   double copy_gbs = 0;
-  double tflops = 0;  // of the dtype's product: bf16 and f16 with tensor cores, f32 without TF32
+  double tflops = 0;
 };
-const Ceilings& ceilings(Device device, DTypeClass dtype_class);
+const Ceilings& ceilings(Device device, Precision precision);
 
 }  // namespace tessera::bench

@@ -108,7 +108,7 @@ int bench_op(const OpArgs& args) {
   for (const std::string& mode : options.modes)
     if (mode != "fwd" && mode != "bwd" && mode != "fwd+bwd")
       throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd, or fwd+bwd for both in one");
-  if (!args.dtype.empty()) options.dtypes = parse_dtypes(args.dtype);
+  if (!args.dtype.empty()) options.precisions = parse_precisions(args.dtype, "--dtype");
   options.all_rows = args.rows == "all";
   if (!args.rows.empty() && !options.all_rows) {
     if (args.rows.find_first_not_of("0123456789") != std::string::npos || args.rows.size() > 4)
@@ -147,7 +147,7 @@ void add_bench_op(CLI::App& bench, Action& action) {
                    "Sizes, NAME=SIZE,...; may be repeated; default: the operator's committed list")
       ->allow_extra_args(false);
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
-  command->add_option("--dtype", args->dtype, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
+  command->add_option("--dtype", args->dtype, kPrecisionsHelp);
   command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
   command->add_option("--rows", args->rows,
                       "Kernel configurations: all, or a number; default: the chosen one");
@@ -172,7 +172,7 @@ int bench_step(const StepArgs& args) {
   options.job = args.tnp.job();
   options.graph = parse_switches(args.graph, "--graph");
   options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
-  if (!args.precision.empty()) options.dtypes = parse_dtypes(args.precision, "--precision");
+  if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
   options.timer.seconds = args.seconds;
   options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
@@ -191,7 +191,7 @@ int bench_language(const LanguageStepArgs& args) {
   bench::LanguageStepOptions options;
   options.job = args.flags.job();
   options.graph = parse_switches(args.graph, "--graph");
-  if (!args.precision.empty()) options.dtypes = parse_dtypes(args.precision, "--precision");
+  if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
   options.timer.seconds = args.seconds;
   options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
@@ -207,7 +207,7 @@ void add_bench_language(CLI::App& step, Action& action, bool llama) {
   args->flags.settings().length = 1024;
   args->flags.add_sizes(*command, llama ? "130m" : "small", false);
   args->flags.add_vocabulary(*command);
-  command->add_option("--precision", args->precision, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
+  command->add_option("--precision", args->precision, kPrecisionsHelp);
   command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
@@ -222,7 +222,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
   auto args = std::make_shared<StepArgs>();
   args->tnp.add_to(*tnp);
   tnp->remove_option(tnp->get_option("--precision"));
-  tnp->add_option("--precision", args->precision, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
+  tnp->add_option("--precision", args->precision, kPrecisionsHelp);
   tnp->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
   tnp->add_option("--checkpoint", args->checkpoint, "on,off: activation checkpointing of every block");
   add_device(*tnp, args->device);

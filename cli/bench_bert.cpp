@@ -53,7 +53,7 @@ int bench_bert(const BertArgs& args) {
   options.shapes = parse_shapes(args.shape, options.model);
   options.graph = parse_switches(args.graph, "--graph");
   options.dropout = parse_dropout(args.dropout);
-  if (!args.precision.empty()) options.dtypes = parse_dtypes(args.precision, "--precision");
+  if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
   options.timer.seconds = args.seconds;
   options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
@@ -74,8 +74,7 @@ void add_bench_step_bert(CLI::App& step, Action& action) {
   command->add_option("--n-head", args->model.heads, "Attention heads")->check(size);
   command->add_option("--vocab-size", args->model.vocabulary, "Rows of the token table")->check(size);
   command->add_option("--dropout", args->dropout, "Everywhere, 0.1,0: with and without");
-  command->add_option("--precision", args->precision,
-                      "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU; masters and moments are f32");
+  command->add_option("--precision", args->precision, kPrecisionsHelp);
   command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);

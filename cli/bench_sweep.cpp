@@ -65,16 +65,16 @@ int bench_sweep(const SweepArgs& args) {
   for (const std::string& mode : options.modes)
     if (mode != "fwd" && mode != "bwd" && mode != "fwd+bwd")
       throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd, or fwd+bwd for both in one");
-  std::vector<DType> dtypes;
-  if (!args.dtype.empty()) dtypes = parse_dtypes(args.dtype);
+  std::vector<Precision> precisions;
+  if (!args.dtype.empty()) precisions = parse_precisions(args.dtype, "--dtype");
   options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
-  if (dtypes.empty()) dtypes = {options.device.is_cuda() ? DType::bf16 : DType::f32};
+  if (precisions.empty()) precisions = {default_precision(options.device)};
   const bool terminal = isatty(STDERR_FILENO);
   std::string wrong;
   for (const ops::OpSpec* op : list) {
-    for (const DType dtype : dtypes) {
-      options.dtype = dtype;
+    for (const Precision precision : precisions) {
+      options.precision = precision;
       const auto begin = std::chrono::steady_clock::now();
       auto records = bench::sweep_op(*op, options, [&](int64_t done) {
         if (terminal) train::tell(fmt::format("\r{} {}/{}\033[K\r", op->name, done, options.count));
@@ -124,7 +124,7 @@ void add_bench_sweep(CLI::App& bench, Action& action) {
   command->add_option("--seed", args->seed, "Of the problems")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
-  command->add_option("--dtype", args->dtype, "f32,bf16,f16; default: bf16 on a GPU, f32 on the CPU");
+  command->add_option("--dtype", args->dtype, kPrecisionsHelp);
   command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
   add_device(*command, args->device);
   add_json(*command, args->json);

@@ -3,12 +3,14 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ops/op.h"
 #include "runtime/device.h"
 #include "tensor/dtype.h"
+#include "tensor/precision.h"
 
 /// The subcommands. Each adds itself to the parser; its callback stores what to run, so that nothing is
 /// touched (no file, no GPU) before the whole command line has been understood.
@@ -69,6 +71,22 @@ std::vector<std::string> split_list(const std::string& text, const char* what);
 /// "on,off" to {true, false}.
 std::vector<bool> parse_switches(const std::string& text, const char* what);
 std::vector<DType> parse_dtypes(const std::string& text, const char* what = "--dtype");
+std::vector<Precision> parse_precisions(const std::string& text, const char* what);
+
+/// The flag --precision of commands that train or plan to: f32, tf32, bf16 or f16; not given, it is
+/// default_precision of the device, which is known only later.
+class PrecisionFlag {
+ public:
+  void add_to(CLI::App& command);
+  Precision on(Device device) const { return text_.empty() ? default_precision(device) : *given(); }
+  std::optional<Precision> given() const;
+
+ private:
+  std::string text_;
+};
+/// Of commands that measure several.
+inline constexpr const char* kPrecisionsHelp =
+    "f32,tf32,bf16,f16; default: bf16 on a GPU (compute capability 8.0), else f32";
 /// "key=value" texts by the operator's attributes. Throws UsageError, also for a key given twice.
 ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& texts);
 /// Takes from the TOML file the flags of the subcommand that the command line does not give; "" is no file.

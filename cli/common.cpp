@@ -145,6 +145,31 @@ std::vector<DType> parse_dtypes(const std::string& text, const char* what) {
   return dtypes;
 }
 
+std::vector<Precision> parse_precisions(const std::string& text, const char* what) {
+  std::vector<Precision> precisions;
+  for (const std::string& part : split_list(text, what)) {
+    try {
+      precisions.push_back(parse_precision(part));
+    } catch (const Error& error) {
+      throw UsageError(std::string(what) + ": " + error.what());
+    }
+  }
+  return precisions;
+}
+
+void PrecisionFlag::add_to(CLI::App& command) {
+  command
+      .add_option("--precision", text_,
+                  "Parameters and activations (gradients, moments: f32); default: bf16 on a GPU, else f32")
+      ->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}))
+      ->default_str("")
+      ->group("Model");
+}
+
+std::optional<Precision> PrecisionFlag::given() const {
+  return text_.empty() ? std::nullopt : std::optional(parse_precision(text_));
+}
+
 ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& texts) {
   ops::Attrs attrs;
   for (const std::string& text : texts) {

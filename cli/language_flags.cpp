@@ -18,7 +18,7 @@ LanguageFlags::LanguageFlags(bool llama) {
   if (llama) job_.model = models::LlamaConfig{};
 }
 
-void LanguageFlags::add_sizes(CLI::App& command, const char* default_size, bool precision) {
+void LanguageFlags::add_sizes(CLI::App& command, const char* default_size, bool with_precision) {
   const bool llama = job_.is_llama();
   const auto add = [&](const char* flag, int64_t& value, const char* what, const char* group) {
     // What is not given is that of --size: a default to show would be a wrong one.
@@ -38,12 +38,7 @@ void LanguageFlags::add_sizes(CLI::App& command, const char* default_size, bool 
     command.add_flag("--tied", tied_, "The head is the token table")->group("Model");
   else
     command.add_flag("--untied", untied_, "The head has a matrix of its own")->group("Model");
-  if (precision)
-    command
-        .add_option("--precision", precision_,
-                    "Of parameters and activations; gradients, moments, masters: f32")
-        ->check(CLI::IsMember({"f32", "bf16", "f16"}))
-        ->group("Model");
+  if (with_precision) precision.add_to(command);
   add("--length", job_.length, "Tokens of a sequence", "Data");
   add("--batch,--batch-size", job_.batch, "Sequences of a micro-batch", "Data");
 }
@@ -140,7 +135,6 @@ train::LanguageJob LanguageFlags::job() const {
           if (heads_) model.heads = heads_;
           if (d_ff_) model.d_ff = d_ff_;
           if (vocabulary_) model.vocabulary = vocabulary_;
-          model.dtype = dtype();
           model.positions = job.length;
           if constexpr (requires { model.kv_heads; }) {
             model.kv_heads = kv_heads_ ? kv_heads_ : model.heads;

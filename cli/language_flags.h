@@ -9,14 +9,14 @@ namespace tessera::cli {
 class LanguageFlags {
  public:
   explicit LanguageFlags(bool llama);
-  /// Sizes of model and batch, and its precision if `precision` (bench measures several).
-  void add_sizes(CLI::App& command, const char* default_size, bool precision = true);
+  /// Sizes of model and batch, and its precision if `with_precision` (bench measures several).
+  void add_sizes(CLI::App& command, const char* default_size, bool with_precision = true);
   /// The vocabulary; of train it is the tokenizer's.
   void add_vocabulary(CLI::App& command);
   /// Data, optimizer and schedule.
   void add_training(CLI::App& command);
-  /// The sizes that the flags say: those of --size, and what else is given in their place. Throws UsageError
-  /// for sizes that do not fit each other.
+  /// The sizes that the flags say: those of --size, and what else is given in their place; not the precision.
+  /// Throws UsageError for sizes that do not fit each other.
   train::LanguageJob job() const;
 
   /// Of train: what the job does not hold.
@@ -24,12 +24,11 @@ class LanguageFlags {
   std::string data, model;
   double epochs = 0, minutes = 0;
   train::LanguageJob& settings() { return job_; }
-  /// Of --precision.
-  DType dtype() const { return parse_dtype(precision_); }
+  PrecisionFlag precision;
 
  private:
   train::LanguageJob job_;
-  std::string size_, precision_ = "f32";
+  std::string size_;
   int64_t vocabulary_ = 0, layers_ = 0, d_model_ = 0, heads_ = 0, kv_heads_ = 0, d_ff_ = 0;
   bool untied_ = false, tied_ = false;
   double dropout_ = 0;

@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "io/safetensors.h"
 #include "ops/op.h"
+#include "runtime/f32_math.h"
 #include "runtime/tuning.h"
 
 namespace tessera::cli {
@@ -19,6 +20,7 @@ struct OpArgs {
   std::vector<std::string> set;
   bool list = false, json = false, grad = false;
   int row = -1;
+  std::string f32_math = "ieee";
 };
 
 nlohmann::json attr_json(const ops::AttrValue& value) {
@@ -147,6 +149,7 @@ int run_op(const OpArgs& args) {
   ops::check_inputs(op, inputs);
   std::optional<tuning::ForceRow> force;
   if (args.row >= 0) force.emplace(op.name, args.row);
+  const F32MathScope math(args.f32_math == "tf32" ? F32Math::tf32 : F32Math::ieee);
 
   std::vector<std::pair<std::string, Tensor>> results;
   std::vector<Tensor> outputs;
@@ -207,11 +210,15 @@ void add_op(CLI::App& app, Action& action) {
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_flag("--grad", args->grad, "Also run backward");
   command->add_option("--device", args->device, "cpu, cuda or cuda:<index>")->check(kDeviceName);
+  command
+      ->add_option("--f32-math", args->f32_math,
+                   "GEMMs and attention of f32: ieee, or tf32 (operands rounded to TF32, tensor cores)")
+      ->check(CLI::IsMember({"ieee", "tf32"}));
   command->add_option("--row", args->row, "Kernel configuration (CUDA); see --list --json")
       ->check(kDecimal)
       ->check(CLI::Range(-1, 1000));
   name->excludes(list);
-  for (const char* other : {"--in", "--out", "--set", "--grad", "--device", "--row"})
+  for (const char* other : {"--in", "--out", "--set", "--grad", "--device", "--row", "--f32-math"})
     list->excludes(command->get_option(other));
   command->callback(
       [&action, args] { action = [args] { return args->list ? list_ops(args->json) : run_op(*args); }; });

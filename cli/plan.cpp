@@ -36,7 +36,8 @@ double memory_of(const std::string& given) {
 }
 
 int run_plan(const PlanArgs& args) {
-  const train::TnpJob job = args.tnp.job();
+  train::TnpJob job = args.tnp.job();
+  job.set_precision(args.tnp.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   nlohmann::json out = {{"memory_bytes", memory}};
   fmt::memory_buffer text;
@@ -51,7 +52,7 @@ int run_plan(const PlanArgs& args) {
   const auto b = plan_memory(checkpointed, job.batch, job.context, job.targets);
   const auto flops = count_flops(plain, job.batch, job.context, job.targets);
   fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens a step\n",
-                 count_parameters(plain), name_of(plain.dtype), job.batch, job.context, job.targets,
+                 count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
                  job.batch * (job.context + job.targets));
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n", "bytes of a training step", "plain",
                  fmt::format("checkpoint {}", checkpointed.checkpoint_every));
@@ -90,6 +91,7 @@ int run_plan(const PlanArgs& args) {
                           {"largest_batch", most}};
   };
   out["model"] = "tnp";
+  out["precision"] = name_of(job.precision());
   out["parameter_count"] = count_parameters(plain);
   out["plain"] = record(plain, a, most_a, false);
   out["checkpointed"] = record(checkpointed, b, most_b, true);
@@ -105,7 +107,8 @@ struct LanguagePlanArgs {
 };
 
 int run_language_plan(const LanguagePlanArgs& args) {
-  const train::LanguageJob job = args.flags.job();
+  train::LanguageJob job = args.flags.job();
+  job.set_precision(args.flags.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   const train::LanguageMemory plan = train::plan_memory(job.model, job.batch, job.length);
   const train::LanguageFlops flops = train::count_flops(job.model, job.batch, job.length);
@@ -115,6 +118,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
   if (args.json) {
     fmt::print("{}\n", nlohmann::json{{"model", job.family()},
                                       {"memory_bytes", memory},
+                                      {"precision", name_of(job.precision())},
                                       {"parameter_count", parameters},
                                       {"parameters", plan.parameters},
                                       {"gradients", plan.gradients},
@@ -128,7 +132,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
     return 0;
   }
   fmt::print("{}: {} parameters, {}, B={} T={}, {} tokens a step\n", job.family(), parameters,
-             name_of(job.dtype()), job.batch, job.length, job.batch * job.length);
+             name_of(job.precision()), job.batch, job.length, job.batch * job.length);
   fmt::print("  {:<34} {:>12}\n", "bytes of a training step", "");
   for (const auto& [name, bytes] :
        {std::pair("parameters", plan.parameters), std::pair("gradients", plan.gradients),

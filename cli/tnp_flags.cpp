@@ -33,10 +33,7 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 20))
       ->group("Model");
-  command
-      .add_option("--precision", precision_, "Of parameters and activations; gradients and moments are f32")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
-      ->group("Model");
+  precision.add_to(command);
   if (!training) return;
   const CLI::Validator positive = between(1e-30, 1e30);
   command.add_option("--prior", job_.prior, "Where tasks come from")
@@ -70,7 +67,6 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
 
 train::TnpJob TnpFlags::job() const {
   train::TnpJob job = job_;
-  job.model.dtype = parse_dtype(precision_);
   try {
     job.validate();
   } catch (const Error& error) {

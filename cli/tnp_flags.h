@@ -12,13 +12,14 @@ class TnpFlags {
  public:
   /// Adds the flags of the model and of the batch; with `training` those of the optimizer and schedule too.
   void add_to(CLI::App& command, bool training = false);
-  /// The job that the flags say. Throws UsageError for sizes that do not fit each other.
+  /// The job that the flags say, but for its precision. Throws UsageError for sizes that do not fit each
+  /// other.
   train::TnpJob job() const;
   train::TnpJob& settings() { return job_; }
+  PrecisionFlag precision;
 
  private:
   train::TnpJob job_;
-  std::string precision_ = "f32";
 };
 
 /// The job of a run's settings. Throws, naming the file `path` that they came from.

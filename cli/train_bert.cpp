@@ -34,12 +34,13 @@ constexpr Preset kPresets[] = {
 
 /// The flags that say what is trained.
 struct BertFlags {
-  std::string task, data, model, preset = "tiny", precision = "f32", schedule = "linear";
+  std::string task, data, model, preset = "tiny", schedule = "linear";
   bool scratch = false, pad = false, packed = false, predict = false, save_model = false;
   int64_t seeds = 3, seed = 0, batch = 32, vocab_size = 2000;
   double epochs = 3, weight_decay = 0.01, clip_norm = 1;
   std::optional<int64_t> max_length, layers, d_model, heads, d_ff, steps, warmup;
   std::optional<double> lr, dropout;
+  PrecisionFlag precision;
 
   void add_to(CLI::App& command);
   std::vector<KeptOption> kept() {
@@ -98,11 +99,7 @@ void BertFlags::add_to(CLI::App& command) {
       ->check(kFinite)
       ->check(between(0.0, 0.99))
       ->group("Model");
-  command
-      .add_option("--precision", precision,
-                  "Of parameters and activations; masters, gradients and moments are f32")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
-      ->group("Model");
+  precision.add_to(command);
   command.add_option("--seeds", seeds, "Runs that differ in their seed alone")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1000))
@@ -190,7 +187,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const GlueJob& job)
                     fmt::format("{} blocks, d {}, {} heads, d_ff {}, vocabulary {}, dropout {:g} "
                                 "({:.4g} of the attention probabilities), {}",
                                 c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary, c.hidden_dropout,
-                                ops::applied_dropout(c.attention_dropout), name_of(c.dtype)));
+                                ops::applied_dropout(c.attention_dropout), name_of(job.precision())));
   return rows;
 }
 
@@ -213,7 +210,7 @@ class TrainedBert : public TrainedModel {
   void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const override {
     const Device device = session_->device();
     fmt::print("seed {} on {} ({}), {}{}: steps {} to {}, {}\n", job_.seed, device.name(), device.card().name,
-               name_of(job_.bert.dtype),
+               name_of(job_.precision()),
                device.is_cuda() ? graph && job_.batches == "padded" ? ", captured" : ", eager" : "",
                first_step, job_.steps, run.path().string());
     if (first_step == 0) print_origin();
@@ -345,8 +342,8 @@ void read_set(Group& group) {
       train::read_glue(task, group.job.data, *group.tokenizer, group.job.max_length, group.flags.predict));
 }
 
-/// The job that the command line says. Nothing is written.
-void begin(Group& group) {
+/// The job that the command line says, to be run on `device`. Nothing is written.
+void begin(Group& group, Device device) {
   const BertFlags& flags = group.flags;
   const datasets::GlueInfo& info = datasets::parse_glue_task(flags.task);
   GlueJob& job = group.job;
@@ -379,7 +376,7 @@ void begin(Group& group) {
     job.bert.hidden_dropout = job.bert.attention_dropout = job.bert.classifier_dropout = *flags.dropout;
   ops::applied_dropout(
       job.bert.attention_dropout);  // throws, before anything is written, if it would become 0
-  job.bert.dtype = parse_dtype(flags.precision);
+  job.set_precision(flags.precision.on(device));
   job.max_length = flags.max_length.value_or(std::min<int64_t>(128, job.bert.longest()));
   check(job.max_length <= job.bert.longest(), "bert: --max-length is ", job.max_length,
         "; the model has positions for ", job.bert.longest());
@@ -516,7 +513,7 @@ int run_seeds(Group& group, RunFlags run, const CLI::App& command) {
                // Killed between its last step and its page, or asked for more than before.
                !fs::exists(path / "report.html", ignored) || model.lacks(folder))
       try {
-        model.prepare(folder, run.device.empty() ? Device::best() : Device::parse(run.device), true);
+        model.prepare(folder, device_of(run), true);
         model.restore(io::CheckpointFolder(folder.checkpoints().string()).latest().file);
         model.finish(folder);
         model.write_page(folder);
@@ -551,7 +548,7 @@ int run_bert(BertFlags flags, RunFlags run, const CLI::App& command) {
   if (resumed) {
     go_on(group, run, command);
   } else {
-    begin(group);
+    begin(group, device_of(run));
     if (command.get_option("--eval-every")->count() == 0)
       run.eval_every = group.set->train.size() / group.job.batch;
     make_folder(group, run);

@@ -87,8 +87,6 @@ class TrainedLanguage : public TrainedModel {
                        (llama_ ? "llama" : "gpt2 or opt"));
     if (const auto* model = std::get_if<models::LlamaConfig>(&config.model)) job_.model = *model;
     if (const auto* model = std::get_if<models::GptConfig>(&config.model)) job_.model = *model;
-    if (given(command, "--precision"))
-      std::visit([&](auto& model) { model.dtype = flags.dtype(); }, job_.model);
     job_.start = fs::absolute(path).lexically_normal().string();
     job_.validate();
   }
@@ -110,6 +108,7 @@ class TrainedLanguage : public TrainedModel {
   std::string default_name() const override { return name(); }
 
   void prepare(const train::RunFolder& run, Device device, bool resumed) override {
+    if (!resumed) job_.set_precision(flags.precision.on(device));
     const std::string own = (run.path() / "data").string();
     bool restart = !resumed;
     if (!resumed) {
@@ -177,7 +176,7 @@ class TrainedLanguage : public TrainedModel {
   void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const override {
     const Device device = session_->device();
     const bool captured = graph && !job_.documents;
-    fmt::print("{} on {} ({}), {}{}\n", name(), device.name(), device.card().name, name_of(job_.dtype()),
+    fmt::print("{} on {} ({}), {}{}\n", name(), device.name(), device.card().name, name_of(job_.precision()),
                device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
     std::visit(
         [&](const auto& m) {

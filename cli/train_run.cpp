@@ -50,6 +50,10 @@ void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
   command.add_flag("--quiet", quiet, "No progress line")->group("Run");
 }
 
+Device device_of(const RunFlags& flags) {
+  return flags.device.empty() ? Device::best() : Device::parse(flags.device);
+}
+
 std::vector<KeptOption> RunFlags::kept() {
   return {{"--graph", "graph", &graph},
           {"--log-every", "log_every", &log_every, 1},
@@ -236,7 +240,7 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
     if (const auto* const text = std::get_if<std::string*>(&option.value))
       check_kept_text(option.flag, **text);
   if (!flags.json_out.empty()) check_replaceable(flags.json_out);
-  const Device device = flags.device.empty() ? Device::best() : Device::parse(flags.device);
+  const Device device = device_of(flags);
   if (!run)
     run =
         train::RunFolder::create(flags.runs, flags.name.empty() ? stamped(model.default_name()) : flags.name);

@@ -33,6 +33,9 @@ struct RunFlags {
   std::vector<KeptOption> kept();
 };
 
+/// What --device names; by default the first GPU, else the CPU.
+Device device_of(const RunFlags& flags);
+
 /// What a model brings to a run. The calls come in this order: from_flags or from_settings, prepare, restore
 /// if there is something to go on from, print_header, train, report, then summary and print_end.
 class TrainedModel {

@@ -52,7 +52,8 @@ class TrainedTnp : public TrainedModel {
     if (command.get_option("--steps")->count() > 0) job_.steps = flags.settings().steps;
   }
   std::string default_name() const override { return "tnp-" + job_.prior; }
-  void prepare(const train::RunFolder&, Device device, bool) override {
+  void prepare(const train::RunFolder&, Device device, bool resumed) override {
+    if (!resumed) job_.set_precision(flags.precision.on(device));
     if (find_max_batch) {
       job_.batch = train::find_max_batch(job_, device);
       fmt::print("largest batch that fits: {}\n", job_.batch);
@@ -67,7 +68,7 @@ class TrainedTnp : public TrainedModel {
   void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const override {
     const auto& m = job_.model;
     const Device device = session_->device();
-    fmt::print("tnp on {} ({}), {}{}\n", device.name(), device.card().name, name_of(m.dtype),
+    fmt::print("tnp on {} ({}), {}{}\n", device.name(), device.card().name, name_of(job_.precision()),
                device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
     fmt::print("  model     {} parameters: {} blocks, d {}, {} heads of {}, d_ff {}, {} components{}\n",
                train::format_count(double(count_parameters(m))), m.layers, m.d_model, m.heads,

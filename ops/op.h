@@ -114,6 +114,8 @@ struct OpSpec {
   std::vector<Case> benches;  // timed by default
   /// Draws a random problem for `tessera bench sweep`; its budget refuses what is too large. None: not swept.
   std::function<Case(Draw&)> sweep = {};
+  /// Whether f32 operands are multiplied as f32_math() says; then every case runs in TF32 as well.
+  bool honours_f32_math = false;
   /// The factor k of the tolerance max|y-ref| <= k * max|baseline-ref| + 2 ulp * max|ref|, and the reason if
   /// it is not 2.
   double tolerance_factor = 2;

@@ -73,12 +73,16 @@ Errors compare(const Tensor& y, const Tensor& reference) {
   return errors;
 }
 
-double tolerance(const OpSpec& op, DType dtype, double baseline_error, double largest_reference) {
+Precision precision_of(const OpSpec& op, const Tensor& y, F32Math math) {
+  return {y.dtype(), y.dtype() == DType::f32 && op.honours_f32_math ? math : F32Math::ieee};
+}
+
+double tolerance(const OpSpec& op, Precision precision, double baseline_error, double largest_reference) {
   check(
       std::isfinite(baseline_error), op.name, ": the baseline differs from the reference by ", baseline_error,
       "; expected a finite error (it has a NaN or an infinity where the reference has none, or the reverse)");
-  const double factor = dtype == DType::f32 ? op.tolerance_factor_f32 : op.tolerance_factor;
-  return factor * baseline_error + 2 * epsilon(dtype) * largest_reference;
+  const double factor = precision == DType::f32 ? op.tolerance_factor_f32 : op.tolerance_factor;
+  return factor * baseline_error + 2 * epsilon(precision) * largest_reference;
 }
 
 double cpu_tolerance(DType dtype, double largest_reference) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/op.h"
+#include "tensor/precision.h"
 
 /// How the checks judge an operator; tests/ops/cases_test.cpp and `tessera bench sweep` share it.
 
@@ -28,9 +29,13 @@ struct Errors {
 /// NaN agrees with NaN and an infinity with itself; anything else that is not finite differs by infinity.
 Errors compare(const Tensor& y, const Tensor& reference);
 
-/// The rule of the house: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|. `dtype` is y's. Throws if
-/// the baseline's error is not finite: nothing can be judged by a baseline that is wrong itself.
-double tolerance(const OpSpec& op, DType dtype, double baseline_error, double largest_reference);
+/// The precision by which a result y of the operator is judged: its dtype, and `math` if it is f32 and the
+/// operator honours that.
+Precision precision_of(const OpSpec& op, const Tensor& y, F32Math math);
+/// The rule of the house: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|, with the ulp and the factor
+/// of y's precision. For TF32 the ulp is 2^-10: tensor cores that truncate an operand are off by up to one.
+/// Throws if the baseline's error is not finite: nothing can be judged by a baseline that is wrong itself.
+double tolerance(const OpSpec& op, Precision precision, double baseline_error, double largest_reference);
 
 /// What the CPU, the baseline of that rule, may be off by itself: max|y - ref| <= (64 eps32 + 2 ulp) max|ref|
 /// per tensor. 64 eps of f32 (of f64 for f64) are for its sums, 2 ulp of y's dtype for its roundings:

@@ -46,6 +46,8 @@ models::BertConfig bert_config(const std::string& path, const std::string& text,
 void GlueJob::validate() const {
   const datasets::GlueInfo& info = datasets::parse_glue_task(task);
   bert.validate();
+  check(f32_math == F32Math::ieee || bert.dtype == DType::f32, "bert: f32_math is ", name_of(f32_math),
+        ", but the model is ", bert.dtype, "; only f32 has it");
   const std::pair<const char*, int64_t> sizes[] = {
       {"batch (--batch)", batch}, {"max_length (--max-length)", max_length}, {"steps (--steps)", steps}};
   for (const auto& [name, size] : sizes)
@@ -169,6 +171,7 @@ class Evaluating {
 
 GluePredictions predict_glue(GlueSession& session, const datasets::GlueItems& items) {
   const NoTape off;
+  const F32MathScope math(session.job().f32_math);
   models::Bert& model = session.model();
   const Evaluating evaluating(model);
   GluePredictions result;

@@ -11,6 +11,7 @@
 #include "optim/adamw.h"
 #include "optim/schedule.h"
 #include "pretrained/load.h"
+#include "tensor/precision.h"
 #include "train/glue_data.h"
 #include "train/trainer.h"
 
@@ -32,7 +33,8 @@ struct GlueJob {
   double lr = 2e-5, weight_decay = 0.01, clip_norm = 1.0;
   std::string schedule = "linear";  // constant, linear, cosine, wsd
   int64_t steps = 0, warmup = 0;
-  uint64_t seed = 0;  // of the head's first values, of the order of the data and of dropout
+  uint64_t seed = 0;                 // of the head's first values, of the order of the data and of dropout
+  F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
 
   static constexpr int64_t kLargest = int64_t(1) << 30;
 
@@ -40,7 +42,12 @@ struct GlueJob {
     visit("task", task), visit("data", data), visit("model", model), visit("batches", batches);
     visit("batch", batch), visit("max_length", max_length), visit("lr", lr);
     visit("weight_decay", weight_decay), visit("clip_norm", clip_norm), visit("schedule", schedule);
-    visit("steps", steps), visit("warmup", warmup), visit("seed", seed);
+    visit("steps", steps), visit("warmup", warmup), visit("seed", seed), visit("f32_math", f32_math);
+  }
+  Precision precision() const { return {bert.dtype, f32_math}; }
+  void set_precision(Precision precision) {
+    bert.dtype = precision.dtype;
+    f32_math = precision.math;
   }
   /// Throws, naming the setting.
   void validate() const;
@@ -71,7 +78,10 @@ class GlueSession {
 
   /// Brings a batch from the host to the device.
   void load(const datasets::GlueBatch& batch);
-  Tensor loss() const { return model_.loss(batch_, targets_); }
+  Tensor loss() const {
+    const F32MathScope math(job_.f32_math);
+    return model_.loss(batch_, targets_);
+  }
 
   /// All of the state that continues the curve, the step included.
   io::Checkpoint checkpoint(int64_t step) const;

@@ -7,10 +7,13 @@
 #include <vector>
 
 #include "runtime/error.h"
+#include "runtime/f32_math.h"
 #include "tensor/dtype.h"
 #include "tensor/fields.h"
 
-/// A job, any struct that lists its settings in fields(), as the JSON of run.json and of checkpoints.
+/// A job, any struct that lists its settings in fields(), as the JSON of run.json and of checkpoints. A
+/// setting of the type F32Math is written only if it is tf32, so that jobs from before it existed keep their
+/// meaning.
 
 namespace tessera::train {
 
@@ -18,7 +21,10 @@ template <class Job>
 nlohmann::json job_to_json(const Job& job) {
   nlohmann::json out = nlohmann::json::object();
   for_each_field(job, [&](const std::string& name, const auto& value) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, DType>) {
+    using T = std::remove_cvref_t<decltype(value)>;
+    if constexpr (std::is_same_v<T, F32Math>) {
+      if (value != F32Math::ieee) out[name] = name_of(value);
+    } else if constexpr (std::is_same_v<T, DType>) {
       out[name] = name_of(value);
     } else {
       out[name] = value;
@@ -54,14 +60,21 @@ Job job_from_json(const nlohmann::json& in, const char* what, Job job = {}) {
   for_each_field(job, [&](const std::string& name, auto& value) {
     using T = std::remove_cvref_t<decltype(value)>;
     known.push_back(name);
-    check(in.contains(name), what, ": \"", name, "\" is missing");
-    constexpr bool kDType = std::is_same_v<T, DType>;
-    check(is_setting_of<std::conditional_t<kDType, std::string, T>>(in[name]), what, ": \"", name, "\" is ",
-          in[name].dump(), ", which is of another type or out of range");
-    if constexpr (kDType) {
-      value = parse_dtype(in[name].template get<std::string>());
+    if constexpr (std::is_same_v<T, F32Math>) {
+      if (!in.contains(name)) return;
+      check(in[name] == name_of(F32Math::tf32), what, ": \"", name, "\" is ", in[name].dump(),
+            "; expected \"tf32\", or no such setting");
+      value = F32Math::tf32;
     } else {
-      value = in[name].template get<T>();
+      check(in.contains(name), what, ": \"", name, "\" is missing");
+      constexpr bool kDType = std::is_same_v<T, DType>;
+      check(is_setting_of<std::conditional_t<kDType, std::string, T>>(in[name]), what, ": \"", name, "\" is ",
+            in[name].dump(), ", which is of another type or out of range");
+      if constexpr (kDType) {
+        value = parse_dtype(in[name].template get<std::string>());
+      } else {
+        value = in[name].template get<T>();
+      }
     }
   });
   for (const auto& [name, value] : in.items())
@@ -81,6 +94,9 @@ inline void check_same_job(const std::string& file, const std::string& stored, c
     check(name == "steps" || theirs.value(name, json()) == value, file, ": it is of another job: \"", name,
           "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),
           " here; restore run.json, or start a new run");
+  for (const auto& [name, value] : theirs.items())
+    check(ours.contains(name), file, ": it is of another job: \"", name, "\" is ", value.dump(),
+          " in it, and missing here; restore run.json, or start a new run");
 }
 
 }  // namespace tessera::train

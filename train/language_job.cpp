@@ -23,8 +23,15 @@ DType LanguageJob::dtype() const {
   return std::visit([](const auto& config) { return config.dtype; }, model);
 }
 
+void LanguageJob::set_precision(Precision precision) {
+  std::visit([&](auto& config) { config.dtype = precision.dtype; }, model);
+  f32_math = precision.math;
+}
+
 void LanguageJob::validate() const {
   std::visit([](const auto& config) { config.validate(); }, model);
+  check(f32_math == F32Math::ieee || dtype() == DType::f32, family(), ": f32_math is ", name_of(f32_math),
+        ", but the model is ", dtype(), "; only f32 has it");
   constexpr int64_t kWidest = 1 << 20;
   std::visit(
       [&](const auto& config) {
@@ -196,6 +203,7 @@ void LanguageSession::load(const datasets::TokenBatch& batch) {
 }
 
 Tensor LanguageSession::loss() const {
+  const F32MathScope math(job_.f32_math);
   return std::visit(
       [&](const auto& model) {
         return job_.documents ? model.loss(flat(inputs_), targets_, sequences_)
@@ -210,6 +218,7 @@ void LanguageSession::updated() {
 
 template <class F>
 auto LanguageSession::as_used(F&& f) {
+  const F32MathScope math(job_.f32_math);
   return std::visit(
       [&](auto& model) {
         nn::set_training(model, false);

@@ -15,6 +15,7 @@
 #include "optim/adamw.h"
 #include "optim/ema.h"
 #include "optim/schedule.h"
+#include "tensor/precision.h"
 #include "train/language_data.h"
 #include "train/perplexity.h"
 #include "train/trainer.h"
@@ -43,7 +44,8 @@ struct LanguageJob {
   uint64_t seed = 0;
   /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
   double dropout = 0;
-  double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
+  double ema = 0;                    // decay of the averages of the weights (optim::Ema); 0: none
+  F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
 
   static constexpr int64_t kLargest = int64_t(1) << 30;
 
@@ -55,10 +57,13 @@ struct LanguageJob {
     visit("final_lr", final_lr), visit("weight_decay", weight_decay), visit("beta2", beta2);
     visit("clip_norm", clip_norm), visit("schedule", schedule), visit("steps", steps);
     visit("warmup", warmup), visit("seed", seed), visit("dropout", dropout), visit("ema", ema);
+    visit("f32_math", f32_math);
   }
   bool is_llama() const { return std::holds_alternative<models::LlamaConfig>(model); }
   const char* family() const { return is_llama() ? "llama" : "gpt"; }
   DType dtype() const;
+  Precision precision() const { return {dtype(), f32_math}; }
+  void set_precision(Precision precision);
   int64_t tokens_per_step() const { return length * batch * accumulate; }
   /// Throws, naming the setting.
   void validate() const;

@@ -27,6 +27,8 @@ constexpr uint64_t kEvaluationSeed = 0xE7A1'5EED'0000'0001u;
 
 void TnpJob::validate() const {
   model.validate();
+  check(f32_math == F32Math::ieee || model.dtype == DType::f32, "tnp: f32_math is ", name_of(f32_math),
+        ", but the model is ", model.dtype, "; only f32 has it");
   const std::pair<const char*, int64_t> sizes[] = {{"context (--m)", context},
                                                    {"targets (--n)", targets},
                                                    {"batch (--batch-size)", batch},

@@ -12,6 +12,7 @@
 #include "models/tnp.h"
 #include "optim/adamw.h"
 #include "optim/schedule.h"
+#include "tensor/precision.h"
 #include "train/trainer.h"
 
 /// The main job: a Transformer Neural Process trained on a synthetic prior.
@@ -30,6 +31,7 @@ struct TnpJob {
   std::string schedule = "cosine";  // constant, linear, cosine, wsd
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
+  F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
 
   /// Of any size: sums and products of sizes then stay far below 2^63.
   static constexpr int64_t kLargest = int64_t(1) << 30;
@@ -39,6 +41,12 @@ struct TnpJob {
     visit("batch", batch), visit("lr", lr), visit("weight_decay", weight_decay),
         visit("clip_norm", clip_norm);
     visit("schedule", schedule), visit("steps", steps), visit("warmup", warmup), visit("seed", seed);
+    visit("f32_math", f32_math);
+  }
+  Precision precision() const { return {model.dtype, f32_math}; }
+  void set_precision(Precision precision) {
+    model.dtype = precision.dtype;
+    f32_math = precision.math;
   }
   /// Throws, naming the setting.
   void validate() const;
@@ -63,7 +71,10 @@ class TnpSession {
 
   /// Copies a batch from the host into the tensors that loss() reads.
   void load(const datasets::RegressionBatch& batch);
-  Tensor loss() const { return model_.loss(batch_); }
+  Tensor loss() const {
+    const F32MathScope math(job_.f32_math);
+    return model_.loss(batch_);
+  }
 
   /// The tensors that load() fills: xc, yc, xt, yt.
   std::vector<Tensor> inputs() const { return {batch_.xc, batch_.yc, batch_.xt, batch_.yt}; }

@@ -17,6 +17,7 @@ namespace tessera::train {
 TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device device, int64_t tasks,
                            int64_t batch) {
   const NoTape off;
+  const F32MathScope math(job.f32_math);
   TnpEvaluation result;
   TnpJob drawn = job;
   drawn.batch = batch;
@@ -163,6 +164,7 @@ void add_densities(Report& report, TnpSession& session) {
 void write_tnp_report(const RunFolder& run, TnpSession& session, const TrainResult& result) {
   const NoTape off;
   const TnpJob& job = session.job();
+  const F32MathScope math(job.f32_math);
   Report report(fmt::format("tnp on the {} prior", job.prior));
   add_outcome(report, run, session.device(), result);
   const std::vector<StepRecord> records = run.metrics();

@@ -136,6 +136,7 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
                                  AttentionProblem problem, Site site) {
   check_operands(q, k, v, problem);
   if (problem.scale == 0) problem.scale = 1 / std::sqrt(double(q.size(3)));
+  if (q.dtype() == DType::f32) problem.math = f32_math();
   if (problem.dropout > 0) problem.drop = {problem.dropout, problem.rng->reserve(q.device())};
   const DType statistics = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Tensor q_rows = as_heads(q), k_rows = as_heads(k), v_rows = as_heads(v);
@@ -149,29 +150,30 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
   const bool packed = problem.packed();
   AttentionResult result{packed ? without_batch(o_rows) : o_rows, packed ? without_batch(lse) : lse};
   if (Tape* tape = Tape::recording(given[0], given[1], given[2])) {
-    tape->record("attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
-                 [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows),
-                  lse = Saved(lse), q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
-                  options = AttentionOptions(problem), drop = problem.drop](Backward& b) {
-                   const AttentionProblem problem{options, q_starts.get(), k_starts.get(), drop};
-                   const Tensor dout = as_heads(problem.packed() ? as_batch(b.grad()) : b.grad());
-                   const bool keys_wanted = b.needs(1) || b.needs(2);
-                   const bool packed = problem.packed();
-                   Place dq = b.needs(0) ? place_of(b, 0, q.get(), packed) : Place{};
-                   Place dk = keys_wanted ? place_of(b, 1, k.get(), packed) : Place{};
-                   Place dv = keys_wanted ? place_of(b, 2, v.get(), packed) : Place{};
-                   if (dout.device().is_cpu()) {
-                     attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
-                                            o.get(), lse.get(), problem);
-                   } else if constexpr (kCuda) {
-                     attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
-                                             o.get(), lse.get(), problem);
-                   }
-                   dq.rows = dk.rows = dv.rows = Tensor();  // or a leaf would copy what somebody else holds
-                   if (b.needs(0)) b.written(0, dq.target);
-                   if (b.needs(1)) b.written(1, dk.target);
-                   if (b.needs(2)) b.written(2, dv.target);
-                 });
+    tape->record(
+        "attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
+        [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows), lse = Saved(lse),
+         q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
+         options = AttentionOptions(problem), drop = problem.drop, math = problem.math](Backward& b) {
+          const AttentionProblem problem{options, q_starts.get(), k_starts.get(), drop, math};
+          const Tensor dout = as_heads(problem.packed() ? as_batch(b.grad()) : b.grad());
+          const bool keys_wanted = b.needs(1) || b.needs(2);
+          const bool packed = problem.packed();
+          Place dq = b.needs(0) ? place_of(b, 0, q.get(), packed) : Place{};
+          Place dk = keys_wanted ? place_of(b, 1, k.get(), packed) : Place{};
+          Place dv = keys_wanted ? place_of(b, 2, v.get(), packed) : Place{};
+          if (dout.device().is_cpu()) {
+            attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
+                                   lse.get(), problem);
+          } else if constexpr (kCuda) {
+            attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
+                                    lse.get(), problem);
+          }
+          dq.rows = dk.rows = dv.rows = Tensor();  // or a leaf would copy what somebody else holds
+          if (b.needs(0)) b.written(0, dq.target);
+          if (b.needs(1)) b.written(1, dk.target);
+          if (b.needs(2)) b.written(2, dv.target);
+        });
   }
   return result;
 }

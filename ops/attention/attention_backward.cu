@@ -347,7 +347,8 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
     }
     launch_delta(q, args);
     if constexpr (std::is_same_v<T, float>) {
-      attention_backward_f32_cuda(q, k, args);
+      (problem.math == F32Math::tf32 ? attention_backward_tf32_cuda : attention_backward_f32_cuda)(q, k,
+                                                                                                   args);
     } else {
       dispatch_head_size(q.size(3), args.drop, [&]<int kD, bool kDrops>() {
         using Tile = BackwardTile<kD, kDrops>;

@@ -5,9 +5,11 @@
 #include "ops/attention/attention_kernels.h"
 #include "ops/lane_sum_internal.h"
 #include "runtime/parallel.h"
+#include "tensor/precision.h"
 
 /// The specification: every score of one query at a time, a stable softmax, rounded where the CUDA kernels
-/// round. The double instance is the oracle. bf16 and f16 operands are widened to f32 once, which is exact.
+/// round. The double instance is the oracle. bf16 and f16 operands are widened to f32 once, which is exact;
+/// in TF32 those of products are rounded once.
 
 namespace tessera::ops {
 namespace {
@@ -23,18 +25,26 @@ void add_scaled(C* acc, C factor, const C* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) acc[i] += factor * x[i];
 }
 
-template <class T, class C>
+/// As an operand of a product of T: where the CUDA kernels round probabilities and dS.
+template <class T, bool kTf32, class C>
 C rounded(C value) {
+  if constexpr (kTf32) return round_to_tf32(value);
   return C(T(value));
 }
 
-template <class T>
+template <class T, bool kTf32>
+Tensor widened(const Tensor& x) {
+  if constexpr (kTf32) return rounded_to_tf32(x);
+  return x.to(dtype_of<Compute<T>>);
+}
+
+template <class T, bool kTf32>
 void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tensor& k_, const Tensor& v_,
              const AttentionProblem& problem) {
   using C = Compute<T>;
   const int64_t batch = q_.size(0), queries = q_.size(1), heads = q_.size(2), dim = q_.size(3),
                 keys = k_.size(1), group = heads / k_.size(2);
-  const Tensor wide[] = {q_.to(dtype_of<C>), k_.to(dtype_of<C>), v_.to(dtype_of<C>)};
+  const Tensor wide[] = {widened<T, kTf32>(q_), widened<T, kTf32>(k_), widened<T, kTf32>(v_)};
   const auto q = const_head_rows<C>(wide[0]), k = const_head_rows<C>(wide[1]),
              v = const_head_rows<C>(wide[2]);
   const auto o = head_rows<T>(o_);
@@ -66,7 +76,7 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
         const C weight = std::exp(p[size_t(j)] - base);
         sum += weight;
         const C kept = dropped[size_t(j)] ? C(0) : C(1);  // a factor: a NaN stays one
-        add_scaled(acc.data(), rounded<T>(weight) * kept, v.at(b, kv, j), dim);
+        add_scaled(acc.data(), rounded<T, kTf32>(weight) * kept, v.at(b, kv, j), dim);
       }
       const C inverse = sum == 0 ? C(0) : rescale / sum;
       T* const out = o.at(b, h, i);
@@ -76,18 +86,19 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
   });
 }
 
-template <class T>
+template <class T, bool kTf32>
 void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Tensor& dout_, const Tensor& q_,
               const Tensor& k_, const Tensor& v_, const Tensor& o_, const Tensor& lse_,
               const AttentionProblem& problem) {
   using C = Compute<T>;
   const int64_t batch = q_.size(0), queries = q_.size(1), heads = q_.size(2), dim = q_.size(3),
                 keys = k_.size(1), kv_heads = k_.size(2), group = heads / kv_heads;
-  const Tensor wide[] = {q_.to(dtype_of<C>), k_.to(dtype_of<C>), v_.to(dtype_of<C>), o_.to(dtype_of<C>),
-                         dout_.to(dtype_of<C>)};
+  // delta is a plain sum: of o and dout as they are.
+  const Tensor wide[] = {widened<T, kTf32>(q_),    widened<T, kTf32>(k_), widened<T, kTf32>(v_),
+                         widened<T, kTf32>(dout_), o_.to(dtype_of<C>),    dout_.to(dtype_of<C>)};
   const auto q = const_head_rows<C>(wide[0]), k = const_head_rows<C>(wide[1]),
-             v = const_head_rows<C>(wide[2]), o = const_head_rows<C>(wide[3]),
-             dout = const_head_rows<C>(wide[4]);
+             v = const_head_rows<C>(wide[2]), dout = const_head_rows<C>(wide[3]),
+             o = const_head_rows<C>(wide[4]), plain_dout = const_head_rows<C>(wide[5]);
   const C* const lse = lse_.data<C>();
   const int64_t lse_stride = lse_.layout().stride(1);
   const C scale = C(problem.scale), keep = C(problem.drop.keep), rescale = 1 / keep,
@@ -106,7 +117,7 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
           const C row_lse = lse[(b * heads + h) * lse_stride + i];
           const bool blind = row_lse == -std::numeric_limits<C>::infinity();
           const int64_t seen = blind ? 0 : visible_keys(i, queries, keys, problem.causal);
-          const C delta = keep * dot(o.at(b, h, i), dout.at(b, h, i), dim);
+          const C delta = keep * dot(o.at(b, h, i), plain_dout.at(b, h, i), dim);
           if (problem.drop.drops())
             problem.drop.row(drop_head_row(uint32_t(b), queries, problem.first_query, heads, uint32_t(h)), i,
                              seen, dropped.data());
@@ -114,8 +125,8 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
             const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, kv, j), dim) - row_lse);
             const C kept = dropped[size_t(j)] ? C(0) : C(1);
             const C dp = kept * dot(dout.at(b, h, i), v.at(b, kv, j), dim);
-            const C ds = rounded<T>(p * (dp - delta));
-            add_scaled(&dv[size_t(j * dim)], rounded<T>(p) * kept, dout.at(b, h, i), dim);
+            const C ds = rounded<T, kTf32>(p * (dp - delta));
+            add_scaled(&dv[size_t(j * dim)], rounded<T, kTf32>(p) * kept, dout.at(b, h, i), dim);
             add_scaled(&dk[size_t(j * dim)], ds, q.at(b, h, i), dim);
             add_scaled(dq.data(), ds, k.at(b, kv, j), dim);
           }
@@ -174,8 +185,9 @@ void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, 
                              [&](const auto& rows, const auto& keys, const AttentionProblem& one) {
                                attention_forward_cpu(rows(o), rows(lse, 2), rows(q), keys(k), keys(v), one);
                              });
+  if (problem.math == F32Math::tf32) return forward<float, true>(o, lse, q, k, v, problem);
   if (attention_prefers_blas(q, k)) return attention_forward_blas(o, lse, q, k, v, problem);
-  dispatch_floating(q.dtype(), "attention", [&]<class T>() { forward<T>(o, lse, q, k, v, problem); });
+  dispatch_floating(q.dtype(), "attention", [&]<class T>() { forward<T, false>(o, lse, q, k, v, problem); });
 }
 
 void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
@@ -187,10 +199,11 @@ void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv
                                attention_backward_cpu(rows(dq), keys(dk), keys(dv), rows(dout), rows(q),
                                                       keys(k), keys(v), rows(o), rows(lse, 2), one);
                              });
+  if (problem.math == F32Math::tf32) return backward<float, true>(dq, dk, dv, dout, q, k, v, o, lse, problem);
   if (attention_prefers_blas(q, k))
     return attention_backward_blas(dq, dk, dv, dout, q, k, v, o, lse, problem);
   dispatch_floating(q.dtype(), "attention",
-                    [&]<class T>() { backward<T>(dq, dk, dv, dout, q, k, v, o, lse, problem); });
+                    [&]<class T>() { backward<T, false>(dq, dk, dv, dout, q, k, v, o, lse, problem); });
 }
 
 }  // namespace tessera::ops

@@ -158,8 +158,10 @@ void dispatch_head_size(int64_t dim, const AttentionDropout& drop, F&& f) {
   f.template operator()<128, true>();
 }
 
-// f32 in plain arithmetic (attention_f32.cu); 16-bit backward (attention_backward.cu).
+// f32 in plain arithmetic (attention_f32.cu) and in TF32.
 void attention_forward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args);
 void attention_backward_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args);
+void attention_forward_tf32_cuda(const Tensor& q, const AttentionArgs<float>& args);
+void attention_backward_tf32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args);
 
 }  // namespace tessera::ops

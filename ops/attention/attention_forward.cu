@@ -191,7 +191,7 @@ void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor
     AttentionArgs<T> args = attention_args<T>(lse, q, k, v, problem);
     args.out = head_rows<T>(o);
     if constexpr (std::is_same_v<T, float>) {
-      attention_forward_f32_cuda(q, args);
+      (problem.math == F32Math::tf32 ? attention_forward_tf32_cuda : attention_forward_f32_cuda)(q, args);
     } else {
       dispatch_head_size(q.size(3), args.drop, [&]<int kD, bool kDrops>() {
         using Tile = ForwardTile<kD>;

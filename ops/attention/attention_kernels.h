@@ -2,6 +2,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_dropout.h"
+#include "runtime/f32_math.h"
 
 namespace tessera::ops {
 
@@ -30,12 +31,15 @@ HeadRows<const T> const_head_rows(const Tensor& x) {
 /// are one, and sequences as AttentionSequences says.
 struct AttentionProblem : AttentionOptions {
   Tensor q_starts, k_starts;
-  AttentionDropout drop = {};  // what `dropout` and `rng` came to
-  int64_t first_query = 0;     // of `drop`: the row of the sequence's first query
+  AttentionDropout drop = {};    // what `dropout` and `rng` came to
+  F32Math math = F32Math::ieee;  // of f32 operands
+  int64_t first_query = 0;       // of `drop`: the row of the sequence's first query
 
   bool packed() const { return q_starts.defined(); }
   /// The same for the sequence alone whose queries start there.
-  AttentionProblem of_one(int64_t start) const { return {AttentionOptions(*this), {}, {}, drop, start}; }
+  AttentionProblem of_one(int64_t start) const {
+    return {AttentionOptions(*this), {}, {}, drop, math, start};
+  }
 };
 
 /// Keys that query i sees: the first so many.

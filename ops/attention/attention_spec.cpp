@@ -362,6 +362,7 @@ std::vector<OpSpec> attention_specs() {
                   dropped(packed(16, 512, 12, 64, false, true)),
                   dropped(square(16, 1024, 16, 128, true))},
       .sweep = sweep,
+      .honours_f32_math = true,
       .tolerance_factor_f32 = 6,
       .tolerance_reason = "the kernels take exp2 from the special-function unit (2 ulp), rebuild the "
                           "probabilities in backward "

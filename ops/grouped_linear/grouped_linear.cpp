@@ -66,6 +66,7 @@ std::vector<OpSpec> grouped_linear_specs() {
                  {"bias", "[K, out]", true}};
   spec.attrs = {{"shared", true, "every group sees all of x"}};
   spec.outputs = {{"y", "[..., K, out]"}};
+  spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.rows = gemm_rows();
   spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};

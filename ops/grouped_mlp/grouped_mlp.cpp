@@ -192,6 +192,7 @@ std::vector<OpSpec> grouped_mlp_specs() {
   spec.outputs = {{"y", "[..., K, E]"}};
   spec.rows = {"separate", "wgmma"};
   spec.row_dtypes = {{}, {DType::bf16, DType::f16}};
+  spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {

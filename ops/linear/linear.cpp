@@ -219,6 +219,7 @@ std::vector<OpSpec> linear_specs() {
   spec.inputs = {
       {"x", "[..., in]"}, {"weight", "[out, in]"}, {"bias", "[out]", true}, {"residual", "[..., out]", true}};
   spec.outputs = {{"y", "[..., out]"}};
+  spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.rows = gemm_rows();
   spec.rows.push_back("gemv");

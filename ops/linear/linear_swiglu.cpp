@@ -51,6 +51,7 @@ std::vector<OpSpec> linear_swiglu_specs() {
   spec.outputs = {{"y", "[..., F]", false}};
   spec.rows = {"parts", "gemv"};
   spec.row_dtypes = {{}, {DType::bf16, DType::f16}};
+  spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear";
   spec.run = [](const std::vector<Tensor>& in, const Attrs&) {

@@ -80,6 +80,7 @@ std::vector<OpSpec> linear_cross_entropy_specs() {
                 {"reduction", std::string("mean"), "how the losses become one", {"mean", "sum", "none"}},
                 {"chunk", int64_t{0}, "tokens whose logits exist at once; 0: as many as take 1 GiB"}};
   spec.outputs = {{"loss", "[] or as targets"}};
+  spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.rows = {"composed", "wgmma"};

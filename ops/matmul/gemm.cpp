@@ -7,8 +7,11 @@
 #include "ops/matmul/gemm_narrow.h"
 #include "ops/matmul/gemm_padding.h"
 #include "ops/matmul/gemm_sm90_plan.h"
+#include "ops/matmul/gemm_tf32.h"
+#include "runtime/f32_math.h"
 #include "tensor/elementwise.h"
 #include "tensor/kernels.h"
+#include "tensor/precision.h"
 
 namespace tessera::ops {
 namespace {
@@ -282,9 +285,14 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
     if (options.residual.defined()) tessera::accumulate(d, options.residual);
     return false;
   }
+  const bool tf32 = a_given.dtype() == DType::f32 && f32_math() == F32Math::tf32;
   if (d.device().is_cpu() && is_half(a_given.dtype())) {
     multiply_widened(d, a_given.detach(), b_given.detach(), options);
     return false;
+  }
+  if (d.device().is_cpu() && tf32) {
+    const F32MathScope exact(F32Math::ieee);
+    return multiply(d, rounded_to_tf32(a_given), rounded_to_tf32(b_given), options);
   }
   check(writable(d), "multiply: the result ", describe(d), " has no dense rows");
   if (d.device().is_cuda() && std::max({d.count() / n, n, k}) > kMostExtent)
@@ -296,6 +304,7 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   if (bias.defined() && bias.size(-1) > 1 && bias.layout().stride(-1) != 1) bias = bias.clone();
   const Tensor residual = options.residual.detach();
   Products products(d, a, b, bias, options);
+  products.gemm.tf32 = tf32;
   if (d.device().is_cuda()) {
     fold_batch(products.gemm);
     Gemm& gemm = products.gemm;
@@ -323,7 +332,8 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   } else if (d.device().is_cpu()) {
     products.run(d, a, b, bias, false, [](const Gemm& g) { gemm_cpu(g); });
   } else if constexpr (kCuda) {
-    if (is_half(a.dtype()) && ((m | n | k) & 7) != 0 && std::min(n, k) > 1 &&
+    if (tf32 && multiply_tf32(d, a, b, options, stored(a).transposed, stored(b).transposed)) return false;
+    if ((is_half(a.dtype()) || tf32) && std::min(n, k) > 1 &&
         multiply_padded(d, a, b, options, stored(a).transposed, stored(b).transposed))
       return false;
     // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's

@@ -16,7 +16,9 @@ namespace tessera::ops {
 /// matrices of a batch) may be 0 for A, B and bias. All sizes are at least 1.
 ///
 /// Dtypes: A, B and bias have `in`; D has `out`, which is `in`, or f32 for bf16 and f16. Sums run in f32 (f64
-/// for f64), never in TF32, and are rounded once, to `out`. C has D's dtype and layout; it is D itself but in
+/// for f64) and are rounded once, to `out`. With `tf32` (in = f32, CUDA) tensor cores read A and B as TF32,
+/// rounded or truncated as the kernel does it, in the rows "cublas" and "cublas padded"; "narrow" multiplies
+/// in f32 all the same. C has D's dtype and layout; it is D itself but in
 /// the rows "wgmma" and "narrow", where it may be elsewhere. With beta 0 it is not read.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1;
@@ -31,6 +33,7 @@ struct Gemm {
   int64_t lda = 0, ldb = 0, ldd = 0;
   int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
+  bool tf32 = false;
   bool pads_d = false;  // what lies between the ends of D's rows and the next 16-byte boundary is nobody's
 };
 
@@ -69,14 +72,16 @@ struct MultiplyOptions {
   Tensor sums = {};         // [m] in f32, packed: gets the sums of a's rows if multiply says so
 };
 
+/// f32 operands are multiplied as f32_math() says.
+///
 /// d = alpha a b (+ d) (+ bias) (+ residual): d [..., m, n], a [..., m, k], b [..., k, n]; the leading
 /// dimensions of a and b broadcast to d's. Transposition is a matter of strides: pass a.transpose(-1, -2). A
 /// matrix whose rows or whose columns are dense is taken as it lies, any other is copied; d must be
 /// `writable`. Where b is the same for neighbouring matrices of a and d that continue each other, they become
 /// one product. k = 0 gives zeros or the bias. A residual is added before the sum is rounded if the row is
 /// "wgmma" or "narrow" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are
-/// widened to f32 and the result rounded once. On CUDA their odd extents may be rounded up (gemm_padding.h):
-/// the pads of d, a and b may then be overwritten.
+/// widened to f32 and the result rounded once. On CUDA their odd extents, and those of f32 in TF32, may be
+/// rounded up (gemm_padding.h): the pads of d, a and b may then be overwritten.
 ///
 /// On CUDA kernels count rows, columns and k in 32 bits: where one exceeds 2^30 the product is made in
 /// pieces, pieces of k one after the other (a 16-bit d is then rounded after each).

@@ -11,8 +11,8 @@
 #include "ops/matmul/gemm.h"
 #include "ops/matmul/plan_cache_internal.h"
 
-/// Products by cuBLASLt. 2 m n k FLOPs a product; large ones are bound by the tensor cores (bf16, f16) or the
-/// FMA units (f32: no TF32), thin ones by memory.
+/// Products by cuBLASLt. 2 m n k FLOPs a product; large ones are bound by the tensor cores (bf16, f16, TF32)
+/// or the FMA units (f32), thin ones by memory.
 ///
 /// The tensor cores are fed by vectors only where the extents, not just the leading dimensions, are multiples
 /// of 16 bytes: it falls to element-aligned kernels, five times slower, at 1365. What can be rounded up has
@@ -76,7 +76,8 @@ using Key = std::array<int64_t, 13>;
 
 Key key_of(const Gemm& g) {
   const int64_t flags = int64_t(g.in) | int64_t(g.out) << 8 | int64_t(g.transpose_a) << 16 |
-                        int64_t(g.transpose_b) << 17 | int64_t(g.bias != nullptr) << 18;
+                        int64_t(g.transpose_b) << 17 | int64_t(g.bias != nullptr) << 18 |
+                        int64_t(g.tf32) << 19;
   const int64_t aligned = int64_t(alignment(g.a)) | int64_t(alignment(g.b)) << 16 |
                           int64_t(alignment(g.d)) << 32 | int64_t(g.bias ? alignment(g.bias) : 0) << 48;
   return {g.m,        g.n,        g.k,        g.batch,       g.lda, g.ldb,  g.ldd,
@@ -176,7 +177,7 @@ void choose(const Library& lt, const Gemm& g, Plan& plan) {
       plan.result.get(), preference.get(), 1, &found, &count);
   check(status == CUBLAS_STATUS_SUCCESS && count == 1 && found.state == CUBLAS_STATUS_SUCCESS,
         "gemm: cuBLASLt has no algorithm for ", g.m, " x ", g.n, " x ", g.k, " (batch ", g.batch, ", ", g.in,
-        " to ", g.out, ", leading dimensions ", g.lda, ", ", g.ldb, ", ", g.ldd,
+        g.tf32 ? " as tf32" : "", " to ", g.out, ", leading dimensions ", g.lda, ", ", g.ldb, ", ", g.ldd,
         "): ", cublasLtGetStatusName(status != CUBLAS_STATUS_SUCCESS ? status : found.state));
   plan.algorithm = found.algo;
   plan.workspace = found.workspaceSize;
@@ -187,7 +188,8 @@ Plan make_plan(const Library& lt, const Gemm& g) {
         std::numeric_limits<int32_t>::max());
   Plan plan;
   cublasLtMatmulDesc_t made = nullptr;
-  check_lt(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  check_lt(cublasLtMatmulDescCreate(&made, g.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+                                    CUDA_R_32F));
   plan.product.reset(made);
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);

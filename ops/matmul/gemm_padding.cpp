@@ -3,16 +3,21 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/f32_math.h"
 #include "runtime/tuning.h"
 #include "tensor/kernels.h"
 
 namespace tessera::ops {
 namespace {
 
-constexpr int64_t kUnit = 8;  // 16-bit elements in 16 bytes
+/// Elements in 16 bytes.
+int64_t unit_of(DType dtype) {
+  return 16 / int64_t(size_of(dtype));
+}
 
-// Rates of an H100 SXM: T = 36096, 512 -> 1365 takes 0.57 ms as it lies, 512 -> 1368 takes 0.096 ms. A kernel
-// of a few microseconds costs its launch and its tail whatever it moves.
+// Rates in 16 bits of an H100 SXM: T = 36096, 512 -> 1365 takes 0.57 ms as it lies, 512 -> 1368 takes 0.096
+// ms. Those of TF32 count as half of them. A kernel of a few microseconds costs its launch and its tail
+// whatever it moves.
 constexpr double kBytesPerSecond = 2.5e12, kLaunchSeconds = 3e-6;
 constexpr double kSlowFlops = 80e12, kFastFlops = 450e12;
 constexpr int64_t kTile = 64;  // narrower results cost as much as a tile
@@ -24,7 +29,7 @@ int64_t round_up(int64_t value, int64_t unit) {
 
 /// Whether vectors of 16 bytes can be loaded from the start of every row on.
 bool aligned(const Tensor& x) {
-  const int64_t unit = 16 / int64_t(size_of(x.dtype()));
+  const int64_t unit = unit_of(x.dtype());
   bool fits = reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
   for (int dim = 0; dim + 1 < x.rank(); ++dim)
     fits = fits && (x.size(dim) == 1 || x.layout().stride(dim) % unit == 0);
@@ -72,7 +77,7 @@ enum class Way : uint8_t { as_it_lies, pads, zeroed_pads, copy };
 /// An operand as rows: the dense dimension last.
 struct Operand {
   Tensor x;
-  int64_t rows, columns;  // rounded
+  int64_t rows, columns;  // rounded up
   Way way;
 
   Operand(const Tensor& given, bool transposed, int64_t rows, int64_t columns, bool sums_columns)
@@ -95,8 +100,9 @@ struct Operand {
       case Way::zeroed_pads:
         return kLaunchSeconds + matrices * double(x.size(-2)) * 2 * kSectorBytes / kBytesPerSecond;
       default:
-        return kLaunchSeconds +
-               2 * (double(shape.count()) + matrices * double(rows) * double(columns)) / kBytesPerSecond;
+        return kLaunchSeconds + double(size_of(x.dtype())) *
+                                    (double(shape.count()) + matrices * double(rows) * double(columns)) /
+                                    kBytesPerSecond;
     }
   }
 
@@ -123,12 +129,12 @@ bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const Mu
                      bool transpose_a, bool transpose_b) {
   const auto forced = tuning::ForceRow::forced("gemm");
   if (forced == 0) return false;
-  const int64_t m = d.size(-2), n = d.size(-1), k = a.size(-1);
+  const int64_t m = d.size(-2), n = d.size(-1), k = a.size(-1), unit = unit_of(a.dtype());
   if (transpose_a && m == 1) return false;
   // Only the extents along dense dimensions matter, and n always is one: that of d.
-  const int64_t unit_n = transpose_b ? 16 / int64_t(size_of(d.dtype())) : kUnit;
-  const int64_t to_m = transpose_a ? round_up(m, kUnit) : m, to_n = round_up(n, unit_n),
-                to_k = !transpose_a || transpose_b ? round_up(k, kUnit) : k;
+  const int64_t unit_n = transpose_b ? unit_of(d.dtype()) : unit;
+  const int64_t to_m = transpose_a ? round_up(m, unit) : m, to_n = round_up(n, unit_n),
+                to_k = !transpose_a || transpose_b ? round_up(k, unit) : k;
   if (to_m == m && to_n == n && to_k == k) return false;
 
   const Operand left(a, transpose_a, transpose_a ? to_k : to_m, transpose_a ? to_m : to_k, !transpose_a);
@@ -144,9 +150,12 @@ bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const Mu
                                rows * double(to_m) / double(m) * double(to_n) * double(size_of(scratch))) /
                                   kBytesPerSecond;
   if (extra > 0 && forced != 1) {
-    const double bytes = of_d + 2 * (double(distinct(a).shape.count()) + double(distinct(b).shape.count()));
-    const double slow = product_seconds(rows, n, k, bytes, kSlowFlops);
-    const double fast = product_seconds(rows * double(to_m) / double(m), to_n, to_k, bytes, kFastFlops);
+    const double size = double(size_of(a.dtype())), share = 2 / size;  // of the rates
+    const double bytes =
+        of_d + size * (double(distinct(a).shape.count()) + double(distinct(b).shape.count()));
+    const double slow = product_seconds(rows, n, k, bytes, share * kSlowFlops);
+    const double fast =
+        product_seconds(rows * double(to_m) / double(m), to_n, to_k, bytes, share * kFastFlops);
     if (fast + extra >= slow) return false;
   }
 
@@ -170,8 +179,9 @@ bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const Mu
 }
 
 bool pads_to_long(const Tensor& a) {
-  if (!a.device().is_cuda() || size_of(a.dtype()) != 2 || tuning::ForceRow::forced("gemm") == 0 ||
-      a.count() == 0)
+  const bool tensor_cores =
+      size_of(a.dtype()) == 2 || (a.dtype() == DType::f32 && f32_math() == F32Math::tf32);
+  if (!a.device().is_cuda() || !tensor_cores || tuning::ForceRow::forced("gemm") == 0 || a.count() == 0)
     return false;
   const int64_t columns = a.storage()->pitch_bytes / int64_t(size_of(a.dtype()));
   if (columns <= a.size(-1) || !aligned(a) || !owns_pads(a, columns)) return false;

@@ -5,9 +5,9 @@
 #include "ops/matmul/gemm.h"
 #include "tensor/pads.h"
 
-/// 16-bit products on a GPU whose extents are no multiple of 8. For those cuBLASLt has only kernels that load
-/// element by element, about five times slower (docs/ops/linear.md); they are computed with the extents
-/// rounded up instead.
+/// GEMMs by tensor cores on a GPU whose extents are not multiples of 16 bytes: 8 elements of 16 bits, 4 of
+/// f32 in TF32. For those cuBLASLt has only kernels that load element by element, about five times slower
+/// (docs/ops/linear.md); they are computed with the extents rounded up instead.
 ///
 /// What is added never reaches a result: along k both operands hold zeros there, so the sums gain exact
 /// zeros; what is added along m and n makes rows and columns of d that nobody looks at. Memory that belongs
@@ -18,8 +18,8 @@
 namespace tessera::ops {
 
 /// d = alpha a b (+ d) (+ bias) as multiply has it, with rounded extents; false, and nothing done, where that
-/// changes nothing or costs more than it saves. CUDA, bf16 or f16 operands whose stored rows are dense:
-/// `transpose_a`, `transpose_b` say that the columns are (see Gemm). n is at least 2, k at least 2.
+/// changes nothing or costs more than it saves. CUDA, operands whose stored rows are dense, bf16, f16, or f32
+/// in TF32: `transpose_a`, `transpose_b` say that the columns are (see Gemm). n is at least 2, k at least 2.
 ///
 /// The choice compares the bytes of all copies and the FLOPs at rates measured on an H100, a function of
 /// shapes and layouts alone. tuning::ForceRow("gemm", row) makes it: row 0 leaves every product as it lies,
@@ -35,8 +35,8 @@ bool pads_to_long(const Tensor& a);
 /// pads_to_long.
 std::pair<Tensor, Tensor> pad_to_long(const Tensor& a, const Tensor& b);
 
-/// y [..., R, C] = x [..., r, c] in the upper left corners, zeros elsewhere and in y's pads. 16-bit dtypes; y
-/// is fresh and pitched, the leading dimensions are the same, r <= R, c <= C; x has any strides.
+/// y [..., R, C] = x [..., r, c] in the upper left corners, zeros elsewhere and in y's pads. 16-bit dtypes
+/// and f32; y is fresh and pitched, the leading dimensions are the same, r <= R, c <= C; x has any strides.
 void padded_copy_cuda(const Tensor& y, const Tensor& x);
 
 }  // namespace tessera::ops

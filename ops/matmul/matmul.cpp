@@ -69,6 +69,7 @@ std::vector<OpSpec> matmul_specs() {
   spec.attrs = {{"transpose_a", false, "a is stored [..., K, M]"},
                 {"transpose_b", false, "b is stored [..., N, K]"}};
   spec.outputs = {{"y", "[..., M, N]"}};
+  spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.rows = gemm_rows();
   spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};

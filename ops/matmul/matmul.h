@@ -8,7 +8,7 @@ namespace tessera::ops {
 /// if asked to. Leading dimensions broadcast (NumPy's rule). Any strided views: a matrix with dense rows or
 /// columns is read as it lies, any other copied. One floating dtype and device for both.
 ///
-/// Rounding: sums in f32 (f64 for f64; never TF32), rounded once. Saves a and b.
+/// Rounding: sums in f32 (f64 for f64), rounded once; f32 operands as f32_math() says. Saves a and b.
 ///   da = dy op(b)^T and db = op(a)^T dy, in their own orientation; over broadcast dimensions summed: as one
 ///   product with a longer sum where the layouts allow it, else product by product in a fixed order, in f32.
 /// K = 0 gives zeros. Throws where sizes, dtypes or devices disagree.

@@ -182,6 +182,7 @@ std::vector<OpSpec> mlp_specs() {
     kinds.push_back(name_of(kind));
   spec.attrs = {{"activation", std::string("silu"), "f", kinds}};
   spec.outputs = {{"y", "[..., E]"}};
+  spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.rows = gemm_rows();
   spec.rows.push_back("fused");

@@ -77,7 +77,7 @@ TEST(OpBench, ACastToTheSameDTypeIsNoWorkAndOtherBytesAreCounted) {
     OpBenchOptions options;
     options.device = Device::cpu();
     options.cases = {{.dims = {{"R", 4}, {"C", 8}}, .attrs = {{"to", std::string(to)}}}};
-    options.dtypes = {DType::f32};
+    options.precisions = {DType::f32};
     options.modes = {"fwd", "bwd"};
     options.timer = kOnce;
     return bench_op(op, options);

@@ -14,10 +14,12 @@
 
 /// Every case of every operator, checked in the ways that its one declaration allows:
 ///   gradcheck  f64 backward against central differences (CPU)
+///   tf32       on the CPU: operators that honour f32_math(), by the computed tolerance
 ///   dtype      each CPU dtype against the f64 oracle on the same rounded inputs, outputs and gradients,
 ///              within cpu_tolerance
 ///   threads    each CPU dtype on one and on several threads, bitwise equal
-///   cuda       each CUDA dtype against the oracle by the computed tolerance, on the row that is chosen and
+///   cuda       each CUDA dtype, and TF32 where it is honoured, against the oracle by the computed tolerance,
+///              on the row that is chosen and
 ///              forced onto every row of the operator that takes the case; twice, bitwise equal; outputs
 ///              poisoned and guard bands untouched; a replayed graph bitwise equal to eager
 
@@ -27,14 +29,14 @@ namespace {
 constexpr uint64_t kSeed = 20240601;
 
 /// The rule of the house (ops/verify.h). Without a baseline its error counts as 0.
-void expect_close(const OpSpec& op, const char* what, const Tensor& y, const Tensor& reference,
+void expect_close(const OpSpec& op, F32Math math, const char* what, const Tensor& y, const Tensor& reference,
                   const Tensor* baseline) {
   ASSERT_EQ(y.shape(), reference.shape()) << what;
   const Errors ours = compare(y, reference);
   const double base = baseline ? compare(*baseline, reference).largest : 0;
-  EXPECT_LE(ours.largest, tolerance(op, y.dtype(), base, ours.reference))
-      << what << " " << y.dtype() << y.shape() << ": element " << ours.at << ", baseline error " << base
-      << ", largest reference " << ours.reference;
+  EXPECT_LE(ours.largest, tolerance(op, precision_of(op, y, math), base, ours.reference))
+      << what << " " << precision_of(op, y, math) << y.shape() << ": element " << ours.at
+      << ", baseline error " << base << ", largest reference " << ours.reference;
 }
 
 std::string case_name(const OpSpec& op, const Case& c) {
@@ -148,6 +150,46 @@ TEST_P(OpCases, EveryCpuDtypeAgreesWithTheOracle) {
   });
 }
 
+/// Every result of all cases in TF32, judged as on a GPU. The baseline is the oracle on operands that were
+/// rounded beforehand.
+TEST_P(OpCases, Tf32OnTheCpuAgreesWithTheOracle) {
+  if (!op().honours_f32_math) return;
+  const Device cpu = Device::cpu();
+  const auto rounded = [](const std::vector<Tensor>& tensors) {
+    std::vector<Tensor> out;
+    for (const Tensor& x : tensors)
+      out.push_back(x.defined() && is_floating(x.dtype()) ? rounded_to_tf32(x.to(DType::f32)).to(DType::f64)
+                                                          : x);
+    return out;
+  };
+  bool differs = false;
+  for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
+    const auto exact = make_inputs(op(), problem, c.placement, DType::f32, cpu, kSeed, true);
+    const auto inputs = make_inputs(op(), problem, c.placement, DType::f32, cpu, kSeed);
+    const auto wide = run_with_gradients(op(), exact, attrs, {}).outputs;
+    const auto narrow = run_with_gradients(op(), inputs, attrs, {}).outputs;
+    const auto wide_grads = make_gradients(op(), wide, DType::f32, cpu, true, kSeed);
+    const auto grads = make_gradients(op(), narrow, DType::f32, cpu, false, kSeed);
+    const auto in = [&](F32Math math) {
+      const F32MathScope scope(math);
+      return run_with_gradients(op(), inputs, attrs, grads);
+    };
+    const Results ours = in(F32Math::tf32), ieee = in(F32Math::ieee);
+    const Results reference = run_with_gradients(op(), exact, attrs, wide_grads);
+    const Results baseline = run_with_gradients(op(), rounded(exact), attrs, rounded(wide_grads));
+    for (size_t n = 0; n < ours.outputs.size(); ++n) {
+      expect_close(op(), F32Math::tf32, op().outputs[n].name.c_str(), ours.outputs[n], reference.outputs[n],
+                   &baseline.outputs[n]);
+      differs = differs || compare(ours.outputs[n], ieee.outputs[n]).largest > 0;
+    }
+    for (size_t i = 0; i < ours.gradients.size(); ++i)
+      if (ours.gradients[i].defined())
+        expect_close(op(), F32Math::tf32, ("d_" + op().inputs[i].name).c_str(), ours.gradients[i],
+                     reference.gradients[i], &baseline.gradients[i]);
+  });
+  EXPECT_TRUE(differs) << op().name << " multiplies as if nobody had asked for TF32";
+}
+
 bool bitwise_equal(const Tensor& a, const Tensor& b) {
   const Tensor x = a.packed().to(Device::cpu()).packed(), y = b.packed().to(Device::cpu()).packed();
   return x.bytes() == y.bytes() && (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
@@ -194,7 +236,7 @@ struct Expected {
 };
 
 /// Runs the case on the row that is forced, if one is, and checks it.
-void check_on_gpu(const OpSpec& op, const Attrs& attrs, const Expected& expected, Device gpu) {
+void check_on_gpu(const OpSpec& op, const Attrs& attrs, const Expected& expected, F32Math math, Device gpu) {
   Results ours;
   {
     const Guard guard(gpu.allocator());
@@ -208,12 +250,12 @@ void check_on_gpu(const OpSpec& op, const Attrs& attrs, const Expected& expected
   }
   EXPECT_NO_THROW(gpu.allocator().check_guards());
   for (size_t n = 0; n < ours.outputs.size(); ++n)
-    expect_close(op, op.outputs[n].name.c_str(), ours.outputs[n], expected.reference.outputs[n],
+    expect_close(op, math, op.outputs[n].name.c_str(), ours.outputs[n], expected.reference.outputs[n],
                  &expected.baseline.outputs[n]);
   for (size_t i = 0; i < ours.gradients.size(); ++i)
     if (ours.gradients[i].defined())
-      expect_close(op, ("d_" + op.inputs[i].name).c_str(), ours.gradients[i], expected.reference.gradients[i],
-                   &expected.baseline.gradients[i]);
+      expect_close(op, math, ("d_" + op.inputs[i].name).c_str(), ours.gradients[i],
+                   expected.reference.gradients[i], &expected.baseline.gradients[i]);
 
   if (small_only()) return;  // the same kernels again
   // A random operator draws the next numbers with each replay: only its first launch repeats the eager run.
@@ -237,20 +279,31 @@ bool row_takes(const OpSpec& op, int row, DType dtype) {
   return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
 }
 
-/// What the rows of an operator did with its cases, by row and dtype.
+/// What a GPU computes the operator in: its dtypes, and TF32 if it honours that.
+std::vector<Precision> cuda_precisions(const OpSpec& op) {
+  std::vector<Precision> precisions(op.cuda_dtypes.begin(), op.cuda_dtypes.end());
+  if (op.honours_f32_math) precisions.push_back({DType::f32, F32Math::tf32});
+  return precisions;
+}
+
+/// What the rows of an operator did with its cases, by row and precision.
 struct RowTally {
-  std::map<std::pair<int, DType>, int> accepted;
-  std::map<std::pair<int, DType>, std::string> refusal;  // the last one
-  bool lacks_card(int row, DType dtype) {
-    return refusal[{row, dtype}].find("compute capability") != std::string::npos;
+  using Key = std::pair<int, std::string>;
+  static Key key(int row, Precision precision) { return {row, name_of(precision)}; }
+  std::map<Key, int> accepted;
+  std::map<Key, std::string> refusal;  // the last one
+  bool lacks_card(int row, Precision precision) {
+    return refusal[key(row, precision)].find("compute capability") != std::string::npos;
   }
 };
 
-/// Checks one case in one dtype on each of the rows; -1 is the row that the operator chooses, which must take
-/// it.
-void check_rows_on_gpu(const OpSpec& op, const Case& c, DType dtype, const std::vector<int>& rows, Device gpu,
-                       RowTally& tally) {
-  SCOPED_TRACE(name_of(dtype));
+/// Checks one case in one precision on each of the rows; -1 is the row that the operator chooses, which must
+/// take it.
+void check_rows_on_gpu(const OpSpec& op, const Case& c, Precision precision, const std::vector<int>& rows,
+                       Device gpu, RowTally& tally) {
+  SCOPED_TRACE(name_of(precision));
+  const DType dtype = precision.dtype;
+  const F32MathScope math(precision.math);  // of the GPU and of the baseline; the oracle is in f64
   const Device cpu = Device::cpu();
   const Attrs attrs = complete(op, c.attrs);
   const Problem problem = op.problem(c.dims, attrs);
@@ -272,18 +325,18 @@ void check_rows_on_gpu(const OpSpec& op, const Case& c, DType dtype, const std::
   for (const int row : rows) {
     if (row < 0) {
       SCOPED_TRACE("chosen row");
-      check_on_gpu(op, attrs, expected, gpu);
+      check_on_gpu(op, attrs, expected, precision.math, gpu);
       continue;
     }
     const std::string name = "row " + op.rows[size_t(row)];
     SCOPED_TRACE(name);
     const tuning::ForceRow force(op.name, row);
     try {
-      check_on_gpu(op, attrs, expected, gpu);
-      ++tally.accepted[{row, dtype}];
+      check_on_gpu(op, attrs, expected, precision.math, gpu);
+      ++tally.accepted[RowTally::key(row, precision)];
     } catch (const Error& error) {
       // The row may refuse a problem, if it says so itself; a failed launch does not.
-      tally.refusal[{row, dtype}] = error.what();
+      tally.refusal[RowTally::key(row, precision)] = error.what();
       EXPECT_NE(std::string_view(error.what()).find(name), std::string_view::npos)
           << "a refusal reads \"<op>: " << name << " needs ...\", not: " << error.what();
     }
@@ -291,11 +344,12 @@ void check_rows_on_gpu(const OpSpec& op, const Case& c, DType dtype, const std::
 }
 
 /// Whether the row runs the case forward.
-bool accepts(const OpSpec& op, const Case& c, DType dtype, int row, Device gpu) {
+bool accepts(const OpSpec& op, const Case& c, Precision precision, int row, Device gpu) {
+  const F32MathScope math(precision.math);
   const Attrs attrs = complete(op, c.attrs);
   const tuning::ForceRow force(op.name, row);
   try {
-    op.run(make_inputs(op, op.problem(c.dims, attrs), c.placement, dtype, gpu, kSeed), attrs);
+    op.run(make_inputs(op, op.problem(c.dims, attrs), c.placement, precision.dtype, gpu, kSeed), attrs);
     return true;
   } catch (const Error&) {
     return false;
@@ -303,7 +357,7 @@ bool accepts(const OpSpec& op, const Case& c, DType dtype, int row, Device gpu) 
 }
 
 /// For rows that need more than the small cases have, the smallest of the others that they take. Each part
-/// has its share of the rows and dtypes.
+/// has its share of the rows and precisions.
 void check_rows_without_small_cases(const OpSpec& op, Device gpu, RowTally& tally) {
   std::vector<Case> small, larger;
   for (const Case& c : op.cases) (c.gradcheck ? small : larger).push_back(c);
@@ -311,14 +365,14 @@ void check_rows_without_small_cases(const OpSpec& op, Device gpu, RowTally& tall
       larger, {}, [&](const Case& c) { return op.problem(c.dims, complete(op, c.attrs)).forward_elements; });
   int64_t number = 0;
   for (int row = 0; row < int(op.rows.size()); ++row)
-    for (const DType dtype : op.cuda_dtypes) {
-      if (!row_takes(op, row, dtype) || !Part::own().has(number++)) continue;
-      const auto takes = [&](const Case& c) { return accepts(op, c, dtype, row, gpu); };
-      if (tally.accepted[{row, dtype}] > 0 || std::ranges::any_of(small, takes)) continue;
+    for (const Precision precision : cuda_precisions(op)) {
+      if (!row_takes(op, row, precision.dtype) || !Part::own().has(number++)) continue;
+      const auto takes = [&](const Case& c) { return accepts(op, c, precision, row, gpu); };
+      if (tally.accepted[RowTally::key(row, precision)] > 0 || std::ranges::any_of(small, takes)) continue;
       const auto found = std::ranges::find_if(larger, takes);
       if (found == larger.end()) continue;
       SCOPED_TRACE(case_name(op, *found));
-      check_rows_on_gpu(op, *found, dtype, {row}, gpu, tally);
+      check_rows_on_gpu(op, *found, precision, {row}, gpu, tally);
     }
 }
 
@@ -332,21 +386,22 @@ TEST_P(OpCases, CudaAgreesRepeatsGuardsAndCapturesOnEveryRow) {
   for (int row = 0; row < rows; ++row) all.push_back(row);
   RowTally tally;
   for_each_case([&](const Case& c, const Attrs&, const Problem&) {
-    for (const DType dtype : op().cuda_dtypes) check_rows_on_gpu(op(), c, dtype, all, gpu, tally);
+    for (const Precision precision : cuda_precisions(op()))
+      check_rows_on_gpu(op(), c, precision, all, gpu, tally);
   });
   if (small_only()) check_rows_without_small_cases(op(), gpu, tally);
   if (!Part::own().whole()) return;  // which rows take a case is a question to all parts together
   for (int row = 0; row < rows; ++row) {
-    for (const DType dtype : op().cuda_dtypes) {
-      if (tally.lacks_card(row, dtype)) continue;
-      const int count = tally.accepted[{row, dtype}];
-      if (row_takes(op(), row, dtype)) {
-        EXPECT_GT(count, 0) << op().name << ": row " << op().rows[size_t(row)] << " took no case in " << dtype
-                            << " (it said: " << tally.refusal[{row, dtype}]
+    for (const Precision precision : cuda_precisions(op())) {
+      if (tally.lacks_card(row, precision)) continue;
+      const int count = tally.accepted[RowTally::key(row, precision)];
+      if (row_takes(op(), row, precision.dtype)) {
+        EXPECT_GT(count, 0) << op().name << ": row " << op().rows[size_t(row)] << " took no case in "
+                            << precision << " (it said: " << tally.refusal[RowTally::key(row, precision)]
                             << "); add one, or leave the dtype out of OpSpec::row_dtypes";
       } else {
         EXPECT_EQ(count, 0) << op().name << ": row " << op().rows[size_t(row)] << " took " << count
-                            << " cases in " << dtype << ", which OpSpec::row_dtypes leaves out";
+                            << " cases in " << precision << ", which OpSpec::row_dtypes leaves out";
       }
     }
   }

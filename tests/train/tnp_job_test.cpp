@@ -43,6 +43,55 @@ TEST(TnpJob, EverySettingMustBeThereAndOfItsType) {
   }
 }
 
+/// Jobs from before TF32 have no such setting, and mean what they meant.
+TEST(TnpJob, Tf32IsWrittenWhereItIsChosenAlone) {
+  TnpJob job = small_job();
+  EXPECT_FALSE(to_json(job).contains("f32_math"));
+  EXPECT_EQ(tnp_job_from_json(to_json(job)).precision(), Precision(DType::f32));
+  job.set_precision({DType::f32, F32Math::tf32});
+  EXPECT_EQ(to_json(job).at("f32_math"), "tf32");
+  EXPECT_EQ(tnp_job_from_json(to_json(job)).precision(), job.precision());
+  json wrong = to_json(job);
+  wrong["model.dtype"] = "bf16";
+  EXPECT_NE(message_of([&] { tnp_job_from_json(wrong); }).find("only f32 has it"), std::string::npos);
+  for (const json& bad : {json("ieee"), json("bf16"), json(1), json(nullptr)}) {
+    wrong = to_json(job);
+    wrong["f32_math"] = bad;
+    EXPECT_NE(message_of([&] { tnp_job_from_json(wrong); }).find("\"f32_math\""), std::string::npos) << bad;
+  }
+}
+
+TEST(TnpSession, ARunInTf32IsAnotherJobThanOneInF32) {
+  const TemporaryFolder root;
+  const TnpJob plain = small_job();
+  TnpJob tf32 = plain;
+  tf32.set_precision({DType::f32, F32Math::tf32});
+  for (const auto& [saved, restored] : {std::pair(plain, tf32), std::pair(tf32, plain)}) {
+    const std::string file = (root / "c.safetensors").string();
+    TnpSession(saved, Device::cpu()).checkpoint(7).save(file);
+    TnpSession session(restored, Device::cpu());
+    const std::string error = message_of([&] { session.restore(file); });
+    for (const char* part : {"another job", "\"f32_math\"", "tf32"})
+      EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
+  }
+}
+
+TEST(TnpSession, ComputesInItsOwnF32Math) {
+  TnpJob job = small_job();
+  const auto loss = [](const TnpJob& one, F32Math outside) {
+    TnpSession session(one, Device::cpu());
+    session.load(make_prior(one).batch(0));
+    const F32MathScope scope(outside);
+    return session.loss().item();
+  };
+  const double plain = loss(job, F32Math::ieee);
+  EXPECT_EQ(loss(job, F32Math::tf32), plain) << "the job says ieee";
+  job.set_precision({DType::f32, F32Math::tf32});
+  EXPECT_NE(loss(job, F32Math::ieee), plain);
+  EXPECT_EQ(loss(job, F32Math::ieee), loss(job, F32Math::tf32));
+  EXPECT_NEAR(loss(job, F32Math::ieee), plain, 0.01);
+}
+
 TEST(TnpSession, RestoresOnlyItsOwnJob) {
   const TemporaryFolder root;
   const TnpJob job = small_job();

@@ -1,0 +1,281 @@
+#include "gpu/approx.cuh"
+#include "ops/attention/attention_device.cuh"
+#include "ops/attention/attention_dropout.cuh"
+#include "ops/attention/attention_tile_tf32.cuh"
+
+/// Backward of f32 operands on tensor cores in TF32: the two kernels of attention_backward.cu (one owns keys
+/// and walks the queries, one owns queries and walks the keys; seven GEMMs, no atomics, a fixed order of
+/// summation), with mma.sync.m16n8k8. The statistics are those that attention_delta_kernel left.
+///
+/// Each warp has 16 rows, a block 4 warps (8 above D = 64, where shared memory holds one block per SM); the
+/// walked tiles have 64 rows, double buffered by cp.async up to D = 64, and steps are 32 columns. Q, K, V,
+/// dO, P and dS are rounded to TF32 where they enter an MMA; everything else is f32. Bound by shared memory:
+/// two words of 128 bytes per MMA of 2048 FLOPs.
+
+namespace tessera::ops {
+namespace {
+
+constexpr int kWalked = 64;  // rows of a walked tile
+constexpr int kStep = 32;    // rows of it that a step works on
+static_assert(kWalked == kAttentionPad);
+
+template <int kD>
+struct BackwardTile {
+  static constexpr bool kWide = kD > 64;
+  static constexpr int kWarps = kWide ? 8 : 4, kThreads = kWarps * 32, kOwned = kWarps * 16;
+  static constexpr bool kHeld = !kWide;          // own rows in registers
+  static constexpr int kStages = kWide ? 1 : 2;  // of the walked tiles
+  static constexpr int kBlocks = kWide ? 1 : 2;  // per SM
+  static constexpr int kWalkedFloats = kWalked * tf32::kPitch<kD>;
+  static constexpr size_t kTileBytes =
+      (size_t(2 * kOwned) * tf32::kPitch<kD> + size_t(2 * kStages) * kWalkedFloats) * sizeof(float);
+  static constexpr size_t kStatisticsBytes = size_t(kStages) * 2 * kWalked * sizeof(float);
+};
+
+template <int kD, bool kDrops>
+__global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::kBlocks)
+    attention_backward_keys_tf32_kernel(AttentionArgs<float> args) {
+  using Tile = BackwardTile<kD>;
+  constexpr int kOwned = Tile::kOwned, kThreads = Tile::kThreads, kStages = Tile::kStages;
+  extern __shared__ float4 shared[];
+  float* const k_tile = reinterpret_cast<float*>(shared);     // [kOwned, kD]
+  float* const v_tile = k_tile + kOwned * tf32::kPitch<kD>;   // [kOwned, kD]
+  float* const q_tiles = v_tile + kOwned * tf32::kPitch<kD>;  // kStages x [kWalked, kD]
+  float* const dout_tiles = q_tiles + kStages * Tile::kWalkedFloats;
+  float* const statistics = dout_tiles + kStages * Tile::kWalkedFloats;  // kStages x {lse2, delta} [kWalked]
+  __shared__ AttentionPlace place;
+  if (!find_place<false>(args, kOwned, place)) return;
+  const int first = place.sequence.tile * kOwned;
+  const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * 16;
+
+  tf32::RowOperand<kD, 1, Tile::kHeld> k(k_tile, warp_row), v(v_tile, warp_row);
+  // Earlier queries see none of the block's keys. The heads that read them come one after the other.
+  const int begin = place.first_query(args.causal, first) / kWalked * kWalked;
+  const auto load_queries = [&](int h, int query, int stage) {
+    const int rows = place.sequence.queries - query;
+    tf32::load_tile<kD, kWalked, kThreads>(q_tiles + stage * Tile::kWalkedFloats,
+                                           place.q_row(args.q, h, query), args.q.row, rows, args.dim);
+    tf32::load_tile<kD, kWalked, kThreads>(dout_tiles + stage * Tile::kWalkedFloats,
+                                           place.q_row(args.dout, h, query), args.dout.row, rows, args.dim);
+    // Threads 0-15 copy the tile's lse2, 16-31 its delta, 16 bytes each.
+    constexpr int kChunks = kWalked / 4;
+    if (const int chunk = int(threadIdx.x); chunk < 2 * kChunks)
+      gpu::cp_async_16(gpu::shared_address(statistics + stage * 2 * kWalked + chunk * 4),
+                       (chunk < kChunks ? args.lse2 : args.delta) + place.statistics_at(args, h) + query +
+                           chunk % kChunks * 4,
+                       true);
+    gpu::cp_async_commit();
+  };
+  int h = place.head;
+  if (begin < place.sequence.queries) {
+    const int rows = place.sequence.keys - first;
+    tf32::load_tile<kD, kOwned, kThreads>(k_tile, place.k_row(args.k, place.kv_head, first), args.k.row, rows,
+                                          args.dim);
+    tf32::load_tile<kD, kOwned, kThreads>(v_tile, place.k_row(args.v, place.kv_head, first), args.v.row, rows,
+                                          args.dim);
+    load_queries(h, begin, 0);
+    gpu::cp_async_wait<0>();
+    __syncthreads();
+    k.hold(), v.hold();
+  } else {
+    h = INT_MAX;  // no query sees the keys
+  }
+
+  [[maybe_unused]] uint32_t stream = 0;
+  if constexpr (kDrops) stream = args.drop.stream();
+  float dk[1][kD / 8][4] = {}, dv[1][kD / 8][4] = {};
+  for (int query = begin, stage = 0; h < place.head + args.group; stage = (stage + 1) % kStages) {
+    const bool last_of_head = query + kWalked >= place.sequence.queries;
+    const int next_h = h + last_of_head, next_query = last_of_head ? begin : query + kWalked;
+    const bool more = next_h < place.head + args.group;
+    gpu::cp_async_wait<0>();
+    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    if (kStages > 1 && more) load_queries(next_h, next_query, stage ^ 1);
+    const float* const q_tile = q_tiles + stage * Tile::kWalkedFloats;
+    const float* const dout_tile = dout_tiles + stage * Tile::kWalkedFloats;
+    const float* const own_lse2 = statistics + stage * 2 * kWalked;
+    [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 keys and the walked queries: four blocks
+    if constexpr (kDrops)
+      word = args.drop.word(stream, place.drop_row(args, h), uint32_t(query / 16 + lane / 8),
+                            uint32_t((first + warp_row) / 2 + lane % 8));
+
+#pragma unroll 1
+    for (int step = 0; step < kWalked; step += kStep) {
+      // S^T = K Q^T, dP^T = V dO^T: [keys, queries]
+      float s[1][kStep / 8][4] = {}, dp[1][kStep / 8][4] = {};
+      tf32::add_rows<kD>(s, k, q_tile, step);
+      tf32::add_rows<kD>(dp, v, dout_tile, step);
+      if (query + step < place.first_query(args.causal, first + kOwned - 1)) {
+#pragma unroll
+        for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int key = first + warp_row + e / 2 * 8 + lane / 4;
+            if (place.key_hidden(args.causal, query + step + n * 8 + lane % 4 * 2 + e % 2, key))
+              s[0][n][e] = -INFINITY;
+          }
+      }
+      [[maybe_unused]] ColumnBits bits[kStep / 16];
+      if constexpr (kDrops)
+#pragma unroll
+        for (int block = 0; block < kStep / 16; ++block) bits[block] = {word, (step / 16 + block) * 8, lane};
+#pragma unroll
+      for (int n = 0; n < kStep / 8; ++n) {
+        const int column = step + n * 8 + lane % 4 * 2;
+        const float2 row_lse2 = *reinterpret_cast<const float2*>(own_lse2 + column);
+        const float2 row_delta = *reinterpret_cast<const float2*>(own_lse2 + kWalked + column);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float p = gpu::exp2_approx(fmaf(s[0][n][e], args.scale2, -(e % 2 ? row_lse2.y : row_lse2.x)));
+          const float own_delta = e % 2 ? row_delta.y : row_delta.x;
+          if constexpr (kDrops) {
+            s[0][n][e] = bits[n / 2].drop(p, n % 2, e);
+            dp[0][n][e] = fmaf(s[0][n][e], dp[0][n][e], -p * own_delta);
+          } else {
+            s[0][n][e] = p;
+            dp[0][n][e] = p * (dp[0][n][e] - own_delta);
+          }
+        }
+      }
+      // dV += P^T dO, dK += dS^T Q
+      tf32::add_columns<kD>(dv, s, dout_tile, step);
+      tf32::add_columns<kD>(dk, dp, q_tile, step);
+    }
+    if (kStages == 1 && more) {
+      __syncthreads();  // all are done with the tile
+      load_queries(next_h, next_query, 0);
+    }
+    h = next_h;
+    query = next_query;
+  }
+
+  float one[1][2], last[1][2];
+  one[0][0] = one[0][1] = kDrops ? args.drop.scale : 1.0f;
+  last[0][0] = last[0][1] = place.last_factor<kDrops>(args);
+  const int rows = place.sequence.keys - first;
+  tf32::store_columns<kD>(dk, last, warp_row, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows,
+                          args.dim);
+  tf32::store_columns<kD>(dv, one, warp_row, place.k_row(args.dv, place.kv_head, first), args.dv.row, rows,
+                          args.dim);
+}
+
+template <int kD, bool kDrops>
+__global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::kBlocks)
+    attention_backward_queries_tf32_kernel(AttentionArgs<float> args) {
+  using Tile = BackwardTile<kD>;
+  constexpr int kOwned = Tile::kOwned, kThreads = Tile::kThreads, kStages = Tile::kStages;
+  extern __shared__ float4 shared[];
+  float* const q_tile = reinterpret_cast<float*>(shared);        // [kOwned, kD]
+  float* const dout_tile = q_tile + kOwned * tf32::kPitch<kD>;   // [kOwned, kD]
+  float* const k_tiles = dout_tile + kOwned * tf32::kPitch<kD>;  // kStages x [kWalked, kD]
+  float* const v_tiles = k_tiles + kStages * Tile::kWalkedFloats;
+  __shared__ AttentionPlace place;
+  if (!find_place<true>(args, kOwned, place)) return;
+  const int first = place.sequence.tile * kOwned, rows = min(place.sequence.queries - first, kOwned);
+  const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * 16;
+
+  tf32::RowOperand<kD, 1, Tile::kHeld> q(q_tile, warp_row), dout(dout_tile, warp_row);
+  const auto load_keys = [&](int tile) {
+    const int key = tile * kWalked, stage = tile % kStages * Tile::kWalkedFloats;
+    tf32::load_tile<kD, kWalked, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key),
+                                           args.k.row, place.sequence.keys - key, args.dim);
+    tf32::load_tile<kD, kWalked, kThreads>(v_tiles + stage, place.k_row(args.v, place.kv_head, key),
+                                           args.v.row, place.sequence.keys - key, args.dim);
+    gpu::cp_async_commit();
+  };
+  // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
+  const int clear = place.key_limit(args.causal, first), end = place.key_limit(args.causal, first + rows - 1);
+  const int key_tiles = int(gpu::ceil_div(end, kWalked));
+  if (key_tiles > 0) {
+    tf32::load_tile<kD, kOwned, kThreads>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows,
+                                          args.dim);
+    tf32::load_tile<kD, kOwned, kThreads>(dout_tile, place.q_row(args.dout, place.head, first), args.dout.row,
+                                          rows, args.dim);
+    load_keys(0);
+    gpu::cp_async_wait<0>();
+    __syncthreads();
+    q.hold(), dout.hold();
+  }
+
+  float dq[1][kD / 8][4] = {};
+  float lse2[2], delta[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // Statistics of rows beyond the sequence's padding belong to another; P of such rows is made 0.
+    const int row = warp_row + half * 8 + lane / 4;
+    const int64_t at = place.statistics_at(args, place.head) + first + row;
+    lse2[half] = row < rows ? args.lse2[at] : INFINITY;
+    delta[half] = row < rows ? args.delta[at] : 0.0f;
+  }
+
+  [[maybe_unused]] uint32_t stream = 0;
+  if constexpr (kDrops) stream = args.drop.stream();
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    gpu::cp_async_wait<0>();
+    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    if (kStages > 1 && tile + 1 < key_tiles) load_keys(tile + 1);
+    const float* const k_tile = k_tiles + tile % kStages * Tile::kWalkedFloats;
+    const float* const v_tile = v_tiles + tile % kStages * Tile::kWalkedFloats;
+    [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 queries and the walked keys: four blocks
+    if constexpr (kDrops)
+      word = args.drop.word(stream, place.drop_row(args, place.head), uint32_t((first + warp_row) / 16),
+                            uint32_t(tile * kWalked / 2 + lane));
+
+#pragma unroll 1
+    for (int step = 0; step < kWalked; step += kStep) {
+      // S = Q K^T, dP = dO V^T
+      float s[1][kStep / 8][4] = {}, dp[1][kStep / 8][4] = {};
+      tf32::add_rows<kD>(s, q, k_tile, step);
+      tf32::add_rows<kD>(dp, dout, v_tile, step);
+      if (tile * kWalked + step + kStep > clear) {
+#pragma unroll
+        for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int query = first + warp_row + e / 2 * 8 + lane / 4;
+            const int key = tile * kWalked + step + n * 8 + lane % 4 * 2 + e % 2;
+            if (key >= place.key_limit(args.causal, query)) s[0][n][e] = -INFINITY;
+          }
+      }
+      [[maybe_unused]] RowBits bits[kStep / 16];
+      if constexpr (kDrops)
+#pragma unroll
+        for (int block = 0; block < kStep / 16; ++block) bits[block] = {word, (step / 16 + block) * 8, lane};
+#pragma unroll
+      for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float p = gpu::exp2_approx(fmaf(s[0][n][e], args.scale2, -lse2[e / 2]));
+          if constexpr (kDrops) dp[0][n][e] = bits[n / 2].drop(dp[0][n][e], n % 2, e);
+          dp[0][n][e] = p * (dp[0][n][e] - delta[e / 2]);
+        }
+      // dQ += dS K
+      tf32::add_columns<kD>(dq, dp, k_tile, step);
+    }
+    if (kStages == 1 && tile + 1 < key_tiles) {
+      __syncthreads();  // all are done with the tile
+      load_keys(tile + 1);
+    }
+  }
+
+  float last[1][2];
+  last[0][0] = last[0][1] = place.last_factor<kDrops>(args);
+  tf32::store_columns<kD>(dq, last, warp_row, place.q_row(args.dq, place.head, first), args.dq.row, rows,
+                          args.dim);
+}
+
+}  // namespace
+
+void attention_backward_tf32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args) {
+  dispatch_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+    using Tile = BackwardTile<kD>;
+    if (args.dk.data)
+      launch_attention(k, args, Tile::kOwned, Tile::kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
+                       attention_backward_keys_tf32_kernel<kD, kDrops>);
+    if (args.dq.data)
+      launch_attention(q, args, Tile::kOwned, Tile::kThreads, Tile::kTileBytes,
+                       attention_backward_queries_tf32_kernel<kD, kDrops>);
+  });
+}
+
+}  // namespace tessera::ops

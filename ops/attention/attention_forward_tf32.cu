@@ -1,0 +1,186 @@
+#include "gpu/approx.cuh"
+#include "ops/attention/attention_device.cuh"
+#include "ops/attention/attention_dropout.cuh"
+#include "ops/attention/attention_tile_tf32.cuh"
+
+/// Forward of f32 operands on tensor cores in TF32: FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 1)
+/// with mma.sync.m16n8k8.
+///
+/// A warp owns 32 queries of one head, so that every fragment of K and V that it reads serves two m16 MMAs. A
+/// block of 4 warps (8 above D = 64, where shared memory holds one block per SM) walks the keys in tiles of
+/// 32, double buffered by cp.async: one barrier per tile. S and P stay in registers, as accumulators whose
+/// layout is that of a left operand with k in another order (attention_tile_tf32.cuh). Q, K, V and P are
+/// rounded to TF32 where they enter an MMA; the softmax is online, in base 2, in f32.
+///
+/// FLOPs: 4 Lq Lk D per head. Bound by mma.sync in TF32, half the rate of 16 bits; next by shared memory,
+/// whose 128 bytes per clock are one fragment per two MMAs.
+
+namespace tessera::ops {
+namespace {
+
+template <int kD>
+struct ForwardTile {
+  static constexpr int kWarps = kD > 64 ? 8 : 4, kThreads = kWarps * 32;
+  static constexpr int kM = 2;  // m16 MMAs per warp and step
+  static constexpr int kRows = kWarps * kM * 16, kKeys = 32;
+  static constexpr bool kHeldQ = kD <= 64;
+  static constexpr int kBlocks = kD > 64 ? 1 : 2;  // per SM
+  static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * tf32::kPitch<kD> * sizeof(float);
+};
+
+template <int kD, bool kDrops>
+__global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kBlocks)
+    attention_forward_tf32_kernel(AttentionArgs<float> args) {
+  using Tile = ForwardTile<kD>;
+  constexpr int kM = Tile::kM, kKeys = Tile::kKeys, kThreads = Tile::kThreads;
+  constexpr int kTileFloats = kKeys * tf32::kPitch<kD>;
+  extern __shared__ float4 shared[];
+  float* const q_tile = reinterpret_cast<float*>(shared);          // [kRows, kD]
+  float* const k_tiles = q_tile + Tile::kRows * tf32::kPitch<kD>;  // 2 x [kKeys, kD]
+  float* const v_tiles = k_tiles + 2 * kTileFloats;                // 2 x [kKeys, kD]
+  __shared__ AttentionPlace place;
+  if (!find_place<true>(args, Tile::kRows, place)) return;
+  const int first = place.sequence.tile * Tile::kRows,
+            rows = min(place.sequence.queries - first, Tile::kRows);
+  const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
+
+  tf32::RowOperand<kD, kM, Tile::kHeldQ> q(q_tile, warp_row);
+  const auto load_keys = [&](int tile) {
+    const int key = tile * kKeys, stage = tile % 2 * kTileFloats;
+    tf32::load_tile<kD, kKeys, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,
+                                         place.sequence.keys - key, args.dim);
+    tf32::load_tile<kD, kKeys, kThreads>(v_tiles + stage, place.k_row(args.v, place.kv_head, key), args.v.row,
+                                         place.sequence.keys - key, args.dim);
+    gpu::cp_async_commit();
+  };
+  // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
+  const int clear = place.key_limit(args.causal, first), end = place.key_limit(args.causal, first + rows - 1);
+  const int key_tiles = int(gpu::ceil_div(end, kKeys));
+  if (key_tiles > 0) {
+    tf32::load_tile<kD, Tile::kRows, kThreads>(q_tile, place.q_row(args.q, place.head, first), args.q.row,
+                                               rows, args.dim);
+    load_keys(0);
+    gpu::cp_async_wait<0>();
+    __syncthreads();
+    q.hold();
+  }
+
+  float o[kM][kD / 8][4] = {};
+  float top[kM][2], sum[kM][2];  // of rows lane / 4 and lane / 4 + 8; `sum` only of this thread's columns
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      top[m][half] = -INFINITY;
+      sum[m][half] = 0;
+    }
+
+  [[maybe_unused]] uint32_t stream = 0;
+  if constexpr (kDrops) stream = args.drop.stream();
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    gpu::cp_async_wait<0>();
+    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    if (tile + 1 < key_tiles) load_keys(tile + 1);
+    const int stage = tile % 2 * kTileFloats;
+
+    // S = Q K^T
+    float s[kM][kKeys / 8][4] = {};
+    tf32::add_rows<kD>(s, q, k_tiles + stage, 0);
+    if ((tile + 1) * kKeys > clear) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
+            const int key = tile * kKeys + n * 8 + lane % 4 * 2 + e % 2;
+            if (key >= place.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
+          }
+    }
+
+    // Online softmax
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float highest = top[m][half];
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n)
+          highest = fmaxf(highest, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
+        // Nothing seen yet: any base will do, but -inf - -inf would not.
+        const float base = highest == -INFINITY ? 0.0f : highest * args.scale2;
+        const float shrink = gpu::exp2_approx(top[m][half] * args.scale2 - base);
+        top[m][half] = highest;
+        float added = 0;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -base));
+            added += s[m][n][e];
+          }
+        sum[m][half] = sum[m][half] * shrink + added;
+#pragma unroll
+        for (int n = 0; n < kD / 8; ++n) {
+          o[m][n][2 * half] *= shrink;
+          o[m][n][2 * half + 1] *= shrink;
+        }
+      }
+    if constexpr (kDrops) {
+      // Four blocks of 16 x 16, a word for each lane.
+      constexpr int kAcross = kKeys / 16;
+      static_assert(kM * kAcross == 4);
+      const int own = lane / 8;
+      const uint32_t word = args.drop.word(stream, place.drop_row(args, place.head),
+                                           uint32_t((first + warp_row) / 16 + own / kAcross),
+                                           uint32_t((tile * kAcross + own % kAcross) * 8 + lane % 8));
+#pragma unroll
+      for (int block = 0; block < 4; ++block) {
+        const RowBits bits(word, block * 8, gpu::lane_again());
+#pragma unroll
+        for (int eight = 0; eight < 2; ++eight)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& p = s[block / kAcross][block % kAcross * 2 + eight][e];
+            p = bits.drop(p, eight, e);
+          }
+      }
+    }
+    // O += P V
+    tf32::add_columns<kD>(o, s, v_tiles + stage, 0);
+  }
+
+  // Epilogue: store O and LSE
+  float inverse[kM][2];
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = sum[m][half];
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
+      inverse[m][half] = total == 0 ? 0.0f : 1 / total;
+      if constexpr (kDrops) inverse[m][half] *= args.drop.scale;
+      const int row = warp_row + m * 16 + half * 8 + lane / 4;
+      if (lane % 4 == 0 && row < rows)
+        args.lse[place.lse_at(args, first + row)] =
+            total == 0 ? -INFINITY : top[m][half] * args.scale + logf(total);
+    }
+  tf32::store_columns<kD>(o, inverse, warp_row, place.q_row(args.out, place.head, first), args.out.row, rows,
+                          args.dim);
+}
+
+}  // namespace
+
+void attention_forward_tf32_cuda(const Tensor& q, const AttentionArgs<float>& args) {
+  dispatch_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+    using Tile = ForwardTile<kD>;
+    launch_attention(q, args, Tile::kRows, Tile::kThreads, Tile::kSharedBytes,
+                     attention_forward_tf32_kernel<kD, kDrops>);
+  });
+}
+
+}  // namespace tessera::ops
