@@ -86,6 +86,7 @@
 
 #include "optim/adamw.h"
 #include "optim/ema.h"
+#include "optim/loss_scale.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "optim/sgd.h"

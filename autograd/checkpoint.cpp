@@ -61,9 +61,9 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
   for (const Tensor& input : inputs) saved.emplace_back(input);
   Tape::innermost()->record(
       "checkpoint", site, entry_inputs, entry_outputs,
-      [f = std::move(f), saved = std::move(saved), streams = std::move(streams),
-       on_tape](Backward& b) mutable {
-        Tape tape;
+      [f = std::move(f), saved = std::move(saved), streams = std::move(streams), on_tape,
+       scale = Tape::innermost()->loss_scale()](Backward& b) mutable {
+        Tape tape({.loss_scale = scale});
         std::vector<Tensor> again;
         for (size_t i = 0; i < saved.size(); ++i)
           again.push_back(LeafCollector::stand_in(tape, saved[i].get(), b.needs(int(i))));

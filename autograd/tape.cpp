@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "runtime/capture.h"
 #include "runtime/profile.h"
 #include "tensor/finite.h"
 #include "tensor/kernels.h"
@@ -33,6 +34,18 @@ bool is_writable(const GradState& state) {
 bool has_sum(const GradState& state) {
   return state.grad.defined() && (state.tape == 0 ? !state.stale : is_writable(state));
 }
+/// A backward pass, or the replay of a captured one, bumps the scale's version: that is how the optimizer
+/// knows that its gradients are scaled.
+void note_use(const Tensor& loss_scale) {
+  loss_scale.bump_version();
+  if (CaptureSession* const session = CaptureSession::current())
+    session->add({.key = loss_scale.storage().get(),
+                  .before_launch = [] {},
+                  .capture_end = [] {},
+                  .after_launch = [loss_scale] { loss_scale.bump_version(); },
+                  .failed = [] {}});
+}
+
 void make_writable(GradState& state) {
   if (!is_writable(state)) state.grad = state.grad.clone();
 }
@@ -208,6 +221,9 @@ thread_local Tape* Tape::current_ = nullptr;
 
 Tape::Tape(TapeOptions options) : outer_(current_), options_(options), id_(g_next_tape++) {
   if (outer_) options_.check_finite |= outer_->options_.check_finite;
+  const Tensor& scale = options_.loss_scale;
+  check(!scale.defined() || (scale.dtype() == DType::f32 && scale.rank() == 0), "tape: the loss scale is ",
+        describe(scale), "; expected f32 of rank 0, as Optimizer::loss_scale() returns");
   current_ = this;
 }
 
@@ -305,11 +321,21 @@ void Tape::pop(Entry& entry, bool run_hooks) {
     for (const auto& hook : leaf->hooks) hook(leaf->grad);
 }
 
+Tensor Tape::initial_gradient(DType dtype, Device device) const {
+  const Tensor& scale = options_.loss_scale;
+  if (!scale.defined()) return {};
+  check(scale.device() == device, "tape: the loss scale is on ", scale.device().name(), ", but the loss on ",
+        device.name(), "; use one device for the model and its optimizer");
+  return scale.to(dtype);
+}
+
 void Tape::backward(const Tensor& loss) {
   check(loss.defined() && loss.count() == 1, "backward: the loss ", describe(loss),
         " must have one element; reduce it with ops::mean or ops::sum, or pass gradients");
-  Tensor one = Tensor::full(loss.shape(), 1.0, loss.dtype(), loss.device());
-  backward(std::span(&loss, 1), std::span(&one, 1));
+  const Tensor scale = initial_gradient(loss.dtype(), loss.device());
+  const Tensor first = scale.defined() ? scale.reshape(loss.shape())
+                                       : Tensor::full(loss.shape(), 1.0, loss.dtype(), loss.device());
+  backward(std::span(&loss, 1), std::span(&first, 1));
 }
 
 void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> grads) {
@@ -329,6 +355,7 @@ void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> gra
           "backward: gradient ", describe(grads[i]), " for a result ", describe(results[i]));
   }
   spent_ = true;
+  if (options_.loss_scale.defined()) note_use(options_.loss_scale);
   for (size_t i = 0; i < results.size(); ++i) add(*results[i].grad_state(), grads[i].detach());
   run();
 }
@@ -336,6 +363,8 @@ void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> gra
 void Tape::run() {
   const NoTape off;
   const ProfileRange range("backward");
+  const bool check_gradients =
+      options_.check_finite && !(options_.loss_scale.defined() && options_.loss_scale.item() > 1);
   while (!entries_.empty()) {
     Entry entry = std::move(entries_.back());
     entries_.pop_back();
@@ -350,7 +379,7 @@ void Tape::run() {
       try {
         const F32MathScope math(entry.math);
         entry.run(entry.function, view);
-        if (options_.check_finite) {
+        if (check_gradients) {
           for (size_t i = 0; i < view.inputs_.size(); ++i) {
             const auto& state = view.inputs_[i];
             if (!state || !state->grad.defined()) continue;

@@ -146,6 +146,12 @@ struct TapeOptions {
   /// Looks for NaN and infinity in every result and every gradient and throws at the first, naming operator,
   /// module path, shape, element and call site. Copies everything to the host: for hunting.
   bool check_finite = false;
+  /// Loss scaling for f16 (optim/loss_scale.h): backward(loss) begins with this number, f32 of rank 0 on the
+  /// loss's device, instead of 1, and losses whose forward pass makes gradients make them for it. It is read
+  /// on the device, so a captured pass follows its changes. The gradients of leaves are multiplied by it:
+  /// give the tape the scale of the optimizer that divides them. Undefined: no scaling. While it is above 1,
+  /// check_finite does not look at gradients: the optimizer answers an overflow with a smaller scale.
+  Tensor loss_scale = {};
 };
 
 class Tape {
@@ -164,6 +170,11 @@ class Tape {
   /// The thread's innermost tape, or null.
   static Tape* innermost() { return current_; }
   static Tape* recording_any(std::span<const Tensor> inputs);
+  /// TapeOptions::loss_scale.
+  const Tensor& loss_scale() const { return options_.loss_scale; }
+  /// The gradient that backward(loss) will begin with for a loss of that dtype, of rank 0: for operators that
+  /// make gradients in the forward pass. Undefined if it is 1. Throws if the loss scale is on another device.
+  Tensor initial_gradient(DType dtype, Device device) const;
 
   /// Appends an entry. `name` is a literal; `backward(Backward&)` runs once, later, and owns what it
   /// captured. Undefined inputs are allowed and need nothing. The outputs become results of this tape.
@@ -185,8 +196,9 @@ class Tape {
         [](void* f) { static_cast<Function*>(f)->~Function(); });
   }
 
-  /// One backward pass from a result of one element (its gradient is 1), or from several with given
-  /// gradients. Spends the tape: a second pass throws. Throws if a loss is not a result of this tape.
+  /// One backward pass from a result of one element (its gradient is 1, or the loss scale), or from several
+  /// with given gradients, which are not scaled. Spends the tape: a second pass throws. Throws if a loss is
+  /// not a result of this tape.
   void backward(const Tensor& loss);
   void backward(std::span<const Tensor> results, std::span<const Tensor> grads);
 

@@ -30,7 +30,7 @@ Record measure_step(Session& session, bool graph, const TimerOptions& timer) {
   const auto body = [&] {
     {
       const MemoryTag tag("activations");
-      Tape tape;
+      Tape tape({.loss_scale = session.optimizer().loss_scale()});
       tape.backward(session.loss());
     }
     session.optimizer().step();

@@ -20,13 +20,13 @@ int run_report(const ReportArgs& args) {
   for (const std::string& path : args.runs) runs.push_back(train::RunFolder::open(path));
   const train::RunsReportOptions options{.by = args.by, .last = args.last};
   const auto groups = train::group_runs(runs, options);
-  if (args.check && groups.size() != 2)
-    throw UsageError(fmt::format("report: --check compares two groups; --by {} makes {}",
+  if (args.check && groups.size() < 2)
+    throw UsageError(fmt::format("report: --check compares two groups or more; --by {} makes {}",
                                  args.by.empty() ? "<nothing>" : args.by, groups.size()));
   fmt::print("{}", train::format_groups(groups));
   train::write_runs_report(args.out, groups, options);
   fmt::print("{}\n", args.out);
-  return !args.check || train::welch(groups[0].final_loss, groups[1].final_loss).within() ? 0 : 1;
+  return !args.check || train::agree(groups) ? 0 : 1;
 }
 
 }  // namespace
@@ -41,8 +41,9 @@ void add_report(CLI::App& app, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--out", args->out, "The page");
-  command->add_flag("--check", args->check,
-                    "Exit with 1 if two groups' final losses differ beyond the noise over their runs");
+  command->add_flag(
+      "--check", args->check,
+      "Exit with 1 if the final losses of any two groups differ beyond the noise over their runs");
   command->callback([&action, args] { action = [args] { return run_report(*args); }; });
 }
 

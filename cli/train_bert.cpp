@@ -202,6 +202,7 @@ class TrainedBert : public TrainedModel {
   std::string default_name() const override { return "bert"; }
   void prepare(const train::RunFolder&, Device device, bool) override { session_.emplace(job_, device); }
   json job() const override { return train::to_json(job_); }
+  DType dtype() const override { return job_.bert.dtype; }
   int64_t steps() const override { return job_.steps; }
   optim::Schedule schedule() const override { return train::make_schedule(job_); }
   int64_t restore(const fs::path& checkpoint) override { return session_->restore(checkpoint); }

@@ -169,6 +169,7 @@ class TrainedLanguage : public TrainedModel {
                            {"ngrams", baseline_.ngrams}};
     return facts;
   }
+  DType dtype() const override { return job_.dtype(); }
   int64_t steps() const override { return job_.steps; }
   optim::Schedule schedule() const override { return train::make_schedule(job_); }
   int64_t restore(const fs::path& checkpoint) override { return session_->restore(checkpoint, loader_); }

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <filesystem>
+#include <optional>
 
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
@@ -18,6 +20,18 @@ namespace tessera::cli {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+namespace {
+
+const CLI::Validator kPowerOfTwo(
+    [](std::string& text) {
+      const std::string wrong = whole(1, int64_t{1} << 30)(text);
+      if (!wrong.empty()) return wrong;
+      return std::has_single_bit(std::stoull(text)) ? std::string() : text + " is not a power of two";
+    },
+    "", "power of two");
+
+}  // namespace
 
 // ---- flags ----
 
@@ -41,6 +55,15 @@ void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
   count("--save-every", save_every, 0, 1 << 30, "Steps between saved checkpoints; 0: at the end");
   count("--keep", keep, 1, 1 << 20, "Saved checkpoints kept");
   command
+      .add_option(
+          "--loss-scale", loss_scale,
+          "First loss scale of --precision f16, a power of two: gradients are multiplied by it, so that "
+          "small ones are not rounded to 0; a step that overflows is skipped and halves it")
+      ->check(kPowerOfTwo)
+      ->group("Run");
+  count("--loss-scale-interval", loss_scale_interval, 1, 1 << 30,
+        "Steps in a row without overflow after which the loss scale of --precision f16 doubles");
+  command
       .add_flag("--check-finite", check_finite,
                 "Stop at the first NaN or infinity, naming operator and site; slow")
       ->group("Run");
@@ -60,6 +83,8 @@ std::vector<KeptOption> RunFlags::kept() {
           {"--eval-every", "eval_every", &eval_every},
           {"--save-every", "save_every", &save_every},
           {"--keep", "keep", &keep, 1},
+          {"--loss-scale", "loss_scale", &loss_scale, 1},
+          {"--loss-scale-interval", "loss_scale_interval", &loss_scale_interval, 1},
           {"--check-finite", "check_finite", &check_finite}};
 }
 
@@ -172,6 +197,8 @@ void write_summary(const TrainedModel& model, const std::string& path, const tra
                     {"steps", result.step},
                     {"outcome", result.outcome == train::Outcome::finished ? "finished" : "interrupted"},
                     {"loss", result.loss},
+                    {"skipped_steps", result.skipped},
+                    {"loss_scale", result.loss_scale > 0 ? json(result.loss_scale) : json()},
                     {"evaluation", result.evaluation},
                     {"timing_s", {{"total", result.seconds}}},
                     {"throughput", throughput},
@@ -236,6 +263,11 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   } else {
     model.from_flags(command);
   }
+  if (model.dtype() != DType::f16)
+    for (const char* flag : {"--loss-scale", "--loss-scale-interval"})
+      if (command.get_option(flag)->count() > 0)
+        throw UsageError(fmt::format("{} is for --precision f16; the run is in {}, which needs no loss scale",
+                                     flag, name_of(model.dtype())));
   for (const KeptOption& option : kept)
     if (const auto* const text = std::get_if<std::string*>(&option.value))
       check_kept_text(option.flag, **text);
@@ -285,6 +317,9 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   std::fflush(stdout);  // a pipe's reader sees it before the first step
 
   train::Progress progress(flags.quiet ? train::Progress::Mode::quiet : train::Progress::Mode::automatic);
+  std::optional<optim::LossScale> loss_scale;
+  if (model.dtype() == DType::f16)
+    loss_scale = {.initial = double(flags.loss_scale), .interval = flags.loss_scale_interval};
   const train::TrainerOptions options{.steps = model.steps(),
                                       .log_every = flags.log_every,
                                       .eval_every = flags.eval_every,
@@ -292,10 +327,15 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
                                       .keep = int(flags.keep),
                                       .graph = graph,
                                       .check_finite = flags.check_finite,
+                                      .loss_scale = loss_scale,
                                       .schedule = model.schedule()};
   train::TrainResult result;
   try {
     result = model.train(*run, options, first_step, progress);
+    if (result.loss_scale > 0) {
+      settings["loss_scale"] = {{"skipped_steps", result.skipped}, {"last", result.loss_scale}};
+      run->write_settings(settings);
+    }
     // The page says that a run has nothing left to do: one that is stopped behind its last step gets none.
     if (result.outcome == train::Outcome::finished || result.step < model.steps()) model.report(*run, result);
   } catch (const Interrupted& interrupted) {  // during an export: the last step is saved
@@ -318,6 +358,9 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   fmt::print("trained {} steps in {:.1f} s: loss {:.4f}, {} tokens/s, {:.2f} ms/step\n",
              result.step - first_step, result.seconds, result.loss, train::format_count(result.tokens_per_s),
              result.ms_per_step);
+  if (result.skipped > 0 || result.loss_scale > 0)
+    fmt::print("skipped {} steps whose gradients were not finite{}\n", result.skipped,
+               result.loss_scale > 0 ? fmt::format("; loss scale {:g} at the end", result.loss_scale) : "");
   model.print_end(*run, result);
   fmt::print("report: {}\n", fs::absolute(run->path() / "report.html").lexically_normal().string());
   return 0;

@@ -26,6 +26,7 @@ struct KeptOption {
 struct RunFlags {
   std::string config, device, runs = "runs", name, resume, json_out, graph = "on";
   int64_t log_every = 10, eval_every = 0, save_every = 0, keep = 3;
+  int64_t loss_scale = 65536, loss_scale_interval = 2000;
   bool quiet = false, check_finite = false;
 
   /// `default_name`: of the run folder, for the help: "tnp-<prior>-<time>".
@@ -57,6 +58,7 @@ class TrainedModel {
   virtual nlohmann::json job() const = 0;
   /// Further entries of run.json.
   virtual nlohmann::json facts() const { return nlohmann::json::object(); }
+  virtual DType dtype() const = 0;  // of the activations
   virtual int64_t steps() const = 0;
   virtual optim::Schedule schedule() const = 0;
   /// What --resume is given to go on with this run.

@@ -61,6 +61,7 @@ class TrainedTnp : public TrainedModel {
     session_.emplace(job_, device);
   }
   nlohmann::json job() const override { return train::to_json(job_); }
+  DType dtype() const override { return job_.model.dtype; }
   int64_t steps() const override { return job_.steps; }
   optim::Schedule schedule() const override { return train::make_schedule(job_); }
   int64_t restore(const std::filesystem::path& checkpoint) override { return session_->restore(checkpoint); }

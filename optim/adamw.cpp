@@ -3,7 +3,8 @@
 namespace tessera::optim {
 
 AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& options)
-    : Optimizer("AdamW", std::move(parameters), {"m", "v"}, options.lr, options.weight_decay, options.groups),
+    : Optimizer("AdamW", std::move(parameters), {"m", "v"}, options.lr, options.weight_decay, options.groups,
+                options.loss_scale),
       options_(options) {
   check(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
         "AdamW: beta1 = ", options.beta1, " and beta2 = ", options.beta2, " must be in [0, 1)");

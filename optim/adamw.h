@@ -11,6 +11,7 @@ struct AdamWOptions {
   double weight_decay = 0.01;  // where the no-decay rule allows it
   double max_norm = 0;         // clips the norm of all gradients; 0: no clipping
   std::vector<Group> groups = {};
+  std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
 };
 
 /// Adam with decoupled weight decay (Loshchilov, Hutter, arXiv:1711.05101) and bias correction, with the same

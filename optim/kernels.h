@@ -18,6 +18,7 @@ struct StepArgs {
   void* masters = nullptr;
   double* status = nullptr;   // StatusSlot
   int64_t* counts = nullptr;  // CountSlot
+  ScaleState scaling;
 };
 
 /// Applies the rule to every element, or does nothing at all if status[kApply] is 0.

@@ -78,7 +78,8 @@ void measure_cpu(DType compute, const StepArgs& args, double* partials, const Pr
       for (int64_t i = begin; i < end; ++i) partials[i] = chunk_squares<C>(args, args.chunks[i]);
     });
   });
-  prepare(args.status, args.counts, std::accumulate(partials, partials + args.chunk_count, 0.0), options);
+  prepare(args.status, args.counts, args.scaling, std::accumulate(partials, partials + args.chunk_count, 0.0),
+          options);
 }
 
 }  // namespace tessera::optim

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   sum = 0;
   for (unsigned block = threadIdx.x; block < gridDim.x; block += kThreads) sum += partials[block];
   sum = gpu::block_sum(sum);
-  if (threadIdx.x == 0) prepare(args.status, args.counts, sum, options);
+  if (threadIdx.x == 0) prepare(args.status, args.counts, args.scaling, sum, options);
 }
 
 /// The streams of a parameter, from a chunk's first element on.

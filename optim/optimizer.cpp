@@ -1,6 +1,7 @@
 #include "optim/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "optim/kernels.h"
 #include "runtime/allocator.h"
@@ -26,9 +27,32 @@ bool decays(const nn::NamedParameter& parameter) {
          name.find("norm") == std::string::npos;
 }
 
+namespace {
+
+void check_loss_scale(const char* name, const LossScale& options) {
+  const auto is_power = [](double value) {
+    int exponent = 0;
+    return value > 0 && std::isfinite(value) && std::frexp(value, &exponent) == 0.5;
+  };
+  for (const auto& [field, value] :
+       {std::pair("initial", options.initial), std::pair("growth", options.growth),
+        std::pair("backoff", options.backoff), std::pair("minimum", options.minimum),
+        std::pair("maximum", options.maximum)})
+    check(is_power(value), name, ": loss_scale.", field, " is ", value, "; expected a power of two");
+  check(options.growth >= 1 && options.backoff < 1 && options.interval >= 1, name,
+        ": loss_scale.growth = ", options.growth, ", backoff = ", options.backoff,
+        " and interval = ", options.interval, " must be at least 1, less than 1 and at least 1");
+  check(options.minimum <= options.initial && options.initial <= options.maximum &&
+            options.minimum >= 0x1p-64 && options.maximum <= 0x1p64,
+        name, ": loss_scale.initial = ", options.initial, " must be from minimum = ", options.minimum,
+        " to maximum = ", options.maximum, ", and these from 2^-64 to 2^64");
+}
+
+}  // namespace
+
 Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameters,
                      std::vector<const char*> states, double lr, double weight_decay,
-                     const std::vector<Group>& groups)
+                     const std::vector<Group>& groups, const std::optional<LossScale>& loss_scale)
     : state_(std::make_shared<State>()) {
   const MemoryTag tag("optimizer");
   state_->buffers = std::make_shared<Buffers>(name, std::move(parameters));
@@ -76,6 +100,13 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   buffers.partials = Tensor::empty({partials}, DType::f64, device);
   state_->status = Tensor::zeros({kStatusSlots}, DType::f64, device);
   state_->counts = Tensor::zeros({kCountSlots}, DType::i64, device);
+  if (loss_scale) {
+    check_loss_scale(name, *loss_scale);
+    state_->scale_options = *loss_scale;
+    state_->scale = Tensor::full({}, loss_scale->initial, DType::f32, device);
+    state_->scale_counts = Tensor::zeros({kScaleCountSlots}, DType::i64, device);
+    state_->scale_version = state_->scale.version();
+  }
   set_lr(lr);
 }
 
@@ -107,6 +138,24 @@ Tensor Optimizer::grad_norm_tensor() const {
 
 double Optimizer::grad_norm() const {
   return grad_norm_tensor().item<double>();
+}
+
+const Tensor& Optimizer::loss_scale() const {
+  return state_->scale;
+}
+
+void Optimizer::set_loss_scale(const LossScale& options) {
+  check(state_->scale.defined(), state_->buffers->name,
+        ": set_loss_scale() without loss scaling; give the options' loss_scale when making the optimizer");
+  check_loss_scale(state_->buffers->name, options);
+  state_->scale_options = options;
+  if (steps() > 0 || skipped() > 0) return;
+  state_->scale.fill(options.initial);
+  state_->scale_version = state_->scale.version();
+}
+
+int64_t Optimizer::skipped_at_minimum() const {
+  return state_->scale_counts.defined() ? state_->scale_counts.at({kSkippedAtMinimum}).item<int64_t>() : 0;
 }
 
 const Tensor& Optimizer::gradients() const {
@@ -145,14 +194,26 @@ void Optimizer::State::upload_lr() {
   uploaded_lr = lr;
 }
 
-void Optimizer::step(const Rule& rule, const PrepareOptions& prepare) {
+void Optimizer::step(const Rule& rule, PrepareOptions prepare) {
   const ProfileRange range("optimizer");
   Buffers& buffers = *state_->buffers;
   Packing& packing = buffers.packing;
   const Device device = packing.device();
   const auto& list = packing.parameters();
-  for (size_t i = 0; i < list.size(); ++i)
-    if (!grad(list[i].tensor).defined()) packing.view(buffers.gradients, i).fill(0);
+  bool arrived = false;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (grad(list[i].tensor).defined())
+      arrived = true;
+    else
+      packing.view(buffers.gradients, i).fill(0);
+  }
+  if (const Tensor& scale = state_->scale; scale.defined()) {
+    check(!arrived || scale.version() != state_->scale_version, buffers.name,
+          ": no backward pass since the last step had the loss scale, by which the gradients are to be "
+          "divided; "
+          "make the tape with Tape tape({.loss_scale = optimizer.loss_scale()})");
+    state_->scale_version = scale.version();
+  }
 
   CaptureSession* const session = CaptureSession::current();
   if (session && session->device() == device) {
@@ -174,6 +235,10 @@ void Optimizer::step(const Rule& rule, const PrepareOptions& prepare) {
   args.masters = buffers.masters.raw();
   args.status = state_->status.data<double>();
   args.counts = state_->counts.data<int64_t>();
+  if (state_->scale.defined()) {
+    args.scaling = {state_->scale.data<float>(), state_->scale_counts.data<int64_t>()};
+    prepare.loss_scale = state_->scale_options;
+  }
   double* const partials = buffers.partials.data<double>();
   if (device.is_cpu()) {
     measure_cpu(packing.compute_dtype(), args, partials, prepare);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "optim/loss_scale.h"
 #include "optim/rules.h"
 
 namespace tessera::optim {
@@ -25,11 +26,13 @@ bool decays(const nn::NamedParameter& parameter);
 /// What all optimizers share. A step
 ///   1. takes gradients that did not arrive since zero_grad() as zero (moments still decay, weights still
 ///   do);
-///   2. measures the norm of all gradients in f64, in a fixed order;
-///   3. if the norm is not finite, counts a skip and changes nothing else: weights, moments and the step
-///      count keep their bits;
-///   4. else multiplies gradients by min(1, max_norm / (norm + 1e-6)) if max_norm > 0, and updates all
-///      parameters in one launch.
+///   2. measures the norm of all gradients in f64, in a fixed order, and divides it by the loss scale if
+///   there
+///      is one (see LossScale);
+///   3. if the norm is not finite, counts a skip, lowers the loss scale and changes nothing else: weights,
+///      moments and the step count keep their bits;
+///   4. else multiplies gradients by min(1, max_norm / (norm + 1e-6)) if max_norm > 0, divides them by the
+///      loss scale, and updates all parameters in one launch.
 /// Gradients lie in one arena: backward passes add to them until zero_grad(), so that accumulating over k
 /// batches needs only the losses scaled by 1/k.
 ///
@@ -51,11 +54,19 @@ class Optimizer {
   /// Steps done, skipped ones not counted.
   int64_t steps() const;
   int64_t skipped() const;
-  /// Of the last step, before clipping; NaN or infinity if that step was skipped.
+  /// Of the last step, before clipping, without the loss scale; NaN or infinity if that step was skipped.
   double grad_norm() const;
   /// The same on the device: f64, rank 0, the same memory after every step.
   Tensor grad_norm_tensor() const;
-  /// The arena of all gradients, [elements with pads]; pads are zero.
+  /// For TapeOptions::loss_scale: f32, rank 0, the same memory after every step; undefined unless the options
+  /// ask for scaling. Every backward pass before a step must have it; step() throws if none had.
+  const Tensor& loss_scale() const;
+  /// Other numbers for the loss scale; graphs that were captured before keep theirs. The scale itself becomes
+  /// `initial` only if no step was done or skipped yet. Throws without loss scaling.
+  void set_loss_scale(const LossScale& options);
+  /// How many of skipped() happened at the smallest loss scale: no scale keeps these gradients finite.
+  int64_t skipped_at_minimum() const;
+  /// The arena of all gradients, [elements with pads]; pads are zero. They are multiplied by the loss scale.
   const Tensor& gradients() const;
   const std::vector<nn::NamedParameter>& parameters() const;
   /// The arena of the f32 masters, laid out by Packing; empty if no parameter is bf16 or f16.
@@ -65,20 +76,23 @@ class Optimizer {
   /// Bytes of the arenas.
   size_t bytes() const;
 
-  /// Learning rate, counts, moments and masters, by the names of the parameters. Gradients are not state:
-  /// save between a step and the next backward pass.
+  /// Learning rate, counts, loss scale, moments and masters, by the names of the parameters. Gradients are
+  /// not state: save between a step and the next backward pass.
+  static constexpr const char *kScaleField = "loss_scale", *kScaleCountsField = "loss_scale_counts";
   void fields(auto&& visit) {
     State& state = *state_;
     visit("lr", state.lr);
     visit("counts", state.counts);
+    if (state.scale.defined()) visit(kScaleField, state.scale), visit(kScaleCountsField, state.scale_counts);
     for (NamedState& part : state.parts) visit(part.name, part.tensor);
   }
 
  protected:
   /// `states`: names of the rule's states.
   Optimizer(const char* name, std::vector<nn::NamedParameter> parameters, std::vector<const char*> states,
-            double lr, double weight_decay, const std::vector<Group>& groups);
-  void step(const Rule& rule, const PrepareOptions& prepare);
+            double lr, double weight_decay, const std::vector<Group>& groups,
+            const std::optional<LossScale>& loss_scale);
+  void step(const Rule& rule, PrepareOptions prepare);
 
  private:
   struct NamedState {
@@ -91,6 +105,10 @@ class Optimizer {
     std::optional<double> uploaded_lr;
     Tensor status;  // f64 [kStatusSlots]
     Tensor counts;  // i64 [kCountSlots]
+    LossScale scale_options;
+    Tensor scale;                // f32, rank 0; undefined without loss scaling
+    Tensor scale_counts;         // i64 [kScaleCountSlots]; likewise
+    uint64_t scale_version = 0;  // of the scale at the last step; each backward pass with it bumps that
     std::vector<NamedState> parts;
     std::shared_ptr<Buffers> buffers;
     void upload_lr();

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <variant>
 
+#include "optim/loss_scale.h"
 #include "runtime/config.h"
 
 /// The arithmetic of one element, shared by the CPU and the CUDA kernel, and of one step's scalars. C is
@@ -78,8 +79,8 @@ using Rule = std::variant<AdamWRule, SgdRule, MomentumRule, AverageRule>;
 /// Slots of the f64 tensor on the device that a step reads and writes.
 enum StatusSlot : int {
   kRate,   // base learning rate; uploaded by the host
-  kNorm,   // of all gradients, before clipping
-  kClip,   // what gradients are multiplied by
+  kNorm,   // of all gradients, before clipping, without the loss scale
+  kClip,   // what gradients are multiplied by: the factor of clipping over the loss scale
   kApply,  // 1, or 0 if this step is skipped
   kBias1,
   kBias2,
@@ -89,25 +90,57 @@ enum StatusSlot : int {
 /// Slots of the i64 tensor on the device.
 enum CountSlot : int { kSteps, kSkipped, kCountSlots };
 
+/// Slots of the i64 tensor on the device that belongs to the loss scale.
+enum ScaleCountSlot : int {
+  kGoodSteps,         // in a row without overflow, since the scale's last change
+  kSkippedAtMinimum,  // of the skipped steps those at the smallest scale, which could not fall any further
+  kScaleCountSlots
+};
+
+/// The loss scale on the device. Null: gradients are not scaled.
+struct ScaleState {
+  float* scale = nullptr;
+  int64_t* counts = nullptr;  // ScaleCountSlot
+};
+
 struct PrepareOptions {
   double max_norm = 0;  // 0: no clipping
   double beta1 = 0, beta2 = 0;
+  LossScale loss_scale = {};  // used if there is a scale
 };
 
-/// Decides about a step from the sum of squares of all gradients: counts it, or skips it if the norm is not
-/// finite; the factor of clipping as PyTorch's, max_norm / (norm + 1e-6) up to 1; the bias corrections.
-TESSERA_HD void prepare(double* status, int64_t* counts, double sum_of_squares,
+/// Changes the scale after a step whose gradients were finite or not.
+TESSERA_HD void adapt(const ScaleState& state, bool finite, const LossScale& options) {
+  const double scale = *state.scale;
+  if (!finite) {
+    state.counts[kGoodSteps] = 0;
+    if (scale <= options.minimum) state.counts[kSkippedAtMinimum] += 1;
+    const double lower = scale * options.backoff;
+    *state.scale = float(lower > options.minimum ? lower : options.minimum);
+  } else if ((state.counts[kGoodSteps] += 1) >= options.interval) {
+    state.counts[kGoodSteps] = 0;
+    const double higher = scale * options.growth;
+    *state.scale = float(higher < options.maximum ? higher : options.maximum);
+  }
+}
+
+/// Decides about a step from the sum of squares of all gradients, which are multiplied by the loss scale if
+/// there is one: counts it, or skips it if the norm is not finite; the factor of clipping as PyTorch's,
+/// max_norm / (norm + 1e-6) up to 1; the bias corrections; the next loss scale.
+TESSERA_HD void prepare(double* status, int64_t* counts, const ScaleState& scaling, double sum_of_squares,
                         const PrepareOptions& options) {
-  const double norm = std::sqrt(sum_of_squares);
+  const double inverse = scaling.scale ? 1 / double(*scaling.scale) : 1.0;
+  const double norm = std::sqrt(sum_of_squares) * inverse;
   const bool finite = norm - norm == 0;
   const double clip = options.max_norm > 0 ? options.max_norm / (norm + 1e-6) : 1.0;
   counts[finite ? kSteps : kSkipped] += 1;
   const double t = double(counts[kSteps]);
   status[kNorm] = norm;
-  status[kClip] = clip < 1 ? clip : 1.0;
+  status[kClip] = (clip < 1 ? clip : 1.0) * inverse;
   status[kApply] = finite ? 1 : 0;
   status[kBias1] = 1 - std::pow(options.beta1, t);
   status[kBias2] = std::sqrt(1 - std::pow(options.beta2, t));
+  if (scaling.scale) adapt(scaling, finite, options.loss_scale);
 }
 
 /// The share of the new value in the n-th update of an average (n from 1): 1 - min(decay, (1 + n)/(10 + n))

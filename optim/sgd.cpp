@@ -12,7 +12,7 @@ std::vector<const char*> states_of(const SgdOptions& options) {
 
 Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
     : Optimizer("Sgd", std::move(parameters), states_of(options), options.lr, options.weight_decay,
-                options.groups),
+                options.groups, options.loss_scale),
       options_(options) {
   check(options.momentum >= 0 && options.momentum < 1, "Sgd: momentum = ", options.momentum,
         " must be in [0, 1)");

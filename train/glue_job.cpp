@@ -124,7 +124,10 @@ GlueSession::GlueSession(const GlueJob& job, Device device)
       optimizer_([&] {
         const MemoryTag tag("optimizer");
         return optim::AdamW(nn::parameters(model_),
-                            {.lr = job.lr, .weight_decay = job.weight_decay, .max_norm = job.clip_norm});
+                            {.lr = job.lr,
+                             .weight_decay = job.weight_decay,
+                             .max_norm = job.clip_norm,
+                             .loss_scale = optim::default_loss_scale(job.bert.dtype)});
       }()) {
   nn::set_training(model_, true);
 }

@@ -172,7 +172,8 @@ LanguageSession::LanguageSession(const LanguageJob& job, Device device, const st
                              .weight_decay = job.weight_decay,
                              .max_norm = job.clip_norm,
                              .groups = {{.contains = "token.weight", .weight_decay = 0.0},
-                                        {.contains = "position.weight", .weight_decay = 0.0}}});
+                                        {.contains = "position.weight", .weight_decay = 0.0}},
+                             .loss_scale = optim::default_loss_scale(job.dtype())});
       }()) {
   if (job.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = job.ema});
   const MemoryTag tag("batch");

@@ -169,7 +169,7 @@ int64_t steps_within(const LanguageJob& job, Device device, double seconds) {
   const auto step = [&] {
     check_interrupt();
     for (int64_t micro = 0; micro < job.accumulate; ++micro) {
-      Tape tape;
+      Tape tape({.loss_scale = session.optimizer().loss_scale()});
       tape.backward(session.loss());
     }
     session.optimizer().step();

@@ -14,6 +14,8 @@ void tell(const std::string& text);
 struct ProgressState {
   int64_t step = 0, steps = 0;
   double loss = 0, lr = -1, grad_norm = -1;
+  double loss_scale = -1;
+  int64_t skipped = -1;  // steps, of the whole run
   double tokens_per_s = -1, ms_per_step = -1;
   double memory_gib = -1, peak_gib = -1;
   double data_wait = -1;   // share of the time, 0 ... 1

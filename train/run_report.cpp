@@ -14,16 +14,31 @@ Series series_of(const std::vector<StepRecord>& records, const char* value, cons
   return series;
 }
 
+std::string skipped_line(const std::vector<StepRecord>& records) {
+  for (auto record = records.rbegin(); record != records.rend(); ++record) {
+    const auto skipped = record->values.find("skipped_steps"), scale = record->values.find("loss_scale");
+    if (skipped == record->values.end()) continue;
+    std::string line = fmt::format("{:.0f} of {} steps skipped: their gradient norm was not finite",
+                                   skipped->second, record->step);
+    if (scale != record->values.end()) line += fmt::format("; loss scale {:g} at the end", scale->second);
+    return line + ".";
+  }
+  return {};
+}
+
 void add_outcome(Report& report, const RunFolder& run, Device device, const TrainResult& result) {
   report.paragraph(fmt::format("{}, {}. {} steps, {:.1f} s of training, {:.0f} tokens/s, {:.2f} ms/step.",
                                run.path().filename().string(), device.card().name, result.step,
                                result.seconds, result.tokens_per_s, result.ms_per_step));
+  if (const std::string line = skipped_line(run.metrics()); !line.empty()) report.paragraph(line);
 }
 
 void add_course(Report& report, const RunFolder& run, const std::vector<StepRecord>& records) {
   report.chart("Learning rate", "step", "learning rate", {series_of(records, "lr", "learning rate")});
   report.chart("Gradient norm", "step", "norm before clipping",
                {series_of(records, "grad_norm", "gradient norm")});
+  if (const Series scale = series_of(records, "loss_scale", "loss scale"); !scale.points.empty())
+    report.chart("Loss scale", "step", "loss scale", {scale});
   report.chart("Throughput", "step", "tokens/s", {series_of(records, "tokens_per_s", "tokens/s")});
   report.heading("Settings");
   std::vector<std::vector<std::string>> rows;

@@ -14,9 +14,12 @@ namespace tessera::train {
 /// The curve of a value of metrics.jsonl.
 Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name,
                  bool dashed = false);
-/// Folder, card, steps and speed in a sentence.
+/// How many steps were skipped, and the loss scale at the end, in a sentence; "" if the run neither skipped
+/// nor scaled.
+std::string skipped_line(const std::vector<StepRecord>& records);
+/// Folder, card, steps and speed in a sentence, and skipped_line().
 void add_outcome(Report& report, const RunFolder& run, Device device, const TrainResult& result);
-/// Learning rate, gradient norm, throughput, and every setting of run.json.
+/// Learning rate, gradient norm, loss scale, throughput, and every setting of run.json.
 void add_course(Report& report, const RunFolder& run, const std::vector<StepRecord>& records);
 
 }  // namespace tessera::train

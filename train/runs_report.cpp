@@ -76,29 +76,57 @@ std::vector<Metric> metrics_of(const std::vector<RunGroup>& groups) {
   return metrics;
 }
 
+/// Skipped steps of each run, "2, 0, 3"; "-" for a run that neither skipped nor scaled.
+std::string skipped_text(const std::vector<double>& skipped) {
+  std::string text;
+  for (const double value : skipped)
+    text +=
+        (text.empty() ? "" : ", ") + (std::isnan(value) ? std::string("-") : fmt::format("{:.0f}", value));
+  return text;
+}
+
+/// Whether any run has logged skipped steps: then they have a column.
+bool any_skipped(const std::vector<RunGroup>& groups) {
+  return std::ranges::any_of(groups, [](const RunGroup& group) {
+    return std::ranges::any_of(group.skipped, [](double value) { return !std::isnan(value); });
+  });
+}
+
 std::vector<std::vector<std::string>> table_of(const std::vector<RunGroup>& groups) {
   std::vector<std::vector<std::string>> rows;
   for (const RunGroup& group : groups) {
     rows.push_back({group.name, std::to_string(group.runs.size())});
     for (const Metric& metric : metrics_of(groups)) rows.back().push_back(spread(group.*metric.values));
+    if (any_skipped(groups)) rows.back().push_back(skipped_text(group.skipped));
   }
   return rows;
 }
 
-/// Of two groups, a sentence a metric.
+std::vector<std::string> header_of(const std::vector<RunGroup>& groups, std::vector<std::string> first) {
+  for (const Metric& metric : metrics_of(groups)) first.push_back(metric.name);
+  if (any_skipped(groups)) first.emplace_back("skipped steps");
+  return first;
+}
+
+/// For each pair of groups a sentence per metric. Among three groups and more, single runs are not compared.
 std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
   std::vector<std::string> lines;
-  if (groups.size() != 2) return lines;
-  for (const Metric& metric : metrics_of(groups)) {
-    const auto &a = groups[0].*metric.values, &b = groups[1].*metric.values;
-    if (std::isnan(mean_of(a)) || std::isnan(mean_of(b))) continue;
-    const Difference d = welch(a, b);
-    const std::string verdict = std::isinf(d.noise) ? "a group of one run does not tell the noise"
-                                                    : fmt::format("{} the noise over runs ({:.4f}, 95 %)",
-                                                                  d.within() ? "within" : "beyond", d.noise);
-    lines.push_back(fmt::format("{}: {} - {} = {:.4f}, {}", metric.name, groups[0].name, groups[1].name,
-                                d.difference, verdict));
-  }
+  const auto compare = [&](const RunGroup& first, const RunGroup& second) {
+    for (const Metric& metric : metrics_of(groups)) {
+      const auto &a = first.*metric.values, &b = second.*metric.values;
+      if (std::isnan(mean_of(a)) || std::isnan(mean_of(b))) continue;
+      const Difference d = welch(a, b);
+      if (std::isinf(d.noise) && groups.size() > 2) continue;
+      const std::string verdict = std::isinf(d.noise)
+                                      ? "a group of one run does not tell the noise"
+                                      : fmt::format("{} the noise over runs ({:.4f}, 95 %)",
+                                                    d.within() ? "within" : "beyond", d.noise);
+      lines.push_back(fmt::format("{}: {} - {} = {:.4f}, {}", metric.name, first.name, second.name,
+                                  d.difference, verdict));
+    }
+  };
+  for (size_t a = 0; a < groups.size(); ++a)
+    for (size_t b = a + 1; b < groups.size(); ++b) compare(groups[a], groups[b]);
   return lines;
 }
 
@@ -164,7 +192,7 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
                                                  : run.path().string();
     const std::vector<StepRecord> records = run.metrics();
     const int64_t end = records.empty() ? 0 : records.back().step;
-    double sum = 0, evaluation = kNone, gap = kNone;
+    double sum = 0, evaluation = kNone, gap = kNone, skipped = kNone;
     int64_t count = 0;
     for (const StepRecord& record : records) {
       const auto value = [&](const char* key) {
@@ -174,6 +202,7 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
       if (record.step > end - options.last && record.values.contains("loss")) sum += value("loss"), ++count;
       if (record.values.contains("eval_nll")) evaluation = value("eval_nll"), gap = value("eval_gap");
       if (record.values.contains("eval_score")) evaluation = value("eval_score");
+      if (record.values.contains("skipped_steps")) skipped = value("skipped_steps");
     }
     check(count > 0, "report: ", run.path().string(), " has logged no loss",
           run.settings().contains("seeds")
@@ -198,6 +227,7 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
     group->final_loss.push_back(sum / double(count));
     group->evaluation.push_back(evaluation);
     group->gap.push_back(gap);
+    group->skipped.push_back(skipped);
   }
   return groups;
 }
@@ -214,17 +244,25 @@ Difference welch(const std::vector<double>& a, const std::vector<double>& b) {
   return result;
 }
 
+bool agree(const std::vector<RunGroup>& groups) {
+  for (size_t a = 0; a < groups.size(); ++a)
+    for (size_t b = a + 1; b < groups.size(); ++b)
+      if (!welch(groups[a].final_loss, groups[b].final_loss).within()) return false;
+  return true;
+}
+
 std::string format_groups(const std::vector<RunGroup>& groups) {
-  std::string text = fmt::format("{:<20} {:>5}", "group", "runs");
-  const std::vector<Metric> metrics = metrics_of(groups);
-  for (const Metric& metric : metrics) text += fmt::format("  {:>20}", metric.name);
-  text += "\n";
-  for (const auto& row : table_of(groups)) {
-    text += fmt::format("{:<20} {:>5}", row[0], row[1]);
-    for (size_t i = 0; i < metrics.size(); ++i)
-      text += fmt::format("  {:>{}}", row[i + 2], std::max<size_t>(20, metrics[i].name.size()));
+  std::string text;
+  const std::vector<std::string> header = header_of(groups, {"group", "runs"});
+  const auto line = [&](const std::vector<std::string>& cells) {
+    for (size_t i = 0; i < cells.size(); ++i)
+      text += i == 0   ? fmt::format("{:<20}", cells[i])
+              : i == 1 ? fmt::format(" {:>5}", cells[i])
+                       : fmt::format("  {:>{}}", cells[i], std::max<size_t>(20, header[i].size()));
     text += "\n";
-  }
+  };
+  line(header);
+  for (const auto& row : table_of(groups)) line(row);
   for (const std::string& line : sentences(groups)) text += line + "\n";
   return text;
 }
@@ -236,12 +274,7 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
       fmt::format("Final loss: the mean over the last {} steps. Mean +- standard deviation over "
                   "the runs of a group.",
                   options.last));
-  const std::vector<Metric> metrics = metrics_of(groups);
-  const auto header = [&](std::vector<std::string> columns) {
-    for (const Metric& metric : metrics) columns.push_back(metric.name);
-    return columns;
-  };
-  report.table(header({options.by.empty() ? "run" : options.by, "runs"}), table_of(groups));
+  report.table(header_of(groups, {options.by.empty() ? "run" : options.by, "runs"}), table_of(groups));
   for (const std::string& line : sentences(groups)) report.paragraph(line);
   std::vector<Series> curves, ends;
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -264,10 +297,12 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
   for (const RunGroup& group : groups) {
     for (size_t i = 0; i < group.runs.size(); ++i) {
       rows.push_back({group.runs[i].path().string(), group.name});
-      for (const Metric& metric : metrics) rows.back().push_back(spread({(group.*metric.values)[i]}));
+      for (const Metric& metric : metrics_of(groups))
+        rows.back().push_back(spread({(group.*metric.values)[i]}));
+      if (any_skipped(groups)) rows.back().push_back(skipped_text({group.skipped[i]}));
     }
   }
-  report.table(header({"folder", "group"}), rows);
+  report.table(header_of(groups, {"folder", "group"}), rows);
   report.write(path);
 }
 

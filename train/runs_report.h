@@ -36,6 +36,7 @@ struct RunGroup {
   std::vector<double> final_loss;
   std::vector<double> evaluation;  // the last eval_nll, of GLUE eval_score; NaN for a run without one
   std::vector<double> gap;         // the last eval_gap; NaN likewise
+  std::vector<double> skipped;     // steps without a finite gradient norm; NaN if the run did not log them
 };
 
 /// The groups in the order of the first run of each; without a setting the name is that of the folder, or its
@@ -60,7 +61,11 @@ struct Difference {
 };
 Difference welch(const std::vector<double>& a, const std::vector<double>& b);
 
-/// The table of the groups as text: a line a group and, of two groups, whether they differ beyond the noise.
+/// Whether the final losses of no two groups differ beyond the noise.
+bool agree(const std::vector<RunGroup>& groups);
+
+/// The table of the groups as text: a line per group and for each pair of groups whether they differ beyond
+/// the noise.
 std::string format_groups(const std::vector<RunGroup>& groups);
 
 void write_runs_report(const std::filesystem::path& path, const std::vector<RunGroup>& groups,

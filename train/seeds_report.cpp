@@ -8,6 +8,7 @@
 
 #include "runtime/error.h"
 #include "train/report.h"
+#include "train/run_report.h"
 #include "train/runs_report.h"
 
 namespace tessera::train {
@@ -155,6 +156,7 @@ void write_run_report(const std::filesystem::path& path, const std::string& titl
                       const Settings& settings) {
   Report report(title);
   add_settings(report, settings);
+  if (const std::string line = skipped_line(run.metrics()); !line.empty()) report.paragraph(line);
   report.chart("Training loss", "step", "loss", {loss_curve(run, "loss", -1, false)});
   bool evaluated = false;
   for (const StepRecord& record : run.metrics()) evaluated |= record.values.contains("eval_loss");

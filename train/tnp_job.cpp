@@ -90,7 +90,10 @@ TnpSession::TnpSession(const TnpJob& job, Device device)
       optimizer_([&] {
         const MemoryTag tag("optimizer");
         return optim::AdamW(nn::parameters(model_),
-                            {.lr = job.lr, .weight_decay = job.weight_decay, .max_norm = job.clip_norm});
+                            {.lr = job.lr,
+                             .weight_decay = job.weight_decay,
+                             .max_norm = job.clip_norm,
+                             .loss_scale = optim::default_loss_scale(job.model.dtype)});
       }()) {
   const MemoryTag tag("batch");
   const auto input = [&](const Shape& shape) { return Tensor::empty_packed(shape, DType::f32, device); };
@@ -127,7 +130,7 @@ int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {
       TnpSession session(trial, device);
       for (const Tensor& input : session.inputs()) input.fill(0.5);
       for (int step = 0; step < 2; ++step) {
-        Tape tape;
+        Tape tape({.loss_scale = session.optimizer().loss_scale()});
         tape.backward(session.loss());
         session.optimizer().step();
         session.optimizer().zero_grad();

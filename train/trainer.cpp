@@ -1,9 +1,12 @@
 #include "train/trainer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "autograd/tape.h"
@@ -35,17 +38,17 @@ struct Interval {
   double waited = 0;  // for data
 };
 
-/// How many steps up to the last one logged had no finite gradient norm, as far as the optimizer's counts
-/// tell.
+/// How many steps up to the last one logged were skipped in a row, as far as the optimizer's counts tell.
 class SkipRow {
  public:
-  explicit SkipRow(const optim::Optimizer& optimizer)
-      : skipped_(optimizer.skipped()), done_(optimizer.steps()) {}
-  int64_t update(const optim::Optimizer& optimizer, bool finite) {
-    const int64_t skipped = optimizer.skipped() - skipped_, done = optimizer.steps() - done_;
+  /// The counts of skipped steps and of those that were done, as they are before the first step.
+  SkipRow(int64_t skipped, int64_t done) : skipped_(skipped), done_(done) {}
+  /// `finite`: the last step was done.
+  int64_t update(int64_t all_skipped, int64_t all_done, bool finite) {
+    const int64_t skipped = all_skipped - skipped_, done = all_done - done_;
     skipped_ += skipped, done_ += done;
     // Among steps that were done the last one may be the only one in a row.
-    row_ = finite ? 0 : done > 0 ? 1 : row_ + skipped;
+    row_ = finite ? 0 : done > 0 ? std::min<int64_t>(1, skipped) : row_ + skipped;
     return row_;
   }
 
@@ -98,7 +101,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   const bool whole = options.accumulate == 1;
   const auto micro_step = [&] {
     const MemoryTag tag("activations");
-    Tape tape({.check_finite = options.check_finite});
+    Tape tape({.check_finite = options.check_finite, .loss_scale = optimizer.loss_scale()});
     const Tensor loss = task.loss();
     if (whole) {
       loss_value.copy_from(loss.detach());
@@ -128,7 +131,13 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
 
   Interval interval;
   std::vector<double> step_seconds;
-  SkipRow skips(optimizer);
+  const bool scaled = optimizer.loss_scale().defined();
+  if (options.loss_scale) optimizer.set_loss_scale(*options.loss_scale);
+  result.skipped = optimizer.skipped();
+  if (scaled) result.loss_scale = optimizer.loss_scale().item();
+  SkipRow skips(result.skipped, optimizer.steps());
+  SkipRow skips_at_minimum(optimizer.skipped_at_minimum(), optimizer.steps());
+  bool warned = optimizer.skipped_at_minimum() > 0;
   std::optional<io::EventWriter> events;
   if (io::EventWriter::available()) events.emplace(run.path().string());
   double evaluation_seconds = 0;
@@ -180,7 +189,12 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       const double norm = optimizer.grad_norm();
       const double elapsed = seconds_since(interval.start);
       result.loss = loss;
-      const int64_t skipped_in_a_row = skips.update(optimizer, std::isfinite(norm));
+      const int64_t skipped = optimizer.skipped(), done = optimizer.steps(),
+                    at_minimum = optimizer.skipped_at_minimum();
+      const int64_t skipped_in_a_row = skips.update(skipped, done, std::isfinite(norm));
+      const int64_t at_minimum_in_a_row = skips_at_minimum.update(at_minimum, done, std::isfinite(norm));
+      result.skipped = skipped;
+      if (scaled) result.loss_scale = optimizer.loss_scale().item();
       const double per_step = elapsed / double(interval.steps);
       if (step > first_step + 1) step_seconds.push_back(per_step);  // the first is eager, the second captures
       const AllocatorStats memory = device.allocator().stats();
@@ -193,6 +207,8 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
                          {"data_wait", interval.waited / std::max(elapsed, 1e-9)},
                          {"memory_gib", double(memory.allocated) / double(1 << 30)},
                          {"peak_gib", double(memory.reserved_peak) / double(1 << 30)}}};
+      if (scaled || skipped > 0) record.values["skipped_steps"] = double(skipped);
+      if (scaled) record.values["loss_scale"] = result.loss_scale;
       if (options.ceiling_tflops > 0)
         record.values["flop_share"] = task.flops_per_step / per_step / options.ceiling_tflops / 1e12;
       progress.show({.step = step + 1,
@@ -200,6 +216,8 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
                      .loss = loss,
                      .lr = options.schedule.at(step),
                      .grad_norm = norm,
+                     .loss_scale = scaled ? result.loss_scale : -1,
+                     .skipped = scaled || skipped > 0 ? skipped : -1,
                      .tokens_per_s = record.values["tokens_per_s"],
                      .ms_per_step = per_step * 1e3,
                      .memory_gib = record.values["memory_gib"],
@@ -213,11 +231,24 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
         written ? run.replace_last(record) : run.append(record);
         written = true;
       };
-      if ((log || stop) && skipped_in_a_row >= options.most_skips) write();
-      check(skipped_in_a_row < options.most_skips, "training: the gradient norm was not finite for ",
-            skipped_in_a_row, " steps up to step ", step + 1,
+      // A scale that falls is how training in f16 begins; at the smallest one nothing is left to try.
+      const int64_t in_a_row = scaled ? at_minimum_in_a_row : skipped_in_a_row;
+      if ((log || stop) && in_a_row >= options.most_skips) write();
+      if (at_minimum > 0 && !std::exchange(warned, true)) {
+        progress.finish();
+        tell(fmt::format(
+            "tessera: warning: up to step {} a step was skipped at the smallest loss scale, {:g}: its "
+            "gradients overflow f16 whatever the scale; bf16 has the range of f32\n",
+            step + 1, result.loss_scale));
+      }
+      check(in_a_row < options.most_skips, "training: the gradient norm was not finite for ", in_a_row,
+            " steps up to step ", step + 1,
+            scaled
+                ? fmt::format(", although the loss scale has fallen to its minimum, {:g}", result.loss_scale)
+                : std::string(),
             "; the weights were left as they were. The newest checkpoint is in ", run.checkpoints().string(),
-            "; try a lower learning rate, or --check-finite to find the operator");
+            "; try a lower learning rate, ", scaled ? "bf16 instead of f16, " : "",
+            "or --check-finite to find the operator");
       // An evaluation may take minutes: the state is saved before it, unless it shows that nothing is left to
       // save.
       if (evaluate && std::isfinite(loss) && (last || stop || save_due)) {

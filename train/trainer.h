@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "optim/adamw.h"
@@ -49,8 +50,11 @@ struct TrainerOptions {
   int keep = 3;                  // checkpoints
   bool graph = true;          // capture the step on a GPU; with accumulate > 1 a micro-batch and the update
   bool check_finite = false;  // TapeOptions::check_finite; turns the graph off
-  int accumulate = 1;         // micro-batches a step: load and loss run that often, their mean counts
-  int most_skips = 5;         // steps in a row without a finite gradient norm before the run stops
+  std::optional<optim::LossScale> loss_scale = {};  // instead of the optimizer's, which must scale then
+  int accumulate = 1;  // micro-batches a step: load and loss run that often, their mean counts
+  /// Steps in a row without a finite gradient norm before the run stops; with loss scaling only those count
+  /// whose scale could not fall any further.
+  int most_skips = 5;
   double ceiling_tflops = 0;  // denominator of the FLOP share; 0: not shown
   optim::Schedule schedule{{}};
 };
@@ -64,6 +68,8 @@ struct TrainResult {
   double loss = 0;                           // the last one logged
   double seconds = 0;                        // in steps; evaluation and saving apart
   double tokens_per_s = 0, ms_per_step = 0;  // median of the logged intervals
+  int64_t skipped = 0;                       // steps without a finite gradient norm, of the whole run
+  double loss_scale = 0;                     // at the end; 0: none
   std::map<std::string, double> evaluation;  // the last one
 };
 
@@ -71,8 +77,8 @@ struct TrainResult {
 /// SIGTERM and a hangup (InterruptGuard) end it after the current step, with a checkpoint. An evaluation or
 /// sample that throws Interrupted is given up, and recorded as missing; the run that is resumed there does it
 /// first, so that the curve does not depend on the interruption. A gradient norm that is not finite leaves
-/// the weights as they are; a logged step that ends at least `most_skips` such steps in a row throws, and no
-/// checkpoint is written of that state.
+/// the weights as they are and lowers the loss scale, if the optimizer has one; a logged step that ends at
+/// least `most_skips` such steps in a row throws, and no checkpoint is written of that state.
 TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFolder& run, Device device,
                          const TrainerOptions& options, int64_t first_step, Progress& progress);
 

@@ -37,26 +37,28 @@ Tensor in_place(Tape& tape, const Tensor& logits, const Tensor& targets, const C
   const DType dtype = sum_dtype(logits.dtype());
   const Device device = logits.device();
   Tensor loss = Tensor::empty_packed(Shape{}, dtype, device);
+  const Tensor scale = tape.initial_gradient(dtype, device);
   {
     const Tensor count = Tensor::empty({}, dtype, device), none, labels = targets.packed();
     const CrossEntropyForward args{loss, none, none, count, logits, labels, options};
     if (device.is_cpu()) {
-      cross_entropy_in_place_cpu(args);
+      cross_entropy_in_place_cpu(args, scale);
     } else if constexpr (kCuda) {
-      cross_entropy_in_place_cuda(args);
+      cross_entropy_in_place_cuda(args, scale);
     }
   }
   logits.bump_version();
-  tape.record("cross_entropy", site, {&logits, &targets}, {&loss}, [dlogits = Saved(logits)](Backward& b) {
-    const Tensor& gradient = dlogits.get();
-    const Tensor dloss = b.grad().packed();
-    if (gradient.device().is_cpu()) {
-      cross_entropy_scale_cpu(gradient, dloss);
-    } else if constexpr (kCuda) {
-      cross_entropy_scale_cuda(gradient, dloss);
-    }
-    b.accumulate(0, gradient);
-  });
+  tape.record("cross_entropy", site, {&logits, &targets}, {&loss},
+              [dlogits = Saved(logits), scale](Backward& b) {
+                const Tensor& gradient = dlogits.get();
+                const Tensor dloss = b.grad().packed();
+                if (gradient.device().is_cpu()) {
+                  cross_entropy_scale_cpu(gradient, dloss, scale);
+                } else if constexpr (kCuda) {
+                  cross_entropy_scale_cuda(gradient, dloss, scale);
+                }
+                b.accumulate(0, gradient);
+              });
   return loss;
 }
 

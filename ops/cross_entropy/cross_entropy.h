@@ -28,7 +28,8 @@ struct CrossEntropyOptions {
 /// gradient are NaN. An ignore_index inside [0, V) is legal. A logit of -inf has probability 0.
 /// Rounding: computed in f32 (f64 for f64), sums over the classes on the CPU in f64. The loss is f32 (f64),
 /// not rounded further; sum and mean are added in a fixed order in double; dlogits are rounded once, with
-/// overwrite_logits once more if the loss's gradient is not 1 (as Tape::backward(loss) makes it). Kept for
+/// overwrite_logits once more if the loss's gradient is not what Tape::backward(loss) begins with (1, or the
+/// tape's loss scale). Kept for
 /// backward: logits, targets, and maximum and log-sum-exp above it of every row in f32 (f64); with
 /// overwrite_logits only what lies in the logits' place. Throws for shapes, dtypes or devices that do not
 /// fit, V = 0 with rows, label_smoothing outside [0, 1], and logits that cannot be overwritten.

@@ -97,19 +97,19 @@ void cross_entropy_backward_cpu(const CrossEntropyBackward& args) {
   });
 }
 
-void cross_entropy_in_place_cpu(const CrossEntropyForward& args) {
+void cross_entropy_in_place_cpu(const CrossEntropyForward& args, const Tensor& dloss) {
   const Tensor top = Tensor::empty({args.targets.count()}, args.loss.dtype(), args.loss.device()),
                log_sum = Tensor::empty_like(top),
-               one = Tensor::full({}, 1.0, args.loss.dtype(), args.loss.device());
+               g = dloss.defined() ? dloss : Tensor::full({}, 1.0, args.loss.dtype(), args.loss.device());
   cross_entropy_forward_cpu({args.loss, top, log_sum, args.count, args.logits, args.targets, args.options});
   cross_entropy_backward_cpu(
-      {args.logits, one, top, log_sum, args.count, args.logits, args.targets, args.options});
+      {args.logits, g, top, log_sum, args.count, args.logits, args.targets, args.options});
 }
 
-void cross_entropy_scale_cpu(const Tensor& dlogits, const Tensor& dloss) {
+void cross_entropy_scale_cpu(const Tensor& dlogits, const Tensor& dloss, const Tensor& made_for) {
   dispatch_floating(dlogits.dtype(), "cross_entropy", [&]<class T>() {
     using C = Compute<T>;
-    const C g = *dloss.data<C>();
+    const C g = made_for.defined() ? *dloss.data<C>() / *made_for.data<C>() : *dloss.data<C>();
     if (g == 1) return;
     T* const to = dlogits.data<T>();
     const int64_t classes = dlogits.row_length(), stride = dlogits.row_stride();

@@ -57,7 +57,8 @@ double* as_doubles(const Tensor& scratch) {
 }
 
 template <class T, int kThreads, bool kSmooth>
-void launch_in_place(const CrossEntropyForward& args, const CrossEntropyRows<T>& rows, LossSink sink) {
+void launch_in_place(const CrossEntropyForward& args, const CrossEntropyRows<T>& rows, LossSink sink,
+                     const float* dloss) {
   const Device device = args.logits.device();
   const double smoothing = args.options.label_smoothing, off = smoothing / double(rows.classes);
   const auto kernel = cross_entropy_in_place<T, kThreads, kSmooth>;
@@ -69,7 +70,7 @@ void launch_in_place(const CrossEntropyForward& args, const CrossEntropyRows<T>&
   const Tensor partial = doubles(blocks, device);
   sink.partial = as_doubles(partial);
   gpu::launch_chained(device, {blocks, kThreads, size_t(held) * 16}, kernel, rows, args.logits.data<T>(),
-                      sink, held, float(1 - smoothing + off), float(off));
+                      sink, held, float(1 - smoothing + off), float(off), dloss);
 }
 
 }  // namespace
@@ -122,7 +123,7 @@ void cross_entropy_backward_cuda(const CrossEntropyBackward& args) {
   });
 }
 
-void cross_entropy_in_place_cuda(const CrossEntropyForward& args) {
+void cross_entropy_in_place_cuda(const CrossEntropyForward& args, const Tensor& dloss) {
   dispatch_floating_cuda(args.logits.dtype(), "cross_entropy", [&]<class T>() {
     const Device device = args.logits.device();
     const auto rows = make_rows<T>(args.logits, args.targets, args.options);
@@ -134,9 +135,10 @@ void cross_entropy_in_place_cuda(const CrossEntropyForward& args) {
                           rows.rows, rows.ignored, as_doubles(partial), args.count.data<float>());
     }
     const LossSink sink{nullptr, args.loss.data<float>(), nullptr, args.count.data<float>(), mean, false};
+    const float* const g = dloss.defined() ? dloss.data<float>() : nullptr;
     const auto launch = [&]<int kThreads>() {
-      return rows.smoothing > 0 ? launch_in_place<T, kThreads, true>(args, rows, sink)
-                                : launch_in_place<T, kThreads, false>(args, rows, sink);
+      return rows.smoothing > 0 ? launch_in_place<T, kThreads, true>(args, rows, sink, g)
+                                : launch_in_place<T, kThreads, false>(args, rows, sink, g);
     };
     // Blocks small enough that several share a processor; one large one where only one row fits.
     const int64_t packs = ceil_div(rows.classes, kPackOf<T>);
@@ -148,14 +150,15 @@ void cross_entropy_in_place_cuda(const CrossEntropyForward& args) {
   });
 }
 
-void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss) {
+void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss, const Tensor& made_for) {
   dispatch_floating_cuda(dlogits.dtype(), "cross_entropy", [&]<class T>() {
     const Device device = dlogits.device();
     const int64_t rows = dlogits.rows(), classes = dlogits.row_length(), stride = dlogits.row_stride();
     const unsigned blocks = gpu::resident_blocks(device, cross_entropy_scale<T>, kBlock, 0,
                                                  ceil_div(rows * ceil_div(classes, kPackOf<T>), kBlock));
     gpu::launch_chained(device, {blocks, kBlock}, cross_entropy_scale<T>, dlogits.data<T>(), stride, rows,
-                        classes, gpu::packs(dlogits.data<T>(), stride, kPackOf<T>), dloss.data<float>());
+                        classes, gpu::packs(dlogits.data<T>(), stride, kPackOf<T>), dloss.data<float>(),
+                        made_for.defined() ? made_for.data<float>() : nullptr);
   });
 }
 

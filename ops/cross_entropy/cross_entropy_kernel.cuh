@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(kBlockThreads)
 /// beyond (of rows longer than shared memory, or not aligned) are read twice, the second time mostly from L2.
 template <class T, int kThreads, bool kSmooth>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
-    cross_entropy_in_place(CrossEntropyRows<T> args, T* logits, LossSink sink, int held, float on,
-                           float off) {
+    cross_entropy_in_place(CrossEntropyRows<T> args, T* logits, LossSink sink, int held, float on, float off,
+                           const float* dloss) {
   constexpr int kPack = gpu::kPackOf<T>, kGroups = 4;
   extern __shared__ uint4 shared[];
   __shared__ float scratch[gpu::kWarp];
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   const int rank = int(threadIdx.x), full = int(args.classes / kPack);  // packs that lie inside the row
   const int group = (held + kThreads * kGroups - 1) / (kThreads * kGroups) * kThreads;  // packs of a group
   gpu::take_turn();
-  const float g = sink.mean ? 1.0f / *sink.count : 1.0f;
+  const float g = (dloss ? *dloss : 1.0f) / (sink.mean ? *sink.count : 1.0f);
   const auto fetch = [&](const T* x, int pack) {
     if (pack < full) {
       gpu::cp_async_16(base + uint32_t(pack) * 16, x + pack * kPack, true);
@@ -265,13 +265,14 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   sum_losses(sink, sum, 0);
 }
 
-/// Gradients for dloss = 1 become those for *dloss.
+/// Gradients for a dloss of *made_for (null: 1) become those for *dloss.
 template <class T>
-__global__ void __launch_bounds__(256) cross_entropy_scale(T* dlogits, int64_t stride, int64_t rows,
-                                                           int64_t classes, bool whole, const float* dloss) {
+__global__ void __launch_bounds__(256)
+    cross_entropy_scale(T* dlogits, int64_t stride, int64_t rows, int64_t classes, bool whole,
+                        const float* dloss, const float* made_for) {
   constexpr int kPack = gpu::kPackOf<T>;
   gpu::take_turn();
-  const float g = *dloss;
+  const float g = made_for ? *dloss / *made_for : *dloss;
   if (g == 1.0f) return;
   const int64_t packs_per_row = gpu::ceil_div(classes, kPack);
   for (int64_t at = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; at < rows * packs_per_row;

@@ -13,12 +13,14 @@ struct CrossEntropyForward {
 };
 void cross_entropy_forward_cpu(const CrossEntropyForward& args);
 void cross_entropy_forward_cuda(const CrossEntropyForward& args);
-/// Forward for one loss, and over the logits their gradients for dloss = 1; top and log_sum are not used.
-void cross_entropy_in_place_cpu(const CrossEntropyForward& args);
-void cross_entropy_in_place_cuda(const CrossEntropyForward& args);
-/// dlogits, which has rows, times dloss, of one element; nothing if that is 1.
-void cross_entropy_scale_cpu(const Tensor& dlogits, const Tensor& dloss);
-void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss);
+/// Forward for one loss, and over the logits their gradients for dloss (of rank 0; undefined: 1); top and
+/// log_sum are not used.
+void cross_entropy_in_place_cpu(const CrossEntropyForward& args, const Tensor& dloss);
+void cross_entropy_in_place_cuda(const CrossEntropyForward& args, const Tensor& dloss);
+/// dlogits, which has rows, times dloss / made_for, of one element each (made_for undefined: 1); nothing if
+/// that is 1.
+void cross_entropy_scale_cpu(const Tensor& dlogits, const Tensor& dloss, const Tensor& made_for);
+void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss, const Tensor& made_for);
 
 /// dlogits has rows and may be logits; dloss, as loss, is packed.
 struct CrossEntropyBackward {

@@ -42,7 +42,8 @@ Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction, Site 
   Tensor loss = Tensor::empty_packed(reduction == Reduction::none ? y.shape() : Shape{},
                                      sum_dtype(params.dtype()), y.device());
   Tape* const tape = Tape::recording(params, y);
-  Tensor dparams, dy;  // for dloss = 1; undefined unless forward makes them
+  Tensor dparams, dy;  // for a dloss of `scale` (undefined: 1); undefined unless forward makes them
+  const Tensor scale = tape ? tape->initial_gradient(loss.dtype(), loss.device()) : Tensor();
   if (y.device().is_cpu()) {
     gmm_nll_forward_cpu(loss, theta, target, reduction);
   } else if constexpr (kCuda) {
@@ -50,11 +51,11 @@ Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction, Site 
       if (requires_grad(params)) dparams = packed_like(theta);
       if (requires_grad(y)) dy = packed_like(target);
     }
-    gmm_nll_forward_cuda(loss, dparams, dy, theta, target, reduction);
+    gmm_nll_forward_cuda(loss, dparams, dy, scale, theta, target, reduction);
   }
   if (tape)
     tape->record("gmm_nll", site, {&params, &y}, {&loss},
-                 [params = Saved(params), y = Saved(y), dparams, dy, reduction](Backward& b) mutable {
+                 [params = Saved(params), y = Saved(y), dparams, dy, scale, reduction](Backward& b) mutable {
                    const Tensor theta = params.get().packed(), target = y.get().packed(),
                                 dloss = b.grad().packed();
                    const bool made = dparams.defined() || dy.defined();
@@ -63,7 +64,7 @@ Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction, Site 
                    if (target.device().is_cpu()) {
                      gmm_nll_backward_cpu(dparams, dy, dloss, theta, target, reduction);
                    } else if constexpr (kCuda) {
-                     gmm_nll_backward_cuda(dparams, dy, dloss, theta, target, reduction, made);
+                     gmm_nll_backward_cuda(dparams, dy, dloss, theta, target, reduction, made, scale);
                    }
                    b.accumulate(0, dparams);
                    b.accumulate(1, dy);

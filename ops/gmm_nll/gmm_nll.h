@@ -24,10 +24,10 @@ namespace tessera::ops {
 /// z_k^2 infinite) the loss is infinite and the gradients are NaN.
 /// Rounding: computed in f32 (f64 for f64). The loss is f32 (f64), not rounded further; sum and mean are
 /// added in a fixed order, on the CPU and across the threads of a GPU in double; dparams and dy are rounded
-/// once. Backward keeps params and y. On a GPU, forward makes dparams and dy for g of the sum or mean itself
-/// while a tape records, and these live until backward: if the loss's gradient is 1 (as Tape::backward(loss)
-/// makes it) nothing is left to do, else they are computed anew. Throws for shapes, dtypes or devices that do
-/// not agree.
+/// once. Backward keeps params and y. On a GPU, forward makes dparams and dy of the sum or mean itself while
+/// a tape records, for the gradient that Tape::backward(loss) begins with (1, or the tape's loss scale), and
+/// these live until backward: if that gradient arrives nothing is left to do, else they are computed again.
+/// Throws for shapes, dtypes or devices that do not agree.
 Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction = Reduction::mean,
                Site site = Site::here());
 

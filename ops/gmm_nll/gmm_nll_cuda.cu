@@ -5,10 +5,11 @@
 /// exponentials a component, against 6 to 24 bytes: bound by memory, in bf16 with the arithmetic at about
 /// half of what the card issues in that time. Kernels and their memory accesses: gmm_nll_kernel.cuh.
 ///
-/// Training pays for one pass: while a tape records a sum or a mean, forward makes the gradients for dloss =
-/// 1 together with the loss, 2 x 3 K elements a token. Backward looks whether the gradient that arrived is 1,
-/// on the device, and has nothing to do if so; otherwise it computes the gradients anew. Scaling those that
-/// are there would move as many bytes and round twice.
+/// Training pays for one pass: while a tape records a sum or a mean, forward makes the gradients together
+/// with the loss, 2 x 3 K elements a token, for the gradient of the loss that it expects: 1, or the tape's
+/// loss scale. Backward compares that with the gradient that arrived, on the device, and has nothing to do if
+/// they are equal; otherwise it computes the gradients again. Scaling those that are there would move as many
+/// bytes and round twice.
 ///
 /// The losses are added in double: each thread its own tokens', then the block's, then the last block to end
 /// adds the blocks' in their order. The grid, and with it the order, depends on problem and card alone.
@@ -73,12 +74,13 @@ GmmArgs<T> arguments(const Tensor& dparams, const Tensor& dy, const Tensor& para
 
 }  // namespace
 
-void gmm_nll_forward_cuda(const Tensor& loss, const Tensor& dparams, const Tensor& dy, const Tensor& params,
-                          const Tensor& y, Reduction reduction) {
+void gmm_nll_forward_cuda(const Tensor& loss, const Tensor& dparams, const Tensor& dy, const Tensor& dloss,
+                          const Tensor& params, const Tensor& y, Reduction reduction) {
   dispatch_floating_cuda(params.dtype(), "gmm_nll", [&]<class T>() {
     const Device device = y.device();
     GmmArgs<T> args = arguments<T>(dparams, dy, params, y, reduction);
     args.losses = loss.data<float>();
+    args.expected = dloss.defined() ? dloss.data<float>() : nullptr;
     // The partial sums are doubles in memory counted in bytes: f64 is no dtype of a GPU's tensors. No grid
     // has more blocks than 2,048 threads a processor make.
     const int64_t most = int64_t(device.card().multiprocessors) * 2048 / kGmmThreads;
@@ -91,11 +93,12 @@ void gmm_nll_forward_cuda(const Tensor& loss, const Tensor& dparams, const Tenso
 }
 
 void gmm_nll_backward_cuda(const Tensor& dparams, const Tensor& dy, const Tensor& dloss, const Tensor& params,
-                           const Tensor& y, Reduction reduction, bool made) {
+                           const Tensor& y, Reduction reduction, bool made, const Tensor& made_for) {
   dispatch_floating_cuda(params.dtype(), "gmm_nll", [&]<class T>() {
     GmmArgs<T> args = arguments<T>(dparams, dy, params, y, reduction);
     args.dloss = dloss.data<float>();
     args.made = made;
+    args.expected = made_for.defined() ? made_for.data<float>() : nullptr;
     launch_pass<T, GmmPass::gradients>(y.device(), args);
   });
 }

@@ -40,8 +40,9 @@ struct GmmArgs {
   float* losses;
   double* partial;
   double divisor;
-  // Gradients: dloss of each element or one for all; `made`: those for dloss = 1 are there already.
-  const float* dloss;
+  // Gradients: dloss of each element or one for all; `made`: those for a dloss of *expected (null: 1) are
+  // there already. With the loss they are made for *expected.
+  const float *dloss, *expected;
   bool each, made;
 };
 
@@ -90,8 +91,10 @@ __global__ void __launch_bounds__(kGmmThreads, kBlocks) gmm_tiles(GmmArgs<T> arg
   extern __shared__ uint4 shared[];
   gpu::take_turn();
   float g = args.share;
-  if constexpr (!kLoss) {
-    if (args.made && *args.dloss == 1.0f) return;
+  if constexpr (kGradients && kLoss) {
+    if (args.expected) g *= *args.expected;
+  } else if constexpr (kGradients) {
+    if (args.made && *args.dloss == (args.expected ? *args.expected : 1.0f)) return;
     if (!args.each) g *= *args.dloss;
   }
   const int lane = int(threadIdx.x) % gpu::kWarp, warp = int(threadIdx.x) / gpu::kWarp;
@@ -153,8 +156,10 @@ __global__ void __launch_bounds__(kGmmThreads) gmm_wide(GmmArgs<T> args) {
   using gpu::kWarp;
   gpu::take_turn();
   float g = args.share;
-  if constexpr (!kLoss) {
-    if (args.made && *args.dloss == 1.0f) return;
+  if constexpr (kGradients && kLoss) {
+    if (args.expected) g *= *args.expected;
+  } else if constexpr (kGradients) {
+    if (args.made && *args.dloss == (args.expected ? *args.expected : 1.0f)) return;
     if (!args.each) g *= *args.dloss;
   }
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;

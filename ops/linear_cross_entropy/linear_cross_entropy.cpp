@@ -167,30 +167,31 @@ void run(const Head& head, const Tensor& losses, const Tensor& dloss, const Tens
     composed(head, losses, dloss, count, gradients);
 }
 
-/// A gradient times dloss, in place, to an input of the entry, which gets the only handle.
-void hand_over(Backward& b, int input, Tensor gradient, const Tensor& dloss) {
+/// A gradient that was made for a gradient of the loss of `made_for` (undefined: 1) becomes the one for
+/// dloss, in place, and goes to an input of the entry, which gets the only handle.
+void hand_over(Backward& b, int input, Tensor gradient, const Tensor& dloss, const Tensor& made_for) {
   if (!gradient.defined()) return;
   if (gradient.count() > 0) {
     const Tensor rows = gradient.rank() >= 2 ? gradient : gradient.reshape({1, gradient.count()});
     if (gradient.device().is_cpu()) {
-      cross_entropy_scale_cpu(rows, dloss);
+      cross_entropy_scale_cpu(rows, dloss, made_for);
     } else if constexpr (kCuda) {
-      cross_entropy_scale_cuda(rows, dloss);
+      cross_entropy_scale_cuda(rows, dloss, made_for);
     }
   }
   b.accumulate(input, gradient);
 }
 
-/// The loss of mean or sum, with the gradients made on the way.
+/// The loss of mean or sum, with the gradients made on the way for a gradient of the loss of `made_for`.
 void record_made(Tape& tape, Site site, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                 const Tensor& targets, Tensor& loss, Gradients gradients) {
+                 const Tensor& targets, Tensor& loss, Gradients gradients, const Tensor& made_for) {
   tape.record("linear_cross_entropy", site, {&x, &weight, &bias, &targets}, {&loss},
-              [made = std::move(gradients), shape = x.shape()](Backward& b) mutable {
+              [made = std::move(gradients), shape = x.shape(), made_for](Backward& b) mutable {
                 const Tensor dloss = b.grad().packed();
                 if (made.dx.defined()) made.dx = made.dx.reshape(shape);
-                hand_over(b, 0, std::move(made.dx), dloss);
-                hand_over(b, 1, std::move(made.dweight), dloss);
-                hand_over(b, 2, std::move(made.dbias), dloss);
+                hand_over(b, 0, std::move(made.dx), dloss, made_for);
+                hand_over(b, 1, std::move(made.dweight), dloss, made_for);
+                hand_over(b, 2, std::move(made.dbias), dloss, made_for);
               });
 }
 
@@ -245,8 +246,10 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   Gradients gradients;
   if (tape && !each)
     gradients = make_gradients(head, requires_grad(x), requires_grad(weight), requires_grad(bias));
-  const Tensor one = Tensor::full({}, 1.0, wide, device);
-  run(head, losses, one, mean ? count : Tensor(), tape && !each ? &gradients : nullptr);
+  // Rounded to 16 bits before they are scaled, small gradients would be lost.
+  const Tensor scale = tape ? tape->initial_gradient(wide, device) : Tensor();
+  run(head, losses, scale.defined() ? scale : Tensor::full({}, 1.0, wide, device), mean ? count : Tensor(),
+      tape && !each ? &gradients : nullptr);
   if (each) {
     Tensor loss = losses.reshape(targets.shape());
     if (tape) record_remade(*tape, site, x, weight, bias, targets, loss, options);
@@ -258,7 +261,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   } else if constexpr (kCuda) {
     sum_losses_cuda(loss, losses, mean ? count : Tensor());
   }
-  if (tape) record_made(*tape, site, x, weight, bias, targets, loss, std::move(gradients));
+  if (tape) record_made(*tape, site, x, weight, bias, targets, loss, std::move(gradients), scale);
   return loss;
 }
 

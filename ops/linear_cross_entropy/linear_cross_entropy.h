@@ -21,10 +21,11 @@ struct LinearCrossEntropyOptions {
 ///
 /// Tokens are taken in chunks. For mean and sum, while a tape records, each chunk's gradients
 ///   dx = dl weight,  dweight += dl^T x,  dbias += column sums of dl
-/// are made as soon as its logits are there, for a gradient of the loss of 1; backward scales them if it is
-/// another. That is three products of N V d instead of four. For none the logits are made again in backward.
-/// Extra memory: a chunk (by default 1 GiB of logits; row "composed" rounds 16-bit dl to half as much again),
-/// dweight and dbias in f32, dx, and a chunk of x and of dx.
+/// are made as soon as its logits are there, for the gradient of the loss that the tape's backward(loss)
+/// begins with (1, or its loss scale: dl is multiplied by it before it is rounded); backward scales them if
+/// another gradient arrives. That is three products of N V d instead of four. For none the logits are made
+/// again in backward. Extra memory: a chunk (by default 1 GiB of logits; row "composed" rounds 16-bit dl to
+/// half as much again), dweight and dbias in f32, dx, and a chunk of x and of dx.
 ///
 /// Rounding: logits and losses are f32 (f64), the losses summed in double. Row "composed" rounds dl to x's
 /// dtype, row "wgmma" (compute capability 9.0, bf16, neither bias nor smoothing) exp(l - l_t) instead, and

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "ops/activation/activation.h"
@@ -110,6 +112,56 @@ TEST(Tape, FiniteCheckNamesOperatorModuleAndSite) {
     const std::string what = error.what();
     for (const char* part : {"relu_squared", "block.3.mlp", "f64[2, 3]", "tape_test.cpp"})
       EXPECT_NE(what.find(part), std::string::npos) << part << " in: " << what;
+  }
+}
+
+TEST(Tape, BackwardBeginsWithTheLossScale) {
+  const Tensor scale = Tensor::full({}, 1024, DType::f32, Device::cpu());
+  for (const bool recompute : {false, true}) {
+    Tensor x = Tensor::from(std::vector<double>{0.3, -1.2}, {2}), plain = x.clone();
+    require_grad(x), require_grad(plain);
+    const auto loss_of = [&](const Tensor& in) {
+      const auto f = [](const Tensor& t) { return ops::mean(ops::silu(t)); };
+      return recompute ? checkpoint(f, in) : f(in);
+    };
+    {
+      Tape tape;
+      tape.backward(loss_of(plain));
+    }
+    Tape tape({.loss_scale = scale});
+    tape.backward(loss_of(x));
+    for (int64_t i = 0; i < 2; ++i) EXPECT_EQ(grad(x).at({i}).item(), 1024 * grad(plain).at({i}).item());
+  }
+  EXPECT_THROW(Tape({.loss_scale = Tensor::full({1}, 1, DType::f32, Device::cpu())}), Error);
+  EXPECT_THROW(Tape({.loss_scale = Tensor::full({}, 1, DType::f64, Device::cpu())}), Error);
+}
+
+TEST(Tape, GivenGradientsAreNotScaled) {
+  Tensor x = Tensor::from(std::vector<double>{0.5}, {1});
+  require_grad(x);
+  Tape tape({.loss_scale = Tensor::full({}, 1024, DType::f32, Device::cpu())});
+  const Tensor y = ops::relu_squared(x);
+  tape.backward(std::vector{y}, std::vector{Tensor::full({1}, 3, DType::f64, Device::cpu())});
+  EXPECT_EQ(grad(x).item(), 3);
+}
+
+TEST(Tape, FiniteCheckLeavesAnOverflowOfScaledGradientsToTheOptimizer) {
+  for (const double scale : {2.0, 1.0}) {
+    Tensor x = Tensor::full({2}, 1, DType::f64, Device::cpu());
+    require_grad(x);
+    Tape tape({.check_finite = true, .loss_scale = Tensor::full({}, scale, DType::f32, Device::cpu())});
+    const Tensor y = ops::mean(ops::silu(x));
+    const auto backward = [&] {
+      Tensor loss = y.detach().clone();
+      tape.record("overflow", Site::here(), {&y}, {&loss}, [](Backward& b) {
+        b.accumulate(0, Tensor::full({}, INFINITY, DType::f64, Device::cpu()));
+      });
+      tape.backward(loss);
+    };
+    if (scale > 1)
+      EXPECT_NO_THROW(backward());
+    else
+      EXPECT_THROW(backward(), Error);
   }
 }
 

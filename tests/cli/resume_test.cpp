@@ -107,6 +107,32 @@ TEST(SlowReproducible, TheNumberOfThreadsChangesNoBit) {
   EXPECT_TRUE(same_end(workplace, "threads-1", "threads-4", 200));
 }
 
+TEST(Resume, AnF16RunGoesOnWithItsLossScale) {
+  const Workplace workplace;
+  for (const char* name : {"a", "b"})
+    expect_success(run(workplace, std::string("train tnp --precision f16 --loss-scale 1048576 ") +
+                                      "--loss-scale-interval 3 --steps 40 --save-every 20 --name " + name +
+                                      kLogged));
+  // As if the second had been killed after step 20.
+  fs::remove(workplace / checkpoint_name("b", 40));
+  fs::remove(workplace / "runs/b/report.html");
+  const Outcome resumed = run(workplace, "train tnp --device cpu --quiet --resume runs/b");
+  expect_success(resumed);
+  EXPECT_TRUE(same_end(workplace, "a", "b", 40));
+  const json scale = json::parse(workplace.get("runs/a/run.json")).at("loss_scale"),
+             other = json::parse(workplace.get("runs/b/run.json")).at("loss_scale");
+  EXPECT_EQ(scale, other);
+  EXPECT_GT(scale.at("skipped_steps"), 0);
+  std::istringstream text(workplace.get("runs/b/metrics.jsonl"));
+  json last;
+  for (std::string line; std::getline(text, line);) last = json::parse(line);
+  EXPECT_EQ(last.at("skipped_steps"), scale.at("skipped_steps"));
+  EXPECT_EQ(last.at("loss_scale"), scale.at("last"));
+  const std::string skipped = std::to_string(scale.at("skipped_steps").get<int64_t>());
+  EXPECT_TRUE(holds_all(resumed.out, "skipped " + skipped + " steps|loss scale")) << resumed.out;
+  EXPECT_TRUE(holds_all(workplace.get("runs/b/report.html"), skipped + " of 40 steps skipped|Loss scale"));
+}
+
 TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   const Workplace workplace;
   workplace.put("runs/.metrics.jsonl.tmp-1-0", "not of a run");

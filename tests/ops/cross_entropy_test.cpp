@@ -245,6 +245,35 @@ TEST(CrossEntropy, OverwrittenLogitsHoldTheirGradient) {
   }
 }
 
+TEST(CrossEntropy, OverwrittenLogitsAreRoundedAfterTheLossScale) {
+  // p / R is 1.2e-7, two steps of f16 at 0: without a scale a quarter of it is lost.
+  constexpr int64_t kRows = 4096, kClasses = 2000;
+  std::vector<int64_t> targets(kRows, 0);
+  std::vector<float> values;
+  for (int64_t i = 0; i < kRows * kClasses; ++i) values.push_back(float((i * 37) % 101) / 100);
+  const Tensor raw = Tensor::from(values, {kRows, kClasses}).to(DType::f16);
+  for (const Device device : devices())
+    for (const double factor : {1.0, 0.5}) {
+      const auto gradient = [&](DType dtype, double begin, bool overwrite) {
+        Tensor x = raw.to(dtype).to(device);
+        require_grad(x);
+        const Tensor loss_scale = begin == 1 ? Tensor() : Tensor::full({}, begin, DType::f32, device);
+        Tape tape({.loss_scale = loss_scale});
+        const Tensor loss =
+            cross_entropy(scale(x, 1.0), labels(targets, device), {.overwrite_logits = overwrite});
+        tape.backward(scale(loss, factor));
+        auto got = grad(x).to(DType::f32).to_vector<double>();
+        for (double& value : got) value /= begin * factor;
+        return got;
+      };
+      const auto truth = gradient(DType::f32, 1, false), got = gradient(DType::f16, 0x1p16, true);
+      double worst = 0;
+      for (size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::abs(got[i] / truth[i] - 1));
+      // Rounded to f16 once, and again without an error when halved; probabilities of the GPU to 1e-6.
+      EXPECT_LT(worst, 0x1p-11 + 1e-5) << device.name() << " " << factor;
+    }
+}
+
 TEST(CrossEntropy, NothingIsOverwrittenWithoutATape) {
   const Tensor logits = Tensor::full({2, 3}, 0.5, DType::f32, Device::cpu());
   cross_entropy(logits, labels({0, 1}), {.overwrite_logits = true});

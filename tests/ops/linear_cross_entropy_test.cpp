@@ -6,6 +6,7 @@
 
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear/linear.h"
+#include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
 #include "runtime/tuning.h"
 #include "tensor/random.h"
@@ -204,6 +205,62 @@ TEST(LinearCrossEntropy, TheLogitsAreNeverThereAsAWhole) {
       const size_t chunk = kChunk * kClasses * 6, gradients = 2 * kClasses * 32 + kTokens * 32;
       EXPECT_LT(most, chunk + gradients + 24'000'000) << device.name() << " " << records;
     }
+}
+
+/// dweight of mean reduction for a loss whose backward pass begins with `scale`, divided by it; `factor`
+/// stands between the loss and what backward begins at.
+std::vector<double> scaled_dweight(Tensor x, Tensor weight, const Tensor& targets, double begin,
+                                   double factor = 1) {
+  require_grad(x);
+  require_grad(weight, x.dtype() == DType::f64 ? DType::f64 : DType::f32);
+  const Tensor loss_scale = begin == 1 ? Tensor() : Tensor::full({}, begin, DType::f32, x.device());
+  Tape tape({.loss_scale = loss_scale});
+  tape.backward(scale(linear_cross_entropy(x, weight, targets), factor));
+  std::vector<double> values = grad(weight).to_vector<double>();
+  for (double& value : values) value /= begin * factor;
+  return values;
+}
+
+TEST(LinearCrossEntropy, TheLossScaleKeepsTheGradientsOfManyTokensInF16) {
+  // dl of a class that is no target is p / N, about 1.5e-8: f16 rounds what is below 3e-8 to 0.
+  constexpr int64_t kTokens = 32768, kClasses = 2000, kTargets = 100, kWidth = 8;
+  std::vector<int64_t> targets(kTokens);
+  for (size_t i = 0; i < targets.size(); ++i) targets[i] = int64_t(i) * 7 % kTargets;
+  const Tensor x = normal({kTokens, kWidth}, 1, DType::f16, Device::cpu(), 1),
+               weight = normal({kClasses, kWidth}, 0.3, DType::f16, Device::cpu(), 2);
+  // f32 has eight digits of p / N: as good as f64 beside an error of 0.01.
+  const std::vector<double> truth =
+      scaled_dweight(x.to(DType::f32), weight.to(DType::f32), labels(targets), 1);
+  const auto worst_error = [&](const std::vector<double>& got) {
+    double worst = 0;
+    for (size_t row = kTargets; row < kClasses; ++row) {
+      double error = 0, size = 0;
+      for (size_t i = row * kWidth; i < (row + 1) * kWidth; ++i)
+        error += (got[i] - truth[i]) * (got[i] - truth[i]), size += truth[i] * truth[i];
+      worst = std::max(worst, std::sqrt(error / size));
+    }
+    return worst;
+  };
+  for (const Device device : devices()) {
+    const Tensor own_x = x.to(device), own_weight = weight.to(device), own = labels(targets, device);
+    EXPECT_LE(worst_error(scaled_dweight(own_x, own_weight, own, 0x1p16)), 0.01) << device.name();
+    EXPECT_GT(worst_error(scaled_dweight(own_x, own_weight, own, 1)), 0.5)
+        << device.name();  // nothing is left
+  }
+}
+
+TEST(LinearCrossEntropy, APowerOfTwoAsLossScaleRoundsNothing) {
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const double factor : {1.0, 0.25}) {
+        const Tensor x = normal({300, 40}, 1, dtype, device, 3),
+                     weight = normal({201, 40}, 0.3, dtype, device, 4);
+        std::vector<int64_t> targets(300);
+        for (size_t i = 0; i < targets.size(); ++i) targets[i] = i % 5 ? int64_t(i * 13 % 201) : -100;
+        const Tensor own = labels(targets, device);
+        EXPECT_EQ(scaled_dweight(x, weight, own, 0x1p12, factor), scaled_dweight(x, weight, own, 1, 1))
+            << device.name() << " " << dtype << " " << factor;
+      }
 }
 
 }  // namespace

@@ -10,9 +10,10 @@
 
 namespace tessera::optim {
 
-/// Lets `gradient` arrive at the leaf through a tape, as a backward pass does.
-inline void arrive(const Tensor& leaf, const Tensor& gradient) {
-  Tape tape;
+/// Lets `gradient` arrive at the leaf through a tape, as a backward pass does that has that loss scale (which
+/// the gradient is multiplied by already).
+inline void arrive(const Tensor& leaf, const Tensor& gradient, const Tensor& loss_scale = {}) {
+  Tape tape({.loss_scale = loss_scale});
   Tensor y = leaf.detach().clone();
   tape.record("identity", Site::here(), {&leaf}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
   tape.backward(std::vector{y}, std::vector{gradient.to(y.dtype()).to(y.device())});

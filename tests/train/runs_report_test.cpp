@@ -61,6 +61,26 @@ TEST(RunsReport, GroupsBySettingAndTellsTheNoise) {
   EXPECT_NE(page.find("bf16 (b-3)"), std::string::npos);
 }
 
+TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
+  const TemporaryFolder folder;
+  std::vector<RunFolder> runs;
+  for (const double end : {1.00, 1.02, 1.04}) {
+    runs.push_back(make_run(folder.path(), "a", "f32", end));
+    runs.push_back(make_run(folder.path(), "b", "bf16", end + 0.01));
+    runs.push_back(make_run(folder.path(), "c", "f16", end - 0.01));
+    runs.back().append({60, {{"skipped_steps", double(runs.size())}}});
+  }
+  auto groups = group_runs(runs, {.by = "model.dtype", .last = 20});
+  const std::string text = format_groups(groups);
+  for (const char* part :
+       {"skipped steps", "3, 6, 9", "-, -, -", "final loss: f32 - bf16 = -0.0100, within",
+        "final loss: f32 - f16 = 0.0100, within", "final loss: bf16 - f16 = 0.0200, within"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in:\n" << text;
+  EXPECT_TRUE(agree(groups));
+  groups[2].final_loss = {1.5, 1.51, 1.52};
+  EXPECT_FALSE(agree(groups));
+}
+
 TEST(RunsReport, TheFinalLossIsOfTheLastStepsOnly) {
   const TemporaryFolder folder;
   const RunFolder run = make_run(folder.path(), "a", "f32", 1, false);

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "autograd/tape.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
 
@@ -108,6 +109,49 @@ TEST(TnpSession, RestoresOnlyItsOwnJob) {
   for (const char* part : {"c.safetensors", "another job", "\"seed\"", "0 in it", "5 here"})
     EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
   EXPECT_EQ(refused.model().embed_in.weight.detach().to_vector<float>(), before);
+}
+
+TEST(TnpSession, ALossScaleContinuesAndOneThatWasNotSavedBegins) {
+  const TemporaryFolder root;
+  TnpJob job = small_job();
+  job.model.dtype = DType::f16;
+  const std::string file = (root / "c.safetensors").string(), old_file = (root / "old.safetensors").string();
+  const auto step = [&](TnpSession& session, uint64_t batch) {
+    session.load(make_prior(job).batch(batch));
+    Tape tape({.loss_scale = session.optimizer().loss_scale()});
+    const Tensor loss = session.loss();
+    tape.backward(loss);
+    session.optimizer().step();
+    session.optimizer().zero_grad();
+    return loss.item();
+  };
+  TnpSession session(job, Device::cpu());
+  step(session, 0);
+  session.optimizer().loss_scale().fill(0x1p11);
+  session.checkpoint(7).save(file);
+
+  TnpSession same(job, Device::cpu());
+  EXPECT_EQ(same.restore(file), 7);
+  EXPECT_EQ(same.optimizer().loss_scale().item(), 0x1p11);
+  for (uint64_t batch = 1; batch < 6; ++batch) EXPECT_EQ(step(session, batch), step(same, batch));
+  session.checkpoint(12).save((root / "a").string()), same.checkpoint(12).save((root / "b").string());
+  EXPECT_EQ(get(root / "a"), get(root / "b"));
+
+  // A checkpoint from before there was loss scaling.
+  const io::Checkpoint stored = io::Checkpoint::read(file);
+  io::Checkpoint old;
+  for (const auto& [name, value] : stored.values())
+    if (const auto* const tensor = std::get_if<Tensor>(&value);
+        tensor && !name.starts_with("optimizer.loss_scale"))
+      old.add(name, *tensor);
+  old.add("step", stored.get<int64_t>("step")), old.add("job", stored.get<std::string>("job"));
+  old.add("rng", stored.get<Rng>("rng")), old.add("optimizer.lr", stored.get<double>("optimizer.lr"));
+  ASSERT_EQ(old.values().size() + 2, stored.values().size());
+  old.save(old_file);
+  TnpSession late(job, Device::cpu());
+  EXPECT_EQ(late.restore(old_file), 7);
+  EXPECT_EQ(late.optimizer().loss_scale().item(), optim::LossScale{}.initial);
+  EXPECT_EQ(late.optimizer().steps(), 1);
 }
 
 TEST(TnpSession, EvaluationNeverMeetsTheTasksOfTraining) {

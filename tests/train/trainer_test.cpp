@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <optional>
 
 #include "nn/linear.h"
 #include "ops/pointwise/pointwise.h"
@@ -75,10 +76,12 @@ struct Ran {
   std::string error;
 };
 
-Ran train(Regression& regression, const TrainerOptions& options, int64_t first_step = 0) {
+Ran train(Regression& regression, const TrainerOptions& options, int64_t first_step = 0,
+          const std::optional<optim::LossScale>& loss_scale = {}) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
-  optim::AdamW optimizer(nn::parameters(regression.layer), {.lr = 1e-2, .max_norm = 1});
+  optim::AdamW optimizer(nn::parameters(regression.layer),
+                         {.lr = 1e-2, .max_norm = 1, .loss_scale = loss_scale});
   Progress progress(Progress::Mode::quiet);
   Ran ran;
   ran.error = message_of([&] {
@@ -226,6 +229,51 @@ TEST(Trainer, SkippedStepsAreSeenThoughFewAreLogged) {
   const Ran ran = train(regression, options);
   // At step 10 four are known to be skipped, but not that they were the last; at step 20 ten more are.
   EXPECT_NE(ran.error.find("up to step 20"), std::string::npos) << ran.error;
+}
+
+TEST(Trainer, AnOverflowInF16LowersTheScaleAndIsShown) {
+  for (const int accumulate : {1, 4}) {
+    Regression regression(accumulate, DType::f16);
+    // A scale above 2^7, with several micro-batches 2^9, overflows at once, and again after each rise.
+    regression.factor = 512;
+    const Ran ran = train(regression, options_of(20, accumulate), 0, optim::LossScale{.interval = 4});
+    ASSERT_EQ(ran.error, "");
+    ASSERT_EQ(ran.metrics.size(), 20u);
+    double skipped = 0, scale = 0x1p16;
+    for (const StepRecord& record : ran.metrics) {
+      const bool finite = std::isfinite(record.values.at("grad_norm"));
+      EXPECT_EQ(record.values.at("skipped_steps"), skipped += !finite) << record.step;
+      EXPECT_TRUE(std::isfinite(record.values.at("loss")));
+      const double now = record.values.at("loss_scale");
+      EXPECT_TRUE(finite ? now == scale || now == 2 * scale : now == scale / 2) << record.step;
+      scale = now;
+    }
+    EXPECT_GE(skipped, 2);
+    EXPECT_LE(skipped, 15);
+    EXPECT_EQ(ran.result.skipped, int64_t(skipped));
+    EXPECT_EQ(ran.result.loss_scale, scale);
+    EXPECT_LT(ran.metrics.back().values.at("loss"), ran.metrics.front().values.at("loss"));
+  }
+}
+
+TEST(Trainer, AScaleThatFellToItsMinimumInVainStopsTheRun) {
+  Regression regression(1, DType::f16);
+  std::vector<double> before;
+  regression.before_step = [&](int64_t step) {
+    if (step != 4) return;
+    before = regression.weights();
+    regression.factor = std::numeric_limits<double>::infinity();
+  };
+  const optim::LossScale loss_scale{.initial = 256, .minimum = 4};
+  const Ran ran = train(regression, options_of(50), 0, loss_scale);
+  // Six steps at 256, 128, 64, 32, 16 and 8; then the minimum, five times in a row.
+  EXPECT_EQ(regression.begun, 3 + 6 + 5);
+  EXPECT_EQ(regression.weights(), before);
+  for (const char* part :
+       {"not finite for 5 steps", "up to step 14", "loss scale has fallen to its minimum, 4",
+        "bf16 instead of f16", "--check-finite"})
+    EXPECT_NE(ran.error.find(part), std::string::npos) << part << " in: " << ran.error;
+  EXPECT_EQ(ran.metrics.back().values.at("skipped_steps"), 11);
 }
 
 TEST(Trainer, CheckFiniteNamesOperatorAndStep) {
