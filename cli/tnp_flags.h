@@ -12,12 +12,14 @@ class TnpFlags {
  public:
   /// Adds the flags of the model and of the batch; with `training` those of the optimizer and schedule too.
   void add_to(CLI::App& command, bool training = false);
-  /// The job that the flags say. Throws UsageError for sizes that do not fit each other.
+  /// The job that the flags say; features that are not given are those of the prior. Throws UsageError for
+  /// sizes that do not fit each other.
   train::TnpJob job() const;
   train::TnpJob& settings() { return job_; }
 
  private:
   train::TnpJob job_;
+  CLI::Option* features_ = nullptr;
   std::string precision_ = "f32";
 };
 

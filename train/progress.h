@@ -16,7 +16,7 @@ struct ProgressState {
   double loss = 0, lr = -1, grad_norm = -1;
   double tokens_per_s = -1, ms_per_step = -1;
   double memory_gib = -1, peak_gib = -1;
-  double data_wait = -1;   // share of the time, 0 ... 1
+  double data_wait = -1;   // share of the time in which the device waited for data, 0 ... 1
   double flop_share = -1;  // of the ceiling named at the start, 0 ... 1
 };
 

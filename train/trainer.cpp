@@ -11,6 +11,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
+#include "train/data_wait.h"
 #include "train/interrupt.h"
 
 namespace tessera::train {
@@ -32,7 +33,6 @@ double median(std::vector<double> values) {
 struct Interval {
   Clock::time_point start = Clock::now();
   int64_t steps = 0;
-  double waited = 0;  // for data
 };
 
 /// How many steps up to the last one logged had no finite gradient norm, as far as the optimizer's counts
@@ -97,6 +97,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   const auto run_micro = [&] { graph ? captured() : (micro_step(), whole ? update() : void()); };
 
   Interval interval;
+  DataWait data(device);
   std::vector<double> step_seconds;
   SkipRow skips(optimizer);
   std::optional<io::EventWriter> events;
@@ -109,7 +110,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     optimizer.set_lr(options.schedule.at(step));
     if (!whole) loss_value.fill(0);
     for (int micro = 0; micro < options.accumulate; ++micro) {
-      interval.waited += task.load();
+      data.around(task.load);
       run_micro();
     }
     if (!whole) graph ? captured_update() : update();
@@ -141,7 +142,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
                          {"grad_norm", norm},
                          {"ms_per_step", per_step * 1e3},
                          {"tokens_per_s", task.tokens_per_step / per_step},
-                         {"data_wait", interval.waited / std::max(elapsed, 1e-9)},
+                         {"data_wait", data.take() / std::max(elapsed, 1e-9)},
                          {"memory_gib", double(memory.allocated) / double(1 << 30)},
                          {"peak_gib", double(memory.reserved_peak) / double(1 << 30)}}};
       if (options.ceiling_tflops > 0)
@@ -196,7 +197,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
       if (events) events->flush();
       interval.start = Clock::now();
       interval.steps = 0;
-      interval.waited = 0;
+      data.take();
     }
     if (last) break;
     if (stop) {
