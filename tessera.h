@@ -112,6 +112,7 @@
 #include "pretrained/names.h"
 
 #include "datasets/cholesky.h"
+#include "datasets/fourier.h"
 #include "datasets/glue.h"
 #include "datasets/glue_batches.h"
 #include "datasets/glue_submission.h"

@@ -13,9 +13,8 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
   command.add_option("--m", job_.context, "Context points a task")->check(size)->group("Data");
   command.add_option("--n", job_.targets, "Target points a task")->check(size)->group("Data");
   command.add_option("--batch-size", job_.batch, "Tasks a step")->check(size)->group("Data");
-  command.add_option("--features", model.features, "Numbers in an x (1 for the Gaussian processes)")
-      ->check(size)
-      ->group("Data");
+  features_ =
+      command.add_option("--features", model.features, "Features of an input x")->check(size)->group("Data");
   command.add_option("--d-model", model.d_model, "Width")->check(size)->group("Model");
   command.add_option("--d-ff", model.d_ff, "Hidden width of the MLPs and heads")->check(size)->group("Model");
   command.add_option("--n-head", model.heads, "Attention heads")->check(size)->group("Model");
@@ -35,6 +34,8 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
       ->group("Model");
   precision.add_to(command);
   if (!training) return;
+  features_->description("Features of an input x; default: 10 for linear, 1 for the Gaussian processes");
+  features_->default_str("");
   const CLI::Validator positive = between(1e-30, 1e30);
   command.add_option("--prior", job_.prior, "Where tasks come from")
       ->check(CLI::IsMember({"linear", "rbf", "matern52", "periodic"}))
@@ -67,6 +68,7 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
 
 train::TnpJob TnpFlags::job() const {
   train::TnpJob job = job_;
+  if (features_->count() == 0) job.model.features = train::default_features(job.prior);
   try {
     job.validate();
   } catch (const Error& error) {

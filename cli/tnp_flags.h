@@ -12,14 +12,15 @@ class TnpFlags {
  public:
   /// Adds the flags of the model and of the batch; with `training` those of the optimizer and schedule too.
   void add_to(CLI::App& command, bool training = false);
-  /// The job that the flags say, but for its precision. Throws UsageError for sizes that do not fit each
-  /// other.
+  /// The job that the flags say, but for its precision; features that are not given are those of the prior.
+  /// Throws UsageError for sizes that do not fit each other.
   train::TnpJob job() const;
   train::TnpJob& settings() { return job_; }
   PrecisionFlag precision;
 
  private:
   train::TnpJob job_;
+  CLI::Option* features_ = nullptr;
 };
 
 /// The job of a run's settings. Throws, naming the file `path` that they came from.

@@ -49,6 +49,11 @@ class TrainedTnp : public TrainedModel {
   void from_settings(const std::string& path, const nlohmann::json& settings,
                      const CLI::App& command) override {
     job_ = read_job(path, settings);
+    try {
+      train::check_task_stream(job_);
+    } catch (const Error& error) {
+      fail_at(Site::here(), path, ": ", error.what());
+    }
     if (command.get_option("--steps")->count() > 0) job_.steps = flags.settings().steps;
   }
   std::string default_name() const override { return "tnp-" + job_.prior; }
@@ -75,8 +80,9 @@ class TrainedTnp : public TrainedModel {
                train::format_count(double(count_parameters(m))), m.layers, m.d_model, m.heads,
                m.d_model / m.heads, m.d_ff, m.components,
                m.checkpoint_every > 0 ? fmt::format(", recompute groups of {}", m.checkpoint_every) : "");
-    fmt::print("  data      prior {}, M={} N={} B={}, {} tokens a step\n", job_.prior, job_.context,
-               job_.targets, job_.batch, job_.batch * (job_.context + job_.targets));
+    fmt::print("  data      prior {}, {} feature{}, M={} N={} B={}, {} tokens per step, drawn on {}\n",
+               job_.prior, m.features, m.features == 1 ? "" : "s", job_.context, job_.targets, job_.batch,
+               job_.batch * (job_.context + job_.targets), device.name());
     fmt::print("  training  steps {} to {}, lr {:g} ({}), seed {}\n", first_step, job_.steps, job_.lr,
                job_.schedule, job_.seed);
     fmt::print("  memory    {} planned a step\n",

@@ -4,11 +4,12 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <numbers>
 #include <numeric>
 #include <vector>
 
 #include "datasets/cholesky.h"
+#include "datasets/fourier.h"
+#include "datasets/posterior_internal.h"
 #include "runtime/parallel.h"
 
 namespace tessera::datasets {
@@ -17,45 +18,6 @@ namespace {
 constexpr int kNodes = 128;
 constexpr double kNegligible = 40;  // nats below the peak
 using Vector = std::vector<double>;
-
-double log_normal(double y, double mean, double variance) {
-  const double off = y - mean;
-  return -0.5 * (std::log(2 * std::numbers::pi * variance) + off * off / variance);
-}
-
-/// One task: views into packed f64 copies of the batch.
-struct TaskView {
-  const double *xc, *yc, *xt, *yt;
-  int64_t context, targets, features;
-  double *mean, *variance, *log_density;  // results, [targets]
-};
-
-bool predict_process(const PriorOptions& prior, const TaskView& task) {
-  const int64_t m = task.context, n = task.targets;
-  const double noise = noise_variance(prior);
-  Vector matrix(size_t(m * m)), cross(size_t(m * n)), y(task.yc, task.yc + m);
-  for (int64_t i = 0; i < m; ++i) {
-    for (int64_t j = i; j < m; ++j) matrix[size_t(i * m + j)] = covariance(prior, task.xc[i] - task.xc[j]);
-    matrix[size_t(i * m + i)] += noise;
-    for (int64_t j = 0; j < n; ++j) cross[size_t(i * n + j)] = covariance(prior, task.xc[i] - task.xt[j]);
-  }
-  if (!cholesky(matrix.data(), m)) return false;
-  solve_lower(matrix.data(), m, y.data(), 1);
-  solve_lower(matrix.data(), m, cross.data(), n);
-  for (int64_t j = 0; j < n; ++j) {
-    double mean = 0, explained = 0;
-    for (int64_t i = 0; i < m; ++i) {
-      const double value = cross[size_t(i * n + j)];
-      mean += value * y[size_t(i)];
-      explained += value * value;
-    }
-    task.mean[j] = mean;
-    // Rounding may take the difference of nearly equal numbers below the noise, which it cannot be.
-    task.variance[j] = std::max(covariance(prior, 0) - explained, 0.0) + noise;
-    task.log_density[j] = log_normal(task.yt[j], mean, task.variance[j]);
-  }
-  return true;
-}
 
 /// The linear model given log sigma, from the sums over the context that it needs.
 class LinearGivenNoise {
@@ -175,6 +137,23 @@ bool predict_linear(const TaskView& task) {
 
 }  // namespace
 
+namespace {
+
+/// The largest distance between inputs of the batch. Throws unless all are finite.
+double input_span(const PriorOptions& prior, const Tensor& xc, const Tensor& xt) {
+  double low = 0, high = 0;
+  for (const Tensor* tensor : {&xc, &xt}) {
+    const double* const x = tensor->data<double>();
+    for (int64_t i = 0; i < tensor->count(); ++i) {
+      check(std::isfinite(x[i]), "predict: prior ", name_of(prior.kind), ": an input is ", x[i]);
+      low = std::min(low, x[i]), high = std::max(high, x[i]);
+    }
+  }
+  return high - low;
+}
+
+}  // namespace
+
 Predictive predict(const PriorOptions& prior, const RegressionBatch& batch) {
   const auto& [xc, yc, xt, yt] = batch;
   check(xc.rank() == 3 && xt.rank() == 3, "predict: xc ", describe(xc), " and xt ", describe(xt),
@@ -192,6 +171,11 @@ Predictive predict(const PriorOptions& prior, const RegressionBatch& batch) {
   const Tensor xc64 = packed(xc), yc64 = packed(yc), xt64 = packed(xt), yt64 = packed(yt);
   const auto result = [&] { return Tensor::empty_packed({tasks, n}, DType::f64, Device::cpu()); };
   const Predictive predictive{result(), result(), result()};
+  FourierSeries series;
+  if (prior.kind != PriorKind::linear) {
+    const double span = std::max(kInputSpan, input_span(prior, xc64, xt64));
+    if (prior.kind != PriorKind::matern52) series = fourier_series(prior, span);
+  }
   std::atomic<bool> failed = false;  // an exception may not leave a parallel region
   parallel_for(tasks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
@@ -205,12 +189,19 @@ Predictive predict(const PriorOptions& prior, const RegressionBatch& batch) {
                           predictive.mean.data<double>() + task * n,
                           predictive.variance.data<double>() + task * n,
                           predictive.log_density.data<double>() + task * n};
-      const bool done = prior.kind == PriorKind::linear ? predict_linear(view) : predict_process(prior, view);
+      bool done = true;
+      if (prior.kind == PriorKind::linear) {
+        done = predict_linear(view);
+      } else if (prior.kind == PriorKind::matern52) {
+        predict_matern(prior, view);
+      } else {
+        done = predict_series(series, noise_variance(prior), view);
+      }
       if (!done) failed = true;
     }
   });
   check(!failed.load(), "predict: prior ", name_of(prior.kind),
-        ": a covariance matrix of the context is not positive definite in f64; is an input not finite?");
+        ": a covariance matrix is not positive definite in f64; is an input not finite?");
   return predictive;
 }
 

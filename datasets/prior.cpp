@@ -1,41 +1,17 @@
 #include "datasets/prior.h"
 
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <numbers>
 #include <string>
-#include <vector>
 
-#include "datasets/cholesky.h"
-#include "runtime/gaussian.h"
-#include "runtime/parallel.h"
+#include "datasets/fourier.h"
+#include "datasets/prior_kernels.h"
 
 namespace tessera::datasets {
 namespace {
 
 constexpr std::array<const char*, 4> kNames{"linear", "rbf", "matern52", "periodic"};
-
-/// A model initialised from the same seed must not meet the same numbers.
-constexpr uint64_t kDomain = 0x7072696F72000001;  // "prior"
-
-/// The random streams of one batch.
-enum Stream : uint64_t { kCoefficients, kPositions, kNoise, kStreams };
-
-/// Where value (task, i) of the context or, from M on, of the targets goes.
-struct Split {
-  float* context;
-  float* targets;
-  int64_t context_count, target_count, width;
-  float& at(int64_t task, int64_t i, int64_t feature = 0) const {
-    return i < context_count ? context[(task * context_count + i) * width + feature]
-                             : targets[(task * target_count + i - context_count) * width + feature];
-  }
-};
-
-Split split(const Tensor& context, const Tensor& targets) {
-  return {context.data<float>(), targets.data<float>(), context.size(1), targets.size(1), context.size(2)};
-}
 
 }  // namespace
 
@@ -51,7 +27,7 @@ PriorKind parse_prior(std::string_view name) {
           near.empty() ? "" : "; did you mean " + near + "?");
 }
 
-Prior::Prior(const PriorOptions& options) : options_(options) {
+Prior::Prior(const PriorOptions& options, Device device) : options_(options), device_(device) {
   check(options.batch >= 1 && options.context >= 0 && options.targets >= 1 && options.features >= 1,
         "prior: batch ", options.batch, ", context ", options.context, ", targets ", options.targets,
         " and features ", options.features, " must be at least 1 (the context at least 0)");
@@ -66,72 +42,60 @@ Prior::Prior(const PriorOptions& options) : options_(options) {
   positive("period", options.period);
   check(std::isfinite(options.noise) && options.noise >= 0, "prior ", name_of(options.kind), ": noise ",
         options.noise, " must be finite and not negative");
+  if (options.kind == PriorKind::matern52) {
+    if (device.is_cpu()) return;
+    const int64_t points = options.batch * (options.context + options.targets);
+    order_ = Tensor::empty_packed({points}, DType::i64, device);
+    sorted_x_ = Tensor::empty_packed({points}, DType::f32, device);
+    increments_ = Tensor::empty_packed({points, 4}, DType::f64, device);
+    return;
+  }
+  const FourierSeries series = fourier_series(options, kInputSpan);
+  frequency_ = series.frequency;
+  amplitudes_ = Tensor::from(series.amplitude, {series.harmonics() + 1}).to(device).packed();
 }
 
 RegressionBatch Prior::batch(uint64_t index) const {
-  const auto& [kind, batch, context, targets, features, seed, l, s, noise, p] = options_;
-  const auto empty = [tasks = batch](int64_t points, int64_t width) {
-    return Tensor::empty_packed({tasks, points, width}, DType::f32, Device::cpu());
+  const auto empty = [&](int64_t points, int64_t width) {
+    return Tensor::empty_packed({options_.batch, points, width}, DType::f32, device_);
   };
-  const RegressionBatch result{empty(context, features), empty(context, 1), empty(targets, features),
-                               empty(targets, 1)};
-  kind == PriorKind::linear ? draw_linear(index, result) : draw_process(index, result);
+  const RegressionBatch result{empty(options_.context, options_.features), empty(options_.context, 1),
+                               empty(options_.targets, options_.features), empty(options_.targets, 1)};
+  draw(index, result);
   return result;
 }
 
-void Prior::draw_linear(uint64_t index, const RegressionBatch& batch) const {
-  const int64_t points = options_.context + options_.targets, features = options_.features;
-  const Split x = split(batch.xc, batch.xt), y = split(batch.yc, batch.yt);
-  const auto draw = [&](Stream stream, int64_t i) {
-    return gaussian(options_.seed ^ kDomain, index * kStreams + stream, uint64_t(i));
+void Prior::draw(uint64_t index, const RegressionBatch& out) const {
+  const auto& [kind, batch, context, targets, features, seed, l, s, noise, p] = options_;
+  const auto fits = [&, tasks = batch](const Tensor& tensor, int64_t points, int64_t width) {
+    return tensor.defined() && tensor.shape() == Shape({tasks, points, width}) &&
+           tensor.dtype() == DType::f32 && tensor.device() == device_ && tensor.layout().is_packed();
   };
-  // Pieces of all tasks' points; each element is addressed, so the partition does not matter.
-  parallel_for(options_.batch * points, 1024, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t task = i / points, point = i % points, coefficients = task * (features + 2);
-      double value = draw(kCoefficients, coefficients);
-      for (int64_t f = 0; f < features; ++f) {
-        const double position = draw(kPositions, i * features + f);
-        x.at(task, point, f) = float(position);
-        value += position * draw(kCoefficients, coefficients + 1 + f);
-      }
-      const double log_sigma =
-          kLogNoiseMean + kLogNoiseDeviation * draw(kCoefficients, coefficients + 1 + features);
-      y.at(task, point) = float(value + std::exp(log_sigma) * draw(kNoise, i));
-    }
-  });
-}
-
-void Prior::draw_process(uint64_t index, const RegressionBatch& batch) const {
-  const int64_t points = options_.context + options_.targets;
-  const Split xs = split(batch.xc, batch.xt), ys = split(batch.yc, batch.yt);
-  const uint64_t seed = options_.seed ^ kDomain;
-  std::atomic<bool> failed = false;  // an exception may not leave a parallel region
-  parallel_for(options_.batch, 1, [&](int64_t begin, int64_t end) {
-    std::vector<double> matrix(size_t(points * points)), x(static_cast<size_t>(points)), z(x), y(x);
-    for (int64_t task = begin; task < end; ++task) {
-      for (int64_t i = 0; i < points; ++i) {
-        const uint64_t at = uint64_t(task * points + i);
-        const Uint4 random = philox(seed, index * kStreams + kPositions, at);
-        xs.at(task, i) = float(4 * double(uniform_half_open(random.word[0])) - 2);
-        x[size_t(i)] = double(xs.at(task, i));
-        z[size_t(i)] = gaussian(seed, index * kStreams + kNoise, at);
-      }
-      for (int64_t i = 0; i < points; ++i) {
-        for (int64_t j = i; j < points; ++j)
-          matrix[size_t(i * points + j)] = covariance(options_, x[size_t(i)] - x[size_t(j)]);
-        matrix[size_t(i * points + i)] += noise_variance(options_);
-      }
-      if (!cholesky(matrix.data(), points)) {
-        failed = true;
-        continue;
-      }
-      multiply_lower(matrix.data(), points, z.data(), y.data());
-      for (int64_t i = 0; i < points; ++i) ys.at(task, i) = float(y[size_t(i)]);
-    }
-  });
-  check(!failed.load(), "prior ", name_of(options_.kind), ": the covariance matrix of ", points,
-        " points is not positive definite in f64; raise the noise of ", options_.noise);
+  check(fits(out.xc, context, features) && fits(out.yc, context, 1) && fits(out.xt, targets, features) &&
+            fits(out.yt, targets, 1),
+        "prior ", name_of(kind), ": draw needs packed f32 tensors on ", device_.name(), " of xc [", batch,
+        ", ", context, ", ", features, "], yc [", batch, ", ", context, ", 1], xt [", batch, ", ", targets,
+        ", ", features, "] and yt [", batch, ", ", targets, ", 1]");
+  check(!device_.capturing(), "prior ", name_of(kind),
+        ": tasks drawn inside a captured graph would be the same at each replay; draw before the replay");
+  for (const Tensor* tensor : {&out.xc, &out.yc, &out.xt, &out.yt}) tensor->bump_version();
+  const PriorDraw draw{.stream = {seed ^ prior_math::kDomain, index},
+                       .out = {out.xc.data<float>(), out.yc.data<float>(), out.xt.data<float>(),
+                               out.yt.data<float>(), batch, context, targets, features},
+                       .noise = std::sqrt(noise_variance(options_)),
+                       .scale = s,
+                       .rate = std::sqrt(5.0) / l,
+                       .frequency = frequency_,
+                       .harmonics = amplitudes_.defined() ? amplitudes_.count() - 1 : 0,
+                       .amplitude = amplitudes_.defined() ? amplitudes_.data<double>() : nullptr,
+                       .order = order_.defined() ? order_.data<int64_t>() : nullptr,
+                       .sorted_x = sorted_x_.defined() ? sorted_x_.data<float>() : nullptr,
+                       .increments = increments_.defined() ? increments_.data<double>() : nullptr};
+  if (device_.is_cpu()) {
+    draw_cpu(kind, draw);
+  } else if constexpr (kCuda) {
+    draw_cuda(device_, kind, draw);
+  }
 }
 
 double covariance(const PriorOptions& options, double difference) {

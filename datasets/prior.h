@@ -38,33 +38,56 @@ struct PriorOptions {
   double period = 1;         // p
 };
 
-/// f32, on the host. Targets carry noise, as the context does.
+/// f32. Targets carry noise, as the context does.
 struct RegressionBatch {
   Tensor xc, yc;  // [B, M, F], [B, M, 1]
   Tensor xt, yt;  // [B, N, F], [B, N, 1]
   void fields(auto&& visit) { visit("xc", xc), visit("yc", yc), visit("xt", xt), visit("yt", yt); }
 };
 
+/// Version of the function (seed, index) -> tasks. Runs note it: a checkpoint of another version goes on with
+/// other tasks, so it is refused (train/tnp_job.h). 1 was drawn on the host through Cholesky factors.
+inline constexpr int64_t kTaskStream = 2;
+
+/// The source of tasks, on the CPU or on a GPU's compute stream. Both draw from the same Philox blocks,
+/// addressed by (seed, index): the same tasks but for the last bit of f32.
+///
+///   linear          directly.
+///   rbf, periodic   by the Fourier series of the kernel (datasets/fourier.h): a batch costs some 50
+///   multiply-adds
+///                   per point.
+///   matern52        by its stochastic differential equation (datasets/matern_math.h), exact at the points:
+///   they
+///                   are sorted, and each state follows from the one before.
 class Prior {
  public:
-  /// Throws, naming the option, for sizes below 1 (below 0 for the context) or hyperparameters that are not
-  /// positive (below 0 for the noise).
-  explicit Prior(const PriorOptions& options);
+  /// Throws, naming the option, for sizes below 1 (below 0 for the context), hyperparameters that are not
+  /// positive (below 0 for the noise), and a lengthscale that the Fourier series cannot follow.
+  explicit Prior(const PriorOptions& options, Device device = Device::cpu());
   const PriorOptions& options() const { return options_; }
-  /// A pure function of the options and the index: resuming is only an index, and neither threads nor order
-  /// matter. A Gaussian process costs (M + N)^3 / 3 FLOPs a task.
+  Device device() const { return device_; }
+
+  /// A batch on the prior's device, f32: a pure function of the options and the index. Resuming is only an
+  /// index, and neither threads nor order matter. On a GPU the host does not wait.
   RegressionBatch batch(uint64_t index) const;
+  /// The same into existing packed f32 tensors of the prior's device and shapes, without allocating. May be
+  /// called by several threads at once on the CPU, by one at a time on a GPU. Throws while a graph is being
+  /// captured: its replays would repeat this batch. Draw before each replay instead.
+  void draw(uint64_t index, const RegressionBatch& out) const;
 
  private:
-  void draw_linear(uint64_t index, const RegressionBatch& batch) const;
-  void draw_process(uint64_t index, const RegressionBatch& batch) const;
   PriorOptions options_;
+  Device device_;
+  double frequency_ = 0;     // of the Fourier series
+  Tensor amplitudes_;        // of the Fourier series: f64 [K + 1], on the device
+  Tensor order_, sorted_x_;  // of a state-space prior on a GPU: [B (M + N)], scratch
+  Tensor increments_;        // likewise, [B (M + N), 4]
 };
 
 /// k(x - x') of a Gaussian process; s^2 at 0.
 double covariance(const PriorOptions& options, double difference);
-/// What the diagonal of a covariance matrix of observations has beside k(0): noise^2, and 1e-8 s^2 so that a
-/// matrix without noise can be factored. Part of the prior: the posterior has it too.
+/// What the diagonal of a covariance matrix of observations has in addition to k(0): noise^2, and 1e-8 s^2 so
+/// that a matrix without noise can be factored. Part of the prior: the posterior has it too.
 double noise_variance(const PriorOptions& options);
 
 }  // namespace tessera::datasets

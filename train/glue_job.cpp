@@ -260,11 +260,7 @@ TrainResult train_glue(GlueSession& session, const GlueSet& set, const RunFolder
   loader.set_state(at);
   io::CheckpointFolder folder(run.checkpoints().string(), options.keep);
   Task task;
-  task.load = [&] {
-    const double before = loader.stats().wait_seconds;
-    session.load(loader.next());
-    return loader.stats().wait_seconds - before;
-  };
+  task.load = [&] { session.load(loader.next()); };
   task.loss = [&] { return session.loss(); };
   task.evaluate = [&] { return evaluate_glue(session, set); };
   task.save = [&](int64_t step) {

@@ -90,11 +90,7 @@ TrainResult train_language(LanguageSession& session, const LanguageData& data, c
   options.graph = given.graph && !job.documents;  // lengths differ from batch to batch
 
   Task task;
-  task.load = [&] {
-    const double before = loader.stats().wait_seconds;
-    session.load(loader.next());
-    return loader.stats().wait_seconds - before;
-  };
+  task.load = [&] { session.load(loader.next()); };
   task.loss = [&] { return session.loss(); };
   task.updated = [&] { session.updated(); };
   // A window of the evaluation has as many places as a training sequence, and the last place's target.

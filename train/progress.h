@@ -18,7 +18,7 @@ struct ProgressState {
   int64_t skipped = -1;  // steps, of the whole run
   double tokens_per_s = -1, ms_per_step = -1;
   double memory_gib = -1, peak_gib = -1;
-  double data_wait = -1;   // share of the time, 0 ... 1
+  double data_wait = -1;   // share of the time in which the device waited for data, 0 ... 1
   double flop_share = -1;  // of the ceiling named at the start, 0 ... 1
 };
 

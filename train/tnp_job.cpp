@@ -54,11 +54,37 @@ void TnpJob::validate() const {
 }
 
 json to_json(const TnpJob& job) {
-  return job_to_json(job);
+  json out = job_to_json(job);
+  if (job.task_stream != 1) out["task_stream"] = job.task_stream;
+  return out;
 }
 
 TnpJob tnp_job_from_json(const json& in) {
-  return job_from_json<TnpJob>(in, "tnp job");
+  json settings = in;
+  int64_t task_stream = 1;
+  if (in.is_object() && in.contains("task_stream")) {
+    check(in["task_stream"].is_number_unsigned() && in["task_stream"] >= 1 &&
+              in["task_stream"] <= datasets::kTaskStream,
+          "tnp job: \"task_stream\" is ", in["task_stream"].dump(), "; this build knows 1 to ",
+          datasets::kTaskStream);
+    task_stream = in["task_stream"];
+    settings.erase("task_stream");
+  }
+  TnpJob job = job_from_json<TnpJob>(settings, "tnp job");
+  job.task_stream = task_stream;
+  return job;
+}
+
+void check_task_stream(const TnpJob& job) {
+  check(job.task_stream == datasets::kTaskStream, "the run draws its tasks by version ", job.task_stream,
+        " of the priors, this build by version ", datasets::kTaskStream,
+        ": it cannot go on with the tasks that it would have met. Finish it with the build that began it, or "
+        "start "
+        "a new run; `tessera eval tnp` and `tessera report` take it as it is");
+}
+
+int64_t default_features(const std::string& prior) {
+  return prior == "linear" ? models::TnpConfig{}.features : 1;
 }
 
 optim::Schedule make_schedule(const TnpJob& job) {
@@ -68,13 +94,14 @@ optim::Schedule make_schedule(const TnpJob& job) {
                           .warmup = std::min(job.warmup, job.steps / 2)});
 }
 
-datasets::Prior make_prior(const TnpJob& job, bool evaluation) {
+datasets::Prior make_prior(const TnpJob& job, bool evaluation, Device device) {
   return datasets::Prior({.kind = datasets::parse_prior(job.prior),
                           .batch = job.batch,
                           .context = job.context,
                           .targets = job.targets,
                           .features = job.model.features,
-                          .seed = evaluation ? job.seed ^ kEvaluationSeed : job.seed});
+                          .seed = evaluation ? job.seed ^ kEvaluationSeed : job.seed},
+                         device);
 }
 
 // ---- the session ----
@@ -108,6 +135,10 @@ void TnpSession::load(const datasets::RegressionBatch& batch) {
   batch_.yc.copy_from(batch.yc);
   batch_.xt.copy_from(batch.xt);
   batch_.yt.copy_from(batch.yt);
+}
+
+void TnpSession::draw(const datasets::Prior& prior, uint64_t index) {
+  prior.draw(index, {batch_.xc, batch_.yc, batch_.xt, batch_.yt});
 }
 
 io::Checkpoint TnpSession::checkpoint(int64_t step) const {
@@ -159,16 +190,12 @@ int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {
 TrainResult train_tnp(TnpSession& session, const RunFolder& run, const TrainerOptions& options,
                       int64_t first_step, int64_t eval_tasks, Progress& progress) {
   const TnpJob& job = session.job();
-  const datasets::Prior prior = make_prior(job);
-  datasets::Loader loader(prior, {.workers = session.device().is_cuda() ? 4 : 1, .device = session.device()});
-  loader.set_state({.batch = uint64_t(first_step) * uint64_t(options.accumulate)});
+  check_task_stream(job);
+  const datasets::Prior prior = make_prior(job, false, session.device());
+  uint64_t index = uint64_t(first_step) * uint64_t(options.accumulate);
   io::CheckpointFolder folder(run.checkpoints().string(), options.keep);
   Task task;
-  task.load = [&] {
-    const double before = loader.stats().wait_seconds;
-    session.load(loader.next());
-    return loader.stats().wait_seconds - before;
-  };
+  task.load = [&] { session.draw(prior, index++); };
   task.loss = [&] { return session.loss(); };
   task.evaluate = [&] {
     const TnpEvaluation e =

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "datasets/loader.h"
 #include "datasets/prior.h"
 #include "io/checkpoint.h"
 #include "models/tnp.h"
@@ -32,6 +31,9 @@ struct TnpJob {
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
   F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
+  /// datasets::kTaskStream of the build that made the run. Not among fields(): settings without it are of a
+  /// run of version 1.
+  int64_t task_stream = datasets::kTaskStream;
 
   /// Of any size: sums and products of sizes then stay far below 2^63.
   static constexpr int64_t kLargest = int64_t(1) << 30;
@@ -57,8 +59,13 @@ nlohmann::json to_json(const TnpJob& job);
 TnpJob tnp_job_from_json(const nlohmann::json& json);
 
 optim::Schedule make_schedule(const TnpJob& job);
-/// Where the job's tasks come from; those of an evaluation are never met in training.
-datasets::Prior make_prior(const TnpJob& job, bool evaluation = false);
+/// Where the job's tasks come from, drawn on `device`; those of an evaluation are never met in training.
+datasets::Prior make_prior(const TnpJob& job, bool evaluation = false, Device device = Device::cpu());
+/// The features of tasks when nobody says: 10 for the linear prior, 1 for the others, which have no more.
+int64_t default_features(const std::string& prior);
+/// Throws if training cannot go on as it began because this build draws other tasks than the run's. Such a
+/// run can still be evaluated and shown.
+void check_task_stream(const TnpJob& job);
 
 /// Model, optimizer and the fixed tensors of one batch on a device.
 class TnpSession {
@@ -71,6 +78,8 @@ class TnpSession {
 
   /// Copies a batch from the host into the tensors that loss() reads.
   void load(const datasets::RegressionBatch& batch);
+  /// Draws batch `index` of a prior on the session's device into them, in stream order.
+  void draw(const datasets::Prior& prior, uint64_t index);
   Tensor loss() const {
     const F32MathScope math(job_.f32_math);
     return model_.loss(batch_);

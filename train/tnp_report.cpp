@@ -21,16 +21,14 @@ TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device d
   TnpEvaluation result;
   TnpJob drawn = job;
   drawn.batch = batch;
-  const datasets::Prior prior = make_prior(drawn, true);
+  const datasets::Prior prior = make_prior(drawn, true, device);
   std::vector<double> gaps;  // of each task
   double model_sum = 0, optimal_sum = 0;
   for (uint64_t index = 0; int64_t(gaps.size()) < tasks; ++index) {
     check_interrupt();
-    const datasets::RegressionBatch host = prior.batch(index);
-    const auto losses =
-        model.point_losses({host.xc.to(device), host.yc.to(device), host.xt.to(device), host.yt.to(device)})
-            .to_vector<double>();
-    const auto log_density = datasets::predict(prior.options(), host).log_density.to_vector<double>();
+    const datasets::RegressionBatch fresh = prior.batch(index);
+    const auto losses = model.point_losses({fresh.xc, fresh.yc, fresh.xt, fresh.yt}).to_vector<double>();
+    const auto log_density = datasets::predict(prior.options(), fresh).log_density.to_vector<double>();
     for (int64_t b = 0; b < batch && int64_t(gaps.size()) < tasks; ++b) {
       double gap = 0;
       for (int64_t n = 0; n < job.targets; ++n) {
@@ -59,7 +57,6 @@ namespace {
 
 constexpr int kWidth = 240, kHeight = 180;
 constexpr double kLeft = -2, kRight = 2, kBottom = -3.5, kTop = 3.5;
-constexpr int64_t kLargestContext = 2048;  // the exact posterior costs its cube
 
 double x_of(int column) {
   return kLeft + (kRight - kLeft) * (column + 0.5) / kWidth;
@@ -68,19 +65,17 @@ double y_of(int row) {
   return kTop - (kTop - kBottom) * (row + 0.5) / kHeight;
 }
 
-/// Targets at every column of the picture, all with the value y.
-datasets::RegressionBatch grid_task(const Tensor& xc, const Tensor& yc, double y) {
-  std::vector<float> columns;
-  for (int column = 0; column < kWidth; ++column) columns.push_back(float(x_of(column)));
-  return {xc, yc, Tensor::from(columns, {1, kWidth, 1}),
-          Tensor::full({1, kWidth, 1}, y, DType::f32, Device::cpu())};
+/// x of every column, [1, columns, 1].
+Tensor columns() {
+  std::vector<float> x;
+  for (int column = 0; column < kWidth; ++column) x.push_back(float(x_of(column)));
+  return Tensor::from(x, {1, kWidth, 1});
 }
 
 /// Density of the model's mixture at every pixel.
 std::vector<double> model_density(const models::Tnp& model, Device device, const Tensor& xc,
                                   const Tensor& yc) {
-  const datasets::RegressionBatch grid = grid_task(xc, yc, 0);
-  const std::vector<double> mixture = model.forward(xc.to(device), yc.to(device), grid.xt.to(device))
+  const std::vector<double> mixture = model.forward(xc.to(device), yc.to(device), columns().to(device))
                                           .to_vector<double>();  // [columns, 1, K, 3]
   const int64_t components = model.config.components;
   std::vector<double> density(size_t(kWidth) * kHeight);
@@ -101,13 +96,17 @@ std::vector<double> model_density(const models::Tnp& model, Device device, const
   return density;
 }
 
+/// The same of the exact posterior: every pixel is a target.
 std::vector<double> exact_density(const datasets::PriorOptions& prior, const Tensor& xc, const Tensor& yc) {
-  std::vector<double> density;
-  for (int row = 0; row < kHeight; ++row) {
-    for (const double value :
-         datasets::predict(prior, grid_task(xc, yc, y_of(row))).log_density.to_vector<double>())
-      density.push_back(std::exp(value));
-  }
+  std::vector<float> x, y;
+  for (int row = 0; row < kHeight; ++row)
+    for (int column = 0; column < kWidth; ++column)
+      x.push_back(float(x_of(column))), y.push_back(float(y_of(row)));
+  const Shape shape{1, int64_t(kWidth) * kHeight, 1};
+  std::vector<double> density =
+      datasets::predict(prior, {xc, yc, Tensor::from(x, shape), Tensor::from(y, shape)})
+          .log_density.to_vector<double>();
+  for (double& value : density) value = std::exp(value);
   return density;
 }
 
@@ -137,9 +136,6 @@ void add_densities(Report& report, TnpSession& session) {
   const TnpJob& job = session.job();
   report.heading("Predictive density");
   if (job.model.features != 1) return report.paragraph("Drawn for one-dimensional inputs only.");
-  if (job.context > kLargestContext)
-    return report.paragraph(
-        fmt::format("Not drawn: the exact posterior of {} context points costs their cube.", job.context));
   report.paragraph(fmt::format(
       "Three tasks that training never met. Left: the model's mixture; right: the exact posterior "
       "predictive of the prior. x from {} to {}, y from {} to {}; crosses are the context.",

@@ -15,6 +15,7 @@
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
 #include "runtime/interrupt.h"
+#include "train/data_wait.h"
 
 namespace tessera::train {
 namespace {
@@ -35,7 +36,6 @@ double median(std::vector<double> values) {
 struct Interval {
   Clock::time_point start = Clock::now();
   int64_t steps = 0;
-  double waited = 0;  // for data
 };
 
 /// How many steps up to the last one logged were skipped in a row, as far as the optimizer's counts tell.
@@ -130,6 +130,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
   const auto run_micro = [&] { graph ? captured() : (micro_step(), whole ? update() : void()); };
 
   Interval interval;
+  DataWait data(device);
   std::vector<double> step_seconds;
   const bool scaled = optimizer.loss_scale().defined();
   if (options.loss_scale) optimizer.set_loss_scale(*options.loss_scale);
@@ -164,7 +165,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     optimizer.set_lr(options.schedule.at(step));
     if (!whole) loss_value.fill(0);
     for (int micro = 0; micro < options.accumulate; ++micro) {
-      interval.waited += task.load();
+      data.around(task.load);
       run_micro();
     }
     if (!whole) graph ? captured_update() : update();
@@ -204,7 +205,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
                          {"grad_norm", norm},
                          {"ms_per_step", per_step * 1e3},
                          {"tokens_per_s", task.tokens_per_step / per_step},
-                         {"data_wait", interval.waited / std::max(elapsed, 1e-9)},
+                         {"data_wait", data.take() / std::max(elapsed, 1e-9)},
                          {"memory_gib", double(memory.allocated) / double(1 << 30)},
                          {"peak_gib", double(memory.reserved_peak) / double(1 << 30)}}};
       if (scaled || skipped > 0) record.values["skipped_steps"] = double(skipped);
@@ -297,6 +298,7 @@ TrainResult run_training(const Task& task, optim::AdamW& optimizer, const RunFol
     if (verdict.save || (!saved && (last || stop || save_due))) {
       save(step + 1);
       interval = Interval{};
+      data.take();
     }
     if (stop) {
       result.outcome = Outcome::interrupted;

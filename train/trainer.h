@@ -15,9 +15,9 @@ namespace tessera::train {
 
 /// What is trained, as the trainer sees it.
 struct Task {
-  /// Brings the next batch into the tensors that `loss` reads; returns the seconds that it waited for data.
-  /// Not captured: the addresses must stay the same.
-  std::function<double()> load;
+  /// Brings the next batch into the tensors that `loss` reads, by work issued to the compute stream. Not
+  /// captured: the addresses must stay the same.
+  std::function<void()> load;
   /// The forward pass, recorded on the trainer's tape; the loss has one element.
   std::function<Tensor()> loss;
   /// After each step of the optimizer, captured with it. May be empty.

@@ -326,13 +326,27 @@ std::vector<std::string> query(const fs::path& database, const std::string& sql)
 }
 #endif
 
+TEST(Train, EveryPriorHasFeaturesOfItsOwn) {
+  const Workplace workplace;
+  for (const std::string prior : {"linear", "rbf", "matern52", "periodic"}) {
+    const Outcome outcome =
+        run(workplace, "train tnp --steps 2 --prior " + prior + " --name " + prior + kTiny);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const bool linear = prior == "linear";
+    EXPECT_TRUE(holds_all(outcome.out, "prior " + prior + (linear ? ", 10 features," : ", 1 feature,")));
+    EXPECT_EQ(json::parse(workplace.get("runs/" + prior + "/run.json")).at("job").at("model.features"),
+              linear ? 10 : 1);
+  }
+  const Outcome given = run(workplace, "train tnp --steps 2 --features 2 --name given" + kTiny);
+  EXPECT_TRUE(holds_all(given.out, "prior linear, 2 features,")) << given.err;
+}
+
 TEST(Train, WritesTheWholeRunFolder) {
   const Workplace workplace;
-  const Outcome outcome =
-      run(workplace,
-          "train tnp --prior rbf --features 1 --steps 20 --log-every 5 --eval-every 10 --save-every 5 "
-          "--name r --json-out out.json --seed 3" +
-              kTiny);
+  const Outcome outcome = run(workplace,
+                              "train tnp --prior rbf --steps 20 --log-every 5 --eval-every 10 --save-every 5 "
+                              "--name r --json-out out.json --seed 3" +
+                                  kTiny);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   // A pipe gets plain lines: no colour, nothing rewritten.
   for (const std::string& text : {outcome.out, outcome.err}) {
@@ -340,7 +354,8 @@ TEST(Train, WritesTheWholeRunFolder) {
     EXPECT_EQ(text.find('\r'), std::string::npos);
   }
   EXPECT_TRUE(holds_all(outcome.out,
-                        "tnp on cpu|parameters|prior rbf|seed 3|trained 20 steps|Bayes-optimal|report: "));
+                        "tnp on cpu|parameters|prior rbf, 1 feature, M=|drawn on cpu|seed 3|trained 20 "
+                        "steps|Bayes-optimal|report: "));
   EXPECT_TRUE(holds_all(outcome.err, "step 20/20  loss |lr |tok/s|ms/step"));
 
   const json settings = json::parse(workplace.get("runs/r/run.json"));

@@ -415,6 +415,27 @@ TEST(FullDisk, EndsWithPathAndBytesAndTheLastCheckpointGoesOn) {
   EXPECT_TRUE(same_end(workplace, "whole", "cut", 8));
 }
 
+TEST(Resume, ARunThatMetOtherTasksIsEvaluatedButNotContinued) {
+  const Workplace workplace;
+  expect_success(run(workplace, "train tnp --steps 4 --name r" + kLogged));
+  json settings = json::parse(workplace.get("runs/r/run.json"));
+  EXPECT_EQ(settings.at("job").at("task_stream"), 2);
+  settings["job"].erase("task_stream");  // as in a run of before there were versions
+  workplace.put("runs/r/run.json", settings.dump());
+  const std::vector<std::string> before = workplace.files();
+  const Outcome resumed = run(workplace, "train tnp --quiet --device cpu --resume runs/r --steps 8");
+  EXPECT_EQ(resumed.code, 1);
+  EXPECT_TRUE(holds_all(resumed.err, "runs/r/run.json|version 1|version 2|new run|eval tnp")) << resumed.err;
+  EXPECT_EQ(workplace.files(), before);
+  EXPECT_EQ(json::parse(workplace.get("runs/r/run.json")), settings);
+  expect_success(run(workplace, "eval tnp runs/r --tasks 2 --device cpu"));
+  settings["job"]["task_stream"] = 3;
+  workplace.put("runs/r/run.json", settings.dump());
+  const Outcome later = run(workplace, "eval tnp runs/r --tasks 2 --device cpu");
+  EXPECT_EQ(later.code, 1);
+  EXPECT_TRUE(holds_all(later.err, "run.json|task_stream|3|1 to 2")) << later.err;
+}
+
 TEST(FullDisk, WithoutAByteLeftTheMessageIsStillTheDisks) {
   const Workplace workplace;
   const SmallDisk disk(workplace / "runs", "size=1m");

@@ -161,7 +161,7 @@ constexpr BadLine kBadLines[] = {
     {"train tnp --demo --d-model 8", "--demo|--d-model cannot change it"},
     {"train tnp --demo --find-max-batch", "--demo|--find-max-batch"},
     {"train tnp --prior rbf --features 3", "rbf|one-dimensional|3"},
-    {"train tnp --prior periodic", "periodic|one-dimensional|10"},
+    {"train tnp --prior periodic --features 10", "periodic|one-dimensional|10"},
     {"train tnp --d-model 10 --n-head 3", "d_model 10|heads 3"},
     {"plan tnp --d-model 10 --n-head 3", "d_model 10|heads 3"},
     {"bench step tnp --d-model 10 --n-head 3", "d_model 10|heads 3"},

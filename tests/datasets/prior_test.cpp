@@ -1,11 +1,14 @@
 #include "datasets/prior.h"
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <cmath>
 #include <thread>
 
 #include "datasets/posterior.h"
+#include "runtime/capture.h"
+#include "tests/errors.h"
 
 namespace tessera::datasets {
 namespace {
@@ -106,6 +109,125 @@ TEST(Prior, ProcessesHaveTheirCovariance) {
   }
 }
 
+TEST(Prior, PointsOfATaskHaveTheCovarianceOfTheKernelAtEveryDistance) {
+  for (const PriorKind kind : {PriorKind::rbf, PriorKind::matern52, PriorKind::periodic}) {
+    const PriorOptions options{.kind = kind,
+                               .batch = 8000,
+                               .context = 5,
+                               .targets = 3,
+                               .seed = 21,
+                               .lengthscale = 0.7,
+                               .scale = 1.3};
+    const auto v = values(Prior(options).batch(3));
+    const auto at = [](const std::vector<float>& context, const std::vector<float>& targets, size_t task,
+                       size_t i) {
+      return double(i < 5 ? context[task * 5 + i] : targets[task * 3 + i - 5]);
+    };
+    constexpr size_t kBins = 8;  // of |x - x'| < 4
+    std::vector<std::vector<double>> deviation(kBins), mean(8), square(8);
+    for (size_t task = 0; task < 8000; ++task) {
+      for (size_t i = 0; i < 8; ++i) {
+        const double yi = at(v[1], v[3], task, i), xi = at(v[0], v[2], task, i);
+        mean[i].push_back(yi), square[i].push_back(yi * yi);
+        for (size_t j = 0; j < i; ++j) {
+          const double r = xi - at(v[0], v[2], task, j);
+          deviation[size_t(2 * std::abs(r))].push_back(yi * at(v[1], v[3], task, j) - covariance(options, r));
+        }
+      }
+    }
+    for (size_t i = 0; i < 8; ++i) {
+      expect_close(estimate(mean[i]), 0);
+      expect_close(estimate(square[i]), 1.69 + noise_variance(options));
+    }
+    // Pairs of a task are not independent: 28 pairs, so the true error is at most sqrt(28) times the
+    // estimate's; in truth 1.5 times, and 6 standard errors leave room for that.
+    for (const auto& bin : deviation) {
+      EXPECT_GT(bin.size(), 500u);
+      expect_close(estimate(bin), 0);
+    }
+  }
+}
+
+TEST(Prior, DrawsIntoTensorsWhatItReturns) {
+  for (const PriorKind kind : kKinds) {
+    const Prior prior({.kind = kind, .batch = 3, .context = 5, .targets = 2, .seed = 9});
+    const RegressionBatch other = prior.batch(0);
+    prior.draw(7, other);
+    EXPECT_EQ(values(other), values(prior.batch(7)));
+    RegressionBatch wrong = other;
+    wrong.yc = Tensor::empty_packed({3, 4, 1}, DType::f32, Device::cpu());
+    expect_error([&] { prior.draw(0, wrong); }, {name_of(kind), "yc [3, 5, 1]"});
+    wrong.yc = Tensor::empty_packed({3, 5, 1}, DType::f64, Device::cpu());
+    EXPECT_THROW(prior.draw(0, wrong), Error);
+  }
+}
+
+TEST(Prior, ABatchDoesNotDependOnTheNumberOfThreads) {
+  for (const PriorKind kind : kKinds) {
+    const Prior prior({.kind = kind, .batch = 7, .context = 500, .targets = 41, .seed = 2});
+    const auto expected = values(prior.batch(5));
+    for (const int threads : {1, 3, 8}) {
+      omp_set_num_threads(threads);
+      EXPECT_EQ(values(prior.batch(5)), expected) << name_of(kind) << ", " << threads << " threads";
+    }
+    omp_set_num_threads(omp_get_num_procs());
+  }
+}
+
+/// The same random words: x of a process is equal; what passes through log, cos or exp may differ by the last
+/// bits of f64, which moves a few values to the next f32.
+TEST(Prior, TheGpuDrawsWhatTheCpuDraws) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  struct Size {
+    int64_t batch, context, targets, features;
+  };
+  for (const PriorKind kind : kKinds)
+    for (const Size& size : {Size{1, 0, 1, 1}, Size{3, 5, 2, 10}, Size{64, 64, 500, 13}, Size{2, 3000, 1, 3},
+                             Size{1, 10000, 1000, 1}, Size{5, 63, 65, 5}}) {
+      PriorOptions options{.kind = kind,
+                           .batch = size.batch,
+                           .context = size.context,
+                           .targets = size.targets,
+                           .seed = 77,
+                           .lengthscale = 0.3,
+                           .scale = 1.5,
+                           .noise = 0.05,
+                           .period = 1.7};
+      if (kind == PriorKind::linear) options.features = size.features;
+      const Prior cpu(options), gpu(options, Device::cuda());
+      for (const uint64_t index : {uint64_t(0), uint64_t(1) << 40}) {
+        const auto want = values(cpu.batch(index));
+        const RegressionBatch drawn = gpu.batch(index);
+        const auto got = values(drawn);
+        for (size_t part = 0; part < want.size(); ++part) {
+          ASSERT_EQ(got[part].size(), want[part].size());
+          for (size_t i = 0; i < want[part].size(); ++i) {
+            const bool position = part % 2 == 0;
+            const double allowed =
+                kind == PriorKind::linear || !position ? 2e-7 : 0;  // an ulp of f32, near 1
+            ASSERT_NEAR(got[part][i], want[part][i], allowed * std::max(1.0f, std::abs(want[part][i])))
+                << name_of(kind) << ", part " << part << ", element " << i;
+          }
+        }
+        EXPECT_EQ(values(gpu.batch(index)), got);  // bit for bit, again and into memory used before
+        for (const Tensor& tensor : {drawn.xc, drawn.yc, drawn.xt, drawn.yt}) tensor.fill(std::nan(""));
+        gpu.draw(index, drawn);
+        EXPECT_EQ(values(drawn), got);
+      }
+    }
+}
+
+TEST(Prior, RefusesToBeCaptured) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Prior prior({.batch = 2}, Device::cuda());
+  const RegressionBatch batch = prior.batch(0);
+  Captured step(Device::cuda(), [&] { prior.draw(0, batch); });
+  step();
+  expect_error([&] { step(); }, {"captured", "draw before the replay"});
+  prior.draw(1, batch);
+  EXPECT_EQ(values(batch), values(prior.batch(1)));
+}
+
 TEST(Prior, CovariancesAreThoseOfTheBook) {
   PriorOptions options{.lengthscale = 0.7, .scale = 1.3, .period = 0.9};
   options.kind = PriorKind::rbf;
@@ -125,6 +247,9 @@ TEST(Prior, RefusesOptionsThatMakeNoTask) {
   EXPECT_THROW(Prior({.kind = PriorKind::rbf, .features = 2}), Error);
   EXPECT_THROW(Prior({.kind = PriorKind::rbf, .lengthscale = 0}), Error);
   EXPECT_THROW(Prior({.kind = PriorKind::rbf, .noise = -1}), Error);
+  for (const PriorKind kind : {PriorKind::rbf, PriorKind::periodic})
+    expect_error([&] { Prior({.kind = kind, .lengthscale = 1e-4}); },
+                 {name_of(kind), "0.0001", "harmonics", "longer"});
   EXPECT_THROW(parse_prior("rfb"), Error);
   for (const PriorKind kind : kKinds) EXPECT_EQ(parse_prior(name_of(kind)), kind);
 }
@@ -299,7 +424,7 @@ TEST(Posterior, WithoutContextItIsThePrior) {
   const Predictive exact = predict(options, Prior(options).batch(0));
   for (const double mean : exact.mean.to_vector<double>()) EXPECT_EQ(mean, 0);
   for (const double variance : exact.variance.to_vector<double>())
-    EXPECT_DOUBLE_EQ(variance, 4 + noise_variance(options));
+    EXPECT_NEAR(variance, 4 + noise_variance(options), 1e-14);  // a sum of 47 squares
   const PriorOptions linear{.batch = 4, .context = 0, .targets = 3};
   for (const double density : predict(linear, Prior(linear).batch(0)).log_density.to_vector<double>())
     EXPECT_TRUE(std::isfinite(density));

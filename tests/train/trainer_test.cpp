@@ -27,7 +27,6 @@ struct Regression {
     task.load = [this] {
       part = (part + 1) % this->parts;
       if (before_step && part == 0) before_step(++begun);
-      return 0.0;
     };
     task.loss = [this] {
       const int64_t rows = kRows / this->parts;
