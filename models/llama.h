@@ -7,6 +7,7 @@
 #include "nn/attention.h"
 #include "nn/embedding.h"
 #include "nn/norm.h"
+#include "ops/decoder_layers/decoder_layers.h"
 #include "ops/rope/rope_table.h"
 
 namespace tessera::models {
@@ -113,6 +114,11 @@ struct Llama {
   /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
   /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
+  Tensor embed(const Tensor& tokens) const;
+  /// Whether the blocks are what ops::decoder_layers computes, and nothing is dropped in them.
+  bool is_plain_decoder() const;
+  /// The blocks with their caches, as ops::decoder_layers takes them.
+  std::vector<ops::DecoderLayer> decoder(const nn::KvCache& cache) const;
   Tensor logits(const Residual& hidden) const;
   const Tensor& head_weight() const { return head ? head->weight : token.weight; }
   /// The table for sequences of `length` tokens: the one at hand if it serves, else a longer one (twice as
