@@ -149,12 +149,10 @@ Tensor Llama::embed(const Tensor& tokens) const {
   return dropout(token(tokens));
 }
 
-bool Llama::is_plain_decoder() const {
-  return config.gated && config.activation == ops::Activation::silu && !config.attention_bias &&
-         !config.mlp_bias && !blocks[0].dropout.drops();
-}
-
-std::vector<ops::DecoderLayer> Llama::decoder(const nn::KvCache& cache) const {
+std::vector<ops::DecoderLayer> Llama::persistent_layers(const nn::KvCache& cache) const {
+  const bool plain = config.gated && config.activation == ops::Activation::silu && !config.attention_bias &&
+                     !config.mlp_bias && !blocks[0].dropout.drops();
+  if (!plain || cache.batch() != 1 || !cache.rope_table.defined()) return {};
   std::vector<ops::DecoderLayer> layers;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const LlamaBlock& block = blocks[i];
@@ -167,7 +165,12 @@ std::vector<ops::DecoderLayer> Llama::decoder(const nn::KvCache& cache) const {
                       .keys = cache.keys(int64_t(i)),
                       .values = cache.values(int64_t(i))});
   }
+  if (!ops::persistent_lacks(layers, cache.rope_table).empty()) return {};
   return layers;
+}
+
+const char* Llama::step_variant(const nn::KvCache& cache) const {
+  return persistent_layers(cache).empty() ? "composed" : "persistent";
 }
 
 Tensor Llama::logits(const Residual& x) const {
@@ -228,10 +231,9 @@ Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
                                .rope_table = table,
                                .positions = cache.begin(tokens.size(1)),
                                .cache = &cache};
-  if (flat.size(0) == 1 && is_plain_decoder()) {
-    const Tensor x = embed(flat);
-    const std::vector<ops::DecoderLayer> layers = decoder(cache);
-    if (ops::persistent_lacks(x, layers, table).empty()) {
+  if (tokens.size(1) == 1) {
+    if (const auto layers = persistent_layers(cache); !layers.empty()) {
+      const Tensor x = embed(flat);
       const ModuleScope scope("blocks");
       return logits({ops::decoder_layers(x, layers, table, cache.lengths(), config.eps), {}});
     }

@@ -104,14 +104,14 @@ Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, con
                       const Tensor& lengths, double eps) {
   check_operands(x, layers, table, lengths);
   const auto forced = tuning::ForceRow::forced(kOp);
-  const std::string lacks = persistent_lacks(x, layers, table);
+  const std::string lacks = persistent_lacks(layers, table);
   check(forced != kPersistent || lacks.empty() || x.device().is_cpu(), kOp, ": row persistent needs ", lacks,
         ", not ", describe(x), " and keys ", describe(layers[0].keys));
   if constexpr (kCuda) {
     if (lacks.empty() && forced != kComposed) {
       const Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
       decoder::decoder_layers_cuda({.y = y,
-                                    .x = x.detach(),
+                                    .x = in_packs(x) ? x.detach() : x.detach().clone(),
                                     .layers = layers,
                                     .table = table.detach().with_rows(),
                                     .lengths = lengths.packed(),
@@ -127,19 +127,19 @@ Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, con
   return composed(x, layers, table, lengths, eps);
 }
 
-std::string persistent_lacks(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table) {
-  if (!x.device().is_cuda() || x.device().card().major < 9) return "a card of compute capability 9.0";
-  if (x.dtype() != DType::bf16 && x.dtype() != DType::f16) return "bf16 or f16";
+std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor& table) {
+  const Tensor& norm = layers[0].norm1;
+  if (!norm.device().is_cuda() || norm.device().card().major < 9) return "a card of compute capability 9.0";
+  if (norm.dtype() != DType::bf16 && norm.dtype() != DType::f16) return "bf16 or f16";
   if (int64_t(layers.size()) > decoder::kMaxLayers) return "at most 256 layers";
   const DecoderLayer& first = layers[0];
-  const int64_t d = x.size(1), head_dim = first.keys.size(3);
+  const int64_t d = norm.size(0), head_dim = first.keys.size(3);
   if (head_dim != 64 && head_dim != 128) return "a head_dim of 64 or 128";
   if (table.size(1) % 8 != 0) return "rotary dimensions in multiples of 8";
   if (d > decoder::kMaxModelWidth || d % 8 != 0) return "d in multiples of 8, at most 8192";
   if (std::max(first.out.size(1), first.down.size(1)) > decoder::kMaxWidth)
     return "at most 16384 columns in every weight";
   if (first.keys.size(1) > (int64_t{1} << 24)) return "a capacity of at most 2^24";
-  if (!in_packs(x)) return "an x whose row starts on a 16-byte boundary";
   for (const DecoderLayer& layer : layers) {
     for (const Tensor* weight : {&layer.norm1, &layer.qkv, &layer.out, &layer.norm2, &layer.up, &layer.down})
       if (!in_packs(*weight))

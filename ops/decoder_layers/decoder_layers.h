@@ -42,7 +42,7 @@ struct DecoderLayer {
 Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
                       const Tensor& lengths, double eps);
 
-/// What the variant "persistent" needs and this problem lacks, or an empty string.
-std::string persistent_lacks(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table);
+/// What the variant "persistent" needs and these layers lack, or an empty string.
+std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor& table);
 
 }  // namespace tessera::ops
