@@ -232,8 +232,8 @@ std::vector<OpSpec> decoder_layers_specs() {
   const auto dims = [](int64_t d, int64_t f, int64_t h, int64_t hk, int64_t e, int64_t r, int64_t capacity) {
     return Dims{{"d", d}, {"F", f}, {"H", h}, {"Hk", hk}, {"D", e}, {"R", r}, {"capacity", capacity}};
   };
-  spec.cases = {{.dims = dims(6, 5, 2, 1, 4, 4, 3)},
-                {.dims = dims(8, 7, 3, 3, 2, 2, 1)},
+  spec.cases = {{.dims = dims(6, 5, 2, 1, 8, 4, 3)},
+                {.dims = dims(8, 7, 3, 3, 8, 2, 1)},
                 {.dims = dims(64, 40, 2, 2, 64, 64, 5)},
                 {.dims = dims(72, 88, 4, 1, 64, 32, 70)},
                 {.dims = dims(64, 40, 3, 1, 128, 128, 33), .attrs = {{"layers", int64_t{3}}}},

@@ -29,9 +29,9 @@
 /// robin over all warps of the grid: the last round may leave warps without work, but their share of the
 /// bandwidth goes to the others.
 ///
-/// Attention: a unit is one key head, up to 4 of its query heads, and one split of the keys; a warp takes 8
-/// (D = 128) or 16 (D = 64) keys at a time. With several splits the block that finishes last adds the
-/// partial results in the order of the splits.
+/// Attention: a unit is one key head, up to 4 of its query heads, and one split of the keys; a warp takes 12
+/// (D = 128) or 24 (D = 64) keys at a time, which an L2 prefetch has asked for a phase earlier. With several
+/// splits the block that finishes last adds the partial results in the order of the splits.
 ///
 /// Sums have a fixed order given the number of SMs: results are bitwise reproducible on one GPU.
 ///
@@ -109,6 +109,7 @@ struct WeightRing {
   Cursor load;  // what is loaded next
   gpu::RingPlace<kStages> place;
   int warps, first_unit;  // of the grid; this one's index, which is also its first unit
+  uint64_t policy;        // weights are read once: they leave L2 first, and the caches of keys stay
 
   /// Issues the loads of one tile into `stage`, whose last tile has been read by all lanes.
   __device__ __forceinline__ void issue(const Args<T>& args, int stage, int lane) {
@@ -124,9 +125,9 @@ struct WeightRing {
       const uint32_t bytes = uint32_t(count) * uint32_t(sizeof(T));
       T* const to = tiles + stage * (2 * kColumns);
       full[stage].arrive_expect(2 * bytes);
-      gpu::load_bytes(to, weight + upper * args.stride[load.phase] + load.column, bytes, full[stage]);
+      gpu::load_bytes(to, weight + upper * args.stride[load.phase] + load.column, bytes, full[stage], policy);
       gpu::load_bytes(to + kColumns, weight + lower * args.stride[load.phase] + load.column, bytes,
-                      full[stage]);
+                      full[stage], policy);
     }
     load.column += kColumns;
     if (load.column >= columns) {
@@ -305,31 +306,66 @@ struct Running {
   }
 };
 
+/// The keys of one attention unit.
+template <int kDim>
+struct Keys {
+  static constexpr int kLanes = kDim / 8;           // lanes that share a key, 8 elements each
+  static constexpr int kPerLoad = kWarp / kLanes;   // keys of one load of the warp
+  static constexpr int kLoads = 6;                  // loads of keys, and of values, in flight
+  static constexpr int kBatch = kPerLoad * kLoads;  // keys of a warp at a time
+  static constexpr int kTurn = kBatch * kWarps;     // of a block
+
+  int kv, tile, split, length, begin, end, used;  // used: splits that have keys
+  bool valid;                                     // the length is one that the cache can have
+
+  template <class T>
+  __device__ __forceinline__ Keys(const Args<T>& args, int unit) {
+    kv = unit % args.kv_heads;
+    tile = unit / args.kv_heads % args.tiles;
+    split = unit / args.kv_heads / args.tiles;
+    const int64_t given = args.lengths[0];
+    valid = 1 <= given && given <= args.limit;
+    length = valid ? int(given) : 0;
+    const int even = (length + args.splits - 1) / args.splits;
+    const int keys = max((even + kPerLoad - 1) / kPerLoad * kPerLoad, kTurn);
+    used = (length + keys - 1) / keys;
+    begin = min(split * keys, length), end = min(begin + keys, length);
+  }
+};
+
+/// Asks for the keys and values of this block's unit in L2 while the projection before the attention runs.
+template <class T, int kDim>
+__device__ __forceinline__ void prefetch_keys(const Args<T>& args, const Layer<T>& layer) {
+  constexpr int kMost = 1024;  // keys per unit: 132 x 1,024 x 2 x 256 bytes are more than L2 holds anyway
+  if (int(blockIdx.x) >= args.kv_heads * args.tiles * args.splits) return;
+  const Keys<kDim> unit(args, int(blockIdx.x));
+  if (unit.tile != 0) return;
+  const int end = min(unit.end, unit.begin + kMost);
+  for (int j = unit.begin + int(threadIdx.x); j < end; j += kThreads) {
+    const int64_t at = unit.kv * args.key_stride[1] + j * args.key_stride[0];
+    gpu::prefetch_bytes(layer.keys + at, kDim * sizeof(T));
+    gpu::prefetch_bytes(layer.values + at, kDim * sizeof(T));
+  }
+}
+
 /// One unit: `tile` of the query heads of key head `kv`, split `split` of the keys.
 template <class T, int kDim>
 __device__ void attend(const Args<T>& args, const Layer<T>& layer, AttentionShared<kDim>& shared, int& ticket,
                        int unit) {
-  constexpr int kLanes = kDim / 8;               // lanes that share a key, 8 elements each
-  constexpr int kKeysPerLoad = kWarp / kLanes;   // keys of one load of the warp
-  constexpr int kLoads = 4;                      // loads of keys, and of values, in flight
-  constexpr int kBatch = kKeysPerLoad * kLoads;  // keys of a warp at a time
-  constexpr int kTurn = kBatch * kWarps;         // of a block; splits are multiples of it
-  const int kv = unit % args.kv_heads, rest = unit / args.kv_heads;
-  const int tile = rest % args.tiles, split = rest / args.tiles;
+  using Unit = Keys<kDim>;
+  constexpr int kLanes = Unit::kLanes, kPerLoad = Unit::kPerLoad, kLoads = Unit::kLoads,
+                kBatch = Unit::kBatch, kTurn = Unit::kTurn;
+  const Unit own(args, unit);
+  const int kv = own.kv, tile = own.tile, split = own.split, used = own.used;
   const int group = args.heads / args.kv_heads, first_head = kv * group + tile * kGroup;
   const int heads = min(kGroup, group - tile * kGroup);
-  const int64_t given = args.lengths[0];
-  if (given < 1 || given > args.limit) {  // the contract: NaN, and nothing of the cache is touched
+  if (!own.valid) {  // the contract: NaN, and nothing of the cache is touched
     for (int i = int(threadIdx.x); split == 0 && i < heads * kDim; i += kThreads)
       args.mixed[first_head * kDim + i] = T(__int_as_float(0x7FC00000));
     return;
   }
-  const int length = int(given), position = length - 1;
-  const int even = (length + args.splits - 1) / args.splits;
-  const int keys_per_split = (even + kTurn - 1) / kTurn * kTurn;
-  const int used = (length + keys_per_split - 1) / keys_per_split;
   if (split >= used) return;
-  const int begin = split * keys_per_split, end = min(begin + keys_per_split, length);
+  const int length = own.length, position = length - 1, begin = own.begin, end = own.end;
 
   // q, rotated and scaled; the new key and value go to the cache, and to every unit that reads them.
   for (int i = int(threadIdx.x); i < heads * kDim; i += kThreads)
@@ -358,7 +394,7 @@ __device__ void attend(const Args<T>& args, const Layer<T>& layer, AttentionShar
   const auto load = [&](Words<T>(&to)[kLoads], const T* cache, const T* newest, int first) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
-      const int j = first + n * kKeysPerLoad + sub;
+      const int j = first + n * kPerLoad + sub;
       to[n] = {};
       if (j < end) to[n] = gpu::load_words((j == position ? newest : cache + j * args.key_stride[0]) + part);
     }
@@ -390,7 +426,7 @@ __device__ void attend(const Args<T>& args, const Layer<T>& layer, AttentionShar
       float top = found[g].top;
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) {
-        if (j0 + n * kKeysPerLoad + sub >= end) s[g][n] = gpu::Max::kIdentity;
+        if (j0 + n * kPerLoad + sub >= end) s[g][n] = gpu::Max::kIdentity;
         top = gpu::Max{}(top, s[g][n]);
       }
       const float base = top == gpu::Max::kIdentity ? 0.0f : top;
@@ -505,7 +541,8 @@ __global__ void __launch_bounds__(kThreads, 1) run_layers(const __grid_constant_
                      .full = small.full[warp],
                      .load = {0, 0, warp * blocks + int(blockIdx.x), 0},
                      .warps = kWarps * blocks,
-                     .first_unit = warp * blocks + int(blockIdx.x)};
+                     .first_unit = warp * blocks + int(blockIdx.x),
+                     .policy = gpu::evict_first()};
   settle(args, ring.load, ring.first_unit);
   for (int stage = 0; stage < kStages; ++stage) ring.issue(args, stage, lane);
 
@@ -518,6 +555,7 @@ __global__ void __launch_bounds__(kThreads, 1) run_layers(const __grid_constant_
   for (int l = 0; l < args.layers; ++l) {
     const Layer<T>& layer = args.layer[l];
     const T* const x = l == 0 ? args.x : nullptr;
+    prefetch_keys<T, kDim>(args, layer);
     norm_vector(args, x, layer.norm1, vector, small.reduce);
     gemv(args, ring, 0, vector, lane, [&](int unit, float upper, float lower) {
       reinterpret_cast<float2*>(args.qkv)[unit] = {upper, lower};
