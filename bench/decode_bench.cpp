@@ -108,6 +108,7 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
 
       const double held = p + double(options.new_tokens) / 2;
       record.mode = "tpot";
+      record.row = generator.variant();
       record.ms = percentiles(rest);
       record.flops = (2 * weights / element + 4 * held * double(width) * double(layers)) * batch;
       record.bytes = weights + 2 * held * double(kv_width) * double(layers) * element * batch;

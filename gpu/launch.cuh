@@ -20,8 +20,9 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   size_t shared_bytes = 0;
-  int cluster = 1;        // blocks of a cluster, along x; divides the grid
-  bool overlaps = false;  // may start before the stream's earlier kernels end: see wait_for_earlier
+  int cluster = 1;           // blocks of a cluster, along x; divides the grid
+  bool overlaps = false;     // may start before the stream's earlier kernels end: see wait_for_earlier
+  bool cooperative = false;  // all blocks co-resident, or the launch is refused: for grid-wide barriers
 };
 
 /// Launches `kernel` on the device's compute stream; a grid without blocks is no work. Throws if the launch
@@ -33,7 +34,7 @@ void launch(Device device, const LaunchShape& shape, void (*kernel)(Params...), 
   if (shape.shared_bytes > 32 * 1024)  // 48 KiB are allowed unasked, a kernel's own variables among them
     check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared_bytes)));
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
@@ -49,6 +50,11 @@ void launch(Device device, const LaunchShape& shape, void (*kernel)(Params...), 
     cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cooperative) {
+    cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
   }
   check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }

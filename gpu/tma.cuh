@@ -139,6 +139,16 @@ __device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t 
       "l"(from), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }
+/// The same with an L2 policy.
+__device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t bytes, Barrier& barrier,
+                                           uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], "
+      "%4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+}
 /// Shared to global, part of the thread's bulk group.
 __device__ __forceinline__ void store_bytes(void* to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),

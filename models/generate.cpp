@@ -89,6 +89,10 @@ bool Generator::is_graph() const {
   return state_->captured && state_->captured->is_graph();
 }
 
+const std::string& Generator::variant() const {
+  return state_->model.variant;
+}
+
 Texts Generator::operator()(const Texts& prompts, const GenerateOptions& options, const OnToken& on_token) {
   State& state = *state_;
   options.sampling.validate();

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "nn/attention.h"
@@ -33,6 +34,7 @@ struct DecodingModel {
         longest(model.longest()),
         repeats(model.steps_repeat(capacity)),
         cache(model.make_cache(batch, capacity)),
+        variant(model.step_variant(cache)),
         prefill([&model](const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& to) {
           return model.prefill(tokens, sequences, to);
         }),
@@ -42,6 +44,7 @@ struct DecodingModel {
   int64_t longest;
   bool repeats;  // the steps, so that a graph can
   nn::KvCache cache;
+  std::string variant;  // how a step of one token runs: "persistent" or "composed"
   std::function<Tensor(const Tensor&, const nn::Sequences&, nn::KvCache&)> prefill;
   std::function<Tensor(const Tensor&, nn::KvCache&)> step;
 };
@@ -72,6 +75,8 @@ class Generator {
 
   /// Whether the last call replayed a graph.
   bool is_graph() const;
+  /// How a step runs: "persistent" (all layers in one kernel) or "composed" (an operator after the other).
+  const std::string& variant() const;
 
  private:
   struct State;

@@ -97,6 +97,7 @@ struct Gpt {
   Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
   /// Whether every step over a cache of that capacity is the same work.
   bool steps_repeat(int64_t capacity) const;
+  const char* step_variant(const nn::KvCache&) const { return "composed"; }
 
   void fields(auto&& visit) {
     visit("token", token), visit("position", position), visit("blocks", blocks), visit("norm", norm);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "models/language_internal.h"
+#include "ops/decoder_layers/decoder_layers.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_swiglu.h"
 #include "ops/mlp/mlp.h"
@@ -140,12 +141,36 @@ Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) con
   nn::AttentionPass pass = given;
   if (!pass.rope_table.defined()) pass.rope_table = rope_table(pass.sequences.longest());
   if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(0, tokens.device());
-  Tensor x;
-  {
-    const ModuleScope scope("embed");
-    x = dropout(token(tokens));
+  return through_blocks(blocks, embed(tokens), pass);
+}
+
+Tensor Llama::embed(const Tensor& tokens) const {
+  const ModuleScope scope("embed");
+  return dropout(token(tokens));
+}
+
+std::vector<ops::DecoderLayer> Llama::persistent_layers(const nn::KvCache& cache) const {
+  const bool plain = config.gated && config.activation == ops::Activation::silu && !config.attention_bias &&
+                     !config.mlp_bias && !blocks[0].dropout.drops();
+  if (!plain || cache.batch() != 1 || !cache.rope_table.defined()) return {};
+  std::vector<ops::DecoderLayer> layers;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const LlamaBlock& block = blocks[i];
+    layers.push_back({.norm1 = block.norm1.weight,
+                      .qkv = block.attention.qkv.weight,
+                      .out = block.attention.out.weight,
+                      .norm2 = block.norm2.weight,
+                      .up = block.mlp.up.weight,
+                      .down = block.mlp.down.weight,
+                      .keys = cache.keys(int64_t(i)),
+                      .values = cache.values(int64_t(i))});
   }
-  return through_blocks(blocks, x, pass);
+  if (!ops::persistent_lacks(layers, cache.rope_table).empty()) return {};
+  return layers;
+}
+
+const char* Llama::step_variant(const nn::KvCache& cache) const {
+  return persistent_layers(cache).empty() ? "composed" : "persistent";
 }
 
 Tensor Llama::logits(const Residual& x) const {
@@ -206,6 +231,13 @@ Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
                                .rope_table = table,
                                .positions = cache.begin(tokens.size(1)),
                                .cache = &cache};
+  if (tokens.size(1) == 1) {
+    if (const auto layers = persistent_layers(cache); !layers.empty()) {
+      const Tensor x = embed(flat);
+      const ModuleScope scope("blocks");
+      return logits({ops::decoder_layers(x, layers, table, cache.lengths(), config.eps), {}});
+    }
+  }
   return logits(last_rows(hidden(flat, pass), pass.sequences));
 }
 

@@ -7,6 +7,7 @@
 #include "nn/attention.h"
 #include "nn/embedding.h"
 #include "nn/norm.h"
+#include "ops/decoder_layers/decoder_layers.h"
 #include "ops/rope/rope_table.h"
 
 namespace tessera::models {
@@ -96,6 +97,8 @@ struct Llama {
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
   Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
   bool steps_repeat(int64_t capacity) const;  // not if its angles change with the length
+  /// How a step over this cache runs: "persistent" (ops::decoder_layers in one kernel) or "composed".
+  const char* step_variant(const nn::KvCache& cache) const;
 
   void fields(auto&& visit) {
     visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("head", head);
@@ -113,6 +116,10 @@ struct Llama {
   /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
   /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
+  Tensor embed(const Tensor& tokens) const;
+  /// The blocks with their caches as ops::decoder_layers takes them; empty if that operator does not compute
+  /// them, or has no kernel for them.
+  std::vector<ops::DecoderLayer> persistent_layers(const nn::KvCache& cache) const;
   Tensor logits(const Residual& hidden) const;
   const Tensor& head_weight() const { return head ? head->weight : token.weight; }
   /// The table for sequences of `length` tokens: the one at hand if it serves, else a longer one (twice as

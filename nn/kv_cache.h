@@ -50,6 +50,10 @@ class KvCache {
   Tensor attend(int64_t layer, const Tensor& qkv, const Tensor& table);
   void advance(int64_t tokens);
 
+  /// [B, capacity, Hk, D] of one layer, for operators that run several layers at once.
+  Tensor keys(int64_t layer) const { return keys_[size_t(layer)]; }
+  Tensor values(int64_t layer) const { return values_[size_t(layer)]; }
+
   /// Keeps the first `length` tokens of each sequence; all must have as many.
   void truncate(int64_t length);
 

@@ -27,6 +27,7 @@ std::vector<OpSpec> rope_specs();
 std::vector<OpSpec> swiglu_specs();
 std::vector<OpSpec> decode_attention_specs();
 std::vector<OpSpec> linear_swiglu_specs();
+std::vector<OpSpec> decoder_layers_specs();
 
 namespace {
 
@@ -57,6 +58,7 @@ constexpr Specs kFolders[] = {
     swiglu_specs,
     decode_attention_specs,
     linear_swiglu_specs,
+    decoder_layers_specs,
 };
 // clang-format on
 

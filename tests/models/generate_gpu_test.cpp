@@ -1,8 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <optional>
+
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "runtime/capture.h"
+#include "runtime/tuning.h"
 
 namespace tessera::models {
 namespace {
@@ -70,6 +75,61 @@ TEST(GenerateOnGpu, F32GivesTheTokensOfTheCpu) {
     const GenerateOptions options{.most_tokens = 24, .sampling = sampling, .seed = 9};
     EXPECT_EQ(Generator(gpu, 3, 50)(kPrompts, options), Generator(cpu, 3, 50)(kPrompts, options));
   }
+}
+
+/// Logits of `steps` single-token steps after a prompt, as a graph replays them.
+std::vector<std::vector<float>> stepped_logits(const Llama& model, int64_t prompt, int64_t steps, int row) {
+  std::optional<tuning::ForceRow> force;
+  if (row >= 0) force.emplace("decoder_layers", row);
+  nn::KvCache cache = model.make_cache(1, prompt + steps);
+  std::vector<int64_t> tokens;
+  for (int64_t t = 0; t < prompt; ++t) tokens.push_back((7 * t + 3) % model.config.vocabulary);
+  model.prefill(Tensor::from(tokens, {prompt}, Device::cuda()), nn::Sequences::uniform(1, prompt), cache);
+  const Tensor token = Tensor::from(std::vector<int64_t>{5}, {1, 1}, Device::cuda());
+  Tensor logits;
+  Captured step(Device::cuda(), [&] { logits = model.step(token, cache); });
+  std::vector<std::vector<float>> all;
+  for (int64_t i = 0; i < steps; ++i) {
+    token.fill(double((11 * i + 1) % model.config.vocabulary));
+    step();
+    cache.advance(1);
+    all.push_back(logits.to(DType::f32).to(Device::cpu()).to_vector<float>());
+  }
+  EXPECT_TRUE(step.is_graph());
+  return all;
+}
+
+TEST(GenerateOnGpu, ThePersistentDecoderGivesTheLogitsOfItsOperators) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  if (Device::cuda().card().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
+  struct Sizes {
+    int64_t d, f, heads, kv_heads, head, prompt;
+  };
+  Rng rng(3);
+  // 64 and 128 keys are a round of a block's warps; 600 keys lie in several splits.
+  for (const Sizes& sizes :
+       {Sizes{64, 104, 4, 2, 64, 60}, Sizes{256, 2200, 8, 1, 128, 600}, Sizes{1536, 4096, 12, 12, 128, 126}})
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      LlamaConfig config = small_llama(dtype);
+      config.positions = 1024;
+      config.d_model = sizes.d, config.d_ff = sizes.f, config.heads = sizes.heads;
+      config.kv_heads = sizes.kv_heads, config.head = sizes.head, config.layers = 3;
+      config.init_deviation = 1 / std::sqrt(double(sizes.d));
+      const Llama model(config, rng, Device::cuda());
+      const auto composed = stepped_logits(model, sizes.prompt, 8, 0);
+      const auto persistent = stepped_logits(model, sizes.prompt, 8, 1);
+      EXPECT_EQ(persistent, stepped_logits(model, sizes.prompt, 8, 1));  // bit for bit
+      for (size_t i = 0; i < composed.size(); ++i) {
+        double largest = 0, worst = 0;
+        for (size_t v = 0; v < composed[i].size(); ++v) {
+          largest = std::max(largest, std::abs(double(composed[i][v])));
+          worst = std::max(worst, std::abs(double(composed[i][v]) - double(persistent[i][v])));
+        }
+        // The composed operators round the residual stream, q, k, v, gate and up to the dtype in every layer:
+        // some 20 roundings of half an ulp, which add up like a random walk.
+        EXPECT_LE(worst, 8 * epsilon(dtype) * largest) << dtype << " d " << sizes.d << " step " << i;
+      }
+    }
 }
 
 }  // namespace

@@ -1,0 +1,252 @@
+#include "ops/decoder_layers/decoder_layers.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/decode_attention/decode_attention.h"
+#include "ops/decode_attention/rope_to_cache.h"
+#include "ops/decoder_layers/decoder_layers_kernels.h"
+#include "ops/generation/sample.h"
+#include "ops/linear/linear.h"
+#include "ops/linear/linear_swiglu.h"
+#include "ops/matmul/gemm.h"
+#include "ops/norm/norm.h"
+#include "ops/op.h"
+#include "ops/pointwise/pointwise.h"
+#include "runtime/tuning.h"
+
+namespace tessera::ops {
+namespace {
+
+enum Row { kComposed = 0, kPersistent = 1 };
+
+constexpr const char* kOp = "decoder_layers";
+
+void check_shape(const char* name, const Tensor& tensor, const Tensor& x, const Shape& expected) {
+  check(tensor.defined() && tensor.shape() == expected && tensor.dtype() == x.dtype() &&
+            tensor.device() == x.device(),
+        kOp, ": ", name, " is ", describe(tensor), "; expected ", x.dtype(), " ", expected, " on ",
+        x.device().name());
+}
+
+void check_operands(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
+                    const Tensor& lengths) {
+  check(x.defined() && x.rank() == 2 && x.size(0) == 1 && is_floating(x.dtype()), kOp, ": x is ", describe(x),
+        "; expected one token [1, d]");
+  check(!layers.empty(), kOp, ": there are no layers");
+  const int64_t d = x.size(1);
+  const Tensor& first = layers[0].keys;
+  check(first.defined() && first.rank() == 4 && first.size(0) == 1, kOp, ": keys is ", describe(first),
+        "; expected [1, capacity, Hk, D]");
+  const int64_t kv_heads = first.size(2), head_dim = first.size(3);
+  check(layers[0].out.defined() && layers[0].out.rank() == 2 && layers[0].down.defined() &&
+            layers[0].down.rank() == 2,
+        kOp, ": out is ", describe(layers[0].out), " and down ", describe(layers[0].down),
+        "; expected [d, H D] and [d, F]");
+  const int64_t mixed = layers[0].out.size(1), hidden = layers[0].down.size(1);
+  check(kv_heads >= 1 && head_dim >= 1 && mixed % head_dim == 0 && mixed / head_dim % kv_heads == 0 &&
+            mixed > 0,
+        kOp, ": out is ", describe(layers[0].out), " and keys ", describe(first),
+        "; the columns of out must be a multiple of Hk D");
+  for (const DecoderLayer& layer : layers) {
+    check_shape("norm1", layer.norm1, x, {d});
+    check_shape("qkv", layer.qkv, x, {mixed + 2 * kv_heads * head_dim, d});
+    check_shape("out", layer.out, x, {d, mixed});
+    check_shape("norm2", layer.norm2, x, {d});
+    check_shape("up", layer.up, x, {2 * hidden, d});
+    check_shape("down", layer.down, x, {d, hidden});
+    check_shape("keys", layer.keys, x, first.shape());
+    check_shape("values", layer.values, x, first.shape());
+    check(!Tape::recording(x, layer.norm1, layer.qkv, layer.out, layer.norm2, layer.up, layer.down), kOp,
+          ": has no gradient; run it without a tape");
+  }
+  check(table.defined() && table.rank() == 2 && table.size(1) % 2 == 0 && table.size(1) <= head_dim &&
+            table.dtype() == sum_dtype(x.dtype()) && table.device() == x.device(),
+        kOp, ": table is ", describe(table), "; expected ", sum_dtype(x.dtype()),
+        " [P, R] with R even and at most ", head_dim);
+  check(lengths.defined() && (lengths.dtype() == DType::i32 || lengths.dtype() == DType::i64) &&
+            lengths.shape() == Shape{1} && lengths.device() == x.device(),
+        kOp, ": lengths is ", describe(lengths), "; expected i32 or i64 [1] on ", x.device().name());
+}
+
+bool in_packs(const Tensor& rows) {
+  const int64_t pack = 16 / int64_t(size_of(rows.dtype()));
+  return rows.layout().stride(rows.rank() - 1) == 1 && reinterpret_cast<uintptr_t>(rows.raw()) % 16 == 0 &&
+         rows.size(-1) % pack == 0 && (rows.rank() == 1 || rows.layout().stride(0) % pack == 0);
+}
+
+/// The layers one operator after the other, with `lengths` already those after the new token.
+Tensor composed(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
+                const Tensor& lengths, double eps) {
+  const int64_t head_dim = layers[0].keys.size(3);
+  Tensor sum = x, branch;
+  const auto normed = [&](const Tensor& weight) {
+    if (!branch.defined()) return rmsnorm(sum, weight, eps);
+    const AddNorm both = add_rmsnorm(sum, branch, weight, eps);
+    sum = both.sum;
+    return both.y;
+  };
+  for (const DecoderLayer& layer : layers) {
+    Tensor keys = layer.keys, values = layer.values;
+    const Tensor heads =
+        linear(normed(layer.norm1), layer.qkv).reshape({1, 1, layer.qkv.size(0) / head_dim, head_dim});
+    const Tensor q = rope_to_cache(heads, table, lengths, keys, values);
+    const Tensor mixed = decode_attention(q, keys, values, lengths);
+    branch = linear(mixed.reshape({1, layer.out.size(1)}), layer.out);
+    branch = linear(linear_swiglu(normed(layer.norm2), layer.up), layer.down);
+  }
+  return add(sum, branch);
+}
+
+}  // namespace
+
+Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
+                      const Tensor& lengths, double eps) {
+  check_operands(x, layers, table, lengths);
+  const auto forced = tuning::ForceRow::forced(kOp);
+  const std::string lacks = persistent_lacks(layers, table);
+  check(forced != kPersistent || lacks.empty() || x.device().is_cpu(), kOp, ": row persistent needs ", lacks,
+        ", not ", describe(x), " and keys ", describe(layers[0].keys));
+  if constexpr (kCuda) {
+    if (lacks.empty() && forced != kComposed) {
+      const Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+      decoder::decoder_layers_cuda({.y = y,
+                                    .x = in_packs(x) ? x.detach() : x.detach().clone(),
+                                    .layers = layers,
+                                    .table = table.detach().with_rows(),
+                                    .lengths = lengths.packed(),
+                                    .eps = eps});
+      for (const DecoderLayer& layer : layers) {
+        Tensor keys = layer.keys, values = layer.values;
+        keys.bump_version();
+        values.bump_version();
+      }
+      return y;
+    }
+  }
+  return composed(x, layers, table, lengths, eps);
+}
+
+std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor& table) {
+  const Tensor& norm = layers[0].norm1;
+  if (!norm.device().is_cuda() || norm.device().card().major < 9) return "a card of compute capability 9.0";
+  if (norm.dtype() != DType::bf16 && norm.dtype() != DType::f16) return "bf16 or f16";
+  if (int64_t(layers.size()) > decoder::kMaxLayers) return "at most 256 layers";
+  const DecoderLayer& first = layers[0];
+  const int64_t d = norm.size(0), head_dim = first.keys.size(3);
+  if (head_dim != 64 && head_dim != 128) return "a head_dim of 64 or 128";
+  if (table.size(1) % 8 != 0) return "rotary dimensions in multiples of 8";
+  if (d > decoder::kMaxModelWidth || d % 8 != 0) return "d in multiples of 8, at most 8192";
+  if (std::max(first.out.size(1), first.down.size(1)) > decoder::kMaxWidth)
+    return "at most 16384 columns in every weight";
+  if (first.keys.size(1) > (int64_t{1} << 24)) return "a capacity of at most 2^24";
+  for (const DecoderLayer& layer : layers) {
+    for (const Tensor* weight : {&layer.norm1, &layer.qkv, &layer.out, &layer.norm2, &layer.up, &layer.down})
+      if (!in_packs(*weight))
+        return "weights whose rows are multiples of 16 bytes and lie on 16-byte boundaries";
+    for (const Tensor* cache : {&layer.keys, &layer.values})
+      if (cache->layout().stride(3) != 1 || cache->layout().stride(1) % 8 != 0 ||
+          cache->layout().stride(2) % 8 != 0 || reinterpret_cast<uintptr_t>(cache->raw()) % 16 != 0)
+        return "caches whose heads lie on 16-byte boundaries";
+    const auto same_rows = [&](const Tensor DecoderLayer::*tensor) {
+      const Layout &a = (layer.*tensor).layout(), &b = (first.*tensor).layout();
+      return std::equal(a.strides.begin(), a.strides.begin() + a.shape.rank(), b.strides.begin());
+    };
+    const auto same_cache = [&](const Tensor& cache) {
+      const Layout &a = cache.layout(), &b = first.keys.layout();
+      return a.stride(1) == b.stride(1) && a.stride(2) == b.stride(2);
+    };
+    if (!same_rows(&DecoderLayer::qkv) || !same_rows(&DecoderLayer::out) || !same_rows(&DecoderLayer::up) ||
+        !same_rows(&DecoderLayer::down) || !same_cache(layer.keys) || !same_cache(layer.values))
+      return "layers of one memory layout";
+  }
+  return {};
+}
+
+std::vector<OpSpec> decoder_layers_specs() {
+  OpSpec spec;
+  spec.name = kOp;
+  spec.summary = "one token through a LLaMA layer, over a cache with a length on the device";
+  spec.inputs = {{"x", "[1, d]", false, false},
+                 {"norm1", "[d]", false, false},
+                 {"qkv", "[(H + 2 Hk) D, d]", false, false},
+                 {"out", "[d, H D]", false, false},
+                 {"norm2", "[d]", false, false},
+                 {"up", "[2F, d]: gate rows, up rows", false, false},
+                 {"down", "[d, F]", false, false},
+                 {"keys", "[1, capacity, Hk, D]", false, false},
+                 {"values", "[1, capacity, Hk, D]", false, false},
+                 {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
+                 {"past", "[1]: tokens before the new one", false, false, true}};
+  spec.attrs = {{"eps", 1e-5, "added to the mean square in both norms"},
+                {"layers", int64_t{1}, "how often the layer is applied, each time with its own cache"}};
+  spec.outputs = {{"y", "[1, d]", false},
+                  {"keys", "[1, capacity, Hk, D], of the last layer", false},
+                  {"values", "[1, capacity, Hk, D], of the last layer", false}};
+  spec.rows = {"composed", "persistent"};
+  spec.row_dtypes = {{}, {DType::bf16, DType::f16}};
+  spec.tolerance_factor_f32 = 8;
+  spec.tolerance_factor = 3;
+  spec.tolerance_reason = "as linear in f32; in 16 bits as decode_attention, whose P is rounded elsewhere";
+  spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
+    std::vector<DecoderLayer> layers;
+    for (int64_t layer = 0; layer < attrs.integer("layers"); ++layer)
+      layers.push_back({.norm1 = in[1].detach(),
+                        .qkv = in[2].detach(),
+                        .out = in[3].detach(),
+                        .norm2 = in[4].detach(),
+                        .up = in[5].detach(),
+                        .down = in[6].detach(),
+                        .keys = in[7].detach().clone(),
+                        .values = in[8].detach().clone()});
+    const Tensor length = in[10].detach().to(DType::i32).clone();
+    advance(length, 1);
+    const Tensor y = decoder_layers(in[0].detach(), layers, in[9].detach().to(sum_dtype(in[0].dtype())),
+                                    length, attrs.number("eps"));
+    return std::vector{y, layers.back().keys, layers.back().values};
+  };
+  spec.problem = [](const Dims& dims, const Attrs& attrs) {
+    const int64_t d = dims.at("d"), f = dims.at("F"), h = dims.at("H"), hk = dims.at("Hk"), e = dims.at("D"),
+                  capacity = dims.at("capacity");
+    const Shape cache{1, capacity, hk, e};
+    const double weights = double(d) * double((h + 2 * hk) * e + h * e + 3 * f);
+    const double layers = double(attrs.integer("layers"));
+    // Weights are scaled so that the residual stream stays of the size of x.
+    const auto weight = [](int64_t rows, int64_t columns) {
+      return InputCase{.shape = {rows, columns}, .scale = 1 / std::sqrt(double(columns))};
+    };
+    return Problem{.inputs = {{.shape = {1, d}},
+                              {.shape = {d}, .fill = Fill::positive},
+                              weight((h + 2 * hk) * e, d),
+                              weight(d, h * e),
+                              {.shape = {d}, .fill = Fill::positive},
+                              weight(2 * f, d),
+                              weight(d, f),
+                              {.shape = cache},
+                              {.shape = cache},
+                              {.shape = {capacity, dims.at("R")}},
+                              {.shape = {1}, .fill = Fill::index, .high = capacity}},
+                   .forward_flops = layers * (2 * weights + 4 * double(capacity * h * e)),
+                   .forward_elements = layers * (weights + 2 * double(cache.count()))};
+  };
+  const auto dims = [](int64_t d, int64_t f, int64_t h, int64_t hk, int64_t e, int64_t r, int64_t capacity) {
+    return Dims{{"d", d}, {"F", f}, {"H", h}, {"Hk", hk}, {"D", e}, {"R", r}, {"capacity", capacity}};
+  };
+  spec.cases = {{.dims = dims(6, 5, 2, 1, 8, 4, 3)},
+                {.dims = dims(8, 7, 3, 3, 8, 2, 1)},
+                {.dims = dims(64, 40, 2, 2, 64, 64, 5)},
+                {.dims = dims(72, 88, 4, 1, 64, 32, 70)},
+                {.dims = dims(64, 40, 3, 1, 128, 128, 33), .attrs = {{"layers", int64_t{3}}}},
+                {.dims = dims(64, 40, 8, 1, 128, 64, 9), .attrs = {{"layers", int64_t{2}}}},
+                {.dims = dims(256, 696, 8, 8, 64, 64, 300), .gradcheck = false},
+                {.dims = dims(1032, 2056, 16, 2, 128, 128, 1500),
+                 .attrs = {{"layers", int64_t{2}}},
+                 .gradcheck = false},
+                {.dims = dims(4096, 1032, 32, 8, 128, 128, 700), .gradcheck = false}};
+  spec.benches = {{.dims = dims(4096, 11008, 32, 32, 128, 128, 32), .attrs = {{"layers", int64_t{4}}}},
+                  {.dims = dims(4096, 11008, 32, 32, 128, 128, 2112), .attrs = {{"layers", int64_t{4}}}},
+                  {.dims = dims(4096, 14336, 32, 8, 128, 128, 2112), .attrs = {{"layers", int64_t{4}}}}};
+  return {std::move(spec)};
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "autograd/tape.h"
+
+namespace tessera::ops {
+
+/// Weights and cache of one decoder layer with d features, H query heads and Hk key heads of D elements, and
+/// F hidden features. All of one floating dtype.
+struct DecoderLayer {
+  Tensor norm1;   // [d]
+  Tensor qkv;     // [(H + 2 Hk) D, d]: query heads, key heads, value heads
+  Tensor out;     // [d, H D]
+  Tensor norm2;   // [d]
+  Tensor up;      // [2 F, d]: gate rows, then up rows
+  Tensor down;    // [d, F]
+  Tensor keys;    // [1, capacity, Hk, D], written in place
+  Tensor values;  // likewise
+};
+
+/// One new token through consecutive LLaMA layers (Touvron et al., arXiv:2302.13971), as a step of
+/// generation needs it:
+///   x = x + out attention(rope(qkv rmsnorm(x; norm1, eps)), cache)
+///   x = x + down (silu(gate h) (up h)),  h = rmsnorm(x; norm2, eps)
+///   x        [1, d]
+///   table    [P, R]: cosines and sines of ops::rope_table, f32 (f64 for f64); R even, R <= D
+///   lengths  [1], i32 or i64, on the device of x: tokens in the cache, the new one included
+///   -> y     [1, d]
+/// The key and the value of the new token go to row lengths[0] - 1 of every layer's cache; rows from
+/// lengths[0] on are not read. The length is read on the device: one captured graph serves all steps.
+///
+/// Variants ("row" of `tessera op`): "composed" runs the operators one after the other, with their rounding,
+/// on any device and in any floating dtype. "persistent" is one CUDA kernel for all layers, for bf16 and f16
+/// on sm_90: it is bound by reading each weight once, and is chosen where it can run
+/// (`persistent_lacks`). There the residual stream, q, k and v stay f32; what enters a GEMM is rounded to the
+/// dtype once, as are k and v in the cache.
+///
+/// A length outside 1 ... min(capacity, P) throws on the CPU; on CUDA y is NaN and no cache is written.
+/// Inference only: throws if a gradient would be needed. Deterministic.
+Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
+                      const Tensor& lengths, double eps);
+
+/// What the variant "persistent" needs and these layers lack, or an empty string.
+std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor& table);
+
+}  // namespace tessera::ops
