@@ -50,6 +50,7 @@ inline constexpr ProductTileShape kProductTiles[] = {
     {128, 256, 2, true, false, 4, false, false, true, false, false},
     {256, 128, 2, false, false, 4, false, false, true, false, false},
     {64, 64, 1, false, true, 8, true, true, true, true, true},
+    {128, 192, 1, false, false, 4, true, true, false, false, false},
 };
 
 /// Whether the row makes Gemm::sums of the product on the way: of up to so many rows.

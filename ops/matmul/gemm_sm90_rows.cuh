@@ -33,8 +33,10 @@ ProductBias<T> bias_of(const Gemm& g) {
 template <class Tile, class Out, bool kAdds>
 void store_product(const Gemm& g, const ProductPlan& plan, Device device) {
   using T = typename Tile::T;
-  // All of what is added is asked for before the products begin, where there is room for four panels.
-  using Epilogue = StoreEpilogue<Tile, Out, ScaleAndAdd<T, Out, kAdds>, kAdds && Tile::kN == 128 ? 4 : 2>;
+  // All of what is added is loaded before the main loop ends, where there is room for that many panels. 64 x
+  // 192 per warpgroup are three panels, and the buffers must divide them.
+  constexpr int kBuffers = Tile::kParts == 1 && Tile::kN == 192 ? 3 : kAdds && Tile::kN == 128 ? 4 : 2;
+  using Epilogue = StoreEpilogue<Tile, Out, ScaleAndAdd<T, Out, kAdds>, kBuffers>;
   typename Epilogue::Params params{};
   params.outputs[0] = Epilogue::map(static_cast<Out*>(g.d), g.m, g.n, g.batch, g.ldd, g.stride_d);
   params.splits = 1;
