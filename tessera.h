@@ -37,6 +37,7 @@
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_attention/rope_to_cache.h"
+#include "ops/decoder_layers/decoder_layers.h"
 #include "ops/draw.h"
 #include "ops/dropout/dropout.h"
 #include "ops/dropout/philox_keys.h"
