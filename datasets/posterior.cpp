@@ -16,7 +16,8 @@ namespace tessera::datasets {
 namespace {
 
 constexpr int kNodes = 128;
-constexpr double kNegligible = 40;  // nats below the peak
+constexpr double kNegligible = 40;    // nats below the peak
+constexpr size_t kTargetChunk = 256;  // targets of one triangular solve
 using Vector = std::vector<double>;
 
 /// The linear model given log sigma, from the sums over the context that it needs.
@@ -57,13 +58,20 @@ class LinearGivenNoise {
            0.5 * (squares_ / variance_ - fit);
   }
 
-  /// {mean, variance} of y at x.
-  std::pair<double, double> at(const double* x) {
-    load(x);
-    solve_lower(factor_.data(), width_, phi_.data(), 1);
-    const double mean = std::inner_product(phi_.begin(), phi_.end(), mean_.begin(), 0.0);
-    const double spread = std::inner_product(phi_.begin(), phi_.end(), phi_.begin(), 0.0);
-    return {mean, variance_ + spread};
+  /// Mean and variance of y at `count` inputs x [count, features].
+  void at(const double* x, int64_t count, double* mean, double* variance) {
+    at_.resize(size_t(width_ * count));  // (1, x) of all inputs as columns, then U^-T of it
+    for (int64_t j = 0; j < count; ++j) {
+      at_[size_t(j)] = 1;
+      for (int64_t a = 1; a < width_; ++a) at_[size_t(a * count + j)] = x[j * (width_ - 1) + a - 1];
+    }
+    solve_lower(factor_.data(), width_, at_.data(), count);
+    std::fill(mean, mean + count, 0.0), std::fill(variance, variance + count, variance_);
+    for (int64_t a = 0; a < width_; ++a) {
+      const double* const row = at_.data() + a * count;
+      const double weight = mean_[size_t(a)];
+      for (int64_t j = 0; j < count; ++j) mean[j] += weight * row[j], variance[j] += row[j] * row[j];
+    }
   }
 
  private:
@@ -74,7 +82,8 @@ class LinearGivenNoise {
   int64_t width_;
   double count_, squares_ = 0, variance_ = 1;
   Vector gram_, moment_;        // Phi^T Phi, Phi^T y
-  Vector factor_, mean_, phi_;  // U of A = U^T U; U^-T Phi^T y / sigma^2; (1, x) and then U^-T (1, x)
+  Vector factor_, mean_, phi_;  // U of A = U^T U; U^-T Phi^T y / sigma^2; (1, x)
+  Vector at_;
 };
 
 /// Equally spaced log sigma that cover the posterior, with normalised weights.
@@ -113,15 +122,19 @@ bool predict_linear(const TaskView& task) {
   Quadrature nodes;
   if (!make_quadrature(model, nodes)) return false;
   const size_t n = size_t(task.targets);
-  Vector terms(n * kNodes), square(n, 0.0);
+  Vector terms(n * kNodes), square(n, 0.0), mean(kTargetChunk), variance(mean);
   std::fill(task.mean, task.mean + n, 0.0);
   for (size_t q = 0; q < kNodes; ++q) {
     if (std::isnan(model.fix(nodes.u[q]))) return false;
-    for (size_t j = 0; j < n; ++j) {
-      const auto [mean, variance] = model.at(task.xt + int64_t(j) * task.features);
-      task.mean[j] += nodes.weight[q] * mean;
-      square[j] += nodes.weight[q] * (variance + mean * mean);
-      terms[j * kNodes + q] = std::log(nodes.weight[q]) + log_normal(task.yt[j], mean, variance);
+    for (size_t begin = 0; begin < n; begin += kTargetChunk) {
+      const size_t count = std::min(kTargetChunk, n - begin);
+      model.at(task.xt + int64_t(begin) * task.features, int64_t(count), mean.data(), variance.data());
+      for (size_t i = 0; i < count; ++i) {
+        const size_t j = begin + i;
+        task.mean[j] += nodes.weight[q] * mean[i];
+        square[j] += nodes.weight[q] * (variance[i] + mean[i] * mean[i]);
+        terms[j * kNodes + q] = std::log(nodes.weight[q]) + log_normal(task.yt[j], mean[i], variance[i]);
+      }
     }
   }
   for (size_t j = 0; j < n; ++j) {

@@ -419,6 +419,27 @@ TEST(Posterior, TargetsAreNormalAroundThePrediction) {
   }
 }
 
+TEST(Posterior, IsCalibratedWithTenThousandPoints) {
+  // A dense factor would take 3e11 operations per task. So many points leave the noise alone: the residuals
+  // of a task are all but independent.
+  for (const PriorKind kind : {PriorKind::rbf, PriorKind::matern52, PriorKind::periodic}) {
+    const PriorOptions options{.kind = kind, .batch = 2, .context = 10000, .targets = 1000, .seed = 4};
+    const RegressionBatch batch = Prior(options).batch(0);
+    const Predictive exact = predict(options, batch);
+    const std::vector<double> mean = exact.mean.to_vector<double>(),
+                              variance = exact.variance.to_vector<double>(), y = batch.yt.to_vector<double>();
+    std::vector<double> residual, square;
+    for (size_t i = 0; i < y.size(); ++i) {
+      EXPECT_GE(variance[i], noise_variance(options));
+      EXPECT_LT(variance[i], 1.2 * noise_variance(options));
+      residual.push_back((y[i] - mean[i]) / std::sqrt(variance[i]));
+      square.push_back(residual.back() * residual.back());
+    }
+    expect_close(estimate(residual), 0);
+    expect_close(estimate(square), 1);
+  }
+}
+
 TEST(Posterior, WithoutContextItIsThePrior) {
   const PriorOptions options{.kind = PriorKind::rbf, .batch = 1, .context = 0, .targets = 3, .scale = 2};
   const Predictive exact = predict(options, Prior(options).batch(0));
