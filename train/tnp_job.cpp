@@ -79,8 +79,7 @@ void check_task_stream(const TnpJob& job) {
   check(job.task_stream == datasets::kTaskStream, "the run draws its tasks by version ", job.task_stream,
         " of the priors, this build by version ", datasets::kTaskStream,
         ": it cannot go on with the tasks that it would have met. Finish it with the build that began it, or "
-        "start "
-        "a new run; `tessera eval tnp` and `tessera report` take it as it is");
+        "start a new run; `tessera eval tnp` and `tessera report` take it as it is");
 }
 
 int64_t default_features(const std::string& prior) {
