@@ -31,8 +31,8 @@ class UnderMask {
   C scale_;
 };
 
-/// dweight and dbias: columns are shared out to the threads, the rows of each added in order. At least kColumns
-/// at a time: fewer would use only a part of each cache line.
+/// dweight and dbias: columns are shared out to the threads, the rows of each added in order. At least
+/// kColumns at a time: fewer would use only a part of each cache line.
 template <class T>
 void parameter_gradients(const NormBackward& norm) {
   using C = Compute<T>;
