@@ -8,7 +8,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth waking
+constexpr int64_t kGrain = 4096;  // elements per block: about 10 us
 
 int64_t grain_of(int64_t inner) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(inner, 1));
@@ -31,8 +31,8 @@ class UnderMask {
   C scale_;
 };
 
-/// dweight and dbias: columns are shared out to the threads, the rows of each added in order. At least kColumns
-/// at a time: fewer would use only a part of each cache line.
+/// dweight and dbias: columns are shared out to the threads, the rows of each added in order. At least
+/// kColumns at a time: fewer would use only a part of each cache line.
 template <class T>
 void parameter_gradients(const NormBackward& norm) {
   using C = Compute<T>;
