@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -25,6 +26,8 @@ namespace {
 /// to 100 us; waking a sleeping thread takes about as long. Longer polling takes the core from other
 /// processes for nothing.
 constexpr std::chrono::microseconds kPolling{20};
+
+constexpr int kMostRanges = 16;  // of blocks that threads begin with; more threads share them
 
 std::atomic<int> thread_count = 0;  // 0: not determined yet
 thread_local bool in_place = false;
@@ -56,7 +59,10 @@ struct Loop {
   const void* const body;  // the caller's; used only by whoever holds a block
   const int blocks;
   int seats;  // workers that may still join; guarded by the pool's mutex
-  std::atomic<int> next = 0;
+  /// Each thread begins with the blocks of a range of its own, which it has in every loop: neighbouring loops
+  /// mostly work on the same rows, and those are in its cache. Then it takes from the other ranges.
+  const int ranges;
+  std::array<std::atomic<int>, kMostRanges> next;
   std::atomic<int> left;
   std::atomic<bool> failed = false;
   std::exception_ptr error;
@@ -64,20 +70,38 @@ struct Loop {
   std::condition_variable finished;
 
   Loop(int blocks_, void (*call_)(const void*, int), const void* body_, int seats_)
-      : call(call_), body(body_), blocks(blocks_), seats(seats_), left(blocks_) {}
+      : call(call_),
+        body(body_),
+        blocks(blocks_),
+        seats(seats_),
+        ranges(std::min(seats_ + 1, kMostRanges)),
+        left(blocks_) {
+    for (int range = 0; range < ranges; ++range)
+      next[size_t(range)].store(end_of(range - 1), std::memory_order_relaxed);
+  }
 
-  bool exhausted() const { return next.load(std::memory_order_relaxed) >= blocks; }
+  int end_of(int range) const { return int(int64_t(blocks) * (range + 1) / ranges); }
+  bool exhausted() const {
+    for (int range = 0; range < ranges; ++range)
+      if (next[size_t(range)].load(std::memory_order_relaxed) < end_of(range)) return false;
+    return true;
+  }
   bool done() const { return left.load(std::memory_order_acquire) == 0; }
 
-  /// Claims blocks until none is left. Returns whether this thread finished the last one.
-  bool work() {
+  /// Claims blocks until none is left, as thread number `thread` of the pool. Returns whether this thread
+  /// finished the last one.
+  bool work(int thread) {
     int finished_here = 0;
-    for (int block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks; ++finished_here) {
-      if (failed.load(std::memory_order_relaxed)) continue;
-      try {
-        call(body, block);
-      } catch (...) {
-        if (!failed.exchange(true)) error = std::current_exception();
+    for (int i = 0; i < ranges; ++i) {
+      const int range = (thread + i) % ranges, end = end_of(range);
+      for (int block; (block = next[size_t(range)].fetch_add(1, std::memory_order_relaxed)) < end;
+           ++finished_here) {
+        if (failed.load(std::memory_order_relaxed)) continue;
+        try {
+          call(body, block);
+        } catch (...) {
+          if (!failed.exchange(true)) error = std::current_exception();
+        }
       }
     }
     return finished_here > 0 && left.fetch_sub(finished_here, std::memory_order_acq_rel) == finished_here;
@@ -105,7 +129,7 @@ class Pool {
     }
     for (; wake > 0; --wake) wake_.notify_one();
     in_place = true;  // loops inside the body
-    loop->work();
+    loop->work(0);
     in_place = false;
     if (!poll([&] { return loop->done(); })) {
       std::unique_lock lock(mutex_);
@@ -125,7 +149,8 @@ class Pool {
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = 0;
     try {
-      for (; started_ < count; ++started_) std::thread([this] { serve(); }).detach();
+      for (; started_ < count; ++started_)
+        std::thread([this, thread = started_ + 1] { serve(thread); }).detach();
     } catch (const std::system_error& error) {
       failure = error.code().value();
     }
@@ -147,7 +172,8 @@ class Pool {
     return open_.front();
   }
 
-  [[noreturn]] void serve() {
+  /// Thread number `thread`, from 1; the caller of a loop is 0.
+  [[noreturn]] void serve(int thread) {
     in_place = true;
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -170,7 +196,7 @@ class Pool {
         sleeping_ -= 1;
       }
       lock.unlock();
-      const bool last = loop->work();
+      const bool last = loop->work(thread);
       lock.lock();
       if (last && loop->awaited) loop->finished.notify_one();
     }

@@ -11,7 +11,7 @@ namespace tessera::ops {
 namespace {
 
 int64_t grain_of(int64_t classes) {
-  constexpr int64_t kGrain = 16384;  // logits below which a thread is not worth waking
+  constexpr int64_t kGrain = 4096;  // logits per block: some 10 us
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(classes, 1));
 }
 

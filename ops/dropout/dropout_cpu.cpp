@@ -11,7 +11,7 @@ void dropout_cpu(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
     const auto scale = Compute<T>(mask.scale);
     T* const out = y.data<T>();
     const T* const in = x.data<T>();
-    parallel_for(loop.count, 16384, [&](int64_t begin, int64_t end) {
+    parallel_for(loop.count, 4096, [&](int64_t begin, int64_t end) {
       DropoutWalk walk(mask);
       for (int64_t place = begin; place < end;) {  // row by row
         int64_t row = place / width, at = 0, from = 0;

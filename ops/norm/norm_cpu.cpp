@@ -8,7 +8,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth waking
+constexpr int64_t kGrain = 4096;  // elements per block: about 10 us
 
 int64_t grain_of(int64_t inner) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(inner, 1));

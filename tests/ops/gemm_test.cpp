@@ -2,8 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
+
+#include "runtime/parallel.h"
+#include "runtime/rng.h"
+#include "tensor/random.h"
+
+extern "C" {
+void openblas_set_num_threads(int threads);
+int openblas_get_num_threads();
+}
 
 namespace tessera::ops {
 namespace {
@@ -118,6 +128,24 @@ TEST(Gemm, TheNumberOfThreadsChangesNoBit) {
               << dtype << " " << m << " " << n << " " << k << transpose_a << transpose_b;
         }
   set_cpu_threads(before);
+}
+
+TEST(Gemm, OpenBlasKeepsItsThreadsAndTheyChangeNoBit) {
+  const int before = openblas_get_num_threads();
+  const Tensor a = Tensor::empty({300, 200}, DType::f32, Device::cpu()),
+               b = Tensor::empty({200, 400}, DType::f32, Device::cpu());
+  Rng rng(1);
+  fill_normal(a, 0, 1, rng), fill_normal(b, 0, 1, rng);
+  std::vector<std::vector<float>> results;
+  for (const int threads : {1, 2, 3}) {
+    openblas_set_num_threads(threads);
+    const Tensor d = Tensor::empty({300, 400}, DType::f32, Device::cpu());
+    multiply(d, a, b);
+    results.push_back(d.to_vector<float>());
+    EXPECT_EQ(openblas_get_num_threads(), threads);
+  }
+  openblas_set_num_threads(before);
+  EXPECT_TRUE(results[0] == results[1] && results[0] == results[2]);
 }
 
 TEST(Gemm, UninitialisedResultsAreNotRead) {
