@@ -55,7 +55,10 @@ int bench_compare(const CompareArgs& args) {
   } catch (const std::regex_error&) {
     throw UsageError("--peer: \"" + args.peer + "\" is not a regular expression");
   }
-  if (!args.html.empty()) check_replaceable(args.html);
+  if (!args.html.empty()) {
+    check_replaceable(args.html);
+    check_not_input(args.html, {args.a, args.b});
+  }
   bench::LeftOut left_out;
   const auto ours = bench::read_records(args.a);
   const auto comparisons = bench::compare(ours, bench::read_records(args.b),

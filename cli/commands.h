@@ -94,6 +94,8 @@ ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& te
 void apply_config(CLI::App& command, const std::string& path);
 /// Throws unless lines could be appended to a file there: known before the work, not after it.
 void check_writable(const std::string& path);
+/// Throws if the file to write is one of those that are read: the input would be gone.
+void check_not_input(const std::string& out, const std::vector<std::string>& inputs);
 /// Throws unless a whole file could be put there, in place of none or of a regular one (io::AtomicFile).
 void check_replaceable(const std::string& path);
 

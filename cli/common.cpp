@@ -208,6 +208,14 @@ void check_writable(const std::string& path) {
         " is read-only for this user; check its permissions");
 }
 
+void check_not_input(const std::string& out, const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    std::error_code code;
+    check(!fs::equivalent(out, input, code), "write: ", out, " is the input ", input,
+          ", which would be replaced; name another file");
+  }
+}
+
 void check_replaceable(const std::string& path) {
   check_writable(path);
   std::error_code code;

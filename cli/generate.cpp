@@ -122,7 +122,10 @@ int run_generate(const GenerateArgs& args) {
   if (args.greedy) options.sampling.temperature = 0;
   if (args.samples > 1 && args.prompts.size() > 1)
     throw UsageError("--samples: of one prompt; several --prompt are a text each");
-  if (!args.json.empty()) check_replaceable(args.json);
+  if (!args.json.empty()) {
+    check_replaceable(args.json);
+    check_not_input(args.json, {args.file});
+  }
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const std::vector<std::string> prompts = read_prompts(args);
 

@@ -121,6 +121,7 @@ int run_op(const OpArgs& args) {
   const ops::OpSpec& op = *found;
   const ops::Attrs given = parse_attrs(op, args.set);
   if (args.in.empty() || args.out.empty()) throw UsageError("op " + op.name + ": --in and --out are needed");
+  check_not_input(args.out, {args.in});
   if (args.row >= int(op.rows.size()) && args.row != -1)
     throw UsageError(fmt::format("op {}: --row {}: it has {} rows", op.name, args.row, op.rows.size()));
   if (args.row >= 0 && args.device == "cpu")

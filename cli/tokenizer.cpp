@@ -40,6 +40,7 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
       throw UsageError(fmt::format("{}: of --kind bpe only; a {} tokenizer has as many tokens as it needs",
                                    of_bpe, args.kind));
   check_replaceable(args.out);
+  check_not_input(args.out, args.text);
   const InterruptGuard interrupts(kGivingUp);
   std::vector<std::string> texts;
   uint64_t bytes = 0, invalid = 0;

@@ -503,24 +503,21 @@ int run_seeds(Group& group, RunFlags run, const CLI::App& command) {
     run.resume = begun ? path.string() : "";
     run.name = begun ? "" : path.filename().string();
     TrainedBert model(group, index);
-    if (!begun || !is_done(path, group.job.steps)) {
-      try {
+    try {
+      if (!begun || !is_done(path, group.job.steps)) {
         if (const int code = run_train(model, run, command); code != 0) return code;
-      } catch (const Interrupted& interrupted) {
-        if (index == 0 && !begun) throw;
-        return stopped(group, run, interrupted.signal());
-      }
-    } else if (const train::RunFolder folder = train::RunFolder::open(path);
-               // Killed between its last step and its page, or asked for more than before.
-               !fs::exists(path / "report.html", ignored) || model.lacks(folder))
-      try {
+      } else if (const train::RunFolder folder = train::RunFolder::open(path);
+                 !fs::exists(path / "report.html", ignored) || model.lacks(folder)) {
+        // Killed between its last step and its page, or asked for more than before.
         model.prepare(folder, device_of(run), true);
         model.restore(io::CheckpointFolder(folder.checkpoints().string()).latest().file);
         model.finish(folder);
         model.write_page(folder);
-      } catch (const Interrupted& interrupted) {
-        return stopped(group, run, interrupted.signal());
       }
+    } catch (const Interrupted& interrupted) {
+      if (index == 0 && !begun) throw;  // nothing is there that could go on
+      return stopped(group, run, interrupted.signal());
+    }
     runs.push_back(train::RunFolder::open(path));
   }
   const train::SeedResults results = train::collect_seeds(runs);

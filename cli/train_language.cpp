@@ -366,6 +366,7 @@ void add_train_language(CLI::App& train, Action& action, bool llama) {
   command->callback([&action, model, run, command] {
     action = [model, run, command] {
       apply_config(*command, run->config);
+      check_not_input(run->json_out, model->flags.text.files);
       return run_train(*model, *run, *command);
     };
   });

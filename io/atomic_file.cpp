@@ -42,6 +42,15 @@ std::string unmarked(const std::string& name, std::string_view kind) {
 
 }  // namespace
 
+std::string published_name(const std::string& path) {
+  fs::path shown;
+  for (const fs::path& part : fs::path(path)) {
+    const std::string name = unmarked(part.string(), kTemporary);
+    if (name != kFiles) shown /= name.empty() ? part : fs::path(name);
+  }
+  return shown.string();
+}
+
 std::string marked_name(const std::string& name, const char* kind, uint64_t number) {
   return "." + name.substr(0, kLongestPart) + kind + std::to_string(::getpid()) + "-" +
          std::to_string(number);
@@ -119,8 +128,8 @@ void AtomicFile::fail(const char* what, int error) const {
   const std::string room =
       free == std::numeric_limits<uint64_t>::max() ? "an unknown number of" : std::to_string(free);
   const bool is_full = error == ENOSPC || error == EDQUOT;
-  fail_at(Site::here(), "write: ", path_, ": ", what, ": ", text_of(error), "; ", bytes_,
-          " bytes are needed, ", written_, " were written, ", room, " are free in ", folder_,
+  fail_at(Site::here(), "write: ", published_name(path_), ": ", what, ": ", text_of(error), "; ", bytes_,
+          " bytes are needed, ", written_, " were written, ", room, " are free in ", published_name(folder_),
           is_full ? " (a quota may allow fewer); make room and save again"
                   : "; check the disk and the permissions",
           "; what had that name before is untouched");

@@ -19,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char kFiles[] = "files";  // names the staging folder in a folder that is merged into
-
 std::string sibling(const std::string& path, const char* kind) {
   static std::atomic<uint64_t> number{0};
   const fs::path at(path);

@@ -13,6 +13,11 @@ namespace tessera::io {
 inline constexpr const char kTemporary[] = ".tmp-";
 inline constexpr const char kAside[] = ".old-";
 
+/// Names the folder of what is to be merged into the one around it.
+inline constexpr const char kFiles[] = "files-to-merge";
+/// Where a file in folders that are being written will be, for messages.
+std::string published_name(const std::string& path);
+
 /// ".name.tmp-<process>-<number>"
 std::string marked_name(const std::string& name, const char* kind, uint64_t number);
 

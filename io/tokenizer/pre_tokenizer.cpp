@@ -4,6 +4,7 @@
 #include <array>
 
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::io {
 namespace {
@@ -34,6 +35,7 @@ void find_matches(const Pattern& pattern, std::string_view text, Pieces::Span sp
   Regex::Match match;
   Regex::Budget budget(piece.size());
   while (from <= piece.size() && pattern.find(piece, from, match, budget)) {
+    if (matches.size() % 1024 == 0) check_interrupt();
     if (previous != match.begin)
       matches.push_back({{span.begin + previous, span.begin + match.begin}, false});
     if (match.begin != match.end)

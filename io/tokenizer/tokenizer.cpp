@@ -5,6 +5,7 @@
 #include "io/tokenizer/tokenizer_core_internal.h"
 #include "io/tokenizer/unicode_internal.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::io {
 
@@ -45,6 +46,7 @@ void Tokenizer::append_plain(std::string_view text, bool at_start, std::vector<i
     std::visit([&](const auto& model) { model.tokenize(word, to); }, *core_->model);
   };
   for (size_t i = 0; i < pieces.spans.size(); ++i) {
+    if (i % 1024 == 0) check_interrupt();
     const std::string_view word = pieces[i];
     if (word.empty()) continue;
     if (word.size() > Cache::kLongestWord) {

@@ -202,6 +202,25 @@ TEST(Text, ThatIsNoneIsRefusedByEveryCommandThatReadsIt) {
   EXPECT_TRUE(holds_all(taken.err, "warning: 100 of 2101 bytes of the text are not UTF-8")) << taken.err;
 }
 
+TEST(Output, IsNeverAnInput) {
+  const Workplace at;
+  at.put("text", "any text at all\n"), at.put("other", "more\n");
+  put_tensors(at, "x.safetensors", {{"x", ramp({2, 3})}});
+  fs::create_symlink("text", at / "link");
+  ASSERT_EQ(run(at, "tokenizer train --text text --kind byte --out t.json").code, 0);
+  for (const std::string line :
+       {"tokenizer train --text other text --kind byte --out text",
+        "tokenizer train --text text --out ./link", "op relu --in x.safetensors --out x.safetensors",
+        "generate --model m --prompt-file text --json link",
+        "train gpt --text other text --json-out text --device cpu"}) {
+    const std::string text = at.get("text"), tensors = at.get("x.safetensors");
+    const Outcome outcome = run(at, line);
+    EXPECT_EQ(outcome.code, 1) << line << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.err, "is the input|would be replaced")) << line << outcome.err;
+    EXPECT_TRUE(at.get("text") == text && at.get("x.safetensors") == tensors) << line;
+  }
+}
+
 TEST(Tokenize, LeavesNoShardOfWhatItCouldNotFinish) {
   const Workplace at;
   at.put("good.txt", "some text\n");

@@ -126,7 +126,7 @@ TEST_F(AtomicFolders, AMergeThatFailsHalfWayIsUndone) {
     file_calls() = FileCalls::system();
     file_calls().rename = [&](const char* from, const char* to) {
       // Those of write_file have their own tests.
-      const bool publishes = std::string(to).find("/.files.tmp-") == std::string::npos ||
+      const bool publishes = std::string(to).find("/.files-to-merge.tmp-") == std::string::npos ||
                              std::string(to).find("/replaced/") != std::string::npos;
       if (publishes && renames++ == failing) {
         failed = true;
@@ -237,6 +237,8 @@ TEST_F(AtomicFolders, ShardsOfASaveThatFailsAreRemoved) {
         break;
       }
       EXPECT_NE(error.find("No space left"), std::string::npos) << error;
+      EXPECT_NE(error.find("write: " + folder + "/model"), std::string::npos) << error;
+      EXPECT_EQ(error.find(".tmp-"), std::string::npos) << error;  // a name that nobody knows
       const Content after = content_of(root.path());
       EXPECT_TRUE(std::ranges::none_of(after, [](const auto& file) {
         return file.first.find("fresh") != std::string::npos || file.first.find("tmp") != std::string::npos;
