@@ -10,6 +10,7 @@
 #include "datasets/tokens.h"
 #include "io/text_file.h"
 #include "io/utf8.h"
+#include "runtime/f32_math.h"
 #include "runtime/interrupt.h"
 #include "train/perplexity.h"
 #include "train/progress.h"
@@ -79,7 +80,9 @@ int eval_ppl(PplArgs args) {
     throw UsageError(fmt::format("--stride: {} in windows of {} tokens; expected less", args.options.stride,
                                  *args.length));
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
-  const LanguageFolder language = load_language(args.model, device, args.dtype);
+  const bool tf32 = args.dtype == "tf32";
+  const LanguageFolder language = load_language(args.model, device, tf32 ? "f32" : args.dtype);
+  const F32MathScope math(tf32 ? F32Math::tf32 : F32Math::ieee);
   args.options.length = args.length.value_or(std::min(args.options.length, longest_of(language)));
   check(args.options.length <= longest_of(language), "eval ppl: windows of ", args.options.length,
         " tokens; the model has ", longest_of(language), " positions: give a smaller --length");
@@ -112,7 +115,7 @@ int eval_ppl(PplArgs args) {
   if (args.json) {
     fmt::print("{}\n", io::json_text({{"model", language.path},
                                       {"type", language.config.type},
-                                      {"dtype", name_of(dtype_of(language))},
+                                      {"dtype", tf32 ? args.dtype : name_of(dtype_of(language))},
                                       {"device", device.name()},
                                       {"text", args.text},
                                       {"data", args.data},
@@ -171,8 +174,10 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
   ppl->add_option("--windows", args->options.most_windows, "At most so many; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));
-  ppl->add_option("--dtype", args->dtype, "Of the weights; default: the file's, on the CPU f32")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  ppl->add_option(
+         "--dtype", args->dtype,
+         "Of the weights; default: the file's, on the CPU f32. tf32: f32, GEMMs and attention in TF32")
+      ->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}));
   ppl->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
       ->check(kDeviceName);
   ppl->add_flag("--json", args->json, "Machine-readable");

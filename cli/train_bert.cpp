@@ -197,7 +197,7 @@ class TrainedBert : public TrainedModel {
   TrainedBert(Group& group, int64_t index) : group_(group), job_(group.job) { job_.seed += uint64_t(index); }
   const char* name() const override { return "bert"; }
   std::vector<KeptOption> kept() override { return group_.flags.kept(); }
-  void from_flags(const CLI::App&) override {}  // the group has read them
+  void from_flags(const CLI::App&, Device) override {}  // the group has read them
   void from_settings(const std::string&, const json&, const CLI::App&) override {}
   std::string default_name() const override { return "bert"; }
   void prepare(const train::RunFolder&, Device device, bool) override { session_.emplace(job_, device); }

@@ -45,7 +45,7 @@ class TrainedLanguage : public TrainedModel {
             {"--export", "export", &watch.exported}};
   }
 
-  void from_flags(const CLI::App& command) override {
+  void from_flags(const CLI::App& command, Device device) override {
     const auto together = [&](const char* a, const char* b, const char* why) {
       if (given(command, a) && given(command, b)) throw UsageError(fmt::format("{} and {}: {}", a, b, why));
     };
@@ -77,6 +77,7 @@ class TrainedLanguage : public TrainedModel {
     note_evaluation(command);
     if (!flags.data.empty()) check_kept_text("--data", fs::absolute(flags.data));
     job_ = flags.job();
+    job_.set_precision(flags.precision.on(device));
     if (flags.model.empty()) return;
     check_kept_text("--model", fs::absolute(flags.model));
     const std::string path = flags.model;
@@ -87,6 +88,7 @@ class TrainedLanguage : public TrainedModel {
                        (llama_ ? "llama" : "gpt2 or opt"));
     if (const auto* model = std::get_if<models::LlamaConfig>(&config.model)) job_.model = *model;
     if (const auto* model = std::get_if<models::GptConfig>(&config.model)) job_.model = *model;
+    job_.set_precision(flags.precision.on(device));
     job_.start = fs::absolute(path).lexically_normal().string();
     job_.validate();
   }
@@ -108,7 +110,6 @@ class TrainedLanguage : public TrainedModel {
   std::string default_name() const override { return name(); }
 
   void prepare(const train::RunFolder& run, Device device, bool resumed) override {
-    if (!resumed) job_.set_precision(flags.precision.on(device));
     const std::string own = (run.path() / "data").string();
     bool restart = !resumed;
     if (!resumed) {

@@ -243,6 +243,7 @@ const char* const kStopping =
 int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   check_run_flags(flags, command);
   const InterruptGuard interrupts(kStopping);
+  const Device device = device_of(flags);
   const bool resumed = !flags.resume.empty();
   std::vector<KeptOption> kept = flags.kept();
   for (const KeptOption& option : model.kept()) kept.push_back(option);
@@ -261,7 +262,7 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
     check(flags.graph == "on" || flags.graph == "off", path, ": options: \"graph\" is \"", flags.graph,
           "\"; expected on or off");
   } else {
-    model.from_flags(command);
+    model.from_flags(command, device);
   }
   if (model.dtype() != DType::f16)
     for (const char* flag : {"--loss-scale", "--loss-scale-interval"})
@@ -272,7 +273,6 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
     if (const auto* const text = std::get_if<std::string*>(&option.value))
       check_kept_text(option.flag, **text);
   if (!flags.json_out.empty()) check_replaceable(flags.json_out);
-  const Device device = device_of(flags);
   if (!run)
     run =
         train::RunFolder::create(flags.runs, flags.name.empty() ? stamped(model.default_name()) : flags.name);

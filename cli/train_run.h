@@ -47,8 +47,8 @@ class TrainedModel {
   virtual std::vector<KeptOption> kept() { return {}; }
   /// Settings (flags of the groups Model, Data and Training) that may be given with --resume.
   virtual std::vector<std::string> changeable() const { return {"--steps"}; }
-  /// The job that the command line says. Throws UsageError.
-  virtual void from_flags(const CLI::App& command) = 0;
+  /// The job that the command line says, to run on `device`. Throws UsageError.
+  virtual void from_flags(const CLI::App& command, Device device) = 0;
   /// The job of the run.json at `path`, with what of changeable() the command line gives.
   virtual void from_settings(const std::string& path, const nlohmann::json& settings,
                              const CLI::App& command) = 0;

@@ -35,7 +35,7 @@ class TrainedTnp : public TrainedModel {
 
   const char* name() const override { return "tnp"; }
   std::vector<KeptOption> kept() override { return {{"--eval-tasks", "eval_tasks", &eval_tasks, 1}}; }
-  void from_flags(const CLI::App& command) override {
+  void from_flags(const CLI::App& command, Device device) override {
     if (demo && find_max_batch)
       throw UsageError("--demo has its own batch; --find-max-batch cannot change it");
     if (demo) {
@@ -45,6 +45,7 @@ class TrainedTnp : public TrainedModel {
     } else {
       job_ = flags.job();
     }
+    job_.set_precision(flags.precision.on(device));
   }
   void from_settings(const std::string& path, const nlohmann::json& settings,
                      const CLI::App& command) override {
@@ -57,8 +58,7 @@ class TrainedTnp : public TrainedModel {
     if (command.get_option("--steps")->count() > 0) job_.steps = flags.settings().steps;
   }
   std::string default_name() const override { return "tnp-" + job_.prior; }
-  void prepare(const train::RunFolder&, Device device, bool resumed) override {
-    if (!resumed) job_.set_precision(flags.precision.on(device));
+  void prepare(const train::RunFolder&, Device device, bool) override {
     if (find_max_batch) {
       job_.batch = train::find_max_batch(job_, device);
       fmt::print("largest batch that fits: {}\n", job_.batch);

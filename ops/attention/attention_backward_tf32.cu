@@ -8,9 +8,9 @@
 /// summation), with mma.sync.m16n8k8. The statistics are those that attention_delta_kernel left.
 ///
 /// Each warp has 16 rows, a block 4 warps (8 above D = 64, where shared memory holds one block per SM); the
-/// walked tiles have 64 rows, double buffered by cp.async up to D = 64, and steps are 32 columns. Q, K, V,
-/// dO, P and dS are rounded to TF32 where they enter an MMA; everything else is f32. Bound by shared memory:
-/// two words of 128 bytes per MMA of 2048 FLOPs.
+/// walked tiles have 64 rows, double buffered by cp.async up to D = 64, and steps are 32 columns. Q, K, V
+/// and dO are rounded to TF32 in shared memory, P and dS in registers; everything else is f32. Bound by
+/// shared memory: two words of 128 bytes per MMA of 2048 FLOPs.
 
 namespace tessera::ops {
 namespace {
@@ -75,6 +75,8 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
                                           args.dim);
     load_queries(h, begin, 0);
     gpu::cp_async_wait<0>();
+    tf32::round_tile<kD, kOwned, kThreads>(k_tile);
+    tf32::round_tile<kD, kOwned, kThreads>(v_tile);
     __syncthreads();
     k.hold(), v.hold();
   } else {
@@ -88,11 +90,13 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
     const bool last_of_head = query + kWalked >= place.sequence.queries;
     const int next_h = h + last_of_head, next_query = last_of_head ? begin : query + kWalked;
     const bool more = next_h < place.head + args.group;
+    float* const q_tile = q_tiles + stage * Tile::kWalkedFloats;
+    float* const dout_tile = dout_tiles + stage * Tile::kWalkedFloats;
     gpu::cp_async_wait<0>();
+    tf32::round_tile<kD, kWalked, kThreads>(q_tile);
+    tf32::round_tile<kD, kWalked, kThreads>(dout_tile);
     __syncthreads();  // the tile is there for all, and all are done with the other stage
     if (kStages > 1 && more) load_queries(next_h, next_query, stage ^ 1);
-    const float* const q_tile = q_tiles + stage * Tile::kWalkedFloats;
-    const float* const dout_tile = dout_tiles + stage * Tile::kWalkedFloats;
     const float* const own_lse2 = statistics + stage * 2 * kWalked;
     [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 keys and the walked queries: four blocks
     if constexpr (kDrops)
@@ -193,6 +197,8 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
                                           rows, args.dim);
     load_keys(0);
     gpu::cp_async_wait<0>();
+    tf32::round_tile<kD, kOwned, kThreads>(q_tile);
+    tf32::round_tile<kD, kOwned, kThreads>(dout_tile);
     __syncthreads();
     q.hold(), dout.hold();
   }
@@ -211,11 +217,13 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
   for (int tile = 0; tile < key_tiles; ++tile) {
+    float* const k_tile = k_tiles + tile % kStages * Tile::kWalkedFloats;
+    float* const v_tile = v_tiles + tile % kStages * Tile::kWalkedFloats;
     gpu::cp_async_wait<0>();
+    tf32::round_tile<kD, kWalked, kThreads>(k_tile);
+    tf32::round_tile<kD, kWalked, kThreads>(v_tile);
     __syncthreads();  // the tile is there for all, and all are done with the other stage
     if (kStages > 1 && tile + 1 < key_tiles) load_keys(tile + 1);
-    const float* const k_tile = k_tiles + tile % kStages * Tile::kWalkedFloats;
-    const float* const v_tile = v_tiles + tile % kStages * Tile::kWalkedFloats;
     [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 queries and the walked keys: four blocks
     if constexpr (kDrops)
       word = args.drop.word(stream, place.drop_row(args, place.head), uint32_t((first + warp_row) / 16),

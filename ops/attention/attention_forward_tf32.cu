@@ -9,8 +9,8 @@
 /// A warp owns 32 queries of one head, so that every fragment of K and V that it reads serves two m16 MMAs. A
 /// block of 4 warps (8 above D = 64, where shared memory holds one block per SM) walks the keys in tiles of
 /// 32, double buffered by cp.async: one barrier per tile. S and P stay in registers, as accumulators whose
-/// layout is that of a left operand with k in another order (attention_tile_tf32.cuh). Q, K, V and P are
-/// rounded to TF32 where they enter an MMA; the softmax is online, in base 2, in f32.
+/// layout is that of a left operand with k in another order (attention_tile_tf32.cuh). Q, K and V are
+/// rounded to TF32 in shared memory, P in registers; the softmax is online, in base 2, in f32.
 ///
 /// FLOPs: 4 Lq Lk D per head. Bound by mma.sync in TF32, half the rate of 16 bits; next by shared memory,
 /// whose 128 bytes per clock are one fragment per two MMAs.
@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
                                                rows, args.dim);
     load_keys(0);
     gpu::cp_async_wait<0>();
+    tf32::round_tile<kD, Tile::kRows, kThreads>(q_tile);
     __syncthreads();
     q.hold();
   }
@@ -78,10 +79,12 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
   for (int tile = 0; tile < key_tiles; ++tile) {
+    const int stage = tile % 2 * kTileFloats;
     gpu::cp_async_wait<0>();
+    tf32::round_tile<kD, kKeys, kThreads>(k_tiles + stage);
+    tf32::round_tile<kD, kKeys, kThreads>(v_tiles + stage);
     __syncthreads();  // the tile is there for all, and all are done with the other stage
     if (tile + 1 < key_tiles) load_keys(tile + 1);
-    const int stage = tile % 2 * kTileFloats;
 
     // S = Q K^T
     float s[kM][kKeys / 8][4] = {};

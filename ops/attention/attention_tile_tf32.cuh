@@ -4,9 +4,9 @@
 #include "gpu/mma.cuh"
 #include "gpu/mma_tf32.cuh"
 
-/// Tiles of f32 rows in shared memory and the GEMMs of a warp with them, on tensor cores in TF32. Every
-/// operand is rounded where it is read (cvt.rna). kD, the row length, is 32, 64, 96 or 128; a warp owns kM
-/// times 16 rows of the left operand.
+/// Tiles of f32 rows in shared memory and the GEMMs of a warp with them, on tensor cores in TF32. A tile is
+/// rounded (cvt.rna) once it has landed, by the threads that asked for it; what comes from registers is
+/// rounded there. kD, the row length, is 32, 64, 96 or 128; a warp owns kM times 16 rows of the left operand.
 ///
 /// Rows are padded by 4 floats. The eight 16-byte words that one phase of ldmatrix reads (one per row) then
 /// lie in eight different groups of four banks, and so do the 8-byte words of rows 0, 2, 4, 6 that
@@ -43,6 +43,23 @@ __device__ __forceinline__ void load_tile(float* tile, const float* from, int64_
   }
 }
 
+/// Rounds what this thread's load_tile of the same arguments brought: after its copies have landed
+/// (cp_async_wait), before the barrier that publishes the tile.
+template <int kD, int kRows, int kThreads>
+__device__ __forceinline__ void round_tile(float* tile) {
+  constexpr int kLanes = 8, kRowStep = kThreads / kLanes;
+  const int thread = gpu::thread_again();
+  float* const own = tile + thread / kLanes * kPitch<kD> + thread % kLanes * 4;
+#pragma unroll
+  for (int i = 0; i < kRows / kRowStep; ++i)
+#pragma unroll
+    for (int j = 0; j < kD / 32; ++j) {
+      uint4* const at = reinterpret_cast<uint4*>(own + i * kRowStep * kPitch<kD> + j * 32);
+      const uint4 x = *at;
+      *at = {gpu::to_tf32(x.x), gpu::to_tf32(x.y), gpu::to_tf32(x.z), gpu::to_tf32(x.w)};
+    }
+}
+
 /// The left operand of a GEMM: kM * 16 rows of a tile from `row` on, held in registers or read at each use.
 template <int kD, int kM, bool kHeld>
 class RowOperand {
@@ -73,11 +90,7 @@ class RowOperand {
  private:
   __device__ __forceinline__ void fetch(int k, uint32_t (&a)[kM][4]) const {
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      gpu::ldmatrix_x4(a[m], address_ + 4 * uint32_t(m * 16 * kPitch<kD> + k * 8));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[m][i] = gpu::to_tf32(a[m][i]);
-    }
+    for (int m = 0; m < kM; ++m) gpu::ldmatrix_x4(a[m], address_ + 4 * uint32_t(m * 16 * kPitch<kD> + k * 8));
   }
   uint32_t held_[kHeld ? kD / 8 : 1][kM][4];
   uint32_t address_;
@@ -100,8 +113,6 @@ __device__ __forceinline__ void add_rows(float (&acc)[kM][kN][4], const RowOpera
     for (int n = 0; n < kN / 2; ++n) {
       uint32_t right[4];
       gpu::ldmatrix_x4(right, base + 4 * uint32_t(n * 16 * kPitch<kD> + k * 8));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) right[i] = gpu::to_tf32(right[i]);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         gpu::mma_m16n8k8_tf32(acc[m][2 * n], left[m], right[0], right[1]);
@@ -135,14 +146,12 @@ __device__ __forceinline__ void add_columns(float (&acc)[kM][kD / 8][4], const f
 #pragma unroll
     for (int j = 0; j < kD / 16; ++j) {
       const float* const at = base + k * 8 * kPitch<kD> + j * 16;
-      const float2 even = *reinterpret_cast<const float2*>(at),
-                   odd = *reinterpret_cast<const float2*>(at + kPitch<kD>);
-      const uint32_t b00 = gpu::to_tf32(even.x), b01 = gpu::to_tf32(odd.x), b10 = gpu::to_tf32(even.y),
-                     b11 = gpu::to_tf32(odd.y);
+      const uint2 even = *reinterpret_cast<const uint2*>(at),
+                  odd = *reinterpret_cast<const uint2*>(at + kPitch<kD>);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        gpu::mma_m16n8k8_tf32(acc[m][2 * j], left[m], b00, b01);
-        gpu::mma_m16n8k8_tf32(acc[m][2 * j + 1], left[m], b10, b11);
+        gpu::mma_m16n8k8_tf32(acc[m][2 * j], left[m], even.x, odd.x);
+        gpu::mma_m16n8k8_tf32(acc[m][2 * j + 1], left[m], even.y, odd.y);
       }
     }
   }
