@@ -63,11 +63,10 @@ TnpJob tnp_job_from_json(const json& in) {
   json settings = in;
   int64_t task_stream = 1;
   if (in.is_object() && in.contains("task_stream")) {
-    check(in["task_stream"].is_number_unsigned() && in["task_stream"] >= 1 &&
-              in["task_stream"] <= datasets::kTaskStream,
-          "tnp job: \"task_stream\" is ", in["task_stream"].dump(), "; this build knows 1 to ",
-          datasets::kTaskStream);
-    task_stream = in["task_stream"];
+    const json& stored = in["task_stream"];
+    check(is_setting_of<int64_t>(stored) && stored >= 1 && stored <= datasets::kTaskStream,
+          "tnp job: \"task_stream\" is ", stored.dump(), "; this build knows 1 to ", datasets::kTaskStream);
+    task_stream = stored.get<int64_t>();
     settings.erase("task_stream");
   }
   TnpJob job = job_from_json<TnpJob>(settings, "tnp job");
