@@ -232,7 +232,9 @@ class TrainedBert : public TrainedModel {
     if (group_.flags.predict)
       for (const std::string& file : train::write_submissions(*session_, *group_.set, predictions_of(run)))
         fmt::print("predictions: {}\n", file);
-    if (group_.flags.save_model) save_model(model_of(run));
+    if (!group_.flags.save_model) return;
+    save_model(model_of(run));
+    fmt::print("model: {}\n", model_of(run).string());
   }
   /// Whether a finished run has not written what it is asked for now.
   bool lacks(const train::RunFolder& run) const {

@@ -237,8 +237,8 @@ class FolderGuard {
 // ---- the run ----
 
 const char* const kStopping =
-    "\ntessera: stopping after the current step, which is saved; another Ctrl-C ends at once without "
-    "saving\n";
+    "\ntessera: stopping; a step that has begun is finished and saved first (another Ctrl-C ends at once, "
+    "without saving)\n";
 
 int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   check_run_flags(flags, command);

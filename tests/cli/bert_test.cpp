@@ -115,7 +115,9 @@ TEST(TrainBert, AFinishedGroupWritesWhatItIsAskedForLater) {
   EXPECT_TRUE(holds_all(plain.out, "weights   all initialised at random")) << plain.out;
   const Outcome asked = run(at, "train bert --resume runs/later --predict --save-model --device cpu --quiet");
   ASSERT_EQ(asked.code, 0) << asked.err;
-  EXPECT_TRUE(holds_all(asked.out, "predictions: runs/later/seed-1/predictions/SST-2.tsv")) << asked.out;
+  EXPECT_TRUE(holds_all(
+      asked.out, "predictions: runs/later/seed-1/predictions/SST-2.tsv|model: runs/later/seed-1/model"))
+      << asked.out;
   EXPECT_EQ(asked.out.find("trained"), std::string::npos) << asked.out;
   for (const std::string file : {"predictions/SST-2.tsv", "model/model.safetensors", "model/config.json",
                                  "model/tokenizer.json", "report.html"})
