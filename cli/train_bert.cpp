@@ -466,6 +466,9 @@ void print_group(const Group& group) {
   fmt::print("  model     {}: {} blocks, d {}, {} heads of {}, d_ff {}, vocabulary {}\n",
              job.model.empty() ? "from scratch" : job.model, c.layers, c.d_model, c.heads,
              c.d_model / c.heads, c.d_ff, c.vocabulary);
+  if (c.hidden_dropout > 0 || c.attention_dropout > 0)
+    fmt::print("  dropout   {:g} of rows, {:.4g} of attention probabilities (in steps of 1/256)\n",
+               c.hidden_dropout, ops::applied_dropout(c.attention_dropout));
   std::string dev;
   for (const train::GluePart& part : set.dev)
     dev += fmt::format("{}{} {}", dev.empty() ? "" : ", ", part.items.size(), part.name);

@@ -132,6 +132,24 @@ TEST(TrainBert, AFinishedGroupWritesWhatItIsAskedForLater) {
   EXPECT_EQ(again.out.find("predictions:"), std::string::npos) << again.out;
 }
 
+TEST(TrainBert, SaysWhichDropoutItApplies) {
+  const Workplace at;
+  make_data(at);
+  const std::string train = "train bert --task sst2 --data glue --seeds 1 --steps 1" + kSmall;
+  const Outcome usual = run(at, train + " --name a");
+  ASSERT_EQ(usual.code, 0) << usual.err;
+  EXPECT_NE(usual.out.find("dropout   0.1 of rows, 0.1016 of attention probabilities"), std::string::npos)
+      << usual.out;
+  const Outcome none = run(at, train + " --name b --dropout 0");
+  ASSERT_EQ(none.code, 0) << none.err;
+  EXPECT_EQ(none.out.find("dropout"), std::string::npos) << none.out;
+  // Attention would apply 0: refused, and nothing is written.
+  const Outcome tiny = run(at, train + " --name c --dropout 0.001");
+  EXPECT_EQ(tiny.code, 1);
+  EXPECT_NE(tiny.err.find("would be rounded to 0"), std::string::npos) << tiny.err;
+  EXPECT_FALSE(std::filesystem::exists(at / "runs/c"));
+}
+
 TEST(TrainBert, SaysWhichWeightsAreNew) {
   const Workplace at;
   make_data(at);
