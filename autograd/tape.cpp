@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <numeric>
+#include <unordered_set>
 #include <utility>
 
 #include "runtime/capture.h"
@@ -50,6 +51,123 @@ void make_writable(GradState& state) {
   if (!is_writable(state)) state.grad = state.grad.clone();
 }
 
+bool same_place(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.shares_storage(b) && a.raw() == b.raw() && a.layout().strides == b.layout().strides;
+}
+
+/// A leaf's gradient as it was at some point.
+struct LeafGrad {
+  std::shared_ptr<GradState> state;
+  Tensor grad;
+  bool stale;
+
+  explicit LeafGrad(const std::shared_ptr<GradState>& state)
+      : state(state), grad(state->grad), stale(state->stale) {}
+  bool still_is() const { return state->stale == stale && same_place(state->grad, grad); }
+  void restore() const {
+    state->grad = grad;
+    state->stale = stale;
+    state->arrived = false;
+  }
+};
+
+/// The leaves whose gradients a graph being captured reads or writes: before the body and after it. Its
+/// kernels do what the body would do only if the leaves are as they were before, and each launch leaves them
+/// as they were after.
+struct CapturedGrads {
+  std::vector<LeafGrad> before, after;
+  std::unordered_set<const GradState*> known;
+
+  static void restore(const std::vector<LeafGrad>& leaves) {
+    for (const LeafGrad& leaf : leaves) leaf.restore();
+  }
+};
+
+/// Called before a leaf's gradient is read or written.
+void note_in_capture(const std::shared_ptr<GradState>& leaf) {
+  CaptureSession* const session = CaptureSession::current();
+  if (!session) [[likely]]
+    return;
+  static const char key = 0;
+  std::shared_ptr<void>& slot = session->state(&key);
+  if (!slot) {
+    const auto grads = std::make_shared<CapturedGrads>();
+    slot = grads;
+    session->add({.key = &key,
+                  .capture_end =
+                      [grads] {
+                        for (const LeafGrad& leaf : grads->before) grads->after.emplace_back(leaf.state);
+                        CapturedGrads::restore(grads->before);  // nothing has run yet
+                      },
+                  .after_launch = [grads] { CapturedGrads::restore(grads->after); },
+                  .failed = [grads] { CapturedGrads::restore(grads->before); },
+                  .still_matches =
+                      [grads] {
+                        return std::ranges::all_of(grads->before,
+                                                   [](const LeafGrad& leaf) { return leaf.still_is(); });
+                      }});
+  }
+  CapturedGrads& grads = *static_cast<CapturedGrads*>(slot.get());
+  if (grads.known.insert(leaf.get()).second) grads.before.emplace_back(leaf);
+}
+
+/// The backward pass under way on this thread: what it has to restore if it throws.
+class Pass {
+ public:
+  Pass() : outermost_(!current_) {
+    if (outermost_) current_ = this;
+  }
+  ~Pass() {
+    if (!outermost_) return;
+    for (const Logged& leaf : log_) leaf.before.state->logged = false;
+    current_ = nullptr;
+  }
+  Pass(const Pass&) = delete;
+
+  /// Called before a gradient is written, or its memory given out to be written.
+  static void touch(const std::shared_ptr<GradState>& state) {
+    if (state->tape != 0) return;
+    note_in_capture(state);
+    if (current_ && !state->logged) current_->log(state);
+  }
+
+  void restore() noexcept {
+    if (!outermost_) return;
+    for (const Logged& leaf : log_) {
+      leaf.before.restore();
+      try {
+        if (leaf.content.defined()) leaf.before.grad.copy_from(leaf.content);
+      } catch (const std::exception&) {  // the device is broken, which the error under way is about
+      }
+    }
+  }
+
+ private:
+  struct Logged {
+    LeafGrad before;
+    Tensor content;  // undefined if there was none
+  };
+
+  void log(const std::shared_ptr<GradState>& state) {
+    // What a captured pass adds is added by launches alone.
+    const bool adds = !state->stale && state->grad.defined() && !CaptureSession::current();
+    Tensor content;
+    if (adds) {
+      const MemoryTag tag("gradients before the pass");
+      content = state->grad.clone();
+    }
+    log_.push_back({LeafGrad(state), std::move(content)});
+    state->logged = true;
+  }
+
+  static thread_local Pass* current_;
+  const bool outermost_;
+  std::vector<Logged> log_;
+};
+
+thread_local Pass* Pass::current_ = nullptr;
+
 void add(GradState& state, const Tensor& gradient) {
   const bool leaf = state.tape == 0;
   state.arrived = true;
@@ -88,11 +206,14 @@ void require_grad(Tensor& tensor, DType grad_dtype) {
 
 Tensor grad(const Tensor& leaf) {
   const GradState& state = leaf_state(leaf, "grad");
+  if (state.tape == 0) note_in_capture(leaf.grad_state());
   return state.tape == 0 && state.stale ? Tensor() : state.grad;
 }
 
 void zero_grad(const Tensor& leaf) {
-  leaf_state(leaf, "zero_grad").stale = true;
+  GradState& state = leaf_state(leaf, "zero_grad");
+  if (state.tape == 0) note_in_capture(leaf.grad_state());
+  state.stale = true;
 }
 
 void set_grad_buffer(const Tensor& leaf, Tensor buffer) {
@@ -102,6 +223,7 @@ void set_grad_buffer(const Tensor& leaf, Tensor buffer) {
             buffer.device() == leaf.device(),
         "set_grad_buffer: ", describe(buffer), " for a leaf ", describe(leaf), " whose gradient is ",
         state.grad_dtype);
+  note_in_capture(leaf.grad_state());
   if (!state.stale) buffer.copy_from(state.grad);
   state.grad = std::move(buffer);
 }
@@ -143,6 +265,7 @@ Tensor Backward::take_grad(int output) {
 void Backward::accumulate(int input, const Tensor& gradient) {
   const auto& state = inputs_[size_t(input)];
   if (!state) return;
+  Pass::touch(state);
   const Storage* const storage = gradient.storage().get();
   const bool taken = std::ranges::find(adopted_, storage) != adopted_.end();
   // Not `taken ? gradient.clone() : gradient`: that makes a second handle, and add() copies what two hold.
@@ -156,6 +279,7 @@ void Backward::accumulate(int input, const Tensor& gradient) {
 
 Tensor Backward::whole_gradient(int input, const Shape& shape, Device device) {
   GradState& state = *inputs_[size_t(input)];
+  Pass::touch(inputs_[size_t(input)]);
   if (!state.grad.defined()) {
     state.grad = Tensor::zeros(shape, state.grad_dtype, device);
   } else if (state.tape != 0) {
@@ -192,6 +316,8 @@ Tensor WholeGrad::part(int dim, int64_t begin, int64_t end) {
 
 GradTarget Backward::target(int input) {
   GradState& state = *inputs_[size_t(input)];
+  Pass::touch(inputs_[size_t(input)]);
+  if (state.source) Pass::touch(state.source);
   if (!state.grad.defined() && state.whole && !std::exchange(state.placed, true))
     return {.grad = state.whole->part(state.dim, state.begin, state.end), .part = true};
   if (!state.grad.defined() && state.source && !state.retain && has_sum(*state.source))
@@ -363,6 +489,16 @@ void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> gra
 void Tape::run() {
   const NoTape off;
   const ProfileRange range("backward");
+  Pass pass;
+  try {
+    run_entries();
+  } catch (...) {
+    pass.restore();
+    throw;
+  }
+}
+
+void Tape::run_entries() {
   const bool check_gradients =
       options_.check_finite && !(options_.loss_scale.defined() && options_.loss_scale.item() > 1);
   while (!entries_.empty()) {

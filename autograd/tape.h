@@ -53,6 +53,7 @@ struct GradState {
   int64_t begin = 0, end = 0;
   bool placed = false;                                         // its place in the whole was given out
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
+  bool logged = false;  // a leaf's: the backward pass under way can restore what it was before
 };
 
 /// Makes `tensor` a leaf whose gradient is wanted, of `grad_dtype` (the tensor's own by default). Throws
@@ -62,7 +63,8 @@ void require_grad(Tensor& tensor, DType grad_dtype);
 inline bool requires_grad(const Tensor& tensor) {
   return tensor.grad_state() != nullptr;
 }
-/// The gradient that backward() left: undefined if none has arrived since zero_grad().
+/// The gradient that backward() left, or the replays of a captured one: undefined if none has arrived since
+/// zero_grad().
 Tensor grad(const Tensor& leaf);
 /// Forgets the gradient without touching memory: the next one overwrites. Its address stays.
 void zero_grad(const Tensor& leaf);
@@ -199,6 +201,10 @@ class Tape {
   /// One backward pass from a result of one element (its gradient is 1, or the loss scale), or from several
   /// with given gradients, which are not scaled. Spends the tape: a second pass throws. Throws if a loss is
   /// not a result of this tape.
+  ///
+  /// A pass that throws leaves the gradients of all leaves as they were before it. For that, a pass that adds
+  /// to a leaf's gradient first copies it, and drops the copy at its end; a pass that overwrites copies
+  /// nothing, nor does one that is being captured. A pass inside another one (checkpointing) is part of it.
   void backward(const Tensor& loss);
   void backward(std::span<const Tensor> results, std::span<const Tensor> grads);
 
@@ -225,6 +231,7 @@ class Tape {
   void* reserve(size_t bytes, size_t align);
   void end_entry(void* function, void (*run)(void*, Backward&), void (*destroy)(void*));
   void run();
+  void run_entries();
   void pop(Entry& entry, bool run_hooks);
   void check_result(const char* name, Site site, std::span<Tensor* const> outputs) const;
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <deque>
 #include <limits>
 #include <span>
 #include <vector>
@@ -36,8 +35,8 @@ struct LoaderOptions {
   bool drop_last = false;  // leaves out the last batch of an epoch if it is smaller
   int workers = 1;         // threads; each makes whole batches on one core
   int depth = 3;           // batches that wait or are being made
-  /// Where batches go: for a GPU their tensors are page-locked, and their memory is used again only when the
-  /// work that was issued to the device until the next call of next() is done.
+  /// Where batches go: for a GPU their tensors are page-locked (Tensor::empty_pinned), so that copies run
+  /// beside the host. A batch, and the loader, may be dropped while copies from it run.
   Device device = Device::best();
 };
 
@@ -85,7 +84,6 @@ class Loader {
   /// The next batch; waits for it. Rethrows what the source threw while making it; the call after that gives
   /// the batch behind it.
   Batch next() {
-    retire();
     if (!running_ || *running_ != state_) {
       prefetcher_->start([make = Maker{source_, options_, state_}](uint64_t number) { return make(number); },
                          state_.batch, end());
@@ -94,9 +92,7 @@ class Loader {
     check(state_.batch < end(), "loader: there is nothing behind batch ", end());
     state_.batch += 1;
     running_->batch = state_.batch;
-    const auto batch = std::static_pointer_cast<Batch>(prefetcher_->next());
-    if (options_.device.is_cuda()) given_ = batch;
-    return *batch;
+    return *std::static_pointer_cast<Batch>(prefetcher_->next());
   }
 
   /// Of an ItemSource.
@@ -160,22 +156,10 @@ class Loader {
     return std::numeric_limits<uint64_t>::max();
   }
 
-  /// The last batch's copies have been issued: its memory is free once the device gets here.
-  void retire() {
-    if (given_) {
-      Event event(options_.device);
-      event.record();
-      retired_.emplace_back(std::move(event), std::move(given_));
-    }
-    while (!retired_.empty() && retired_.front().first.done()) retired_.pop_front();
-  }
-
   const Source* source_;
   LoaderOptions options_;
   LoaderState state_;
   std::optional<LoaderState> running_;  // what the prefetcher will give next; none before the first batch
-  std::shared_ptr<Batch> given_;
-  std::deque<std::pair<Event, std::shared_ptr<Batch>>> retired_;
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 

@@ -5,8 +5,10 @@
 #include <bit>
 #include <cassert>
 #include <cstdio>
+#include <deque>
 #include <map>
 #include <set>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -78,7 +80,13 @@ class MemoryPool {
   std::vector<std::unique_ptr<Segment>> segments;
   Segment* carving = nullptr;
   int64_t live = 0;        // blocks in use
-  bool abandoned = false;  // the graph it served is gone
+  bool abandoned = false;  // the graphs it served are gone
+  // Of a graph's pool: its blocks in use with their number in order of allocation, those that keep()
+  // returned, and which of these were freed since.
+  std::unordered_map<const Block*, uint64_t> numbers;
+  uint64_t next_number = 0;
+  std::unordered_set<const Block*> kept;
+  std::vector<Block*> retired;
 };
 
 struct Allocator::State {
@@ -86,13 +94,34 @@ struct Allocator::State {
   mutable std::mutex mutex;
   MemoryPool common;
   std::unordered_map<MemoryPool*, std::unique_ptr<MemoryPool>> private_pools;
-  MemoryPool* active = &common;
-  std::shared_ptr<MemoryPool> active_handle;
+  std::shared_ptr<MemoryPool> active;  // of active_thread alone; null: no graph is being captured
+  std::thread::id active_thread;
+  using Fences = std::vector<std::pair<const void*, std::shared_ptr<const Fence>>>;  // by stream
+  std::unordered_map<const Block*, Fences> fences;
+  std::deque<std::pair<Block*, Fences>> waiting;  // freed, but in use by work that goes on
   AllocatorStats stats;
   std::unordered_map<const char*, size_t> tags;  // by literal's address; merged by text when reported
   size_t guard = 0;
   std::unordered_set<Block*> guarded;
   std::string damage;  // first damaged guard band, for check_guards()
+
+  MemoryPool* pool_of_this_thread() {
+    return active && active_thread == std::this_thread::get_id() ? active.get() : &common;
+  }
+
+  /// Gives back freed blocks whose work has ended, oldest first: work on a stream ends in that order.
+  void collect(bool wait) {
+    for (; !waiting.empty(); waiting.pop_front()) {
+      const auto& [block, held] = waiting.front();
+      for (const auto& [stream, fence] : held) {
+        if (wait) fence->wait();
+        if (!fence->done()) return;
+      }
+      MemoryPool* const pool = block->segment->pool;
+      give_back(block);
+      drop_pool_if_done(pool);
+    }
+  }
 
   std::string find_damage(const Block* block) const noexcept try {
     std::vector<unsigned char> band(block->guard);
@@ -187,14 +216,19 @@ struct Allocator::State {
     block->is_free = false;
     block->segment->live += 1;
     pool->live += 1;
+    if (pool != &common) pool->numbers[block] = pool->next_number++;
     return block;
   }
 
   void give_back(Block* block) {
     MemoryPool* const pool = block->segment->pool;
-    block->is_free = true;
     block->segment->live -= 1;
     pool->live -= 1;
+    if (pool != &common) {
+      pool->numbers.erase(block);
+      if (pool->kept.contains(block)) return pool->retired.push_back(block);
+    }
+    block->is_free = true;
     if (block->size_class >= 0) {
       pool->free_small[size_t(block->size_class)].push_back(block);
       return;
@@ -230,7 +264,12 @@ struct Allocator::State {
       });
     std::erase_if(pool->free_large, [&](Block* block) {
       if (!unused.contains(block->segment)) return false;
-      delete block;  // an unused segment has merged into one free block
+      delete block;
+      return true;
+    });
+    std::erase_if(pool->retired, [&](Block* block) {
+      if (!unused.contains(block->segment)) return false;
+      delete block;
       return true;
     });
     if (unused.contains(pool->carving)) pool->carving = nullptr;
@@ -248,10 +287,11 @@ struct Allocator::State {
     private_pools.erase(pool);
   }
 
-  [[noreturn]] void fail_out_of_memory(size_t bytes) const {
+  [[noreturn]] void fail_out_of_memory(size_t bytes) {
     std::ostringstream text;
     const auto [free, total] = source.usage();
-    size_t largest = active->free_large.empty() ? 0 : (*active->free_large.rbegin())->bytes;
+    const MemoryPool* const pool = pool_of_this_thread();
+    size_t largest = pool->free_large.empty() ? 0 : (*pool->free_large.rbegin())->bytes;
     text << "out of memory on " << source.name << ": asked for " << format_bytes(bytes) << "; the device has "
          << format_bytes(free) << " free of " << format_bytes(total) << ", this process holds "
          << format_bytes(stats.allocated) << " in tensors (reserved " << format_bytes(stats.reserved)
@@ -273,6 +313,7 @@ Allocator::Allocator(MemorySource source) : state_(std::make_unique<State>()) {
 }
 
 Allocator::~Allocator() {
+  state_->collect(true);
   release_cached();
 }
 
@@ -280,14 +321,19 @@ Block* Allocator::allocate(size_t bytes) {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
   state.stats.requests += 1;
-  const size_t guard = state.guard ? round_up(state.guard, 256) : 0;
+  MemoryPool* const pool = state.pool_of_this_thread();
+  // What fills the guard bands would become part of the graph that another thread captures.
+  const bool guards = state.guard > 0 && (!state.active || pool == state.active.get());
+  const size_t guard = guards ? round_up(state.guard, 256) : 0;
   const size_t asked = bytes;
   if (bytes > SIZE_MAX / 2) state.fail_out_of_memory(bytes);
   const size_t needed = std::max<size_t>(bytes + 2 * guard, 1);
-  Block* block = state.take(state.active, needed);
-  if (!block && state.active == &state.common) {
-    state.release_segments(&state.common);
-    block = state.take(state.active, needed);
+  state.collect(false);
+  Block* block = state.take(pool, needed);
+  if (!block && pool == &state.common) {
+    state.collect(true);
+    state.release_segments(pool);
+    block = state.take(pool, needed);
   }
   if (!block) state.fail_out_of_memory(bytes);
   block->asked = asked;
@@ -317,14 +363,32 @@ void Allocator::free(Block* block) noexcept {
   state.stats.allocated -= block->bytes;
   state.tags[block->tag] -= block->bytes;
   if (block->guard) {
-    if (state.damage.empty() && state.active == &state.common) state.damage = state.find_damage(block);
+    if (state.damage.empty() && !state.active) state.damage = state.find_damage(block);
     state.guarded.erase(block);
     block->data = static_cast<char*>(block->data) - block->guard;
     block->guard = 0;
   }
+  if (!state.fences.empty()) {
+    if (auto held = state.fences.extract(block)) {
+      state.waiting.emplace_back(block, std::move(held.mapped()));
+      return state.collect(false);
+    }
+  }
   MemoryPool* const pool = block->segment->pool;
   state.give_back(block);
   state.drop_pool_if_done(pool);
+}
+
+void Allocator::hold(Block* block, const void* stream, std::shared_ptr<const Fence> fence) {
+  const std::lock_guard lock(state_->mutex);
+  State::Fences& held = state_->fences[block];
+  const auto known =
+      std::find_if(held.begin(), held.end(), [&](const auto& one) { return one.first == stream; });
+  if (known == held.end()) {
+    held.emplace_back(stream, std::move(fence));
+  } else {
+    known->second = std::move(fence);
+  }
 }
 
 AllocatorStats Allocator::stats() const {
@@ -351,6 +415,7 @@ void Allocator::reset_peaks() {
 
 void Allocator::release_cached() {
   const std::lock_guard lock(state_->mutex);
+  state_->collect(false);
   state_->release_segments(&state_->common);
 }
 
@@ -369,9 +434,27 @@ std::shared_ptr<MemoryPool> Allocator::make_pool() {
 void Allocator::activate_pool(std::shared_ptr<MemoryPool> pool) {
   std::shared_ptr<MemoryPool> previous;  // released outside the lock
   const std::lock_guard lock(state_->mutex);
-  previous = std::move(state_->active_handle);
-  state_->active = pool ? pool.get() : &state_->common;
-  state_->active_handle = std::move(pool);
+  const auto thread = std::this_thread::get_id();
+  check(!state_->active || state_->active_thread == thread, "allocator on ", state_->source.name,
+        ": another thread is capturing a graph there; capture one graph after the other");
+  previous = std::exchange(state_->active, std::move(pool));
+  state_->active_thread = thread;
+}
+
+std::vector<KeptBlock> Allocator::keep(const std::shared_ptr<MemoryPool>& pool) {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<std::pair<uint64_t, KeptBlock>> found;
+  for (const auto& [block, number] : pool->numbers)
+    if (pool->kept.insert(block).second) found.push_back({number, {block, block->data, block->asked}});
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<KeptBlock> blocks;
+  for (const auto& [number, block] : found) blocks.push_back(block);
+  return blocks;
+}
+
+bool Allocator::in_use(const KeptBlock& kept) const {
+  const std::lock_guard lock(state_->mutex);
+  return kept.block->segment->pool->numbers.contains(kept.block);
 }
 
 void Allocator::set_guard(size_t bytes) {

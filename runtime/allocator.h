@@ -42,6 +42,15 @@ struct AllocatorStats {
 
 class MemoryPool;
 
+/// A point in work that the host does not wait for, such as a copy from page-locked memory. Asked from any
+/// thread. An error of the device ends the work as well; it is reported to those who use the device.
+class Fence {
+ public:
+  virtual ~Fence() = default;
+  virtual bool done() const noexcept = 0;
+  virtual void wait() const noexcept = 0;
+};
+
 /// A piece of memory handed out by an Allocator. `data` is aligned to 256 bytes.
 struct Block {
   void* data = nullptr;
@@ -67,6 +76,13 @@ struct MemorySource {
   std::function<void(void*, const void*, size_t)> read;  // device to host, synchronous, for the debug mode
 };
 
+/// A block that was handed out while a pool was active and was still in use when that ended.
+struct KeptBlock {
+  const Block* block = nullptr;
+  void* data = nullptr;
+  size_t bytes = 0;  // that were asked for
+};
+
 class Allocator {
  public:
   explicit Allocator(MemorySource source);
@@ -78,6 +94,10 @@ class Allocator {
   /// free there may be written by the graph).
   Block* allocate(size_t bytes);
   void free(Block* block) noexcept;
+  /// Work on `stream` that reads or writes the block ends at `fence`: once freed, the block is handed out
+  /// again only after that. A later fence on the same stream replaces the earlier one. For memory whose reuse
+  /// the compute stream does not order: the host's.
+  void hold(Block* block, const void* stream, std::shared_ptr<const Fence> fence);
 
   AllocatorStats stats() const;
   /// {free, total} bytes of the device.
@@ -86,11 +106,18 @@ class Allocator {
   /// Gives unused segments back to the driver.
   void release_cached();
 
-  /// A pool of its own for a captured graph: while it is active, blocks come from it alone, so that nothing
-  /// outside the graph is ever handed memory that a replay writes. The pool lives until the handle and all
-  /// its blocks are gone.
+  /// A pool of its own for captured graphs: while it is active, the blocks of the thread that activated it
+  /// come from it alone, so that nothing outside the graphs is ever handed memory that a replay writes. Other
+  /// threads keep getting theirs from the common pool. The pool lives until the handle and all its blocks are
+  /// gone.
   std::shared_ptr<MemoryPool> make_pool();
-  void activate_pool(std::shared_ptr<MemoryPool> pool);  // null: back to the common pool
+  /// For the calling thread; null: back to the common pool. Throws if another thread's pool is active.
+  void activate_pool(std::shared_ptr<MemoryPool> pool);
+  /// The pool's blocks that are in use and that no earlier call returned, in the order of their allocation.
+  /// The pool does not hand out their memory again, even after they are freed: a replay writes results there.
+  std::vector<KeptBlock> keep(const std::shared_ptr<MemoryPool>& pool);
+  /// Whether a block that keep() returned is still in use. The pool must live.
+  bool in_use(const KeptBlock& kept) const;
 
   /// Debug mode: every block allocated from now on is filled with 0xFF (a NaN in every floating dtype) and
   /// stands between two guard bands of that many bytes of 0xFF, which free() and check_guards() verify. 0

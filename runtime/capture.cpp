@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/allocator.h"
+#include "runtime/capture_internal.h"
 #include "runtime/device_context.h"
 #include "runtime/error.h"
 
@@ -16,13 +17,86 @@ namespace {
 
 thread_local CaptureSession* t_session = nullptr;
 
+/// Graphs of one body: more kinds of state on entry than this in turn, and the one that was not launched for
+/// longest is captured again when it is needed.
+constexpr size_t kMostGraphs = 8;
+
+#if defined(TESSERA_WITH_CUDA)
+bool is_capturing(StreamHandle stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &status);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+class CudaGraph : public Graph {
+ public:
+  CudaGraph(cudaGraph_t captured, Device device) : device_(device), stream_(device.stream()) {
+    check(cudaGraphGetNodes(captured, nullptr, &nodes_));
+    check(cudaGraphInstantiate(&graph_, captured, 0));
+  }
+  ~CudaGraph() override {
+    // Waiting would break a capture under way. The driver waits by itself before it frees what is running.
+    if (!is_capturing(stream_)) cudaStreamSynchronize(stream_);
+    cudaGraphExecDestroy(graph_);
+  }
+  CudaGraph(const CudaGraph&) = delete;
+  void launch() override { check(cudaGraphLaunch(graph_, device_.stream())); }
+  size_t nodes() const override { return nodes_; }
+
+ private:
+  Device device_;
+  StreamHandle stream_;  // for the destructor, which must not throw
+  cudaGraphExec_t graph_ = nullptr;
+  size_t nodes_ = 0;
+};
+
+class CudaRecorder : public GraphRecorder {
+ public:
+  explicit CudaRecorder(Device device) : device_(device) {}
+  void begin() override { check(cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeRelaxed)); }
+  std::unique_ptr<Graph> end() override {
+    cudaGraph_t captured = nullptr;
+    check(cudaStreamEndCapture(device_.stream(), &captured));
+    const std::unique_ptr<CUgraph_st, void (*)(cudaGraph_t)> owner(
+        captured, [](cudaGraph_t graph) { cudaGraphDestroy(graph); });
+    return std::make_unique<CudaGraph>(captured, device_);
+  }
+  void abandon() noexcept override {
+    if (is_capturing(device_.stream())) {
+      cudaGraph_t broken = nullptr;
+      cudaStreamEndCapture(device_.stream(), &broken);
+      if (broken) cudaGraphDestroy(broken);
+    }
+    cudaGetLastError();
+  }
+  void copy(void* to, const void* from, size_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device_.stream()));
+  }
+
+ private:
+  Device device_;
+};
+#endif
+
+std::unique_ptr<GraphRecorder> recorder_of([[maybe_unused]] Device device) {
+#if defined(TESSERA_WITH_CUDA)
+  if (device.is_cuda()) return std::make_unique<CudaRecorder>(device);
+#endif
+  return nullptr;
+}
+
+void call(const std::function<void()>& function) {
+  if (function) function();
+}
+
 }  // namespace
 
 CaptureSession::CaptureSession(Device device) : device_(device) {
   check(!t_session,
         "graph capture: a capture is already under way on this thread; captured steps do not nest");
+  check(!device.context_->capturing.exchange(true), "graph capture: another thread is capturing on ",
+        device.name(), "; capture one graph after the other");
   t_session = this;
-  device.context_->capturing = true;
 }
 
 CaptureSession::~CaptureSession() {
@@ -41,70 +115,120 @@ bool CaptureSession::add(CaptureHook hook) {
   return true;
 }
 
+void CaptureSession::keep(std::shared_ptr<const void> thing) {
+  kept_.push_back(std::move(thing));
+}
+
 struct Captured::State {
-  State(Device device, std::function<void()> body) : device(device), body(std::move(body)) {}
+  /// The body as it was captured for one state of things outside.
+  struct Variant {
+    std::vector<std::shared_ptr<const void>> kept;
+    std::vector<CaptureHook> hooks;
+    std::vector<KeptBlock> results;  // what the body left in handles outside
+    struct Copy {
+      void* to;
+      const void* from;
+      size_t bytes;
+    };
+    std::vector<Copy> copies;  // to where these handles are now, if another variant was captured since
+    std::unique_ptr<Graph> graph;
+    uint64_t launched = 0;
+
+    bool matches() const {
+      return std::ranges::all_of(
+          hooks, [](const CaptureHook& hook) { return !hook.still_matches || hook.still_matches(); });
+    }
+  };
+
+  State(Device device, std::function<void()> body, std::unique_ptr<GraphRecorder> recorder)
+      : device(device), body(std::move(body)), recorder(std::move(recorder)) {}
 
   Device device;
   std::function<void()> body;
-  int calls = 0;
-#if defined(TESSERA_WITH_CUDA)
-  cudaGraphExec_t graph = nullptr;
-  size_t nodes = 0;
+  std::unique_ptr<GraphRecorder> recorder;  // null: every call runs the body
+  uint64_t calls = 0;
   std::shared_ptr<MemoryPool> pool;
-  std::vector<CaptureHook> hooks;
+  std::vector<std::unique_ptr<Variant>> variants;
+  const Variant* last = nullptr;  // launched
 
   void drop() {
-    if (graph) {
-      cudaStreamSynchronize(device.stream());  // a replay may still be running
-      cudaGraphExecDestroy(graph);
-    }
-    graph = nullptr;
-    nodes = 0;
-    hooks.clear();
+    last = nullptr;
+    variants.clear();
     pool.reset();
   }
 
-  void capture() {
-    device.synchronize();
-    device.allocator().release_cached();  // what the eager call cached, the graph's pool will hold
-    pool = device.allocator().make_pool();
-    CaptureSession session(device);
-    check(cudaStreamBeginCapture(device.stream(), cudaStreamCaptureModeRelaxed));
-    device.allocator().activate_pool(pool);
-    try {
-      body();
-      for (const CaptureHook& hook : session.hooks_) hook.capture_end();
-    } catch (...) {
-      device.allocator().activate_pool(nullptr);
-      cudaGraph_t broken = nullptr;
-      cudaStreamEndCapture(device.stream(), &broken);
-      if (broken) cudaGraphDestroy(broken);
-      cudaGetLastError();
-      for (const CaptureHook& hook : session.hooks_)
-        if (hook.failed) hook.failed();
-      pool.reset();
-      throw;
+  /// Where the results of an earlier variant are to be copied to: the body leaves the same results in the
+  /// same order, whatever the state on entry. Those in handles that the new capture replaced are looked for
+  /// first; copies of the old handles may keep them in use.
+  std::vector<Variant::Copy> copies(const Variant& from, const Variant& to) const {
+    for (const bool replaced : {true, false}) {
+      std::vector<KeptBlock> results;
+      for (const KeptBlock& result : from.results)
+        if (!replaced || !device.allocator().in_use(result)) results.push_back(result);
+      const auto same = [](const KeptBlock& a, const KeptBlock& b) { return a.bytes == b.bytes; };
+      if (!std::ranges::equal(results, to.results, same)) continue;
+      std::vector<Variant::Copy> copies;
+      for (size_t i = 0; i < results.size(); ++i)
+        copies.push_back({to.results[i].data, results[i].data, results[i].bytes});
+      return copies;
     }
-    device.allocator().activate_pool(nullptr);
-    cudaGraph_t captured = nullptr;
-    check(cudaStreamEndCapture(device.stream(), &captured));
-    check(cudaGraphGetNodes(captured, nullptr, &nodes));
-    const cudaError_t code = cudaGraphInstantiate(&graph, captured, 0);
-    cudaGraphDestroy(captured);
-    check(code);
-    hooks = std::move(session.hooks_);
+    fail_at(Site::here(), "graph capture: the body leaves ", to.results.size(),
+            " tensors in handles outside with the gradients as they are now; with those that it was captured "
+            "with before it left ",
+            from.results.size(),
+            ", or others. Make tensors for the results before the first call, and copy into them "
+            "(result.copy_from(...)) in the body");
   }
 
-  void launch() {
-    for (const CaptureHook& hook : hooks) hook.before_launch();
-    check(cudaGraphLaunch(graph, device.stream()));
-    for (const CaptureHook& hook : hooks) hook.after_launch();
+  Variant& capture() {
+    device.synchronize();
+    if (!pool) {
+      device.allocator().release_cached();  // what the eager call cached, the graph's pool will hold
+      pool = device.allocator().make_pool();
+    }
+    auto made = std::make_unique<Variant>();
+    std::vector<std::vector<Variant::Copy>> copies_of_others;
+    CaptureSession session(device);
+    try {
+      recorder->begin();
+      device.allocator().activate_pool(pool);
+      body();
+      for (const CaptureHook& hook : session.hooks_) call(hook.capture_end);
+      device.allocator().activate_pool(nullptr);
+      made->graph = recorder->end();
+      made->results = device.allocator().keep(pool);
+      for (const auto& other : variants) copies_of_others.push_back(copies(*other, *made));
+    } catch (...) {
+      device.allocator().activate_pool(nullptr);
+      if (!made->graph) recorder->abandon();
+      for (const CaptureHook& hook : session.hooks_) call(hook.failed);
+      if (variants.empty()) pool.reset();
+      throw;
+    }
+    for (size_t i = 0; i < variants.size(); ++i) variants[i]->copies = std::move(copies_of_others[i]);
+    made->hooks = std::move(session.hooks_);
+    made->kept = std::move(session.kept_);
+    if (variants.size() == kMostGraphs)
+      variants.erase(std::ranges::min_element(variants, {}, [](const auto& one) { return one->launched; }));
+    variants.push_back(std::move(made));
+    return *variants.back();
   }
-#endif
+
+  void launch(Variant& variant) {
+    for (const CaptureHook& hook : variant.hooks) call(hook.before_launch);
+    variant.graph->launch();
+    for (const Variant::Copy& copy : variant.copies) recorder->copy(copy.to, copy.from, copy.bytes);
+    for (const CaptureHook& hook : variant.hooks) call(hook.after_launch);
+    variant.launched = calls;
+    last = &variant;
+  }
 };
 
 Captured::Captured(Device device, std::function<void()> body)
-    : state_(std::make_unique<State>(device, std::move(body))) {}
+    : Captured(device, std::move(body), recorder_of(device)) {}
+
+Captured::Captured(Device device, std::function<void()> body, std::unique_ptr<GraphRecorder> recorder)
+    : state_(std::make_unique<State>(device, std::move(body), std::move(recorder))) {}
 
 Captured::Captured(Captured&&) noexcept = default;
 
@@ -114,40 +238,32 @@ Captured::~Captured() {
 
 void Captured::reset() {
   state_->calls = 0;
-#if defined(TESSERA_WITH_CUDA)
   state_->drop();
-#endif
 }
 
 void Captured::operator()() {
   State& state = *state_;
-  if (state.device.is_cpu() || state.calls == 0) {
+  if (!state.recorder || state.calls == 0) {
     state.body();
     state.calls += 1;
     return;
   }
-#if defined(TESSERA_WITH_CUDA)
   state.device.activate();
-  if (!state.graph) state.capture();
-  state.launch();
+  const auto found = std::ranges::find_if(state.variants, [](const auto& one) { return one->matches(); });
+  state.launch(found != state.variants.end() ? **found : state.capture());
   state.calls += 1;
-#endif
 }
 
 bool Captured::is_graph() const {
-#if defined(TESSERA_WITH_CUDA)
-  return state_->graph != nullptr;
-#else
-  return false;
-#endif
+  return !state_->variants.empty();
+}
+
+size_t Captured::graphs() const {
+  return state_->variants.size();
 }
 
 size_t Captured::nodes() const {
-#if defined(TESSERA_WITH_CUDA)
-  return state_->nodes;
-#else
-  return 0;
-#endif
+  return state_->last ? state_->last->graph->nodes() : 0;
 }
 
 }  // namespace tessera

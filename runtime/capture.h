@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -9,27 +10,52 @@
 
 namespace tessera {
 
-/// A piece of work that becomes one CUDA graph: the first call runs it eagerly (a real step: it fills caches
+class GraphRecorder;
+
+/// A piece of work that becomes a CUDA graph: the first call runs it eagerly (a real step: it fills caches
 /// and creates lazily made state), the second captures it and launches the graph, later calls replay the
 /// graph with one launch.
 ///
-///   Captured step(device, [&] { Tape tape; Tensor loss = ...; tape.backward(loss); optimizer.step(); });
+///   Captured step(device, [&] {  // a whole step
+///     Tape tape;
+///     tape.backward(loss_of(inputs));
+///     optimizer.step();
+///     optimizer.zero_grad();
+///   });
 ///   for (...) { inputs.copy_from(batch); step(); }
 ///
+///   Captured micro_step(device, [&] {  // forward and backward alone; gradients add up until zero_grad
+///     Tape tape;
+///     tape.backward(loss_of(inputs));
+///   });
+///   for (...) { for (...) { inputs.copy_from(batch); micro_step(); } optimizer.step();
+///   optimizer.zero_grad(); }
+///
 /// What changes from step to step must live on the device (inputs in fixed tensors, learning rate, random
-/// offset): the host code does not run again. During capture, reading a value to the host, synchronising, and
-/// allocating outside the graph's pool throw and say why; the stream is usable afterwards. On the CPU every
-/// call runs the body.
+/// offset): the host code does not run again. Gradients follow the calls as if the body ran each time,
+/// whatever happens to them in between: where the captured kernels would do something else than the body now
+/// (overwrite a gradient that it would add to, or write to a buffer that was replaced), the body is captured
+/// once more into another graph, which is kept beside the first. They share one memory pool. A tensor that
+/// the body leaves in a handle outside (a loss, a retained gradient) holds the result of the last call,
+/// whichever graph ran.
+///
+/// During capture, reading a value to the host, synchronising, and allocating outside the graph's pool throw
+/// and say why. A capture that throws leaves random offsets and the gradients of all leaves as they were, and
+/// the stream usable. What a body does that throws while it runs eagerly stays done, as in a plain call. On
+/// the CPU every call runs the body.
 class Captured {
  public:
   Captured(Device device, std::function<void()> body);
+  /// With a recorder of one's own, for devices that have none; tests use it.
+  Captured(Device device, std::function<void()> body, std::unique_ptr<GraphRecorder> recorder);
   ~Captured();
   Captured(Captured&&) noexcept;
   void operator()();
   /// True once calls replay a graph.
   bool is_graph() const;
-  size_t nodes() const;  // of the graph; 0 before capture
-  /// Forgets the graph: the next call runs eagerly, the one after it captures anew.
+  size_t graphs() const;  // how many are kept
+  size_t nodes() const;   // of the graph that was launched last; 0 before capture
+  /// Forgets the graphs: the next call runs eagerly, the one after it captures again.
   void reset();
 
  private:
@@ -37,16 +63,17 @@ class Captured {
   std::unique_ptr<State> state_;
 };
 
-/// What somebody with device-resident state adds to a graph being captured.
+/// What the owner of state outside the graph adds to a graph being captured. Any function may be empty.
 struct CaptureHook {
-  const void* key;                      // a second hook with the same key is ignored
-  std::function<void()> before_launch;  // on the host, before each launch
-  std::function<void()> capture_end;    // issues the last captured work
-  std::function<void()> after_launch;   // on the host, after each launch
-  std::function<void()> failed;         // the captured body threw: undo what it did on the host
+  const void* key;                           // a second hook with the same key is ignored
+  std::function<void()> before_launch = {};  // on the host, before each launch
+  std::function<void()> capture_end = {};    // issues the last captured work
+  std::function<void()> after_launch = {};   // on the host, after each launch
+  std::function<void()> failed = {};         // the capture threw: undo what the body did on the host
+  std::function<bool()> still_matches = {};  // whether the body would do now what it did when captured
 };
 
-/// The capture under way on this thread, for the few who must know.
+/// The capture under way on this thread. Throws if there is one already, here or on the device.
 class CaptureSession {
  public:
   explicit CaptureSession(Device device);
@@ -56,11 +83,17 @@ class CaptureSession {
   Device device() const { return device_; }
   /// False if a hook with that key is there already.
   bool add(CaptureHook hook);
+  /// The graph keeps `thing` for as long as it lives: memory that it reads or writes.
+  void keep(std::shared_ptr<const void> thing);
+  /// What the owner of `key` knows of this capture; null until the owner sets it.
+  std::shared_ptr<void>& state(const void* key) { return states_[key]; }
 
  private:
   friend class Captured;
   Device device_;
   std::vector<CaptureHook> hooks_;
+  std::vector<std::shared_ptr<const void>> kept_;
+  std::map<const void*, std::shared_ptr<void>> states_;
 };
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/capture.h"
 #include "runtime/device_context.h"
 #include "runtime/error.h"
 #include "runtime/host_memory_internal.h"
@@ -161,6 +162,12 @@ Allocator& Device::allocator() const {
   return *context_->allocator;
 }
 StreamHandle Device::stream() const {
+  if (context_->capturing.load(std::memory_order_relaxed)) [[unlikely]] {
+    const CaptureSession* const session = CaptureSession::current();
+    check(session && session->device() == *this, "device ", name(),
+          ": another thread is capturing a graph on the compute stream, so that work issued now would become "
+          "part of it; wait until the capture is done (allocations need not wait)");
+  }
   return context_->stream;
 }
 StreamHandle Device::copy_stream() const {
@@ -233,7 +240,10 @@ bool Event::done() const {
 #if defined(TESSERA_WITH_CUDA)
   if (event_) {
     const cudaError_t code = cudaEventQuery(event_);
-    if (code == cudaErrorNotReady) return false;
+    if (code == cudaErrorNotReady) {
+      cudaGetLastError();  // no error of the launch that asks next
+      return false;
+    }
     check(code);
   }
 #endif

@@ -50,12 +50,13 @@ class Device {
   std::string name() const;  // "cpu", "cuda:0"
   const CardInfo& card() const;
   Allocator& allocator() const;
-  StreamHandle stream() const;       // the compute stream; null on the CPU
+  /// The compute stream; null on the CPU. Throws while another thread captures a graph on it.
+  StreamHandle stream() const;
   StreamHandle copy_stream() const;  // for copies that overlap the compute stream
   /// Waits until all issued work is done and throws the first error it met. Throws while a graph is being
   /// captured.
   void synchronize() const;
-  /// True while a graph is being captured on the compute stream.
+  /// True while a graph is being captured on the compute stream, by any thread.
   bool capturing() const;
   /// Makes this GPU the CUDA runtime's current one for the calling thread; nothing on the CPU.
   void activate() const;

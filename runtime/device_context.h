@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -16,7 +17,7 @@ struct DeviceContext {
   CardInfo card;
   StreamHandle stream = nullptr;
   StreamHandle copy_stream = nullptr;
-  bool capturing = false;
+  std::atomic<bool> capturing = false;  // by the thread that has the CaptureSession
   std::unique_ptr<Allocator> allocator;
 };
 

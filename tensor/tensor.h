@@ -50,8 +50,8 @@ class Tensor {
   static Tensor empty(const Shape& shape, DType dtype, Device device);
   /// Uninitialised, with rows not pitched: for memory that leaves the process or is read as one array.
   static Tensor empty_packed(const Shape& shape, DType dtype, Device device);
-  /// Uninitialised page-locked host memory (device cpu), packed: copies to and from a GPU do not hold up the
-  /// host. Ordinary host memory in a process without a GPU.
+  /// Uninitialised page-locked host memory (device cpu), packed: copies from it to a GPU do not hold up the
+  /// host. The tensor may be dropped while such a copy runs, but not written. Ordinary memory without a GPU.
   static Tensor empty_pinned(const Shape& shape, DType dtype);
   /// Uninitialised, of the shape, dtype and device of `like`.
   static Tensor empty_like(const Tensor& like) { return empty(like.shape(), like.dtype(), like.device()); }

@@ -7,6 +7,7 @@
 #include "ops/generation/sample_kernels.h"
 #include "ops/generation/sample_math.h"
 #include "runtime/config.h"
+#include "tensor/transfer.h"
 
 namespace tessera::ops {
 
@@ -104,6 +105,7 @@ void sample(const Choices& choices, const Tensor& logits, const Sampling& sampli
     sample_cpu(choices, rows, sampling);
   } else if constexpr (kCuda) {
     sample_cuda(choices, rows, sampling);
+    keep_until_done(choices.history, logits.device());
   }
 }
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "autograd/tape.h"
 #include "ops/activation/activation.h"
@@ -99,7 +100,7 @@ TEST(Hook, DoesNotRunAfterAnErrorAndMayThrowItself) {
     EXPECT_NE(message_of([&] { tape.backward(loss); }), "");
   }
   EXPECT_EQ(calls, 0);
-  zero_grad(x);
+  EXPECT_FALSE(grad(x).defined());
   fail = true;
   {
     Tape tape;
@@ -108,7 +109,7 @@ TEST(Hook, DoesNotRunAfterAnErrorAndMayThrowItself) {
     EXPECT_EQ(message_of([&] { tape.backward(ops::sum(z)); }), "planted in the hook");
   }
   fail = false;
-  zero_grad(x);
+  EXPECT_FALSE(grad(x).defined());
   Tape tape;
   tape.backward(ops::sum(ops::mul(x, x)));
   EXPECT_EQ(values(grad(x)), (std::vector<double>{2, 4}));
@@ -409,10 +410,95 @@ TEST(Tape, AnErrorInBackwardLeavesNothingBehind) {
   }
   EXPECT_EQ(kCpu.allocator().stats().allocated, before);
   EXPECT_EQ(x.grad_state()->pending, 0);
+  EXPECT_EQ(values(grad(x)), std::vector<double>(1000, 1.0)) << "of the pass before";
   zero_grad(x);
   Tape tape;
   tape.backward(ops::sum(ops::scale(x, 2)));
   EXPECT_EQ(values(grad(x)), std::vector<double>(1000, 2.0));
+}
+
+// ---- passes that throw ----
+
+/// A loss whose backward pass throws once the gradients of `early` have arrived.
+Tensor failing(const Tensor& early, const Tensor& late) {
+  const Tensor saved = ops::scale(late, 1), bad = ops::silu(saved);
+  const Tensor loss = ops::add(ops::sum(bad), ops::sum(early));
+  saved.detach().fill(0);
+  return loss;
+}
+
+TEST(FailedPass, RestoresGradientsThatWereEmpty) {
+  for (const bool buffer : {false, true}) {
+    const Tensor x = leaf({1, 2}), w = leaf({7.6, 7.6});
+    if (buffer) set_grad_buffer(w, Tensor::full({2}, 99, DType::f64, kCpu));
+    const size_t before = kCpu.allocator().stats().allocated;
+    {
+      Tape tape;
+      const Tensor loss = failing(ops::mul(w, w), x);
+      expect_parts(message_of([&] { tape.backward(loss); }), {"written in place"});
+    }
+    EXPECT_FALSE(grad(w).defined());
+    EXPECT_FALSE(grad(x).defined());
+    EXPECT_EQ(kCpu.allocator().stats().allocated, before);
+    Tape tape;
+    tape.backward(ops::sum(ops::mul(w, w)));
+    EXPECT_EQ(values(grad(w)), (std::vector<double>{15.2, 15.2}));
+  }
+}
+
+TEST(FailedPass, RestoresGradientsThatItAddedTo) {
+  const Tensor x = leaf({1, 2}), w = leaf({3, 4});
+  {
+    Tape tape;
+    tape.backward(ops::sum(ops::mul(w, w)));
+  }
+  const void* const address = grad(w).raw();
+  const size_t before = kCpu.allocator().stats().allocated;
+  {
+    Tape tape;
+    // Added as a whole, in place, and to a slice.
+    const Tensor loss = failing(
+        ops::add(ops::add(ops::mul(w, w), ops::relu(w)), ops::expand(ops::silu(ops::slice(w, 0, 1, 2)), {2})),
+        x);
+    expect_parts(message_of([&] { tape.backward(loss); }), {"written in place"});
+  }
+  EXPECT_EQ(values(grad(w)), (std::vector<double>{6, 8}));
+  EXPECT_EQ(grad(w).raw(), address);
+  EXPECT_FALSE(grad(x).defined());
+  EXPECT_EQ(kCpu.allocator().stats().allocated, before);
+  Tape tape;
+  tape.backward(ops::sum(w.rank() == 1 ? ops::scale(w, 2) : w));
+  EXPECT_EQ(values(grad(w)), (std::vector<double>{8, 10}));
+}
+
+TEST(FailedPass, RestoresWhatCheckpointsInsideItDid) {
+  const Tensor x = leaf({1, 2}), w = leaf({3, 4});
+  for (const bool adds : {false, true}) {
+    if (adds) {
+      Tape tape;
+      tape.backward(ops::sum(ops::scale(w, 5)));
+    }
+    Tape tape;
+    const Tensor early = checkpoint([&](const Tensor& y) { return ops::mul(y, w); }, w);
+    const Tensor loss = failing(early, x);
+    EXPECT_NE(message_of([&] { tape.backward(loss); }), "");
+    EXPECT_EQ(grad(w).defined(), adds);
+    if (adds) EXPECT_EQ(values(grad(w)), (std::vector<double>{5, 5}));
+    EXPECT_FALSE(w.grad_state()->logged);
+  }
+}
+
+TEST(FailedPass, CostsNoCopyUnlessItAdds) {
+  const Tensor w = leaf(std::vector<double>(1000, 0.5));
+  uint64_t requests[3] = {};
+  for (int pass = 0; pass < 3; ++pass) {
+    if (pass == 1) zero_grad(w);
+    const uint64_t before = kCpu.allocator().stats().requests;
+    Tape tape;
+    tape.backward(ops::sum(ops::relu(w)));
+    requests[pass] = kCpu.allocator().stats().requests - before;
+  }
+  EXPECT_EQ(requests[2], requests[1] + 1);
 }
 
 }  // namespace

@@ -231,6 +231,25 @@ TEST(Loader, PageLockedMemoryIsNotReusedUnderACopy) {
     ASSERT_EQ(copies[i].to_vector<float>(), prior.batch(i).xc.to_vector<float>()) << i;
 }
 
+TEST(Loader, MayBeDestroyedWithCopiesInFlight) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "no GPU";
+  const Device gpu = Device::cuda();
+  const Prior prior({.batch = 64, .context = 256, .targets = 256, .features = 8});
+  const Tensor busy = Tensor::empty({64 << 20}, DType::f32, gpu);
+  std::vector<Tensor> copies, others;
+  for (int round = 0; round < 20; ++round) {
+    Loader loader(prior, {.workers = 2, .device = gpu});
+    for (int i = 0; i < 4; ++i) busy.fill(0);  // the copy is pending when the loader goes
+    copies.push_back(loader.next().xc.to(gpu));
+  }
+  for (int i = 0; i < 40; ++i) {  // whoever gets the memory writes it
+    others.push_back(Tensor::empty_pinned(copies[0].shape(), DType::f32));
+    others.back().fill(-1);
+  }
+  const auto expected = prior.batch(0).xc.to_vector<float>();
+  for (const Tensor& copy : copies) EXPECT_EQ(copy.to_vector<float>(), expected);
+}
+
 TEST(Permutation, IsABijectionAndLooksUniform) {
   for (const int64_t n : {1, 2, 3, 5, 16, 17, 100, 1025}) {
     const Permutation order(n, 1, 2, 3);

@@ -2,13 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "runtime/error.h"
+#include "tests/errors.h"
 
 namespace tessera {
 namespace {
@@ -418,6 +424,146 @@ TEST(MemoryPool, SharesNothingWithTheCommonPool) {
   EXPECT_NE(second->data, inside_at);
   allocator.free(outside);
   allocator.free(second);
+}
+
+TEST(MemoryPool, IsTheActivatingThreadsAlone) {
+  TestMemory memory;
+  Allocator allocator(memory.source());
+  auto pool = allocator.make_pool();
+  allocator.activate_pool(pool);
+  Block* const inside = allocator.allocate(4 * kMiB);
+  Block* other = nullptr;
+  std::string refused;
+  std::thread([&] {
+    other = allocator.allocate(4 * kMiB);
+    refused = message_of([&] { allocator.activate_pool(allocator.make_pool()); });
+  }).join();
+  EXPECT_NE(refused.find("another thread"), std::string::npos) << refused;
+  allocator.free(inside);
+  allocator.activate_pool(nullptr);
+  void* const other_at = other->data;
+  allocator.free(other);
+  pool.reset();
+  EXPECT_EQ(memory.out.size(), 1u) << "the other thread's block was never the pool's";
+  Block* const again = allocator.allocate(4 * kMiB);
+  EXPECT_EQ(again->data, other_at);
+  allocator.free(again);
+}
+
+TEST(MemoryPool, WhatIsKeptIsNotHandedOutAgain) {
+  for (const size_t bytes : {size_t(100), 3 * kMiB}) {
+    TestMemory memory;
+    Allocator allocator(memory.source());
+    auto pool = allocator.make_pool();
+    allocator.activate_pool(pool);
+    Block* const first = allocator.allocate(bytes);
+    Block* const temporary = allocator.allocate(bytes);
+    Block* const second = allocator.allocate(bytes);
+    allocator.free(temporary);
+    allocator.activate_pool(nullptr);
+    const std::vector<KeptBlock> kept = allocator.keep(pool);
+    ASSERT_EQ(kept.size(), 2u);
+    EXPECT_EQ(kept[0].data, first->data);
+    EXPECT_EQ(kept[1].data, second->data);
+    EXPECT_EQ(kept[0].bytes, bytes);
+    EXPECT_TRUE(allocator.keep(pool).empty()) << "they were returned";
+    allocator.free(first);
+    EXPECT_FALSE(allocator.in_use(kept[0]));
+    EXPECT_TRUE(allocator.in_use(kept[1]));
+
+    allocator.activate_pool(pool);
+    std::vector<Block*> later;
+    for (int i = 0; i < 5; ++i) {
+      later.push_back(allocator.allocate(bytes));
+      for (const KeptBlock& one : kept) EXPECT_NE(later.back()->data, one.data);
+    }
+    allocator.activate_pool(nullptr);
+    for (Block* const block : later) allocator.free(block);
+    allocator.free(second);
+    EXPECT_FALSE(memory.out.empty());
+    pool.reset();
+    EXPECT_TRUE(memory.out.empty());
+  }
+}
+
+// ---- memory that a device still reads or writes ----
+
+/// The end of made-up work, which the test decides.
+struct TestFence : Fence {
+  bool done() const noexcept override { return ended; }
+  void wait() const noexcept override { ended = true, waits += 1; }
+  mutable bool ended = false;
+  mutable int waits = 0;
+};
+
+TEST(HeldBlock, IsHandedOutAgainOnlyAfterItsWork) {
+  for (const size_t bytes : {size_t(100), 3 * kMiB}) {
+    TestMemory memory;
+    Allocator allocator(memory.source());
+    const auto fence = std::make_shared<TestFence>();
+    const int stream = 0;
+    Block* const block = allocator.allocate(bytes);
+    void* const at = block->data;
+    allocator.hold(block, &stream, fence);
+    allocator.free(block);
+    EXPECT_EQ(allocator.stats().allocated, 0u);
+    Block* const other = allocator.allocate(bytes);
+    EXPECT_NE(other->data, at);
+    allocator.release_cached();
+    EXPECT_TRUE(memory.out.contains(at) || bytes < kMiB) << "the device still reads it";
+    fence->ended = true;
+    Block* const again = allocator.allocate(bytes);
+    EXPECT_EQ(again->data, at);
+    EXPECT_EQ(fence->waits, 0);
+    allocator.free(again);  // its new owner had no copy
+    Block* const third = allocator.allocate(bytes);
+    EXPECT_EQ(third->data, at);
+    allocator.free(third);
+    allocator.free(other);
+  }
+}
+
+TEST(HeldBlock, WaitsForTheLastWorkOfEachStream) {
+  TestMemory memory;
+  Allocator allocator(memory.source());
+  std::array<std::shared_ptr<TestFence>, 3> fences;
+  for (auto& fence : fences) fence = std::make_shared<TestFence>();
+  const int streams[2] = {};
+  Block* const block = allocator.allocate(100);
+  void* const at = block->data;
+  allocator.hold(block, &streams[0], fences[0]);
+  allocator.hold(block, &streams[1], fences[1]);
+  allocator.hold(block, &streams[0], fences[2]);  // after fences[0], which counts no more
+  EXPECT_EQ(fences[0].use_count(), 1);
+  allocator.free(block);
+  std::vector<Block*> others;
+  const auto reused = [&] {
+    others.push_back(allocator.allocate(100));
+    return others.back()->data == at;
+  };
+  EXPECT_FALSE(reused());
+  fences[2]->ended = true;
+  EXPECT_FALSE(reused());
+  fences[1]->ended = true;
+  EXPECT_TRUE(reused());
+  for (Block* const other : others) allocator.free(other);
+}
+
+TEST(HeldBlock, IsWaitedForBeforeMemoryRunsOut) {
+  TestMemory memory;
+  memory.limit = 4 * kMiB;
+  Allocator allocator(memory.source());
+  const auto fence = std::make_shared<TestFence>();
+  const int stream = 0;
+  Block* const block = allocator.allocate(4 * kMiB);
+  void* const at = block->data;
+  allocator.hold(block, &stream, fence);
+  allocator.free(block);
+  Block* const again = allocator.allocate(4 * kMiB);
+  EXPECT_EQ(again->data, at);
+  EXPECT_EQ(fence->waits, 1);
+  allocator.hold(again, &stream, std::make_shared<TestFence>());
+  allocator.free(again);  // the allocator's end waits as well
 }
 
 TEST(Allocator, AHundredThousandRandomEventsKeepFragmentationSmall) {

@@ -1,7 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "runtime/capture.h"
 #include "tensor/random.h"
@@ -71,6 +77,44 @@ TEST_F(CudaTensor, PinnedMemoryIsCopiedInStreamOrder) {
     gpu.synchronize();  // the contract: page-locked memory does not wait, so the host must before it writes
     EXPECT_EQ(device.select(0, 999).to_vector<float>(), std::vector<float>(33, float(round)));
   }
+}
+
+/// Issues `count` times a wait for the device and a copy from page-locked memory that is dropped at once, and
+/// returns how many elements are not what was copied.
+int64_t corrupted(Device gpu, int64_t count, int64_t elements) {
+  const Tensor arrived = Tensor::empty_packed({count, elements}, DType::f32, gpu),
+               busy = Tensor::empty({16 << 20}, DType::f32, gpu);
+  for (int64_t i = 0; i < count; ++i) {
+    busy.fill(0);  // the device is behind the host: copies are pending when their source is dropped
+    const Tensor host = Tensor::empty_pinned({elements}, DType::f32);
+    std::fill_n(host.data<float>(), elements, float(i));
+    arrived.select(0, i).copy_from(host);
+  }
+  const auto values = arrived.to_vector<float>();
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < count * elements; ++i) wrong += values[size_t(i)] != float(i / elements);
+  return wrong;
+}
+
+TEST_F(CudaTensor, PinnedMemoryDroppedUnderACopyIsNotUsedAgain) {
+  EXPECT_EQ(corrupted(gpu, 10'000, 4096), 0);
+  EXPECT_EQ(corrupted(gpu, 32, 1 << 20), 0);
+}
+
+TEST_F(CudaTensor, PinnedMemoryIsUsedAgainOnceItsCopyIsDone) {
+  const Tensor device = Tensor::empty({1000}, DType::f32, gpu);
+  std::set<const void*> seen;
+  for (int i = 0; i < 50; ++i) {
+    const Tensor host = Tensor::empty_pinned({1000}, DType::f32);
+    seen.insert(host.raw());
+    host.fill(i);
+    device.copy_from(host);
+    gpu.synchronize();
+  }
+  EXPECT_EQ(seen.size(), 1u);
+  const Tensor host = Tensor::empty_pinned({1000}, DType::f32);
+  host.copy_from(device);  // back: it waits
+  EXPECT_EQ(host.to_vector<float>(), std::vector<float>(1000, 49.0f));
 }
 
 TEST_F(CudaTensor, OverlappingCopiesReadBeforeTheyWrite) {
@@ -235,6 +279,82 @@ TEST_F(CudaCaptured, AHundredCapturesDoNotGrow) {
   EXPECT_LE(gpu.allocator().stats().reserved, reserved);
   // The driver keeps books of its own in pieces of 2 MiB; ninety graphs that leaked theirs would show.
   EXPECT_GE(gpu.allocator().usage().first + (size_t(16) << 20), free_bytes);
+}
+
+TEST_F(CudaCaptured, APinnedSourceBelongsToTheGraph) {
+  Tensor source = Tensor::empty_pinned({4096}, DType::f32);
+  source.fill(3);
+  const Tensor x = Tensor::zeros({4096}, DType::f32, gpu);
+  {
+    Captured step(gpu, [&] { x.copy_from(source); });
+    step();
+    step();
+    const void* const address = source.raw();
+    source = Tensor();
+    for (int i = 0; i < 4; ++i) {
+      const Tensor other = Tensor::empty_pinned({4096}, DType::f32);
+      EXPECT_NE(other.raw(), address);
+      other.fill(9);
+      x.fill(0);
+      step();
+      EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4096, 3.0f));
+    }
+  }
+}
+
+TEST_F(CudaCaptured, OtherThreadsAllocateOutsideItsPool) {
+  const Tensor x = Tensor::zeros({1 << 20}, DType::f32, gpu);
+  Tensor other, host;
+  std::string refused;
+  int calls = 0;
+  Captured step(gpu, [&] {
+    calls += 1;
+    Tensor::full({1 << 20}, 5, DType::f32, gpu);  // freed: a block of the graph's pool to be had
+    if (calls == 2)
+      std::thread([&] {
+        other = Tensor::empty({1 << 20}, DType::f32, gpu);
+        host = Tensor::empty_pinned({1 << 20}, DType::f32);
+        refused = message_of([&] { other.fill(1); });
+      }).join();
+    x.copy_from(Tensor::full({1 << 20}, 7, DType::f32, gpu));
+  });
+  step();
+  step();
+  EXPECT_TRUE(step.is_graph());
+  EXPECT_NE(refused.find("another thread is capturing"), std::string::npos) << refused;
+  other.fill(3);
+  for (int i = 0; i < 3; ++i) {
+    x.fill(0);
+    step();
+    EXPECT_EQ(other.to_vector<float>(), std::vector<float>(1 << 20, 3.0f));
+    EXPECT_EQ(x.to_vector<float>(), std::vector<float>(1 << 20, 7.0f));
+  }
+}
+
+TEST_F(CudaCaptured, AThreadThatKeepsAllocatingDoesNotBreakCaptures) {
+  std::atomic<bool> stop = false;
+  std::atomic<int> rounds = 0;
+  std::thread other([&] {
+    while (!stop) {
+      std::vector<Tensor> some;
+      for (int i = 1; i < 20; ++i) some.push_back(Tensor::empty({i * 50'000}, DType::f32, gpu));
+      const Tensor host = Tensor::empty_pinned({1000}, DType::f32);
+      rounds += 1;
+    }
+  });
+  Step eager(gpu), work(gpu);
+  for (int cycle = 0; cycle < 20; ++cycle) {
+    Captured step(gpu, [&] { work(); });
+    for (int i = 0; i < 4; ++i) {
+      step();
+      eager();
+      EXPECT_EQ(work.sum.to_vector<float>(), eager.sum.to_vector<float>());
+    }
+    EXPECT_TRUE(step.is_graph());
+  }
+  while (rounds == 0) std::this_thread::yield();
+  stop = true;
+  other.join();
 }
 
 TEST_F(CudaCaptured, ResetCapturesAnew) {
