@@ -29,9 +29,7 @@ if(NOT BLAS_FOUND OR NOT LAPACKE_LIBRARY OR NOT CBLAS_INCLUDE)
   message(FATAL_ERROR "OpenBLAS with LAPACKE is needed: apt-get install libopenblas-openmp-dev liblapacke-dev")
 endif()
 find_package(Threads REQUIRED)
-find_package(OpenMP QUIET COMPONENTS CXX)
 tessera_outside(OpenBLAS ON)
-tessera_outside(OpenMP "${OpenMP_CXX_FOUND}" PACKAGE g++ LOST "several threads on the CPU" DEPENDENCY "OpenMP COMPONENTS CXX")
 
 # Around the core.
 find_package(fmt QUIET)

@@ -189,7 +189,7 @@ Predictive predict(const PriorOptions& prior, const RegressionBatch& batch) {
     const double span = std::max(kInputSpan, input_span(prior, xc64, xt64));
     if (prior.kind != PriorKind::matern52) series = fourier_series(prior, span);
   }
-  std::atomic<bool> failed = false;  // an exception may not leave a parallel region
+  std::atomic<bool> failed = false;
   parallel_for(tasks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const TaskView view{xc64.data<double>() + task * m * features,

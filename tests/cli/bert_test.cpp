@@ -214,7 +214,7 @@ TEST_P(BertInterrupted, GoesOnWithTheRightSeedToTheSameBits) {
   const Workplace at;
   make_data(at);
   const std::string flags =
-      "train bert --task sst2 --data glue --seeds 2 --steps 1000 --save-every 125 --eval-every 250" + kSmall;
+      "train bert --task sst2 --data glue --seeds 2 --steps 1000 --save-every 50 --eval-every 250" + kSmall;
   const Outcome whole = run(at, flags + " --name whole");
   ASSERT_EQ(whole.code, 0) << whole.err;
   Process process(at, words_of(flags + " --name cut"));

@@ -262,7 +262,7 @@ TEST(InterruptedEvaluation, IsAcknowledgedAndTheRunEndsAsIfNothingHadBeen) {
     std::string endless = flags + " --name " + name;  // an evaluation that does not end by itself
     endless.replace(endless.find("--eval-tasks 4"), 14, "--eval-tasks 16777216");
     Process process(workplace, words_of(endless));
-    while (process.running() && !evaluates(workplace, name, 6)) ::usleep(200);
+    ASSERT_TRUE(wait_for(process, [&] { return evaluates(workplace, name, 6); }));
     for (int i = 0; i < signals; ++i) process.send(SIGINT);
     const Outcome cut = process.wait();
     ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
@@ -294,7 +294,7 @@ TEST(InterruptedPreparation, LeavesNoFolder) {
   Process process(workplace,
                   words_of("train gpt --text a.txt --tokenizer-kind bpe --vocab-size 100000 --name r "
                            "--device cpu --quiet --steps 1000000"));
-  while (process.running() && !fs::exists(workplace / "runs/r")) ::usleep(200);
+  ASSERT_TRUE(wait_for(process, [&] { return fs::exists(workplace / "runs/r"); }));
   process.send(SIGINT);
   const Outcome cut = process.wait();
   EXPECT_EQ(cut.code, 130) << cut.out << cut.err;

@@ -1,13 +1,13 @@
 #include "datasets/prior.h"
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <cmath>
 #include <thread>
 
 #include "datasets/posterior.h"
 #include "runtime/capture.h"
+#include "runtime/parallel.h"
 #include "tests/errors.h"
 
 namespace tessera::datasets {
@@ -163,15 +163,16 @@ TEST(Prior, DrawsIntoTensorsWhatItReturns) {
 }
 
 TEST(Prior, ABatchDoesNotDependOnTheNumberOfThreads) {
+  const int before = cpu_threads();
   for (const PriorKind kind : kKinds) {
     const Prior prior({.kind = kind, .batch = 7, .context = 500, .targets = 41, .seed = 2});
     const auto expected = values(prior.batch(5));
     for (const int threads : {1, 3, 8}) {
-      omp_set_num_threads(threads);
+      set_cpu_threads(threads);
       EXPECT_EQ(values(prior.batch(5)), expected) << name_of(kind) << ", " << threads << " threads";
     }
-    omp_set_num_threads(omp_get_num_procs());
   }
+  set_cpu_threads(before);
 }
 
 /// The same random words: x of a process is equal; what passes through log, cos or exp may differ by the last
