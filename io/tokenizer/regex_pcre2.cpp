@@ -244,7 +244,8 @@ bool Regex::find(std::string_view text, size_t from, Match& match, Budget& budge
     size_t end = text.size();
     if (bytes < end - at)
       for (end = at + bytes; end < text.size() && (text[end] & 0xC0) == 0x80;) ++end;
-    const bool whole = end == text.size(), alone = at < one_by_one;
+    // In a larger window this start alone is tried: the others might all read as far, uncharged.
+    const bool whole = end == text.size(), alone = at < one_by_one || bytes > kFreeBytes;
     pcre2_set_match_limit(workspace.context.get(), steps);
     const int found = search((alone ? compiled_->here : compiled_->code).get(), bytes_of(text), end, at,
                              PCRE2_NO_UTF_CHECK | (whole ? 0 : PCRE2_PARTIAL_HARD), workspace.match.get(),
