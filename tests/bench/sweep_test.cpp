@@ -124,7 +124,7 @@ TEST(Compare, CountsSlowShapesAndNamesTheWorst) {
   EXPECT_NE(text.find("the slowest beside their peers, 3 of 3"), std::string::npos) << text;
   EXPECT_LT(text.find("R=9"), text.find("R=8")) << text;
   EXPECT_EQ(format_comparison(compare(ours, theirs)), "");
-  const std::string eager = format_sweep(compare(ours, theirs, nullptr, "eager$"));
+  const std::string eager = format_sweep(compare(ours, theirs, {.peer = "eager$"}));
   EXPECT_NE(eager.find("1.00x      0.25x"), std::string::npos) << eager;
 }
 

@@ -73,8 +73,9 @@ TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
   auto groups = group_runs(runs, {.by = "model.dtype", .last = 20});
   const std::string text = format_groups(groups);
   for (const char* part :
-       {"skipped steps", "3, 6, 9", "-, -, -", "final loss: f32 - bf16 = -0.0100, within",
-        "final loss: f32 - f16 = 0.0100, within", "final loss: bf16 - f16 = 0.0200, within"})
+       {"skipped steps", "3, 6, 9", "-, -, -", "final loss (nats per point): f32 - bf16 = -0.0100, within",
+        "final loss (nats per point): f32 - f16 = 0.0100, within",
+        "final loss (nats per point): bf16 - f16 = 0.0200, within"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in:\n" << text;
   EXPECT_TRUE(agree(groups));
   groups[2].final_loss = {1.5, 1.51, 1.52};

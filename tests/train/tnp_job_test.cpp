@@ -186,6 +186,7 @@ TEST(TnpSession, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
   for (const char* prior : {"linear", "rbf", "matern52", "periodic"}) {
     TnpJob job = small_job();
     job.prior = prior, job.model.features = default_features(prior), job.steps = 12;
+    job.model.d_model = 16;  // a head_dim that the GPU has
     const auto train = [&](TnpSession& session, bool graph, int64_t first, int64_t last) {
       const TemporaryFolder root;
       const RunFolder run = RunFolder::create(root.path(), "r");
