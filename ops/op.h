@@ -127,6 +127,10 @@ struct OpSpec {
   std::vector<std::string> rows = {};
   /// The dtypes that each of them computes, on CUDA; empty, or an empty entry: all of cuda_dtypes.
   std::vector<std::vector<DType>> row_dtypes = {};
+  /// Ulp that the CPU may be off in bf16 and f16 beyond the two of cpu_tolerance (ops/verify.h), and the
+  /// rounding points that they are for.
+  double cpu_extra_ulp = 0;
+  std::string cpu_extra_reason = {};
 };
 
 /// Every operator, in the order of the house. Built once.

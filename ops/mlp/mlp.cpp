@@ -188,6 +188,9 @@ std::vector<OpSpec> mlp_specs() {
   spec.rows.push_back("fused");
   spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
+  spec.cpu_extra_ulp = 2;
+  spec.cpu_extra_reason =
+      "h, a, da and dh are rounded before the products that use them; no sum hides that where F = 1";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{
         mlp(in[0], in[1], in[2], parse_activation(attrs.word("activation")), in[3], in[4], in[5])};

@@ -137,7 +137,7 @@ TEST_P(OpCases, EveryCpuDtypeAgreesWithTheOracle) {
       const auto near = [&](const char* what, const Tensor& y, const Tensor& ref) {
         ASSERT_EQ(y.shape(), ref.shape()) << what;
         const Errors errors = compare(y, ref);
-        EXPECT_LE(errors.largest, cpu_tolerance(y.dtype(), errors.reference))
+        EXPECT_LE(errors.largest, cpu_tolerance(op(), y.dtype(), errors.reference))
             << what << ": element " << errors.at << " of " << y.dtype() << y.shape() << ", "
             << errors.largest / (epsilon(y.dtype()) * errors.reference) << " ulp of the largest reference";
       };
