@@ -185,6 +185,7 @@ TEST(TnpSession, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   for (const char* prior : {"linear", "rbf", "matern52", "periodic"}) {
     TnpJob job = small_job();
+    job.model.d_model = 16;  // heads of 8, the smallest on a GPU
     job.prior = prior, job.model.features = default_features(prior), job.steps = 12;
     job.model.d_model = 16;  // a head_dim that the GPU has
     const auto train = [&](TnpSession& session, bool graph, int64_t first, int64_t last) {
