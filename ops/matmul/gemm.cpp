@@ -292,7 +292,12 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   }
   if (d.device().is_cpu() && tf32) {
     const F32MathScope exact(F32Math::ieee);
-    return multiply(d, rounded_to_tf32(a_given), rounded_to_tf32(b_given), options);
+    // Stored as it was: bits may depend on which way an operand lies.
+    const auto rounded = [](const Tensor& x) {
+      return stored(x).transposed ? rounded_to_tf32(x.transpose(-1, -2)).transpose(-1, -2)
+                                  : rounded_to_tf32(x);
+    };
+    return multiply(d, rounded(a_given.detach()), rounded(b_given.detach()), options);
   }
   check(writable(d), "multiply: the result ", describe(d), " has no dense rows");
   if (d.device().is_cuda() && std::max({d.count() / n, n, k}) > kMostExtent)
