@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/allocator.h"
+#include "runtime/control_groups_internal.h"
 
 namespace tessera {
 
@@ -30,17 +31,13 @@ class MemoryLimits {
   size_t within_reach() const;
 
  private:
-  struct Group {
-    std::string folder;
-    bool unified;  // v2
-  };
   /// Bytes left under the limits of one group; SIZE_MAX: none.
   struct Room {
     size_t limit = SIZE_MAX, memory = SIZE_MAX, swap = SIZE_MAX, both = SIZE_MAX;
   };
-  Room room_of(const Group& group) const;
+  Room room_of(const ControlGroup& group) const;
   std::string root_;
-  std::vector<Group> groups_;
+  std::vector<ControlGroup> groups_;
 };
 
 /// Of this process.

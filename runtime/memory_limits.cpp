@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "runtime/host_memory_internal.h"
 
@@ -40,74 +39,12 @@ size_t plus(size_t a, size_t b) {
   return a > SIZE_MAX - b ? SIZE_MAX : a + b;
 }
 
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, at);) parts.push_back(part);
-  return parts;
-}
-
-bool lists(const std::string& text, const std::string& word) {
-  const auto words = split(text, ',');
-  return std::ranges::find(words, word) != words.end();
-}
-
-/// Blanks, tabs, line ends and backslashes are three octal digits in mountinfo.
-std::string unescaped(const std::string& text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool code =
-        text[i] == '\\' && i + 3 < text.size() && text.find_first_not_of("01234567", i + 1) >= i + 4;
-    out += code ? char((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0')) : text[i];
-    if (code) i += 3;
-  }
-  return out;
-}
-
-/// The part of a group's path that lies below the part of the hierarchy that is mounted. Without a common
-/// start (a container sees its group as the root, or the path of the host) the mount is the group.
-std::string below(const std::string& group, const std::string& mounted) {
-  if (group.starts_with("/..")) return "";
-  if (mounted == "/") return group;
-  if (group == mounted) return "";
-  return group.starts_with(mounted + "/") ? group.substr(mounted.size()) : "";
-}
-
 }  // namespace
 
-MemoryLimits::MemoryLimits(std::string root) : root_(std::move(root)) {
-  // Which group the process is in, in the unified hierarchy (v2) and in that of the memory controller (v1).
-  std::string unified, of_memory;
-  std::ifstream groups(root_ + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "4:memory:/path", "0::/path"
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (controllers.empty()) unified = line.substr(second + 1);
-    if (lists(controllers, "memory")) of_memory = line.substr(second + 1);
-  }
-  std::ifstream mounts(root_ + "/proc/self/mountinfo");
-  for (std::string line; std::getline(mounts, line);) {
-    const size_t dash = line.find(" - ");
-    if (dash == std::string::npos) continue;
-    const auto fields = split(line.substr(0, dash), ' '), kind = split(line.substr(dash + 3), ' ');
-    if (fields.size() < 5 || kind.size() < 3) continue;
-    const bool is_unified = kind[0] == "cgroup2" && !unified.empty();
-    const bool is_memory = kind[0] == "cgroup" && lists(kind[2], "memory") && !of_memory.empty();
-    if (!is_unified && !is_memory) continue;
-    const fs::path mount = root_ + unescaped(fields[4]);
-    // A limit binds all groups below it.
-    std::error_code ignored;
-    for (fs::path at = mount.string() + below(is_unified ? unified : of_memory, unescaped(fields[3]));;
-         at = at.parent_path()) {
-      if (at.string().ends_with('/')) at = at.parent_path();
-      if (fs::is_directory(at, ignored)) groups_.push_back({at.string(), is_unified});
-      if (at == mount || at.string().size() <= mount.string().size()) break;
-    }
-  }
-}
+MemoryLimits::MemoryLimits(std::string root)
+    : root_(std::move(root)), groups_(control_groups(root_, "memory")) {}
 
-MemoryLimits::Room MemoryLimits::room_of(const Group& group) const {
+MemoryLimits::Room MemoryLimits::room_of(const ControlGroup& group) const {
   const fs::path at = group.folder;
   if (group.unified) {
     // Beyond memory.high the process is not ended but slowed down until it stands still.
@@ -133,7 +70,7 @@ size_t MemoryLimits::available() const {
   memory = memory == 0 && swap == 0 ? SIZE_MAX : memory * 1024;
   swap *= 1024;
   size_t both = SIZE_MAX;
-  for (const Group& group : groups_) {
+  for (const ControlGroup& group : groups_) {
     const Room room = room_of(group);
     memory = std::min(memory, room.memory);
     swap = std::min(swap, room.swap);
@@ -146,7 +83,7 @@ size_t MemoryLimits::total() const {
   const size_t kilobytes = sum_of(root_ + "/proc/meminfo", {"MemTotal:"});
   size_t total =
       kilobytes > 0 ? kilobytes * 1024 : size_t(::sysconf(_SC_PHYS_PAGES)) * size_t(::sysconf(_SC_PAGE_SIZE));
-  for (const Group& group : groups_) total = std::min(total, room_of(group).limit);
+  for (const ControlGroup& group : groups_) total = std::min(total, room_of(group).limit);
   return total;
 }
 

@@ -200,7 +200,7 @@ TEST(CpuThreads, VariablesAreNumbers) {
         std::string("TESSERA_THREADS is \"") + wrong + "\"; expected a number of threads from 1 to 4096");
 }
 
-/// A copy of what Linux shows of control groups.
+/// A copy of what Linux shows of control groups, mounted in /sys/fs/cgroup.
 class Groups {
  public:
   Groups() {
@@ -212,7 +212,12 @@ class Groups {
     fs::create_directories((path_ / name).parent_path());
     std::ofstream(path_ / name) << text;
   }
-  int cpus() const { return cgroup_cpus(path_ / "cgroup", path_ / "fs"); }
+  /// The process is in `group` of version 2, of which `mounted` is the part that is seen.
+  void join(const std::string& group, const std::string& mounted = "/") const {
+    put("proc/self/cgroup", "0::" + group + "\n");
+    put("proc/self/mountinfo", "31 23 0:28 " + mounted + " /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  }
+  int cpus() const { return cgroup_cpus(path_.string()); }
 
  private:
   fs::path path_;
@@ -220,32 +225,39 @@ class Groups {
 
 TEST(CgroupCpus, OfVersionTwoAreTheLeastUpToTheRoot) {
   const Groups at;
+  const std::string top = "sys/fs/cgroup/a.slice/";
   EXPECT_EQ(at.cpus(), 0);
-  at.put("cgroup", "0::/a.slice/b.scope\n");
+  at.join("/a.slice/b.scope");
   EXPECT_EQ(at.cpus(), 0);
-  at.put("fs/a.slice/b.scope/cpu.max", "max 100000\n");
+  at.put(top + "b.scope/cpu.max", "max 100000\n");
   EXPECT_EQ(at.cpus(), 0);
-  at.put("fs/a.slice/cpu.max", "350000 100000\n");
+  at.put(top + "cpu.max", "350000 100000\n");
   EXPECT_EQ(at.cpus(), 4);
-  at.put("fs/a.slice/b.scope/cpu.max", "50000 100000\n");
+  at.put(top + "b.scope/cpu.max", "50000 100000\n");
   EXPECT_EQ(at.cpus(), 1);
 }
 
 TEST(CgroupCpus, OfAContainerWithoutItsOwnNamespaceAreAtTheRoot) {
   const Groups at;
-  at.put("cgroup", "0::/docker/0123abcd\n");
-  at.put("fs/cpu.max", "200000 100000\n");
+  at.put("sys/fs/cgroup/cpu.max", "200000 100000\n");
+  at.join("/docker/0123abcd", "/docker/0123abcd");
+  EXPECT_EQ(at.cpus(), 2);
+  at.join("/docker/0123abcd");  // the host's path, which is not there
   EXPECT_EQ(at.cpus(), 2);
 }
 
 TEST(CgroupCpus, OfVersionOneAreQuotaOverPeriod) {
   const Groups at;
-  at.put("cgroup", "5:memory:/m\n4:cpu,cpuacct:/c\n1:cpuset:/c\n0::/\n");
-  at.put("fs/cpu,cpuacct/cpu.cfs_quota_us", "-1");
-  at.put("fs/cpu,cpuacct/cpu.cfs_period_us", "100000");
+  at.put("proc/self/cgroup", "5:memory:/m\n4:cpu,cpuacct:/c\n1:cpuset:/c\n0::/\n");
+  at.put("proc/self/mountinfo",
+         "35 31 0:32 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+         "36 31 0:33 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n");
+  const std::string top = "sys/fs/cgroup/cpu,cpuacct/";
+  at.put(top + "cpu.cfs_quota_us", "-1");
+  at.put(top + "cpu.cfs_period_us", "100000");
   EXPECT_EQ(at.cpus(), 0);
-  at.put("fs/cpu,cpuacct/c/cpu.cfs_quota_us", "150000");
-  at.put("fs/cpu,cpuacct/c/cpu.cfs_period_us", "50000");
+  at.put(top + "c/cpu.cfs_quota_us", "150000");
+  at.put(top + "c/cpu.cfs_period_us", "50000");
   EXPECT_EQ(at.cpus(), 3);
 }
 
