@@ -26,9 +26,8 @@ bool decays(const nn::NamedParameter& parameter);
 /// What all optimizers share. A step
 ///   1. takes gradients that did not arrive since zero_grad() as zero (moments still decay, weights still
 ///   do);
-///   2. measures the norm of all gradients in f64, in a fixed order, and divides it by the loss scale if
-///   there
-///      is one (see LossScale);
+///   2. measures the norm of all gradients in f64, in a fixed order, and divides it by the LossScale, if
+///      any;
 ///   3. if the norm is not finite, counts a skip, lowers the loss scale and changes nothing else: weights,
 ///      moments and the step count keep their bits;
 ///   4. else multiplies gradients by min(1, max_norm / (norm + 1e-6)) if max_norm > 0, divides them by the
