@@ -103,10 +103,10 @@ Verdicts check_by_oracle(const OpSpec& op, const ops::Attrs& attrs, const Proble
     const Tensor& want = output ? reference.outputs[i] : reference.gradients[i];
     const ops::Errors errors = ops::compare(y, want);
     // The CPU is the baseline itself.
-    if (device.is_cpu()) return std::pair(errors, ops::cpu_tolerance(op, y.dtype(), errors.reference));
+    const Precision of_y = ops::precision_of(op, y, precision.math);
+    if (device.is_cpu()) return std::pair(errors, ops::cpu_tolerance(op, of_y, errors.reference));
     const double base = ops::compare(output ? baseline.outputs[i] : baseline.gradients[i], want).largest;
-    return std::pair(errors,
-                     ops::tolerance(op, ops::precision_of(op, y, precision.math), base, errors.reference));
+    return std::pair(errors, ops::tolerance(op, of_y, base, errors.reference));
   });
   return verdicts;
 }

@@ -158,9 +158,7 @@ std::vector<Precision> parse_precisions(const std::string& text, const char* wha
 }
 
 void PrecisionFlag::add_to(CLI::App& command) {
-  command
-      .add_option("--precision", text_,
-                  "Parameters and activations (gradients, moments: f32); default: bf16 on a GPU, else f32")
+  command.add_option("--precision", text_, "Parameters and activations; default: bf16 on a GPU, else f32")
       ->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}))
       ->default_str("")
       ->group("Model");

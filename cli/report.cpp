@@ -41,9 +41,8 @@ void add_report(CLI::App& app, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--out", args->out, "The page");
-  command->add_flag(
-      "--check", args->check,
-      "Exit with 1 if the final losses of any two groups differ beyond the noise over their runs");
+  command->add_flag("--check", args->check,
+                    "Exit with 1 if the final losses of two groups differ beyond the noise");
   command->callback([&action, args] { action = [args] { return run_report(*args); }; });
 }
 

@@ -55,14 +55,12 @@ void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
   count("--save-every", save_every, 0, 1 << 30, "Steps between saved checkpoints; 0: at the end");
   count("--keep", keep, 1, 1 << 20, "Saved checkpoints kept");
   command
-      .add_option(
-          "--loss-scale", loss_scale,
-          "First loss scale of --precision f16, a power of two: gradients are multiplied by it, so that "
-          "small ones are not rounded to 0; a step that overflows is skipped and halves it")
+      .add_option("--loss-scale", loss_scale,
+                  "First loss scale in f16, a power of two; a step that overflows halves it")
       ->check(kPowerOfTwo)
       ->group("Run");
   count("--loss-scale-interval", loss_scale_interval, 1, 1 << 30,
-        "Steps in a row without overflow after which the loss scale of --precision f16 doubles");
+        "Steps in a row without overflow after which the f16 loss scale doubles");
   command
       .add_flag("--check-finite", check_finite,
                 "Stop at the first NaN or infinity, naming operator and site; slow")

@@ -85,10 +85,10 @@ double tolerance(const OpSpec& op, Precision precision, double baseline_error, d
   return factor * baseline_error + 2 * epsilon(precision) * largest_reference;
 }
 
-double cpu_tolerance(const OpSpec& op, DType dtype, double largest_reference) {
-  const double sums = 64 * epsilon(dtype == DType::f64 ? DType::f64 : DType::f32);
-  const double ulp = 2 + (size_of(dtype) < 4 ? op.cpu_extra_ulp : 0);
-  return (sums + ulp * epsilon(dtype)) * std::max(largest_reference, 1e-30);
+double cpu_tolerance(const OpSpec& op, Precision precision, double largest_reference) {
+  const double sums = 64 * epsilon(precision == DType::f64 ? DType::f64 : DType::f32);
+  const double ulp = 2 + (size_of(precision.dtype) < 4 ? op.cpu_extra_ulp : 0);
+  return (sums + ulp * epsilon(precision)) * std::max(largest_reference, 1e-30);
 }
 
 }  // namespace tessera::ops

@@ -38,8 +38,9 @@ Precision precision_of(const OpSpec& op, const Tensor& y, F32Math math);
 double tolerance(const OpSpec& op, Precision precision, double baseline_error, double largest_reference);
 
 /// What the CPU, the baseline of that rule, may be off by itself: max|y - ref| <= (64 eps32 + 2 ulp) max|ref|
-/// per tensor, 64 eps of f32 (of f64 for f64) for its sums and 2 ulp of y's dtype for its roundings. Where
-/// intermediates are rounded to 16 bits, OpSpec::cpu_extra_ulp adds to the two.
-double cpu_tolerance(const OpSpec& op, DType dtype, double largest_reference);
+/// per tensor, 64 eps of f32 (of f64 for f64) for its sums and 2 ulp of y's precision for its roundings: in
+/// TF32 those of the operands. Where intermediates are rounded to 16 bits, OpSpec::cpu_extra_ulp adds to the
+/// two.
+double cpu_tolerance(const OpSpec& op, Precision precision, double largest_reference);
 
 }  // namespace tessera::ops

@@ -64,8 +64,8 @@ TEST(PrecisionFlag, OfPlansIsThatOfTheDevice) {
     const std::string line = std::string("plan ") + model + " --memory 80 --json";
     EXPECT_EQ(json::parse(said(at, line)).at("precision"), usual);
     EXPECT_EQ(json::parse(said(at, line + " --precision tf32")).at("precision"), "tf32");
-    EXPECT_EQ(json::parse(said(at, line + " --precision tf32")).at("parameters"),
-              json::parse(said(at, line + " --precision f32")).at("parameters"));
+    EXPECT_EQ(json::parse(said(at, line + " --precision tf32")).at("parameter_count"),
+              json::parse(said(at, line + " --precision f32")).at("parameter_count"));
   }
 }
 

@@ -275,8 +275,10 @@ TEST(StaleTemporaries, GoUnlessTheirWriterLives) {
   fs::create_symlink(folder / "data", folder / ".link.tmp-1-2");
   put_raw(folder / ".file.safetensors.tmp-123-4", "half");
   AtomicFile living(folder / "living", 1);
-  EXPECT_EQ(remove_stale_temporaries(folder.path()), std::vector<std::string>{".file.safetensors.tmp-123-4"});
-  EXPECT_EQ(folder.names().size(), foreign.size() + 3);
+  // A file, and a folder in which several were being written together.
+  EXPECT_EQ(remove_stale_temporaries(folder.path()),
+            (std::vector<std::string>{".dir.tmp-1-2", ".file.safetensors.tmp-123-4"}));
+  EXPECT_EQ(folder.names().size(), foreign.size() + 2);
   living.write("x");
   living.publish();
   EXPECT_EQ(get_raw(folder / "living"), "x");

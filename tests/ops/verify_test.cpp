@@ -41,6 +41,8 @@ TEST(Verify, TheCpuMayRoundTwiceAndWhereItSaysSoMoreOften) {
   EXPECT_DOUBLE_EQ(cpu_tolerance(op, DType::bf16, 2), (64 * 0x1p-23 + 2 * 0x1p-7) * 2);
   EXPECT_DOUBLE_EQ(cpu_tolerance(op, DType::f16, 2), (64 * 0x1p-23 + 2 * 0x1p-10) * 2);
   EXPECT_DOUBLE_EQ(cpu_tolerance(op, DType::f64, 2), 66 * 0x1p-52 * 2);
+  const Precision tf32{DType::f32, F32Math::tf32};
+  EXPECT_DOUBLE_EQ(cpu_tolerance(op, tf32, 2), (64 * 0x1p-23 + 2 * 0x1p-10) * 2);
   op.cpu_extra_ulp = 1.5;
   EXPECT_DOUBLE_EQ(cpu_tolerance(op, DType::f32, 2), 66 * 0x1p-23 * 2);
   EXPECT_DOUBLE_EQ(cpu_tolerance(op, DType::bf16, 2), (64 * 0x1p-23 + 3.5 * 0x1p-7) * 2);
