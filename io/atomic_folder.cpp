@@ -70,7 +70,8 @@ AtomicFolder::AtomicFolder(const std::string& path, Existing existing) : path_(p
               merges_ ? target_ : parent.string(), ": ", text_of(error),
               "; check the disk and the permissions");
     }
-    // The lock says that the writer lives. Whoever cleaned up before it was taken has removed the folder.
+    // The lock says that the writer lives. A process that cleaned up before it was taken has removed the
+    // folder.
     lock_ = ::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock_ >= 0) retry([&] { return ::flock(lock_, LOCK_EX); });
     if (fs::is_directory(staging_, ignored)) break;

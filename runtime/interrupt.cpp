@@ -22,7 +22,7 @@ struct sigaction g_former[std::size(kSignals)];
 void on_signal(int signal) {
   if (g_signal.exchange(signal) != 0) _exit(128 + signal);
   const int error = errno;
-  // What cannot be written is lost: a handler has nobody to tell.
+  // What cannot be written is lost: a signal handler cannot report an error.
   if (const char* const notice = g_notice)
     if (::write(STDERR_FILENO, notice, std::strlen(notice)) < 0) errno = error;
   errno = error;

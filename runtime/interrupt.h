@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// Thrown by check_interrupt(). Whoever catches it leaves everything as after any other error.
+/// Thrown by check_interrupt(). Its handlers leave everything as after any other error.
 class Interrupted : public Error {
  public:
   Interrupted(int signal, const char* file, int line);

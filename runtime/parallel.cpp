@@ -53,10 +53,10 @@ bool poll(Ready ready) {
   return ready();
 }
 
-/// One loop. Workers share ownership: one that comes late finds no block left, and nobody waits for it.
+/// One loop. Workers share ownership: one that comes late finds no block left, and no thread waits for it.
 struct Loop {
   void (*const call)(const void* body, int block);
-  const void* const body;  // the caller's; used only by whoever holds a block
+  const void* const body;  // the caller's; used only by a thread that holds a block
   const int blocks;
   int seats;  // workers that may still join; guarded by the pool's mutex
   /// Each thread begins with the blocks of a range of its own, which it has in every loop: neighbouring loops

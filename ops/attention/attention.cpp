@@ -169,7 +169,7 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
             attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
                                     lse.get(), problem);
           }
-          dq.rows = dk.rows = dv.rows = Tensor();  // or a leaf would copy what somebody else holds
+          dq.rows = dk.rows = dv.rows = Tensor();  // or a leaf would copy a gradient that has two handles
           if (b.needs(0)) b.written(0, dq.target);
           if (b.needs(1)) b.written(1, dk.target);
           if (b.needs(2)) b.written(2, dv.target);

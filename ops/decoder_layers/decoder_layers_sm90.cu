@@ -162,22 +162,14 @@ struct WeightRing {
   }
 };
 
-/// Shared memory behind the rings.
+/// Shared memory after the rings; the input vector of the phase's GEMV follows it.
 struct Small {
   gpu::Barrier full[kWarps][kStages];
   float reduce[kWarp];
   int ticket;
 };
 
-/// All of the dynamic shared memory: rings, then Small, then `vector`: the input of the phase's GEMV, or what
-/// the attention needs.
-template <class T>
-struct Shared {
-  T* ring;
-  Small* small;
-  char* vector;
-};
-
+/// What the attention has in place of the input vector of a GEMV.
 template <int kDim>
 struct AttentionShared {
   float q[kGroup][kDim];
@@ -206,7 +198,7 @@ __device__ __forceinline__ Words<T> load_fresh(const T* from) {
   return {{words.x, words.y, words.z, words.w}};
 }
 
-/// vector = x of the previous phase, `count` elements in 16 bits.
+/// vector = `count` elements that the previous phase wrote.
 template <class T>
 __device__ __forceinline__ void copy_vector(T* vector, const T* from, int count) {
   for (int k = int(threadIdx.x) * kPackOf<T>; k < count; k += kThreads * kPackOf<T>)
@@ -279,7 +271,7 @@ __device__ __forceinline__ void gemv_to_stream(const Args<T>& args, WeightRing<T
   });
 }
 
-/// Elements 8 `part` ... of a rotated head, from its f32 projection.
+/// Element i of a rotated head, from its f32 projection.
 template <class T>
 __device__ __forceinline__ float rotated(const Args<T>& args, const float* head, int position, int i) {
   const int half = args.rotary / 2;

@@ -10,7 +10,7 @@ namespace tessera::ops {
 namespace {
 
 /// The OpenMP runtime that OpenBLAS's OpenMP build brings with it. Its number of threads belongs to the
-/// calling thread, so setting it disturbs nobody.
+/// calling thread, so setting it affects no other thread.
 struct OpenMp {
   int (*get)();
   void (*set)(int);
