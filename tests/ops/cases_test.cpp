@@ -311,13 +311,13 @@ void check_rows_on_gpu(const OpSpec& op, const Case& c, Precision precision, con
   const auto cpu_inputs = make_inputs(op, problem, c.placement, dtype, cpu, kSeed);
   const auto oracle_shapes = run_with_gradients(op, oracle_inputs, attrs, {}).outputs;
   const auto shapes = run_with_gradients(op, cpu_inputs, attrs, {}).outputs;
-  const auto gpu_inputs = [&] {
+  const auto with_poisoned_pads = [&](auto&& make) {
     const Guard guard(gpu.allocator());  // pads and gaps are NaN
-    return make_inputs(op, problem, c.placement, dtype, gpu, kSeed);
+    return make();
   };
   const Expected expected{
-      .inputs = gpu_inputs(),
-      .grads = make_gradients(op, shapes, dtype, gpu, false, kSeed),
+      .inputs = with_poisoned_pads([&] { return make_inputs(op, problem, c.placement, dtype, gpu, kSeed); }),
+      .grads = with_poisoned_pads([&] { return make_gradients(op, shapes, dtype, gpu, false, kSeed); }),
       .reference = run_with_gradients(op, oracle_inputs, attrs,
                                       make_gradients(op, oracle_shapes, dtype, gpu, true, kSeed)),
       .baseline =
