@@ -32,10 +32,9 @@ std::vector<Part> parts() {
   if (kCuda && gpus == 0)
     found.push_back({"GPU", "none", "no usable GPU or driver on this machine: CPU only", false});
   for (int i = 0; i < gpus; ++i) {
-    const Device gpu = Device::cuda(i);
-    const CardInfo& card = gpu.card();
+    const CardInfo card = Device::card_of(i);
     found.push_back(
-        {gpu.name(),
+        {"cuda:" + std::to_string(i),
          fmt::format("{}, sm_{}{}, {} multiprocessors, {}, L2 {}", card.name, card.major, card.minor,
                      card.multiprocessors, format_bytes(card.memory_bytes), format_bytes(card.l2_bytes)),
          "", true});

@@ -200,7 +200,7 @@ json build_facts() {
                 {"blas", kBlas},
                 {"system", std::string(system.sysname) + " " + system.release + " " + system.machine},
                 {"cpu_threads", cpu_threads()}};
-  for (int i = 0; i < Device::cuda_count(); ++i) facts["cards"].push_back(Device::cuda(i).card().name);
+  for (int i = 0; i < Device::cuda_count(); ++i) facts["cards"].push_back(Device::card_of(i).name);
   return facts;
 }
 
