@@ -117,6 +117,19 @@ __device__ __forceinline__ void fence_async_shared() {
 __device__ __forceinline__ void sync_named(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+/// bar.red.or: the same; whether `mine` is true in any of them.
+__device__ __forceinline__ bool any_named(int id, int threads, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n\t.reg .pred p, q;\n\t"
+      "setp.ne.u32 p, %3, 0;\n\t"
+      "bar.red.or.pred q, %1, %2, p;\n\t"
+      "selp.u32 %0, 1, 0, q;\n\t}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(uint32_t(mine))
+      : "memory");
+  return any != 0;
+}
 /// bar.arrive: counts as there, and goes on.
 __device__ __forceinline__ void arrive_named(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -274,7 +274,7 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
       }
       // Small tensors are spread over all multiprocessors.
       const int64_t threads = ceil_div(args.packs, kPacks);
-      const int block = threads >= int64_t(y.device().card().multiprocessors) * 1024 ? 256 : 64;
+      const int block = threads >= int64_t(y.device().multiprocessors()) * 1024 ? 256 : 64;
       launch_chained(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
                      aligned_rows<kPack, F, Out, In...>, rows, f);
       return;
@@ -285,7 +285,7 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
     for (int dim = 0; dim < inner; ++dim) args.by_size[dim] = Divider(uint32_t(loop.sizes[dim]));
   }
   const int64_t blocks =
-      std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().card().multiprocessors) * 32);
+      std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().multiprocessors()) * 32);
   const LaunchShape shape{dim3(unsigned(blocks)), 256};
   if constexpr (sizeof...(In) == 0) {
     if (singly) return launch_chained(y.device(), shape, any_layout<1, F, Out>, args, f);

@@ -322,11 +322,10 @@ __global__ void __launch_bounds__(kThreads)
                      gpu::Pack<T, 4>{T(sum.x * last), T(sum.y * last), T(sum.z * last), T(sum.w * last)});
 }
 
-/// Keys of a block: the fewest rounds of a card of 132 multiprocessors (a constant, so that results depend on
-/// shapes alone) times the time of a block in tiles, its start and end counting as two. Of sequences, whose
-/// lengths are not known: two rounds of whole ranges.
-int keys_of_block(const SequenceStarts& starts, int64_t heads, int64_t keys, int blocks) {
-  const int64_t at_once = 132 * int64_t(blocks), tiles = gpu::ceil_div(keys, kTile);
+/// Keys of a block: the fewest waves of blocks, `blocks` per SM, times the time of a block in tiles, its
+/// start and end counting as two. Of sequences, whose lengths are not known: two waves of whole ranges.
+int keys_of_block(const SequenceStarts& starts, int64_t heads, int64_t keys, int blocks, int sms) {
+  const int64_t at_once = sms * int64_t(blocks), tiles = gpu::ceil_div(keys, kTile);
   if (starts.packed()) return kTile * int(std::max<int64_t>(1, gpu::ceil_div(heads * tiles, 2 * at_once)));
   int64_t best = tiles, least = INT64_MAX;
   for (int64_t ranges = 1; ranges <= std::min(tiles, at_once); ++ranges) {
@@ -346,7 +345,7 @@ void run(const Tensor& q, const Tensor& k, FewArgs<T> few) {
   const Device device = q.device();
   const AttentionArgs<T>& args = few.attention;
   const int64_t heads = k.size(0) * k.size(2);
-  few.range = keys_of_block(args.starts, heads, k.size(1), Tile::kBlocks);
+  few.range = keys_of_block(args.starts, heads, k.size(1), Tile::kBlocks, device.multiprocessors());
   few.slots = args.starts.slots(k.size(1), few.range);
   check(heads * few.slots <= int64_t{0x7FFFFFFF} && q.size(0) * q.size(1) * q.size(2) <= int64_t{0x7FFFFFFF},
         "attention: ", describe(q), " needs more than 2^31 - 1 blocks (split the batch)");

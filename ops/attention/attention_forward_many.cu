@@ -181,7 +181,8 @@ void launch_many(const Tensor& q, const AttentionArgs<T>& args) {
   // As many heads a warp, at most eight, as leave four times the blocks that fill the card; of the slots of
   // sequences some half are empty.
   const int64_t full = gpu::ceil_div(q.size(1), kRows) * q.size(0) + args.starts.count / 2;
-  const int64_t heads = std::clamp<int64_t>(full * args.heads / (int64_t{132} * 16 * kWarps), 1, 8);
+  const int64_t heads =
+      std::clamp<int64_t>(full * args.heads / (int64_t(q.device().multiprocessors()) * 16 * kWarps), 1, 8);
   const int64_t chunk_heads = kWarps * heads, chunks = gpu::ceil_div(args.heads, chunk_heads);
   check(tiles * chunks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", tiles * chunks,
         " blocks; expected at most 2^31 - 1 (split the batch)");

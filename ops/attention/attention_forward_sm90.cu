@@ -90,7 +90,7 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   const int64_t heads = q.size(0) * q.size(2), tiles = args.starts.slots(q.size(1), Shape::kRows);
   check(heads * tiles <= int64_t{0x3FFFFFFF}, "attention: ", describe(q), " has ", heads * tiles,
         " tiles; expected at most 2^30 - 1 (split the batch)");
-  const int64_t grid = device.card().multiprocessors;
+  const int64_t grid = device.multiprocessors();
   int64_t blocks = std::min(grid, heads * tiles);
   Tensor pieces, ticket;
   if (packed) {

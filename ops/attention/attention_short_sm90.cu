@@ -259,7 +259,7 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
   // count as two.
   const int64_t units = q.size(0) * args.head_groups, tiles = gpu::ceil_div(args.queries, 64);
   double best = INFINITY;
-  const int64_t at_once = device.card().multiprocessors;
+  const int64_t at_once = device.multiprocessors();
   for (int64_t splits = 1; splits <= std::min<int64_t>(tiles, 4 * at_once); ++splits) {
     const int64_t tokens = gpu::ceil_div(gpu::ceil_div(args.queries, splits), 16) * 16;
     const double time = double(gpu::ceil_div(units * splits, at_once)) * (double(tokens) / 64 + 2);

@@ -241,8 +241,7 @@ void append_words(const AppendProblem& p, int64_t elements) {
     append.to[dim] = dim == 3 && elements > 1 ? 1 : p.cache.layout().stride(dim) / elements;
     append.from[dim] = dim == 3 && elements > 1 ? 1 : p.x.layout().stride(dim) / elements;
   }
-  const int64_t blocks =
-      std::min<int64_t>(gpu::ceil_div(append.count, 256), 32ll * device.card().multiprocessors);
+  const int64_t blocks = std::min<int64_t>(gpu::ceil_div(append.count, 256), 32ll * device.multiprocessors());
   gpu::launch(device, {.grid = dim3(unsigned(blocks)), .block = 256, .overlaps = true}, append_rows<Word>,
               static_cast<Word*>(p.cache.raw()), static_cast<const Word*>(p.x.raw()), append);
 }

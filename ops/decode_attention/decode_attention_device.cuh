@@ -206,7 +206,7 @@ Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
   args.queries = args.group * args.tokens;
   args.tiles = int(gpu::ceil_div(args.queries, tile));
   const int64_t each = int64_t(args.batch) * args.kv_heads * args.tiles;
-  const int64_t slots = int64_t(p.q.device().card().multiprocessors) * resident;
+  const int64_t slots = int64_t(p.q.device().multiprocessors()) * resident;
   args.splits = int(std::clamp<int64_t>(slots / each, 1, gpu::ceil_div(args.capacity, kTurn)));
   plan.blocks = each * args.splits;
   if (args.splits > 1) {

@@ -578,7 +578,7 @@ template <class T, int kDim>
 void launch(const Problem& p) {
   const Device device = p.x.device();
   const DecoderLayer& first = p.layers[0];
-  const int blocks = device.card().multiprocessors;
+  const int blocks = device.multiprocessors();
   const int64_t d = p.x.size(1), mixed = first.out.size(1), hidden = first.down.size(1);
   const int64_t kv_heads = first.keys.size(2), heads = mixed / kDim, group = heads / kv_heads;
   const int64_t tiles = gpu::ceil_div(group, kGroup);

@@ -254,7 +254,7 @@ template <class T, class Out>
 void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds) {
   const Device device = dtable.device();
   const int64_t count = indices.count(), rows = dtable.size(0), width = dtable.size(1),
-                multiprocessors = device.card().multiprocessors;
+                multiprocessors = device.multiprocessors();
   // Positions, and keys up to `rows`, are 32-bit numbers; the sort counts in int.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   check(count <= kMost && rows < kMost, "embedding: backward of ", count, " indices into a table of ", rows,

@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kThreads)
 
 gpu::LaunchShape grid_for(Device device, int64_t threads) {
   const int64_t blocks =
-      std::min<int64_t>(gpu::ceil_div(threads, kThreads), int64_t(device.card().multiprocessors) * 32);
+      std::min<int64_t>(gpu::ceil_div(threads, kThreads), int64_t(device.multiprocessors()) * 32);
   return {dim3(unsigned(blocks)), kThreads};
 }
 

@@ -105,7 +105,7 @@ bool sums_by_product(const Tensor& x) {
   if (!x.device().is_cuda() || x.count() == 0) return false;
   Gemm g{.m = 1, .n = x.size(2), .k = x.size(0), .batch = x.size(1), .in = x.dtype()};
   return gemm_narrow_lacks(g).empty() &&
-         choose_narrow(g, x.device().card().multiprocessors).seconds <
+         choose_narrow(g, x.device().multiprocessors()).seconds <
              kTwoLaunches + double(x.count() * int64_t(size_of(x.dtype()))) / kBytesPerSecond;
 }
 

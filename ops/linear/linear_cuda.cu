@@ -90,7 +90,7 @@ void sum_columns(Device device, float* sums, Columns<T> c) {
   c.tiles = gpu::ceil_div(packs, kMostThreads);
   c.packs = int(gpu::ceil_div(packs, c.tiles));
   c.ways = kMostThreads / c.packs;
-  const int64_t wanted = gpu::ceil_div(2 * int64_t(device.card().multiprocessors), c.tiles * c.groups);
+  const int64_t wanted = gpu::ceil_div(2 * int64_t(device.multiprocessors()), c.tiles * c.groups);
   const int64_t chunks = std::min(wanted, gpu::ceil_div(c.rows, 2 * kAhead * c.ways));
   c.rows_per_chunk = gpu::ceil_div(c.rows, chunks);
   c.chunks = gpu::ceil_div(c.rows, c.rows_per_chunk);

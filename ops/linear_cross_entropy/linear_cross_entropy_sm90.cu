@@ -247,7 +247,7 @@ void finish_exponentials_cuda(const ExponentialChunk& chunk, const Tensor& losse
 void scale_rows_cuda(const Tensor& dx, const Tensor& sums, const Tensor& scales) {
   const int64_t rows = dx.size(0), width = dx.size(1);
   const int64_t blocks = std::min<int64_t>(ceil_div(rows * ceil_div(width, kPack), kBlock),
-                                           int64_t(dx.device().card().multiprocessors) * 8);
+                                           int64_t(dx.device().multiprocessors()) * 8);
   gpu::launch(dx.device(), {dim3(unsigned(blocks)), kBlock}, scale_rows, dx.data<bf16>(), dx.row_stride(),
               sums.data<float>(), sums.row_stride(), scales.data<float>(), rows, width);
 }

@@ -182,7 +182,7 @@ bool gemm_narrow_pays(const Gemm& g, Device device) {
   constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05,
                    kClearly = 0.9, kWhile = 15e-6;
   if (std::min({g.m, g.n, g.k}) > kFew || !gemm_narrow_lacks(g).empty()) return false;
-  const int multiprocessors = device.card().multiprocessors;
+  const int multiprocessors = device.multiprocessors();
   const bool aligned = gemm_sm90_lacks(g, device).empty();
   const double bias = g.bias && !aligned ? kBias : 0;
   if (!takes_mma(g)) {
@@ -201,7 +201,7 @@ bool gemm_narrow_pays(const Gemm& g, Device device) {
 
 void gemm_narrow(const Gemm& gemm, Device device) {
   if constexpr (kCuda) {
-    const int multiprocessors = device.card().multiprocessors;
+    const int multiprocessors = device.multiprocessors();
     if (!takes_mma(gemm)) {
       const NarrowChoice choice = choose_narrow(gemm, multiprocessors);
       return dispatch_floating_cuda(gemm.in, "gemm",

@@ -518,7 +518,7 @@ template <class T>
 void fused_mlp_cuda(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
                     const Tensor& up_bias, const Tensor& down_bias, const Tensor& residual, Activation kind) {
   const Device device = x.device();
-  const int clusters = device.card().multiprocessors / 2;
+  const int clusters = device.multiprocessors() / 2;
   WholeArgs<T> args = whole_plan<T>(x.size(0), up.size(0), clusters);
   const auto dense = [](const Tensor& bias) {
     return bias.defined() && bias.layout().stride(0) != 1 ? bias.clone() : bias.detach();

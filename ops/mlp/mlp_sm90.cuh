@@ -43,7 +43,7 @@ template <class T, gpu::TileOrder kRight, class Math>
 void run_hidden(const Tensor& first, const Tensor& second, const Tensor& operand, const Tensor& left,
                 const Tensor& right, const Math& math) {
   const int64_t tiles = gpu::ceil_div(first.size(0), 128) * gpu::ceil_div(first.size(1), 128);
-  if (tiles > 8 * first.device().card().multiprocessors)
+  if (tiles > 8 * first.device().multiprocessors())
     launch_hidden<T, kRight, Math, 2>(first, second, operand, left, right, math);
   else
     launch_hidden<T, kRight, Math, 1>(first, second, operand, left, right, math);

@@ -378,7 +378,7 @@ void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
                         backward_long_rows<T, kCentred, kResidual, kDrops>, args);
   if (!norm.dweight.defined() && !norm.dbias.defined()) return;
   const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
-  const int64_t wanted = ceil_div(8 * int64_t(device.card().multiprocessors), tiles);
+  const int64_t wanted = ceil_div(8 * int64_t(device.multiprocessors()), tiles);
   const int64_t per_chunk = std::max<int64_t>(16, ceil_div(args.rows, wanted));
   const int64_t chunks = ceil_div(args.rows, per_chunk);
   with_partial_sums(norm, args, chunks, [&](const BackwardArgs<T>& with) {
@@ -389,7 +389,7 @@ void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
 
 template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops>
 void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
-  const int64_t multiprocessors = norm.x.device().card().multiprocessors;
+  const int64_t multiprocessors = norm.x.device().multiprocessors();
   const auto held = [&]<class H>(H) {
     constexpr size_t kRing = Ring < T, H, kResidual ? 3 : 2 > ::kBytes;
     constexpr size_t kCombined =

@@ -258,7 +258,7 @@ int power_of_two(int64_t n, int limit) {
 }
 
 unsigned grid(Device device, int64_t blocks) {
-  return unsigned(std::min<int64_t>(blocks, int64_t(device.card().multiprocessors) * 32));
+  return unsigned(std::min<int64_t>(blocks, int64_t(device.multiprocessors()) * 32));
 }
 
 /// Cuts the reduced dimension into as many chunks as bring `blocks` to the target, each of at least `least`

@@ -105,7 +105,7 @@ void rope_cuda(const RopeProblem& rope) {
     }
     args.count = rope.x.size(0) * args.tokens * args.heads * args.work;
     const int64_t blocks =
-        std::min<int64_t>(ceil_div(args.count, kBlock), int64_t(device.card().multiprocessors) * 32);
+        std::min<int64_t>(ceil_div(args.count, kBlock), int64_t(device.multiprocessors()) * 32);
     const dim3 grid{unsigned(blocks)};
     if (whole)
       gpu::launch(device, {grid, kBlock}, rotate<T, kPackOf<T>>, args);

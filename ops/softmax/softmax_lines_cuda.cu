@@ -348,7 +348,7 @@ template <class T, int N, class Launch>
 void with_deal(const Lines<N>& lines, const T* const (&data)[N], Device device, Launch&& launch) {
   const auto go = [&]<bool kPacked>() {
     using S = Unit<T, kPacked>;
-    const Deal d = deal(lines, S::lines, S::block, S::held, device.card().multiprocessors);
+    const Deal d = deal(lines, S::lines, S::block, S::held, device.multiprocessors());
     const dim3 grid = gpu::grid_of(ceil_div(d.units, S::block / d.parts));
     launch.template operator()<kPacked>(gpu::LaunchShape{grid, S::block}, d,
                                         int64_t(d.parts) * S::held >= lines.length);

@@ -58,7 +58,7 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
             FramedProduct p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
             Gemm& g = p.gemm;
             ASSERT_EQ(gemm_sm90_lacks(g, gpu()), "");
-            ProductChoice choice = choose_product(g, gpu().card().multiprocessors, tile);
+            ProductChoice choice = choose_product(g, gpu().multiprocessors(), tile);
             const int64_t blocks = (g.k + 63) / 64, depth = (blocks + splits - 1) / splits;
             choice.splits = int((blocks + depth - 1) / depth);
             choice.by_threads = choice.by_threads || choice.splits > 1;
@@ -90,7 +90,7 @@ TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
       g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
       g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = result.layout().stride(0);
       g.beta = accumulate ? 1 : 0;
-      const ProductChoice choice = choose_product(g, gpu().card().multiprocessors, tile);
+      const ProductChoice choice = choose_product(g, gpu().multiprocessors(), tile);
       if (choice.seconds == 0) continue;  // no tile for such a d
       product(g, choice, DType::bf16);
       multiply(d, a, b.transpose(0, 1), {.accumulate = accumulate});
@@ -143,7 +143,7 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
       const int rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
       const int splits = run % 2 ? 7 : 21;
       const int tiles = int((m + rows - 1) / rows * ((n + columns - 1) / columns));
-      const int slots = gpu().card().multiprocessors / shape.cluster, grid = slots - slots % splits;
+      const int slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
       const int whole = run / 2 % 2 ? tiles / grid * grid : 0;
       product(g, {.tile = tile, .splits = splits, .whole = whole, .by_threads = true}, DType::bf16);
       if (run % 4 == 3 || run == 1)
@@ -183,7 +183,7 @@ TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
             };
             const Gemm first = product(on_gpu[0], on_gpu[1], on_gpu[4], adds_first),
                        second = product(on_gpu[2], on_gpu[3], on_gpu[5], adds_second);
-            ProductChoice choice = choose_pair(first, gpu().card().multiprocessors, tile);
+            ProductChoice choice = choose_pair(first, gpu().multiprocessors(), tile);
             choice.splits = std::min(splits, int((k + 63) / 64)), choice.whole = 0;
             if constexpr (kCuda) {
               if (dtype == DType::bf16)
