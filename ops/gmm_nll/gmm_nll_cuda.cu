@@ -83,10 +83,13 @@ void gmm_nll_forward_cuda(const Tensor& loss, const Tensor& dparams, const Tenso
     args.expected = dloss.defined() ? dloss.data<float>() : nullptr;
     // The partial sums are doubles in memory counted in bytes: f64 is no dtype of a GPU's tensors. No grid
     // has more blocks than 2,048 threads a processor make.
-    const int64_t most = int64_t(device.card().multiprocessors) * 2048 / kGmmThreads;
+    const int64_t most = int64_t(device.multiprocessors()) * 2048 / kGmmThreads;
     const Tensor scratch =
         args.each ? Tensor() : Tensor::empty_packed({most * int64_t(sizeof(double))}, DType::u8, device);
-    if (!args.each) args.partial = static_cast<double*>(scratch.raw());
+    if (!args.each) {
+      args.partial = static_cast<double*>(scratch.raw());
+      args.arrived = device.counters(1);
+    }
     if (dparams.defined() || dy.defined()) return launch_pass<T, GmmPass::both>(device, args);
     launch_pass<T, GmmPass::loss>(device, args);
   });

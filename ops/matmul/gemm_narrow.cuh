@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 3) narrow_kernel(const __grid_
     if (g.splits > 1) {
       const int groups = (g.splits + g.group - 1) / g.group, number = split / g.group;
       const int of_group = min(g.group, g.splits - number * g.group);
-      unsigned* const arrived = narrow_arrived + tile_of_all * (groups + 1);
+      unsigned* const arrived = g.arrived + tile_of_all * (groups + 1);
       float4* const parts = g.parts + int64_t(tile_of_all) * (g.splits + groups) * kQuads + own;
       if (member == 0) __stcg(parts + split * kQuads, sum);
       if (!comes_last(arrived + number, of_group)) return;

@@ -13,11 +13,6 @@
 namespace tessera::ops {
 namespace {
 
-/// How many parts of a tile, or groups of parts, have come; back to 0 with the last. Products of one stream
-/// follow each other, so they share it.
-constexpr int kMostMeetings = 16384;
-__device__ unsigned narrow_arrived[kMostMeetings];
-
 template <class T>
 struct NarrowOperand {
   const T* data;
@@ -36,6 +31,8 @@ struct NarrowArgs {
   const void* c;
   const T* bias;
   float4* parts;  // sums of parts of k, then of groups of them, tile by tile
+  unsigned*
+      arrived;  // per tile: how many splits of each group, then groups, have arrived; zero with the last
   int64_t ldd, stride_d, stride_bias;
   int m, n, k;
   gpu::Divider splits_by, tiles_by,
@@ -91,11 +88,12 @@ NarrowLaunch<T> narrow_launch(const Gemm& g, const NarrowChoice& choice, int row
   launch.blocks = unsigned(tiles * args.splits);
   if (args.splits > 1) {
     const int64_t groups = gpu::ceil_div(args.splits, args.group);
-    check(tiles * (groups + 1) <= kMostMeetings, "gemm: row narrow needs fewer parts than ", tiles,
+    check(tiles * (groups + 1) <= Device::kCounters, "gemm: row narrow needs fewer parts than ", tiles,
           " tiles with ", args.splits, " each");
     launch.scratch =
         Tensor::empty_packed(Shape{tiles * (args.splits + groups) * rows * columns}, DType::f32, device);
     args.parts = reinterpret_cast<float4*>(launch.scratch.template data<float>());
+    args.arrived = device.counters(tiles * (groups + 1));
   }
   return launch;
 }

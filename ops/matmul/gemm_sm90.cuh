@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "gpu/again.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/shared.cuh"
@@ -74,6 +75,7 @@ struct ProductPlan {
   float* sums = nullptr;          // m of them: a's, over k; null: not wanted
   float* partial_sums = nullptr;  // sum_parts() rows of them
   int sums_pitch = 0;             // between those: whole tiles
+  int* sums_arrived = nullptr;    // per 64 rows: partial sums that have arrived; zero with the last
 
   /// Tiles of a row of tiles that sum a: a few, so that there are few parts to add up.
   template <class Tile>
@@ -282,7 +284,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     int number = 0;  // of this block's tile
     for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
          item += int(gridDim.x) / Tile::kCluster, ++number) {
-      const ProductPart part = plan.part<Tile>(item, rank);
+      const ProductPart part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
       if (Tile::kPingPong && number % 2 != group) {
         advance(place, part.blocks);
         continue;
@@ -344,7 +346,7 @@ ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int spl
 template <class Tile, class Epilogue, int kProblems>
 void launch_product(Device device, const ProductMapsOf<kProblems>& maps, const ProductPlan& plan,
                     const typename Epilogue::Params& params) {
-  const int slots = device.card().multiprocessors / Tile::kCluster;
+  const int slots = device.multiprocessors() / Tile::kCluster;
   const int clusters = std::min(plan.items, slots - slots % plan.splits);
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * Tile::kCluster)),

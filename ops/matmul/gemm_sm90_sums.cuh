@@ -48,12 +48,6 @@ struct SumsOfA {
   }
 };
 
-/// How many parts of the sums of a warpgroup's rows of a have come; back to 0 when all have. Products of one
-/// stream follow each other, so they share it.
-namespace {
-__device__ int sums_there[kMostSummedRows / 64];
-}
-
 /// How many parts a tile's are: one that is not split is all of a split one, and the others are zero.
 template <class Plan, class Part>
 __device__ __forceinline__ int weight_of_sums(const Plan& plan, const Part& part) {
@@ -99,7 +93,7 @@ __device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) 
     if (first >= plan.m) continue;
     int come = 0;
     if (lane == 0) {
-      int* const there = &sums_there[first / 64];
+      int* const there = plan.sums_arrived + first / 64;
       const int weight = weight_of_sums(plan, part);
       come = gpu::add_acquire_release(there, weight);
       come += weight;
