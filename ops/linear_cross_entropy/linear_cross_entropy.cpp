@@ -11,6 +11,7 @@
 #include "ops/matmul/gemm.h"
 #include "runtime/tuning.h"
 #include "tensor/kernels.h"
+#include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
@@ -82,7 +83,7 @@ void composed(const Head& head, const Tensor& losses, const Tensor& dloss, const
     } else if constexpr (kCuda) {
       cross_entropy_backward_cuda(backward);
     }
-    const Tensor dlogits = logits.to(x.dtype());
+    const Tensor dlogits = as_scratch(logits.to(x.dtype()));
     if (gradients->dx.defined()) multiply(gradients->dx.slice(0, begin, end), dlogits, head.weight);
     if (gradients->dweight.defined())
       multiply(gradients->dweight, dlogits.transpose(0, 1), x, {.accumulate = begin > 0});
@@ -104,7 +105,7 @@ void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, co
                           .partials = Tensor::empty_packed({rows, tiles}, DType::i64, device)};
     const bool wants_dweight = gradients && gradients->dweight.defined();
     if (gradients) {
-      part.exponentials = Tensor::empty({rows, classes}, DType::bf16, device);
+      part.exponentials = as_scratch(Tensor::empty({rows, classes}, DType::bf16, device));
       part.scales = Tensor::empty_packed({rows}, DType::f32, device);
       if (wants_dweight) part.scaled = Tensor::empty({rows, width}, DType::bf16, device);
     }

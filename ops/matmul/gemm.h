@@ -35,6 +35,7 @@ struct Gemm {
   double alpha = 1, beta = 0;
   bool tf32 = false;
   bool pads_d = false;  // what lies between the ends of D's rows and the next 16-byte boundary is nobody's
+  double copied = 0;    // bytes of operands that row "cublas padded" would copy to round k up
 };
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).
@@ -81,7 +82,7 @@ struct MultiplyOptions {
 /// one product. k = 0 gives zeros or the bias. A residual is added before the sum is rounded if the row is
 /// "wgmma" or "narrow" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are
 /// widened to f32 and the result rounded once. On CUDA their odd extents, and those of f32 in TF32, may be
-/// rounded up (gemm_padding.h): the pads of d, a and b may then be overwritten.
+/// rounded up (gemm_padding.h): the padding of d, and of a and b that are scratch, may then be overwritten.
 ///
 /// On CUDA kernels count rows, columns and k in 32 bits: where one exceeds 2^30 the product is made in
 /// pieces, pieces of k one after the other (a 16-bit d is then rounded after each).

@@ -152,7 +152,9 @@ double gemm_cublas_seconds(const Gemm& g) {
   const int64_t side = std::min(g.m, g.n);
   const bool few_terms = g.k <= kTerms && side > kNarrow && g.out == g.in;
   const double bytes = gemm_bytes(g) * (odd && side <= kFew ? kFewAndOdd : few_terms ? kFewTerms : 1);
-  return kEnds + (odd ? kOdd : 0) + std::max(flops / kFlops, bytes / kBytesPerSecond) +
+  // Operands whose padding is not ours come by way of a copy, read and written.
+  const double copies = 2 * g.copied / kBytesPerSecond;
+  return kEnds + copies + (odd ? kOdd : 0) + std::max(flops / kFlops, bytes / kBytesPerSecond) +
          (std::max(g.m, g.n) <= kShort ? kTerm * double(std::min(g.k, kLong)) : 0);
 }
 
@@ -163,7 +165,7 @@ bool gemm_sm90_pays(const Gemm& g, Device device) {
   constexpr double kClearly = 0.85, kLong = 60e-6;
   const int64_t few = std::min(g.m, g.n);
   if (few < 2 || (few <= 8 && !direct(g))) return false;
-  const ProductChoice choice = choose_product(g, device.card().multiprocessors);
+  const ProductChoice choice = choose_product(g, device.multiprocessors());
   if (few <= 8 && choice.splits > 1) return false;
   return choice.seconds < kLong || (on_lines(g.a, g.lda, g.stride_a) && on_lines(g.b, g.ldb, g.stride_b)) ||
          gemm_cublas_seconds(g) >= kClearly * choice.seconds;
@@ -185,7 +187,7 @@ ProductChoice choose_pair(const Gemm& first, int multiprocessors, int forced) {
 bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device) {
   const auto forced = tuning::ForceRow::forced("gemm");
   if (forced && *forced != int(GemmRow::wgmma)) return false;
-  const int multiprocessors = device.card().multiprocessors;
+  const int multiprocessors = device.multiprocessors();
   double alone = 0;
   for (const Gemm& g : {first, second}) {
     if (!gemm_sm90_lacks(g, device).empty()) return false;
@@ -198,7 +200,7 @@ bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device) {
 
 void gemm_pair(const Gemm& first, const Gemm& second, Device device) {
   if constexpr (kCuda) {
-    const ProductChoice choice = choose_pair(first, device.card().multiprocessors);
+    const ProductChoice choice = choose_pair(first, device.multiprocessors());
     if (first.in == DType::bf16)
       product_pair_sm90<bf16>(first, second, choice, device);
     else
@@ -208,7 +210,7 @@ void gemm_pair(const Gemm& first, const Gemm& second, Device device) {
 
 void gemm_wgmma(const Gemm& gemm, Device device) {
   if constexpr (kCuda) {
-    const ProductChoice choice = choose_product(gemm, device.card().multiprocessors);
+    const ProductChoice choice = choose_product(gemm, device.multiprocessors());
     if (gemm.in == DType::bf16)
       product_sm90<bf16>(gemm, choice, device);
     else

@@ -8,6 +8,7 @@
 #include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "ops/op.h"
+#include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 /// f(h), written over h if it is not needed any more.
 Tensor activate_hidden(const Tensor& h, Activation kind, bool in_place) {
   if (kind == Activation::none) return h;
-  const Tensor a = in_place ? h : Tensor::empty_like(h);
+  const Tensor a = in_place ? h : as_scratch(Tensor::empty_like(h));
   if (h.device().is_cpu()) {
     activation_forward_cpu(a, h, kind);
   } else if constexpr (kCuda) {
@@ -45,7 +46,7 @@ struct Hidden {
 
 /// h = x up^T + bias
 Tensor hidden_rows(const Tensor& x, const Tensor& up, const Tensor& bias) {
-  const Tensor h = Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device());
+  const Tensor h = as_scratch(Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device()));
   linear_forward(h, x, up, bias);
   return h;
 }
@@ -75,7 +76,7 @@ std::optional<ProductRow> product_row(const Tensor& x) {
 /// y and the hidden rows; h is undefined unless it is asked for.
 Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
                const Tensor& down_bias, const Tensor& residual, Activation kind, bool keeps_h) {
-  const auto rows = [&] { return Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device()); };
+  const auto rows = [&] { return as_scratch(Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device())); };
   Hidden hidden{keeps_h ? rows() : Tensor(), rows()};
   if (x.device().is_cuda() && fuses_up(hidden.a, hidden.h, x, up, kind)) {
     fused_up(hidden.a, hidden.h, x, up, up_bias, kind);
@@ -96,14 +97,14 @@ struct HiddenGradients {
 HiddenGradients hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor& down, Activation kind,
                                  bool wants_a) {
   const bool fits = dy.device().is_cuda();
-  HiddenGradients hidden{fits ? Tensor::empty_like(h) : Tensor(),
-                         fits && wants_a ? Tensor::empty_like(h) : Tensor()};
+  HiddenGradients hidden{fits ? as_scratch(Tensor::empty_like(h)) : Tensor(),
+                         fits && wants_a ? as_scratch(Tensor::empty_like(h)) : Tensor()};
   if (fits && fuses_down_gradient(hidden.dh, hidden.a, dy, down, h, kind)) {
     fused_down_gradient(hidden.dh, hidden.a, dy, down, h, kind);
     return hidden;
   }
   if (wants_a) hidden.a = activate_hidden(h, kind, false);
-  hidden.dh = linear_input_gradient(dy, down);
+  hidden.dh = as_scratch(linear_input_gradient(dy, down));
   slope_hidden(hidden.dh, h, kind);
   return hidden;
 }
