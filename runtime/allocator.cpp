@@ -380,8 +380,10 @@ Block* Allocator::allocate(size_t bytes) {
   const std::lock_guard lock(state.mutex);
   state.stats.requests += 1;
   MemoryPool* const pool = state.pool_of_this_thread();
-  // What fills the guard bands would become part of the graph that another thread captures.
-  const bool guards = state.guard > 0 && (!state.active || pool == state.active.get());
+  // Guard bands are filled on the device's own stream, which would not come before another stream's work, and
+  // would become part of the graph that another thread captures there.
+  const bool guards =
+      state.guard > 0 && state.stream_of_this_thread() == 0 && (!state.active || pool == state.active.get());
   const size_t guard = guards ? round_up(state.guard, 256) : 0;
   const size_t asked = bytes;
   if (bytes > SIZE_MAX / 2) state.fail_out_of_memory(bytes);

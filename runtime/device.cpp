@@ -46,28 +46,11 @@ void activate_gpu(int index) {
   active = index;
 }
 
-DeviceContext* make_cuda_context(int index) {
-  auto* context = new DeviceContext{};
-  context->kind = DeviceKind::cuda;
-  context->index = index;
-  context->name = "cuda:" + std::to_string(index);
-  context->card = Device::card_of(index);
-  activate_gpu(index);
-  check(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking));
+/// Memory of this GPU, but for where it comes from.
+MemorySource memory_of(DeviceContext* context) {
+  const int index = context->index;
   MemorySource source;
   source.name = context->name;
-  source.allocate = [index](size_t bytes) -> void* {
-    activate_gpu(index);
-    void* data = nullptr;
-    const cudaError_t code = cudaMalloc(&data, bytes);
-    if (code == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
-      return nullptr;
-    }
-    check(code);
-    return data;
-  };
-  source.release = [](void* data) { cudaFree(data); };
   source.usage = [index] {
     size_t free = 0, total = 0;
     activate_gpu(index);
@@ -89,6 +72,30 @@ DeviceContext* make_cuda_context(int index) {
     activate_gpu(index);
     return fence_of(context->stream);
   };
+  return source;
+}
+
+DeviceContext* make_cuda_context(int index) {
+  auto* context = new DeviceContext{};
+  context->kind = DeviceKind::cuda;
+  context->index = index;
+  context->name = "cuda:" + std::to_string(index);
+  context->card = Device::card_of(index);
+  activate_gpu(index);
+  check(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking));
+  MemorySource source = memory_of(context);
+  source.allocate = [index](size_t bytes) -> void* {
+    activate_gpu(index);
+    void* data = nullptr;
+    const cudaError_t code = cudaMalloc(&data, bytes);
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    check(code);
+    return data;
+  };
+  source.release = [](void* data) { cudaFree(data); };
   context->allocator = std::make_unique<Allocator>(std::move(source));
   return context;
 }
@@ -162,6 +169,20 @@ unsigned* counters_of_capture(DeviceContext& context, unsigned long long capture
 #endif
 
 }  // namespace
+
+MemorySource Device::memory_of_another_program(std::function<void*(size_t)> allocate,
+                                               std::function<void(void*)> release) const {
+  check(is_cuda(), "memory of another program on ", name(), ": only CUDA devices take it");
+  MemorySource source;
+#if defined(TESSERA_WITH_CUDA)
+  source = memory_of(context_);
+#endif
+  source.name = name() + ", memory of another program";
+  source.allocate = std::move(allocate);
+  source.release = std::move(release);
+  source.caches = false;
+  return source;
+}
 
 Device Device::cpu() {
   static DeviceContext* const context = make_cpu_context();

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@ namespace tessera {
 
 class Allocator;
 class Fence;
+struct MemorySource;
 using StreamHandle = CUstream_st*;
 
 enum class DeviceKind : uint8_t { cpu, cuda };
@@ -58,6 +60,11 @@ class Device {
   /// Kernels finish however few of these SMs are free, except ops::decoder_layers, whose blocks must all run
   /// at once.
   int multiprocessors() const;
+  /// For an Allocator that takes memory of this GPU from another program (PyTorch's caching allocator):
+  /// `allocate` gives null if there is none; `release` may be called by any thread, also while a graph is
+  /// being captured.
+  MemorySource memory_of_another_program(std::function<void*(size_t)> allocate,
+                                         std::function<void(void*)> release) const;
   /// What new tensors of this thread come from: the device's allocator, or that of the StreamScope.
   Allocator& allocator() const;
   /// The stream of this thread's work: the compute stream, or that of the StreamScope; null on the CPU.

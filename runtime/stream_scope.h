@@ -12,8 +12,7 @@ namespace tessera {
 /// What a StreamScope takes from another program beside its stream.
 struct StreamOptions {
   /// What new tensors come from, null: the device's own allocator, whose blocks then belong to the stream. It
-  /// outlives all tensors made from it; MemorySource::caches says how another program's allocator becomes
-  /// one.
+  /// outlives all tensors made from it. Device::memory_of_another_program makes one.
   Allocator* allocator = nullptr;
   int multiprocessors = 0;  // for which kernels plan on this stream; 0: all of the GPU's
 };
