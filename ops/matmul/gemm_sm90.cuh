@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
       const int warp = gpu::uniform(int(threadIdx.x) / 32);
-      if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1, rank);
+      if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1);
     }
     __syncwarp();
   } else {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/again.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/global.cuh"
 #include "gpu/mma.cuh"
@@ -77,7 +78,7 @@ __device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, i
 /// A warp that has nothing else to do waits for the parts that warpgroup `group` writes and, where they are
 /// the last of their rows, adds all up: some 2 us to L2 and back, under the epilogue.
 template <class Tile, class Plan>
-__device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) {
+__device__ __forceinline__ void add_sums(const Plan& plan, int group) {
   // A lane's rows, and its loads under way together: it has 24 registers, or 40.
   constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kMany ? 1 : 16 / kRows;
   using Rows = std::conditional_t<kRows == 4, float4, float2>;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) 
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster, ++number) {
     if (Tile::kPingPong && number % 2 != group) continue;
-    const auto part = plan.template part<Tile>(item, rank);
+    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
     const int first = part.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
     if (part.n / Tile::kN >= plan.template summing<Tile>()) continue;
     gpu::sync_named(3 + group, 160);
