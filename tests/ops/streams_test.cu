@@ -484,11 +484,6 @@ TEST_F(Streams, PlanForTheSmsThatTheScopeNames) {
   EXPECT_EQ(gpu().multiprocessors(), 20);
 }
 
-TEST(StreamsOfTheCpu, AreRefused) {
-  EXPECT_NE(message_of([] { const StreamScope scope(Device::cpu(), nullptr); }).find("only CUDA"),
-            std::string::npos);
-}
-
 TEST(Facts, OfAGpuCreateNoContextThere) {
   if (Device::cuda_count() < 2) GTEST_SKIP() << "skipped: fewer than two GPUs";
   const int last = Device::cuda_count() - 1;

@@ -3,9 +3,11 @@
 #include <chrono>
 #include <thread>
 
+#include "runtime/allocator.h"
 #include "runtime/capture.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
+#include "runtime/stream_scope.h"
 #include "runtime/tuning.h"
 #include "tests/errors.h"
 
@@ -53,6 +55,17 @@ TEST(Device, ParsesNamesAndSaysWhatItExpected) {
     EXPECT_EQ(Device::parse("cuda:0"), Device::cuda(0));
     EXPECT_EQ(Device::best(), Device::cuda(0));
   }
+}
+
+TEST(Device, TheCpuHasNoStreams) {
+  const Device cpu = Device::cpu();
+  EXPECT_EQ(cpu.multiprocessors(), cpu.card().multiprocessors);
+  EXPECT_EQ(cpu.fence(), nullptr);
+  EXPECT_NE(message_of([&] { cpu.counters(1); }).find("on CUDA"), std::string::npos);
+  EXPECT_NE(message_of([&] { const StreamScope scope(cpu, nullptr); }).find("only CUDA devices have streams"),
+            std::string::npos);
+  EXPECT_EQ(StreamScope::current(cpu), nullptr) << "a scope that could not be made is not entered";
+  EXPECT_NE(message_of([&] { Device::card_of(-1); }).find("card_of: GPU -1"), std::string::npos);
 }
 
 TEST(Tuning, ForceRowNestsAndIsOfItsThread) {
