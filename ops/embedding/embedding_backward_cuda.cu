@@ -19,7 +19,7 @@
 /// the head's weight too) they are not touched.
 ///
 /// Three ways to sort: up to 256 indices every block sorts for itself; up to 4096 the place of an index is
-/// the number of those before it, which four threads count in a kernel before; else a radix sort. Up to 768
+/// the number of those before it, which eight threads count in a kernel before; else a radix sort. Up to 768
 /// indices a block has all chunks and adds the parts too.
 
 namespace tessera::ops {
@@ -30,9 +30,10 @@ using namespace embedding_detail;
 constexpr int kBlock = 256, kWarps = kBlock / kWarp;
 constexpr int kFew = 256, kFewThreads = 512;        // indices that every block sorts
 constexpr int kSorted = 768, kSortedThreads = 768;  // indices that are sorted before, but are one block's
-constexpr int kMostCounted = 4096, kCounters = 4;   // threads that count for an index
-constexpr int kShortChunk = 8, kWideChunk = 32;  // places, of rows of fewer packs than a warp and of others
+constexpr int kMostCounted = 4096, kCounters = 8;   // threads that count for an index
+constexpr int kShortChunk = 8, kWideChunk = 32;  // places: at least, and of rows of a warp's packs and more
 constexpr int64_t kMostChunks = 4096;            // as far as they can be made longer
+constexpr int64_t kWideWarps = 2048;  // wide rows: chunks stay shorter than kWideChunk up to so many warps
 constexpr int kJoinWarps = 16, kJoinColumns = 4;
 
 /// The key under which a position is sorted: `rows`, behind all others, if its index is out of range.
@@ -310,7 +311,9 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
     const Tensor temporary = Tensor::empty_packed({int64_t(bytes)}, DType::u8, device);
     sort(temporary.raw());
   }
-  int64_t length = packs < kWarp ? kShortChunk : kWideChunk;
+  // A chunk is a chain of loads: few indices make short ones, so that they fill the GPU.
+  int64_t length = kShortChunk;
+  while (packs >= kWarp && length < kWideChunk && ceil_div(count, length) * tiles > kWideWarps) length *= 2;
   while (length * kMostChunks < count) length *= 2;
   const Chunks chunks{keys, positions, int(count), int(length)};
   const int64_t all = ceil_div(count, length), part_stride = packs * kPackOf<T>;
