@@ -172,6 +172,10 @@ void linear_parameter_gradients(Backward& entry, int weight_input, int bias_inpu
   bias_gradient_into(entry, bias_input, target, rows, false);
 }
 
+GradTarget bias_sums(Backward& entry, int input, const Tensor& dy) {
+  return entry.needs(input) ? sums_target(entry.target(input), {dy.size(1)}, dy) : GradTarget();
+}
+
 void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups) {
   if (entry.needs(input)) bias_gradient_into(entry, input, entry.target(input), dy, groups);
 }

@@ -474,6 +474,8 @@ bool multiply_gradients(Backward& entry, const WeightGradient& first, const Weig
     return g;
   };
   Gemm one = product(first.dy, first.x), other = product(second.x, second.dy);
+  if (first.sums.defined()) one.sums = first.sums.data<float>();
+  if (second.sums.defined()) other.sums = second.sums.data<float>();
   if (!gemm_pair_pays(one, other, device)) return false;
   const auto into = [&](Gemm& g, const WeightGradient& of) {
     GradTarget target = gradient_target(entry, of.input, of.weight, GradientDType::f32, true);

@@ -121,9 +121,11 @@ bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientD
                        const Tensor& b, const Tensor& sums = {});
 
 /// The gradient of `weight` [out, in], input number `input`: dy^T x, of [tokens, out] and [tokens, in].
+/// `sums`, if defined, is [out] in f32, packed, and gets the sums of dy over the tokens.
 struct WeightGradient {
   int input;
   Tensor weight, dy, x;
+  Tensor sums = {};
 };
 /// multiply_gradient for two weights, [F, D] and [D, F], as one product (docs/ops/gemm.md): f32, or rounded
 /// once. Returns false, and has done nothing, where that does not pay or cannot be; then do them one by one.

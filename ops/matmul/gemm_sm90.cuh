@@ -74,6 +74,10 @@ struct ProductPlan {
   float* sums = nullptr;          // m of them: a's, over k; null: not wanted
   float* partial_sums = nullptr;  // sum_parts() rows of them
   int sums_pitch = 0;             // between those: whole tiles
+  // Of a pair's second problem, n of them: b's.
+  float* sums_b = nullptr;
+  float* partial_sums_b = nullptr;
+  int sums_b_pitch = 0;
 
   /// Tiles of a row of tiles that sum a: a few, so that there are few parts to add up.
   template <class Tile>
@@ -84,6 +88,11 @@ struct ProductPlan {
   template <class Tile>
   __host__ __device__ __forceinline__ int sum_parts() const {
     return summing<Tile>() * splits;
+  }
+  /// The same for `sums_b`: tiles of a column of tiles.
+  template <class Tile>
+  __host__ __device__ __forceinline__ int summing_b() const {
+    return rows * Tile::kDown < 4 ? rows * Tile::kDown : 4;
   }
 
   template <class Tile>
@@ -187,10 +196,10 @@ __device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& m
 }
 
 /// One warpgroup's products of one part; `issued` is called when the last of them has been.
-template <class Tile, class Issued>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], SumsOfA<Tile>& of_a,
-                                              int blocks, int row, char* stages,
-                                              gpu::Ring<Tile::kStages>& ring,
+template <class Tile, int kProblems, class Issued>
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2],
+                                              OperandSums<Tile, kProblems>& beside, int blocks, int row,
+                                              char* stages, gpu::Ring<Tile::kStages>& ring,
                                               gpu::RingPlace<Tile::kStages>& place, Issued&& issued) {
   using T = typename Tile::T;
   const auto release = [&](int stage) {
@@ -225,7 +234,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
     if (block > 0) release(before);
     before = place.stage;
     if constexpr (Tile::kSumsA) {
-      of_a.visit(stages + before * Tile::kStageBytes, row);
+      beside.visit(stages + before * Tile::kStageBytes, row);
     }
     place.advance();
   }
@@ -270,7 +279,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
       const int warp = gpu::uniform(int(threadIdx.x) / 32);
-      if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1, rank);
+      const bool sums = plan.sums || (kProblems > 1 && plan.sums_b);
+      if (sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile, kProblems>(plan, warp - 1, rank);
     }
     __syncwarp();
   } else {
@@ -290,14 +300,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       epilogue.begin(part, row);
       if constexpr (Tile::kPingPong) turns[group].wait(uint32_t(number / 2 + 1 - group) & 1);
       float sums[Tile::kParts][Tile::kN / 2];
-      const bool sums_a = Tile::kSumsA && plan.sums && part.n / Tile::kN < plan.summing<Tile>();
-      SumsOfA<Tile> of_a{plan.summing<Tile>(), sums_a ? part.n / Tile::kN : part.blocks};
-      multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, [&] {
+      const SummedRows summed = summed_rows<Tile, kProblems>(plan, part, group);
+      const bool sums_rows = Tile::kSumsA && summed.to;
+      OperandSums<Tile, kProblems> beside{summed.tiles, sums_rows ? summed.index : part.blocks, summed.of_b};
+      multiply_part<Tile>(sums, beside, part.blocks, row, shared, ring, place, [&] {
         if (Tile::kPingPong && threadIdx.x % 128 == 0) turns[group ^ 1].arrive();
       });
       if constexpr (Tile::kSumsA) {
-        if (sums_a) {
-          write_sums<Tile>(plan, part, part.m + row, of_a);
+        if (sums_rows) {
+          write_sums(plan, part, summed, beside);
           gpu::sync_named(3 + group, 160);
         }
       }

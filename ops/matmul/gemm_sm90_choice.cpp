@@ -185,6 +185,7 @@ ProductChoice choose_pair(const Gemm& first, int multiprocessors, int forced) {
 bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device) {
   const auto forced = tuning::ForceRow::forced("gemm");
   if (forced && *forced != int(GemmRow::wgmma)) return false;
+  if ((first.sums || second.sums) && first.m + first.n > kMostSummedRows - 512) return false;
   const int multiprocessors = device.card().multiprocessors;
   double alone = 0;
   for (const Gemm& g : {first, second}) {

@@ -64,8 +64,9 @@ ProductChoice choose_product(const Gemm& gemm, int multiprocessors, int tile = -
 bool gemm_sm90_pays(const Gemm& gemm, Device device);
 /// Two products of weights' gradients as one launch (gemm_sm90_pair.cuh). The same m, n and k, both operands
 /// k-first, alpha 1, no bias, no batch; but `second` describes the transposed of what is wanted: its d is
-/// written (or added to) with m along the rows. Whether that is expected to be faster than one after the
-/// other in row "wgmma", and that row is what both would run in.
+/// written (or added to) with m along the rows. first.sums gets the sums of op(A)'s rows, second.sums those
+/// of op(B)'s columns; each may be null. Whether that is expected to be faster than one after the other in
+/// row "wgmma", and that row is what both would run in.
 bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device);
 void gemm_pair(const Gemm& first, const Gemm& second, Device device);
 /// Tiles of kProductTiles that pairs have; `tile` -1: the best by the model.

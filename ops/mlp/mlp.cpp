@@ -108,6 +108,20 @@ HiddenGradients hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor
   return hidden;
 }
 
+/// The gradients of both weights (inputs 1 and 2), and of the biases (3 and 4) where they are wanted, in one
+/// launch. Returns false, and has done nothing, where that does not pay.
+bool weight_gradients(Backward& b, WeightGradient up, WeightGradient down) {
+  if (!b.needs(1) || !b.needs(2) || !up.dy.defined() || !up.dy.device().is_cuda()) return false;
+  const GradTarget up_bias = bias_sums(b, 3, up.dy), down_bias = bias_sums(b, 4, down.dy);
+  if (up_bias.grad.defined() && down_bias.grad.defined() && up_bias.grad.raw() == down_bias.grad.raw())
+    return false;  // one leaf is both biases
+  up.sums = up_bias.grad, down.sums = down_bias.grad;
+  if (!multiply_gradients(b, up, down)) return false;
+  if (b.needs(3)) b.written(3, up_bias);
+  if (b.needs(4)) b.written(4, down_bias);
+  return true;
+}
+
 }  // namespace
 
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
@@ -152,9 +166,8 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
           else if (makes_a)
             hidden.a = activate_hidden(h, kind, false);
           if (!makes_a) hidden.a = kept.get();
-          const bool together = further && b.needs(1) && b.needs(2) && !b.needs(3) && !b.needs(4) &&
-                                multiply_gradients(b, {1, up.get(), hidden.dh, by_token(x.get())},
-                                                   {2, down.get(), dy, hidden.a});
+          const bool together =
+              weight_gradients(b, {1, up.get(), hidden.dh, by_token(x.get())}, {2, down.get(), dy, hidden.a});
           if (!together) linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
           if (!further) return;
           dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
@@ -237,7 +250,8 @@ std::vector<OpSpec> mlp_specs() {
       {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false},
       {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false},  // parts of all tiles of row "fused"
       {.dims = dims(0, 1000, 264, 345, 264, 0),
-       .gradcheck = false}};  // both weights' gradients as one product
+       .gradcheck = false},  // both weights' gradients as one product,
+      {.dims = dims(0, 1000, 264, 345, 264, 1), .gradcheck = false}};  // and both biases'
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
   for (const Case& plain : {Case{.dims = dims(0, 6, 4, 5, 3, 0)},
                             {.dims = dims(2, 3, 4, 5, 4, 1)},
