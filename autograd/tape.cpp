@@ -132,6 +132,18 @@ class Pass {
     if (current_ && !state->logged) current_->log(state);
   }
 
+  /// The PassEnd of that key, for all passes inside the outermost one.
+  static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)()) {
+    for (const auto& [known, end] : current_->ends_)
+      if (known == key) return *end;
+    return *current_->ends_.emplace_back(key, make()).second;
+  }
+
+  void finish() {
+    if (!outermost_) return;
+    for (const auto& [key, end] : ends_) end->finish();
+  }
+
   void restore() noexcept {
     if (!outermost_) return;
     for (const Logged& leaf : log_) {
@@ -164,6 +176,7 @@ class Pass {
   static thread_local Pass* current_;
   const bool outermost_;
   std::vector<Logged> log_;
+  std::vector<std::pair<const void*, std::unique_ptr<PassEnd>>> ends_;
 };
 
 thread_local Pass* Pass::current_ = nullptr;
@@ -341,6 +354,15 @@ void Backward::written(int input, const GradTarget& target) {
   }
 }
 
+bool Backward::may_wait(int input) const {
+  const GradState& state = *inputs_[size_t(input)];
+  return state.tape == 0 && state.stale && state.pending == 1 && state.hooks.empty() && !checked_;
+}
+
+PassEnd& Backward::at_end(const void* key, std::unique_ptr<PassEnd> (*make)()) {
+  return Pass::at_end(key, make);
+}
+
 // ---- the tape ----
 
 thread_local Tape* Tape::current_ = nullptr;
@@ -492,6 +514,7 @@ void Tape::run() {
   Pass pass;
   try {
     run_entries();
+    pass.finish();
   } catch (...) {
     pass.restore();
     throw;
@@ -508,6 +531,7 @@ void Tape::run_entries() {
     Backward view;
     view.inputs_ = std::span(states_).subspan(first, entry.inputs);
     view.outputs_ = std::span(states_).subspan(first + entry.inputs, entry.outputs);
+    view.checked_ = check_gradients;
     bool wanted = false;
     for (const auto& output : view.outputs_) wanted = wanted || output->grad.defined();
     if (wanted) {

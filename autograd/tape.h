@@ -104,6 +104,13 @@ struct GradTarget {
   bool part = false;  // the place in the gradient of a whole: nobody else's until it is written
 };
 
+/// Work that entries of a backward pass leave to its end, so that one launch does it for all of them.
+class PassEnd {
+ public:
+  virtual ~PassEnd() = default;
+  virtual void finish() = 0;
+};
+
 /// What an entry's backward function sees. Inputs and outputs are numbered as they were recorded.
 class Backward {
  public:
@@ -134,14 +141,28 @@ class Backward {
   /// several inputs: their targets are then the same memory, except that a part is given out once.
   GradTarget target(int input);
   void written(int input, const GradTarget& target);
+  /// Whether this entry may call written() for that input first and leave the writing to the end of the pass:
+  /// the gradient of a leaf that is overwritten, and that nothing else in this pass reads or adds to. Only if
+  /// needs(input).
+  bool may_wait(int input) const;
+  /// The T, derived from PassEnd, that all entries of the outermost pass under way share; made at the first
+  /// call. T::finish() runs when the pass has run all entries, before backward() returns; not if the pass
+  /// throws.
+  template <class T>
+  T& at_end() const {
+    static const char key = 0;
+    return static_cast<T&>(at_end(&key, [] { return std::unique_ptr<PassEnd>(std::make_unique<T>()); }));
+  }
 
  private:
   friend class Tape;
+  static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)());
   Tensor whole_gradient(int input, const Shape& shape, Device device);
   static void add_into(const Tensor& part, const Tensor& gradient);
   std::span<const std::shared_ptr<GradState>> inputs_;
   std::span<const std::shared_ptr<GradState>> outputs_;
   std::vector<const Storage*> adopted_;  // by leaves, from this entry: nobody else may take these as well
+  bool checked_ = false;                 // the finite check looks at gradients after each entry
 };
 
 struct TapeOptions {

@@ -37,6 +37,15 @@ GradTarget parameter_target(Backward& b, int input, const Tensor& x) {
   return {Tensor::empty({x.size(-1)}, direct ? kept : wide, x.device()), false};
 }
 
+/// Whether a parameter's gradient is not wanted, or lies in a leaf's f32 buffer that may be written at the
+/// end of the pass.
+bool may_wait(Backward& b, int input, const GradTarget& to) {
+  if (!to.grad.defined()) return true;
+  if (!b.may_wait(input) || to.grad.dtype() != DType::f32 || !to.grad.layout().is_packed()) return false;
+  const Tensor buffer = b.target(input).grad;
+  return buffer.defined() && buffer.raw() == to.grad.raw();
+}
+
 /// What an add_norm adds its residual to and how.
 struct Residual {
   const Tensor& tensor;
@@ -73,7 +82,11 @@ void backward(Backward& b, bool adds, const Kept& kept) {
     if (dweight.grad.defined() && dbias.grad.defined() && dweight.grad.raw() == dbias.grad.raw())
       dbias.grad = Tensor::empty_like(dweight.grad);  // one leaf is both: its second gradient is added
     const Tensor &mean = kept.mean.get(), &rstd = kept.rstd.get();
-    const NormBackward norm{dx, dropped, dweight.grad, dbias.grad, dy, dsum, from, scale, mean, rstd, drop};
+    NormBackward norm{dx, dropped, dweight.grad, dbias.grad, dy, dsum, from, scale, mean, rstd, drop};
+    if constexpr (kCuda) {
+      const bool waits = may_wait(b, parameters, dweight) && may_wait(b, parameters + 1, dbias);
+      if (from.device().is_cuda() && waits) norm.later = &b.at_end<NormSums>();
+    }
     if (from.device().is_cpu()) {
       norm_backward_cpu(norm);
     } else if constexpr (kCuda) {

@@ -360,6 +360,11 @@ void with_partial_sums(const NormBackward& norm, BackwardArgs<T> args, int64_t p
   args.dweights = data_or_null<float>(dweights);
   args.dbiases = data_or_null<float>(dbiases);
   launch(args);
+  if (norm.later) {
+    if (norm.dweight.defined()) norm.later->add({dweights, norm.dweight});
+    if (norm.dbias.defined()) norm.later->add({dbiases, norm.dbias});
+    return;
+  }
   const auto finish = [&]<class Out>() {
     gpu::add_partial_sums<Out>(device, {args.dweights, data_or_null<Out>(norm.dweight)},
                                {args.dbiases, data_or_null<Out>(norm.dbias)}, partials, args.width,
@@ -427,7 +432,53 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   }
 }
 
+/// Many sums of any shapes, as a kernel parameter.
+struct SumsTable {
+  static constexpr int kMost = 96;  // 3 KiB of the 4 that parameters may take
+  struct Entry {
+    gpu::PartialSums<float> sum;
+    int64_t stride;
+    int rows, width;
+  } of[kMost];
+};
+
+/// Block y: the sum of that number.
+__global__ void __launch_bounds__(gpu::kWarp* gpu::kWarp)
+    add_many_partial_sums(const __grid_constant__ SumsTable table) {
+  gpu::take_turn();
+  const SumsTable::Entry& entry = table.of[blockIdx.y];
+  if (blockIdx.x * gpu::kWarp >= unsigned(entry.width)) return;
+  gpu::add_columns(entry.sum, blockIdx.x, entry.rows, entry.width, entry.stride);
+}
+
 }  // namespace
+
+void NormSums::add(Sum sum) {
+  constexpr size_t kMostBytes = size_t(32) << 20;  // held until the end of the pass: what the L2 has room for
+  bytes_ += sum.from.bytes();
+  sums_.push_back(std::move(sum));
+  if (bytes_ > kMostBytes) finish();
+}
+
+void NormSums::finish() {
+  for (size_t begin = 0; begin < sums_.size(); begin += SumsTable::kMost) {
+    const size_t count = std::min(sums_.size() - begin, size_t(SumsTable::kMost));
+    SumsTable table{};
+    int64_t widest = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const auto& [from, to] = sums_[begin + i];
+      table.of[i] = {
+          {from.data<float>(), to.data<float>()}, from.size(1), int(from.size(0)), int(to.size(0))};
+      widest = std::max(widest, to.size(0));
+    }
+    gpu::launch_chained(
+        sums_[begin].from.device(),
+        {gpu::grid_of(ceil_div(widest, gpu::kWarp), int64_t(count)), dim3(gpu::kWarp, gpu::kWarp)},
+        add_many_partial_sums, table);
+  }
+  sums_.clear();
+  bytes_ = 0;
+}
 
 void norm_backward_cuda(const NormBackward& norm) {
   const bool centred = norm.mean.defined();
