@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
-#include "ops/mlp/mlp.h"
 
 namespace tessera::train {
 namespace {
@@ -83,10 +82,9 @@ LanguageMemory plan_memory(const LanguageConfig& config, int64_t batch, int64_t 
   const Sizes s = sizes_of(config);
   const double tokens = double(batch) * double(length), element = double(size_of(s.dtype));
   const double parameters = double(count_parameters(config)), d = double(s.d), qkv = double(s.q + 2 * s.kv);
-  const bool activated = s.gated || ops::mlp_keeps_activated(int64_t(tokens), s.ff, s.dtype);
   // A token's numbers that a block keeps: input and output of either norm, the fused projection, queries and
-  // keys turned, what attention returns, the hidden rows before and, if kept, behind the activation.
-  const double turned = s.rope ? double(s.q + s.kv) : 0, hidden = double(s.up + (activated ? s.ff : 0));
+  // keys turned, what attention returns, the hidden rows before and after the activation.
+  const double turned = s.rope ? double(s.q + s.kv) : 0, hidden = double(s.up + s.ff);
   const double block = 4 * d + qkv + turned + double(s.q) + hidden;
   // The head makes its gradients in forward, a chunk of logits at a time: in f32, those of bf16 as
   // exponentials beside sums in f32 (row "wgmma"), those of f16 in f32 and once more rounded.
@@ -97,7 +95,7 @@ LanguageMemory plan_memory(const LanguageConfig& config, int64_t batch, int64_t 
   const double head = tokens * d * element + double(s.vocabulary) * d * 4 + chunk;
   // Backward of an MLP holds the gradients of its hidden rows, of its result and of its input; attention's
   // the gradients of its result and its operands, and the sums of dq in f32.
-  const double in_mlp = (double(s.up) + double(s.gated || !activated ? s.ff : 0) + 2 * d) * tokens * element;
+  const double in_mlp = (double(s.up) + double(s.gated ? s.ff : 0) + 2 * d) * tokens * element;
   const double in_attention = (2 * d + 2 * qkv) * tokens * element + tokens * double(s.q) * 4;
   return {.parameters = parameters * element,
           .gradients = parameters * 4,

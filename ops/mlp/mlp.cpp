@@ -145,8 +145,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
     hidden = forward(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, added, kind,
                      tape != nullptr);
   if (tape) {
-    const bool keeps_a =
-        !fused && requires_grad(down) && mlp_keeps_activated(tokens.size(0), up.size(0), x.dtype());
+    const bool keeps_a = !fused && requires_grad(down);
     tape->record(
         "mlp", site, {&x, &up, &down, &up_bias, &down_bias, &residual}, {&y},
         [x = Saved(x), up = Saved(up), down = Saved(down), bias = fused ? Saved(up_bias) : Saved(),
@@ -177,10 +176,6 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
         });
   }
   return y;
-}
-
-bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype) {
-  return tokens * row_pitch(wide, dtype) * int64_t(size_of(dtype)) > (int64_t(48) << 20);
 }
 
 std::vector<OpSpec> mlp_specs() {
