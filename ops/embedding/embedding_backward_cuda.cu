@@ -18,9 +18,9 @@
 /// are cleared by further warps of the first kernel; with a gradient that is there already (a table that is
 /// the head's weight too) they are not touched.
 ///
-/// Three ways to sort: up to 256 indices every block sorts for itself; up to 4096 the place of an index is
-/// the number of those before it, which eight threads count in a kernel before; else a radix sort. Up to 768
-/// indices a block has all chunks and adds the parts too.
+/// Three ways to sort: up to 256 indices every block sorts for itself; up to 8192 the place of an index is
+/// the number of those before it, which sixteen threads count in a kernel before; else a radix sort. Up to
+/// 768 indices a block has all chunks and adds the parts too.
 
 namespace tessera::ops {
 namespace {
@@ -30,7 +30,7 @@ using namespace embedding_detail;
 constexpr int kBlock = 256, kWarps = kBlock / kWarp;
 constexpr int kFew = 256, kFewThreads = 512;        // indices that every block sorts
 constexpr int kSorted = 768, kSortedThreads = 768;  // indices that are sorted before, but are one block's
-constexpr int kMostCounted = 4096, kCounters = 8;   // threads that count for an index
+constexpr int kMostCounted = 8192, kCounters = 16;  // threads that count for an index
 constexpr int kShortChunk = 8, kWideChunk = 32;  // places: at least, and of rows of a warp's packs and more
 constexpr int64_t kMostChunks = 4096;            // as far as they can be made longer
 constexpr int64_t kWideWarps = 2048;  // wide rows: chunks stay shorter than kWideChunk up to so many warps
