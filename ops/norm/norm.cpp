@@ -56,6 +56,7 @@ struct Residual {
 struct Kept {
   Saved from, weight, mean, rstd;   // `from` is what was normalised
   std::optional<DropoutMask> drop;  // of the residual
+  Saved mask;                       // on CUDA, see mask_shape
 };
 
 /// Hands the gradients of a norm to inputs 0 (x), 1 (the residual, if `adds`) and the two after them.
@@ -82,7 +83,8 @@ void backward(Backward& b, bool adds, const Kept& kept) {
     if (dweight.grad.defined() && dbias.grad.defined() && dweight.grad.raw() == dbias.grad.raw())
       dbias.grad = Tensor::empty_like(dweight.grad);  // one leaf is both: its second gradient is added
     const Tensor &mean = kept.mean.get(), &rstd = kept.rstd.get();
-    NormBackward norm{dx, dropped, dweight.grad, dbias.grad, dy, dsum, from, scale, mean, rstd, drop};
+    NormBackward norm{dx,   dropped, dweight.grad, dbias.grad, dy,   dsum,
+                      from, scale,   mean,         rstd,       drop, kept.mask.get()};
     if constexpr (kCuda) {
       const bool waits = may_wait(b, parameters, dweight) && may_wait(b, parameters + 1, dbias);
       if (from.device().is_cuda() && waits) norm.later = &b.at_end<NormSums>();
@@ -126,11 +128,14 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
   std::optional<DropoutMask> drop;
   if (residual && residual->dropout.p > 0)
     drop = DropoutMask::of(residual->dropout.p, residual->dropout.rng->reserve(x.device()));
+  Tensor mask;
+  if (drop && x.device().is_cuda() && Tape::recording(x, residual->tensor, weight, bias))
+    mask = Tensor::empty_packed(mask_shape(x), DType::u8, x.device());
   {
     const Tensor from = x.with_rows(), other = residual ? residual->tensor.with_rows() : Tensor(),
                  scale = rows_of(weight), shift = rows_of(bias);
-    const NormForward norm{results.y, results.sum, mean,  rstd, from,
-                           other,     scale,       shift, eps,  drop ? &*drop : nullptr};
+    const NormForward norm{
+        results.y, results.sum, mean, rstd, from, other, scale, shift, eps, drop ? &*drop : nullptr, mask};
     if (x.device().is_cpu()) {
       norm_forward_cpu(norm);
     } else if constexpr (kCuda) {
@@ -138,7 +143,7 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
     }
   }
   const auto keep = [&](const Tensor& from) {
-    return Kept{Saved(from), Saved(weight), Saved(mean), Saved(rstd), drop};
+    return Kept{Saved(from), Saved(weight), Saved(mean), Saved(rstd), drop, Saved(mask)};
   };
   if (residual) {
     if (Tape* tape = Tape::recording(x, residual->tensor, weight, bias))
@@ -232,6 +237,11 @@ Case sweep(Draw& draw) {
 }
 
 }  // namespace
+
+Shape mask_shape(const Tensor& x) {
+  const int64_t pack = 16 / int64_t(size_of(x.dtype()));
+  return {x.rows(), (x.row_length() + pack - 1) / pack};
+}
 
 Tensor layernorm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Site site) {
   return apply("layernorm", x, nullptr, weight, bias, eps, true, site).y;

@@ -3,7 +3,7 @@
 #include "ops/norm/norm_rows.cuh"
 
 /// Two reads and one write an element, three reads with a gradient that passes by the norm, two writes where
-/// the residual was dropped: its mask is drawn again while a row is on its way. Warps (blocks)
+/// the residual was dropped: its mask, a bit an element, is read as forward kept it. Warps (blocks)
 /// walk the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in
 /// every row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares
 /// of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
@@ -28,7 +28,9 @@ struct BackwardArgs {
   int64_t dx_stride, dresidual_stride, dy_stride, dsum_stride, x_stride, rows, width;
   float inverse;           // 1 / width
   int64_t partial_stride;  // whole packs of 16-bit numbers
-  DropoutDraw drop;
+  const uint8_t* mask;     // of a dropped residual, as forward kept it
+  int64_t mask_stride;
+  float drop_scale;
 
   __device__ __forceinline__ bool writes_rows() const { return dx || dresidual; }
 };
@@ -38,7 +40,7 @@ template <class T, bool kCentred, bool kResidual, bool kDrops, class Access, int
 struct BackwardShare {
   static constexpr int kPack = kPackOf<T>, kSums = kCentred ? 2 : 1;
   Words<T> x[kSteps], dy[kSteps], dsum[kResidual ? kSteps : 1];
-  uint32_t lives[kDrops ? kSteps : 1];  // see draw_lives
+  uint32_t lives[kDrops ? kSteps : 1];  // see load_lives
   float mean, rstd;
 
   __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
@@ -225,7 +227,12 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
     rstd = args.rstd[from];
   };
   load_statistics(row);
-  const uint64_t offset = kDrops ? args.drop.offset() : 0;
+  uint32_t lives[kDrops ? kSteps : 1] = {};  // of the row to come
+  const auto load_mask = [&](int64_t from) {
+    if constexpr (kDrops)
+      if (from < args.rows) load_lives<T, kThreads>(lives, args.mask, from, args.mask_stride, 0, rank, width);
+  };
+  load_mask(row);
   float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {};
   Words<T> weight[kSteps];
   Rows::load_vector(weight, args.weight, 1.0f, rank, width);
@@ -233,13 +240,16 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
 #pragma unroll 1
   for (int stage = 0; row < args.rows; row += step) {
     fetch(stage == 0 ? kStages - 1 : stage - 1, row + (kStages - 1) * step);
-    if constexpr (kDrops) draw_lives<T, kThreads>(share.lives, args.drop, offset, row * args.width, rank);
     gpu::cp_async_wait<kStages - 1>();
     ring.read(share.x, stage, 0);
     ring.read(share.dy, stage, 1);
     share.mean = mean;
     share.rstd = rstd;
+    if constexpr (kDrops)
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) share.lives[s] = lives[s];
     load_statistics(row + step);
+    load_mask(row + step);
     float sums[kCentred ? 2 : 1] = {}, g[kSteps][kPack], xhat[kSteps][kPack];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
@@ -256,7 +266,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
                   mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
       if constexpr (kResidual) ring.read(share.dsum, stage, 2);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx, args.drop.scale);
+      for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx, args.drop_scale);
       share.store(args, row, 0, rank, width);
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -308,12 +318,12 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     load(base, width);
     if constexpr (kDrops)
-      draw_lives<T, kLongBlock>(share.lives, args.drop, args.drop.offset(), row * args.width + base, rank);
+      load_lives<T, kLongBlock>(share.lives, args.mask, row, args.mask_stride, base / kPack, rank, width);
 #pragma unroll
     for (int s = 0; s < kLongSteps; ++s) {
       float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
       share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
-      share.slope(s, g, xhat, mean_g, mean_gx, args.drop.scale);
+      share.slope(s, g, xhat, mean_g, mean_gx, args.drop_scale);
     }
     share.store(args, row, base, rank, width);
   });
@@ -505,7 +515,9 @@ void norm_backward_cuda(const NormBackward& norm) {
                                norm.x.row_length(),
                                1.0f / float(norm.x.row_length()),
                                ceil_div(norm.x.row_length(), 8) * 8,
-                               draw_of(norm.drop)};
+                               data_or_null<uint8_t>(norm.kept_mask),
+                               norm.kept_mask.defined() ? norm.kept_mask.size(1) : 0,
+                               norm.drop ? float(norm.drop->scale) : 0.0f};
     const auto launch = [&]<bool kCentred, bool kBias, bool kDrops>() {
       args.dsum ? launch_backward<T, kCentred, kBias, true, kDrops>(norm, args)
                 : launch_backward<T, kCentred, kBias, false, kDrops>(norm, args);

@@ -29,6 +29,8 @@ struct ForwardArgs {
   int64_t y_stride, sum_stride, x_stride, residual_stride, rows, width;
   float eps, inverse;  // 1 / width
   DropoutDraw drop;    // of a dropped residual
+  uint8_t* mask;       // where it is kept; null: it is not
+  int64_t mask_stride;
 };
 
 /// A thread's share of one row, or of `width` columns of it from `base` on.
@@ -44,8 +46,11 @@ struct ForwardShare {
     Access::load(x, args.x + row * args.x_stride + base, rank, width);
     if constexpr (kResidual)
       Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
-    if constexpr (kDrops)
+    if constexpr (kDrops) {
       draw_lives<T, kThreads>(lives, args.drop, args.drop.offset(), row * args.width + base, rank);
+      if (args.mask)
+        keep_lives<T, kThreads>(args.mask, lives, row, args.mask_stride, base / kPack, rank, width);
+    }
   }
 
   /// What is normalised, as f32: x, or x + residual after it was rounded and written. Past the end 0.
@@ -300,7 +305,9 @@ void norm_forward_cuda(const NormForward& norm) {
                               norm.x.row_length(),
                               float(norm.eps),
                               1.0f / float(norm.x.row_length()),
-                              draw_of(norm.drop)};
+                              draw_of(norm.drop),
+                              data_or_null<uint8_t>(norm.kept_mask),
+                              norm.kept_mask.defined() ? norm.kept_mask.size(1) : 0};
     const auto run = [&]<bool kCentred>() {
       if (!args.residual) {
         launch_forward<T, kCentred, Adds::nothing>(norm.x.device(), args);

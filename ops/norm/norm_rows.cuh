@@ -52,6 +52,24 @@ __device__ __forceinline__ void draw_lives(uint32_t (&lives)[kSteps], const Drop
     lives[s] = draw.lives<kPackOf<T>>(offset, place + column_of<T, kThreads>(s, rank));
 }
 
+/// The mask as forward leaves it for backward (mask_shape in norm_kernels.h): of the words above, at row
+/// `row` and from the first column of a piece on, `piece` whole packs into the row.
+template <class T, int kThreads, int kSteps>
+__device__ __forceinline__ void keep_lives(uint8_t* mask, const uint32_t (&lives)[kSteps], int64_t row,
+                                           int64_t stride, int64_t piece, int rank, int width) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+    if (column_of<T, kThreads>(s, rank) < width)
+      mask[row * stride + piece + s * kThreads + rank] = uint8_t(lives[s]);
+}
+template <class T, int kThreads, int kSteps>
+__device__ __forceinline__ void load_lives(uint32_t (&lives)[kSteps], const uint8_t* mask, int64_t row,
+                                           int64_t stride, int64_t piece, int rank, int width) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+    lives[s] = column_of<T, kThreads>(s, rank) < width ? mask[row * stride + piece + s * kThreads + rank] : 0;
+}
+
 /// sum / width, rounded as the division is (Markstein's correction of a product with 1 / width), without a
 /// division's slow path, whose call costs registers. NaN for an infinite sum.
 __device__ __forceinline__ float mean_of(float sum, int64_t width, float inverse) {
