@@ -8,6 +8,7 @@
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
+#include "ops/matmul/gemm_sm90_pair_sums.cuh"
 #include "ops/matmul/gemm_sm90_sums.cuh"
 
 /// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
@@ -196,10 +197,10 @@ __device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& m
 }
 
 /// One warpgroup's products of one part; `issued` is called when the last of them has been.
-template <class Tile, int kProblems, class Issued>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2],
-                                              OperandSums<Tile, kProblems>& beside, int blocks, int row,
-                                              char* stages, gpu::Ring<Tile::kStages>& ring,
+template <class Tile, class Sums, class Issued>
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], Sums& beside,
+                                              int blocks, int row, char* stages,
+                                              gpu::Ring<Tile::kStages>& ring,
                                               gpu::RingPlace<Tile::kStages>& place, Issued&& issued) {
   using T = typename Tile::T;
   const auto release = [&](int stage) {
@@ -279,8 +280,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
       const int warp = gpu::uniform(int(threadIdx.x) / 32);
-      const bool sums = plan.sums || (kProblems > 1 && plan.sums_b);
-      if (sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile, kProblems>(plan, warp - 1, rank);
+      if constexpr (kProblems > 1) {
+        if (warp > 0 && warp <= Tile::kGroups) add_pair_sums<Tile>(plan, warp - 1, rank);
+      } else {
+        if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1, rank);
+      }
     }
     __syncwarp();
   } else {
@@ -300,16 +304,26 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       epilogue.begin(part, row);
       if constexpr (Tile::kPingPong) turns[group].wait(uint32_t(number / 2 + 1 - group) & 1);
       float sums[Tile::kParts][Tile::kN / 2];
-      const SummedRows summed = summed_rows<Tile, kProblems>(plan, part, group);
-      const bool sums_rows = Tile::kSumsA && summed.to;
-      OperandSums<Tile, kProblems> beside{summed.tiles, sums_rows ? summed.index : part.blocks, summed.of_b};
-      multiply_part<Tile>(sums, beside, part.blocks, row, shared, ring, place, [&] {
+      const auto issued = [&] {
         if (Tile::kPingPong && threadIdx.x % 128 == 0) turns[group ^ 1].arrive();
-      });
-      if constexpr (Tile::kSumsA) {
-        if (sums_rows) {
-          write_sums(plan, part, summed, beside);
+      };
+      if constexpr (Tile::kSumsA && kProblems > 1) {
+        const SummedRows summed = summed_rows<Tile>(plan, part, group);
+        PairSums<Tile> beside{summed.tiles, summed.to ? summed.index : part.blocks, summed.of_b};
+        multiply_part<Tile>(sums, beside, part.blocks, row, shared, ring, place, issued);
+        if (summed.to) {
+          write_pair_sums(plan, part, summed, beside);
           gpu::sync_named(3 + group, 160);
+        }
+      } else {
+        const bool sums_a = Tile::kSumsA && plan.sums && part.n / Tile::kN < plan.summing<Tile>();
+        SumsOfA<Tile> of_a{plan.summing<Tile>(), sums_a ? part.n / Tile::kN : part.blocks};
+        multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, issued);
+        if constexpr (Tile::kSumsA) {
+          if (sums_a) {
+            write_sums<Tile>(plan, part, part.m + row, of_a);
+            gpu::sync_named(3 + group, 160);
+          }
         }
       }
       epilogue.finish(part, row, sums);

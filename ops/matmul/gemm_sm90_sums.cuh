@@ -13,91 +13,40 @@
 ///
 /// The tiles of a row of tiles, which all have the same a, take the blocks of k by turns, up to four of them;
 /// who sees the last part of a sum adds all, in the order of tiles and of k, so nothing depends on who that
-/// is. The second problem of a pair (gemm_sm90_pair.cuh) is transposed, so its dy is b: there a column of
-/// tiles shares the columns of b in the same way.
+/// is.
 ///
 /// Tile, Plan and Part are those of gemm_sm90.cuh.
 
 namespace tessera::ops {
 
-/// The sums of a (or b) over every `tiles`-th block of k of a part. A lane has those of rows g and g + 8 of
-/// its warp's 16 of each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
-template <class Tile, int kProblems>
-struct OperandSums {
-  static constexpr int kBoxesA = Tile::kParts;  // of 64 rows, of a warpgroup
-  static constexpr int kBoxesB = kProblems > 1 ? Tile::kN / 64 / Tile::kGroups : 0;
-  static constexpr int kBoxes = kBoxesA > kBoxesB ? kBoxesA : kBoxesB;
-  static_assert(kProblems == 1 || (!Tile::kPingPong && Tile::kN % (64 * Tile::kGroups) == 0));
+/// The sums of a over every `tiles`-th block of k of a part. A lane has those of rows g and g + 8 of its
+/// warp's 16 of each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
+template <class Tile>
+struct SumsOfA {
   int tiles, ahead;  // ahead: blocks before the next one; more than there are: none is summed
-  bool of_b = false;
-  float sums[kBoxes][2] = {};
+  float sums[Tile::kParts][2] = {};
 
-  __device__ __forceinline__ int boxes() const { return kProblems > 1 && of_b ? kBoxesB : kBoxesA; }
-
-  /// Block after block. `row`: the warpgroup's first of the tile.
+  /// Block after block.
   __device__ __forceinline__ void visit(const char* stage, int row) {
     if (--ahead >= 0) return;
     ahead = tiles - 1;
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
-    const int first = kProblems > 1 && of_b ? Tile::kBytesA + row / Tile::kRows * kBoxesB * 8192 : row * 128;
-    const uint32_t at = gpu::shared_address(stage) + uint32_t(first) +
-                        gpu::swizzled_place(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+    const uint32_t boxes = gpu::shared_address(stage) + uint32_t(row) * 128 +
+                           gpu::swizzled_place(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
-      if (box >= boxes()) continue;
+    for (int part = 0; part < Tile::kParts; ++part)
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         uint32_t a[4];
-        gpu::ldmatrix_x4_trans(a, at + uint32_t(box * 8192 + step * 16 * 128));
+        gpu::ldmatrix_x4_trans(a, boxes + uint32_t(part * 8192 + step * 16 * 128));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float2 pair = gpu::unpack_halves<typename Tile::T>(a[i]);
-          sums[box][i % 2] += pair.x, sums[box][i % 2] += pair.y;
+          sums[part][i % 2] += pair.x, sums[part][i % 2] += pair.y;
         }
       }
-    }
   }
 };
-
-/// What of a part a warpgroup sums, if anything: rows first ... of op(A), or columns of op(B), up to
-/// `extent`.
-struct SummedRows {
-  float* to;       // null: nothing
-  float* partial;  // sums of a part and tile, rows of `pitch`
-  int pitch, first, extent;
-  int index, tiles;  // which tile of those that share the rows, and how many of them take turns along k
-  int counters;      // first of sums_there
-  bool of_b;
-};
-
-template <class Tile, int kProblems, class Plan, class Part>
-__device__ __forceinline__ SummedRows summed_rows(const Plan& plan, const Part& part, int group) {
-  using Sums = OperandSums<Tile, kProblems>;
-  if constexpr (kProblems > 1) {
-    if (part.batch == 1) {
-      const int index = part.m / Tile::kM, tiles = plan.template summing_b<Tile>();
-      return {index < tiles ? plan.sums_b : nullptr,
-              plan.partial_sums_b,
-              plan.sums_b_pitch,
-              part.n + group * Sums::kBoxesB * 64,
-              plan.n,
-              index,
-              tiles,
-              plan.sums_pitch / 64,
-              true};
-    }
-  }
-  const int index = part.n / Tile::kN, tiles = plan.template summing<Tile>();
-  return {index < tiles ? plan.sums : nullptr,
-          plan.partial_sums,
-          plan.sums_pitch,
-          part.m + (Tile::kPingPong ? 0 : group * Tile::kRows),
-          plan.m,
-          index,
-          tiles,
-          0,
-          false};
-}
 
 /// How many parts of the sums of a warpgroup's rows of a have come; back to 0 when all have. Products of one
 /// stream follow each other, so they share it.
@@ -111,66 +60,46 @@ __device__ __forceinline__ int weight_of_sums(const Plan& plan, const Part& part
   return part.splits == plan.splits ? 1 : plan.splits;
 }
 
-/// The warpgroup's part of the sums.
-template <class Tile, int kProblems, class Plan, class Part>
-__device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, const SummedRows& rows,
-                                           const OperandSums<Tile, kProblems>& of) {
+/// The warpgroup's part of the sums of a, over its rows of the tile, which are the product's from `first` on.
+template <class Tile, class Plan, class Part>
+__device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, int first,
+                                           const SumsOfA<Tile>& of_a) {
   const int lane = int(threadIdx.x) % 32, quad = lane % 4;
   float own = 0;  // of the quad's sums each lane takes one
 #pragma unroll
-  for (int i = 0; i < 2 * of.kBoxes; ++i) {
-    float sum = of.sums[i / 2][i % 2];
+  for (int i = 0; i < 2 * Tile::kParts; ++i) {
+    float sum = of_a.sums[i / 2][i % 2];
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
     if (quad == i) own = sum;
   }
-  const int row = rows.first + int(threadIdx.x) % 128 / 32 * 16 + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
-  if (quad >= 2 * of.boxes() || rows.first >= rows.extent) return;
-  const int place = rows.index * plan.splits + part.split, weight = weight_of_sums(plan, part);
-  float* to = rows.partial + int64_t(place) * rows.pitch + row;
-  for (int i = 0; i < weight; ++i, to += rows.pitch) __stcg(to, i == 0 ? own : 0.0f);
-}
-
-/// A lane of the warp below: adds up `parts` rows of partial sums of kRows rows from `first + lane * kRows`
-/// on.
-template <int kRows, int kTogether>
-__device__ __forceinline__ void add_parts_of_sums(const SummedRows& rows, int parts) {
-  using Pack = std::conditional_t<kRows == 4, float4, float2>;
-  const int row = rows.first + int(threadIdx.x) % 32 * kRows;
-  const float* from = rows.partial + row;
-  float sums[kRows] = {};
-#pragma unroll kTogether
-  for (int i = 0; i < parts; ++i, from += rows.pitch) {
-    const Pack some = __ldcg(reinterpret_cast<const Pack*>(from));
-    sums[0] += some.x, sums[1] += some.y;
-    if constexpr (kRows == 4) sums[2] += some.z, sums[3] += some.w;
-  }
-#pragma unroll
-  for (int i = 0; i < kRows; ++i)
-    if (row + i < rows.extent) rows.to[row + i] = sums[i];
+  const int row = first + int(threadIdx.x) % 128 / 32 * 16 + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
+  if (quad >= 2 * Tile::kParts || first >= plan.m) return;
+  const int place = part.n / Tile::kN * plan.splits + part.split, weight = weight_of_sums(plan, part);
+  float* to = plan.partial_sums + int64_t(place) * plan.sums_pitch + row;
+  for (int i = 0; i < weight; ++i, to += plan.sums_pitch) __stcg(to, i == 0 ? own : 0.0f);
 }
 
 /// A warp that has nothing else to do waits for the parts that warpgroup `group` writes and, where they are
 /// the last of their rows, adds all up: some 2 us to L2 and back, under the epilogue.
-template <class Tile, int kProblems, class Plan>
+template <class Tile, class Plan>
 __device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) {
-  using Sums = OperandSums<Tile, kProblems>;
   // A lane's rows, and its loads under way together: it has 24 registers, or 40.
-  constexpr int kRowsA = Sums::kBoxesA * 2, kRowsB = Sums::kBoxesB * 2;
-  const int lane = int(threadIdx.x) % 32;
+  constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kMany ? 1 : 16 / kRows;
+  using Rows = std::conditional_t<kRows == 4, float4, float2>;
+  const int lane = int(threadIdx.x) % 32, parts = plan.template sum_parts<Tile>();
   int number = 0;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster, ++number) {
     if (Tile::kPingPong && number % 2 != group) continue;
     const auto part = plan.template part<Tile>(item, rank);
-    const SummedRows rows = summed_rows<Tile, kProblems>(plan, part, group);
-    if (!rows.to) continue;
+    const int first = part.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
+    if (part.n / Tile::kN >= plan.template summing<Tile>()) continue;
     gpu::sync_named(3 + group, 160);
-    if (rows.first >= rows.extent) continue;
-    const int parts = rows.tiles * plan.splits;
+    if (first >= plan.m) continue;
     int come = 0;
     if (lane == 0) {
-      int* const there = &sums_there[rows.counters + rows.first / 64];
+      int* const there = &sums_there[first / 64];
       const int weight = weight_of_sums(plan, part);
       come = gpu::add_acquire_release(there, weight);
       come += weight;
@@ -178,13 +107,18 @@ __device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) 
     }
     if (__shfl_sync(0xFFFFFFFFu, come, 0) != parts) continue;
     __threadfence();
-    if constexpr (kProblems > 1) {
-      if (rows.of_b) {
-        add_parts_of_sums<kRowsB, Tile::kMany ? 1 : 16 / kRowsB>(rows, parts);
-        continue;
-      }
+    const int row = first + lane * kRows;
+    const float* from = plan.partial_sums + row;
+    float sums[kRows] = {};
+#pragma unroll kTogether
+    for (int i = 0; i < parts; ++i, from += plan.sums_pitch) {
+      const Rows some = __ldcg(reinterpret_cast<const Rows*>(from));
+      sums[0] += some.x, sums[1] += some.y;
+      if constexpr (kRows == 4) sums[2] += some.z, sums[3] += some.w;
     }
-    add_parts_of_sums<kRowsA, Tile::kMany ? 1 : 16 / kRowsA>(rows, parts);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (row + i < plan.m) plan.sums[row + i] = sums[i];
   }
 }
 
