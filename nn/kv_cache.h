@@ -51,8 +51,8 @@ class KvCache {
   void advance(int64_t tokens);
 
   /// [B, capacity, Hk, D] of one layer, for operators that run several layers at once.
-  Tensor keys(int64_t layer) const { return keys_[size_t(layer)]; }
-  Tensor values(int64_t layer) const { return values_[size_t(layer)]; }
+  Tensor keys(int64_t layer) const { return keys_[size_t(layer)].slice(3, 0, head_); }
+  Tensor values(int64_t layer) const { return values_[size_t(layer)].slice(3, 0, head_); }
 
   /// Keeps the first `length` tokens of each sequence; all must have as many.
   void truncate(int64_t length);
@@ -62,8 +62,8 @@ class KvCache {
   Tensor rope_table;  // of the positions below capacity, if they turn queries and keys and never change
 
  private:
-  int64_t batch_, capacity_, length_ = 0;
-  std::vector<Tensor> keys_, values_;
+  int64_t batch_, capacity_, head_, length_ = 0;
+  std::vector<Tensor> keys_, values_;  // heads of padded_head_dim(head_) elements, the rest of them zeros
   Tensor lengths_;
 };
 

@@ -51,12 +51,13 @@ struct AttentionSequences {
 /// 16-byte aligned); other views are copied first. o, dq, dk and dv are allocated in the memory order of q,
 /// q, k and v: if q is a transposed view of [L, B, H, D] memory, the transposed o is plain rows of H * D.
 ///
-/// dtypes: CPU f64 f32 bf16 f16 with D = 1 ... 256; CUDA f32 bf16 f16 with D = 8 ... 128 in multiples of 8.
-/// Rounding (bf16, f16; sums in f32): forward P, before it is divided by its sum, to the dtype in P V (the
-/// sum itself is of the unrounded); o. Backward P and dS = P (dP - delta) to the dtype in the products that
-/// make dq, dk and dv, with dP = dO V^T and delta = rowsum(O dO) from the rounded o; dq, dk, dv. With dropout
-/// P stands for Z P and dS for (1 - p) dS there: 1 / (1 - p) is a factor of results. f32 and f64 round as
-/// they compute. With one key the softmax is constant: dq and dk are then exactly 0.
+/// dtypes: CPU f64 f32 bf16 f16 with D = 1 ... 256; CUDA f32 bf16 f16 with D = 1 ... 128. On CUDA a D that is
+/// not a multiple of 8 is padded with zeros in copies of q, k, v and dout; o and the gradients are copied
+/// back. Rounding (bf16, f16; sums in f32): forward P, before it is divided by its sum, to the dtype in P V
+/// (the sum itself is of the unrounded); o. Backward P and dS = P (dP - delta) to the dtype in the products
+/// that make dq, dk and dv, with dP = dO V^T and delta = rowsum(O dO) from the rounded o; dq, dk, dv. With
+/// dropout P stands for Z P and dS for (1 - p) dS there: 1 / (1 - p) is a factor of results. f32 and f64
+/// round as they compute. With one key the softmax is constant: dq and dk are then exactly 0.
 ///
 /// Saved: q, k, v, o, lse. Backward computes S again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1).
 /// Deterministic: fixed orders of summation, no atomics.

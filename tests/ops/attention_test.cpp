@@ -423,9 +423,8 @@ TEST(Attention, ManyShortSequencesAgreeOnAllRows) {
 
 TEST(Attention, HeadSizesOfCuda) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-  const Tensor q = random({1, 2, 1, 20}, DType::f32, 1).to(Device::cuda());
-  EXPECT_NE(message_of([&] { attention(q, q, q); }).find("expected 8 ... 128 in multiples of 8"),
-            std::string::npos);
+  const Tensor q = random({1, 2, 1, 136}, DType::f32, 1).to(Device::cuda());
+  EXPECT_NE(message_of([&] { attention(q, q, q); }).find("expected 1 ... 128"), std::string::npos);
   const Tensor wide = random({1, 2, 1, 8}, DType::f64, 1).to(Device::cuda());
   EXPECT_NE(message_of([&] { attention(wide, wide, wide); }).find("f64 is not supported on device cuda"),
             std::string::npos);
