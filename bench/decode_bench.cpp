@@ -22,7 +22,44 @@ const std::map<std::string, models::LlamaConfig>& shapes() {
       {"llama-3-8b",
        {.vocabulary = 128256, .positions = 8192, .d_ff = 14336, .kv_heads = 8, .rope = {.base = 500000}}},
       {"llama-tiny",
-       {.vocabulary = 512, .d_model = 128, .d_ff = 344, .heads = 4, .kv_heads = 2, .layers = 2}}};
+       {.vocabulary = 512, .d_model = 128, .d_ff = 344, .heads = 4, .kv_heads = 2, .layers = 2}},
+      {"mistral-7b",
+       {.family = models::LlamaFamily::mistral,
+        .vocabulary = 32768,
+        .positions = 32768,
+        .d_ff = 14336,
+        .kv_heads = 8,
+        .rope = {.base = 1e6}}},
+      {"qwen2.5-7b",
+       {.family = models::LlamaFamily::qwen2,
+        .vocabulary = 152064,
+        .positions = 131072,
+        .d_model = 3584,
+        .d_ff = 18944,
+        .heads = 28,
+        .kv_heads = 4,
+        .layers = 28,
+        .eps = 1e-6,
+        .rope = {.base = 1e6}}},
+      {"qwen3-8b",
+       {.family = models::LlamaFamily::qwen3,
+        .vocabulary = 151936,
+        .positions = 40960,
+        .d_ff = 12288,
+        .kv_heads = 8,
+        .head = 128,
+        .layers = 36,
+        .eps = 1e-6,
+        .rope = {.base = 1e6}}},
+      {"qwen3-tiny",
+       {.family = models::LlamaFamily::qwen3,
+        .vocabulary = 512,
+        .d_model = 128,
+        .d_ff = 344,
+        .heads = 4,
+        .kv_heads = 2,
+        .head = 48,
+        .layers = 2}}};
   return all;
 }
 
@@ -131,10 +168,10 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   std::vector<Record> records;
   Rng rng(1);
   if (!options.model.empty()) {
-    const std::string type = pretrained::read_config(options.model).type;
+    const auto config = pretrained::read_config(options.model).model;
     const std::string name = std::filesystem::path(options.model).filename().string();
     const pretrained::LoadOptions load{.dtype = options.dtype};
-    if (type == "llama")
+    if (std::holds_alternative<models::LlamaConfig>(config))
       measure_model(pretrained::load_llama(options.model, rng, options.device, load), name, options, records);
     else
       measure_model(pretrained::load_gpt(options.model, rng, options.device, load), name, options, records);

@@ -34,9 +34,9 @@ void add_convert(CLI::App& app, Action& action) {
       "convert", "Rewrite the weights of a model (.bin, .pt, safetensors) as safetensors");
   auto args = std::make_shared<ConvertArgs>();
   command.footer(
-      "Nothing in a .bin or .pt file is executed. With a config.json of gpt2, opt, llama, bert or roberta "
-      "the "
-      "names\nare checked and made those that transformers expects; the tokenizer's files are copied.");
+      "Nothing in a .bin or .pt file is executed. With a config.json of gpt2, opt, llama, mistral, qwen2, "
+      "qwen3,\nphi3, bert or roberta the names are checked and made those that transformers expects; the "
+      "tokenizer's files are copied.");
   command.add_option("FROM", args->from, "Folder of Hugging Face, or file of weights")->required();
   command.add_option("TO", args->to, "Folder to write, without weights so far")->required();
   command.add_option("--dtype", args->dtype, "Of floating tensors; default: as they are")

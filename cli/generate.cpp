@@ -138,7 +138,7 @@ int run_generate(const GenerateArgs& args) {
   for (const auto& tokens : given) longest = std::max(longest, tokens.size());
   const int64_t positions = longest_of(language), room = positions - int64_t(longest) + 1;
   check(room >= 1, "generate: the prompt has ", longest, " tokens; the model of ", language.path, " has ",
-        positions, " positions");
+        positions, " ", limit_of(language));
   const size_t count = std::max(given.size(), size_t(args.samples));
   Writer writer(args, language, tokenizer, count);
   bool was_graph = false;
@@ -164,8 +164,8 @@ int run_generate(const GenerateArgs& args) {
       if (text.end == "length") text.end = "last position";
     train::tell(
         fmt::format("tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
-                    "positions of the model\n",
-                    room, args.most_tokens, longest, positions));
+                    "{} of the model\n",
+                    room, args.most_tokens, longest, positions, limit_of(language)));
   }
 
   const auto milliseconds = [](auto duration) {

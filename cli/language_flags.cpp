@@ -32,7 +32,13 @@ void LanguageFlags::add_sizes(CLI::App& command, const char* default_size, bool 
   add("--layers", layers_, "Blocks", "Model");
   add("--d-model", d_model_, "Width", "Model");
   add("--heads,--n-head", heads_, "Attention heads", "Model");
-  if (llama) add("--kv-heads", kv_heads_, "Heads of keys and values; default: as many as heads", "Model");
+  if (llama) {
+    add("--kv-heads", kv_heads_, "Heads of keys and values; default: as many as heads", "Model");
+    add("--head-dim", head_dim_, "Elements of a head; default: --d-model / --heads, of qwen3 128", "Model");
+    command.add_option("--type", type_, "Which model of LLaMA's shape")
+        ->check(CLI::IsMember({"llama", "mistral", "qwen2", "qwen3", "phi3"}))
+        ->group("Model");
+  }
   add("--d-ff", d_ff_, "Hidden width of the MLPs", "Model");
   if (llama)
     command.add_flag("--tied", tied_, "The head is the token table")->group("Model");
@@ -138,6 +144,8 @@ train::LanguageJob LanguageFlags::job() const {
           model.positions = job.length;
           if constexpr (requires { model.kv_heads; }) {
             model.kv_heads = kv_heads_ ? kv_heads_ : model.heads;
+            model.family = models::parse_llama_family(type_);
+            model.head = head_dim_ ? head_dim_ : model.qk_norm() ? 128 : 0;
             model.tied = tied_;
             job.dropout = dropout_;
           } else {

@@ -28,8 +28,8 @@ class LanguageFlags {
 
  private:
   train::LanguageJob job_;
-  std::string size_;
-  int64_t vocabulary_ = 0, layers_ = 0, d_model_ = 0, heads_ = 0, kv_heads_ = 0, d_ff_ = 0;
+  std::string size_, type_ = "llama";
+  int64_t vocabulary_ = 0, layers_ = 0, d_model_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, d_ff_ = 0;
   bool untied_ = false, tied_ = false;
   double dropout_ = 0;
 };

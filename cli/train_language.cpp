@@ -63,8 +63,8 @@ class TrainedLanguage : public TrainedModel {
     if (given(command, "--vocab-size") && flags.text.kind != "bpe")
       throw UsageError("--vocab-size: of --tokenizer-kind bpe only; a " + flags.text.kind +
                        " tokenizer has as many tokens as it needs");
-    for (const char* size : {"--size", "--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--tied",
-                             "--untied", "--dropout"})
+    for (const char* size : {"--size", "--layers", "--d-model", "--heads", "--kv-heads", "--head-dim",
+                             "--type", "--d-ff", "--tied", "--untied", "--dropout"})
       together("--model", size, "the folder says what the model is");
     together("--steps", "--epochs", "one or the other");
     together("--steps", "--minutes", "one or the other");
@@ -85,7 +85,7 @@ class TrainedLanguage : public TrainedModel {
     if (llama_ ? !std::holds_alternative<models::LlamaConfig>(config.model)
                : !std::holds_alternative<models::GptConfig>(config.model))
       throw UsageError("--model: " + path + " is a model of the type " + config.type + "; expected " +
-                       (llama_ ? "llama" : "gpt2 or opt"));
+                       (llama_ ? "llama, mistral, qwen2, qwen3 or phi3" : "gpt2 or opt"));
     if (const auto* model = std::get_if<models::LlamaConfig>(&config.model)) job_.model = *model;
     if (const auto* model = std::get_if<models::GptConfig>(&config.model)) job_.model = *model;
     job_.set_precision(flags.precision.on(device));

@@ -33,6 +33,7 @@ struct DecodingModel {
       : device(model.token.weight.device()),
         longest(model.longest()),
         repeats(model.steps_repeat(capacity)),
+        restart_length(model.restart_length()),
         cache(model.make_cache(batch, capacity)),
         variant(model.step_variant(cache)),
         prefill([&model](const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& to) {
@@ -42,7 +43,8 @@ struct DecodingModel {
 
   Device device;
   int64_t longest;
-  bool repeats;  // the steps, so that a graph can
+  bool repeats;            // the steps, so that a graph can
+  int64_t restart_length;  // all texts are run again from their first token when the longest outgrows it
   nn::KvCache cache;
   std::string variant;  // how a step of one token runs: "persistent" or "composed"
   std::function<Tensor(const Tensor&, const nn::Sequences&, nn::KvCache&)> prefill;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -12,6 +13,8 @@ namespace tessera::models {
 /// Whether a model draws its first values, as its paper has them, or starts with zeros because weights from a
 /// file follow.
 enum class Start : uint8_t { drawn, blank };
+
+inline constexpr int64_t kEndless = std::numeric_limits<int32_t>::max();  // a length that no text reaches
 
 /// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) and OPT (Zhang et al.,
 /// arXiv:2205.01068), which differ in the activation, in the first values and in where positions begin.
@@ -97,6 +100,8 @@ struct Gpt {
   Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
   /// Whether every step over a cache of that capacity is the same work.
   bool steps_repeat(int64_t capacity) const;
+  /// A text that outgrows this length must be run again from its first token: none.
+  int64_t restart_length() const { return kEndless; }
   const char* step_variant(const nn::KvCache&) const { return "composed"; }
 
   void fields(auto&& visit) {

@@ -27,7 +27,7 @@ struct ConfigOptions {
 };
 
 struct Config {
-  std::string type;  // "gpt2", "opt", "llama", "bert" or "roberta"
+  std::string type;  // "gpt2", "opt", "bert", "roberta" or one of a models::LlamaFamily
   std::variant<models::GptConfig, models::LlamaConfig, models::BertConfig> model;
   std::optional<int64_t> first_token;  // what a text begins with
   std::vector<int64_t> end_tokens;     // what ends it

@@ -82,7 +82,7 @@ LanguageJob language_job_from_json(const json& in) {
   const auto* gpt = std::get_if<models::GptConfig>(&config.model);
   const auto* llama = std::get_if<models::LlamaConfig>(&config.model);
   check(gpt || llama, "language job: \"model\" is of the type ", config.type,
-        "; expected gpt2, opt or llama");
+        "; expected gpt2, opt, llama, mistral, qwen2, qwen3 or phi3");
   // The length is compared with the model's positions, so the model comes first.
   struct Job : LanguageJob {
     void validate() const {}

@@ -137,6 +137,12 @@ TEST(LanguagePlan, CountsTheParametersOfTheModel) {
                               .layers = 2};
     llama.tied = tied, llama.attention_bias = tied, llama.gated = tied;
     EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
+    llama.attention_bias = false, llama.gated = true;
+    for (const auto family : {models::LlamaFamily::mistral, models::LlamaFamily::qwen2,
+                              models::LlamaFamily::qwen3, models::LlamaFamily::phi3}) {
+      llama.family = family;
+      EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
+    }
   }
   // What their papers say: 124M (Radford et al. counted 117M without what is tied twice), and 6.7B.
   LanguageConfig small = models::GptConfig{}, large = models::LlamaConfig{};
