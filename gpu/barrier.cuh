@@ -43,6 +43,11 @@ struct Barrier {
         "r"(bytes)
         : "memory");
   }
+  /// cp.async.mbarrier.arrive ("cp.async.mbarrier.arrive"): the phase waits for all cp.async of this thread
+  /// so far as well; counts for no arrival.
+  __device__ __forceinline__ void arrive_after_copies() {
+    asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(this)) : "memory");
+  }
   /// Whether the phase of that parity has ended; may wait a while before it answers.
   __device__ __forceinline__ bool ended(uint32_t parity) {
     uint32_t done;

@@ -108,6 +108,11 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(c0), "r"(c1)
                : "memory");
 }
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c1, int c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(c0),
+               "r"(c1), "r"(c2)
+               : "memory");
+}
 
 /// Shared to global; rows outside the tensor are not written. The innermost extent counts rounded up to 16
 /// bytes here: up to 7 elements of 16 bits behind a row's end are overwritten (what the box holds there), so

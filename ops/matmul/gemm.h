@@ -94,6 +94,15 @@ bool multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyO
 bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
                         int64_t most);
 
+/// y = silu(x gate^T) (x up^T) as one kernel: y [T, F], x [T, in], weight [2F, in], gate's rows first. Gate
+/// and up stay f32; y alone is rounded. What it needs and the operands lack, or an empty string; the kernel
+/// is that of skinny GEMMs (gemm_sm90_stream.cuh).
+std::string multiply_swiglu_lacks(const Tensor& x, const Tensor& weight);
+/// Whether the row "wgmma" is chosen for x weight^T, and runs it in that kernel.
+bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight);
+/// Only if it lacks nothing.
+void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight);
+
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
 /// sum over them. One product with a long k where the operands' layouts allow it (pads of a 16-bit a on CUDA
 /// are no hindrance), else one product after the other in a fixed order, rounding to d's dtype each time: see

@@ -126,9 +126,13 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
               .by_threads = by_threads};
     }
   }
-  if (fewest == 0) return best;
-  best.seconds =
-      std::max(fewest / kClock + kRound * double(rounds_of_best), kLeast + gemm_bytes(g) / kBytesPerSecond);
+  if (fewest != 0)
+    best.seconds =
+        std::max(fewest / kClock + kRound * double(rounds_of_best), kLeast + gemm_bytes(g) / kBytesPerSecond);
+  if ((forced < 0 || forced == kStreamTile) && gemm_stream_lacks(g).empty()) {
+    const ProductChoice stream = choose_stream(g, multiprocessors);
+    if (best.seconds == 0 || stream.seconds < best.seconds) return stream;
+  }
   return best;
 }
 
@@ -162,9 +166,9 @@ bool gemm_sm90_pays(const Gemm& g, Device device) {
   // enough for its copies, where the estimates, both some 15 % off, say so clearly.
   constexpr double kClearly = 0.85, kLong = 60e-6;
   const int64_t few = std::min(g.m, g.n);
-  if (few < 2 || (few <= 8 && !direct(g))) return false;
+  if (few < 2) return false;
   const ProductChoice choice = choose_product(g, device.card().multiprocessors);
-  if (few <= 8 && choice.splits > 1) return false;
+  if (choice.tile != kStreamTile && few <= 8 && (!direct(g) || choice.splits > 1)) return false;
   return choice.seconds < kLong || (on_lines(g.a, g.lda, g.stride_a) && on_lines(g.b, g.ldb, g.stride_b)) ||
          gemm_cublas_seconds(g) >= kClearly * choice.seconds;
 }

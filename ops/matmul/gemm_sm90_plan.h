@@ -1,5 +1,7 @@
 #pragma once
 
+#include <iterator>
+
 #include "ops/matmul/gemm.h"
 
 /// The row "wgmma" of products: 16-bit operands on compute capability 9.0 (gemm_sm90.cuh).
@@ -8,10 +10,11 @@ namespace tessera::ops {
 
 /// How a product is cut up. A function of the problem and the number of SMs alone.
 struct ProductChoice {
-  int tile = 0;             // of kProductTiles
-  int splits = 1;           // parts of k, summed in their order
+  int tile = 0;             // of kProductTiles, or kStreamTile
+  int splits = 1;           // parts of k, summed in their order; kStreamTile: thread blocks of a cluster
   int whole = 0;            // the tiles (of a cluster) that are not split
   bool by_threads = false;  // gemm_sm90_sum.cuh: splits, or a d that the copy engine cannot write
+  int rows = 0;             // kStreamTile: rows of the weight per tile
   double seconds = 0;       // what the model says
 };
 
@@ -52,6 +55,24 @@ inline constexpr ProductTileShape kProductTiles[] = {
     {64, 64, 1, false, true, 8, true, true, true, true, true},
     {128, 192, 1, false, false, 4, true, true, false, false, false},
 };
+
+/// The "tile" of skinny GEMMs (gemm_sm90_stream.cuh): at most kStreamTokens rows or columns of d, the tokens,
+/// against the rows of the other operand, the weight.
+inline constexpr int kStreamTile = int(std::size(kProductTiles));
+inline constexpr int64_t kStreamTokens = 64;
+inline constexpr int64_t kStreamRows = 128;  // of the weight per tile, at most
+/// Whether d's rows are the tokens, else its columns are.
+bool stream_tokens_are_rows(const Gemm& gemm);
+/// What it needs beyond gemm_sm90_lacks(), or an empty string.
+std::string gemm_stream_lacks(const Gemm& gemm);
+/// Only if it lacks nothing. `gated`: d = silu(gate) up is made of n gates and ups.
+ProductChoice choose_stream(const Gemm& gemm, int multiprocessors, bool gated = false);
+/// d = silu(a gate^T) (a up^T), rounded once, with b [2n, k] transposed, gate first; no alpha, beta, bias.
+/// T: bf16 or f16, the dtype of a and b.
+template <class T>
+void swiglu_stream_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
+template <class T>
+void product_stream_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
 
 /// Whether the row makes Gemm::sums of the product on the way: of up to so many rows.
 inline constexpr int64_t kMostSummedRows = 1 << 17;

@@ -135,6 +135,7 @@ void run_order(const Gemm& g, const ProductChoice& choice, Device device) {
 template <class T>
 void product_sm90(const Gemm& g, const ProductChoice& choice, Device device) {
   using enum gpu::TileOrder;
+  if (choice.tile == kStreamTile) return product_stream_sm90<T>(g, choice, device);
   if (g.transpose_a) {
     if (g.transpose_b)
       run_order<T, across_k, along_k>(g, choice, device);
