@@ -17,12 +17,6 @@ bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
 }
 
-/// Whether every row starts on a line of memory. The copy engine brings rows of 128 bytes: of others it asks
-/// for two lines each.
-bool on_lines(const void* data, int64_t ld, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
-}
-
 /// Whether the copy engine can write d.
 bool direct(const Gemm& g) {
   if (!vectors(g.d, g.ldd, g.stride_d, g.out) || (g.c && !vectors(g.c, g.ldd, g.stride_d, g.out)))
@@ -31,6 +25,10 @@ bool direct(const Gemm& g) {
 }
 
 }  // namespace
+
+bool gemm_on_lines(const void* data, int64_t ld, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
+}
 
 std::string gemm_sm90_lacks(const Gemm& g, Device device) {
   if (device.card().major != 9) return "a card of compute capability 9.0";
@@ -69,7 +67,7 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.k);
   const bool takes_long = std::max(flops / kFlops, gemm_bytes(g) / kBytesPerSecond) > kLong;
   const auto across = [&](const void* data, int64_t ld, int64_t stride) {
-    return takes_long && !on_lines(data, ld, stride) ? kAcrossLines : 1;
+    return takes_long && !gemm_on_lines(data, ld, stride) ? kAcrossLines : 1;
   };
   const double across_a = across(g.a, g.lda, g.stride_a), across_b = across(g.b, g.ldb, g.stride_b);
   ProductChoice best;
@@ -129,7 +127,10 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   if (fewest != 0)
     best.seconds =
         std::max(fewest / kClock + kRound * double(rounds_of_best), kLeast + gemm_bytes(g) / kBytesPerSecond);
-  if ((forced < 0 || forced == kStreamTile) && gemm_stream_lacks(g).empty()) {
+  // Smaller weights were not measured in that kernel.
+  constexpr double kSmall = 2 << 20;
+  const double weight = double(g.batch * std::max(g.m, g.n) * g.k) * double(size_of(g.in));
+  if ((forced < 0 ? weight >= kSmall : forced == kStreamTile) && gemm_stream_lacks(g).empty()) {
     const ProductChoice stream = choose_stream(g, multiprocessors);
     if (best.seconds == 0 || stream.seconds < best.seconds) return stream;
   }
@@ -169,7 +170,8 @@ bool gemm_sm90_pays(const Gemm& g, Device device) {
   if (few < 2) return false;
   const ProductChoice choice = choose_product(g, device.card().multiprocessors);
   if (choice.tile != kStreamTile && few <= 8 && (!direct(g) || choice.splits > 1)) return false;
-  return choice.seconds < kLong || (on_lines(g.a, g.lda, g.stride_a) && on_lines(g.b, g.ldb, g.stride_b)) ||
+  return choice.seconds < kLong ||
+         (gemm_on_lines(g.a, g.lda, g.stride_a) && gemm_on_lines(g.b, g.ldb, g.stride_b)) ||
          gemm_cublas_seconds(g) >= kClearly * choice.seconds;
 }
 

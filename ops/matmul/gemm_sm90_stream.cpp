@@ -26,16 +26,20 @@ std::string gemm_stream_lacks(const Gemm& g) {
 }
 
 ProductChoice choose_stream(const Gemm& g, int multiprocessors, bool gated) {
-  // Measured on an H200 (docs/ops/gemm.md), seconds: start and end of the kernel; what the epilogue of a tile
-  // costs that others follow; a cluster's exchange of partial sums; a k-block, which the loads of its tile
-  // must outlast. Bytes per second of memory, and of x from L2, beside those of the weight.
+  // Measured on an H200 (docs/ops/gemm.md), seconds: start and end of the kernel; the epilogue of a tile that
+  // is not the last; a cluster's exchange of partial sums; a k-block at least. Bytes per second of memory,
+  // and of x from L2, beside those of the weight; how much longer a weight takes whose rows lie across lines.
   constexpr double kEnds = 3e-6, kTile = 0.8e-6, kExchange = 0.5e-6, kStep = 0.2e-6, kWideStep = 0.25e-6,
-                   kMemory = 4.35e12, kTokensFromL2 = 12.5e12;
+                   kMemory = 4.35e12, kTokensFromL2 = 12.5e12, kAcrossLines = 1.6;
   const bool few_rows = stream_tokens_are_rows(g), k_first = few_rows ? !g.transpose_b : g.transpose_a;
   const int64_t rows = few_rows ? g.n : g.m, tokens = few_rows ? g.m : g.n, halves = gated ? 2 : 1;
   const int64_t columns = tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
   const int64_t blocks = ceil_div(g.k, 64), most = kStreamRows / halves;
-  const double weight = double(g.batch * halves * rows * g.k) * double(size_of(g.in));
+  const double weight =
+      double(g.batch * halves * rows * g.k) * double(size_of(g.in)) *
+      ((few_rows ? gemm_on_lines(g.b, g.ldb, g.stride_b) : gemm_on_lines(g.a, g.lda, g.stride_a))
+           ? 1
+           : kAcrossLines);
   ProductChoice best;
   // Clusters of 4 leave SMs idle: GPCs have 16 or 18, of which some clusters of 8 lack one too.
   for (const int64_t splits : {1, 2, 8}) {

@@ -135,19 +135,31 @@ TEST_F(GemmStreamCuda, GateAndUpAreTheirOwnHalves) {
       }
 }
 
-TEST_F(GemmStreamCuda, FewTokensAndALargeWeightTakeIt) {
-  // Sizes of LLaMA-2-7B with a prompt of 32: no tile of kProductTiles reads the weight at memory bandwidth.
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{12288, 4096}, {4096, 4096}, {4096, 11008}}) {
-    const Tensor x = Tensor::zeros({32, k}, DType::bf16, gpu()),
-                 w = Tensor::zeros({n, k}, DType::bf16, gpu());
-    Gemm g{.m = 32, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = true};
-    g.a = x.raw(), g.b = w.raw(), g.lda = k, g.ldb = k, g.ldd = n;
-    EXPECT_TRUE(gemm_sm90_pays(g, gpu()));
-    EXPECT_EQ(choose_product(g, gpu().card().multiprocessors).tile, kStreamTile) << n << " " << k;
+TEST(GemmStream, FewTokensAndALargeWeightTakeIt) {
+  // LLaMA-2-7B with a prompt of 32, on the SMs of an H200: each tile covers an equal share of the weight's
+  // rows.
+  const auto chosen = [](int64_t tokens, int64_t n, int64_t k) {
+    Gemm g{.m = tokens, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = true};
+    g.a = g.b = g.d = reinterpret_cast<void*>(uintptr_t{1} << 20);  // never read
+    g.lda = g.ldb = k, g.ldd = n;
+    return choose_product(g, 132);
+  };
+  EXPECT_EQ(chosen(32, 12288, 4096).tile, kStreamTile);
+  EXPECT_EQ(chosen(32, 12288, 4096).rows, 94);
+  EXPECT_EQ(chosen(32, 12288, 4096).splits, 1);
+  for (const int64_t k : {4096, 11008}) {
+    EXPECT_EQ(chosen(32, 4096, k).tile, kStreamTile);
+    EXPECT_EQ(chosen(32, 4096, k).splits, 2) << "tiles of 32 rows would read x as often as the weight";
   }
+  EXPECT_NE(chosen(65, 12288, 4096).tile, kStreamTile);
+  EXPECT_NE(chosen(32, 300, 300).tile, kStreamTile);
+}
+
+TEST_F(GemmStreamCuda, SwigluIsFusedWhereTheProductWouldTakeIt) {
   const Tensor x = Tensor::zeros({32, 4096}, DType::bf16, gpu()),
                w = Tensor::zeros({22016, 4096}, DType::bf16, gpu());
   EXPECT_TRUE(multiply_swiglu_pays(x, w));
+  EXPECT_FALSE(multiply_swiglu_pays(x, Tensor::zeros({64, 4096}, DType::bf16, gpu())));
 }
 
 TEST_F(GemmStreamCuda, RefusesWhatItCannotDo) {
