@@ -169,7 +169,7 @@ struct StepArgs {
 
 int bench_step(const StepArgs& args) {
   bench::StepBenchOptions options;
-  options.job = args.tnp.job();
+  options.settings = args.tnp.job();
   options.graph = parse_switches(args.graph, "--graph");
   options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
   if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
@@ -189,7 +189,7 @@ struct LanguageStepArgs {
 
 int bench_language(const LanguageStepArgs& args) {
   bench::LanguageStepOptions options;
-  options.job = args.flags.job();
+  options.settings = args.flags.job();
   options.graph = parse_switches(args.graph, "--graph");
   if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
   options.timer.seconds = args.seconds;

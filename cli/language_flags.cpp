@@ -8,7 +8,7 @@ namespace tessera::cli {
 namespace {
 
 const CLI::Validator& sizes() {
-  static const CLI::Validator validator = whole(1, train::LanguageJob::kLargest);
+  static const CLI::Validator validator = whole(1, train::LanguageSettings::kLargest);
   return validator;
 }
 
@@ -111,7 +111,7 @@ void LanguageFlags::add_training(CLI::App& command) {
   share("--final-lr", job_.final_lr, "Share of it at the end", "Training", 1.0);
   command.add_option("--warmup", job_.warmup, "Steps of linear warm-up, at most half of all")
       ->check(kDecimal)
-      ->check(CLI::Range(int64_t(0), train::LanguageJob::kLargest))
+      ->check(CLI::Range(int64_t(0), train::LanguageSettings::kLargest))
       ->group("Training");
   command.add_option("--schedule", job_.schedule, "Learning rate after warm-up")
       ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
@@ -124,8 +124,8 @@ void LanguageFlags::add_training(CLI::App& command) {
   share("--clip,--clip-norm", job_.clip_norm, "Largest gradient norm; 0: no clipping", "Training", 1e30);
 }
 
-train::LanguageJob LanguageFlags::job() const {
-  train::LanguageJob job = job_;
+train::LanguageSettings LanguageFlags::job() const {
+  train::LanguageSettings job = job_;
   try {
     train::apply_size(job.model, size_);
     std::visit(

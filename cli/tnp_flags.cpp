@@ -8,7 +8,7 @@
 namespace tessera::cli {
 
 void TnpFlags::add_to(CLI::App& command, bool training) {
-  const CLI::Validator size = whole(1, train::TnpJob::kLargest);
+  const CLI::Validator size = whole(1, train::TnpSettings::kLargest);
   models::TnpConfig& model = job_.model;
   command.add_option("--m", job_.context, "Context points a task")->check(size)->group("Data");
   command.add_option("--n", job_.targets, "Target points a task")->check(size)->group("Data");
@@ -51,7 +51,7 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
       ->group("Training");
   command.add_option("--warmup", job_.warmup, "Steps of linear warm-up, at most half of all")
       ->check(kDecimal)
-      ->check(CLI::Range(int64_t(0), train::TnpJob::kLargest))
+      ->check(CLI::Range(int64_t(0), train::TnpSettings::kLargest))
       ->group("Training");
   command.add_option("--schedule", job_.schedule, "Learning rate after warm-up")
       ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
@@ -66,8 +66,8 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
       ->group("Training");
 }
 
-train::TnpJob TnpFlags::job() const {
-  train::TnpJob job = job_;
+train::TnpSettings TnpFlags::job() const {
+  train::TnpSettings job = job_;
   if (features_->count() == 0) job.model.features = train::default_features(job.prior);
   try {
     job.validate();
@@ -77,10 +77,10 @@ train::TnpJob TnpFlags::job() const {
   return job;
 }
 
-train::TnpJob read_job(const std::string& path, const nlohmann::json& settings) {
+train::TnpSettings read_job(const std::string& path, const nlohmann::json& settings) {
   check(settings.contains("job"), path, ": it has no \"job\"; not a run of `train tnp`");
   try {
-    return train::tnp_job_from_json(settings["job"]);
+    return train::tnp_settings_from_json(settings["job"]);
   } catch (const Error& error) {
     fail_at(Site::here(), path, ": ", error.what());
   }

@@ -14,16 +14,16 @@ class TnpFlags {
   void add_to(CLI::App& command, bool training = false);
   /// The job that the flags say, but for its precision; features that are not given are those of the prior.
   /// Throws UsageError for sizes that do not fit each other.
-  train::TnpJob job() const;
-  train::TnpJob& settings() { return job_; }
+  train::TnpSettings job() const;
+  train::TnpSettings& settings() { return job_; }
   PrecisionFlag precision;
 
  private:
-  train::TnpJob job_;
+  train::TnpSettings job_;
   CLI::Option* features_ = nullptr;
 };
 
 /// The job of a run's settings. Throws, naming the file `path` that they came from.
-train::TnpJob read_job(const std::string& path, const nlohmann::json& settings);
+train::TnpSettings read_job(const std::string& path, const nlohmann::json& settings);
 
 }  // namespace tessera::cli

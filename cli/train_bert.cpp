@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using train::GlueJob;
+using train::GlueSettings;
 
 constexpr uint64_t kLargestFile = uint64_t{256} << 20;
 
@@ -51,7 +51,7 @@ struct BertFlags {
 };
 
 void BertFlags::add_to(CLI::App& command) {
-  const CLI::Validator size = whole(1, GlueJob::kLargest);
+  const CLI::Validator size = whole(1, GlueSettings::kLargest);
   const CLI::Validator width = whole(1, int64_t(1) << 18);
   command.add_option("--task", task, "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")->group("Data");
   command
@@ -125,7 +125,7 @@ void BertFlags::add_to(CLI::App& command) {
       ->group("Training");
   command.add_option("--warmup", warmup, "Steps of linear warm-up, at most half of all; default: 6 %")
       ->check(kDecimal)
-      ->check(CLI::Range(int64_t(0), GlueJob::kLargest))
+      ->check(CLI::Range(int64_t(0), GlueSettings::kLargest))
       ->group("Training");
   command.add_option("--schedule", schedule, "Learning rate after warm-up")
       ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
@@ -162,7 +162,7 @@ models::BertConfig BertFlags::scratch_config() const {
 
 /// What all seeds share.
 struct Group {
-  GlueJob job;  // of the first seed
+  GlueSettings job;  // of the first seed
   int64_t seeds = 0;
   BertFlags flags;
   std::optional<train::RunFolder> folder;
@@ -176,7 +176,7 @@ struct Group {
   }
 };
 
-std::vector<std::pair<std::string, std::string>> settings_of(const GlueJob& job) {
+std::vector<std::pair<std::string, std::string>> settings_of(const GlueSettings& job) {
   std::vector<std::pair<std::string, std::string>> rows;
   const json settings = train::to_json(job);
   for (const auto& [name, value] : settings.items())
@@ -200,7 +200,9 @@ class TrainedBert : public TrainedModel {
   void from_flags(const CLI::App&, Device) override {}  // the group has read them
   void from_settings(const std::string&, const json&, const CLI::App&) override {}
   std::string default_name() const override { return "bert"; }
-  void prepare(const train::RunFolder&, Device device, bool) override { session_.emplace(job_, device); }
+  void prepare(const train::RunFolder&, Device device, bool) override {
+    session_.emplace(job_, device, &*group_.set);
+  }
   json job() const override { return train::to_json(job_); }
   DType dtype() const override { return job_.bert.dtype; }
   int64_t steps() const override { return job_.steps; }
@@ -216,12 +218,7 @@ class TrainedBert : public TrainedModel {
                first_step, job_.steps, run.path().string());
     if (first_step == 0) print_origin();
   }
-  train::TrainResult train(const train::RunFolder& run, const train::TrainerOptions& options,
-                           int64_t first_step, train::Progress& progress) override {
-    std::error_code ignored;
-    fs::remove(run.path() / "report.html", ignored);  // of an interrupted run
-    return train::train_glue(*session_, *group_.set, run, options, first_step, progress);
-  }
+  train::Job& job_to_train(train::TrainerOptions&) override { return *session_; }
   void report(const train::RunFolder& run, const train::TrainResult& result) override {
     if (result.outcome == train::Outcome::finished) finish(run);
     write_page(run);
@@ -299,8 +296,8 @@ class TrainedBert : public TrainedModel {
   }
 
   Group& group_;
-  GlueJob job_;
-  std::optional<train::GlueSession> session_;
+  GlueSettings job_;
+  std::optional<train::GlueJob> session_;
 };
 
 // ---- the group ----
@@ -349,7 +346,7 @@ void read_set(Group& group) {
 void begin(Group& group, Device device) {
   const BertFlags& flags = group.flags;
   const datasets::GlueInfo& info = datasets::parse_glue_task(flags.task);
-  GlueJob& job = group.job;
+  GlueSettings& job = group.job;
   job = {.task = info.name,
          .data = fs::absolute(flags.data).lexically_normal().string(),
          .model = flags.scratch ? "" : fs::absolute(flags.model).lexically_normal().string(),
@@ -420,7 +417,7 @@ void go_on(Group& group, RunFlags& run, const CLI::App& command) {
   check(settings.contains("job") && seeds.is_number_unsigned() && seeds >= 1 && seeds <= 1000, file,
         ": it is no run of `train bert`");
   try {
-    group.job = train::glue_job_from_json(settings["job"]);
+    group.job = train::glue_settings_from_json(settings["job"]);
   } catch (const Error& error) {
     fail_at(Site::here(), file, ": ", error.what());
   }
@@ -459,7 +456,7 @@ void make_folder(Group& group, RunFlags& run) {
 }
 
 void print_group(const Group& group) {
-  const GlueJob& job = group.job;
+  const GlueSettings& job = group.job;
   const models::BertConfig& c = job.bert;
   const train::GlueSet& set = *group.set;
   fmt::print("bert on {}: {} seeds from {}\n", set.info().folder, group.seeds, job.seed);

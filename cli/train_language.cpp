@@ -97,7 +97,7 @@ class TrainedLanguage : public TrainedModel {
                      const CLI::App& command) override {
     check(settings.contains("job"), path, ": it has no \"job\"; not a run of `train ", name(), "`");
     try {
-      job_ = train::language_job_from_json(settings["job"]);
+      job_ = train::language_settings_from_json(settings["job"]);
     } catch (const Error& error) {
       fail_at(Site::here(), path, ": ", error.what());
     }
@@ -148,9 +148,8 @@ class TrainedLanguage : public TrainedModel {
       if (job_.stride == 0) job_.stride = epochs() > 1 ? 1 : job_.length;
       open_data(own);
     }
-    check_batch(job_, *data_);
     session_.emplace(job_, device, restart ? job_.start : std::string());
-    loader_ = train::first_batch(job_);
+    session_->set_data(*data_, watch, held_out_, baseline_);
   }
 
   nlohmann::json job() const override { return train::to_json(job_); }
@@ -173,7 +172,7 @@ class TrainedLanguage : public TrainedModel {
   DType dtype() const override { return job_.dtype(); }
   int64_t steps() const override { return job_.steps; }
   optim::Schedule schedule() const override { return train::make_schedule(job_); }
-  int64_t restore(const fs::path& checkpoint) override { return session_->restore(checkpoint, loader_); }
+  int64_t restore(const fs::path& checkpoint) override { return session_->restore(checkpoint); }
 
   void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const override {
     const Device device = session_->device();
@@ -219,10 +218,9 @@ class TrainedLanguage : public TrainedModel {
     fmt::print("  run       {}\n", run.path().string());
   }
 
-  train::TrainResult train(const train::RunFolder& run, const train::TrainerOptions& options,
-                           int64_t first_step, train::Progress& progress) override {
-    return train::train_language(*session_, *data_, run, options, watch, held_out_, baseline_, first_step,
-                                 loader_, progress);
+  train::Job& job_to_train(train::TrainerOptions& options) override {
+    options.sample_every = watch.sample_every;
+    return *session_;
   }
   void report(const train::RunFolder& run, const train::TrainResult& result) override {
     best_ = train::best_evaluation(run);
@@ -233,7 +231,7 @@ class TrainedLanguage : public TrainedModel {
     }
     if (result.outcome == train::Outcome::finished) {
       if (watch.exported == "best" && best_.step != result.step)
-        session_->restore(io::CheckpointFolder(run.checkpoints().string()).file_of(best_.step), loader_);
+        session_->restore(io::CheckpointFolder(run.checkpoints().string()).file_of(best_.step));
       train::export_language(*session_, *data_, (run.path() / "data").string(),
                              (run.path() / "model").string());
     }
@@ -315,13 +313,12 @@ class TrainedLanguage : public TrainedModel {
 
   bool llama_;
   std::string wants_evaluation_;
-  train::LanguageJob job_;
+  train::LanguageSettings job_;
   std::optional<train::LanguageData> data_;
-  std::optional<train::LanguageSession> session_;
+  std::optional<train::LanguageJob> session_;
   train::HeldOut held_out_;
   train::BestEvaluation best_;
   train::NgramBaseline baseline_;
-  datasets::LoaderState loader_;
 };
 
 }  // namespace

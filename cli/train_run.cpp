@@ -318,18 +318,18 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   std::optional<optim::LossScale> loss_scale;
   if (model.dtype() == DType::f16)
     loss_scale = {.initial = double(flags.loss_scale), .interval = flags.loss_scale_interval};
-  const train::TrainerOptions options{.steps = model.steps(),
-                                      .log_every = flags.log_every,
-                                      .eval_every = flags.eval_every,
-                                      .checkpoint_every = flags.save_every,
-                                      .keep = int(flags.keep),
-                                      .graph = graph,
-                                      .check_finite = flags.check_finite,
-                                      .loss_scale = loss_scale,
-                                      .schedule = model.schedule()};
+  train::TrainerOptions options{.steps = model.steps(),
+                                .log_every = flags.log_every,
+                                .eval_every = flags.eval_every,
+                                .save_every = flags.save_every,
+                                .keep = flags.keep,
+                                .graph = graph,
+                                .check_finite = flags.check_finite,
+                                .loss_scale = loss_scale,
+                                .schedule = model.schedule()};
   train::TrainResult result;
   try {
-    result = model.train(*run, options, first_step, progress);
+    result = train::train(model.job_to_train(options), *run, options, first_step, progress);
     if (result.loss_scale > 0) {
       settings["loss_scale"] = {{"skipped_steps", result.skipped}, {"last", result.loss_scale}};
       run->write_settings(settings);

@@ -66,8 +66,8 @@ class TrainedModel {
   /// Returns the step of the checkpoint.
   virtual int64_t restore(const std::filesystem::path& checkpoint) = 0;
   virtual void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const = 0;
-  virtual train::TrainResult train(const train::RunFolder& run, const train::TrainerOptions& options,
-                                   int64_t first_step, train::Progress& progress) = 0;
+  /// What prepare() made. `options`: what of them the model decides.
+  virtual train::Job& job_to_train(train::TrainerOptions& options) = 0;
   virtual void report(const train::RunFolder& run, const train::TrainResult& result) = 0;
   /// Further entries of --json-out's "throughput".
   virtual nlohmann::json throughput(const train::TrainResult& result) const = 0;

@@ -10,7 +10,7 @@ namespace tessera::cli {
 namespace {
 
 /// A small model on one-dimensional functions: what `tools/demo` shows, within a minute on two cores.
-void apply_demo(train::TnpJob& job) {
+void apply_demo(train::TnpSettings& job) {
   job.model = {.features = 1,
                .d_model = 64,
                .d_ff = 171,
@@ -63,7 +63,7 @@ class TrainedTnp : public TrainedModel {
       job_.batch = train::find_max_batch(job_, device);
       fmt::print("largest batch that fits: {}\n", job_.batch);
     }
-    session_.emplace(job_, device);
+    session_.emplace(job_, device, eval_tasks);
   }
   nlohmann::json job() const override { return train::to_json(job_); }
   DType dtype() const override { return job_.model.dtype; }
@@ -89,10 +89,7 @@ class TrainedTnp : public TrainedModel {
                format_bytes(size_t(plan_memory(m, job_.batch, job_.context, job_.targets).total())));
     fmt::print("  run       {}\n", run.path().string());
   }
-  train::TrainResult train(const train::RunFolder& run, const train::TrainerOptions& options,
-                           int64_t first_step, train::Progress& progress) override {
-    return train::train_tnp(*session_, run, options, first_step, eval_tasks, progress);
-  }
+  train::Job& job_to_train(train::TrainerOptions&) override { return *session_; }
   void report(const train::RunFolder& run, const train::TrainResult& result) override {
     train::write_tnp_report(run, *session_, result);
   }
@@ -110,8 +107,8 @@ class TrainedTnp : public TrainedModel {
   }
 
  private:
-  train::TnpJob job_;
-  std::optional<train::TnpSession> session_;
+  train::TnpSettings job_;
+  std::optional<train::TnpJob> session_;
 };
 
 }  // namespace

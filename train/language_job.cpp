@@ -4,31 +4,30 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "autograd/tape.h"
 #include "io/file.h"
 #include "ops/attention/attention.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/session.h"
+#include "train/settings_json.h"
 
 namespace tessera::train {
 
 using nlohmann::json;
 
-// ---- the job ----
+// ---- the settings ----
 
-DType LanguageJob::dtype() const {
+DType LanguageSettings::dtype() const {
   return std::visit([](const auto& config) { return config.dtype; }, model);
 }
 
-void LanguageJob::set_precision(Precision precision) {
+void LanguageSettings::set_precision(Precision precision) {
   std::visit([&](auto& config) { config.dtype = precision.dtype; }, model);
   f32_math = precision.math;
 }
 
-void LanguageJob::validate() const {
+void LanguageSettings::validate() const {
   std::visit([](const auto& config) { config.validate(); }, model);
   check(f32_math == F32Math::ieee || dtype() == DType::f32, family(), ": f32_math is ", name_of(f32_math),
         ", but the model is ", dtype(), "; only f32 has it");
@@ -67,14 +66,14 @@ void LanguageJob::validate() const {
   make_schedule(*this);
 }
 
-json to_json(const LanguageJob& job) {
-  json out = job_to_json(job);
-  out["model"] =
-      json::parse(std::visit([](const auto& config) { return pretrained::config_text(config); }, job.model));
+json to_json(const LanguageSettings& settings) {
+  json out = settings_to_json(settings);
+  out["model"] = json::parse(
+      std::visit([](const auto& config) { return pretrained::config_text(config); }, settings.model));
   return out;
 }
 
-LanguageJob language_job_from_json(const json& in) {
+LanguageSettings language_settings_from_json(const json& in) {
   check(in.is_object() && in.contains("model"), "language job: \"model\" is missing");
   json rest = in;
   rest.erase("model");
@@ -84,10 +83,10 @@ LanguageJob language_job_from_json(const json& in) {
   check(gpt || llama, "language job: \"model\" is of the type ", config.type,
         "; expected gpt2, opt or llama");
   // The length is compared with the model's positions, so the model comes first.
-  struct Job : LanguageJob {
+  struct Job : LanguageSettings {
     void validate() const {}
   };
-  LanguageJob job = job_from_json<Job>(rest, "language job");
+  LanguageSettings job = settings_from_json<Job>(rest, "language job");
   if (gpt) job.model = *gpt;
   if (llama) job.model = *llama;
   job.validate();
@@ -138,48 +137,55 @@ void apply_size(LanguageConfig& config, const std::string& name) {
       config);
 }
 
-optim::Schedule make_schedule(const LanguageJob& job) {
-  return optim::Schedule({.kind = optim::parse_schedule(job.schedule),
-                          .lr = job.lr,
-                          .steps = job.steps,
-                          .warmup = std::min(job.warmup, job.steps / 2),
-                          .final_factor = job.final_lr});
+optim::Schedule make_schedule(const LanguageSettings& settings) {
+  return optim::Schedule({.kind = optim::parse_schedule(settings.schedule),
+                          .lr = settings.lr,
+                          .steps = settings.steps,
+                          .warmup = std::min(settings.warmup, settings.steps / 2),
+                          .final_factor = settings.final_lr});
 }
 
-// ---- the session ----
+// ---- the job ----
 
-LanguageSession::Model LanguageSession::make(const LanguageJob& job, Rng& rng, Device device,
-                                             const std::string& weights) {
+LanguageJob::Model LanguageJob::make(const LanguageSettings& settings, Rng& rng, Device device,
+                                     const std::string& weights) {
   const MemoryTag tag("parameters");
-  const pretrained::LoadOptions options{.dtype = job.dtype()};
-  if (const auto* config = std::get_if<models::LlamaConfig>(&job.model)) {
+  const pretrained::LoadOptions options{.dtype = settings.dtype()};
+  if (const auto* config = std::get_if<models::LlamaConfig>(&settings.model)) {
     if (!weights.empty()) return pretrained::load_llama(weights, rng, device, options);
     models::LlamaConfig own = *config;
-    own.embedding_dropout = own.residual_dropout = job.dropout;
+    own.embedding_dropout = own.residual_dropout = settings.dropout;
     return models::Llama(own, rng, device);
   }
   if (!weights.empty()) return pretrained::load_gpt(weights, rng, device, options);
-  return models::Gpt(std::get<models::GptConfig>(job.model), rng, device);
+  return models::Gpt(std::get<models::GptConfig>(settings.model), rng, device);
 }
 
-LanguageSession::LanguageSession(const LanguageJob& job, Device device, const std::string& weights)
-    : job_(job), device_(device), rng_(job.seed), model_(make(job, rng_, device, weights)), optimizer_([&] {
+LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights)
+    : Job(device),
+      settings_(settings),
+      rng_(settings.seed),
+      model_(make(settings, rng_, device, weights)),
+      optimizer_([&] {
         const MemoryTag tag("optimizer");
         // Rows of a table are seen seldom: decay would be most of what happens to them.
         return optim::AdamW(nn::parameters(model_),
-                            {.lr = job.lr,
-                             .beta2 = job.beta2,
-                             .weight_decay = job.weight_decay,
-                             .max_norm = job.clip_norm,
+                            {.lr = settings.lr,
+                             .beta2 = settings.beta2,
+                             .weight_decay = settings.weight_decay,
+                             .max_norm = settings.clip_norm,
                              .groups = {{.contains = "token.weight", .weight_decay = 0.0},
                                         {.contains = "position.weight", .weight_decay = 0.0}},
-                             .loss_scale = optim::default_loss_scale(job.dtype())});
+                             .loss_scale = optim::default_loss_scale(settings.dtype())});
       }()) {
-  if (job.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = job.ema});
+  if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});
   const MemoryTag tag("batch");
-  inputs_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
-  targets_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
+  inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
+  targets_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
   std::visit([](auto& model) { nn::set_training(model, true); }, model_);
+  keep("model", model_);
+  train_with(optimizer_);
+  keep("ema", ema_), keep("rng", rng_), keep("loader", position_);
 }
 
 namespace {
@@ -197,29 +203,29 @@ Tensor flat(const Tensor& tokens) {
 
 }  // namespace
 
-void LanguageSession::load(const datasets::TokenBatch& batch) {
+void LanguageJob::load(const datasets::TokenBatch& batch) {
   inputs_.copy_from(batch.inputs);
   targets_.copy_from(batch.targets);
-  if (job_.documents) sequences_ = sequences_of(batch);
+  if (settings_.documents) sequences_ = sequences_of(batch);
 }
 
-Tensor LanguageSession::loss() const {
-  const F32MathScope math(job_.f32_math);
+Tensor LanguageJob::loss() {
+  const F32MathScope math(settings_.f32_math);
   return std::visit(
       [&](const auto& model) {
-        return job_.documents ? model.loss(flat(inputs_), targets_, sequences_)
-                              : model.loss(inputs_, targets_);
+        return settings_.documents ? model.loss(flat(inputs_), targets_, sequences_)
+                                   : model.loss(inputs_, targets_);
       },
       model_);
 }
 
-void LanguageSession::updated() {
+void LanguageJob::updated() {
   if (ema_) ema_->update();
 }
 
 template <class F>
-auto LanguageSession::as_used(F&& f) {
-  const F32MathScope math(job_.f32_math);
+auto LanguageJob::as_used(F&& f) {
+  const F32MathScope math(settings_.f32_math);
   return std::visit(
       [&](auto& model) {
         nn::set_training(model, false);
@@ -240,17 +246,17 @@ auto LanguageSession::as_used(F&& f) {
       model_);
 }
 
-Perplexity LanguageSession::evaluate(std::span<const PerplexityWindow> windows) {
+Perplexity LanguageJob::measure(std::span<const PerplexityWindow> windows) {
   const auto progress = [](const Perplexity&) {
     check_interrupt();
     return true;
   };
   return as_used(
-      [&](auto& model) { return measure_perplexity(model, windows, device_, job_.batch, progress); });
+      [&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch, progress); });
 }
 
-std::vector<int64_t> LanguageSession::generate(std::span<const int64_t> prompt,
-                                               const models::GenerateOptions& options) {
+std::vector<int64_t> LanguageJob::generate(std::span<const int64_t> prompt,
+                                           const models::GenerateOptions& options) {
   models::GenerateOptions own = options;
   own.on_token = [&](int64_t token) {
     check_interrupt();
@@ -259,19 +265,8 @@ std::vector<int64_t> LanguageSession::generate(std::span<const int64_t> prompt,
   return as_used([&](auto& model) { return models::generate(model, prompt, own); });
 }
 
-void LanguageSession::save(const std::string& folder) {
+void LanguageJob::save(const std::string& folder) {
   as_used([&](auto& model) { return pretrained::save(model, folder), 0; });
-}
-
-io::Checkpoint LanguageSession::checkpoint(int64_t step, const datasets::LoaderState& loader) const {
-  return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
-                               io::named("optimizer", optimizer_), io::named("ema", ema_),
-                               io::named("rng", rng_), io::named("loader", loader));
-}
-
-int64_t LanguageSession::restore(const std::filesystem::path& file, datasets::LoaderState& loader) {
-  return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
-                         io::named("ema", ema_), io::named("rng", rng_), io::named("loader", loader));
 }
 
 }  // namespace tessera::train

@@ -4,12 +4,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "autograd/tape.h"
-#include "io/checkpoint.h"
-#include "io/checkpoint_folder.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
-#include "train/session.h"
+#include "train/settings_json.h"
+#include "train/step.h"
 
 namespace tessera::train {
 
@@ -23,9 +21,9 @@ constexpr uint64_t kEvaluationSeed = 0xE7A1'5EED'0000'0001u;
 
 }  // namespace
 
-// ---- the job ----
+// ---- the settings ----
 
-void TnpJob::validate() const {
+void TnpSettings::validate() const {
   model.validate();
   check(f32_math == F32Math::ieee || model.dtype == DType::f32, "tnp: f32_math is ", name_of(f32_math),
         ", but the model is ", model.dtype, "; only f32 has it");
@@ -53,13 +51,13 @@ void TnpJob::validate() const {
   make_prior(*this);
 }
 
-json to_json(const TnpJob& job) {
-  json out = job_to_json(job);
-  if (job.task_stream != 1) out["task_stream"] = job.task_stream;
+json to_json(const TnpSettings& settings) {
+  json out = settings_to_json(settings);
+  if (settings.task_stream != 1) out["task_stream"] = settings.task_stream;
   return out;
 }
 
-TnpJob tnp_job_from_json(const json& in) {
+TnpSettings tnp_settings_from_json(const json& in) {
   json settings = in;
   int64_t task_stream = 1;
   if (in.is_object() && in.contains("task_stream")) {
@@ -69,14 +67,14 @@ TnpJob tnp_job_from_json(const json& in) {
     task_stream = stored.get<int64_t>();
     settings.erase("task_stream");
   }
-  TnpJob job = job_from_json<TnpJob>(settings, "tnp job");
+  TnpSettings job = settings_from_json<TnpSettings>(settings, "tnp job");
   job.task_stream = task_stream;
   return job;
 }
 
-void check_task_stream(const TnpJob& job) {
-  check(job.task_stream == datasets::kTaskStream, "the run draws its tasks by version ", job.task_stream,
-        " of the priors, this build by version ", datasets::kTaskStream,
+void check_task_stream(const TnpSettings& settings) {
+  check(settings.task_stream == datasets::kTaskStream, "the run draws its tasks by version ",
+        settings.task_stream, " of the priors, this build by version ", datasets::kTaskStream,
         ": it cannot go on with the tasks that it would have met. Finish it with the build that began it, or "
         "start a new run; `tessera eval tnp` and `tessera report` take it as it is");
 }
@@ -85,85 +83,100 @@ int64_t default_features(const std::string& prior) {
   return prior == "linear" ? models::TnpConfig{}.features : 1;
 }
 
-optim::Schedule make_schedule(const TnpJob& job) {
-  return optim::Schedule({.kind = optim::parse_schedule(job.schedule.c_str()),
-                          .lr = job.lr,
-                          .steps = job.steps,
-                          .warmup = std::min(job.warmup, job.steps / 2)});
+optim::Schedule make_schedule(const TnpSettings& settings) {
+  return optim::Schedule({.kind = optim::parse_schedule(settings.schedule.c_str()),
+                          .lr = settings.lr,
+                          .steps = settings.steps,
+                          .warmup = std::min(settings.warmup, settings.steps / 2)});
 }
 
-datasets::Prior make_prior(const TnpJob& job, bool evaluation, Device device) {
-  return datasets::Prior({.kind = datasets::parse_prior(job.prior),
-                          .batch = job.batch,
-                          .context = job.context,
-                          .targets = job.targets,
-                          .features = job.model.features,
-                          .seed = evaluation ? job.seed ^ kEvaluationSeed : job.seed},
+datasets::Prior make_prior(const TnpSettings& settings, bool evaluation, Device device) {
+  return datasets::Prior({.kind = datasets::parse_prior(settings.prior),
+                          .batch = settings.batch,
+                          .context = settings.context,
+                          .targets = settings.targets,
+                          .features = settings.model.features,
+                          .seed = evaluation ? settings.seed ^ kEvaluationSeed : settings.seed},
                          device);
 }
 
-// ---- the session ----
+// ---- the job ----
 
-TnpSession::TnpSession(const TnpJob& job, Device device)
-    : job_(job),
-      device_(device),
-      rng_(job.seed),
+TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
+    : Job(device),
+      settings_(settings),
+      rng_(settings.seed),
       model_([&] {
         const MemoryTag tag("parameters");
-        return models::Tnp(job.model, rng_, device);
+        return models::Tnp(settings.model, rng_, device);
       }()),
       optimizer_([&] {
         const MemoryTag tag("optimizer");
         return optim::AdamW(nn::parameters(model_),
-                            {.lr = job.lr,
-                             .weight_decay = job.weight_decay,
-                             .max_norm = job.clip_norm,
-                             .loss_scale = optim::default_loss_scale(job.model.dtype)});
-      }()) {
+                            {.lr = settings.lr,
+                             .weight_decay = settings.weight_decay,
+                             .max_norm = settings.clip_norm,
+                             .loss_scale = optim::default_loss_scale(settings.model.dtype)});
+      }()),
+      prior_(make_prior(settings, false, device)),
+      eval_tasks_(eval_tasks) {
   const MemoryTag tag("batch");
-  const auto input = [&](const Shape& shape) { return Tensor::empty_packed(shape, DType::f32, device); };
-  batch_.xc = input({job.batch, job.context, job.model.features});
-  batch_.yc = input({job.batch, job.context, 1});
-  batch_.xt = input({job.batch, job.targets, job.model.features});
-  batch_.yt = input({job.batch, job.targets, 1});
+  const auto input = [&](int64_t points, int64_t width) {
+    return Tensor::empty_packed({settings.batch, points, width}, DType::f32, device);
+  };
+  batch_.xc = input(settings.context, settings.model.features);
+  batch_.yc = input(settings.context, 1);
+  batch_.xt = input(settings.targets, settings.model.features);
+  batch_.yt = input(settings.targets, 1);
+  keep("model", model_);
+  train_with(optimizer_);
+  keep("rng", rng_);
 }
 
-void TnpSession::load(const datasets::RegressionBatch& batch) {
+JobInfo TnpJob::info() const {
+  const TnpSettings& s = settings_;
+  const models::TnpFlops flops = count_flops(s.model, s.batch, s.context, s.targets);
+  return {.evaluates = true,
+          .tokens_per_step = double(s.batch * (s.context + s.targets)),
+          .flops_per_step = flops.step(s.model.checkpoint_every > 0)};
+}
+
+bool TnpJob::begin(const RunFolder&) {
+  check_task_stream(settings_);
+  return false;
+}
+
+Values TnpJob::evaluate() {
+  const TnpEvaluation e =
+      evaluate_tnp(model_, settings_, device(), eval_tasks_, std::min(eval_tasks_, settings_.batch));
+  return {{"eval_nll", e.nll},
+          {"eval_optimal_nll", e.optimal_nll},
+          {"eval_gap", e.gap},
+          {"eval_gap_error", e.gap_error}};
+}
+
+void TnpJob::load(const datasets::RegressionBatch& batch) {
   batch_.xc.copy_from(batch.xc);
   batch_.yc.copy_from(batch.yc);
   batch_.xt.copy_from(batch.xt);
   batch_.yt.copy_from(batch.yt);
 }
 
-void TnpSession::draw(const datasets::Prior& prior, uint64_t index) {
+void TnpJob::draw(const datasets::Prior& prior, uint64_t index) {
   prior.draw(index, {batch_.xc, batch_.yc, batch_.xt, batch_.yt});
 }
 
-io::Checkpoint TnpSession::checkpoint(int64_t step) const {
-  return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
-                               io::named("optimizer", optimizer_), io::named("rng", rng_));
-}
-
-int64_t TnpSession::restore(const std::filesystem::path& file) {
-  return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
-                         io::named("rng", rng_));
-}
-
-int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {
+int64_t find_max_batch(const TnpSettings& settings, Device device, int64_t most) {
   const auto fits = [&](int64_t batch) {
     check_interrupt();
-    TnpJob trial = job;
+    TnpSettings trial = settings;
     trial.batch = batch;
     device.allocator().release_cached();
     try {
-      TnpSession session(trial, device);
-      for (const Tensor& input : session.inputs()) input.fill(0.5);
-      for (int step = 0; step < 2; ++step) {
-        Tape tape({.loss_scale = session.optimizer().loss_scale()});
-        tape.backward(session.loss());
-        session.optimizer().step();
-        session.optimizer().zero_grad();
-      }
+      TnpJob job(trial, device);
+      for (const Tensor& input : job.inputs()) input.fill(0.5);
+      Step step(job, {.graph = false});
+      step(), step();
       device.synchronize();
       return true;
     } catch (const OutOfMemory&) {
@@ -181,36 +194,6 @@ int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {
   }
   device.allocator().release_cached();
   return low;
-}
-
-// ---- training ----
-
-TrainResult train_tnp(TnpSession& session, const RunFolder& run, const TrainerOptions& options,
-                      int64_t first_step, int64_t eval_tasks, Progress& progress) {
-  const TnpJob& job = session.job();
-  check_task_stream(job);
-  const datasets::Prior prior = make_prior(job, false, session.device());
-  uint64_t index = uint64_t(first_step) * uint64_t(options.accumulate);
-  io::CheckpointFolder folder(run.checkpoints().string(), options.keep);
-  Task task;
-  task.load = [&] { session.draw(prior, index++); };
-  task.loss = [&] { return session.loss(); };
-  task.evaluate = [&] {
-    const TnpEvaluation e =
-        evaluate_tnp(session.model(), job, session.device(), eval_tasks, std::min(eval_tasks, job.batch));
-    return std::map<std::string, double>{{"eval_nll", e.nll},
-                                         {"eval_optimal_nll", e.optimal_nll},
-                                         {"eval_gap", e.gap},
-                                         {"eval_gap_error", e.gap_error}};
-  };
-  task.save = [&](int64_t step) {
-    const io::Checkpoint whole = session.checkpoint(step);
-    folder.save(step, whole);
-  };
-  const models::TnpFlops flops = count_flops(job.model, job.batch, job.context, job.targets);
-  task.tokens_per_step = double(job.batch * (job.context + job.targets));
-  task.flops_per_step = flops.step(job.model.checkpoint_every > 0);
-  return run_training(task, session.optimizer(), run, session.device(), options, first_step, progress);
 }
 
 }  // namespace tessera::train

@@ -26,9 +26,9 @@ TEST_F(PlanCuda, AStepOfTheTnpTakesWhatWasPlanned) {
   for (const auto& [context, targets, batch] :
        {std::tuple{64, 500, 32}, {10000, 1000, 1}, {30000, 3000, 1}}) {
     StepBenchOptions options;
-    options.job.context = context;
-    options.job.targets = targets;
-    options.job.batch = batch;
+    options.settings.context = context;
+    options.settings.targets = targets;
+    options.settings.batch = batch;
     options.device = Device::cuda(0);
     options.graph = {false};
     options.checkpoint = {false, true};
@@ -42,11 +42,11 @@ TEST_F(PlanCuda, AStepOfALanguageModelTakesWhatWasPlanned) {
   for (const bool llama : {false, true})
     for (const auto& [vocabulary, batch] : {std::pair<int64_t, int64_t>{50257, 16}, {4000, 8}}) {
       LanguageStepOptions options;
-      if (llama) options.job.model = models::LlamaConfig{};
-      train::apply_size(options.job.model, llama ? "130m" : "small");
-      std::visit([&](auto& model) { model.vocabulary = vocabulary; }, options.job.model);
-      options.job.length = 1024;
-      options.job.batch = batch;
+      if (llama) options.settings.model = models::LlamaConfig{};
+      train::apply_size(options.settings.model, llama ? "130m" : "small");
+      std::visit([&](auto& model) { model.vocabulary = vocabulary; }, options.settings.model);
+      options.settings.length = 1024;
+      options.settings.batch = batch;
       options.device = Device::cuda(0);
       options.graph = {false};
       options.timer = kOnce;
