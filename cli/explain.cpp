@@ -21,6 +21,12 @@ class CompactHelp : public CLI::Formatter {
     if (!option->get_default_str().empty()) text += "=" + option->get_default_str();
     return text;
   }
+  /// Of a flag with former names the present one.
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    const bool has_short = !option->get_snames().empty();
+    return is_positional || has_short ? Formatter::make_option_name(option, is_positional)
+                                      : option->get_name();
+  }
   std::string make_usage(const CLI::App* app, std::string name) const override {
     return Formatter::make_usage(app, name) + "\n";
   }

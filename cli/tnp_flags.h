@@ -10,7 +10,7 @@ namespace tessera::cli {
 /// The flags that describe a TNP and its data, shared by train, bench step, plan and eval.
 class TnpFlags {
  public:
-  /// Adds the flags of the model and of the batch; with `training` those of the optimizer and schedule too.
+  /// Adds the flags of the sizes of model and batch; with `training` those of every setting.
   void add_to(CLI::App& command, bool training = false);
   /// The job that the flags say, but for its precision; features that are not given are those of the prior.
   /// Throws UsageError for sizes that do not fit each other.
@@ -20,7 +20,7 @@ class TnpFlags {
 
  private:
   train::TnpSettings job_;
-  CLI::Option* features_ = nullptr;
+  const CLI::App* command_ = nullptr;
 };
 
 /// The job of a run's settings. Throws, naming the file `path` that they came from.

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <limits>
 #include <optional>
 
 #include "cli/train_run.h"
@@ -25,137 +24,95 @@ using train::GlueSettings;
 constexpr uint64_t kLargestFile = uint64_t{256} << 20;
 
 /// The sizes that the authors of BERT published (Turc et al., arXiv:1908.08962), and BERT-base.
-struct Preset {
+struct Size {
   const char* name;
   int64_t layers, d_model;
 };
-constexpr Preset kPresets[] = {
+constexpr Size kSizes[] = {
     {"tiny", 2, 128}, {"mini", 4, 256}, {"small", 4, 512}, {"medium", 8, 512}, {"base", 12, 768}};
 
 /// The flags that say what is trained.
 struct BertFlags {
-  std::string task, data, model, preset = "tiny", schedule = "linear";
+  GlueSettings settings;
+  std::string size = "tiny";
   bool scratch = false, pad = false, packed = false, predict = false, save_model = false;
-  int64_t seeds = 3, seed = 0, batch = 32, vocab_size = 2000;
-  double epochs = 3, weight_decay = 0.01, clip_norm = 1;
-  std::optional<int64_t> max_length, layers, d_model, heads, d_ff, steps, warmup;
-  std::optional<double> lr, dropout;
+  int64_t seeds = 3, vocab_size = 2000, layers = 0, d_model = 0, heads = 0, d_ff = 0;
+  double epochs = 3, dropout = 0;
   PrecisionFlag precision;
 
   void add_to(CLI::App& command);
-  std::vector<KeptOption> kept() {
-    return {{"--predict", "predict", &predict}, {"--save-model", "save_model", &save_model}};
-  }
+  /// Those that run.json keeps as options.
+  train::SettingList options();
+  /// How to begin: run.json keeps what follows from them.
+  train::SettingList beginning();
   /// Of an encoder that begins from nothing; vocabulary and head are still those of no task.
-  models::BertConfig scratch_config() const;
+  models::BertConfig scratch_config(const train::Given& given) const;
 };
 
-void BertFlags::add_to(CLI::App& command) {
-  const CLI::Validator size = whole(1, GlueSettings::kLargest);
-  const CLI::Validator width = whole(1, int64_t(1) << 18);
-  command.add_option("--task", task, "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")->group("Data");
-  command
-      .add_option("--data", data,
-                  "Folder of the task's files (train.tsv, dev.tsv, ...), or of the tasks' folders")
-      ->group("Data");
-  command
-      .add_option("--max-length", max_length,
-                  "Tokens of a text or pair; longer ones are cut; default: 128, if the model has positions "
-                  "for so many")
-      ->check(size)
-      ->group("Data");
-  command.add_option("--batch", batch, "Texts or pairs a step")->check(size)->group("Data");
-  command.add_flag("--packed", packed, "Texts behind one another, no padding (the default)")->group("Data");
-  command.add_flag("--pad", pad, "Every text takes --max-length tokens: each step costs the same")
-      ->group("Data");
-  command.add_option("--model", model, "Folder of Hugging Face with config.json, weights and tokenizer")
-      ->group("Model");
-  command
-      .add_flag("--scratch", scratch,
-                "No pretrained weights: random ones, and a tokenizer made from the task's texts")
-      ->group("Model");
-  command.add_option("--preset", preset, "Sizes, of --scratch: tiny, mini, small, medium, base")
-      ->check(CLI::IsMember({"tiny", "mini", "small", "medium", "base"}))
-      ->group("Model");
-  command.add_option("--layers", layers, "Blocks, of --scratch; else the preset's")
-      ->check(width)
-      ->group("Model");
-  command.add_option("--d-model", d_model, "Width, of --scratch; else the preset's")
-      ->check(width)
-      ->group("Model");
-  command.add_option("--n-head", heads, "Attention heads, of --scratch; default: of 64 each")
-      ->check(width)
-      ->group("Model");
-  command.add_option("--d-ff", d_ff, "Hidden width of the MLPs, of --scratch; default: 4 times the width")
-      ->check(width)
-      ->group("Model");
-  command.add_option("--vocab-size", vocab_size, "Tokens, of --scratch")
-      ->check(kDecimal)
-      ->check(CLI::Range(261, (1 << 22) - 1))
-      ->group("Model");
-  command
-      .add_option("--dropout", dropout,
-                  "Everywhere while training; default: what config.json says, 0.1 of --scratch")
-      ->check(kFinite)
-      ->check(between(0.0, 0.99))
-      ->group("Model");
-  precision.add_to(command);
-  command.add_option("--seeds", seeds, "Runs that differ in their seed alone")
-      ->check(kDecimal)
-      ->check(CLI::Range(1, 1000))
-      ->group("Training");
-  command.add_option("--seed", seed, "The first of them: of the head, the order of the data, and dropout")
-      ->check(kDecimal)
-      ->check(CLI::Range(int64_t(0), std::numeric_limits<int64_t>::max() - 1000))
-      ->group("Training");
-  auto* const epoch_option =
-      command
-          .add_option("--epochs", epochs,
-                      "Times that the data are seen; evaluated after each unless --eval-every is given")
-          ->check(kFinite)
-          ->check(between(1e-6, 1e6))
-          ->group("Training");
-  command.add_option("--steps", steps, "Training steps, instead of --epochs")
-      ->check(size)
-      ->group("Training")
-      ->excludes(epoch_option);
-  command.add_option("--lr", lr, "Peak learning rate; default: 2e-5, of --scratch 5e-4")
-      ->check(kFinite)
-      ->check(between(1e-30, 1e30))
-      ->group("Training");
-  command.add_option("--warmup", warmup, "Steps of linear warm-up, at most half of all; default: 6 %")
-      ->check(kDecimal)
-      ->check(CLI::Range(int64_t(0), GlueSettings::kLargest))
-      ->group("Training");
-  command.add_option("--schedule", schedule, "Learning rate after warm-up")
-      ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
-      ->group("Training");
-  command.add_option("--weight-decay", weight_decay, "Decoupled, not on biases and norms")
-      ->check(kFinite)
-      ->check(between(0.0, 1e6))
-      ->group("Training");
-  command.add_option("--clip-norm", clip_norm, "Largest gradient norm; 0: no clipping")
-      ->check(kFinite)
-      ->check(between(0.0, 1e30))
-      ->group("Training");
-  command
-      .add_flag("--predict", predict,
-                "Write predictions for the test part as the benchmark's server takes them")
-      ->group("Run");
-  command
-      .add_flag("--save-model", save_model, "Write each trained model as a folder that transformers loads")
-      ->group("Run");
+train::SettingList BertFlags::options() {
+  train::SettingList list(train::Kept::option);
+  list.group("Run");
+  list.add("predict", predict, "Write predictions for the test part as the benchmark's server takes them");
+  list.add("save_model", save_model, "Write each trained model as a folder that transformers loads");
+  return list;
 }
 
-models::BertConfig BertFlags::scratch_config() const {
+train::SettingList BertFlags::beginning() {
+  train::SettingList list(train::Kept::never);
+  list.group("Data");
+  list.add("packed", packed, "Texts one after the other, no padding (the default)");
+  list.add("pad", pad, "Every text takes --max-length tokens: each step costs the same");
+  list.group("Model");
+  list.add("scratch", scratch,
+           "No pretrained weights: random ones, and a tokenizer made from the task's texts");
+  list.add("size", size, "Sizes with --scratch: tiny, mini, small, medium, base")
+      .formerly("--preset")
+      .one_of({"tiny", "mini", "small", "medium", "base"});
+  const auto width = [&](const char* key, int64_t& value, const char* help) {
+    list.add(key, value, help).range(int64_t{1}, int64_t{1} << 18).shown_as("");
+  };
+  width("layers", layers, "Blocks with --scratch; else those of --size");
+  width("d_model", d_model, "Width with --scratch; else that of --size");
+  width("n_head", heads, "Attention heads with --scratch; default: of 64 each");
+  width("d_ff", d_ff, "Hidden width of the MLPs with --scratch; default: 4 times the width");
+  list.add("vocab_size", vocab_size, "Vocabulary size with --scratch")
+      .range(int64_t{261}, (int64_t{1} << 22) - 1);
+  list.add("dropout", dropout,
+           "Everywhere while training; default: what config.json says, 0.1 with --scratch")
+      .range(0.0, 0.99)
+      .shown_as("");
+  list.group("Training");
+  list.add("seeds", seeds, "Runs that differ in their seed alone").range(int64_t{1}, int64_t{1000});
+  list.add("epochs", epochs, "Passes over the data; evaluated after each unless --eval-every is given")
+      .range(1e-6, 1e6);
+  return list;
+}
+
+void BertFlags::add_to(CLI::App& command) {
+  train::SettingList list = settings.list();
+  for (train::Setting& setting : list.all()) {
+    if (setting.flag == "--lr") setting.help += "; default: 2e-5, with --scratch 5e-4";
+    if (setting.flag == "--warmup") setting.help += "; default: 6 %";
+    if (setting.flag == "--steps") setting.help += ", instead of --epochs";
+    if (setting.flag == "--seed") setting.help += "; the first of --seeds";
+    if (setting.flag == "--lr" || setting.flag == "--warmup" || setting.flag == "--steps") setting.shown = "";
+  }
+  add_flags(command, list);
+  add_flags(command, beginning());
+  add_flags(command, options());
+  precision.add_to(command);
+  command.get_option("--steps")->excludes("--epochs");
+}
+
+models::BertConfig BertFlags::scratch_config(const train::Given& given) const {
   models::BertConfig config;
-  for (const Preset& one : kPresets)
-    if (preset == one.name) config.layers = one.layers, config.d_model = one.d_model;
-  config.layers = layers.value_or(config.layers);
-  config.d_model = d_model.value_or(config.d_model);
-  config.heads = heads.value_or(std::max<int64_t>(1, config.d_model / 64));
-  config.d_ff = d_ff.value_or(4 * config.d_model);
-  config.positions = std::max<int64_t>(512, max_length.value_or(0));
+  for (const Size& one : kSizes)
+    if (size == one.name) config.layers = one.layers, config.d_model = one.d_model;
+  if (layers > 0) config.layers = layers;
+  if (d_model > 0) config.d_model = d_model;
+  config.heads = heads > 0 ? heads : std::max<int64_t>(1, config.d_model / 64);
+  config.d_ff = d_ff > 0 ? d_ff : 4 * config.d_model;
+  config.positions = std::max<int64_t>(512, given.contains("--max-length") ? settings.max_length : 0);
   config.hidden_dropout = config.attention_dropout = config.classifier_dropout = 0.1;
   return config;
 }
@@ -196,7 +153,8 @@ class TrainedBert : public TrainedModel {
  public:
   TrainedBert(Group& group, int64_t index) : group_(group), job_(group.job) { job_.seed += uint64_t(index); }
   const char* name() const override { return "bert"; }
-  std::vector<KeptOption> kept() override { return group_.flags.kept(); }
+  train::SettingList options() override { return group_.flags.options(); }
+  train::SettingList settings() override { return job_.list(); }
   void from_flags(const CLI::App&, Device) override {}  // the group has read them
   void from_settings(const std::string&, const json&, const CLI::App&) override {}
   std::string default_name() const override { return "bert"; }
@@ -206,7 +164,7 @@ class TrainedBert : public TrainedModel {
   json job() const override { return train::to_json(job_); }
   DType dtype() const override { return job_.bert.dtype; }
   int64_t steps() const override { return job_.steps; }
-  optim::Schedule schedule() const override { return train::make_schedule(job_); }
+  optim::Schedule schedule() const override { return job_.make_schedule(); }
   int64_t restore(const fs::path& checkpoint) override { return session_->restore(checkpoint); }
   fs::path resume_path(const train::RunFolder&) const override { return group_.folder->path(); }
 
@@ -302,20 +260,19 @@ class TrainedBert : public TrainedModel {
 
 // ---- the group ----
 
-void check_usage(const BertFlags& flags, const CLI::App& command) {
+void check_usage(const BertFlags& flags, const train::Given& given) {
   for (const char* needed : {"--task", "--data"})
-    if (command.get_option(needed)->count() == 0)
-      throw UsageError(std::string("train bert: ") + needed + " is required");
-  if (flags.model.empty() != flags.scratch)
+    if (!given.contains(needed)) throw UsageError(std::string("train bert: ") + needed + " is required");
+  if (flags.settings.model.empty() != flags.scratch)
     throw UsageError(flags.scratch ? "train bert: --model brings weights and --scratch does without; give one"
                                    : "train bert: --model FOLDER is required, or --scratch");
   if (flags.pad && flags.packed) throw UsageError("train bert: --pad and --packed contradict each other");
-  for (const char* only : {"--preset", "--layers", "--d-model", "--n-head", "--d-ff", "--vocab-size"})
-    if (!flags.scratch && command.get_option(only)->count() > 0)
+  for (const char* only : {"--size", "--layers", "--d-model", "--n-head", "--d-ff", "--vocab-size"})
+    if (!flags.scratch && given.contains(only))
       throw UsageError(std::string("train bert: ") + only + " is of --scratch; a --model has its own sizes");
   try {
-    datasets::parse_glue_task(flags.task);
-    if (flags.scratch) flags.scratch_config().validate();
+    datasets::parse_glue_task(flags.settings.task);
+    if (flags.scratch) flags.scratch_config(given).validate();
   } catch (const Error& error) {
     throw UsageError(std::string("train bert: ") + error.what());
   }
@@ -343,27 +300,22 @@ void read_set(Group& group) {
 }
 
 /// The job that the command line says, to be run on `device`. Nothing is written.
-void begin(Group& group, Device device) {
+void begin(Group& group, Device device, const train::Given& given) {
   const BertFlags& flags = group.flags;
-  const datasets::GlueInfo& info = datasets::parse_glue_task(flags.task);
-  GlueSettings& job = group.job;
-  job = {.task = info.name,
-         .data = fs::absolute(flags.data).lexically_normal().string(),
-         .model = flags.scratch ? "" : fs::absolute(flags.model).lexically_normal().string(),
-         .batches = flags.pad ? "padded" : "packed",
-         .batch = flags.batch,
-         .lr = flags.lr.value_or(flags.scratch ? 5e-4 : 2e-5),
-         .weight_decay = flags.weight_decay,
-         .clip_norm = flags.clip_norm,
-         .schedule = flags.schedule,
-         .seed = uint64_t(flags.seed)};
+  const datasets::GlueInfo& info = datasets::parse_glue_task(flags.settings.task);
+  GlueSettings& job = group.job = flags.settings;
+  job.task = info.name;
+  job.data = fs::absolute(job.data).lexically_normal().string();
+  if (!flags.scratch) job.model = fs::absolute(job.model).lexically_normal().string();
+  job.batches = flags.pad ? "padded" : "packed";
+  if (!given.contains("--lr")) job.lr = flags.scratch ? 5e-4 : 2e-5;
   check_kept_text("--data", job.data);
   check_kept_text("--model", job.model);
   group.seeds = flags.seeds;
   if (flags.scratch) {
     group.tokenizer_text = train::train_glue_tokenizer(info.task, job.data, flags.vocab_size);
     group.tokenizer = io::Tokenizer::parse("tokenizer.json", group.tokenizer_text);
-    models::BertConfig config = flags.scratch_config();
+    models::BertConfig config = flags.scratch_config(given);
     config.vocabulary = group.tokenizer->vocab_size();
     config.head = models::BertHead::classify;
     job.bert = train::bert_config("config.json", pretrained::config_text(config), info.task);
@@ -372,39 +324,40 @@ void begin(Group& group, Device device) {
                                   io::read_file(job.model + "/config.json", kLargestFile), info.task);
     group.tokenizer = io::Tokenizer::load(job.model);
   }
-  if (flags.dropout)
-    job.bert.hidden_dropout = job.bert.attention_dropout = job.bert.classifier_dropout = *flags.dropout;
+  if (given.contains("--dropout"))
+    job.bert.hidden_dropout = job.bert.attention_dropout = job.bert.classifier_dropout = flags.dropout;
   ops::applied_dropout(
       job.bert.attention_dropout);  // throws, before anything is written, if it would become 0
   job.set_precision(flags.precision.on(device));
-  job.max_length = flags.max_length.value_or(std::min<int64_t>(128, job.bert.longest()));
+  if (!given.contains("--max-length")) job.max_length = std::min<int64_t>(128, job.bert.longest());
   check(job.max_length <= job.bert.longest(), "bert: --max-length is ", job.max_length,
         "; the model has positions for ", job.bert.longest());
   read_set(group);
   const int64_t per_epoch = group.set->train.size() / job.batch;
   check(per_epoch >= 1, "bert: ", group.set->train.size(), " examples give no batch of ", job.batch,
-        "; try a smaller --batch");
-  job.steps = flags.steps.value_or(std::max<int64_t>(1, std::llround(flags.epochs * double(per_epoch))));
-  job.warmup = flags.warmup.value_or(job.steps * 6 / 100);
+        "; try a smaller --batch-size");
+  if (!given.contains("--steps"))
+    job.steps = std::max<int64_t>(1, std::llround(flags.epochs * double(per_epoch)));
+  if (!given.contains("--warmup")) job.warmup = job.steps * 6 / 100;
   job.validate();
 }
 
-std::vector<KeptOption> all_kept(Group& group, RunFlags& run) {
-  std::vector<KeptOption> kept = run.kept();
-  for (const KeptOption& option : group.flags.kept()) kept.push_back(option);
-  return kept;
+train::SettingList all_options(Group& group, RunFlags& run) {
+  train::SettingList options = run.options.list();
+  options.append(group.flags.options());
+  return options;
 }
 
 void write_settings(Group& group, RunFlags& run, json settings) {
   settings["job"] = train::to_json(group.job);
   settings["build"] = train::build_facts();
-  settings["options"] = options_json(all_kept(group, run));
+  settings["options"] = train::to_json(all_options(group, run), train::Kept::option);
   group.folder->write_settings(settings);
 }
 
 /// The group that the folder describes.
 void go_on(Group& group, RunFlags& run, const CLI::App& command) {
-  refuse_settings(command, "--resume continues a run as it was", {"--steps"});
+  refuse_settings(command, "--resume continues a run as it was", {}, group.job.list());
   fs::path path = run.resume;
   // One of the seeds stands for the whole.
   if (!train::RunFolder::open(path).settings_of("bert").contains("seeds"))
@@ -422,8 +375,10 @@ void go_on(Group& group, RunFlags& run, const CLI::App& command) {
     fail_at(Site::here(), file, ": ", error.what());
   }
   group.seeds = seeds.get<int64_t>();
-  adopt_options(all_kept(group, run), settings, file, command);
-  if (group.flags.steps) group.job.steps = *group.flags.steps;
+  train::SettingList options = all_options(group, run);
+  const train::Given given = given_flags(command);
+  train::take_options(options, settings, file, given);
+  if (given.contains("--steps")) group.job.steps = group.flags.settings.steps;
   group.tokenizer =
       io::Tokenizer::load(group.job.model.empty() ? (path / "tokenizer.json").string() : group.job.model);
   read_set(group);
@@ -495,7 +450,7 @@ int stopped(const Group& group, const RunFlags& run, int signal) {
 
 int run_seeds(Group& group, RunFlags run, const CLI::App& command) {
   run.runs = group.folder->path().string();
-  const std::string json_out = std::exchange(run.json_out, "");
+  const std::string json_file = std::exchange(run.json, "");
   std::vector<train::RunFolder> runs;
   for (int64_t index = 0; index < group.seeds; ++index) {
     const fs::path path = group.seed_folder(index);
@@ -532,7 +487,7 @@ int run_seeds(Group& group, RunFlags run, const CLI::App& command) {
                         {"seeds", group.seeds},
                         {"metrics", train::to_json(results)}};
   io::write_file((group.folder->path() / "summary.json").string(), io::json_text(summary, 2) + "\n");
-  if (!json_out.empty()) io::write_file(json_out, io::json_text(summary, 2) + "\n");
+  if (!json_file.empty()) io::write_file(json_file, io::json_text(summary, 2) + "\n");
   fmt::print("\n{}report: {}\n", train::format_seeds(results),
              fs::absolute(page).lexically_normal().string());
   return 0;
@@ -543,14 +498,14 @@ int run_bert(BertFlags flags, RunFlags run, const CLI::App& command) {
   const InterruptGuard interrupts(kStopping);
   Group group{.flags = std::move(flags)};
   const bool resumed = !run.resume.empty();
-  if (!resumed) check_usage(group.flags, command);
-  if (!run.json_out.empty()) check_replaceable(run.json_out);
+  if (!resumed) check_usage(group.flags, given_flags(command));
+  if (!run.json.empty()) check_replaceable(run.json);
   if (resumed) {
     go_on(group, run, command);
   } else {
-    begin(group, device_of(run));
+    begin(group, device_of(run), given_flags(command));
     if (command.get_option("--eval-every")->count() == 0)
-      run.eval_every = group.set->train.size() / group.job.batch;
+      run.options.eval_every = group.set->train.size() / group.job.batch;
     make_folder(group, run);
   }
   print_group(group);

@@ -34,22 +34,14 @@ class TrainedLanguage : public TrainedModel {
   train::LanguageWatch watch;
 
   const char* name() const override { return llama_ ? "llama" : "gpt"; }
-  std::vector<KeptOption> kept() override {
-    return {{"--eval-tokens", "eval_tokens", &watch.eval_tokens, 1},
-            {"--eval-stride", "eval_stride", &watch.eval_stride, 1},
-            {"--sample-every", "sample_every", &watch.sample_every},
-            {"--sample-tokens", "sample_tokens", &watch.sample_tokens},
-            {"--sample-prompt", "sample_prompt", &watch.sample_prompt},
-            {"--ngram", "ngram", &watch.ngram},
-            {"--patience", "patience", &watch.patience},
-            {"--export", "export", &watch.exported}};
-  }
+  train::SettingList options() override { return watch.list(); }
+  train::SettingList settings() override { return job_.list(); }
 
   void from_flags(const CLI::App& command, Device device) override {
     const auto together = [&](const char* a, const char* b, const char* why) {
       if (given(command, a) && given(command, b)) throw UsageError(fmt::format("{} and {}: {}", a, b, why));
     };
-    if (flags.text.files.empty() && flags.data.empty())
+    if (flags.text.files.empty() && flags.settings().data.empty())
       throw UsageError("what to train on is not given: --text FILE... or --data DIR");
     together("--text", "--data", "one or the other");
     for (const char* of_text : {"--tokenizer-kind", "--vocab-size"}) {
@@ -63,7 +55,7 @@ class TrainedLanguage : public TrainedModel {
     if (given(command, "--vocab-size") && flags.text.kind != "bpe")
       throw UsageError("--vocab-size: of --tokenizer-kind bpe only; a " + flags.text.kind +
                        " tokenizer has as many tokens as it needs");
-    for (const char* size : {"--size", "--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--tied",
+    for (const char* size : {"--size", "--layers", "--d-model", "--n-head", "--kv-heads", "--d-ff", "--tied",
                              "--untied", "--dropout"})
       together("--model", size, "the folder says what the model is");
     together("--steps", "--epochs", "one or the other");
@@ -75,12 +67,12 @@ class TrainedLanguage : public TrainedModel {
     if (watch.patience > 0 && command.get_option("--eval-every")->as<int64_t>() == 0)
       throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
     note_evaluation(command);
-    if (!flags.data.empty()) check_kept_text("--data", fs::absolute(flags.data));
+    if (!flags.settings().data.empty()) check_kept_text("--data", fs::absolute(flags.settings().data));
     job_ = flags.job();
     job_.set_precision(flags.precision.on(device));
-    if (flags.model.empty()) return;
-    check_kept_text("--model", fs::absolute(flags.model));
-    const std::string path = flags.model;
+    if (job_.start.empty()) return;
+    const std::string path = job_.start;
+    check_kept_text("--model", fs::absolute(path));
     const pretrained::Config config = pretrained::read_config(path);
     if (llama_ ? !std::holds_alternative<models::LlamaConfig>(config.model)
                : !std::holds_alternative<models::GptConfig>(config.model))
@@ -171,7 +163,7 @@ class TrainedLanguage : public TrainedModel {
   }
   DType dtype() const override { return job_.dtype(); }
   int64_t steps() const override { return job_.steps; }
-  optim::Schedule schedule() const override { return train::make_schedule(job_); }
+  optim::Schedule schedule() const override { return job_.make_schedule(); }
   int64_t restore(const fs::path& checkpoint) override { return session_->restore(checkpoint); }
 
   void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const override {
@@ -276,9 +268,9 @@ class TrainedLanguage : public TrainedModel {
   }
   /// Shards and tokenizer in the run's folder, or the tokenizer alone if the shards lie elsewhere.
   void make_data(const std::string& own) {
-    if (!flags.data.empty()) {
-      job_.data = fs::absolute(flags.data).lexically_normal().string();
-      check(fs::is_directory(job_.data), "train: --data: ", flags.data,
+    if (const std::string given = job_.data; !given.empty()) {
+      job_.data = fs::absolute(given).lexically_normal().string();
+      check(fs::is_directory(job_.data), "train: --data: ", given,
             " is no folder; tessera data tokenize makes one of text");
       train::copy_tokenizer(!flags.text.tokenizer.empty() ? flags.text.tokenizer : job_.data, own);
     } else {
@@ -329,42 +321,13 @@ void add_train_language(CLI::App& train, Action& action, bool llama) {
                                                    : "GPT-2 on text, from scratch or from its weights");
   auto model = std::make_shared<TrainedLanguage>(llama);
   auto run = std::make_shared<RunFlags>();
-  model->flags.add_training(*command);
-  model->flags.add_sizes(*command, "demo");
+  model->flags.add_training(*command, "demo");
   run->add_to(*command, name + "-<time>");
-  const auto count = [&](const char* flag, int64_t& value, int64_t least, int64_t most, const char* what) {
-    command->add_option(flag, value, what)->check(kDecimal)->check(CLI::Range(least, most))->group("Run");
-  };
-  train::LanguageWatch& watch = model->watch;
-  count("--eval-tokens", watch.eval_tokens, 1, 1 << 30, "Of the validation part, at most");
-  command
-      ->add_option(
-          "--eval-stride", watch.eval_stride,
-          "Held-out tokens that a window of --length predicts, its last ones, behind --length less this "
-          "or more; default: half of --length; --length: all of a window's, its first behind one token")
-      ->check(kDecimal)
-      ->check(CLI::Range(1, 1 << 30))
-      ->default_str("")
-      ->group("Run");
-  count("--sample-every", watch.sample_every, 0, 1 << 30,
-        "Steps between texts that it writes; 0: at the end");
-  count("--sample-tokens", watch.sample_tokens, 0, 1 << 20, "Of such a text; 0: none");
-  command->add_option("--sample-prompt", watch.sample_prompt, "What it goes on from; default: a new document")
-      ->check(kMayBeEmpty)
-      ->group("Run");
-  count("--ngram", watch.ngram, 0, 16, "Order of the n-gram that is the baseline; 0: none");
-  count("--patience", watch.patience, 0, 1 << 30,
-        "Evaluations (--eval-every) without a new lowest held-out loss after which the run ends; 0: none do");
-  command
-      ->add_option(
-          "--export", watch.exported,
-          "Weights for model/: of the last step, or of the evaluation with the lowest held-out loss (best)")
-      ->check(CLI::IsMember({"last", "best"}))
-      ->group("Run");
+  add_flags(*command, model->watch.list());
   command->callback([&action, model, run, command] {
     action = [model, run, command] {
       apply_config(*command, run->config);
-      check_not_input(run->json_out, model->flags.text.files);
+      check_not_input(run->json, model->flags.text.files);
       return run_train(*model, *run, *command);
     };
   });

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cctype>
 #include <filesystem>
 #include <optional>
@@ -21,91 +20,31 @@ namespace tessera::cli {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-namespace {
-
-const CLI::Validator kPowerOfTwo(
-    [](std::string& text) {
-      const std::string wrong = whole(1, int64_t{1} << 30)(text);
-      if (!wrong.empty()) return wrong;
-      return std::has_single_bit(std::stoull(text)) ? std::string() : text + " is not a power of two";
-    },
-    "", "power of two");
-
-}  // namespace
-
 // ---- flags ----
 
+train::SettingList RunFlags::list(const std::string& default_name) {
+  train::SettingList list(train::Kept::never);
+  list.group("Run");
+  list.add("runs", runs, "Folder of the run folders and of runs.sqlite");
+  list.add("name", name, "Name of the run folder; default: " + default_name);
+  list.add("resume", resume, "Run folder to continue, from its newest whole checkpoint");
+  list.add("json", json, "Write settings, timings and throughput of the run to this file")
+      .formerly("--json-out");
+  list.add("quiet", quiet, "No progress line");
+  return list;
+}
+
 void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
-  const auto count = [&](const char* flag, int64_t& value, int64_t least, int64_t most, const char* what) {
-    command.add_option(flag, value, what)->check(kDecimal)->check(CLI::Range(least, most))->group("Run");
-  };
   command.add_option("--config", config, "TOML file with any of these flags; the command line wins");
   command.add_option("--device", device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
       ->check(kDeviceName)
       ->group("Run");
-  command.add_option("--graph", graph, "on or off: the step as one captured graph (GPU)")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->group("Run");
-  command.add_option("--runs", runs, "Folder of the run folders and of runs.sqlite")->group("Run");
-  command.add_option("--name", name, "Of the run folder; default: " + default_name)->group("Run");
-  command.add_option("--resume", resume, "Run folder to go on with, from its newest whole checkpoint")
-      ->group("Run");
-  count("--log-every", log_every, 1, 1 << 30, "Steps");
-  count("--eval-every", eval_every, 0, 1 << 30, "Steps; 0: at the end");
-  count("--save-every", save_every, 0, 1 << 30, "Steps between saved checkpoints; 0: at the end");
-  count("--keep", keep, 1, 1 << 20, "Saved checkpoints kept");
-  command
-      .add_option("--loss-scale", loss_scale,
-                  "First loss scale in f16, a power of two; a step that overflows halves it")
-      ->check(kPowerOfTwo)
-      ->group("Run");
-  count("--loss-scale-interval", loss_scale_interval, 1, 1 << 30,
-        "Steps in a row without overflow after which the f16 loss scale doubles");
-  command
-      .add_flag("--check-finite", check_finite,
-                "Stop at the first NaN or infinity, naming operator and site; slow")
-      ->group("Run");
-  command
-      .add_option("--json-out", json_out, "Write settings, timings and throughput of the run to this file")
-      ->group("Run");
-  command.add_flag("--quiet", quiet, "No progress line")->group("Run");
+  add_flags(command, options.list());
+  add_flags(command, list(default_name));
 }
 
 Device device_of(const RunFlags& flags) {
   return flags.device.empty() ? Device::best() : Device::parse(flags.device);
-}
-
-std::vector<KeptOption> RunFlags::kept() {
-  return {{"--graph", "graph", &graph},
-          {"--log-every", "log_every", &log_every, 1},
-          {"--eval-every", "eval_every", &eval_every},
-          {"--save-every", "save_every", &save_every},
-          {"--keep", "keep", &keep, 1},
-          {"--loss-scale", "loss_scale", &loss_scale, 1},
-          {"--loss-scale-interval", "loss_scale_interval", &loss_scale_interval, 1},
-          {"--check-finite", "check_finite", &check_finite}};
-}
-
-bool is_setting(const CLI::Option& option) {
-  const std::string& group = option.get_group();
-  return group == "Model" || group == "Data" || group == "Training";
-}
-
-void refuse_settings(const CLI::App& command, const char* mode, const std::vector<std::string>& allowed) {
-  for (const CLI::Option* option : command.get_options()) {
-    const std::string name = option->get_name();
-    if (is_setting(*option) && option->count() > 0 &&
-        std::find(allowed.begin(), allowed.end(), name) == allowed.end())
-      throw UsageError(std::string(mode) + "; " + name + " cannot change it");
-  }
-}
-
-void check_kept_text(const char* flag, const std::string& text) {
-  if (!io::is_utf8(text))
-    throw UsageError(
-        std::string(flag) + ": \"" + io::utf8_text(text) +
-        "\" is not UTF-8, and run.json could not keep it; of a path, rename the folder or give a "
-        "link to it");
 }
 
 std::string quoted(const std::string& text) {
@@ -116,47 +55,6 @@ std::string quoted(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
-}
-
-json options_json(const std::vector<KeptOption>& kept) {
-  json out = json::object();
-  for (const KeptOption& option : kept)
-    std::visit([&](const auto* value) { out[option.key] = *value; }, option.value);
-  return out;
-}
-
-namespace {
-
-/// Whether the JSON is a value that the flag could have.
-template <class T>
-bool fits(const json& value, double least) {
-  if constexpr (std::is_same_v<T, std::string>) return value.is_string();
-  if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
-  if constexpr (std::is_same_v<T, double>) return value.is_number() && value.get<double>() >= least;
-  if constexpr (std::is_same_v<T, int64_t>)
-    return value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t(1) << 30 &&
-           value.get<double>() >= least;
-}
-
-}  // namespace
-
-void adopt_options(const std::vector<KeptOption>& kept, const json& settings, const std::string& path,
-                   const CLI::App& command) {
-  const auto options = settings.find("options");
-  if (options == settings.end()) return;
-  check(options->is_object(), path, ": \"options\" is not an object");
-  for (const KeptOption& option : kept) {
-    const auto found = options->find(option.key);
-    if (found == options->end() || command.get_option(option.flag)->count() > 0) continue;
-    std::visit(
-        [&](auto* value) {
-          using T = std::remove_pointer_t<decltype(value)>;
-          check(fits<T>(*found, option.least), path, ": options: \"", option.key, "\" is ", found->dump(),
-                ", which is no value of ", option.flag);
-          *value = found->template get<T>();
-        },
-        option.value);
-  }
 }
 
 std::string stamped(const std::string& name) {
@@ -243,22 +141,20 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   const InterruptGuard interrupts(kStopping);
   const Device device = device_of(flags);
   const bool resumed = !flags.resume.empty();
-  std::vector<KeptOption> kept = flags.kept();
-  for (const KeptOption& option : model.kept()) kept.push_back(option);
+  train::SettingList kept = flags.options.list();
+  kept.append(model.options());
   std::optional<train::RunFolder> run;
   std::optional<train::FolderLock> lock;
   json settings;
   if (resumed) {
     // A resumed run is the one that its folder describes; flags that would change the curve are refused.
-    refuse_settings(command, "--resume continues a run as it was", model.changeable());
+    refuse_settings(command, "--resume continues a run as it was", {}, model.settings());
     run = train::RunFolder::open(flags.resume);
     lock.emplace(run->lock());
     settings = run->settings_of(model.name());
     const std::string path = (run->path() / "run.json").string();
     model.from_settings(path, settings, command);
-    adopt_options(kept, settings, path, command);
-    check(flags.graph == "on" || flags.graph == "off", path, ": options: \"graph\" is \"", flags.graph,
-          "\"; expected on or off");
+    train::take_options(kept, settings, path, given_flags(command));
   } else {
     model.from_flags(command, device);
   }
@@ -267,10 +163,8 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
       if (command.get_option(flag)->count() > 0)
         throw UsageError(fmt::format("{} is for --precision f16; the run is in {}, which needs no loss scale",
                                      flag, name_of(model.dtype())));
-  for (const KeptOption& option : kept)
-    if (const auto* const text = std::get_if<std::string*>(&option.value))
-      check_kept_text(option.flag, **text);
-  if (!flags.json_out.empty()) check_replaceable(flags.json_out);
+  check_kept_texts(kept);
+  if (!flags.json.empty()) check_replaceable(flags.json);
   if (!run)
     run =
         train::RunFolder::create(flags.runs, flags.name.empty() ? stamped(model.default_name()) : flags.name);
@@ -278,10 +172,9 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   FolderGuard guard(resumed ? fs::path() : run->path());
   model.prepare(*run, device, resumed);
 
-  const bool graph = flags.graph == "on";
   int64_t first_step = 0;
   if (resumed) {
-    const auto newest = io::CheckpointFolder(run->checkpoints().string(), int(flags.keep)).latest();
+    const auto newest = io::CheckpointFolder(run->checkpoints().string(), int(flags.options.keep)).latest();
     for (const std::string& warning : newest.warnings)
       train::tell(fmt::format("tessera: warning: {}\n", warning));
     if (newest.step) {
@@ -306,27 +199,17 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   settings["job"] = model.job();
   settings.update(model.facts());
   settings["build"] = train::build_facts();
-  settings["options"] = options_json(kept);
+  settings["options"] = train::to_json(kept, train::Kept::option);
   run->write_settings(settings);
   guard.keep();
   const fs::path database = run->path().parent_path() / "runs.sqlite";
   record(database, *run, "running");
-  model.print_header(*run, graph, first_step);
+  model.print_header(*run, flags.options.graph, first_step);
   std::fflush(stdout);  // a pipe's reader sees it before the first step
 
   train::Progress progress(flags.quiet ? train::Progress::Mode::quiet : train::Progress::Mode::automatic);
-  std::optional<optim::LossScale> loss_scale;
-  if (model.dtype() == DType::f16)
-    loss_scale = {.initial = double(flags.loss_scale), .interval = flags.loss_scale_interval};
-  train::TrainerOptions options{.steps = model.steps(),
-                                .log_every = flags.log_every,
-                                .eval_every = flags.eval_every,
-                                .save_every = flags.save_every,
-                                .keep = flags.keep,
-                                .graph = graph,
-                                .check_finite = flags.check_finite,
-                                .loss_scale = loss_scale,
-                                .schedule = model.schedule()};
+  train::TrainerOptions options = flags.options;
+  options.steps = model.steps(), options.schedule = model.schedule();
   train::TrainResult result;
   try {
     result = train::train(model.job_to_train(options), *run, options, first_step, progress);
@@ -347,7 +230,7 @@ int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
   }
   const bool finished = result.outcome == train::Outcome::finished;
   record(database, *run, finished ? "finished" : "interrupted");
-  if (!flags.json_out.empty()) write_summary(model, flags.json_out, result, device, *run);
+  if (!flags.json.empty()) write_summary(model, flags.json, result, device, *run);
   if (!finished) {
     fmt::print("interrupted after step {}; saved. To go on:\n  {}\n", result.step,
                resume_command(model, *run, flags));

@@ -34,7 +34,13 @@ class TrainedTnp : public TrainedModel {
   bool demo = false, find_max_batch = false;
 
   const char* name() const override { return "tnp"; }
-  std::vector<KeptOption> kept() override { return {{"--eval-tasks", "eval_tasks", &eval_tasks, 1}}; }
+  train::SettingList options() override {
+    train::SettingList list(train::Kept::option);
+    list.group("Run");
+    list.add("eval_tasks", eval_tasks, "Fresh tasks per evaluation").range(int64_t{1}, int64_t{1} << 24);
+    return list;
+  }
+  train::SettingList settings() override { return job_.list(); }
   void from_flags(const CLI::App& command, Device device) override {
     if (demo && find_max_batch)
       throw UsageError("--demo has its own batch; --find-max-batch cannot change it");
@@ -68,7 +74,7 @@ class TrainedTnp : public TrainedModel {
   nlohmann::json job() const override { return train::to_json(job_); }
   DType dtype() const override { return job_.model.dtype; }
   int64_t steps() const override { return job_.steps; }
-  optim::Schedule schedule() const override { return train::make_schedule(job_); }
+  optim::Schedule schedule() const override { return job_.make_schedule(); }
   int64_t restore(const std::filesystem::path& checkpoint) override { return session_->restore(checkpoint); }
 
   void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const override {
@@ -119,10 +125,7 @@ void add_train_tnp(CLI::App& train, Action& action) {
   auto run = std::make_shared<RunFlags>();
   model->flags.add_to(*tnp, true);
   run->add_to(*tnp, "tnp-<prior>-<time>");
-  tnp->add_option("--eval-tasks", model->eval_tasks, "Fresh tasks of an evaluation")
-      ->check(kDecimal)
-      ->check(CLI::Range(1, 1 << 24))
-      ->group("Run");
+  add_flags(*tnp, model->options());
   tnp->add_flag("--find-max-batch", model->find_max_batch,
                 "Use the largest batch that fits: doubles, then bisects")
       ->group("Run");

@@ -11,7 +11,6 @@
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
-#include "train/settings_json.h"
 
 namespace tessera::train {
 
@@ -41,15 +40,38 @@ models::BertConfig bert_config(const std::string& path, const std::string& text,
   return *bert;
 }
 
+SettingList GlueSettings::list() {
+  SettingList list;
+  list.group("Data");
+  list.add("task", task, "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli").shown_as("");
+  list.add("data", data, "Folder of the task's files (train.tsv, dev.tsv, ...), or of the tasks' folders");
+  list.add("max_length", max_length,
+           "Tokens per text or pair; longer ones are cut; default: 128, if the model has positions for so "
+           "many")
+      .range(int64_t{1}, kLargest)
+      .shown_as("");
+  list.add("batch", batch, "Texts or pairs per step")
+      .named("--batch-size")
+      .formerly("--batch")
+      .range(int64_t{1}, kLargest);
+  list.add_hidden("batches", batches);
+  list.group("Model");
+  list.add("model", model, "Hugging Face model directory with config.json, weights and tokenizer");
+  list.add_json("config", {.get = [this] { return json::parse(pretrained::config_text(bert)); },
+                           .set =
+                               [this](const json& stored) {
+                                 bert = bert_config("bert job", stored.dump(),
+                                                    datasets::parse_glue_task(task).task);
+                               }});
+  add_to(list);
+  return list;
+}
+
 void GlueSettings::validate() const {
   const datasets::GlueInfo& info = datasets::parse_glue_task(task);
   bert.validate();
-  check(f32_math == F32Math::ieee || bert.dtype == DType::f32, "bert: f32_math is ", name_of(f32_math),
-        ", but the model is ", bert.dtype, "; only f32 has it");
-  const std::pair<const char*, int64_t> sizes[] = {
-      {"batch (--batch)", batch}, {"max_length (--max-length)", max_length}, {"steps (--steps)", steps}};
-  for (const auto& [name, size] : sizes)
-    check(size >= 1 && size <= kLargest, "bert: ", name, " is ", size, "; it must be from 1 to ", kLargest);
+  check_training("bert", bert.dtype,
+                 {{"batch (--batch-size)", batch}, {"max_length (--max-length)", max_length}});
   const pretrained::ConfigOptions wanted = head_options(info.task);
   check(bert.head == wanted.head && bert.labels == wanted.labels, "bert: the head of ", bert.labels,
         " labels is not that of ", info.folder);
@@ -57,35 +79,19 @@ void GlueSettings::validate() const {
         "; the model has positions for ", bert.longest());
   check(batches == "packed" || batches == "padded", "bert: batches is \"", batches,
         "\"; expected packed or padded");
-  check(warmup >= 0 && warmup <= steps, "bert: warmup is ", warmup, " of ", steps, " steps");
-  check(lr > 0 && std::isfinite(lr), "bert: lr is ", lr, "; it must be positive");
-  check(weight_decay >= 0 && clip_norm >= 0, "bert: weight_decay is ", weight_decay, " and clip_norm ",
-        clip_norm, "; they must not be negative");
-  make_schedule(*this);
+  check(warmup <= steps, "bert: warmup is ", warmup, " of ", steps, " steps");
 }
 
 json to_json(const GlueSettings& settings) {
-  json out = settings_to_json(settings);
-  out["config"] = json::parse(pretrained::config_text(settings.bert));
-  return out;
+  return to_json(GlueSettings(settings).list(), Kept::job);
 }
 
 GlueSettings glue_settings_from_json(const json& in) {
-  check(in.is_object() && in.value("task", json()).is_string() && in.contains("config"),
-        "bert job: expected an object of settings with a \"task\" and a \"config\"");
-  GlueSettings job;
-  job.bert = bert_config("bert job", in["config"].dump(),
-                         datasets::parse_glue_task(in["task"].get<std::string>()).task);
-  json rest = in;
-  rest.erase("config");
-  return settings_from_json<GlueSettings>(rest, "bert job", job);
-}
-
-optim::Schedule make_schedule(const GlueSettings& settings) {
-  return optim::Schedule({.kind = optim::parse_schedule(settings.schedule.c_str()),
-                          .lr = settings.lr,
-                          .steps = settings.steps,
-                          .warmup = std::min(settings.warmup, settings.steps / 2)});
+  GlueSettings settings;
+  SettingList list = settings.list();
+  take_job(list, in, "bert job");
+  settings.validate();
+  return settings;
 }
 
 // ---- the job ----

@@ -15,6 +15,7 @@
 #include "tensor/precision.h"
 #include "train/glue_data.h"
 #include "train/job.h"
+#include "train/training_settings.h"
 
 /// Fine-tuning of BERT and RoBERTa on a task of GLUE: one seed. Several: train/seeds.h.
 
@@ -22,29 +23,19 @@ namespace tessera::train {
 
 /// What a run of `tessera train bert` is, but for where it runs and what it logs. Two jobs with equal fields
 /// and equal data give bitwise equal curves on one device.
-struct GlueSettings {
+struct GlueSettings : TrainingSettings {
   std::string task = "sst2";
   std::string data;   // folder of the task's files
   std::string model;  // folder with the weights to begin with; "": from random ones
   /// With the head that the task needs; its dtype is that of parameters and activations.
   models::BertConfig bert;
-  std::string batches = "packed";  // packed: one text behind the other; padded: each max_length tokens
-  int64_t batch = 32;              // texts (or pairs) a step
+  std::string batches = "packed";  // packed: texts without padding; padded: each takes max_length tokens
+  int64_t batch = 32;              // texts (or pairs) per step
   int64_t max_length = 128;        // tokens, special ones included; longer texts are cut
-  double lr = 2e-5, weight_decay = 0.01, clip_norm = 1.0;
-  std::string schedule = "linear";  // constant, linear, cosine, wsd
-  int64_t steps = 0, warmup = 0;
-  uint64_t seed = 0;                 // of the head's first values, of the order of the data and of dropout
-  F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
 
-  static constexpr int64_t kLargest = int64_t(1) << 30;
-
-  void fields(auto&& visit) {
-    visit("task", task), visit("data", data), visit("model", model), visit("batches", batches);
-    visit("batch", batch), visit("max_length", max_length), visit("lr", lr);
-    visit("weight_decay", weight_decay), visit("clip_norm", clip_norm), visit("schedule", schedule);
-    visit("steps", steps), visit("warmup", warmup), visit("seed", seed), visit("f32_math", f32_math);
-  }
+  GlueSettings() { lr = 2e-5, schedule = "linear", steps = 0, warmup = 0; }
+  /// Every setting, with its flag; those of the encoder are its config.json, one JSON object.
+  SettingList list();
   Precision precision() const { return {bert.dtype, f32_math}; }
   void set_precision(Precision precision) {
     bert.dtype = precision.dtype;
@@ -59,7 +50,6 @@ nlohmann::json to_json(const GlueSettings& settings);
 /// Throws, naming the key that is missing, unknown or of a wrong type.
 GlueSettings glue_settings_from_json(const nlohmann::json& json);
 
-optim::Schedule make_schedule(const GlueSettings& settings);
 /// Of a config.json's text, with the head that the task needs; `path` is for messages. Throws unless it is of
 /// a BERT or RoBERTa.
 models::BertConfig bert_config(const std::string& path, const std::string& text, datasets::GlueTask task);

@@ -10,7 +10,6 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/settings_json.h"
 
 namespace tessera::train {
 
@@ -27,70 +26,124 @@ void LanguageSettings::set_precision(Precision precision) {
   f32_math = precision.math;
 }
 
+void LanguageSettings::add_sizes(SettingList& list) {
+  list.group("Data");
+  list.add("length", length, "Tokens per sequence").range(int64_t{1}, kLargest);
+  list.add("batch", batch, "Sequences per micro-batch")
+      .named("--batch-size")
+      .formerly("--batch")
+      .range(int64_t{1}, kLargest);
+}
+
+SettingList LanguageSettings::list() {
+  SettingList list;
+  list.group("Data");
+  list.add("data", data, "Folder of token shards (tessera data tokenize) in place of --text");
+  add_sizes(list);
+  list.add("stride", stride,
+           "From the beginning of a sequence to that of the next; default: 1 where the run reads the text "
+           "more than once, else the length")
+      .range(int64_t{1}, kLargest)
+      .shown_as("");
+  list.add("documents", documents, "Sequences end where documents do, packed without padding");
+  list.add_hidden("fingerprint", fingerprint);
+  list.group("Model");
+  list.add("start", start, "Hugging Face model directory whose weights to start from").named("--model");
+  list.add("dropout", dropout, "Dropout of embeddings and residual branches").range(0.0, 0.95);
+  list.add_json("model",
+                {.get =
+                     [this] {
+                       return json::parse(std::visit(
+                           [](const auto& config) { return pretrained::config_text(config); }, model));
+                     },
+                 .set = [this](const json& stored) { set_model(stored); }});
+  add_to(list);
+  list.add("accumulate", accumulate, "Micro-batches per step").range(int64_t{1}, kLargest);
+  list.add("final_lr", final_lr, "Learning rate at the end, as a share of the peak").range(0.0, 1.0);
+  list.add("beta2", beta2, "Decay of AdamW's second moment").range(0.0, 0.9999999);
+  list.add("ema", ema,
+           "Evaluate and export averages of the weights with this decay per step, such as 0.999; 0: the "
+           "weights")
+      .range(0.0, 0.9999999);
+  return list;
+}
+
+void LanguageSettings::set_model(const json& stored) {
+  const pretrained::Config config = pretrained::parse_config("model", stored.dump());
+  const auto* gpt = std::get_if<models::GptConfig>(&config.model);
+  const auto* llama = std::get_if<models::LlamaConfig>(&config.model);
+  check(gpt || llama, "language job: \"model\" is of the type ", config.type,
+        "; expected gpt2, opt or llama");
+  if (gpt) model = *gpt;
+  if (llama) model = *llama;
+}
+
 void LanguageSettings::validate() const {
   std::visit([](const auto& config) { config.validate(); }, model);
-  check(f32_math == F32Math::ieee || dtype() == DType::f32, family(), ": f32_math is ", name_of(f32_math),
-        ", but the model is ", dtype(), "; only f32 has it");
   constexpr int64_t kWidest = 1 << 20;
   std::visit(
       [&](const auto& config) {
         for (const auto& [name, size] :
-             {std::pair("d_model (--d-model)", config.d_model), std::pair("d_ff (--d-ff)", config.d_ff),
-              std::pair("layers (--layers)", config.layers)})
+             {Size("d_model (--d-model)", config.d_model), Size("d_ff (--d-ff)", config.d_ff),
+              Size("layers (--layers)", config.layers)})
           check(size <= kWidest, family(), ": ", name, " is ", size, "; it must be at most ", kWidest);
         check(length <= config.positions, family(), ": length is ", length, "; the model has ",
               config.positions, " positions");
       },
       model);
-  const std::pair<const char*, int64_t> sizes[] = {{"length (--length)", length},
-                                                   {"batch (--batch)", batch},
-                                                   {"accumulate (--accumulate)", accumulate},
-                                                   {"steps", steps}};
-  for (const auto& [name, size] : sizes)
-    check(size >= 1 && size <= kLargest, family(), ": ", name, " is ", size, "; it must be from 1 to ",
-          kLargest);
+  check_training(family(), dtype(),
+                 {{"length (--length)", length},
+                  {"batch (--batch-size)", batch},
+                  {"accumulate (--accumulate)", accumulate}});
   check(batch * length <= kLargest, family(), ": ", batch, " sequences of ", length,
         " tokens; a micro-batch has at most ", kLargest);
   check(accumulate <= 1 << 20, family(), ": accumulate is ", accumulate);
   check(stride >= 0 && stride <= length, family(), ": stride is ", stride, "; the length is ", length);
-  check(warmup >= 0, family(), ": warmup is ", warmup);
-  check(lr > 0 && std::isfinite(lr), family(), ": lr is ", lr, "; it must be positive");
-  check(weight_decay >= 0 && clip_norm >= 0, family(), ": weight_decay is ", weight_decay, " and clip_norm ",
-        clip_norm, "; they must not be negative");
   check(final_lr >= 0 && final_lr <= 1, family(), ": final_lr is ", final_lr, "; expected 0 to 1");
   check(beta2 > 0 && beta2 < 1, family(), ": beta2 is ", beta2, "; expected more than 0 and less than 1");
   check(dropout >= 0 && dropout < 1 && ema >= 0 && ema < 1, family(), ": dropout is ", dropout, " and ema ",
         ema, "; expected 0 to less than 1");
   check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
-  make_schedule(*this);
 }
 
 json to_json(const LanguageSettings& settings) {
-  json out = settings_to_json(settings);
-  out["model"] = json::parse(
-      std::visit([](const auto& config) { return pretrained::config_text(config); }, settings.model));
-  return out;
+  return to_json(LanguageSettings(settings).list(), Kept::job);
 }
 
 LanguageSettings language_settings_from_json(const json& in) {
-  check(in.is_object() && in.contains("model"), "language job: \"model\" is missing");
-  json rest = in;
-  rest.erase("model");
-  const pretrained::Config config = pretrained::parse_config("model", in["model"].dump());
-  const auto* gpt = std::get_if<models::GptConfig>(&config.model);
-  const auto* llama = std::get_if<models::LlamaConfig>(&config.model);
-  check(gpt || llama, "language job: \"model\" is of the type ", config.type,
-        "; expected gpt2, opt or llama");
-  // The length is compared with the model's positions, so the model comes first.
-  struct Job : LanguageSettings {
-    void validate() const {}
-  };
-  LanguageSettings job = settings_from_json<Job>(rest, "language job");
-  if (gpt) job.model = *gpt;
-  if (llama) job.model = *llama;
-  job.validate();
-  return job;
+  LanguageSettings settings;
+  SettingList list = settings.list();
+  take_job(list, in, "language job");
+  settings.validate();
+  return settings;
+}
+
+SettingList LanguageWatch::list() {
+  SettingList list(Kept::option);
+  list.group("Run");
+  constexpr int64_t kMost = int64_t{1} << 30;
+  list.add("eval_tokens", eval_tokens, "Held-out tokens of an evaluation, at most").range(int64_t{1}, kMost);
+  list.add("eval_stride", eval_stride,
+           "Held-out tokens that a window of --length predicts, its last ones, with --length less this or "
+           "more before each; default: half of --length; --length: all of a window's, its first after one "
+           "token")
+      .range(int64_t{1}, kMost)
+      .shown_as("");
+  list.add("sample_every", sample_every, "Steps between samples of text; 0: at the end")
+      .range(int64_t{0}, kMost);
+  list.add("sample_tokens", sample_tokens, "Length of each sample in tokens; 0 turns sampling off")
+      .range(int64_t{0}, int64_t{1} << 20);
+  list.add("sample_prompt", sample_prompt, "Prompt of the samples; default: a new document")
+      .may_be_without_text();
+  list.add("ngram", ngram, "Order of the n-gram that is the baseline; 0: none").range(0, 16);
+  list.add("patience", patience,
+           "Evaluations (--eval-every) without a new lowest held-out loss after which the run ends; 0: off")
+      .range(int64_t{0}, kMost);
+  list.add("export", exported,
+           "Weights for model/: of the last step, or of the evaluation with the lowest held-out loss (best)")
+      .one_of({"last", "best"});
+  return list;
 }
 
 // ---- sizes ----
@@ -135,14 +188,6 @@ void apply_size(LanguageConfig& config, const std::string& name) {
         if (name == "demo") model.init_deviation = 0.1;
       },
       config);
-}
-
-optim::Schedule make_schedule(const LanguageSettings& settings) {
-  return optim::Schedule({.kind = optim::parse_schedule(settings.schedule),
-                          .lr = settings.lr,
-                          .steps = settings.steps,
-                          .warmup = std::min(settings.warmup, settings.steps / 2),
-                          .final_factor = settings.final_lr});
 }
 
 // ---- the job ----

@@ -19,6 +19,7 @@
 #include "train/language_data.h"
 #include "train/perplexity.h"
 #include "train/trainer.h"
+#include "train/training_settings.h"
 
 /// `tessera train gpt` and `tessera train llama`: a model that predicts the next token.
 
@@ -26,44 +27,35 @@ namespace tessera::train {
 
 using LanguageConfig = std::variant<models::GptConfig, models::LlamaConfig>;
 
-/// What a run is, but for where it runs and what it logs. Two jobs with equal fields and steps give bitwise
+/// What a run is, but for where it runs and what it logs. Two jobs with equal settings and steps give bitwise
 /// equal curves on one device.
-struct LanguageSettings {
+struct LanguageSettings : TrainingSettings {
   LanguageConfig model;
-  std::string start;        // folder of Hugging Face whose weights it begins with; "": drawn
+  std::string start;        // Hugging Face model directory whose weights it begins with; "": drawn
   std::string data;         // folder of the shards; "": the run's own, made of text
   std::string fingerprint;  // of the tokenizer
-  int64_t length = 256;     // tokens of a sequence
+  int64_t length = 256;     // tokens per sequence
   int64_t stride = 0;       // from the beginning of a sequence to that of the next; 0: the length
-  int64_t batch = 16;       // sequences of a micro-batch
-  int64_t accumulate = 1;   // micro-batches a step
+  int64_t batch = 16;       // sequences per micro-batch
+  int64_t accumulate = 1;   // micro-batches per step
   bool documents = false;   // sequences end where documents do; see datasets::TokenWindowsOptions
-  double lr = 1e-3, final_lr = 0.1, weight_decay = 0.1, beta2 = 0.95, clip_norm = 1.0;
-  std::string schedule = "cosine";  // constant, linear, cosine, wsd; down to final_lr times lr
-  int64_t steps = 1000, warmup = 100;
-  uint64_t seed = 0;
+  double beta2 = 0.95;
   /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
   double dropout = 0;
-  double ema = 0;                    // decay of the averages of the weights (optim::Ema); 0: none
-  F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
+  double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
 
-  static constexpr int64_t kLargest = int64_t(1) << 30;
-
-  /// All but the model, which is a JSON object of its own: its config.json.
-  void fields(auto&& visit) {
-    visit("start", start), visit("data", data), visit("fingerprint", fingerprint), visit("length", length);
-    visit("stride", stride);
-    visit("batch", batch), visit("accumulate", accumulate), visit("documents", documents), visit("lr", lr);
-    visit("final_lr", final_lr), visit("weight_decay", weight_decay), visit("beta2", beta2);
-    visit("clip_norm", clip_norm), visit("schedule", schedule), visit("steps", steps);
-    visit("warmup", warmup), visit("seed", seed), visit("dropout", dropout), visit("ema", ema);
-    visit("f32_math", f32_math);
-  }
+  LanguageSettings() { weight_decay = 0.1, final_lr = 0.1; }
+  /// Every setting, with its flag; those of the model are its config.json, one JSON object.
+  SettingList list();
+  /// Those of the sizes of a batch, which benchmarks and plans take too.
+  void add_sizes(SettingList& list);
   bool is_llama() const { return std::holds_alternative<models::LlamaConfig>(model); }
   const char* family() const { return is_llama() ? "llama" : "gpt"; }
   DType dtype() const;
   Precision precision() const { return {dtype(), f32_math}; }
   void set_precision(Precision precision);
+  /// The model of a config.json. Throws if it is no GPT and no LLaMA.
+  void set_model(const nlohmann::json& config);
   int64_t tokens_per_step() const { return length * batch * accumulate; }
   /// Throws, naming the setting.
   void validate() const;
@@ -80,9 +72,7 @@ std::vector<std::string> size_names(bool llama);
 /// Throws for a name that is none.
 void apply_size(LanguageConfig& config, const std::string& name);
 
-optim::Schedule make_schedule(const LanguageSettings& settings);
-
-/// What is looked at beside the training loss.
+/// What is looked at besides the training loss.
 struct LanguageWatch {
   int64_t eval_tokens = 1 << 18;  // of the validation part, at most
   int64_t eval_stride = 0;        // of sliding_windows, up to the length of sequences; 0: half of that
@@ -92,6 +82,8 @@ struct LanguageWatch {
   int64_t ngram = 5;              // order of the n-gram baseline; 0: none
   int64_t patience = 0;           // evaluations without a new lowest loss until the run ends; 0: no matter
   std::string exported = "last";  // whose weights model/ has: those of the last step, or of the "best" one
+
+  SettingList list();
 };
 
 /// The stride of evaluations. Throws if it is more than the length of sequences.

@@ -1,12 +1,10 @@
 #include "train/tnp_job.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
-#include "train/settings_json.h"
 #include "train/step.h"
 
 namespace tessera::train {
@@ -23,53 +21,72 @@ constexpr uint64_t kEvaluationSeed = 0xE7A1'5EED'0000'0001u;
 
 // ---- the settings ----
 
+void TnpSettings::add_sizes(SettingList& list) {
+  list.group("Data");
+  list.add("context", context, "Context points per task").named("--m").range(int64_t{1}, kLargest);
+  list.add("targets", targets, "Target points per task").named("--n").range(int64_t{1}, kLargest);
+  list.add("batch", batch, "Tasks per step").named("--batch-size").range(int64_t{1}, kLargest);
+  const auto size = [&](const char* key, int64_t& value, const char* help) -> Setting& {
+    return list.add(std::string("model.") + key, value, help).range(int64_t{1}, kLargest);
+  };
+  size("features", model.features,
+       "Features per input x; default: 10 for the prior linear, 1 for the Gaussian processes")
+      .shown_as("");
+  list.group("Model");
+  size("d_model", model.d_model, "Width");
+  size("d_ff", model.d_ff, "Hidden width of the MLPs and heads");
+  size("heads", model.heads, "Attention heads").named("--n-head");
+  size("layers", model.layers, "Blocks");
+  size("components", model.components, "Gaussians of the mixture");
+  size("embed_hidden", model.embed_hidden, "Hidden width of the embedder").named("--emb-hidden");
+  list.add("model.pre_norm", model.pre_norm, "Pre-norm instead of post-norm");
+  list.add("model.checkpoint_every", model.checkpoint_every,
+           "Activation checkpointing: recompute groups of that many blocks; 0: keep all")
+      .named("--checkpoint-interval")
+      .range(int64_t{0}, int64_t{1} << 20);
+  list.add_hidden("model.dtype", model.dtype);
+}
+
+SettingList TnpSettings::list() {
+  SettingList list;
+  add_sizes(list);
+  list.group("Data");
+  list.add("prior", prior, "Prior that tasks are drawn from")
+      .one_of({"linear", "rbf", "matern52", "periodic"});
+  list.add_hidden("task_stream", task_stream).absent_means(1);
+  add_to(list);
+  return list;
+}
+
 void TnpSettings::validate() const {
   model.validate();
-  check(f32_math == F32Math::ieee || model.dtype == DType::f32, "tnp: f32_math is ", name_of(f32_math),
-        ", but the model is ", model.dtype, "; only f32 has it");
-  const std::pair<const char*, int64_t> sizes[] = {{"context (--m)", context},
-                                                   {"targets (--n)", targets},
-                                                   {"batch (--batch-size)", batch},
-                                                   {"steps", steps}};
-  for (const auto& [name, size] : sizes)
-    check(size >= 1 && size <= kLargest, "tnp: ", name, " is ", size, "; it must be from 1 to ", kLargest);
-  const std::pair<const char*, int64_t> widths[] = {{"features (--features)", model.features},
-                                                    {"d_model (--d-model)", model.d_model},
-                                                    {"d_ff (--d-ff)", model.d_ff},
-                                                    {"layers (--layers)", model.layers},
-                                                    {"components (--components)", model.components},
-                                                    {"embed_hidden (--emb-hidden)", model.embed_hidden}};
+  check_training("tnp", model.dtype,
+                 {{"context (--m)", context}, {"targets (--n)", targets}, {"batch (--batch-size)", batch}});
+  const Size widths[] = {{"features (--features)", model.features},
+                         {"d_model (--d-model)", model.d_model},
+                         {"d_ff (--d-ff)", model.d_ff},
+                         {"layers (--layers)", model.layers},
+                         {"components (--components)", model.components},
+                         {"embed_hidden (--emb-hidden)", model.embed_hidden}};
   for (const auto& [name, size] : widths)
     check(size <= kWidest, "tnp: ", name, " is ", size, "; it must be at most ", kWidest);
-  check(warmup >= 0, "tnp: warmup is ", warmup);
-  check(lr > 0 && std::isfinite(lr), "tnp: lr is ", lr, "; it must be positive");
-  check(weight_decay >= 0 && clip_norm >= 0, "tnp: weight_decay is ", weight_decay, " and clip_norm ",
-        clip_norm, "; they must not be negative");
   check(prior == "linear" || model.features == 1, "tnp: the prior ", prior,
         " is one-dimensional; features is ", model.features, ", expected 1");
-  make_schedule(*this);
+  check(task_stream >= 1 && task_stream <= datasets::kTaskStream, "tnp: \"task_stream\" is ", task_stream,
+        "; this build knows 1 to ", datasets::kTaskStream);
   make_prior(*this);
 }
 
 json to_json(const TnpSettings& settings) {
-  json out = settings_to_json(settings);
-  if (settings.task_stream != 1) out["task_stream"] = settings.task_stream;
-  return out;
+  return to_json(TnpSettings(settings).list(), Kept::job);
 }
 
 TnpSettings tnp_settings_from_json(const json& in) {
-  json settings = in;
-  int64_t task_stream = 1;
-  if (in.is_object() && in.contains("task_stream")) {
-    const json& stored = in["task_stream"];
-    check(is_setting_of<int64_t>(stored) && stored >= 1 && stored <= datasets::kTaskStream,
-          "tnp job: \"task_stream\" is ", stored.dump(), "; this build knows 1 to ", datasets::kTaskStream);
-    task_stream = stored.get<int64_t>();
-    settings.erase("task_stream");
-  }
-  TnpSettings job = settings_from_json<TnpSettings>(settings, "tnp job");
-  job.task_stream = task_stream;
-  return job;
+  TnpSettings settings;
+  SettingList list = settings.list();
+  take_job(list, in, "tnp job");
+  settings.validate();
+  return settings;
 }
 
 void check_task_stream(const TnpSettings& settings) {
@@ -81,13 +98,6 @@ void check_task_stream(const TnpSettings& settings) {
 
 int64_t default_features(const std::string& prior) {
   return prior == "linear" ? models::TnpConfig{}.features : 1;
-}
-
-optim::Schedule make_schedule(const TnpSettings& settings) {
-  return optim::Schedule({.kind = optim::parse_schedule(settings.schedule.c_str()),
-                          .lr = settings.lr,
-                          .steps = settings.steps,
-                          .warmup = std::min(settings.warmup, settings.steps / 2)});
 }
 
 datasets::Prior make_prior(const TnpSettings& settings, bool evaluation, Device device) {

@@ -13,6 +13,7 @@
 #include "optim/schedule.h"
 #include "tensor/precision.h"
 #include "train/trainer.h"
+#include "train/training_settings.h"
 
 /// A Transformer Neural Process trained on a synthetic prior.
 
@@ -20,31 +21,19 @@ namespace tessera::train {
 
 /// What a run of `tessera train tnp` is, but for where it runs and what it logs. Two jobs with equal fields
 /// and steps give bitwise equal curves on one device.
-struct TnpSettings {
+struct TnpSettings : TrainingSettings {
   models::TnpConfig model;
   std::string prior = "linear";  // linear, rbf, matern52, periodic
   int64_t context = 64;          // M
   int64_t targets = 64;          // N
-  int64_t batch = 16;            // tasks a step
-  double lr = 1e-3, weight_decay = 0.01, clip_norm = 1.0;
-  std::string schedule = "cosine";  // constant, linear, cosine, wsd
-  int64_t steps = 1000, warmup = 100;
-  uint64_t seed = 0;
-  F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
-  /// datasets::kTaskStream of the build that made the run. Not among fields(): settings without it are of a
-  /// run of version 1.
+  int64_t batch = 16;            // tasks per step
+  /// datasets::kTaskStream of the build that made the run; settings without it are of a run of version 1.
   int64_t task_stream = datasets::kTaskStream;
 
-  /// Of any size: sums and products of sizes then stay far below 2^63.
-  static constexpr int64_t kLargest = int64_t(1) << 30;
-
-  void fields(auto&& visit) {
-    visit("model", model), visit("prior", prior), visit("context", context), visit("targets", targets);
-    visit("batch", batch), visit("lr", lr), visit("weight_decay", weight_decay),
-        visit("clip_norm", clip_norm);
-    visit("schedule", schedule), visit("steps", steps), visit("warmup", warmup), visit("seed", seed);
-    visit("f32_math", f32_math);
-  }
+  /// Every setting, with its flag.
+  SettingList list();
+  /// Those of the sizes of model and batch, which benchmarks and plans take too.
+  void add_sizes(SettingList& list);
   Precision precision() const { return {model.dtype, f32_math}; }
   void set_precision(Precision precision) {
     model.dtype = precision.dtype;
@@ -58,7 +47,6 @@ nlohmann::json to_json(const TnpSettings& settings);
 /// Throws, naming the key that is missing, unknown or of a wrong type.
 TnpSettings tnp_settings_from_json(const nlohmann::json& json);
 
-optim::Schedule make_schedule(const TnpSettings& settings);
 /// Where the job's tasks come from, drawn on `device`; those of an evaluation are never met in training.
 datasets::Prior make_prior(const TnpSettings& settings, bool evaluation = false,
                            Device device = Device::cpu());

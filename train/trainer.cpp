@@ -30,10 +30,9 @@ struct Moment {
 
 const OptimizerRef& prepared(const Job& job, const TrainerOptions& options) {
   const OptimizerRef& optimizer = job.trained_by();
-  if (options.loss_scale) {
-    check(optimizer.counted() != nullptr, "training: this optimizer does not scale the loss");
-    optimizer.counted()->set_loss_scale(*options.loss_scale);
-  }
+  if (optimizer.loss_scale().defined() && options.loss_scale > 0)
+    optimizer.counted()->set_loss_scale(
+        {.initial = double(options.loss_scale), .interval = options.loss_scale_interval});
   return optimizer;
 }
 
@@ -253,6 +252,27 @@ class Trainer {
 };
 
 }  // namespace
+
+SettingList TrainerOptions::list() {
+  SettingList list(Kept::option);
+  list.group("Run");
+  constexpr int64_t kMost = int64_t{1} << 30;
+  list.add("graph", graph, "on or off: the step as one captured graph (GPU)").as_on_off();
+  list.add("log_every", log_every, "Steps between logged ones").range(int64_t{1}, kMost);
+  list.add("eval_every", eval_every, "Steps between evaluations; 0: at the end").range(int64_t{0}, kMost);
+  list.add("save_every", save_every, "Steps between saved checkpoints; 0: at the end")
+      .range(int64_t{0}, kMost);
+  list.add("keep", keep, "Saved checkpoints kept").range(int64_t{1}, int64_t{1} << 20);
+  list.add("loss_scale", loss_scale,
+           "First loss scale in f16, a power of two; a step that overflows halves it")
+      .range(int64_t{1}, kMost)
+      .of_powers_of_two();
+  list.add("loss_scale_interval", loss_scale_interval,
+           "Steps in a row without overflow after which the f16 loss scale doubles")
+      .range(int64_t{1}, kMost);
+  list.add("check_finite", check_finite, "Stop at the first NaN or infinity, naming operator and site; slow");
+  return list;
+}
 
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, int64_t first_step,
                   Progress& progress) {

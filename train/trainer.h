@@ -6,11 +6,12 @@
 #include "train/job.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
+#include "train/setting.h"
 
 namespace tessera::train {
 
 struct TrainerOptions {
-  int64_t steps = 1000;
+  int64_t steps = 1000;       // of the whole run
   int64_t log_every = 10;     // steps between lines of metrics.jsonl; the first and the last are always there
   int64_t eval_every = 0;     // 0: only at the end
   int64_t sample_every = 0;   // 0: only at the end
@@ -18,13 +19,18 @@ struct TrainerOptions {
   int64_t keep = 3;           // checkpoints
   bool graph = true;          // capture the step on a GPU (train/step.h)
   bool check_finite = false;  // TapeOptions::check_finite; turns the graph off
-  std::optional<optim::LossScale> loss_scale = {};  // instead of the optimizer's, which must scale then
+  /// The first loss scale, and the steps in a row without overflow after which it doubles, where the
+  /// optimizer scales; 0: the optimizer's own.
+  int64_t loss_scale = 0, loss_scale_interval = 0;
   /// Steps in a row without a finite gradient norm before the run stops; with loss scaling only those count
   /// whose scale could not fall any further.
   int64_t most_skips = 5;
   double ceiling_tflops = 0;  // denominator of the FLOP share; 0: not shown
   /// Sets the optimizer's learning rate before each step; without one it keeps its own.
   std::optional<optim::Schedule> schedule = {};
+
+  /// Those that every run has a flag for.
+  SettingList list();
 };
 
 enum class Outcome { finished, interrupted };

@@ -11,7 +11,6 @@
 #include "pretrained/load.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
-#include "train/settings_json.h"
 #include "train/trainer.h"
 
 namespace tessera::train {
@@ -55,7 +54,7 @@ TrainResult train_seed(const GlueSettings& job, const GlueSet& set, const std::f
   const RunFolder run = RunFolder::create(root, "run");
   Progress quiet(Progress::Mode::quiet);
   const TrainResult result =
-      train(session, run, {.steps = job.steps, .log_every = 1, .schedule = make_schedule(job)}, 0, quiet);
+      train(session, run, {.steps = job.steps, .log_every = 1, .schedule = job.make_schedule()}, 0, quiet);
   if (scores) *scores = result.evaluation;
   return result;
 }
@@ -217,7 +216,7 @@ TEST_P(Captures, TheStepOfPaddedBatches) {
     GlueJob session(own, Device::cuda(0), &set);
     const RunFolder run = RunFolder::create(root.path(), "run");
     Progress quiet(Progress::Mode::quiet);
-    train(session, run, {.steps = own.steps, .log_every = 1, .graph = graph, .schedule = make_schedule(own)},
+    train(session, run, {.steps = own.steps, .log_every = 1, .graph = graph, .schedule = own.make_schedule()},
           0, quiet);
     std::vector<double> losses;
     for (const StepRecord& record : run.metrics()) losses.push_back(record.values.at("loss"));

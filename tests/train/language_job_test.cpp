@@ -519,7 +519,7 @@ TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
     LanguageJob session(job, Device::cpu());
     Progress progress(Progress::Mode::quiet);
     session.set_data(data, {.sample_every = 3, .sample_tokens = 4}, held_out(data, 100), {});
-    train(session, run, {.steps = 6, .log_every = 1, .sample_every = 3, .schedule = make_schedule(job)}, 0,
+    train(session, run, {.steps = 6, .log_every = 1, .sample_every = 3, .schedule = job.make_schedule()}, 0,
           progress);
     curves.push_back(run.metrics());
     const auto samples = run.samples();
@@ -550,7 +550,7 @@ TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
   const LanguageWatch watch{.sample_tokens = 4, .patience = 3, .exported = "best"};
   const HeldOut text = held_out(data, 100);
   const TrainerOptions options{
-      .steps = 400, .log_every = 100, .eval_every = 2, .keep = 1, .schedule = make_schedule(job)};
+      .steps = 400, .log_every = 100, .eval_every = 2, .keep = 1, .schedule = job.make_schedule()};
   session.set_data(data, watch, text, {});
   const TrainResult result = train(session, run, options, 0, progress);
   EXPECT_EQ(result.outcome, Outcome::finished);

@@ -59,7 +59,7 @@ TEST(TnpSettings, Tf32IsWrittenWhereItIsChosenAlone) {
   json wrong = to_json(job);
   wrong["model.dtype"] = "bf16";
   EXPECT_NE(message_of([&] { tnp_settings_from_json(wrong); }).find("only f32 has it"), std::string::npos);
-  for (const json& bad : {json("ieee"), json("bf16"), json(1), json(nullptr)}) {
+  for (const json& bad : {json("f32"), json("bf16"), json(1), json(nullptr)}) {
     wrong = to_json(job);
     wrong["f32_math"] = bad;
     EXPECT_NE(message_of([&] { tnp_settings_from_json(wrong); }).find("\"f32_math\""), std::string::npos)
@@ -190,7 +190,7 @@ TEST(TnpJob, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
       const RunFolder run = RunFolder::create(root.path(), "r");
       Progress progress(Progress::Mode::quiet);
       const TrainerOptions options{
-          .steps = last, .log_every = 1, .graph = graph, .schedule = make_schedule(job)};
+          .steps = last, .log_every = 1, .graph = graph, .schedule = job.make_schedule()};
       train(session, run, options, first, progress);
       std::vector<double> losses;
       for (const StepRecord& record : run.metrics()) losses.push_back(record.values.at("loss"));
