@@ -44,7 +44,7 @@ std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<
     std::set<std::string> timed;
     std::map<std::string, std::string> missing;  // reasons, by implementation
     for (const Record* peer : peers[work_key(record)]) {
-      if (!options.any_gpu && peer->card != record.card && !peer->card.empty() && !record.card.empty()) {
+      if (!options.any_gpu && peer->gpu != record.gpu && !peer->gpu.empty() && !record.gpu.empty()) {
         ++counts.other_gpu;
         continue;
       }
@@ -96,8 +96,7 @@ double copy_share(const Record& record) {
 
 double peak_share(const Record& record) {
   // Dense products, TFLOP/s: NVIDIA H100 Tensor Core GPU data sheet, SXM; the H200 is the same chip.
-  if (record.card.find("H100") == std::string::npos && record.card.find("H200") == std::string::npos)
-    return 0;
+  if (record.gpu.find("H100") == std::string::npos && record.gpu.find("H200") == std::string::npos) return 0;
   if (record.dtype == "bf16" || record.dtype == "f16") return record.tflops() / 989;
   if (record.dtype == "tf32") return record.tflops() / 494.7;
   return record.dtype == "f32" ? record.tflops() / 67 : 0;

@@ -90,7 +90,7 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
       if (options.sampling.temperature > 0) record.attrs["sampling"] = text_of(options.sampling);
       record.dtype = name_of(model.config.dtype);
       record.device = options.device.name();
-      record.card = options.device.card().name;
+      record.gpu = options.device.card().name;
       record.does["host"] = "reads every token while the next is computed";
       record.implementation = graph ? "tessera graph" : "tessera eager";
       record.build = train::kRevision;
