@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/eval.h"
-#include "cli/tnp_flags.h"
 #include "io/checkpoint_folder.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
@@ -23,7 +22,8 @@ struct EvalArgs {
 int run_eval(const EvalArgs& args) {
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const train::RunFolder run = train::RunFolder::open(args.run);
-  const train::TnpSettings settings = read_job((run.path() / "run.json").string(), run.settings_of("tnp"));
+  const train::TnpSettings settings =
+      train::tnp_settings_of_run((run.path() / "run.json").string(), run.settings_of("tnp"));
   train::TnpJob job(settings, device);
   const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
   for (const std::string& warning : newest.warnings)

@@ -23,6 +23,7 @@ class LanguageFlags {
   train::LanguageText text;
   double epochs = 0, minutes = 0;
   train::LanguageSettings& settings() { return job_; }
+  const train::LanguageSettings& given_settings() const { return job_; }
   PrecisionFlag precision;
 
  private:

@@ -1,7 +1,5 @@
 #include "cli/tnp_flags.h"
 
-#include <nlohmann/json.hpp>
-
 #include "cli/setting_flags.h"
 #include "runtime/error.h"
 
@@ -24,15 +22,6 @@ train::TnpSettings TnpFlags::job() const {
     throw UsageError(error.what());
   }
   return job;
-}
-
-train::TnpSettings read_job(const std::string& path, const nlohmann::json& settings) {
-  check(settings.contains("job"), path, ": it has no \"job\"; not a run of `train tnp`");
-  try {
-    return train::tnp_settings_from_json(settings["job"]);
-  } catch (const Error& error) {
-    fail_at(Site::here(), path, ": ", error.what());
-  }
 }
 
 }  // namespace tessera::cli

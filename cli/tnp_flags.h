@@ -1,7 +1,5 @@
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "cli/commands.h"
 #include "train/tnp_job.h"
 
@@ -16,14 +14,12 @@ class TnpFlags {
   /// Throws UsageError for sizes that do not fit each other.
   train::TnpSettings job() const;
   train::TnpSettings& settings() { return job_; }
+  const train::TnpSettings& given_settings() const { return job_; }
   PrecisionFlag precision;
 
  private:
   train::TnpSettings job_;
   const CLI::App* command_ = nullptr;
 };
-
-/// The job of a run's settings. Throws, naming the file `path` that they came from.
-train::TnpSettings read_job(const std::string& path, const nlohmann::json& settings);
 
 }  // namespace tessera::cli

@@ -89,6 +89,15 @@ TnpSettings tnp_settings_from_json(const json& in) {
   return settings;
 }
 
+TnpSettings tnp_settings_of_run(const std::string& path, const json& run) {
+  check(run.contains("job"), path, ": it has no \"job\"; not a run of `train tnp`");
+  try {
+    return tnp_settings_from_json(run["job"]);
+  } catch (const Error& error) {
+    fail_at(Site::here(), path, ": ", error.what());
+  }
+}
+
 void check_task_stream(const TnpSettings& settings) {
   check(settings.task_stream == datasets::kTaskStream, "the run draws its tasks by version ",
         settings.task_stream, " of the priors, this build by version ", datasets::kTaskStream,

@@ -46,6 +46,8 @@ struct TnpSettings : TrainingSettings {
 nlohmann::json to_json(const TnpSettings& settings);
 /// Throws, naming the key that is missing, unknown or of a wrong type.
 TnpSettings tnp_settings_from_json(const nlohmann::json& json);
+/// The settings in the run.json `run` at `path`. Throws, naming the file.
+TnpSettings tnp_settings_of_run(const std::string& path, const nlohmann::json& run);
 
 /// Where the job's tasks come from, drawn on `device`; those of an evaluation are never met in training.
 datasets::Prior make_prior(const TnpSettings& settings, bool evaluation = false,
