@@ -453,5 +453,19 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   }
 }
 
+TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --steps 4 --name a" + kFromText));
+  for (const std::string& file : at.files())
+    if (file.find("validation-") != std::string::npos) fs::remove(at / file);
+  const std::string curve_before = at.get("runs/a/metrics.jsonl");
+  const Outcome outcome = run(at, "train gpt --resume runs/a --steps 8 --device cpu --quiet");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(holds_all(outcome.err, "runs/a|no validation shards|runs/a/data|restore them|new run"))
+      << outcome.err;
+  EXPECT_EQ(at.get("runs/a/metrics.jsonl"), curve_before);
+}
+
 }  // namespace
 }  // namespace tessera::cli::test
