@@ -27,7 +27,7 @@ GradState& leaf_state(const Tensor& leaf, const char* what) {
   return *leaf.grad_state();
 }
 
-/// A result's gradient may be somebody else's memory, or an expanded view: only a copy can be added to.
+/// A result's gradient may be another tensor's memory, or an expanded view: only a copy can be added to.
 bool is_writable(const GradState& state) {
   return state.grad.storage().use_count() == 1 && !state.grad.layout().is_expanded();
 }
@@ -177,7 +177,7 @@ void add(GradState& state, const Tensor& gradient) {
     } else if (gradient.dtype() != state.grad_dtype) {
       state.grad = gradient.to(state.grad_dtype);
     } else if (leaf && (gradient.storage().use_count() > 1 || gradient.layout().is_expanded())) {
-      state.grad = gradient.clone();  // later ones are added in place, so nobody else may read this memory
+      state.grad = gradient.clone();  // later ones are added in place, so no other tensor may share this memory
     } else {
       state.grad = gradient;
     }

@@ -25,7 +25,7 @@ struct DecodeBenchOptions {
 /// The names that `shape` may have.
 std::vector<std::string> decode_shapes();
 
-/// Times generation by a clock on the host, as somebody who waits for text does:
+/// Times generation by a clock on the host, as a user who waits for text does:
 ///   ttft  from the call, with the prompt's tokens on the host, until the first new token is there
 ///   tpot  the time between the first new token and the last, divided by their number less one
 /// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a

@@ -31,7 +31,7 @@ int run_tokenize(const TokenizeArgs& args) {
   datasets::check_no_shards(args.out);
   io::AtomicFolder files(args.out, io::AtomicFolder::Existing::merge);
   const datasets::Tokenized done = datasets::tokenize_files(args.text, tokenizer, files.path(), args.options);
-  // The tokenizer stays with its tokens: whoever trains on them decodes with it.
+  // The tokenizer stays with its tokens: training on them needs it for decoding.
   if (const fs::path file = tokenizer.path(); file.extension() == ".json" && file.filename() != "vocab.json")
     io::write_file(files.path() + "/tokenizer.json", io::read_file(file.string(), datasets::kLargestText));
   files.publish();

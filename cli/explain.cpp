@@ -83,7 +83,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
     step = step->get_subcommands().front();
     command += " " + step->get_name();
   }
-  // What nobody took, in the order of the line; an unknown flag explains the words behind it.
+  // What was not parsed, in the order of the line; an unknown flag explains the words after it.
   const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
   const bool about_words = code == CLI::ExitCodes::ExtrasError || code == CLI::ExitCodes::RequiredError;
   const std::vector<std::string> left = app.remaining(true);

@@ -80,7 +80,7 @@ int list_ops(bool json) {
   return 0;
 }
 
-/// Takes the named tensors out of the file's; complains of what is missing and of what nobody asked for.
+/// Takes the named tensors out of the file's; throws if one is missing or not an input.
 class NamedTensors {
  public:
   NamedTensors(std::string path, Device device) : path_(std::move(path)) {

@@ -37,7 +37,7 @@ class TokenShardWriter {
   void add(std::span<const int32_t> document);
   uint64_t tokens() const { return tokens_; }
   uint64_t documents() const { return ends_.size(); }
-  /// Writes the file as AtomicFile does, and begins anew.
+  /// Writes the file as AtomicFile does, and begins again.
   void write(const std::string& path);
 
  private:

@@ -19,7 +19,7 @@
 ///                 all their loads are under way before the first is used; where a pack lies costs one
 ///                 multiplication by an inverse for its row, and one multiplication an operand. A ragged end
 ///                 is read as 16 bytes like any other pack. Rows whose pads are shorter than a pack are one
-///                 row, pads and all, where those of the result are nobody's.
+///                 row, row padding included, where that of the result may be overwritten.
 ///   any_layout    the rest: a thread makes one pack after the other and splits its number along all
 ///   dimensions.
 /// Divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
@@ -272,7 +272,7 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
         rows.packs_per_row = rows.packs;
         rows.by_packs_per_row = Divider(rows.packs);
       }
-      // Small tensors are spread over all multiprocessors.
+      // Small tensors are spread over all SMs.
       const int64_t threads = ceil_div(args.packs, kPacks);
       const int block = threads >= int64_t(y.device().card().multiprocessors) * 1024 ? 256 : 64;
       launch_chained(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},

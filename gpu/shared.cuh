@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-/// Addresses of shared memory, the warp's place and who acts for it. Section names are those of the PTX ISA.
+/// Addresses of shared memory, the warp's index and its elected lane. Section names are those of the PTX ISA.
 
 namespace tessera::gpu {
 

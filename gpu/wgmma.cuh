@@ -63,7 +63,7 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t b
 template <TileOrder kOrder>
 inline constexpr uint64_t kDescriptorStep = kOrder == TileOrder::along_k ? 32 >> 4 : 16 * 128 >> 4;
 
-/// d (+)= a b with both in shared memory; `add` 0 starts d anew. kA, kB: how the tiles lie.
+/// d (+)= a b with both in shared memory; `add` 0 overwrites d. kA, kB: how the tiles lie.
 template <class T, TileOrder kA, TileOrder kB, int kAccumulators>
 __device__ __forceinline__ void multiply(float (&d)[kAccumulators], uint64_t a, uint64_t b, int add = 1) {
   detail::Wgmma<kAccumulators * 2>::template ss<T, int(kA), int(kB)>(d, a, b, add);

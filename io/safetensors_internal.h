@@ -2,7 +2,7 @@
 
 #include "io/safetensors.h"
 
-/// The layout of a safetensors file, for those who write or read one piece by piece.
+/// The layout of a safetensors file, for code that writes or reads one piece by piece.
 
 namespace tessera::io {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 /// File names are bytes, and what the system hands over may be no UTF-8; JSON, SQL and HTML are UTF-8.
-/// Whoever writes these puts names through here.
+/// Writers of such files pass names through here.
 
 namespace tessera::io {
 

@@ -16,7 +16,7 @@ struct Generator::State {
         choices(model.cache.batch(), model.cache.capacity(), model.device),
         events{Event(model.device), Event(model.device)} {}
   ~State() {
-    // A step that nobody waited for may still write to the host's memory.
+    // The last step, which was not waited for, may still write to the host's memory.
     try {
       model.device.synchronize();
     } catch (const std::exception&) {  // an error of the device has been, or will be, met by others

@@ -13,13 +13,13 @@
 /// driver for nothing after its second step.
 ///
 /// Reuse is ordered by the device's one compute stream: a freed block may be handed out at once, since
-/// whoever gets it issues work behind the work of the one who freed it. Requests up to 1 MiB come from size
+/// stream order guarantees that the new owner's work runs after the old owner's. Requests up to 1 MiB come from size
 /// classes (four to a doubling) carved from 2 MiB segments; larger ones are the best fit among free blocks,
 /// split and merged with their neighbours.
 
 namespace tessera {
 
-/// Names who asks: every block allocated by this thread while the scope lives carries the tag. Nested scopes
+/// Names the user: every block allocated by this thread while the scope lives carries the tag. Nested scopes
 /// override.
 class MemoryTag {
  public:
@@ -43,7 +43,7 @@ struct AllocatorStats {
 class MemoryPool;
 
 /// A point in work that the host does not wait for, such as a copy from page-locked memory. Asked from any
-/// thread. An error of the device ends the work as well; it is reported to those who use the device.
+/// thread. An error of the device ends the work as well; it is reported where the device is used next.
 class Fence {
  public:
   virtual ~Fence() = default;
@@ -89,7 +89,7 @@ class Allocator {
   ~Allocator();
   Allocator(const Allocator&) = delete;
 
-  /// At least `bytes` bytes (0 gives a block of none). Throws OutOfMemory, leaving live blocks as they were,
+  /// At least `bytes` bytes (0 gives an empty block). Throws OutOfMemory, leaving live blocks as they were,
   /// after having returned cached memory to the driver and tried once more (not for a graph's pool: what is
   /// free there may be written by the graph).
   Block* allocate(size_t bytes);

@@ -14,7 +14,7 @@
 #include "runtime/rng.h"
 #include "tensor/tensor.h"
 
-/// The fields convention: a struct lists its parts once, and everybody who walks over parts (parameters,
+/// The fields convention: a struct lists its parts once, and every walk over parts (parameters,
 /// saving, loading, moving, counting, printing) is a few lines over `for_each_field`.
 ///
 ///   struct Layer {

@@ -7,7 +7,7 @@
 namespace tessera {
 
 /// Whether x's rows end where rows of its storage end, and have pads of their own behind them up to
-/// `columns`, which anybody may overwrite (Storage::pitch_bytes).
+/// `columns`, which any kernel may overwrite (Storage::pitch_bytes).
 bool owns_pads(const Tensor& x, int64_t columns);
 
 }  // namespace tessera

@@ -13,7 +13,7 @@ namespace tessera {
 
 struct GradState;  // defined by autograd alone
 
-/// Bytes on a device, returned to the device's pool when the last tensor lets go. In-place writers bump
+/// Bytes on a device, returned to the device's pool when the last tensor that uses them is gone. In-place writers bump
 /// `version`, which is how the tape notices that a tensor it saved was overwritten.
 struct Storage {
   Storage(Device device, Allocator& allocator, size_t bytes);
@@ -26,10 +26,10 @@ struct Storage {
   Block* block;
   size_t bytes;
   uint64_t version = 0;
-  // Of rows that Tensor::empty pitched: row_bytes of elements and then pads, up to the next row after
-  // pitch_bytes. 0: the storage has no such rows. Pads belong to nobody: no view may lay elements there,
-  // nobody may rely on what they hold, and whoever finds it useful may overwrite them, even in a tensor that
-  // is only read (products do, ops/matmul/gemm_padding.h).
+  // Of rows that Tensor::empty pitched: row_bytes of elements and then row padding, up to the next row after
+  // pitch_bytes. 0: the storage has no such rows. Row padding holds no elements: no view may reach into it,
+  // its content is undefined, and any kernel may overwrite it, even in a tensor that is only read (GEMMs do,
+  // ops/matmul/gemm_padding.h).
   int64_t row_bytes = 0, pitch_bytes = 0;
 };
 

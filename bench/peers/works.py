@@ -1,7 +1,7 @@
 """How PyTorch does the work of each operator: the shapes and attributes are those of tessera's records.
 
 A work has several ways. Their names are the implementations of the records: "eager", "compile", an attention backend, and
-"padded N" where sizes were rounded up to multiples of N by whoever built the model (the work counted is the real one).
+"padded N" where sizes were rounded up to multiples of N when the model was built (the work counted is the real one).
 Nothing here pads or copies inside the timed part.
 """
 import math

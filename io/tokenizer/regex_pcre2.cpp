@@ -12,7 +12,7 @@ namespace tessera::io {
 namespace {
 
 /// What a start position may take free of charge: bytes that it looks at (words are shorter), and steps in
-/// the sense of PCRE2's match limit, which counts for each start position anew.
+/// the sense of PCRE2's match limit, which starts again at each start position.
 constexpr size_t kFreeBytes = 256;
 constexpr uint32_t kFreeSteps = 256;
 constexpr size_t kFirstStack = 32 << 10, kMostStack = 8 << 20;

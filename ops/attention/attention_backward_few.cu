@@ -12,7 +12,7 @@
 /// Backward with few queries: at most 64 rows, the queries of all heads that read one key head. A block has
 /// all of these and walks a range of the keys, 64 at a time, so that dK and dV of a tile are final as soon as
 /// they are made, and dQ is a sum in registers. Ranges leave their dQ in f32 to a last kernel, which adds
-/// them in the order of the keys; nobody waits for anybody. One range writes dQ itself. delta and lse in base
+/// them in the order of the keys; without synchronisation. One range writes dQ itself. delta and lse in base
 /// 2 are made by each block on its way, 64 rows at most.
 ///
 /// The products are those of attention_backward.cu, each once: a warp has 16 keys of the tile, S^T and dP^T

@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   pin(dk);
   pin(dv);
   if (args.wants_keys && args.group * args.splits == 1) {
-    // Out through K and V, which nobody reads any more.
+    // Store through the buffers of K and V, which are no longer read.
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t packed[4];

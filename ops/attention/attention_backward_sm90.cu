@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArg
     args.turns[at] = 0;
 }
 
-/// dQ in its dtype: one block a unit of 64 queries and 64 columns of a head, turned round in shared memory.
+/// dQ in its dtype: one block a unit of 64 queries and 64 columns of a head, transposed in shared memory.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs<T> args) {
   __shared__ float4 unit[kUnit / 4];

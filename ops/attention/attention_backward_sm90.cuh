@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
       fence_barrier_init();
     }
     wait_for_earlier();
-    // A ticket, so that whoever this block waits for has started.
+    // Atomic ticket: every block that this one waits for has already started.
     int ticket = 0;
     if (lane == 0) ticket = atomicAdd(args.ticket, 1);
     BackwardItem item = detail::backward_item(args, ticket);
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
             }
             sync_named(3, 128);
           }
-          // dQ, turned round: rows of 64 columns.
+          // dQ, transposed: rows of 64 columns.
 #pragma unroll
           for (int j = 0; j < kQueryTile / 8; j += 2) {
             uint32_t packed[4];

@@ -7,7 +7,7 @@
 
 /// Dropout in the accumulators of tensor cores. A warp that has 16 rows of a score tile and 64 columns needs
 /// the words of four blocks of 16 x 16, eight each: every lane makes one (ten rounds of Philox, 48
-/// instructions for 32 probabilities, none of them made twice), and those who need it take it by a shuffle, 1
+/// instructions for 32 probabilities, none of them computed twice), and the lanes that need it take it by a shuffle, 1
 /// or 2 for 8 probabilities. The order of a word's bits is such that a rotation by an amount of the lane's
 /// own brings its bits to places that are four apart, those of neighbouring columns sixteen apart. Two of
 /// those, at the tops of exponents, are a pair of factors 2 or 0 for a packed pair, whose half rate logical

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> a
   const int head_row = pieces.head_row, tile = pieces.tile;
   const int warp = group * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int row = warp * 16 + lane / 4;
-  if (tile * Shape::kRows + warp * 16 >= schedule.queries) return;  // rows of none have left nothing
+  if (tile * Shape::kRows + warp * 16 >= schedule.queries) return;  // padding rows have no partial results
   const auto piece_at = [&](int block) {
     return args.partial + pieces.piece_of(schedule, block) * Shape::kPieceFloats;
   };

@@ -21,7 +21,7 @@
 /// one multiplies while others compute exponentials; they issue their products in turn.
 ///
 /// With sequences of any lengths, which the host does not know, the planning warps take slots of tiles
-/// (attention_sequences.cuh) from a counter: whoever is free takes the next, long tiles of a causal sequence
+/// (attention_sequences.cuh) from an atomic counter: a free block takes the next, long tiles of a causal sequence
 /// first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence reads the
 /// rows behind it, masks them, and writes none of them.
 ///
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           if (!some) work.tile = -1;
           if (threadIdx.x % 32 == 0) publish(work);
           __syncwarp();
-          // Who takes the next tile long before it is needed keeps it from others who could begin.
+          // A tile taken long before it is needed is withheld from blocks that could start on it.
           if (some) near_end.wait(parity);
         }
         return;
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const auto release = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
       if (lane == 0) ring.empty[at.stage()].arrive();
     };
-    // Blocks that only other warpgroups' queries see go by.
+    // Skip KV blocks that are fully masked for this warpgroup.
     for (int n = work.end; n > max(end, work.begin); --n) {
       {
         gpu::sync_named(turn, 256);
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       total[half] += __shfl_xor_sync(0xFFFFFFFFu, total[half], 2);
     }
     if (work.piece >= 0) {
-      if (first + group * 64 + warp % 4 * 16 >= queries) continue;  // nobody reads rows of none
+      if (first + group * 64 + warp % 4 * 16 >= queries) continue;  // padding rows past the last sequence are never read
       float* const piece = args.partial + work.piece * Shape::kPieceFloats;
       float4* const out = reinterpret_cast<float4*>(piece) + (warp - 4) * (kD / 8) * 32 + place;
 #pragma unroll

@@ -80,7 +80,7 @@ inline AttentionSchedule attention_schedule(int64_t queries, int64_t keys, int64
 struct AttentionWork {
   int head_row, tile;
   int begin, end;  // key blocks
-  int64_t piece;   // where the result goes as a piece; -1: nobody else works on the tile
+  int64_t piece;   // index of the split where the partial result goes; -1: the tile is not split
 };
 
 /// The item-th work of block `place` of `grid`; passes over items without work, and returns false when there

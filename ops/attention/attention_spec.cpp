@@ -149,7 +149,7 @@ void add_dropout(std::vector<Case>& all) {
 }
 
 /// Fewer key heads, and sequences of any lengths: all kernels of each row, tiles that end within a sequence
-/// and at its end, sequences that are empty or see nothing, rows of none, and more sequences than lanes.
+/// and at its end, sequences that are empty or see nothing, padding rows, and more sequences than lanes.
 void add_groups_and_sequences(std::vector<Case>& all, bool causal) {
   all.push_back(grouped(2, 5, 7, 4, 2, 32, causal));
   all.push_back(grouped(1, 6, 3, 3, 1, 8, causal));

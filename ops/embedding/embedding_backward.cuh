@@ -63,7 +63,7 @@ struct Chunks {
 /// What one chunk adds up: the segments (places of one row) that begin in it, to their ends behind it, but
 /// for a segment that fills whole chunks: of that each uniform chunk is one part, as are the places before
 /// the first of them and, with the last of them, those behind. Parts are put into memory of their own, one at
-/// most a chunk, and added by whoever has the chunk where the segment begins.
+/// most a chunk, and added by the warp of the chunk in which the segment begins.
 struct Range {
   int begin, end;
   bool part;  // the last segment is one

@@ -195,7 +195,7 @@ void record_made(Tape& tape, Site site, const Tensor& x, const Tensor& weight, c
               });
 }
 
-/// The losses of none: backward makes the logits again.
+/// Reduction::none: backward recomputes the logits.
 void record_remade(Tape& tape, Site site, const Tensor& x, const Tensor& weight, const Tensor& bias,
                    const Tensor& targets, Tensor& loss, const LinearCrossEntropyOptions& options) {
   tape.record("linear_cross_entropy", site, {&x, &weight, &bias, &targets}, {&loss},

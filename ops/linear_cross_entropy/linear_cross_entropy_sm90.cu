@@ -81,7 +81,7 @@ struct FinishArgs {
 };
 
 /// A warp a token: its loss from the sums of its tiles, and with kGradients its factor s, s x, and the
-/// target's element. A row with an offset other than its base is written anew, as p.
+/// target's element. A row with an offset other than its base is rewritten, as p.
 template <bool kGradients>
 __global__ void __launch_bounds__(kBlock) finish_rows(FinishArgs args) {
   const int64_t row = blockIdx.x * int64_t(kRowsOfBlock) + threadIdx.x / kWarp;

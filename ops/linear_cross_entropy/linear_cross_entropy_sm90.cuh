@@ -134,7 +134,7 @@ class ExponentialEpilogue {
 };
 
 /// Sums of a tile in f32, added to what is there by the copy engine: no register holds the old value and
-/// nobody waits for it. One tile adds to an element in a launch, so the order of the sums is that of the
+/// no thread waits for it. One tile adds to an element in a launch, so the order of the sums is that of the
 /// launches.
 template <class Tile>
 class AddEpilogue {

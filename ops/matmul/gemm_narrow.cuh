@@ -19,7 +19,7 @@
 ///
 /// Parts of k: each writes its sums to scratch; the last of a group of parts to come adds the group's up in
 /// their order, and the last group's adds the groups' up. So one launch, and the result does not depend on
-/// who comes when. Nobody waits for anybody.
+/// the order of arrival. Blocks do not wait for each other.
 
 namespace tessera::ops {
 namespace {

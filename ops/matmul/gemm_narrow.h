@@ -4,7 +4,8 @@
 
 #include "ops/matmul/gemm.h"
 
-/// the arithmetic (docs/ops/gemm.md). bf16 and f16 on the tensor cores (gemm_narrow_mma.cuh); f32, and sums
+/// Variant "narrow" of GEMMs: one of m, n and k is small, so that memory or latency bounds them and not the
+/// arithmetic (docs/ops/gemm_narrow.md). bf16 and f16 on the tensor cores (gemm_narrow_mma.cuh); f32, and sums
 /// of columns, by multiply-adds (gemm_narrow.cuh). Any strides, any card.
 
 namespace tessera::ops {

@@ -114,7 +114,7 @@ constexpr int staged_sums(const NarrowMmaTile& tile) {
 }
 /// Shared memory of a block with `depth` of k: for a short k one stage, if that is what any launch may have
 /// unasked. (A launch that asks for much after one that did not waits for it: the SM's memory is divided
-/// anew.)
+/// again.)
 constexpr size_t narrow_bytes(const NarrowMmaTile& tile, int depth) {
   const size_t stage = size_t((tile.rows + tile.columns) * tile.depth * 2),
                sums = size_t(staged_sums(tile) * 4 * (8 / tile.down / tile.across)),

@@ -55,7 +55,7 @@ Tensor prolonged(const Tensor& x, int64_t columns) {
   return view(x, layout);
 }
 
-/// Not a write that anybody who saved x must hear of: its elements stay.
+/// Does not bump the version: the elements stay as they are.
 void zero_pads(const Tensor& x, int64_t columns) {
   Layout pads = distinct(x);
   pads.offset += x.size(-1);

@@ -10,8 +10,8 @@
 /// (docs/ops/linear.md); they are computed with the extents rounded up instead.
 ///
 /// What is added never reaches a result: along k both operands hold zeros there, so the sums gain exact
-/// zeros; what is added along m and n makes rows and columns of d that nobody looks at. Memory that belongs
-/// to somebody is not written: an operand is taken where it lies only if the columns that are added are the
+/// zeros; what is added along m and n makes rows and columns of d that are never read. Memory that belongs
+/// to other elements is not written: an operand is taken where it lies only if the columns that are added are the
 /// pads of its storage's own rows (`Storage::pitch_bytes`), which may then be overwritten with zeros; else it
 /// is copied into scratch, and d comes out of scratch.
 

@@ -17,7 +17,7 @@
 /// half of the rows of one tile (cooperative: the largest tiles, the least traffic), or each takes whole
 /// tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k needs that.
 /// A turn begins when the other's products are issued, not before: a phase of the ring is known by its parity
-/// alone, and who asks for a round too early takes the one before the last for it.
+/// alone, and a warpgroup that waits for a phase too early mistakes the phase before the last for it.
 ///
 /// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
 /// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes a clock
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   else
     __syncthreads();
   gpu::wait_for_earlier();
-  gpu::let_later_start();  // who comes next sets itself up on SMs that have nothing left to do
+  gpu::let_later_start();  // PDL: lets the next kernel start on idle SMs
 
   if (group < 0) {
     gpu::give_registers<Tile::kMany ? 24 : 40>();
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     epilogue.end();
   }
-  if constexpr (Tile::kCluster > 1) gpu::cluster_sync();  // nobody arrives at a block that has ended
+  if constexpr (Tile::kCluster > 1) gpu::cluster_sync();  // no remote arrive may reach a block that has exited
 }
 
 /// An operand of a product, rows x columns as it is stored: along_k rows of m (n) and columns of k, across_k

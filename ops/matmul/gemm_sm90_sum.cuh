@@ -10,18 +10,18 @@
 /// Parts of k: the warpgroups that hold the parts of one piece of d are on different SMs at the same time
 /// (see ProductPlan), so they add up on the spot. Each writes its sums to scratch as they lie in its
 /// registers, which is 16 dense bytes a thread, counts itself as there, waits for the others, and makes its
-/// own share of d from everybody's sums, in the order of k. Nothing depends on who comes first. With 22 tiles
+/// own share of d from all partial sums, in the order of k. Nothing depends on the order of arrival. With 22 tiles
 /// of 128 x 256 and six parts, that is 128 KiB out to L2 and back for an SM and one round of waiting, 3 us; a
 /// second kernel took 5 to 7.
 ///
-/// The waiting needs the whole grid on the card: a block an SM, and kernels that start under this one's end
-/// do so when its last block runs.
+/// All blocks must be co-resident (one per SM), or this spin-wait deadlocks; a dependent kernel starts only once
+/// the last block runs.
 
 namespace tessera::ops {
 namespace {
 
-/// How many parts of a piece have come; back to 0 when all of them have seen that. Products of one stream
-/// follow each other, so they share it.
+/// Arrival count per output tile; the last block resets it to 0. GEMMs of one stream run one after the other,
+/// so they share it.
 constexpr int kMostPieces = 4096;
 __device__ unsigned parts_there[kMostPieces];
 

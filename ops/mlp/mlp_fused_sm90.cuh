@@ -176,9 +176,9 @@ class WholeGroup {
   }
 
  private:
-  /// Lets go of the slot whose products were issued last, or of the one before.
+  /// Releases the stage whose MMAs were issued last, or the one before.
   __device__ __forceinline__ bool speaks() const { return speaks_; }
-  /// The thread's place in the group, read anew: y and h leave no registers for what can be had again.
+  /// The thread's index in the group, re-read: y and h leave no registers for what can be had again.
   static __device__ __forceinline__ int place() { return gpu::thread_again() % 128; }
   static __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
     return uint64_t(uint32_t(gpu::tile_descriptor<along_k>(0) >> 32)) << 32 | low;
@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
     gpu::take_registers<240>();
     WholeGroup<T, kKind, Shared, kSlots, kHands>(args, shared, group).run();
   }
-  gpu::cluster_sync();  // nobody hands over to a block that has ended
+  gpu::cluster_sync();  // no exchange may reach a block that has exited
 }
 
 /// The split tiles: their parts in the order of the hidden columns, bias, residual. A thread makes 8 columns.

@@ -22,7 +22,7 @@ Tensor rows_of(const Tensor& tensor) {
 }
 
 /// Where the gradient of a parameter is written: a leaf's own buffer if that waits for it, so that no copy is
-/// left to do; undefined if nobody wants it. In sum_dtype, or on a GPU in x's dtype if it is kept in that.
+/// left to do; undefined if it is not needed. In sum_dtype, or on a GPU in x's dtype if it is kept in that.
 GradTarget parameter_target(Backward& b, int input, const Tensor& x) {
   if (!b.needs(input)) return {};
   const DType wide = sum_dtype(x.dtype());

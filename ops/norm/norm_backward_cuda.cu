@@ -7,7 +7,7 @@
 /// walk the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in
 /// every row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares
 /// of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
-/// order. The grid, and so the order, depends on the problem and on the number of multiprocessors alone.
+/// order. The grid, and so the order, depends only on the problem and the number of SMs.
 ///
 /// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its
 /// words of the rows to come to shared memory (cp.async) two rows ahead.
@@ -122,7 +122,7 @@ __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combi
                           int64_t width) {
   constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp, kPlaces = place_of(kColumns);
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  __syncthreads();  // whoever still uses `combined`
+  __syncthreads();  // threads may still use `combined`
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combi
 template <int kPack, int kWarps>
 __device__ void add_threads(const float (&share)[kPack], float* combined, float* to, int64_t width) {
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  __syncthreads();  // whoever still uses `combined`
+  __syncthreads();  // threads may still use `combined`
 #pragma unroll
   for (int i = 0; i < kPack; ++i) {
     const float sum = gpu::warp_reduce<gpu::Sum>(share[i]);

@@ -23,9 +23,9 @@ unsigned resident_blocks(Device device, void (*kernel)(Params...), int threads, 
   return unsigned(std::clamp<int64_t>(wanted, 1, most));
 }
 
-/// Who finishes a grid's work: each block writes its part to memory and calls this with the same counter; all
+/// Finds the block that finishes a grid's work: each block writes its part to memory and calls this with the same counter; all
 /// threads of the block that arrives last get true, and see what every block wrote. That block adds the parts
-/// up in their own order, so the sum does not depend on who was last. The counter starts at 0 and is 0 again
+/// up in their own order, so the sum does not depend on which was last. The counter starts at 0 and is 0 again
 /// afterwards; no two grids that run at the same time may share it (the compute stream of a device runs one
 /// after the other). Contains two barriers.
 __device__ __forceinline__ bool last_block(unsigned* arrived) {

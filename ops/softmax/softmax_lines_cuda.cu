@@ -109,7 +109,7 @@ struct Own {
         values[i] = Op{}(values[i], __shfl_xor_sync(0xFFFFFFFFu, values[i], step));
     if (warps == 1) return;
     const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-    __syncthreads();  // whoever still reads the last result
+    __syncthreads();  // threads may still read the last result
     if (lane < lanes) write(place(scratch, warp, lane), values);
     __syncthreads();
     const int first = warp / warps * warps;

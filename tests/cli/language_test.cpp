@@ -263,7 +263,7 @@ TEST(TrainLanguageRuns, FromShardsWithDocumentsApart) {
   EXPECT_EQ(at.get("runs/a/model/tokenizer.json"), at.get("t.json"));
   const json settings = json::parse(at.get("runs/a/run.json"));
   EXPECT_EQ(settings.at("job").at("data"), (at / "d").string());
-  // Shards that have been made anew are not the run's.
+  // Shards that have been made again are not the run's.
   fs::remove_all(at / "d");
   expect_success(run(at, "tokenizer train --text a.txt --vocab-size 300 --out t2.json"));
   expect_success(run(at, "data tokenize --text a.txt b.txt --tokenizer t2.json --out d"));

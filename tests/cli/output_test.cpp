@@ -214,7 +214,7 @@ TEST(Bench, OpWritesRecordsThatCompareReads) {
   const std::string out = said(workplace, "bench compare a.jsonl a.jsonl --html page.html");
   EXPECT_EQ(count_of(out, "1.00x"), 4u) << out;
   EXPECT_TRUE(holds_all(workplace.get("page.html"), "<!doctype html>|linear|Benchmark comparison"));
-  // A forced row is named; a share that nobody knows is none of 0 %.
+  // A forced row is named; an unknown share is not 0 %.
   std::string forced = lines.front();
   forced.replace(forced.find("\"row\":\"\""), 8, "\"row\":\"big\"");
   workplace.put("b.jsonl", forced + "\n");

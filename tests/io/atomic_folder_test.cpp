@@ -238,7 +238,7 @@ TEST_F(AtomicFolders, ShardsOfASaveThatFailsAreRemoved) {
       }
       EXPECT_NE(error.find("No space left"), std::string::npos) << error;
       EXPECT_NE(error.find("write: " + folder + "/model"), std::string::npos) << error;
-      EXPECT_EQ(error.find(".tmp-"), std::string::npos) << error;  // a name that nobody knows
+      EXPECT_EQ(error.find(".tmp-"), std::string::npos) << error;  // an unknown name
       const Content after = content_of(root.path());
       EXPECT_TRUE(std::ranges::none_of(after, [](const auto& file) {
         return file.first.find("fresh") != std::string::npos || file.first.find("tmp") != std::string::npos;

@@ -242,7 +242,7 @@ TEST(HeldOut, WithoutAKnownTrainingPartIsTheWholeOrDocumentsApart) {
   const TemporaryFolder root;
   small_data(root);
   const std::string folder = (root / "data").string();
-  // Shards of another text stand for the training part: how they belong together nobody knows.
+  // Shards of another text stand for the training part: how they belong together is not known.
   const std::string other = (root / "other").string();
   write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = {}, .kind = "byte"}, other);
   std::filesystem::copy_file(other + "/train-00000.tokens", folder + "/train-00000.tokens",
