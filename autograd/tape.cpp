@@ -177,7 +177,8 @@ void add(GradState& state, const Tensor& gradient) {
     } else if (gradient.dtype() != state.grad_dtype) {
       state.grad = gradient.to(state.grad_dtype);
     } else if (leaf && (gradient.storage().use_count() > 1 || gradient.layout().is_expanded())) {
-      state.grad = gradient.clone();  // later ones are added in place, so no other tensor may share this memory
+      state.grad =
+          gradient.clone();  // later ones are added in place, so no other tensor may share this memory
     } else {
       state.grad = gradient;
     }

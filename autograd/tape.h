@@ -24,8 +24,9 @@ namespace tessera {
 
 class Tape;
 
-/// The one memory for the gradients of parts that together are a whole (what ops::split returns): the operator that
-/// writes a part's gradient in place makes it, and the whole's gradient is then there without a copy.
+/// The one memory for the gradients of parts that together are a whole (what ops::split returns): the
+/// operator that writes a part's gradient in place makes it, and the whole's gradient is then there without a
+/// copy.
 struct WholeGrad {
   Shape shape;
   DType dtype;
@@ -118,8 +119,8 @@ class Backward {
   /// The same, and releases it: when the caller drops it too, an input's gradient that lies in the same
   /// memory (both operands of an addition get one tensor) can be added to in place.
   Tensor take_grad(int output = 0);
-  /// Adds to the input's gradient; nothing if it is not needed. Any floating dtype; the sum has the gradient's
-  /// own.
+  /// Adds to the input's gradient; nothing if it is not needed. Any floating dtype; the sum has the
+  /// gradient's own.
   void accumulate(int input, const Tensor& gradient);
   /// Adds `gradient` to the part of the input's gradient that `view(grad)` names, as the backward of a slice
   /// does: the rest is left as it is, or zero if nothing has arrived yet. `shape` is the input's.

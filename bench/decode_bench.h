@@ -11,7 +11,7 @@ namespace tessera::bench {
 
 struct DecodeBenchOptions {
   std::string shape = "llama-2-7b";  // of decode_shapes(), with random weights; or
-  std::string model;                 // a folder of Hugging Face
+  std::string model;                 // a Hugging Face model directory
   std::vector<int64_t> prompts = {32, 2048};
   int64_t new_tokens = 128;  // 2 or more
   int64_t batch = 1;

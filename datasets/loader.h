@@ -36,7 +36,7 @@ struct LoaderOptions {
   int workers = 1;         // threads; each makes whole batches on one core
   int depth = 3;           // batches that wait or are being made
   /// Where batches go: for a GPU their tensors are page-locked (Tensor::empty_pinned), so that copies run
-  /// beside the host. A batch, and the loader, may be dropped while copies from it run.
+  /// next to the host. A batch, and the loader, may be dropped while copies from it run.
   Device device = Device::best();
 };
 

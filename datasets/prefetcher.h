@@ -21,8 +21,8 @@ struct LoaderStats {
 /// Seconds of std::chrono::steady_clock.
 double steady_seconds();
 
-/// Threads that make numbered things ahead of the one consumer, which gets them in order whatever the number of
-/// threads. At most `depth` of them wait or are being made.
+/// Threads that make numbered things ahead of the one consumer, which gets them in order whatever the number
+/// of threads. At most `depth` of them wait or are being made.
 class Prefetcher {
  public:
   using Produce = std::function<std::shared_ptr<void>(uint64_t number)>;

@@ -113,7 +113,8 @@ struct TokenShard::Mapping {
   void check_size() const {
     struct stat now {};
     check(::fstat(file, &now) == 0 && uint64_t(now.st_size) >= bytes, "shard: ", path, " has ",
-          uint64_t(now.st_size), " bytes, it had ", bytes, " when it was opened; another process is changing it");
+          uint64_t(now.st_size), " bytes, it had ", bytes,
+          " when it was opened; another process is changing it");
   }
 };
 

@@ -4,7 +4,7 @@
 
 #include "gpu/shared.cuh"
 
-/// How threads of a block or cluster wait for each other and for the copy engine, sm_90. Section names are
+/// How threads of a block or cluster wait for each other and for TMA, sm_90. Section names are
 /// those of the PTX ISA.
 
 namespace tessera::gpu {
@@ -102,11 +102,11 @@ struct Ring {
   }
 };
 
-/// Makes initialised barriers visible to the copy engine and the cluster ("fence.mbarrier_init").
+/// Makes initialised barriers visible to TMA and the cluster ("fence.mbarrier_init").
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/// Orders this thread's ordinary writes to shared memory before what wgmma and the copy engine read of it
+/// Orders this thread's ordinary writes to shared memory before what wgmma and TMA read of it
 /// ("fence.proxy.async"). A barrier among the writing threads must follow.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

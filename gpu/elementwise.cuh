@@ -122,7 +122,7 @@ struct AlignedRows {
   Divider by_packs_per_row;
 };
 
-/// kPack elements as they lie in memory, in registers that hold no more than they: an array of 16-bit numbers
+/// kPack elements as they are in memory, in registers that hold no more than they: an array of 16-bit numbers
 /// would take a register each.
 template <class T, int kPack>
 struct alignas(sizeof(T) * kPack < 16 ? sizeof(T) * kPack : 16) PackedWords {

@@ -5,7 +5,7 @@
 #include "gpu/barrier.cuh"
 #include "gpu/tensor_map.cuh"
 
-/// The copy engine of sm_90: tensor copies by a map, and bulk copies of plain bytes. One thread issues each.
+/// TMA of sm_90: tensor copies by a map, and bulk copies of plain bytes. One thread issues each.
 /// Section names are those of the PTX ISA. Shared addresses are multiples of 128 (tensor) or 16 (bulk).
 
 namespace tessera::gpu {

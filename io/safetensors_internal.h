@@ -24,7 +24,7 @@ SafetensorsPlan plan_safetensors(const std::string& path, const NamedTensors& te
 /// Length and header. Metadata values of equal length give heads of equal length if they need no escapes.
 std::string safetensors_head(const std::string& path, const SafetensorsPlan& plan, const Metadata& metadata);
 
-/// The elements as they lie in a file: packed, in host memory.
+/// The elements as they are in a file: packed, in host memory.
 Tensor file_order(const Tensor& tensor);
 
 /// Parses and checks the header (without its length), for a file with `data_bytes` bytes after it.

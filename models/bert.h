@@ -64,8 +64,8 @@ struct BertBatch {
   /// What a pass would else make from the lengths and copy to the device, which a captured graph cannot.
   Tensor positions = {};  // [N] rows of the position table
   Tensor first = {};      // [B] rows that the classifier reads; undefined: the first of every sequence
-  Tensor starts = {};     // [B + 1], see ops::AttentionSequences: then rows past the last are padding rows, and
-                          // `sequences` is not read
+  Tensor starts = {};  // [B + 1], see ops::AttentionSequences: then rows past the last are padding rows, and
+                       // `sequences` is not read
 
   /// From rows [B, T] padded at the end and their lengths; on the device of `tokens`, which is read on the
   /// host. `types` [B, T] or undefined.

@@ -159,7 +159,7 @@ Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const 
 
 namespace {
 
-/// Likelihoods [N, B] of the targets, which stay in f32 beside a mixture in 16 bits.
+/// Likelihoods [N, B] of the targets, which stay in f32 next to a mixture in 16 bits.
 Tensor target_losses(const Tensor& mixture, const TnpBatch& batch, ops::Reduction reduction) {
   const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
   return ops::gmm_nll(mixture, y.to(mixture.dtype() == DType::f64 ? DType::f64 : DType::f32), reduction);

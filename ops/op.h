@@ -83,7 +83,7 @@ struct Problem {
   std::vector<InputCase> inputs;                       // in the order of OpSpec::inputs
   double forward_flops = 0, backward_flops = 0;        // on the real work, a multiply-add is two
   double forward_elements = 0, backward_elements = 0;  // floating elements read and written at least once
-  double forward_bytes = 0, backward_bytes = 0;        // beside them: what is of another dtype
+  double forward_bytes = 0, backward_bytes = 0;        // next to them: what is of another dtype
 };
 
 /// How the inputs of a case lie in memory: as Tensor::empty makes them, as views with gaps (every second row

@@ -4,7 +4,7 @@
 #include "pretrained/config.h"
 #include "pretrained/names.h"
 
-/// Models from the folders of Hugging Face, and folders from models.
+/// Models from Hugging Face model directories, and folders from models.
 
 namespace tessera::pretrained {
 

@@ -13,9 +13,9 @@
 /// driver for nothing after its second step.
 ///
 /// Reuse is ordered by the device's one compute stream: a freed block may be handed out at once, since
-/// stream order guarantees that the new owner's work runs after the old owner's. Requests up to 1 MiB come from size
-/// classes (four to a doubling) carved from 2 MiB segments; larger ones are the best fit among free blocks,
-/// split and merged with their neighbours.
+/// stream order guarantees that the new owner's work runs after the old owner's. Requests up to 1 MiB come
+/// from size classes (four to a doubling) carved from 2 MiB segments; larger ones are the best fit among free
+/// blocks, split and merged with their neighbours.
 
 namespace tessera {
 

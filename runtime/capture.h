@@ -35,7 +35,7 @@ class GraphRecorder;
 /// offset): the host code does not run again. Gradients follow the calls as if the body ran each time,
 /// whatever happens to them in between: where the captured kernels would do something else than the body now
 /// (overwrite a gradient that it would add to, or write to a buffer that was replaced), the body is captured
-/// once more into another graph, which is kept beside the first. They share one memory pool. A tensor that
+/// once more into another graph, which is kept next to the first. They share one memory pool. A tensor that
 /// the body leaves in a handle outside (a loss, a retained gradient) holds the result of the last call,
 /// whichever graph ran.
 ///

@@ -13,8 +13,8 @@ namespace tessera {
 
 struct GradState;  // defined by autograd alone
 
-/// Bytes on a device, returned to the device's pool when the last tensor that uses them is gone. In-place writers bump
-/// `version`, which is how the tape notices that a tensor it saved was overwritten.
+/// Bytes on a device, returned to the device's pool when the last tensor that uses them is gone. In-place
+/// writers bump `version`, which is how the tape notices that a tensor it saved was overwritten.
 struct Storage {
   Storage(Device device, Allocator& allocator, size_t bytes);
   ~Storage();

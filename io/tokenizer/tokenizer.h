@@ -36,7 +36,7 @@ struct EncodeOptions {
   int64_t max_length = 0;  // cut to so many tokens, special ones included, the longer text first; 0: whole
 };
 
-/// Numbers of the tokens with a role; from tokenizer_config.json if it lies beside, else by their usual
+/// Numbers of the tokens with a role; from tokenizer_config.json if that file is there, else by their usual
 /// names.
 struct SpecialTokens {
   std::optional<int32_t> bos, eos, pad, unk, cls, sep, mask;

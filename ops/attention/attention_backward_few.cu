@@ -20,8 +20,8 @@
 /// its queries' (and columns') part of dQ += dS K over all 64 keys.
 ///
 /// Bytes: K, V, dK and dV once, 8 D a key; FLOPs 10 D rows a key. At 64 rows and D = 64 a tile is 32 KiB and
-/// 2.6 MFLOP: 1.4 us of a multiprocessor's share of memory, 0.75 us of its shared memory. Bound by memory, if
-/// enough blocks lie beside one another to cover its latency: hence mma.sync with 40 to 100 KiB a block.
+/// 2.6 MFLOP: 1.4 us of an SM's share of memory, 0.75 us of its shared memory. Bound by memory, if
+/// enough blocks lie next to one another to cover its latency: hence mma.sync with 40 to 100 KiB a block.
 
 namespace tessera::ops {
 namespace {
@@ -49,7 +49,7 @@ template <int kD, int kRows>
 struct FewTile {
   static constexpr size_t kBytes =
       size_t(2 * kRows * kD + 4 * kTile * kD + kTile * kRows) * 2 + 2 * kRows * sizeof(float);
-  static constexpr int kBlocks = kD <= 32 ? 4 : kD <= 64 ? (kRows == 32 ? 4 : 3) : 2;  // a multiprocessor
+  static constexpr int kBlocks = kD <= 32 ? 4 : kD <= 64 ? (kRows == 32 ? 4 : 3) : 2;  // per SM
   // A warp's part of dQ: 16 rows and a share of the columns.
   static constexpr int kRowParts = kRows / 16, kColumnParts = kWarps / kRowParts,
                        kColumns = kD / 16 / kColumnParts;  // in sixteens
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kThreads)
                      gpu::Pack<T, 4>{T(sum.x * last), T(sum.y * last), T(sum.z * last), T(sum.w * last)});
 }
 
-/// Keys of a block: the fewest rounds of a card of 132 multiprocessors (a constant, so that results depend on
+/// Keys of a block: the fewest rounds of a GPU of 132 SMs (a constant, so that results depend on
 /// shapes alone) times the time of a block in tiles, its start and end counting as two. Of sequences, whose
 /// lengths are not known: two rounds of whole ranges.
 int keys_of_block(const SequenceStarts& starts, int64_t heads, int64_t keys, int blocks) {

@@ -12,7 +12,7 @@
 ///
 /// Two warpgroups: one multiplies (as attention_backward_sm90.cuh describes, and dQ^T = K^T dS^T itself); of
 /// the other, one warp brings tiles and two make the statistics, a thread a query. Two blocks run on a
-/// multiprocessor, so that one computes while the other waits. With fewer than kFill heads, several blocks
+/// SM, so that one computes while the other waits. With fewer than kFill heads, several blocks
 /// share a head and leave their dK and dV in f32 to a last kernel, which adds them in a fixed order; so do
 /// the blocks of the query heads that read one key head.
 
@@ -22,7 +22,7 @@ namespace {
 using namespace sm90;
 
 constexpr int kFill =
-    264;  // blocks that two a multiprocessor make of 132: a constant, so that results depend on shapes alone
+    264;  // blocks that two per SM make of 132: a constant, so that results depend on shapes alone
 constexpr int kStages = 3;
 constexpr int kBox = 64 * 128;  // bytes of 64 rows
 constexpr int kK = 0, kV = kBox, kQ = 2 * kBox, kDout = kQ + kStages * kBox, kO = kDout + kStages * kBox,

@@ -171,7 +171,7 @@ constexpr int64_t kCard = 132;  // blocks at a time: a constant, so that results
 
 /// Heads whose key tiles run side by side. More heads: fewer key tiles of each at work, so that less waits
 /// for the turns of others where walks start together, which short walks (causal) and short steps (D <= 64)
-/// feel most; and less that shares Q, dO and sums of dQ in L2. Without a mask as few as fill the card twice,
+/// feel most; and less that shares Q, dO and sums of dQ in L2. Without a mask as few as fill the GPU twice,
 /// or once for short heads of D > 64. Causal as many as have 2,048 columns, if they read and add to 256 MB at
 /// most: their blocks start at all times, and cannot share as much.
 int64_t heads_at_once(const Tensor& q, int64_t sequences, int64_t group, int64_t key_tiles, bool causal) {
@@ -184,7 +184,7 @@ int64_t heads_at_once(const Tensor& q, int64_t sequences, int64_t group, int64_t
   return std::max(gpu::ceil_div(kCard, key_tiles), std::min(2048 / head, (int64_t{256} << 20) / bytes));
 }
 
-/// Into how many chunks walks are cut: with few key tiles a card is not filled, or a second round nearly
+/// Into how many chunks walks are cut: with few key tiles a GPU is not filled, or a second round nearly
 /// empty. The fewest rounds of blocks times the time of a block in steps; its start and end count as three, a
 /// chunk's dK and dV in f32 as four more. More chunks only for a tenth (the first) or a twentieth of the
 /// time.

@@ -92,7 +92,7 @@ struct BackwardConfig {
   static constexpr int kMainRegisters = kMainRegisters_, kSumRegisters = kSumRegisters_;
   static constexpr bool kHeld = kHead == 64;   // K and V as operands in registers
   static constexpr bool kApart = kHead == 64;  // dQ by a warpgroup of its own
-  // Exponentials beside dP, dV beside dS: 16 registers more, which dQ's warpgroup gives by reading K^T from
+  // Exponentials next to dP, dV next to dS: 16 registers more, which dQ's warpgroup gives by reading K^T from
   // shared memory. At D = 128 it gains nothing, and with dropout there are none to spare.
   static constexpr bool kBeside = kApart && !kDrops;
   static constexpr int kThreads = kApart ? 512 : 384;

@@ -12,7 +12,7 @@
 /// with 16 rows a warp would be bound by it. It walks the keys in tiles of 64, two in shared memory: while
 /// one is worked on, cp.async brings the next, so there is one barrier a tile. S stays in registers, the
 /// softmax is online and in base 2, and the probabilities, rounded to the dtype, are the left operand of P V
-/// as they lie in the accumulators. Q stays in registers up to D = 64 and is read again from shared memory
+/// as they are in the accumulators. Q stays in registers up to D = 64 and is read again from shared memory
 /// above, where O needs the registers.
 ///
 /// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once per query tile, from L2. Bound by the tensor

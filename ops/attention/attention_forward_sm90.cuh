@@ -13,7 +13,7 @@
 /// from the last block to the first. A producer warp brings Q, and K and V block by block, with the copy
 /// engine into rings guarded by mbarriers; it runs as far ahead as the rings allow, over the end of the tile
 /// into the next, since the grid is persistent (attention_schedule.h). Registers move from the producer to
-/// the consumers: S, P and O of 64 rows live there, and P is the left operand of P V as it lies.
+/// the consumers: S, P and O of 64 rows live there, and P is the left operand of P V as it is.
 ///
 /// Two overlaps keep the tensor cores and the special-function unit (16 exponentials a clock; at D = 64 it
 /// needs exactly as long as the products) busy at the same time. Within a warpgroup, S of the next block and
@@ -21,9 +21,9 @@
 /// one multiplies while others compute exponentials; they issue their products in turn.
 ///
 /// With sequences of any lengths, which the host does not know, the planning warps take slots of tiles
-/// (attention_sequences.cuh) from an atomic counter: a free block takes the next, long tiles of a causal sequence
-/// first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence reads the
-/// rows behind it, masks them, and writes none of them.
+/// (attention_sequences.cuh) from an atomic counter: a free block takes the next, long tiles of a causal
+/// sequence first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence
+/// reads the rows behind it, masks them, and writes none of them.
 ///
 /// Dropout makes its words before the turn to issue the next scores, while others multiply, and drops in P
 /// where it is rounded; sums and statistics are of all probabilities.
@@ -381,7 +381,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       total[half] += __shfl_xor_sync(0xFFFFFFFFu, total[half], 2);
     }
     if (work.piece >= 0) {
-      if (first + group * 64 + warp % 4 * 16 >= queries) continue;  // padding rows past the last sequence are never read
+      if (first + group * 64 + warp % 4 * 16 >= queries)
+        continue;  // padding rows past the last sequence are never read
       float* const piece = args.partial + work.piece * Shape::kPieceFloats;
       float4* const out = reinterpret_cast<float4*>(piece) + (warp - 4) * (kD / 8) * 32 + place;
 #pragma unroll

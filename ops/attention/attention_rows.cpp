@@ -111,7 +111,7 @@ AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> 
   const Tensor &q = heads.begin()[0], &k = heads.begin()[1];
   const std::string& card = q.device().card().name;
   auto row = tuning::ForceRow::forced("attention");
-  // The key costs more than a launch; most cards have no entry.
+  // The key costs more than a launch; most GPUs have no entry.
   if (!row && tuning::entries(card) > 0) row = tuning::row(card, "attention", key_of(pass, q, k, problem));
   if (row) {
     check(*row >= 0 && *row < int(attention_row_names().size()), "attention: row ", *row,

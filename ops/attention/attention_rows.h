@@ -9,8 +9,8 @@
 
 /// Which kernels compute attention on a GPU. Every row computes the same function by the same rounding
 /// points; they differ in what they can take:
-///   mma    mma.sync and cp.async: any card, and f32 in plain multiply-adds
-///   wgmma  wgmma and the copy engine: compute capability 9.0, bf16 and f16, layouts that tensor maps encode
+///   mma    mma.sync and cp.async: any GPU, and f32 in plain multiply-adds
+///   wgmma  wgmma and TMA: compute capability 9.0, bf16 and f16, layouts that tensor maps encode
 
 namespace tessera::ops {
 
@@ -19,7 +19,7 @@ enum class AttentionRow : uint8_t { mma, wgmma };
 /// In the order of AttentionRow.
 std::vector<std::string> attention_row_names();
 
-/// The row of a problem: one that is forced, then the table of the card (operator "attention", key such as
+/// The row of a problem: one that is forced, then the table of the GPU (operator "attention", key such as
 /// "forward bf16 [1, 11000, 8, 64] x 10000 of 2 causal in 7", with 2 key heads and 7 sequences; "dropout"
 /// follows "causal"), then mma where that is faster (few queries, many short sequences), then wgmma wherever
 /// it can. `pass` is "forward" or "backward"; `heads` are all [B, L, H, D] operands of it, q first and k
@@ -46,7 +46,7 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
                                    const Tensor& lse, const AttentionProblem& problem);
 
 /// Of the mma row in bf16 and f16, forward where at most 16 queries read a key head: the kernels of
-/// decode_attention, which cut the keys into as many pieces as fill the card.
+/// decode_attention, which cut the keys into as many pieces as fill the GPU.
 bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
 
 /// Of the mma row in bf16 and f16, forward of short lengths, or of at least three sequences that are short on

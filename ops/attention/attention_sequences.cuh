@@ -84,8 +84,8 @@ struct SequenceStarts {
 
   /// The same, but slots go to the sequences in another order, in which no tile has more to walk than the one
   /// before: a grid that takes them in turn ends evenly. That order is known where the sequences and the rows
-  /// of none are one for each lane; more come as they lie. All lanes of a warp call both functions; the first
-  /// does not need the slot.
+  /// past the last sequence are one for each lane; more are taken in order. All lanes of a warp call both
+  /// functions; the first does not need the slot.
   template <bool kQueries>
   __device__ __forceinline__ SequenceOrder order(int tile_rows) const {
     SequenceOrder own{0, 0};

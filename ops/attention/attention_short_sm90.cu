@@ -11,7 +11,7 @@
 /// A block owns some tokens of one batch and some heads of it. K and V of its heads stay in shared memory.
 /// One thread streams 64-token tiles of Q, head by head of the same tokens (in memory these lie side by side,
 /// so DRAM pages are read whole), into rings of slots, one ring a consumer warpgroup. O replaces Q in its
-/// slot, leaves by the copy engine, and the slot is free again. Each warp stores its own 16 rows, so that a
+/// slot, leaves by TMA, and the slot is free again. Each warp stores its own 16 rows, so that a
 /// block's tokens need only be a multiple of 16: the work divides evenly.
 
 namespace tessera::ops {

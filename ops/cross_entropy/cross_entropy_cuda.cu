@@ -8,10 +8,10 @@
 /// bytes: bound by memory. Kernels: cross_entropy_kernel.cuh.
 ///
 /// A row belongs to so many threads that each has about four packs of 16 bytes: 4 or 8 lanes, a warp, a
-/// block. Rows too few to give every multiprocessor some warps have a block each, rows of more than 2048
-/// packs that are fewer than the multiprocessors one of 1024 threads. Losses are added in double, each block
-/// its rows in order, then the last block to end the blocks' sums; the targets that count are counted beside.
-/// In place the mean must know their number first: a kernel of its own.
+/// block. Rows too few to give every SM some warps have a block each, rows of more than 2048
+/// packs that are fewer than the SMs one of 1024 threads. Losses are added in double, each block
+/// its rows in order, then the last block to end the blocks' sums; the targets that count are counted as
+/// well. In place the mean must know their number first: a kernel of its own.
 
 namespace tessera::ops {
 namespace {
@@ -140,7 +140,7 @@ void cross_entropy_in_place_cuda(const CrossEntropyForward& args, const Tensor& 
       return rows.smoothing > 0 ? launch_in_place<T, kThreads, true>(args, rows, sink, g)
                                 : launch_in_place<T, kThreads, false>(args, rows, sink, g);
     };
-    // Blocks small enough that several share a processor; one large one where only one row fits.
+    // Blocks small enough that several share an SM; one large one where only one row fits.
     const int64_t packs = ceil_div(rows.classes, kPackOf<T>);
     if (packs <= 128) return launch.template operator()<kWarp>();
     if (packs <= 1024) return launch.template operator()<128>();

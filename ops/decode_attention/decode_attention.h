@@ -31,7 +31,7 @@ struct DecodeAttentionOptions {
 /// row "fma"); o once. A query whose scores are all -inf gives 0.
 ///
 /// Inference only: throws if a gradient would be needed. Deterministic: the keys are cut by length, capacity
-/// and card alone, and the pieces are added in order.
+/// and GPU alone, and the pieces are added in order.
 Tensor decode_attention(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& lengths,
                         const DecodeAttentionOptions& options = {});
 

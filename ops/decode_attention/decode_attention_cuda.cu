@@ -16,7 +16,7 @@ namespace decode {
 namespace {
 
 constexpr int kLanes = 8;     // that share a key
-constexpr int kResident = 2;  // blocks that share a multiprocessor
+constexpr int kResident = 2;  // blocks that share an SM
 
 template <class T, int kChunks, int kRows>
 __global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) {

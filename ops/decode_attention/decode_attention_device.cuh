@@ -175,7 +175,7 @@ struct Plan {
 };
 
 /// The problem with queries in tiles of `tile`, cut into as many pieces as fill one wave of blocks,
-/// `resident` of them a multiprocessor: a second wave of a few blocks would take as long as the first.
+/// `resident` of them per SM: a second wave of a few blocks would take as long as the first.
 template <class T>
 Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
   Plan<T> plan{.args = {.o = p.o.data<T>(),

@@ -15,7 +15,7 @@
 ///     permutation. Rows g and g + 8 of product w are the elements 8 g + 2 w and the next: what a lane has at
 ///     the end are 8 neighbours of each of its two queries.
 /// Keys are loaded again as soon as S is made and values as soon as O is, so 4 to 8 KiB a warp are under way
-/// at any time; 12 warps a multiprocessor cover the latency of memory. Per 16 keys of 128 elements 16 loads
+/// at any time; 12 warps per SM cover the latency of memory. Per 16 keys of 128 elements 16 loads
 /// and 24 to 32 products of matrices, some 150 instructions for 8 KiB: bound by memory, at H / Hk queries a
 /// key as at one.
 ///
@@ -50,7 +50,7 @@ struct Stream {
   }
 };
 
-/// Blocks that share a multiprocessor; registers allow no more.
+/// Blocks that share an SM; registers allow no more.
 template <int kDim, int kQueries>
 constexpr int kResident = kDim <= 64 && kQueries == 8 ? 4
                           : kDim <= 64                ? 3

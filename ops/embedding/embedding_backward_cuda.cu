@@ -260,7 +260,7 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
   check(count <= kMost && rows < kMost, "embedding: backward of ", count, " indices into a table of ", rows,
         " rows; a GPU takes fewer than 2^31 of either (split the indices over several calls)");
   const uint32_t packs_per_row = uint32_t(ceil_div(width, kPackOf<Out>));
-  // Rows a warp clears: all warps of the card four times.
+  // Rows a warp clears: all warps of the GPU four times.
   const int rows_of_warp = int(std::clamp<int64_t>(rows / (multiprocessors * kWarps * 4), 1, kWarp));
   const BackwardArgs<T, Out> args{dtable.data<Out>(),
                                   dy.data<T>(),

@@ -105,7 +105,7 @@ std::vector<OpSpec> gmm_nll_specs() {
                 {.dims = {{"T", 128}, {"K", 31}}, .gradcheck = false},
                 {.dims = {{"T", 131}, {"K", 32}}, .attrs = reduced("sum"), .gradcheck = false},
                 {.dims = {{"T", 130}, {"K", 67}}, .attrs = reduced("none"), .gradcheck = false},
-                // More tiles than warps are on the card at once.
+                // More tiles than warps are on the GPU at once.
                 {.dims = {{"T", 135169}, {"K", 1}}, .gradcheck = false}},
       .benches = {{.dims = {{"T", 32000}, {"K", 10}}},
                   {.dims = {{"T", 1048576}, {"K", 10}}},

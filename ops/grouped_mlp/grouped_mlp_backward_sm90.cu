@@ -15,7 +15,7 @@
 ///
 /// FLOPs: 2 D F K a token (the other two products, dx and dup, follow as plain ones on dh). Bytes: dh
 /// written, 2 F K a token. An epilogue is a chain of short dependent steps with few registers to overlap
-/// them, so it takes longer than a tile's products: three warpgroups take turns, one multiplies beside the
+/// them, so it takes longer than a tile's products: three warpgroups take turns, one multiplies next to the
 /// epilogues of two.
 
 namespace tessera::ops {

@@ -12,7 +12,7 @@
 ///
 /// FLOPs: 2 D F K a token. Bytes: x and the weights from L2, y. Bound by the tensor cores; the epilogue
 /// (about ten instructions an accumulator, one of them special) takes a third of a tile's products and runs
-/// beside the other warpgroup's.
+/// next to the other warpgroup's.
 
 namespace tessera::ops {
 namespace {

@@ -9,7 +9,7 @@
 
 /// y[t] = W x[t] (+ bias) for up to 8 tokens t: every weight is read once from memory and used for all
 /// tokens. 2 T operations a weight against its 2 or 4 bytes: bound by memory. What counts is (1) that enough
-/// loads are under way at any time, some 40 KB a multiprocessor, (2) that no time passes between kernels,
+/// loads are under way at any time, some 40 KB per SM, (2) that no time passes between kernels,
 /// since one product of a 7B model takes 10 to 60 us.
 ///
 /// 16 bits: the products go through mma.m16n8k16, W's rows as its rows, tokens as its 8 columns, so that
@@ -55,7 +55,7 @@ __device__ __forceinline__ Words<T> load_some(const T* from, int count) {
 }
 
 /// 8 rows of W a block, the upper half of a fragment, whose lower half is 0. kGated: 8 rows and, as the lower
-/// half, those `second` further on; y = silu(first) second. kBlocks share a multiprocessor.
+/// half, those `second` further on; y = silu(first) second. kBlocks share an SM.
 template <class T, int kAhead, int kBlocks, bool kGated, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
   constexpr int kStep = 32, kTurn = kWarps * kAhead * kStep, kHalves = kGated ? 2 : 1;

@@ -10,7 +10,7 @@
 /// every (t / packs)-th row (a pack is 16 bytes where the rows are aligned for it, else one element), so that
 /// a warp reads what lies together, whatever the width, and keeps four loads under way. The sums of a column
 /// are added in order through shared memory. Chunks are as many as fill the GPU; their sums are rows that a
-/// second, small kernel adds. No atomics: the order depends only on the shape and the card.
+/// second, small kernel adds. No atomics: the order depends only on the shape and the GPU.
 
 namespace tessera::ops {
 namespace {

@@ -29,8 +29,7 @@ void linear_parameter_gradients(Backward& entry, int weight_input, int bias_inpu
                                 const Tensor& x, const Tensor& dy);
 
 /// Hands the column sums of dy to input number `input` of the entry, if it wants them: written or added in
-/// place where its gradient lies packed, else in the dtype in which it is kept, so that no cast is needed
-/// them.
+/// place where its gradient lies packed, else in the dtype in which it is kept, so that no cast is needed.
 void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups = false);
 
 /// x [..., columns] summed over all rows, or x [rows, groups, columns] over its rows if `groups`: f32 (f64

@@ -139,7 +139,7 @@ std::string wgmma_lacks(const Head& head) {
   if (head.x.device().card().major != 9) return "a card of compute capability 9.0";
   if (head.x.dtype() != DType::bf16) return "bf16";
   if (head.bias.defined() || head.options.label_smoothing != 0) return "no bias and no label_smoothing";
-  // Shorter rows of x, dweight and the exponentials are dense, which the copy engine cannot read.
+  // Shorter rows of x, dweight and the exponentials are dense, which TMA cannot read.
   if (head.tokens() == 0 || head.x.size(1) < 8 || head.classes() < 8)
     return "tokens, of 8 features or more, and 8 classes or more";
   if (!lies_well(head.x) || !lies_well(head.weight))

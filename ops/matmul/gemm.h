@@ -5,7 +5,7 @@
 #include "autograd/tape.h"
 #include "runtime/tuning.h"
 
-/// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels beside it.
+/// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels next to it.
 /// Operators use the tensor functions at the end; Gemm is what they come down to.
 
 namespace tessera::ops {
@@ -41,11 +41,11 @@ struct Gemm {
 void gemm_cpu(const Gemm& gemm);
 /// The kernels that multiply products on CUDA ("gemm" of tuning::ForceRow, and the rows of the operators that
 /// are made of products):
-///   cublas         cuBLASLt, the problem as it lies
+///   cublas         cuBLASLt, the problem as it is
 ///   cublas padded  cuBLASLt with odd extents rounded up wherever they can be (gemm_padding.h)
 ///   wgmma          the kernels of gemm_sm90.cuh; throws where they cannot
 ///   narrow         those of gemm_narrow.h, for products with a side of a few; takes everything
-/// Unforced, it is a function of shapes, layouts and card: see multiply and docs/ops/gemm.md.
+/// Unforced, it is a function of shapes, layouts and GPU: see multiply and docs/ops/gemm.md.
 enum class GemmRow : uint8_t { cublas = 0, cublas_padded = 1, wgmma = 2, narrow = 3 };
 std::vector<std::string> gemm_rows();
 
@@ -76,7 +76,7 @@ struct MultiplyOptions {
 ///
 /// d = alpha a b (+ d) (+ bias) (+ residual): d [..., m, n], a [..., m, k], b [..., k, n]; the leading
 /// dimensions of a and b broadcast to d's. Transposition is a matter of strides: pass a.transpose(-1, -2). A
-/// matrix whose rows or whose columns are dense is taken as it lies, any other is copied; d must be
+/// matrix whose rows or whose columns are dense is taken as it is, any other is copied; d must be
 /// `writable`. Where b is the same for neighbouring matrices of a and d that continue each other, they become
 /// one product. k = 0 gives zeros or the bias. A residual is added before the sum is rounded if the row is
 /// "wgmma" or "narrow" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are
@@ -86,8 +86,8 @@ struct MultiplyOptions {
 /// On CUDA kernels count rows, columns and k in 32 bits: where one exceeds 2^30 the product is made in
 /// pieces, pieces of k one after the other (a 16-bit d is then rounded after each).
 ///
-/// Returns whether options.sums was written: only where the product reads a in a form that yields them beside
-/// it, which is row "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
+/// Returns whether options.sums was written: only where the product reads a in a form that yields them next
+/// to it, which is row "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
 bool multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// The same by pieces of at most `most` rows (over all leading dimensions), columns and k. Returns false.
@@ -106,7 +106,7 @@ bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b);
 /// The dtype in which sums of products run: f32, f64 for f64.
 DType sum_dtype(DType dtype);
 
-/// Whether multiply can write a tensor as it lies: dense elements in a row, rows that do not overlap.
+/// Whether multiply can write a tensor as it is: dense elements in a row, rows that do not overlap.
 bool writable(const Tensor& d);
 
 /// Which dtype a new gradient gets: `f32` for what is summed over many rows and belongs to parameters, so

@@ -36,7 +36,7 @@ std::string gemm_narrow_lacks(const Gemm& g) {
 
 NarrowChoice choose_narrow(const Gemm& g, int multiprocessors, int forced) {
   // Measured (docs/ops/gemm.md): clocks of a launch and its end, a block, a trip to memory, meeting, and
-  // eight parts that are added up; what a block's SM gets of memory. The clock is slower than the card's by
+  // eight parts that are added up; what a block's SM gets of memory. The clock is slower than the GPU's by
   // what they miss.
   constexpr double kClock = 0.97e9, kEnds = 3450, kBlock = 1800, kTrip = 900, kBytesPerClock = 14,
                    kMeet = 1800, kTerms = 500;
@@ -175,9 +175,9 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
 }
 
 bool gemm_narrow_pays(const Gemm& g, Device device) {
-  // Beside the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
-  // beside few sums, which it often leaves to a block or two. A bias that it does not take along is a launch.
-  // The models are about 10 % off: what takes long is given to this row only if it is clearly faster.
+  // Next to the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
+  // next to few sums, which it often leaves to a block or two. A bias that it does not take along is a
+  // launch. The models are about 10 % off: what takes long is given to this row only if it is clearly faster.
   constexpr int64_t kShort = 256, kLong = 4096;
   constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05,
                    kClearly = 0.9, kWhile = 15e-6;

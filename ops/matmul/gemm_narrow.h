@@ -5,8 +5,8 @@
 #include "ops/matmul/gemm.h"
 
 /// Variant "narrow" of GEMMs: one of m, n and k is small, so that memory or latency bounds them and not the
-/// arithmetic (docs/ops/gemm_narrow.md). bf16 and f16 on the tensor cores (gemm_narrow_mma.cuh); f32, and sums
-/// of columns, by multiply-adds (gemm_narrow.cuh). Any strides, any card.
+/// arithmetic (docs/ops/gemm_narrow.md). bf16 and f16 on the tensor cores (gemm_narrow_mma.cuh); f32, and
+/// sums of columns, by multiply-adds (gemm_narrow.cuh). Any strides, any GPU.
 
 namespace tessera::ops {
 
@@ -33,7 +33,7 @@ constexpr int narrow_depth(const NarrowTile& tile, size_t element) {
 inline constexpr int kNarrowThreads = 256;
 
 /// The tiles of 16-bit products (gemm_narrow_mma.cuh): rows and columns, of k at once, how many of the eight
-/// warps lie below and beside each other (the others take turns along k), blocks that share an SM.
+/// warps lie below and next to each other (the others take turns along k), blocks that share an SM.
 struct NarrowMmaTile {
   int rows, columns, depth, down, across, resident;
 };

@@ -25,7 +25,7 @@ struct NarrowOperand {
   bool along_k;   // the dense dimension is k
   bool packs;     // may be read in packs
   uint32_t ones;  // what a word of it holds if data is null
-  int lanes_log;  // one element at a time: log2 of the threads beside each other along the dense dimension
+  int lanes_log;  // one element at a time: log2 of the threads next to each other along the dense dimension
 };
 
 /// `left` is a and `right` is b, or, swapped, the other way round.
@@ -39,7 +39,7 @@ struct NarrowArgs {
   int64_t ldd, stride_d, stride_bias;
   int m, n, k;
   gpu::Divider splits_by, tiles_by,
-      columns_by;            // parts of a tile, tiles of a matrix, tiles beside each other
+      columns_by;            // parts of a tile, tiles of a matrix, tiles next to each other
   int splits, group, depth;  // depth: of k, of a part
   bool swapped, wide;        // wide: d is f32, not T
   bool quads, packs;         // four neighbours of d, 16 bytes of it can be written at once
@@ -139,8 +139,8 @@ __device__ __forceinline__ bool comes_last(unsigned* arrived, int members) {
   return last;
 }
 
-/// Which part of which tile of which matrix a block makes: blocks count parts fastest, then tiles beside each
-/// other, tiles below each other, matrices.
+/// Which part of which tile of which matrix a block makes: blocks count parts fastest, then tiles next to
+/// each other, tiles below each other, matrices.
 struct NarrowPlace {
   int tile_of_all, split, matrix, row_tile, column_tile;
 
@@ -155,7 +155,7 @@ struct NarrowPlace {
   }
 };
 
-/// Adds beta c to the sums of d[row][column ...], as far as they lie in d.
+/// Adds beta c to the sums of d[row][column ...], as far as they are in d.
 template <class Out, int kCount, class T>
 __device__ __forceinline__ void add_old(const NarrowArgs<T>& g, int64_t matrix, int row, int column,
                                         float (&values)[kCount]) {
@@ -166,7 +166,7 @@ __device__ __forceinline__ void add_old(const NarrowArgs<T>& g, int64_t matrix, 
     if (column + i < g.n) values[i] += g.beta * float(from[i]);
 }
 
-/// Writes d[row][column ...], whose place is a multiple of kCount, as far as they lie in d; at once if they
+/// Writes d[row][column ...], whose place is a multiple of kCount, as far as they are in d; at once if they
 /// may be.
 template <int kCount, class Out, class T>
 __device__ __forceinline__ void write_rounded(const NarrowArgs<T>& g, bool together, int64_t matrix, int row,

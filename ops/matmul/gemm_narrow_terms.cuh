@@ -20,7 +20,7 @@ namespace tessera::ops {
 namespace {
 
 /// Column `column` of 32: which of the four products makes it, and in which of its eight columns. A lane has
-/// two of those from each product (gpu/mma.cuh); kPack of its eight lie beside each other.
+/// two of those from each product (gpu/mma.cuh); kPack of its eight lie next to each other.
 template <int kPack>
 struct TermsColumn {
   int product, column;

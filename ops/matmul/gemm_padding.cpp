@@ -15,7 +15,7 @@ int64_t unit_of(DType dtype) {
   return 16 / int64_t(size_of(dtype));
 }
 
-// Rates in 16 bits of an H100 SXM: T = 36096, 512 -> 1365 takes 0.57 ms as it lies, 512 -> 1368 takes 0.096
+// Rates in 16 bits of an H100 SXM: T = 36096, 512 -> 1365 takes 0.57 ms as it is, 512 -> 1368 takes 0.096
 // ms. Those of TF32 count as half of them. A kernel of a few microseconds costs its launch and its tail
 // whatever it moves.
 constexpr double kBytesPerSecond = 2.5e12, kLaunchSeconds = 3e-6;

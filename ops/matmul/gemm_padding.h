@@ -11,9 +11,9 @@
 ///
 /// What is added never reaches a result: along k both operands hold zeros there, so the sums gain exact
 /// zeros; what is added along m and n makes rows and columns of d that are never read. Memory that belongs
-/// to other elements is not written: an operand is taken where it lies only if the columns that are added are the
-/// pads of its storage's own rows (`Storage::pitch_bytes`), which may then be overwritten with zeros; else it
-/// is copied into scratch, and d comes out of scratch.
+/// to other elements is not written: an operand is taken where it lies only if the columns that are added are
+/// the pads of its storage's own rows (`Storage::pitch_bytes`), which may then be overwritten with zeros;
+/// else it is copied into scratch, and d comes out of scratch.
 
 namespace tessera::ops {
 
@@ -22,7 +22,7 @@ namespace tessera::ops {
 /// in TF32: `transpose_a`, `transpose_b` say that the columns are (see Gemm). n is at least 2, k at least 2.
 ///
 /// The choice compares the bytes of all copies and the FLOPs at rates measured on an H100, a function of
-/// shapes and layouts alone. tuning::ForceRow("gemm", row) makes it: row 0 leaves every product as it lies,
+/// shapes and layouts alone. tuning::ForceRow("gemm", row) makes it: row 0 leaves every product as it is,
 /// row 1 rounds whatever can be rounded.
 bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
                      bool transpose_a, bool transpose_b);

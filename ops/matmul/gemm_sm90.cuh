@@ -12,7 +12,7 @@
 
 /// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
 ///
-/// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has the copy engine
+/// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has TMA
 /// bring 64 of k of both operands into a ring of stages; the two other warpgroups multiply. Either both take
 /// half of the rows of one tile (cooperative: the largest tiles, the least traffic), or each takes whole
 /// tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k needs that.
@@ -107,7 +107,7 @@ struct ProductPlan {
   }
 };
 
-/// The operands as the copy engine sees them: three dimensions, the last the batch. Problems of the same
+/// The operands as TMA sees them: three dimensions, the last the batch. Problems of the same
 /// extents whose matrices lie anywhere may be a batch as well, each with maps of its own.
 template <int kProblems>
 struct ProductMapsOf {
@@ -305,7 +305,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     epilogue.end();
   }
-  if constexpr (Tile::kCluster > 1) gpu::cluster_sync();  // no remote arrive may reach a block that has exited
+  if constexpr (Tile::kCluster > 1)
+    gpu::cluster_sync();  // no remote arrive may reach a block that has exited
 }
 
 /// An operand of a product, rows x columns as it is stored: along_k rows of m (n) and columns of k, across_k

@@ -17,13 +17,13 @@ bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
 }
 
-/// Whether every row starts on a line of memory. The copy engine brings rows of 128 bytes: of others it asks
+/// Whether every row starts on a line of memory. TMA brings rows of 128 bytes: of others it asks
 /// for two lines each.
 bool on_lines(const void* data, int64_t ld, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
 }
 
-/// Whether the copy engine can write d.
+/// Whether TMA can write d.
 bool direct(const Gemm& g) {
   if (!vectors(g.d, g.ldd, g.stride_d, g.out) || (g.c && !vectors(g.c, g.ldd, g.stride_d, g.out)))
     return false;
@@ -51,14 +51,14 @@ bool gemm_sm90_sums(const Gemm& g) {
 ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   // Clocks of an SM, fitted to products with and without the L2 emptied before (docs/ops/gemm.md): from the
   // launch to the first product and from the last to the end, and how much longer that takes with clusters;
-  // what L2 yields an SM, and what each byte from there costs beside the products, as power; the epilogue
+  // what L2 yields an SM, and what each byte from there costs next to the products, as power; the epilogue
   // that no other warpgroup's products hide; an element that the threads write, and each part of k that they
   // wait for (beyond 16 no more); how much longer a warpgroup's products take that has none to take turns
-  // with; bytes from L2 of an operand whose rows lie across lines, beside those of one whose rows do not.
+  // with; bytes from L2 of an operand whose rows lie across lines, next to those of one whose rows do not.
   constexpr double kClock = 1.6e9, kEnds = 4800, kClusters = 2100, kBytesPerClock = 47, kByte = 0.003,
                    kStoredPerClock = 32, kEpilogue = 4600, kThreads = 0.35, kPart = 1100, kAlone = 1.3,
                    kAcrossLines = 2;
-  // What a small product takes at least, and a round of tiles beside the clocks above: seconds, of the
+  // What a small product takes at least, and a round of tiles next to the clocks above: seconds, of the
   // comparison with other rows, not of that among tiles.
   constexpr double kLeast = 5.2e-6, kRound = 1.3e-6, kBytesPerSecond = 3.1e12, kFlops = 400e12, kLong = 12e-6;
   constexpr int64_t kMostTiles = 1024;  // in parts
@@ -158,7 +158,7 @@ double gemm_cublas_seconds(const Gemm& g) {
 
 bool gemm_sm90_pays(const Gemm& g, Device device) {
   // A row or a column is no tile, and a few of them in parts or on odd places are none either. Where rows lie
-  // across lines the copy engine is what is slow, and cuBLASLt may be faster: of products that are long
+  // across lines TMA is what is slow, and cuBLASLt may be faster: of products that are long
   // enough for its copies, where the estimates, both some 15 % off, say so clearly.
   constexpr double kClearly = 0.85, kLong = 60e-6;
   const int64_t few = std::min(g.m, g.n);

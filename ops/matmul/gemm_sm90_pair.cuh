@@ -4,7 +4,7 @@
 
 /// The gradients of a layer's two weights as one product. Both sum over the tokens, dh^T x [F, D] and
 /// dy^T a [D, F], and the second one is a^T dy transposed: two problems of the same extents, a batch of
-/// tiles. Alone, each has so few tiles that k is cut into twice as many parts to fill the card, and pays the
+/// tiles. Alone, each has so few tiles that k is cut into twice as many parts to fill the GPU, and pays the
 /// start from memory, the way of its parts through L2 and the end by itself: some 10 us of 35 for 11,000
 /// tokens.
 

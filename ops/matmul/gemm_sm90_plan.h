@@ -11,7 +11,7 @@ struct ProductChoice {
   int tile = 0;             // of kProductTiles
   int splits = 1;           // parts of k, summed in their order
   int whole = 0;            // the tiles (of a cluster) that are not split
-  bool by_threads = false;  // gemm_sm90_sum.cuh: splits, or a d that the copy engine cannot write
+  bool by_threads = false;  // gemm_sm90_sum.cuh: splits, or a d that TMA cannot write
   double seconds = 0;       // what the model says
 };
 
@@ -23,8 +23,8 @@ constexpr bool product_is_gradient(bool a_along_k, bool b_along_k) {
 
 /// Rows and columns of a block's tile, blocks of a cluster, whether they are neighbours along n, whether
 /// warpgroups take turns, stages of the ring; what may become of the sums: a d in the operands' dtype by the
-/// copy engine, plus another one; a d written by the threads (176 accumulators leave them no registers); an
-/// f32 d by the copy engine, plus another one (gradients only).
+/// TMA, plus another one; a d written by the threads (176 accumulators leave them no registers); an
+/// f32 d by TMA, plus another one (gradients only).
 struct ProductTileShape {
   int rows, columns, cluster;
   bool along_n, ping_pong;

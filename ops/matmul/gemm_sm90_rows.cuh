@@ -91,7 +91,7 @@ void store_or_add(const Gemm& g, const ProductPlan& plan, Device device) {
   check(false, "gemm: a tile of ", Tile::kM, " x ", Tile::kN, " cannot write such a d");
 }
 
-/// A gradient of 16 bits by the copy engine is stored without sums: 192 accumulators leave its epilogue no
+/// A gradient of 16 bits by TMA is stored without sums: 192 accumulators leave its epilogue no
 /// registers.
 template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB>
 void run_product(const Gemm& g, const ProductChoice& choice, Device device) {

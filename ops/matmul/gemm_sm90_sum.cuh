@@ -3,19 +3,19 @@
 #include "gpu/global.cuh"
 #include "ops/matmul/gemm_sm90_store.cuh"
 
-/// The epilogue for sums that the copy engine cannot write as they come: parts of k that have to be added up,
+/// The epilogue for sums that TMA cannot write as they come: parts of k that have to be added up,
 /// results in f32, and a d whose rows lie anywhere. The threads write d from their registers, 32 bytes of a
 /// row together: what leaves this way is small (a weight's gradient) or odd.
 ///
 /// Parts of k: the warpgroups that hold the parts of one piece of d are on different SMs at the same time
-/// (see ProductPlan), so they add up on the spot. Each writes its sums to scratch as they lie in its
+/// (see ProductPlan), so they add up on the spot. Each writes its sums to scratch as they are in its
 /// registers, which is 16 dense bytes a thread, counts itself as there, waits for the others, and makes its
-/// own share of d from all partial sums, in the order of k. Nothing depends on the order of arrival. With 22 tiles
-/// of 128 x 256 and six parts, that is 128 KiB out to L2 and back for an SM and one round of waiting, 3 us; a
-/// second kernel took 5 to 7.
+/// own share of d from all partial sums, in the order of k. Nothing depends on the order of arrival. With 22
+/// tiles of 128 x 256 and six parts, that is 128 KiB out to L2 and back for an SM and one round of waiting, 3
+/// us; a second kernel took 5 to 7.
 ///
-/// All blocks must be co-resident (one per SM), or this spin-wait deadlocks; a dependent kernel starts only once
-/// the last block runs.
+/// All blocks must be co-resident (one per SM), or this spin-wait deadlocks; a dependent kernel starts only
+/// once the last block runs.
 
 namespace tessera::ops {
 namespace {

@@ -12,8 +12,8 @@
 /// ones stop those of the warpgroups: see docs/ops/linear.md.)
 ///
 /// The tiles of a row of tiles, which all have the same a, take the blocks of k by turns, up to four of them;
-/// the warp that counts the last part of a sum adds all, in the order of tiles and of k, so nothing depends on which it
-/// is.
+/// the warp that counts the last part of a sum adds all, in the order of tiles and of k, so nothing depends
+/// on which it is.
 ///
 /// Tile, Plan and Part are those of gemm_sm90.cuh.
 

@@ -23,7 +23,7 @@ namespace tessera::ops {
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias = {},
            const Tensor& down_bias = {}, const Tensor& residual = {}, Site site = Site::here());
 
-/// Whether a [tokens, wide] is kept for backward: where it is larger than a large card's L2 (48 MiB), for
+/// Whether a [tokens, wide] is kept for backward: where it is larger than a large GPU's L2 (48 MiB), for
 /// there to write it a second time is to wait for memory. Smaller ones are made again: a layer of 11,000
 /// tokens gains 31 MB, and its backward pass takes 5 % longer.
 bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype);

@@ -43,7 +43,7 @@ struct Residual {
   ResidualDropout dropout;
 };
 
-/// What backward needs of a norm beside its gradients.
+/// What backward needs of a norm next to its gradients.
 struct Kept {
   Saved from, weight, mean, rstd;   // `from` is what was normalised
   std::optional<DropoutMask> drop;  // of the residual

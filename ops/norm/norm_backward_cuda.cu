@@ -156,7 +156,7 @@ __device__ void add_threads(const float (&share)[kPack], float* combined, float*
 }
 
 /// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which
-/// kBlocks share a multiprocessor, kStages rows under way.
+/// kBlocks share an SM, kStages rows under way.
 template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_>
 struct Held {
   static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_,
@@ -398,7 +398,7 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
     int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
                                        multiprocessors * H::kBlocks);
     // A block's partial sums are as many bytes, written and read, as some three rows: no block for fewer than
-    // four as long as every multiprocessor has one.
+    // four as long as every SM has one.
     if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
       gpu::launch_chained(norm.x.device(), {grid_of(blocks), H::kBlock, std::max(kRing, kCombined)},

@@ -2,7 +2,7 @@
 
 /// One read and one write an element, two of each with a residual, whose mask (if it is dropped) is drawn
 /// while the row is on its way. A warp (block) makes one row and is gone:
-/// with 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy.
+/// with 32 and more rows at once on an SM nothing else need be done to keep the memory busy.
 /// (Warps that stay, keep weight and bias in registers and load the next row ahead were 5 to 10 % slower,
 /// except where all rows fit one wave.) The mean is known before the squares are summed, so a large mean
 /// costs no digits of the variance. The f32 sum that gives the mean is off by some ulp; the sum of the
@@ -151,7 +151,7 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
   return rstd;
 }
 
-/// Blocks that should share a multiprocessor, 0 for the compiler's choice: 28 warps and more of rows of one
+/// Blocks that should share an SM, 0 for the compiler's choice: 28 warps and more of rows of one
 /// stream and of up to three words a thread keep the memory busy.
 template <Adds kAdds, int kThreads, int kSteps>
 constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && kAdds == Adds::nothing ? 10 - kSteps : 0;

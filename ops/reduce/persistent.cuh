@@ -4,11 +4,11 @@
 
 #include "gpu/launch.cuh"
 
-/// Grids of no more blocks than the card holds at once, which loop over the work and end with one result.
+/// Grids of no more blocks than the GPU holds at once, which loop over the work and end with one result.
 
 namespace tessera::gpu {
 
-/// How many blocks of `threads` threads and `shared_bytes` of dynamic shared memory the whole card holds at
+/// How many blocks of `threads` threads and `shared_bytes` of dynamic shared memory the whole GPU holds at
 /// once, but no more than `wanted` and no fewer than 1.
 template <class... Params>
 unsigned resident_blocks(Device device, void (*kernel)(Params...), int threads, size_t shared_bytes,
@@ -23,11 +23,11 @@ unsigned resident_blocks(Device device, void (*kernel)(Params...), int threads, 
   return unsigned(std::clamp<int64_t>(wanted, 1, most));
 }
 
-/// Finds the block that finishes a grid's work: each block writes its part to memory and calls this with the same counter; all
-/// threads of the block that arrives last get true, and see what every block wrote. That block adds the parts
-/// up in their own order, so the sum does not depend on which was last. The counter starts at 0 and is 0 again
-/// afterwards; no two grids that run at the same time may share it (the compute stream of a device runs one
-/// after the other). Contains two barriers.
+/// Finds the block that finishes a grid's work: each block writes its part to memory and calls this with the
+/// same counter; all threads of the block that arrives last get true, and see what every block wrote. That
+/// block adds the parts up in their own order, so the sum does not depend on which was last. The counter
+/// starts at 0 and is 0 again afterwards; no two grids that run at the same time may share it (the compute
+/// stream of a device runs one after the other). Contains two barriers.
 __device__ __forceinline__ bool last_block(unsigned* arrived) {
   __shared__ bool last;
   __threadfence();  // what this thread wrote, before the block counts as arrived

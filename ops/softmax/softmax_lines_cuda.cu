@@ -11,7 +11,7 @@
 namespace tessera::ops::softmax_detail {
 namespace {
 
-/// Lines a thread holds, the threads of a block, the blocks that should share a multiprocessor (forward,
+/// Lines a thread holds, the threads of a block, the blocks that should share an SM (forward,
 /// backward), the elements of a line that stay in a thread's registers and that are read at once where they
 /// do not. No more of either: each is code that a short launch must fetch.
 template <class T, bool kPacked>
@@ -27,7 +27,7 @@ struct Deal {
   int parts;
 };
 
-/// One element of each of a thread's lines, as it lies in memory.
+/// One element of each of a thread's lines, as it is in memory.
 template <class T, int kLines>
 using Element = std::conditional_t<kLines == 1, T, Words<T>>;
 
@@ -325,7 +325,7 @@ bool packed(const Lines<N>& lines, const T* const (&data)[N]) {
   return fits;
 }
 
-/// Parts: as many as keep a line in the registers of its threads, then as many as occupy the card, as long as
+/// Parts: as many as keep a line in the registers of its threads, then as many as occupy the GPU, as long as
 /// neighbouring threads still share 64 bytes where the lines allow that.
 template <int N>
 Deal deal(const Lines<N>& lines, int lines_of_unit, int block, int held, int multiprocessors) {

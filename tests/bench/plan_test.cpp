@@ -2,8 +2,8 @@
 
 #include "bench/step_bench.h"
 
-/// What `tessera plan` says of a step's memory, beside what the step's tensors took on a GPU. (On a CPU small
-/// models are mostly what the allocator rounds up, and large ones take minutes.)
+/// What `tessera plan` says of a step's memory, next to what the step's tensors took on a GPU. (On a CPU
+/// small models are mostly what the allocator rounds up, and large ones take minutes.)
 
 namespace tessera::bench {
 namespace {

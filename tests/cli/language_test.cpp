@@ -7,8 +7,8 @@
 
 #include "tests/cli/command.h"
 
-// `tessera train gpt` and `llama` as a user runs them: from text to a folder of Hugging Face, and to the same
-// bytes however often they are stopped.
+// `tessera train gpt` and `llama` as a user runs them: from text to a Hugging Face model directory, and to
+// the same bytes however often they are stopped.
 
 namespace tessera::cli::test {
 namespace {

@@ -35,7 +35,7 @@ void publish(const std::string& folder, Existing existing, const Content& files)
 const Content kOld = {{"config.json", "old"}, {"only-old", "x"}, {"weights", "old"}};
 const Content kNew = {{"config.json", "new"}, {"weights", "new"}, {"index.json", "i"}};
 
-/// Where a folder "model" lies beside a file that is not ours.
+/// Where a folder "model" lies next to a file that is not ours.
 class AtomicFolders : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -261,7 +261,7 @@ TEST(Norm, EitherGradientOfAddNormMayBeAbsent) {
     for (const auto* gradients : {&of_y, &of_both})
       expect_same((*gradients)[0], (*gradients)[1], "dx, dresidual");
     for (const size_t parameter : {2, 3}) expect_same(of_both[parameter], of_y[parameter], "parameter");
-    // f32, added where the kernel rounds once: at most an ulp of the largest beside adding afterwards.
+    // f32, added where the kernel rounds once: at most an ulp of the largest next to adding afterwards.
     const auto sum = add(of_y[0], dsum).to_vector<float>(), once = of_both[0].to_vector<float>();
     for (size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(once[i], sum[i], 8 * epsilon(DType::f32)) << i;
   }

@@ -207,7 +207,7 @@ TEST_F(Load, AClassifierBeginsFromAPretrainedEncoder) {
 }
 
 TEST_F(Load, ShapesAreComparedBeforeMemoryIsTaken) {
-  // A configuration of terabytes beside a file of bytes.
+  // A configuration of terabytes next to a file of bytes.
   save(gpt, folder / "good");
   const auto tensors = tensors_in(folder / "good");
   const std::string bad = put("bad", folder / "good", tensors);
