@@ -40,7 +40,7 @@ std::vector<const ops::OpSpec*> swept_ops(const std::vector<std::string>& names)
   return list;
 }
 
-/// One line an operator: how many are right, and how near the worst came to its tolerance.
+/// One line per operator: how many are right, and how near the worst came to its tolerance.
 void print_summary(const ops::OpSpec& op, const std::vector<bench::Record>& records, double seconds) {
   int64_t wrong = 0, by_oracle = 0;
   double worst = 0, ms = 0;

@@ -108,7 +108,8 @@ int eval_ppl(PplArgs args) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (shows) train::tell("\r\x1b[K");
   const bool whole = result.windows == int64_t(windows.size());
-  // The whole text's tokens a byte: windows leave some tokens out, and it is not known which bytes those are.
+  // The whole text's tokens per byte: windows leave some tokens out, and it is not known which bytes those
+  // are.
   const double bits =
       result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
   const double rate = double(result.windows * args.options.length) / std::max(seconds, 1e-9);

@@ -137,7 +137,7 @@ __device__ __forceinline__ int64_t row_step() {
 }
 
 /// Sums (or Op) over the threads that share a row, one, a warp or the whole block of kThreads, of up to
-/// kValues values at once: one barrier a call, because calls take turns with two places in shared memory.
+/// kValues values at once: one barrier per call, because calls take turns with two places in shared memory.
 /// Every thread gets the result; the order is fixed.
 template <int kThreads, int kValues>
 class RowReduce {

@@ -7,8 +7,8 @@
 #include "models/gpt.h"
 #include "models/llama.h"
 
-/// How the parameters of our models are called in the files of transformers: one table a model, read in both
-/// directions.
+/// How the parameters of our models are called in the files of transformers: one table per model, read in
+/// both directions.
 
 namespace tessera::pretrained {
 

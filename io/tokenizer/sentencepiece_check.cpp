@@ -17,7 +17,7 @@
 namespace tessera::io {
 namespace {
 
-/// The library needs some 200 bytes a piece; the largest models in use have 262,144.
+/// The library needs some 200 bytes per piece; the largest models in use have 262,144.
 constexpr size_t kMostPieces = 300'000;
 constexpr size_t kLongestPiece = 4096, kLongestReplacement = 4096;
 

@@ -20,13 +20,13 @@
 /// Each warp has 16 rows and each block 4 warps; steps are 32 columns, so that accumulators (dK and dV: D
 /// registers at 16 rows) and the two score tiles leave room for three or four blocks per SM. The
 /// walked tiles have 64 rows, two in shared memory, filled by cp.async. Bound by shared memory: a fragment of
-/// 256 bytes (2 clocks) a product of 4096 FLOPs, so at most 2048 FLOPs a clock and SM.
+/// 256 bytes (2 clocks) a product of 4096 FLOPs, so at most 2048 FLOPs per clock and SM.
 
 namespace tessera::ops {
 namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kM = 1;                     // m16 products a warp and step
+constexpr int kM = 1;                     // m16 products per warp and step
 constexpr int kOwned = kWarps * kM * 16;  // rows of a block's own tile
 constexpr int kWalked = 64;               // rows of a walked tile
 constexpr int kStep = 32;                 // rows of it that a step works on

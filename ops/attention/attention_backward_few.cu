@@ -19,9 +19,9 @@
 /// stay in its registers as the left operands of dV and dK; dS passes through shared memory, for a warp makes
 /// its queries' (and columns') part of dQ += dS K over all 64 keys.
 ///
-/// Bytes: K, V, dK and dV once, 8 D a key; FLOPs 10 D rows a key. At 64 rows and D = 64 a tile is 32 KiB and
-/// 2.6 MFLOP: 1.4 us of an SM's share of memory, 0.75 us of its shared memory. Bound by memory, if
-/// enough blocks lie next to one another to cover its latency: hence mma.sync with 40 to 100 KiB a block.
+/// Bytes: K, V, dK and dV once, 8 D per key; FLOPs 10 D rows per key. At 64 rows and D = 64 a tile is 32 KiB
+/// and 2.6 MFLOP: 1.4 us of an SM's share of memory, 0.75 us of its shared memory. Bound by memory, if enough
+/// blocks lie next to one another to cover its latency: hence mma.sync with 40 to 100 KiB per block.
 
 namespace tessera::ops {
 namespace {
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
   }
 }
 
-/// dQ of a query: a block each, four elements a thread, the ranges shared out among the threads that are
+/// dQ of a query: a block each, four elements per thread, the ranges shared out among the threads that are
 /// left.
 template <class T>
 __global__ void __launch_bounds__(kThreads)

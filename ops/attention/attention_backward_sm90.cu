@@ -6,8 +6,8 @@
 
 /// Backward for sm_90a: its launches, and the passes around the main kernel (attention_backward_sm90.cuh).
 /// Before it the statistics of every query, from O and dO, which is what bounds that; after it dQ in its
-/// dtype from the sums in f32, 6 bytes an element, unless the main kernel has ended them itself; and where
-/// walks were cut into chunks dK and dV, 4 bytes an element and chunk.
+/// dtype from the sums in f32, 6 bytes per element, unless the main kernel has ended them itself; and where
+/// walks were cut into chunks dK and dV, 4 bytes per element and chunk.
 
 namespace tessera::ops {
 namespace {
@@ -38,7 +38,7 @@ struct PassArgs {
   }
 };
 
-/// One block a query slot: its statistics, four threads a row. Clears the turns.
+/// One block per query slot: its statistics, four threads per row. Clears the turns.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArgs<T> args) {
   gpu::let_later_start();

@@ -106,7 +106,7 @@ __device__ __forceinline__ bool find_place(const AttentionArgs<T>& args, int til
   return place.sequence.has_tile;
 }
 
-/// Launches one block a tile, or slot, of every head of x [B, L, H, D]. The grid's x alone is used: y and z
+/// Launches one block per tile, or slot, of every head of x [B, L, H, D]. The grid's x alone is used: y and z
 /// end at 65535.
 template <class T, class Kernel>
 void launch_attention(const Tensor& x, const AttentionArgs<T>& args, int tile_rows, int threads,

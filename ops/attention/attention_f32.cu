@@ -16,7 +16,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kTile = 64;             // rows of the own and of the walked tile
 constexpr int kScoreRow = kTile + 4;  // floats
-constexpr int kPer = kTile / 16;      // rows and score columns a thread
+constexpr int kPer = kTile / 16;      // rows and score columns per thread
 static_assert(kTile == kAttentionPad);
 
 template <int kD>

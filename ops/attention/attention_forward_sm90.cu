@@ -14,8 +14,8 @@ __global__ void attention_clear_kernel(int* ticket) {
 /// Shares of the columns of a head in adding pieces: few tiles may have many pieces, whose latency adds up.
 constexpr int kSlices = 4;
 
-/// Adds the pieces of a tile that was cut: one block a tile, warpgroup and slice of the columns, each thread
-/// what the thread at its place has left of them.
+/// Adds the pieces of a tile that was cut: one block per tile, warpgroup and slice of the columns, each
+/// thread what the thread at its place has left of them.
 template <class T, class Shape>
 __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> args) {
   gpu::wait_for_earlier();

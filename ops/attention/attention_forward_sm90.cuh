@@ -15,7 +15,7 @@
 /// into the next, since the grid is persistent (attention_schedule.h). Registers move from the producer to
 /// the consumers: S, P and O of 64 rows live there, and P is the left operand of P V as it is.
 ///
-/// Two overlaps keep the tensor cores and the special-function unit (16 exponentials a clock; at D = 64 it
+/// Two overlaps keep the tensor cores and the special-function unit (16 exponentials per clock; at D = 64 it
 /// needs exactly as long as the products) busy at the same time. Within a warpgroup, S of the next block and
 /// P V of the last are issued together, and the softmax of that S runs while P V does. Between warpgroups,
 /// one multiplies while others compute exponentials; they issue their products in turn.
@@ -28,8 +28,8 @@
 /// Dropout makes its words before the turn to issue the next scores, while others multiply, and drops in P
 /// where it is rounded; sums and statistics are of all probabilities.
 ///
-/// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once a tile, mostly from L2: at 192 x 128 and D =
-/// 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
+/// FLOPs: 4 Lq Lk D per head. Bytes: Q and O once, K and V once per tile, mostly from L2: at 192 x 128 and D
+/// = 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
 /// overlap.
 
 namespace tessera::ops {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   if (warp < 4) {  // the producers
     gpu::give_registers<Shape::kProducerRegisters>();
-    if (warp == 1) {  // plans: its divisions would cost the others a thousand clocks a tile
+    if (warp == 1) {  // plans: its divisions would cost the others a thousand clocks per tile
       gpu::RingPlace<kQStages> place_of_work;
       const auto publish = [&](const ForwardWork& work) {
         work_ring.empty[place_of_work.stage].wait(place_of_work.parity ^ 1);

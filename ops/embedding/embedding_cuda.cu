@@ -2,7 +2,7 @@
 #include "ops/embedding/embedding_kernels.h"
 #include "ops/indices.h"
 
-/// Forward copies rows, 16 bytes a thread: one read and one write an element, bound by memory. Backward:
+/// Forward copies rows, 16 bytes per thread: one read and one write per element, bound by memory. Backward:
 /// embedding_backward_cuda.cu.
 
 namespace tessera::ops {

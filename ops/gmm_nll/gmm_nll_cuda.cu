@@ -6,7 +6,7 @@
 /// half of what the GPU issues in that time. Kernels and their memory accesses: gmm_nll_kernel.cuh.
 ///
 /// Training pays for one pass: while a tape records a sum or a mean, forward makes the gradients together
-/// with the loss, 2 x 3 K elements a token, for the gradient of the loss that it expects: 1, or the tape's
+/// with the loss, 2 x 3 K elements per token, for the gradient of the loss that it expects: 1, or the tape's
 /// loss scale. Backward compares that with the gradient that arrived, on the device, and has nothing to do if
 /// they are equal; otherwise it computes the gradients again. Scaling those that are there would move as many
 /// bytes and round twice.

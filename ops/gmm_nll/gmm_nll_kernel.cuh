@@ -11,12 +11,12 @@
 ///
 /// Few components (up to 20): a thread a token, all of its components in registers, each exponential computed
 /// once. The 3 K parameters of a token are neighbours in memory but far from those of the next thread, so a
-/// warp brings those of its 32 tokens to shared memory with cp.async, 16 bytes a lane and coalesced, one or
+/// warp brings those of its 32 tokens to shared memory with cp.async, 16 bytes per lane and coalesced, one or
 /// two tiles ahead of the one it works on. The gradients take the parameters' place there and leave the same
 /// way. No barrier but the warp's own: warps drift, and one's arithmetic hides the others' memory.
 ///
-/// Many components: a warp a token, a lane every 32nd component, read where they lie, three times (the second
-/// and third from L1).
+/// Many components: a warp per token, a lane every 32nd component, read where they lie, three times (the
+/// second and third from L1).
 
 namespace tessera::ops {
 

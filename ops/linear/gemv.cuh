@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
   args.y[n * args.y_stride + to] = T(value);
 }
 
-/// kRows rows a block, up to kTokens tokens; in f32.
+/// kRows rows per block, up to kTokens tokens; in f32.
 template <int kTokens, int kRows, int kAhead, bool kWhole>
 __global__ void __launch_bounds__(kThreads, 2) gemv_fma(Args<float> args) {
   constexpr int kStep = kWarp * 4, kTurn = kWarps * kAhead * kStep;

@@ -51,7 +51,7 @@ void finish_exponentials_cuda(const ExponentialChunk& chunk, const Tensor& losse
                               const Tensor& dloss, const Tensor& count);
 /// dweight (f32, rows on 16-byte boundaries) += exponentials^T scaled.
 void add_weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chunk);
-/// dx (bf16) = scales * sums (f32), a number a row.
+/// dx (bf16) = scales * sums (f32), a number per row.
 void scale_rows_cuda(const Tensor& dx, const Tensor& sums, const Tensor& scales);
 /// Classes of a tile, a row of partials having one entry for each.
 inline constexpr int kExponentialColumns = 192;

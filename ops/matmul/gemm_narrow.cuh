@@ -12,7 +12,7 @@
 /// copies of operands beforehand, and enough blocks that every SM asks for its share of the bytes at once.
 ///
 /// A block of 256 threads makes a tile of d, from a stretch of k. It brings kDepth of k of both operands into
-/// shared memory as f32, k first, whatever the order in memory: 16 bytes a load where rows lie on 16-byte
+/// shared memory as f32, k first, whatever the order in memory: 16 bytes per load where rows lie on 16-byte
 /// boundaries, else neighbouring elements by neighbouring threads. The next kDepth are under way in registers
 /// meanwhile. A thread has 4 x 4 sums; the threads that a small tile leaves over take every other k (slices)
 /// and are added up through shared memory.

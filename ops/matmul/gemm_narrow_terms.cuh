@@ -7,7 +7,7 @@
 /// (or 4) against 2 k (m + n), so what counts is that every SM has many stores under way all the time.
 ///
 /// A block keeps the terms of a range of columns in shared memory, as the fragments of mma.m16n8k16 that its
-/// lanes need: 16 bytes a load, in order. Its warps go over the rows, 16 at a time and each on its own: a's
+/// lanes need: 16 bytes per load, in order. Its warps go over the rows, 16 at a time and each on its own: a's
 /// fragments straight from memory, four products for 32 columns, and the stores. No warp waits for another.
 ///
 /// Which column of the 32 a product's column is, is free, since b's fragments are put together here: a lane

@@ -20,8 +20,8 @@
 /// alone, and a warpgroup that waits for a phase too early mistakes the phase before the last for it.
 ///
 /// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
-/// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes a clock
-/// and SM from L2 for a tile of 128 x 152; L2 yields about 47.
+/// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes per
+/// clock and SM from L2 for a tile of 128 x 152; L2 yields about 47.
 ///
 /// Products of a weight's gradient can sum a over k on the way: gemm_sm90_sums.cuh.
 ///
@@ -43,7 +43,7 @@ struct ProductTile {
   static constexpr bool kSharesA = kAlongN && kBlocks > 1;                       // else b, if a cluster
   static constexpr int kDown = kSharesA ? 1 : kBlocks, kSide = kBlocks / kDown;  // a cluster's tiles
   static constexpr int kM = kPingPong ? kRows : kGroups * kRows;                 // of a block's tile
-  static constexpr int kParts = kRows / 64;             // products of 64 rows a warpgroup
+  static constexpr int kParts = kRows / 64;             // products of 64 rows per warpgroup
   static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;

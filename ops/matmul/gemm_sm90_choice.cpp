@@ -83,7 +83,7 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
     const int64_t tiles =
         g.batch * ceil_div(g.m, tile.rows * tile.down()) * ceil_div(g.n, tile.columns * tile.side());
     const int64_t slots = multiprocessors / tile.cluster;
-    // 64 of k: the tensor cores' time, and that of shared memory at 128 bytes a clock, where both operands
+    // 64 of k: the tensor cores' time, and that of shared memory at 128 bytes per clock, where both operands
     // are written once, a is read once and b for every 64 rows.
     const double products = std::max(double(tile.rows) * tile.columns / 32,
                                      2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0));

@@ -9,7 +9,7 @@
 ///
 /// Parts of k: the warpgroups that hold the parts of one piece of d are on different SMs at the same time
 /// (see ProductPlan), so they add up on the spot. Each writes its sums to scratch as they are in its
-/// registers, which is 16 dense bytes a thread, counts itself as there, waits for the others, and makes its
+/// registers, which is 16 dense bytes per thread, counts itself as there, waits for the others, and makes its
 /// own share of d from all partial sums, in the order of k. Nothing depends on the order of arrival. With 22
 /// tiles of 128 x 256 and six parts, that is 128 KiB out to L2 and back for an SM and one round of waiting, 3
 /// us; a second kernel took 5 to 7.

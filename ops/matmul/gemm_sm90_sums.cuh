@@ -8,7 +8,7 @@
 
 /// Products of a weight's gradient, dy^T x, sum the rows of a over k on the way: the gradient of a bias. The
 /// bytes are in shared memory already and the warps wait for their products anyway, so they add what is
-/// there: for 64 of k and 64 rows 4 loads of 512 bytes and 64 instructions a warp. (Products of a warp with
+/// there: for 64 of k and 64 rows 4 loads of 512 bytes and 64 instructions per warp. (Products of a warp with
 /// ones stop those of the warpgroups: see docs/ops/linear.md.)
 ///
 /// The tiles of a row of tiles, which all have the same a, take the blocks of k by turns, up to four of them;
@@ -54,7 +54,7 @@ namespace {
 __device__ int sums_there[kMostSummedRows / 64];
 }
 
-/// How many parts a tile's are: one that is not split is all of a split one, and the others are zero.
+/// The number of parts of a tile: one that is not split is all of a split one, and the others are zero.
 template <class Plan, class Part>
 __device__ __forceinline__ int weight_of_sums(const Plan& plan, const Part& part) {
   return part.splits == plan.splits ? 1 : plan.splits;

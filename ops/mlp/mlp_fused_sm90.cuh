@@ -27,15 +27,15 @@
 /// order of the threads (st.async, counted on a barrier there) and read back as they were stored. No layout,
 /// no fence between proxies, and the second product reads nothing but weights from shared memory.
 ///
-/// A warpgroup has 64 tokens, 128 sums a thread for y and 64 for h: with no more than 240 registers the
+/// A warpgroup has 64 tokens, 128 sums per thread for y and 64 for h: with no more than 240 registers the
 /// products of a chunk cannot be issued before the second ones of the chunk before. They overlap with those
 /// of the other warpgroup. A thread brings the weights through a ring of 16 KiB, [128 rows, 64 of k], in the
 /// order of their use; another brings x when the last chunk's first product has let it go, and asks L2 for
 /// the next tile's early. y goes out of the registers, four lanes exchanging words so that each writes 16
 /// bytes.
 ///
-/// 2 T F (D + E) FLOPs. Bytes: x and y, once; from L2 the weights for every 128 tokens, 32 bytes a clock and
-/// SM. The paper model and what was measured: docs/ops/mlp.md.
+/// 2 T F (D + E) FLOPs. Bytes: x and y, once; from L2 the weights for every 128 tokens, 32 bytes per clock
+/// and SM. The paper model and what was measured: docs/ops/mlp.md.
 
 namespace tessera::ops {
 namespace {

@@ -155,8 +155,8 @@ __device__ void add_threads(const float (&share)[kPack], float* combined, float*
   to[threadIdx.x] = sum;
 }
 
-/// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which
-/// kBlocks share an SM, kStages rows under way.
+/// How a kernel holds rows: kSteps words per thread, kThreads threads per row, blocks of kBlock threads of
+/// which kBlocks share an SM, kStages rows under way.
 template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_>
 struct Held {
   static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_,

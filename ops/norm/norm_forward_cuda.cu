@@ -152,7 +152,7 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
 }
 
 /// Blocks that should share an SM, 0 for the compiler's choice: 28 warps and more of rows of one
-/// stream and of up to three words a thread keep the memory busy.
+/// stream and of up to three words per thread keep the memory busy.
 template <Adds kAdds, int kThreads, int kSteps>
 constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && kAdds == Adds::nothing ? 10 - kSteps : 0;
 
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
 
 template <class T, bool kCentred, Adds kAdds>
 void launch_forward(Device device, const ForwardArgs<T>& args) {
-  const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns a thread
+  const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns per thread
     constexpr int block = kThreads <= kWarp ? kBlock : kThreads;
     gpu::launch_chained(device, {grid_of(ceil_div(args.rows, rows_at_once<kThreads>(block))), block},
                         forward_rows<T, kCentred, kAdds, kThreads, kColumns / kPackOf<T>>, args);

@@ -24,7 +24,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerProcessor = 4;  // 64 registers a thread
+constexpr int kBlocksPerProcessor = 4;  // 64 registers per thread
 constexpr int64_t kTargetBlocks = 512;  // four blocks on each of about 128 processors, resident together
 constexpr int64_t kRowChunk = 4096;     // elements; a multiple of every pack
 constexpr int64_t kLineBytes = 128;     // of a cache line
@@ -112,7 +112,7 @@ struct Pass {
   int64_t chunks = 1, chunk_length = 0;  // of the reduced dimension
   int64_t chunk_y = 0;                   // from one chunk's results to the next
   bool packs = false;                    // rows: read by words
-  int across = 1;                        // rows: threads a row; columns: threads along them
+  int across = 1;                        // rows: threads per row; columns: threads along them
   int64_t columns = 1, tiles = 1;        // columns: how many lie side by side, in how many tiles
 };
 
@@ -299,7 +299,7 @@ void reduce_dim(Device device, const ReducePlan& plan, const T* x, Out* y, const
   bool packs = false;
   if (by_rows) {
     const bool few = plan.outputs < 4 * kTargetBlocks;
-    // About four packs a lane, so that there are loads in flight; a block for few long rows.
+    // About four packs per lane, so that there are loads in flight; a block for few long rows.
     pass.across = plan.length > (few ? 256 : kRowChunk)
                       ? kThreads
                       : std::max(4, power_of_two(gpu::ceil_div(plan.length, 4 * kPack), gpu::kWarp));

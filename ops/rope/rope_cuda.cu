@@ -8,7 +8,7 @@
 /// A thread takes one pack of 16 bytes from the first half of a head and its partner from the second, so that
 /// both results are in its registers: x is read once and y written once. A row of the table serves all heads
 /// of a token and stays in L1; the whole table (1 MiB for 2,048 positions of 128 elements) stays in L2. 3
-/// multiply-adds an element against 4 bytes or more: bound by memory. What is not rotated is copied by the
+/// multiply-adds per element against 4 bytes or more: bound by memory. What is not rotated is copied by the
 /// packs that follow the pairs.
 ///
 /// Heads whose half is not a whole number of packs, or that do not start on 16 bytes, go element by element

@@ -1,8 +1,8 @@
 #include "ops/softmax/softmax_math.cuh"
 
 /// One read and one write an element forward, two reads and one write backward, against one exponential:
-/// bound by memory. So the last dimension is read once, into registers, 16 bytes a thread and load: a row of
-/// up to 1024 elements by a warp, of up to 8192 by a block. Longer rows are read twice by a block, the
+/// bound by memory. So the last dimension is read once, into registers, 16 bytes per thread and load: a row
+/// of up to 1024 elements by a warp, of up to 8192 by a block. Longer rows are read twice by a block, the
 /// maximum and the sum of the exponentials being kept up to date in the first pass; what a block read last is
 /// still in the L2 cache when it comes again. Dimensions of one element behind the one in question are no
 /// dimensions. Narrow rows and such that are not aligned: softmax_any_rows_cuda.cu; other dimensions:

@@ -280,7 +280,7 @@ TEST(Hopper, BoxesAreAddedInsideTheTensorAlone) {
           << row << " " << column;  // 27 columns, rounded up to 16 bytes
 }
 
-/// Each block of a cluster of two sends the other 16 bytes a thread, and reads what came.
+/// Each block of a cluster of two sends the other 16 bytes per thread, and reads what came.
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1) send_kernel(uint32_t* out) {
   __shared__ __align__(16) uint32_t mail[128][4];
   __shared__ Barrier came;

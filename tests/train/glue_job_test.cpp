@@ -181,7 +181,7 @@ TEST(GlueSession, DecaysNeitherBiasesNorNorms) {
     EXPECT_EQ(optim::decays(parameter), !plain) << parameter.name;
     decayed += !plain;
   }
-  EXPECT_EQ(decayed, 3 + 2 * 4 + 2);  // tables, four products a block, two of the classifier
+  EXPECT_EQ(decayed, 3 + 2 * 4 + 2);  // tables, four products per block, two of the classifier
 }
 
 TEST(GlueSession, RestoresOnlyItsOwnJob) {

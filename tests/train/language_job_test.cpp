@@ -147,7 +147,7 @@ TEST(LanguagePlan, CountsTheParametersOfTheModel) {
 }
 
 TEST(LanguagePlan, CountsTheWorkOfAToken) {
-  // 6 operations a parameter and token (Kaplan et al., arXiv:2001.08361, section 2.1), those of the tables
+  // 6 operations per parameter and token (Kaplan et al., arXiv:2001.08361, section 2.1), those of the tables
   // apart, and the attention.
   LanguageConfig config = models::GptConfig{};
   const LanguageFlops flops = count_flops(config, 2, 1024);
