@@ -112,7 +112,7 @@ void note_in_capture(const std::shared_ptr<GradState>& leaf) {
   if (grads.known.insert(leaf.get()).second) grads.before.emplace_back(leaf);
 }
 
-/// The backward pass under way on this thread: what it has to restore if it throws.
+/// The backward pass in progress on this thread: what it has to restore if it throws.
 class Pass {
  public:
   Pass() : outermost_(!current_) {
@@ -138,7 +138,7 @@ class Pass {
       leaf.before.restore();
       try {
         if (leaf.content.defined()) leaf.before.grad.copy_from(leaf.content);
-      } catch (const std::exception&) {  // the device is broken, which the error under way is about
+      } catch (const std::exception&) {  // the device is broken, which the current error is about
       }
     }
   }

@@ -44,7 +44,7 @@ struct GradState {
   Tensor grad;           // what has arrived so far; a leaf's keeps its address from the first gradient on
   uint64_t tape = 0;     // the tape that recorded this result; 0: a leaf
   bool stale = true;     // a leaf's `grad` holds nothing of this step: the next gradient overwrites
-  bool arrived = false;  // a leaf's: a gradient has come in the backward pass under way
+  bool arrived = false;  // a leaf's: a gradient has come in the backward pass in progress
   bool retain = false;   // keep a result's gradient after it was used
   int pending = 0;       // a leaf's entries that have not run backward yet
   DType grad_dtype = DType::f32;
@@ -54,7 +54,7 @@ struct GradState {
   int64_t begin = 0, end = 0;
   bool placed = false;                                         // its place in the whole was given out
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
-  bool logged = false;  // a leaf's: the backward pass under way can restore what it was before
+  bool logged = false;  // a leaf's: the backward pass in progress can restore what it was before
 };
 
 /// Makes `tensor` a leaf whose gradient is wanted, of `grad_dtype` (the tensor's own by default). Throws

@@ -138,7 +138,7 @@ int eval_ppl(PplArgs args) {
     fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
                args.options.stride ? fmt::format("sliding windows of {}, the last {} predicted",
                                                  args.options.length, args.options.stride)
-                                   : fmt::format("windows of {}, one behind the other", args.options.length),
+                                   : fmt::format("windows of {}, one after the other", args.options.length),
                "tokens", tokens.ids.size(), tokens.bytes);
     fmt::print("{:<16} {} in {} windows\n{:<16} {:.6f}\n{:<16} {:.4f}\n{:<16} {:.4f}\n{:<16} {:.0f}\n",
                "predicted", result.predicted, result.windows, "nats per token", result.nats, "perplexity",
@@ -165,8 +165,7 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
       ->check(CLI::Range(2, 1 << 24));
   ppl->add_option(
          "--stride", args->options.stride,
-         "Windows begin every so many tokens, the last of which are predicted; 0: windows one behind "
-         "the other")
+         "Tokens from one window to the next; only the last of them are predicted. 0: windows do not overlap")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));
   ppl->add_option("--batch-size", args->options.batch, "Windows at a time")

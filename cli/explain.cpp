@@ -63,7 +63,7 @@ std::string unknown_word(const CLI::App& at, const std::string& word) {
   }
   const std::string flag = word.substr(0, word.find('='));
   if (std::find(names.begin(), names.end(), flag) != names.end())
-    return flag + " stands too early: flags go behind the subcommand that they belong to, " + at.get_name();
+    return flag + " comes too early: flags go after the subcommand that they belong to, " + at.get_name();
   return "unknown flag " + flag + did_you_mean(flag, names);
 }
 
@@ -100,7 +100,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
     if (unknown.empty()) {
       message = "a subcommand is needed: one of " + join(names);
     } else if (std::find(names.begin(), names.end(), unknown.front()) != names.end()) {
-      message = "the subcommand " + unknown.front() + " cannot stand behind \"--\"";
+      message = "the subcommand " + unknown.front() + " cannot follow \"--\"";
     } else if (!unknown.front().starts_with('-')) {
       message = "unknown subcommand \"" + unknown.front() + "\"" + did_you_mean(unknown.front(), names) +
                 "; expected one of " + join(names);

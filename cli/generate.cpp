@@ -244,7 +244,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_option("--stop", args->stops, "The text ends before this one; may be repeated")
       ->allow_extra_args(false);
-  command->add_flag("--ignore-end", args->ignore_end, "Go on behind the tokens that end a text");
+  command->add_flag("--ignore-end", args->ignore_end, "Continue after end-of-text tokens");
   command->add_option("--samples", args->samples, "Texts from one prompt")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 12));

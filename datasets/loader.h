@@ -82,14 +82,14 @@ class Loader {
   }
 
   /// The next batch; waits for it. Rethrows what the source threw while making it; the call after that gives
-  /// the batch behind it.
+  /// the batch after it.
   Batch next() {
     if (!running_ || *running_ != state_) {
       prefetcher_->start([make = Maker{source_, options_, state_}](uint64_t number) { return make(number); },
                          state_.batch, end());
       running_ = state_;
     }
-    check(state_.batch < end(), "loader: there is nothing behind batch ", end());
+    check(state_.batch < end(), "loader: there is no batch after batch ", end());
     state_.batch += 1;
     running_->batch = state_.batch;
     return *std::static_pointer_cast<Batch>(prefetcher_->next());

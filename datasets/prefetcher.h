@@ -36,7 +36,7 @@ class Prefetcher {
   /// Forgets everything and makes numbers [first, end) with `produce`, which runs on several threads at once.
   void start(Produce produce, uint64_t first, uint64_t end);
   /// The next one, in order; rethrows what `produce` threw for it, and the call after that gives the one
-  /// behind it. Throws at the end.
+  /// after it. Throws at the end.
   std::shared_ptr<void> next();
   LoaderStats stats() const;
 

@@ -144,7 +144,7 @@ TokenShard::TokenShard(const std::string& path, bool verify) {
   const bool fits = !__builtin_mul_overflow(head.tokens, uint64_t{head.token_bytes}, &need) && need <= rest &&
                     !__builtin_mul_overflow(head.documents, uint64_t{8}, &of_ends) && of_ends <= rest &&
                     padded(need) + of_ends == rest;
-  check(fits, "shard: ", path, " has ", rest, " bytes behind its head, which says ", head.tokens,
+  check(fits, "shard: ", path, " has ", rest, " bytes after its header, which says ", head.tokens,
         " tokens of ", head.token_bytes, " bytes and ", head.documents,
         " documents; it is cut short, as by an unfinished copy, or damaged");
   mapping->file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

@@ -9,7 +9,7 @@
 /// Files of tokens.
 ///
 /// A shard, all numbers little-endian: 128 bytes of head, the tokens (16 bits each if the vocabulary has at
-/// most 65,536, else 32), zeros to a multiple of 8 bytes, and for each document the 64-bit place behind its
+/// most 65,536, else 32), zeros to a multiple of 8 bytes, and for each document the 64-bit place after its
 /// last token. The head:
 ///
 ///     0  "TESSTOK1"             48  fingerprint of the tokenizer, 32 digits
@@ -63,7 +63,7 @@ class TokenShard {
   void read(uint64_t begin, std::span<int64_t> to) const;
   /// Places within (begin, end) where a document ends and the next begins.
   std::vector<uint64_t> borders(uint64_t begin, uint64_t end) const;
-  /// The place behind the last token of each document, also of those without tokens.
+  /// The place after the last token of each document, also of those without tokens.
   std::span<const uint64_t> ends() const;
 
  private:

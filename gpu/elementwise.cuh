@@ -16,7 +16,7 @@
 ///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, which is nearly
 ///   all
 ///                 there is: packed tensors are one row, pitched ones many. A thread makes several packs and
-///                 all their loads are under way before the first is used; where a pack lies costs one
+///                 all their loads are in flight before the first is used; where a pack lies costs one
 ///                 multiplication by an inverse for its row, and one multiplication an operand. A ragged end
 ///                 is read as 16 bytes like any other pack. Rows whose pads are shorter than a pack are one
 ///                 row, row padding included, where that of the result may be overwritten.
@@ -163,7 +163,7 @@ __device__ __forceinline__ PackedWords<T, kPack> load_begun(const T* from, int l
   return to;
 }
 
-/// Packs that a thread makes: as many as keep up to 64 bytes of loads under way.
+/// Packs that a thread makes: as many as keep up to 64 bytes of loads in flight.
 template <int kPack, class... In>
 constexpr int packs_a_thread() {
   constexpr int bytes = (0 + ... + (int(sizeof(In)) * kPack));

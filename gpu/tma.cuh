@@ -110,7 +110,7 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c
 }
 
 /// Shared to global; rows outside the tensor are not written. The innermost extent counts rounded up to 16
-/// bytes here: up to 7 elements of 16 bits behind a row's end are overwritten (what the box holds there), so
+/// bytes here: up to 7 elements of 16 bits after a row's end are overwritten (what the box holds there), so
 /// they must be pads of the tensor's own. Part of the thread's bulk group.
 __device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c0, int c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),

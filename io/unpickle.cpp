@@ -69,7 +69,7 @@ class Machine {
     }
     const Object* const result = pop();
     require(stack_.empty() && marks_.empty(), "ends with objects left over");
-    require(at_ == code_.size(), "goes on behind its end");
+    require(at_ == code_.size(), "continues past its end");
     return *result;
   }
 

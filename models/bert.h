@@ -56,7 +56,7 @@ struct BertConfig {
   void validate() const;
 };
 
-/// Sequences behind one another, without padding.
+/// Packed sequences, without padding.
 struct BertBatch {
   Tensor tokens;            // [N], i64 or i32
   Tensor types;             // [N], or undefined: all 0

@@ -76,7 +76,7 @@ struct Generator::State {
 
   DecodingModel model;
   ops::Choices choices;
-  std::array<Event, 2> events;  // behind the choice of even and odd numbers
+  std::array<Event, 2> events;  // after the choice of even and odd numbers
   std::optional<Captured> captured;
   Sampling captured_sampling;
 };

@@ -49,12 +49,12 @@ struct DecodingModel {
   std::function<Tensor(const Tensor&, nn::KvCache&)> step;
 };
 
-/// New tokens behind prompts, several texts at a time. Cache, choices and graph are made once and serve all
+/// New tokens after prompts, several texts at a time. Cache, choices and graph are made once and serve all
 /// calls; the model must outlive it.
 ///
 /// Every prompt is run once, all of them packed; then each step runs one token of every text over the cache,
 /// chooses the next on the device and tells the host. On a GPU the host issues a step before it has read the
-/// token of the one before, so that the GPU never waits for it; the step behind the last token is wasted.
+/// token of the one before, so that the GPU never waits for it; the step after the last token is wasted.
 class Generator {
  public:
   /// Texts of up to `capacity` tokens, prompt and all, without the last token, which is never run.

@@ -79,7 +79,7 @@ struct Gpt {
 
   /// tokens [B, T] (i64 or i32) -> logits [B, T, V].
   Tensor operator()(const Tensor& tokens) const;
-  /// Sequences of any lengths behind one another: tokens [N] -> logits [N, V].
+  /// Packed sequences of any lengths: tokens [N] -> logits [N, V].
   Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences) const;
   /// Mean cross-entropy in nats of targets (of the shape of tokens): the token that follows, or -100 where
   /// none is to be predicted.
@@ -88,7 +88,7 @@ struct Gpt {
 
   int64_t longest() const { return config.positions; }  // sequence
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
-  /// Sequences of any lengths behind one another, tokens [N], into an empty cache -> logits [B, V] after the
+  /// Packed sequences of any lengths, tokens [N], into an empty cache -> logits [B, V] after the
   /// last token of each. One sequence may stand for all of the cache. Records nothing, as the next two.
   Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
   /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them.

@@ -210,7 +210,7 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
   plan.gradients = parameters * (c.dtype == DType::f64 ? 8 : 4);
   plan.optimizer = 2 * plan.gradients + (size_of(c.dtype) == 2 ? 4 * parameters : 0);
   // One block: q, the attention's result, two sums and two norms (the last is the next block's input), the
-  // hidden rows before their activation and, where mlp keeps them, behind it; keys and values; log-sum-exp,
+  // hidden rows before their activation and, where mlp keeps them, after it; keys and values; log-sum-exp,
   // mean and reciprocal deviation of two norms.
   const auto kept = [&](double rows, int64_t hidden) {
     return ops::mlp_keeps_activated(int64_t(rows), hidden, c.dtype) ? 2.0 : 1.0;

@@ -115,7 +115,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const int64_t tokens = x.size(0), all = heads + 2 * kv_heads;
   if (!pass.starts.defined()) pass.sequences.check_tokens("attend", tokens);
   const AttendOptions options{.causal = causal, .dropout = &dropout};
-  // Sequences of one length are a batch; others stand behind one another.
+  // Sequences of one length are a batch; others stand one after another.
   const int64_t batch = uniform ? pass.sequences.count() : 1, length = batch ? tokens / batch : 0;
   const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
   const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);

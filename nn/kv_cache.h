@@ -33,7 +33,7 @@ class KvCache {
 
   /// Into an empty cache come these. One sequence may stand for all B.
   void begin(const Sequences& sequences);
-  /// Of that layer: k and v [N, Hk, D] of those sequences, one behind the other.
+  /// Of that layer: k and v [N, Hk, D] of those sequences, one after the other.
   void store(int64_t layer, const Tensor& k, const Tensor& v, const Sequences& sequences);
   /// The same for B sequences of one length, from the heads of queries, keys and values as the projection
   /// gives them: qkv [B, T, H + 2 Hk, D]. Returns the turned queries, and k and v where they lie now.
@@ -46,7 +46,7 @@ class KvCache {
   Tensor begin(int64_t tokens);
   /// Of that layer: qkv [B, n, H + 2 Hk, D] are the heads of queries, keys and values of the new tokens.
   /// Turns queries and keys by their positions if `table` (of ops::rope) is defined, writes keys and values
-  /// behind those of before, and attends to all of them, causal -> [B, n, H, D].
+  /// after those of before, and attends to all of them, causal -> [B, n, H, D].
   Tensor attend(int64_t layer, const Tensor& qkv, const Tensor& table);
   void advance(int64_t tokens);
 

@@ -125,7 +125,7 @@ struct Allocator::State {
 
   std::string find_damage(const Block* block) const noexcept try {
     std::vector<unsigned char> band(block->guard);
-    // Behind the payload the band starts at the byte after what was asked for.
+    // After the payload the band starts at the byte after what was asked for.
     const char* const data = static_cast<const char*>(block->data);
     const std::pair<const char*, const char*> bands[] = {{data - block->guard, "before"},
                                                          {data + block->asked, "after"}};

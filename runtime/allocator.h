@@ -57,7 +57,7 @@ struct Block {
   size_t bytes = 0;  // usable size, at least what was asked
   // The rest belongs to the allocator.
   size_t asked = 0;
-  size_t guard = 0;                   // bytes of each guard band; `data` points behind the first
+  size_t guard = 0;                   // bytes of each guard band; `data` points after the first
   struct Segment* segment = nullptr;  // what it was carved from
   Block* previous = nullptr;          // neighbours in the segment (large blocks)
   Block* next = nullptr;

@@ -35,7 +35,7 @@ class CudaGraph : public Graph {
     check(cudaGraphInstantiate(&graph_, captured, 0));
   }
   ~CudaGraph() override {
-    // Waiting would break a capture under way. The driver waits by itself before it frees what is running.
+    // Waiting would break a capture in progress. The driver waits by itself before it frees what is running.
     if (!is_capturing(stream_)) cudaStreamSynchronize(stream_);
     cudaGraphExecDestroy(graph_);
   }

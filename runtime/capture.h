@@ -73,7 +73,7 @@ struct CaptureHook {
   std::function<bool()> still_matches = {};  // whether the body would do now what it did when captured
 };
 
-/// The capture under way on this thread. Throws if there is one already, here or on the device.
+/// The capture in progress on this thread. Throws if there is one already, here or on the device.
 class CaptureSession {
  public:
   explicit CaptureSession(Device device);

@@ -39,7 +39,7 @@ bool is_pinned(const Tensor& tensor) {
   return Device::cuda_count() > 0 && tensor.storage()->allocator == &pinned_allocator();
 }
 
-/// The point behind the copies issued to a stream so far.
+/// The point after the copies issued to a stream so far.
 class CopyFence : public Fence {
  public:
   explicit CopyFence(StreamHandle stream) {

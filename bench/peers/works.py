@@ -76,7 +76,7 @@ def attention(b, shape, attrs, paddings):
 
 
 def sequences(b, count, queries, keys, heads, kv_heads, dim, causal, even):
-    """Rows of sequences behind one another, cut as ops/attention/attention_spec.cpp cuts them: by varlen_attn (flash), and
+    """Rows of packed sequences, cut as ops/attention/attention_spec.cpp cuts them: by varlen_attn (flash), and
     padded to the longest with cuDNN, without a mask: the padding's work is done, not counted."""
     places = range(count + 1)
     q_starts = [queries * s // count if even else queries * s * s // count ** 2 for s in places]

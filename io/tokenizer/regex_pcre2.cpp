@@ -76,10 +76,10 @@ class Translator {
       if (at_ < from_.size() && from_[at_] == '^') to_ += from_[at_++];
       if (at_ < from_.size() && from_[at_] == ']') refuse("an empty class");
     } else if (c == '{') {
-      // Behind an interval, Oniguruma takes + for another repetition, PCRE2 for "give nothing back".
+      // After an interval, Oniguruma takes + for another repetition, PCRE2 for "give nothing back".
       const size_t end = from_.find_first_not_of("0123456789,", at_ + 1);
       if (end != std::string::npos && from_[end] == '}' && end + 1 < from_.size() && from_[end + 1] == '+')
-        refuse("a + behind an interval");
+        refuse("a + after an interval");
       to_ += c, ++at_;
     } else if (c == '(' && from_.compare(at_, 2, "(?") == 0) {
       // Flags: m means another thing in each of the two.

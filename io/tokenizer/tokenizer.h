@@ -121,7 +121,7 @@ class TokenStream {
  private:
   Tokenizer tokenizer_;
   bool skip_special_;
-  std::vector<int32_t> ids_;  // the last token whose text is out, and those behind it
+  std::vector<int32_t> ids_;  // the last token whose text is out, and those after it
   size_t given_ = 0;          // bytes of their text that are out
 };
 

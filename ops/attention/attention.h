@@ -17,10 +17,10 @@ struct AttentionResult {
   Tensor lse;  // [B, H, Lq], f32 (f64 for f64): log of the sum of exp of a query's scaled scores; no gradient
 };
 
-/// Sequences of any lengths behind one another: sequence s of S is rows starts[s] ... starts[s + 1] - 1. The
-/// tensors are i32 or i64 [S + 1], packed, on the device of q: starts[0] = 0, never falling (equal
-/// neighbours: an empty sequence), the last at most the number of rows; rows from there on belong to no
-/// sequence.
+/// Packed sequences of any lengths (`starts` is cu_seqlens): sequence s of S is rows starts[s] ... starts[s +
+/// 1] - 1. The tensors are i32 or i64 [S + 1], packed, on the device of q: starts[0] = 0, never falling
+/// (equal neighbours: an empty sequence), the last at most the number of rows; rows from there on belong to
+/// no sequence.
 struct AttentionSequences {
   Tensor q_starts;
   Tensor k_starts = {};  // undefined: the same as q_starts
@@ -78,7 +78,7 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
 /// The same within each sequence: q [N, H, D], k and v [M, Hk, D] -> o [N, H, D], lse [H, N]. The lengths are
 /// those of the sequence wherever the above speaks of Lq and Lk (`causal`, one key). Rows of no sequence give
 /// o = 0, lse = -inf and gradients 0; q, k, v and dout must be finite there, as everywhere: a kernel may
-/// multiply the rows behind a sequence by 0.
+/// multiply the rows after a sequence by 0.
 ///
 /// On CUDA no launch depends on the values of `starts`, only on S, N and M: a captured graph may be replayed
 /// with other lengths. So nothing can check them there: values against the rules give wrong numbers, never an

@@ -124,7 +124,7 @@ using gpu::TileOrder;
 /// or in an earlier one, so its block has started; and blocks at work share Q and sums of dQ. They go by
 /// rounds of heads, as even as can be; in a round the key tiles are slowest, in the order of their sequences.
 /// So a block's neighbours work on other heads, and the next key tile of a head starts later, when the turns
-/// of the first are under way. `index` is lane 0's.
+/// of the first are in flight. `index` is lane 0's.
 template <class T>
 __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& args, int index) {
   // While the ticket is on its way.
@@ -497,7 +497,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
       };
       Barrier& empty = barriers.ds.empty[ds.stage];
       if constexpr (Config::kBeside) {
-        // ptxas would move exponentials behind the wait for dP: not across a branch that needs them all. They
+        // ptxas would move exponentials after the wait for dP: not across a branch that needs them all. They
         // have no sign, so it is not taken; it would do no harm.
         uint32_t signs = 0;
 #pragma unroll
@@ -643,7 +643,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
             store_box(map_dk, dk_rows, box * 64, k_row, h, b);
             commit_stores();
           }
-        } else {  // what lies behind may belong to another sequence
+        } else {  // the rows that follow may belong to another sequence
           for (int index = warp * 32 + lane; index < left_keys * 8; index += 128) {
             const int row = index / 8, chunk = index % 8;
             if (box * 64 + chunk * 8 >= args.dim) continue;

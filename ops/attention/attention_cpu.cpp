@@ -144,7 +144,7 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
   });
 }
 
-/// Where the sequences start, checked, with the number of rows behind them.
+/// Where the sequences start, checked, with the number of rows after them.
 std::vector<int64_t> starts_of(const char* name, const Tensor& tensor, int64_t rows) {
   std::vector<int64_t> starts = tensor.to_vector<int64_t>();
   int64_t before = 0;

@@ -23,7 +23,7 @@
 /// With sequences of any lengths, which the host does not know, the planning warps take slots of tiles
 /// (attention_sequences.cuh) from an atomic counter: a free block takes the next, long tiles of a causal
 /// sequence first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence
-/// reads the rows behind it, masks them, and writes none of them.
+/// reads the rows after it, masks them, and writes none of them.
 ///
 /// Dropout makes its words before the turn to issue the next scores, while others multiply, and drops in P
 /// where it is rounded; sums and statistics are of all probabilities.
@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
             gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth, q_row, h, b);
           gpu::commit_stores();
         }
-      } else {  // what lies behind may belong to another sequence
+      } else {  // the rows that follow may belong to another sequence
 #pragma unroll 1
         for (int index = gpu::lane_again(); index < left * (kD / 8); index += 32) {
           const int i = index / (kD / 8), chunk = index % (kD / 8);

@@ -9,7 +9,7 @@
 /// (f32): bound by memory for a tile of queries.
 ///
 /// The second kernel has a block for each query. Pieces are few hundred at most: what counts is that all
-/// loads are under way together.
+/// loads are in flight together.
 
 namespace tessera::ops {
 namespace decode {

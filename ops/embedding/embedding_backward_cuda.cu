@@ -35,7 +35,7 @@ constexpr int kShortChunk = 8, kWideChunk = 32;  // places, of rows of fewer pac
 constexpr int64_t kMostChunks = 4096;            // as far as they can be made longer
 constexpr int kJoinWarps = 16, kJoinColumns = 4;
 
-/// The key under which a position is sorted: `rows`, behind all others, if its index is out of range.
+/// The key under which a position is sorted: `rows`, after all others, if its index is out of range.
 __device__ __forceinline__ uint32_t key_of(int64_t index, int64_t rows) {
   return uint32_t(0 <= index && index < rows ? index : rows);
 }
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
                       chunks.keys[(base + lane + 1) * int64_t(chunks.length)] < args.rows;
   const unsigned mask = __ballot_sync(kAllLanes, begins);
   if (mask == 0) return;
-  if (warp == 0 && begins) {  // the first chunk behind that holds no part of the segment
+  if (warp == 0 && begins) {  // the first chunk after that holds no part of the segment
     const uint32_t row = chunks.keys[(base + lane + 1) * int64_t(chunks.length)];
     int low = base + lane + 2, high = all;
     while (low < high) {

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
     int64_t run_begin = begin;
     for (int64_t k = begin; k < end; ++k) {
       const uint64_t row = keys[k];
-      if (row == uint64_t(rows)) break;  // out of range: sorted behind all others
+      if (row == uint64_t(rows)) break;  // out of range: sorted after all others
       const T* const from = x + positions[k] * x_stride + pack.x;
       if (whole) {
         const auto values = gpu::load_pack<kPack>(from);

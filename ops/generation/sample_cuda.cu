@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) choose(Args args, const T* logits) {
 
   const int64_t count = args.counts[sequence];
   const auto give = [&](int64_t token) {
-    args.next[sequence] = none ? 0 : token;  // a token all the same: the step behind this one looks it up
+    args.next[sequence] = none ? 0 : token;  // a token all the same: the step after this one looks it up
     args.counts[sequence] = count + 1;
     if (count < args.most) args.history[sequence * args.most + count] = none ? Choices::kNone : token;
   };

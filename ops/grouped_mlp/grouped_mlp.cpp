@@ -83,7 +83,7 @@ Tensor lengthened(const Tensor& up, int64_t wide) {
 void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   if constexpr (kCuda) {
     const Tensor rows = by_group(x, true), dy = flatten_leading(b.grad(), 2);
-    // What would be pads are columns of zeros: the rows of all heads, one behind the other, are a row of one
+    // What would be pads are columns of zeros: the rows of all heads, one after the other, are a row of one
     // product.
     const int64_t wide = row_pitch(up.size(1), x.dtype());
     const Tensor dh = Tensor::empty({rows.size(0), up.size(0), wide}, x.dtype(), x.device());

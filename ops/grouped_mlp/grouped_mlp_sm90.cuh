@@ -52,7 +52,7 @@ struct StreamPlace {
   __device__ __forceinline__ uint32_t parity() const { return at / kStages & 1; }
 };
 
-/// The operand that stays, by chunks: filled for one unit of work, emptied behind its last tile.
+/// The operand that stays, by chunks: filled for one unit of work, emptied after its last tile.
 struct Resident {
   gpu::Barrier full[kHeadChunks], empty[kHeadChunks];
 

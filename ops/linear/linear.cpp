@@ -16,7 +16,7 @@ Tensor as_matrix(const Tensor& x) {
   return x.rank() >= 2 ? x.detach() : x.detach().reshape({1, x.count()});
 }
 
-/// The row behind those of products: forward alone, whose x has a few rows.
+/// The row after those of products: forward alone, whose x has a few rows.
 bool forces_gemv() {
   const auto forced = tuning::ForceRow::forced("linear");
   return forced && *forced == int(gemm_rows().size());

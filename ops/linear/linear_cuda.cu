@@ -8,7 +8,7 @@
 ///
 /// A block takes a chunk of rows, whole ones as far as its threads reach: thread t has pack t % packs of
 /// every (t / packs)-th row (a pack is 16 bytes where the rows are aligned for it, else one element), so that
-/// a warp reads what lies together, whatever the width, and keeps four loads under way. The sums of a column
+/// a warp reads what lies together, whatever the width, and keeps four loads in flight. The sums of a column
 /// are added in order through shared memory. Chunks are as many as fill the GPU; their sums are rows that a
 /// second, small kernel adds. No atomics: the order depends only on the shape and the GPU.
 
@@ -16,7 +16,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kMostThreads = 512;
-constexpr int kAhead = 4;  // rows whose loads a thread has under way together
+constexpr int kAhead = 4;  // rows whose loads a thread has in flight together
 
 /// x [rows, groups, columns] as the kernel sees it.
 template <class T>

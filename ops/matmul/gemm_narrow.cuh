@@ -13,7 +13,7 @@
 ///
 /// A block of 256 threads makes a tile of d, from a stretch of k. It brings kDepth of k of both operands into
 /// shared memory as f32, k first, whatever the order in memory: 16 bytes per load where rows lie on 16-byte
-/// boundaries, else neighbouring elements by neighbouring threads. The next kDepth are under way in registers
+/// boundaries, else neighbouring elements by neighbouring threads. The next kDepth are in flight in registers
 /// meanwhile. A thread has 4 x 4 sums; the threads that a small tile leaves over take every other k (slices)
 /// and are added up through shared memory.
 ///
@@ -57,7 +57,7 @@ class NarrowPanel {
   }
 
   /// The next kDepth of k into registers. Nothing is loaded under a condition of its own, so that all of it
-  /// is under way together: beyond the ends it is the last row once more, and `store` puts zeros. A pack
+  /// is in flight together: beyond the ends it is the last row once more, and `store` puts zeros. A pack
   /// whose first elements are the row's lies in the row's memory.
   __device__ __forceinline__ void load() {
     if (!x_.data) {

@@ -7,7 +7,7 @@
 #include "ops/matmul/gemm_narrow_parts.cuh"
 
 /// Narrow products of 16-bit matrices on the tensor cores. Operands go to shared memory as they are, 16 bytes
-/// a copy (cp.async, zeros behind the ends of k), three stages deep, and from there by ldmatrix, transposed
+/// a copy (cp.async, zeros past the ends of k), three stages deep, and from there by ldmatrix, transposed
 /// where k is not what is dense, into mma.m16n8k16. So nothing is converted and a byte costs a sixteenth of
 /// an instruction: what is left is memory. A row that does not start on 16 bytes comes element by element.
 ///

@@ -43,7 +43,7 @@ struct NarrowArgs {
   int splits, group, depth;  // depth: of k, of a part
   bool swapped, wide;        // wide: d is f32, not T
   bool quads, packs;         // four neighbours of d, 16 bytes of it can be written at once
-  bool pads;                 // and so can those behind the ends of its rows
+  bool pads;                 // and so can those past the ends of its rows
   float alpha, beta;
 };
 
@@ -105,7 +105,7 @@ __device__ __forceinline__ void add_to(float4& sum, const float4& term) {
 }
 
 /// The sum of parts first, first + kTeam ..., below `count`, of one quad, then of the kTeam neighbouring
-/// lanes that share it: all of them get it. Four loads are under way together.
+/// lanes that share it: all of them get it. Four loads are in flight together.
 template <int kTeam, int kQuads, bool kShared>
 __device__ __forceinline__ float4 sum_of_parts(const float4* parts, int first, int count) {
   constexpr int kTogether = 4;

@@ -4,7 +4,7 @@
 #include "ops/matmul/gemm_narrow_parts.cuh"
 
 /// Products of few terms: d large, k at most 32, 16-bit operands. They are bound by writing d, 2 m n bytes
-/// (or 4) against 2 k (m + n), so what counts is that every SM has many stores under way all the time.
+/// (or 4) against 2 k (m + n), so what counts is that every SM has many stores in flight all the time.
 ///
 /// A block keeps the terms of a range of columns in shared memory, as the fragments of mma.m16n8k16 that its
 /// lanes need: 16 bytes per load, in order. Its warps go over the rows, 16 at a time and each on its own: a's
@@ -29,7 +29,7 @@ struct TermsColumn {
         column(of_32 % (4 * kPack) / kPack * 2 + of_32 % 2) {}
 };
 
-/// The terms of g.right's columns `first` ... first + range - 1, as fragments, and zeros behind its ends:
+/// The terms of g.right's columns `first` ... first + range - 1, as fragments, and zeros past its ends:
 /// [32 columns][16 of k][half of the products][lane][4 words].
 template <int kPack, int kSteps, class T>
 __device__ __forceinline__ void store_terms(const NarrowArgs<T>& g, int matrix, int first, int range,
@@ -53,7 +53,7 @@ __device__ __forceinline__ void store_terms(const NarrowArgs<T>& g, int matrix, 
   }
 }
 
-/// Elements k and k + 1 of a row, zeros behind the end.
+/// Elements k and k + 1 of a row, zeros past the end.
 template <class T>
 __device__ __forceinline__ uint32_t load_terms(const NarrowArgs<T>& g, const T* row, int k, bool inside) {
   if (!inside || k >= g.k) return 0;

@@ -324,7 +324,7 @@ gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k
                                {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
 }
 
-/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) behind
+/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) after
 /// `whole` tiles that are not split.
 template <class Tile>
 ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0) {

@@ -111,7 +111,7 @@ class SumEpilogue {
  private:
   static constexpr int kTogether = 4;  // fragments whose old values are read at once
 
-  /// This part's share of the piece, kTerms parts at a time, 16 loads under way together.
+  /// This part's share of the piece, kTerms parts at a time, 16 loads in flight together.
   template <int kTerms>
   __device__ __forceinline__ void add(const ProductPart& part, int row, const float4* all) const {
     constexpr int kSome = 16 / kTerms;

@@ -84,7 +84,7 @@ __device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, i
 /// the last of their rows, adds all up: some 2 us to L2 and back, under the epilogue.
 template <class Tile, class Plan>
 __device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) {
-  // A lane's rows, and its loads under way together: it has 24 registers, or 40.
+  // A lane's rows, and its loads in flight together: it has 24 registers, or 40.
   constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kMany ? 1 : 16 / kRows;
   using Rows = std::conditional_t<kRows == 4, float4, float2>;
   const int lane = int(threadIdx.x) % 32, parts = plan.template sum_parts<Tile>();

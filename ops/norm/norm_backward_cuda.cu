@@ -9,7 +9,7 @@
 /// of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
 /// order. The grid, and so the order, depends only on the problem and the number of SMs.
 ///
-/// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its
+/// With sums in registers few warps fit, so bytes in flight must not cost registers: each thread copies its
 /// words of the rows to come to shared memory (cp.async) two rows ahead.
 
 namespace tessera::ops {
@@ -103,7 +103,7 @@ struct BackwardShare {
   }
 };
 
-/// A pack of partial sums: 16 bytes a store, also into what is behind the last column.
+/// A pack of partial sums: 16 bytes a store, also into what is past the last column.
 template <int kPack>
 __device__ __forceinline__ void store_sums(float* to, const float (&sum)[kPack]) {
 #pragma unroll
@@ -156,14 +156,14 @@ __device__ void add_threads(const float (&share)[kPack], float* combined, float*
 }
 
 /// How a kernel holds rows: kSteps words per thread, kThreads threads per row, blocks of kBlock threads of
-/// which kBlocks share an SM, kStages rows under way.
+/// which kBlocks share an SM, kStages rows in flight.
 template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_>
 struct Held {
   static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_,
                        kBlocks = kBlocks_, kStages = kStages_;
 };
 
-/// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A
+/// The rows that a thread has in flight: its words of x, dy and dsum of kStages rows in shared memory. A
 /// thread reads what it copied itself, so nothing but its own copies need be waited for.
 template <class T, class Held, int kOperands>
 struct Ring {

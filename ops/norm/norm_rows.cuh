@@ -7,7 +7,7 @@
 #include "ops/norm/norm_kernels.h"
 
 /// What both directions of the norms share. They are bound by memory (a dozen operations against 4 to 16
-/// bytes), so all that counts is to read each row once and to have enough reads under way: at 3 TB/s and a
+/// bytes), so all that counts is to read each row once and to have enough reads in flight: at 3 TB/s and a
 /// latency of a microsecond some 16 KB per SM. A row lies in the registers of a warp or of a block
 /// as it is in memory, 16 bytes per thread and load. Longer rows are read by a block once for each sum and
 /// once more, mostly from the L2 cache. What was tried and measured: docs/ops/norm.md.

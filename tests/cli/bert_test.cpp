@@ -256,7 +256,7 @@ TEST(TrainBert, ARunGoesOnWithItsOwnDataOnly) {
 
 struct BadFiles {
   const char* name;
-  const char* line;  // behind "train bert --data glue --device cpu --seeds 1 --steps 1 --batch 4 "
+  const char* line;  // after "train bert --data glue --device cpu --seeds 1 --steps 1 --batch 4 "
   void (*put)(const Workplace& at);
   const char* says;
 };

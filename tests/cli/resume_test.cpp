@@ -57,7 +57,7 @@ std::string checkpoint_name(const std::string& run, int64_t step) {
   return ::testing::AssertionSuccess();
 }
 
-/// A save under way: its temporary lies in the folder.
+/// A save in progress: its temporary lies in the folder.
 bool saves_now(const fs::path& checkpoints) {
   std::error_code code;
   for (fs::directory_iterator entry(checkpoints, code), end; !code && entry != end; entry.increment(code))
@@ -65,7 +65,7 @@ bool saves_now(const fs::path& checkpoints) {
   return false;
 }
 
-/// Stops the process at a moment when a save is under way. Returns false if it has ended before.
+/// Stops the process at a moment when a save is in progress. Returns false if it has ended before.
 bool stop_in_a_save(Process& process, const fs::path& checkpoints) {
   while (process.running()) {
     if (!saves_now(checkpoints)) continue;

@@ -108,7 +108,7 @@ TEST(Loader, AnErrorReachesTheConsumerInItsPlace) {
 
 TEST(Loader, BatchesThatAreMadeOutOfOrderComeInOrder) {
   static constexpr uint64_t kBatches = 30;
-  /// Every third batch is finished only after the two behind it, of those that are asked for.
+  /// Every third batch is finished only after the two after it, of those that are asked for.
   struct OutOfOrder {
     mutable std::mutex mutex;
     mutable std::condition_variable changed;

@@ -37,7 +37,7 @@ inline size_t mutate_safetensors(uint8_t* data, size_t size, size_t limit, unsig
   return 8 + header.size() + payload.size();
 }
 
-/// Writes the digits of `hash` behind the first `mark`, if they have room.
+/// Writes the digits of `hash` after the first `mark`, if they have room.
 inline void put_digits(std::string& head, const std::string& mark, const std::string& digits) {
   const size_t place = head.find(mark);
   if (place != std::string::npos && head.size() - place - mark.size() >= digits.size())

@@ -192,7 +192,7 @@ TEST_F(AtomicFolders, SurviveAKillAtEveryCall) {
       }
     }
     EXPECT_GE(olds, 5);
-    EXPECT_GE(news, 2);  // killed behind the exchange, and not killed
+    EXPECT_GE(news, 2);  // killed after the exchange, and not killed
   }
 }
 

@@ -177,7 +177,7 @@ TEST(Attention, ResultsLieAsTheirInputs) {
   const Tensor plain = attention(q.clone(), k.clone(), v.clone());
   EXPECT_EQ(plain.to_vector<double>(), o.to_vector<double>());
   EXPECT_TRUE(plain.can_reshape({3, 5, 8}));
-  // Odd heads: the pitch lies behind all heads of a token, not behind each.
+  // Odd heads: the pitch lies after all heads of a token, not after each.
   const Tensor odd = random({2, 3, 2, 5}, DType::bf16, 2);
   EXPECT_TRUE(attention(odd, odd, odd).can_reshape({2, 3, 10}));
 }

@@ -212,7 +212,7 @@ TEST(RopeToCache, AWrongLengthIsAnErrorOrNaN) {
   for (const Device device : devices()) {
     const Tensor qkv = ramp({1, 2, 3, 8}, device), table = rope_table({}, 8, 5, DType::f32, device);
     Tensor keys = Tensor::full({1, 9, 1, 8}, 9, DType::f32, device), values = keys.clone();
-    for (const int32_t wrong : {0, 1, 6, 10}) {  // 6: behind the table
+    for (const int32_t wrong : {0, 1, 6, 10}) {  // 6: after the table
       if (device.is_cpu()) {
         EXPECT_NE(message_of([&] { rope_to_cache(qkv, table, lengths_of({wrong}, device), keys, values); }),
                   "");

@@ -19,7 +19,7 @@
 namespace tessera::ops {
 namespace {
 
-const int kRow = int(gemm_rows().size());  // of linear: behind those of products
+const int kRow = int(gemm_rows().size());  // of linear: after those of products
 
 class GemvCuda : public GuardedCuda<9> {
  protected:

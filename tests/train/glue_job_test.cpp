@@ -100,7 +100,7 @@ TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
   const Made made(GlueTask::rte, 24, 8);
   const GlueSet set = made.set(GlueTask::rte);
   GlueJob packed = small_job(made, "rte"), padded = packed;
-  // Which probabilities are dropped does not depend on what stands behind a text.
+  // Which probabilities are dropped does not depend on what stands after a text.
   packed.bert.attention_dropout = padded.bert.attention_dropout = GetParam();
   padded.batches = "padded";
   GlueSession a(packed, Device::cpu()), b(padded, Device::cpu());

@@ -268,7 +268,7 @@ TEST(NgramBaseline, IsOfTheTargetsThatTheModelIsEvaluatedOn) {
   EXPECT_EQ(few.trained, 100u);
   EXPECT_LT(all.nll, few.nll);
   EXPECT_GT(all.nll, 0);
-  // The mean of what each target costs behind the text before it.
+  // The mean of what each target costs after the text before it.
   datasets::NgramModel model(5, data.tokenizer().vocab_size());
   model.add(read_tokens(data.train(), 0, data.train().tokens()));
   model.finish();
