@@ -170,7 +170,7 @@ std::string format_sweep(const std::vector<Comparison>& comparisons, size_t wors
   if (slow.empty()) return text;
   std::ranges::sort(slow, {}, &Comparison::ratio);
   text +=
-      fmt::format("\nthe slowest beside their peers, {} of {}\n", std::min(worst, slow.size()), slow.size());
+      fmt::format("\nthe slowest next to their peers, {} of {}\n", std::min(worst, slow.size()), slow.size());
   rows = {{"op", "shape", "dtype", "mode", "B (its fastest)", "A ms", "B ms", "B/A"}};
   for (size_t i = 0; i < std::min(worst, slow.size()); ++i) {
     const Comparison& c = *slow[i];

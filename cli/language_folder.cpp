@@ -15,7 +15,7 @@ std::string language_folder(const std::string& folder) {
   const bool is_run = fs::is_regular_file(fs::path(folder) / "run.json", ignored);
   fail_at(Site::here(), "model: ", folder, is_run ? " is a run without an export" : " has no config.json",
           is_run ? "; a run writes its model when it has finished"
-                 : "; expected a folder of Hugging Face, or a run of a language model");
+                 : "; expected a Hugging Face model directory, or a run of a language model");
 }
 
 LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype) {

@@ -64,7 +64,7 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
   tell_invalid(invalid, bytes);
   fmt::print("{}: {} tokens", args.out, tokenizer.token_count());
   if (tokens > 0)
-    fmt::print("; {} bytes are {} tokens, {:.2f} bytes a token", bytes, tokens,
+    fmt::print("; {} bytes are {} tokens, {:.2f} bytes per token", bytes, tokens,
                double(bytes) / double(tokens));
   fmt::print("\n");
   if (args.kind == "bpe" && tokenizer.token_count() < args.vocab_size)

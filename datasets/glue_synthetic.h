@@ -17,7 +17,7 @@ namespace tessera::datasets {
 
 struct SyntheticGlueOptions {
   int64_t train = 2000, dev = 400, test = 400;  // examples
-  uint64_t seed = 0;                            // decides everything; the three parts differ
+  uint64_t seed = 0;                            // random seed; the three parts differ
 };
 
 /// Writes train.tsv, dev.tsv and test.tsv (of MNLI the matched and mismatched parts) into `folder`/<task's

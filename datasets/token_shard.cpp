@@ -138,7 +138,7 @@ TokenShard::TokenShard(const std::string& path, bool verify) {
   check(head.vocab_size >= 1 && head.vocab_size <= uint64_t(kLargestVocabulary) && head.end_token >= -1 &&
             head.end_token < int64_t(head.vocab_size) && head.token_bytes == bytes_of_token(head.vocab_size),
         "shard: ", path, " has a vocabulary of ", head.vocab_size, ", ", head.token_bytes,
-        " bytes a token and the end token ", head.end_token, ", which do not fit together");
+        " bytes per token and the end token ", head.end_token, ", which do not fit together");
   const uint64_t rest = mapping->bytes - sizeof head;
   uint64_t need = 0, of_ends = 0;
   const bool fits = !__builtin_mul_overflow(head.tokens, uint64_t{head.token_bytes}, &need) && need <= rest &&

@@ -44,7 +44,7 @@ struct GptConfig {
     visit("attention_dropout", attention_dropout), visit("residual_dropout", residual_dropout);
     visit("tied", tied), visit("init_deviation", init_deviation), visit("dtype", dtype);
   }
-  /// Rows of the position table before that of position 0: OPT's has two that nobody uses.
+  /// Rows of the position table before that of position 0: OPT's has two unused ones.
   int64_t position_offset() const { return family == GptFamily::opt ? 2 : 0; }
   /// Throws, naming the size, unless a model of these sizes can be built.
   void validate() const;

@@ -7,7 +7,7 @@
 
 #include "runtime/error.h"
 
-/// An object of JSON whose fields are asked for one by one; those that nobody asked for are an error.
+/// An object of JSON whose fields are asked for one by one; fields that are not asked for are an error.
 
 namespace tessera::pretrained {
 

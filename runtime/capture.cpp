@@ -93,7 +93,7 @@ void call(const std::function<void()>& function) {
 
 CaptureSession::CaptureSession(Device device) : device_(device) {
   check(!t_session,
-        "graph capture: a capture is already under way on this thread; captured steps do not nest");
+        "graph capture: a capture is already in progress on this thread; captured steps do not nest");
   check(!device.context_->capturing.exchange(true), "graph capture: another thread is capturing on ",
         device.name(), "; capture one graph after the other");
   t_session = this;

@@ -265,7 +265,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.dim = int(q.size(3));
   args.causal = problem.causal;
   args.wants_queries = dq.defined();
-  // Of one sum alone, where every query sees a key, and a tile's rows that are none do not exist.
+  // Of one sum alone, where every query sees a key, and no tile has padding rows.
   args.ends_sums = Config::kApart && dq.defined() && !starts.packed() && sums == 1 &&
                    (!problem.causal || k.size(1) >= q.size(1));
   args.wants_keys = dk.defined();

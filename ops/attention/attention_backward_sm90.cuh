@@ -121,7 +121,7 @@ using gpu::TileOrder;
 
 /// One warp: the block's item. Chunks of walks are slowest, the last query tiles first: the key tile whose
 /// turn on a query tile is before this one's, which has no shorter a walk, has that query tile in this chunk
-/// or in an earlier one, so its block has started; and blocks at work share Q and sums of dQ. They go by
+/// or in an earlier one, so its block has started; and blocks at work share Q and sums of dQ. They follow
 /// rounds of heads, as even as can be; in a round the key tiles are slowest, in the order of their sequences.
 /// So a block's neighbours work on other heads, and the next key tile of a head starts later, when the turns
 /// of the first are in flight. `index` is lane 0's.

@@ -10,8 +10,8 @@
 /// 1) on wgmma, in the manner of FlashAttention-3 (Shah et al., arXiv:2407.08608, section 3).
 ///
 /// A block owns a tile of queries of one head, 64 for each of its consumer warpgroups, and walks the keys
-/// from the last block to the first. A producer warp brings Q, and K and V block by block, with the copy
-/// engine into rings guarded by mbarriers; it runs as far ahead as the rings allow, over the end of the tile
+/// from the last block to the first. A producer warp brings Q, and K and V block by block, by TMA
+/// into rings guarded by mbarriers; it runs as far ahead as the rings allow, over the end of the tile
 /// into the next, since the grid is persistent (attention_schedule.h). Registers move from the producer to
 /// the consumers: S, P and O of 64 rows live there, and P is the left operand of P V as it is.
 ///

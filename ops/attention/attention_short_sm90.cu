@@ -255,8 +255,8 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
   args.causal = problem.causal;
   args.scale2 = float(problem.scale * kLog2E);
   args.head_groups = int(gpu::ceil_div(args.heads, Shape::kHeads));
-  // Tokens a block: the fewest rounds of the grid times the time of a block, in tiles; its keys and its start
-  // count as two.
+  // Tokens per block: the fewest rounds of the grid times the time of a block, in tiles; its keys and its
+  // start count as two.
   const int64_t units = q.size(0) * args.head_groups, tiles = gpu::ceil_div(args.queries, 64);
   double best = INFINITY;
   const int64_t at_once = device.card().multiprocessors;

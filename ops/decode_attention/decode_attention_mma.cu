@@ -10,14 +10,14 @@
 ///   S = Q K^T (queries are rows): a lane loads the 8 elements from 32 c + 8 t on of key g. A fragment's four
 ///     elements of k may be any, if Q's are the same ones: words 0, 1 are one step of k, words 2, 3 the next.
 ///   O^T = V^T P^T (elements of a head are rows): S's accumulators, rounded, are P^T's fragment as they
-///     stand. A lane loads the 8 elements from 64 c + 8 g on of the four keys whose scores it holds, 2t, 2t +
+///     are. A lane loads the 8 elements from 64 c + 8 g on of the four keys whose scores it holds, 2t, 2t +
 ///     1, 2t + 8, 2t + 9; a fragment's pairs are halves of two of those words, joined by one byte
 ///     permutation. Rows g and g + 8 of product w are the elements 8 g + 2 w and the next: what a lane has at
 ///     the end are 8 neighbours of each of its two queries.
-/// Keys are loaded again as soon as S is made and values as soon as O is, so 4 to 8 KiB per warp are under
-/// way at any time; 12 warps per SM cover the latency of memory. Per 16 keys of 128 elements 16 loads and 24
-/// to 32 products of matrices, some 150 instructions for 8 KiB: bound by memory, at H / Hk queries a key as
-/// at one.
+/// Keys are loaded again as soon as S is made and values as soon as O is, so 4 to 8 KiB per warp are in
+/// flight at any time; 12 warps per SM cover the latency of memory. Per 16 keys of 128 elements 16 loads and
+/// 24 to 32 products of matrices, some 150 instructions for 8 KiB: bound by memory, at H / Hk queries per key
+/// as at one.
 ///
 /// Before it waits for the kernels ahead of it, a warp asks for the start of its piece in L2: nothing of the
 /// cache is used before the wait, so it does not matter what of it they still write.

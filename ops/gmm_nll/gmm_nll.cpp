@@ -16,7 +16,7 @@ void check_arguments(const Tensor& params, const Tensor& y) {
   const bool mixed = y.dtype() == DType::f32 && is_floating(params.dtype()) && size_of(params.dtype()) == 2;
   check((params.dtype() == y.dtype() || mixed) && params.device() == y.device(), "gmm_nll: y is ",
         describe(y), ", but params is ", describe(params),
-        "; expected y of the same dtype, or f32 beside bf16 or f16, on ", "one device");
+        "; expected y of the same dtype, or f32 next to bf16 or f16, on ", "one device");
 }
 
 Problem problem(const Dims& d, const Attrs&) {

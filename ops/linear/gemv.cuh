@@ -18,7 +18,7 @@
 /// the registers from which the tensor cores read: a fragment's four elements of k may be any, if x's are the
 /// same ones. No shared memory, no barrier in the loop. A block has 16 or 32 rows; its warps take turns along
 /// k and add up through shared memory, in order. Each warp has kAhead steps of 32 k in flight, 1 KiB or 2 KiB
-/// each, and loads a step again as soon as it was used.
+/// each, and reloads a step as soon as it was used.
 ///
 /// f32: multiply-adds; a warp has 128 k of four or eight rows at a time, and joins its lanes at the end.
 ///

@@ -136,7 +136,7 @@ std::string wgmma_lacks(const Head& head) {
            reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
            x.size(0) < std::numeric_limits<int32_t>::max() / 2;
   };
-  if (head.x.device().card().major != 9) return "a card of compute capability 9.0";
+  if (head.x.device().card().major != 9) return "a GPU of compute capability 9.0";
   if (head.x.dtype() != DType::bf16) return "bf16";
   if (head.bias.defined() || head.options.label_smoothing != 0) return "no bias and no label_smoothing";
   // Shorter rows of x, dweight and the exponentials are dense, which TMA cannot read.

@@ -34,7 +34,7 @@ struct Gemm {
   int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
   bool tf32 = false;
-  bool pads_d = false;  // what lies between the ends of D's rows and the next 16-byte boundary is nobody's
+  bool pads_d = false;  // D's row padding up to the next 16-byte boundary may be overwritten
 };
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).

@@ -142,7 +142,7 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
         double(std::min<int64_t>(rows, tile.rows) + std::min<int64_t>(columns, tile.columns)) * deep * 2;
     const double out = double(std::min<int64_t>(rows, tile.rows) * std::min<int64_t>(columns, tile.columns));
     const double products = double(tile.rows * tile.columns) * deep * kMultiply;
-    // One block per tile, or parts of k for one to four blocks an SM.
+    // One block per tile, or parts of k for one to four blocks per SM.
     for (int share = 0; share <= 4; share = std::max(1, share * 2)) {
       const int64_t wanted =
           share == 0 ? 1 : std::min(ceil_div(int64_t(multiprocessors) * share, tiles), chunks);

@@ -6,7 +6,7 @@
 
 /// Products of which one side is a few: d = alpha a b + beta c + bias with small m or n (a few columns of
 /// many rows), small k (outer products of few terms), or both m and n small and k long (gradients of
-/// weights). 2 m n k FLOPs against (m k + k n + m n) elements: with a side of 16 that is at most 16 FLOPs a
+/// weights). 2 m n k FLOPs against (m k + k n + m n) elements: with a side of 16 that is at most 16 FLOPs per
 /// byte in 16 bits, far below what the ordinary cores do. Large ones are bound by memory, and the others,
 /// which are most, by the time of a launch, of one trip to memory and one to write back. So: one launch, no
 /// copies of operands beforehand, and enough blocks that every SM asks for its share of the bytes at once.

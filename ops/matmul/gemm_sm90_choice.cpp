@@ -33,7 +33,7 @@ bool direct(const Gemm& g) {
 }  // namespace
 
 std::string gemm_sm90_lacks(const Gemm& g, Device device) {
-  if (device.card().major != 9) return "a card of compute capability 9.0";
+  if (device.card().major != 9) return "a GPU of compute capability 9.0";
   if (g.in != DType::bf16 && g.in != DType::f16) return "bf16 or f16 operands";
   if (!vectors(g.a, g.lda, g.stride_a, g.in) || !vectors(g.b, g.ldb, g.stride_b, g.in))
     return "operands whose rows start on 16-byte boundaries";

@@ -39,7 +39,7 @@ constexpr BadLine kBadLines[] = {
     {"train tnp extra", "unexpected argument \"extra\"|tessera train tnp --help"},
     {"doctor now", "unexpected argument \"now\""},
     {"op relu tanh --in a --out b", "unexpected argument \"tanh\""},
-    // flags that are none
+    // unknown flags
     {"--vresion", "unknown flag --vresion|did you mean --version?"},
     {"train tnp --stpes 3", "unknown flag --stpes|did you mean --steps?"},
     {"train tnp --steps3 5", "unknown flag --steps3|did you mean --steps?"},

@@ -243,7 +243,7 @@ TEST(Loader, MayBeDestroyedWithCopiesInFlight) {
     for (int i = 0; i < 4; ++i) busy.fill(0);  // the copy is pending when the loader goes
     copies.push_back(loader.next().xc.to(gpu));
   }
-  for (int i = 0; i < 40; ++i) {  // whoever gets the memory writes it
+  for (int i = 0; i < 40; ++i) {  // the next user of the memory writes it
     others.push_back(Tensor::empty_pinned(copies[0].shape(), DType::f32));
     others.back().fill(-1);
   }

@@ -7,7 +7,7 @@
 
 #include "io/checksum.h"
 
-/// Mutators that keep the outer form of a file, so that libFuzzer's changes reach the code behind its first
+/// Mutators that keep the outer form of a file, so that libFuzzer's changes reach the code after its first
 /// checks.
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t limit);

@@ -187,7 +187,7 @@ TEST_P(OpCases, Tf32OnTheCpuAgreesWithTheOracle) {
         expect_close(op(), F32Math::tf32, ("d_" + op().inputs[i].name).c_str(), ours.gradients[i],
                      reference.gradients[i], &baseline.gradients[i]);
   });
-  EXPECT_TRUE(differs) << op().name << " multiplies as if nobody had asked for TF32";
+  EXPECT_TRUE(differs) << op().name << " multiplies as if TF32 had not been asked for";
 }
 
 bool bitwise_equal(const Tensor& a, const Tensor& b) {

@@ -115,7 +115,7 @@ for kind, make in MODELS.items():
             exported = AutoModelForCausalLM.from_pretrained(os.path.join(folder, "runs/r/model")).eval()
             again = AutoTokenizer.from_pretrained(os.path.join(folder, "runs/r/model"))
             with torch.no_grad():
-                # What is held out stands behind the end of the training part, which is its context.
+                # What is held out follows the end of the training part, which is its context.
                 held_out = [held_out_loss(m, tokenizer.encode(train)[-LENGTH:], held_tokens, LENGTH // 2) for m in (model, exported)]
                 errors = {"loss": worst, "held out": abs(held_out[0] - lines[-1]["eval_nll"]),
                           "exported": abs(held_out[1] - lines[-1]["eval_nll"])}

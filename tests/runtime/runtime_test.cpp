@@ -56,11 +56,11 @@ TEST(Device, ParsesNamesAndSaysWhatItExpected) {
 }
 
 TEST(Tuning, ForceRowNestsAndIsOfItsThread) {
-  EXPECT_EQ(tuning::row("no such card", "matmul", "key"), std::nullopt);
-  EXPECT_EQ(tuning::entries("no such card"), 0);
+  EXPECT_EQ(tuning::row("no such GPU", "matmul", "key"), std::nullopt);
+  EXPECT_EQ(tuning::entries("no such GPU"), 0);
   const tuning::ForceRow outer("matmul", 2);
-  EXPECT_EQ(tuning::row("no such card", "matmul", "key"), 2);
-  EXPECT_EQ(tuning::row("no such card", "linear", "key"), std::nullopt);
+  EXPECT_EQ(tuning::row("no such GPU", "matmul", "key"), 2);
+  EXPECT_EQ(tuning::row("no such GPU", "linear", "key"), std::nullopt);
   {
     const tuning::ForceRow inner("matmul", 0), other("linear", 1);
     EXPECT_EQ(tuning::ForceRow::forced("matmul"), 0);
