@@ -55,6 +55,7 @@ class Loader {
   static constexpr bool kItems = !EndlessSource<Source>;
   static_assert(EndlessSource<Source> || ItemSource<Source>,
                 "Loader: the source has neither batch(uint64_t) nor size() and batch(span<const int64_t>)");
+  /// @cond
   using Batch = typename decltype([] {
     if constexpr (kItems)
       return std::type_identity<
@@ -63,6 +64,7 @@ class Loader {
       return std::type_identity<
           std::remove_cvref_t<decltype(std::declval<const Source&>().batch(uint64_t{0}))>>{};
   }())::type;
+  /// @endcond
 
   /// Throws unless size, workers and depth are at least 1 and the source has items for a batch.
   explicit Loader(const Source& source, const LoaderOptions& options = {})

@@ -11,7 +11,7 @@ namespace tessera::io {
 
 bool is_utf8(std::string_view bytes);
 
-/// Each byte that is part of no character becomes the four characters \xE9 (its value in hexadecimal), so
+/// Each byte that is part of no character becomes the four characters `\xE9` (its value in hexadecimal), so
 /// that names which differ still differ; all else stays as it is, backslashes too.
 std::string utf8_text(std::string_view bytes);
 

@@ -16,20 +16,33 @@ class GraphRecorder;
 /// and creates lazily made state), the second captures it and launches the graph, later calls replay the
 /// graph with one launch.
 ///
-///   Captured step(device, [&] {  // a whole step
-///     Tape tape;
-///     tape.backward(loss_of(inputs));
-///     optimizer.step();
-///     optimizer.zero_grad();
-///   });
-///   for (...) { inputs.copy_from(batch); step(); }
+/// ```cpp
+/// Captured step(device, [&] {  // a whole step
+///   Tape tape;
+///   tape.backward(loss_of(inputs));
+///   optimizer.step();
+///   optimizer.zero_grad();
+/// });
+/// for (int64_t i = 0; i < steps; ++i) {
+///   inputs.copy_from(batch);
+///   step();
+/// }
+/// ```
 ///
-///   Captured micro_step(device, [&] {  // forward and backward alone; gradients add up until zero_grad
-///     Tape tape;
-///     tape.backward(loss_of(inputs));
-///   });
-///   for (...) { for (...) { inputs.copy_from(batch); micro_step(); } optimizer.step();
-///   optimizer.zero_grad(); }
+/// ```cpp
+/// Captured micro_step(device, [&] {  // forward and backward alone; gradients accumulate until zero_grad
+///   Tape tape;
+///   tape.backward(loss_of(inputs));
+/// });
+/// for (int64_t i = 0; i < steps; ++i) {
+///   for (int64_t micro = 0; micro < micro_batches; ++micro) {
+///     inputs.copy_from(batch);
+///     micro_step();
+///   }
+///   optimizer.step();
+///   optimizer.zero_grad();
+/// }
+/// ```
 ///
 /// What changes from step to step must live on the device (inputs in fixed tensors, learning rate, random
 /// offset): the host code does not run again. Gradients follow the calls as if the body ran each time,
