@@ -15,7 +15,7 @@
 #include "train/glue_data.h"
 #include "train/trainer.h"
 
-/// Fine-tuning of BERT and RoBERTa on a task of GLUE: one seed. Several are train/seed_group.h's matter.
+/// Fine-tuning of BERT and RoBERTa on a task of GLUE: one seed. Several are compared by train/seeds_report.h.
 
 namespace tessera::train {
 
