@@ -13,15 +13,14 @@
 ///
 /// Both make packs: kPack neighbouring elements of one row, 16 bytes of the output's type, read and written
 /// as words where every operand's rows are aligned for it, one by one at ragged ends and in other layouts.
-///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, which is nearly
-///   all
-///                 there is: packed tensors are one row, pitched ones many. A thread makes several packs and
+///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, the usual
+///                 case: packed tensors are one row, pitched ones many. A thread makes several packs and
 ///                 all their loads are in flight before the first is used; where a pack lies costs one
 ///                 multiplication by an inverse for its row, and one multiplication an operand. A ragged end
 ///                 is read as 16 bytes like any other pack. Rows whose pads are shorter than a pack are one
 ///                 row, row padding included, where that of the result may be overwritten.
 ///   any_layout    the rest: a thread makes one pack after the other and splits its number along all
-///   dimensions.
+///                 dimensions.
 /// Divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
 
 namespace tessera::gpu {

@@ -10,9 +10,8 @@
 
 /// Tokenizers, read from the files that models come with:
 ///
-///   tokenizer.json          of Hugging Face: byte-level BPE (GPT-2, RoBERTa, LLaMA-3), BPE with byte
-///   fallback
-///                           (LLaMA-2), WordPiece (BERT), WordLevel
+///   tokenizer.json          of Hugging Face: byte-level BPE (GPT-2, RoBERTa, LLaMA-3), BPE with
+///                           byte fallback (LLaMA-2), WordPiece (BERT), WordLevel
 ///   vocab.json, merges.txt  the older pair of GPT-2 and RoBERTa
 ///   vocab.txt               BERT's
 ///   *.model                 of SentencePiece (LLaMA-2, T5), by its library

@@ -391,7 +391,7 @@ template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops>
 void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t multiprocessors = norm.x.device().card().multiprocessors;
   const auto held = [&]<class H>(H) {
-    constexpr size_t kRing = Ring < T, H, kResidual ? 3 : 2 > ::kBytes;
+    constexpr size_t kRing = Ring<T, H, (kResidual ? 3 : 2)>::kBytes;
     constexpr size_t kCombined =
         H::kThreads == kWarp ? place_of(H::kSteps * kPackOf<T> * kWarp) * (H::kBlock / kWarp) * sizeof(float)
                              : 0;
@@ -418,8 +418,8 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   } else if (args.width <= 2048) {
     held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
   } else if (args.width <= 4096) {
-    held(std::conditional_t < kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>, Held < T, 128,
-         32, 128, 3, 3 >> {});
+    using Wide = Held<T, 256, 16, 256, 2 / kShare, 3>;
+    held(std::conditional_t<(kResidual || kShare == 2), Wide, Held<T, 128, 32, 128, 3, 3>>{});
   } else if (args.width <= 8192 && !(kResidual && kShare == 2)) {
     held(Held<T, 512, 16, 512, 1, 2>{});
   } else {

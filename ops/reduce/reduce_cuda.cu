@@ -8,11 +8,11 @@
 /// Reductions on a GPU. One read of x, next to nothing written: bound by memory.
 ///
 /// A pass reduces one dimension, in one of two ways:
-///   rows     The reduced dimension is the innermost in memory. 4 to 32 or 256 threads share a row, by its
-///   length. columns  A dimension that stays is innermost: threads of a block lie along it, up to 8 or 32 of
-///   them
-///            (128 bytes, so that whole cache lines are read), the others side by side along the reduced
-///            dimension; a tree in shared memory joins them.
+///   rows     The reduced dimension is the innermost in memory. 4 to 32 or 256 threads share a row, by
+///            its length.
+///   columns  A dimension that stays is innermost: threads of a block lie along it, up to 8 or 32 of
+///            them (128 bytes, so that whole cache lines are read), the others side by side along the
+///            reduced dimension; a tree in shared memory joins them.
 /// Both read words of 16 bytes where x is aligned for it, one accumulator an element of the word, so sums are
 /// short: many terms lose little in f32. If few blocks would work on long sums (a full reduction, the
 /// gradient of a bias), the reduced dimension is cut into chunks; a second pass of the same kernels joins
