@@ -104,7 +104,7 @@ class Loader {
   }
   uint64_t epoch() const requires kItems { return state_.batch / uint64_t(batches_per_epoch()); }
 
-  /// Saving and resuming; what was made ahead is made again.
+  /// Saving and resuming; what was made ahead is recomputed.
   const LoaderState& state() const { return state_; }
   void set_state(const LoaderState& state) { state_ = state; }
   void fields(auto&& visit) { state_.fields(visit); }

@@ -3,7 +3,7 @@
 #include "gpu/launch.cuh"
 
 /// Samplers of the priors. All are f64 and bound by latency at the sizes of training: log, sin, cos and exp
-/// of a few values per point, one wave of blocks. What a task shares (weights) is made again by each block
+/// of a few values per point, one wave of blocks. What a task shares (weights) is recomputed by each block
 /// that needs it: that costs less than a kernel before it.
 ///
 ///   linear    four lanes per point; each draws the features and the weights of its Philox blocks.

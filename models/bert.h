@@ -111,7 +111,7 @@ struct BertLanguageHead {
 };
 
 struct Bert {
-  /// `rng` draws the first values and later the dropout masks: it must outlive the model.
+  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
   Bert(const BertConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// Rows of every token after the last block: [N, d].

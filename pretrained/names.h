@@ -27,8 +27,9 @@ struct NameRule {
 
 struct NameTable {
   std::vector<NameRule> rules;
-  std::string prefix;                // files of the bare model leave it out: "transformer."
-  std::vector<std::string> tied;     // theirs of what is the token table again, if a file has it all the same
+  std::string prefix;  // files of the bare model leave it out: "transformer."
+  std::vector<std::string>
+      tied;  // theirs of what is the token embedding again, if a file has it all the same
   std::vector<std::string> buffers;  // ends of names that are no parameters: "attn.bias"
   std::vector<std::string> others;   // beginnings of names of heads that this model has not
 };

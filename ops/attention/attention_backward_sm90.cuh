@@ -12,9 +12,10 @@
 #include "ops/attention/attention_sequences.cuh"
 #include "ops/attention/attention_sm90.cuh"
 
-/// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32 (docs/ops/attention.md,
-/// "Row wgmma, backward"). Where dQ has a warpgroup of its own (heads of up to 64), the block of the last key
-/// tile that a query tile sees reads the sum instead of adding to it, and what leaves it is dQ.
+/// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32
+/// (docs/ops/attention_backward_sm90.md). Where dQ has a warpgroup of its own (heads of up to 64), the block
+/// of the last key tile that a query tile sees reads the sum instead of adding to it, and what leaves it is
+/// dQ.
 
 namespace tessera::ops::sm90 {
 

@@ -3,8 +3,8 @@
 #include "gpu/launch.cuh"
 #include "ops/attention/attention_sequences.cuh"
 
-/// What the attention kernels of row mma and f32 are given. Lengths fit in 31 bits (checked by the operator);
-/// offsets into tensors are 64-bit.
+/// What the attention kernels of variant mma and f32 are given. Lengths fit in 31 bits (checked by the
+/// operator); offsets into tensors are 64-bit.
 
 namespace tessera::ops {
 

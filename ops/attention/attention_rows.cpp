@@ -24,7 +24,8 @@ bool cuts_keys(const Tensor& q, const Tensor& k, const AttentionProblem& problem
   return attention_is_decoding(q, k, problem) && (q.size(2) > k.size(2) || q.size(0) * q.size(2) < 96);
 }
 
-/// Where row mma, whose blocks are small, does better on compute capability 9.0 (docs/ops/attention.md).
+/// Where variant mma, whose blocks are small, does better on compute capability 9.0
+/// (docs/ops/attention_shapes.md).
 bool mma_is_faster(bool forward, const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   const int64_t group = q.size(2) / k.size(2);
   if (problem.packed()) {

@@ -2,7 +2,7 @@
 #include "gpu/mma.cuh"
 #include "ops/decode_attention/decode_attention_device.cuh"
 
-/// Row "mma": bf16 and f16, heads of up to 128 elements, 8 or 16 queries per tile.
+/// Variant "mma": bf16 and f16, heads of up to 128 elements, 8 or 16 queries per tile.
 ///
 /// A warp streams its piece of keys and values, 16 at a time, from memory straight into the registers from
 /// which mma.m16n8k16 takes them: no shared memory, no barrier. Every load is 16 bytes per lane, and both

@@ -26,7 +26,7 @@ namespace tessera::ops {
 /// added in a fixed order, on the CPU and across the threads of a GPU in double; dparams and dy are rounded
 /// once. Backward keeps params and y. On a GPU, forward makes dparams and dy of the sum or mean itself while
 /// a tape records, for the gradient that Tape::backward(loss) begins with (1, or the tape's loss scale), and
-/// these live until backward: if that gradient arrives nothing is left to do, else they are computed again.
+/// these live until backward: if that gradient arrives nothing is left to do, else they are recomputed.
 /// Throws for shapes, dtypes or devices that do not agree.
 Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction = Reduction::mean,
                Site site = Site::here());

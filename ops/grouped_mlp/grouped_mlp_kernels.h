@@ -7,7 +7,7 @@ namespace tessera::ops {
 /// Rows of the kernel choice.
 enum class GroupedMlpRow : uint8_t { separate = 0, wgmma = 1 };
 
-/// What row "wgmma" needs and these operands, x as rows [rows, D], do not have; empty if it takes them.
+/// What variant "wgmma" needs and these operands, x as rows [rows, D], do not have; empty if it takes them.
 std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down);
 
 /// The kernels count rows, and units of work (tiles of rows x groups x splits), in 32 bits: more rows take

@@ -30,9 +30,9 @@ void count_targets_cuda(const Tensor& count, const Tensor& targets, int64_t igno
 void sum_losses_cpu(const Tensor& loss, const Tensor& losses, const Tensor& count);
 void sum_losses_cuda(const Tensor& loss, const Tensor& losses, const Tensor& count);
 
-/// The row "wgmma" (linear_cross_entropy_sm90.cu), on a chunk of tokens x [n, d]: first target_logits, then
-/// exponential_product, then finish_exponentials, then what products of theirs the caller wants. All bf16
-/// tensors have rows on 16-byte boundaries.
+/// The variant "wgmma" (linear_cross_entropy_sm90.cu), on a chunk of tokens x [n, d]: first target_logits,
+/// then exponential_product, then finish_exponentials, then what products of theirs the caller wants. All
+/// bf16 tensors have rows on 16-byte boundaries.
 struct ExponentialChunk {
   Tensor x;
   Tensor exponentials;  // bf16 [n, V]; undefined if only losses are wanted, as are the next two

@@ -35,9 +35,9 @@ std::string gemm_narrow_lacks(const Gemm& g) {
 }
 
 NarrowChoice choose_narrow(const Gemm& g, int multiprocessors, int forced) {
-  // Measured (docs/ops/gemm.md): clocks of a launch and its end, a block, a trip to memory, meeting, and
-  // eight parts that are added up; what a block's SM gets of memory. The clock is slower than the GPU's by
-  // what they miss.
+  // Measured (docs/ops/gemm_narrow.md): clocks of a launch and its end, a block, a trip to memory, meeting,
+  // and eight parts that are added up; what a block's SM gets of memory. The clock is slower than the GPU's
+  // by what they miss.
   constexpr double kClock = 0.97e9, kEnds = 3450, kBlock = 1800, kTrip = 900, kBytesPerClock = 14,
                    kMeet = 1800, kTerms = 500;
   constexpr int64_t kResident = 3, kMost = std::numeric_limits<int32_t>::max() / 2, kMostParts = 2048;
@@ -92,7 +92,7 @@ bool takes_mma(const Gemm& g) {
 /// Blocks of whole 128 rows and 32 columns: some 256 columns, fewer where there would be too few blocks, for
 /// few loads of terms a row and many rows a load of them.
 NarrowChoice choose_terms(const Gemm& g, int multiprocessors) {
-  // Measured (docs/ops/gemm.md), with all of d's rows on whole sectors of 32 bytes or not.
+  // Measured (docs/ops/gemm_narrow.md), with all of d's rows on whole sectors of 32 bytes or not.
   constexpr int64_t kWide = 256, kFewest = 64, kLarge = int64_t(32) << 20;
   constexpr double kEnds = 5.9e-6, kMemory = 2.95e12, kMore = 2.4e12, kShared = 2.2e12;
   const bool many = g.k > kMostTerms / 2;
@@ -114,7 +114,7 @@ NarrowChoice choose_terms(const Gemm& g, int multiprocessors) {
 
 NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
   if (forced == kNarrowTerms) return choose_terms(g, multiprocessors);
-  // Fitted to 1,447 products in all tiles (docs/ops/gemm.md), seconds: a launch and its ends, a block, a
+  // Fitted to 1,447 GEMMs in all tiles (docs/ops/gemm_narrow.md), seconds: a launch and its ends, a block, a
   // stage of the ring, how much longer one element at a time makes it, parts that meet, and a part that is
   // added up; a multiply-add of a block's threads; bytes a second of memory, to an SM and from it.
   constexpr double kEnds = 3.2e-6, kBlock = 1.25e-6, kStage = 0.745e-6, kElements = 0.6e-6, kMeet = 2e-6,

@@ -52,7 +52,7 @@ NarrowChoice choose_narrow(const Gemm& gemm, int multiprocessors, int tile = -1)
 NarrowChoice choose_narrow_mma(const Gemm& gemm, int multiprocessors, int tile = -1);
 /// Whether the row is expected to be the fastest of all.
 bool gemm_narrow_pays(const Gemm& gemm, Device device);
-/// Row "narrow". a may be null here: a row of ones (m = 1), so that d is the sums of b's columns.
+/// Variant "narrow". a may be null here: a row of ones (m = 1), so that d is the sums of b's columns.
 void gemm_narrow(const Gemm& gemm, Device device);
 
 /// T: bf16 or f16; the tile is one of kNarrowMmaTiles or kNarrowTerms, a is not null.

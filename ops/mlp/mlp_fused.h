@@ -4,7 +4,7 @@
 
 #include "ops/activation/activation.h"
 
-/// Row "fused", after those of products: the whole layer in one kernel (mlp_fused_sm90.cuh).
+/// Variant "fused", after those of products: the whole layer in one kernel (mlp_fused_sm90.cuh).
 
 namespace tessera::ops {
 

@@ -126,7 +126,7 @@ TEST(TrainBert, AFinishedGroupWritesWhatItIsAskedForLater) {
       if (file != "report.html")
         EXPECT_TRUE(at.get("runs/later/" + seed + file) == at.get("runs/first/" + seed + file)) << file;
     }
-  // What is there already is not made again.
+  // What is there already is not recomputed.
   const Outcome again = run(at, "train bert --resume runs/later --device cpu --quiet");
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(again.out.find("predictions:"), std::string::npos) << again.out;

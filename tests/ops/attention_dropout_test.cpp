@@ -162,7 +162,7 @@ Seen look(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
 
 TEST(AttentionDropout, DropsWithItsChanceAndRescales) {
   // 2 x 3 x 96 x 96 probabilities of chance 77/256: a deviation of sqrt(p (1 - p) / n) = 0.002; five of them.
-  // Neighbours in a row, a column and another head: independent, so both are dropped with chance p^2.
+  // Neighbours in a row, a column and another head: independent, so both are dropped with probability p^2.
   const Tensor q = random({2, 96, 3, 96}, DType::f64, 1), k = random({2, 96, 3, 96}, DType::f64, 2);
   Rng rng(5);
   const Seen seen = look(q, k, {.dropout = 0.3, .rng = &rng});

@@ -13,8 +13,8 @@
 #include "tests/ops/expect.h"
 #include "tests/ops/guarded.h"
 
-/// The row "gemv" at every edge. Everything is made of small integers, so that sums are exact in f32 and the
-/// plain loops are the only right answer. Pads and neighbours hold NaN.
+/// The variant "gemv" at every edge. Everything is made of small integers, so that sums are exact in f32 and
+/// the plain loops are the only right answer. Pads and neighbours hold NaN.
 
 namespace tessera::ops {
 namespace {
