@@ -5,7 +5,7 @@
 
 #include "datasets/glue.h"
 
-/// Small tasks in the shape of GLUE's, for tests and demonstrations without a download.
+/// Small GLUE-like tasks, for tests and demonstrations without a download.
 ///
 /// Each is made from little scenes (who did what to what, where, how) in simple English, so that it cannot be
 /// solved by single words: negation turns a judgement, passive voice keeps a meaning, a swapped agent changes

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-/// The yardstick of a language model: how well the last few tokens alone tell the next.
+/// The baseline of a language model: how well the last few tokens alone predict the next.
 
 namespace tessera::datasets {
 

@@ -17,7 +17,7 @@ namespace tessera::models {
 ///   embedder   F+1 -> embed_hidden -> SiLU -> d
 ///   blocks     x = LN(x + Attention(x)), x = LN(x + MLP(x)); queries from all L tokens, keys and values
 ///              from the first M: a target sees the context, not itself and no other target; no mask is ever
-///              built. Of the last block only the targets' rows are made: nothing reads the others
+///              built. The last block computes only the targets' rows
 ///   heads      K networks d -> d_ff -> SiLU -> 3 on the targets only: (logit_weight, mu, log_sigma)
 ///
 /// Without biases; no positional code: the model is invariant to the order of the context. Tokens are kept

@@ -8,7 +8,7 @@
 
 namespace tessera::nn {
 
-/// A choice of initialiser for a weight of shape [..., out, in].
+/// Initialisation of a weight of shape [..., out, in].
 enum class Init : uint8_t {
   fan_in,            // U(-1/sqrt(in), 1/sqrt(in)): PyTorch's default for linear layers
   kaiming_uniform,   // U(-b, b), b = sqrt(6/in)           He et al., arXiv:1502.01852, equation 10

@@ -17,7 +17,7 @@
 
 namespace tessera::ops {
 
-/// Value of an attribute: a number, a flag or a word.
+/// Value of an attribute: a number, a flag or a string.
 using AttrValue = std::variant<bool, int64_t, double, std::string>;
 class Attrs {
  public:
@@ -133,7 +133,7 @@ struct OpSpec {
   std::string cpu_extra_reason = {};
 };
 
-/// Every operator, in the order of the house. Built once.
+/// Every operator, in the order of ops/registry.cpp. Built once.
 const std::vector<OpSpec>& all_ops();
 /// Throws, naming the nearest, if there is none of that name.
 const OpSpec& find_op(std::string_view name);

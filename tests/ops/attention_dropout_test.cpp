@@ -53,7 +53,7 @@ TEST(AttentionDropout, IsPhiloxAfterSevenRoundsAndAfterTen) {
     EXPECT_EQ(zeros.word[i], want_zeros[i]);
     EXPECT_EQ(ones.word[i], want_ones[i]);
   }
-  // Three more rounds make it the house's generator.
+  // Three more rounds make it the generator of runtime/philox.h.
   const uint64_t seed = 0x123456789abcdef0, offset = 0xfedcba9876543210, index = 0x0f1e2d3c4b5a6978;
   const PhiloxKeys<10> keys(seed);
   const Uint4 ten = keys.rounds<7, 10>(keys.rounds<0, 7>(

@@ -28,7 +28,7 @@ namespace {
 
 constexpr uint64_t kSeed = 20240601;
 
-/// The rule of the house (ops/verify.h). Without a baseline its error counts as 0.
+/// The tolerance rule (ops/verify.h). Without a baseline its error counts as 0.
 void expect_close(const OpSpec& op, F32Math math, const char* what, const Tensor& y, const Tensor& reference,
                   const Tensor* baseline) {
   ASSERT_EQ(y.shape(), reference.shape()) << what;
