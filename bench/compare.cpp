@@ -95,7 +95,7 @@ double copy_share(const Record& record) {
 }
 
 double peak_share(const Record& record) {
-  // Dense products, TFLOP/s: NVIDIA H100 Tensor Core GPU data sheet, SXM; the H200 is the same chip.
+  // Dense GEMMs, TFLOP/s: NVIDIA H100 Tensor Core GPU data sheet, SXM; the H200 is the same chip.
   if (record.card.find("H100") == std::string::npos && record.card.find("H200") == std::string::npos)
     return 0;
   if (record.dtype == "bf16" || record.dtype == "f16") return record.tflops() / 989;

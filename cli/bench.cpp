@@ -153,8 +153,7 @@ void add_bench_op(CLI::App& bench, Action& action) {
                       "Kernel variants to time: all, or a number; default: the chosen one");
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
-  command->add_flag("--hot", args->hot,
-                    "Do not flush L2; default: flush it before each repeat");
+  command->add_flag("--hot", args->hot, "Do not flush L2; default: flush it before each repeat");
   add_json(*command, args->json);
   command->callback([&action, args] { action = [args] { return bench_op(*args); }; });
 }

@@ -95,7 +95,7 @@ struct Tnp {
 };
 
 /// Floating-point operations of one forward pass on B tasks (a multiply-add is two); a training step is three
-/// times the products' share and 3.5 times the attention's, and with checkpointing one forward pass of the
+/// times the GEMMs' share and 3.5 times the attention's, and with checkpointing one forward pass of the
 /// blocks more.
 struct TnpFlops {
   double products = 0, attention = 0, heads = 0;

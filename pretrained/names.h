@@ -12,7 +12,7 @@
 
 namespace tessera::pretrained {
 
-/// One of our parameters, which is their tensors one below the other (rows of a fused product); or one
+/// One of our parameters, stacked from their tensors (row ranges of a fused weight); or one
 /// tensor, that has input and output exchanged where it belongs to GPT-2's Conv1D.
 struct NameRule {
   std::string ours;

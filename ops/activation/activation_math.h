@@ -6,7 +6,7 @@
 #include "ops/activation/activation.h"
 #include "ops/exponential_internal.h"
 
-/// The activations as functions of one number, for every kernel that applies one (here, and in the products'
+/// The activations as functions of one number, for every kernel that applies one (here, and in the GEMMs'
 /// epilogues).
 
 namespace tessera::ops {

@@ -23,7 +23,7 @@ struct LinearCrossEntropyOptions {
 ///   dx = dl weight,  dweight += dl^T x,  dbias += column sums of dl
 /// are made as soon as its logits are there, for the gradient of the loss that the tape's backward(loss)
 /// begins with (1, or its loss scale: dl is multiplied by it before it is rounded); backward scales them if
-/// another gradient arrives. That is three products of N V d instead of four. For none the logits are made
+/// another gradient arrives. That is three GEMMs of N V d instead of four. For none the logits are made
 /// again in backward. Extra memory: a chunk (by default 1 GiB of logits; variant "composed" rounds 16-bit dl
 /// to half as much again), dweight and dbias in f32, dx, and a chunk of x and of dx.
 ///

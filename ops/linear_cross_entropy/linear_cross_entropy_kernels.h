@@ -31,7 +31,7 @@ void sum_losses_cpu(const Tensor& loss, const Tensor& losses, const Tensor& coun
 void sum_losses_cuda(const Tensor& loss, const Tensor& losses, const Tensor& count);
 
 /// The variant "wgmma" (linear_cross_entropy_sm90.cu), on a chunk of tokens x [n, d]: first target_logits,
-/// then exponential_product, then finish_exponentials, then what products of theirs the caller wants. All
+/// then exponential_product, then finish_exponentials, then the GEMMs that the caller wants. All
 /// bf16 tensors have rows on 16-byte boundaries.
 struct ExponentialChunk {
   Tensor x;

@@ -2,7 +2,7 @@
 
 #include "ops/matmul/gemm.h"
 
-/// What products cost, for the choice among the rows of multiply (docs/ops/gemm.md).
+/// Estimated time of GEMMs, for the choice among the variants of multiply (docs/ops/gemm_narrow.md).
 
 namespace tessera::ops {
 

@@ -10,7 +10,7 @@ namespace tessera::ops {
 ///
 /// Rounding: sums in f32 (f64 for f64), rounded once; f32 operands as f32_math() says. Saves a and b.
 ///   da = dy op(b)^T and db = op(a)^T dy, in their own orientation; over broadcast dimensions summed: as one
-///   product with a longer sum where the layouts allow it, else product by product in a fixed order, in f32.
+///   GEMM with a longer k where the layouts allow it, else GEMM by GEMM in a fixed order, in f32.
 /// K = 0 gives zeros. Throws where sizes, dtypes or devices disagree.
 Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a = false, bool transpose_b = false,
               Site site = Site::here());
