@@ -26,7 +26,8 @@ const std::map<std::string, models::LlamaConfig>& shapes() {
   return all;
 }
 
-/// What a step reads of the model: all but the token table, of which it takes a row (unless it is the head).
+/// What a step reads of the model: all but the token embedding, of which it reads a row (unless it is the LM
+/// head).
 template <class Model>
 double bytes_of_step(const Model& model) {
   double bytes = 0;

@@ -9,12 +9,12 @@
 
 namespace tessera::models {
 
-/// Whether a model draws its first values, as its paper has them, or starts with zeros because weights from a
+/// Whether a model initialises its weights as its paper does, or starts with zeros because weights from a
 /// file follow.
 enum class Start : uint8_t { drawn, blank };
 
 /// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) and OPT (Zhang et al.,
-/// arXiv:2205.01068), which differ in the activation, in the first values and in where positions begin.
+/// arXiv:2205.01068), which differ in the activation, the initialisation and where positions begin.
 ///
 ///   x = dropout(token[t] + position[t])
 ///   blocks  x = x + dropout(attention(LN(x))),  x = x + dropout(MLP(LN(x)))      causal
@@ -74,7 +74,7 @@ struct GptBlock {
 };
 
 struct Gpt {
-  /// `rng` draws the first values and later the dropout masks: it must outlive the model.
+  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
   Gpt(const GptConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// tokens [B, T] (i64 or i32) -> logits [B, T, V].

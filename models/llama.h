@@ -83,7 +83,7 @@ struct LlamaBlock {
 };
 
 struct Llama {
-  /// `rng` draws the first values and later the dropout masks: it must outlive the model.
+  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
   Llama(const LlamaConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// As those of Gpt.

@@ -51,7 +51,7 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
 /// What all layers of one pass share.
 struct AttentionPass {
   Sequences sequences;
-  Tensor rope_table;         // undefined: positions do not turn queries and keys
+  Tensor rope_table;         // undefined: queries and keys are not rotated
   Tensor positions = {};     // of the tokens, N of them; undefined: each sequence counts from 0
   KvCache* cache = nullptr;  // then nothing is recorded
   bool fills_cache = false;  // the cache is empty and gets these; else sequences are uniform, and begun

@@ -3,8 +3,8 @@
 #include "runtime/rng.h"
 #include "tensor/tensor.h"
 
-/// First values of parameters. Each call reserves one stream of the generator and element i (row-major) takes
-/// its i-th number, drawn on the host and copied: a model gets the same numbers on every device.
+/// Initial values of parameters. Each call reserves one stream of the generator and element i (row-major)
+/// takes its i-th number, drawn on the host and copied: a model gets the same numbers on every device.
 
 namespace tessera::nn {
 

@@ -36,7 +36,7 @@ class KvCache {
   /// Of that layer: k and v [N, Hk, D] of those sequences, one after the other.
   void store(int64_t layer, const Tensor& k, const Tensor& v, const Sequences& sequences);
   /// The same for B sequences of one length, from the heads of queries, keys and values as the projection
-  /// gives them: qkv [B, T, H + 2 Hk, D]. Returns the turned queries, and k and v where they lie now.
+  /// gives them: qkv [B, T, H + 2 Hk, D]. Returns the rotated queries, and k and v in the cache.
   struct Placed {
     Tensor q, k, v;  // [B, T, H or Hk, D]
   };
@@ -45,7 +45,7 @@ class KvCache {
   /// n more tokens of each sequence come: i32 [B, n], their positions.
   Tensor begin(int64_t tokens);
   /// Of that layer: qkv [B, n, H + 2 Hk, D] are the heads of queries, keys and values of the new tokens.
-  /// Turns queries and keys by their positions if `table` (of ops::rope) is defined, writes keys and values
+  /// Rotates queries and keys by their positions if `table` (of ops::rope) is defined, writes keys and values
   /// after those of before, and attends to all of them, causal -> [B, n, H, D].
   Tensor attend(int64_t layer, const Tensor& qkv, const Tensor& table);
   void advance(int64_t tokens);
@@ -59,7 +59,8 @@ class KvCache {
 
   void fields(auto&& visit) { visit("keys", keys_), visit("values", values_), visit("length", length_); }
 
-  Tensor rope_table;  // of the positions below capacity, if they turn queries and keys and never change
+  Tensor rope_table;  // of the positions below capacity, if queries and keys are rotated by them and they
+                      // never change
 
  private:
   int64_t batch_, capacity_, length_ = 0;
