@@ -14,7 +14,7 @@
 ///
 ///     0  "TESSTOK1"             48  fingerprint of the tokenizer, 32 digits
 ///     8  u32 version, 1         80  XXH3-128 of all that follows the head, 32 digits
-///    12  u32 bytes per token     112  the first 16 digits of the XXH3-128 of bytes 0 to 111
+///    12  u32 bytes per token   112  the first 16 digits of the XXH3-128 of bytes 0 to 111
 ///    16  u64 tokens
 ///    24  u64 documents
 ///    32  u64 size of the vocabulary
