@@ -12,7 +12,9 @@
 #include "runtime/philox.h"
 #include "runtime/profile.h"
 #include "runtime/rng.h"
+#include "runtime/stream_scope.h"
 #include "runtime/tuning.h"
+#include "runtime/wait.h"
 
 #include "tensor/dtype.h"
 #include "tensor/fields.h"

@@ -27,7 +27,7 @@ GradState& leaf_state(const Tensor& leaf, const char* what) {
   return *leaf.grad_state();
 }
 
-/// A result's gradient may be somebody else's memory, or an expanded view: only a copy can be added to.
+/// A result's gradient may be another tensor's memory, or an expanded view: only a copy can be added to.
 bool is_writable(const GradState& state) {
   return state.grad.storage().use_count() == 1 && !state.grad.layout().is_expanded();
 }
@@ -112,7 +112,7 @@ void note_in_capture(const std::shared_ptr<GradState>& leaf) {
   if (grads.known.insert(leaf.get()).second) grads.before.emplace_back(leaf);
 }
 
-/// The backward pass under way on this thread: what it has to restore if it throws.
+/// The backward pass in progress on this thread: what it has to restore if it throws.
 class Pass {
  public:
   Pass() : outermost_(!current_) {
@@ -132,13 +132,25 @@ class Pass {
     if (current_ && !state->logged) current_->log(state);
   }
 
+  /// The PassEnd of that key, for all passes inside the outermost one.
+  static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)()) {
+    for (const auto& [known, end] : current_->ends_)
+      if (known == key) return *end;
+    return *current_->ends_.emplace_back(key, make()).second;
+  }
+
+  void finish() {
+    if (!outermost_) return;
+    for (const auto& [key, end] : ends_) end->finish();
+  }
+
   void restore() noexcept {
     if (!outermost_) return;
     for (const Logged& leaf : log_) {
       leaf.before.restore();
       try {
         if (leaf.content.defined()) leaf.before.grad.copy_from(leaf.content);
-      } catch (const std::exception&) {  // the device is broken, which the error under way is about
+      } catch (const std::exception&) {  // the device is broken, which the current error is about
       }
     }
   }
@@ -164,6 +176,7 @@ class Pass {
   static thread_local Pass* current_;
   const bool outermost_;
   std::vector<Logged> log_;
+  std::vector<std::pair<const void*, std::unique_ptr<PassEnd>>> ends_;
 };
 
 thread_local Pass* Pass::current_ = nullptr;
@@ -177,7 +190,8 @@ void add(GradState& state, const Tensor& gradient) {
     } else if (gradient.dtype() != state.grad_dtype) {
       state.grad = gradient.to(state.grad_dtype);
     } else if (leaf && (gradient.storage().use_count() > 1 || gradient.layout().is_expanded())) {
-      state.grad = gradient.clone();  // later ones are added in place, so nobody else may read this memory
+      state.grad =
+          gradient.clone();  // later ones are added in place, so no other tensor may share this memory
     } else {
       state.grad = gradient;
     }
@@ -341,6 +355,15 @@ void Backward::written(int input, const GradTarget& target) {
   }
 }
 
+bool Backward::may_wait(int input) const {
+  const GradState& state = *inputs_[size_t(input)];
+  return state.tape == 0 && state.stale && state.pending == 1 && state.hooks.empty() && !checked_;
+}
+
+PassEnd& Backward::at_end(const void* key, std::unique_ptr<PassEnd> (*make)()) {
+  return Pass::at_end(key, make);
+}
+
 // ---- the tape ----
 
 thread_local Tape* Tape::current_ = nullptr;
@@ -492,6 +515,7 @@ void Tape::run() {
   Pass pass;
   try {
     run_entries();
+    pass.finish();
   } catch (...) {
     pass.restore();
     throw;
@@ -508,6 +532,7 @@ void Tape::run_entries() {
     Backward view;
     view.inputs_ = std::span(states_).subspan(first, entry.inputs);
     view.outputs_ = std::span(states_).subspan(first + entry.inputs, entry.outputs);
+    view.checked_ = check_gradients;
     bool wanted = false;
     for (const auto& output : view.outputs_) wanted = wanted || output->grad.defined();
     if (wanted) {

@@ -24,8 +24,9 @@ namespace tessera {
 
 class Tape;
 
-/// The one memory for the gradients of parts that together are a whole (what ops::split returns): whoever
-/// writes a part's gradient in place makes it, and the whole's gradient is then there without a copy.
+/// The one memory for the gradients of parts that together are a whole (what ops::split returns): the
+/// operator that writes a part's gradient in place makes it, and the whole's gradient is then there without a
+/// copy.
 struct WholeGrad {
   Shape shape;
   DType dtype;
@@ -41,9 +42,9 @@ struct WholeGrad {
 /// needs it.
 struct GradState {
   Tensor grad;           // what has arrived so far; a leaf's keeps its address from the first gradient on
-  uint64_t tape = 0;     // who made this result; 0: a leaf
+  uint64_t tape = 0;     // the tape that recorded this result; 0: a leaf
   bool stale = true;     // a leaf's `grad` holds nothing of this step: the next gradient overwrites
-  bool arrived = false;  // a leaf's: a gradient has come in the backward pass under way
+  bool arrived = false;  // a leaf's: a gradient has come in the backward pass in progress
   bool retain = false;   // keep a result's gradient after it was used
   int pending = 0;       // a leaf's entries that have not run backward yet
   DType grad_dtype = DType::f32;
@@ -53,7 +54,7 @@ struct GradState {
   int64_t begin = 0, end = 0;
   bool placed = false;                                         // its place in the whole was given out
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
-  bool logged = false;  // a leaf's: the backward pass under way can restore what it was before
+  bool logged = false;  // a leaf's: the backward pass in progress can restore what it was before
 };
 
 /// Makes `tensor` a leaf whose gradient is wanted, of `grad_dtype` (the tensor's own by default). Throws
@@ -101,13 +102,20 @@ class Saved {
 struct GradTarget {
   Tensor grad;
   bool accumulate = false;
-  bool part = false;  // the place in the gradient of a whole: nobody else's until it is written
+  bool part = false;  // the slice of the gradient of the whole; handed out once until it is written
+};
+
+/// Work that entries of a backward pass leave to its end, so that one launch does it for all of them.
+class PassEnd {
+ public:
+  virtual ~PassEnd() = default;
+  virtual void finish() = 0;
 };
 
 /// What an entry's backward function sees. Inputs and outputs are numbered as they were recorded.
 class Backward {
  public:
-  /// Whether anybody wants the gradient of that input.
+  /// Whether the gradient of that input is needed.
   bool needs(int input) const { return inputs_[size_t(input)] != nullptr; }
   /// In which that input's gradient is kept, whatever arrives. Only if needs(input).
   DType grad_dtype(int input) const;
@@ -115,11 +123,11 @@ class Backward {
   bool has_grad(int output = 0) const { return outputs_[size_t(output)]->grad.defined(); }
   /// The gradient of that output; throws if none has arrived (see has_grad).
   Tensor grad(int output = 0);
-  /// The same, and lets go of it: when the caller drops it too, an input's gradient that lies in the same
+  /// The same, and releases it: when the caller drops it too, an input's gradient that lies in the same
   /// memory (both operands of an addition get one tensor) can be added to in place.
   Tensor take_grad(int output = 0);
-  /// Adds to the input's gradient; nothing if nobody wants it. Any floating dtype; the sum has the gradient's
-  /// own.
+  /// Adds to the input's gradient; nothing if it is not needed. Any floating dtype; the sum has the
+  /// gradient's own.
   void accumulate(int input, const Tensor& gradient);
   /// Adds `gradient` to the part of the input's gradient that `view(grad)` names, as the backward of a slice
   /// does: the rest is left as it is, or zero if nothing has arrived yet. `shape` is the input's.
@@ -128,20 +136,34 @@ class Backward {
     if (needs(input)) add_into(view(whole_gradient(input, shape, gradient.device())), gradient);
   }
   /// For kernels that can write or add in place (a product with beta): the leaf's buffer, a result's gradient
-  /// that nobody else reads, a part's place in the gradient of the whole, or a slice's part of a gradient
+  /// that has no other reader, a part's slice of the gradient of the whole, or a slice's part of a gradient
   /// that has come to what was sliced, and whether it holds something to add to; an undefined tensor if there
   /// is none, then make one. Only if needs(input). Write all of it, then call `written`. One tensor may be
   /// several inputs: their targets are then the same memory, except that a part is given out once.
   GradTarget target(int input);
   void written(int input, const GradTarget& target);
+  /// Whether this entry may call written() for that input first and leave the writing to the end of the pass:
+  /// the gradient of a leaf that is overwritten, and that nothing else in this pass reads or adds to. Only if
+  /// needs(input).
+  bool may_wait(int input) const;
+  /// The T, derived from PassEnd, that all entries of the outermost pass in progress share; made at the first
+  /// call. T::finish() runs when the pass has run all entries, before backward() returns; not if the pass
+  /// throws.
+  template <class T>
+  T& at_end() const {
+    static const char key = 0;
+    return static_cast<T&>(at_end(&key, [] { return std::unique_ptr<PassEnd>(std::make_unique<T>()); }));
+  }
 
  private:
   friend class Tape;
+  static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)());
   Tensor whole_gradient(int input, const Shape& shape, Device device);
   static void add_into(const Tensor& part, const Tensor& gradient);
   std::span<const std::shared_ptr<GradState>> inputs_;
   std::span<const std::shared_ptr<GradState>> outputs_;
-  std::vector<const Storage*> adopted_;  // by leaves, from this entry: nobody else may take these as well
+  std::vector<const Storage*> adopted_;  // by leaves, from this entry: handed out once
+  bool checked_ = false;                 // the finite check looks at gradients after each entry
 };
 
 struct TapeOptions {

@@ -27,12 +27,13 @@ datasets::GlueBatch make_batch(const models::BertConfig& config, int64_t count, 
 Record measure_bert(const models::BertConfig& config, Precision precision, int64_t count, int64_t length,
                     Device device, bool graph, const TimerOptions& timer) {
   clear_memory(device);
-  train::GlueJob job{
-      .bert = config, .batch = count, .max_length = length, .lr = 1e-5, .clip_norm = 0, .steps = 1};
-  job.set_precision(precision);
-  train::GlueSession session(job, device);
-  session.load(make_batch(config, count, length));
-  Record record = measure_step(session, graph, timer);
+  train::GlueSettings settings;
+  settings.bert = config, settings.batch = count, settings.max_length = length;
+  settings.lr = 1e-5, settings.clip_norm = 0, settings.steps = 1;
+  settings.set_precision(precision);
+  train::GlueJob job(settings, device);
+  job.load(make_batch(config, count, length));
+  Record record = measure_step(job, graph, timer);
   record.op = "step bert";
   record.shape = {{"B", count}, {"T", length}};
   const models::BertConfig usual;

@@ -44,7 +44,7 @@ std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<
     std::set<std::string> timed;
     std::map<std::string, std::string> missing;  // reasons, by implementation
     for (const Record* peer : peers[work_key(record)]) {
-      if (!options.any_gpu && peer->card != record.card && !peer->card.empty() && !record.card.empty()) {
+      if (!options.any_gpu && peer->gpu != record.gpu && !peer->gpu.empty() && !record.gpu.empty()) {
         ++counts.other_gpu;
         continue;
       }
@@ -95,9 +95,8 @@ double copy_share(const Record& record) {
 }
 
 double peak_share(const Record& record) {
-  // Dense products, TFLOP/s: NVIDIA H100 Tensor Core GPU data sheet, SXM; the H200 is the same chip.
-  if (record.card.find("H100") == std::string::npos && record.card.find("H200") == std::string::npos)
-    return 0;
+  // Dense GEMMs, TFLOP/s: NVIDIA H100 Tensor Core GPU data sheet, SXM; the H200 is the same chip.
+  if (record.gpu.find("H100") == std::string::npos && record.gpu.find("H200") == std::string::npos) return 0;
   if (record.dtype == "bf16" || record.dtype == "f16") return record.tflops() / 989;
   if (record.dtype == "tf32") return record.tflops() / 494.7;
   return record.dtype == "f32" ? record.tflops() / 67 : 0;
@@ -170,7 +169,7 @@ std::string format_sweep(const std::vector<Comparison>& comparisons, size_t wors
   if (slow.empty()) return text;
   std::ranges::sort(slow, {}, &Comparison::ratio);
   text +=
-      fmt::format("\nthe slowest beside their peers, {} of {}\n", std::min(worst, slow.size()), slow.size());
+      fmt::format("\nthe slowest next to their peers, {} of {}\n", std::min(worst, slow.size()), slow.size());
   rows = {{"op", "shape", "dtype", "mode", "B (its fastest)", "A ms", "B ms", "B/A"}};
   for (size_t i = 0; i < std::min(worst, slow.size()); ++i) {
     const Comparison& c = *slow[i];

@@ -22,11 +22,49 @@ const std::map<std::string, models::LlamaConfig>& shapes() {
       {"llama-3-8b",
        {.vocabulary = 128256, .positions = 8192, .d_ff = 14336, .kv_heads = 8, .rope = {.base = 500000}}},
       {"llama-tiny",
-       {.vocabulary = 512, .d_model = 128, .d_ff = 344, .heads = 4, .kv_heads = 2, .layers = 2}}};
+       {.vocabulary = 512, .d_model = 128, .d_ff = 344, .heads = 4, .kv_heads = 2, .layers = 2}},
+      {"mistral-7b",
+       {.family = models::LlamaFamily::mistral,
+        .vocabulary = 32768,
+        .positions = 32768,
+        .d_ff = 14336,
+        .kv_heads = 8,
+        .rope = {.base = 1e6}}},
+      {"qwen2.5-7b",
+       {.family = models::LlamaFamily::qwen2,
+        .vocabulary = 152064,
+        .positions = 131072,
+        .d_model = 3584,
+        .d_ff = 18944,
+        .heads = 28,
+        .kv_heads = 4,
+        .layers = 28,
+        .eps = 1e-6,
+        .rope = {.base = 1e6}}},
+      {"qwen3-8b",
+       {.family = models::LlamaFamily::qwen3,
+        .vocabulary = 151936,
+        .positions = 40960,
+        .d_ff = 12288,
+        .kv_heads = 8,
+        .head = 128,
+        .layers = 36,
+        .eps = 1e-6,
+        .rope = {.base = 1e6}}},
+      {"qwen3-tiny",
+       {.family = models::LlamaFamily::qwen3,
+        .vocabulary = 512,
+        .d_model = 128,
+        .d_ff = 344,
+        .heads = 4,
+        .kv_heads = 2,
+        .head = 48,
+        .layers = 2}}};
   return all;
 }
 
-/// What a step reads of the model: all but the token table, of which it takes a row (unless it is the head).
+/// What a step reads of the model: all but the token embedding, of which it reads a row (unless it is the LM
+/// head).
 template <class Model>
 double bytes_of_step(const Model& model) {
   double bytes = 0;
@@ -90,7 +128,7 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
       if (options.sampling.temperature > 0) record.attrs["sampling"] = text_of(options.sampling);
       record.dtype = name_of(model.config.dtype);
       record.device = options.device.name();
-      record.card = options.device.card().name;
+      record.gpu = options.device.card().name;
       record.does["host"] = "reads every token while the next is computed";
       record.implementation = graph ? "tessera graph" : "tessera eager";
       record.build = train::kRevision;
@@ -131,10 +169,10 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   std::vector<Record> records;
   Rng rng(1);
   if (!options.model.empty()) {
-    const std::string type = pretrained::read_config(options.model).type;
+    const auto config = pretrained::read_config(options.model).model;
     const std::string name = std::filesystem::path(options.model).filename().string();
     const pretrained::LoadOptions load{.dtype = options.dtype};
-    if (type == "llama")
+    if (std::holds_alternative<models::LlamaConfig>(config))
       measure_model(pretrained::load_llama(options.model, rng, options.device, load), name, options, records);
     else
       measure_model(pretrained::load_gpt(options.model, rng, options.device, load), name, options, records);

@@ -11,7 +11,7 @@ namespace tessera::bench {
 
 struct DecodeBenchOptions {
   std::string shape = "llama-2-7b";  // of decode_shapes(), with random weights; or
-  std::string model;                 // a folder of Hugging Face
+  std::string model;                 // a Hugging Face model directory
   std::vector<int64_t> prompts = {32, 2048};
   int64_t new_tokens = 128;  // 2 or more
   int64_t batch = 1;
@@ -25,7 +25,7 @@ struct DecodeBenchOptions {
 /// The names that `shape` may have.
 std::vector<std::string> decode_shapes();
 
-/// Times generation by a clock on the host, as somebody who waits for text does:
+/// Times generation by a clock on the host, as a user who waits for text does:
 ///   ttft  from the call, with the prompt's tokens on the host, until the first new token is there
 ///   tpot  the time between the first new token and the last, divided by their number less one
 /// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a

@@ -1,7 +1,7 @@
 #include "bench/difference.h"
 #include "gpu/reduce.cuh"
 
-/// The largest |y - ref| and the largest |ref| of two arrays. Reads 2 + 4 bytes an element once; memory
+/// The largest |y - ref| and the largest |ref| of two arrays. Reads 2 + 4 bytes per element once; memory
 /// bound. Both maxima are of numbers that are not negative, whose bits order as unsigned integers do: an
 /// integer atomicMax combines the blocks, whatever their order. NaN and infinity where the reference has
 /// another value count as an infinite difference.

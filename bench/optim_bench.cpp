@@ -17,7 +17,7 @@ Record describe_step(Device device, DType dtype) {
   Record record;
   record.dtype = name_of(dtype);
   record.device = device.name();
-  record.card = device.card().name;
+  record.gpu = device.card().name;
   record.build = train::kRevision;
   record.time = train::utc_now();
   return record;

@@ -48,7 +48,7 @@ json to_json(const Record& r) {
               {"shape", r.shape},
               {"dtype", r.dtype},
               {"device", r.device},
-              {"gpu", r.card},
+              {"gpu", r.gpu},
               {"mode", r.mode},
               {"implementation", r.implementation},
               {"row", r.row},
@@ -106,7 +106,7 @@ Record from_json(const json& in) {
               ms.value("repeats", 0)};
     }
     r.device = in.value("device", "");
-    r.card = in.value("gpu", "");
+    r.gpu = in.value("gpu", in.value("card", ""));
     r.driver = in.value("driver", "");
     r.campaign = in.value("campaign", "");
     r.row = in.value("row", "");

@@ -18,11 +18,11 @@ struct SweepNote {
   std::string verdict;  // "ok", or what is wrong; what threw has no times
 };
 
-/// One measurement: a line of JSON, the same from tessera and from bench/peers/*.py. In JSON `card` is "gpu".
+/// One measurement: a line of JSON, the same from tessera and from bench/peers/*.py.
 struct Record {
   std::string op;  // "attention", "step tnp"
   std::map<std::string, int64_t> shape;
-  std::string dtype, device, card;
+  std::string dtype, device, gpu;
   std::string mode;  // "fwd", "bwd", "step"
   std::string implementation =
       "tessera";    // with its variant: "tessera graph", "torch compile cudnn bf16 1408"

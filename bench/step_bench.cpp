@@ -9,7 +9,7 @@ namespace tessera::bench {
 namespace {
 
 /// A batch of noise in place of the prior's: the step's work does not depend on the values.
-datasets::RegressionBatch random_batch(const train::TnpJob& job) {
+datasets::RegressionBatch random_batch(const train::TnpSettings& settings) {
   Rng rng(1);
   const auto normal = [&](const Shape& shape) {
     Tensor tensor = Tensor::empty(shape, DType::f32, Device::cpu());
@@ -17,37 +17,37 @@ datasets::RegressionBatch random_batch(const train::TnpJob& job) {
     return tensor;
   };
   datasets::RegressionBatch batch;
-  batch.xc = normal({job.batch, job.context, job.model.features});
-  batch.yc = normal({job.batch, job.context, 1});
-  batch.xt = normal({job.batch, job.targets, job.model.features});
-  batch.yt = normal({job.batch, job.targets, 1});
+  batch.xc = normal({settings.batch, settings.context, settings.model.features});
+  batch.yc = normal({settings.batch, settings.context, 1});
+  batch.xt = normal({settings.batch, settings.targets, settings.model.features});
+  batch.yt = normal({settings.batch, settings.targets, 1});
   return batch;
 }
 
 /// Random tokens, and as targets others: what is predicted does not matter.
-datasets::TokenBatch random_tokens(const train::LanguageJob& job) {
-  const int64_t vocabulary = std::visit([](const auto& model) { return model.vocabulary; }, job.model);
+datasets::TokenBatch random_tokens(const train::LanguageSettings& settings) {
+  const int64_t vocabulary = std::visit([](const auto& model) { return model.vocabulary; }, settings.model);
   datasets::TokenBatch batch;
   for (auto [tensor, stream] : {std::pair(&batch.inputs, 0), std::pair(&batch.targets, 1)}) {
-    std::vector<int64_t> tokens(size_t(job.batch * job.length));
+    std::vector<int64_t> tokens(size_t(settings.batch * settings.length));
     for (size_t i = 0; i < tokens.size(); ++i)
       tokens[i] = int64_t(philox(1, uint64_t(stream), i).word[0] % uint64_t(vocabulary));
-    *tensor = Tensor::from(tokens, {job.batch, job.length});
+    *tensor = Tensor::from(tokens, {settings.batch, settings.length});
   }
   return batch;
 }
 
-Record measure_tnp(const train::TnpJob& job, Device device, bool graph, const TimerOptions& timer) {
+Record measure_tnp(const train::TnpSettings& settings, Device device, bool graph, const TimerOptions& timer) {
   clear_memory(device);
-  train::TnpSession session(job, device);
-  session.load(random_batch(job));
-  Record record = measure_step(session, graph, timer);
-  const bool checkpointed = job.model.checkpoint_every > 0;
+  train::TnpJob job(settings, device);
+  job.load(random_batch(settings));
+  Record record = measure_step(job, graph, timer);
+  const bool checkpointed = settings.model.checkpoint_every > 0;
   record.op = "step tnp";
-  record.shape = {{"B", job.batch}, {"M", job.context}, {"N", job.targets}};
+  record.shape = {{"B", settings.batch}, {"M", settings.context}, {"N", settings.targets}};
   record.attrs["checkpoint"] = checkpointed ? "on" : "off";
   record.does["recomputed"] = checkpointed ? "every block" : "nothing";
-  const models::TnpConfig& m = job.model;
+  const models::TnpConfig& m = settings.model;
   const models::TnpConfig usual;
   add_unusual(record, {{"F", m.features, usual.features},
                        {"d", m.d_model, usual.d_model},
@@ -58,38 +58,43 @@ Record measure_tnp(const train::TnpJob& job, Device device, bool graph, const Ti
                        {"embed", m.embed_hidden, usual.embed_hidden},
                        {"pre_norm", m.pre_norm, usual.pre_norm},
                        {"group", std::max<int64_t>(1, m.checkpoint_every), 1}});
-  record.dtype = name_of(job.precision());
-  record.flops = count_flops(job.model, job.batch, job.context, job.targets).step(checkpointed);
-  record.planned_bytes = plan_memory(job.model, job.batch, job.context, job.targets).total();
-  record.tokens_per_s = double(job.batch * (job.context + job.targets)) / record.ms.p50 * 1e3;
+  record.dtype = name_of(settings.precision());
+  record.flops =
+      count_flops(settings.model, settings.batch, settings.context, settings.targets).step(checkpointed);
+  record.planned_bytes =
+      plan_memory(settings.model, settings.batch, settings.context, settings.targets).total();
+  record.tokens_per_s = double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;
   return record;
 }
 
-Record measure_language(const train::LanguageJob& job, Device device, bool graph, const TimerOptions& timer) {
+Record measure_language(const train::LanguageSettings& settings, Device device, bool graph,
+                        const TimerOptions& timer) {
   clear_memory(device);
-  train::LanguageSession session(job, device);
-  session.load(random_tokens(job));
-  Record record = measure_step(session, graph, timer);
-  record.op = std::string("step ") + job.family();
-  record.shape = {{"B", job.batch}, {"T", job.length}};
+  train::LanguageJob job(settings, device);
+  job.load(random_tokens(settings));
+  Record record = measure_step(job, graph, timer);
+  record.op = std::string("step ") + settings.family();
+  record.shape = {{"B", settings.batch}, {"T", settings.length}};
   std::visit(
       [&]<class Model>(const Model& model) {
         train::LanguageConfig named = Model{};
-        train::apply_size(named, job.is_llama() ? "130m" : "small");
+        train::apply_size(named, settings.is_llama() ? "130m" : "small");
         const Model& usual = std::get<Model>(named);
         add_unusual(record, {{"heads", model.heads, usual.heads}, {"d_ff", model.d_ff, usual.d_ff}});
         if constexpr (requires { model.kv_heads; })
-          add_unusual(record, {{"kv_heads", model.kv_heads, usual.kv_heads}});
+          add_unusual(record, {{"kv_heads", model.kv_heads, usual.kv_heads}, {"head_dim", model.head, 0}});
+        if constexpr (std::is_same_v<Model, models::LlamaConfig>)
+          if (model.family != usual.family) record.attrs["type"] = name_of(model.family);
         if (model.tied != usual.tied) record.attrs["tied"] = model.tied ? "true" : "false";
         record.shape["V"] = model.vocabulary;
         record.shape["d"] = model.d_model;
         record.shape["layers"] = model.layers;
       },
-      job.model);
-  record.dtype = name_of(job.precision());
-  record.flops = train::count_flops(job.model, job.batch, job.length).step();
-  record.planned_bytes = train::plan_memory(job.model, job.batch, job.length).total();
-  record.tokens_per_s = double(job.batch * job.length) / record.ms.p50 * 1e3;
+      settings.model);
+  record.dtype = name_of(settings.precision());
+  record.flops = train::count_flops(settings.model, settings.batch, settings.length).step();
+  record.planned_bytes = train::plan_memory(settings.model, settings.batch, settings.length).total();
+  record.tokens_per_s = double(settings.batch * settings.length) / record.ms.p50 * 1e3;
   return record;
 }
 
@@ -99,10 +104,11 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
   return matrix(options.device, options.precisions, options.graph, [&](Precision precision, bool graph) {
     std::vector<Record> records;
     for (const bool checkpoint : options.checkpoint) {
-      train::TnpJob job = options.job;
-      job.set_precision(precision);
-      job.model.checkpoint_every = checkpoint ? std::max<int64_t>(1, job.model.checkpoint_every) : 0;
-      records.push_back(measure_tnp(job, options.device, graph, options.timer));
+      train::TnpSettings settings = options.settings;
+      settings.set_precision(precision);
+      settings.model.checkpoint_every =
+          checkpoint ? std::max<int64_t>(1, settings.model.checkpoint_every) : 0;
+      records.push_back(measure_tnp(settings, options.device, graph, options.timer));
     }
     return records;
   });
@@ -110,9 +116,9 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
 
 std::vector<Record> bench_language_step(const LanguageStepOptions& options) {
   return matrix(options.device, options.precisions, options.graph, [&](Precision precision, bool graph) {
-    train::LanguageJob job = options.job;
-    job.set_precision(precision);
-    return std::vector<Record>{measure_language(job, options.device, graph, options.timer)};
+    train::LanguageSettings settings = options.settings;
+    settings.set_precision(precision);
+    return std::vector<Record>{measure_language(settings, options.device, graph, options.timer)};
   });
 }
 

@@ -10,7 +10,7 @@ namespace tessera::bench {
 
 /// The matrix of a training step: graph on or off, activation checkpointing on or off, precision.
 struct StepBenchOptions {
-  train::TnpJob job;
+  train::TnpSettings settings;
   Device device = Device::best();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<bool> checkpoint = {false};
@@ -24,7 +24,7 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options);
 
 /// The same of a language model, on random tokens, all windows of one length.
 struct LanguageStepOptions {
-  train::LanguageJob job;
+  train::LanguageSettings settings;
   Device device = Device::best();
   std::vector<bool> graph = {true, false};
   std::vector<Precision> precisions;

@@ -4,12 +4,11 @@
 #include <utility>
 #include <vector>
 
-#include "autograd/tape.h"
 #include "bench/record.h"
 #include "runtime/allocator.h"
-#include "runtime/capture.h"
 #include "train/build_info.h"
 #include "train/run_folder.h"
+#include "train/step.h"
 
 /// What the benchmarks of whole training steps share.
 
@@ -22,28 +21,16 @@ inline void clear_memory(Device device) {
   device.allocator().reset_peaks();
 }
 
-/// Times a session's forward, backward and update on the batch that it holds.
-template <class Session>
-Record measure_step(Session& session, bool graph, const TimerOptions& timer) {
-  const Device device = session.device();
-  session.optimizer().zero_grad();
-  const auto body = [&] {
-    {
-      const MemoryTag tag("activations");
-      Tape tape({.loss_scale = session.optimizer().loss_scale()});
-      tape.backward(session.loss());
-    }
-    session.optimizer().step();
-    session.optimizer().zero_grad();
-  };
-  Captured captured(device, body);
+/// Times a job's step on the batch that it holds.
+inline Record measure_step(train::Job& job, bool graph, const TimerOptions& timer) {
+  const Device device = job.device();
+  train::Step step(job, {.graph = graph});
   Record record;
-  record.ms = graph ? measure(
-                          device, [&] { captured(); }, timer)
-                    : measure(device, body, timer);
+  record.ms = measure(
+      device, [&] { step(); }, timer);
   device.synchronize();
   record.device = device.name();
-  record.card = device.card().name;
+  record.gpu = device.card().name;
   record.mode = "step";
   record.implementation = graph ? "tessera graph" : "tessera eager";
   record.peak_bytes = double(device.allocator().stats().reserved_peak);

@@ -19,7 +19,7 @@ struct SweepOptions {
 };
 
 /// The problems of a sweep: `count` draws of OpSpec::sweep, each a function of (operator, seed, number),
-/// drawn again until it fits the budget of the device and precision (in sweep.cpp, beside the reasons).
+/// drawn again until it fits the budget of the device and precision (in sweep.cpp, next to the reasons).
 std::vector<ops::Case> sweep_cases(const ops::OpSpec& op, const SweepOptions& options);
 
 /// Checks and times random problems of an operator; a record for each mode, with its verdict.

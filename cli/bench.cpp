@@ -31,7 +31,7 @@ void add_device(CLI::App& command, std::string& device) {
 }
 
 void add_seconds(CLI::App& command, double& seconds) {
-  command.add_option("--seconds", seconds, "Of measuring, each")
+  command.add_option("--seconds", seconds, "Seconds to measure each case")
       ->check(kFinite)
       ->check(between(0.001, 600.0));
 }
@@ -150,11 +150,10 @@ void add_bench_op(CLI::App& bench, Action& action) {
   command->add_option("--dtype", args->dtype, kPrecisionsHelp);
   command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
   command->add_option("--rows", args->rows,
-                      "Kernel configurations: all, or a number; default: the chosen one");
+                      "Kernel variants to time: all, or a number; default: the chosen one");
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
-  command->add_flag("--hot", args->hot,
-                    "Leave the caches as they are; default: clear the L2 cache before each repeat");
+  command->add_flag("--hot", args->hot, "Do not flush L2; default: flush it before each repeat");
   add_json(*command, args->json);
   command->callback([&action, args] { action = [args] { return bench_op(*args); }; });
 }
@@ -169,7 +168,7 @@ struct StepArgs {
 
 int bench_step(const StepArgs& args) {
   bench::StepBenchOptions options;
-  options.job = args.tnp.job();
+  options.settings = args.tnp.job();
   options.graph = parse_switches(args.graph, "--graph");
   options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
   if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
@@ -189,7 +188,7 @@ struct LanguageStepArgs {
 
 int bench_language(const LanguageStepArgs& args) {
   bench::LanguageStepOptions options;
-  options.job = args.flags.job();
+  options.settings = args.flags.job();
   options.graph = parse_switches(args.graph, "--graph");
   if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
   options.timer.seconds = args.seconds;

@@ -88,12 +88,12 @@ void add_bench_compare(CLI::App& bench, Action& action) {
   command->add_option("A", args->a, "Records (JSON lines)")->required();
   command->add_option("B", args->b, "Records of the peer")->required();
   command->add_option("--peer", args->peer,
-                      "Only implementations of B named so (a regular expression): eager$");
+                      "Only implementations of B whose name matches this regular expression, such as eager$");
   command->add_flag("--any-gpu", args->any_gpu, "Also compare records of different GPU models");
-  command->add_option("--worst", args->worst, "Of sweeps: how many of the slow shapes to name")
+  command->add_option("--worst", args->worst, "Number of slow shapes of a sweep to name")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 30));
-  command->add_option("--html", args->html, "Also write a page with charts");
+  command->add_option("--html", args->html, "Also write an HTML page with charts");
   command->footer("Exit 1 if a sweep in A has wrong results.");
   command->callback([&action, args] { action = [args] { return bench_compare(*args); }; });
 }

@@ -45,35 +45,38 @@ int bench_decode(const DecodeArgs& args) {
 }  // namespace
 
 void add_bench_decode(CLI::App& bench, Action& action) {
-  auto* command =
-      bench.add_subcommand("decode", "Time to the first token of a text, and for each token after it");
+  auto* command = bench.add_subcommand(
+      "decode", "Time to the first token of a generated text, and time per token after it");
   auto args = std::make_shared<DecodeArgs>();
   auto* const shape =
-      command->add_option("--shape", args->shape, "Sizes of a model, random weights; default: llama-2-7b")
+      command->add_option("--shape", args->shape, "Model size, with random weights; default: llama-2-7b")
           ->check(CLI::IsMember(bench::decode_shapes()));
-  command->add_option("--model", args->model, "Folder of Hugging Face, instead")->excludes(shape);
-  command->add_option("--prompt-tokens", args->prompts, "Lengths of the prompt, a,b,c");
-  command->add_option("--new-tokens", args->new_tokens, "Of each text")
+  command->add_option("--model", args->model, "Hugging Face model directory, instead of --shape")
+      ->excludes(shape);
+  command->add_option("--prompt-tokens", args->prompts, "Prompt lengths in tokens, a,b,c");
+  command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")
       ->check(kDecimal)
       ->check(CLI::Range(2, 1 << 20));
-  command->add_option("--batch-size", args->batch, "Texts at a time")
+  command->add_option("--batch-size", args->batch, "Texts per batch")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 12));
-  command->add_option("--temperature", args->sampling.temperature, "Draw tokens; 0: take the likeliest")
+  command->add_option("--temperature", args->sampling.temperature, "Sampling temperature; 0: greedy")
       ->check(kFinite)
       ->check(between(0.0, 1e6));
-  command->add_option("--top-k", args->sampling.top_k, "Draw from the k likeliest; 0: all")
+  command->add_option("--top-k", args->sampling.top_k, "Sample from the k most likely tokens; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));
-  command->add_option("--top-p", args->sampling.top_p, "Draw from the fewest of that probability")
+  command
+      ->add_option("--top-p", args->sampling.top_p,
+                   "Sample from the smallest set of tokens with this total probability")
       ->check(kFinite)
       ->check(kProbability);
   command->add_option("--dtype", args->dtype, "f32, bf16 or f16; default: f16 on a GPU, f32 on the CPU");
   command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
-  command->add_option("--repeats", args->repeats, "Texts that are timed")
+  command->add_option("--repeats", args->repeats, "Number of timed texts")
       ->check(kDecimal)
       ->check(CLI::Range(1, 10000));
-  command->add_option("--warmups", args->warmups, "Texts before them")
+  command->add_option("--warmups", args->warmups, "Number of untimed texts before them")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1000));
   add_device(*command, args->device);

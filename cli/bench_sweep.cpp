@@ -40,7 +40,7 @@ std::vector<const ops::OpSpec*> swept_ops(const std::vector<std::string>& names)
   return list;
 }
 
-/// One line an operator: how many are right, and how near the worst came to its tolerance.
+/// One line per operator: how many are right, and how near the worst came to its tolerance.
 void print_summary(const ops::OpSpec& op, const std::vector<bench::Record>& records, double seconds) {
   int64_t wrong = 0, by_oracle = 0;
   double worst = 0, ms = 0;
@@ -118,10 +118,10 @@ void add_bench_sweep(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand("sweep", "Check and time operators on random shapes");
   auto args = std::make_shared<SweepArgs>();
   command->add_option("OP", args->names, "Operators; default: all that declare random problems");
-  command->add_option("--count", args->count, "Problems of each operator")
+  command->add_option("--count", args->count, "Random problems per operator")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{100000}));
-  command->add_option("--seed", args->seed, "Of the problems")
+  command->add_option("--seed", args->seed, "Random seed of the problems")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_option("--dtype", args->dtype, kPrecisionsHelp);
@@ -135,11 +135,12 @@ void add_bench_sweep(CLI::App& bench, Action& action) {
 void add_bench_optim(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand("optim", "Time a step of AdamW");
   auto args = std::make_shared<OptimArgs>();
-  command->add_option("--parameters", args->parameters, "How many, in matrices of 2048 x 2048")
+  command->add_option("--parameters", args->parameters, "Number of parameters, in matrices of 2048 x 2048")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 36));
-  command->add_option("--dtype", args->dtype, "Of the parameters: f32,bf16,f16; 16 bits have f32 masters");
-  command->add_option("--clip", args->clip, "on,off: clipping of the gradients' norm");
+  command->add_option("--dtype", args->dtype,
+                      "Dtypes of the parameters: f32,bf16,f16; 16-bit ones have f32 master weights");
+  command->add_option("--clip", args->clip, "on,off: clipping of the gradient norm");
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
   add_json(*command, args->json);

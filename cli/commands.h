@@ -57,7 +57,7 @@ CLI::Validator whole(int64_t least, int64_t most);
 extern const CLI::Validator kProbability;
 /// Numbers from `least` to `most`, in few digits where it says so.
 CLI::Validator between(double least, double most);
-/// Marks a text that may be empty. Everywhere else "" is refused: it is mostly a shell's variable that nobody
+/// Marks a text that may be empty. Everywhere else "" is refused: it is mostly a shell variable that was not
 /// set, and a folder of that name would be the root.
 extern const CLI::Validator kMayBeEmpty;
 /// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
@@ -96,7 +96,7 @@ void apply_config(CLI::App& command, const std::string& path);
 void check_writable(const std::string& path);
 /// Throws if the file to write is one of those that are read: the input would be gone.
 void check_not_input(const std::string& out, const std::vector<std::string>& inputs);
-/// Throws unless a whole file could be put there, in place of none or of a regular one (io::AtomicFile).
+/// Throws unless a whole file could be put there, as a new one or in place of a regular one (io::AtomicFile).
 void check_replaceable(const std::string& path);
 
 }  // namespace tessera::cli

@@ -34,19 +34,19 @@ void add_convert(CLI::App& app, Action& action) {
       "convert", "Rewrite the weights of a model (.bin, .pt, safetensors) as safetensors");
   auto args = std::make_shared<ConvertArgs>();
   command.footer(
-      "Nothing in a .bin or .pt file is executed. With a config.json of gpt2, opt, llama, bert or roberta "
-      "the "
-      "names\nare checked and made those that transformers expects; the tokenizer's files are copied.");
-  command.add_option("FROM", args->from, "Folder of Hugging Face, or file of weights")->required();
-  command.add_option("TO", args->to, "Folder to write, without weights so far")->required();
-  command.add_option("--dtype", args->dtype, "Of floating tensors; default: as they are")
+      "Nothing in a .bin or .pt file is executed. With a config.json of gpt2, opt, llama, mistral, qwen2, "
+      "qwen3,\nphi3, bert or roberta the names are checked and translated to those of transformers; the "
+      "tokenizer's files are copied.");
+  command.add_option("FROM", args->from, "Hugging Face model directory, or weights file")->required();
+  command.add_option("TO", args->to, "Directory to write; it must not contain weights yet")->required();
+  command.add_option("--dtype", args->dtype, "Dtype of floating tensors; default: unchanged")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command.add_option("--shard-mb", args->shard_megabytes, "Largest file in MB (of 1,000,000 bytes)")
+  command.add_option("--shard-mb", args->shard_megabytes, "Maximum file size in MB (1,000,000 bytes)")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
   command
       .add_option("--ignore-field", args->ignored,
-                  "Field of config.json that changes nothing: left out; may be repeated")
+                  "Unknown field of config.json to ignore and leave out; may be repeated")
       ->allow_extra_args(false);
   command.callback([&action, args] { action = [args] { return convert(*args); }; });
 }

@@ -31,7 +31,7 @@ int run_tokenize(const TokenizeArgs& args) {
   datasets::check_no_shards(args.out);
   io::AtomicFolder files(args.out, io::AtomicFolder::Existing::merge);
   const datasets::Tokenized done = datasets::tokenize_files(args.text, tokenizer, files.path(), args.options);
-  // The tokenizer stays with its tokens: whoever trains on them decodes with it.
+  // The tokenizer stays with its tokens: training on them needs it for decoding.
   if (const fs::path file = tokenizer.path(); file.extension() == ".json" && file.filename() != "vocab.json")
     io::write_file(files.path() + "/tokenizer.json", io::read_file(file.string(), datasets::kLargestText));
   files.publish();
@@ -85,39 +85,40 @@ int run_glue(const GlueArgs& args) {
 }  // namespace
 
 void add_data(CLI::App& app, Action& action) {
-  auto* command =
-      app.add_subcommand("data", "Prepare data: tokens of text, small tasks in the shape of GLUE's");
+  auto* command = app.add_subcommand("data", "Prepare data: tokenize text, generate small GLUE-like tasks");
   command->require_subcommand(1);
 
   auto* tokenize =
-      command->add_subcommand("tokenize", "Text files to shards of tokens; each file is a document");
+      command->add_subcommand("tokenize", "Tokenize text files into shards; each file is a document");
   auto args = std::make_shared<TokenizeArgs>();
   tokenize->add_option("--text", args->text, "Text files")->required();
   tokenize
       ->add_option("--tokenizer", args->tokenizer, "tokenizer.json, vocab file, .model, or a folder with one")
       ->required();
-  tokenize->add_option("--out", args->out, "Folder for the shards; made if it is not there")->required();
+  tokenize->add_option("--out", args->out, "Directory for the shards; created if it does not exist")
+      ->required();
   tokenize
       ->add_option("--validation", args->options.validation,
-                   "Share at the end of each file that is kept for validation")
+                   "Fraction at the end of each document that becomes the validation split")
       ->check(kFinite)
       ->check(between(0.0, 0.99));
   tokenize
       ->add_option("--piece", args->options.piece,
-                   "Documents are pieces of about so many bytes, each with its validation share; 0: files")
+                   "Cut files into documents of about this many bytes, each with its own validation split; "
+                   "0: one document per file")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-  tokenize->add_option("--shard-tokens", args->options.shard_tokens, "A shard is closed when it has so many")
+  tokenize->add_option("--shard-tokens", args->options.shard_tokens, "Maximum tokens per shard")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   add_any_bytes(*tokenize, args->options.any_bytes);
-  tokenize->add_option("--workers", args->options.workers, "Threads; the files are the same")
+  tokenize
+      ->add_option("--workers", args->options.workers, "Number of threads; the result does not depend on it")
       ->check(kDecimal)
       ->check(CLI::Range(1, 256));
   tokenize->callback([&action, args] { action = [args] { return run_tokenize(*args); }; });
 
-  auto* info =
-      command->add_subcommand("info", "What is in shards of tokens; reads them whole and checks them");
+  auto* info = command->add_subcommand("info", "Show and verify the contents of token shards");
   auto paths = std::make_shared<std::vector<std::string>>();
   auto json = std::make_shared<bool>(false);
   info->add_option("shards", *paths, "Shards")->required();
@@ -126,9 +127,9 @@ void add_data(CLI::App& app, Action& action) {
 
   auto* glue = command->add_subcommand("glue", "Write small synthetic tasks in the layout of GLUE's files");
   auto glue_args = std::make_shared<GlueArgs>();
-  glue->add_option("--out", glue_args->out, "Folder; each task gets one in it")->required();
+  glue->add_option("--out", glue_args->out, "Output directory; each task gets a subdirectory")->required();
   glue->add_option("--task", glue_args->task, "all, or cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli");
-  glue->add_option("--seed", glue_args->options.seed, "Decides everything")
+  glue->add_option("--seed", glue_args->options.seed, "Random seed")
       ->check(kDecimal)
       ->check(CLI::NonNegativeNumber);
   for (const auto& [flag, count, what] :

@@ -32,15 +32,14 @@ std::vector<Part> parts() {
   if (kCuda && gpus == 0)
     found.push_back({"GPU", "none", "no usable GPU or driver on this machine: CPU only", false});
   for (int i = 0; i < gpus; ++i) {
-    const Device gpu = Device::cuda(i);
-    const CardInfo& card = gpu.card();
+    const CardInfo card = Device::card_of(i);
     found.push_back(
-        {gpu.name(),
-         fmt::format("{}, sm_{}{}, {} multiprocessors, {}, L2 {}", card.name, card.major, card.minor,
+        {"cuda:" + std::to_string(i),
+         fmt::format("{}, sm_{}{}, {} SMs, {}, L2 {}", card.name, card.major, card.minor,
                      card.multiprocessors, format_bytes(card.memory_bytes), format_bytes(card.l2_bytes)),
          "", true});
     found.push_back(
-        {"  tuning table", fmt::format("{} entries for this card", tuning::entries(card.name)), "", true});
+        {"  tuning table", fmt::format("{} entries for this GPU", tuning::entries(card.name)), "", true});
   }
   const Device host = Device::cpu();
   const CardInfo& cpu = host.card();
@@ -73,8 +72,8 @@ std::vector<Part> parts() {
 }  // namespace
 
 void add_doctor(CLI::App& app, Action& action) {
-  auto* command =
-      app.add_subcommand("doctor", "Show build, cards and libraries; what is missing and what installs it");
+  auto* command = app.add_subcommand(
+      "doctor", "Show the build, GPUs and libraries, what is missing and how to install it");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Machine-readable");
   command->callback([&action, json] {

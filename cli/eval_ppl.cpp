@@ -108,7 +108,8 @@ int eval_ppl(PplArgs args) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (shows) train::tell("\r\x1b[K");
   const bool whole = result.windows == int64_t(windows.size());
-  // The whole text's tokens a byte: windows leave some tokens out, and nobody says which bytes those are.
+  // The whole text's tokens per byte: windows leave some tokens out, and it is not known which bytes those
+  // are.
   const double bits =
       result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
   const double rate = double(result.windows * args.options.length) / std::max(seconds, 1e-9);
@@ -137,7 +138,7 @@ int eval_ppl(PplArgs args) {
     fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
                args.options.stride ? fmt::format("sliding windows of {}, the last {} predicted",
                                                  args.options.length, args.options.stride)
-                                   : fmt::format("windows of {}, one behind the other", args.options.length),
+                                   : fmt::format("windows of {}, one after the other", args.options.length),
                "tokens", tokens.ids.size(), tokens.bytes);
     fmt::print("{:<16} {} in {} windows\n{:<16} {:.6f}\n{:<16} {:.4f}\n{:<16} {:.4f}\n{:<16} {:.0f}\n",
                "predicted", result.predicted, result.windows, "nats per token", result.nats, "perplexity",
@@ -153,30 +154,31 @@ int eval_ppl(PplArgs args) {
 void add_eval_ppl(CLI::App& eval, Action& action) {
   auto* ppl = eval.add_subcommand("ppl", "Perplexity of a language model on a text");
   auto args = std::make_shared<PplArgs>();
-  ppl->add_option("--model", args->model, "Folder of Hugging Face, or of a finished run")->required();
-  auto* const text = ppl->add_option("--text", args->text, "Text files, joined by empty lines");
+  ppl->add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run")
+      ->required();
+  auto* const text = ppl->add_option("--text", args->text, "Text files; they are joined by blank lines");
   add_any_bytes(*ppl, args->any_bytes)->needs(text);
-  auto* const data = ppl->add_option("--data", args->data, "Folder of token shards, instead")->excludes(text);
-  ppl->add_option("--part", args->part, "Of the shards")->needs(data);
+  auto* const data =
+      ppl->add_option("--data", args->data, "Directory of token shards, instead of --text")->excludes(text);
+  ppl->add_option("--part", args->part, "Split of the shards to use")->needs(data);
   ppl->add_option("--length", args->length,
-                  "Tokens of a window; default: 2048, or as many as the model has positions")
+                  "Window length in tokens; default: 2048, or the model's maximum if that is less")
       ->check(kDecimal)
       ->check(CLI::Range(2, 1 << 24));
   ppl->add_option(
          "--stride", args->options.stride,
-         "Windows begin every so many tokens, the last of which are predicted; 0: windows one behind "
-         "the other")
+         "Tokens from one window to the next; only the last of them are predicted. 0: windows do not overlap")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));
-  ppl->add_option("--batch-size", args->options.batch, "Windows at a time")
+  ppl->add_option("--batch-size", args->options.batch, "Windows per batch")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 16));
-  ppl->add_option("--windows", args->options.most_windows, "At most so many; 0: all")
+  ppl->add_option("--windows", args->options.most_windows, "Maximum number of windows; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));
-  ppl->add_option(
-         "--dtype", args->dtype,
-         "Of the weights; default: the file's, on the CPU f32. tf32: f32, GEMMs and attention in TF32")
+  ppl->add_option("--dtype", args->dtype,
+                  "Dtype of the weights; default: the file's, on the CPU f32. tf32: f32 with GEMMs and "
+                  "attention in TF32")
       ->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}));
   ppl->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
       ->check(kDeviceName);

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/eval.h"
-#include "cli/tnp_flags.h"
 #include "io/checkpoint_folder.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
@@ -23,23 +22,23 @@ struct EvalArgs {
 int run_eval(const EvalArgs& args) {
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const train::RunFolder run = train::RunFolder::open(args.run);
-  const nlohmann::json settings = run.settings_of("tnp");
-  const train::TnpJob job = read_job((run.path() / "run.json").string(), settings);
-  train::TnpSession session(job, device);
+  const train::TnpSettings settings =
+      train::tnp_settings_of_run((run.path() / "run.json").string(), run.settings_of("tnp"));
+  train::TnpJob job(settings, device);
   const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
   for (const std::string& warning : newest.warnings)
     train::tell(fmt::format("tessera: warning: {}\n", warning));
   check(newest.step.has_value(), run.checkpoints().string(), ": it holds no checkpoint yet");
-  const int64_t step = session.restore(newest.file);
+  const int64_t step = job.restore(newest.file);
   const train::TnpEvaluation e =
-      train::evaluate_tnp(session.model(), job, device, args.tasks, std::min(args.tasks, args.batch));
+      train::evaluate_tnp(job.model(), settings, device, args.tasks, std::min(args.tasks, args.batch));
   const bool within = args.most_gap < 0 || e.gap <= args.most_gap;
   if (args.json) {
     fmt::print("{}\n", io::json_text({{"run", run.path().string()},
-                                      {"prior", job.prior},
-                                      {"features", job.model.features},
-                                      {"M", job.context},
-                                      {"N", job.targets},
+                                      {"prior", settings.prior},
+                                      {"features", settings.model.features},
+                                      {"M", settings.context},
+                                      {"N", settings.targets},
                                       {"step", step},
                                       {"tasks", e.tasks},
                                       {"points", e.points},
@@ -52,9 +51,9 @@ int run_eval(const EvalArgs& args) {
   } else {
     fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10} {:>10} {:>9} {:>9}\n", "prior", "F", "M", "N",
                "step", "tasks", "model nll", "optimal", "gap", "+-");
-    fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10.4f} {:>10.4f} {:>9.4f} {:>9.4f}\n", job.prior,
-               job.model.features, job.context, job.targets, step, e.tasks, e.nll, e.optimal_nll, e.gap,
-               e.gap_error);
+    fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10.4f} {:>10.4f} {:>9.4f} {:>9.4f}\n", settings.prior,
+               settings.model.features, settings.context, settings.targets, step, e.tasks, e.nll,
+               e.optimal_nll, e.gap, e.gap_error);
   }
   if (!within)
     train::tell(

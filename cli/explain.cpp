@@ -21,6 +21,12 @@ class CompactHelp : public CLI::Formatter {
     if (!option->get_default_str().empty()) text += "=" + option->get_default_str();
     return text;
   }
+  /// Of a flag with former names the present one.
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    const bool has_short = !option->get_snames().empty();
+    return is_positional || has_short ? Formatter::make_option_name(option, is_positional)
+                                      : option->get_name();
+  }
   std::string make_usage(const CLI::App* app, std::string name) const override {
     return Formatter::make_usage(app, name) + "\n";
   }
@@ -63,7 +69,7 @@ std::string unknown_word(const CLI::App& at, const std::string& word) {
   }
   const std::string flag = word.substr(0, word.find('='));
   if (std::find(names.begin(), names.end(), flag) != names.end())
-    return flag + " stands too early: flags go behind the subcommand that they belong to, " + at.get_name();
+    return flag + " comes too early: flags go after the subcommand that they belong to, " + at.get_name();
   return "unknown flag " + flag + did_you_mean(flag, names);
 }
 
@@ -83,7 +89,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
     step = step->get_subcommands().front();
     command += " " + step->get_name();
   }
-  // What nobody took, in the order of the line; an unknown flag explains the words behind it.
+  // What was not parsed, in the order of the line; an unknown flag explains the words after it.
   const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
   const bool about_words = code == CLI::ExitCodes::ExtrasError || code == CLI::ExitCodes::RequiredError;
   const std::vector<std::string> left = app.remaining(true);
@@ -100,7 +106,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
     if (unknown.empty()) {
       message = "a subcommand is needed: one of " + join(names);
     } else if (std::find(names.begin(), names.end(), unknown.front()) != names.end()) {
-      message = "the subcommand " + unknown.front() + " cannot stand behind \"--\"";
+      message = "the subcommand " + unknown.front() + " cannot follow \"--\"";
     } else if (!unknown.front().starts_with('-')) {
       message = "unknown subcommand \"" + unknown.front() + "\"" + did_you_mean(unknown.front(), names) +
                 "; expected one of " + join(names);

@@ -138,7 +138,7 @@ int run_generate(const GenerateArgs& args) {
   for (const auto& tokens : given) longest = std::max(longest, tokens.size());
   const int64_t positions = longest_of(language), room = positions - int64_t(longest) + 1;
   check(room >= 1, "generate: the prompt has ", longest, " tokens; the model of ", language.path, " has ",
-        positions, " positions");
+        positions, " ", limit_of(language));
   const size_t count = std::max(given.size(), size_t(args.samples));
   Writer writer(args, language, tokenizer, count);
   bool was_graph = false;
@@ -164,8 +164,8 @@ int run_generate(const GenerateArgs& args) {
       if (text.end == "length") text.end = "last position";
     train::tell(
         fmt::format("tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
-                    "positions of the model\n",
-                    room, args.most_tokens, longest, positions));
+                    "{} of the model\n",
+                    room, args.most_tokens, longest, positions, limit_of(language)));
   }
 
   const auto milliseconds = [](auto duration) {
@@ -211,50 +211,50 @@ int run_generate(const GenerateArgs& args) {
 }  // namespace
 
 void add_generate(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("generate", "Let a language model go on with a text");
+  auto* command = app.add_subcommand("generate", "Generate text with a language model");
   auto args = std::make_shared<GenerateArgs>();
-  command->add_option("--model", args->model, "Folder of Hugging Face, or of a finished run")->required();
+  command->add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run")
+      ->required();
   auto* const prompt =
       command
           ->add_option("--prompt", args->prompts,
-                       "The text so far; several are several texts; else --prompt-file, else "
-                       "the standard input")
+                       "Prompt; may be repeated for several texts. Default: --prompt-file, else "
+                       "standard input")
           ->check(kMayBeEmpty)
           ->allow_extra_args(false);
-  command->add_option("--prompt-file", args->file, "A text file, or -")->excludes(prompt);
-  command->add_option("--max-tokens", args->most_tokens, "New tokens of a text")
+  command->add_option("--prompt-file", args->file, "Text file, or - for standard input")->excludes(prompt);
+  command->add_option("--max-tokens", args->most_tokens, "Maximum number of new tokens per text")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));
-  auto* const temperature = command
-                                ->add_option("--temperature", args->sampling.temperature,
-                                             "Logits are divided by it; 0: always the likeliest token")
-                                ->check(kFinite)
-                                ->check(between(0.0, 1e6));
-  command->add_option("--top-k", args->sampling.top_k, "Draw from the k likeliest tokens; 0: all")
+  auto* const temperature =
+      command->add_option("--temperature", args->sampling.temperature, "Sampling temperature; 0: greedy")
+          ->check(kFinite)
+          ->check(between(0.0, 1e6));
+  command->add_option("--top-k", args->sampling.top_k, "Sample from the k most likely tokens; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));
   command
       ->add_option("--top-p", args->sampling.top_p,
-                   "Draw from the fewest tokens of that probability together")
+                   "Sample from the smallest set of tokens with this total probability")
       ->check(kFinite)
       ->check(kProbability);
   command->add_flag("--greedy", args->greedy, "As --temperature 0")->excludes(temperature);
-  command->add_option("--seed", args->seed, "The same seed gives the same text")
+  command->add_option("--seed", args->seed, "Random seed")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
-  command->add_option("--stop", args->stops, "The text ends before this one; may be repeated")
+  command->add_option("--stop", args->stops, "Stop before this string; may be repeated")
       ->allow_extra_args(false);
-  command->add_flag("--ignore-end", args->ignore_end, "Go on behind the tokens that end a text");
-  command->add_option("--samples", args->samples, "Texts from one prompt")
+  command->add_flag("--ignore-end", args->ignore_end, "Continue after end-of-text tokens");
+  command->add_option("--samples", args->samples, "Number of texts per prompt")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 12));
-  command->add_option("--dtype", args->dtype, "Of the weights; default: the file's, on the CPU f32")
+  command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   command
       ->add_option("--device", args->device,
                    "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
       ->check(kDeviceName);
-  command->add_option("--graph", args->graph, "Each token as the replay of one graph (GPU)")
+  command->add_option("--graph", args->graph, "Replay one CUDA graph per token")
       ->check(CLI::IsMember({"on", "off"}));
   command->add_option("--json", args->json, "Write texts, tokens and times to this file");
   command->callback([&action, args] { action = [args] { return run_generate(*args); }; });

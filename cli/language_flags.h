@@ -13,25 +13,26 @@ class LanguageFlags {
   void add_sizes(CLI::App& command, const char* default_size, bool with_precision = true);
   /// The vocabulary; of train it is the tokenizer's.
   void add_vocabulary(CLI::App& command);
-  /// Data, optimizer and schedule.
-  void add_training(CLI::App& command);
+  /// Every setting of a training run: data, model, optimizer and schedule.
+  void add_training(CLI::App& command, const char* default_size);
   /// The sizes that the flags say: those of --size, and what else is given in their place; not the precision.
   /// Throws UsageError for sizes that do not fit each other.
-  train::LanguageJob job() const;
+  train::LanguageSettings job() const;
 
   /// Of train: what the job does not hold.
   train::LanguageText text;
-  std::string data, model;
   double epochs = 0, minutes = 0;
-  train::LanguageJob& settings() { return job_; }
+  train::LanguageSettings& settings() { return job_; }
+  const train::LanguageSettings& given_settings() const { return job_; }
   PrecisionFlag precision;
 
  private:
-  train::LanguageJob job_;
-  std::string size_;
-  int64_t vocabulary_ = 0, layers_ = 0, d_model_ = 0, heads_ = 0, kv_heads_ = 0, d_ff_ = 0;
+  train::SettingList model_list();
+  train::SettingList text_list();
+  train::LanguageSettings job_;
+  std::string size_, type_ = "llama";
+  int64_t vocabulary_ = 0, layers_ = 0, d_model_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, d_ff_ = 0;
   bool untied_ = false, tied_ = false;
-  double dropout_ = 0;
 };
 
 }  // namespace tessera::cli

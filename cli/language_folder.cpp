@@ -15,14 +15,14 @@ std::string language_folder(const std::string& folder) {
   const bool is_run = fs::is_regular_file(fs::path(folder) / "run.json", ignored);
   fail_at(Site::here(), "model: ", folder, is_run ? " is a run without an export" : " has no config.json",
           is_run ? "; a run writes its model when it has finished"
-                 : "; expected a folder of Hugging Face, or a run of a language model");
+                 : "; expected a Hugging Face model directory, or a run of a language model");
 }
 
 LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype) {
   const std::string path = language_folder(folder);
   pretrained::Config config = pretrained::read_config(path);
   check(!std::holds_alternative<models::BertConfig>(config.model), "model: ", path, " holds a ", config.type,
-        ", which does not predict the next token; expected gpt2, opt or llama");
+        ", which does not predict the next token; expected gpt2, opt, llama, mistral, qwen2, qwen3 or phi3");
   pretrained::LoadOptions options;
   if (!dtype.empty())
     options.dtype = parse_dtype(dtype);
@@ -49,6 +49,11 @@ int64_t vocabulary_of(const LanguageFolder& language) {
 }
 int64_t longest_of(const LanguageFolder& language) {
   return std::visit([](const auto& model) { return model.longest(); }, language.model);
+}
+const char* limit_of(const LanguageFolder& language) {
+  const auto* const llama = std::get_if<models::Llama>(&language.model);
+  const bool by_window = llama && llama->config.window > 0 && llama->longest() == llama->config.window;
+  return by_window ? "tokens of the sliding window" : "positions";
 }
 DType dtype_of(const LanguageFolder& language) {
   return std::visit([](const auto& model) { return model.config.dtype; }, language.model);

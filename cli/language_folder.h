@@ -34,6 +34,8 @@ void check_vocabulary(const LanguageFolder& language, std::span<const int32_t> t
                       const std::string& tokenizer);
 int64_t vocabulary_of(const LanguageFolder& language);
 int64_t longest_of(const LanguageFolder& language);
+/// What ends there: "positions" or "tokens of the sliding window".
+const char* limit_of(const LanguageFolder& language);
 DType dtype_of(const LanguageFolder& language);
 
 }  // namespace tessera::cli

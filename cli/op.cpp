@@ -80,7 +80,7 @@ int list_ops(bool json) {
   return 0;
 }
 
-/// Takes the named tensors out of the file's; complains of what is missing and of what nobody asked for.
+/// Takes the named tensors out of the file's; throws if one is missing or not an input.
 class NamedTensors {
  public:
   NamedTensors(std::string path, Device device) : path_(std::move(path)) {
@@ -206,16 +206,19 @@ void add_op(CLI::App& app, Action& action) {
   auto* list =
       command->add_flag("--list", args->list, "List every operator: inputs, attributes, outputs, dtypes");
   command->add_flag("--json", args->json, "With --list: machine-readable")->needs(list);
-  command->add_option("--in", args->in, "Inputs by name (and d_<output> with --grad)");
-  command->add_option("--out", args->out, "Outputs by name (and d_<input> with --grad)");
+  command->add_option("--in", args->in,
+                      "Safetensors file with the inputs by name (and d_<output> with --grad)");
+  command->add_option("--out", args->out,
+                      "Safetensors file to write: the outputs by name (and d_<input> with --grad)");
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_flag("--grad", args->grad, "Also run backward");
   command->add_option("--device", args->device, "cpu, cuda or cuda:<index>")->check(kDeviceName);
   command
-      ->add_option("--f32-math", args->f32_math,
-                   "GEMMs and attention of f32: ieee, or tf32 (operands rounded to TF32, tensor cores)")
+      ->add_option(
+          "--f32-math", args->f32_math,
+          "Math of f32 GEMMs and attention: ieee, or tf32 (operands rounded to TF32, on tensor cores)")
       ->check(CLI::IsMember({"ieee", "tf32"}));
-  command->add_option("--row", args->row, "Kernel configuration (CUDA); see --list --json")
+  command->add_option("--row", args->row, "Kernel variant (CUDA); see --list --json")
       ->check(kDecimal)
       ->check(CLI::Range(-1, 1000));
   name->excludes(list);

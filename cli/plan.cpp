@@ -36,7 +36,7 @@ double memory_of(const std::string& given) {
 }
 
 int run_plan(const PlanArgs& args) {
-  train::TnpJob job = args.tnp.job();
+  train::TnpSettings job = args.tnp.job();
   job.set_precision(args.tnp.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   nlohmann::json out = {{"memory_bytes", memory}};
@@ -107,7 +107,7 @@ struct LanguagePlanArgs {
 };
 
 int run_language_plan(const LanguagePlanArgs& args) {
-  train::LanguageJob job = args.flags.job();
+  train::LanguageSettings job = args.flags.job();
   job.set_precision(args.flags.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   const train::LanguageMemory plan = train::plan_memory(job.model, job.batch, job.length);

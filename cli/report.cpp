@@ -36,11 +36,11 @@ void add_report(CLI::App& app, Action& action) {
   auto args = std::make_shared<ReportArgs>();
   command->add_option("runs", args->runs, "Run folders")->required();
   command->add_option("--by", args->by,
-                      "Group runs by this setting, such as model.dtype; default: each its own");
-  command->add_option("--last", args->last, "Steps whose mean is the final loss")
+                      "Group runs by this setting, such as model.dtype; default: one group per run");
+  command->add_option("--last", args->last, "Number of last steps whose mean is the final loss")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  command->add_option("--out", args->out, "The page");
+  command->add_option("--out", args->out, "HTML page to write");
   command->add_flag("--check", args->check,
                     "Exit with 1 if the final losses of two groups differ beyond the noise");
   command->callback([&action, args] { action = [args] { return run_report(*args); }; });

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "cli/commands.h"
 #include "train/tnp_job.h"
 
@@ -10,20 +8,18 @@ namespace tessera::cli {
 /// The flags that describe a TNP and its data, shared by train, bench step, plan and eval.
 class TnpFlags {
  public:
-  /// Adds the flags of the model and of the batch; with `training` those of the optimizer and schedule too.
+  /// Adds the flags of the sizes of model and batch; with `training` those of every setting.
   void add_to(CLI::App& command, bool training = false);
   /// The job that the flags say, but for its precision; features that are not given are those of the prior.
   /// Throws UsageError for sizes that do not fit each other.
-  train::TnpJob job() const;
-  train::TnpJob& settings() { return job_; }
+  train::TnpSettings job() const;
+  train::TnpSettings& settings() { return job_; }
+  const train::TnpSettings& given_settings() const { return job_; }
   PrecisionFlag precision;
 
  private:
-  train::TnpJob job_;
-  CLI::Option* features_ = nullptr;
+  train::TnpSettings job_;
+  const CLI::App* command_ = nullptr;
 };
-
-/// The job of a run's settings. Throws, naming the file `path` that they came from.
-train::TnpJob read_job(const std::string& path, const nlohmann::json& settings);
 
 }  // namespace tessera::cli

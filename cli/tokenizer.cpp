@@ -64,7 +64,7 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
   tell_invalid(invalid, bytes);
   fmt::print("{}: {} tokens", args.out, tokenizer.token_count());
   if (tokens > 0)
-    fmt::print("; {} bytes are {} tokens, {:.2f} bytes a token", bytes, tokens,
+    fmt::print("; {} bytes are {} tokens, {:.2f} bytes per token", bytes, tokens,
                double(bytes) / double(tokens));
   fmt::print("\n");
   if (args.kind == "bpe" && tokenizer.token_count() < args.vocab_size)
@@ -191,17 +191,17 @@ void add_tokenizer(CLI::App& app, Action& action) {
   };
   {
     auto [sub, code] = add("encode", "Text to tokens");
-    auto* const text = sub->add_option("--text", code->text, "The text; else --file, else the standard input")
+    auto* const text = sub->add_option("--text", code->text, "Text; default: --file, else standard input")
                            ->check(kMayBeEmpty);
-    sub->add_option("--file", code->file, "A text file, or -")->excludes(text);
+    sub->add_option("--file", code->file, "Text file, or - for standard input")->excludes(text);
     add_any_bytes(*sub, code->any_bytes);
     auto* const pair =
-        sub->add_option("--pair", code->pair, "A second text, as BERT takes it")->check(kMayBeEmpty);
-    sub->add_option("--max-length", code->max_length, "Cut to so many tokens; 0: whole")
+        sub->add_option("--pair", code->pair, "Second text of a BERT sentence pair")->check(kMayBeEmpty);
+    sub->add_option("--max-length", code->max_length, "Truncate to this many tokens; 0: no limit")
         ->check(kDecimal)
         ->check(CLI::Range(0, 1 << 30));
     sub->add_flag("--plain", code->plain, "Without the special tokens around the text");
-    sub->add_flag("--tokens", code->tokens, "A line a token, with its text");
+    sub->add_flag("--tokens", code->tokens, "One line per token, with its text");
     sub->add_flag("--json", code->json, "Machine-readable");
     sub->callback([&action, code = code, text, pair] {
       action = [code, has_text = text->count() > 0, has_pair = pair->count() > 0] {
@@ -211,12 +211,11 @@ void add_tokenizer(CLI::App& app, Action& action) {
   }
   {
     auto [sub, code] = add("decode", "Tokens to text");
-    auto* const ids =
-        sub->add_option("--ids", code->ids, "Token numbers; else --file, else the standard input")
-            ->check(kDecimal)
-            ->check(CLI::Range(0, (1 << 22) - 1));
-    sub->add_option("--file", code->file, "A file of token numbers, or -")->excludes(ids);
-    sub->add_flag("--special", code->keep_special, "With special tokens");
+    auto* const ids = sub->add_option("--ids", code->ids, "Token ids; default: --file, else standard input")
+                          ->check(kDecimal)
+                          ->check(CLI::Range(0, (1 << 22) - 1));
+    sub->add_option("--file", code->file, "File of token ids, or - for standard input")->excludes(ids);
+    sub->add_flag("--special", code->keep_special, "Keep special tokens");
     sub->callback([&action, code = code] { action = [code] { return run_decode(*code); }; });
   }
   {

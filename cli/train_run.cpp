@@ -3,166 +3,40 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cctype>
 #include <filesystem>
-#include <optional>
 
-#include "io/checkpoint_folder.h"
-#include "io/file.h"
-#include "io/utf8.h"
-#include "runtime/allocator.h"
-#include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
-
-namespace {
-
-const CLI::Validator kPowerOfTwo(
-    [](std::string& text) {
-      const std::string wrong = whole(1, int64_t{1} << 30)(text);
-      if (!wrong.empty()) return wrong;
-      return std::has_single_bit(std::stoull(text)) ? std::string() : text + " is not a power of two";
-    },
-    "", "power of two");
-
-}  // namespace
 
 // ---- flags ----
 
+train::SettingList RunFlags::list(const std::string& default_name) {
+  train::SettingList list(train::Kept::never);
+  list.group("Run");
+  list.add("runs", runs, "Folder of the run folders and of runs.sqlite");
+  list.add("name", name, "Name of the run folder; default: " + default_name);
+  list.add("resume", resume, "Run folder to continue, from its newest whole checkpoint");
+  list.add("json", json, "Write settings, timings and throughput of the run to this file")
+      .formerly("--json-out");
+  list.add("quiet", quiet, "No progress line");
+  return list;
+}
+
 void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
-  const auto count = [&](const char* flag, int64_t& value, int64_t least, int64_t most, const char* what) {
-    command.add_option(flag, value, what)->check(kDecimal)->check(CLI::Range(least, most))->group("Run");
-  };
   command.add_option("--config", config, "TOML file with any of these flags; the command line wins");
   command.add_option("--device", device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
       ->check(kDeviceName)
       ->group("Run");
-  command.add_option("--graph", graph, "on or off: the step as one captured graph (GPU)")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->group("Run");
-  command.add_option("--runs", runs, "Folder of the run folders and of runs.sqlite")->group("Run");
-  command.add_option("--name", name, "Of the run folder; default: " + default_name)->group("Run");
-  command.add_option("--resume", resume, "Run folder to go on with, from its newest whole checkpoint")
-      ->group("Run");
-  count("--log-every", log_every, 1, 1 << 30, "Steps");
-  count("--eval-every", eval_every, 0, 1 << 30, "Steps; 0: at the end");
-  count("--save-every", save_every, 0, 1 << 30, "Steps between saved checkpoints; 0: at the end");
-  count("--keep", keep, 1, 1 << 20, "Saved checkpoints kept");
-  command
-      .add_option("--loss-scale", loss_scale,
-                  "First loss scale in f16, a power of two; a step that overflows halves it")
-      ->check(kPowerOfTwo)
-      ->group("Run");
-  count("--loss-scale-interval", loss_scale_interval, 1, 1 << 30,
-        "Steps in a row without overflow after which the f16 loss scale doubles");
-  command
-      .add_flag("--check-finite", check_finite,
-                "Stop at the first NaN or infinity, naming operator and site; slow")
-      ->group("Run");
-  command
-      .add_option("--json-out", json_out, "Write settings, timings and throughput of the run to this file")
-      ->group("Run");
-  command.add_flag("--quiet", quiet, "No progress line")->group("Run");
+  add_flags(command, options.list());
+  add_flags(command, list(default_name));
 }
 
 Device device_of(const RunFlags& flags) {
   return flags.device.empty() ? Device::best() : Device::parse(flags.device);
-}
-
-std::vector<KeptOption> RunFlags::kept() {
-  return {{"--graph", "graph", &graph},
-          {"--log-every", "log_every", &log_every, 1},
-          {"--eval-every", "eval_every", &eval_every},
-          {"--save-every", "save_every", &save_every},
-          {"--keep", "keep", &keep, 1},
-          {"--loss-scale", "loss_scale", &loss_scale, 1},
-          {"--loss-scale-interval", "loss_scale_interval", &loss_scale_interval, 1},
-          {"--check-finite", "check_finite", &check_finite}};
-}
-
-bool is_setting(const CLI::Option& option) {
-  const std::string& group = option.get_group();
-  return group == "Model" || group == "Data" || group == "Training";
-}
-
-void refuse_settings(const CLI::App& command, const char* mode, const std::vector<std::string>& allowed) {
-  for (const CLI::Option* option : command.get_options()) {
-    const std::string name = option->get_name();
-    if (is_setting(*option) && option->count() > 0 &&
-        std::find(allowed.begin(), allowed.end(), name) == allowed.end())
-      throw UsageError(std::string(mode) + "; " + name + " cannot change it");
-  }
-}
-
-void check_kept_text(const char* flag, const std::string& text) {
-  if (!io::is_utf8(text))
-    throw UsageError(
-        std::string(flag) + ": \"" + io::utf8_text(text) +
-        "\" is not UTF-8, and run.json could not keep it; of a path, rename the folder or give a "
-        "link to it");
-}
-
-std::string quoted(const std::string& text) {
-  const bool plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return std::isalnum(c) || std::string_view("/._-+:,@%").find(char(c)) != std::string_view::npos;
-  });
-  if (plain && !text.empty()) return text;
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
-
-json options_json(const std::vector<KeptOption>& kept) {
-  json out = json::object();
-  for (const KeptOption& option : kept)
-    std::visit([&](const auto* value) { out[option.key] = *value; }, option.value);
-  return out;
-}
-
-namespace {
-
-/// Whether the JSON is a value that the flag could have.
-template <class T>
-bool fits(const json& value, double least) {
-  if constexpr (std::is_same_v<T, std::string>) return value.is_string();
-  if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
-  if constexpr (std::is_same_v<T, double>) return value.is_number() && value.get<double>() >= least;
-  if constexpr (std::is_same_v<T, int64_t>)
-    return value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t(1) << 30 &&
-           value.get<double>() >= least;
-}
-
-}  // namespace
-
-void adopt_options(const std::vector<KeptOption>& kept, const json& settings, const std::string& path,
-                   const CLI::App& command) {
-  const auto options = settings.find("options");
-  if (options == settings.end()) return;
-  check(options->is_object(), path, ": \"options\" is not an object");
-  for (const KeptOption& option : kept) {
-    const auto found = options->find(option.key);
-    if (found == options->end() || command.get_option(option.flag)->count() > 0) continue;
-    std::visit(
-        [&](auto* value) {
-          using T = std::remove_pointer_t<decltype(value)>;
-          check(fits<T>(*found, option.least), path, ": options: \"", option.key, "\" is ", found->dump(),
-                ", which is no value of ", option.flag);
-          *value = found->template get<T>();
-        },
-        option.value);
-  }
-}
-
-std::string stamped(const std::string& name) {
-  std::string time = train::utc_now();
-  std::erase_if(time, [](char c) { return c == '-' || c == ':'; });
-  return name + "-" + time;
 }
 
 void check_run_flags(const RunFlags& flags, const CLI::App& command) {
@@ -174,194 +48,84 @@ void check_run_flags(const RunFlags& flags, const CLI::App& command) {
       throw UsageError(std::string("--resume continues a run where it is; ") + other + " cannot go with it");
 }
 
-namespace {
-
-std::string resume_command(const TrainedModel& model, const train::RunFolder& run, const RunFlags& flags) {
-  std::string command =
-      std::string("tessera train ") + model.name() + " --resume " + quoted(model.resume_path(run).string());
-  if (!flags.device.empty()) command += " --device " + flags.device;
-  return command;
-}
-
-void write_summary(const TrainedModel& model, const std::string& path, const train::TrainResult& result,
-                   Device device, const train::RunFolder& run) {
-  json throughput = model.throughput(result);
-  throughput["tokens_per_s"] = result.tokens_per_s;
-  const json out = {{"config", model.job()},
-                    {"build", train::build_facts()},
-                    {"device", device.name()},
-                    {"card", device.card().name},
-                    {"run", run.path().string()},
-                    {"steps", result.step},
-                    {"outcome", result.outcome == train::Outcome::finished ? "finished" : "interrupted"},
-                    {"loss", result.loss},
-                    {"skipped_steps", result.skipped},
-                    {"loss_scale", result.loss_scale > 0 ? json(result.loss_scale) : json()},
-                    {"evaluation", result.evaluation},
-                    {"timing_s", {{"total", result.seconds}}},
-                    {"throughput", throughput},
-                    {"avg_step_ms", result.ms_per_step},
-                    {"peak_mem_bytes", device.allocator().stats().reserved_peak}};
-  io::write_file(path, io::json_text(out, 2) + "\n");
-}
-
-/// The row in runs.sqlite is a convenience: that it cannot be written must neither keep a run from beginning
-/// nor hide how it ended.
-void record(const fs::path& database, const train::RunFolder& run, const char* status) {
-  try {
-    train::record_run(database, run, status);
-  } catch (const std::exception& error) {
-    train::tell(fmt::format("tessera: warning: {}\n", error.what()));
-  }
-}
-
-/// A new folder that holds no run yet goes with the error that kept the run from beginning.
-class FolderGuard {
- public:
-  explicit FolderGuard(const fs::path& path) : path_(path) {}
-  ~FolderGuard() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  FolderGuard(const FolderGuard&) = delete;
-  void keep() { path_.clear(); }
-
- private:
-  fs::path path_;
-};
-
-}  // namespace
-
 // ---- the run ----
 
 const char* const kStopping =
     "\ntessera: stopping; a step that has begun is finished and saved first (another Ctrl-C ends at once, "
     "without saving)\n";
 
-int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command) {
-  check_run_flags(flags, command);
-  const InterruptGuard interrupts(kStopping);
-  const Device device = device_of(flags);
-  const bool resumed = !flags.resume.empty();
-  std::vector<KeptOption> kept = flags.kept();
-  for (const KeptOption& option : model.kept()) kept.push_back(option);
-  std::optional<train::RunFolder> run;
-  std::optional<train::FolderLock> lock;
-  json settings;
-  if (resumed) {
-    // A resumed run is the one that its folder describes; flags that would change the curve are refused.
-    refuse_settings(command, "--resume continues a run as it was", model.changeable());
-    run = train::RunFolder::open(flags.resume);
-    lock.emplace(run->lock());
-    settings = run->settings_of(model.name());
-    const std::string path = (run->path() / "run.json").string();
-    model.from_settings(path, settings, command);
-    adopt_options(kept, settings, path, command);
-    check(flags.graph == "on" || flags.graph == "off", path, ": options: \"graph\" is \"", flags.graph,
-          "\"; expected on or off");
-  } else {
-    model.from_flags(command, device);
-  }
-  if (model.dtype() != DType::f16)
-    for (const char* flag : {"--loss-scale", "--loss-scale-interval"})
-      if (command.get_option(flag)->count() > 0)
-        throw UsageError(fmt::format("{} is for --precision f16; the run is in {}, which needs no loss scale",
-                                     flag, name_of(model.dtype())));
-  for (const KeptOption& option : kept)
-    if (const auto* const text = std::get_if<std::string*>(&option.value))
-      check_kept_text(option.flag, **text);
-  if (!flags.json_out.empty()) check_replaceable(flags.json_out);
-  if (!run)
-    run =
-        train::RunFolder::create(flags.runs, flags.name.empty() ? stamped(model.default_name()) : flags.name);
-  if (!lock) lock.emplace(run->lock());
-  FolderGuard guard(resumed ? fs::path() : run->path());
-  model.prepare(*run, device, resumed);
+std::string quoted(const std::string& text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("/._-+:,@%").find(char(c)) != std::string_view::npos;
+  });
+  if (plain && !text.empty()) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
 
-  const bool graph = flags.graph == "on";
-  int64_t first_step = 0;
-  if (resumed) {
-    const auto newest = io::CheckpointFolder(run->checkpoints().string(), int(flags.keep)).latest();
-    for (const std::string& warning : newest.warnings)
-      train::tell(fmt::format("tessera: warning: {}\n", warning));
-    if (newest.step) {
-      first_step = model.restore(newest.file);
-      fmt::print("resuming from {} (step {})\n", newest.file, first_step);
-    } else {
-      fmt::print("the run ended before its first checkpoint: starting again at step 0\n");
-    }
-    run->truncate_metrics(first_step);
-    // The page is the last thing that a run writes: without it the run was killed behind its last step.
-    const fs::path page = run->path() / "report.html";
-    std::error_code ignored;
-    check(first_step < model.steps() || (first_step == model.steps() && !fs::exists(page, ignored)), "train ",
-          model.name(), ": the run has done its ", first_step, " steps; give --steps to go further");
-    fs::remove(page, ignored);
-  } else {
-    settings = {{"model", model.name()},
-                {"started", train::utc_now()},
-                {"device", device.name()},
-                {"card", device.card().name}};
-  }
-  settings["job"] = model.job();
-  settings.update(model.facts());
-  settings["build"] = train::build_facts();
-  settings["options"] = options_json(kept);
-  run->write_settings(settings);
-  guard.keep();
-  const fs::path database = run->path().parent_path() / "runs.sqlite";
-  record(database, *run, "running");
-  model.print_header(*run, graph, first_step);
-  std::fflush(stdout);  // a pipe's reader sees it before the first step
+std::string resume_command(const std::string& model, const fs::path& folder, const RunFlags& flags) {
+  std::string command = "tessera train " + model + " --resume " + quoted(folder.string());
+  if (!flags.device.empty()) command += " --device " + flags.device;
+  return command;
+}
 
-  train::Progress progress(flags.quiet ? train::Progress::Mode::quiet : train::Progress::Mode::automatic);
-  std::optional<optim::LossScale> loss_scale;
-  if (model.dtype() == DType::f16)
-    loss_scale = {.initial = double(flags.loss_scale), .interval = flags.loss_scale_interval};
-  const train::TrainerOptions options{.steps = model.steps(),
-                                      .log_every = flags.log_every,
-                                      .eval_every = flags.eval_every,
-                                      .checkpoint_every = flags.save_every,
-                                      .keep = int(flags.keep),
-                                      .graph = graph,
-                                      .check_finite = flags.check_finite,
-                                      .loss_scale = loss_scale,
-                                      .schedule = model.schedule()};
-  train::TrainResult result;
-  try {
-    result = model.train(*run, options, first_step, progress);
-    if (result.loss_scale > 0) {
-      settings["loss_scale"] = {{"skipped_steps", result.skipped}, {"last", result.loss_scale}};
-      run->write_settings(settings);
-    }
-    // The page says that a run has nothing left to do: one that is stopped behind its last step gets none.
-    if (result.outcome == train::Outcome::finished || result.step < model.steps()) model.report(*run, result);
-  } catch (const Interrupted& interrupted) {  // during an export: the last step is saved
-    progress.finish();
-    result.outcome = train::Outcome::interrupted;
-    result.signal = interrupted.signal();
-  } catch (...) {
-    progress.finish();
-    record(database, *run, "failed");
-    throw;
-  }
-  const bool finished = result.outcome == train::Outcome::finished;
-  record(database, *run, finished ? "finished" : "interrupted");
-  if (!flags.json_out.empty()) write_summary(model, flags.json_out, result, device, *run);
-  if (!finished) {
-    fmt::print("interrupted after step {}; saved. To go on:\n  {}\n", result.step,
-               resume_command(model, *run, flags));
-    return 128 + result.signal;
+train::RunRequest request_of(const RunFlags& flags, const CLI::App& command) {
+  return {.device = device_of(flags),
+          .runs = flags.runs,
+          .name = flags.name,
+          .resume = flags.resume,
+          .summary = flags.json,
+          .quiet = flags.quiet,
+          .options = flags.options,
+          .given = given_flags(command),
+          .check =
+              [&command](train::Recipe& recipe, const train::SettingList& options) {
+                if (recipe.dtype() != DType::f16)
+                  for (const char* flag : {"--loss-scale", "--loss-scale-interval"})
+                    if (command.get_option(flag)->count() > 0)
+                      throw UsageError(fmt::format(
+                          "{} is for --precision f16; the run is in {}, which needs no loss scale", flag,
+                          name_of(recipe.dtype())));
+                check_kept_texts(options);
+              },
+          .say =
+              [](const std::string& text) {
+                fmt::print("{}", text);
+                std::fflush(stdout);  // a pipe's reader sees it before the first step
+              }};
+}
+
+void print_end(const train::Recipe& recipe, const train::RunEnd& end, const std::string& resume) {
+  const train::TrainResult& result = end.result;
+  if (result.outcome == train::Outcome::interrupted) {
+    fmt::print("interrupted after step {}; saved. To go on:\n  {}\n", result.step, resume);
+    return;
   }
   fmt::print("trained {} steps in {:.1f} s: loss {:.4f}, {} tokens/s, {:.2f} ms/step\n",
-             result.step - first_step, result.seconds, result.loss, train::format_count(result.tokens_per_s),
-             result.ms_per_step);
+             result.step - end.first_step, result.seconds, result.loss,
+             train::format_count(result.tokens_per_s), result.ms_per_step);
   if (result.skipped > 0 || result.loss_scale > 0)
     fmt::print("skipped {} steps whose gradients were not finite{}\n", result.skipped,
                result.loss_scale > 0 ? fmt::format("; loss scale {:g} at the end", result.loss_scale) : "");
-  model.print_end(*run, result);
-  fmt::print("report: {}\n", fs::absolute(run->path() / "report.html").lexically_normal().string());
-  return 0;
+  fmt::print("{}report: {}\n", recipe.conclusion(end.folder, result),
+             fs::absolute(end.folder.path() / "report.html").lexically_normal().string());
+}
+
+int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& command,
+              const train::SettingList& settings) {
+  check_run_flags(flags, command);
+  const InterruptGuard interrupts(kStopping);
+  // A resumed run is the one that its folder describes; flags that would change the curve are refused.
+  if (!flags.resume.empty()) refuse_settings(command, "--resume continues a run as it was", {}, settings);
+  train::RunRequest request = request_of(flags, command);
+  request.check = [check = request.check, &flags](train::Recipe& model, const train::SettingList& options) {
+    check(model, options);
+    if (!flags.json.empty()) check_replaceable(flags.json);
+  };
+  const train::RunEnd end = train::run_recipe(recipe, request);
+  print_end(recipe, end, resume_command(recipe.name(), end.folder.path(), flags));
+  return end.result.outcome == train::Outcome::interrupted ? 128 + end.result.signal : 0;
 }
 
 }  // namespace tessera::cli

@@ -3,103 +3,49 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <variant>
 #include <vector>
 
-#include "cli/commands.h"
-#include "train/trainer.h"
+#include "cli/setting_flags.h"
+#include "train/run.h"
 
 /// What the subcommands of `tessera train` share: the flags of a run, and the way from the command line to
 /// the run folder and back. A model adds its own file, train_<model>.cpp.
 
 namespace tessera::cli {
 
-/// A flag whose value run.json keeps under "options": a resumed run that is not told again does as before.
-struct KeptOption {
-  const char* flag;
-  const char* key;
-  std::variant<int64_t*, double*, bool*, std::string*> value;
-  double least = 0;  // of a number
-};
-
 /// The flags of every run, whatever is trained.
 struct RunFlags {
-  std::string config, device, runs = "runs", name, resume, json_out, graph = "on";
-  int64_t log_every = 10, eval_every = 0, save_every = 0, keep = 3;
-  int64_t loss_scale = 65536, loss_scale_interval = 2000;
-  bool quiet = false, check_finite = false;
+  std::string config, device, runs = "runs", name, resume, json;
+  bool quiet = false;
+  train::TrainerOptions options = {.loss_scale = 65536, .loss_scale_interval = 2000};
 
-  /// `default_name`: of the run folder, for the help: "tnp-<prior>-<time>".
+  /// Those of this call alone; `default_name`: of the run folder, for the help: "tnp-<prior>-<time>".
+  train::SettingList list(const std::string& default_name);
   void add_to(CLI::App& command, const std::string& default_name);
-  std::vector<KeptOption> kept();
 };
 
 /// What --device names; by default the first GPU, else the CPU.
 Device device_of(const RunFlags& flags);
 
-/// What a model brings to a run. The calls come in this order: from_flags or from_settings, prepare, restore
-/// if there is something to go on from, print_header, train, report, then summary and print_end.
-class TrainedModel {
- public:
-  virtual ~TrainedModel() = default;
-  virtual const char* name() const = 0;  // "tnp", as in `tessera train tnp`
-  /// Flags beside those of RunFlags that a resumed run keeps.
-  virtual std::vector<KeptOption> kept() { return {}; }
-  /// Settings (flags of the groups Model, Data and Training) that may be given with --resume.
-  virtual std::vector<std::string> changeable() const { return {"--steps"}; }
-  /// The job that the command line says, to run on `device`. Throws UsageError.
-  virtual void from_flags(const CLI::App& command, Device device) = 0;
-  /// The job of the run.json at `path`, with what of changeable() the command line gives.
-  virtual void from_settings(const std::string& path, const nlohmann::json& settings,
-                             const CLI::App& command) = 0;
-  virtual std::string default_name() const = 0;  // of the run folder, without the time
-  /// Brings data and model into memory; may write into the folder, and complete the job.
-  virtual void prepare(const train::RunFolder& run, Device device, bool resumed) = 0;
-  virtual nlohmann::json job() const = 0;
-  /// Further entries of run.json.
-  virtual nlohmann::json facts() const { return nlohmann::json::object(); }
-  virtual DType dtype() const = 0;  // of the activations
-  virtual int64_t steps() const = 0;
-  virtual optim::Schedule schedule() const = 0;
-  /// What --resume is given to go on with this run.
-  virtual std::filesystem::path resume_path(const train::RunFolder& run) const { return run.path(); }
-  /// Returns the step of the checkpoint.
-  virtual int64_t restore(const std::filesystem::path& checkpoint) = 0;
-  virtual void print_header(const train::RunFolder& run, bool graph, int64_t first_step) const = 0;
-  virtual train::TrainResult train(const train::RunFolder& run, const train::TrainerOptions& options,
-                                   int64_t first_step, train::Progress& progress) = 0;
-  virtual void report(const train::RunFolder& run, const train::TrainResult& result) = 0;
-  /// Further entries of --json-out's "throughput".
-  virtual nlohmann::json throughput(const train::TrainResult& result) const = 0;
-  /// Lines on what the evaluation came to.
-  virtual void print_end(const train::RunFolder& run, const train::TrainResult& result) const = 0;
-};
-
-/// The flags that decide what is trained are in these groups of the help.
-bool is_setting(const CLI::Option& option);
-/// Throws a UsageError, beginning with `mode`, for the first setting given that is not `allowed`.
-void refuse_settings(const CLI::App& command, const char* mode, const std::vector<std::string>& allowed);
-/// A resumed run reads in run.json where its data and its first weights lie, and JSON is UTF-8. Throws a
-/// UsageError, naming the flag, for a path or text that is not.
-void check_kept_text(const char* flag, const std::string& text);
 /// As a shell reads it back.
 std::string quoted(const std::string& text);
 
-/// The name and the time, for a run folder: "tnp-linear-20260131T123456Z".
-std::string stamped(const std::string& name);
 /// Throws a UsageError for a --name that is no plain name, and for what cannot go with --resume.
 void check_run_flags(const RunFlags& flags, const CLI::App& command);
-/// The kept options as run.json has them under "options".
-nlohmann::json options_json(const std::vector<KeptOption>& kept);
-/// What a resumed run is not told again it does as before: takes the options from the run.json at `path`.
-void adopt_options(const std::vector<KeptOption>& kept, const nlohmann::json& settings,
-                   const std::string& path, const CLI::App& command);
-
 /// What an InterruptGuard of a training says when the first signal arrives.
 extern const char* const kStopping;
 
-/// From the parsed command line to the exit code.
-int run_train(TrainedModel& model, RunFlags flags, const CLI::App& command);
+/// What the flags ask of run_recipe, but for the checks of the model's settings; says to the standard output.
+train::RunRequest request_of(const RunFlags& flags, const CLI::App& command);
+/// The command that continues the run in a folder.
+std::string resume_command(const std::string& model, const std::filesystem::path& folder,
+                           const RunFlags& flags);
+/// What a run came to, or how it goes on.
+void print_end(const train::Recipe& recipe, const train::RunEnd& end, const std::string& resume);
+
+/// From the parsed command line to the exit code. `settings`: those of the model.
+int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& command,
+              const train::SettingList& settings);
 
 void add_train_tnp(CLI::App& train, Action& action);
 void add_train_language(CLI::App& train, Action& action, bool llama);

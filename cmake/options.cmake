@@ -56,6 +56,6 @@ if(TESSERA_SANITIZE)
 endif()
 
 add_library(tessera_warnings INTERFACE)
-# Designated initializers leave out what has a default; GCC 12 sees overlaps in std::string that are none (its bug 105651).
+# Designated initializers leave out what has a default; GCC 12 warns of overlaps in std::string that do not exist (its bug 105651).
 target_compile_options(tessera_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   -Wall;-Wextra;-Wno-unknown-pragmas;-Wno-missing-field-initializers;$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>>)

@@ -52,7 +52,7 @@ find_library(SENTENCEPIECE_LIBRARY sentencepiece)
 find_path(SENTENCEPIECE_INCLUDE sentencepiece_processor.h)
 mark_as_advanced(XXHASH_LIBRARY XXHASH_INCLUDE CHART_JS PCRE2_LIBRARY PCRE2_INCLUDE UTF8PROC_LIBRARY UTF8PROC_INCLUDE
                  SENTENCEPIECE_LIBRARY SENTENCEPIECE_INCLUDE)
-# SentencePiece has an old protobuf inside and shows it to everybody: beside the shared libprotobuf-lite in one process, each
+# SentencePiece contains an old protobuf and exports its symbols: with the shared libprotobuf-lite in one process, each
 # would find the other's functions, and ends it. So ours is linked statically and hidden (cmake/libraries.cmake).
 find_library(PROTOBUF_LITE_STATIC libprotobuf-lite.a)
 mark_as_advanced(PROTOBUF_LITE_STATIC)

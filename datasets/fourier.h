@@ -23,13 +23,12 @@ struct FourierSeries {
 /// The series of a prior's kernel for |r| <= span, within 5e-16 s^2 at the default lengthscale; with more
 /// harmonics the rounding of the cosines' arguments shows: 6e-15 s^2 at a lengthscale of 0.01.
 ///
-///   rbf       the kernel repeated with a period of span + 8.7 l, so that the nearest copy is below 2^-53
-///   s^2;
-///             its coefficients are the Gaussian spectral density at multiples of the frequency (Poisson's
-///             summation formula).
-///   periodic  amplitude[k]^2 = s^2 e^-z I_k(z), z = 1 / l^2, twice that for k > 0 (the generating function
-///   of
-///             the modified Bessel functions), exact for all r; I_k by Miller's backward recurrence.
+///   rbf       the kernel repeated with a period of span + 8.7 l, so that the nearest copy is below
+///             2^-53 s^2; its coefficients are the Gaussian spectral density at multiples of the frequency
+///             (Poisson's summation formula).
+///   periodic  amplitude[k]^2 = s^2 e^-z I_k(z), z = 1 / l^2, twice that for k > 0 (the generating
+///             function of the modified Bessel functions), exact for all r; I_k by Miller's backward
+///             recurrence.
 ///
 /// Both end where all that is left out is below 2^-53 s^2: 47 functions for the default rbf, 45 for the
 /// default periodic prior. Throws for other priors, and for a lengthscale that needs more than

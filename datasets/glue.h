@@ -36,7 +36,7 @@ const GlueInfo& parse_glue_task(const std::string& name);
 class GlueData {
  public:
   /// `part`: "train", "dev" or "test"; of MNLI also "dev_matched", "dev_mismatched", "test_matched" and
-  /// "test_mismatched" ("dev" is matched). Looks for <part>.tsv, then <part>.jsonl, in `folder` and in its
+  /// "test_mismatched" ("dev" is matched). Looks for PART.tsv, then PART.jsonl, in `folder` and in its
   /// subfolder of the task's name.
   ///
   /// Quotes in TSV are text, as the benchmark's own readers have it. Rows of QQP with too few columns (its

@@ -26,7 +26,7 @@ struct GlueBatch {
 struct GlueBatchOptions {
   int64_t max_length =
       128;              // tokens, special ones included; longer texts are cut, the longer of a pair first
-  bool packed = false;  // one text behind the other, no padding: attention by `lengths`
+  bool packed = false;  // one text after the other, no padding: attention by `lengths`
   int64_t pad_to = 0;   // L; 0: the longest of the batch. Fixed shapes can be captured in a graph
   int64_t pad_multiple = 1;  // of L, if it is the longest of the batch
 };

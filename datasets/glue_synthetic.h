@@ -5,7 +5,7 @@
 
 #include "datasets/glue.h"
 
-/// Small tasks in the shape of GLUE's, for tests and demonstrations without a download.
+/// Small GLUE-like tasks, for tests and demonstrations without a download.
 ///
 /// Each is made from little scenes (who did what to what, where, how) in simple English, so that it cannot be
 /// solved by single words: negation turns a judgement, passive voice keeps a meaning, a swapped agent changes
@@ -17,7 +17,7 @@ namespace tessera::datasets {
 
 struct SyntheticGlueOptions {
   int64_t train = 2000, dev = 400, test = 400;  // examples
-  uint64_t seed = 0;                            // decides everything; the three parts differ
+  uint64_t seed = 0;                            // random seed; the three parts differ
 };
 
 /// Writes train.tsv, dev.tsv and test.tsv (of MNLI the matched and mismatched parts) into `folder`/<task's

@@ -36,7 +36,7 @@ struct LoaderOptions {
   int workers = 1;         // threads; each makes whole batches on one core
   int depth = 3;           // batches that wait or are being made
   /// Where batches go: for a GPU their tensors are page-locked (Tensor::empty_pinned), so that copies run
-  /// beside the host. A batch, and the loader, may be dropped while copies from it run.
+  /// next to the host. A batch, and the loader, may be dropped while copies from it run.
   Device device = Device::best();
 };
 
@@ -55,6 +55,7 @@ class Loader {
   static constexpr bool kItems = !EndlessSource<Source>;
   static_assert(EndlessSource<Source> || ItemSource<Source>,
                 "Loader: the source has neither batch(uint64_t) nor size() and batch(span<const int64_t>)");
+  /// @cond
   using Batch = typename decltype([] {
     if constexpr (kItems)
       return std::type_identity<
@@ -63,6 +64,7 @@ class Loader {
       return std::type_identity<
           std::remove_cvref_t<decltype(std::declval<const Source&>().batch(uint64_t{0}))>>{};
   }())::type;
+  /// @endcond
 
   /// Throws unless size, workers and depth are at least 1 and the source has items for a batch.
   explicit Loader(const Source& source, const LoaderOptions& options = {})
@@ -82,14 +84,14 @@ class Loader {
   }
 
   /// The next batch; waits for it. Rethrows what the source threw while making it; the call after that gives
-  /// the batch behind it.
+  /// the batch after it.
   Batch next() {
     if (!running_ || *running_ != state_) {
       prefetcher_->start([make = Maker{source_, options_, state_}](uint64_t number) { return make(number); },
                          state_.batch, end());
       running_ = state_;
     }
-    check(state_.batch < end(), "loader: there is nothing behind batch ", end());
+    check(state_.batch < end(), "loader: there is no batch after batch ", end());
     state_.batch += 1;
     running_->batch = state_.batch;
     return *std::static_pointer_cast<Batch>(prefetcher_->next());
@@ -102,7 +104,7 @@ class Loader {
   }
   uint64_t epoch() const requires kItems { return state_.batch / uint64_t(batches_per_epoch()); }
 
-  /// Saving and resuming; what was made ahead is made again.
+  /// Saving and resuming; what was made ahead is recomputed.
   const LoaderState& state() const { return state_; }
   void set_state(const LoaderState& state) { state_ = state; }
   void fields(auto&& visit) { state_.fields(visit); }

@@ -11,8 +11,8 @@
 ///
 ///   F = [0 1 0; 0 0 1; -1 -3 -3],    diffusion 16 / 3
 ///   z(t + tau) = A z(t) + e,    A = exp(F tau) = e^-tau (I + tau G + tau^2 / 2 G^2),  G = F + I, G^3 = 0
-///   e ~ N(0, Q),                Q = 16 / 3 integral_0^tau v v^T du,  v(u) = e^-u (u^2/2, u - u^2/2, 1 - 2u +
-///   u^2/2)
+///   e ~ N(0, Q),                Q = 16 / 3 integral_0^tau v v^T du,
+///                               v(u) = e^-u (u^2/2, u - u^2/2, 1 - 2u + u^2/2)
 ///
 /// Q comes from the integrals of u^k e^-2u, k = 0 ... 4, each computed without cancellation: formed as P - A
 /// P A^T it would lose all digits of entries like tau^5 / 20 where points are close.

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-/// The yardstick of a language model: how well the last few tokens alone tell the next.
+/// The baseline of a language model: how well the last few tokens alone predict the next.
 
 namespace tessera::datasets {
 
@@ -33,7 +33,7 @@ class NgramModel {
   /// Estimates the discounts. Afterwards nothing can be added.
   void finish();
 
-  /// ln p of tokens[at] behind the order - 1 tokens before it (fewer at the beginning). After finish().
+  /// ln p of tokens[at] after the order - 1 tokens before it (fewer at the beginning). After finish().
   double log_probability(std::span<const int64_t> tokens, size_t at) const;
 
   int order() const { return order_; }

@@ -68,7 +68,7 @@ void Prefetcher::work() {
 std::shared_ptr<void> Prefetcher::next() {
   const double begun = clock_();
   std::unique_lock lock(mutex_);
-  check(delivered_ < end_, "loader: there is nothing behind batch ", end_);
+  check(delivered_ < end_, "loader: there is no batch after batch ", end_);
   ready_.wait(lock, [&] { return slots_.contains(delivered_); });
   Slot slot = std::move(slots_.extract(delivered_).mapped());
   delivered_ += 1;

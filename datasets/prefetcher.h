@@ -21,8 +21,8 @@ struct LoaderStats {
 /// Seconds of std::chrono::steady_clock.
 double steady_seconds();
 
-/// Threads that make numbered things ahead of the one consumer, who gets them in order whatever the number of
-/// threads. At most `depth` of them wait or are being made.
+/// Threads that make numbered things ahead of the one consumer, which gets them in order whatever the number
+/// of threads. At most `depth` of them wait or are being made.
 class Prefetcher {
  public:
   using Produce = std::function<std::shared_ptr<void>(uint64_t number)>;
@@ -36,7 +36,7 @@ class Prefetcher {
   /// Forgets everything and makes numbers [first, end) with `produce`, which runs on several threads at once.
   void start(Produce produce, uint64_t first, uint64_t end);
   /// The next one, in order; rethrows what `produce` threw for it, and the call after that gives the one
-  /// behind it. Throws at the end.
+  /// after it. Throws at the end.
   std::shared_ptr<void> next();
   LoaderStats stats() const;
 

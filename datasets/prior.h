@@ -52,13 +52,11 @@ inline constexpr int64_t kTaskStream = 2;
 /// The source of tasks, on the CPU or on a GPU's compute stream. Both draw from the same Philox blocks,
 /// addressed by (seed, index): the same tasks but for the last bit of f32.
 ///
-///   linear          directly.
-///   rbf, periodic   by the Fourier series of the kernel (datasets/fourier.h): a batch costs some 50
-///   multiply-adds
-///                   per point.
-///   matern52        by its stochastic differential equation (datasets/matern_math.h), exact at the points:
-///   they
-///                   are sorted, and each state follows from the one before.
+///   linear         directly.
+///   rbf, periodic  by the Fourier series of the kernel (datasets/fourier.h): some 50 multiply-adds per
+///                  point.
+///   matern52       by its stochastic differential equation (datasets/matern_math.h), exact at the
+///                  points: they are sorted, and each state follows from the one before.
 class Prior {
  public:
   /// Throws, naming the option, for sizes below 1 (below 0 for the context), hyperparameters that are not

@@ -3,17 +3,16 @@
 #include "gpu/launch.cuh"
 
 /// Samplers of the priors. All are f64 and bound by latency at the sizes of training: log, sin, cos and exp
-/// of a few values per point, one wave of blocks. What a task shares (weights) is made again by each block
+/// of a few values per point, one wave of blocks. What a task shares (weights) is recomputed by each block
 /// that needs it: that costs less than a kernel before it.
 ///
 ///   linear    four lanes per point; each draws the features and the weights of its Philox blocks.
 ///   fourier   one thread per point, weights of the task in shared memory, harmonics by rotation.
-///   matern    three kernels. rank_kernel counts for each point those before it (a comparison per pair of
-///   points
-///             of a task: below 1/1000 of the attention that follows). increment_kernel draws what the
-///             stochastic differential equation adds between neighbours. chain_kernel runs the recursion z_r
-///             = A_r z_(r-1) + e_r in chunks, a thread each: from zero, then a scan over the chunks, whose
-///             transition is A of the time that they span, then again from the true state.
+///   matern    three kernels. rank_kernel counts for each point those before it (a comparison per pair
+///             of points of a task: below 1/1000 of the attention that follows). increment_kernel draws what
+///             the stochastic differential equation adds between neighbours. chain_kernel runs the recursion
+///             z_r = A_r z_(r-1) + e_r in chunks, a thread each: from zero, then a scan over the chunks,
+///             whose transition is A of the time that they span, then again from the true state.
 
 namespace tessera::datasets {
 namespace {

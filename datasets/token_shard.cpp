@@ -113,7 +113,8 @@ struct TokenShard::Mapping {
   void check_size() const {
     struct stat now {};
     check(::fstat(file, &now) == 0 && uint64_t(now.st_size) >= bytes, "shard: ", path, " has ",
-          uint64_t(now.st_size), " bytes, it had ", bytes, " when it was opened; somebody is changing it");
+          uint64_t(now.st_size), " bytes, it had ", bytes,
+          " when it was opened; another process is changing it");
   }
 };
 
@@ -137,13 +138,13 @@ TokenShard::TokenShard(const std::string& path, bool verify) {
   check(head.vocab_size >= 1 && head.vocab_size <= uint64_t(kLargestVocabulary) && head.end_token >= -1 &&
             head.end_token < int64_t(head.vocab_size) && head.token_bytes == bytes_of_token(head.vocab_size),
         "shard: ", path, " has a vocabulary of ", head.vocab_size, ", ", head.token_bytes,
-        " bytes a token and the end token ", head.end_token, ", which do not fit together");
+        " bytes per token and the end token ", head.end_token, ", which do not fit together");
   const uint64_t rest = mapping->bytes - sizeof head;
   uint64_t need = 0, of_ends = 0;
   const bool fits = !__builtin_mul_overflow(head.tokens, uint64_t{head.token_bytes}, &need) && need <= rest &&
                     !__builtin_mul_overflow(head.documents, uint64_t{8}, &of_ends) && of_ends <= rest &&
                     padded(need) + of_ends == rest;
-  check(fits, "shard: ", path, " has ", rest, " bytes behind its head, which says ", head.tokens,
+  check(fits, "shard: ", path, " has ", rest, " bytes after its header, which says ", head.tokens,
         " tokens of ", head.token_bytes, " bytes and ", head.documents,
         " documents; it is cut short, as by an unfinished copy, or damaged");
   mapping->file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

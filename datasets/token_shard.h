@@ -9,12 +9,12 @@
 /// Files of tokens.
 ///
 /// A shard, all numbers little-endian: 128 bytes of head, the tokens (16 bits each if the vocabulary has at
-/// most 65,536, else 32), zeros to a multiple of 8 bytes, and for each document the 64-bit place behind its
+/// most 65,536, else 32), zeros to a multiple of 8 bytes, and for each document the 64-bit place after its
 /// last token. The head:
 ///
 ///     0  "TESSTOK1"             48  fingerprint of the tokenizer, 32 digits
 ///     8  u32 version, 1         80  XXH3-128 of all that follows the head, 32 digits
-///    12  u32 bytes a token     112  the first 16 digits of the XXH3-128 of bytes 0 to 111
+///    12  u32 bytes per token   112  the first 16 digits of the XXH3-128 of bytes 0 to 111
 ///    16  u64 tokens
 ///    24  u64 documents
 ///    32  u64 size of the vocabulary
@@ -37,7 +37,7 @@ class TokenShardWriter {
   void add(std::span<const int32_t> document);
   uint64_t tokens() const { return tokens_; }
   uint64_t documents() const { return ends_.size(); }
-  /// Writes the file as AtomicFile does, and begins anew.
+  /// Writes the file as AtomicFile does, and begins again.
   void write(const std::string& path);
 
  private:
@@ -63,7 +63,7 @@ class TokenShard {
   void read(uint64_t begin, std::span<int64_t> to) const;
   /// Places within (begin, end) where a document ends and the next begins.
   std::vector<uint64_t> borders(uint64_t begin, uint64_t end) const;
-  /// The place behind the last token of each document, also of those without tokens.
+  /// The place after the last token of each document, also of those without tokens.
   std::span<const uint64_t> ends() const;
 
  private:

@@ -36,7 +36,7 @@ struct TokenWindowsOptions {
   bool verify = true;       // compare checksums when the files are opened
 };
 
-/// Packing: the tokens of all shards, one behind the other, in windows of T + 1, each beginning at the last
+/// Packing: the tokens of all shards, one after the other, in windows of T + 1, each beginning at the last
 /// token of the one before (or earlier: see stride); what is left at the end is not used. Item i is window i,
 /// so a batch is a pure function of its indices. Safe from several threads.
 class TokenWindows {
@@ -64,7 +64,7 @@ class TokenWindows {
 std::vector<std::string> shard_paths(const std::string& folder, const std::string& part);
 std::string shard_name(const std::string& part, int64_t number);
 
-/// The last `share` of a text, cut behind the end of a line: a text's own validation part. The two parts are
+/// The last `share` of a text, cut past the end of a line: a text's own validation part. The two parts are
 /// the whole text.
 struct TextSplit {
   std::string_view train, validation;

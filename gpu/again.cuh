@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-/// Special registers read, and addresses mapped, by volatile instructions: at each call anew. What is
+/// Special registers read, and addresses mapped, by volatile instructions: again at each call. What is
 /// computed of threadIdx or blockIdx the compiler computes before a kernel's loop, and holds in registers
 /// that the accumulators need; of these it computes where they are called.
 

@@ -4,7 +4,7 @@
 
 #include "gpu/shared.cuh"
 
-/// How threads of a block or cluster wait for each other and for the copy engine, sm_90. Section names are
+/// How threads of a block or cluster wait for each other and for TMA, sm_90. Section names are
 /// those of the PTX ISA.
 
 namespace tessera::gpu {
@@ -42,6 +42,11 @@ struct Barrier {
         "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
         "r"(bytes)
         : "memory");
+  }
+  /// cp.async.mbarrier.arrive ("cp.async.mbarrier.arrive"): the phase waits for all cp.async of this thread
+  /// so far as well; counts for no arrival.
+  __device__ __forceinline__ void arrive_after_copies() {
+    asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(this)) : "memory");
   }
   /// Whether the phase of that parity has ended; may wait a while before it answers.
   __device__ __forceinline__ bool ended(uint32_t parity) {
@@ -102,11 +107,11 @@ struct Ring {
   }
 };
 
-/// Makes initialised barriers visible to the copy engine and the cluster ("fence.mbarrier_init").
+/// Makes initialised barriers visible to TMA and the cluster ("fence.mbarrier_init").
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/// Orders this thread's ordinary writes to shared memory before what wgmma and the copy engine read of it
+/// Orders this thread's ordinary writes to shared memory before what wgmma and TMA read of it
 /// ("fence.proxy.async"). A barrier among the writing threads must follow.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -116,6 +121,19 @@ __device__ __forceinline__ void fence_async_shared() {
 /// __syncthreads).
 __device__ __forceinline__ void sync_named(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/// bar.red.or: the same; whether `mine` is true in any of them.
+__device__ __forceinline__ bool any_named(int id, int threads, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n\t.reg .pred p, q;\n\t"
+      "setp.ne.u32 p, %3, 0;\n\t"
+      "bar.red.or.pred q, %1, %2, p;\n\t"
+      "selp.u32 %0, 1, 0, q;\n\t}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(uint32_t(mine))
+      : "memory");
+  return any != 0;
 }
 /// bar.arrive: counts as there, and goes on.
 __device__ __forceinline__ void arrive_named(int id, int threads) {

@@ -26,7 +26,7 @@
 
 namespace tessera::gpu {
 
-/// `launch` of a kernel that keeps the rule. On cards before compute capability 9.0 a plain launch.
+/// `launch` of a kernel that keeps the rule. On GPUs before compute capability 9.0 a plain launch.
 template <class... Params, class... Args>
 void launch_chained(Device device, LaunchShape shape, void (*kernel)(Params...), Args&&... args) {
   shape.overlaps = device.card().major >= 9;

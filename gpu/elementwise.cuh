@@ -13,15 +13,14 @@
 ///
 /// Both make packs: kPack neighbouring elements of one row, 16 bytes of the output's type, read and written
 /// as words where every operand's rows are aligned for it, one by one at ragged ends and in other layouts.
-///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, which is nearly
-///   all
-///                 there is: packed tensors are one row, pitched ones many. A thread makes several packs and
-///                 all their loads are under way before the first is used; where a pack lies costs one
+///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, the usual
+///                 case: packed tensors are one row, pitched ones many. A thread makes several packs and
+///                 all their loads are in flight before the first is used; where a pack lies costs one
 ///                 multiplication by an inverse for its row, and one multiplication an operand. A ragged end
 ///                 is read as 16 bytes like any other pack. Rows whose pads are shorter than a pack are one
-///                 row, pads and all, where those of the result are nobody's.
+///                 row, row padding included, where that of the result may be overwritten.
 ///   any_layout    the rest: a thread makes one pack after the other and splits its number along all
-///   dimensions.
+///                 dimensions.
 /// Divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
 
 namespace tessera::gpu {
@@ -122,7 +121,7 @@ struct AlignedRows {
   Divider by_packs_per_row;
 };
 
-/// kPack elements as they lie in memory, in registers that hold no more than they: an array of 16-bit numbers
+/// kPack elements as they are in memory, in registers that hold no more than they: an array of 16-bit numbers
 /// would take a register each.
 template <class T, int kPack>
 struct alignas(sizeof(T) * kPack < 16 ? sizeof(T) * kPack : 16) PackedWords {
@@ -163,7 +162,7 @@ __device__ __forceinline__ PackedWords<T, kPack> load_begun(const T* from, int l
   return to;
 }
 
-/// Packs that a thread makes: as many as keep up to 64 bytes of loads under way.
+/// Packs that a thread makes: as many as keep up to 64 bytes of loads in flight.
 template <int kPack, class... In>
 constexpr int packs_a_thread() {
   constexpr int bytes = (0 + ... + (int(sizeof(In)) * kPack));
@@ -272,9 +271,9 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
         rows.packs_per_row = rows.packs;
         rows.by_packs_per_row = Divider(rows.packs);
       }
-      // Small tensors are spread over all multiprocessors.
+      // Small tensors are spread over all SMs.
       const int64_t threads = ceil_div(args.packs, kPacks);
-      const int block = threads >= int64_t(y.device().card().multiprocessors) * 1024 ? 256 : 64;
+      const int block = threads >= int64_t(y.device().multiprocessors()) * 1024 ? 256 : 64;
       launch_chained(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
                      aligned_rows<kPack, F, Out, In...>, rows, f);
       return;
@@ -285,7 +284,7 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
     for (int dim = 0; dim < inner; ++dim) args.by_size[dim] = Divider(uint32_t(loop.sizes[dim]));
   }
   const int64_t blocks =
-      std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().card().multiprocessors) * 32);
+      std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().multiprocessors()) * 32);
   const LaunchShape shape{dim3(unsigned(blocks)), 256};
   if constexpr (sizeof...(In) == 0) {
     if (singly) return launch_chained(y.device(), shape, any_layout<1, F, Out>, args, f);

@@ -33,7 +33,11 @@ __device__ __forceinline__ int add_acquire_release(int* to, int value) {
                : "memory");
   return before;
 }
-/// Orders what this thread has seen of global memory before what the copy engine does there for it
+/// red.add.release.gpu ("red"): adds, and releases as store_release does.
+__device__ __forceinline__ void add_release(int* to, int value) {
+  asm volatile("red.add.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+/// Orders what this thread has seen of global memory before what TMA does there for it
 /// ("fence.proxy.async"), sm_90.
 __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");

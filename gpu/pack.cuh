@@ -33,7 +33,7 @@ inline bool packs(const T* data, int64_t row_stride, int n) {
   return reinterpret_cast<uintptr_t>(data) % (sizeof(T) * size_t(n)) == 0 && row_stride % n == 0;
 }
 
-/// 16 bytes of elements as they lie in memory. Kernels that keep many loads in flight hold these and convert
+/// 16 bytes of elements as they are in memory. Kernels that keep many loads in flight hold these and convert
 /// when they compute: four registers, and nothing waits for the load before.
 template <class T>
 struct alignas(16) Words {

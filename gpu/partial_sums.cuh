@@ -18,16 +18,13 @@ struct PartialSums {
   Out* to;
 };
 
-/// Of up to two sums of one shape, the second in blocks of y = 1. Thread y of a column adds every 32nd row;
-/// the 32 threads' sums are then added by the butterfly of a warp.
-template <int kSums, class Out>
-__global__ void __launch_bounds__(kWarp* kWarp)
-    add_partial_sums_kernel(PartialSums<Out> first, PartialSums<Out> second, int64_t rows, int64_t width,
-                            int64_t stride) {
+/// Columns 32 tile ... of a sum, by 32 x 32 threads: thread y of a column adds every 32nd row; the 32
+/// threads' sums are then added by the butterfly of a warp.
+template <class Out>
+__device__ __forceinline__ void add_columns(const PartialSums<Out>& which, unsigned tile, int64_t rows,
+                                            int64_t width, int64_t stride) {
   __shared__ float sums[kWarp][kWarp + 1];
-  take_turn();
-  const PartialSums<Out> which = kSums == 1 || blockIdx.y == 0 ? first : second;
-  const int64_t column = blockIdx.x * int64_t(kWarp) + threadIdx.x;
+  const int64_t column = tile * int64_t(kWarp) + threadIdx.x;
   float sum = 0;
   if (column < width)
 #pragma unroll 8
@@ -35,8 +32,17 @@ __global__ void __launch_bounds__(kWarp* kWarp)
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   sum = warp_reduce<Sum>(sums[threadIdx.x][threadIdx.y]);
-  const int64_t own = blockIdx.x * int64_t(kWarp) + threadIdx.y;
+  const int64_t own = tile * int64_t(kWarp) + threadIdx.y;
   if (threadIdx.x == 0 && own < width) which.to[own] = Out(sum);
+}
+
+/// Of up to two sums of one shape, the second in blocks of y = 1.
+template <int kSums, class Out>
+__global__ void __launch_bounds__(kWarp* kWarp)
+    add_partial_sums_kernel(PartialSums<Out> first, PartialSums<Out> second, int64_t rows, int64_t width,
+                            int64_t stride) {
+  take_turn();
+  add_columns(kSums == 1 || blockIdx.y == 0 ? first : second, blockIdx.x, rows, width, stride);
 }
 
 /// Launches it for those of the two whose `to` is not null. Rows start `stride` apart; 0: they are packed.

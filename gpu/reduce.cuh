@@ -35,7 +35,7 @@ __device__ __forceinline__ float block_reduce(float value, float* scratch, Op op
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp,
             warps = int(blockDim.x + 31) / kWarp;
   value = warp_reduce(value, op);
-  __syncthreads();  // whoever still reads the last result
+  __syncthreads();  // threads may still read the last result
   if (lane == 0) scratch[warp] = value;
   __syncthreads();
   value = lane < warps ? scratch[lane] : Op::kIdentity;

@@ -54,7 +54,7 @@ Tensor with_packs(const Tensor& x) {
   return packs(x.data<T>(), x.rows() == 1 ? 0 : x.row_stride(), kPackOf<T>) ? x : x.clone();
 }
 
-/// A thread's share of a row that is held in registers, as it lies in memory: words s of thread `rank` are
+/// A thread's share of a row that is held in registers, as it is in memory: words s of thread `rank` are
 /// the elements from column_of<T, kThreads>(s, rank) on; 0 past the row's end. No load waits for another, but
 /// for those of the ragged end; nothing past the row is touched. Rows as with_packs has them: one thread
 /// alone (kThreads = 1) has those shorter than a pack.
@@ -137,7 +137,7 @@ __device__ __forceinline__ int64_t row_step() {
 }
 
 /// Sums (or Op) over the threads that share a row, one, a warp or the whole block of kThreads, of up to
-/// kValues values at once: one barrier a call, because calls take turns with two places in shared memory.
+/// kValues values at once: one barrier per call, because calls take turns with two places in shared memory.
 /// Every thread gets the result; the order is fixed.
 template <int kThreads, int kValues>
 class RowReduce {

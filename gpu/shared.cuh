@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-/// Addresses of shared memory, the warp's place and who acts for it. Section names are those of the PTX ISA.
+/// Addresses of shared memory, the warp's index and its elected lane. Section names are those of the PTX ISA.
 
 namespace tessera::gpu {
 
@@ -15,6 +15,12 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
   uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
+}
+/// ld.shared::cluster ("ld") of a float, at a cluster_address().
+__device__ __forceinline__ float load_cluster(uint32_t from) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+  return value;
 }
 /// This block's index in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {

@@ -10,7 +10,7 @@
 #include "runtime/cuda.h"
 #include "tensor/dtype.h"
 
-/// Host side of tensor copies: how a tensor in global memory is described to the copy engine.
+/// Host side of tensor copies: how a tensor in global memory is described to TMA.
 
 namespace tessera::gpu {
 

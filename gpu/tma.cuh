@@ -5,7 +5,7 @@
 #include "gpu/barrier.cuh"
 #include "gpu/tensor_map.cuh"
 
-/// The copy engine of sm_90: tensor copies by a map, and bulk copies of plain bytes. One thread issues each.
+/// TMA of sm_90: tensor copies by a map, and bulk copies of plain bytes. One thread issues each.
 /// Section names are those of the PTX ISA. Shared addresses are multiples of 128 (tensor) or 16 (bulk).
 
 namespace tessera::gpu {
@@ -108,9 +108,14 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(c0), "r"(c1)
                : "memory");
 }
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c1, int c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(c0),
+               "r"(c1), "r"(c2)
+               : "memory");
+}
 
 /// Shared to global; rows outside the tensor are not written. The innermost extent counts rounded up to 16
-/// bytes here: up to 7 elements of 16 bits behind a row's end are overwritten (what the box holds there), so
+/// bytes here: up to 7 elements of 16 bits after a row's end are overwritten (what the box holds there), so
 /// they must be pads of the tensor's own. Part of the thread's bulk group.
 __device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c0, int c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),

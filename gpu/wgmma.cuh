@@ -43,7 +43,7 @@ __device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-/// How a tile of 16-bit elements lies in shared memory, as the copy engine writes it: boxes of 64 adjacent
+/// How a tile of 16-bit elements lies in shared memory, as TMA writes it: boxes of 64 adjacent
 /// elements (128 bytes, Swizzle::k128) times some rows, at multiples of 1024 bytes.
 ///   along_k   rows are the m (or n) of the product, the 64 adjacent elements its k: one box a 64 of k
 ///   across_k  rows are k, the 64 adjacent elements m (or n): one box a 64 of m (or n)
@@ -63,7 +63,7 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t b
 template <TileOrder kOrder>
 inline constexpr uint64_t kDescriptorStep = kOrder == TileOrder::along_k ? 32 >> 4 : 16 * 128 >> 4;
 
-/// d (+)= a b with both in shared memory; `add` 0 starts d anew. kA, kB: how the tiles lie.
+/// d (+)= a b with both in shared memory; `add` 0 overwrites d. kA, kB: how the tiles lie.
 template <class T, TileOrder kA, TileOrder kB, int kAccumulators>
 __device__ __forceinline__ void multiply(float (&d)[kAccumulators], uint64_t a, uint64_t b, int add = 1) {
   detail::Wgmma<kAccumulators * 2>::template ss<T, int(kA), int(kB)>(d, a, b, add);

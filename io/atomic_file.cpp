@@ -84,7 +84,7 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
   std::error_code error;
   check(!name.empty() && name != "." && name != ".." && !fs::is_directory(path_, error), "write: ", path_,
         " is a directory; name a file in it");
-  // The rename would put a file in the place of a device or pipe: /dev/null would be one for everybody.
+  // The rename would put a file in the place of a device or pipe: /dev/null would be one for all users.
   check(!fs::exists(path_, error) || fs::is_regular_file(path_, error), "write: ", path_,
         " is not a regular file (a pipe, socket or device); name a file");
   check(fs::is_directory(folder_, error), "write: there is no folder ", folder_, " for ", path_,
@@ -102,8 +102,8 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
     file_ = retry([&] { return file_calls().open(temporary_.c_str(), kFlags, 0666); });
     if (file_ < 0 && errno == EEXIST) continue;  // left by a killed process that had our number
     if (file_ < 0) fail("cannot create a temporary file", errno);
-    // The lock says that the writer lives; a file system without locks has nobody who cleans up by them.
-    // Somebody who cleaned up before we had the lock has removed the file: begin again.
+    // The lock says that the writer lives; without locks no other process cleans up by them.
+    // Another process cleaned up before we had the lock and removed the file: begin again.
     retry([&] { return ::flock(file_, LOCK_EX); });
     struct stat info {};
     if (::fstat(file_, &info) != 0 || info.st_nlink > 0) break;

@@ -71,6 +71,8 @@ class Checkpoint {
   /// unexpected, or of another type or shape, before anything is changed.
   template <class... Things>
   void restore(Things&&... things) const;
+  /// The same for things that are not known in one place: compare() each, then finish(), then assign() each.
+  class Restoring;
 
   const std::map<std::string, Value>& values() const { return values_; }
   /// Null if there is none.

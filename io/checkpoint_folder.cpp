@@ -43,7 +43,7 @@ std::vector<int64_t> CheckpointFolder::steps() const {
   std::error_code error;
   for (fs::directory_iterator entry(path_, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    // Only names as file_of writes them: "step-7" beside "step-000007" would be the same step twice.
+    // Only names as file_of writes them: "step-7" next to "step-000007" would be the same step twice.
     if (const auto step = step_of(name); step && fs::path(file_of(*step)).filename() == name)
       steps.push_back(*step);
   }

@@ -185,29 +185,54 @@ Checkpoint Checkpoint::of(Things&&... things) {
   return checkpoint;
 }
 
+class Checkpoint::Restoring {
+ public:
+  explicit Restoring(const Checkpoint& from) : from_(&from) {}
+  template <class T>
+  void compare(const std::string& name, const T& thing) {
+    for_each_field(
+        thing, [&](const std::string& field, const auto& leaf) { compare_leaf(field, leaf); }, name);
+  }
+  /// Throws, as restore() does, unless every name of the checkpoint was asked for once and fits.
+  void finish() {
+    for (const auto& [name, value] : from_->values_)
+      if (!claimed_.contains(name)) mismatches_.push_back({name, leaf::describe(value), "not expected"});
+    if (!mismatches_.empty()) from_->refuse(std::move(mismatches_));
+  }
+  template <class T>
+  void assign(const std::string& name, T& thing) const {
+    for_each_field(
+        thing,
+        [&](const std::string& field, auto& leaf) {
+          if (const Value* const stored = from_->find(field)) decode(*stored, leaf, true);
+        },
+        name);
+  }
+
+ private:
+  template <class T>
+  void compare_leaf(const std::string& name, const T& leaf) {
+    const Value* const stored = from_->find(name);
+    if constexpr (std::is_same_v<T, Tensor>)
+      if (!stored && !leaf.defined()) return;  // as saved
+    if (++claimed_[name] > 1)
+      mismatches_.push_back(
+          {name, stored ? leaf::describe(*stored) : "missing", "once; it is asked for twice"});
+    else if (!stored || !decode(*stored, const_cast<T&>(leaf), false))
+      mismatches_.push_back({name, stored ? leaf::describe(*stored) : "missing", wanted(leaf)});
+  }
+
+  const Checkpoint* from_;
+  std::vector<Mismatch> mismatches_;
+  std::map<std::string, int> claimed_;
+};
+
 template <class... Things>
 void Checkpoint::restore(Things&&... things) const {
-  std::vector<Mismatch> mismatches;
-  std::map<std::string, int> claimed;
-  const auto each_leaf = [&](auto&& f) {
-    for_each_thing([&](const std::string& name, auto& thing) { for_each_field(thing, f, name); }, things...);
-  };
-  each_leaf([&](const std::string& name, auto& leaf) {
-    const Value* const stored = find(name);
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
-      if (!stored && !leaf.defined()) return;  // as saved
-    if (++claimed[name] > 1)
-      mismatches.push_back(
-          {name, stored ? leaf::describe(*stored) : "missing", "once; it is asked for twice"});
-    else if (!stored || !decode(*stored, leaf, false))
-      mismatches.push_back({name, stored ? leaf::describe(*stored) : "missing", wanted(leaf)});
-  });
-  for (const auto& [name, value] : values_)
-    if (!claimed.contains(name)) mismatches.push_back({name, leaf::describe(value), "not expected"});
-  if (!mismatches.empty()) refuse(std::move(mismatches));
-  each_leaf([&](const std::string& name, auto& leaf) {
-    if (const Value* const stored = find(name)) decode(*stored, leaf, true);
-  });
+  Restoring restoring(*this);
+  for_each_thing([&](const std::string& name, auto& thing) { restoring.compare(name, thing); }, things...);
+  restoring.finish();
+  for_each_thing([&](const std::string& name, auto& thing) { restoring.assign(name, thing); }, things...);
 }
 
 template <Leaf T>

@@ -50,7 +50,7 @@ FileCalls& file_calls() {
 }
 
 InputFile::InputFile(std::string path, Links links) : path_(std::move(path)) {
-  // Not blocking: opening a pipe that nobody writes to would wait for ever. On a regular file it means
+  // Not blocking: opening a pipe that has no writer would wait for ever. On a regular file it means
   // nothing.
   const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (links == Links::refuse ? O_NOFOLLOW : 0);
   file_ = retry([&] { return file_calls().open(path_.c_str(), flags, 0); });
@@ -125,7 +125,7 @@ void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
     const int error = errno;
     check(got >= 0, "read: ", path_, " at offset ", offset + done, ": ", text_of(error));
     check(got > 0, "read: ", path_, " ended at byte ", offset + done, ", it had ", size_,
-          " when it was opened; somebody is changing it");
+          " when it was opened; another process is changing it");
     done += size_t(got);
   }
 }

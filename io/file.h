@@ -36,7 +36,7 @@ struct FileCalls {
 /// The calls in use by this process.
 FileCalls& file_calls();
 
-/// Whether a name may be a link. Where a file from elsewhere names another, a link beside it may lead
+/// Whether a name may be a link. Where a file from elsewhere names another, a link next to it may lead
 /// anywhere.
 enum class Links : uint8_t { follow, refuse };
 
@@ -109,8 +109,8 @@ void write_file(const std::string& path, std::string_view content);
 /// Creates the folder and its parents, and flushes their names to the disk.
 void make_folder(const std::string& path);
 
-/// Several files that appear together or not at all: they are written into path(), a folder of its own beside
-/// the target (or in it), and publish() puts them in place. Every failure on the way, an exception
+/// Several files that appear together or not at all: they are written into path(), a folder of its own next
+/// to the target (or in it), and publish() puts them in place. Every failure on the way, an exception
 /// (Interrupted too) and a destruction without publish() remove what was written and leave what was there;
 /// what a killed process leaves, remove_stale_temporaries removes.
 class AtomicFolder {

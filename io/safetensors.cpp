@@ -12,7 +12,7 @@
 
 namespace tessera::io {
 
-static_assert(std::endian::native == std::endian::little, "elements are written as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "elements are written as they are in memory");
 
 namespace {
 

@@ -69,7 +69,7 @@ class SafetensorsFile {
   Tensor load(const std::string& name, Device device = Device::cpu()) const;
 
   const InputFile& file() const { return file_; }
-  /// The eight length bytes and the header, as they lie in the file.
+  /// The eight length bytes and the header, as they are in the file.
   const std::string& head() const { return head_; }
 
  private:

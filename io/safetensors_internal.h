@@ -2,7 +2,7 @@
 
 #include "io/safetensors.h"
 
-/// The layout of a safetensors file, for those who write or read one piece by piece.
+/// The layout of a safetensors file, for code that writes or reads one piece by piece.
 
 namespace tessera::io {
 
@@ -12,7 +12,7 @@ inline constexpr uint64_t kLargestHeader = 100'000'000;
 /// "F32", "BF16", "BOOL".
 const char* safetensors_name(DType dtype);
 
-/// What lies where: the entries in file order (offsets from the end of the head) and the tensor behind each.
+/// What lies where: the entries in file order (offsets from the end of the head) and the tensor after each.
 struct SafetensorsPlan {
   std::vector<SafetensorsEntry> entries;
   std::vector<Tensor> tensors;
@@ -24,7 +24,7 @@ SafetensorsPlan plan_safetensors(const std::string& path, const NamedTensors& te
 /// Length and header. Metadata values of equal length give heads of equal length if they need no escapes.
 std::string safetensors_head(const std::string& path, const SafetensorsPlan& plan, const Metadata& metadata);
 
-/// The elements as they lie in a file: packed, in host memory.
+/// The elements as they are in a file: packed, in host memory.
 Tensor file_order(const Tensor& tensor);
 
 /// Parses and checks the header (without its length), for a file with `data_bytes` bytes after it.

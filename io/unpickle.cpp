@@ -69,7 +69,7 @@ class Machine {
     }
     const Object* const result = pop();
     require(stack_.empty() && marks_.empty(), "ends with objects left over");
-    require(at_ == code_.size(), "goes on behind its end");
+    require(at_ == code_.size(), "continues past its end");
     return *result;
   }
 
@@ -200,7 +200,7 @@ class Machine {
         return push_integer(number<uint16_t>());
       case 0x8A:  // LONG1
         return push_long();
-      case 'G':  // its value serves nobody here
+      case 'G':  // its value is not used
         take(8);
         push(Kind::real);
         return;
@@ -357,7 +357,7 @@ class Machine {
     tensor.items = {&storage};
   }
 
-  /// state_dict() carries versions of modules as an attribute, which nobody needs.
+  /// state_dict() carries versions of modules as an attribute, which is not needed.
   void build() {
     pop(Kind::dictionary, "attributes");
     require(stack_.size() > (marks_.empty() ? 0 : marks_.back()), "takes from an empty stack");

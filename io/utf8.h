@@ -5,13 +5,13 @@
 #include <string_view>
 
 /// File names are bytes, and what the system hands over may be no UTF-8; JSON, SQL and HTML are UTF-8.
-/// Whoever writes these puts names through here.
+/// Writers of such files pass names through here.
 
 namespace tessera::io {
 
 bool is_utf8(std::string_view bytes);
 
-/// Each byte that is part of no character becomes the four characters \xE9 (its value in hexadecimal), so
+/// Each byte that is part of no character becomes the four characters `\xE9` (its value in hexadecimal), so
 /// that names which differ still differ; all else stays as it is, backslashes too.
 std::string utf8_text(std::string_view bytes);
 

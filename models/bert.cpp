@@ -81,8 +81,8 @@ BertBlock::BertBlock(const BertConfig& config, Rng& rng, Device device)
       dropout(config.hidden_dropout, rng) {}
 
 Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass) const {
-  // x's rows are gathered behind the attention: backward then scatters them first, and the attention's
-  // product adds to that where it stores.
+  // x's rows are gathered after the attention: backward then scatters them first, and the attention's
+  // GEMM adds to that in its epilogue.
   const Tensor branch = attention(x, pass), middle = norm1.add(pass.wanted(x), branch, &dropout).y;
   return norm2.add(middle, mlp(middle), &dropout).y;
 }

@@ -11,7 +11,7 @@
 namespace tessera::models {
 
 /// BERT (Devlin et al., arXiv:1810.04805) and RoBERTa (Liu et al., arXiv:1907.11692): an encoder of whole
-/// sequences with a head. RoBERTa counts positions from pad_token + 1 and has one token type.
+/// sequences with a task head. RoBERTa counts positions from pad_token + 1 and has one token type.
 ///
 ///   x = dropout(LN(token[t] + type[s] + position[p]))
 ///   blocks  x = LN(x + dropout(attention(x))),  x = LN(x + dropout(MLP(x)))      every token sees every
@@ -56,7 +56,7 @@ struct BertConfig {
   void validate() const;
 };
 
-/// Sequences behind one another, without padding.
+/// Packed sequences, without padding.
 struct BertBatch {
   Tensor tokens;            // [N], i64 or i32
   Tensor types;             // [N], or undefined: all 0
@@ -64,8 +64,8 @@ struct BertBatch {
   /// What a pass would else make from the lengths and copy to the device, which a captured graph cannot.
   Tensor positions = {};  // [N] rows of the position table
   Tensor first = {};      // [B] rows that the classifier reads; undefined: the first of every sequence
-  Tensor starts = {};     // [B + 1], see ops::AttentionSequences: then rows behind the last are of none, and
-                          // `sequences` is not read
+  Tensor starts = {};  // [B + 1], see ops::AttentionSequences: then rows past the last are padding rows, and
+                       // `sequences` is not read
 
   /// From rows [B, T] padded at the end and their lengths; on the device of `tokens`, which is read on the
   /// host. `types` [B, T] or undefined.
@@ -111,15 +111,15 @@ struct BertLanguageHead {
 };
 
 struct Bert {
-  /// `rng` draws the first values and later the dropout masks: it must outlive the model.
+  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
   Bert(const BertConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
-  /// Rows of every token after the last block: [N, d].
+  /// Hidden states of every token after the last block: [N, d].
   Tensor encode(const BertBatch& batch) const;
-  /// Rows of the first token of every sequence after the last block: [B, d]. Nothing reads the others of the
-  /// last block, so it does not make them.
+  /// Hidden states of the first token of every sequence after the last block: [B, d]. The last block does not
+  /// compute the others.
   Tensor encode_first(const BertBatch& batch) const;
-  /// What the head makes: [B, labels] of classify, [B, 1] of regress, [N, V] of masked_lm, and encode's of
+  /// Output of the head: [B, labels] of classify, [B, 1] of regress, [N, V] of masked_lm, and encode's of
   /// none.
   Tensor operator()(const BertBatch& batch) const;
   /// classify: mean cross-entropy of targets [B] (i64 or i32). regress: mean squared error of targets [B],

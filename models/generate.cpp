@@ -16,7 +16,7 @@ struct Generator::State {
         choices(model.cache.batch(), model.cache.capacity(), model.device),
         events{Event(model.device), Event(model.device)} {}
   ~State() {
-    // A step that nobody waited for may still write to the host's memory.
+    // The last step, which was not waited for, may still write to the host's memory.
     try {
       model.device.synchronize();
     } catch (const std::exception&) {  // an error of the device has been, or will be, met by others
@@ -30,7 +30,8 @@ struct Generator::State {
     ops::sample(choices, model.step(choices.next, model.cache), sampling);
   }
 
-  void issue_step(const GenerateOptions& options, int64_t number) {
+  /// Makes token `number` of each text, 1 or more.
+  void issue_step(const Texts& prompts, const GenerateOptions& options, int64_t number) {
     const bool replays = options.graph && model.repeats && model.device.is_cuda();
     if (replays) {
       if (!captured || captured_sampling != options.sampling) {
@@ -38,27 +39,50 @@ struct Generator::State {
         captured_sampling = options.sampling;
       }
       (*captured)();
+      model.cache.advance(1);
     } else {
       captured.reset();
-      body(options.sampling);
+      if (model.cache.length() == model.restart_length) {
+        run(texts_so_far(prompts, number), options.sampling);
+      } else {
+        body(options.sampling);
+        model.cache.advance(1);
+      }
     }
-    model.cache.advance(1);
     events[size_t(number % 2)].record();
   }
 
   void prefill(const Texts& prompts, const GenerateOptions& options) {
+    choices.restart(options.seed);
+    run(prompts, options.sampling);
+    events[0].record();
+  }
+
+  /// Whole texts through the model, and the choice of what follows each.
+  void run(const Texts& texts, const Sampling& sampling) {
     nn::Sequences sequences;
     std::vector<int64_t> tokens;
-    for (const auto& prompt : prompts) {
-      sequences.lengths.push_back(int64_t(prompt.size()));
-      tokens.insert(tokens.end(), prompt.begin(), prompt.end());
+    for (const auto& text : texts) {
+      sequences.lengths.push_back(int64_t(text.size()));
+      tokens.insert(tokens.end(), text.begin(), text.end());
     }
     model.cache.truncate(0);
-    choices.restart(options.seed);
     const Tensor flat = Tensor::from(tokens, {int64_t(tokens.size())}, model.device);
     const Tensor logits = model.prefill(flat, sequences, model.cache);
-    ops::sample(choices, logits.expand({batch(), logits.size(1)}), options.sampling);
-    events[0].record();
+    ops::sample(choices, logits.expand({batch(), logits.size(1)}), sampling);
+  }
+
+  /// The prompts followed by the first `count` new tokens of each text.
+  Texts texts_so_far(const Texts& prompts, int64_t count) {
+    wait_for(count - 1);
+    const int64_t most = choices.history.size(1);
+    const int64_t* const history = choices.history.data<int64_t>();
+    Texts texts;
+    for (int64_t b = 0; b < batch(); ++b) {
+      texts.push_back(prompts[prompts.size() == 1 ? 0 : size_t(b)]);
+      texts.back().insert(texts.back().end(), history + b * most, history + b * most + count);
+    }
+    return texts;
   }
 
   /// Token `number` of each text.
@@ -76,7 +100,7 @@ struct Generator::State {
 
   DecodingModel model;
   ops::Choices choices;
-  std::array<Event, 2> events;  // behind the choice of even and odd numbers
+  std::array<Event, 2> events;  // after the choice of even and odd numbers
   std::optional<Captured> captured;
   Sampling captured_sampling;
 };
@@ -114,7 +138,7 @@ Texts Generator::operator()(const Texts& prompts, const GenerateOptions& options
   const bool ahead = state.model.device.is_cuda();
   for (int64_t number = 0; number < room; ++number) {
     const bool more = number + 1 < room;
-    if (ahead && more) state.issue_step(options, number + 1);
+    if (ahead && more) state.issue_step(prompts, options, number + 1);
     const std::vector<int64_t> tokens = state.wait_for(number);
     for (size_t b = 0; b < texts.size(); ++b) {
       if (ended[b]) continue;
@@ -124,7 +148,7 @@ Texts Generator::operator()(const Texts& prompts, const GenerateOptions& options
                                  options.stop_tokens.end();
     }
     if (std::all_of(ended.begin(), ended.end(), [](bool end) { return end; })) break;
-    if (!ahead && more) state.issue_step(options, number + 1);
+    if (!ahead && more) state.issue_step(prompts, options, number + 1);
   }
   return texts;
 }

@@ -33,6 +33,7 @@ struct DecodingModel {
       : device(model.token.weight.device()),
         longest(model.longest()),
         repeats(model.steps_repeat(capacity)),
+        restart_length(model.restart_length()),
         cache(model.make_cache(batch, capacity)),
         variant(model.step_variant(cache)),
         prefill([&model](const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& to) {
@@ -42,19 +43,20 @@ struct DecodingModel {
 
   Device device;
   int64_t longest;
-  bool repeats;  // the steps, so that a graph can
+  bool repeats;            // the steps, so that a graph can
+  int64_t restart_length;  // all texts are run again from their first token when the longest outgrows it
   nn::KvCache cache;
   std::string variant;  // how a step of one token runs: "persistent" or "composed"
   std::function<Tensor(const Tensor&, const nn::Sequences&, nn::KvCache&)> prefill;
   std::function<Tensor(const Tensor&, nn::KvCache&)> step;
 };
 
-/// New tokens behind prompts, several texts at a time. Cache, choices and graph are made once and serve all
+/// New tokens after prompts, several texts at a time. Cache, choices and graph are made once and serve all
 /// calls; the model must outlive it.
 ///
 /// Every prompt is run once, all of them packed; then each step runs one token of every text over the cache,
 /// chooses the next on the device and tells the host. On a GPU the host issues a step before it has read the
-/// token of the one before, so that the GPU never waits for it; the step behind the last token is wasted.
+/// token of the one before, so that the GPU never waits for it; the step after the last token is wasted.
 class Generator {
  public:
   /// Texts of up to `capacity` tokens, prompt and all, without the last token, which is never run.

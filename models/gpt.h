@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -9,12 +10,14 @@
 
 namespace tessera::models {
 
-/// Whether a model draws its first values, as its paper has them, or starts with zeros because weights from a
+/// Whether a model initialises its weights as its paper does, or starts with zeros because weights from a
 /// file follow.
 enum class Start : uint8_t { drawn, blank };
 
+inline constexpr int64_t kEndless = std::numeric_limits<int32_t>::max();  // a length that no text reaches
+
 /// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) and OPT (Zhang et al.,
-/// arXiv:2205.01068), which differ in the activation, in the first values and in where positions begin.
+/// arXiv:2205.01068), which differ in the activation, the initialisation and where positions begin.
 ///
 ///   x = dropout(token[t] + position[t])
 ///   blocks  x = x + dropout(attention(LN(x))),  x = x + dropout(MLP(LN(x)))      causal
@@ -44,7 +47,7 @@ struct GptConfig {
     visit("attention_dropout", attention_dropout), visit("residual_dropout", residual_dropout);
     visit("tied", tied), visit("init_deviation", init_deviation), visit("dtype", dtype);
   }
-  /// Rows of the position table before that of position 0: OPT's has two that nobody uses.
+  /// Rows of the position table before that of position 0: OPT's has two unused ones.
   int64_t position_offset() const { return family == GptFamily::opt ? 2 : 0; }
   /// Throws, naming the size, unless a model of these sizes can be built.
   void validate() const;
@@ -74,12 +77,12 @@ struct GptBlock {
 };
 
 struct Gpt {
-  /// `rng` draws the first values and later the dropout masks: it must outlive the model.
+  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
   Gpt(const GptConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// tokens [B, T] (i64 or i32) -> logits [B, T, V].
   Tensor operator()(const Tensor& tokens) const;
-  /// Sequences of any lengths behind one another: tokens [N] -> logits [N, V].
+  /// Packed sequences of any lengths: tokens [N] -> logits [N, V].
   Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences) const;
   /// Mean cross-entropy in nats of targets (of the shape of tokens): the token that follows, or -100 where
   /// none is to be predicted.
@@ -88,7 +91,7 @@ struct Gpt {
 
   int64_t longest() const { return config.positions; }  // sequence
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
-  /// Sequences of any lengths behind one another, tokens [N], into an empty cache -> logits [B, V] after the
+  /// Packed sequences of any lengths, tokens [N], into an empty cache -> logits [B, V] after the
   /// last token of each. One sequence may stand for all of the cache. Records nothing, as the next two.
   Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
   /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them.
@@ -97,6 +100,8 @@ struct Gpt {
   Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
   /// Whether every step over a cache of that capacity is the same work.
   bool steps_repeat(int64_t capacity) const;
+  /// A text that outgrows this length must be run again from its first token: none.
+  int64_t restart_length() const { return kEndless; }
   const char* step_variant(const nn::KvCache&) const { return "composed"; }
 
   void fields(auto&& visit) {

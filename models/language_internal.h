@@ -25,14 +25,14 @@ template <class Norm>
 ops::AddNorm add_norm(const Norm& norm, const Residual& x) {
   return x.branch.defined() ? norm.add(x.sum, x.branch) : ops::AddNorm{x.sum, norm(x.sum)};
 }
-/// What x [N, d] is behind the last block.
+/// What x [N, d] is after the last block.
 template <class Block>
 Residual through_blocks(const std::vector<Block>& blocks, const Tensor& x, const nn::AttentionPass& pass) {
   Residual stream{x, {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const ModuleScope scope("blocks", int64_t(i));
     stream = blocks[i].attend(stream, pass, int64_t(i));
-    // Behind the last attention nobody asks for tokens but the last of each prompt.
+    // After the last attention only the last token of each prompt is needed.
     if (pass.fills_cache && i + 1 == blocks.size()) stream = last_rows(stream, pass.sequences);
     stream = blocks[i].feed(stream);
   }

@@ -1,7 +1,6 @@
 #include "models/llama.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "models/language_internal.h"
 #include "ops/decoder_layers/decoder_layers.h"
@@ -16,21 +15,63 @@ namespace tessera::models {
 
 using namespace language_internal;
 
+namespace {
+
+constexpr const char* kFamilies[] = {"llama", "mistral", "qwen2", "qwen3", "phi3"};
+
+}  // namespace
+
+const char* name_of(LlamaFamily family) {
+  return kFamilies[size_t(family)];
+}
+
+LlamaFamily parse_llama_family(std::string_view name) {
+  for (size_t i = 0; i < std::size(kFamilies); ++i)
+    if (name == kFamilies[i]) return LlamaFamily(i);
+  fail_at(Site::here(), "llama: there is no family \"", name,
+          "\"; expected llama, mistral, qwen2, qwen3 or phi3");
+}
+
+int64_t LlamaConfig::longest() const {
+  const int64_t reach = rope.scaling == ops::RopeScaling::dynamic ? kEndless : positions;
+  return window > 0 ? std::min(reach, window) : reach;
+}
+
 void LlamaConfig::validate() const {
-  check_sizes("llama", {{"vocabulary", vocabulary},
-                        {"positions", positions},
-                        {"d_model", d_model},
-                        {"d_ff", d_ff},
-                        {"heads", heads},
-                        {"kv_heads", kv_heads},
-                        {"layers", layers}});
-  check(head >= 0, "llama: head is ", head);
-  check(head > 0 || d_model % heads == 0, "llama: d_model ", d_model,
+  const char* const name = name_of(family);
+  check_sizes(name, {{"vocabulary", vocabulary},
+                     {"positions", positions},
+                     {"d_model", d_model},
+                     {"d_ff", d_ff},
+                     {"heads", heads},
+                     {"kv_heads", kv_heads},
+                     {"layers", layers}});
+  check(head >= 0, name, ": head is ", head);
+  check(head > 0 || d_model % heads == 0, name, ": d_model ", d_model,
         " is not a multiple of the number of heads ", heads);
-  check(head_size() >= 2 && head_size() % 2 == 0, "llama: heads of ", head_size(),
-        " elements; positions turn pairs, so the size must be even");
-  check(heads % kv_heads == 0, "llama: ", heads, " heads are not a multiple of ", kv_heads, " kv_heads");
+  check(partial_rotary > 0 && partial_rotary <= 1, name, ": partial_rotary is ", partial_rotary,
+        "; expected more than 0 and at most 1");
+  if (partial_rotary == 1)
+    check(head_size() >= 2 && head_size() % 2 == 0, name, ": heads of ", head_size(),
+          " elements; positions turn pairs, so the size must be even");
+  check(rotary() >= 2 && rotary() % 2 == 0, name, ": partial_rotary ", partial_rotary, " of a head of ",
+        head_size(), " elements are ", rotary(), "; positions rotate pairs, so it must be an even number");
+  check(heads % kv_heads == 0, name, ": ", heads, " heads are not a multiple of ", kv_heads, " kv_heads");
+  check(window >= 0, name, ": window is ", window, "; expected 0 (none) or more");
   rope.validate();
+  if (rope.scaling == ops::RopeScaling::longrope)
+    for (const int64_t length : {rope.trained_length, rope.trained_length + 1})
+      ops::rope_frequencies(rope, rotary(), length);  // or throws: another number of factors
+  // What a config.json of the family cannot say would be lost when the model is saved.
+  const bool is_llama = family == LlamaFamily::llama;
+  const std::pair<const char*, bool> settings[] = {
+      {"attention_bias", attention_bias && !is_llama && family != LlamaFamily::qwen3},
+      {"mlp_bias", mlp_bias && !is_llama},
+      {"an MLP without gate", !gated && !is_llama},
+      {"partial_rotary below 1", partial_rotary != 1 && family != LlamaFamily::phi3},
+      {"a sliding window", window > 0 && is_llama}};
+  for (const auto& [setting, foreign] : settings)
+    check(!foreign, name, ": there is no ", name, " with ", setting);
 }
 
 namespace {
@@ -75,8 +116,9 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
                  .kv_heads = config.kv_heads,
                  .head = config.head_size(),
                  .causal = true,
-                 .bias = config.attention_bias,
+                 .bias = config.qkv_bias(),
                  .out_bias = config.attention_bias,
+                 .qk_norm_eps = config.qk_norm() ? std::optional(config.eps) : std::nullopt,
                  .dropout = config.attention_dropout,
                  .dtype = config.dtype},
                 rng, device),
@@ -111,29 +153,18 @@ Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
   if (head) draw(*head, rng, deviation);
 }
 
-int64_t Llama::longest() const {
-  return config.rope.scaling == ops::RopeScaling::dynamic ? std::numeric_limits<int32_t>::max()
-                                                          : config.positions;
-}
-
 Tensor Llama::rope_table(int64_t length) const {
   const Device device = token.weight.device();
-  const bool at_hand = rope_table_.defined() && rope_table_.device() == device;
-  // Dynamic scaling has other angles for every length beyond that of training.
-  const bool exact = config.rope.scaling == ops::RopeScaling::dynamic && length > config.rope.trained_length;
-  if (at_hand && (exact ? rope_table_.size(0) == length : rope_table_.size(0) >= length)) {
-    const bool stretched =
-        config.rope.scaling == ops::RopeScaling::dynamic && rope_table_.size(0) > config.rope.trained_length;
-    if (exact || !stretched) return rope_table_;
-  }
-  int64_t positions = length;
-  if (!exact) {
-    const int64_t most =
-        config.rope.scaling == ops::RopeScaling::dynamic ? config.rope.trained_length : config.positions;
-    positions = std::min(most, std::max(2 * length, int64_t{256}));
-  }
+  const auto serves = [&](int64_t rows) {
+    return rows >= length && ops::rope_same_angles(config.rope, rows, length);
+  };
+  if (rope_table_.defined() && rope_table_.device() == device && serves(rope_table_.size(0)))
+    return rope_table_;
+  int64_t positions = std::min(config.positions, std::max(2 * length, int64_t{256}));
+  if (!serves(positions)) positions = std::max(length, config.rope.trained_length);
+  if (!serves(positions)) positions = length;
   const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
-  rope_table_ = ops::rope_table(config.rope, config.head_size(), positions, dtype, device);
+  rope_table_ = ops::rope_table(config.rope, config.rotary(), positions, dtype, device);
   return rope_table_;
 }
 
@@ -150,8 +181,9 @@ Tensor Llama::embed(const Tensor& tokens) const {
 }
 
 std::vector<ops::DecoderLayer> Llama::persistent_layers(const nn::KvCache& cache) const {
-  const bool plain = config.gated && config.activation == ops::Activation::silu && !config.attention_bias &&
-                     !config.mlp_bias && !blocks[0].dropout.drops();
+  // ops::decoder_layers has neither biases nor norms of q and k. The table says how much of a head rotates.
+  const bool plain = config.gated && config.activation == ops::Activation::silu && !config.qkv_bias() &&
+                     !config.qk_norm() && !config.mlp_bias && !blocks[0].dropout.drops();
   if (!plain || cache.batch() != 1 || !cache.rope_table.defined()) return {};
   std::vector<ops::DecoderLayer> layers;
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -178,34 +210,49 @@ Tensor Llama::logits(const Residual& x) const {
   return ops::linear(add_norm(norm, x).y, head_weight());
 }
 
+void Llama::check_texts(const Tensor& tokens, const nn::Sequences& sequences, int64_t most) const {
+  const char* const name = name_of(config.family);
+  check(config.window == 0 || sequences.longest() <= config.window, name, ": a sequence has ",
+        sequences.longest(), " tokens, more than the sliding window of ", config.window,
+        "; attention here has no window, so a text must fit into it");
+  check_packed(name, tokens, sequences, most);
+}
+
 Tensor Llama::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
-  check_packed("llama", tokens, sequences, longest());
+  check_texts(tokens, sequences, longest());
   return logits(hidden(tokens, {.sequences = sequences}));
 }
 
 Tensor Llama::operator()(const Tensor& tokens) const {
-  const Tensor y = (*this)(flat_tokens("llama", tokens), sequences_of(tokens));
+  const Tensor y = (*this)(flat_tokens(name_of(config.family), tokens), sequences_of(tokens));
   return ops::reshape(y, {tokens.size(0), tokens.size(1), config.vocabulary});
 }
 
 Tensor Llama::loss(const Tensor& tokens, const Tensor& targets) const {
-  return loss(flat_tokens("llama", tokens), targets, sequences_of(tokens));
+  return loss(flat_tokens(name_of(config.family), tokens), targets, sequences_of(tokens));
 }
 
 Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
-  check_packed("llama", tokens, sequences, longest());
+  check_texts(tokens, sequences, longest());
   const Residual x = hidden(tokens, {.sequences = sequences});
   const ModuleScope scope("head");
-  return token_loss("llama", add_norm(norm, x).y, head_weight(), targets);
+  return token_loss(name_of(config.family), add_norm(norm, x).y, head_weight(), targets);
 }
 
 bool Llama::steps_repeat(int64_t capacity) const {
-  return config.rope.scaling != ops::RopeScaling::dynamic || capacity <= config.rope.trained_length;
+  return ops::rope_same_angles(config.rope, 1, capacity);
+}
+
+int64_t Llama::restart_length() const {
+  return config.rope.scaling == ops::RopeScaling::longrope ? config.rope.trained_length : kEndless;
 }
 
 nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
-  check(capacity <= longest(), "llama: a cache of ", capacity, " tokens; the model has ", config.positions,
-        " positions");
+  check(config.window == 0 || capacity <= config.window, name_of(config.family), ": a cache of ", capacity,
+        " tokens is larger than the sliding window of ", config.window,
+        "; attention here has no window, so a text must fit into it");
+  check(capacity <= longest(), name_of(config.family), ": a cache of ", capacity, " tokens; the model has ",
+        config.positions, " positions");
   nn::KvCache cache(config.layers, batch, capacity, config.kv_heads, config.head_size(), config.dtype,
                     token.weight.device());
   if (steps_repeat(capacity)) cache.rope_table = rope_table(capacity);
@@ -214,7 +261,7 @@ nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
 
 Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const {
   const NoTape no_tape;
-  check_packed("llama", tokens, sequences, cache.capacity());
+  check_texts(tokens, sequences, cache.capacity());
   cache.begin(sequences);
   const Residual x = hidden(
       tokens, {.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true});
@@ -224,9 +271,12 @@ Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::
 
 Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
   const NoTape no_tape;
-  const Tensor flat = flat_tokens("llama", tokens);
-  const Tensor table =
-      cache.rope_table.defined() ? cache.rope_table : rope_table(cache.length() + tokens.size(1));
+  const Tensor flat = flat_tokens(name_of(config.family), tokens);
+  const int64_t held = cache.length(), length = held + tokens.size(1);
+  check(held > restart_length() || length <= restart_length(), name_of(config.family), ": ", length,
+        " tokens are more than the ", restart_length(),
+        " that longrope's short factors are for; run the whole text again (prefill), as Generator does");
+  const Tensor table = cache.rope_table.defined() ? cache.rope_table : rope_table(length);
   const nn::AttentionPass pass{.sequences = sequences_of(tokens),
                                .rope_table = table,
                                .positions = cache.begin(tokens.size(1)),
@@ -242,7 +292,7 @@ Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
 }
 
 Tensor Llama::decode(const Tensor& tokens, nn::KvCache& cache) const {
-  return language_internal::decode("llama", *this, tokens, cache);
+  return language_internal::decode(name_of(config.family), *this, tokens, cache);
 }
 
 }  // namespace tessera::models

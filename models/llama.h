@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "models/gpt.h"
@@ -12,15 +13,28 @@
 
 namespace tessera::models {
 
-/// LLaMA 1, 2 and 3 (Touvron et al., arXiv:2302.13971 and 2307.09288; Grattafiori et al., arXiv:2407.21783).
-///
+/// LLaMA 1, 2 and 3 (Touvron et al., arXiv:2302.13971 and 2307.09288; Grattafiori et al., arXiv:2407.21783)
+/// and the decoders of its shape, which differ in a few settings of the family:
+///   mistral  Jiang et al., arXiv:2310.06825: a sliding window
+///   qwen2    Yang et al., arXiv:2407.10671: biases of q, k and v; a sliding window
+///   qwen3    Yang et al., arXiv:2505.09388: RMSNorm of each head of q and k; a sliding window
+///   phi3     Abdin et al., arXiv:2404.14219: partial rotation, a sliding window; its files hold q, k and v
+///   in
+///            one matrix, and gate and up
+enum class LlamaFamily : uint8_t { llama, mistral, qwen2, qwen3, phi3 };
+
+const char* name_of(LlamaFamily family);                // "qwen2": the model_type of transformers
+LlamaFamily parse_llama_family(std::string_view name);  // throws, naming the choices
+
 ///   x = dropout(token[t])
 ///   blocks  x = x + dropout(attention(RMSNorm(x))),  x = x + dropout(FFN(RMSNorm(x)))
-///           causal; queries and keys turned by their positions (ops::rope); kv_heads may be fewer than heads
+///           causal; queries and keys rotated by their positions (ops::rope), after qwen3's norms; kv_heads
+///           may be fewer than heads
 ///           FFN gated:  down(act(gate) up), gate and up from one product; with SiLU this is ops::swiglu
 ///           FFN plain:  down(act(up)), as with the squared ReLU of Haziza et al., arXiv:2503.16672
 ///   logits = head(RMSNorm(x)), the head being the token table if `tied`
 struct LlamaConfig {
+  LlamaFamily family = LlamaFamily::llama;
   int64_t vocabulary = 32000;
   int64_t positions = 4096;  // longest sequence; with dynamic scaling there is no limit
   int64_t d_model = 4096;
@@ -31,26 +45,38 @@ struct LlamaConfig {
   int64_t layers = 32;
   double eps = 1e-5;
   ops::RopeOptions rope = {};
+  double partial_rotary = 1;  // share of a head's elements, from its first on, that positions rotate; phi3
+  /// Keys that a token sees, its own included; 0: all. Attention here has no window, so longer texts are
+  /// refused. Not in llama.
+  int64_t window = 0;
   ops::Activation activation = ops::Activation::silu;
   bool gated = true;
-  bool attention_bias = false, mlp_bias = false;
-  // While training. A config.json of LLaMA has a field for that of attention alone.
+  bool attention_bias = false;  // of q, k, v and the output projection; llama and qwen3
+  bool mlp_bias = false;        // llama
+  // While training. A config.json has a field for that of attention alone, but phi3's for all three.
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   bool tied = false;
   double init_deviation = 0.02;  // every matrix starts as N(0, init_deviation^2)
   DType dtype = DType::f32;
 
   void fields(auto&& visit) {
-    visit("vocabulary", vocabulary), visit("positions", positions), visit("d_model", d_model);
-    visit("d_ff", d_ff), visit("heads", heads), visit("kv_heads", kv_heads), visit("head", head);
-    visit("layers", layers), visit("eps", eps), visit("rope", rope), visit("activation", activation);
+    visit("family", family), visit("vocabulary", vocabulary), visit("positions", positions);
+    visit("d_model", d_model), visit("d_ff", d_ff), visit("heads", heads), visit("kv_heads", kv_heads);
+    visit("head", head), visit("layers", layers), visit("eps", eps), visit("rope", rope);
+    visit("partial_rotary", partial_rotary), visit("window", window), visit("activation", activation);
     visit("gated", gated), visit("attention_bias", attention_bias), visit("mlp_bias", mlp_bias);
     visit("embedding_dropout", embedding_dropout), visit("attention_dropout", attention_dropout);
     visit("residual_dropout", residual_dropout), visit("tied", tied);
     visit("init_deviation", init_deviation), visit("dtype", dtype);
   }
   int64_t head_size() const { return head ? head : d_model / heads; }
-  /// Throws, naming the size, unless a model of these sizes can be built.
+  int64_t rotary() const { return int64_t(double(head_size()) * partial_rotary); }  // elements of a head
+  bool qkv_bias() const { return attention_bias || family == LlamaFamily::qwen2; }
+  bool qk_norm() const { return family == LlamaFamily::qwen3; }
+  /// Tokens of the longest text: as far as positions and window reach. With dynamic scaling positions do not
+  /// end.
+  int64_t longest() const;
+  /// Throws, naming the size or the setting, unless a model of this family can be built so.
   void validate() const;
 };
 
@@ -83,7 +109,7 @@ struct LlamaBlock {
 };
 
 struct Llama {
-  /// `rng` draws the first values and later the dropout masks: it must outlive the model.
+  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
   Llama(const LlamaConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// As those of Gpt.
@@ -91,12 +117,15 @@ struct Llama {
   Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences) const;
   Tensor loss(const Tensor& tokens, const Tensor& targets) const;
   Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
-  int64_t longest() const;
+  int64_t longest() const { return config.longest(); }
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
   Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
   Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
   bool steps_repeat(int64_t capacity) const;  // not if its angles change with the length
+  /// A text that outgrows this length must be run again from its first token, because longrope rotates all
+  /// tokens of a longer text by other angles. `step` throws where it would cross it. Other models: kEndless.
+  int64_t restart_length() const;
   /// How a step over this cache runs: "persistent" (ops::decoder_layers in one kernel) or "composed".
   const char* step_variant(const nn::KvCache& cache) const;
 
@@ -121,10 +150,12 @@ struct Llama {
   /// them, or has no kernel for them.
   std::vector<ops::DecoderLayer> persistent_layers(const nn::KvCache& cache) const;
   Tensor logits(const Residual& hidden) const;
+  /// Throws unless tokens [N] are those of the sequences, none of which is longer than `most` or the window.
+  void check_texts(const Tensor& tokens, const nn::Sequences& sequences, int64_t most) const;
   const Tensor& head_weight() const { return head ? head->weight : token.weight; }
-  /// The table for sequences of `length` tokens: the one at hand if it serves, else a longer one (twice as
-  /// long as the last, so that a growing sequence seldom makes one). Made on the host: not while a graph is
-  /// being captured.
+  /// The table for sequences of `length` tokens: the one at hand if it serves, else a new one, longer where
+  /// the angles are those of longer sequences (so that a growing one seldom makes a table). Made on the host:
+  /// not while a graph is being captured.
   Tensor rope_table(int64_t length) const;
 
   mutable Tensor rope_table_;

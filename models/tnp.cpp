@@ -159,7 +159,7 @@ Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const 
 
 namespace {
 
-/// Likelihoods [N, B] of the targets, which stay in f32 beside a mixture in 16 bits.
+/// Likelihoods [N, B] of the targets, which stay in f32 next to a mixture in 16 bits.
 Tensor target_losses(const Tensor& mixture, const TnpBatch& batch, ops::Reduction reduction) {
   const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
   return ops::gmm_nll(mixture, y.to(mixture.dtype() == DType::f64 ? DType::f64 : DType::f32), reduction);
@@ -210,35 +210,31 @@ TnpMemory plan_memory(const TnpConfig& c, int64_t batch, int64_t context, int64_
   plan.gradients = parameters * (c.dtype == DType::f64 ? 8 : 4);
   plan.optimizer = 2 * plan.gradients + (size_of(c.dtype) == 2 ? 4 * parameters : 0);
   // One block: q, the attention's result, two sums and two norms (the last is the next block's input), the
-  // hidden rows before their activation and, where mlp keeps them, behind it; keys and values; log-sum-exp,
+  // hidden rows before and after their activation; keys and values; log-sum-exp,
   // mean and reciprocal deviation of two norms.
-  const auto kept = [&](double rows, int64_t hidden) {
-    return ops::mlp_keeps_activated(int64_t(rows), hidden, c.dtype) ? 2.0 : 1.0;
-  };
   const auto block_of = [&](double rows) {
-    return (6 * rows * d + kept(rows, c.d_ff) * rows * f + 2 * memory * d) * size +
-           4 * rows * double(c.heads + 4);
+    return (6 * rows * d + 2 * rows * f + 2 * memory * d) * size + 4 * rows * double(c.heads + 4);
   };
   const double block = block_of(tokens);
   const double mixture = points * double(c.components) * 3 * size;
   const double heads = 2 * mixture + (c.pre_norm ? points * d * size : 0);
-  const double embed = tokens *
-                       (double(row_pitch(c.features + 1, c.dtype)) +
-                        kept(tokens, c.embed_hidden) * double(row_pitch(c.embed_hidden, c.dtype)) + d) *
-                       size;
-  // Largest temporaries: the heads make the gradient of their hidden rows again; backward of an MLP holds its
-  // activated rows if they were not kept, their gradient, and the gradients of its result and its input;
-  // attention's the gradients of its result and its operands, and the sums of dq in f32.
+  const double embed =
+      tokens *
+      (double(row_pitch(c.features + 1, c.dtype)) + 2 * double(row_pitch(c.embed_hidden, c.dtype)) + d) *
+      size;
+  // Largest temporaries: the heads make the gradient of their hidden rows again; backward of an MLP holds the
+  // gradients of its hidden rows, of its result and of its input; attention's the gradients of its result and
+  // its operands, and the sums of dq in f32.
   const double hidden_at_once =
       size == 2 ? 1 : 2;  // outside 16 bits the heads are products one after the other
   const double in_heads = hidden_at_once * points * double(c.components) * f * size + points * d * size;
-  const double in_mlp = ((3 - kept(tokens, c.d_ff)) * f + 2 * d) * tokens * size;
+  const double in_mlp = (f + 2 * d) * tokens * size;
   const double in_attention = (4 * tokens * d + 2 * memory * d) * size + tokens * d * 4;
   if (c.checkpoint_every > 0) {
     // The largest is the last group but one (in the last block the context is left out), when its own result
     // and what the last group began with are gone. Attention's backward comes after its MLP's rows are.
     const double groups = std::ceil(double(c.layers) / double(c.checkpoint_every)), row = tokens * d * size;
-    const double hidden = kept(tokens, c.d_ff) * tokens * f * size;
+    const double hidden = 2 * tokens * f * size;
     plan.saved = groups * row + embed + heads;
     plan.transient = std::max(in_heads, double(c.checkpoint_every) * block - (groups > 1 ? 2 : 1) * row +
                                             std::max(in_mlp, in_attention - hidden));

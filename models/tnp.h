@@ -15,10 +15,9 @@ namespace tessera::models {
 ///
 ///   tokens     context (x, y), target (x, 0): L = M + N tokens of F + 1 numbers
 ///   embedder   F+1 -> embed_hidden -> SiLU -> d
-///   blocks     x = LN(x + Attention(x)), x = LN(x + MLP(x)); queries from all L tokens, keys and values from
-///   the first M:
-///              a target sees the context, not itself and no other target; no mask is ever built. Of the last
-///              block only the targets' rows are made: nothing reads the others
+///   blocks     x = LN(x + Attention(x)), x = LN(x + MLP(x)); queries from all L tokens, keys and values
+///              from the first M: a target sees the context, not itself and no other target; no mask is ever
+///              built. The last block computes only the targets' rows
 ///   heads      K networks d -> d_ff -> SiLU -> 3 on the targets only: (logit_weight, mu, log_sigma)
 ///
 /// Without biases; no positional code: the model is invariant to the order of the context. Tokens are kept
@@ -96,7 +95,7 @@ struct Tnp {
 };
 
 /// Floating-point operations of one forward pass on B tasks (a multiply-add is two); a training step is three
-/// times the products' share and 3.5 times the attention's, and with checkpointing one forward pass of the
+/// times the GEMMs' share and 3.5 times the attention's, and with checkpointing one forward pass of the
 /// blocks more.
 struct TnpFlops {
   double products = 0, attention = 0, heads = 0;

@@ -107,7 +107,12 @@ SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng
       heads(options.heads),
       kv_heads(options.kv_heads ? options.kv_heads : options.heads),
       head(options.head ? options.head : d / options.heads),
-      causal(options.causal) {}
+      causal(options.causal) {
+  if (!options.qk_norm_eps) return;
+  const RmsNormOptions norm{.eps = *options.qk_norm_eps, .dtype = options.dtype};
+  q_norm.emplace(head, device, norm);
+  k_norm.emplace(head, device, norm);
+}
 
 Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer) const {
   const ModuleScope scope("attention");
@@ -115,35 +120,49 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const int64_t tokens = x.size(0), all = heads + 2 * kv_heads;
   if (!pass.starts.defined()) pass.sequences.check_tokens("attend", tokens);
   const AttendOptions options{.causal = causal, .dropout = &dropout};
-  // Sequences of one length are a batch; others stand behind one another.
+  // Sequences of one length are a batch; others stand one after another.
   const int64_t batch = uniform ? pass.sequences.count() : 1, length = batch ? tokens / batch : 0;
   const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
   const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);
   const auto joined = [&](const Tensor& mixed) {
     return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head})));
   };
+  const int by_head = uniform ? 2 : 1;
+  const bool normalises = q_norm.has_value() && !pass.cache;
+  if (q_norm && pass.cache) {
+    // Nothing is recorded, so the heads are normalised where they lie, as the cache takes them.
+    const Tensor all_heads = rows.detach();
+    const Tensor q = all_heads.slice(by_head, 0, heads),
+                 k = all_heads.slice(by_head, heads, heads + kv_heads);
+    q.copy_from((*q_norm)(q));
+    k.copy_from((*k_norm)(k));
+  }
   if (pass.cache && !pass.fills_cache)
     return joined(pass.cache->attend(layer, ops::reshape(rows, by_batch), pass.rope_table));
   const bool placed = pass.cache && pass.rope_table.defined() && uniform && batch == pass.cache->batch();
-  const int by_head = uniform ? 2 : 1;
+  const auto rotated = [&](const Tensor& t) {
+    if (!pass.rope_table.defined()) return t;
+    const Tensor of_batch = uniform ? t : ops::reshape(t, {batch, length, t.size(1), head});
+    const Tensor turned =
+        pass.positions.defined()
+            ? ops::rope(of_batch, pass.rope_table, pass.positions.detach().reshape({batch, length}))
+            : ops::rope(of_batch, pass.rope_table);
+    return uniform ? turned : ops::reshape(turned, t.shape());
+  };
   Tensor q, k, v;
   if (placed) {
     const KvCache::Placed parts = pass.cache->place(layer, rows, pass.rope_table);
     q = parts.q, k = parts.k, v = parts.v;
-  } else if (pass.rope_table.defined()) {
+  } else if (pass.rope_table.defined() && !normalises) {
     // The heads of q and k stand next to each other: one rotation turns all.
     const auto parts = ops::split(rows, by_head, {heads + kv_heads, kv_heads});
-    const Tensor both = uniform ? parts[0] : ops::reshape(parts[0], {batch, length, heads + kv_heads, head});
-    const Tensor turned =
-        pass.positions.defined()
-            ? ops::rope(both, pass.rope_table, pass.positions.detach().reshape({batch, length}))
-            : ops::rope(both, pass.rope_table);
-    const auto turns =
-        ops::split(uniform ? turned : ops::reshape(turned, parts[0].shape()), by_head, {heads, kv_heads});
+    const auto turns = ops::split(rotated(parts[0]), by_head, {heads, kv_heads});
     q = turns[0], k = turns[1], v = parts[1];
   } else {
     const auto parts = ops::split(rows, by_head, {heads, kv_heads, kv_heads});
-    q = parts[0], k = parts[1], v = parts[2];
+    q = rotated(normalises ? (*q_norm)(parts[0]) : parts[0]);
+    k = rotated(normalises ? (*k_norm)(parts[1]) : parts[1]);
+    v = parts[2];
   }
   if (pass.cache && !placed) {
     const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, kv_heads, head}); };

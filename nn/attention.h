@@ -1,10 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "nn/dropout.h"
 #include "nn/kv_cache.h"
 #include "nn/linear.h"
+#include "nn/norm.h"
 
 namespace tessera::nn {
 
@@ -51,7 +53,7 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
 /// What all layers of one pass share.
 struct AttentionPass {
   Sequences sequences;
-  Tensor rope_table;         // undefined: positions do not turn queries and keys
+  Tensor rope_table;         // undefined: queries and keys are not rotated
   Tensor positions = {};     // of the tokens, N of them; undefined: each sequence counts from 0
   KvCache* cache = nullptr;  // then nothing is recorded
   bool fills_cache = false;  // the cache is empty and gets these; else sequences are uniform, and begun
@@ -71,21 +73,28 @@ struct SelfAttentionOptions {
   bool causal = false;
   bool bias = true;  // of the fused projection
   bool out_bias = true;
-  double dropout = 0;  // of the probabilities
+  std::optional<double> qk_norm_eps = {};  // given: RMSNorm of each head of queries and keys
+  double dropout = 0;                      // of the probabilities
   DType dtype = DType::f32;
 };
 
 /// out(attention(q, k, v)) with q, k and v from one projection, whose rows are first the query heads', then
 /// the key heads', then the value heads': [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names.
+/// With qk_norm_eps each head of q and of k is normalised (one weight for all heads of q, one for those of k:
+/// Dehghani et al., arXiv:2302.05442, section 2) before positions rotate it.
 /// Weights and biases start as zeros: a model draws its own.
 struct SelfAttention {
   static constexpr const char* kKind = "SelfAttention";
 
   SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device);
   Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0) const;
-  void fields(auto&& visit) { visit("qkv", qkv), visit("out", out), visit("dropout", dropout); }
+  void fields(auto&& visit) {
+    visit("qkv", qkv), visit("q_norm", q_norm), visit("k_norm", k_norm), visit("out", out);
+    visit("dropout", dropout);
+  }
 
   Linear qkv, out;
+  std::optional<RmsNorm> q_norm, k_norm;
   Dropout dropout;
   int64_t heads, kv_heads, head;
   bool causal;

@@ -13,7 +13,7 @@ struct Dropout {
   /// `rng` must outlive the layer. Throws unless 0 <= p < 1.
   Dropout(double p, Rng& rng);
   Tensor operator()(const Tensor& x) const;
-  /// Whether it does anything now.
+  /// Whether dropout is active: training, and p > 0.
   bool drops() const { return training && p > 0; }
   void fields(auto&&) {}
 

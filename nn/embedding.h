@@ -6,7 +6,7 @@
 namespace tessera::nn {
 
 struct EmbeddingOptions {
-  double deviation = 1;  // of the normal first values; PyTorch's default; 0: zeros, nothing is drawn
+  double deviation = 1;  // of the normal initial values; PyTorch's default; 0: zeros, nothing is drawn
   DType dtype = DType::f32;
 };
 

@@ -3,12 +3,12 @@
 #include "runtime/rng.h"
 #include "tensor/tensor.h"
 
-/// First values of parameters. Each call reserves one stream of the generator and element i (row-major) takes
-/// its i-th number, drawn on the host and copied: a model gets the same numbers on every device.
+/// Initial values of parameters. Each call reserves one stream of the generator and element i (row-major)
+/// takes its i-th number, drawn on the host and copied: a model gets the same numbers on every device.
 
 namespace tessera::nn {
 
-/// A choice of initialiser for a weight of shape [..., out, in].
+/// Initialisation of a weight of shape [..., out, in].
 enum class Init : uint8_t {
   fan_in,            // U(-1/sqrt(in), 1/sqrt(in)): PyTorch's default for linear layers
   kaiming_uniform,   // U(-b, b), b = sqrt(6/in)           He et al., arXiv:1502.01852, equation 10

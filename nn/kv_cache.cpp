@@ -1,6 +1,7 @@
 #include "nn/kv_cache.h"
 
 #include "nn/attention.h"
+#include "ops/attention/head_padding.h"
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_attention/rope_to_cache.h"
 #include "ops/generation/sample.h"
@@ -9,12 +10,17 @@ namespace tessera::nn {
 
 KvCache::KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
                  Device device)
-    : batch_(batch), capacity_(capacity) {
+    : batch_(batch), capacity_(capacity), head_(head) {
   check(layers >= 1 && batch >= 1 && capacity >= 1, "KvCache: ", layers, " layers of ", batch,
         " sequences of ", capacity, " tokens; expected 1 or more of each");
+  const int64_t padded = ops::padded_head_dim(head, device);
+  const auto heads = [&] {
+    const Shape shape{batch, capacity, kv_heads, padded};
+    return padded == head ? Tensor::empty(shape, dtype, device) : Tensor::zeros(shape, dtype, device);
+  };
   for (int64_t layer = 0; layer < layers; ++layer) {
-    keys_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
-    values_.push_back(Tensor::empty({batch, capacity, kv_heads, head}, dtype, device));
+    keys_.push_back(heads());
+    values_.push_back(heads());
   }
   lengths_ = Tensor::zeros({batch}, DType::i32, device);
 }
@@ -43,12 +49,12 @@ void KvCache::store(int64_t layer, const Tensor& k, const Tensor& v, const Seque
       row += length;
     }
   };
-  copy(keys_[size_t(layer)], k);
-  copy(values_[size_t(layer)], v);
+  copy(keys(layer), k);
+  copy(values(layer), v);
 }
 
 KvCache::Placed KvCache::place(int64_t layer, const Tensor& qkv, const Tensor& table) {
-  Tensor &keys = keys_[size_t(layer)], &values = values_[size_t(layer)];
+  Tensor keys = this->keys(layer), values = this->values(layer);
   const Tensor q = ops::rope_to_cache(qkv, table, lengths_, keys, values);
   return {q, keys.slice(1, 0, qkv.size(1)), values.slice(1, 0, qkv.size(1))};
 }
@@ -62,16 +68,18 @@ Tensor KvCache::begin(int64_t tokens) {
 }
 
 Tensor KvCache::attend(int64_t layer, const Tensor& qkv, const Tensor& table) {
-  Tensor &keys = keys_[size_t(layer)], &values = values_[size_t(layer)];
+  Tensor keys = this->keys(layer), values = this->values(layer);
+  Tensor q;
   if (table.defined()) {
-    const Tensor q = ops::rope_to_cache(qkv, table, lengths_, keys, values);
-    return ops::decode_attention(q, keys, values, lengths_);
+    q = ops::rope_to_cache(qkv, table, lengths_, keys, values);
+  } else {
+    const int64_t kv_heads = keys.size(2), heads = qkv.size(2) - 2 * kv_heads;
+    const Tensor all = qkv.detach();
+    ops::append_to_cache(keys, all.slice(2, heads, heads + kv_heads), lengths_);
+    ops::append_to_cache(values, all.slice(2, heads + kv_heads, heads + 2 * kv_heads), lengths_);
+    q = all.slice(2, 0, heads);
   }
-  const int64_t kv_heads = keys.size(2), heads = qkv.size(2) - 2 * kv_heads;
-  const Tensor all = qkv.detach();
-  ops::append_to_cache(keys, all.slice(2, heads, heads + kv_heads), lengths_);
-  ops::append_to_cache(values, all.slice(2, heads + kv_heads, heads + 2 * kv_heads), lengths_);
-  return ops::decode_attention(all.slice(2, 0, heads), keys, values, lengths_);
+  return ops::decode_attention(q, keys_[size_t(layer)], values_[size_t(layer)], lengths_);
 }
 
 void KvCache::advance(int64_t tokens) {

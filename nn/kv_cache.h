@@ -33,10 +33,10 @@ class KvCache {
 
   /// Into an empty cache come these. One sequence may stand for all B.
   void begin(const Sequences& sequences);
-  /// Of that layer: k and v [N, Hk, D] of those sequences, one behind the other.
+  /// Of that layer: k and v [N, Hk, D] of those sequences, one after the other.
   void store(int64_t layer, const Tensor& k, const Tensor& v, const Sequences& sequences);
   /// The same for B sequences of one length, from the heads of queries, keys and values as the projection
-  /// gives them: qkv [B, T, H + 2 Hk, D]. Returns the turned queries, and k and v where they lie now.
+  /// gives them: qkv [B, T, H + 2 Hk, D]. Returns the rotated queries, and k and v in the cache.
   struct Placed {
     Tensor q, k, v;  // [B, T, H or Hk, D]
   };
@@ -45,25 +45,26 @@ class KvCache {
   /// n more tokens of each sequence come: i32 [B, n], their positions.
   Tensor begin(int64_t tokens);
   /// Of that layer: qkv [B, n, H + 2 Hk, D] are the heads of queries, keys and values of the new tokens.
-  /// Turns queries and keys by their positions if `table` (of ops::rope) is defined, writes keys and values
-  /// behind those of before, and attends to all of them, causal -> [B, n, H, D].
+  /// Rotates queries and keys by their positions if `table` (of ops::rope) is defined, writes keys and values
+  /// after those of before, and attends to all of them, causal -> [B, n, H, D].
   Tensor attend(int64_t layer, const Tensor& qkv, const Tensor& table);
   void advance(int64_t tokens);
 
   /// [B, capacity, Hk, D] of one layer, for operators that run several layers at once.
-  Tensor keys(int64_t layer) const { return keys_[size_t(layer)]; }
-  Tensor values(int64_t layer) const { return values_[size_t(layer)]; }
+  Tensor keys(int64_t layer) const { return keys_[size_t(layer)].slice(3, 0, head_); }
+  Tensor values(int64_t layer) const { return values_[size_t(layer)].slice(3, 0, head_); }
 
   /// Keeps the first `length` tokens of each sequence; all must have as many.
   void truncate(int64_t length);
 
   void fields(auto&& visit) { visit("keys", keys_), visit("values", values_), visit("length", length_); }
 
-  Tensor rope_table;  // of the positions below capacity, if they turn queries and keys and never change
+  Tensor rope_table;  // of the positions below capacity, if queries and keys are rotated by them and they
+                      // never change
 
  private:
-  int64_t batch_, capacity_, length_ = 0;
-  std::vector<Tensor> keys_, values_;
+  int64_t batch_, capacity_, head_, length_ = 0;
+  std::vector<Tensor> keys_, values_;  // heads of padded_head_dim(head_) elements, the rest of them zeros
   Tensor lengths_;
 };
 

@@ -17,7 +17,7 @@ struct Summary {
   std::vector<SummaryRow> rows;  // in the order of fields()
   SummaryRow total;
   int64_t tokens = 0;
-  /// An aligned table for people, a line a row.
+  /// An aligned text table, one line per layer.
   std::string text() const;
 };
 

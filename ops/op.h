@@ -17,7 +17,7 @@
 
 namespace tessera::ops {
 
-/// Value of an attribute: a number, a flag or a word.
+/// Value of an attribute: a number, a flag or a string.
 using AttrValue = std::variant<bool, int64_t, double, std::string>;
 class Attrs {
  public:
@@ -83,7 +83,7 @@ struct Problem {
   std::vector<InputCase> inputs;                       // in the order of OpSpec::inputs
   double forward_flops = 0, backward_flops = 0;        // on the real work, a multiply-add is two
   double forward_elements = 0, backward_elements = 0;  // floating elements read and written at least once
-  double forward_bytes = 0, backward_bytes = 0;        // beside them: what is of another dtype
+  double forward_bytes = 0, backward_bytes = 0;        // next to them: what is of another dtype
 };
 
 /// How the inputs of a case lie in memory: as Tensor::empty makes them, as views with gaps (every second row
@@ -133,7 +133,7 @@ struct OpSpec {
   std::string cpu_extra_reason = {};
 };
 
-/// Every operator, in the order of the house. Built once.
+/// Every operator, in the order of ops/registry.cpp. Built once.
 const std::vector<OpSpec>& all_ops();
 /// Throws, naming the nearest, if there is none of that name.
 const OpSpec& find_op(std::string_view name);

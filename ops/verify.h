@@ -3,7 +3,7 @@
 #include "ops/op.h"
 #include "tensor/precision.h"
 
-/// How the checks judge an operator; tests/ops/cases_test.cpp and `tessera bench sweep` share it.
+/// How the tests verify an operator; shared by tests/ops/cases_test.cpp and `tessera bench sweep`.
 
 namespace tessera::ops {
 
@@ -32,7 +32,7 @@ Errors compare(const Tensor& y, const Tensor& reference);
 /// The precision by which a result y of the operator is judged: its dtype, and `math` if it is f32 and the
 /// operator honours that.
 Precision precision_of(const OpSpec& op, const Tensor& y, F32Math math);
-/// The rule of the house: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|, with the ulp and the factor
+/// The tolerance rule: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|, with the ulp and the factor
 /// of y's precision. For TF32 the ulp is 2^-10: tensor cores that truncate an operand are off by up to one.
 /// Throws if the baseline's error is not finite: nothing can be judged by a baseline that is wrong itself.
 double tolerance(const OpSpec& op, Precision precision, double baseline_error, double largest_reference);

@@ -28,10 +28,8 @@ constexpr int kBlocks = 2;  // a processor, which bounds the registers of a thre
 constexpr int kPack = 4;
 constexpr int kInFlight = 2;  // packs a thread reads at once for the norm
 
-__device__ unsigned measure_arrived;  // see gpu::last_block
-
 __global__ void __launch_bounds__(kThreads)
-    measure_kernel(StepArgs args, double* partials, PrepareOptions options) {
+    measure_kernel(StepArgs args, double* partials, PrepareOptions options, unsigned* arrived) {
   gpu::take_turn();
   using Pack = gpu::Pack<float, kPack>;
   const auto* const from = static_cast<const Pack*>(args.gradients);
@@ -54,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   for (; i < packs; i += step) sum += squares(from[i]);
   sum = gpu::block_sum(sum);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
-  if (!gpu::last_block(&measure_arrived)) return;
+  if (!gpu::last_block(arrived)) return;
   sum = 0;
   for (unsigned block = threadIdx.x; block < gridDim.x; block += kThreads) sum += partials[block];
   sum = gpu::block_sum(sum);
@@ -178,12 +176,12 @@ void update_cuda(Device device, const StepArgs& args, const Rule& rule) {
 }
 
 int64_t measure_blocks(Device device) {
-  return int64_t(device.card().multiprocessors) * 2048 / kThreads;
+  return int64_t(device.multiprocessors()) * 2048 / kThreads;
 }
 
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options) {
   gpu::launch_chained(device, {dim3(unsigned(measure_blocks(device))), kThreads}, measure_kernel, args,
-                      partials, options);
+                      partials, options, device.counters(1));
 }
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup) {

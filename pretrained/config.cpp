@@ -1,5 +1,6 @@
 #include "pretrained/config.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "io/file.h"
@@ -14,6 +15,7 @@ using models::BertHead;
 using models::GptConfig;
 using models::GptFamily;
 using models::LlamaConfig;
+using models::LlamaFamily;
 using nlohmann::json;
 using ops::Activation;
 
@@ -173,26 +175,51 @@ GptConfig opt(ConfigReader& reader) {
   return c;
 }
 
-/// Of `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
-ops::RopeOptions rope(ConfigReader& reader, int64_t positions, const std::set<std::string>& ignored) {
-  ops::RopeOptions options{.base = reader.number("rope_theta", 10000.0)};
+/// original_max_position_embeddings, which transformers takes from config.json itself if it is there, else
+/// from the fields of the scaling. phi3 has a default at the first place.
+int64_t trained_length(ConfigReader& reader, ConfigReader& scaling, const LlamaConfig& c) {
+  constexpr const char* kKey = "original_max_position_embeddings";
+  const int64_t within = scaling.integer(kKey, c.positions);
+  return reader.integer(kKey, c.family == LlamaFamily::phi3 ? 4096 : within);
+}
+
+/// Fills rope and partial_rotary of `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`
+/// (before). Sizes and family are read already.
+void read_rope(ConfigReader& reader, LlamaConfig& c, const std::set<std::string>& ignored) {
+  ops::RopeOptions& options = c.rope;
+  const bool is_phi3 = c.family == LlamaFamily::phi3;
+  options.base = reader.number("rope_theta", 10000.0);
   const bool is_new = reader.has("rope_parameters");
   const json* const parts = reader.object(is_new ? "rope_parameters" : "rope_scaling");
   if (is_new)
     reader.expect("rope_scaling", nullptr, "rope_parameters are given");
   else
     reader.ignore({"rope_parameters"});
-  if (!parts) return options;
-  ConfigReader scaling(reader.where() + ": " + (is_new ? "rope_parameters" : "rope_scaling"), *parts);
+  const json none = json::object();
+  ConfigReader scaling(reader.where() + ": " + (is_new ? "rope_parameters" : "rope_scaling"),
+                       parts ? *parts : none);
   options.base = scaling.number("rope_theta", options.base);
+  // transformers rotates whole heads in all other types, whatever a file says.
+  constexpr const char* kPartial = "partial_rotary_factor";
+  for (ConfigReader* const place : {&reader, &scaling})
+    if (is_phi3)
+      c.partial_rotary = place->number(kPartial, c.partial_rotary);
+    else
+      place->expect(kPartial, 1.0, "whole heads are rotated; phi3 alone rotates a part");
+  check(c.partial_rotary > 0 && c.partial_rotary <= 1, reader.where(), ": partial_rotary_factor is ",
+        c.partial_rotary, "; expected more than 0 and at most 1");
   const std::string old_name = scaling.text("type", "default"), name = scaling.text("rope_type", old_name);
-  scaling.expect("partial_rotary_factor", 1.0, "whole heads are turned");
   if (name != "default") {
-    options.scaling = ops::parse_rope_scaling(name);
-    options.factor = scaling.number("factor");
-    options.trained_length = scaling.integer("original_max_position_embeddings", positions);
+    options.scaling = ops::parse_rope_scaling(is_phi3 && name == "su" ? "longrope" : name);
+    const bool has_factor = options.scaling != ops::RopeScaling::longrope || scaling.has("factor");
+    options.trained_length = trained_length(reader, scaling, c);
+    options.factor =
+        has_factor ? scaling.number("factor") : double(c.positions) / double(options.trained_length);
   }
-  if (options.scaling == ops::RopeScaling::dynamic) options.trained_length = positions;
+  check(
+      !is_phi3 || options.scaling == ops::RopeScaling::none || options.scaling == ops::RopeScaling::longrope,
+      scaling.where(), ": rope_type is \"", name, "\"; phi3 has default and longrope");
+  if (options.scaling == ops::RopeScaling::dynamic) options.trained_length = c.positions;
   if (options.scaling == ops::RopeScaling::llama3) {
     options.low_freq_factor = scaling.number("low_freq_factor");
     options.high_freq_factor = scaling.number("high_freq_factor");
@@ -205,31 +232,92 @@ ops::RopeOptions rope(ConfigReader& reader, int64_t positions, const std::set<st
     scaling.expect("mscale", nullptr, "the factor of cosines follows from `factor`");
     scaling.expect("mscale_all_dim", nullptr, "the factor of cosines follows from `factor`");
   }
+  if (options.scaling == ops::RopeScaling::longrope) {
+    options.factor = std::max(options.factor, 1.0);  // a smaller one does as little
+    options.attention_factor = scaling.number("attention_factor", 0.0);
+    options.short_factor = scaling.numbers("short_factor", c.rotary() / 2);
+    options.long_factor = scaling.numbers("long_factor", c.rotary() / 2);
+  }
   scaling.ignore({"original_max_position_embeddings"});
+  if (is_phi3) reader.ignore({"original_max_position_embeddings"});
   scaling.finish(ignored);
-  return options;
 }
 
-LlamaConfig llama(ConfigReader& reader, const std::set<std::string>& ignored) {
-  LlamaConfig c{.vocabulary = reader.integer("vocab_size", 32000),
-                .positions = reader.integer("max_position_embeddings", 2048),
-                .d_model = reader.integer("hidden_size", 4096),
-                .d_ff = reader.integer("intermediate_size", 11008),
+/// The sliding window of mistral and phi3; `fallback` if the field is absent. 0 means no window.
+int64_t window(ConfigReader& reader, int64_t fallback) {
+  return reader.is_null("sliding_window") ? 0 : reader.integer("sliding_window", fallback);
+}
+
+/// The same for qwen2 and qwen3, where only some layers may have it. A text has to fit into it in any case.
+int64_t qwen_window(ConfigReader& reader, int64_t layers) {
+  const bool used = reader.flag("use_sliding_window", false);
+  const int64_t size = window(reader, 4096), first = reader.integer("max_window_layers", 28);
+  bool slides = first < layers;
+  if (const json* const types = reader.any("layer_types")) {
+    const auto is = [](const char* name) { return [name](const json& type) { return type == name; }; };
+    const bool known = types->is_array() && int64_t(types->size()) == layers &&
+                       std::all_of(types->begin(), types->end(), [&](const json& type) {
+                         return is("full_attention")(type) || is("sliding_attention")(type);
+                       });
+    check(known, reader.where(), ": layer_types is ", types->dump().substr(0, 60), "; expected ", layers,
+          " times \"full_attention\" or \"sliding_attention\"");
+    slides = std::any_of(types->begin(), types->end(), is("sliding_attention"));
+    check(!slides || (used && size > 0), reader.where(), ": layer_types has \"sliding_attention\", but ",
+          used ? "there is no sliding_window" : "use_sliding_window is false");
+  }
+  return used && slides ? size : 0;
+}
+
+/// The config.json of any LlamaFamily. An absent field has the family's default in transformers.
+LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::string>& ignored) {
+  struct Defaults {
+    int64_t vocabulary, positions, d_model, d_ff, kv_heads, head;  // kv_heads 0: as many as heads
+    double eps;
+  };
+  constexpr Defaults kDefaults[] = {{32000, 2048, 4096, 11008, 0, 0, 1e-6},
+                                    {32000, 131072, 4096, 14336, 8, 0, 1e-6},
+                                    {151936, 32768, 4096, 22016, 32, 0, 1e-6},
+                                    {151936, 32768, 4096, 22016, 32, 128, 1e-6},
+                                    {32064, 4096, 3072, 8192, 0, 0, 1e-5}};
+  const Defaults& usual = kDefaults[size_t(family)];
+  const bool is_llama = family == LlamaFamily::llama, is_phi3 = family == LlamaFamily::phi3;
+  LlamaConfig c{.family = family,
+                .vocabulary = reader.integer("vocab_size", usual.vocabulary),
+                .positions = reader.integer("max_position_embeddings", usual.positions),
+                .d_model = reader.integer("hidden_size", usual.d_model),
+                .d_ff = reader.integer("intermediate_size", usual.d_ff),
                 .heads = reader.integer("num_attention_heads", 32),
-                .head = reader.integer("head_dim", 0),
+                .head = reader.integer("head_dim", usual.head),
                 .layers = layers(reader, "num_hidden_layers", 32),
-                .eps = reader.number("rms_norm_eps", 1e-6),
+                .eps = reader.number("rms_norm_eps", usual.eps),
                 .activation = activation(reader, "hidden_act", "silu"),
-                .gated = reader.flag("gated_mlp", true),  // of tessera's own
-                .attention_bias = reader.flag("attention_bias", false),
-                .mlp_bias = reader.flag("mlp_bias", false),
                 .attention_dropout = reader.number("attention_dropout", 0.0),
                 .tied = reader.flag("tie_word_embeddings", false),
                 .init_deviation = reader.number("initializer_range", 0.02)};
-  c.kv_heads = reader.integer("num_key_value_heads", c.heads);
-  c.rope = rope(reader, c.positions, ignored);
-  reader.ignore({"pretraining_tp", "is_llama_config"});  // how a product is cut: the same sums; what it is
-  reader.expect("rope_interleaved", false, "the elements of a pair are half a head apart");
+  const bool as_many = usual.kv_heads == 0 || reader.is_null("num_key_value_heads");
+  c.kv_heads = reader.integer("num_key_value_heads", as_many ? c.heads : usual.kv_heads);
+  if (is_llama) {
+    c.gated = reader.flag("gated_mlp", true);  // of tessera's own
+    c.mlp_bias = reader.flag("mlp_bias", false);
+    reader.ignore({"pretraining_tp", "is_llama_config"});  // how a product is cut: the same sums; what it is
+    reader.expect("rope_interleaved", false, "the elements of a pair are half a head apart");
+  }
+  if (is_llama || family == LlamaFamily::qwen3) c.attention_bias = reader.flag("attention_bias", false);
+  if (family == LlamaFamily::mistral) c.window = window(reader, 4096);
+  if (family == LlamaFamily::qwen2 || family == LlamaFamily::qwen3) {
+    c.window = qwen_window(reader, c.layers);
+    reader.expect("use_mrope", false, "a token has one position");
+  }
+  if (is_phi3) {
+    c.window = window(reader, 0);
+    c.embedding_dropout = reader.number("embd_pdrop", 0.0);
+    c.residual_dropout = reader.number("resid_pdrop", 0.0);
+    for (const char* const bias : {"attention_bias", "mlp_bias", "lm_head_bias"})
+      reader.expect(bias, false, "phi3 has no biases");
+    reader.ignore({"auto_map"});  // where the code was before transformers had it
+  }
+  check(c.heads > 0, reader.where(), ": num_attention_heads is 0");
+  read_rope(reader, c, ignored);
   return c;
 }
 
@@ -287,6 +375,22 @@ BertConfig bert(ConfigReader& reader, BertFamily family, const ConfigOptions& op
   return c;
 }
 
+constexpr LlamaFamily kLlamaFamilies[] = {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2,
+                                          LlamaFamily::qwen3, LlamaFamily::phi3};
+
+std::optional<LlamaFamily> llama_family(std::string_view type) {
+  for (const LlamaFamily family : kLlamaFamilies)
+    if (type == name_of(family)) return family;
+  return {};
+}
+
+/// As transformers calls the class of its language model.
+const char* architecture_name(LlamaFamily family) {
+  constexpr const char* kNames[] = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
+                                    "Qwen3ForCausalLM", "Phi3ForCausalLM"};
+  return kNames[size_t(family)];
+}
+
 std::vector<int64_t> token_list(ConfigReader& reader, const char* key) {
   std::vector<int64_t> tokens;
   const json* const value = reader.any(key);
@@ -328,15 +432,15 @@ Config parse_config(const std::string& path, std::string_view text, const Config
     keep(gpt2(reader));
   else if (config.type == "opt")
     keep(opt(reader));
-  else if (config.type == "llama")
-    keep(llama(reader, options.ignored_fields));
+  else if (const auto family = llama_family(config.type))
+    keep(llama(reader, *family, options.ignored_fields));
   else if (config.type == "bert")
     keep(bert(reader, BertFamily::bert, options));
   else if (config.type == "roberta")
     keep(bert(reader, BertFamily::roberta, options));
   else
     fail_at(Site::here(), "config: ", path, ": model_type is \"", config.type.substr(0, 60),
-            "\"; expected gpt2, opt, llama, bert or roberta");
+            "\"; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3, bert or roberta");
   return config;
 }
 
@@ -384,7 +488,8 @@ std::string config_text(const GptConfig& c) {
 }
 
 std::string config_text(const LlamaConfig& c) {
-  json text = common("llama", "LlamaForCausalLM", c.dtype);
+  const bool is_llama = c.family == LlamaFamily::llama, is_phi3 = c.family == LlamaFamily::phi3;
+  json text = common(name_of(c.family), architecture_name(c.family), c.dtype);
   text.update({{"vocab_size", c.vocabulary},
                {"max_position_embeddings", c.positions},
                {"hidden_size", c.d_model},
@@ -395,25 +500,36 @@ std::string config_text(const LlamaConfig& c) {
                {"num_hidden_layers", c.layers},
                {"rms_norm_eps", c.eps},
                {"hidden_act", activation_name(c.activation)},
-               {"attention_bias", c.attention_bias},
-               {"mlp_bias", c.mlp_bias},
                {"attention_dropout", c.attention_dropout},
                {"tie_word_embeddings", c.tied},
                {"initializer_range", c.init_deviation},
                {"rope_theta", c.rope.base}});
+  if (is_llama) text["mlp_bias"] = c.mlp_bias;
+  if (is_llama || c.family == LlamaFamily::qwen3) text["attention_bias"] = c.attention_bias;
   if (!c.gated) text["gated_mlp"] = false;
-  if (c.rope.scaling == ops::RopeScaling::none) return text.dump(2) + "\n";
-  json scaling = {{"rope_type", ops::name_of(c.rope.scaling)}, {"factor", c.rope.factor}};
-  if (c.rope.scaling == ops::RopeScaling::llama3 || c.rope.scaling == ops::RopeScaling::yarn)
-    scaling["original_max_position_embeddings"] = c.rope.trained_length;
-  if (c.rope.scaling == ops::RopeScaling::llama3)
-    scaling.update(
-        {{"low_freq_factor", c.rope.low_freq_factor}, {"high_freq_factor", c.rope.high_freq_factor}});
-  if (c.rope.scaling == ops::RopeScaling::yarn) {
-    scaling.update({{"beta_fast", c.rope.beta_fast}, {"beta_slow", c.rope.beta_slow}});
-    if (c.rope.attention_factor > 0) scaling["attention_factor"] = c.rope.attention_factor;
-  }
+  if (!is_llama) text["sliding_window"] = c.window > 0 ? json(c.window) : json(nullptr);
+  if (c.family == LlamaFamily::qwen2 || c.family == LlamaFamily::qwen3)
+    text.update({{"use_sliding_window", c.window > 0}, {"max_window_layers", c.window > 0 ? 0 : c.layers}});
+  if (is_phi3)
+    text.update({{"partial_rotary_factor", c.partial_rotary},
+                 {"embd_pdrop", c.embedding_dropout},
+                 {"resid_pdrop", c.residual_dropout},
+                 {"pad_token_id", nullptr}});  // the default of transformers is beyond a small vocabulary
+  const ops::RopeOptions& rope = c.rope;
+  if (rope.scaling == ops::RopeScaling::none) return text.dump(2) + "\n";
+  json scaling = {{"rope_type", ops::name_of(rope.scaling)}, {"factor", rope.factor}};
+  const bool longrope = rope.scaling == ops::RopeScaling::longrope,
+             yarn = rope.scaling == ops::RopeScaling::yarn;
+  if (longrope || yarn || rope.scaling == ops::RopeScaling::llama3)
+    scaling["original_max_position_embeddings"] = rope.trained_length;
+  if (rope.scaling == ops::RopeScaling::llama3)
+    scaling.update({{"low_freq_factor", rope.low_freq_factor}, {"high_freq_factor", rope.high_freq_factor}});
+  if (yarn) scaling.update({{"beta_fast", rope.beta_fast}, {"beta_slow", rope.beta_slow}});
+  if (longrope) scaling.update({{"short_factor", rope.short_factor}, {"long_factor", rope.long_factor}});
+  if ((longrope || yarn) && rope.attention_factor > 0) scaling["attention_factor"] = rope.attention_factor;
   text["rope_scaling"] = scaling;
+  // In a phi3 transformers ignores the scaling's own.
+  if (longrope && is_phi3) text["original_max_position_embeddings"] = rope.trained_length;
   return text.dump(2) + "\n";
 }
 

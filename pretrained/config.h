@@ -14,7 +14,7 @@
 /// The config.json of a Hugging Face model, as the configuration of one of ours and back.
 ///
 /// A field that changes the mathematics and has no counterpart here is refused unless it has the value that
-/// changes nothing; so is a field that nobody here has heard of. Fields that concern other things (how a
+/// changes nothing; so is an unknown field. Fields that concern other things (how a
 /// tokenizer splits, what generate() does by default, where the file came from) are passed over. A field that
 /// is absent has the default of transformers.
 
@@ -27,7 +27,7 @@ struct ConfigOptions {
 };
 
 struct Config {
-  std::string type;  // "gpt2", "opt", "llama", "bert" or "roberta"
+  std::string type;  // "gpt2", "opt", "bert", "roberta" or one of a models::LlamaFamily
   std::variant<models::GptConfig, models::LlamaConfig, models::BertConfig> model;
   std::optional<int64_t> first_token;  // what a text begins with
   std::vector<int64_t> end_tokens;     // what ends it

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <vector>
 
 #include "pretrained/config_reader_internal.h"
 
@@ -51,6 +50,12 @@ bool ConfigReader::has(const char* key) const {
   return found != object_.end() && !found->is_null();
 }
 
+bool ConfigReader::is_null(const char* key) {
+  taken_.insert(key);
+  const auto found = object_.find(key);
+  return found != object_.end() && found->is_null();
+}
+
 const json* ConfigReader::find(const char* key) {
   taken_.insert(key);
   const auto found = object_.find(key);
@@ -97,6 +102,20 @@ const json* ConfigReader::object(const char* key) {
   check(!value || value->is_object(), where_, ": ", key, " is ", value ? shown(*value) : "",
         ", expected an object");
   return value;
+}
+
+std::vector<double> ConfigReader::numbers(const char* key, int64_t count) {
+  const json* const value = find(key);
+  check(value != nullptr, where_, " has no ", key);
+  check(value->is_array() && int64_t(value->size()) == count, where_, ": ", key, " is ", shown(*value),
+        ", expected a list of ", count, " numbers");
+  std::vector<double> numbers;
+  for (const json& number : *value) {
+    check(number.is_number() && std::isfinite(number.get<double>()), where_, ": ", key, " holds ",
+          shown(number), ", expected numbers");
+    numbers.push_back(number.get<double>());
+  }
+  return numbers;
 }
 
 const json* ConfigReader::any(const char* key) {

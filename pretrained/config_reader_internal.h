@@ -4,10 +4,11 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "runtime/error.h"
 
-/// An object of JSON whose fields are asked for one by one; those that nobody asked for are an error.
+/// An object of JSON whose fields are asked for one by one; fields that are not asked for are an error.
 
 namespace tessera::pretrained {
 
@@ -18,6 +19,8 @@ class ConfigReader {
 
   /// Present and not null.
   bool has(const char* key) const;
+  /// Takes the field. Present and null, which for some fields is another value than absent.
+  bool is_null(const char* key);
   /// Each takes the field, which is absent (or null) only if there is a fallback. Throws for another type;
   /// integers are whole numbers of 0 ... 2^31 - 1.
   int64_t integer(const char* key, std::optional<int64_t> fallback = {});
@@ -26,6 +29,8 @@ class ConfigReader {
   std::string text(const char* key, const std::optional<std::string>& fallback = {});
   /// The object of that name, or null if it is absent.
   const nlohmann::json* object(const char* key);
+  /// A list of `count` numbers.
+  std::vector<double> numbers(const char* key, int64_t count);
   /// The field as it is, or null.
   const nlohmann::json* any(const char* key);
   /// Throws, saying what it would mean, unless the field is absent or has that value.

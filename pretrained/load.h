@@ -4,21 +4,21 @@
 #include "pretrained/config.h"
 #include "pretrained/names.h"
 
-/// Models from the folders of Hugging Face, and folders from models.
+/// Models from Hugging Face model directories, and folders from models.
 
 namespace tessera::pretrained {
 
 struct LoadOptions {
   ConfigOptions config = {};
   std::optional<DType> dtype = {};  // of the parameters; else what config.json says
-  /// A head (classifier, masked language head) that the file has not keeps its first values; else it is
+  /// A head (classifier, masked language head) that the file lacks keeps its initial values; else it is
   /// missing.
   bool fresh_head = true;
 };
 
 /// What became of the names of a file that was loaded.
 struct LoadReport {
-  std::vector<std::string> fresh;    // our parameters that kept their first values
+  std::vector<std::string> fresh;    // our parameters that kept their initial values
   std::vector<std::string> ignored;  // theirs that this model has not: other heads, buffers
 };
 
@@ -36,7 +36,7 @@ Matched match_names(const NameTable& table, const io::WeightSource& source, bool
 std::string name_of_other(const NameTable& table, const std::string& in_file);
 
 /// Copies the tensors into the parameters, converting their dtype. Parameters as nn::parameters lists them;
-/// a parameter that the table has not is an error, as is a tied tensor that differs from the token table.
+/// a parameter that the table has not is an error, as is a tied tensor that differs from the token embedding.
 void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameTable& table,
                   const Matched& matched, const io::WeightSource& source);
 

@@ -114,6 +114,8 @@ NameTable name_table(const models::GptConfig& c) {
 NameTable name_table(const models::LlamaConfig& c) {
   NameTable table{.prefix = "model.", .buffers = {".rotary_emb.inv_freq"}};
   const int64_t q = c.heads * c.head_size(), kv = c.kv_heads * c.head_size();
+  const bool fused =
+      c.family == models::LlamaFamily::phi3;  // its files fuse these matrices as this model does
   Writer w(table);
   w.at("", "model.");
   w.add("token.weight", "embed_tokens.weight", {c.vocabulary, c.d_model});
@@ -121,12 +123,21 @@ NameTable name_table(const models::LlamaConfig& c) {
   for (int64_t i = 0; i < c.layers; ++i) {
     w.at(block(i), "model.layers." + std::to_string(i) + ".");
     w.add_norm("norm1", "input_layernorm", c.d_model, false);
-    w.add_linear("attention.qkv",
-                 {{"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}}, c.d_model,
-                 c.attention_bias);
+    if (fused)
+      w.add_linear("attention.qkv", {{"self_attn.qkv_proj", q + 2 * kv}}, c.d_model, c.qkv_bias());
+    else
+      w.add_linear("attention.qkv",
+                   {{"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}}, c.d_model,
+                   c.qkv_bias());
+    if (c.qk_norm()) {
+      w.add_norm("attention.q_norm", "self_attn.q_norm", c.head_size(), false);
+      w.add_norm("attention.k_norm", "self_attn.k_norm", c.head_size(), false);
+    }
     w.add_linear("attention.out", {{"self_attn.o_proj", c.d_model}}, q, c.attention_bias);
     w.add_norm("norm2", "post_attention_layernorm", c.d_model, false);
-    if (c.gated)
+    if (fused)
+      w.add_linear("mlp.up", {{"mlp.gate_up_proj", 2 * c.d_ff}}, c.d_model, c.mlp_bias);
+    else if (c.gated)
       w.add_linear("mlp.up", {{"mlp.gate_proj", c.d_ff}, {"mlp.up_proj", c.d_ff}}, c.d_model, c.mlp_bias);
     else
       w.add_linear("mlp.up", {{"mlp.up_proj", c.d_ff}}, c.d_model, c.mlp_bias);

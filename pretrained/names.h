@@ -7,12 +7,12 @@
 #include "models/gpt.h"
 #include "models/llama.h"
 
-/// How the parameters of our models are called in the files of transformers: one table a model, read in both
-/// directions.
+/// How the parameters of our models are called in the files of transformers: one table per model, read in
+/// both directions.
 
 namespace tessera::pretrained {
 
-/// One of our parameters, which is their tensors one below the other (rows of a fused product); or one
+/// One of our parameters, stacked from their tensors (row ranges of a fused weight); or one
 /// tensor, that has input and output exchanged where it belongs to GPT-2's Conv1D.
 struct NameRule {
   std::string ours;
@@ -27,8 +27,9 @@ struct NameRule {
 
 struct NameTable {
   std::vector<NameRule> rules;
-  std::string prefix;                // files of the bare model leave it out: "transformer."
-  std::vector<std::string> tied;     // theirs of what is the token table again, if a file has it all the same
+  std::string prefix;  // files of the bare model leave it out: "transformer."
+  std::vector<std::string>
+      tied;  // theirs of what is the token embedding again, if a file has it all the same
   std::vector<std::string> buffers;  // ends of names that are no parameters: "attn.bias"
   std::vector<std::string> others;   // beginnings of names of heads that this model has not
 };

@@ -52,8 +52,8 @@ constexpr const char* kCompanions[] = {"config.json", "generation_config.json", 
                                        "vocab.txt",   "special_tokens_map.json", "tokenizer.model",
                                        "LICENSE",     "added_tokens.json"};
 
-/// A config.json that says what the weights are now, for whoever loads them believes it, and has no field
-/// that was to be ignored, for nobody else would.
+/// A config.json that says what the weights are now, since loaders believe it, and has no field
+/// that was to be ignored, since other programs would not.
 std::string adapted(const std::string& config, std::optional<DType> dtype,
                     const std::set<std::string>& ignored) {
   auto fields = nlohmann::ordered_json::parse(config);

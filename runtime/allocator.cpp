@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "runtime/error.h"
+#include "runtime/wait.h"
 
 namespace tessera {
 namespace {
@@ -80,6 +81,7 @@ class MemoryPool {
   std::vector<std::unique_ptr<Segment>> segments;
   Segment* carving = nullptr;
   int64_t live = 0;        // blocks in use
+  bool of_graph = false;   // else of a stream
   bool abandoned = false;  // the graphs it served are gone
   // Of a graph's pool: its blocks in use with their number in order of allocation, those that keep()
   // returned, and which of these were freed since.
@@ -92,40 +94,63 @@ class MemoryPool {
 struct Allocator::State {
   MemorySource source;
   mutable std::mutex mutex;
-  MemoryPool common;
+  MemoryPool common;                                                       // of stream 0
+  std::unordered_map<uint64_t, std::unique_ptr<MemoryPool>> stream_pools;  // of the others
   std::unordered_map<MemoryPool*, std::unique_ptr<MemoryPool>> private_pools;
   std::shared_ptr<MemoryPool> active;  // of active_thread alone; null: no graph is being captured
   std::thread::id active_thread;
   using Fences = std::vector<std::pair<const void*, std::shared_ptr<const Fence>>>;  // by stream
   std::unordered_map<const Block*, Fences> fences;
-  std::deque<std::pair<Block*, Fences>> waiting;  // freed, but in use by work that goes on
+  // Freed, but in use by work that goes on: by the first stream of their fences, where work ends in order.
+  std::map<const void*, std::deque<std::pair<Block*, Fences>>> waiting;
   AllocatorStats stats;
   std::unordered_map<const char*, size_t> tags;  // by literal's address; merged by text when reported
   size_t guard = 0;
   std::unordered_set<Block*> guarded;
   std::string damage;  // first damaged guard band, for check_guards()
 
+  uint64_t stream_of_this_thread() const { return source.mark ? StreamOfThread::current() : 0; }
+
   MemoryPool* pool_of_this_thread() {
-    return active && active_thread == std::this_thread::get_id() ? active.get() : &common;
+    if (active && active_thread == std::this_thread::get_id()) return active.get();
+    const uint64_t stream = stream_of_this_thread();
+    if (stream == 0) return &common;
+    auto& pool = stream_pools[stream];
+    if (!pool) pool = std::make_unique<MemoryPool>();
+    return pool.get();
   }
 
-  /// Gives back freed blocks whose work has ended, oldest first: work on a stream ends in that order.
+  /// Whether the work of a freed block has ended. A fence that could not be made when the block was freed is
+  /// made now.
+  bool has_ended(Fences& held, bool wait) {
+    for (auto& [stream, fence] : held) {
+      if (!fence) fence = source.mark();
+      if (!fence) return false;
+      if (wait)
+        wait_until([&] { return fence->done(); }, source.name + ": freed memory that work still uses");
+      if (!fence->done()) return false;
+    }
+    return true;
+  }
+
+  /// Gives back freed blocks whose work has ended, of each stream the oldest first.
   void collect(bool wait) {
-    for (; !waiting.empty(); waiting.pop_front()) {
-      const auto& [block, held] = waiting.front();
-      for (const auto& [stream, fence] : held) {
-        if (wait) fence->wait();
-        if (!fence->done()) return;
+    for (auto queue = waiting.begin(); queue != waiting.end();) {
+      auto& blocks = queue->second;
+      while (!blocks.empty() && has_ended(blocks.front().second, wait)) {
+        Block* const block = blocks.front().first;
+        MemoryPool* const pool = block->segment->pool;
+        blocks.pop_front();
+        give_back(block);
+        drop_pool_if_done(pool);
       }
-      MemoryPool* const pool = block->segment->pool;
-      give_back(block);
-      drop_pool_if_done(pool);
+      queue = blocks.empty() ? waiting.erase(queue) : std::next(queue);
     }
   }
 
   std::string find_damage(const Block* block) const noexcept try {
     std::vector<unsigned char> band(block->guard);
-    // Behind the payload the band starts at the byte after what was asked for.
+    // After the payload the band starts at the byte after what was asked for.
     const char* const data = static_cast<const char*>(block->data);
     const std::pair<const char*, const char*> bands[] = {{data - block->guard, "before"},
                                                          {data + block->asked, "after"}};
@@ -209,14 +234,31 @@ struct Allocator::State {
     return block;
   }
 
+  /// A segment of its own, which is in no pool's list.
+  Block* take_alone(MemoryPool* pool, size_t bytes) {
+    void* const base = source.allocate(bytes);
+    if (!base) return nullptr;
+    auto block = std::make_unique<Block>();
+    block->segment = new Segment{.pool = pool, .base = static_cast<char*>(base), .bytes = bytes};
+    block->data = base;
+    block->bytes = bytes;
+    stats.driver_calls += 1;
+    stats.reserved += bytes;
+    stats.reserved_peak = std::max(stats.reserved_peak, stats.reserved);
+    return block.release();
+  }
+
   Block* take(MemoryPool* pool, size_t bytes) {
-    Block* const block = bytes <= kLargestClass ? take_small(pool, class_of(bytes))
-                                                : take_large(pool, round_up(bytes, kAlign));
+    Block* const block = !source.caches           ? take_alone(pool, bytes)
+                         : bytes <= kLargestClass ? take_small(pool, class_of(bytes))
+                                                  : take_large(pool, round_up(bytes, kAlign));
     if (!block) return nullptr;
     block->is_free = false;
+    block->crosses = false;
+    block->stream = stream_of_this_thread();
     block->segment->live += 1;
     pool->live += 1;
-    if (pool != &common) pool->numbers[block] = pool->next_number++;
+    if (pool->of_graph) pool->numbers[block] = pool->next_number++;
     return block;
   }
 
@@ -224,7 +266,14 @@ struct Allocator::State {
     MemoryPool* const pool = block->segment->pool;
     block->segment->live -= 1;
     pool->live -= 1;
-    if (pool != &common) {
+    if (!source.caches) {
+      source.release(block->segment->base);
+      stats.reserved -= block->segment->bytes;
+      delete block->segment;
+      delete block;
+      return;
+    }
+    if (pool->of_graph) {
       pool->numbers.erase(block);
       if (pool->kept.contains(block)) return pool->retired.push_back(block);
     }
@@ -281,8 +330,14 @@ struct Allocator::State {
     });
   }
 
+  void release_all_segments() {
+    release_segments(&common);
+    for (const auto& [stream, pool] : stream_pools) release_segments(pool.get());
+    std::erase_if(stream_pools, [](const auto& one) { return one.second->segments.empty(); });
+  }
+
   void drop_pool_if_done(MemoryPool* pool) {
-    if (pool == &common || !pool->abandoned || pool->live != 0) return;
+    if (!pool->abandoned || pool->live != 0) return;
     release_segments(pool);
     private_pools.erase(pool);
   }
@@ -313,7 +368,10 @@ Allocator::Allocator(MemorySource source) : state_(std::make_unique<State>()) {
 }
 
 Allocator::~Allocator() {
-  state_->collect(true);
+  try {
+    state_->collect(true);
+  } catch (const Error&) {  // a device that does not answer: its memory is not given back
+  }
   release_cached();
 }
 
@@ -322,18 +380,20 @@ Block* Allocator::allocate(size_t bytes) {
   const std::lock_guard lock(state.mutex);
   state.stats.requests += 1;
   MemoryPool* const pool = state.pool_of_this_thread();
-  // What fills the guard bands would become part of the graph that another thread captures.
-  const bool guards = state.guard > 0 && (!state.active || pool == state.active.get());
+  // Guard bands are filled on the device's own stream, which would not come before another stream's work, and
+  // would become part of the graph that another thread captures there.
+  const bool guards =
+      state.guard > 0 && state.stream_of_this_thread() == 0 && (!state.active || pool == state.active.get());
   const size_t guard = guards ? round_up(state.guard, 256) : 0;
   const size_t asked = bytes;
   if (bytes > SIZE_MAX / 2) state.fail_out_of_memory(bytes);
   const size_t needed = std::max<size_t>(bytes + 2 * guard, 1);
   state.collect(false);
   Block* block = state.take(pool, needed);
-  if (!block && pool == &state.common) {
+  if (!block && !pool->of_graph) {
     state.collect(true);
-    state.release_segments(pool);
-    block = state.take(pool, needed);
+    state.release_all_segments();
+    block = state.take(state.pool_of_this_thread(), needed);
   }
   if (!block) state.fail_out_of_memory(bytes);
   block->asked = asked;
@@ -368,11 +428,21 @@ void Allocator::free(Block* block) noexcept {
     block->data = static_cast<char*>(block->data) - block->guard;
     block->guard = 0;
   }
-  if (!state.fences.empty()) {
-    if (auto held = state.fences.extract(block)) {
-      state.waiting.emplace_back(block, std::move(held.mapped()));
-      return state.collect(false);
+  State::Fences held;
+  if (!state.fences.empty())
+    if (auto found = state.fences.extract(block)) held = std::move(found.mapped());
+  if (block->crosses) {
+    std::shared_ptr<const Fence> fence;
+    try {
+      fence = state.source.mark();
+    } catch (const Error&) {  // collect() asks again, and says what is wrong
     }
+    held.emplace_back(&state, std::move(fence));  // no stream's handle
+  }
+  if (!held.empty()) {
+    const void* const stream = held.front().first;
+    state.waiting[stream].emplace_back(block, std::move(held));
+    return;
   }
   MemoryPool* const pool = block->segment->pool;
   state.give_back(block);
@@ -389,6 +459,11 @@ void Allocator::hold(Block* block, const void* stream, std::shared_ptr<const Fen
   } else {
     known->second = std::move(fence);
   }
+}
+
+void Allocator::crosses(Block* block) {
+  const std::lock_guard lock(state_->mutex);
+  block->crosses = true;
 }
 
 AllocatorStats Allocator::stats() const {
@@ -416,12 +491,15 @@ void Allocator::reset_peaks() {
 void Allocator::release_cached() {
   const std::lock_guard lock(state_->mutex);
   state_->collect(false);
-  state_->release_segments(&state_->common);
+  state_->release_all_segments();
 }
 
 std::shared_ptr<MemoryPool> Allocator::make_pool() {
   const std::lock_guard lock(state_->mutex);
+  check(state_->source.caches, "allocator on ", state_->source.name,
+        ": memory of another program has no pools for graphs; let that program capture the graph");
   auto pool = std::make_unique<MemoryPool>();
+  pool->of_graph = true;
   MemoryPool* const raw = pool.get();
   state_->private_pools.emplace(raw, std::move(pool));
   return {raw, [state = state_.get()](MemoryPool* gone) {

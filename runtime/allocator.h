@@ -12,14 +12,16 @@
 /// A caching allocator: memory asked of the driver is kept and reused, so that a training loop asks the
 /// driver for nothing after its second step.
 ///
-/// Reuse is ordered by the device's one compute stream: a freed block may be handed out at once, since
-/// whoever gets it issues work behind the work of the one who freed it. Requests up to 1 MiB come from size
-/// classes (four to a doubling) carved from 2 MiB segments; larger ones are the best fit among free blocks,
-/// split and merged with their neighbours.
+/// Reuse is ordered by a stream: a block belongs to the stream that its thread issued work to when it was
+/// allocated, and once freed goes to that stream's free blocks alone. It may be handed out again at once,
+/// since stream order guarantees that the new owner's work runs after the old owner's. A block that another
+/// stream used is handed out again only after that work (`hold`, `crosses`). Requests up to 1 MiB come from
+/// size classes (four to a doubling) carved from 2 MiB segments; larger ones are the best fit among free
+/// blocks, split and merged with their neighbours.
 
 namespace tessera {
 
-/// Names who asks: every block allocated by this thread while the scope lives carries the tag. Nested scopes
+/// Names the user: every block allocated by this thread while the scope lives carries the tag. Nested scopes
 /// override.
 class MemoryTag {
  public:
@@ -30,6 +32,20 @@ class MemoryTag {
 
  private:
   const char* previous_;
+};
+
+/// The stream that this thread issues work to, as allocators know it: 0 is a device's own compute stream, any
+/// other number one stream for ever. Nested scopes override. StreamScope is made of it.
+class StreamOfThread {
+ public:
+  explicit StreamOfThread(uint64_t id) : previous_(current_) { current_ = id; }
+  ~StreamOfThread() { current_ = previous_; }
+  StreamOfThread(const StreamOfThread&) = delete;
+  static uint64_t current() { return current_; }
+
+ private:
+  static inline constinit thread_local uint64_t current_ = 0;
+  uint64_t previous_;
 };
 
 struct AllocatorStats {
@@ -43,12 +59,11 @@ struct AllocatorStats {
 class MemoryPool;
 
 /// A point in work that the host does not wait for, such as a copy from page-locked memory. Asked from any
-/// thread. An error of the device ends the work as well; it is reported to those who use the device.
+/// thread. An error of the device ends the work as well; it is reported where the device is used next.
 class Fence {
  public:
   virtual ~Fence() = default;
   virtual bool done() const noexcept = 0;
-  virtual void wait() const noexcept = 0;
 };
 
 /// A piece of memory handed out by an Allocator. `data` is aligned to 256 bytes.
@@ -57,12 +72,14 @@ struct Block {
   size_t bytes = 0;  // usable size, at least what was asked
   // The rest belongs to the allocator.
   size_t asked = 0;
-  size_t guard = 0;                   // bytes of each guard band; `data` points behind the first
+  size_t guard = 0;                   // bytes of each guard band; `data` points after the first
   struct Segment* segment = nullptr;  // what it was carved from
   Block* previous = nullptr;          // neighbours in the segment (large blocks)
   Block* next = nullptr;
   int size_class = -1;  // -1: a large block
   bool is_free = false;
+  bool crosses = false;  // see Allocator::crosses
+  uint64_t stream = 0;   // that it belongs to: see StreamOfThread
   const char* tag = nullptr;
 };
 
@@ -74,6 +91,12 @@ struct MemorySource {
   std::function<std::pair<size_t, size_t>()> usage;      // {free, total} bytes of the device
   std::function<void(void*, int, size_t)> fill;          // memset in stream order, for the debug mode
   std::function<void(void*, const void*, size_t)> read;  // device to host, synchronous, for the debug mode
+  /// The end of what has been issued to the device's own stream; null while a graph is being captured there.
+  /// Without it streams order nothing (host memory), and all blocks belong to stream 0.
+  std::function<std::shared_ptr<const Fence>()> mark = {};
+  /// False: `allocate` and `release` are another program's allocator, which caches and knows streams itself.
+  /// Each block is asked for and given back alone; there are no pools for captured graphs.
+  bool caches = true;
 };
 
 /// A block that was handed out while a pool was active and was still in use when that ended.
@@ -89,15 +112,18 @@ class Allocator {
   ~Allocator();
   Allocator(const Allocator&) = delete;
 
-  /// At least `bytes` bytes (0 gives a block of none). Throws OutOfMemory, leaving live blocks as they were,
+  /// At least `bytes` bytes (0 gives an empty block). Throws OutOfMemory, leaving live blocks as they were,
   /// after having returned cached memory to the driver and tried once more (not for a graph's pool: what is
   /// free there may be written by the graph).
   Block* allocate(size_t bytes);
   void free(Block* block) noexcept;
   /// Work on `stream` that reads or writes the block ends at `fence`: once freed, the block is handed out
   /// again only after that. A later fence on the same stream replaces the earlier one. For memory whose reuse
-  /// the compute stream does not order: the host's.
+  /// the block's stream does not order: the host's, and what another stream uses.
   void hold(Block* block, const void* stream, std::shared_ptr<const Fence> fence);
+  /// The device's own stream uses this block of another stream: once freed, it is handed out again only after
+  /// what was issued there until then.
+  void crosses(Block* block);
 
   AllocatorStats stats() const;
   /// {free, total} bytes of the device.

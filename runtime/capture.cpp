@@ -7,9 +7,11 @@
 #include "runtime/capture_internal.h"
 #include "runtime/device_context.h"
 #include "runtime/error.h"
+#include "runtime/stream_scope.h"
 
 #if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
+#include "runtime/wait.h"
 #endif
 
 namespace tessera {
@@ -30,22 +32,39 @@ bool is_capturing(StreamHandle stream) {
 
 class CudaGraph : public Graph {
  public:
-  CudaGraph(cudaGraph_t captured, Device device) : device_(device), stream_(device.stream()) {
+  CudaGraph(cudaGraph_t captured, Device device) : device_(device) {
     check(cudaGraphGetNodes(captured, nullptr, &nodes_));
     check(cudaGraphInstantiate(&graph_, captured, 0));
   }
   ~CudaGraph() override {
-    // Waiting would break a capture under way. The driver waits by itself before it frees what is running.
-    if (!is_capturing(stream_)) cudaStreamSynchronize(stream_);
+    // What the graph's launches read is about to be released. Waiting would break a capture in progress;
+    // there the driver waits by itself before it frees what is running.
+    try {
+      if (own_ && !is_capturing(own_)) wait_for_stream(own_, "the launches of a graph");
+      for (const auto& fence : elsewhere_) wait_until([&] { return fence->done(); }, "the launch of a graph");
+    } catch (const Error&) {  // the device does not answer: the graph is not destroyed under its launch
+      return;
+    }
     cudaGraphExecDestroy(graph_);
   }
   CudaGraph(const CudaGraph&) = delete;
-  void launch() override { check(cudaGraphLaunch(graph_, device_.stream())); }
+  void launch() override {
+    const StreamHandle stream = device_.stream();
+    check(cudaGraphLaunch(graph_, stream));
+    if (StreamScope::current(device_)) {
+      std::erase_if(elsewhere_, [](const auto& fence) { return fence->done(); });
+      if (auto fence = device_.fence()) elsewhere_.push_back(std::move(fence));
+    } else {
+      own_ = stream;
+    }
+  }
   size_t nodes() const override { return nodes_; }
 
  private:
   Device device_;
-  StreamHandle stream_;  // for the destructor, which must not throw
+  StreamHandle own_ = nullptr;  // the compute stream, once it has a launch
+  std::vector<std::shared_ptr<const Fence>>
+      elsewhere_;  // the ends of launches on other streams, which may be gone
   cudaGraphExec_t graph_ = nullptr;
   size_t nodes_ = 0;
 };
@@ -93,9 +112,11 @@ void call(const std::function<void()>& function) {
 
 CaptureSession::CaptureSession(Device device) : device_(device) {
   check(!t_session,
-        "graph capture: a capture is already under way on this thread; captured steps do not nest");
+        "graph capture: a capture is already in progress on this thread; captured steps do not nest");
   check(!device.context_->capturing.exchange(true), "graph capture: another thread is capturing on ",
         device.name(), "; capture one graph after the other");
+  const StreamScope* const scope = StreamScope::current(device);
+  device.context_->captured = scope ? scope->stream() : device.context_->stream;
   t_session = this;
 }
 

@@ -16,26 +16,39 @@ class GraphRecorder;
 /// and creates lazily made state), the second captures it and launches the graph, later calls replay the
 /// graph with one launch.
 ///
-///   Captured step(device, [&] {  // a whole step
-///     Tape tape;
-///     tape.backward(loss_of(inputs));
-///     optimizer.step();
-///     optimizer.zero_grad();
-///   });
-///   for (...) { inputs.copy_from(batch); step(); }
+/// ```cpp
+/// Captured step(device, [&] {  // a whole step
+///   Tape tape;
+///   tape.backward(loss_of(inputs));
+///   optimizer.step();
+///   optimizer.zero_grad();
+/// });
+/// for (int64_t i = 0; i < steps; ++i) {
+///   inputs.copy_from(batch);
+///   step();
+/// }
+/// ```
 ///
-///   Captured micro_step(device, [&] {  // forward and backward alone; gradients add up until zero_grad
-///     Tape tape;
-///     tape.backward(loss_of(inputs));
-///   });
-///   for (...) { for (...) { inputs.copy_from(batch); micro_step(); } optimizer.step();
-///   optimizer.zero_grad(); }
+/// ```cpp
+/// Captured micro_step(device, [&] {  // forward and backward alone; gradients accumulate until zero_grad
+///   Tape tape;
+///   tape.backward(loss_of(inputs));
+/// });
+/// for (int64_t i = 0; i < steps; ++i) {
+///   for (int64_t micro = 0; micro < micro_batches; ++micro) {
+///     inputs.copy_from(batch);
+///     micro_step();
+///   }
+///   optimizer.step();
+///   optimizer.zero_grad();
+/// }
+/// ```
 ///
 /// What changes from step to step must live on the device (inputs in fixed tensors, learning rate, random
 /// offset): the host code does not run again. Gradients follow the calls as if the body ran each time,
 /// whatever happens to them in between: where the captured kernels would do something else than the body now
 /// (overwrite a gradient that it would add to, or write to a buffer that was replaced), the body is captured
-/// once more into another graph, which is kept beside the first. They share one memory pool. A tensor that
+/// once more into another graph, which is kept next to the first. They share one memory pool. A tensor that
 /// the body leaves in a handle outside (a loss, a retained gradient) holds the result of the last call,
 /// whichever graph ran.
 ///
@@ -73,7 +86,7 @@ struct CaptureHook {
   std::function<bool()> still_matches = {};  // whether the body would do now what it did when captured
 };
 
-/// The capture under way on this thread. Throws if there is one already, here or on the device.
+/// The capture in progress on this thread. Throws if there is one already, here or on the device.
 class CaptureSession {
  public:
   explicit CaptureSession(Device device);

@@ -1,7 +1,53 @@
 #if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
 
+#include "runtime/wait.h"
+
 namespace tessera {
+namespace {
+
+class EventFence : public Fence {
+ public:
+  explicit EventFence(cudaStream_t stream) {
+    const RelaxedCapture relaxed;
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    if (const cudaError_t code = cudaEventRecord(event_, stream); code != cudaSuccess) {
+      cudaEventDestroy(event_);
+      check(code);
+    }
+  }
+  ~EventFence() override { cudaEventDestroy(event_); }
+  EventFence(const EventFence&) = delete;
+  bool done() const noexcept override {
+    const RelaxedCapture relaxed;
+    const cudaError_t code = cudaEventQuery(event_);
+    if (code == cudaSuccess) return true;
+    cudaGetLastError();  // no error of the launch that asks next
+    return code != cudaErrorNotReady;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace
+
+bool is_done(CudaStatus status) {
+  if (status.code == cudaErrorNotReady) {
+    cudaGetLastError();  // no error of the launch that asks next
+    return false;
+  }
+  check(status);
+  return true;
+}
+
+void wait_for_stream(cudaStream_t stream, std::string_view what) {
+  wait_until([&] { return is_done(cudaStreamQuery(stream)); }, what);
+}
+
+std::shared_ptr<const Fence> fence_of(cudaStream_t stream) {
+  return std::make_shared<EventFence>(stream);
+}
 
 void fail_cuda(CudaStatus status) {
   cudaGetLastError();  // a sticky error stays, any other is ours now

@@ -2,6 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
+#include <string_view>
+
+#include "runtime/allocator.h"
 #include "runtime/error.h"
 
 /// Included only by files that are compiled when the CUDA toolkit is present.
@@ -23,5 +27,26 @@ inline void check(CudaStatus status) {
   if (status.code != cudaSuccess) [[unlikely]]
     fail_cuda(status);
 }
+
+/// What a query of a stream or an event says: true for cudaSuccess, false for cudaErrorNotReady. Throws any
+/// other status.
+bool is_done(CudaStatus status);
+/// The host waits for all work of the stream (wait_until). `what` says what for, in the message of a wait
+/// that takes too long.
+void wait_for_stream(cudaStream_t stream, std::string_view what);
+/// The end of what the stream has been given so far.
+std::shared_ptr<const Fence> fence_of(cudaStream_t stream);
+
+/// While it lives, this thread may allocate and query although a graph is being captured, in whatever mode
+/// another program does that.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 }  // namespace tessera

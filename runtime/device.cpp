@@ -13,9 +13,11 @@
 #include "runtime/error.h"
 #include "runtime/host_memory_internal.h"
 #include "runtime/parallel.h"
+#include "runtime/stream_scope.h"
 
 #if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
+#include "runtime/wait.h"
 #endif
 
 namespace tessera {
@@ -44,33 +46,11 @@ void activate_gpu(int index) {
   active = index;
 }
 
-DeviceContext* make_cuda_context(int index) {
-  auto* context = new DeviceContext{};
-  context->kind = DeviceKind::cuda;
-  context->index = index;
-  context->name = "cuda:" + std::to_string(index);
-  activate_gpu(index);
-  cudaDeviceProp prop{};
-  check(cudaGetDeviceProperties(&prop, index));
-  context->card = {prop.name,           prop.major,
-                   prop.minor,          prop.multiProcessorCount,
-                   prop.totalGlobalMem, size_t(prop.l2CacheSize)};
-  check(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking));
-  check(cudaStreamCreateWithFlags(&context->copy_stream, cudaStreamNonBlocking));
+/// Memory of this GPU, but for where it comes from.
+MemorySource memory_of(DeviceContext* context) {
+  const int index = context->index;
   MemorySource source;
   source.name = context->name;
-  source.allocate = [index](size_t bytes) -> void* {
-    activate_gpu(index);
-    void* data = nullptr;
-    const cudaError_t code = cudaMalloc(&data, bytes);
-    if (code == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
-      return nullptr;
-    }
-    check(code);
-    return data;
-  };
-  source.release = [](void* data) { cudaFree(data); };
   source.usage = [index] {
     size_t free = 0, total = 0;
     activate_gpu(index);
@@ -83,15 +63,126 @@ DeviceContext* make_cuda_context(int index) {
   };
   source.read = [index, stream = context->stream](void* to, const void* from, size_t bytes) {
     activate_gpu(index);
+    wait_for_stream(stream, "reading a guard band");
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-    check(cudaStreamSynchronize(stream));
+    wait_for_stream(stream, "reading a guard band");
   };
+  source.mark = [context, index]() -> std::shared_ptr<const Fence> {
+    if (context->capturing && context->captured == context->stream) return nullptr;
+    activate_gpu(index);
+    return fence_of(context->stream);
+  };
+  return source;
+}
+
+DeviceContext* make_cuda_context(int index) {
+  auto* context = new DeviceContext{};
+  context->kind = DeviceKind::cuda;
+  context->index = index;
+  context->name = "cuda:" + std::to_string(index);
+  context->card = Device::card_of(index);
+  activate_gpu(index);
+  check(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking));
+  MemorySource source = memory_of(context);
+  source.allocate = [index](size_t bytes) -> void* {
+    activate_gpu(index);
+    void* data = nullptr;
+    const cudaError_t code = cudaMalloc(&data, bytes);
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    check(code);
+    return data;
+  };
+  source.release = [](void* data) { cudaFree(data); };
   context->allocator = std::make_unique<Allocator>(std::move(source));
   return context;
+}
+
+/// New counters, all zero.
+unsigned* make_counters(int index) {
+  activate_gpu(index);
+  unsigned* counters = nullptr;
+  check(cudaMalloc(reinterpret_cast<void**>(&counters), Device::kCounters * sizeof(unsigned)));
+  cudaStream_t stream = nullptr;  // of its own: the others may be capturing, or be busy
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const std::unique_ptr<CUstream_st, void (*)(cudaStream_t)> owner(
+      stream, [](cudaStream_t made) { cudaStreamDestroy(made); });
+  check(cudaMemsetAsync(counters, 0, Device::kCounters * sizeof(unsigned), stream));
+  wait_for_stream(stream, "zeroing the counters of a stream");
+  return counters;
+}
+
+/// Counters that no work uses: some that were returned, or new ones.
+unsigned* borrow_counters(DeviceContext& context) {
+  const RelaxedCapture relaxed;
+  CounterPool& pool = context.counter_pool;
+  {
+    const std::lock_guard lock(pool.mutex);
+    for (auto& one : pool.free)
+      if (!one.last_use || one.last_use->done()) {
+        unsigned* const counters = one.counters;
+        std::swap(one, pool.free.back());
+        pool.free.pop_back();
+        return counters;
+      }
+  }
+  return make_counters(context.index);
+}
+
+/// Counters that a graph owns, as a user object of CUDA, which ends after the graph's last launch.
+struct CountersOfGraph {
+  DeviceContext* context;
+  unsigned long long capture;
+  unsigned* counters;
+
+  static void release(void* object) {
+    const std::unique_ptr<CountersOfGraph> gone(static_cast<CountersOfGraph*>(object));
+    CounterPool& pool = gone->context->counter_pool;
+    const std::lock_guard lock(pool.mutex);
+    std::erase_if(pool.captured, [&](const auto& one) { return one.id == gone->capture; });
+    pool.free.push_back({gone->counters, nullptr});
+  }
+};
+
+unsigned* counters_of_capture(DeviceContext& context, unsigned long long capture, cudaGraph_t graph) {
+  CounterPool& pool = context.counter_pool;
+  {
+    const std::lock_guard lock(pool.mutex);
+    for (const auto& one : pool.captured)
+      if (one.id == capture) return one.counters;
+  }
+  auto owned = std::make_unique<CountersOfGraph>(&context, capture, borrow_counters(context));
+  unsigned* const counters = owned->counters;
+  {
+    const std::lock_guard lock(pool.mutex);
+    pool.captured.push_back({capture, counters});
+  }
+  cudaUserObject_t object = nullptr;
+  check(cudaUserObjectCreate(&object, owned.get(), CountersOfGraph::release, 1,
+                             cudaUserObjectNoDestructorSync));
+  owned.release();
+  check(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
+  return counters;
 }
 #endif
 
 }  // namespace
+
+MemorySource Device::memory_of_another_program(std::function<void*(size_t)> allocate,
+                                               std::function<void(void*)> release) const {
+  check(is_cuda(), "memory of another program on ", name(), ": only CUDA devices take it");
+  MemorySource source;
+#if defined(TESSERA_WITH_CUDA)
+  source = memory_of(context_);
+#endif
+  source.name = name() + ", memory of another program";
+  source.allocate = std::move(allocate);
+  source.release = std::move(release);
+  source.caches = false;
+  return source;
+}
 
 Device Device::cpu() {
   static DeviceContext* const context = make_cpu_context();
@@ -112,6 +203,19 @@ int Device::cuda_count() {
 #else
   return 0;
 #endif
+}
+
+CardInfo Device::card_of(int index) {
+  check(index >= 0 && index < cuda_count(), "card_of: GPU ", index, " of ", cuda_count());
+  CardInfo card;
+#if defined(TESSERA_WITH_CUDA)
+  cudaDeviceProp prop{};
+  check(cudaGetDeviceProperties(&prop, index));
+  card = {prop.name,           prop.major,
+          prop.minor,          prop.multiProcessorCount,
+          prop.totalGlobalMem, size_t(prop.l2CacheSize)};
+#endif
+  return card;
 }
 
 Device Device::cuda(int index) {
@@ -158,23 +262,78 @@ std::string Device::name() const {
 const CardInfo& Device::card() const {
   return context_->card;
 }
+int Device::multiprocessors() const {
+  const StreamScope* const scope = StreamScope::current(*this);
+  return scope && scope->options_.multiprocessors > 0 ? scope->options_.multiprocessors
+                                                      : context_->card.multiprocessors;
+}
 Allocator& Device::allocator() const {
+  const StreamScope* const scope = StreamScope::current(*this);
+  if (!scope) return *context_->allocator;
+  if (scope->options_.allocator) return *scope->options_.allocator;
+  check(
+      !scope->foreign_capture(), "device ", name(),
+      ": another program captures a graph on the stream of this StreamScope, and only its allocator can keep "
+      "memory for the graph; pass it in StreamOptions::allocator");
   return *context_->allocator;
 }
 StreamHandle Device::stream() const {
-  if (context_->capturing.load(std::memory_order_relaxed)) [[unlikely]] {
+  const StreamScope* const scope = StreamScope::current(*this);
+  const StreamHandle stream = scope ? scope->stream_ : context_->stream;
+  if (context_->capturing.load(std::memory_order_relaxed) && context_->captured == stream) [[unlikely]] {
     const CaptureSession* const session = CaptureSession::current();
     check(session && session->device() == *this, "device ", name(),
           ": another thread is capturing a graph on the compute stream, so that work issued now would become "
           "part of it; wait until the capture is done (allocations need not wait)");
   }
-  return context_->stream;
+  return stream;
 }
-StreamHandle Device::copy_stream() const {
-  return context_->copy_stream;
+
+unsigned* Device::counters([[maybe_unused]] int64_t count) const {
+  check(is_cuda() && 0 <= count && count <= kCounters, "counters: ", count, " on ", name(), "; at most ",
+        kCounters, ", on CUDA");
+#if defined(TESSERA_WITH_CUDA)
+  StreamScope* const scope = StreamScope::current(*this);
+  const StreamHandle stream = this->stream();
+  if (scope || context_->capturing) {
+    cudaStreamCaptureStatus status{};
+    unsigned long long capture = 0;
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph));
+    if (status == cudaStreamCaptureStatusActive) return counters_of_capture(*context_, capture, graph);
+  }
+  if (scope && scope->id_ != 0) {
+    if (!scope->counters_) scope->counters_ = borrow_counters(*context_);
+    return scope->counters_;
+  }
+  unsigned* own = context_->counters;
+  if (!own) {
+    const std::lock_guard lock(context_->counter_pool.mutex);
+    own = context_->counters;
+    if (!own) context_->counters = own = make_counters(index());
+  }
+  return own;
+#else
+  return nullptr;
+#endif
 }
+
+std::shared_ptr<const Fence> Device::fence() const {
+#if defined(TESSERA_WITH_CUDA)
+  if (is_cuda() && !capturing()) {
+    activate();
+    return fence_of(stream());
+  }
+#endif
+  return nullptr;
+}
+
 bool Device::capturing() const {
-  return context_->capturing;
+  if (const StreamScope* const scope = StreamScope::current(*this))
+    if (scope->foreign_capture()) return true;
+  if (!context_->capturing) return false;
+  const StreamScope* const scope = StreamScope::current(*this);
+  return context_->captured == (scope ? scope->stream_ : context_->stream);
 }
 
 void Device::synchronize() const {
@@ -182,7 +341,7 @@ void Device::synchronize() const {
         " while a graph is being captured; move it out of the captured step (item(), host copies and timing "
         "wait too)");
 #if defined(TESSERA_WITH_CUDA)
-  if (is_cuda()) check(cudaStreamSynchronize(stream()));
+  if (is_cuda()) wait_for_stream(stream(), "the work of " + name());
 #endif
 }
 
@@ -232,20 +391,13 @@ void Event::block([[maybe_unused]] StreamHandle stream) const {
 
 void Event::wait() const {
 #if defined(TESSERA_WITH_CUDA)
-  if (event_) check(cudaEventSynchronize(event_));
+  if (event_) wait_until([&] { return done(); }, "an event on " + device_.name());
 #endif
 }
 
 bool Event::done() const {
 #if defined(TESSERA_WITH_CUDA)
-  if (event_) {
-    const cudaError_t code = cudaEventQuery(event_);
-    if (code == cudaErrorNotReady) {
-      cudaGetLastError();  // no error of the launch that asks next
-      return false;
-    }
-    check(code);
-  }
+  if (event_) return is_done(cudaEventQuery(event_));
 #endif
   return true;
 }
@@ -253,7 +405,8 @@ bool Event::done() const {
 double Event::milliseconds_since(const Event& start) const {
 #if defined(TESSERA_WITH_CUDA)
   if (event_) {
-    check(cudaEventSynchronize(event_));
+    start.wait();
+    wait();
     float elapsed = 0;
     check(cudaEventElapsedTime(&elapsed, start.event_, event_));
     return elapsed;

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -13,6 +15,8 @@ struct CUevent_st;   // cudaEvent_t likewise
 namespace tessera {
 
 class Allocator;
+class Fence;
+struct MemorySource;
 using StreamHandle = CUstream_st*;
 
 enum class DeviceKind : uint8_t { cpu, cuda };
@@ -27,9 +31,8 @@ struct CardInfo {
 };
 
 /// A place where tensors live and operators run: a handle to an immortal context, cheap to copy. A tensor
-/// knows its device and a device its stream, so there is no "current" device or stream. All work of a device
-/// is issued, in program order, to its one compute stream; host copies run there too unless they say
-/// otherwise.
+/// knows its device and a device its stream, so there is no "current" device. All work of a device is issued,
+/// in program order, to its compute stream, host copies too; a StreamScope sends a thread's work elsewhere.
 class Device {
  public:
   static Device cpu();
@@ -49,14 +52,37 @@ class Device {
   int index() const;
   std::string name() const;  // "cpu", "cuda:0"
   const CardInfo& card() const;
+  /// What the driver says of the GPU of that index, 0 <= index < cuda_count(), without creating a context
+  /// there.
+  static CardInfo card_of(int index);
+  /// How many SMs kernels plan for, and the only number that they plan by: those of the GPU, or what the
+  /// thread's StreamScope says. On the CPU, its threads. Results may depend on it, as they do on the GPU.
+  /// Kernels finish however few of these SMs are free, except ops::decoder_layers, whose blocks must all run
+  /// at once.
+  int multiprocessors() const;
+  /// For an Allocator that takes memory of this GPU from another program (PyTorch's caching allocator):
+  /// `allocate` gives null if there is none; `release` may be called by any thread, also while a graph is
+  /// being captured.
+  MemorySource memory_of_another_program(std::function<void*(size_t)> allocate,
+                                         std::function<void(void*)> release) const;
+  /// What new tensors of this thread come from: the device's allocator, or that of the StreamScope.
   Allocator& allocator() const;
-  /// The compute stream; null on the CPU. Throws while another thread captures a graph on it.
+  /// The stream of this thread's work: the compute stream, or that of the StreamScope; null on the CPU.
+  /// Throws while another thread captures a graph on it.
   StreamHandle stream() const;
-  StreamHandle copy_stream() const;  // for copies that overlap the compute stream
-  /// Waits until all issued work is done and throws the first error it met. Throws while a graph is being
-  /// captured.
+  /// `count` counters in GPU memory by which the blocks of a kernel meet, on CUDA: zero when the kernel that
+  /// is launched next starts, which leaves them zero. Kernels of one stream follow each other and share them
+  /// (launches that may overlap touch them only after grid_dependency_wait); kernels on different streams,
+  /// and graphs, have others. A graph keeps those that it was captured with. At most kCounters.
+  unsigned* counters(int64_t count) const;
+  static constexpr int64_t kCounters = 16384;
+  /// The end of what this thread's stream has been given so far, for Allocator::hold; null while a graph is
+  /// being captured there. CUDA.
+  std::shared_ptr<const Fence> fence() const;
+  /// Waits until all work issued to this thread's stream is done and throws the first error it met. Throws
+  /// while a graph is being captured there, and after wait_limit().
   void synchronize() const;
-  /// True while a graph is being captured on the compute stream, by any thread.
+  /// True while a graph is being captured on this thread's stream, by any thread or program.
   bool capturing() const;
   /// Makes this GPU the CUDA runtime's current one for the calling thread; nothing on the CPU.
   void activate() const;
@@ -65,19 +91,20 @@ class Device {
 
  private:
   friend class CaptureSession;
+  friend class StreamScope;
   explicit Device(struct DeviceContext* context) : context_(context) {}
   struct DeviceContext* context_;
 };
 
-/// A point in the compute stream of a device, for timing and for ordering between streams. On the CPU it is a
-/// wall clock.
+/// A point in a stream of a device, for timing and for ordering between streams. On the CPU it is a wall
+/// clock. The host's waits throw after wait_limit().
 class Event {
  public:
   explicit Event(Device device);
   ~Event();
   Event(Event&&) noexcept;
   Event& operator=(Event&&) = delete;
-  /// Marks the point after all work issued so far to `stream` (the compute stream by default).
+  /// Marks the point after all work issued so far to `stream` (this thread's by default).
   void record();
   void record(StreamHandle stream);
   /// Makes `stream` wait for this point, without the host waiting.

@@ -2,12 +2,32 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "runtime/allocator.h"
 #include "runtime/device.h"
 
 namespace tessera {
+
+/// The counters of Device::counters that no stream's work uses now, and those of captures in progress. Each
+/// is zero, and becomes zero again with the end of each kernel that uses it; a kernel that is cut off takes
+/// the whole CUDA context with it, so that nothing is ever launched again that could find another value.
+struct CounterPool {
+  struct Free {
+    unsigned* counters;
+    std::shared_ptr<const Fence> last_use;  // null: done
+  };
+  struct Captured {
+    unsigned long long id;  // of the capture; its graph owns them
+    unsigned* counters;
+  };
+  std::mutex mutex;
+  std::vector<Free> free;
+  std::vector<Captured> captured;
+};
 
 /// What a Device points to. Never destroyed: tensors in static storage may outlive main().
 struct DeviceContext {
@@ -16,9 +36,11 @@ struct DeviceContext {
   std::string name;
   CardInfo card;
   StreamHandle stream = nullptr;
-  StreamHandle copy_stream = nullptr;
-  std::atomic<bool> capturing = false;  // by the thread that has the CaptureSession
+  std::atomic<bool> capturing = false;           // by the thread that has the CaptureSession
+  std::atomic<StreamHandle> captured = nullptr;  // the stream that it captures
   std::unique_ptr<Allocator> allocator;
+  std::atomic<unsigned*> counters = nullptr;  // of the compute stream, once asked for
+  CounterPool counter_pool;
 };
 
 }  // namespace tessera

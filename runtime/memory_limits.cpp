@@ -18,7 +18,7 @@ size_t read_number(const fs::path& path) {
   return file >> value ? value : SIZE_MAX;
 }
 
-/// The sum of the lines "name value" of that name. A file with units has them behind the value.
+/// The sum of the lines "name value" of that name. A file with units has them after the value.
 size_t sum_of(const fs::path& path, std::initializer_list<const char*> names) {
   std::ifstream file(path);
   size_t sum = 0;

@@ -9,7 +9,7 @@ namespace tessera {
 struct Rng::Shared {
   uint64_t seed = 0;
   uint64_t offset = 0;         // streams reserved, replays included
-  uint64_t capture_begin = 0;  // offset when the capture under way first drew
+  uint64_t capture_begin = 0;  // offset when the capture in progress first drew
   // The GPU's copy, made when first captured. shared_ptr: a build without CUDA has no destructor to link.
   std::shared_ptr<DeviceCounter> counter;
 };

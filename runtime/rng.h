@@ -48,7 +48,7 @@ class Rng {
   Rng& operator=(Rng&&) = default;
 
   /// The next stream, for a kernel on `device`. Under graph capture the graph advances the device's counter
-  /// by the streams that it reserved, once a replay; it keeps the seed that it captured.
+  /// by the streams that it reserved, once per replay; it keeps the seed that it captured.
   RandomStream reserve(Device device);
 
   struct State {

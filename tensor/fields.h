@@ -14,15 +14,27 @@
 #include "runtime/rng.h"
 #include "tensor/tensor.h"
 
-/// The fields convention: a struct lists its parts once, and everybody who walks over parts (parameters,
-/// saving, loading, moving, counting, printing) is a few lines over `for_each_field`.
+/// The fields convention: a struct lists its parts once, and every walk over parts (parameters, saving,
+/// loading, moving, counting, printing) is a few lines over `for_each_field`.
 ///
-///   struct Layer {
-///     Tensor weight;
-///     std::vector<Head> heads;
-///     void fields(auto&& visit) { visit("weight", weight), visit("heads", heads); }
-///   };
-///   for_each_field(layer, [](const std::string& name, auto& leaf) { ... });  // "weight", "heads.0.bias"
+/// ```cpp
+/// struct Head {
+///   Tensor bias;
+///   void fields(auto&& visit) { visit("bias", bias); }
+/// };
+/// struct Layer {
+///   Tensor weight;
+///   std::vector<Head> heads;
+///   void fields(auto&& visit) { visit("weight", weight), visit("heads", heads); }
+/// };
+/// ```
+///
+/// ```cpp
+/// Layer layer;
+/// for_each_field(layer, [](const std::string& name, auto& leaf) {  // "weight", "heads.0.bias"
+///   std::printf("%s has rank %d\n", name.c_str(), leaf.rank());
+/// });
+/// ```
 ///
 /// Parts are visited in the order listed. Leaves are Tensor, Rng, std::string, arithmetic types, enumerations
 /// and vectors of arithmetic types (a curve, a permutation). Containers name their elements by index:

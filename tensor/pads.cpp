@@ -13,4 +13,13 @@ bool owns_pads(const Tensor& x, int64_t columns) {
   return true;
 }
 
+Tensor as_scratch(Tensor x) {
+  x.storage()->is_scratch = true;
+  return x;
+}
+
+bool owns_scratch_pads(const Tensor& x, int64_t columns) {
+  return x.storage()->is_scratch && owns_pads(x, columns);
+}
+
 }  // namespace tessera

@@ -6,8 +6,14 @@
 
 namespace tessera {
 
-/// Whether x's rows end where rows of its storage end, and have pads of their own behind them up to
-/// `columns`, which anybody may overwrite (Storage::pitch_bytes).
+/// Whether x's rows end where rows of its storage end and have padding of their own after them, up to
+/// `columns`, which code that writes x may overwrite (Storage::pitch_bytes).
 bool owns_pads(const Tensor& x, int64_t columns);
+
+/// x, which the calling operator has allocated and never hands out (it may save it for its backward pass):
+/// GEMMs that read it may overwrite its padding with zeros, which spares them a copy.
+Tensor as_scratch(Tensor x);
+/// owns_pads, of such a tensor.
+bool owns_scratch_pads(const Tensor& x, int64_t columns);
 
 }  // namespace tessera

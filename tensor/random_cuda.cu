@@ -2,8 +2,8 @@
 #include "tensor/elementwise.h"
 #include "tensor/random_kernels.h"
 
-/// One Philox block an element, a thread each: bound by integer arithmetic; used for inputs of benchmarks and
-/// checks.
+/// One Philox block per element, a thread each: bound by integer arithmetic; used for inputs of benchmarks
+/// and checks.
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kRowAlign = 16;  // bytes: the unit of vector loads and of TMA strides
-// A row of a tile that the copy engine brings is 128 bytes; where it lies across two lines it takes 2.5 times
+// A row of a tile that TMA brings is 128 bytes; where it lies across two lines it takes 2.5 times
 // as long (docs/ops/gemm.md). From this length on that costs 6 % of the memory at most.
 constexpr int64_t kLine = 128, kLongRow = 2048;
 

@@ -6,6 +6,7 @@
 
 #include "runtime/allocator.h"
 #include "runtime/device.h"
+#include "runtime/stream_scope.h"
 #include "tensor/dtype.h"
 #include "tensor/layout.h"
 
@@ -13,8 +14,8 @@ namespace tessera {
 
 struct GradState;  // defined by autograd alone
 
-/// Bytes on a device, returned to the device's pool when the last tensor lets go. In-place writers bump
-/// `version`, which is how the tape notices that a tensor it saved was overwritten.
+/// Bytes on a device, returned to the device's pool when the last tensor that uses them is gone. In-place
+/// writers bump `version`, which is how the tape notices that a tensor it saved was overwritten.
 struct Storage {
   Storage(Device device, Allocator& allocator, size_t bytes);
   ~Storage();
@@ -26,11 +27,12 @@ struct Storage {
   Block* block;
   size_t bytes;
   uint64_t version = 0;
-  // Of rows that Tensor::empty pitched: row_bytes of elements and then pads, up to the next row after
-  // pitch_bytes. 0: the storage has no such rows. Pads belong to nobody: no view may lay elements there,
-  // nobody may rely on what they hold, and whoever finds it useful may overwrite them, even in a tensor that
-  // is only read (products do, ops/matmul/gemm_padding.h).
+  // Of rows that Tensor::empty pitched: row_bytes of elements and then padding, up to the next row after
+  // pitch_bytes. 0: the storage has no such rows. No view may lay elements in the padding, and no code may
+  // rely on what it holds. Code that writes the rows may overwrite it; code that reads them may not, unless
+  // the tensor is an operator's own scratch (tensor/pads.h).
   int64_t row_bytes = 0, pitch_bytes = 0;
+  bool is_scratch = false;
 };
 
 /// A handle to a strided view of a Storage: cheap to copy, and copies share the elements. A default tensor is
@@ -82,6 +84,8 @@ class Tensor {
     return static_cast<T*>(raw());
   }
   void* raw() const {
+    if (storage_->block->stream != StreamOfThread::current()) [[unlikely]]
+      use_block(storage_->device, *storage_->allocator, storage_->block, storage_);
     return static_cast<char*>(storage_->data()) + size_t(layout_.offset) * size_of(dtype_);
   }
 

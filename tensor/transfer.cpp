@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "runtime/capture.h"
 #include "runtime/cuda.h"
@@ -39,29 +40,6 @@ bool is_pinned(const Tensor& tensor) {
   return Device::cuda_count() > 0 && tensor.storage()->allocator == &pinned_allocator();
 }
 
-/// The point behind the copies issued to a stream so far.
-class CopyFence : public Fence {
- public:
-  explicit CopyFence(StreamHandle stream) {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-    if (const cudaError_t code = cudaEventRecord(event_, stream); code != cudaSuccess) {
-      cudaEventDestroy(event_);
-      check(code);
-    }
-  }
-  ~CopyFence() override { cudaEventDestroy(event_); }
-  CopyFence(const CopyFence&) = delete;
-  bool done() const noexcept override {
-    if (cudaEventQuery(event_) != cudaErrorNotReady) return true;
-    cudaGetLastError();  // "not ready" is no error of the launch that asks next
-    return false;
-  }
-  void wait() const noexcept override { cudaEventSynchronize(event_); }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 /// Same shape and dtype, both with rows: one copy, plain or strided; row by row where a pitch is more than
 /// the runtime takes.
 void copy_rows(const Tensor& y, const Tensor& x, cudaMemcpyKind kind, StreamHandle stream) {
@@ -90,9 +68,9 @@ void keep_until_done(const Tensor& host, Device gpu) {
   if (!is_pinned(host)) return;
   if (CaptureSession* const session = CaptureSession::current(); session && session->device() == gpu) {
     session->keep(host.storage());
-  } else {
+  } else if (auto fence = gpu.fence()) {  // null: another program's capture, which leaves that to the caller
     const Storage& storage = *host.storage();
-    storage.allocator->hold(storage.block, gpu.stream(), std::make_shared<CopyFence>(gpu.stream()));
+    storage.allocator->hold(storage.block, gpu.stream(), std::move(fence));
   }
 }
 
@@ -117,10 +95,12 @@ void transfer(const Tensor& y, const Tensor& x) {
         "convert before the captured step");
   Tensor to = y;
   if (from.dtype() != y.dtype() || !plain_rows(y)) to = Tensor::empty(y.shape(), from.dtype(), y.device());
+  // To pageable memory the driver would wait by itself.
+  if (down && !is_pinned(to)) gpu.synchronize();
   copy_rows(to, from, down ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, gpu.stream());
   keep_until_done(down ? to : from, gpu);
   if (down || (!gpu.capturing() && !is_pinned(from) && !from.shares_storage(x)))
-    check(cudaStreamSynchronize(gpu.stream()));  // the host reads `to`, or a temporary is about to go
+    gpu.synchronize();  // the host reads `to`, or a temporary is about to go
   if (!to.shares_storage(y)) y.copy_from(to);
 }
 

@@ -10,8 +10,15 @@ endfunction()
 
 tessera_check(layers ${Python3_EXECUTABLE} tools/check_layers)
 tessera_check(layers_self_test ${Python3_EXECUTABLE} tools/check_layers --self-test)
+tessera_check(words ${Python3_EXECUTABLE} tools/check_words)
+tessera_check(words_self_test ${Python3_EXECUTABLE} tools/check_words --self-test)
+tessera_check(citations ${Python3_EXECUTABLE} tools/check_citations)
+tessera_check(citations_self_test ${Python3_EXECUTABLE} tools/check_citations --self-test)
 tessera_check(format tools/format --check)
 tessera_check(readme_program ${Python3_EXECUTABLE} tools/check_readme)
+tessera_check(snippets_self_test ${Python3_EXECUTABLE} tools/check_snippets --self-test)
+tessera_check(api_docs ${Python3_EXECUTABLE} tools/api_docs ${CMAKE_CURRENT_BINARY_DIR}/api)
+tessera_check(api_docs_self_test ${Python3_EXECUTABLE} tools/api_docs --self-test)
 tessera_check(measured ${Python3_EXECUTABLE} tests/measured/run)
 tessera_check(campaign tests/measured/campaign)
 tessera_check(measured_tables ${Python3_EXECUTABLE} tools/measured --check)
@@ -33,6 +40,15 @@ endforeach()
 add_library(test_headers OBJECT ${units})
 target_link_libraries(test_headers PRIVATE tessera::tessera tessera_warnings)
 target_compile_options(test_headers PRIVATE -O0)
+
+# The C++ code that documents and header comments show compiles.
+add_custom_target(snippets ALL COMMAND ${Python3_EXECUTABLE} tools/check_snippets ${CMAKE_CURRENT_BINARY_DIR}/snippets.cpp
+  BYPRODUCTS ${CMAKE_CURRENT_BINARY_DIR}/snippets.cpp WORKING_DIRECTORY ${root} VERBATIM)
+add_library(test_snippets OBJECT ${CMAKE_CURRENT_BINARY_DIR}/snippets.cpp)
+add_dependencies(test_snippets snippets)
+target_include_directories(test_snippets PRIVATE ${root})
+target_link_libraries(test_snippets PRIVATE tessera::tessera tessera_warnings)
+target_compile_options(test_snippets PRIVATE -O0)
 
 # A program outside the tree, built against an installed one.
 add_test(NAME package COMMAND ${CMAKE_COMMAND}

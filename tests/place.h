@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-/// Where a test finds what it needs beside itself. The programs know the paths of the machine that built
+/// Where a test finds what it needs next to itself. The programs know the paths of the machine that built
 /// them; on another one the environment says where these things are: TESSERA_PROGRAM names the command
 /// `tessera`, TESSERA_TEST_DATA the folder tests/ of the sources. `tools/gpu run` sets both.
 

@@ -7,13 +7,10 @@
 
 #include "autograd/tape.h"
 #include "datasets/glue_submission.h"
-#include "datasets/loader.h"
-#include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
-#include "train/session.h"
 
 namespace tessera::train {
 
@@ -33,7 +30,7 @@ pretrained::ConfigOptions head_options(datasets::GlueTask task) {
 
 }  // namespace
 
-// ---- the job ----
+// ---- the settings ----
 
 models::BertConfig bert_config(const std::string& path, const std::string& text, datasets::GlueTask task) {
   const pretrained::Config config = pretrained::parse_config(path, text, head_options(task));
@@ -43,15 +40,38 @@ models::BertConfig bert_config(const std::string& path, const std::string& text,
   return *bert;
 }
 
-void GlueJob::validate() const {
+SettingList GlueSettings::list() {
+  SettingList list;
+  list.group("Data");
+  list.add("task", task, "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli").shown_as("");
+  list.add("data", data, "Folder of the task's files (train.tsv, dev.tsv, ...), or of the tasks' folders");
+  list.add("max_length", max_length,
+           "Tokens per text or pair; longer ones are cut; default: 128, if the model has positions for so "
+           "many")
+      .range(int64_t{1}, kLargest)
+      .shown_as("");
+  list.add("batch", batch, "Texts or pairs per step")
+      .named("--batch-size")
+      .formerly("--batch")
+      .range(int64_t{1}, kLargest);
+  list.add_hidden("batches", batches);
+  list.group("Model");
+  list.add("model", model, "Hugging Face model directory with config.json, weights and tokenizer");
+  list.add_json("config", {.get = [this] { return json::parse(pretrained::config_text(bert)); },
+                           .set =
+                               [this](const json& stored) {
+                                 bert = bert_config("bert job", stored.dump(),
+                                                    datasets::parse_glue_task(task).task);
+                               }});
+  add_to(list);
+  return list;
+}
+
+void GlueSettings::validate() const {
   const datasets::GlueInfo& info = datasets::parse_glue_task(task);
   bert.validate();
-  check(f32_math == F32Math::ieee || bert.dtype == DType::f32, "bert: f32_math is ", name_of(f32_math),
-        ", but the model is ", bert.dtype, "; only f32 has it");
-  const std::pair<const char*, int64_t> sizes[] = {
-      {"batch (--batch)", batch}, {"max_length (--max-length)", max_length}, {"steps (--steps)", steps}};
-  for (const auto& [name, size] : sizes)
-    check(size >= 1 && size <= kLargest, "bert: ", name, " is ", size, "; it must be from 1 to ", kLargest);
+  check_training("bert", bert.dtype,
+                 {{"batch (--batch-size)", batch}, {"max_length (--max-length)", max_length}});
   const pretrained::ConfigOptions wanted = head_options(info.task);
   check(bert.head == wanted.head && bert.labels == wanted.labels, "bert: the head of ", bert.labels,
         " labels is not that of ", info.folder);
@@ -59,100 +79,109 @@ void GlueJob::validate() const {
         "; the model has positions for ", bert.longest());
   check(batches == "packed" || batches == "padded", "bert: batches is \"", batches,
         "\"; expected packed or padded");
-  check(warmup >= 0 && warmup <= steps, "bert: warmup is ", warmup, " of ", steps, " steps");
-  check(lr > 0 && std::isfinite(lr), "bert: lr is ", lr, "; it must be positive");
-  check(weight_decay >= 0 && clip_norm >= 0, "bert: weight_decay is ", weight_decay, " and clip_norm ",
-        clip_norm, "; they must not be negative");
-  make_schedule(*this);
+  check(warmup <= steps, "bert: warmup is ", warmup, " of ", steps, " steps");
 }
 
-json to_json(const GlueJob& job) {
-  json out = job_to_json(job);
-  out["config"] = json::parse(pretrained::config_text(job.bert));
-  return out;
+json to_json(const GlueSettings& settings) {
+  return to_json(GlueSettings(settings).list(), Kept::job);
 }
 
-GlueJob glue_job_from_json(const json& in) {
-  check(in.is_object() && in.value("task", json()).is_string() && in.contains("config"),
-        "bert job: expected an object of settings with a \"task\" and a \"config\"");
-  GlueJob job;
-  job.bert = bert_config("bert job", in["config"].dump(),
-                         datasets::parse_glue_task(in["task"].get<std::string>()).task);
-  json rest = in;
-  rest.erase("config");
-  return job_from_json<GlueJob>(rest, "bert job", job);
+GlueSettings glue_settings_from_json(const json& in) {
+  GlueSettings settings;
+  SettingList list = settings.list();
+  take_job(list, in, "bert job");
+  settings.validate();
+  return settings;
 }
 
-optim::Schedule make_schedule(const GlueJob& job) {
-  return optim::Schedule({.kind = optim::parse_schedule(job.schedule.c_str()),
-                          .lr = job.lr,
-                          .steps = job.steps,
-                          .warmup = std::min(job.warmup, job.steps / 2)});
-}
-
-// ---- the session ----
+// ---- the job ----
 
 namespace {
 
-models::Bert make_model(const GlueJob& job, Rng& rng, Device device, pretrained::LoadReport& report) {
+models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device,
+                        pretrained::LoadReport& report) {
   const MemoryTag tag("parameters");
-  const datasets::GlueTask task = datasets::parse_glue_task(job.task).task;
-  if (job.model.empty()) return models::Bert(job.bert, rng, device);
+  const datasets::GlueTask task = datasets::parse_glue_task(settings.task).task;
+  if (settings.model.empty()) return models::Bert(settings.bert, rng, device);
   models::Bert model = pretrained::load_bert(
-      job.model, rng, device, {.config = head_options(task), .dtype = job.bert.dtype}, &report);
-  // Dropout may be the job's own; everything else is what the folder says.
-  model.config.hidden_dropout = job.bert.hidden_dropout;
-  model.config.attention_dropout = job.bert.attention_dropout;
-  model.config.classifier_dropout = job.bert.classifier_dropout;
+      settings.model, rng, device, {.config = head_options(task), .dtype = settings.bert.dtype}, &report);
+  // Dropout may be the run's own; everything else is what the folder says.
+  model.config.hidden_dropout = settings.bert.hidden_dropout;
+  model.config.attention_dropout = settings.bert.attention_dropout;
+  model.config.classifier_dropout = settings.bert.classifier_dropout;
   nn::for_each<nn::Dropout>(model, [&](const std::string& name, nn::Dropout& layer) {
-    layer.p = name.ends_with("attention.dropout") ? job.bert.attention_dropout
-              : name.starts_with("classifier.")   ? job.bert.classifier_dropout
-                                                  : job.bert.hidden_dropout;
+    layer.p = name.ends_with("attention.dropout") ? settings.bert.attention_dropout
+              : name.starts_with("classifier.")   ? settings.bert.classifier_dropout
+                                                  : settings.bert.hidden_dropout;
   });
-  check(pretrained::config_text(model.config) == pretrained::config_text(job.bert), "bert: ", job.model,
-        " holds another model than the one that this run began with");
+  check(pretrained::config_text(model.config) == pretrained::config_text(settings.bert),
+        "bert: ", settings.model, " holds another model than the one that this run began with");
   return model;
 }
 
 }  // namespace
 
-GlueSession::GlueSession(const GlueJob& job, Device device)
-    : job_(job),
-      device_(device),
-      rng_(job.seed),
-      model_(make_model(job, rng_, device, loaded_)),
+GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set)
+    : Job(device),
+      settings_(settings),
+      rng_(settings.seed),
+      model_(make_model(settings, rng_, device, loaded_)),
       optimizer_([&] {
         const MemoryTag tag("optimizer");
         return optim::AdamW(nn::parameters(model_),
-                            {.lr = job.lr,
-                             .weight_decay = job.weight_decay,
-                             .max_norm = job.clip_norm,
-                             .loss_scale = optim::default_loss_scale(job.bert.dtype)});
-      }()) {
+                            {.lr = settings.lr,
+                             .weight_decay = settings.weight_decay,
+                             .max_norm = settings.clip_norm,
+                             .loss_scale = optim::default_loss_scale(settings.bert.dtype)});
+      }()),
+      set_(set) {
   nn::set_training(model_, true);
+  if (set) {
+    Rng order(settings.seed ^ kOrderSeed);
+    loader_.emplace(set->train, datasets::LoaderOptions{.size = settings.batch,
+                                                        .shuffle = &order,
+                                                        .drop_last = true,
+                                                        .workers = device.is_cuda() ? 2 : 1,
+                                                        .device = device});
+  }
+  keep("model", model_);
+  train_with(optimizer_);
+  keep("rng", rng_);
 }
 
-void GlueSession::load(const datasets::GlueBatch& batch) {
-  const bool padded = job_.batches == "padded";
-  const int64_t fixed_length = padded ? job_.max_length : 0;
+JobInfo GlueJob::info() const {
+  if (!set_) return {};
+  const datasets::GlueItems& train = set_->train;
+  const double tokens = double(train.tokens()) / double(train.size()) * double(settings_.batch);
+  return {.evaluates = true,
+          .fixed_shapes = settings_.batches == "padded",  // packed batches have a shape each
+          .tokens_per_step = tokens,
+          .flops_per_step = models::step_flops(settings_.bert, tokens, tokens / double(settings_.batch))};
+}
+
+void GlueJob::batch(uint64_t index) {
+  check(loader_.has_value(), "bert: there is nothing to train on; give the job a GlueSet");
+  datasets::LoaderState at = loader_->state();
+  at.batch = index;
+  loader_->set_state(at);
+  load(loader_->next());
+}
+
+Values GlueJob::evaluate() {
+  return evaluate_glue(*this, *set_);
+}
+
+void GlueJob::load(const datasets::GlueBatch& batch) {
+  const bool padded = settings_.batches == "padded";
+  const int64_t fixed_length = padded ? settings_.max_length : 0;
   if (!padded || !batch_.tokens.defined()) {
-    batch_ = bert_batch(batch, job_.bert, fixed_length, device_);
-    targets_ = batch.labels.to(device_);
+    batch_ = bert_batch(batch, settings_.bert, fixed_length, device());
+    targets_ = batch.labels.to(device());
     return;
   }
   // A captured step reads the same memory each time; the texts come by way of the host.
-  copy_batch(batch_, bert_batch(batch, job_.bert, fixed_length, Device::cpu()));
+  copy_batch(batch_, bert_batch(batch, settings_.bert, fixed_length, Device::cpu()));
   targets_.copy_from(batch.labels);
-}
-
-io::Checkpoint GlueSession::checkpoint(int64_t step) const {
-  return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
-                               io::named("optimizer", optimizer_), io::named("rng", rng_));
-}
-
-int64_t GlueSession::restore(const std::filesystem::path& file) {
-  return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
-                         io::named("rng", rng_));
 }
 
 // ---- evaluation ----
@@ -172,20 +201,20 @@ class Evaluating {
 
 }  // namespace
 
-GluePredictions predict_glue(GlueSession& session, const datasets::GlueItems& items) {
+GluePredictions predict_glue(GlueJob& job, const datasets::GlueItems& items) {
   const NoTape off;
-  const F32MathScope math(session.job().f32_math);
-  models::Bert& model = session.model();
+  const F32MathScope math(job.settings().f32_math);
+  models::Bert& model = job.model();
   const Evaluating evaluating(model);
   GluePredictions result;
   double loss = 0;
-  for (int64_t first = 0; first < items.size(); first += session.job().batch) {
+  for (int64_t first = 0; first < items.size(); first += job.settings().batch) {
     check_interrupt();
     std::vector<int64_t> indices;
-    for (int64_t i = first; i < std::min(first + session.job().batch, items.size()); ++i)
+    for (int64_t i = first; i < std::min(first + job.settings().batch, items.size()); ++i)
       indices.push_back(i);
     const datasets::GlueBatch batch = items.batch(indices);
-    const Tensor y = model(bert_batch(batch, session.job().bert, 0, session.device()));
+    const Tensor y = model(bert_batch(batch, job.settings().bert, 0, job.device()));
     const auto logits = y.to(DType::f64).to_vector<double>();
     const auto width = size_t(y.size(1));
     for (size_t row = 0; row < indices.size(); ++row) {
@@ -207,11 +236,11 @@ GluePredictions predict_glue(GlueSession& session, const datasets::GlueItems& it
   return result;
 }
 
-std::map<std::string, double> evaluate_glue(GlueSession& session, const GlueSet& set) {
-  std::map<std::string, double> values;
+Values evaluate_glue(GlueJob& job, const GlueSet& set) {
+  Values values;
   double score = 0, loss = 0;
   for (const GluePart& part : set.dev) {
-    const GluePredictions predicted = predict_glue(session, part.items);
+    const GluePredictions predicted = predict_glue(job, part.items);
     std::vector<double> labels;
     for (int64_t i = 0; i < part.items.size(); ++i) labels.push_back(part.items.label(i));
     for (const auto& [name, value] : datasets::glue_metrics(set.task, predicted.values, labels)) {
@@ -234,45 +263,14 @@ std::vector<std::string> submission_files(const GlueSet& set, const std::filesys
   return files;
 }
 
-std::vector<std::string> write_submissions(GlueSession& session, const GlueSet& set,
+std::vector<std::string> write_submissions(GlueJob& job, const GlueSet& set,
                                            const std::filesystem::path& folder) {
   io::AtomicFolder files(folder.string(), io::AtomicFolder::Existing::replace);
   for (const GluePart& part : set.test)
     io::write_file(files.path() + "/" + datasets::glue_submission_name(set.task, part.name),
-                   datasets::glue_submission(set.task, predict_glue(session, part.items).values));
+                   datasets::glue_submission(set.task, predict_glue(job, part.items).values));
   files.publish();
   return submission_files(set, folder);
-}
-
-// ---- training ----
-
-TrainResult train_glue(GlueSession& session, const GlueSet& set, const RunFolder& run,
-                       const TrainerOptions& options, int64_t first_step, Progress& progress) {
-  const GlueJob& job = session.job();
-  Rng order(job.seed ^ kOrderSeed);
-  datasets::Loader loader(set.train, {.size = job.batch,
-                                      .shuffle = &order,
-                                      .drop_last = true,
-                                      .workers = session.device().is_cuda() ? 2 : 1,
-                                      .device = session.device()});
-  datasets::LoaderState at = loader.state();
-  at.batch = uint64_t(first_step) * uint64_t(options.accumulate);
-  loader.set_state(at);
-  io::CheckpointFolder folder(run.checkpoints().string(), options.keep);
-  Task task;
-  task.load = [&] { session.load(loader.next()); };
-  task.loss = [&] { return session.loss(); };
-  task.evaluate = [&] { return evaluate_glue(session, set); };
-  task.save = [&](int64_t step) {
-    const io::Checkpoint whole = session.checkpoint(step);
-    folder.save(step, whole);
-  };
-  const double tokens = double(set.train.tokens()) / double(set.train.size()) * double(job.batch);
-  task.tokens_per_step = tokens;
-  task.flops_per_step = models::step_flops(job.bert, tokens, tokens / double(job.batch));
-  TrainerOptions own = options;
-  own.graph = options.graph && job.batches == "padded";  // packed batches have a shape each
-  return run_training(task, session.optimizer(), run, session.device(), own, first_step, progress);
 }
 
 }  // namespace tessera::train

@@ -1,102 +1,136 @@
 #pragma once
 
-#include <algorithm>
-#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "runtime/error.h"
-#include "runtime/f32_math.h"
-#include "tensor/dtype.h"
-#include "tensor/fields.h"
-
-/// A job, any struct that lists its settings in fields(), as the JSON of run.json and of checkpoints. A
-/// setting of the type F32Math is written only if it is tf32, so that jobs from before it existed keep their
-/// meaning.
+#include "io/checkpoint.h"
+#include "runtime/device.h"
+#include "train/optimizer_ref.h"
 
 namespace tessera::train {
 
-template <class Job>
-nlohmann::json job_to_json(const Job& job) {
-  nlohmann::json out = nlohmann::json::object();
-  for_each_field(job, [&](const std::string& name, const auto& value) {
-    using T = std::remove_cvref_t<decltype(value)>;
-    if constexpr (std::is_same_v<T, F32Math>) {
-      if (value != F32Math::ieee) out[name] = name_of(value);
-    } else if constexpr (std::is_same_v<T, DType>) {
-      out[name] = name_of(value);
-    } else {
-      out[name] = value;
-    }
-  });
-  return out;
-}
+class RunFolder;
 
-/// Whether `value` is what job_to_json writes for a T: the library's own conversions take 3.7 and true for 3
-/// and 1.
-template <class T>
-bool is_setting_of(const nlohmann::json& value) {
-  if constexpr (std::is_same_v<T, bool>) {
-    return value.is_boolean();
-  } else if constexpr (std::is_unsigned_v<T>) {
-    return value.is_number_unsigned();
-  } else if constexpr (std::is_integral_v<T>) {
-    // Above 2^63 the parser gives an unsigned one.
-    return value.is_number_integer() && (!value.is_number_unsigned() || value.get<int64_t>() >= 0);
-  } else if constexpr (std::is_floating_point_v<T>) {
-    return value.is_number() && std::isfinite(value.get<double>());
-  } else {
-    return value.is_string();
+/// Named values of an evaluation: {"eval_nll", 0.35}, ...
+using Values = std::map<std::string, double>;
+
+/// What the trainer has to know of a job before its first step.
+struct JobInfo {
+  bool evaluates = false;  // evaluate() gives values
+  bool samples = false;    // sample() does something
+  /// Every batch has the same shapes and comes into the same memory, so that a step may be captured.
+  bool fixed_shapes = true;
+  int micro_batches = 1;  // per step: batch() and loss() run that often, the mean of the losses counts
+  double tokens_per_step = 0;
+  double flops_per_step = 0;
+};
+
+/// What follows from the values of an evaluation.
+struct Verdict {
+  bool save = false;  // the state, now
+  bool stop = false;  // the run ends here, as at its last step
+};
+
+/// What is trained: a model with its optimizer and its data. The bundled models are such jobs, and so is
+/// whatever a program wants to train:
+///
+///   class Fit : public train::Job {
+///    public:
+///     Fit() : Job(Device::best()), model_(...), optimizer_(nn::parameters(model_)) {
+///       train_with(optimizer_);
+///       keep("model", model_);
+///     }
+///     void batch(uint64_t index) override { ... }         // brings batch `index` into x_ and y_
+///     Tensor loss() override { return loss_of(model_(x_), y_); }
+///     ...
+///   };
+///   Fit fit;
+///   train::train(fit, run, {.steps = 1000}, 0, progress);
+///
+/// train::train (train/trainer.h) runs it, train::Step (train/step.h) is one step of it.
+class Job {
+ public:
+  explicit Job(Device device) : device_(device) {}
+  virtual ~Job() = default;
+  Job(const Job&) = delete;
+  Device device() const { return device_; }
+  /// Throws if the job gave no optimizer to train_with().
+  const OptimizerRef& trained_by() const;
+
+  virtual JobInfo info() const { return {}; }
+  /// Called once before the first step of this process, with what the run has recorded so far. Returns
+  /// whether the run has ended already (by a Verdict), though it has steps left.
+  virtual bool begin(const RunFolder&) { return false; }
+  /// Brings micro-batch `index` (step * micro_batches + k) into the tensors that loss() reads, by work issued
+  /// to the compute stream. Never captured. The same index gives the same batch, so that a resumed run meets
+  /// the data that it would have met.
+  virtual void batch(uint64_t index) = 0;
+  /// The forward pass, recorded on the step's tape; one element.
+  virtual Tensor loss() = 0;
+  /// After each step of the optimizer, captured with it.
+  virtual void updated() {}
+  /// Values of the model as it stands; runs without a tape and leaves the state as it was, also when it
+  /// throws. The state is saved before it where both are due.
+  virtual Values evaluate() { return {}; }
+  virtual Verdict judge(int64_t step, const Values&) { return (void)step, Verdict{}; }
+  /// The step whose checkpoint is kept beside the newest ones.
+  virtual std::optional<int64_t> spared() const { return {}; }
+  /// Shows what the model makes by itself (a text); runs without a tape.
+  virtual void sample(int64_t step, const RunFolder&) { (void)step; }
+
+  /// Settings in which a run cannot differ from the one that it continues, but for "steps"; an object.
+  virtual nlohmann::json settings_json() const { return nlohmann::json::object(); }
+  /// All that continues the curve: what was given to keep(), the step and the settings.
+  virtual io::Checkpoint checkpoint(int64_t step) const;
+  /// Returns the step. All or nothing: on an error nothing has changed. Throws, naming the setting, if the
+  /// checkpoint is of other settings. A file from before there was loss scaling leaves the loss scale as it
+  /// is.
+  int64_t restore(const std::filesystem::path& file);
+
+ protected:
+  /// The optimizer that updates the model; its state, if it has fields(), is kept as "optimizer".
+  template <class O>
+  void train_with(O& optimizer) {
+    trained_by_.emplace(optimizer);
+    if constexpr (HasFields<O>) keep("optimizer", optimizer);
   }
-}
+  /// Makes `part`, a member with fields() or a leaf of them, part of every checkpoint.
+  template <class Part>
+  void keep(const std::string& name, Part& part);
 
-/// Throws, beginning with `what` and naming the key that is missing, unknown or of a wrong type. Then the
-/// job's validate(). `job`: what is no field is already set.
-template <class Job>
-Job job_from_json(const nlohmann::json& in, const char* what, Job job = {}) {
-  check(in.is_object(), what, ": expected an object of settings");
-  std::vector<std::string> known;
-  for_each_field(job, [&](const std::string& name, auto& value) {
-    using T = std::remove_cvref_t<decltype(value)>;
-    known.push_back(name);
-    if constexpr (std::is_same_v<T, F32Math>) {
-      if (!in.contains(name)) return;
-      check(in[name] == name_of(F32Math::tf32), what, ": \"", name, "\" is ", in[name].dump(),
-            "; expected \"tf32\", or no such setting");
-      value = F32Math::tf32;
-    } else {
-      check(in.contains(name), what, ": \"", name, "\" is missing");
-      constexpr bool kDType = std::is_same_v<T, DType>;
-      check(is_setting_of<std::conditional_t<kDType, std::string, T>>(in[name]), what, ": \"", name, "\" is ",
-            in[name].dump(), ", which is of another type or out of range");
-      if constexpr (kDType) {
-        value = parse_dtype(in[name].template get<std::string>());
-      } else {
-        value = in[name].template get<T>();
-      }
-    }
-  });
-  for (const auto& [name, value] : in.items())
-    check(std::find(known.begin(), known.end(), name) != known.end(), what, ": \"", name,
-          "\" is not a setting");
-  job.validate();
-  return job;
-}
+ private:
+  /// A part of the state, whatever its type.
+  struct Kept {
+    std::function<void(io::Checkpoint&)> add, complete;
+    std::function<void(io::Checkpoint::Restoring&)> compare, assign;
+  };
+  static bool may_be_missing(const std::string& name);
 
-/// Throws, naming the checkpoint `file` and the setting, unless the job written in it is `ours`; only the
-/// number of steps may differ.
-inline void check_same_job(const std::string& file, const std::string& stored, const nlohmann::json& ours) {
-  using nlohmann::json;
-  const json theirs = json::parse(stored, nullptr, false);
-  check(theirs.is_object(), file, ": its \"job\" is not a JSON object");
-  for (const auto& [name, value] : ours.items())
-    check(name == "steps" || theirs.value(name, json()) == value, file, ": it is of another job: \"", name,
-          "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),
-          " here; restore run.json, or start a new run");
-  for (const auto& [name, value] : theirs.items())
-    check(ours.contains(name), file, ": it is of another job: \"", name, "\" is ", value.dump(),
-          " in it, and missing here; restore run.json, or start a new run");
+  Device device_;
+  std::optional<OptimizerRef> trained_by_;
+  std::vector<Kept> kept_;
+};
+
+template <class Part>
+void Job::keep(const std::string& name, Part& part) {
+  kept_.push_back({.add = [name, &part](io::Checkpoint& to) { to.add(name, part); },
+                   .complete =
+                       [name, &part](io::Checkpoint& stored) {
+                         for_each_field(
+                             part,
+                             [&](const std::string& field, const auto& leaf) {
+                               if (may_be_missing(field) && !stored.find(field)) stored.add(field, leaf);
+                             },
+                             name);
+                       },
+                   .compare = [name, &part](auto& restoring) { restoring.compare(name, part); },
+                   .assign = [name, &part](auto& restoring) { restoring.assign(name, part); }});
 }
 
 }  // namespace tessera::train

@@ -4,94 +4,146 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "autograd/tape.h"
 #include "io/file.h"
 #include "ops/attention/attention.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/session.h"
 
 namespace tessera::train {
 
 using nlohmann::json;
 
-// ---- the job ----
+// ---- the settings ----
 
-DType LanguageJob::dtype() const {
+DType LanguageSettings::dtype() const {
   return std::visit([](const auto& config) { return config.dtype; }, model);
 }
 
-void LanguageJob::set_precision(Precision precision) {
+void LanguageSettings::set_precision(Precision precision) {
   std::visit([&](auto& config) { config.dtype = precision.dtype; }, model);
   f32_math = precision.math;
 }
 
-void LanguageJob::validate() const {
+void LanguageSettings::add_sizes(SettingList& list) {
+  list.group("Data");
+  list.add("length", length, "Tokens per sequence").range(int64_t{1}, kLargest);
+  list.add("batch", batch, "Sequences per micro-batch")
+      .named("--batch-size")
+      .formerly("--batch")
+      .range(int64_t{1}, kLargest);
+}
+
+SettingList LanguageSettings::list() {
+  SettingList list;
+  list.group("Data");
+  list.add("data", data, "Folder of token shards (tessera data tokenize) in place of --text");
+  add_sizes(list);
+  list.add("stride", stride,
+           "From the beginning of a sequence to that of the next; default: 1 where the run reads the text "
+           "more than once, else the length")
+      .range(int64_t{1}, kLargest)
+      .shown_as("");
+  list.add("documents", documents, "Sequences end where documents do, packed without padding");
+  list.add_hidden("fingerprint", fingerprint);
+  list.group("Model");
+  list.add("start", start, "Hugging Face model directory whose weights to start from").named("--model");
+  list.add("dropout", dropout, "Dropout of embeddings and residual branches").range(0.0, 0.95);
+  list.add_json("model",
+                {.get =
+                     [this] {
+                       return json::parse(std::visit(
+                           [](const auto& config) { return pretrained::config_text(config); }, model));
+                     },
+                 .set = [this](const json& stored) { set_model(stored); }});
+  add_to(list);
+  list.add("accumulate", accumulate, "Micro-batches per step").range(int64_t{1}, kLargest);
+  list.add("final_lr", final_lr, "Learning rate at the end, as a share of the peak").range(0.0, 1.0);
+  list.add("beta2", beta2, "Decay of AdamW's second moment").range(0.0, 0.9999999);
+  list.add("ema", ema,
+           "Evaluate and export averages of the weights with this decay per step, such as 0.999; 0: the "
+           "weights")
+      .range(0.0, 0.9999999);
+  return list;
+}
+
+void LanguageSettings::set_model(const json& stored) {
+  const pretrained::Config config = pretrained::parse_config("model", stored.dump());
+  const auto* gpt = std::get_if<models::GptConfig>(&config.model);
+  const auto* llama = std::get_if<models::LlamaConfig>(&config.model);
+  check(gpt || llama, "language job: \"model\" is of the type ", config.type,
+        "; expected gpt2, opt, llama, mistral, qwen2, qwen3 or phi3");
+  if (gpt) model = *gpt;
+  if (llama) model = *llama;
+}
+
+void LanguageSettings::validate() const {
   std::visit([](const auto& config) { config.validate(); }, model);
-  check(f32_math == F32Math::ieee || dtype() == DType::f32, family(), ": f32_math is ", name_of(f32_math),
-        ", but the model is ", dtype(), "; only f32 has it");
   constexpr int64_t kWidest = 1 << 20;
   std::visit(
       [&](const auto& config) {
         for (const auto& [name, size] :
-             {std::pair("d_model (--d-model)", config.d_model), std::pair("d_ff (--d-ff)", config.d_ff),
-              std::pair("layers (--layers)", config.layers)})
+             {Size("d_model (--d-model)", config.d_model), Size("d_ff (--d-ff)", config.d_ff),
+              Size("layers (--layers)", config.layers)})
           check(size <= kWidest, family(), ": ", name, " is ", size, "; it must be at most ", kWidest);
         check(length <= config.positions, family(), ": length is ", length, "; the model has ",
               config.positions, " positions");
       },
       model);
-  const std::pair<const char*, int64_t> sizes[] = {{"length (--length)", length},
-                                                   {"batch (--batch)", batch},
-                                                   {"accumulate (--accumulate)", accumulate},
-                                                   {"steps", steps}};
-  for (const auto& [name, size] : sizes)
-    check(size >= 1 && size <= kLargest, family(), ": ", name, " is ", size, "; it must be from 1 to ",
-          kLargest);
+  check_training(family(), dtype(),
+                 {{"length (--length)", length},
+                  {"batch (--batch-size)", batch},
+                  {"accumulate (--accumulate)", accumulate}});
   check(batch * length <= kLargest, family(), ": ", batch, " sequences of ", length,
         " tokens; a micro-batch has at most ", kLargest);
   check(accumulate <= 1 << 20, family(), ": accumulate is ", accumulate);
   check(stride >= 0 && stride <= length, family(), ": stride is ", stride, "; the length is ", length);
-  check(warmup >= 0, family(), ": warmup is ", warmup);
-  check(lr > 0 && std::isfinite(lr), family(), ": lr is ", lr, "; it must be positive");
-  check(weight_decay >= 0 && clip_norm >= 0, family(), ": weight_decay is ", weight_decay, " and clip_norm ",
-        clip_norm, "; they must not be negative");
   check(final_lr >= 0 && final_lr <= 1, family(), ": final_lr is ", final_lr, "; expected 0 to 1");
   check(beta2 > 0 && beta2 < 1, family(), ": beta2 is ", beta2, "; expected more than 0 and less than 1");
   check(dropout >= 0 && dropout < 1 && ema >= 0 && ema < 1, family(), ": dropout is ", dropout, " and ema ",
         ema, "; expected 0 to less than 1");
   check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
-  make_schedule(*this);
 }
 
-json to_json(const LanguageJob& job) {
-  json out = job_to_json(job);
-  out["model"] =
-      json::parse(std::visit([](const auto& config) { return pretrained::config_text(config); }, job.model));
-  return out;
+json to_json(const LanguageSettings& settings) {
+  return to_json(LanguageSettings(settings).list(), Kept::job);
 }
 
-LanguageJob language_job_from_json(const json& in) {
-  check(in.is_object() && in.contains("model"), "language job: \"model\" is missing");
-  json rest = in;
-  rest.erase("model");
-  const pretrained::Config config = pretrained::parse_config("model", in["model"].dump());
-  const auto* gpt = std::get_if<models::GptConfig>(&config.model);
-  const auto* llama = std::get_if<models::LlamaConfig>(&config.model);
-  check(gpt || llama, "language job: \"model\" is of the type ", config.type,
-        "; expected gpt2, opt or llama");
-  // The length is compared with the model's positions, so the model comes first.
-  struct Job : LanguageJob {
-    void validate() const {}
-  };
-  LanguageJob job = job_from_json<Job>(rest, "language job");
-  if (gpt) job.model = *gpt;
-  if (llama) job.model = *llama;
-  job.validate();
-  return job;
+LanguageSettings language_settings_from_json(const json& in) {
+  LanguageSettings settings;
+  SettingList list = settings.list();
+  take_job(list, in, "language job");
+  settings.validate();
+  return settings;
+}
+
+SettingList LanguageWatch::list() {
+  SettingList list(Kept::option);
+  list.group("Run");
+  constexpr int64_t kMost = int64_t{1} << 30;
+  list.add("eval_tokens", eval_tokens, "Held-out tokens of an evaluation, at most").range(int64_t{1}, kMost);
+  list.add("eval_stride", eval_stride,
+           "Held-out tokens that a window of --length predicts, its last ones, with --length less this or "
+           "more before each; default: half of --length; --length: all of a window's, its first after one "
+           "token")
+      .range(int64_t{1}, kMost)
+      .shown_as("");
+  list.add("sample_every", sample_every, "Steps between samples of text; 0: at the end")
+      .range(int64_t{0}, kMost);
+  list.add("sample_tokens", sample_tokens, "Length of each sample in tokens; 0 turns sampling off")
+      .range(int64_t{0}, int64_t{1} << 20);
+  list.add("sample_prompt", sample_prompt, "Prompt of the samples; default: a new document")
+      .may_be_without_text();
+  list.add("ngram", ngram, "Order of the n-gram that is the baseline; 0: none").range(0, 16);
+  list.add("patience", patience,
+           "Evaluations (--eval-every) without a new lowest held-out loss after which the run ends; 0: off")
+      .range(int64_t{0}, kMost);
+  list.add("export", exported,
+           "Weights for model/: of the last step, or of the evaluation with the lowest held-out loss (best)")
+      .one_of({"last", "best"});
+  return list;
 }
 
 // ---- sizes ----
@@ -138,48 +190,47 @@ void apply_size(LanguageConfig& config, const std::string& name) {
       config);
 }
 
-optim::Schedule make_schedule(const LanguageJob& job) {
-  return optim::Schedule({.kind = optim::parse_schedule(job.schedule),
-                          .lr = job.lr,
-                          .steps = job.steps,
-                          .warmup = std::min(job.warmup, job.steps / 2),
-                          .final_factor = job.final_lr});
-}
+// ---- the job ----
 
-// ---- the session ----
-
-LanguageSession::Model LanguageSession::make(const LanguageJob& job, Rng& rng, Device device,
-                                             const std::string& weights) {
+LanguageJob::Model LanguageJob::make(const LanguageSettings& settings, Rng& rng, Device device,
+                                     const std::string& weights) {
   const MemoryTag tag("parameters");
-  const pretrained::LoadOptions options{.dtype = job.dtype()};
-  if (const auto* config = std::get_if<models::LlamaConfig>(&job.model)) {
+  const pretrained::LoadOptions options{.dtype = settings.dtype()};
+  if (const auto* config = std::get_if<models::LlamaConfig>(&settings.model)) {
     if (!weights.empty()) return pretrained::load_llama(weights, rng, device, options);
     models::LlamaConfig own = *config;
-    own.embedding_dropout = own.residual_dropout = job.dropout;
+    own.embedding_dropout = own.residual_dropout = settings.dropout;
     return models::Llama(own, rng, device);
   }
   if (!weights.empty()) return pretrained::load_gpt(weights, rng, device, options);
-  return models::Gpt(std::get<models::GptConfig>(job.model), rng, device);
+  return models::Gpt(std::get<models::GptConfig>(settings.model), rng, device);
 }
 
-LanguageSession::LanguageSession(const LanguageJob& job, Device device, const std::string& weights)
-    : job_(job), device_(device), rng_(job.seed), model_(make(job, rng_, device, weights)), optimizer_([&] {
+LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights)
+    : Job(device),
+      settings_(settings),
+      rng_(settings.seed),
+      model_(make(settings, rng_, device, weights)),
+      optimizer_([&] {
         const MemoryTag tag("optimizer");
         // Rows of a table are seen seldom: decay would be most of what happens to them.
         return optim::AdamW(nn::parameters(model_),
-                            {.lr = job.lr,
-                             .beta2 = job.beta2,
-                             .weight_decay = job.weight_decay,
-                             .max_norm = job.clip_norm,
+                            {.lr = settings.lr,
+                             .beta2 = settings.beta2,
+                             .weight_decay = settings.weight_decay,
+                             .max_norm = settings.clip_norm,
                              .groups = {{.contains = "token.weight", .weight_decay = 0.0},
                                         {.contains = "position.weight", .weight_decay = 0.0}},
-                             .loss_scale = optim::default_loss_scale(job.dtype())});
+                             .loss_scale = optim::default_loss_scale(settings.dtype())});
       }()) {
-  if (job.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = job.ema});
+  if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});
   const MemoryTag tag("batch");
-  inputs_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
-  targets_ = Tensor::empty_packed({job.batch, job.length}, DType::i64, device);
+  inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
+  targets_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
   std::visit([](auto& model) { nn::set_training(model, true); }, model_);
+  keep("model", model_);
+  train_with(optimizer_);
+  keep("ema", ema_), keep("rng", rng_), keep("loader", position_);
 }
 
 namespace {
@@ -197,29 +248,29 @@ Tensor flat(const Tensor& tokens) {
 
 }  // namespace
 
-void LanguageSession::load(const datasets::TokenBatch& batch) {
+void LanguageJob::load(const datasets::TokenBatch& batch) {
   inputs_.copy_from(batch.inputs);
   targets_.copy_from(batch.targets);
-  if (job_.documents) sequences_ = sequences_of(batch);
+  if (settings_.documents) sequences_ = sequences_of(batch);
 }
 
-Tensor LanguageSession::loss() const {
-  const F32MathScope math(job_.f32_math);
+Tensor LanguageJob::loss() {
+  const F32MathScope math(settings_.f32_math);
   return std::visit(
       [&](const auto& model) {
-        return job_.documents ? model.loss(flat(inputs_), targets_, sequences_)
-                              : model.loss(inputs_, targets_);
+        return settings_.documents ? model.loss(flat(inputs_), targets_, sequences_)
+                                   : model.loss(inputs_, targets_);
       },
       model_);
 }
 
-void LanguageSession::updated() {
+void LanguageJob::updated() {
   if (ema_) ema_->update();
 }
 
 template <class F>
-auto LanguageSession::as_used(F&& f) {
-  const F32MathScope math(job_.f32_math);
+auto LanguageJob::as_used(F&& f) {
+  const F32MathScope math(settings_.f32_math);
   return std::visit(
       [&](auto& model) {
         nn::set_training(model, false);
@@ -240,17 +291,17 @@ auto LanguageSession::as_used(F&& f) {
       model_);
 }
 
-Perplexity LanguageSession::evaluate(std::span<const PerplexityWindow> windows) {
+Perplexity LanguageJob::measure(std::span<const PerplexityWindow> windows) {
   const auto progress = [](const Perplexity&) {
     check_interrupt();
     return true;
   };
   return as_used(
-      [&](auto& model) { return measure_perplexity(model, windows, device_, job_.batch, progress); });
+      [&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch, progress); });
 }
 
-std::vector<int64_t> LanguageSession::generate(std::span<const int64_t> prompt,
-                                               const models::GenerateOptions& options) {
+std::vector<int64_t> LanguageJob::generate(std::span<const int64_t> prompt,
+                                           const models::GenerateOptions& options) {
   models::GenerateOptions own = options;
   own.on_token = [&](int64_t token) {
     check_interrupt();
@@ -259,19 +310,8 @@ std::vector<int64_t> LanguageSession::generate(std::span<const int64_t> prompt,
   return as_used([&](auto& model) { return models::generate(model, prompt, own); });
 }
 
-void LanguageSession::save(const std::string& folder) {
+void LanguageJob::save(const std::string& folder) {
   as_used([&](auto& model) { return pretrained::save(model, folder), 0; });
-}
-
-io::Checkpoint LanguageSession::checkpoint(int64_t step, const datasets::LoaderState& loader) const {
-  return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
-                               io::named("optimizer", optimizer_), io::named("ema", ema_),
-                               io::named("rng", rng_), io::named("loader", loader));
-}
-
-int64_t LanguageSession::restore(const std::filesystem::path& file, datasets::LoaderState& loader) {
-  return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
-                         io::named("ema", ema_), io::named("rng", rng_), io::named("loader", loader));
 }
 
 }  // namespace tessera::train

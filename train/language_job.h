@@ -19,59 +19,51 @@
 #include "train/language_data.h"
 #include "train/perplexity.h"
 #include "train/trainer.h"
+#include "train/training_settings.h"
 
-/// The jobs `tessera train gpt` and `tessera train llama`: a model that predicts the next token.
+/// `tessera train gpt` and `tessera train llama`: a model that predicts the next token.
 
 namespace tessera::train {
 
 using LanguageConfig = std::variant<models::GptConfig, models::LlamaConfig>;
 
-/// What a run is, but for where it runs and what it logs. Two jobs with equal fields and steps give bitwise
+/// What a run is, but for where it runs and what it logs. Two jobs with equal settings and steps give bitwise
 /// equal curves on one device.
-struct LanguageJob {
+struct LanguageSettings : TrainingSettings {
   LanguageConfig model;
-  std::string start;        // folder of Hugging Face whose weights it begins with; "": drawn
+  std::string start;        // Hugging Face model directory whose weights it begins with; "": drawn
   std::string data;         // folder of the shards; "": the run's own, made of text
   std::string fingerprint;  // of the tokenizer
-  int64_t length = 256;     // tokens of a sequence
+  int64_t length = 256;     // tokens per sequence
   int64_t stride = 0;       // from the beginning of a sequence to that of the next; 0: the length
-  int64_t batch = 16;       // sequences of a micro-batch
-  int64_t accumulate = 1;   // micro-batches a step
+  int64_t batch = 16;       // sequences per micro-batch
+  int64_t accumulate = 1;   // micro-batches per step
   bool documents = false;   // sequences end where documents do; see datasets::TokenWindowsOptions
-  double lr = 1e-3, final_lr = 0.1, weight_decay = 0.1, beta2 = 0.95, clip_norm = 1.0;
-  std::string schedule = "cosine";  // constant, linear, cosine, wsd; down to final_lr times lr
-  int64_t steps = 1000, warmup = 100;
-  uint64_t seed = 0;
+  double beta2 = 0.95;
   /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
   double dropout = 0;
-  double ema = 0;                    // decay of the averages of the weights (optim::Ema); 0: none
-  F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
+  double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
 
-  static constexpr int64_t kLargest = int64_t(1) << 30;
-
-  /// All but the model, which is a JSON object of its own: its config.json.
-  void fields(auto&& visit) {
-    visit("start", start), visit("data", data), visit("fingerprint", fingerprint), visit("length", length);
-    visit("stride", stride);
-    visit("batch", batch), visit("accumulate", accumulate), visit("documents", documents), visit("lr", lr);
-    visit("final_lr", final_lr), visit("weight_decay", weight_decay), visit("beta2", beta2);
-    visit("clip_norm", clip_norm), visit("schedule", schedule), visit("steps", steps);
-    visit("warmup", warmup), visit("seed", seed), visit("dropout", dropout), visit("ema", ema);
-    visit("f32_math", f32_math);
-  }
+  LanguageSettings() { weight_decay = 0.1, final_lr = 0.1; }
+  /// Every setting, with its flag; those of the model are its config.json, one JSON object.
+  SettingList list();
+  /// Those of the sizes of a batch, which benchmarks and plans take too.
+  void add_sizes(SettingList& list);
   bool is_llama() const { return std::holds_alternative<models::LlamaConfig>(model); }
   const char* family() const { return is_llama() ? "llama" : "gpt"; }
   DType dtype() const;
   Precision precision() const { return {dtype(), f32_math}; }
   void set_precision(Precision precision);
+  /// The model of a config.json. Throws if it is no GPT and no LLaMA.
+  void set_model(const nlohmann::json& config);
   int64_t tokens_per_step() const { return length * batch * accumulate; }
   /// Throws, naming the setting.
   void validate() const;
 };
 
-nlohmann::json to_json(const LanguageJob& job);
+nlohmann::json to_json(const LanguageSettings& settings);
 /// Throws, naming the key that is missing, unknown or of a wrong type.
-LanguageJob language_job_from_json(const nlohmann::json& json);
+LanguageSettings language_settings_from_json(const nlohmann::json& json);
 
 /// Sizes known by a name, small to large: "demo", which learns the licence texts of a Debian on two cores
 /// within five minutes; GPT-2's small, medium, large and xl (Radford et al., 2019, table 2); of LLaMA 60m,
@@ -80,53 +72,7 @@ std::vector<std::string> size_names(bool llama);
 /// Throws for a name that is none.
 void apply_size(LanguageConfig& config, const std::string& name);
 
-optim::Schedule make_schedule(const LanguageJob& job);
-
-/// Model, optimizer and the fixed tensors of one micro-batch on a device.
-class LanguageSession {
- public:
-  /// `weights`: folder whose weights the model begins with, "" for drawn ones.
-  LanguageSession(const LanguageJob& job, Device device, const std::string& weights = "");
-  const LanguageJob& job() const { return job_; }
-  Device device() const { return device_; }
-  optim::AdamW& optimizer() { return optimizer_; }
-
-  /// Copies a batch from the host into the tensors that loss() reads.
-  void load(const datasets::TokenBatch& batch);
-  Tensor loss() const;
-  /// After a step of the optimizer; with job.ema it averages.
-  void updated();
-  /// The loss of what windows predict, job.batch of them at a time: without a tape, and without dropout.
-  /// This, and the next two, with the averages of the weights in their place if there are such (job.ema).
-  Perplexity evaluate(std::span<const PerplexityWindow> windows);
-  /// New tokens after the prompt, without dropout.
-  std::vector<int64_t> generate(std::span<const int64_t> prompt, const models::GenerateOptions& options);
-  /// Writes config.json and model.safetensors.
-  void save(const std::string& folder);
-
-  /// All of the state that continues the curve, the step and that of the loader included.
-  io::Checkpoint checkpoint(int64_t step, const datasets::LoaderState& loader) const;
-  /// Returns the step. All or nothing. Throws, naming the setting, if the checkpoint is of another job; only
-  /// the number of steps may differ.
-  int64_t restore(const std::filesystem::path& file, datasets::LoaderState& loader);
-
- private:
-  using Model = std::variant<models::Gpt, models::Llama>;
-  static Model make(const LanguageJob& job, Rng& rng, Device device, const std::string& weights);
-  /// f(model), as the model is used: without dropout, and with the averages for weights.
-  template <class F>
-  auto as_used(F&& f);
-  LanguageJob job_;
-  Device device_;
-  Rng rng_;
-  Model model_;
-  optim::AdamW optimizer_;
-  std::optional<optim::Ema> ema_;
-  Tensor inputs_, targets_;  // [B, T]
-  nn::Sequences sequences_;  // with job.documents
-};
-
-/// What is looked at beside the training loss.
+/// What is looked at besides the training loss.
 struct LanguageWatch {
   int64_t eval_tokens = 1 << 18;  // of the validation part, at most
   int64_t eval_stride = 0;        // of sliding_windows, up to the length of sequences; 0: half of that
@@ -136,10 +82,12 @@ struct LanguageWatch {
   int64_t ngram = 5;              // order of the n-gram baseline; 0: none
   int64_t patience = 0;           // evaluations without a new lowest loss until the run ends; 0: no matter
   std::string exported = "last";  // whose weights model/ has: those of the last step, or of the "best" one
+
+  SettingList list();
 };
 
 /// The stride of evaluations. Throws if it is more than the length of sequences.
-int64_t evaluation_stride(const LanguageJob& job, const LanguageWatch& watch);
+int64_t evaluation_stride(const LanguageSettings& settings, const LanguageWatch& watch);
 
 /// The evaluation with the lowest eval_nll of a run, the first of several.
 struct BestEvaluation {
@@ -156,30 +104,85 @@ BestEvaluation best_evaluation(const RunFolder& run);
 /// begins. Throws if they are more than a training sequence has.
 std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch& watch);
 
-/// Throws unless the training part has as many windows as a batch takes.
-void check_batch(const LanguageJob& job, const LanguageData& data);
+/// Model, optimizer, and the fixed tensors of one micro-batch on a device.
+class LanguageJob : public Job {
+ public:
+  /// `weights`: folder whose weights the model begins with, "" for drawn ones.
+  LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights = "");
+  const LanguageSettings& settings() const { return settings_; }
+  optim::AdamW& optimizer() { return optimizer_; }
 
-/// Trains from `first_step` on; see run_training. Values of an evaluation: eval_nll (nats a token),
-/// eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll, ngram_bits_per_byte and eval_gap =
-/// eval_nll - ngram_nll. `held_out`: what an evaluation asks for; may be empty. If the best weights are to be
-/// exported, their checkpoint is kept beside the newest ones. `loader`: where the data goes on.
-TrainResult train_language(LanguageSession& session, const LanguageData& data, const RunFolder& run,
-                           const TrainerOptions& options, const LanguageWatch& watch, const HeldOut& held_out,
-                           const NgramBaseline& baseline, int64_t first_step,
-                           const datasets::LoaderState& loader, Progress& progress);
+  /// What to train on, which must outlive the job, and what to judge by: `held_out`, which may be empty, next
+  /// to the baseline's loss on it. Without this there are no batches; load() brings one from elsewhere.
+  /// Throws unless the training part has as many windows as a batch takes.
+  void set_data(const LanguageData& data, const LanguageWatch& watch, HeldOut held_out,
+                const NgramBaseline& baseline);
 
-/// The loader of a job's batches; its state says where it begins.
-datasets::LoaderState first_batch(const LanguageJob& job);
+  JobInfo info() const override;
+  bool begin(const RunFolder& run) override;
+  void batch(uint64_t index) override;
+  Tensor loss() override;
+  /// With `ema` it averages.
+  void updated() override;
+  /// eval_nll (nats per token), eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll,
+  /// ngram_bits_per_byte and eval_gap = eval_nll - ngram_nll.
+  Values evaluate() override;
+  /// Early stopping, and the best evaluation's checkpoint if its weights are to be exported.
+  Verdict judge(int64_t step, const Values& values) override;
+  std::optional<int64_t> spared() const override;
+  void sample(int64_t step, const RunFolder& run) override;
+  nlohmann::json settings_json() const override { return to_json(settings_); }
+
+  /// Copies a batch from the host into the tensors that loss() reads.
+  void load(const datasets::TokenBatch& batch);
+  /// Where the data goes on; a checkpoint has it.
+  datasets::LoaderState& position() { return position_; }
+  /// The loss of what windows predict, settings().batch of them at a time: without a tape, and without
+  /// dropout. This, and the next two, with the averages of the weights in their place if there are such.
+  Perplexity measure(std::span<const PerplexityWindow> windows);
+  /// New tokens after the prompt, without dropout.
+  std::vector<int64_t> generate(std::span<const int64_t> prompt, const models::GenerateOptions& options);
+  /// Writes config.json and model.safetensors.
+  void save(const std::string& folder);
+
+ private:
+  using Model = std::variant<models::Gpt, models::Llama>;
+  static Model make(const LanguageSettings& settings, Rng& rng, Device device, const std::string& weights);
+  /// f(model), as the model is used: without dropout, and with the averages for weights.
+  template <class F>
+  auto as_used(F&& f);
+  bool keeps_best() const { return watch_.exported == "best"; }
+  bool has_ended() const { return watch_.patience > 0 && best_.since >= watch_.patience; }
+
+  LanguageSettings settings_;
+  Rng rng_;
+  Model model_;
+  optim::AdamW optimizer_;
+  std::optional<optim::Ema> ema_;
+  Tensor inputs_, targets_;  // [B, T]
+  nn::Sequences sequences_;  // with `documents`
+  datasets::LoaderState position_;
+
+  const LanguageData* data_ = nullptr;
+  std::optional<datasets::Loader<datasets::TokenWindows>> loader_;
+  LanguageWatch watch_;
+  HeldOut held_out_;
+  NgramBaseline baseline_;
+  std::vector<PerplexityWindow> windows_;  // of held_out_
+  double tokens_per_byte_ = 0;
+  std::vector<int64_t> prompt_;  // of samples
+  BestEvaluation best_;
+};
 
 /// The steps of this job that fit into so many seconds, by the time of a few steps on random tokens.
-int64_t steps_within(const LanguageJob& job, Device device, double seconds);
+int64_t steps_within(const LanguageSettings& settings, Device device, double seconds);
 
 /// A Hugging Face model directory with the trained model and its tokenizer (the folder `tokenizer`). It
 /// replaces the one that an earlier end of the same run left, once it is complete.
-void export_language(LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
+void export_language(LanguageJob& job, const LanguageData& data, const std::string& tokenizer,
                      const std::string& folder);
 
 /// The page of a run: losses beside the baseline, samples, throughput, settings.
-void write_language_report(const RunFolder& run, const LanguageSession& session, const TrainResult& result);
+void write_language_report(const RunFolder& run, const LanguageJob& job, const TrainResult& result);
 
 }  // namespace tessera::train

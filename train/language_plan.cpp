@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
-#include "ops/mlp/mlp.h"
 
 namespace tessera::train {
 namespace {
@@ -11,7 +10,8 @@ namespace {
 /// What counts of a model of either kind.
 struct Sizes {
   int64_t vocabulary, d, layers;
-  int64_t q, kv;          // widths of queries, and of keys
+  int64_t q, kv;  // widths of queries, and of keys
+  int64_t head_dim;
   int64_t ff, up;         // hidden width, and rows of what makes it (twice as many if gated)
   int64_t biases, norms;  // numbers in a block's biases and norms
   int64_t tables, rest;   // numbers in token and position tables, and in the last norm and head
@@ -26,6 +26,7 @@ Sizes sizes_of(const models::GptConfig& c) {
           .layers = c.layers,
           .q = d,
           .kv = d,
+          .head_dim = d / c.heads,
           .ff = c.d_ff,
           .up = c.d_ff,
           .biases = 3 * d + d + c.d_ff + d,
@@ -45,10 +46,11 @@ Sizes sizes_of(const models::LlamaConfig& c) {
           .layers = c.layers,
           .q = q,
           .kv = kv,
+          .head_dim = c.head_size(),
           .ff = c.d_ff,
           .up = up,
-          .biases = (c.attention_bias ? q + 2 * kv + d : 0) + (c.mlp_bias ? up + d : 0),
-          .norms = 2 * d,
+          .biases = (c.qkv_bias() ? q + 2 * kv : 0) + (c.attention_bias ? d : 0) + (c.mlp_bias ? up + d : 0),
+          .norms = 2 * d + (c.qk_norm() ? 2 * c.head_size() : 0),
           .tables = c.vocabulary * d,
           .rest = d + (c.tied ? 0 : c.vocabulary * d),
           .gated = c.gated,
@@ -83,11 +85,14 @@ LanguageMemory plan_memory(const LanguageConfig& config, int64_t batch, int64_t 
   const Sizes s = sizes_of(config);
   const double tokens = double(batch) * double(length), element = double(size_of(s.dtype));
   const double parameters = double(count_parameters(config)), d = double(s.d), qkv = double(s.q + 2 * s.kv);
-  const bool activated = s.gated || ops::mlp_keeps_activated(int64_t(tokens), s.ff, s.dtype);
   // A token's numbers that a block keeps: input and output of either norm, the fused projection, queries and
-  // keys turned, what attention returns, the hidden rows before and, if kept, behind the activation.
-  const double turned = s.rope ? double(s.q + s.kv) : 0, hidden = double(s.up + (activated ? s.ff : 0));
-  const double block = 4 * d + qkv + turned + double(s.q) + hidden;
+  // keys turned, what attention returns, the hidden rows before and after the activation.
+  const double turned = s.rope ? double(s.q + s.kv) : 0, hidden = double(s.up + s.ff);
+  // On a GPU a head_dim that is not a multiple of 8 is padded: attention keeps copies of q, k, v and o
+  // instead.
+  const int64_t whole = (s.head_dim + 7) / 8 * 8;
+  const double padded = whole == s.head_dim ? 0 : 2 * double(s.q + s.kv) * double(whole) / double(s.head_dim);
+  const double block = 4 * d + (padded > 0 ? padded : qkv + turned) + double(s.q) + hidden;
   // The head makes its gradients in forward, a chunk of logits at a time: in f32, those of bf16 as
   // exponentials beside sums in f32 (row "wgmma"), those of f16 in f32 and once more rounded.
   const double rows = std::min(tokens, double(ops::linear_cross_entropy_chunk(
@@ -97,8 +102,8 @@ LanguageMemory plan_memory(const LanguageConfig& config, int64_t batch, int64_t 
   const double head = tokens * d * element + double(s.vocabulary) * d * 4 + chunk;
   // Backward of an MLP holds the gradients of its hidden rows, of its result and of its input; attention's
   // the gradients of its result and its operands, and the sums of dq in f32.
-  const double in_mlp = (double(s.up) + double(s.gated || !activated ? s.ff : 0) + 2 * d) * tokens * element;
-  const double in_attention = (2 * d + 2 * qkv) * tokens * element + tokens * double(s.q) * 4;
+  const double in_mlp = (double(s.up) + double(s.gated ? s.ff : 0) + 2 * d) * tokens * element;
+  const double in_attention = (2 * d + 2 * qkv + padded) * tokens * element + tokens * double(s.q) * 4;
   return {.parameters = parameters * element,
           .gradients = parameters * 4,
           .optimizer = parameters * (size_of(s.dtype) == 2 ? 12 : 8),

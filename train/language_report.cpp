@@ -27,10 +27,10 @@ Series smoothed(const Series& series, size_t points) {
 
 }  // namespace
 
-void write_language_report(const RunFolder& run, const LanguageSession& session, const TrainResult& result) {
-  Report report(fmt::format("{} on {}", session.job().family(),
-                            session.job().data.empty() ? "text" : session.job().data));
-  add_outcome(report, run, session.device(), result);
+void write_language_report(const RunFolder& run, const LanguageJob& job, const TrainResult& result) {
+  Report report(fmt::format("{} on {}", job.settings().family(),
+                            job.settings().data.empty() ? "text" : job.settings().data));
+  add_outcome(report, run, job.device(), result);
   const std::vector<StepRecord> records = run.metrics();
   std::vector<Series> losses{smoothed(series_of(records, "loss", "training loss"), 200)};
   const auto& e = result.evaluation;

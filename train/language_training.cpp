@@ -4,13 +4,12 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "autograd/tape.h"
-#include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "train/language_job.h"
 #include "train/language_plan.h"
+#include "train/step.h"
 
 namespace tessera::train {
 
@@ -21,13 +20,6 @@ namespace {
 /// The order of the training windows has a generator of its own: how many numbers the first weights took
 /// must not decide it.
 constexpr uint64_t kOrderSeed = 0x0D4E'5EED'0000'0001u;
-
-datasets::Loader<datasets::TokenWindows> make_loader(const LanguageJob& job,
-                                                     const datasets::TokenWindows& windows, Device device) {
-  Rng order(job.seed ^ kOrderSeed);
-  return datasets::Loader(
-      windows, {.size = job.batch, .shuffle = &order, .drop_last = true, .workers = 1, .device = device});
-}
 
 }  // namespace
 
@@ -44,16 +36,10 @@ std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch
   return {ids.begin(), ids.end()};
 }
 
-datasets::LoaderState first_batch(const LanguageJob& job) {
-  Rng order(job.seed ^ kOrderSeed);
-  const RandomStream stream = order.reserve(Device::cpu());
-  return {.batch = 0, .seed = stream.seed, .stream = stream.offset()};
-}
-
-int64_t evaluation_stride(const LanguageJob& job, const LanguageWatch& watch) {
-  check(watch.eval_stride >= 0 && watch.eval_stride <= job.length, "train: --eval-stride ", watch.eval_stride,
-        " is more than the --length of ", job.length);
-  return watch.eval_stride > 0 ? watch.eval_stride : std::max<int64_t>(1, job.length / 2);
+int64_t evaluation_stride(const LanguageSettings& settings, const LanguageWatch& watch) {
+  check(watch.eval_stride >= 0 && watch.eval_stride <= settings.length, "train: --eval-stride ",
+        watch.eval_stride, " is more than the --length of ", settings.length);
+  return watch.eval_stride > 0 ? watch.eval_stride : std::max<int64_t>(1, settings.length / 2);
 }
 
 void BestEvaluation::add(int64_t at, double loss) {
@@ -69,132 +55,123 @@ BestEvaluation best_evaluation(const RunFolder& run) {
   return best;
 }
 
-void check_batch(const LanguageJob& job, const LanguageData& data) {
-  check(data.train().size() >= job.batch, "train: ", data.train().tokens(), " tokens are ",
-        data.train().size(), " windows of ", job.length, "; a batch takes ", job.batch,
-        ": give a smaller --batch or --length, or more text");
-}
-
-TrainResult train_language(LanguageSession& session, const LanguageData& data, const RunFolder& run,
-                           const TrainerOptions& given, const LanguageWatch& watch, const HeldOut& held_out,
-                           const NgramBaseline& baseline, int64_t first_step,
-                           const datasets::LoaderState& state, Progress& progress) {
-  const LanguageJob& job = session.job();
-  check_batch(job, data);
-  auto loader = make_loader(job, data.train(), session.device());
-  loader.set_state(state);
-  io::CheckpointFolder folder(run.checkpoints().string(), given.keep);
-  TrainerOptions options = given;
-  options.accumulate = int(job.accumulate);
-  options.sample_every = watch.sample_every;
-  options.graph = given.graph && !job.documents;  // lengths differ from batch to batch
-
-  Task task;
-  task.load = [&] { session.load(loader.next()); };
-  task.loss = [&] { return session.loss(); };
-  task.updated = [&] { session.updated(); };
+void LanguageJob::set_data(const LanguageData& data, const LanguageWatch& watch, HeldOut held_out,
+                           const NgramBaseline& baseline) {
+  const LanguageSettings& s = settings_;
+  check(data.train().size() >= s.batch, "train: ", data.train().tokens(), " tokens are ", data.train().size(),
+        " windows of ", s.length, "; a batch takes ", s.batch,
+        ": give a smaller --batch-size or --length, or more text");
+  data_ = &data, watch_ = watch, held_out_ = std::move(held_out), baseline_ = baseline;
+  Rng order(s.seed ^ kOrderSeed);
+  loader_.emplace(
+      data.train(),
+      datasets::LoaderOptions{
+          .size = s.batch, .shuffle = &order, .drop_last = true, .workers = 1, .device = device()});
+  position_ = loader_->state();
   // A window of the evaluation has as many places as a training sequence, and the last place's target.
-  const int64_t stride = evaluation_stride(job, watch);
-  std::vector<PerplexityWindow> windows;
-  for (const HeldOut::Stretch& stretch : held_out.stretches)
-    std::ranges::copy(sliding_windows(stretch.tokens, stretch.first, job.length + 1, stride),
-                      std::back_inserter(windows));
-  const double tokens_per_byte =
-      double(held_out.targets) / double(std::max<uint64_t>(1, target_bytes(data, held_out)));
-  if (!windows.empty())
-    task.evaluate = [&, tokens_per_byte] {
-      const double nll = session.evaluate(windows).nats;
-      const auto bits = [&](double nats) { return nats * tokens_per_byte / std::log(2.0); };
-      std::map<std::string, double> values = {
-          {"eval_nll", nll}, {"eval_perplexity", std::exp(nll)}, {"eval_bits_per_byte", bits(nll)}};
-      if (baseline.order > 0) {
-        values["ngram_nll"] = baseline.nll;
-        values["ngram_bits_per_byte"] = bits(baseline.nll);
-        values["eval_gap"] = nll - baseline.nll;
-      }
-      return values;
-    };
-  BestEvaluation best = best_evaluation(run);
-  const bool keeps_best = watch.exported == "best";
-  // Stopped after it had ended early: what is left to do is what a run does at its end.
-  if (watch.patience > 0 && best.since >= watch.patience) options.steps = first_step;
-  task.judge = [&](int64_t step, const std::map<std::string, double>& values) -> Task::Verdict {
-    best.add(step, values.at("eval_nll"));
-    return {.save = keeps_best && best.since == 0,
-            .stop = watch.patience > 0 && best.since >= watch.patience};
-  };
-  std::optional<int64_t> saved;
-  task.save = [&](int64_t step) {
-    const auto spared = keeps_best ? std::optional(best.step) : std::nullopt;
-    if (saved == step)  // before the evaluation that made it the best one
-      folder.prune(step, spared);
-    else
-      folder.save(step, session.checkpoint(step, loader.state()), spared);
-    saved = step;
-  };
-  if (watch.sample_tokens > 0) {
-    const std::vector<int64_t> prompt = sample_prompt(data, watch);
-    // Not longer than a training sequence: the tables that a captured step reads stay as they are.
-    const int64_t room = job.length - int64_t(prompt.size()) + 1;
-    task.sample = [&, prompt, room](int64_t step) {
-      const auto text = session.generate(prompt, {.most_tokens = std::min(watch.sample_tokens, room),
-                                                  .sampling = {.temperature = 0.8, .top_k = 200},
-                                                  .seed = job.seed ^ uint64_t(step)});
-      std::vector<int32_t> ids(prompt.begin(), prompt.end());
-      // A model may have more rows than the tokenizer has tokens.
-      for (const int64_t token : text)
-        if (data.tokenizer().has(int32_t(token))) ids.push_back(int32_t(token));
-      run.append(Sample{step, data.tokenizer().decode(ids)});
-    };
-  }
-  const LanguageFlops flops = count_flops(job.model, job.batch * job.accumulate, job.length);
-  task.tokens_per_step = double(job.tokens_per_step());
-  task.flops_per_step = flops.step();
-  return run_training(task, session.optimizer(), run, session.device(), options, first_step, progress);
+  const int64_t stride = evaluation_stride(s, watch);
+  windows_.clear();
+  for (const HeldOut::Stretch& stretch : held_out_.stretches)
+    std::ranges::copy(sliding_windows(stretch.tokens, stretch.first, s.length + 1, stride),
+                      std::back_inserter(windows_));
+  tokens_per_byte_ = double(held_out_.targets) / double(std::max<uint64_t>(1, target_bytes(data, held_out_)));
+  if (watch.sample_tokens > 0) prompt_ = sample_prompt(data, watch);
 }
 
-int64_t steps_within(const LanguageJob& job, Device device, double seconds) {
+JobInfo LanguageJob::info() const {
+  const LanguageSettings& s = settings_;
+  return {.evaluates = !windows_.empty(),
+          .samples = data_ && watch_.sample_tokens > 0,
+          .fixed_shapes = !s.documents,  // lengths differ from batch to batch
+          .micro_batches = int(s.accumulate),
+          .tokens_per_step = double(s.tokens_per_step()),
+          .flops_per_step = count_flops(s.model, s.batch * s.accumulate, s.length).step()};
+}
+
+bool LanguageJob::begin(const RunFolder& run) {
+  best_ = best_evaluation(run);
+  // Stopped after it had ended early: what is left to do is what a run does at its end.
+  return has_ended();
+}
+
+void LanguageJob::batch(uint64_t index) {
+  check(loader_.has_value(), settings_.family(), ": there is nothing to train on; call set_data()");
+  position_.batch = index;
+  loader_->set_state(position_);
+  load(loader_->next());
+  position_ = loader_->state();
+}
+
+Values LanguageJob::evaluate() {
+  const double nll = measure(windows_).nats;
+  const auto bits = [&](double nats) { return nats * tokens_per_byte_ / std::log(2.0); };
+  Values values = {{"eval_nll", nll}, {"eval_perplexity", std::exp(nll)}, {"eval_bits_per_byte", bits(nll)}};
+  if (baseline_.order > 0) {
+    values["ngram_nll"] = baseline_.nll;
+    values["ngram_bits_per_byte"] = bits(baseline_.nll);
+    values["eval_gap"] = nll - baseline_.nll;
+  }
+  return values;
+}
+
+Verdict LanguageJob::judge(int64_t step, const Values& values) {
+  best_.add(step, values.at("eval_nll"));
+  return {.save = keeps_best() && best_.since == 0, .stop = has_ended()};
+}
+
+std::optional<int64_t> LanguageJob::spared() const {
+  return keeps_best() ? std::optional(best_.step) : std::nullopt;
+}
+
+void LanguageJob::sample(int64_t step, const RunFolder& run) {
+  // Not longer than a training sequence: the tables that a captured step reads stay as they are.
+  const int64_t room = settings_.length - int64_t(prompt_.size()) + 1;
+  const auto text = generate(prompt_, {.most_tokens = std::min(watch_.sample_tokens, room),
+                                       .sampling = {.temperature = 0.8, .top_k = 200},
+                                       .seed = settings_.seed ^ uint64_t(step)});
+  std::vector<int32_t> ids(prompt_.begin(), prompt_.end());
+  // A model may have more rows than the tokenizer has tokens.
+  for (const int64_t token : text)
+    if (data_->tokenizer().has(int32_t(token))) ids.push_back(int32_t(token));
+  run.append(Sample{step, data_->tokenizer().decode(ids)});
+}
+
+int64_t steps_within(const LanguageSettings& settings, Device device, double seconds) {
   using Clock = std::chrono::steady_clock;
-  LanguageSession session(job, device);
+  LanguageJob job(settings, device);
   datasets::TokenBatch batch;
-  batch.inputs = Tensor::zeros({job.batch, job.length}, DType::i64, Device::cpu());
+  batch.inputs = Tensor::zeros({settings.batch, settings.length}, DType::i64, Device::cpu());
   batch.targets = batch.inputs.clone();
-  batch.lengths = Tensor::from(std::vector<int32_t>{0, int32_t(job.batch * job.length)}, {2});
-  session.load(batch);
-  session.optimizer().zero_grad();
-  const auto step = [&] {
-    check_interrupt();
-    for (int64_t micro = 0; micro < job.accumulate; ++micro) {
-      Tape tape({.loss_scale = session.optimizer().loss_scale()});
-      tape.backward(session.loss());
-    }
-    session.optimizer().step();
-    session.updated();
-    session.optimizer().zero_grad();
-  };
+  batch.lengths = Tensor::from(std::vector<int32_t>{0, int32_t(settings.batch * settings.length)}, {2});
+  job.load(batch);
+  Step step(job, {.graph = false});
   const Clock::time_point begun = Clock::now();
   const auto passed = [&](Clock::time_point since) {
     device.synchronize();
     return std::chrono::duration<double>(Clock::now() - since).count();
   };
-  step();
+  const auto timed_step = [&] {
+    check_interrupt();
+    step();
+  };
+  timed_step();
   const double first = passed(begun);
   // A hundredth of the time tells the pace; the first step fills caches.
   const Clock::time_point warm = Clock::now();
   int64_t timed = 0;
   do {
-    step();
+    timed_step();
     timed += 1;
   } while (passed(warm) < std::min(0.01 * seconds, 5.0) && timed < 100);
   const double each = passed(warm) / double(timed);
   // A tenth is left for evaluations, samples and saves.
-  return std::clamp(int64_t(0.9 * (seconds - first) / each), int64_t{1}, LanguageJob::kLargest);
+  return std::clamp(int64_t(0.9 * (seconds - first) / each), int64_t{1}, LanguageSettings::kLargest);
 }
 
-void export_language(LanguageSession& session, const LanguageData& data, const std::string& tokenizer,
+void export_language(LanguageJob& job, const LanguageData& data, const std::string& tokenizer,
                      const std::string& folder) {
   io::AtomicFolder files(folder, io::AtomicFolder::Existing::replace);
-  session.save(files.path());
+  job.save(files.path());
   copy_tokenizer(tokenizer, files.path());
   const io::SpecialTokens& special = data.tokenizer().special();
   const std::string path = files.path() + "/config.json";

@@ -200,7 +200,7 @@ json build_facts() {
                 {"blas", kBlas},
                 {"system", std::string(system.sysname) + " " + system.release + " " + system.machine},
                 {"cpu_threads", cpu_threads()}};
-  for (int i = 0; i < Device::cuda_count(); ++i) facts["cards"].push_back(Device::cuda(i).card().name);
+  for (int i = 0; i < Device::cuda_count(); ++i) facts["gpus"].push_back(Device::card_of(i).name);
   return facts;
 }
 
@@ -260,13 +260,20 @@ std::string word_of(const json& settings, const char* name) {
   return found != settings.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-json least_value(const std::vector<StepRecord>& records, const char* name) {
-  json least;
+/// The least value, or with `sign` -1 the greatest.
+json best_value(const std::vector<StepRecord>& records, const char* name, double sign) {
+  json best;
   for (const StepRecord& record : records)
     if (const auto found = record.values.find(name);
         found != record.values.end() && std::isfinite(found->second))
-      if (least.is_null() || found->second < least.get<double>()) least = found->second;
-  return least;
+      if (best.is_null() || sign * found->second < sign * best.get<double>()) best = found->second;
+  return best;
+}
+
+/// By the figures, or else by the records.
+template <class T>
+json known(const std::optional<T>& figure, json otherwise) {
+  return figure ? json(*figure) : otherwise;
 }
 
 }  // namespace
@@ -275,7 +282,8 @@ bool has_database() {
   return true;
 }
 
-void record_run(const fs::path& database, const RunFolder& run, const std::string& status) {
+void record_run(const fs::path& database, const RunFolder& run, const std::string& status,
+                const RunFigures& figures) {
   Database db(database);
   db.run(
       "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, model TEXT, status TEXT, started TEXT, "
@@ -284,6 +292,8 @@ void record_run(const fs::path& database, const RunFolder& run, const std::strin
       "TEXT)");
   const json settings = run.settings();
   const std::vector<StepRecord> records = run.metrics();
+  json best = best_value(records, "eval_nll", 1);
+  if (best.is_null()) best = best_value(records, "eval_score", -1);
   db.run(
       "INSERT INTO runs VALUES (:path, :model, :status, :started, :updated, :steps, :loss, :best, :rate, "
       ":device, "
@@ -297,9 +307,9 @@ void record_run(const fs::path& database, const RunFolder& run, const std::strin
        {":status", status},
        {":started", word_of(settings, "started")},
        {":updated", utc_now()},
-       {":steps", records.empty() ? int64_t{0} : records.back().step},
-       {":loss", last_value(records, "loss")},
-       {":best", least_value(records, "eval_nll")},
+       {":steps", known(figures.steps, records.empty() ? int64_t{0} : records.back().step)},
+       {":loss", known(figures.loss, last_value(records, "loss"))},
+       {":best", known(figures.best_evaluation, best)},
        {":rate", last_value(records, "tokens_per_s")},
        {":device", word_of(settings, "device")},
        {":revision", kRevision},
@@ -310,7 +320,7 @@ bool has_database() {
   return false;
 }
 
-void record_run(const fs::path&, const RunFolder&, const std::string&) {}
+void record_run(const fs::path&, const RunFolder&, const std::string&, const RunFigures&) {}
 #endif
 
 }  // namespace tessera::train

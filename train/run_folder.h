@@ -3,12 +3,13 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 /// The record of one run on disk:
-///   run.json        every setting, versions, seed, revision, card
+///   run.json        every setting, versions, seed, revision, GPU
 ///   metrics.jsonl   one line a logged step
 ///   samples.jsonl   what a language model wrote along the way, if it was asked to
 ///   events.*        the same for TensorBoard, if built with protobuf; a resumed run adds a file
@@ -85,7 +86,7 @@ class RunFolder {
 };
 
 /// Facts of the machine and the build for run.json and benchmark records: version, revision, compiler, CUDA,
-/// card, ...
+/// GPUs, ...
 nlohmann::json build_facts();
 /// "2026-01-31T12:34:56Z"
 std::string utc_now();
@@ -93,9 +94,17 @@ std::string utc_now();
 /// Whether this build has SQLite.
 bool has_database();
 
+/// What the row of a run says where its folder has no metrics.jsonl (that of several seeds).
+struct RunFigures {
+  std::optional<int64_t> steps;
+  std::optional<double> loss, best_evaluation;
+};
+
 /// Writes or replaces the run's row in `database`: path, model, status ("running", "finished", "interrupted",
-/// "failed"), start, end, steps, final loss, best evaluation, tokens/s, device, revision, settings as JSON.
-/// Without SQLite in the build it does nothing; `doctor` says so.
-void record_run(const std::filesystem::path& database, const RunFolder& run, const std::string& status);
+/// "failed"), start, end, steps, final loss, best evaluation (the lowest eval_nll, or the highest
+/// eval_score), tokens/s, device, revision, settings as JSON. Without SQLite in the build it does nothing;
+/// `doctor` says so.
+void record_run(const std::filesystem::path& database, const RunFolder& run, const std::string& status,
+                const RunFigures& figures = {});
 
 }  // namespace tessera::train

@@ -1,15 +1,11 @@
 #include "train/tnp_job.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "autograd/tape.h"
-#include "io/checkpoint.h"
-#include "io/checkpoint_folder.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
-#include "train/session.h"
+#include "train/step.h"
 
 namespace tessera::train {
 
@@ -23,60 +19,88 @@ constexpr uint64_t kEvaluationSeed = 0xE7A1'5EED'0000'0001u;
 
 }  // namespace
 
-// ---- the job ----
+// ---- the settings ----
 
-void TnpJob::validate() const {
+void TnpSettings::add_sizes(SettingList& list) {
+  list.group("Data");
+  list.add("context", context, "Context points per task").named("--m").range(int64_t{1}, kLargest);
+  list.add("targets", targets, "Target points per task").named("--n").range(int64_t{1}, kLargest);
+  list.add("batch", batch, "Tasks per step").named("--batch-size").range(int64_t{1}, kLargest);
+  const auto size = [&](const char* key, int64_t& value, const char* help) -> Setting& {
+    return list.add(std::string("model.") + key, value, help).range(int64_t{1}, kLargest);
+  };
+  size("features", model.features,
+       "Features per input x; default: 10 for the prior linear, 1 for the Gaussian processes")
+      .shown_as("");
+  list.group("Model");
+  size("d_model", model.d_model, "Width");
+  size("d_ff", model.d_ff, "Hidden width of the MLPs and heads");
+  size("heads", model.heads, "Attention heads").named("--n-head");
+  size("layers", model.layers, "Blocks");
+  size("components", model.components, "Gaussians of the mixture");
+  size("embed_hidden", model.embed_hidden, "Hidden width of the embedder").named("--emb-hidden");
+  list.add("model.pre_norm", model.pre_norm, "Pre-norm instead of post-norm");
+  list.add("model.checkpoint_every", model.checkpoint_every,
+           "Activation checkpointing: recompute groups of that many blocks; 0: keep all")
+      .named("--checkpoint-interval")
+      .range(int64_t{0}, int64_t{1} << 20);
+  list.add_hidden("model.dtype", model.dtype);
+}
+
+SettingList TnpSettings::list() {
+  SettingList list;
+  add_sizes(list);
+  list.group("Data");
+  list.add("prior", prior, "Prior that tasks are drawn from")
+      .one_of({"linear", "rbf", "matern52", "periodic"});
+  list.add_hidden("task_stream", task_stream).absent_means(1);
+  add_to(list);
+  return list;
+}
+
+void TnpSettings::validate() const {
   model.validate();
-  check(f32_math == F32Math::ieee || model.dtype == DType::f32, "tnp: f32_math is ", name_of(f32_math),
-        ", but the model is ", model.dtype, "; only f32 has it");
-  const std::pair<const char*, int64_t> sizes[] = {{"context (--m)", context},
-                                                   {"targets (--n)", targets},
-                                                   {"batch (--batch-size)", batch},
-                                                   {"steps", steps}};
-  for (const auto& [name, size] : sizes)
-    check(size >= 1 && size <= kLargest, "tnp: ", name, " is ", size, "; it must be from 1 to ", kLargest);
-  const std::pair<const char*, int64_t> widths[] = {{"features (--features)", model.features},
-                                                    {"d_model (--d-model)", model.d_model},
-                                                    {"d_ff (--d-ff)", model.d_ff},
-                                                    {"layers (--layers)", model.layers},
-                                                    {"components (--components)", model.components},
-                                                    {"embed_hidden (--emb-hidden)", model.embed_hidden}};
+  check_training("tnp", model.dtype,
+                 {{"context (--m)", context}, {"targets (--n)", targets}, {"batch (--batch-size)", batch}});
+  const Size widths[] = {{"features (--features)", model.features},
+                         {"d_model (--d-model)", model.d_model},
+                         {"d_ff (--d-ff)", model.d_ff},
+                         {"layers (--layers)", model.layers},
+                         {"components (--components)", model.components},
+                         {"embed_hidden (--emb-hidden)", model.embed_hidden}};
   for (const auto& [name, size] : widths)
     check(size <= kWidest, "tnp: ", name, " is ", size, "; it must be at most ", kWidest);
-  check(warmup >= 0, "tnp: warmup is ", warmup);
-  check(lr > 0 && std::isfinite(lr), "tnp: lr is ", lr, "; it must be positive");
-  check(weight_decay >= 0 && clip_norm >= 0, "tnp: weight_decay is ", weight_decay, " and clip_norm ",
-        clip_norm, "; they must not be negative");
   check(prior == "linear" || model.features == 1, "tnp: the prior ", prior,
         " is one-dimensional; features is ", model.features, ", expected 1");
-  make_schedule(*this);
+  check(task_stream >= 1 && task_stream <= datasets::kTaskStream, "tnp: \"task_stream\" is ", task_stream,
+        "; this build knows 1 to ", datasets::kTaskStream);
   make_prior(*this);
 }
 
-json to_json(const TnpJob& job) {
-  json out = job_to_json(job);
-  if (job.task_stream != 1) out["task_stream"] = job.task_stream;
-  return out;
+json to_json(const TnpSettings& settings) {
+  return to_json(TnpSettings(settings).list(), Kept::job);
 }
 
-TnpJob tnp_job_from_json(const json& in) {
-  json settings = in;
-  int64_t task_stream = 1;
-  if (in.is_object() && in.contains("task_stream")) {
-    const json& stored = in["task_stream"];
-    check(is_setting_of<int64_t>(stored) && stored >= 1 && stored <= datasets::kTaskStream,
-          "tnp job: \"task_stream\" is ", stored.dump(), "; this build knows 1 to ", datasets::kTaskStream);
-    task_stream = stored.get<int64_t>();
-    settings.erase("task_stream");
+TnpSettings tnp_settings_from_json(const json& in) {
+  TnpSettings settings;
+  SettingList list = settings.list();
+  take_job(list, in, "tnp job");
+  settings.validate();
+  return settings;
+}
+
+TnpSettings tnp_settings_of_run(const std::string& path, const json& run) {
+  check(run.contains("job"), path, ": it has no \"job\"; not a run of `train tnp`");
+  try {
+    return tnp_settings_from_json(run["job"]);
+  } catch (const Error& error) {
+    fail_at(Site::here(), path, ": ", error.what());
   }
-  TnpJob job = job_from_json<TnpJob>(settings, "tnp job");
-  job.task_stream = task_stream;
-  return job;
 }
 
-void check_task_stream(const TnpJob& job) {
-  check(job.task_stream == datasets::kTaskStream, "the run draws its tasks by version ", job.task_stream,
-        " of the priors, this build by version ", datasets::kTaskStream,
+void check_task_stream(const TnpSettings& settings) {
+  check(settings.task_stream == datasets::kTaskStream, "the run draws its tasks by version ",
+        settings.task_stream, " of the priors, this build by version ", datasets::kTaskStream,
         ": it cannot go on with the tasks that it would have met. Finish it with the build that began it, or "
         "start a new run; `tessera eval tnp` and `tessera report` take it as it is");
 }
@@ -85,85 +109,93 @@ int64_t default_features(const std::string& prior) {
   return prior == "linear" ? models::TnpConfig{}.features : 1;
 }
 
-optim::Schedule make_schedule(const TnpJob& job) {
-  return optim::Schedule({.kind = optim::parse_schedule(job.schedule.c_str()),
-                          .lr = job.lr,
-                          .steps = job.steps,
-                          .warmup = std::min(job.warmup, job.steps / 2)});
-}
-
-datasets::Prior make_prior(const TnpJob& job, bool evaluation, Device device) {
-  return datasets::Prior({.kind = datasets::parse_prior(job.prior),
-                          .batch = job.batch,
-                          .context = job.context,
-                          .targets = job.targets,
-                          .features = job.model.features,
-                          .seed = evaluation ? job.seed ^ kEvaluationSeed : job.seed},
+datasets::Prior make_prior(const TnpSettings& settings, bool evaluation, Device device) {
+  return datasets::Prior({.kind = datasets::parse_prior(settings.prior),
+                          .batch = settings.batch,
+                          .context = settings.context,
+                          .targets = settings.targets,
+                          .features = settings.model.features,
+                          .seed = evaluation ? settings.seed ^ kEvaluationSeed : settings.seed},
                          device);
 }
 
-// ---- the session ----
+// ---- the job ----
 
-TnpSession::TnpSession(const TnpJob& job, Device device)
-    : job_(job),
-      device_(device),
-      rng_(job.seed),
+TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
+    : Job(device),
+      settings_(settings),
+      rng_(settings.seed),
       model_([&] {
         const MemoryTag tag("parameters");
-        return models::Tnp(job.model, rng_, device);
+        return models::Tnp(settings.model, rng_, device);
       }()),
       optimizer_([&] {
         const MemoryTag tag("optimizer");
         return optim::AdamW(nn::parameters(model_),
-                            {.lr = job.lr,
-                             .weight_decay = job.weight_decay,
-                             .max_norm = job.clip_norm,
-                             .loss_scale = optim::default_loss_scale(job.model.dtype)});
-      }()) {
+                            {.lr = settings.lr,
+                             .weight_decay = settings.weight_decay,
+                             .max_norm = settings.clip_norm,
+                             .loss_scale = optim::default_loss_scale(settings.model.dtype)});
+      }()),
+      prior_(make_prior(settings, false, device)),
+      eval_tasks_(eval_tasks) {
   const MemoryTag tag("batch");
-  const auto input = [&](const Shape& shape) { return Tensor::empty_packed(shape, DType::f32, device); };
-  batch_.xc = input({job.batch, job.context, job.model.features});
-  batch_.yc = input({job.batch, job.context, 1});
-  batch_.xt = input({job.batch, job.targets, job.model.features});
-  batch_.yt = input({job.batch, job.targets, 1});
+  const auto input = [&](int64_t points, int64_t width) {
+    return Tensor::empty_packed({settings.batch, points, width}, DType::f32, device);
+  };
+  batch_.xc = input(settings.context, settings.model.features);
+  batch_.yc = input(settings.context, 1);
+  batch_.xt = input(settings.targets, settings.model.features);
+  batch_.yt = input(settings.targets, 1);
+  keep("model", model_);
+  train_with(optimizer_);
+  keep("rng", rng_);
 }
 
-void TnpSession::load(const datasets::RegressionBatch& batch) {
+JobInfo TnpJob::info() const {
+  const TnpSettings& s = settings_;
+  const models::TnpFlops flops = count_flops(s.model, s.batch, s.context, s.targets);
+  return {.evaluates = true,
+          .tokens_per_step = double(s.batch * (s.context + s.targets)),
+          .flops_per_step = flops.step(s.model.checkpoint_every > 0)};
+}
+
+bool TnpJob::begin(const RunFolder&) {
+  check_task_stream(settings_);
+  return false;
+}
+
+Values TnpJob::evaluate() {
+  const TnpEvaluation e =
+      evaluate_tnp(model_, settings_, device(), eval_tasks_, std::min(eval_tasks_, settings_.batch));
+  return {{"eval_nll", e.nll},
+          {"eval_optimal_nll", e.optimal_nll},
+          {"eval_gap", e.gap},
+          {"eval_gap_error", e.gap_error}};
+}
+
+void TnpJob::load(const datasets::RegressionBatch& batch) {
   batch_.xc.copy_from(batch.xc);
   batch_.yc.copy_from(batch.yc);
   batch_.xt.copy_from(batch.xt);
   batch_.yt.copy_from(batch.yt);
 }
 
-void TnpSession::draw(const datasets::Prior& prior, uint64_t index) {
+void TnpJob::draw(const datasets::Prior& prior, uint64_t index) {
   prior.draw(index, {batch_.xc, batch_.yc, batch_.xt, batch_.yt});
 }
 
-io::Checkpoint TnpSession::checkpoint(int64_t step) const {
-  return checkpoint_of_session(to_json(job_), step, io::named("model", model_),
-                               io::named("optimizer", optimizer_), io::named("rng", rng_));
-}
-
-int64_t TnpSession::restore(const std::filesystem::path& file) {
-  return restore_session(file, to_json(job_), io::named("model", model_), io::named("optimizer", optimizer_),
-                         io::named("rng", rng_));
-}
-
-int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {
+int64_t find_max_batch(const TnpSettings& settings, Device device, int64_t most) {
   const auto fits = [&](int64_t batch) {
     check_interrupt();
-    TnpJob trial = job;
+    TnpSettings trial = settings;
     trial.batch = batch;
     device.allocator().release_cached();
     try {
-      TnpSession session(trial, device);
-      for (const Tensor& input : session.inputs()) input.fill(0.5);
-      for (int step = 0; step < 2; ++step) {
-        Tape tape({.loss_scale = session.optimizer().loss_scale()});
-        tape.backward(session.loss());
-        session.optimizer().step();
-        session.optimizer().zero_grad();
-      }
+      TnpJob job(trial, device);
+      for (const Tensor& input : job.inputs()) input.fill(0.5);
+      Step step(job, {.graph = false});
+      step(), step();
       device.synchronize();
       return true;
     } catch (const OutOfMemory&) {
@@ -181,36 +213,6 @@ int64_t find_max_batch(const TnpJob& job, Device device, int64_t most) {
   }
   device.allocator().release_cached();
   return low;
-}
-
-// ---- training ----
-
-TrainResult train_tnp(TnpSession& session, const RunFolder& run, const TrainerOptions& options,
-                      int64_t first_step, int64_t eval_tasks, Progress& progress) {
-  const TnpJob& job = session.job();
-  check_task_stream(job);
-  const datasets::Prior prior = make_prior(job, false, session.device());
-  uint64_t index = uint64_t(first_step) * uint64_t(options.accumulate);
-  io::CheckpointFolder folder(run.checkpoints().string(), options.keep);
-  Task task;
-  task.load = [&] { session.draw(prior, index++); };
-  task.loss = [&] { return session.loss(); };
-  task.evaluate = [&] {
-    const TnpEvaluation e =
-        evaluate_tnp(session.model(), job, session.device(), eval_tasks, std::min(eval_tasks, job.batch));
-    return std::map<std::string, double>{{"eval_nll", e.nll},
-                                         {"eval_optimal_nll", e.optimal_nll},
-                                         {"eval_gap", e.gap},
-                                         {"eval_gap_error", e.gap_error}};
-  };
-  task.save = [&](int64_t step) {
-    const io::Checkpoint whole = session.checkpoint(step);
-    folder.save(step, whole);
-  };
-  const models::TnpFlops flops = count_flops(job.model, job.batch, job.context, job.targets);
-  task.tokens_per_step = double(job.batch * (job.context + job.targets));
-  task.flops_per_step = flops.step(job.model.checkpoint_every > 0);
-  return run_training(task, session.optimizer(), run, session.device(), options, first_step, progress);
 }
 
 }  // namespace tessera::train

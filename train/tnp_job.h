@@ -13,38 +13,27 @@
 #include "optim/schedule.h"
 #include "tensor/precision.h"
 #include "train/trainer.h"
+#include "train/training_settings.h"
 
-/// The main job: a Transformer Neural Process trained on a synthetic prior.
+/// A Transformer Neural Process trained on a synthetic prior.
 
 namespace tessera::train {
 
 /// What a run of `tessera train tnp` is, but for where it runs and what it logs. Two jobs with equal fields
 /// and steps give bitwise equal curves on one device.
-struct TnpJob {
+struct TnpSettings : TrainingSettings {
   models::TnpConfig model;
   std::string prior = "linear";  // linear, rbf, matern52, periodic
   int64_t context = 64;          // M
   int64_t targets = 64;          // N
-  int64_t batch = 16;            // tasks a step
-  double lr = 1e-3, weight_decay = 0.01, clip_norm = 1.0;
-  std::string schedule = "cosine";  // constant, linear, cosine, wsd
-  int64_t steps = 1000, warmup = 100;
-  uint64_t seed = 0;
-  F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
-  /// datasets::kTaskStream of the build that made the run. Not among fields(): settings without it are of a
-  /// run of version 1.
+  int64_t batch = 16;            // tasks per step
+  /// datasets::kTaskStream of the build that made the run; settings without it are of a run of version 1.
   int64_t task_stream = datasets::kTaskStream;
 
-  /// Of any size: sums and products of sizes then stay far below 2^63.
-  static constexpr int64_t kLargest = int64_t(1) << 30;
-
-  void fields(auto&& visit) {
-    visit("model", model), visit("prior", prior), visit("context", context), visit("targets", targets);
-    visit("batch", batch), visit("lr", lr), visit("weight_decay", weight_decay),
-        visit("clip_norm", clip_norm);
-    visit("schedule", schedule), visit("steps", steps), visit("warmup", warmup), visit("seed", seed);
-    visit("f32_math", f32_math);
-  }
+  /// Every setting, with its flag.
+  SettingList list();
+  /// Those of the sizes of model and batch, which benchmarks and plans take too.
+  void add_sizes(SettingList& list);
   Precision precision() const { return {model.dtype, f32_math}; }
   void set_precision(Precision precision) {
     model.dtype = precision.dtype;
@@ -54,54 +43,58 @@ struct TnpJob {
   void validate() const;
 };
 
-nlohmann::json to_json(const TnpJob& job);
+nlohmann::json to_json(const TnpSettings& settings);
 /// Throws, naming the key that is missing, unknown or of a wrong type.
-TnpJob tnp_job_from_json(const nlohmann::json& json);
+TnpSettings tnp_settings_from_json(const nlohmann::json& json);
+/// The settings in the run.json `run` at `path`. Throws, naming the file.
+TnpSettings tnp_settings_of_run(const std::string& path, const nlohmann::json& run);
 
-optim::Schedule make_schedule(const TnpJob& job);
 /// Where the job's tasks come from, drawn on `device`; those of an evaluation are never met in training.
-datasets::Prior make_prior(const TnpJob& job, bool evaluation = false, Device device = Device::cpu());
+datasets::Prior make_prior(const TnpSettings& settings, bool evaluation = false,
+                           Device device = Device::cpu());
 /// The features of tasks when nobody says: 10 for the linear prior, 1 for the others, which have no more.
 int64_t default_features(const std::string& prior);
 /// Throws if training cannot go on as it began because this build draws other tasks than the run's. Such a
 /// run can still be evaluated and shown.
-void check_task_stream(const TnpJob& job);
+void check_task_stream(const TnpSettings& settings);
 
-/// Model, optimizer and the fixed tensors of one batch on a device.
-class TnpSession {
+/// Model, optimizer, and the fixed tensors of one batch on a device.
+class TnpJob : public Job {
  public:
-  TnpSession(const TnpJob& job, Device device);
-  const TnpJob& job() const { return job_; }
-  Device device() const { return device_; }
+  /// `eval_tasks`: fresh tasks of an evaluation.
+  TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks = 512);
+  const TnpSettings& settings() const { return settings_; }
   models::Tnp& model() { return model_; }
   optim::AdamW& optimizer() { return optimizer_; }
 
-  /// Copies a batch from the host into the tensors that loss() reads.
-  void load(const datasets::RegressionBatch& batch);
-  /// Draws batch `index` of a prior on the session's device into them, in stream order.
-  void draw(const datasets::Prior& prior, uint64_t index);
-  Tensor loss() const {
-    const F32MathScope math(job_.f32_math);
+  JobInfo info() const override;
+  /// Throws if this build draws other tasks than the run's (check_task_stream).
+  bool begin(const RunFolder& run) override;
+  void batch(uint64_t index) override { draw(prior_, index); }
+  Tensor loss() override {
+    const F32MathScope math(settings_.f32_math);
     return model_.loss(batch_);
   }
+  /// eval_nll, eval_optimal_nll, eval_gap and eval_gap_error: the fields of TnpEvaluation.
+  Values evaluate() override;
+  nlohmann::json settings_json() const override { return to_json(settings_); }
 
+  /// Copies a batch from the host into the tensors that loss() reads.
+  void load(const datasets::RegressionBatch& batch);
+  /// Draws batch `index` of a prior on the job's device into them, in stream order.
+  void draw(const datasets::Prior& prior, uint64_t index);
   /// The tensors that load() fills: xc, yc, xt, yt.
   std::vector<Tensor> inputs() const { return {batch_.xc, batch_.yc, batch_.xt, batch_.yt}; }
-  const models::TnpBatch& batch() const { return batch_; }
-
-  /// All of the state that continues the curve, the step included.
-  io::Checkpoint checkpoint(int64_t step) const;
-  /// Returns the step. All or nothing: on an error nothing has changed. Throws, naming the setting, if the
-  /// checkpoint is of another job; only the number of steps may differ.
-  int64_t restore(const std::filesystem::path& file);
+  const models::TnpBatch& inputs_of_loss() const { return batch_; }
 
  private:
-  TnpJob job_;
-  Device device_;
+  TnpSettings settings_;
   Rng rng_;
   models::Tnp model_;
   optim::AdamW optimizer_;
+  datasets::Prior prior_;
   models::TnpBatch batch_;
+  int64_t eval_tasks_;
 };
 
 /// How the trained model compares to the best that any model could do, on fresh tasks of the prior.
@@ -111,19 +104,15 @@ struct TnpEvaluation {
   double optimal_nll = 0;         // of the exact posterior predictive
   double gap = 0, gap_error = 0;  // mean difference and its standard error over tasks
 };
-TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device device, int64_t tasks,
-                           int64_t batch);
-
-/// Trains from `first_step` on; see run_training.
-TrainResult train_tnp(TnpSession& session, const RunFolder& run, const TrainerOptions& options,
-                      int64_t first_step, int64_t eval_tasks, Progress& progress);
+TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpSettings& settings, Device device,
+                           int64_t tasks, int64_t batch);
 
 /// The page of a run: settings, loss curve, evaluation, and for one-dimensional priors the predictive density
 /// of the mixture beside the exact posterior's.
-void write_tnp_report(const RunFolder& run, TnpSession& session, const TrainResult& result);
+void write_tnp_report(const RunFolder& run, TnpJob& job, const TrainResult& result);
 
 /// The largest batch whose training step fits on the device: doubles until a step runs out of memory, then
 /// bisects.
-int64_t find_max_batch(const TnpJob& job, Device device, int64_t most = int64_t(1) << 20);
+int64_t find_max_batch(const TnpSettings& settings, Device device, int64_t most = int64_t(1) << 20);
 
 }  // namespace tessera::train

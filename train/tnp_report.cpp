@@ -14,12 +14,12 @@ namespace tessera::train {
 
 // ---- evaluation ----
 
-TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device device, int64_t tasks,
-                           int64_t batch) {
+TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpSettings& settings, Device device,
+                           int64_t tasks, int64_t batch) {
   const NoTape off;
-  const F32MathScope math(job.f32_math);
+  const F32MathScope math(settings.f32_math);
   TnpEvaluation result;
-  TnpJob drawn = job;
+  TnpSettings drawn = settings;
   drawn.batch = batch;
   const datasets::Prior prior = make_prior(drawn, true, device);
   std::vector<double> gaps;  // of each task
@@ -31,17 +31,17 @@ TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpJob& job, Device d
     const auto log_density = datasets::predict(prior.options(), fresh).log_density.to_vector<double>();
     for (int64_t b = 0; b < batch && int64_t(gaps.size()) < tasks; ++b) {
       double gap = 0;
-      for (int64_t n = 0; n < job.targets; ++n) {
-        const size_t at = size_t(b * job.targets + n);
+      for (int64_t n = 0; n < settings.targets; ++n) {
+        const size_t at = size_t(b * settings.targets + n);
         model_sum += losses[at];
         optimal_sum -= log_density[at];
         gap += losses[at] + log_density[at];
       }
-      gaps.push_back(gap / double(job.targets));
+      gaps.push_back(gap / double(settings.targets));
     }
   }
   result.tasks = int64_t(gaps.size());
-  result.points = result.tasks * job.targets;
+  result.points = result.tasks * settings.targets;
   result.nll = model_sum / double(result.points);
   result.optimal_nll = optimal_sum / double(result.points);
   result.gap = result.nll - result.optimal_nll;
@@ -132,20 +132,20 @@ std::string draw(const std::vector<double>& density, double largest, const Tenso
   return encode_png(image);
 }
 
-void add_densities(Report& report, TnpSession& session) {
-  const TnpJob& job = session.job();
+void add_densities(Report& report, TnpJob& job) {
+  const TnpSettings& settings = job.settings();
   report.heading("Predictive density");
-  if (job.model.features != 1) return report.paragraph("Drawn for one-dimensional inputs only.");
+  if (settings.model.features != 1) return report.paragraph("Drawn for one-dimensional inputs only.");
   report.paragraph(fmt::format(
       "Three tasks that training never met. Left: the model's mixture; right: the exact posterior "
       "predictive of the prior. x from {} to {}, y from {} to {}; crosses are the context.",
       kLeft, kRight, kBottom, kTop));
-  TnpJob drawn = job;
+  TnpSettings drawn = settings;
   drawn.batch = 1;
   const datasets::Prior prior = make_prior(drawn, true);
   for (uint64_t index = 0; index < 3; ++index) {
     const datasets::RegressionBatch task = prior.batch(index);
-    const std::vector<double> ours = model_density(session.model(), session.device(), task.xc, task.yc);
+    const std::vector<double> ours = model_density(job.model(), job.device(), task.xc, task.yc);
     const std::vector<double> exact = exact_density(prior.options(), task.xc, task.yc);
     // One scale for both; the exact density's peak, so that an over-confident model saturates instead of
     // hiding.
@@ -157,12 +157,12 @@ void add_densities(Report& report, TnpSession& session) {
 
 }  // namespace
 
-void write_tnp_report(const RunFolder& run, TnpSession& session, const TrainResult& result) {
+void write_tnp_report(const RunFolder& run, TnpJob& job, const TrainResult& result) {
   const NoTape off;
-  const TnpJob& job = session.job();
-  const F32MathScope math(job.f32_math);
-  Report report(fmt::format("tnp on the {} prior", job.prior));
-  add_outcome(report, run, session.device(), result);
+  const TnpSettings& settings = job.settings();
+  const F32MathScope math(settings.f32_math);
+  Report report(fmt::format("tnp on the {} prior", settings.prior));
+  add_outcome(report, run, job.device(), result);
   const std::vector<StepRecord> records = run.metrics();
   std::vector<Series> losses{series_of(records, "loss", "training loss")};
   if (!result.evaluation.empty()) {
@@ -177,7 +177,7 @@ void write_tnp_report(const RunFolder& run, TnpSession& session, const TrainResu
                                       result.evaluation.at("eval_gap_error"))}});
   }
   report.chart("Negative log-likelihood", "step", "nats per point", losses);
-  add_densities(report, session);
+  add_densities(report, job);
   add_course(report, run, records);
   report.write(run.path() / "report.html");
 }

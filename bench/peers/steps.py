@@ -12,7 +12,7 @@ The ways to run a step differ in five factors:
   attention  cudnn, flash (f32: efficient)
   precision  bf16          weights in bf16, no f32 masters: the least work that PyTorch can be asked for
              autocast      f32 weights under torch.autocast
-  width      odd sizes as they are, or rounded up by whoever built the model (1365 to 1408, a vocabulary of 50257 to 50304)
+  width      odd sizes as they are, or rounded up when the model was built (1365 to 1408, a vocabulary of 50257 to 50304)
   rows       BERT's last block: all rows, as transformers makes them, or the first token's alone, which are all that is read
 Their product would be 80 runs. `plan` varies one factor at a time around the way that is fastest as far as known: 8 runs at most.
 """

@@ -1,7 +1,7 @@
 """How PyTorch does the work of each operator: the shapes and attributes are those of tessera's records.
 
 A work has several ways. Their names are the implementations of the records: "eager", "compile", an attention backend, and
-"padded N" where sizes were rounded up to multiples of N by whoever built the model (the work counted is the real one).
+"padded N" where sizes were rounded up to multiples of N when the model was built (the work counted is the real one).
 Nothing here pads or copies inside the timed part.
 """
 import math
@@ -76,7 +76,7 @@ def attention(b, shape, attrs, paddings):
 
 
 def sequences(b, count, queries, keys, heads, kv_heads, dim, causal, even):
-    """Rows of sequences behind one another, cut as ops/attention/attention_spec.cpp cuts them: by varlen_attn (flash), and
+    """Rows of packed sequences, cut as ops/attention/attention_spec.cpp cuts them: by varlen_attn (flash), and
     padded to the longest with cuDNN, without a mask: the padding's work is done, not counted."""
     places = range(count + 1)
     q_starts = [queries * s // count if even else queries * s * s // count ** 2 for s in places]

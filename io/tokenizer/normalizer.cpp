@@ -60,7 +60,7 @@ std::string replaced(std::string_view text, const Pattern& pattern, std::string_
     whole += text.substr(copied, match.begin - copied);
     whole += by;
     copied = match.end;
-    // Behind a match without characters comes at least one.
+    // After a match without characters comes at least one.
     from = match.end;
     if (match.begin == match.end) from += from < text.size() ? unicode::length(text[from]) : 1;
   }

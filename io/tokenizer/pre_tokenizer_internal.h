@@ -8,7 +8,7 @@
 
 namespace tessera::io {
 
-/// A text in pieces: they lie one behind the other, perhaps with gaps.
+/// A text in pieces: they lie one after the other, perhaps with gaps.
 struct Pieces {
   struct Span {
     size_t begin, end;

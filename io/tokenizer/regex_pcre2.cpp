@@ -12,7 +12,7 @@ namespace tessera::io {
 namespace {
 
 /// What a start position may take free of charge: bytes that it looks at (words are shorter), and steps in
-/// the sense of PCRE2's match limit, which counts for each start position anew.
+/// the sense of PCRE2's match limit, which starts again at each start position.
 constexpr size_t kFreeBytes = 256;
 constexpr uint32_t kFreeSteps = 256;
 constexpr size_t kFirstStack = 32 << 10, kMostStack = 8 << 20;
@@ -76,10 +76,10 @@ class Translator {
       if (at_ < from_.size() && from_[at_] == '^') to_ += from_[at_++];
       if (at_ < from_.size() && from_[at_] == ']') refuse("an empty class");
     } else if (c == '{') {
-      // Behind an interval, Oniguruma takes + for another repetition, PCRE2 for "give nothing back".
+      // After an interval, Oniguruma takes + for another repetition, PCRE2 for "give nothing back".
       const size_t end = from_.find_first_not_of("0123456789,", at_ + 1);
       if (end != std::string::npos && from_[end] == '}' && end + 1 < from_.size() && from_[end + 1] == '+')
-        refuse("a + behind an interval");
+        refuse("a + after an interval");
       to_ += c, ++at_;
     } else if (c == '(' && from_.compare(at_, 2, "(?") == 0) {
       // Flags: m means another thing in each of the two.

@@ -17,7 +17,7 @@
 namespace tessera::io {
 namespace {
 
-/// The library needs some 200 bytes a piece; the largest models in use have 262,144.
+/// The library needs some 200 bytes per piece; the largest models in use have 262,144.
 constexpr size_t kMostPieces = 300'000;
 constexpr size_t kLongestPiece = 4096, kLongestReplacement = 4096;
 
@@ -90,7 +90,7 @@ class Fields {
 };
 
 /// The table of normalisation: the size of a double array of 32-bit units (darts-clone), the array, and the
-/// replacements, each with a zero behind it.
+/// replacements, each with a zero after it.
 void check_table(const std::string& path, std::string_view table) {
   if (table.empty()) return;
   const auto refuse = [&](const std::string& what) {
@@ -125,7 +125,7 @@ void check_table(const std::string& path, std::string_view table) {
       if (next >= units.size()) refuse("leads outside its array");
       if (unit >> 8 & 1) {
         const uint32_t value = units[next] & 0x7FFFFFFF;
-        if (value >= replacements.size()) refuse("points behind its replacements");
+        if (value >= replacements.size()) refuse("points past its replacements");
         if (replacements.substr(value, kLongestReplacement).find('\0') == std::string_view::npos)
           refuse("has a replacement of more than " + std::to_string(kLongestReplacement) + " bytes");
       }

@@ -10,9 +10,8 @@
 
 /// Tokenizers, read from the files that models come with:
 ///
-///   tokenizer.json          of Hugging Face: byte-level BPE (GPT-2, RoBERTa, LLaMA-3), BPE with byte
-///   fallback
-///                           (LLaMA-2), WordPiece (BERT), WordLevel
+///   tokenizer.json          of Hugging Face: byte-level BPE (GPT-2, RoBERTa, LLaMA-3), BPE with
+///                           byte fallback (LLaMA-2), WordPiece (BERT), WordLevel
 ///   vocab.json, merges.txt  the older pair of GPT-2 and RoBERTa
 ///   vocab.txt               BERT's
 ///   *.model                 of SentencePiece (LLaMA-2, T5), by its library
@@ -36,7 +35,7 @@ struct EncodeOptions {
   int64_t max_length = 0;  // cut to so many tokens, special ones included, the longer text first; 0: whole
 };
 
-/// Numbers of the tokens with a role; from tokenizer_config.json if it lies beside, else by their usual
+/// Numbers of the tokens with a role; from tokenizer_config.json if that file is there, else by their usual
 /// names.
 struct SpecialTokens {
   std::optional<int32_t> bos, eos, pad, unk, cls, sep, mask;
@@ -121,7 +120,7 @@ class TokenStream {
  private:
   Tokenizer tokenizer_;
   bool skip_special_;
-  std::vector<int32_t> ids_;  // the last token whose text is out, and those behind it
+  std::vector<int32_t> ids_;  // the last token whose text is out, and those after it
   size_t given_ = 0;          // bytes of their text that are out
 };
 

@@ -158,7 +158,7 @@ Tokenizer Tokenizer::parse_sentencepiece(const std::string& name, std::string_vi
   const auto id = [](int32_t value) { return value >= 0 ? std::optional(value) : std::nullopt; };
   core->special = {
       .bos = id(pieces.bos()), .eos = id(pieces.eos()), .pad = id(pieces.pad()), .unk = id(pieces.unk())};
-  // As LLaMA's tokenizer: the beginning before each text if the model has it; else, as T5's, the end behind.
+  // As LLaMA's tokenizer: the beginning before each text if the model has it; else, as T5's, the end after.
   nlohmann::json single = nlohmann::json::array(), pair, special = nlohmann::json::object();
   const auto text = [](const char* id, int type) {
     return nlohmann::json{{"Sequence", {{"id", id}, {"type_id", type}}}};

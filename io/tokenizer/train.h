@@ -26,7 +26,7 @@ struct BpeTraining {
 /// Throws if vocab_size has no room for special tokens and bytes, or a special token is empty or given twice.
 std::string train_bpe(const std::vector<std::string>& texts, const BpeTraining& options);
 
-/// Every byte a token, behind the special ones: 256 of them, for any text.
+/// Every byte a token, after the special ones: 256 of them, for any text.
 std::string byte_tokenizer(const std::vector<std::string>& special = {"<|endoftext|>"});
 
 /// Every character of the texts a token, in the order of their code points; others fall back to the 256

@@ -54,7 +54,7 @@ inline size_t length(char first) {
   const auto c = static_cast<unsigned char>(first);
   return c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
 }
-/// The character at text[at], which is moved behind it. The text is valid UTF-8.
+/// The character at text[at], which is moved after it. The text is valid UTF-8.
 inline uint32_t next(std::string_view text, size_t& at) {
   constexpr uint32_t kFirstBits[5] = {0, 0x7F, 0x1F, 0x0F, 0x07};
   const size_t bytes = length(text[at]);

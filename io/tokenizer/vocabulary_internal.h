@@ -6,7 +6,7 @@
 #include <vector>
 
 /// Tokens and their numbers, in little more memory than their bytes: a vocabulary comes from a file that
-/// nobody vouches for.
+/// is not validated.
 
 namespace tessera::io {
 

@@ -4,7 +4,7 @@
 
 /// One read and one write an element forward, two reads and one write backward: bound by memory, as long as
 /// the arithmetic stays below some 38 instructions an element of 16 bits forward and 57 backward (132
-/// multiprocessors of 128 lanes at 1.7 GHz against 3 TB/s). The library's exp and an IEEE division alone are
+/// SMs of 128 lanes at 1.7 GHz against 3 TB/s). The library's exp and an IEEE division alone are
 /// 25, so results of 16 bits use the approximate ones.
 
 namespace tessera::ops {

@@ -6,13 +6,13 @@
 #include "ops/activation/activation.h"
 #include "ops/exponential_internal.h"
 
-/// The activations as functions of one number, for every kernel that applies one (here, and in the products'
+/// The activations as functions of one number, for every kernel that applies one (here, and in the GEMMs'
 /// epilogues).
 
 namespace tessera::ops {
 
 /// exp(x) and a / b. `kFast`, on a GPU: by the approximate instructions, whose error of a few ulp of f32 does
-/// not show in a result that is rounded to 16 bits; they take a quarter of the time. On the CPU f32 goes by
+/// not show in a result that is rounded to 16 bits; they take a quarter of the time. On the CPU f32 uses
 /// arithmetic that vectorises (1.5 ulp): a fifth of the time of std::exp.
 template <bool kFast, class C>
 TESSERA_HD C exponential(C x) {

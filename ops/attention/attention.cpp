@@ -5,21 +5,22 @@
 #include <limits>
 
 #include "ops/attention/attention_kernels.h"
+#include "ops/attention/head_padding.h"
 
 namespace tessera::ops {
 namespace {
 
-/// Uninitialised, of x's shape and dtype, the first three dimensions in the order in which x has them in
-/// memory. The two innermost ones form one row, so that heads merge into rows whatever D is.
-Tensor empty_in_order_of(const Tensor& x) {
+/// Uninitialised, of x's shape but for heads of `dim` elements and dtype, the first three dimensions in the
+/// order in which x has them in memory. The two innermost ones form one row, so that heads merge into rows
+/// whatever `dim` is.
+Tensor empty_in_order_of(const Tensor& x, int64_t dim) {
   int order[3] = {0, 1, 2};
   std::stable_sort(order, order + 3,
                    [&](int a, int b) { return x.layout().stride(a) > x.layout().stride(b); });
-  const int64_t dim = x.size(3);
   const Tensor rows =
       Tensor::empty({x.size(order[0]), x.size(order[1]), x.size(order[2]) * dim}, x.dtype(), x.device());
   Layout layout = rows.layout();
-  layout.shape = x.shape();
+  layout.shape = {x.size(0), x.size(1), x.size(2), dim};
   layout.strides[size_t(order[0])] = rows.layout().stride(0);
   layout.strides[size_t(order[1])] = rows.layout().stride(1);
   layout.strides[size_t(order[2])] = dim;
@@ -41,10 +42,11 @@ bool readable(const Tensor& x) {
   return reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
 }
 
-Tensor as_heads(const Tensor& x) {
-  if (readable(x)) return x.detach();
-  const Tensor copy = empty_in_order_of(x);
-  copy.copy_from(x.detach());
+/// x as the kernels read it, its heads padded to `dim` elements.
+Tensor as_heads(const Tensor& x, int64_t dim) {
+  if (x.size(3) == dim && readable(x)) return x.detach();
+  const Tensor copy = empty_in_order_of(x, dim);
+  copy_padded(copy, x);
   return copy;
 }
 
@@ -65,23 +67,39 @@ Tensor without_batch(const Tensor& x) {
   return x.select(0, 0);
 }
 
-/// Where a gradient is written: `target` is the input's, `rows` the same memory as the kernels see it.
+/// Where a gradient is written: `target` is the input's, `rows` what the kernels write: the same memory, or
+/// rows of padded heads that are copied there.
 struct Place {
   GradTarget target;
   Tensor rows;
 };
 
 /// The place in a whole that waits for this part's gradient, if the kernels can write there, else new memory.
-Place place_of(Backward& b, int input, const Tensor& like, bool packed) {
+/// `like` has the shape of the kernels' operand, heads of `dim` elements the input.
+Place place_of(Backward& b, int input, const Tensor& like, int64_t dim, bool packed) {
+  const bool padded = like.size(3) != dim;
+  GradTarget target;
   if (b.needs(input)) {
-    const GradTarget target = b.target(input);
+    target = b.target(input);
     if (target.part && target.grad.dtype() == like.dtype()) {
+      if (padded) return {target, empty_in_order_of(like, like.size(3))};
       const Tensor rows = packed ? as_batch(target.grad) : target.grad;
       if (readable(rows)) return {target, rows};
     }
   }
-  const Tensor rows = empty_in_order_of(like);
-  return {{packed ? without_batch(rows) : rows, false}, rows};
+  const Tensor exact = empty_in_order_of(like, dim);
+  return {{packed ? without_batch(exact) : exact, false},
+          padded ? empty_in_order_of(like, like.size(3)) : exact};
+}
+
+/// Hands the gradient over.
+void write(Backward& b, int input, Place& place, int64_t dim, bool packed) {
+  if (place.rows.size(3) != dim) {
+    const Tensor heads = place.rows.slice(3, 0, dim);
+    place.target.grad.copy_from(packed ? without_batch(heads) : heads);
+  }
+  place.rows = Tensor();  // or a leaf would copy a gradient that has two handles
+  b.written(input, place.target);
 }
 
 /// q, k and v [B, L, H, D].
@@ -112,9 +130,8 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
     check(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16, "attention: dtype ", dtype,
           " is not supported on device ", q.device().name(), "; expected f32, bf16 or f16",
           dtype == DType::f64 ? " (f64 runs on the CPU, as the oracle)" : "");
-    check(dim >= 8 && dim <= 128 && dim % 8 == 0, "attention: head size ", dim,
-          " is not supported on device ", q.device().name(),
-          "; expected 8 ... 128 in multiples of 8 (pad the heads with zeros)");
+    check(dim >= 1 && dim <= 128, "attention: head size ", dim, " is not supported on device ",
+          q.device().name(), "; expected 1 ... 128");
     const int64_t longest = std::numeric_limits<int32_t>::max() / 2;
     check(q.size(1) <= longest && k.size(1) <= longest, "attention: lengths ", q.size(1), " and ", k.size(1),
           " are not supported on device ", q.device().name(), "; expected at most ", longest);
@@ -139,8 +156,9 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
   if (q.dtype() == DType::f32) problem.math = f32_math();
   if (problem.dropout > 0) problem.drop = {problem.dropout, problem.rng->reserve(q.device())};
   const DType statistics = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const Tensor q_rows = as_heads(q), k_rows = as_heads(k), v_rows = as_heads(v);
-  const Tensor o_rows = empty_in_order_of(q);
+  const int64_t dim = q.size(3), padded = padded_head_dim(dim, q.device());
+  const Tensor q_rows = as_heads(q, padded), k_rows = as_heads(k, padded), v_rows = as_heads(v, padded);
+  const Tensor o_rows = empty_in_order_of(q, padded);
   const Tensor lse = Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics, q.device());
   if (q.device().is_cpu()) {
     attention_forward_cpu(o_rows, lse, q_rows, k_rows, v_rows, problem);
@@ -148,32 +166,36 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
     attention_forward_cuda(o_rows, lse, q_rows, k_rows, v_rows, problem);
   }
   const bool packed = problem.packed();
-  AttentionResult result{packed ? without_batch(o_rows) : o_rows, packed ? without_batch(lse) : lse};
+  Tensor o = o_rows;
+  if (padded != dim) {
+    o = empty_in_order_of(q, dim);
+    o.copy_from(o_rows.slice(3, 0, dim));
+  }
+  AttentionResult result{packed ? without_batch(o) : o, packed ? without_batch(lse) : lse};
   if (Tape* tape = Tape::recording(given[0], given[1], given[2])) {
-    tape->record(
-        "attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
-        [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows), lse = Saved(lse),
-         q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
-         options = AttentionOptions(problem), drop = problem.drop, math = problem.math](Backward& b) {
-          const AttentionProblem problem{options, q_starts.get(), k_starts.get(), drop, math};
-          const Tensor dout = as_heads(problem.packed() ? as_batch(b.grad()) : b.grad());
-          const bool keys_wanted = b.needs(1) || b.needs(2);
-          const bool packed = problem.packed();
-          Place dq = b.needs(0) ? place_of(b, 0, q.get(), packed) : Place{};
-          Place dk = keys_wanted ? place_of(b, 1, k.get(), packed) : Place{};
-          Place dv = keys_wanted ? place_of(b, 2, v.get(), packed) : Place{};
-          if (dout.device().is_cpu()) {
-            attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
-                                   lse.get(), problem);
-          } else if constexpr (kCuda) {
-            attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
-                                    lse.get(), problem);
-          }
-          dq.rows = dk.rows = dv.rows = Tensor();  // or a leaf would copy a gradient that has two handles
-          if (b.needs(0)) b.written(0, dq.target);
-          if (b.needs(1)) b.written(1, dk.target);
-          if (b.needs(2)) b.written(2, dv.target);
-        });
+    tape->record("attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
+                 [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows),
+                  lse = Saved(lse), q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
+                  options = AttentionOptions(problem), drop = problem.drop, math = problem.math, dim,
+                  padded](Backward& b) {
+                   const AttentionProblem problem{options, q_starts.get(), k_starts.get(), drop, math};
+                   const bool packed = problem.packed();
+                   const Tensor dout = as_heads(packed ? as_batch(b.grad()) : b.grad(), padded);
+                   const bool keys_wanted = b.needs(1) || b.needs(2);
+                   Place dq = b.needs(0) ? place_of(b, 0, q.get(), dim, packed) : Place{};
+                   Place dk = keys_wanted ? place_of(b, 1, k.get(), dim, packed) : Place{};
+                   Place dv = keys_wanted ? place_of(b, 2, v.get(), dim, packed) : Place{};
+                   if (dout.device().is_cpu()) {
+                     attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
+                                            o.get(), lse.get(), problem);
+                   } else if constexpr (kCuda) {
+                     attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
+                                             o.get(), lse.get(), problem);
+                   }
+                   if (b.needs(0)) write(b, 0, dq, dim, packed);
+                   if (b.needs(1)) write(b, 1, dk, dim, packed);
+                   if (b.needs(2)) write(b, 2, dv, dim, packed);
+                 });
   }
   return result;
 }

@@ -17,10 +17,10 @@ struct AttentionResult {
   Tensor lse;  // [B, H, Lq], f32 (f64 for f64): log of the sum of exp of a query's scaled scores; no gradient
 };
 
-/// Sequences of any lengths behind one another: sequence s of S is rows starts[s] ... starts[s + 1] - 1. The
-/// tensors are i32 or i64 [S + 1], packed, on the device of q: starts[0] = 0, never falling (equal
-/// neighbours: an empty sequence), the last at most the number of rows; rows from there on belong to no
-/// sequence.
+/// Packed sequences of any lengths (`starts` is cu_seqlens): sequence s of S is rows starts[s] ... starts[s +
+/// 1] - 1. The tensors are i32 or i64 [S + 1], packed, on the device of q: starts[0] = 0, never falling
+/// (equal neighbours: an empty sequence), the last at most the number of rows; rows from there on belong to
+/// no sequence.
 struct AttentionSequences {
   Tensor q_starts;
   Tensor k_starts = {};  // undefined: the same as q_starts
@@ -51,12 +51,13 @@ struct AttentionSequences {
 /// 16-byte aligned); other views are copied first. o, dq, dk and dv are allocated in the memory order of q,
 /// q, k and v: if q is a transposed view of [L, B, H, D] memory, the transposed o is plain rows of H * D.
 ///
-/// dtypes: CPU f64 f32 bf16 f16 with D = 1 ... 256; CUDA f32 bf16 f16 with D = 8 ... 128 in multiples of 8.
-/// Rounding (bf16, f16; sums in f32): forward P, before it is divided by its sum, to the dtype in P V (the
-/// sum itself is of the unrounded); o. Backward P and dS = P (dP - delta) to the dtype in the products that
-/// make dq, dk and dv, with dP = dO V^T and delta = rowsum(O dO) from the rounded o; dq, dk, dv. With dropout
-/// P stands for Z P and dS for (1 - p) dS there: 1 / (1 - p) is a factor of results. f32 and f64 round as
-/// they compute. With one key the softmax is constant: dq and dk are then exactly 0.
+/// dtypes: CPU f64 f32 bf16 f16 with D = 1 ... 256; CUDA f32 bf16 f16 with D = 1 ... 128. On CUDA a D that is
+/// not a multiple of 8 is padded with zeros in copies of q, k, v and dout; o and the gradients are copied
+/// back. Rounding (bf16, f16; sums in f32): forward P, before it is divided by its sum, to the dtype in P V
+/// (the sum itself is of the unrounded); o. Backward P and dS = P (dP - delta) to the dtype in the products
+/// that make dq, dk and dv, with dP = dO V^T and delta = rowsum(O dO) from the rounded o; dq, dk, dv. With
+/// dropout P stands for Z P and dS for (1 - p) dS there: 1 / (1 - p) is a factor of results. f32 and f64
+/// round as they compute. With one key the softmax is constant: dq and dk are then exactly 0.
 ///
 /// Saved: q, k, v, o, lse. Backward computes S again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1).
 /// Deterministic: fixed orders of summation, no atomics.
@@ -78,7 +79,7 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
 /// The same within each sequence: q [N, H, D], k and v [M, Hk, D] -> o [N, H, D], lse [H, N]. The lengths are
 /// those of the sequence wherever the above speaks of Lq and Lk (`causal`, one key). Rows of no sequence give
 /// o = 0, lse = -inf and gradients 0; q, k, v and dout must be finite there, as everywhere: a kernel may
-/// multiply the rows behind a sequence by 0.
+/// multiply the rows after a sequence by 0.
 ///
 /// On CUDA no launch depends on the values of `starts`, only on S, N and M: a captured graph may be replayed
 /// with other lengths. So nothing can check them there: values against the rules give wrong numbers, never an

@@ -18,15 +18,15 @@
 /// summation and of a dQ that is written once.
 ///
 /// Each warp has 16 rows and each block 4 warps; steps are 32 columns, so that accumulators (dK and dV: D
-/// registers at 16 rows) and the two score tiles leave room for three or four blocks a multiprocessor. The
+/// registers at 16 rows) and the two score tiles leave room for three or four blocks per SM. The
 /// walked tiles have 64 rows, two in shared memory, filled by cp.async. Bound by shared memory: a fragment of
-/// 256 bytes (2 clocks) a product of 4096 FLOPs, so at most 2048 FLOPs a clock and multiprocessor.
+/// 256 bytes (2 clocks) a product of 4096 FLOPs, so at most 2048 FLOPs per clock and SM.
 
 namespace tessera::ops {
 namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kM = 1;                     // m16 products a warp and step
+constexpr int kM = 1;                     // m16 products per warp and step
 constexpr int kOwned = kWarps * kM * 16;  // rows of a block's own tile
 constexpr int kWalked = 64;               // rows of a walked tile
 constexpr int kStep = 32;                 // rows of it that a step works on
@@ -37,7 +37,7 @@ struct BackwardTile {
   static constexpr bool kHeld = kD <= 64;  // own rows in registers
   static constexpr size_t kTileBytes = size_t(kOwned + 2 * kWalked) * 2 * kD * 2;
   static constexpr size_t kStatisticsBytes = 2 * 2 * kWalked * sizeof(float);
-  // Blocks a multiprocessor; one less where dropout needs the registers.
+  // Blocks per SM; one less where dropout needs the registers.
   static constexpr int kKeyBlocks = kD > 64 || kDrops ? 2 : 3, kQueryBlocks = kD > 64 ? 2 : kDrops ? 3 : 4;
 };
 

@@ -12,16 +12,16 @@
 /// Backward with few queries: at most 64 rows, the queries of all heads that read one key head. A block has
 /// all of these and walks a range of the keys, 64 at a time, so that dK and dV of a tile are final as soon as
 /// they are made, and dQ is a sum in registers. Ranges leave their dQ in f32 to a last kernel, which adds
-/// them in the order of the keys; nobody waits for anybody. One range writes dQ itself. delta and lse in base
+/// them in the order of the keys; without synchronisation. One range writes dQ itself. delta and lse in base
 /// 2 are made by each block on its way, 64 rows at most.
 ///
 /// The products are those of attention_backward.cu, each once: a warp has 16 keys of the tile, S^T and dP^T
 /// stay in its registers as the left operands of dV and dK; dS passes through shared memory, for a warp makes
 /// its queries' (and columns') part of dQ += dS K over all 64 keys.
 ///
-/// Bytes: K, V, dK and dV once, 8 D a key; FLOPs 10 D rows a key. At 64 rows and D = 64 a tile is 32 KiB and
-/// 2.6 MFLOP: 1.4 us of a multiprocessor's share of memory, 0.75 us of its shared memory. Bound by memory, if
-/// enough blocks lie beside one another to cover its latency: hence mma.sync with 40 to 100 KiB a block.
+/// Bytes: K, V, dK and dV once, 8 D per key; FLOPs 10 D rows per key. At 64 rows and D = 64 a tile is 32 KiB
+/// and 2.6 MFLOP: 1.4 us of an SM's share of memory, 0.75 us of its shared memory. Bound by memory, if enough
+/// blocks lie next to one another to cover its latency: hence mma.sync with 40 to 100 KiB per block.
 
 namespace tessera::ops {
 namespace {
@@ -49,7 +49,7 @@ template <int kD, int kRows>
 struct FewTile {
   static constexpr size_t kBytes =
       size_t(2 * kRows * kD + 4 * kTile * kD + kTile * kRows) * 2 + 2 * kRows * sizeof(float);
-  static constexpr int kBlocks = kD <= 32 ? 4 : kD <= 64 ? (kRows == 32 ? 4 : 3) : 2;  // a multiprocessor
+  static constexpr int kBlocks = kD <= 32 ? 4 : kD <= 64 ? (kRows == 32 ? 4 : 3) : 2;  // per SM
   // A warp's part of dQ: 16 rows and a share of the columns.
   static constexpr int kRowParts = kRows / 16, kColumnParts = kWarps / kRowParts,
                        kColumns = kD / 16 / kColumnParts;  // in sixteens
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
   }
 }
 
-/// dQ of a query: a block each, four elements a thread, the ranges shared out among the threads that are
+/// dQ of a query: a block each, four elements per thread, the ranges shared out among the threads that are
 /// left.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -322,11 +322,10 @@ __global__ void __launch_bounds__(kThreads)
                      gpu::Pack<T, 4>{T(sum.x * last), T(sum.y * last), T(sum.z * last), T(sum.w * last)});
 }
 
-/// Keys of a block: the fewest rounds of a card of 132 multiprocessors (a constant, so that results depend on
-/// shapes alone) times the time of a block in tiles, its start and end counting as two. Of sequences, whose
-/// lengths are not known: two rounds of whole ranges.
-int keys_of_block(const SequenceStarts& starts, int64_t heads, int64_t keys, int blocks) {
-  const int64_t at_once = 132 * int64_t(blocks), tiles = gpu::ceil_div(keys, kTile);
+/// Keys of a block: the fewest waves of blocks, `blocks` per SM, times the time of a block in tiles, its
+/// start and end counting as two. Of sequences, whose lengths are not known: two waves of whole ranges.
+int keys_of_block(const SequenceStarts& starts, int64_t heads, int64_t keys, int blocks, int sms) {
+  const int64_t at_once = sms * int64_t(blocks), tiles = gpu::ceil_div(keys, kTile);
   if (starts.packed()) return kTile * int(std::max<int64_t>(1, gpu::ceil_div(heads * tiles, 2 * at_once)));
   int64_t best = tiles, least = INT64_MAX;
   for (int64_t ranges = 1; ranges <= std::min(tiles, at_once); ++ranges) {
@@ -346,7 +345,7 @@ void run(const Tensor& q, const Tensor& k, FewArgs<T> few) {
   const Device device = q.device();
   const AttentionArgs<T>& args = few.attention;
   const int64_t heads = k.size(0) * k.size(2);
-  few.range = keys_of_block(args.starts, heads, k.size(1), Tile::kBlocks);
+  few.range = keys_of_block(args.starts, heads, k.size(1), Tile::kBlocks, device.multiprocessors());
   few.slots = args.starts.slots(k.size(1), few.range);
   check(heads * few.slots <= int64_t{0x7FFFFFFF} && q.size(0) * q.size(1) * q.size(2) <= int64_t{0x7FFFFFFF},
         "attention: ", describe(q), " needs more than 2^31 - 1 blocks (split the batch)");

@@ -12,7 +12,7 @@
 ///
 /// Two warpgroups: one multiplies (as attention_backward_sm90.cuh describes, and dQ^T = K^T dS^T itself); of
 /// the other, one warp brings tiles and two make the statistics, a thread a query. Two blocks run on a
-/// multiprocessor, so that one computes while the other waits. With fewer than kFill heads, several blocks
+/// SM, so that one computes while the other waits. With fewer heads than that, several blocks
 /// share a head and leave their dK and dV in f32 to a last kernel, which adds them in a fixed order; so do
 /// the blocks of the query heads that read one key head.
 
@@ -21,8 +21,6 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kFill =
-    264;  // blocks that two a multiprocessor make of 132: a constant, so that results depend on shapes alone
 constexpr int kStages = 3;
 constexpr int kBox = 64 * 128;  // bytes of 64 rows
 constexpr int kK = 0, kV = kBox, kQ = 2 * kBox, kDout = kQ + kStages * kBox, kO = kDout + kStages * kBox,
@@ -246,7 +244,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   pin(dk);
   pin(dv);
   if (args.wants_keys && args.group * args.splits == 1) {
-    // Out through K and V, which nobody reads any more.
+    // Store through the buffers of K and V, which are no longer read.
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t packed[4];
@@ -311,7 +309,8 @@ void backward_short(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
                     const AttentionProblem& problem) {
   const Device device = q.device();
   const int64_t head_rows = q.size(0) * q.size(2), query_tiles = gpu::ceil_div(q.size(1), kQueryTile);
-  const int64_t splits = std::min(query_tiles, std::max<int64_t>(1, kFill / head_rows));
+  const int64_t splits =
+      std::min(query_tiles, std::max<int64_t>(1, 2 * device.multiprocessors() / head_rows));
   ShortArgs args{};
   args.lse = lse.data<float>();
   args.lse_stride = lse.row_stride();

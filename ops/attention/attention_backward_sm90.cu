@@ -6,8 +6,8 @@
 
 /// Backward for sm_90a: its launches, and the passes around the main kernel (attention_backward_sm90.cuh).
 /// Before it the statistics of every query, from O and dO, which is what bounds that; after it dQ in its
-/// dtype from the sums in f32, 6 bytes an element, unless the main kernel has ended them itself; and where
-/// walks were cut into chunks dK and dV, 4 bytes an element and chunk.
+/// dtype from the sums in f32, 6 bytes per element, unless the main kernel has ended them itself; and where
+/// walks were cut into chunks dK and dV, 4 bytes per element and chunk.
 
 namespace tessera::ops {
 namespace {
@@ -38,7 +38,7 @@ struct PassArgs {
   }
 };
 
-/// One block a query slot: its statistics, four threads a row. Clears the turns.
+/// One block per query slot: its statistics, four threads per row. Clears the turns.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArgs<T> args) {
   gpu::let_later_start();
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArg
     args.turns[at] = 0;
 }
 
-/// dQ in its dtype: one block a unit of 64 queries and 64 columns of a head, turned round in shared memory.
+/// dQ in its dtype: one block a unit of 64 queries and 64 columns of a head, transposed in shared memory.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs<T> args) {
   __shared__ float4 unit[kUnit / 4];
@@ -167,30 +167,29 @@ __global__ void __launch_bounds__(256) attention_backward_chunks_kernel(Backward
     gpu::store_pack<2>(to + 8 * out.row, gpu::Pack<T, 2>{T(sum.z * factor), T(sum.w * factor)});
 }
 
-constexpr int64_t kCard = 132;  // blocks at a time: a constant, so that results depend on shapes alone
-
 /// Heads whose key tiles run side by side. More heads: fewer key tiles of each at work, so that less waits
 /// for the turns of others where walks start together, which short walks (causal) and short steps (D <= 64)
-/// feel most; and less that shares Q, dO and sums of dQ in L2. Without a mask as few as fill the card twice,
+/// feel most; and less that shares Q, dO and sums of dQ in L2. Without a mask as few as fill the GPU twice,
 /// or once for short heads of D > 64. Causal as many as have 2,048 columns, if they read and add to 256 MB at
 /// most: their blocks start at all times, and cannot share as much.
 int64_t heads_at_once(const Tensor& q, int64_t sequences, int64_t group, int64_t key_tiles, bool causal) {
+  const int64_t sms = q.device().multiprocessors();  // each runs one block
   const int64_t head = q.size(3) <= 64 ? 64 : 128;
   if (!causal || group > 1) {
-    const bool once = !causal && head == 128 && key_tiles < kCard;
-    return gpu::ceil_div(once ? kCard : 2 * kCard, key_tiles);
+    const bool once = !causal && head == 128 && key_tiles < sms;
+    return gpu::ceil_div(once ? sms : 2 * sms, key_tiles);
   }
   const int64_t bytes = gpu::ceil_div(q.size(1), sequences) * head * (2 + 2 + 4);  // Q, dO, dQ
-  return std::max(gpu::ceil_div(kCard, key_tiles), std::min(2048 / head, (int64_t{256} << 20) / bytes));
+  return std::max(gpu::ceil_div(sms, key_tiles), std::min(2048 / head, (int64_t{256} << 20) / bytes));
 }
 
-/// Into how many chunks walks are cut: with few key tiles a card is not filled, or a second round nearly
+/// Into how many chunks walks are cut: with few key tiles a GPU is not filled, or a second round nearly
 /// empty. The fewest rounds of blocks times the time of a block in steps; its start and end count as three, a
 /// chunk's dK and dV in f32 as four more. More chunks only for a tenth (the first) or a twentieth of the
 /// time.
-int64_t chunks_of_walk(int64_t blocks, int64_t tiles, int64_t group) {
+int64_t chunks_of_walk(int64_t blocks, int64_t tiles, int64_t group, int64_t sms) {
   const auto time = [&](int64_t chunks) {
-    return gpu::ceil_div(blocks * chunks, kCard) *
+    return gpu::ceil_div(blocks * chunks, sms) *
            (gpu::ceil_div(tiles, chunks) * group + (chunks > 1 ? 7 : 3));
   };
   int64_t best = 1, least = time(1) * 19 / 20;
@@ -206,10 +205,10 @@ int64_t chunks_of_walk(int64_t blocks, int64_t tiles, int64_t group) {
 /// `steps`: a walk of few steps over many key tiles would be a chain of all of them. So as many that the
 /// chain is not longer than the walk; where all `blocks` run side by side, so that nothing else hides the
 /// chain's start, than a quarter of it, with up to 16. Each sum is read once more in the end.
-int64_t sums_of_dq(int64_t key_tiles, int64_t steps, int64_t blocks) {
-  const int64_t chain = std::min<int64_t>(key_tiles, kCard), walk = std::max<int64_t>(1, steps);
+int64_t sums_of_dq(int64_t key_tiles, int64_t steps, int64_t blocks, int64_t sms) {
+  const int64_t chain = std::min<int64_t>(key_tiles, sms), walk = std::max<int64_t>(1, steps);
   int64_t sums = gpu::ceil_div(chain, walk);
-  if (blocks <= kCard) sums = std::max(sums, std::min<int64_t>(16, gpu::ceil_div(4 * chain, walk)));
+  if (blocks <= sms) sums = std::max(sums, std::min<int64_t>(16, gpu::ceil_div(4 * chain, walk)));
   return std::clamp<int64_t>(sums, 1, key_tiles);
 }
 
@@ -233,9 +232,10 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   const int64_t mean_tiles = std::max<int64_t>(1, gpu::ceil_div(gpu::ceil_div(k.size(1), count), kKeyTile));
   const int64_t walked = gpu::ceil_div(gpu::ceil_div(q.size(1), count), kQueryTile),
                 group = q.size(2) / k.size(2);
-  const int64_t blocks = kv_rows * mean_tiles * count, chunks = chunks_of_walk(blocks, walked, group);
+  const int64_t sms = device.multiprocessors();
+  const int64_t blocks = kv_rows * mean_tiles * count, chunks = chunks_of_walk(blocks, walked, group, sms);
   const int64_t sums =
-      dq.defined() ? sums_of_dq(mean_tiles, gpu::ceil_div(walked, chunks) * group, blocks * chunks) : 1;
+      dq.defined() ? sums_of_dq(mean_tiles, gpu::ceil_div(walked, chunks) * group, blocks * chunks, sms) : 1;
   const Tensor dq_sum = Tensor::empty_packed({dq.defined() ? sums * units : 1, kUnit}, DType::f32, device);
   const bool adds = chunks > 1 && dk.defined();
   const Tensor partial = Tensor::empty_packed(
@@ -265,7 +265,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.dim = int(q.size(3));
   args.causal = problem.causal;
   args.wants_queries = dq.defined();
-  // Of one sum alone, where every query sees a key, and a tile's rows that are none do not exist.
+  // Of one sum alone, where every query sees a key, and no tile has padding rows.
   args.ends_sums = Config::kApart && dq.defined() && !starts.packed() && sums == 1 &&
                    (!problem.causal || k.size(1) >= q.size(1));
   args.wants_keys = dk.defined();

@@ -12,9 +12,10 @@
 #include "ops/attention/attention_sequences.cuh"
 #include "ops/attention/attention_sm90.cuh"
 
-/// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32 (docs/ops/attention.md,
-/// "Row wgmma, backward"). Where dQ has a warpgroup of its own (heads of up to 64), the block of the last key
-/// tile that a query tile sees reads the sum instead of adding to it, and what leaves it is dQ.
+/// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32
+/// (docs/ops/attention_backward_sm90.md). Where dQ has a warpgroup of its own (heads of up to 64), the block
+/// of the last key tile that a query tile sees reads the sum instead of adding to it, and what leaves it is
+/// dQ.
 
 namespace tessera::ops::sm90 {
 
@@ -92,7 +93,7 @@ struct BackwardConfig {
   static constexpr int kMainRegisters = kMainRegisters_, kSumRegisters = kSumRegisters_;
   static constexpr bool kHeld = kHead == 64;   // K and V as operands in registers
   static constexpr bool kApart = kHead == 64;  // dQ by a warpgroup of its own
-  // Exponentials beside dP, dV beside dS: 16 registers more, which dQ's warpgroup gives by reading K^T from
+  // Exponentials next to dP, dV next to dS: 16 registers more, which dQ's warpgroup gives by reading K^T from
   // shared memory. At D = 128 it gains nothing, and with dropout there are none to spare.
   static constexpr bool kBeside = kApart && !kDrops;
   static constexpr int kThreads = kApart ? 512 : 384;
@@ -121,10 +122,10 @@ using gpu::TileOrder;
 
 /// One warp: the block's item. Chunks of walks are slowest, the last query tiles first: the key tile whose
 /// turn on a query tile is before this one's, which has no shorter a walk, has that query tile in this chunk
-/// or in an earlier one, so its block has started; and blocks at work share Q and sums of dQ. They go by
+/// or in an earlier one, so its block has started; and blocks at work share Q and sums of dQ. They follow
 /// rounds of heads, as even as can be; in a round the key tiles are slowest, in the order of their sequences.
 /// So a block's neighbours work on other heads, and the next key tile of a head starts later, when the turns
-/// of the first are under way. `index` is lane 0's.
+/// of the first are in flight. `index` is lane 0's.
 template <class T>
 __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& args, int index) {
   // While the ticket is on its way.
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
       fence_barrier_init();
     }
     wait_for_earlier();
-    // A ticket, so that whoever this block waits for has started.
+    // Atomic ticket: every block that this one waits for has already started.
     int ticket = 0;
     if (lane == 0) ticket = atomicAdd(args.ticket, 1);
     BackwardItem item = detail::backward_item(args, ticket);
@@ -369,7 +370,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
             }
             sync_named(3, 128);
           }
-          // dQ, turned round: rows of 64 columns.
+          // dQ, transposed: rows of 64 columns.
 #pragma unroll
           for (int j = 0; j < kQueryTile / 8; j += 2) {
             uint32_t packed[4];
@@ -497,7 +498,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
       };
       Barrier& empty = barriers.ds.empty[ds.stage];
       if constexpr (Config::kBeside) {
-        // ptxas would move exponentials behind the wait for dP: not across a branch that needs them all. They
+        // ptxas would move exponentials after the wait for dP: not across a branch that needs them all. They
         // have no sign, so it is not taken; it would do no harm.
         uint32_t signs = 0;
 #pragma unroll
@@ -643,7 +644,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
             store_box(map_dk, dk_rows, box * 64, k_row, h, b);
             commit_stores();
           }
-        } else {  // what lies behind may belong to another sequence
+        } else {  // the rows that follow may belong to another sequence
           for (int index = warp * 32 + lane; index < left_keys * 8; index += 128) {
             const int row = index / 8, chunk = index % 8;
             if (box * 64 + chunk * 8 >= args.dim) continue;

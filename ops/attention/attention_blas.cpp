@@ -12,8 +12,8 @@
 #include "runtime/parallel.h"
 
 /// f32 on the CPU for training: a tile of query rows at a time, its scores whole in cache (at most
-/// kTileScores of them), so each of the two (forward) or five (backward) products is one sgemm and the
-/// softmax one pass over rows. Bound by the products and, at small D, by the exponentials, which vectorise.
+/// kTileScores of them), so each of the two (forward) or five (backward) GEMMs is one sgemm and the
+/// softmax one pass over rows. Bound by the GEMMs and, at small D, by the exponentials, which vectorise.
 
 namespace tessera::ops {
 namespace {

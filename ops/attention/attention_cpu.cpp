@@ -9,7 +9,7 @@
 
 /// The specification: every score of one query at a time, a stable softmax, rounded where the CUDA kernels
 /// round. The double instance is the oracle. bf16 and f16 operands are widened to f32 once, which is exact;
-/// in TF32 those of products are rounded once.
+/// in TF32 operands of GEMMs are rounded once.
 
 namespace tessera::ops {
 namespace {
@@ -25,7 +25,7 @@ void add_scaled(C* acc, C factor, const C* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) acc[i] += factor * x[i];
 }
 
-/// As an operand of a product of T: where the CUDA kernels round probabilities and dS.
+/// As an operand of a GEMM in T: where the CUDA kernels round probabilities and dS.
 template <class T, bool kTf32, class C>
 C rounded(C value) {
   if constexpr (kTf32) return round_to_tf32(value);
@@ -144,7 +144,7 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
   });
 }
 
-/// Where the sequences start, checked, with the number of rows behind them.
+/// Where the sequences start, checked, with the number of rows after them.
 std::vector<int64_t> starts_of(const char* name, const Tensor& tensor, int64_t rows) {
   std::vector<int64_t> starts = tensor.to_vector<int64_t>();
   int64_t before = 0;

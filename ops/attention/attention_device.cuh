@@ -3,8 +3,8 @@
 #include "gpu/launch.cuh"
 #include "ops/attention/attention_sequences.cuh"
 
-/// What the attention kernels of row mma and f32 are given. Lengths fit in 31 bits (checked by the operator);
-/// offsets into tensors are 64-bit.
+/// What the attention kernels of variant mma and f32 are given. Lengths fit in 31 bits (checked by the
+/// operator); offsets into tensors are 64-bit.
 
 namespace tessera::ops {
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ bool find_place(const AttentionArgs<T>& args, int til
   return place.sequence.has_tile;
 }
 
-/// Launches one block a tile, or slot, of every head of x [B, L, H, D]. The grid's x alone is used: y and z
+/// Launches one block per tile, or slot, of every head of x [B, L, H, D]. The grid's x alone is used: y and z
 /// end at 65535.
 template <class T, class Kernel>
 void launch_attention(const Tensor& x, const AttentionArgs<T>& args, int tile_rows, int threads,

@@ -7,12 +7,12 @@
 
 /// Dropout in the accumulators of tensor cores. A warp that has 16 rows of a score tile and 64 columns needs
 /// the words of four blocks of 16 x 16, eight each: every lane makes one (ten rounds of Philox, 48
-/// instructions for 32 probabilities, none of them made twice), and those who need it take it by a shuffle, 1
-/// or 2 for 8 probabilities. The order of a word's bits is such that a rotation by an amount of the lane's
-/// own brings its bits to places that are four apart, those of neighbouring columns sixteen apart. Two of
-/// those, at the tops of exponents, are a pair of factors 2 or 0 for a packed pair, whose half rate logical
-/// operation is one (and 1/2 goes into the factor of O); in f32 others, at the tops of bytes, are spread by
-/// prmt.
+/// instructions for 32 probabilities, none of them computed twice), and the lanes that need it take it by a
+/// shuffle, 1 or 2 for 8 probabilities. The order of a word's bits is such that a rotation by an amount of
+/// the lane's own brings its bits to places that are four apart, those of neighbouring columns sixteen apart.
+/// Two of those, at the tops of exponents, are a pair of factors 2 or 0 for a packed pair, whose half rate
+/// logical operation is one (and 1/2 goes into the factor of O); in f32 others, at the tops of bytes, are
+/// spread by prmt.
 
 namespace tessera::ops {
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ uint32_t spread(uint32_t low, uint32_t high, uint32_t
   return mask;
 }
 
-/// Two packed halves times two others, 2 or 0 each: fma, since older cards have no product of bf16 alone.
+/// Two packed halves times two others, 2 or 0 each: fma, since older GPUs have no product of bf16 alone.
 template <class T>
 __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b) {
   if constexpr (std::is_same_v<T, bf16>)

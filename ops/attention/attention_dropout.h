@@ -5,10 +5,11 @@
 
 namespace tessera::ops {
 
-/// Which probabilities attention drops: a function of the stream, of the head and of the places of query and
-/// key within their sequence, whatever kernel asks.
+/// Which probabilities attention drops: a function of the stream, the head and the positions of query and key
+/// within their sequence, independent of the kernel.
 ///
-/// A probability is dropped with chance t / 256. The bits of one word decide for queries r and r + 8 (r = 0
+/// A probability is dropped with probability t / 256. The bits of one word decide for queries r and r + 8 (r
+/// = 0
 /// ... 7) of a block of 16 queries and for the 16 keys of a block. It is made of eight random words, one a
 /// binary digit, the least significant first: place n is dropped if the number whose digits are the n-th bits
 /// of the words, inverted, is below t, and this is found for all 32 places at once. The words are what

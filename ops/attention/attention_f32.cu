@@ -8,7 +8,7 @@
 /// 256 threads as 16 x 16: thread (y, x) makes rows y + 16 i and columns x + 16 j of a 64 x 64 score tile,
 /// and columns 2 x + 32 j of rows y + 16 i of a 64 x D result. Rows are padded by 4 floats: the 8 threads of
 /// one phase of a 16-byte read then meet 32 different banks. Bound by the FMA units (128 a clock and
-/// multiprocessor) at two 16-byte reads of shared memory for every 16 multiply-adds.
+/// SM) at two 16-byte reads of shared memory for every 16 multiply-adds.
 
 namespace tessera::ops {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kTile = 64;             // rows of the own and of the walked tile
 constexpr int kScoreRow = kTile + 4;  // floats
-constexpr int kPer = kTile / 16;      // rows and score columns a thread
+constexpr int kPer = kTile / 16;      // rows and score columns per thread
 static_assert(kTile == kAttentionPad);
 
 template <int kD>

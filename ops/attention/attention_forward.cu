@@ -8,11 +8,11 @@
 /// Forward on tensor cores: FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 1) with mma.sync.
 ///
 /// A block owns 128 queries of one head, each of its 4 warps 32 of them: every fragment of K and V that a
-/// warp reads serves two m16 products, which keeps shared memory (128 bytes a clock) off the critical path;
-/// with 16 rows a warp would be bound by it. It walks the keys in tiles of 64, two in shared memory: while
-/// one is worked on, cp.async brings the next, so there is one barrier a tile. S stays in registers, the
+/// warp reads serves two m16 products, which keeps shared memory (128 bytes per clock) off the critical path;
+/// with 16 rows per warp would be bound by it. It walks the keys in tiles of 64, two in shared memory: while
+/// one is worked on, cp.async brings the next, so there is one barrier per tile. S stays in registers, the
 /// softmax is online and in base 2, and the probabilities, rounded to the dtype, are the left operand of P V
-/// as they lie in the accumulators. Q stays in registers up to D = 64 and is read again from shared memory
+/// as they are in the accumulators. Q stays in registers up to D = 64 and is read again from shared memory
 /// above, where O needs the registers.
 ///
 /// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once per query tile, from L2. Bound by the tensor
@@ -25,7 +25,7 @@ namespace {
 template <int kD>
 struct ForwardTile {
   static constexpr int kWarps = 4, kThreads = kWarps * 32;
-  static constexpr int kM = 2;  // m16 products a warp and step
+  static constexpr int kM = 2;  // m16 products per warp and step
   static constexpr int kRows = kWarps * kM * 16, kKeys = kD > 64 ? 32 : 64;
   static constexpr bool kHeldQ = kD <= 64;
   static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * kD * 2;

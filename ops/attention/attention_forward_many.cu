@@ -13,7 +13,7 @@
 /// other warps, which have other heads of the same sequence. So the search for the sequence is made once for
 /// several heads, no warp waits for another, and while a warp works on a tile of keys, cp.async brings it the
 /// next, the next head's if there is no other. Only rows that exist are copied. The softmax is online, in
-/// base 2; the probabilities, rounded to the dtype, are the left operand of P V as they lie in the
+/// base 2; the probabilities, rounded to the dtype, are the left operand of P V as they are in the
 /// accumulators.
 ///
 /// Bytes: Q and O once, K and V once per query tile, where heads share keys or a sequence has several tiles
@@ -31,7 +31,7 @@ struct ManyTile {
   // Two tiles each of Q, K and V a warp.
   static constexpr int kWarpElements = 2 * (kRows + 2 * kKeys) * kD;
   static constexpr size_t kSharedBytes = size_t(kWarps) * kWarpElements * 2;
-  static constexpr int kBlocks = kD == 64 ? 4 : 2;  // of a multiprocessor
+  static constexpr int kBlocks = kD == 64 ? 4 : 2;  // of an SM
 };
 
 /// A warp: starts the copy of `rows` rows (at most 16) to a tile; with kZeros the others become zeros,
@@ -178,10 +178,11 @@ __global__ void __launch_bounds__(kThreads, ManyTile<kD>::kBlocks)
 template <class T, int kD>
 void launch_many(const Tensor& q, const AttentionArgs<T>& args) {
   const int64_t tiles = args.starts.slots(q.size(1), kRows) * q.size(0);
-  // As many heads a warp, at most eight, as leave four times the blocks that fill the card; of the slots of
+  // As many heads a warp, at most eight, as leave four times the blocks that fill the GPU; of the slots of
   // sequences some half are empty.
   const int64_t full = gpu::ceil_div(q.size(1), kRows) * q.size(0) + args.starts.count / 2;
-  const int64_t heads = std::clamp<int64_t>(full * args.heads / (int64_t{132} * 16 * kWarps), 1, 8);
+  const int64_t heads =
+      std::clamp<int64_t>(full * args.heads / (int64_t(q.device().multiprocessors()) * 16 * kWarps), 1, 8);
   const int64_t chunk_heads = kWarps * heads, chunks = gpu::ceil_div(args.heads, chunk_heads);
   check(tiles * chunks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", tiles * chunks,
         " blocks; expected at most 2^31 - 1 (split the batch)");

@@ -63,7 +63,7 @@ struct ForwardShape {
   static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;
 };
 
-/// A warpgroup's softmax over the steps of its tile, two rows a thread: g and g + 8 of the warp's 16.
+/// A warpgroup's softmax over the steps of its tile, two rows per thread: g and g + 8 of the warp's 16.
 template <class Shape>
 struct OnlineSoftmax {
   // P = 2^(scale2 s - base). The base is an integer, so a change of it scales by an exact power of two, and

@@ -14,8 +14,8 @@ __global__ void attention_clear_kernel(int* ticket) {
 /// Shares of the columns of a head in adding pieces: few tiles may have many pieces, whose latency adds up.
 constexpr int kSlices = 4;
 
-/// Adds the pieces of a tile that was cut: one block a tile, warpgroup and slice of the columns, each thread
-/// what the thread at its place has left of them.
+/// Adds the pieces of a tile that was cut: one block per tile, warpgroup and slice of the columns, each
+/// thread what the thread at its place has left of them.
 template <class T, class Shape>
 __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> args) {
   gpu::wait_for_earlier();
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> a
   const int head_row = pieces.head_row, tile = pieces.tile;
   const int warp = group * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int row = warp * 16 + lane / 4;
-  if (tile * Shape::kRows + warp * 16 >= schedule.queries) return;  // rows of none have left nothing
+  if (tile * Shape::kRows + warp * 16 >= schedule.queries) return;  // padding rows have no partial results
   const auto piece_at = [&](int block) {
     return args.partial + pieces.piece_of(schedule, block) * Shape::kPieceFloats;
   };
@@ -90,7 +90,7 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   const int64_t heads = q.size(0) * q.size(2), tiles = args.starts.slots(q.size(1), Shape::kRows);
   check(heads * tiles <= int64_t{0x3FFFFFFF}, "attention: ", describe(q), " has ", heads * tiles,
         " tiles; expected at most 2^30 - 1 (split the batch)");
-  const int64_t grid = device.card().multiprocessors;
+  const int64_t grid = device.multiprocessors();
   int64_t blocks = std::min(grid, heads * tiles);
   Tensor pieces, ticket;
   if (packed) {

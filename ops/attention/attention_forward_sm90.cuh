@@ -10,26 +10,26 @@
 /// 1) on wgmma, in the manner of FlashAttention-3 (Shah et al., arXiv:2407.08608, section 3).
 ///
 /// A block owns a tile of queries of one head, 64 for each of its consumer warpgroups, and walks the keys
-/// from the last block to the first. A producer warp brings Q, and K and V block by block, with the copy
-/// engine into rings guarded by mbarriers; it runs as far ahead as the rings allow, over the end of the tile
+/// from the last block to the first. A producer warp brings Q, and K and V block by block, by TMA
+/// into rings guarded by mbarriers; it runs as far ahead as the rings allow, over the end of the tile
 /// into the next, since the grid is persistent (attention_schedule.h). Registers move from the producer to
-/// the consumers: S, P and O of 64 rows live there, and P is the left operand of P V as it lies.
+/// the consumers: S, P and O of 64 rows live there, and P is the left operand of P V as it is.
 ///
-/// Two overlaps keep the tensor cores and the special-function unit (16 exponentials a clock; at D = 64 it
+/// Two overlaps keep the tensor cores and the special-function unit (16 exponentials per clock; at D = 64 it
 /// needs exactly as long as the products) busy at the same time. Within a warpgroup, S of the next block and
 /// P V of the last are issued together, and the softmax of that S runs while P V does. Between warpgroups,
 /// one multiplies while others compute exponentials; they issue their products in turn.
 ///
 /// With sequences of any lengths, which the host does not know, the planning warps take slots of tiles
-/// (attention_sequences.cuh) from a counter: whoever is free takes the next, long tiles of a causal sequence
-/// first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence reads the
-/// rows behind it, masks them, and writes none of them.
+/// (attention_sequences.cuh) from an atomic counter: a free block takes the next, long tiles of a causal
+/// sequence first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence
+/// reads the rows after it, masks them, and writes none of them.
 ///
 /// Dropout makes its words before the turn to issue the next scores, while others multiply, and drops in P
 /// where it is rounded; sums and statistics are of all probabilities.
 ///
-/// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once a tile, mostly from L2: at 192 x 128 and D =
-/// 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
+/// FLOPs: 4 Lq Lk D per head. Bytes: Q and O once, K and V once per tile, mostly from L2: at 192 x 128 and D
+/// = 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
 /// overlap.
 
 namespace tessera::ops {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   if (warp < 4) {  // the producers
     gpu::give_registers<Shape::kProducerRegisters>();
-    if (warp == 1) {  // plans: its divisions would cost the others a thousand clocks a tile
+    if (warp == 1) {  // plans: its divisions would cost the others a thousand clocks per tile
       gpu::RingPlace<kQStages> place_of_work;
       const auto publish = [&](const ForwardWork& work) {
         work_ring.empty[place_of_work.stage].wait(place_of_work.parity ^ 1);
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           if (!some) work.tile = -1;
           if (threadIdx.x % 32 == 0) publish(work);
           __syncwarp();
-          // Who takes the next tile long before it is needed keeps it from others who could begin.
+          // A tile taken long before it is needed is withheld from blocks that could start on it.
           if (some) near_end.wait(parity);
         }
         return;
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const auto release = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
       if (lane == 0) ring.empty[at.stage()].arrive();
     };
-    // Blocks that only other warpgroups' queries see go by.
+    // Skip KV blocks that are fully masked for this warpgroup.
     for (int n = work.end; n > max(end, work.begin); --n) {
       {
         gpu::sync_named(turn, 256);
@@ -381,7 +381,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       total[half] += __shfl_xor_sync(0xFFFFFFFFu, total[half], 2);
     }
     if (work.piece >= 0) {
-      if (first + group * 64 + warp % 4 * 16 >= queries) continue;  // nobody reads rows of none
+      if (first + group * 64 + warp % 4 * 16 >= queries)
+        continue;  // padding rows past the last sequence are never read
       float* const piece = args.partial + work.piece * Shape::kPieceFloats;
       float4* const out = reinterpret_cast<float4*>(piece) + (warp - 4) * (kD / 8) * 32 + place;
 #pragma unroll
@@ -429,7 +430,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
             gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth, q_row, h, b);
           gpu::commit_stores();
         }
-      } else {  // what lies behind may belong to another sequence
+      } else {  // the rows that follow may belong to another sequence
 #pragma unroll 1
         for (int index = gpu::lane_again(); index < left * (kD / 8); index += 32) {
           const int i = index / (kD / 8), chunk = index % (kD / 8);

@@ -63,7 +63,7 @@ void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv
                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                             const Tensor& lse, const AttentionProblem& problem);
 
-/// The same for large f32 problems of one length, by products of row tiles in BLAS.
+/// The same for large f32 problems of one length: GEMMs of row tiles in BLAS.
 bool attention_prefers_blas(const Tensor& q, const Tensor& k);
 void attention_forward_blas(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                             const Tensor& v, const AttentionProblem& problem);

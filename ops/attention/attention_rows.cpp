@@ -24,7 +24,8 @@ bool cuts_keys(const Tensor& q, const Tensor& k, const AttentionProblem& problem
   return attention_is_decoding(q, k, problem) && (q.size(2) > k.size(2) || q.size(0) * q.size(2) < 96);
 }
 
-/// Where row mma, whose blocks are small, does better on compute capability 9.0 (docs/ops/attention.md).
+/// Where variant mma, whose blocks are small, does better on compute capability 9.0
+/// (docs/ops/attention_shapes.md).
 bool mma_is_faster(bool forward, const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   const int64_t group = q.size(2) / k.size(2);
   if (problem.packed()) {
@@ -111,7 +112,7 @@ AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> 
   const Tensor &q = heads.begin()[0], &k = heads.begin()[1];
   const std::string& card = q.device().card().name;
   auto row = tuning::ForceRow::forced("attention");
-  // The key costs more than a launch; most cards have no entry.
+  // The key costs more than a launch; most GPUs have no entry.
   if (!row && tuning::entries(card) > 0) row = tuning::row(card, "attention", key_of(pass, q, k, problem));
   if (row) {
     check(*row >= 0 && *row < int(attention_row_names().size()), "attention: row ", *row,

@@ -5,15 +5,15 @@
 
 #include "ops/attention/attention_kernels.h"
 
-/// Which tiles a persistent block of the sm_90a forward kernel works on, as a function of its index alone.
+/// Tile scheduler of the persistent sm_90a forward kernel: a block's work tiles as a function of its index.
 ///
-/// A job is a tile of queries; under a causal mask, where tiles differ in length, the longest and the
-/// shortest, the second longest and the second shortest, ... of a head, so that jobs take equal time. They
-/// are numbered head by head: blocks at work at one time share keys in L2. Whole rounds of the grid get whole
-/// jobs. What is left, less than a round, would keep some blocks busy for a job's time and the others idle:
-/// instead the steps of the remaining jobs (key blocks) are dealt out in equal contiguous shares. A tile that
-/// is cut leaves pieces in scratch memory, which a second kernel adds in key order: a fixed order, so the
-/// numbers repeat.
+/// A "job" is one work item: a tile of queries, or under a causal mask, where tiles differ in length, a pair
+/// of tiles of one head (the longest and the shortest, the second longest and the second shortest, ...), so
+/// that jobs take equal time. They are numbered head by head, so that concurrent blocks share keys in L2.
+/// Full waves of the grid get whole jobs. The remaining jobs, less than a wave, would leave some blocks idle:
+/// instead their KV blocks are distributed in equal contiguous ranges ("shares"). A tile that is split leaves
+/// partial results ("pieces") in scratch memory, which a second kernel adds in key order: a fixed order, so
+/// results are reproducible.
 
 namespace tessera::ops {
 
@@ -21,12 +21,12 @@ struct AttentionSchedule {
   int queries = 0, keys = 0;
   int rows = 0, key_rows = 0;  // of a tile
   bool causal = false;
-  int tiles = 0;       // a head
+  int tiles = 0;       // per head
   int heads = 0;       // B * H
-  int jobs = 0;        // a head
-  int whole = 0;       // so many jobs of all are not cut: rounds of the grid, or all
-  int job_blocks = 0;  // key blocks of the longest job; the others count as long
-  int share = 0;       // key blocks of a block of the grid in the remaining jobs; at most job_blocks
+  int jobs = 0;        // per head
+  int whole = 0;       // jobs that are not split: those of full waves, or all
+  int job_blocks = 0;  // KV blocks of the longest job; all jobs count as this long
+  int share = 0;       // KV blocks of the remaining jobs per thread block; at most job_blocks
 
   TESSERA_HD int rest() const { return jobs * heads - whole; }
   TESSERA_HD int tiles_of_job() const { return causal ? 2 : 1; }
@@ -42,7 +42,7 @@ struct AttentionSchedule {
     const int end = (tile + 1) * rows < queries ? (tile + 1) * rows : queries;
     return (int(visible_keys(end - 1, queries, keys, causal)) + key_rows - 1) / key_rows;
   }
-  /// Where the tile of a remaining job starts among all remaining key blocks.
+  /// Index of the first KV block of a remaining job's tile among all remaining KV blocks.
   TESSERA_HD int start_of(int rest_job, int which) const {
     return rest_job * job_blocks + (which == 0 ? 0 : tile_blocks(tile_of((whole + rest_job) % jobs, 0)));
   }
@@ -80,7 +80,7 @@ inline AttentionSchedule attention_schedule(int64_t queries, int64_t keys, int64
 struct AttentionWork {
   int head_row, tile;
   int begin, end;  // key blocks
-  int64_t piece;   // where the result goes as a piece; -1: nobody else works on the tile
+  int64_t piece;   // index of the split where the partial result goes; -1: the tile is not split
 };
 
 /// The item-th work of block `place` of `grid`; passes over items without work, and returns false when there

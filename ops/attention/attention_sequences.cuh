@@ -6,7 +6,7 @@
 ///
 /// A launch is sized by what the host knows: N rows and S sequences. Cut into tiles of R rows, sequence s
 /// gets the slots from starts[s] / R + s on: the next one's begin at least ceil(length / R) later, and N / R
-/// + S + 1 slots hold all (the last sequence stands for the rows of none). So no plan is made, nothing is
+/// + S + 1 slots hold all (the last sequence stands for the padding rows). So no plan is made, nothing is
 /// counted, and the slot of a tile is known from one number; a block finds its sequence by a search of a
 /// warp, 32 places a step, and leaves at once if its slot is one of those (at most one a sequence) that hold
 /// no tile.
@@ -28,7 +28,7 @@ struct SequenceOrder {
 struct SequenceStarts {
   const void *q = nullptr, *k = nullptr;  // null: fixed lengths
   bool wide = false;                      // i64
-  int count = 0;                          // sequences; that of index `count` are the rows of none
+  int count = 0;                          // sequences; that of index `count` are the padding rows
   int q_rows = 0, k_rows = 0;             // of all
 
   TESSERA_HD bool packed() const { return q != nullptr; }
@@ -37,7 +37,7 @@ struct SequenceStarts {
     return packed() ? length / tile_rows + count + 1 : (length + tile_rows - 1) / tile_rows;
   }
 
-  /// Where sequence s starts, and for s = count + 1 where the rows of none end. In [0, rows] whatever the
+  /// Where sequence s starts, and for s = count + 1 where the padding rows end. In [0, rows] whatever the
   /// tensor holds.
   __device__ __forceinline__ int start(const void* starts, int rows, int s) const {
     if (s > count) return rows;
@@ -58,7 +58,7 @@ struct SequenceStarts {
     found.tile = tile;
     const int length = kQueries ? found.queries : found.keys;
     found.has_tile = unsigned(tile) < unsigned((length + tile_rows - 1) / tile_rows);
-    // The rows of none do not see each other.
+    // Padding rows do not attend to each other.
     if (s == count) (kQueries ? found.keys : found.queries) = 0;
     return found;
   }
@@ -84,8 +84,8 @@ struct SequenceStarts {
 
   /// The same, but slots go to the sequences in another order, in which no tile has more to walk than the one
   /// before: a grid that takes them in turn ends evenly. That order is known where the sequences and the rows
-  /// of none are one for each lane; more come as they lie. All lanes of a warp call both functions; the first
-  /// does not need the slot.
+  /// past the last sequence are one for each lane; more are taken in order. All lanes of a warp call both
+  /// functions; the first does not need the slot.
   template <bool kQueries>
   __device__ __forceinline__ SequenceOrder order(int tile_rows) const {
     SequenceOrder own{0, 0};

@@ -11,7 +11,7 @@
 /// A block owns some tokens of one batch and some heads of it. K and V of its heads stay in shared memory.
 /// One thread streams 64-token tiles of Q, head by head of the same tokens (in memory these lie side by side,
 /// so DRAM pages are read whole), into rings of slots, one ring a consumer warpgroup. O replaces Q in its
-/// slot, leaves by the copy engine, and the slot is free again. Each warp stores its own 16 rows, so that a
+/// slot, leaves by TMA, and the slot is free again. Each warp stores its own 16 rows, so that a
 /// block's tokens need only be a multiple of 16: the work divides evenly.
 
 namespace tessera::ops {
@@ -255,11 +255,11 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
   args.causal = problem.causal;
   args.scale2 = float(problem.scale * kLog2E);
   args.head_groups = int(gpu::ceil_div(args.heads, Shape::kHeads));
-  // Tokens a block: the fewest rounds of the grid times the time of a block, in tiles; its keys and its start
-  // count as two.
+  // Tokens per block: the fewest rounds of the grid times the time of a block, in tiles; its keys and its
+  // start count as two.
   const int64_t units = q.size(0) * args.head_groups, tiles = gpu::ceil_div(args.queries, 64);
   double best = INFINITY;
-  const int64_t at_once = device.card().multiprocessors;
+  const int64_t at_once = device.multiprocessors();
   for (int64_t splits = 1; splits <= std::min<int64_t>(tiles, 4 * at_once); ++splits) {
     const int64_t tokens = gpu::ceil_div(gpu::ceil_div(args.queries, splits), 16) * 16;
     const double time = double(gpu::ceil_div(units * splits, at_once)) * (double(tokens) / 64 + 2);

@@ -6,7 +6,7 @@
 #include "gpu/wgmma.cuh"
 #include "ops/attention/attention_kernels.h"
 
-/// What the sm_90a attention kernels share: how heads are described to the copy engine and to wgmma, and
+/// What the sm_90a attention kernels share: how heads are described to TMA and to wgmma, and
 /// places in rings.
 
 namespace tessera::ops {

@@ -129,6 +129,7 @@ void add_dropout(std::vector<Case>& all) {
   dropped(sequences(4, 9, 13, 4, 2, 16, true, 2), 0.4, 6);
   for (const bool causal : {false, true}) {
     dropped(lengths(131, 71, 64, causal), 0.1, 7);
+    dropped(lengths(131, 71, 36, causal), 0.1, 21);
     dropped(lengths(67, 97, 40, causal, Placement::strided), 0.6, 8);
     dropped(lengths(193, 191, 128, causal), 0.1, 9);
     dropped(lengths(70, 150, 96, causal), 0.2, -10);
@@ -149,7 +150,7 @@ void add_dropout(std::vector<Case>& all) {
 }
 
 /// Fewer key heads, and sequences of any lengths: all kernels of each row, tiles that end within a sequence
-/// and at its end, sequences that are empty or see nothing, rows of none, and more sequences than lanes.
+/// and at its end, sequences that are empty or see nothing, padding rows, and more sequences than lanes.
 void add_groups_and_sequences(std::vector<Case>& all, bool causal) {
   all.push_back(grouped(2, 5, 7, 4, 2, 32, causal));
   all.push_back(grouped(1, 6, 3, 3, 1, 8, causal));
@@ -169,6 +170,20 @@ void add_groups_and_sequences(std::vector<Case>& all, bool causal) {
   all.push_back(sequences(3, 260, 190, 3, 3, 96, causal, 0, Placement::strided));
   all.push_back(sequences(2, 140, 270, 2, 2, 64, causal, 0, Placement::transposed));
   all.push_back(sequences(70, 300, 290, 2, 2, 64, causal, 1));
+}
+
+/// Heads that are not whole packs of 8 elements, which are padded on a GPU: all kernels of each row.
+void add_padded(std::vector<Case>& all, bool causal) {
+  for (const int64_t dim : {1, 20, 36, 44}) all.push_back(lengths(5, 7, dim, causal));
+  for (const int64_t dim : {20, 36, 44, 100}) all.push_back(lengths(131, 71, dim, causal));
+  all.push_back(lengths(9, 6, 36, causal, Placement::strided));
+  all.push_back(lengths(71, 131, 36, causal, Placement::transposed));
+  all.push_back(lengths(2, 700, 36, causal));  // few queries
+  all.push_back(grouped(2, 5, 7, 4, 2, 36, causal));
+  all.push_back(grouped(2, 200, 120, 6, 3, 100, causal));
+  all.push_back(sequences(4, 9, 13, 4, 2, 36, causal, 2));
+  all.push_back(sequences(5, 517, 517, 4, 2, 36, causal));
+  all.push_back(sequences(70, 300, 290, 2, 2, 44, causal, 1));
 }
 
 /// Few queries over many keys, whose dQ is summed from ranges of keys, and few keys under many queries, whose
@@ -232,6 +247,7 @@ std::vector<Case> cases() {
                    .gradcheck = false});
     add_groups_and_sequences(all, causal);
     add_few(all, causal);
+    add_padded(all, causal);
   }
   all.push_back({.dims = {{"B", 2}, {"Lq", 4}, {"Lk", 6}, {"H", 2}, {"D", 32}}, .attrs = {{"scale", 0.37}}});
   all.push_back({.dims = {{"B", 1}, {"M", 50}, {"N", 14}, {"H", 2}, {"D", 64}},

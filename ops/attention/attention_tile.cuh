@@ -157,7 +157,7 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[kM][kK][4], const float
 }
 
 /// Writes the warp's accumulators, row half (m, hh) times factor[m][hh], to global rows: through its own rows
-/// of a tile (from `row` on; nobody else may read them any more), so that words of 16 bytes leave. `rows`
+/// of a tile (from `row` on; no other warp may read them any more), so that words of 16 bytes leave. `rows`
 /// counts from the tile's first row, which is `to`'s.
 template <int kD, int kM, class T>
 __device__ __forceinline__ void store_rows(const float (&acc)[kM][kD / 8][4], const float (&factor)[kM][2],

@@ -11,8 +11,8 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
   /// The caller gives the logits away: while a tape records, forward writes their gradient over them, so that
   /// forward and backward are one read and one write and no second tensor of that size exists. Not for
-  /// Reduction::none, nor for logits that are a leaf or have no rows. Whoever else kept the logits for
-  /// backward is told (see Saved). Without a tape nothing is overwritten.
+  /// Reduction::none, nor for logits that are a leaf or have no rows. If another operator saved the logits
+  /// for backward is told (see Saved). Without a tape nothing is overwritten.
   bool overwrite_logits = false;
 };
 

@@ -8,10 +8,10 @@
 /// bytes: bound by memory. Kernels: cross_entropy_kernel.cuh.
 ///
 /// A row belongs to so many threads that each has about four packs of 16 bytes: 4 or 8 lanes, a warp, a
-/// block. Rows too few to give every multiprocessor some warps have a block each, rows of more than 2048
-/// packs that are fewer than the multiprocessors one of 1024 threads. Losses are added in double, each block
-/// its rows in order, then the last block to end the blocks' sums; the targets that count are counted beside.
-/// In place the mean must know their number first: a kernel of its own.
+/// block. Rows too few to give every SM some warps have a block each, rows of more than 2048
+/// packs that are fewer than the SMs one of 1024 threads. Losses are added in double, each block
+/// its rows in order, then the last block to end the blocks' sums; the targets that count are counted as
+/// well. In place the mean must know their number first: a kernel of its own.
 
 namespace tessera::ops {
 namespace {
@@ -39,7 +39,7 @@ CrossEntropyRows<T> make_rows(const Tensor& logits, const Tensor& targets,
 /// packs.
 template <class F>
 void for_row_length(Device device, int64_t rows, int64_t packs, F&& f) {
-  const int64_t multiprocessors = device.card().multiprocessors;
+  const int64_t multiprocessors = device.multiprocessors();
   if (packs <= 4) return f.template operator()<4, kBlock, 1>();
   if (packs <= 32) return f.template operator()<8, kBlock, 2>();
   const bool few = rows < 2 * multiprocessors;  // a warp each would leave the memory idle
@@ -84,6 +84,7 @@ void cross_entropy_forward_cuda(const CrossEntropyForward& args) {
     LossSink sink{each ? args.loss.data<float>() : nullptr,
                   each ? nullptr : args.loss.data<float>(),
                   nullptr,
+                  device.counters(1),
                   args.count.data<float>(),
                   args.options.reduction == Reduction::mean,
                   true};
@@ -132,15 +133,17 @@ void cross_entropy_in_place_cuda(const CrossEntropyForward& args, const Tensor& 
       const int64_t blocks = std::clamp<int64_t>(ceil_div(rows.rows, 16 * kCountThreads), 1, 256);
       const Tensor partial = doubles(blocks, device);
       gpu::launch_chained(device, {dim3(unsigned(blocks)), kCountThreads}, cross_entropy_count, rows.targets,
-                          rows.rows, rows.ignored, as_doubles(partial), args.count.data<float>());
+                          rows.rows, rows.ignored, as_doubles(partial), device.counters(1),
+                          args.count.data<float>());
     }
-    const LossSink sink{nullptr, args.loss.data<float>(), nullptr, args.count.data<float>(), mean, false};
+    const LossSink sink{
+        nullptr, args.loss.data<float>(), nullptr, device.counters(1), args.count.data<float>(), mean, false};
     const float* const g = dloss.defined() ? dloss.data<float>() : nullptr;
     const auto launch = [&]<int kThreads>() {
       return rows.smoothing > 0 ? launch_in_place<T, kThreads, true>(args, rows, sink, g)
                                 : launch_in_place<T, kThreads, false>(args, rows, sink, g);
     };
-    // Blocks small enough that several share a processor; one large one where only one row fits.
+    // Blocks small enough that several share an SM; one large one where only one row fits.
     const int64_t packs = ceil_div(rows.classes, kPackOf<T>);
     if (packs <= 128) return launch.template operator()<kWarp>();
     if (packs <= 1024) return launch.template operator()<128>();

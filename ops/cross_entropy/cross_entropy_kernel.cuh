@@ -16,17 +16,16 @@ namespace tessera::ops {
 struct LossSink {
   float *losses, *loss;
   double* partial;
+  unsigned* arrived;  // see gpu::last_block
   float* count;
   bool mean, counts;
 };
 
-static __device__ unsigned cross_entropy_arrived;  // see gpu::last_block
-
 /// True for the threads of the last block, of which thread 0 gets the sum over the grid of `value`.
-__device__ __forceinline__ bool sum_over_grid(double& value, double* partial) {
+__device__ __forceinline__ bool sum_over_grid(double& value, double* partial, unsigned* arrived) {
   value = gpu::block_sum(value);
   if (threadIdx.x == 0) partial[blockIdx.x] = value;
-  if (!gpu::last_block(&cross_entropy_arrived)) return false;
+  if (!gpu::last_block(arrived)) return false;
   value = 0;
   for (unsigned b = threadIdx.x; b < gridDim.x; b += blockDim.x) value += partial[b];
   value = gpu::block_sum(value);
@@ -40,7 +39,7 @@ __device__ __forceinline__ void sum_losses(const LossSink& sink, double sum, dou
     if (threadIdx.x == 0) sink.partial[gridDim.x + blockIdx.x] = counted;
     __syncthreads();  // before block_sum's memory is used again
   }
-  if (!sum_over_grid(sum, sink.partial)) return;
+  if (!sum_over_grid(sum, sink.partial, sink.arrived)) return;
   if (sink.counts) {
     __syncthreads();
     counted = 0;
@@ -57,13 +56,14 @@ inline constexpr int kCountThreads = 256;
 
 /// *count = the number of targets that are not ignored.
 static __global__ void __launch_bounds__(kCountThreads)
-    cross_entropy_count(Indices targets, int64_t rows, int64_t ignored, double* partial, float* count) {
+    cross_entropy_count(Indices targets, int64_t rows, int64_t ignored, double* partial, unsigned* arrived,
+                        float* count) {
   gpu::take_turn();
   double counted = 0;  // exact: a sum of ones
   for (int64_t row = blockIdx.x * int64_t(kCountThreads) + threadIdx.x; row < rows;
        row += int64_t(gridDim.x) * kCountThreads)
     counted += targets[row] != ignored;
-  if (sum_over_grid(counted, partial) && threadIdx.x == 0) *count = float(counted);
+  if (sum_over_grid(counted, partial, arrived) && threadIdx.x == 0) *count = float(counted);
 }
 
 /// kThreads threads share a row: 4, 8, 32 or all of the block.

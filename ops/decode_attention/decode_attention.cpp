@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/attention/head_padding.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/op.h"
 #include "runtime/tuning.h"
@@ -23,8 +24,12 @@ bool readable(const Tensor& x) {
   return reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
 }
 
-Tensor as_heads(const Tensor& x) {
-  return readable(x) ? x.detach() : x.detach().clone();
+/// x as the kernels read it, its heads padded to `dim` elements.
+Tensor as_heads(const Tensor& x, int64_t dim) {
+  if (x.size(3) == dim) return readable(x) ? x.detach() : x.detach().clone();
+  const Tensor copy = Tensor::empty({x.size(0), x.size(1), x.size(2), dim}, x.dtype(), x.device());
+  copy_padded(copy, x);
+  return copy;
 }
 
 void check_lengths(const char* op, const Tensor& lengths, const Tensor& first) {
@@ -42,11 +47,11 @@ void check_operands(const Tensor& q, const Tensor& keys, const Tensor& values, c
         ": q, keys, values or lengths is undefined");
   check(q.rank() == 4 && keys.rank() == 4 && values.rank() == 4, op, ": q is ", describe(q), ", keys ",
         describe(keys), ", values ", describe(values),
-        "; expected [B, n, H, D], [B, capacity, Hk, D] and [B, capacity, Hk, D]");
+        "; expected [B, n, H, D], [B, capacity, Hk, C] and [B, capacity, Hk, C]");
   check(keys.shape() == values.shape(), op, ": keys is ", describe(keys), " but values is ", describe(values),
-        "; expected one shape [B, capacity, Hk, D]");
-  check(q.size(0) == keys.size(0) && q.size(3) == keys.size(3), op, ": q is ", describe(q), " but keys is ",
-        describe(keys), "; B and D must agree");
+        "; expected one shape [B, capacity, Hk, C]");
+  check(q.size(0) == keys.size(0) && q.size(3) <= keys.size(3), op, ": q is ", describe(q), " but keys is ",
+        describe(keys), "; B must agree, and the heads of keys must not be shorter than those of q");
   check(keys.size(2) >= 1 && q.size(2) % keys.size(2) == 0, op, ": ", q.size(2),
         " query heads are not a multiple of ", keys.size(2), " key heads");
   check(q.size(1) >= 1 && q.size(1) <= kMostTokens, op, ": ", q.size(1), " new tokens; expected 1 ... ",
@@ -59,14 +64,13 @@ void check_operands(const Tensor& q, const Tensor& keys, const Tensor& values, c
         "; expected a positive number, or 0 for 1 / sqrt(D)");
   check_lengths(op, lengths, q);
   const DType dtype = q.dtype();
-  const int64_t dim = q.size(3);
+  const int64_t dim = keys.size(3);
   const bool cpu = q.device().is_cpu();
   check(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || (cpu && dtype == DType::f64),
         op, ": dtype ", dtype, " is not supported on device ", q.device().name(), "; expected ",
         cpu ? "f64, " : "", "f32, bf16 or f16");
-  check(dim >= 1 && dim <= kMostDim && (cpu || dim % 8 == 0), op, ": head size ", dim,
-        " is not supported on device ", q.device().name(), "; expected ",
-        cpu ? "1 ... 256" : "8 ... 256 in multiples of 8");
+  check(q.size(3) >= 1 && dim <= kMostDim, op, ": heads of ", q.size(3), " elements over a cache of ", dim,
+        " are not supported; expected 1 ... ", kMostDim);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 64;
   check(keys.size(1) <= kMost && q.size(0) * q.size(1) * q.size(2) <= kMost, op, ": q ", q.shape(),
         " and keys ", keys.shape(), " are too large; at most ", kMost,
@@ -74,10 +78,10 @@ void check_operands(const Tensor& q, const Tensor& keys, const Tensor& values, c
   check(!Tape::recording(q, keys, values), op, ": has no gradient; run it without a tape, or use attention");
 }
 
-/// Only on CUDA.
-DecodeRow choose_row(const Tensor& q) {
+/// Only on CUDA. `dim`: elements of a head as the kernels see it.
+DecodeRow choose_row(const Tensor& q, int64_t dim) {
   const auto forced = tuning::ForceRow::forced("decode_attention");
-  const bool fits = q.dtype() != DType::f32 && q.size(3) <= kMmaDim;
+  const bool fits = q.dtype() != DType::f32 && dim <= kMmaDim;
   if (!forced) return fits ? DecodeRow::mma : DecodeRow::fma;
   check(*forced != int(DecodeRow::mma) || fits,
         "decode_attention: row mma needs bf16 or f16 and a head size of at most ", kMmaDim, ", not ",
@@ -88,23 +92,32 @@ DecodeRow choose_row(const Tensor& q) {
 Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& lengths, int64_t more,
               const DecodeAttentionOptions& options) {
   check_operands(q, keys, values, lengths, options);
-  const Tensor o =
-      Tensor::empty({q.size(0), q.size(1), q.size(2) * q.size(3)}, q.dtype(), q.device()).reshape(q.shape());
-  const DecodeRow row = q.device().is_cuda() ? choose_row(q) : DecodeRow::fma;
-  if (o.count() == 0) return o;
+  const bool cpu = q.device().is_cpu();
+  const int64_t dim = q.size(3), padded = cpu ? dim : padded_head_dim(keys.size(3), q.device());
+  const auto rows_of_heads = [&](int64_t elements) {
+    return Tensor::empty({q.size(0), q.size(1), q.size(2) * elements}, q.dtype(), q.device())
+        .reshape({q.size(0), q.size(1), q.size(2), elements});
+  };
+  const DecodeRow row = cpu ? DecodeRow::fma : choose_row(q, padded);
+  const Tensor o = rows_of_heads(padded);
+  if (o.count() == 0) return rows_of_heads(dim);
+  const int64_t of_cache = cpu ? keys.size(3) : padded;  // the CPU reads the first `dim` of them
   const DecodeProblem problem{.o = o,
-                              .q = as_heads(q),
-                              .keys = as_heads(keys),
-                              .values = as_heads(values),
+                              .q = as_heads(q, padded),
+                              .keys = as_heads(keys, of_cache),
+                              .values = as_heads(values, of_cache),
                               .lengths = lengths.packed(),
                               .more = more,
-                              .scale = options.scale == 0 ? 1 / std::sqrt(double(q.size(3))) : options.scale};
-  if (q.device().is_cpu()) {
+                              .scale = options.scale == 0 ? 1 / std::sqrt(double(dim)) : options.scale};
+  if (cpu) {
     decode_attention_cpu(problem);
   } else if constexpr (kCuda) {
     decode_attention_cuda(problem, row);
   }
-  return o;
+  if (padded == dim) return o;
+  const Tensor exact = rows_of_heads(dim);
+  exact.copy_from(o.slice(3, 0, dim));
+  return exact;
 }
 
 void append(Tensor& cache, const Tensor& x, const Tensor& lengths, int64_t more) {
@@ -143,8 +156,8 @@ OpSpec decode_spec() {
   spec.name = "decode_attention";
   spec.summary = "o = softmax(scale q keys^T) values for the newest n tokens, over a cache with lengths";
   spec.inputs = {{"q", "[B, n, H, D]", false, false},
-                 {"keys", "[B, capacity, Hk, D]", false, false},
-                 {"values", "[B, capacity, Hk, D]", false, false},
+                 {"keys", "[B, capacity, Hk, C], C >= D", false, false},
+                 {"values", "[B, capacity, Hk, C]", false, false},
                  {"past", "[B]: tokens before the new ones", false, false, true}};
   spec.attrs = {{"scale", 0.0, "factor of the scores; 0: 1 / sqrt(D)"},
                 {"full", false, "of cases and benchmarks: every sequence fills the cache, past is 0"}};
@@ -157,7 +170,7 @@ OpSpec decode_spec() {
   };
   spec.problem = [](const Dims& d, const Attrs& attrs) {
     const int64_t batch = d.at("B"), tokens = d.at("n"), capacity = d.at("capacity");
-    const Shape cache{batch, capacity, d.at("Hk"), d.at("D")};
+    const Shape cache{batch, capacity, d.at("Hk"), d.contains("C") ? d.at("C") : d.at("D")};
     const int64_t high = attrs.flag("full") ? 1 : capacity - tokens + 1;
     const double rows = double(batch * tokens) * double(d.at("H") * d.at("D"));
     return Problem{.inputs = {{.shape = {batch, tokens, d.at("H"), d.at("D")}},
@@ -182,6 +195,15 @@ OpSpec decode_spec() {
                 decode_case(1, 1, 1100, 16, 4, 128, false),
                 decode_case(40, 1, 120, 16, 8, 96, false)};
   spec.cases[1].attrs.set("scale", 0.3);
+  // Heads that are not whole packs of 8 elements, in a cache of their own size and in one that has room.
+  for (const int64_t dim : {1, 20, 36, 100, 250})
+    spec.cases.push_back(decode_case(2, 3, 70, 4, 2, dim, false));
+  spec.cases.push_back(decode_case(1, 1, 700, 6, 6, 36, true));
+  spec.cases.push_back(decode_case(2, 2, 50, 4, 2, 36, false, Placement::strided));
+  for (const auto& [dim, of_cache] : {std::pair<int64_t, int64_t>{36, 40}, {20, 32}, {16, 24}, {5, 7}}) {
+    spec.cases.push_back(decode_case(2, 2, 65, 4, 2, dim, false));
+    spec.cases.back().dims["C"] = of_cache;
+  }
   for (Case& c : spec.cases) c.gradcheck = c.dims.at("capacity") <= 70;  // small ones, for the sanitizers
   for (const int64_t capacity : {512, 4096, 32768})
     spec.benches.push_back(decode_case(1, 1, capacity, 32, 32, 128, true));

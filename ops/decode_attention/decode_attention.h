@@ -12,9 +12,10 @@ struct DecodeAttentionOptions {
 /// attention (Vaswani et al., arXiv:1706.03762, section 3.2.1), causal, grouped queries (Ainslie et al.,
 /// arXiv:2305.13245).
 ///   q        [B, n, H, D]          the n = 1 ... 16 newest tokens of every sequence
-///   keys     [B, capacity, Hk, D]  H a multiple of Hk: query head h reads key head h Hk / H
-///   values   [B, capacity, Hk, D]
-///   lengths  [B], i32 or i64, on the device of q: tokens that each sequence holds, the n new ones included
+///   keys     [B, capacity, Hk, C]  H a multiple of Hk: query head h reads key head h Hk / H
+///   values   [B, capacity, Hk, C]  C >= D: the elements of a head from D on are padding, finite, without
+///   effect lengths  [B], i32 or i64, on the device of q: tokens that each sequence holds, the n new ones
+///   included
 ///   -> o     [B, n, H, D], heads side by side in rows of H D
 /// Query i sees the keys j < lengths[b] - n + 1 + i, so the last one sees all of its sequence. Rows of the
 /// cache from lengths[b] on are not read. Keys that a query does not see must be finite all the same where
@@ -25,13 +26,15 @@ struct DecodeAttentionOptions {
 /// NaN for that sequence and touches nothing out of bounds.
 ///
 /// Any strides of the first three dimensions are read in place if the elements of a head are adjacent (on
-/// CUDA also 16-byte aligned); other views are copied first. dtypes: CPU f64 f32 bf16 f16 with D = 1 ... 256;
-/// CUDA f32 bf16 f16 with D = 8 ... 256 in multiples of 8 (row "mma": bf16 and f16 up to 128).
-/// Rounding: scores and sums in f32 (f64); P, before it is divided by its sum, to the dtype in P V (not in
-/// row "fma"); o once. A query whose scores are all -inf gives 0.
+/// CUDA also 16-byte aligned); other views are copied first. dtypes: CPU f64 f32 bf16 f16, CUDA f32 bf16 f16
+/// (row "mma": bf16 and f16 with C up to 128); D and C 1 ... 256. On CUDA a C that is not a multiple of 8 is
+/// padded with zeros in a copy of both caches: make them with a C of padded_head_dim
+/// (attention/head_padding.h) and zeros, then only q and o are copied. Rounding: scores and sums in f32
+/// (f64); P, before it is divided by its sum, to the dtype in P V (not in row "fma"); o once. A query whose
+/// scores are all -inf gives 0.
 ///
 /// Inference only: throws if a gradient would be needed. Deterministic: the keys are cut by length, capacity
-/// and card alone, and the pieces are added in order.
+/// and GPU alone, and the pieces are added in order.
 Tensor decode_attention(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& lengths,
                         const DecodeAttentionOptions& options = {});
 

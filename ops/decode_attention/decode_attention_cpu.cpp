@@ -6,7 +6,7 @@
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "runtime/parallel.h"
 
-/// The specification: every score of one query, a stable softmax, P rounded where the mma row rounds it.
+/// The specification: every score of one query, a stable softmax, P rounded where variant mma rounds it.
 
 namespace tessera::ops {
 namespace {

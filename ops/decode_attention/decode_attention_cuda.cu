@@ -3,20 +3,20 @@
 /// Row "fma", the second kernel of both rows, and the copy into the cache.
 ///
 /// Row "fma" (f32, every head size; also the reference of the others): a warp reads four keys at a time,
-/// eight lanes each, 16 bytes a lane and load; queries and weighted sums of a tile of up to four queries lie
-/// in registers as f32. A score is a sum over eight lanes, three exchanges. Every group of eight lanes has
-/// its own running maximum and sum, joined at the end. 4 operations an element and query against 4 bytes
+/// eight lanes each, 16 bytes per lane and load; queries and weighted sums of a tile of up to four queries
+/// lie in registers as f32. A score is a sum over eight lanes, three exchanges. Every group of eight lanes
+/// has its own running maximum and sum, joined at the end. 4 operations per element and query against 4 bytes
 /// (f32): bound by memory for a tile of queries.
 ///
 /// The second kernel has a block for each query. Pieces are few hundred at most: what counts is that all
-/// loads are under way together.
+/// loads are in flight together.
 
 namespace tessera::ops {
 namespace decode {
 namespace {
 
 constexpr int kLanes = 8;     // that share a key
-constexpr int kResident = 2;  // blocks that share a multiprocessor
+constexpr int kResident = 2;  // blocks that share an SM
 
 template <class T, int kChunks, int kRows>
 __global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) {
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) 
 
 constexpr int kJoinThreads = 256;
 
-/// A block for each query; four elements a thread, pieces shared out among the threads that are left. Pieces
-/// that were not made are loaded too, and thrown away.
+/// A block for each query; four elements per thread, pieces shared out among the threads that are left.
+/// Pieces that were not made are loaded too, and thrown away.
 template <class T>
 __global__ void __launch_bounds__(kJoinThreads) join_pieces(Args<T> args) {
   constexpr int kAhead = 8;
@@ -241,8 +241,7 @@ void append_words(const AppendProblem& p, int64_t elements) {
     append.to[dim] = dim == 3 && elements > 1 ? 1 : p.cache.layout().stride(dim) / elements;
     append.from[dim] = dim == 3 && elements > 1 ? 1 : p.x.layout().stride(dim) / elements;
   }
-  const int64_t blocks =
-      std::min<int64_t>(gpu::ceil_div(append.count, 256), 32ll * device.card().multiprocessors);
+  const int64_t blocks = std::min<int64_t>(gpu::ceil_div(append.count, 256), 32ll * device.multiprocessors());
   gpu::launch(device, {.grid = dim3(unsigned(blocks)), .block = 256, .overlaps = true}, append_rows<Word>,
               static_cast<Word*>(p.cache.raw()), static_cast<const Word*>(p.x.raw()), append);
 }

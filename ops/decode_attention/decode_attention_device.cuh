@@ -175,7 +175,7 @@ struct Plan {
 };
 
 /// The problem with queries in tiles of `tile`, cut into as many pieces as fill one wave of blocks,
-/// `resident` of them a multiprocessor: a second wave of a few blocks would take as long as the first.
+/// `resident` of them per SM: a second wave of a few blocks would take as long as the first.
 template <class T>
 Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
   Plan<T> plan{.args = {.o = p.o.data<T>(),
@@ -206,7 +206,7 @@ Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
   args.queries = args.group * args.tokens;
   args.tiles = int(gpu::ceil_div(args.queries, tile));
   const int64_t each = int64_t(args.batch) * args.kv_heads * args.tiles;
-  const int64_t slots = int64_t(p.q.device().card().multiprocessors) * resident;
+  const int64_t slots = int64_t(p.q.device().multiprocessors()) * resident;
   args.splits = int(std::clamp<int64_t>(slots / each, 1, gpu::ceil_div(args.capacity, kTurn)));
   plan.blocks = each * args.splits;
   if (args.splits > 1) {

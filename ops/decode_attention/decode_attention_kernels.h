@@ -14,7 +14,7 @@ namespace tessera::ops {
 
 struct DecodeProblem {
   Tensor o, q;          // [B, n, H, D], heads of adjacent elements
-  Tensor keys, values;  // [B, capacity, Hk, D], likewise
+  Tensor keys, values;  // [B, capacity, Hk, D], likewise; on the CPU heads may be longer
   Tensor lengths;       // [B]
   int64_t more = 0;
   double scale = 1;

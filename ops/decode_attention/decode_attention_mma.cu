@@ -2,22 +2,22 @@
 #include "gpu/mma.cuh"
 #include "ops/decode_attention/decode_attention_device.cuh"
 
-/// Row "mma": bf16 and f16, heads of up to 128 elements, 8 or 16 queries a tile.
+/// Variant "mma": bf16 and f16, heads of up to 128 elements, 8 or 16 queries per tile.
 ///
 /// A warp streams its piece of keys and values, 16 at a time, from memory straight into the registers from
-/// which mma.m16n8k16 takes them: no shared memory, no barrier. Every load is 16 bytes a lane, and both
+/// which mma.m16n8k16 takes them: no shared memory, no barrier. Every load is 16 bytes per lane, and both
 /// products are laid out so that this is already a fragment. With g = lane / 4, t = lane % 4:
 ///   S = Q K^T (queries are rows): a lane loads the 8 elements from 32 c + 8 t on of key g. A fragment's four
 ///     elements of k may be any, if Q's are the same ones: words 0, 1 are one step of k, words 2, 3 the next.
 ///   O^T = V^T P^T (elements of a head are rows): S's accumulators, rounded, are P^T's fragment as they
-///     stand. A lane loads the 8 elements from 64 c + 8 g on of the four keys whose scores it holds, 2t, 2t +
+///     are. A lane loads the 8 elements from 64 c + 8 g on of the four keys whose scores it holds, 2t, 2t +
 ///     1, 2t + 8, 2t + 9; a fragment's pairs are halves of two of those words, joined by one byte
 ///     permutation. Rows g and g + 8 of product w are the elements 8 g + 2 w and the next: what a lane has at
 ///     the end are 8 neighbours of each of its two queries.
-/// Keys are loaded again as soon as S is made and values as soon as O is, so 4 to 8 KiB a warp are under way
-/// at any time; 12 warps a multiprocessor cover the latency of memory. Per 16 keys of 128 elements 16 loads
-/// and 24 to 32 products of matrices, some 150 instructions for 8 KiB: bound by memory, at H / Hk queries a
-/// key as at one.
+/// Keys are loaded again as soon as S is made and values as soon as O is, so 4 to 8 KiB per warp are in
+/// flight at any time; 12 warps per SM cover the latency of memory. Per 16 keys of 128 elements 16 loads and
+/// 24 to 32 products of matrices, some 150 instructions for 8 KiB: bound by memory, at H / Hk queries per key
+/// as at one.
 ///
 /// Before it waits for the kernels ahead of it, a warp asks for the start of its piece in L2: nothing of the
 /// cache is used before the wait, so it does not matter what of it they still write.
@@ -50,7 +50,7 @@ struct Stream {
   }
 };
 
-/// Blocks that share a multiprocessor; registers allow no more.
+/// Blocks that share an SM; registers allow no more.
 template <int kDim, int kQueries>
 constexpr int kResident = kDim <= 64 && kQueries == 8 ? 4
                           : kDim <= 64                ? 3

@@ -43,7 +43,7 @@ void on_cpu(const RopeToCache& p) {
   std::vector<int64_t> positions;
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t past = Indices(p.lengths)[b] + p.more - tokens;
-    check(past >= 0 && past <= room - tokens, "rope_to_cache: ", tokens, " new tokens behind ", past,
+    check(past >= 0 && past <= room - tokens, "rope_to_cache: ", tokens, " new tokens after ", past,
           " of sequence ", b, " do not fit the capacity of ", p.keys.size(1), " and the ", p.table.size(0),
           " positions of the table");
     for (int64_t t = 0; t < tokens; ++t) positions.push_back(past + t);

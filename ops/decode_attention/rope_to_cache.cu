@@ -6,7 +6,7 @@
 /// A thread takes one pack of 16 bytes from the first half of what turns of a head, and its partner from the
 /// second, or a pack of what does not turn; values go the same way with nothing turned. A few thousand
 /// elements in all: what counts is the one launch in place of four (of q and k, of the two caches), and that
-/// it overlaps with the product before and the attention behind it. Heads that do not lie in packs go pair by
+/// it overlaps with the product before and the attention after it. Heads that do not lie in packs go pair by
 /// pair.
 
 namespace tessera::ops {

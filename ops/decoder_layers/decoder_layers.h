@@ -34,8 +34,8 @@ struct DecoderLayer {
 /// Variants ("row" of `tessera op`): "composed" runs the operators one after the other, with their rounding,
 /// on any device and in any floating dtype. "persistent" is one CUDA kernel for all layers, for bf16 and f16
 /// on sm_90: it is bound by reading each weight once, and is chosen where it can run
-/// (`persistent_lacks`). There the residual stream, q, k and v stay f32; what enters a GEMM is rounded to the
-/// dtype once, as are k and v in the cache.
+/// (`persistent_lacks`). There the residual stream and the sums of all GEMVs stay f32; what enters a GEMV,
+/// and q, k and v, are rounded to the dtype once.
 ///
 /// A length outside 1 ... min(capacity, P) throws on the CPU; on CUDA y is NaN and no cache is written.
 /// Inference only: throws if a gradient would be needed. Deterministic.

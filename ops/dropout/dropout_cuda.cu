@@ -78,7 +78,7 @@ void dropout_cuda(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
     const int64_t packs_per_row = gpu::ceil_div(loop.sizes[inner], kPack);
     const int64_t packs = loop.count / loop.sizes[inner] * packs_per_row;
     const int64_t blocks =
-        std::min<int64_t>(gpu::ceil_div(packs, kThreads), int64_t(device.card().multiprocessors) * 32);
+        std::min<int64_t>(gpu::ceil_div(packs, kThreads), int64_t(device.multiprocessors()) * 32);
     const auto launch = [&](auto kernel) {
       gpu::launch_chained(device, {dim3(unsigned(blocks)), kThreads}, kernel, loop, out, in,
                           DropoutDraw(mask), packs_per_row, packs, aligned);

@@ -3,9 +3,9 @@
 #include "ops/dropout/dropout_kernels.h"
 #include "ops/dropout/philox_keys.h"
 
-/// A dropout mask in kernels: a quarter of a Philox block an element, 10 rounds of two wide products and two
-/// exclusive ors of three (the rounds' keys are parameters), 10 integer instructions an element and some 3 to
-/// compare. An H100 issues 64 of them a clock on each multiprocessor, enough for 1.1 10^12 elements a second.
+/// A dropout mask in kernels: a quarter of a Philox block per element, 10 rounds of two wide products and two
+/// exclusive ors of three (the rounds' keys are parameters), 10 integer instructions per element and some 3
+/// to compare. An H100 issues 64 of them per clock and SM, enough for 1.1 10^12 elements per second.
 
 namespace tessera::ops {
 

@@ -44,7 +44,7 @@ struct Chunks {
   __device__ __forceinline__ bool continues(int place) const {
     return place > 0 && place < count && keys[place] == keys[place - 1];
   }
-  /// The first place behind `begin` and before `end` of another row; `end` if there is none.
+  /// The first place after `begin` and before `end` of another row; `end` if there is none.
   __device__ __forceinline__ int next_row(int begin, int end) const {
     const uint32_t key = keys[begin];
     int low = begin + 1;
@@ -60,10 +60,10 @@ struct Chunks {
   }
 };
 
-/// What one chunk adds up: the segments (places of one row) that begin in it, to their ends behind it, but
+/// What one chunk adds up: the segments (places of one row) that begin in it, to their ends after it, but
 /// for a segment that fills whole chunks: of that each uniform chunk is one part, as are the places before
-/// the first of them and, with the last of them, those behind. Parts are put into memory of their own, one at
-/// most a chunk, and added by whoever has the chunk where the segment begins.
+/// the first of them and, with the last of them, those after. Parts are put into memory of their own, one at
+/// most a chunk, and added by the warp of the chunk in which the segment begins.
 struct Range {
   int begin, end;
   bool part;  // the last segment is one
@@ -117,7 +117,7 @@ __device__ __forceinline__ void put_sum(float (&sum)[kPack], const BackwardArgs<
 
 /// Adds up one chunk, of the pack of columns at `first`. True: `sum` is a part, which is not in dtable yet.
 /// A loop over places that is not unrolled, since its code must be fetched by a short launch as well: kAhead
-/// rows of dy are under way in registers that move up by one each time.
+/// rows of dy are in flight in registers that move up by one each time.
 template <int kAhead, class T, class Out>
 __device__ __forceinline__ bool walk(const BackwardArgs<T, Out>& args, const Chunks& chunks, int chunk,
                                      int64_t first, float (&sum)[kPackOf<T>]) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ bool walk(const BackwardArgs<T, Out>& args, const Chu
   if (range.begin >= range.end || first >= args.width) return false;
   const auto inside = [&](int place) { return min(place, range.end - 1); };
   Words<T> terms[kAhead];
-  uint32_t keys[kAhead], positions[kAhead];  // positions: of the kAhead places behind those of the terms
+  uint32_t keys[kAhead], positions[kAhead];  // positions: of the kAhead places after those of the terms
 #pragma unroll
   for (int n = 0; n < kAhead; ++n) {
     keys[n] = chunks.keys[inside(range.begin + n)];
@@ -157,7 +157,7 @@ __device__ __forceinline__ bool walk(const BackwardArgs<T, Out>& args, const Chu
 #pragma unroll
       for (int i = 0; i < kPack; ++i) sum[i] = 0;
     }
-    if (key >= args.rows) return false;  // these are behind all others
+    if (key >= args.rows) return false;  // these are after all others
 #pragma unroll
     for (int i = 0; i < kPack; ++i) sum[i] += values[i];
   }

@@ -18,9 +18,9 @@
 /// are cleared by further warps of the first kernel; with a gradient that is there already (a table that is
 /// the head's weight too) they are not touched.
 ///
-/// Three ways to sort: up to 256 indices every block sorts for itself; up to 4096 the place of an index is
-/// the number of those before it, which four threads count in a kernel before; else a radix sort. Up to 768
-/// indices a block has all chunks and adds the parts too.
+/// Three ways to sort: up to 256 indices every block sorts for itself; up to 8192 the place of an index is
+/// the number of those before it, which sixteen threads count in a kernel before; else a radix sort. Up to
+/// 768 indices a block has all chunks and adds the parts too.
 
 namespace tessera::ops {
 namespace {
@@ -30,12 +30,13 @@ using namespace embedding_detail;
 constexpr int kBlock = 256, kWarps = kBlock / kWarp;
 constexpr int kFew = 256, kFewThreads = 512;        // indices that every block sorts
 constexpr int kSorted = 768, kSortedThreads = 768;  // indices that are sorted before, but are one block's
-constexpr int kMostCounted = 4096, kCounters = 4;   // threads that count for an index
-constexpr int kShortChunk = 8, kWideChunk = 32;  // places, of rows of fewer packs than a warp and of others
+constexpr int kMostCounted = 8192, kCounters = 16;  // threads that count for an index
+constexpr int kShortChunk = 8, kWideChunk = 32;  // places: at least, and of rows of a warp's packs and more
 constexpr int64_t kMostChunks = 4096;            // as far as they can be made longer
+constexpr int64_t kWideWarps = 2048;  // wide rows: chunks stay shorter than kWideChunk up to so many warps
 constexpr int kJoinWarps = 16, kJoinColumns = 4;
 
-/// The key under which a position is sorted: `rows`, behind all others, if its index is out of range.
+/// The key under which a position is sorted: `rows`, after all others, if its index is out of range.
 __device__ __forceinline__ uint32_t key_of(int64_t index, int64_t rows) {
   return uint32_t(0 <= index && index < rows ? index : rows);
 }
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
                       chunks.keys[(base + lane + 1) * int64_t(chunks.length)] < args.rows;
   const unsigned mask = __ballot_sync(kAllLanes, begins);
   if (mask == 0) return;
-  if (warp == 0 && begins) {  // the first chunk behind that holds no part of the segment
+  if (warp == 0 && begins) {  // the first chunk after that holds no part of the segment
     const uint32_t row = chunks.keys[(base + lane + 1) * int64_t(chunks.length)];
     int low = base + lane + 2, high = all;
     while (low < high) {
@@ -254,13 +255,13 @@ template <class T, class Out>
 void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds) {
   const Device device = dtable.device();
   const int64_t count = indices.count(), rows = dtable.size(0), width = dtable.size(1),
-                multiprocessors = device.card().multiprocessors;
+                multiprocessors = device.multiprocessors();
   // Positions, and keys up to `rows`, are 32-bit numbers; the sort counts in int.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   check(count <= kMost && rows < kMost, "embedding: backward of ", count, " indices into a table of ", rows,
         " rows; a GPU takes fewer than 2^31 of either (split the indices over several calls)");
   const uint32_t packs_per_row = uint32_t(ceil_div(width, kPackOf<Out>));
-  // Rows a warp clears: all warps of the card four times.
+  // Rows a warp clears: all warps of the GPU four times.
   const int rows_of_warp = int(std::clamp<int64_t>(rows / (multiprocessors * kWarps * 4), 1, kWarp));
   const BackwardArgs<T, Out> args{dtable.data<Out>(),
                                   dy.data<T>(),
@@ -310,7 +311,9 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
     const Tensor temporary = Tensor::empty_packed({int64_t(bytes)}, DType::u8, device);
     sort(temporary.raw());
   }
-  int64_t length = packs < kWarp ? kShortChunk : kWideChunk;
+  // A chunk is a chain of loads: few indices make short ones, so that they fill the GPU.
+  int64_t length = kShortChunk;
+  while (packs >= kWarp && length < kWideChunk && ceil_div(count, length) * tiles > kWideWarps) length *= 2;
   while (length * kMostChunks < count) length *= 2;
   const Chunks chunks{keys, positions, int(count), int(length)};
   const int64_t all = ceil_div(count, length), part_stride = packs * kPackOf<T>;

@@ -2,7 +2,7 @@
 #include "ops/embedding/embedding_kernels.h"
 #include "ops/indices.h"
 
-/// Forward copies rows, 16 bytes a thread: one read and one write an element, bound by memory. Backward:
+/// Forward copies rows, 16 bytes per thread: one read and one write per element, bound by memory. Backward:
 /// embedding_backward_cuda.cu.
 
 namespace tessera::ops {
@@ -63,7 +63,7 @@ void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& 
                               gpu::packs(y.data<T>(), y.row_stride(), kPack) &&
                                   gpu::packs(table.data<T>(), table.row_stride(), kPack)};
     const int64_t blocks = std::min<int64_t>(ceil_div(args.count * packs_per_row, kBlock),
-                                             int64_t(device.card().multiprocessors) * 32);
+                                             int64_t(device.multiprocessors()) * 32);
     gpu::launch(device, {dim3(unsigned(blocks)), kBlock}, forward<T>, args);
   });
 }

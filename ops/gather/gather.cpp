@@ -101,7 +101,14 @@ std::vector<Case> row_cases() {
           {.dims = {{"N", 32}, {"R", 1}, {"B", 2}}},
           {.dims = {{"N", 33}, {"R", 1}, {"B", 2}}},
           {.dims = {{"N", 65}, {"R", 3}, {"B", 1}}},
+          // A GPU scatters up to 256 rows in another way than more.
+          {.dims = {{"N", 256}, {"R", 40}, {"B", 70}}, .gradcheck = false},
           {.dims = {{"N", 257}, {"R", 129}, {"B", 65}}, .gradcheck = false},
+          {.dims = {{"N", 290}, {"R", 1}, {"B", 2}}, .gradcheck = false},
+          {.dims = {{"N", 300}, {"R", 4}, {"A", 2}, {"B", 11}},
+           .placement = Placement::strided,
+           .gradcheck = false},
+          {.dims = {{"N", 261}, {"R", 7}, {"B", 9}}, .placement = Placement::transposed, .gradcheck = false},
           {.dims = {{"N", 1025}, {"R", 7}, {"B", 1365}}, .gradcheck = false}};
 }
 

@@ -15,9 +15,9 @@ namespace tessera::ops {
 Tensor gather_rows(const Tensor& x, const Tensor& indices, Site site = Site::here());
 
 /// y[r] = sum of x[n] over the n with indices[n] == r, rows without any are 0: x [N, ...], indices [N] ->
-/// [rows, ...]. Floating dtypes. Deterministic: on the CPU the sum runs over ascending n; on a GPU over
-/// pieces of the indices sorted stably, each ascending, then over the pieces. Summed in f64 on the CPU, in
-/// f32 on a GPU, rounded once. dx = gather_rows(dy, indices).
+/// [rows, ...]. Floating dtypes. Deterministic: on the CPU, and on a GPU for up to 256 indices, the sum runs
+/// over ascending n; for more over pieces of the indices sorted stably, each ascending, then over the pieces.
+/// Summed in f64 on the CPU, in f32 on a GPU, rounded once. dx = gather_rows(dy, indices).
 Tensor scatter_rows(const Tensor& x, const Tensor& indices, int64_t rows, Site site = Site::here());
 
 }  // namespace tessera::ops

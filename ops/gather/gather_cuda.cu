@@ -1,7 +1,8 @@
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
-#include "gpu/launch.cuh"
+#include "gpu/chain.cuh"
+#include "gpu/grid.cuh"
 #include "gpu/pack.cuh"
 #include "ops/gather/gather_kernels.h"
 #include "tensor/elementwise.h"
@@ -18,12 +19,18 @@
 /// positions become zero. The order of every sum depends on the indices alone, and a row that all indices
 /// name costs no more than N / kChunk steps. Bytes: x once, y once, partial at most 2 / kChunk of x in f32,
 /// the sort a few passes over 16 N bytes.
+///
+/// Up to kFew indices of rows that lie in one run need none of that: each block keeps all of them in shared
+/// memory, and the warp that writes a row finds those that name it, in ascending order, 32 at a time. One
+/// launch instead of six.
 
 namespace tessera::ops {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kChunk = 32;  // positions that a warp sums in a row: enough warps for small N, few partial sums
+constexpr int kFew = 256;
+constexpr int64_t kMostOfFew = int64_t(1) << 20;  // elements of a row: tiles are blocks along y
 
 /// How the elements of one row (of y and x) are walked in packs.
 struct RowWalk {
@@ -80,6 +87,7 @@ __global__ void __launch_bounds__(kThreads)
     gather_kernel(RowWalk walk, Word* y, int64_t y_stride, const Word* x, int64_t x_stride, int64_t rows,
                   const Index* indices, int64_t index_stride, int64_t total, Word filler) {
   constexpr int kPack = gpu::kPackOf<Word>;
+  gpu::take_turn();
   for (int64_t item = blockIdx.x * int64_t(kThreads) + threadIdx.x; item < total;
        item += int64_t(gridDim.x) * kThreads) {
     const int64_t n = item / walk.packs;
@@ -172,7 +180,7 @@ __global__ void __launch_bounds__(kThreads)
     int64_t run_begin = begin;
     for (int64_t k = begin; k < end; ++k) {
       const uint64_t row = keys[k];
-      if (row == uint64_t(rows)) break;  // out of range: sorted behind all others
+      if (row == uint64_t(rows)) break;  // out of range: sorted after all others
       const T* const from = x + positions[k] * x_stride + pack.x;
       if (whole) {
         const auto values = gpu::load_pack<kPack>(from);
@@ -228,9 +236,49 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// All of a scatter of `count` <= kFew indices whose rows are one run. Blocks y: tiles of 32 packs; a warp
+/// takes whole rows of its tile.
+template <class T, class Index>
+__global__ void __launch_bounds__(kThreads)
+    scatter_few(RowWalk walk, T* y, int64_t y_stride, const T* x, int64_t x_stride, const Index* indices,
+                int64_t index_stride, int count, int64_t rows) {
+  constexpr int kPack = gpu::kPackOf<T>, kWarps = kThreads / gpu::kWarp;
+  __shared__ int64_t named[kFew];
+  gpu::take_turn();
+  for (int n = int(threadIdx.x); n < count; n += kThreads) named[n] = int64_t(indices[n * index_stride]);
+  __syncthreads();
+  const int lane = int(threadIdx.x) % gpu::kWarp;
+  const int64_t x_inner = walk.loop.strides[1][0];
+  // Lanes past the end of a row read and write its last pack as well.
+  const int64_t number = min(blockIdx.y * int64_t(gpu::kWarp) + lane, walk.packs - 1);
+  const int64_t at = number * kPack, left = walk.loop.sizes[0] - at;
+  const RowPack pack{at * walk.loop.strides[0][0], at * x_inner, left < kPack ? int(left) : kPack};
+  const bool whole = walk.aligned && pack.count == kPack;
+  for (int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / gpu::kWarp; row < rows;
+       row += gridDim.x * int64_t(kWarps)) {
+    float sum[kPack] = {};
+    for (int base = 0; base < count; base += gpu::kWarp) {
+      unsigned matches = __ballot_sync(0xFFFFFFFFu, base + lane < count && named[base + lane] == row);
+      for (; matches != 0; matches &= matches - 1) {
+        const T* const from = x + (base + __ffs(int(matches)) - 1) * x_stride + pack.x;
+        if (whole) {
+          const auto values = gpu::load_pack<kPack>(from);
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) sum[i] += float(values.at[i]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kPack; ++i)
+            if (i < pack.count) sum[i] += float(from[i * x_inner]);
+        }
+      }
+    }
+    write_sums<kPack>(walk, y + row * y_stride + pack.y, pack.count, sum);
+  }
+}
+
 gpu::LaunchShape grid_for(Device device, int64_t threads) {
   const int64_t blocks =
-      std::min<int64_t>(gpu::ceil_div(threads, kThreads), int64_t(device.card().multiprocessors) * 32);
+      std::min<int64_t>(gpu::ceil_div(threads, kThreads), int64_t(device.multiprocessors()) * 32);
   return {dim3(unsigned(blocks)), kThreads};
 }
 
@@ -258,18 +306,44 @@ void gather_rows_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, O
       const RowWalk walk = walk_rows<Word>(y, x);
       const int64_t total = y.size(0) * walk.packs;
       const Word filler = rule == OutOfRange::ones ? Word(~Word(0)) : Word(0);
-      gpu::launch(y.device(), grid_for(y.device(), total), gather_kernel<Word, Index>, walk,
-                  static_cast<Word*>(y.raw()), y.layout().stride(0), static_cast<const Word*>(x.raw()),
-                  x.layout().stride(0), rows, indices.data<Index>(), indices.layout().stride(0), total,
-                  filler);
+      gpu::launch_chained(y.device(), grid_for(y.device(), total), gather_kernel<Word, Index>, walk,
+                          static_cast<Word*>(y.raw()), y.layout().stride(0),
+                          static_cast<const Word*>(x.raw()), x.layout().stride(0), rows,
+                          indices.data<Index>(), indices.layout().stride(0), total, filler);
     });
   });
 }
+
+namespace {
+
+/// By scatter_few, or returns false where it does not take the rows.
+bool scatter_rows_of_few(const Tensor& y, const Tensor& x, const Tensor& indices) {
+  const Device device = y.device();
+  const int64_t rows = y.size(0);
+  bool taken = false;
+  dispatch_floating_cuda(y.dtype(), "scatter_rows", [&]<class T>() {
+    const RowWalk walk = walk_rows<T>(y, x);
+    taken = walk.loop.rank == 1;
+    if (!taken) return;
+    const int64_t tiles = gpu::ceil_div(walk.packs, gpu::kWarp),
+                  most = gpu::ceil_div(int64_t(device.multiprocessors()) * 32, tiles);
+    const int64_t blocks = std::min(gpu::ceil_div(rows, kThreads / gpu::kWarp), most);
+    dispatch_index(indices.dtype(), "scatter_rows", [&]<class Index>() {
+      gpu::launch_chained(device, {gpu::grid_of(blocks, tiles), kThreads}, scatter_few<T, Index>, walk,
+                          y.data<T>(), y.layout().stride(0), x.data<T>(), x.layout().stride(0),
+                          indices.data<Index>(), indices.layout().stride(0), int(indices.count()), rows);
+    });
+  });
+  return taken;
+}
+
+}  // namespace
 
 void scatter_rows_cuda(const Tensor& y, const Tensor& x, const Tensor& indices) {
   const Device device = y.device();
   const int64_t rows = y.size(0), count = indices.count();
   if (count == 0) return y.fill(0);
+  if (count <= kFew && x.count() / count <= kMostOfFew && scatter_rows_of_few(y, x, indices)) return;
   const auto scratch = [&](int64_t n, DType dtype) { return Tensor::empty_packed({n}, dtype, device); };
   const Tensor keys = scratch(count, DType::i64), sorted = scratch(count, DType::i64),
                positions = scratch(count, DType::i64), order = scratch(count, DType::i64),

@@ -50,7 +50,7 @@ struct Choices {
 
 /// Chooses a token for each row of logits [B, V] (floating, compared as f32): choice counts[b] of sequence b,
 /// by choice_number, goes to next[b] and history[b, counts[b]], and counts[b] grows by 1. On a GPU the host
-/// reads history once an event behind this has come. Choices beyond `most` are not kept. Throws for shapes
+/// reads history once an event after this has come. Choices beyond `most` are not kept. Throws for shapes
 /// and devices that do not fit.
 void sample(const Choices& choices, const Tensor& logits, const Sampling& sampling);
 

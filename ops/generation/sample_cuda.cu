@@ -43,7 +43,7 @@ __device__ uint64_t of_block(uint64_t value, uint64_t* scratch, Op op) {
   const int lane = int(threadIdx.x) % gpu::kWarp, warp = int(threadIdx.x) / gpu::kWarp;
   for (int step = gpu::kWarp / 2; step > 0; step /= 2)
     value = op(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
-  __syncthreads();  // whoever still reads the last result
+  __syncthreads();  // threads may still read the last result
   if (lane == 0) scratch[warp] = value;
   __syncthreads();
   value = scratch[lane];
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) choose(Args args, const T* logits) {
 
   const int64_t count = args.counts[sequence];
   const auto give = [&](int64_t token) {
-    args.next[sequence] = none ? 0 : token;  // a token all the same: the step behind this one looks it up
+    args.next[sequence] = none ? 0 : token;  // a token all the same: the step after this one looks it up
     args.counts[sequence] = count + 1;
     if (count < args.most) args.history[sequence * args.most + count] = none ? Choices::kNone : token;
   };

@@ -16,7 +16,7 @@ void check_arguments(const Tensor& params, const Tensor& y) {
   const bool mixed = y.dtype() == DType::f32 && is_floating(params.dtype()) && size_of(params.dtype()) == 2;
   check((params.dtype() == y.dtype() || mixed) && params.device() == y.device(), "gmm_nll: y is ",
         describe(y), ", but params is ", describe(params),
-        "; expected y of the same dtype, or f32 beside bf16 or f16, on ", "one device");
+        "; expected y of the same dtype, or f32 next to bf16 or f16, on ", "one device");
 }
 
 Problem problem(const Dims& d, const Attrs&) {
@@ -105,7 +105,7 @@ std::vector<OpSpec> gmm_nll_specs() {
                 {.dims = {{"T", 128}, {"K", 31}}, .gradcheck = false},
                 {.dims = {{"T", 131}, {"K", 32}}, .attrs = reduced("sum"), .gradcheck = false},
                 {.dims = {{"T", 130}, {"K", 67}}, .attrs = reduced("none"), .gradcheck = false},
-                // More tiles than warps are on the card at once.
+                // More tiles than warps are on the GPU at once.
                 {.dims = {{"T", 135169}, {"K", 1}}, .gradcheck = false}},
       .benches = {{.dims = {{"T", 32000}, {"K", 10}}},
                   {.dims = {{"T", 1048576}, {"K", 10}}},

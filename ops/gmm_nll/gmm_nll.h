@@ -15,7 +15,7 @@ namespace tessera::ops {
 ///   dw_k = g (pi_k - r_k)       dmu_k = -g r_k z_k / sigma_k
 ///   ds_k = g r_k (1 - z_k^2)    dy = g sum_k r_k z_k / sigma_k
 ///
-/// params and y are floating, of one device and any layout; y has the dtype of params, or f32 beside bf16 or
+/// params and y are floating, of one device and any layout; y has the dtype of params, or f32 next to bf16 or
 /// f16 (a target rounded to 16 bits would be another target); dy has y's dtype. Both sums of exponentials are
 /// shifted by their largest term, and the weights' first of all, so logits of any size are right; a logit of
 /// -inf switches its component off. exp(-log_sigma) is at most the largest number (log_sigma >= -88.7 in f32
@@ -26,7 +26,7 @@ namespace tessera::ops {
 /// added in a fixed order, on the CPU and across the threads of a GPU in double; dparams and dy are rounded
 /// once. Backward keeps params and y. On a GPU, forward makes dparams and dy of the sum or mean itself while
 /// a tape records, for the gradient that Tape::backward(loss) begins with (1, or the tape's loss scale), and
-/// these live until backward: if that gradient arrives nothing is left to do, else they are computed again.
+/// these live until backward: if that gradient arrives nothing is left to do, else they are recomputed.
 /// Throws for shapes, dtypes or devices that do not agree.
 Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction = Reduction::mean,
                Site site = Site::here());

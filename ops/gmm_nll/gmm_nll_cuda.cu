@@ -3,23 +3,23 @@
 
 /// Every parameter is read once, forward or backward, and every gradient written once; in between lie three
 /// exponentials a component, against 6 to 24 bytes: bound by memory, in bf16 with the arithmetic at about
-/// half of what the card issues in that time. Kernels and their memory accesses: gmm_nll_kernel.cuh.
+/// half of what the GPU issues in that time. Kernels and their memory accesses: gmm_nll_kernel.cuh.
 ///
 /// Training pays for one pass: while a tape records a sum or a mean, forward makes the gradients together
-/// with the loss, 2 x 3 K elements a token, for the gradient of the loss that it expects: 1, or the tape's
+/// with the loss, 2 x 3 K elements per token, for the gradient of the loss that it expects: 1, or the tape's
 /// loss scale. Backward compares that with the gradient that arrived, on the device, and has nothing to do if
 /// they are equal; otherwise it computes the gradients again. Scaling those that are there would move as many
 /// bytes and round twice.
 ///
 /// The losses are added in double: each thread its own tokens', then the block's, then the last block to end
-/// adds the blocks' in their order. The grid, and with it the order, depends on problem and card alone.
+/// adds the blocks' in their order. The grid, and with it the order, depends on problem and GPU alone.
 
 namespace tessera::ops {
 namespace {
 
 constexpr int kMostInRegisters = 20;
 
-/// Blocks a processor, for which registers are bounded (65,536 / (128 * 7) = 73), and a warp's tiles in
+/// Blocks per SM, for which registers are bounded (65,536 / (128 * 7) = 73), and a warp's tiles in
 /// shared memory (docs/ops/gmm_nll.md has what was tried).
 template <int kMost>
 constexpr int kResident = kMost <= 4    ? 8
@@ -82,11 +82,14 @@ void gmm_nll_forward_cuda(const Tensor& loss, const Tensor& dparams, const Tenso
     args.losses = loss.data<float>();
     args.expected = dloss.defined() ? dloss.data<float>() : nullptr;
     // The partial sums are doubles in memory counted in bytes: f64 is no dtype of a GPU's tensors. No grid
-    // has more blocks than 2,048 threads a processor make.
-    const int64_t most = int64_t(device.card().multiprocessors) * 2048 / kGmmThreads;
+    // has more blocks than 2,048 threads per SM make.
+    const int64_t most = int64_t(device.multiprocessors()) * 2048 / kGmmThreads;
     const Tensor scratch =
         args.each ? Tensor() : Tensor::empty_packed({most * int64_t(sizeof(double))}, DType::u8, device);
-    if (!args.each) args.partial = static_cast<double*>(scratch.raw());
+    if (!args.each) {
+      args.partial = static_cast<double*>(scratch.raw());
+      args.arrived = device.counters(1);
+    }
     if (dparams.defined() || dy.defined()) return launch_pass<T, GmmPass::both>(device, args);
     launch_pass<T, GmmPass::loss>(device, args);
   });

@@ -11,12 +11,12 @@
 ///
 /// Few components (up to 20): a thread a token, all of its components in registers, each exponential computed
 /// once. The 3 K parameters of a token are neighbours in memory but far from those of the next thread, so a
-/// warp brings those of its 32 tokens to shared memory with cp.async, 16 bytes a lane and coalesced, one or
+/// warp brings those of its 32 tokens to shared memory with cp.async, 16 bytes per lane and coalesced, one or
 /// two tiles ahead of the one it works on. The gradients take the parameters' place there and leave the same
 /// way. No barrier but the warp's own: warps drift, and one's arithmetic hides the others' memory.
 ///
-/// Many components: a warp a token, a lane every 32nd component, read where they lie, three times (the second
-/// and third from L1).
+/// Many components: a warp per token, a lane every 32nd component, read where they lie, three times (the
+/// second and third from L1).
 
 namespace tessera::ops {
 
@@ -39,6 +39,7 @@ struct GmmArgs {
   // Loss: each (then `losses`) or reduced, through `partial` of every block to *losses.
   float* losses;
   double* partial;
+  unsigned* arrived;  // see gpu::last_block
   double divisor;
   // Gradients: dloss of each element or one for all; `made`: those for a dloss of *expected (null: 1) are
   // there already. With the loss they are made for *expected.
@@ -46,14 +47,12 @@ struct GmmArgs {
   bool each, made;
 };
 
-static __device__ unsigned gmm_arrived;  // see gpu::last_block
-
 /// Sums the losses of all threads of the grid.
 template <class T>
 __device__ __forceinline__ void gmm_reduce(const GmmArgs<T>& args, double sum) {
   sum = gpu::block_sum(sum);
   if (threadIdx.x == 0) args.partial[blockIdx.x] = sum;
-  if (!gpu::last_block(&gmm_arrived)) return;
+  if (!gpu::last_block(args.arrived)) return;
   double total = 0;
   for (unsigned b = threadIdx.x; b < gridDim.x; b += kGmmThreads) total += args.partial[b];
   total = gpu::block_sum(total);

@@ -98,7 +98,7 @@ std::vector<OpSpec> grouped_linear_specs() {
   for (const bool shared : {true, false}) {
     const Attrs attrs{{"shared", shared}};
     const std::vector<Case> cases = {
-        {.dims = dims(0, 5, 3, 4, 2, 1), .attrs = attrs},  // rows of y fill 16 bytes in f64: one long product
+        {.dims = dims(0, 5, 3, 4, 2, 1), .attrs = attrs},  // rows of y fill 16 bytes in f64: one long GEMM
         {.dims = dims(0, 5, 3, 4, 3, 0), .attrs = attrs},  // and here they are pitched
         {.dims = dims(2, 3, 2, 5, 3, 1), .attrs = attrs},
         {.dims = dims(0, 1, 1, 1, 1, 1), .attrs = attrs},

@@ -11,6 +11,7 @@
 #include "ops/matmul/gemm_padding.h"
 #include "ops/op.h"
 #include "runtime/tuning.h"
+#include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
@@ -32,7 +33,7 @@ void check_operands(const Tensor& x, const Tensor& up, const Tensor& down) {
 /// h [rows, K, F] = x up^T
 Tensor hidden_rows(const Tensor& x, const Tensor& up) {
   const Tensor rows = by_group(x, true);
-  const Tensor h = Tensor::empty({rows.size(0), up.size(0), up.size(1)}, x.dtype(), x.device());
+  const Tensor h = as_scratch(Tensor::empty({rows.size(0), up.size(0), up.size(1)}, x.dtype(), x.device()));
   multiply(by_group(h, false), rows, up.transpose(1, 2));
   return h;
 }
@@ -83,7 +84,7 @@ Tensor lengthened(const Tensor& up, int64_t wide) {
 void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   if constexpr (kCuda) {
     const Tensor rows = by_group(x, true), dy = flatten_leading(b.grad(), 2);
-    // What would be pads are columns of zeros: the rows of all heads, one behind the other, are a row of one
+    // What would be pads are columns of zeros: the rows of all heads, one after the other, are a row of one
     // product.
     const int64_t wide = row_pitch(up.size(1), x.dtype());
     const Tensor dh = Tensor::empty({rows.size(0), up.size(0), wide}, x.dtype(), x.device());
@@ -108,12 +109,12 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
   const Tensor dy = by_group(b.grad(), false);  // [K, rows, E]
   const Tensor h = hidden_rows(x, up);
   if (b.needs(2)) {
-    const Tensor a = Tensor::empty_like(h);
+    const Tensor a = as_scratch(Tensor::empty_like(h));
     activate(a, h, kind);
     multiply_gradient(b, 2, down, GradientDType::f32, dy.transpose(1, 2), by_group(a, false));
   }
   if (!b.needs(0) && !b.needs(1)) return;
-  const Tensor da = Tensor::empty_like(h);
+  const Tensor da = as_scratch(Tensor::empty_like(h));
   multiply(by_group(da, false), dy, down);
   hidden_gradient(da, h, kind);
   if (b.needs(0)) b.accumulate(0, grouped_input_gradient(x.shape(), by_group(da, false), up, true));

@@ -13,8 +13,8 @@ namespace tessera::ops {
 /// again:
 ///   da_k = dy_k down[k],  dh_k = da_k f'(h_k),  dx = sum over k of dh_k up[k]
 ///   dup[k] = dh_k^T x,  ddown[k] = dy_k^T a_k: in f32, see linear
-/// Rounding: sums in f32 (f64 for f64); y, dh and dx once to x's dtype. Row "separate" (and the CPU) also
-/// round h, a and da to it, since each is a tensor there. Row "wgmma" keeps these in registers.
+/// Rounding: sums in f32 (f64 for f64); y, dh and dx once to x's dtype. Variant "separate" (and the CPU) also
+/// round h, a and da to it, since each is a tensor there. Variant "wgmma" keeps these in registers.
 /// Throws where sizes, dtypes or devices disagree.
 Tensor grouped_mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind,
                    Site site = Site::here());

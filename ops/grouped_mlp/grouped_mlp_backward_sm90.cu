@@ -15,7 +15,7 @@
 ///
 /// FLOPs: 2 D F K a token (the other two products, dx and dup, follow as plain ones on dh). Bytes: dh
 /// written, 2 F K a token. An epilogue is a chain of short dependent steps with few registers to overlap
-/// them, so it takes longer than a tile's products: three warpgroups take turns, one multiplies beside the
+/// them, so it takes longer than a tile's products: three warpgroups take turns, one multiplies next to the
 /// epilogues of two.
 
 namespace tessera::ops {
@@ -226,7 +226,7 @@ int column_tiles(const Tensor& up) {
 
 /// Of rows for one launch.
 int splits_of(const Tensor& x, const Tensor& up) {
-  return choose_splits(up.size(0) * column_tiles(up), token_tiles(x), x.device().card().multiprocessors, 2.0);
+  return choose_splits(up.size(0) * column_tiles(up), token_tiles(x), x.device().multiprocessors(), 2.0);
 }
 
 /// Rows for one launch.
@@ -257,7 +257,7 @@ void hidden_gradient(const Tensor& dh, const Tensor& ddown_parts, const Tensor& 
       const auto map_dh = gpu::tensor_map<T, 3>(dh.data<T>(), {dh.size(2), dh.size(1), dh.size(0)},
                                                 {dh.layout().stride(1), dh.layout().stride(0)},
                                                 {64, 1, kTokens}, gpu::Swizzle::k128);
-      const int blocks = std::min(device.card().multiprocessors, args.units);
+      const int blocks = std::min(device.multiprocessors(), args.units);
       dispatch_activation(kind, [&]<Activation kKind>() {
         gpu::launch(device, {dim3(unsigned(blocks)), dim3(head_threads(kConsumers)), sizeof(BackwardShared)},
                     hidden_gradient_kernel<T, kKind>, map_x, map_up, map_dh, args);

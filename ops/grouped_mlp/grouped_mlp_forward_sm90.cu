@@ -12,7 +12,7 @@
 ///
 /// FLOPs: 2 D F K a token. Bytes: x and the weights from L2, y. Bound by the tensor cores; the epilogue
 /// (about ten instructions an accumulator, one of them special) takes a third of a tile's products and runs
-/// beside the other warpgroup's.
+/// next to the other warpgroup's.
 
 namespace tessera::ops {
 namespace {
@@ -197,7 +197,7 @@ void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& d
       args.tiles = int(gpu::ceil_div(up.size(1), kColumns));
       args.kind = kind;
       const int64_t units = gpu::ceil_div(x.size(0), kRows) * args.groups;
-      const int blocks = device.card().multiprocessors;
+      const int blocks = device.multiprocessors();
       args.splits = choose_splits(units, args.tiles, blocks, 0.4);
       args.units = int(units * args.splits);
       const int64_t outputs = y.size(0) * y.size(1) * y.size(2);

@@ -7,7 +7,7 @@ namespace tessera::ops {
 /// Rows of the kernel choice.
 enum class GroupedMlpRow : uint8_t { separate = 0, wgmma = 1 };
 
-/// What row "wgmma" needs and these operands, x as rows [rows, D], do not have; empty if it takes them.
+/// What variant "wgmma" needs and these operands, x as rows [rows, D], do not have; empty if it takes them.
 std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down);
 
 /// The kernels count rows, and units of work (tiles of rows x groups x splits), in 32 bits: more rows take
@@ -20,7 +20,7 @@ inline constexpr int64_t kMostMlpGroups = int64_t{1} << 20;
 void grouped_mlp_forward_cuda(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
                               Activation kind, int64_t launch_rows);
 
-/// dh [rows, K, row_pitch(F)], zeros behind the F columns of the gradient, and the partial sums ddown
+/// dh [rows, K, row_pitch(F)], zeros after the F columns of the gradient, and the partial sums ddown
 /// [splits, K, E, F] in f32, packed; dy [rows, K, E].
 void grouped_mlp_hidden_gradient_cuda(const Tensor& dh, const Tensor& ddown_parts, const Tensor& dy,
                                       const Tensor& x, const Tensor& up, const Tensor& down, Activation kind,

@@ -10,8 +10,8 @@
 
 /// What forward and backward of the heads share: one operand of 128 or so rows stays in shared memory for
 /// many tiles of the other, which streams through a ring. Two or three consumer warpgroups take whole tiles
-/// in turn, so that one's products run beside the epilogues of the others; the order of the ring is the order
-/// of the tiles, so they need no other agreement.
+/// in turn, so that one's products run next to the epilogues of the others; the order of the ring is the
+/// order of the tiles, so they need no other agreement.
 
 namespace tessera::ops {
 
@@ -52,7 +52,7 @@ struct StreamPlace {
   __device__ __forceinline__ uint32_t parity() const { return at / kStages & 1; }
 };
 
-/// The operand that stays, by chunks: filled for one unit of work, emptied behind its last tile.
+/// The operand that stays, by chunks: filled for one unit of work, emptied after its last tile.
 struct Resident {
   gpu::Barrier full[kHeadChunks], empty[kHeadChunks];
 
@@ -143,7 +143,7 @@ __device__ __forceinline__ void with_activation(Activation kind, F&& f) {
 }
 
 /// Into how many parts of its tiles a unit is cut, so that whole waves of blocks take least time; a part
-/// costs `overhead` tiles beside its own.
+/// costs `overhead` tiles next to its own.
 inline int choose_splits(int64_t units, int64_t tiles, int blocks, double overhead) {
   int best = 1;
   double best_time = 1e300;

@@ -9,7 +9,7 @@
 
 /// y[t] = W x[t] (+ bias) for up to 8 tokens t: every weight is read once from memory and used for all
 /// tokens. 2 T operations a weight against its 2 or 4 bytes: bound by memory. What counts is (1) that enough
-/// loads are under way at any time, some 40 KB a multiprocessor, (2) that no time passes between kernels,
+/// loads are in flight at any time, some 40 KB per SM, (2) that no time passes between kernels,
 /// since one product of a 7B model takes 10 to 60 us.
 ///
 /// 16 bits: the products go through mma.m16n8k16, W's rows as its rows, tokens as its 8 columns, so that
@@ -17,8 +17,8 @@
 /// weight would not keep up with memory). A lane loads 16 bytes of a row, 8 neighbours of k, straight into
 /// the registers from which the tensor cores read: a fragment's four elements of k may be any, if x's are the
 /// same ones. No shared memory, no barrier in the loop. A block has 16 or 32 rows; its warps take turns along
-/// k and add up through shared memory, in order. Each warp has kAhead steps of 32 k under way, 1 KiB or 2 KiB
-/// each, and loads a step again as soon as it was used.
+/// k and add up through shared memory, in order. Each warp has kAhead steps of 32 k in flight, 1 KiB or 2 KiB
+/// each, and reloads a step as soon as it was used.
 ///
 /// f32: multiply-adds; a warp has 128 k of four or eight rows at a time, and joins its lanes at the end.
 ///
@@ -55,7 +55,7 @@ __device__ __forceinline__ Words<T> load_some(const T* from, int count) {
 }
 
 /// 8 rows of W a block, the upper half of a fragment, whose lower half is 0. kGated: 8 rows and, as the lower
-/// half, those `second` further on; y = silu(first) second. kBlocks share a multiprocessor.
+/// half, those `second` further on; y = silu(first) second. kBlocks share an SM.
 template <class T, int kAhead, int kBlocks, bool kGated, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
   constexpr int kStep = 32, kTurn = kWarps * kAhead * kStep, kHalves = kGated ? 2 : 1;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
   args.y[n * args.y_stride + to] = T(value);
 }
 
-/// kRows rows a block, up to kTokens tokens; in f32.
+/// kRows rows per block, up to kTokens tokens; in f32.
 template <int kTokens, int kRows, int kAhead, bool kWhole>
 __global__ void __launch_bounds__(kThreads, 2) gemv_fma(Args<float> args) {
   constexpr int kStep = kWarp * 4, kTurn = kWarps * kAhead * kStep;

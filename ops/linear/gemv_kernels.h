@@ -4,8 +4,8 @@
 
 #include "tensor/tensor.h"
 
-/// Row "gemv" of linear and linear_swiglu on CUDA: up to 8 rows of x, the tokens of a step of generation. See
-/// gemv.cuh and docs/ops/linear.md.
+/// Variant "gemv" of linear and linear_swiglu on CUDA: up to 8 rows of x, the tokens of a step of generation.
+/// See gemv.cuh and docs/ops/linear.md.
 
 namespace tessera::ops {
 

@@ -16,7 +16,7 @@ Tensor as_matrix(const Tensor& x) {
   return x.rank() >= 2 ? x.detach() : x.detach().reshape({1, x.count()});
 }
 
-/// The row behind those of products: forward alone, whose x has a few rows.
+/// The row after those of products: forward alone, whose x has a few rows.
 bool forces_gemv() {
   const auto forced = tuning::ForceRow::forced("linear");
   return forced && *forced == int(gemm_rows().size());
@@ -105,7 +105,7 @@ bool sums_by_product(const Tensor& x) {
   if (!x.device().is_cuda() || x.count() == 0) return false;
   Gemm g{.m = 1, .n = x.size(2), .k = x.size(0), .batch = x.size(1), .in = x.dtype()};
   return gemm_narrow_lacks(g).empty() &&
-         choose_narrow(g, x.device().card().multiprocessors).seconds <
+         choose_narrow(g, x.device().multiprocessors()).seconds <
              kTwoLaunches + double(x.count() * int64_t(size_of(x.dtype()))) / kBytesPerSecond;
 }
 
@@ -170,6 +170,10 @@ void linear_parameter_gradients(Backward& entry, int weight_input, int bias_inpu
   const GradTarget sums = dy.device().is_cuda() ? sums_target(target, {rows.size(1)}, dy) : GradTarget();
   if (weight_gradient(sums.grad)) return entry.written(bias_input, sums);
   bias_gradient_into(entry, bias_input, target, rows, false);
+}
+
+GradTarget bias_sums(Backward& entry, int input, const Tensor& dy) {
+  return entry.needs(input) ? sums_target(entry.target(input), {dy.size(1)}, dy) : GradTarget();
 }
 
 void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups) {

@@ -8,8 +8,9 @@ namespace tessera::ops {
 /// out] or undefined -> y [..., out]. One floating dtype and device for all.
 ///
 /// Rounding: sums in f32 (f64 for f64), the bias added to them, rounded once to y's dtype. A residual is
-/// added before that in rows "wgmma" and "narrow" if it lies as y does (and on the CPU), else to the rounded
-/// result, which is rounded again. Saves the weight, and x if the weight wants a gradient. dresidual = dy.
+/// added before that in variants "wgmma" and "narrow" if it lies as y does (and on the CPU), else to the
+/// rounded result, which is rounded again. Saves the weight, and x if the weight wants a gradient. dresidual
+/// = dy.
 ///   dx = dy weight            rounded to x's dtype
 ///   dweight = dy^T x          sums in f32, rounded once to the dtype in which the leaf keeps its gradient
 ///   dbias = column sums of dy in f32

@@ -8,15 +8,15 @@
 ///
 /// A block takes a chunk of rows, whole ones as far as its threads reach: thread t has pack t % packs of
 /// every (t / packs)-th row (a pack is 16 bytes where the rows are aligned for it, else one element), so that
-/// a warp reads what lies together, whatever the width, and keeps four loads under way. The sums of a column
+/// a warp reads what lies together, whatever the width, and keeps four loads in flight. The sums of a column
 /// are added in order through shared memory. Chunks are as many as fill the GPU; their sums are rows that a
-/// second, small kernel adds. No atomics: the order depends only on the shape and the card.
+/// second, small kernel adds. No atomics: the order depends only on the shape and the GPU.
 
 namespace tessera::ops {
 namespace {
 
 constexpr int kMostThreads = 512;
-constexpr int kAhead = 4;  // rows whose loads a thread has under way together
+constexpr int kAhead = 4;  // rows whose loads a thread has in flight together
 
 /// x [rows, groups, columns] as the kernel sees it.
 template <class T>
@@ -90,7 +90,7 @@ void sum_columns(Device device, float* sums, Columns<T> c) {
   c.tiles = gpu::ceil_div(packs, kMostThreads);
   c.packs = int(gpu::ceil_div(packs, c.tiles));
   c.ways = kMostThreads / c.packs;
-  const int64_t wanted = gpu::ceil_div(2 * int64_t(device.card().multiprocessors), c.tiles * c.groups);
+  const int64_t wanted = gpu::ceil_div(2 * int64_t(device.multiprocessors()), c.tiles * c.groups);
   const int64_t chunks = std::min(wanted, gpu::ceil_div(c.rows, 2 * kAhead * c.ways));
   c.rows_per_chunk = gpu::ceil_div(c.rows, chunks);
   c.chunks = gpu::ceil_div(c.rows, c.rows_per_chunk);

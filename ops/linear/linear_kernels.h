@@ -28,9 +28,13 @@ void linear_input_gradient(Backward& entry, int input, const Shape& shape, const
 void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
                                 const Tensor& x, const Tensor& dy);
 
+/// Where a product may put the sums of dy [tokens, out] over the tokens, f32 and packed, for the bias that is
+/// input number `input`: the leaf's buffer, or new memory; undefined if no gradient of it is wanted. If they
+/// were made, call entry.written(input, it).
+GradTarget bias_sums(Backward& entry, int input, const Tensor& dy);
+
 /// Hands the column sums of dy to input number `input` of the entry, if it wants them: written or added in
-/// place where its gradient lies packed, else in the dtype in which it is kept, so that nobody need cast
-/// them.
+/// place where its gradient lies packed, else in the dtype in which it is kept, so that no cast is needed.
 void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups = false);
 
 /// x [..., columns] summed over all rows, or x [rows, groups, columns] over its rows if `groups`: f32 (f64

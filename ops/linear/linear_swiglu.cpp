@@ -11,12 +11,25 @@
 namespace tessera::ops {
 namespace {
 
-enum Row { kParts = 0, kGemv = 1 };
+enum Row { kParts = 0, kGemv = 1, kWgmma = 2 };
 
-std::string fused_lacks(const Tensor& x, const Tensor& rows, const Tensor& weight) {
+/// What a fused kernel needs and the operands lack, or an empty string. `rows` is x as a matrix.
+std::string fused_lacks(Row row, const Tensor& x, const Tensor& rows, const Tensor& weight) {
   if (x.dtype() != DType::bf16 && x.dtype() != DType::f16) return "bf16 or f16";
   if (Tape::recording(x, weight)) return "no gradient";
-  return gemv_lacks(rows, weight);
+  return row == kGemv ? gemv_lacks(rows, weight) : multiply_swiglu_lacks(rows, weight);
+}
+
+Row choose_row(const Tensor& x, const Tensor& rows, const Tensor& weight) {
+  if (const auto forced = tuning::ForceRow::forced("linear_swiglu")) {
+    if (*forced == kParts) return kParts;
+    const std::string lacks = fused_lacks(Row(*forced), x, rows, weight);
+    check(lacks.empty(), "linear_swiglu: row ", *forced == kGemv ? "gemv" : "wgmma", " needs ", lacks,
+          ", not ", describe(x), " and ", describe(weight));
+    return Row(*forced);
+  }
+  if (fused_lacks(kGemv, x, rows, weight).empty()) return kGemv;
+  return fused_lacks(kWgmma, x, rows, weight).empty() && multiply_swiglu_pays(rows, weight) ? kWgmma : kParts;
 }
 
 }  // namespace
@@ -28,14 +41,14 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
   check(weight.size(0) % 2 == 0, "linear_swiglu: weight ", weight.shape(),
         " has an odd number of rows; expected [2F, in]: gate and up");
   if constexpr (kCuda) {
-    const auto forced = tuning::ForceRow::forced("linear_swiglu");
     const Tensor rows = flatten_leading(x, 1);
-    const std::string lacks = x.device().is_cpu() ? "a GPU" : fused_lacks(x, rows, weight);
-    check(x.device().is_cpu() || forced != kGemv || lacks.empty(), "linear_swiglu: row gemv needs ", lacks,
-          ", not ", describe(x), " and ", describe(weight));
-    if (lacks.empty() && forced != kParts) {
+    const Row row = x.device().is_cpu() ? kParts : choose_row(x, rows, weight);
+    if (row != kParts) {
       const Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0) / 2), x.dtype(), x.device());
-      gemv_swiglu_cuda(flatten_leading(y, 1), rows, weight.detach());
+      if (row == kGemv)
+        gemv_swiglu_cuda(flatten_leading(y, 1), rows, weight.detach());
+      else
+        multiply_swiglu(flatten_leading(y, 1), rows, weight.detach());
       return y;
     }
   }
@@ -49,8 +62,8 @@ std::vector<OpSpec> linear_swiglu_specs() {
   // Its gradients are those of linear and swiglu; a tape would keep the cases from the fused row.
   spec.inputs = {{"x", "[..., in]", false, false}, {"weight", "[2F, in]", false, false}};
   spec.outputs = {{"y", "[..., F]", false}};
-  spec.rows = {"parts", "gemv"};
-  spec.row_dtypes = {{}, {DType::bf16, DType::f16}};
+  spec.rows = {"parts", "gemv", "wgmma"};
+  spec.row_dtypes = {{}, {DType::bf16, DType::f16}, {DType::bf16, DType::f16}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear";
@@ -74,8 +87,10 @@ std::vector<OpSpec> linear_swiglu_specs() {
                 {.dims = dims(4, 24, 9), .placement = Placement::strided},
                 {.dims = dims(4, 24, 9), .placement = Placement::transposed},
                 {.dims = dims(5, 1100, 65), .gradcheck = false},
-                {.dims = dims(20, 64, 40), .gradcheck = false}};
-  for (const int64_t tokens : {1, 8}) spec.benches.push_back({.dims = dims(tokens, 4096, 11008)});
+                {.dims = dims(20, 64, 40), .gradcheck = false},
+                {.dims = dims(33, 1032, 700), .gradcheck = false},
+                {.dims = dims(64, 136, 4360), .gradcheck = false}};
+  for (const int64_t tokens : {1, 8, 32}) spec.benches.push_back({.dims = dims(tokens, 4096, 11008)});
   return {std::move(spec)};
 }
 

@@ -9,7 +9,7 @@ namespace tessera::ops {
 ///
 /// The same as swiglu(linear(x, weight)), and that is what it runs, with its gradients and its rounding of
 /// gate and up to the dtype. On CUDA, for up to 8 rows of x in bf16 or f16 and without a tape, one kernel
-/// does both (row "gemv"); gate and up then stay f32 and y alone is rounded. Throws what those two throw.
+/// does both (variant "gemv"); gate and up then stay f32 and y alone is rounded. Throws what those two throw.
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site = Site::here());
 
 }  // namespace tessera::ops

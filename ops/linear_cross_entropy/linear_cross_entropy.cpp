@@ -11,6 +11,7 @@
 #include "ops/matmul/gemm.h"
 #include "runtime/tuning.h"
 #include "tensor/kernels.h"
+#include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
@@ -82,7 +83,7 @@ void composed(const Head& head, const Tensor& losses, const Tensor& dloss, const
     } else if constexpr (kCuda) {
       cross_entropy_backward_cuda(backward);
     }
-    const Tensor dlogits = logits.to(x.dtype());
+    const Tensor dlogits = as_scratch(logits.to(x.dtype()));
     if (gradients->dx.defined()) multiply(gradients->dx.slice(0, begin, end), dlogits, head.weight);
     if (gradients->dweight.defined())
       multiply(gradients->dweight, dlogits.transpose(0, 1), x, {.accumulate = begin > 0});
@@ -104,7 +105,7 @@ void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, co
                           .partials = Tensor::empty_packed({rows, tiles}, DType::i64, device)};
     const bool wants_dweight = gradients && gradients->dweight.defined();
     if (gradients) {
-      part.exponentials = Tensor::empty({rows, classes}, DType::bf16, device);
+      part.exponentials = as_scratch(Tensor::empty({rows, classes}, DType::bf16, device));
       part.scales = Tensor::empty_packed({rows}, DType::f32, device);
       if (wants_dweight) part.scaled = Tensor::empty({rows, width}, DType::bf16, device);
     }
@@ -136,10 +137,10 @@ std::string wgmma_lacks(const Head& head) {
            reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
            x.size(0) < std::numeric_limits<int32_t>::max() / 2;
   };
-  if (head.x.device().card().major != 9) return "a card of compute capability 9.0";
+  if (head.x.device().card().major != 9) return "a GPU of compute capability 9.0";
   if (head.x.dtype() != DType::bf16) return "bf16";
   if (head.bias.defined() || head.options.label_smoothing != 0) return "no bias and no label_smoothing";
-  // Shorter rows of x, dweight and the exponentials are dense, which the copy engine cannot read.
+  // Shorter rows of x, dweight and the exponentials are dense, which TMA cannot read.
   if (head.tokens() == 0 || head.x.size(1) < 8 || head.classes() < 8)
     return "tokens, of 8 features or more, and 8 classes or more";
   if (!lies_well(head.x) || !lies_well(head.weight))
@@ -195,7 +196,7 @@ void record_made(Tape& tape, Site site, const Tensor& x, const Tensor& weight, c
               });
 }
 
-/// The losses of none: backward makes the logits again.
+/// Reduction::none: backward recomputes the logits.
 void record_remade(Tape& tape, Site site, const Tensor& x, const Tensor& weight, const Tensor& bias,
                    const Tensor& targets, Tensor& loss, const LinearCrossEntropyOptions& options) {
   tape.record("linear_cross_entropy", site, {&x, &weight, &bias, &targets}, {&loss},

@@ -23,16 +23,16 @@ struct LinearCrossEntropyOptions {
 ///   dx = dl weight,  dweight += dl^T x,  dbias += column sums of dl
 /// are made as soon as its logits are there, for the gradient of the loss that the tape's backward(loss)
 /// begins with (1, or its loss scale: dl is multiplied by it before it is rounded); backward scales them if
-/// another gradient arrives. That is three products of N V d instead of four. For none the logits are made
-/// again in backward. Extra memory: a chunk (by default 1 GiB of logits; row "composed" rounds 16-bit dl to
-/// half as much again), dweight and dbias in f32, dx, and a chunk of x and of dx.
+/// another gradient arrives. That is three GEMMs of N V d instead of four. For none the logits are made
+/// again in backward. Extra memory: a chunk (by default 1 GiB of logits; variant "composed" rounds 16-bit dl
+/// to half as much again), dweight and dbias in f32, dx, and a chunk of x and of dx.
 ///
-/// Rounding: logits and losses are f32 (f64), the losses summed in double. Row "composed" rounds dl to x's
-/// dtype, row "wgmma" (compute capability 9.0, bf16, neither bias nor smoothing) exp(l - l_t) instead, and
-/// for dweight x times its row's factor: see linear_cross_entropy_sm90.cu. dx has x's dtype, dweight and
-/// dbias are handed over in f32 (f64). All sums have a fixed order. Saves the gradients, or for none x,
-/// weight, bias and targets. Throws for shapes, dtypes or devices that do not fit, V = 0 with tokens, and on
-/// the CPU for a target outside [0, V) that is not ignore_index.
+/// Rounding: logits and losses are f32 (f64), the losses summed in double. Variant "composed" rounds dl to
+/// x's dtype, variant "wgmma" (compute capability 9.0, bf16, neither bias nor smoothing) exp(l - l_t)
+/// instead, and for dweight x times its row's factor: see linear_cross_entropy_sm90.cu. dx has x's dtype,
+/// dweight and dbias are handed over in f32 (f64). All sums have a fixed order. Saves the gradients, or for
+/// none x, weight, bias and targets. Throws for shapes, dtypes or devices that do not fit, V = 0 with tokens,
+/// and on the CPU for a target outside [0, V) that is not ignore_index.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             const Tensor& bias = {}, const LinearCrossEntropyOptions& options = {},
                             Site site = Site::here());

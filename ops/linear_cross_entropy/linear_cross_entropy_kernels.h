@@ -30,9 +30,9 @@ void count_targets_cuda(const Tensor& count, const Tensor& targets, int64_t igno
 void sum_losses_cpu(const Tensor& loss, const Tensor& losses, const Tensor& count);
 void sum_losses_cuda(const Tensor& loss, const Tensor& losses, const Tensor& count);
 
-/// The row "wgmma" (linear_cross_entropy_sm90.cu), on a chunk of tokens x [n, d]: first target_logits, then
-/// exponential_product, then finish_exponentials, then what products of theirs the caller wants. All bf16
-/// tensors have rows on 16-byte boundaries.
+/// The variant "wgmma" (linear_cross_entropy_sm90.cu), on a chunk of tokens x [n, d]: first target_logits,
+/// then exponential_product, then finish_exponentials, then the GEMMs that the caller wants. All
+/// bf16 tensors have rows on 16-byte boundaries.
 struct ExponentialChunk {
   Tensor x;
   Tensor exponentials;  // bf16 [n, V]; undefined if only losses are wanted, as are the next two
@@ -51,7 +51,7 @@ void finish_exponentials_cuda(const ExponentialChunk& chunk, const Tensor& losse
                               const Tensor& dloss, const Tensor& count);
 /// dweight (f32, rows on 16-byte boundaries) += exponentials^T scaled.
 void add_weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chunk);
-/// dx (bf16) = scales * sums (f32), a number a row.
+/// dx (bf16) = scales * sums (f32), a number per row.
 void scale_rows_cuda(const Tensor& dx, const Tensor& sums, const Tensor& scales);
 /// Classes of a tile, a row of partials having one entry for each.
 inline constexpr int kExponentialColumns = 192;

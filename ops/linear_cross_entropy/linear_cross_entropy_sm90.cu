@@ -20,7 +20,7 @@
 /// bf16; dx and dweight are summed in f32 and rounded once.
 ///
 /// A chunk of N tokens: 2 N V d FLOPs and 2 N V bytes written, then twice the FLOPs and the bytes read twice:
-/// at d = 768 some 768 FLOPs a byte in each, bound by the tensor cores. dweight is read and written once a
+/// at d = 768 some 768 FLOPs per byte in each, bound by the tensor cores. dweight is read and written once a
 /// chunk, 8 V d bytes: that is what makes chunks large.
 
 namespace tessera::ops {
@@ -38,8 +38,8 @@ struct RowArgs {
   int64_t x_stride, weight_stride, first, rows, width, classes, ignored;  // tokens first ... of targets
 };
 
-/// A warp a token: bases = the target's logit, own = the target. An ignored token gets +inf, which makes all
-/// its exponentials 0, a target that is no class NaN.
+/// A warp per token: bases = the target's logit, own = the target. An ignored token gets +inf, which makes
+/// all its exponentials 0, a target that is no class NaN.
 __global__ void __launch_bounds__(kBlock) target_logits(RowArgs args, float* bases, int* own) {
   const int64_t row = blockIdx.x * int64_t(kRowsOfBlock) + threadIdx.x / kWarp;
   const int lane = int(threadIdx.x) % kWarp;
@@ -77,11 +77,11 @@ struct FinishArgs {
   const float *dloss, *count;  // count: null for a sum
   int64_t exponentials_stride, x_stride, scaled_stride, rows, width, classes;
   int tiles;
-  bool each;  // dloss is one number a token
+  bool each;  // dloss is one number per token
 };
 
-/// A warp a token: its loss from the sums of its tiles, and with kGradients its factor s, s x, and the
-/// target's element. A row with an offset other than its base is written anew, as p.
+/// A warp per token: its loss from the sums of its tiles, and with kGradients its factor s, s x, and the
+/// target's element. A row with an offset other than its base is rewritten, as p.
 template <bool kGradients>
 __global__ void __launch_bounds__(kBlock) finish_rows(FinishArgs args) {
   const int64_t row = blockIdx.x * int64_t(kRowsOfBlock) + threadIdx.x / kWarp;
@@ -247,7 +247,7 @@ void finish_exponentials_cuda(const ExponentialChunk& chunk, const Tensor& losse
 void scale_rows_cuda(const Tensor& dx, const Tensor& sums, const Tensor& scales) {
   const int64_t rows = dx.size(0), width = dx.size(1);
   const int64_t blocks = std::min<int64_t>(ceil_div(rows * ceil_div(width, kPack), kBlock),
-                                           int64_t(dx.device().card().multiprocessors) * 8);
+                                           int64_t(dx.device().multiprocessors()) * 8);
   gpu::launch(dx.device(), {dim3(unsigned(blocks)), kBlock}, scale_rows, dx.data<bf16>(), dx.row_stride(),
               sums.data<float>(), sums.row_stride(), scales.data<float>(), rows, width);
 }

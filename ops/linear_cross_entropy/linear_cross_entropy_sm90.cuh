@@ -10,7 +10,7 @@
 
 namespace tessera::ops {
 
-/// Sums of a tile -> exp(l - o) in bf16 for the copy engine to write (kStores), and for each row the offset o
+/// Sums of a tile -> exp(l - o) in bf16 for TMA to write (kStores), and for each row the offset o
 /// and the sum of those exponentials in f32. o is the row's `bases` value, or the tile's largest logit less
 /// kRoom where that is more: exponentials never overflow. The column `own` of a row gets 0.
 template <class Tile, bool kStores>
@@ -133,8 +133,8 @@ class ExponentialEpilogue {
   const bool leads_;
 };
 
-/// Sums of a tile in f32, added to what is there by the copy engine: no register holds the old value and
-/// nobody waits for it. One tile adds to an element in a launch, so the order of the sums is that of the
+/// Sums of a tile in f32, added to what is there by TMA: no register holds the old value and
+/// no thread waits for it. One tile adds to an element in a launch, so the order of the sums is that of the
 /// launches.
 template <class Tile>
 class AddEpilogue {

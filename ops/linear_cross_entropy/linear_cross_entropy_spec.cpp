@@ -54,7 +54,7 @@ std::vector<Case> cases() {
           {.dims = dims(5, 4, 7, 1), .placement = Placement::strided},
           {.dims = dims(5, 4, 7, 0), .placement = Placement::strided},
           {.dims = dims(6, 5, 8, 0), .placement = Placement::transposed},
-          // The fewest features and classes that row wgmma takes.
+          // The fewest features and classes that variant wgmma takes.
           {.dims = dims(5, 8, 8, 0), .attrs = options("sum", 0, 2), .gradcheck = false},
           // Tiles of 128 x 192 and one more of either, several chunks, a wide vocabulary.
           {.dims = dims(129, 64, 193, 0), .gradcheck = false},

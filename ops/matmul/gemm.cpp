@@ -11,6 +11,7 @@
 #include "runtime/f32_math.h"
 #include "tensor/elementwise.h"
 #include "tensor/kernels.h"
+#include "tensor/pads.h"
 #include "tensor/precision.h"
 
 namespace tessera::ops {
@@ -149,6 +150,13 @@ struct Products {
     gemm.beta = options.accumulate ? 1 : 0;
     gemm.d = d.raw(), gemm.a = a.raw(), gemm.b = b.raw();
     gemm.bias = bias.defined() ? bias.raw() : nullptr;
+    const auto copied = [&](const Tensor& x, const Tensor& rows) {  // rows: with k along them
+      const int64_t whole = (k + 7) / 8 * 8;
+      if (!is_half(x.dtype()) || k % 8 == 0 || owns_scratch_pads(rows, whole)) return 0.0;
+      return double(x.count()) * double(size_of(x.dtype()));
+    };
+    if (!gemm.transpose_a) gemm.copied += copied(a, a);
+    if (gemm.transpose_b) gemm.copied += copied(b, b.transpose(-1, -2));
     const int64_t unit = std::max<int64_t>(16 / int64_t(size_of(d.dtype())), 1);
     gemm.pads_d = owns_pads(d, (n + unit - 1) / unit * unit);
   }
@@ -474,6 +482,8 @@ bool multiply_gradients(Backward& entry, const WeightGradient& first, const Weig
     return g;
   };
   Gemm one = product(first.dy, first.x), other = product(second.x, second.dy);
+  if (first.sums.defined()) one.sums = first.sums.data<float>();
+  if (second.sums.defined()) other.sums = second.sums.data<float>();
   if (!gemm_pair_pays(one, other, device)) return false;
   const auto into = [&](Gemm& g, const WeightGradient& of) {
     GradTarget target = gradient_target(entry, of.input, of.weight, GradientDType::f32, true);

@@ -5,7 +5,7 @@
 #include "autograd/tape.h"
 #include "runtime/tuning.h"
 
-/// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels beside it.
+/// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels next to it.
 /// Operators use the tensor functions at the end; Gemm is what they come down to.
 
 namespace tessera::ops {
@@ -34,18 +34,19 @@ struct Gemm {
   int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
   bool tf32 = false;
-  bool pads_d = false;  // what lies between the ends of D's rows and the next 16-byte boundary is nobody's
+  bool pads_d = false;  // D's row padding up to the next 16-byte boundary may be overwritten
+  double copied = 0;    // bytes of operands that row "cublas padded" would copy to round k up
 };
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).
 void gemm_cpu(const Gemm& gemm);
 /// The kernels that multiply products on CUDA ("gemm" of tuning::ForceRow, and the rows of the operators that
 /// are made of products):
-///   cublas         cuBLASLt, the problem as it lies
+///   cublas         cuBLASLt, the problem as it is
 ///   cublas padded  cuBLASLt with odd extents rounded up wherever they can be (gemm_padding.h)
 ///   wgmma          the kernels of gemm_sm90.cuh; throws where they cannot
 ///   narrow         those of gemm_narrow.h, for products with a side of a few; takes everything
-/// Unforced, it is a function of shapes, layouts and card: see multiply and docs/ops/gemm.md.
+/// Unforced, it is a function of shapes, layouts and GPU: see multiply and docs/ops/gemm.md.
 enum class GemmRow : uint8_t { cublas = 0, cublas_padded = 1, wgmma = 2, narrow = 3 };
 std::vector<std::string> gemm_rows();
 
@@ -76,23 +77,32 @@ struct MultiplyOptions {
 ///
 /// d = alpha a b (+ d) (+ bias) (+ residual): d [..., m, n], a [..., m, k], b [..., k, n]; the leading
 /// dimensions of a and b broadcast to d's. Transposition is a matter of strides: pass a.transpose(-1, -2). A
-/// matrix whose rows or whose columns are dense is taken as it lies, any other is copied; d must be
+/// matrix whose rows or whose columns are dense is taken as it is, any other is copied; d must be
 /// `writable`. Where b is the same for neighbouring matrices of a and d that continue each other, they become
 /// one product. k = 0 gives zeros or the bias. A residual is added before the sum is rounded if the row is
 /// "wgmma" or "narrow" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are
 /// widened to f32 and the result rounded once. On CUDA their odd extents, and those of f32 in TF32, may be
-/// rounded up (gemm_padding.h): the pads of d, a and b may then be overwritten.
+/// rounded up (gemm_padding.h): the padding of d, and of a and b that are scratch, may then be overwritten.
 ///
 /// On CUDA kernels count rows, columns and k in 32 bits: where one exceeds 2^30 the product is made in
 /// pieces, pieces of k one after the other (a 16-bit d is then rounded after each).
 ///
-/// Returns whether options.sums was written: only where the product reads a in a form that yields them beside
-/// it, which is row "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
+/// Returns whether options.sums was written: only where the product reads a in a form that yields them next
+/// to it, which is row "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
 bool multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// The same by pieces of at most `most` rows (over all leading dimensions), columns and k. Returns false.
 bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
                         int64_t most);
+
+/// y = silu(x gate^T) (x up^T) as one kernel: y [T, F], x [T, in], weight [2F, in], gate's rows first. Gate
+/// and up stay f32; y alone is rounded. What it needs and the operands lack, or an empty string; the kernel
+/// is that of skinny GEMMs (gemm_sm90_stream.cuh).
+std::string multiply_swiglu_lacks(const Tensor& x, const Tensor& weight);
+/// Whether the row "wgmma" is chosen for x weight^T, and runs it in that kernel.
+bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight);
+/// Only if it lacks nothing.
+void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight);
 
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
 /// sum over them. One product with a long k where the operands' layouts allow it (pads of a 16-bit a on CUDA
@@ -106,7 +116,7 @@ bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b);
 /// The dtype in which sums of products run: f32, f64 for f64.
 DType sum_dtype(DType dtype);
 
-/// Whether multiply can write a tensor as it lies: dense elements in a row, rows that do not overlap.
+/// Whether multiply can write a tensor as it is: dense elements in a row, rows that do not overlap.
 bool writable(const Tensor& d);
 
 /// Which dtype a new gradient gets: `f32` for what is summed over many rows and belongs to parameters, so
@@ -121,9 +131,11 @@ bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientD
                        const Tensor& b, const Tensor& sums = {});
 
 /// The gradient of `weight` [out, in], input number `input`: dy^T x, of [tokens, out] and [tokens, in].
+/// `sums`, if defined, is [out] in f32, packed, and gets the sums of dy over the tokens.
 struct WeightGradient {
   int input;
   Tensor weight, dy, x;
+  Tensor sums = {};
 };
 /// multiply_gradient for two weights, [F, D] and [D, F], as one product (docs/ops/gemm.md): f32, or rounded
 /// once. Returns false, and has done nothing, where that does not pay or cannot be; then do them one by one.

@@ -61,8 +61,8 @@ void plain_rows(const Matrix<T>& d, const Matrix<const T>& a, const Matrix<const
   }
 }
 
-/// A cut of the products into tiles of `rows` x `columns` of D, each with all of k. It follows from the shape
-/// alone, never from the number of threads: in sgemm an element's bits depend on its place in the tile.
+/// The partition of the GEMMs into tiles of `rows` x `columns` of D, each with all of k. It follows from the
+/// shape alone, never from the number of threads: in sgemm an element's bits depend on its place in the tile.
 struct Tiling {
   int64_t rows, columns;
 };

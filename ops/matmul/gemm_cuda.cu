@@ -11,8 +11,8 @@
 #include "ops/matmul/gemm.h"
 #include "ops/matmul/plan_cache_internal.h"
 
-/// Products by cuBLASLt. 2 m n k FLOPs a product; large ones are bound by the tensor cores (bf16, f16, TF32)
-/// or the FMA units (f32), thin ones by memory.
+/// Products by cuBLASLt. 2 m n k FLOPs per product; large ones are bound by the tensor cores (bf16, f16,
+/// TF32) or the FMA units (f32), thin ones by memory.
 ///
 /// The tensor cores are fed by vectors only where the extents, not just the leading dimensions, are multiples
 /// of 16 bytes: it falls to element-aligned kernels, five times slower, at 1365. What can be rounded up has

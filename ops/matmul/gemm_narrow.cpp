@@ -35,9 +35,9 @@ std::string gemm_narrow_lacks(const Gemm& g) {
 }
 
 NarrowChoice choose_narrow(const Gemm& g, int multiprocessors, int forced) {
-  // Measured (docs/ops/gemm.md): clocks of a launch and its end, a block, a trip to memory, meeting, and
-  // eight parts that are added up; what a block's SM gets of memory. The clock is slower than the card's by
-  // what they miss.
+  // Measured (docs/ops/gemm_narrow.md): clocks of a launch and its end, a block, a trip to memory, meeting,
+  // and eight parts that are added up; what a block's SM gets of memory. The clock is slower than the GPU's
+  // by what they miss.
   constexpr double kClock = 0.97e9, kEnds = 3450, kBlock = 1800, kTrip = 900, kBytesPerClock = 14,
                    kMeet = 1800, kTerms = 500;
   constexpr int64_t kResident = 3, kMost = std::numeric_limits<int32_t>::max() / 2, kMostParts = 2048;
@@ -92,7 +92,7 @@ bool takes_mma(const Gemm& g) {
 /// Blocks of whole 128 rows and 32 columns: some 256 columns, fewer where there would be too few blocks, for
 /// few loads of terms a row and many rows a load of them.
 NarrowChoice choose_terms(const Gemm& g, int multiprocessors) {
-  // Measured (docs/ops/gemm.md), with all of d's rows on whole sectors of 32 bytes or not.
+  // Measured (docs/ops/gemm_narrow.md), with all of d's rows on whole sectors of 32 bytes or not.
   constexpr int64_t kWide = 256, kFewest = 64, kLarge = int64_t(32) << 20;
   constexpr double kEnds = 5.9e-6, kMemory = 2.95e12, kMore = 2.4e12, kShared = 2.2e12;
   const bool many = g.k > kMostTerms / 2;
@@ -114,7 +114,7 @@ NarrowChoice choose_terms(const Gemm& g, int multiprocessors) {
 
 NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
   if (forced == kNarrowTerms) return choose_terms(g, multiprocessors);
-  // Fitted to 1,447 products in all tiles (docs/ops/gemm.md), seconds: a launch and its ends, a block, a
+  // Fitted to 1,447 GEMMs in all tiles (docs/ops/gemm_narrow.md), seconds: a launch and its ends, a block, a
   // stage of the ring, how much longer one element at a time makes it, parts that meet, and a part that is
   // added up; a multiply-add of a block's threads; bytes a second of memory, to an SM and from it.
   constexpr double kEnds = 3.2e-6, kBlock = 1.25e-6, kStage = 0.745e-6, kElements = 0.6e-6, kMeet = 2e-6,
@@ -142,7 +142,7 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
         double(std::min<int64_t>(rows, tile.rows) + std::min<int64_t>(columns, tile.columns)) * deep * 2;
     const double out = double(std::min<int64_t>(rows, tile.rows) * std::min<int64_t>(columns, tile.columns));
     const double products = double(tile.rows * tile.columns) * deep * kMultiply;
-    // One block a tile, or parts of k for one to four blocks an SM.
+    // One block per tile, or parts of k for one to four blocks per SM.
     for (int share = 0; share <= 4; share = std::max(1, share * 2)) {
       const int64_t wanted =
           share == 0 ? 1 : std::min(ceil_div(int64_t(multiprocessors) * share, tiles), chunks);
@@ -175,14 +175,14 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
 }
 
 bool gemm_narrow_pays(const Gemm& g, Device device) {
-  // Beside the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
-  // beside few sums, which it often leaves to a block or two. A bias that it does not take along is a launch.
-  // The models are about 10 % off: what takes long is given to this row only if it is clearly faster.
+  // Next to the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
+  // next to few sums, which it often leaves to a block or two. A bias that it does not take along is a
+  // launch. The models are about 10 % off: what takes long is given to this row only if it is clearly faster.
   constexpr int64_t kShort = 256, kLong = 4096;
   constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05,
                    kClearly = 0.9, kWhile = 15e-6;
   if (std::min({g.m, g.n, g.k}) > kFew || !gemm_narrow_lacks(g).empty()) return false;
-  const int multiprocessors = device.card().multiprocessors;
+  const int multiprocessors = device.multiprocessors();
   const bool aligned = gemm_sm90_lacks(g, device).empty();
   const double bias = g.bias && !aligned ? kBias : 0;
   if (!takes_mma(g)) {
@@ -201,7 +201,7 @@ bool gemm_narrow_pays(const Gemm& g, Device device) {
 
 void gemm_narrow(const Gemm& gemm, Device device) {
   if constexpr (kCuda) {
-    const int multiprocessors = device.card().multiprocessors;
+    const int multiprocessors = device.multiprocessors();
     if (!takes_mma(gemm)) {
       const NarrowChoice choice = choose_narrow(gemm, multiprocessors);
       return dispatch_floating_cuda(gemm.in, "gemm",

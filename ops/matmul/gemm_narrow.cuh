@@ -6,20 +6,20 @@
 
 /// Products of which one side is a few: d = alpha a b + beta c + bias with small m or n (a few columns of
 /// many rows), small k (outer products of few terms), or both m and n small and k long (gradients of
-/// weights). 2 m n k FLOPs against (m k + k n + m n) elements: with a side of 16 that is at most 16 FLOPs a
+/// weights). 2 m n k FLOPs against (m k + k n + m n) elements: with a side of 16 that is at most 16 FLOPs per
 /// byte in 16 bits, far below what the ordinary cores do. Large ones are bound by memory, and the others,
 /// which are most, by the time of a launch, of one trip to memory and one to write back. So: one launch, no
 /// copies of operands beforehand, and enough blocks that every SM asks for its share of the bytes at once.
 ///
 /// A block of 256 threads makes a tile of d, from a stretch of k. It brings kDepth of k of both operands into
-/// shared memory as f32, k first, whatever the order in memory: 16 bytes a load where rows lie on 16-byte
-/// boundaries, else neighbouring elements by neighbouring threads. The next kDepth are under way in registers
+/// shared memory as f32, k first, whatever the order in memory: 16 bytes per load where rows lie on 16-byte
+/// boundaries, else neighbouring elements by neighbouring threads. The next kDepth are in flight in registers
 /// meanwhile. A thread has 4 x 4 sums; the threads that a small tile leaves over take every other k (slices)
 /// and are added up through shared memory.
 ///
 /// Parts of k: each writes its sums to scratch; the last of a group of parts to come adds the group's up in
 /// their order, and the last group's adds the groups' up. So one launch, and the result does not depend on
-/// who comes when. Nobody waits for anybody.
+/// the order of arrival. Blocks do not wait for each other.
 
 namespace tessera::ops {
 namespace {
@@ -57,7 +57,7 @@ class NarrowPanel {
   }
 
   /// The next kDepth of k into registers. Nothing is loaded under a condition of its own, so that all of it
-  /// is under way together: beyond the ends it is the last row once more, and `store` puts zeros. A pack
+  /// is in flight together: beyond the ends it is the last row once more, and `store` puts zeros. A pack
   /// whose first elements are the row's lies in the row's memory.
   __device__ __forceinline__ void load() {
     if (!x_.data) {
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 3) narrow_kernel(const __grid_
     if (g.splits > 1) {
       const int groups = (g.splits + g.group - 1) / g.group, number = split / g.group;
       const int of_group = min(g.group, g.splits - number * g.group);
-      unsigned* const arrived = narrow_arrived + tile_of_all * (groups + 1);
+      unsigned* const arrived = g.arrived + tile_of_all * (groups + 1);
       float4* const parts = g.parts + int64_t(tile_of_all) * (g.splits + groups) * kQuads + own;
       if (member == 0) __stcg(parts + split * kQuads, sum);
       if (!comes_last(arrived + number, of_group)) return;

@@ -6,8 +6,8 @@
 #include "gpu/mma.cuh"
 #include "ops/matmul/gemm_narrow_parts.cuh"
 
-/// Narrow products of 16-bit matrices on the tensor cores. Operands go to shared memory as they lie, 16 bytes
-/// a copy (cp.async, zeros behind the ends of k), three stages deep, and from there by ldmatrix, transposed
+/// Narrow products of 16-bit matrices on the tensor cores. Operands go to shared memory as they are, 16 bytes
+/// a copy (cp.async, zeros past the ends of k), three stages deep, and from there by ldmatrix, transposed
 /// where k is not what is dense, into mma.m16n8k16. So nothing is converted and a byte costs a sixteenth of
 /// an instruction: what is left is memory. A row that does not start on 16 bytes comes element by element.
 ///
@@ -114,7 +114,7 @@ constexpr int staged_sums(const NarrowMmaTile& tile) {
 }
 /// Shared memory of a block with `depth` of k: for a short k one stage, if that is what any launch may have
 /// unasked. (A launch that asks for much after one that did not waits for it: the SM's memory is divided
-/// anew.)
+/// again.)
 constexpr size_t narrow_bytes(const NarrowMmaTile& tile, int depth) {
   const size_t stage = size_t((tile.rows + tile.columns) * tile.depth * 2),
                sums = size_t(staged_sums(tile) * 4 * (8 / tile.down / tile.across)),
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   }
   const int groups = (g.splits + g.group - 1) / g.group, number = split / g.group;
   const int of_group = min(g.group, g.splits - number * g.group);
-  unsigned* const arrived = narrow_arrived + tile_of_all * (groups + 1);
+  unsigned* const arrived = g.arrived + tile_of_all * (groups + 1);
   float4* const parts = g.parts + int64_t(tile_of_all) * (g.splits + groups) * kQuads;
 #pragma unroll
   for (int own = 0; own < kOwn; ++own) {

@@ -13,11 +13,6 @@
 namespace tessera::ops {
 namespace {
 
-/// How many parts of a tile, or groups of parts, have come; back to 0 with the last. Products of one stream
-/// follow each other, so they share it.
-constexpr int kMostMeetings = 16384;
-__device__ unsigned narrow_arrived[kMostMeetings];
-
 template <class T>
 struct NarrowOperand {
   const T* data;
@@ -25,7 +20,7 @@ struct NarrowOperand {
   bool along_k;   // the dense dimension is k
   bool packs;     // may be read in packs
   uint32_t ones;  // what a word of it holds if data is null
-  int lanes_log;  // one element at a time: log2 of the threads beside each other along the dense dimension
+  int lanes_log;  // one element at a time: log2 of the threads next to each other along the dense dimension
 };
 
 /// `left` is a and `right` is b, or, swapped, the other way round.
@@ -36,14 +31,16 @@ struct NarrowArgs {
   const void* c;
   const T* bias;
   float4* parts;  // sums of parts of k, then of groups of them, tile by tile
+  unsigned*
+      arrived;  // per tile: how many splits of each group, then groups, have arrived; zero with the last
   int64_t ldd, stride_d, stride_bias;
   int m, n, k;
   gpu::Divider splits_by, tiles_by,
-      columns_by;            // parts of a tile, tiles of a matrix, tiles beside each other
+      columns_by;            // parts of a tile, tiles of a matrix, tiles next to each other
   int splits, group, depth;  // depth: of k, of a part
   bool swapped, wide;        // wide: d is f32, not T
   bool quads, packs;         // four neighbours of d, 16 bytes of it can be written at once
-  bool pads;                 // and so can those behind the ends of its rows
+  bool pads;                 // and so can those past the ends of its rows
   float alpha, beta;
 };
 
@@ -91,11 +88,12 @@ NarrowLaunch<T> narrow_launch(const Gemm& g, const NarrowChoice& choice, int row
   launch.blocks = unsigned(tiles * args.splits);
   if (args.splits > 1) {
     const int64_t groups = gpu::ceil_div(args.splits, args.group);
-    check(tiles * (groups + 1) <= kMostMeetings, "gemm: row narrow needs fewer parts than ", tiles,
+    check(tiles * (groups + 1) <= Device::kCounters, "gemm: row narrow needs fewer parts than ", tiles,
           " tiles with ", args.splits, " each");
     launch.scratch =
         Tensor::empty_packed(Shape{tiles * (args.splits + groups) * rows * columns}, DType::f32, device);
     args.parts = reinterpret_cast<float4*>(launch.scratch.template data<float>());
+    args.arrived = device.counters(tiles * (groups + 1));
   }
   return launch;
 }
@@ -105,7 +103,7 @@ __device__ __forceinline__ void add_to(float4& sum, const float4& term) {
 }
 
 /// The sum of parts first, first + kTeam ..., below `count`, of one quad, then of the kTeam neighbouring
-/// lanes that share it: all of them get it. Four loads are under way together.
+/// lanes that share it: all of them get it. Four loads are in flight together.
 template <int kTeam, int kQuads, bool kShared>
 __device__ __forceinline__ float4 sum_of_parts(const float4* parts, int first, int count) {
   constexpr int kTogether = 4;
@@ -139,8 +137,8 @@ __device__ __forceinline__ bool comes_last(unsigned* arrived, int members) {
   return last;
 }
 
-/// Which part of which tile of which matrix a block makes: blocks count parts fastest, then tiles beside each
-/// other, tiles below each other, matrices.
+/// Which part of which tile of which matrix a block makes: blocks count parts fastest, then tiles next to
+/// each other, tiles below each other, matrices.
 struct NarrowPlace {
   int tile_of_all, split, matrix, row_tile, column_tile;
 
@@ -155,7 +153,7 @@ struct NarrowPlace {
   }
 };
 
-/// Adds beta c to the sums of d[row][column ...], as far as they lie in d.
+/// Adds beta c to the sums of d[row][column ...], as far as they are in d.
 template <class Out, int kCount, class T>
 __device__ __forceinline__ void add_old(const NarrowArgs<T>& g, int64_t matrix, int row, int column,
                                         float (&values)[kCount]) {
@@ -166,7 +164,7 @@ __device__ __forceinline__ void add_old(const NarrowArgs<T>& g, int64_t matrix, 
     if (column + i < g.n) values[i] += g.beta * float(from[i]);
 }
 
-/// Writes d[row][column ...], whose place is a multiple of kCount, as far as they lie in d; at once if they
+/// Writes d[row][column ...], whose place is a multiple of kCount, as far as they are in d; at once if they
 /// may be.
 template <int kCount, class Out, class T>
 __device__ __forceinline__ void write_rounded(const NarrowArgs<T>& g, bool together, int64_t matrix, int row,

@@ -4,11 +4,11 @@
 #include "ops/matmul/gemm_narrow_parts.cuh"
 
 /// Products of few terms: d large, k at most 32, 16-bit operands. They are bound by writing d, 2 m n bytes
-/// (or 4) against 2 k (m + n), so what counts is that every SM has many stores under way all the time.
+/// (or 4) against 2 k (m + n), so what counts is that every SM has many stores in flight all the time.
 ///
 /// A block keeps the terms of a range of columns in shared memory, as the fragments of mma.m16n8k16 that its
-/// lanes need: 16 bytes a load, in order. Its warps go over the rows, 16 at a time and each on its own: a's
-/// fragments straight from memory, four products for 32 columns, and out. Nobody waits for anybody.
+/// lanes need: 16 bytes per load, in order. Its warps go over the rows, 16 at a time and each on its own: a's
+/// fragments straight from memory, four products for 32 columns, and the stores. No warp waits for another.
 ///
 /// Which column of the 32 a product's column is, is free, since b's fragments are put together here: a lane
 /// gets neighbours, so that it stores 16 bytes at once and four lanes 64 bytes of a row, from the registers.
@@ -20,7 +20,7 @@ namespace tessera::ops {
 namespace {
 
 /// Column `column` of 32: which of the four products makes it, and in which of its eight columns. A lane has
-/// two of those from each product (gpu/mma.cuh); kPack of its eight lie beside each other.
+/// two of those from each product (gpu/mma.cuh); kPack of its eight lie next to each other.
 template <int kPack>
 struct TermsColumn {
   int product, column;
@@ -29,7 +29,7 @@ struct TermsColumn {
         column(of_32 % (4 * kPack) / kPack * 2 + of_32 % 2) {}
 };
 
-/// The terms of g.right's columns `first` ... first + range - 1, as fragments, and zeros behind its ends:
+/// The terms of g.right's columns `first` ... first + range - 1, as fragments, and zeros past its ends:
 /// [32 columns][16 of k][half of the products][lane][4 words].
 template <int kPack, int kSteps, class T>
 __device__ __forceinline__ void store_terms(const NarrowArgs<T>& g, int matrix, int first, int range,
@@ -53,7 +53,7 @@ __device__ __forceinline__ void store_terms(const NarrowArgs<T>& g, int matrix, 
   }
 }
 
-/// Elements k and k + 1 of a row, zeros behind the end.
+/// Elements k and k + 1 of a row, zeros past the end.
 template <class T>
 __device__ __forceinline__ uint32_t load_terms(const NarrowArgs<T>& g, const T* row, int k, bool inside) {
   if (!inside || k >= g.k) return 0;

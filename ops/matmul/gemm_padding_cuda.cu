@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(256) padded_copy_kernel(PaddedCopy<Word> c) {
 template <class Word, int kPack>
 void launch_copy(Device device, PaddedCopy<Word> c) {
   const int64_t blocks =
-      std::min<int64_t>(gpu::ceil_div(c.packs, 256), int64_t(device.card().multiprocessors) * 32);
+      std::min<int64_t>(gpu::ceil_div(c.packs, 256), int64_t(device.multiprocessors()) * 32);
   gpu::launch(device, {dim3(unsigned(blocks)), 256}, padded_copy_kernel<Word, kPack>, c);
 }
 

@@ -3,25 +3,27 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "gpu/again.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
+#include "ops/matmul/gemm_sm90_pair_sums.cuh"
 #include "ops/matmul/gemm_sm90_sums.cuh"
 
 /// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
 ///
-/// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has the copy engine
+/// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has TMA
 /// bring 64 of k of both operands into a ring of stages; the two other warpgroups multiply. Either both take
 /// half of the rows of one tile (cooperative: the largest tiles, the least traffic), or each takes whole
 /// tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k needs that.
 /// A turn begins when the other's products are issued, not before: a phase of the ring is known by its parity
-/// alone, and who asks for a round too early takes the one before the last for it.
+/// alone, and a warpgroup that waits for a phase too early mistakes the phase before the last for it.
 ///
 /// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
-/// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes a clock
-/// and SM from L2 for a tile of 128 x 152; L2 yields about 47.
+/// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes per
+/// clock and SM from L2 for a tile of 128 x 152; L2 yields about 47.
 ///
 /// Products of a weight's gradient can sum a over k on the way: gemm_sm90_sums.cuh.
 ///
@@ -43,7 +45,7 @@ struct ProductTile {
   static constexpr bool kSharesA = kAlongN && kBlocks > 1;                       // else b, if a cluster
   static constexpr int kDown = kSharesA ? 1 : kBlocks, kSide = kBlocks / kDown;  // a cluster's tiles
   static constexpr int kM = kPingPong ? kRows : kGroups * kRows;                 // of a block's tile
-  static constexpr int kParts = kRows / 64;             // products of 64 rows a warpgroup
+  static constexpr int kParts = kRows / 64;             // products of 64 rows per warpgroup
   static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;
@@ -74,6 +76,11 @@ struct ProductPlan {
   float* sums = nullptr;          // m of them: a's, over k; null: not wanted
   float* partial_sums = nullptr;  // sum_parts() rows of them
   int sums_pitch = 0;             // between those: whole tiles
+  int* sums_arrived = nullptr;    // per 64 rows: partial sums that have arrived; zero with the last
+  // Of a pair's second problem, n of them: b's.
+  float* sums_b = nullptr;
+  float* partial_sums_b = nullptr;
+  int sums_b_pitch = 0;
 
   /// Tiles of a row of tiles that sum a: a few, so that there are few parts to add up.
   template <class Tile>
@@ -84,6 +91,11 @@ struct ProductPlan {
   template <class Tile>
   __host__ __device__ __forceinline__ int sum_parts() const {
     return summing<Tile>() * splits;
+  }
+  /// The same for `sums_b`: tiles of a column of tiles.
+  template <class Tile>
+  __host__ __device__ __forceinline__ int summing_b() const {
+    return rows * Tile::kDown < 4 ? rows * Tile::kDown : 4;
   }
 
   template <class Tile>
@@ -107,7 +119,7 @@ struct ProductPlan {
   }
 };
 
-/// The operands as the copy engine sees them: three dimensions, the last the batch. Problems of the same
+/// The operands as TMA sees them: three dimensions, the last the batch. Problems of the same
 /// extents whose matrices lie anywhere may be a batch as well, each with maps of its own.
 template <int kProblems>
 struct ProductMapsOf {
@@ -187,8 +199,8 @@ __device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& m
 }
 
 /// One warpgroup's products of one part; `issued` is called when the last of them has been.
-template <class Tile, class Issued>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], SumsOfA<Tile>& of_a,
+template <class Tile, class Sums, class Issued>
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], Sums& beside,
                                               int blocks, int row, char* stages,
                                               gpu::Ring<Tile::kStages>& ring,
                                               gpu::RingPlace<Tile::kStages>& place, Issued&& issued) {
@@ -225,7 +237,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
     if (block > 0) release(before);
     before = place.stage;
     if constexpr (Tile::kSumsA) {
-      of_a.visit(stages + before * Tile::kStageBytes, row);
+      beside.visit(stages + before * Tile::kStageBytes, row);
     }
     place.advance();
   }
@@ -263,14 +275,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   else
     __syncthreads();
   gpu::wait_for_earlier();
-  gpu::let_later_start();  // who comes next sets itself up on SMs that have nothing left to do
+  gpu::let_later_start();  // PDL: lets the next kernel start on idle SMs
 
   if (group < 0) {
     gpu::give_registers<Tile::kMany ? 24 : 40>();
     if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
       const int warp = gpu::uniform(int(threadIdx.x) / 32);
-      if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1, rank);
+      if constexpr (kProblems > 1) {
+        if (warp > 0 && warp <= Tile::kGroups) add_pair_sums<Tile>(plan, warp - 1);
+      } else {
+        if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1);
+      }
     }
     __syncwarp();
   } else {
@@ -282,7 +298,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     int number = 0;  // of this block's tile
     for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
          item += int(gridDim.x) / Tile::kCluster, ++number) {
-      const ProductPart part = plan.part<Tile>(item, rank);
+      const ProductPart part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
       if (Tile::kPingPong && number % 2 != group) {
         advance(place, part.blocks);
         continue;
@@ -290,22 +306,34 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       epilogue.begin(part, row);
       if constexpr (Tile::kPingPong) turns[group].wait(uint32_t(number / 2 + 1 - group) & 1);
       float sums[Tile::kParts][Tile::kN / 2];
-      const bool sums_a = Tile::kSumsA && plan.sums && part.n / Tile::kN < plan.summing<Tile>();
-      SumsOfA<Tile> of_a{plan.summing<Tile>(), sums_a ? part.n / Tile::kN : part.blocks};
-      multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, [&] {
+      const auto issued = [&] {
         if (Tile::kPingPong && threadIdx.x % 128 == 0) turns[group ^ 1].arrive();
-      });
-      if constexpr (Tile::kSumsA) {
-        if (sums_a) {
-          write_sums<Tile>(plan, part, part.m + row, of_a);
+      };
+      if constexpr (Tile::kSumsA && kProblems > 1) {
+        const SummedRows summed = summed_rows<Tile>(plan, part, group);
+        PairSums<Tile> beside{summed.tiles, summed.to ? summed.index : part.blocks, summed.of_b};
+        multiply_part<Tile>(sums, beside, part.blocks, row, shared, ring, place, issued);
+        if (summed.to) {
+          write_pair_sums(plan, part, summed, beside);
           gpu::sync_named(3 + group, 160);
+        }
+      } else {
+        const bool sums_a = Tile::kSumsA && plan.sums && part.n / Tile::kN < plan.summing<Tile>();
+        SumsOfA<Tile> of_a{plan.summing<Tile>(), sums_a ? part.n / Tile::kN : part.blocks};
+        multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, issued);
+        if constexpr (Tile::kSumsA) {
+          if (sums_a) {
+            write_sums<Tile>(plan, part, part.m + row, of_a);
+            gpu::sync_named(3 + group, 160);
+          }
         }
       }
       epilogue.finish(part, row, sums);
     }
     epilogue.end();
   }
-  if constexpr (Tile::kCluster > 1) gpu::cluster_sync();  // nobody arrives at a block that has ended
+  if constexpr (Tile::kCluster > 1)
+    gpu::cluster_sync();  // no remote arrive may reach a block that has exited
 }
 
 /// An operand of a product, rows x columns as it is stored: along_k rows of m (n) and columns of k, across_k
@@ -323,7 +351,7 @@ gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k
                                {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
 }
 
-/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) behind
+/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) after
 /// `whole` tiles that are not split.
 template <class Tile>
 ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0) {
@@ -344,7 +372,7 @@ ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int spl
 template <class Tile, class Epilogue, int kProblems>
 void launch_product(Device device, const ProductMapsOf<kProblems>& maps, const ProductPlan& plan,
                     const typename Epilogue::Params& params) {
-  const int slots = device.card().multiprocessors / Tile::kCluster;
+  const int slots = device.multiprocessors() / Tile::kCluster;
   const int clusters = std::min(plan.items, slots - slots % plan.splits);
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * Tile::kCluster)),

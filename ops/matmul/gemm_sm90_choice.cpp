@@ -17,13 +17,7 @@ bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
 }
 
-/// Whether every row starts on a line of memory. The copy engine brings rows of 128 bytes: of others it asks
-/// for two lines each.
-bool on_lines(const void* data, int64_t ld, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
-}
-
-/// Whether the copy engine can write d.
+/// Whether TMA can write d.
 bool direct(const Gemm& g) {
   if (!vectors(g.d, g.ldd, g.stride_d, g.out) || (g.c && !vectors(g.c, g.ldd, g.stride_d, g.out)))
     return false;
@@ -32,8 +26,12 @@ bool direct(const Gemm& g) {
 
 }  // namespace
 
+bool gemm_on_lines(const void* data, int64_t ld, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
+}
+
 std::string gemm_sm90_lacks(const Gemm& g, Device device) {
-  if (device.card().major != 9) return "a card of compute capability 9.0";
+  if (device.card().major != 9) return "a GPU of compute capability 9.0";
   if (g.in != DType::bf16 && g.in != DType::f16) return "bf16 or f16 operands";
   if (!vectors(g.a, g.lda, g.stride_a, g.in) || !vectors(g.b, g.ldb, g.stride_b, g.in))
     return "operands whose rows start on 16-byte boundaries";
@@ -51,14 +49,14 @@ bool gemm_sm90_sums(const Gemm& g) {
 ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   // Clocks of an SM, fitted to products with and without the L2 emptied before (docs/ops/gemm.md): from the
   // launch to the first product and from the last to the end, and how much longer that takes with clusters;
-  // what L2 yields an SM, and what each byte from there costs beside the products, as power; the epilogue
+  // what L2 yields an SM, and what each byte from there costs next to the products, as power; the epilogue
   // that no other warpgroup's products hide; an element that the threads write, and each part of k that they
   // wait for (beyond 16 no more); how much longer a warpgroup's products take that has none to take turns
-  // with; bytes from L2 of an operand whose rows lie across lines, beside those of one whose rows do not.
+  // with; bytes from L2 of an operand whose rows lie across lines, next to those of one whose rows do not.
   constexpr double kClock = 1.6e9, kEnds = 4800, kClusters = 2100, kBytesPerClock = 47, kByte = 0.003,
                    kStoredPerClock = 32, kEpilogue = 4600, kThreads = 0.35, kPart = 1100, kAlone = 1.3,
                    kAcrossLines = 2;
-  // What a small product takes at least, and a round of tiles beside the clocks above: seconds, of the
+  // What a small product takes at least, and a round of tiles next to the clocks above: seconds, of the
   // comparison with other rows, not of that among tiles.
   constexpr double kLeast = 5.2e-6, kRound = 1.3e-6, kBytesPerSecond = 3.1e12, kFlops = 400e12, kLong = 12e-6;
   constexpr int64_t kMostTiles = 1024;  // in parts
@@ -69,7 +67,7 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.k);
   const bool takes_long = std::max(flops / kFlops, gemm_bytes(g) / kBytesPerSecond) > kLong;
   const auto across = [&](const void* data, int64_t ld, int64_t stride) {
-    return takes_long && !on_lines(data, ld, stride) ? kAcrossLines : 1;
+    return takes_long && !gemm_on_lines(data, ld, stride) ? kAcrossLines : 1;
   };
   const double across_a = across(g.a, g.lda, g.stride_a), across_b = across(g.b, g.ldb, g.stride_b);
   ProductChoice best;
@@ -83,7 +81,7 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
     const int64_t tiles =
         g.batch * ceil_div(g.m, tile.rows * tile.down()) * ceil_div(g.n, tile.columns * tile.side());
     const int64_t slots = multiprocessors / tile.cluster;
-    // 64 of k: the tensor cores' time, and that of shared memory at 128 bytes a clock, where both operands
+    // 64 of k: the tensor cores' time, and that of shared memory at 128 bytes per clock, where both operands
     // are written once, a is read once and b for every 64 rows.
     const double products = std::max(double(tile.rows) * tile.columns / 32,
                                      2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0));
@@ -126,9 +124,16 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
               .by_threads = by_threads};
     }
   }
-  if (fewest == 0) return best;
-  best.seconds =
-      std::max(fewest / kClock + kRound * double(rounds_of_best), kLeast + gemm_bytes(g) / kBytesPerSecond);
+  if (fewest != 0)
+    best.seconds =
+        std::max(fewest / kClock + kRound * double(rounds_of_best), kLeast + gemm_bytes(g) / kBytesPerSecond);
+  // Smaller weights were not measured in that kernel.
+  constexpr double kSmall = 2 << 20;
+  const double weight = double(g.batch * std::max(g.m, g.n) * g.k) * double(size_of(g.in));
+  if ((forced < 0 ? weight >= kSmall : forced == kStreamTile) && gemm_stream_lacks(g).empty()) {
+    const ProductChoice stream = choose_stream(g, multiprocessors);
+    if (best.seconds == 0 || stream.seconds < best.seconds) return stream;
+  }
   return best;
 }
 
@@ -152,20 +157,23 @@ double gemm_cublas_seconds(const Gemm& g) {
   const int64_t side = std::min(g.m, g.n);
   const bool few_terms = g.k <= kTerms && side > kNarrow && g.out == g.in;
   const double bytes = gemm_bytes(g) * (odd && side <= kFew ? kFewAndOdd : few_terms ? kFewTerms : 1);
-  return kEnds + (odd ? kOdd : 0) + std::max(flops / kFlops, bytes / kBytesPerSecond) +
+  // Operands whose padding is not ours come by way of a copy, read and written.
+  const double copies = 2 * g.copied / kBytesPerSecond;
+  return kEnds + copies + (odd ? kOdd : 0) + std::max(flops / kFlops, bytes / kBytesPerSecond) +
          (std::max(g.m, g.n) <= kShort ? kTerm * double(std::min(g.k, kLong)) : 0);
 }
 
 bool gemm_sm90_pays(const Gemm& g, Device device) {
   // A row or a column is no tile, and a few of them in parts or on odd places are none either. Where rows lie
-  // across lines the copy engine is what is slow, and cuBLASLt may be faster: of products that are long
+  // across lines TMA is what is slow, and cuBLASLt may be faster: of products that are long
   // enough for its copies, where the estimates, both some 15 % off, say so clearly.
   constexpr double kClearly = 0.85, kLong = 60e-6;
   const int64_t few = std::min(g.m, g.n);
-  if (few < 2 || (few <= 8 && !direct(g))) return false;
-  const ProductChoice choice = choose_product(g, device.card().multiprocessors);
-  if (few <= 8 && choice.splits > 1) return false;
-  return choice.seconds < kLong || (on_lines(g.a, g.lda, g.stride_a) && on_lines(g.b, g.ldb, g.stride_b)) ||
+  if (few < 2) return false;
+  const ProductChoice choice = choose_product(g, device.multiprocessors());
+  if (choice.tile != kStreamTile && few <= 8 && (!direct(g) || choice.splits > 1)) return false;
+  return choice.seconds < kLong ||
+         (gemm_on_lines(g.a, g.lda, g.stride_a) && gemm_on_lines(g.b, g.ldb, g.stride_b)) ||
          gemm_cublas_seconds(g) >= kClearly * choice.seconds;
 }
 
@@ -185,7 +193,8 @@ ProductChoice choose_pair(const Gemm& first, int multiprocessors, int forced) {
 bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device) {
   const auto forced = tuning::ForceRow::forced("gemm");
   if (forced && *forced != int(GemmRow::wgmma)) return false;
-  const int multiprocessors = device.card().multiprocessors;
+  if ((first.sums || second.sums) && first.m + first.n > kMostSummedRows - 512) return false;
+  const int multiprocessors = device.multiprocessors();
   double alone = 0;
   for (const Gemm& g : {first, second}) {
     if (!gemm_sm90_lacks(g, device).empty()) return false;
@@ -198,7 +207,7 @@ bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device) {
 
 void gemm_pair(const Gemm& first, const Gemm& second, Device device) {
   if constexpr (kCuda) {
-    const ProductChoice choice = choose_pair(first, device.card().multiprocessors);
+    const ProductChoice choice = choose_pair(first, device.multiprocessors());
     if (first.in == DType::bf16)
       product_pair_sm90<bf16>(first, second, choice, device);
     else
@@ -208,7 +217,7 @@ void gemm_pair(const Gemm& first, const Gemm& second, Device device) {
 
 void gemm_wgmma(const Gemm& gemm, Device device) {
   if constexpr (kCuda) {
-    const ProductChoice choice = choose_product(gemm, device.card().multiprocessors);
+    const ProductChoice choice = choose_product(gemm, device.multiprocessors());
     if (gemm.in == DType::bf16)
       product_sm90<bf16>(gemm, choice, device);
     else

@@ -59,10 +59,16 @@ bool writes_pairs(const Gemm& g) {
 /// The memory through which parts of k meet.
 template <class Epilogue>
 Tensor room_for_parts(const ProductPlan& plan, typename Epilogue::Params& params, Device device) {
+  params.splits = plan.splits;
   if (plan.splits == 1) return {};
-  check(Epilogue::pieces(plan) <= kMostPieces, "gemm: ", Epilogue::pieces(plan), " pieces in parts of k");
+  const int64_t warpgroups = int64_t(device.multiprocessors()) * Epilogue::kGroups;
+  check(Epilogue::pieces(plan) <= kMostPieces && warpgroups <= kMostRunning &&
+            unsigned(plan.splits) <= Meeting::kMost && Epilogue::pieces(plan) * plan.splits <= kMostLeft * 32,
+        "gemm: ", Epilogue::pieces(plan), " pieces of d in ", plan.splits, " splits of k, by ", warpgroups,
+        " warpgroups");
   const Tensor scratch = Tensor::empty_packed(Shape{Epilogue::scratch_bytes(plan) / 4}, DType::f32, device);
   params.scratch = reinterpret_cast<float4*>(scratch.data<float>());
+  params.counters = device.counters(kProductCounters);
   return scratch;
 }
 
@@ -91,7 +97,7 @@ void store_or_add(const Gemm& g, const ProductPlan& plan, Device device) {
   check(false, "gemm: a tile of ", Tile::kM, " x ", Tile::kN, " cannot write such a d");
 }
 
-/// A gradient of 16 bits by the copy engine is stored without sums: 192 accumulators leave its epilogue no
+/// A gradient of 16 bits by TMA is stored without sums: 192 accumulators leave its epilogue no
 /// registers.
 template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB>
 void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
@@ -107,6 +113,7 @@ void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
     plan.sums_pitch = int(gpu::ceil_div(g.m, 128) * 128);
     partial_sums = Tensor::empty_packed(Shape{plan.sum_parts<Tile>(), plan.sums_pitch}, DType::f32, device);
     plan.sums = g.sums, plan.partial_sums = partial_sums.data<float>();
+    plan.sums_arrived = reinterpret_cast<int*>(device.counters(kProductCounters) + kSumsAt);
   }
   if constexpr (kShape.by_threads) {
     if (choice.by_threads) return sum_product<Tile>(g, plan, device);
@@ -135,6 +142,7 @@ void run_order(const Gemm& g, const ProductChoice& choice, Device device) {
 template <class T>
 void product_sm90(const Gemm& g, const ProductChoice& choice, Device device) {
   using enum gpu::TileOrder;
+  if (choice.tile == kStreamTile) return product_stream_sm90<T>(g, choice, device);
   if (g.transpose_a) {
     if (g.transpose_b)
       run_order<T, across_k, along_k>(g, choice, device);

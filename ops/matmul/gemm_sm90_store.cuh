@@ -4,7 +4,7 @@
 #include "ops/matmul/gemm_sm90.cuh"
 
 /// The epilogue that makes matrices: sums -> Math, an element at a time -> one or two outputs of d's shape,
-/// through shared memory and the copy engine, which writes full lines and clips the edges.
+/// through shared memory and TMA, which writes full lines and clips the edges.
 ///
 /// A warpgroup's tile goes out in panels of 64 rows and 128 bytes, swizzled, so that no store meets a bank
 /// twice. An operand of d's shape and dtype comes in the same way, is asked for before the products begin,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gpu/again.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/global.cuh"
 #include "gpu/mma.cuh"
@@ -8,7 +9,7 @@
 
 /// Products of a weight's gradient, dy^T x, sum the rows of a over k on the way: the gradient of a bias. The
 /// bytes are in shared memory already and the warps wait for their products anyway, so they add what is
-/// there: for 64 of k and 64 rows 4 loads of 512 bytes and 64 instructions a warp. (Products of a warp with
+/// there: for 64 of k and 64 rows 4 loads of 512 bytes and 64 instructions per warp. (Products of a warp with
 /// ones stop those of the warpgroups: see docs/ops/linear.md.)
 ///
 /// The tiles of a row of tiles, which all have the same a, take the blocks of k by turns, up to four of them;
@@ -48,12 +49,6 @@ struct SumsOfA {
   }
 };
 
-/// How many parts of the sums of a warpgroup's rows of a have come; back to 0 when all have. Products of one
-/// stream follow each other, so they share it.
-namespace {
-__device__ int sums_there[kMostSummedRows / 64];
-}
-
 /// How many parts a tile's are: one that is not split is all of a split one, and the others are zero.
 template <class Plan, class Part>
 __device__ __forceinline__ int weight_of_sums(const Plan& plan, const Part& part) {
@@ -83,8 +78,8 @@ __device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, i
 /// A warp that has nothing else to do waits for the parts that warpgroup `group` writes and, where they are
 /// the last of their rows, adds all up: some 2 us to L2 and back, under the epilogue.
 template <class Tile, class Plan>
-__device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) {
-  // A lane's rows, and its loads under way together: it has 24 registers, or 40.
+__device__ __forceinline__ void add_sums(const Plan& plan, int group) {
+  // A lane's rows, and its loads in flight together: it has 24 registers, or 40.
   constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kMany ? 1 : 16 / kRows;
   using Rows = std::conditional_t<kRows == 4, float4, float2>;
   const int lane = int(threadIdx.x) % 32, parts = plan.template sum_parts<Tile>();
@@ -92,14 +87,14 @@ __device__ __forceinline__ void add_sums(const Plan& plan, int group, int rank) 
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster, ++number) {
     if (Tile::kPingPong && number % 2 != group) continue;
-    const auto part = plan.template part<Tile>(item, rank);
+    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
     const int first = part.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
     if (part.n / Tile::kN >= plan.template summing<Tile>()) continue;
     gpu::sync_named(3 + group, 160);
     if (first >= plan.m) continue;
     int come = 0;
     if (lane == 0) {
-      int* const there = &sums_there[first / 64];
+      int* const there = plan.sums_arrived + first / 64;
       const int weight = weight_of_sums(plan, part);
       come = gpu::add_acquire_release(there, weight);
       come += weight;

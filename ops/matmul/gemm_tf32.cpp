@@ -4,6 +4,7 @@
 
 #include "runtime/tuning.h"
 #include "tensor/kernels.h"
+#include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
@@ -50,13 +51,13 @@ bool multiply_tf32(const Tensor& d, const Tensor& a, const Tensor& b, const Mult
   if (transpose_b || tuning::ForceRow::forced("gemm") || b.rank() != 2) return false;
   const int64_t m = d.size(-2), n = d.size(-1), k = a.size(-1);
   if (!transpose_a && transposing_pays(double(d.count()) / double(n), double(n), double(k))) {
-    const Tensor along = Tensor::empty({n, k}, DType::f32, b.device());
+    const Tensor along = as_scratch(Tensor::empty({n, k}, DType::f32, b.device()));
     if constexpr (kCuda) transposed_copy_cuda(along, b);
     multiply(d, a, along.transpose(0, 1), options);
     return true;
   }
   if (!transpose_a || a.rank() != 2 || d.rank() != 2 || options.bias.defined()) return false;
-  const int64_t parts = parts_of_k(m, n, k, d.device().card().multiprocessors);
+  const int64_t parts = parts_of_k(m, n, k, d.device().multiprocessors());
   if (parts == 1) return false;
   // [k, m] and [k, n] cut along k are batches of matrices.
   const Tensor rows = a.transpose(0, 1);

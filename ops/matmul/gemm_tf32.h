@@ -7,7 +7,7 @@
 /// Tensor cores read TF32 from shared memory K-major alone, so cuBLASLt's fast kernels are those whose
 /// operands are stored that way: y = x W^T. The gradients' operands are not. Of dx = dy W the weight is
 /// small, so a transposed copy pays; of dW = dy^T x both are long, and cuBLASLt's slower kernels read them as
-/// they lie. Those get k in parts, as a batch, where their output tiles would leave the last wave of SMs half
+/// they are. Those get k in parts, as a batch, where their output tiles would leave the last wave of SMs half
 /// empty.
 
 namespace tessera::ops {

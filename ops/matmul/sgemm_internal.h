@@ -15,7 +15,7 @@ struct SgemmOperand {
 /// leading dimensions fit an int. With beta 0, c is not read.
 ///
 /// The settings of the program are restored afterwards. OpenBLAS's build with POSIX threads knows only one
-/// number of threads per process: products that a program multiplies itself meanwhile run on one thread too,
+/// number of threads per process: GEMMs that a program runs itself meanwhile use one thread too,
 /// and it must not change the number meanwhile.
 void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const SgemmOperand& a, const SgemmOperand& b,
            float beta, float* c, int64_t ldc);

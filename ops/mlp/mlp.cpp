@@ -8,6 +8,7 @@
 #include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "ops/op.h"
+#include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 /// f(h), written over h if it is not needed any more.
 Tensor activate_hidden(const Tensor& h, Activation kind, bool in_place) {
   if (kind == Activation::none) return h;
-  const Tensor a = in_place ? h : Tensor::empty_like(h);
+  const Tensor a = in_place ? h : as_scratch(Tensor::empty_like(h));
   if (h.device().is_cpu()) {
     activation_forward_cpu(a, h, kind);
   } else if constexpr (kCuda) {
@@ -45,7 +46,7 @@ struct Hidden {
 
 /// h = x up^T + bias
 Tensor hidden_rows(const Tensor& x, const Tensor& up, const Tensor& bias) {
-  const Tensor h = Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device());
+  const Tensor h = as_scratch(Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device()));
   linear_forward(h, x, up, bias);
   return h;
 }
@@ -75,7 +76,7 @@ std::optional<ProductRow> product_row(const Tensor& x) {
 /// y and the hidden rows; h is undefined unless it is asked for.
 Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
                const Tensor& down_bias, const Tensor& residual, Activation kind, bool keeps_h) {
-  const auto rows = [&] { return Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device()); };
+  const auto rows = [&] { return as_scratch(Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device())); };
   Hidden hidden{keeps_h ? rows() : Tensor(), rows()};
   if (x.device().is_cuda() && fuses_up(hidden.a, hidden.h, x, up, kind)) {
     fused_up(hidden.a, hidden.h, x, up, up_bias, kind);
@@ -96,16 +97,30 @@ struct HiddenGradients {
 HiddenGradients hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor& down, Activation kind,
                                  bool wants_a) {
   const bool fits = dy.device().is_cuda();
-  HiddenGradients hidden{fits ? Tensor::empty_like(h) : Tensor(),
-                         fits && wants_a ? Tensor::empty_like(h) : Tensor()};
+  HiddenGradients hidden{fits ? as_scratch(Tensor::empty_like(h)) : Tensor(),
+                         fits && wants_a ? as_scratch(Tensor::empty_like(h)) : Tensor()};
   if (fits && fuses_down_gradient(hidden.dh, hidden.a, dy, down, h, kind)) {
     fused_down_gradient(hidden.dh, hidden.a, dy, down, h, kind);
     return hidden;
   }
   if (wants_a) hidden.a = activate_hidden(h, kind, false);
-  hidden.dh = linear_input_gradient(dy, down);
+  hidden.dh = as_scratch(linear_input_gradient(dy, down));
   slope_hidden(hidden.dh, h, kind);
   return hidden;
+}
+
+/// The gradients of both weights (inputs 1 and 2), and of the biases (3 and 4) where they are wanted, in one
+/// launch. Returns false, and has done nothing, where that does not pay.
+bool weight_gradients(Backward& b, WeightGradient up, WeightGradient down) {
+  if (!b.needs(1) || !b.needs(2) || !up.dy.defined() || !up.dy.device().is_cuda()) return false;
+  const GradTarget up_bias = bias_sums(b, 3, up.dy), down_bias = bias_sums(b, 4, down.dy);
+  if (up_bias.grad.defined() && down_bias.grad.defined() && up_bias.grad.raw() == down_bias.grad.raw())
+    return false;  // one leaf is both biases
+  up.sums = up_bias.grad, down.sums = down_bias.grad;
+  if (!multiply_gradients(b, up, down)) return false;
+  if (b.needs(3)) b.written(3, up_bias);
+  if (b.needs(4)) b.written(4, down_bias);
+  return true;
 }
 
 }  // namespace
@@ -131,8 +146,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
     hidden = forward(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, added, kind,
                      tape != nullptr);
   if (tape) {
-    const bool keeps_a =
-        !fused && requires_grad(down) && mlp_keeps_activated(tokens.size(0), up.size(0), x.dtype());
+    const bool keeps_a = !fused && requires_grad(down);
     tape->record(
         "mlp", site, {&x, &up, &down, &up_bias, &down_bias, &residual}, {&y},
         [x = Saved(x), up = Saved(up), down = Saved(down), bias = fused ? Saved(up_bias) : Saved(),
@@ -152,9 +166,8 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
           else if (makes_a)
             hidden.a = activate_hidden(h, kind, false);
           if (!makes_a) hidden.a = kept.get();
-          const bool together = further && b.needs(1) && b.needs(2) && !b.needs(3) && !b.needs(4) &&
-                                multiply_gradients(b, {1, up.get(), hidden.dh, by_token(x.get())},
-                                                   {2, down.get(), dy, hidden.a});
+          const bool together =
+              weight_gradients(b, {1, up.get(), hidden.dh, by_token(x.get())}, {2, down.get(), dy, hidden.a});
           if (!together) linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
           if (!further) return;
           dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
@@ -164,10 +177,6 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
         });
   }
   return y;
-}
-
-bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype) {
-  return tokens * row_pitch(wide, dtype) * int64_t(size_of(dtype)) > (int64_t(48) << 20);
 }
 
 std::vector<OpSpec> mlp_specs() {
@@ -237,7 +246,8 @@ std::vector<OpSpec> mlp_specs() {
       {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false},
       {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false},  // parts of all tiles of row "fused"
       {.dims = dims(0, 1000, 264, 345, 264, 0),
-       .gradcheck = false}};  // both weights' gradients as one product
+       .gradcheck = false},  // both weights' gradients as one product,
+      {.dims = dims(0, 1000, 264, 345, 264, 1), .gradcheck = false}};  // and both biases'
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
   for (const Case& plain : {Case{.dims = dims(0, 6, 4, 5, 3, 0)},
                             {.dims = dims(2, 3, 4, 5, 4, 1)},

@@ -10,7 +10,7 @@ namespace tessera::ops {
 /// or undefined -> y [..., E]. One floating dtype and device for all.
 ///
 /// Rounding: h, a and y to x's dtype, sums in f32 (f64 for f64); the residual as in linear. Saves x, the
-/// weights and h, and a as well if mlp_keeps_activated; else a is computed again in backward.
+/// weights, h and a.
 ///   da = dy down, dh = da f'(h) (both rounded to x's dtype), dx = dh up
 ///   ddown = dy^T a, dup = dh^T x, and the column sums of dy and dh: in f32, see linear
 /// Row "wgmma" (compute capability 9.0, bf16 and f16) applies f and f' in the epilogues of the products: a
@@ -18,14 +18,9 @@ namespace tessera::ops {
 /// function units: within 2^-12 |x| in bf16, 2^-20 |x| in f16; gelu within 1e-7 |x|. Row "fused" (the same, D
 /// and E multiples of 8 up to 512) is one kernel and stores neither h nor a: rounding and functions are those
 /// of "wgmma", the residual is added before y is rounded. It runs only where it is forced; under a tape it
-/// then saves x, the weights and up_bias, and backward computes h again. Throws where sizes, dtypes or
+/// then saves x, the weights and up_bias, and backward computes h and a again. Throws where sizes, dtypes or
 /// devices disagree.
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias = {},
            const Tensor& down_bias = {}, const Tensor& residual = {}, Site site = Site::here());
-
-/// Whether a [tokens, wide] is kept for backward: where it is larger than a large card's L2 (48 MiB), for
-/// there to write it a second time is to wait for memory. Smaller ones are made again: a layer of 11,000
-/// tokens gains 31 MB, and its backward pass takes 5 % longer.
-bool mlp_keeps_activated(int64_t tokens, int64_t wide, DType dtype);
 
 }  // namespace tessera::ops

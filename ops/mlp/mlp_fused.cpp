@@ -10,7 +10,7 @@
 namespace tessera::ops {
 namespace {
 
-/// Whether the copy engine can read the matrix, and, `written`, write it.
+/// Whether TMA can read the matrix, and, `written`, write it.
 bool lies_well(const Tensor& x, bool written) {
   if (!x.defined()) return true;
   const int64_t columns = x.size(1), unit = 16 / int64_t(size_of(x.dtype()));

@@ -4,7 +4,7 @@
 
 #include "ops/activation/activation.h"
 
-/// Row "fused", behind those of products: the whole layer in one kernel (mlp_fused_sm90.cuh).
+/// Variant "fused", numbered after those of GEMMs: the whole layer in one kernel (mlp_fused_sm90.cuh).
 
 namespace tessera::ops {
 

@@ -27,15 +27,15 @@
 /// order of the threads (st.async, counted on a barrier there) and read back as they were stored. No layout,
 /// no fence between proxies, and the second product reads nothing but weights from shared memory.
 ///
-/// A warpgroup has 64 tokens, 128 sums a thread for y and 64 for h: with no more than 240 registers the
+/// A warpgroup has 64 tokens, 128 sums per thread for y and 64 for h: with no more than 240 registers the
 /// products of a chunk cannot be issued before the second ones of the chunk before. They overlap with those
 /// of the other warpgroup. A thread brings the weights through a ring of 16 KiB, [128 rows, 64 of k], in the
 /// order of their use; another brings x when the last chunk's first product has let it go, and asks L2 for
 /// the next tile's early. y goes out of the registers, four lanes exchanging words so that each writes 16
 /// bytes.
 ///
-/// 2 T F (D + E) FLOPs. Bytes: x and y, once; from L2 the weights for every 128 tokens, 32 bytes a clock and
-/// SM. The paper model and what was measured: docs/ops/mlp.md.
+/// 2 T F (D + E) FLOPs. Bytes: x and y, once; from L2 the weights for every 128 tokens, 32 bytes per clock
+/// and SM. The paper model and what was measured: docs/ops/mlp.md.
 
 namespace tessera::ops {
 namespace {
@@ -176,9 +176,9 @@ class WholeGroup {
   }
 
  private:
-  /// Lets go of the slot whose products were issued last, or of the one before.
+  /// Releases the stage whose MMAs were issued last, or the one before.
   __device__ __forceinline__ bool speaks() const { return speaks_; }
-  /// The thread's place in the group, read anew: y and h leave no registers for what can be had again.
+  /// The thread's index in the group, re-read: y and h leave no registers for what can be had again.
   static __device__ __forceinline__ int place() { return gpu::thread_again() % 128; }
   static __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
     return uint64_t(uint32_t(gpu::tile_descriptor<along_k>(0) >> 32)) << 32 | low;
@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
     gpu::take_registers<240>();
     WholeGroup<T, kKind, Shared, kSlots, kHands>(args, shared, group).run();
   }
-  gpu::cluster_sync();  // nobody hands over to a block that has ended
+  gpu::cluster_sync();  // no exchange may reach a block that has exited
 }
 
 /// The split tiles: their parts in the order of the hidden columns, bias, residual. A thread makes 8 columns.
@@ -518,7 +518,7 @@ template <class T>
 void fused_mlp_cuda(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
                     const Tensor& up_bias, const Tensor& down_bias, const Tensor& residual, Activation kind) {
   const Device device = x.device();
-  const int clusters = device.card().multiprocessors / 2;
+  const int clusters = device.multiprocessors() / 2;
   WholeArgs<T> args = whole_plan<T>(x.size(0), up.size(0), clusters);
   const auto dense = [](const Tensor& bias) {
     return bias.defined() && bias.layout().stride(0) != 1 ? bias.clone() : bias.detach();

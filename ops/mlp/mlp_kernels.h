@@ -2,7 +2,7 @@
 
 #include "ops/activation/activation.h"
 
-/// The two products of an mlp that its activation touches, with the activation in their epilogues: compute
+/// The two GEMMs of an MLP next to its activation, with the activation in their epilogues: compute
 /// capability 9.0, bf16 and f16. All tensors are matrices with the tokens along the rows.
 
 namespace tessera::ops {
@@ -18,7 +18,7 @@ void fused_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& u
 /// [E, F] and h [T, F].
 bool fuses_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
                          const Tensor& h, Activation kind);
-/// dh = (dy down) f'(h), the product rounded before, and a = f(h).
+/// dh = (dy down) f'(h), the GEMM's result rounded before, and a = f(h).
 void fused_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
                          const Tensor& h, Activation kind);
 

@@ -5,8 +5,8 @@
 
 /// The fused products of an mlp on the main loop of ops/matmul/gemm_sm90.cuh, a file for each direction and
 /// dtype. 2 T D F FLOPs each, and 2 T F bytes for every hidden tensor that is read or written: with D = 512
-/// about 375 FLOPs a byte and tensor, so that one such tensor hides under the products and a third does not.
-/// Ping-pong hides the arithmetic of the epilogue.
+/// about 375 FLOPs per byte and tensor, so that one such tensor hides under the products and a third does
+/// not. Ping-pong hides the arithmetic of the epilogue.
 
 namespace tessera::ops {
 namespace {
@@ -43,7 +43,7 @@ template <class T, gpu::TileOrder kRight, class Math>
 void run_hidden(const Tensor& first, const Tensor& second, const Tensor& operand, const Tensor& left,
                 const Tensor& right, const Math& math) {
   const int64_t tiles = gpu::ceil_div(first.size(0), 128) * gpu::ceil_div(first.size(1), 128);
-  if (tiles > 8 * first.device().card().multiprocessors)
+  if (tiles > 8 * first.device().multiprocessors())
     launch_hidden<T, kRight, Math, 2>(first, second, operand, left, right, math);
   else
     launch_hidden<T, kRight, Math, 1>(first, second, operand, left, right, math);

@@ -22,7 +22,7 @@ Tensor rows_of(const Tensor& tensor) {
 }
 
 /// Where the gradient of a parameter is written: a leaf's own buffer if that waits for it, so that no copy is
-/// left to do; undefined if nobody wants it. In sum_dtype, or on a GPU in x's dtype if it is kept in that.
+/// left to do; undefined if it is not needed. In sum_dtype, or on a GPU in x's dtype if it is kept in that.
 GradTarget parameter_target(Backward& b, int input, const Tensor& x) {
   if (!b.needs(input)) return {};
   const DType wide = sum_dtype(x.dtype());
@@ -37,16 +37,26 @@ GradTarget parameter_target(Backward& b, int input, const Tensor& x) {
   return {Tensor::empty({x.size(-1)}, direct ? kept : wide, x.device()), false};
 }
 
+/// Whether a parameter's gradient is not wanted, or lies in a leaf's f32 buffer that may be written at the
+/// end of the pass.
+bool may_wait(Backward& b, int input, const GradTarget& to) {
+  if (!to.grad.defined()) return true;
+  if (!b.may_wait(input) || to.grad.dtype() != DType::f32 || !to.grad.layout().is_packed()) return false;
+  const Tensor buffer = b.target(input).grad;
+  return buffer.defined() && buffer.raw() == to.grad.raw();
+}
+
 /// What an add_norm adds its residual to and how.
 struct Residual {
   const Tensor& tensor;
   ResidualDropout dropout;
 };
 
-/// What backward needs of a norm beside its gradients.
+/// What backward needs of a norm next to its gradients.
 struct Kept {
   Saved from, weight, mean, rstd;   // `from` is what was normalised
   std::optional<DropoutMask> drop;  // of the residual
+  Saved mask;                       // on CUDA, see mask_shape
 };
 
 /// Hands the gradients of a norm to inputs 0 (x), 1 (the residual, if `adds`) and the two after them.
@@ -73,7 +83,12 @@ void backward(Backward& b, bool adds, const Kept& kept) {
     if (dweight.grad.defined() && dbias.grad.defined() && dweight.grad.raw() == dbias.grad.raw())
       dbias.grad = Tensor::empty_like(dweight.grad);  // one leaf is both: its second gradient is added
     const Tensor &mean = kept.mean.get(), &rstd = kept.rstd.get();
-    const NormBackward norm{dx, dropped, dweight.grad, dbias.grad, dy, dsum, from, scale, mean, rstd, drop};
+    NormBackward norm{dx,   dropped, dweight.grad, dbias.grad, dy,   dsum,
+                      from, scale,   mean,         rstd,       drop, kept.mask.get()};
+    if constexpr (kCuda) {
+      const bool waits = may_wait(b, parameters, dweight) && may_wait(b, parameters + 1, dbias);
+      if (from.device().is_cuda() && waits) norm.later = &b.at_end<NormSums>();
+    }
     if (from.device().is_cpu()) {
       norm_backward_cpu(norm);
     } else if constexpr (kCuda) {
@@ -113,11 +128,14 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
   std::optional<DropoutMask> drop;
   if (residual && residual->dropout.p > 0)
     drop = DropoutMask::of(residual->dropout.p, residual->dropout.rng->reserve(x.device()));
+  Tensor mask;
+  if (drop && x.device().is_cuda() && Tape::recording(x, residual->tensor, weight, bias))
+    mask = Tensor::empty_packed(mask_shape(x), DType::u8, x.device());
   {
     const Tensor from = x.with_rows(), other = residual ? residual->tensor.with_rows() : Tensor(),
                  scale = rows_of(weight), shift = rows_of(bias);
-    const NormForward norm{results.y, results.sum, mean,  rstd, from,
-                           other,     scale,       shift, eps,  drop ? &*drop : nullptr};
+    const NormForward norm{
+        results.y, results.sum, mean, rstd, from, other, scale, shift, eps, drop ? &*drop : nullptr, mask};
     if (x.device().is_cpu()) {
       norm_forward_cpu(norm);
     } else if constexpr (kCuda) {
@@ -125,7 +143,7 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
     }
   }
   const auto keep = [&](const Tensor& from) {
-    return Kept{Saved(from), Saved(weight), Saved(mean), Saved(rstd), drop};
+    return Kept{Saved(from), Saved(weight), Saved(mean), Saved(rstd), drop, Saved(mask)};
   };
   if (residual) {
     if (Tape* tape = Tape::recording(x, residual->tensor, weight, bias))
@@ -219,6 +237,11 @@ Case sweep(Draw& draw) {
 }
 
 }  // namespace
+
+Shape mask_shape(const Tensor& x) {
+  const int64_t pack = 16 / int64_t(size_of(x.dtype()));
+  return {x.rows(), (x.row_length() + pack - 1) / pack};
+}
 
 Tensor layernorm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Site site) {
   return apply("layernorm", x, nullptr, weight, bias, eps, true, site).y;

@@ -44,8 +44,8 @@ struct AddNorm {
 ///
 /// `dropout`: sum = x + z residual / (1 - p) with the mask z of 0 and 1 that ops::dropout draws from the same
 /// stream, rounded once (ops::dropout and ops::add round twice); dresidual = z dx / (1 - p) of the dx that is
-/// not rounded yet. Backward draws the mask again: nothing more is kept, and a replayed graph draws a new one
-/// each time, as eager calls do.
+/// not rounded yet. On CUDA a bit an element is kept for backward, the CPU draws the mask again; a replayed
+/// graph draws a new one each time, as eager calls do.
 ///
 /// Throws for what the norms throw for, where x and residual do not agree, for p outside [0, 1) and for p > 0
 /// without `rng`.

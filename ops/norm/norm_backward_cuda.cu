@@ -3,13 +3,13 @@
 #include "ops/norm/norm_rows.cuh"
 
 /// Two reads and one write an element, three reads with a gradient that passes by the norm, two writes where
-/// the residual was dropped: its mask is drawn again while a row is on its way. Warps (blocks)
+/// the residual was dropped: its mask, a bit an element, is read as forward kept it. Warps (blocks)
 /// walk the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in
 /// every row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares
 /// of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
-/// order. The grid, and so the order, depends on the problem and on the number of multiprocessors alone.
+/// order. The grid, and so the order, depends only on the problem and the number of SMs.
 ///
-/// With sums in registers few warps fit, so bytes under way must not cost registers: each thread copies its
+/// With sums in registers few warps fit, so bytes in flight must not cost registers: each thread copies its
 /// words of the rows to come to shared memory (cp.async) two rows ahead.
 
 namespace tessera::ops {
@@ -28,7 +28,9 @@ struct BackwardArgs {
   int64_t dx_stride, dresidual_stride, dy_stride, dsum_stride, x_stride, rows, width;
   float inverse;           // 1 / width
   int64_t partial_stride;  // whole packs of 16-bit numbers
-  DropoutDraw drop;
+  const uint8_t* mask;     // of a dropped residual, as forward kept it
+  int64_t mask_stride;
+  float drop_scale;
 
   __device__ __forceinline__ bool writes_rows() const { return dx || dresidual; }
 };
@@ -38,7 +40,7 @@ template <class T, bool kCentred, bool kResidual, bool kDrops, class Access, int
 struct BackwardShare {
   static constexpr int kPack = kPackOf<T>, kSums = kCentred ? 2 : 1;
   Words<T> x[kSteps], dy[kSteps], dsum[kResidual ? kSteps : 1];
-  uint32_t lives[kDrops ? kSteps : 1];  // see draw_lives
+  uint32_t lives[kDrops ? kSteps : 1];  // see load_lives
   float mean, rstd;
 
   __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
@@ -103,7 +105,7 @@ struct BackwardShare {
   }
 };
 
-/// A pack of partial sums: 16 bytes a store, also into what is behind the last column.
+/// A pack of partial sums: 16 bytes a store, also into what is past the last column.
 template <int kPack>
 __device__ __forceinline__ void store_sums(float* to, const float (&sum)[kPack]) {
 #pragma unroll
@@ -122,7 +124,7 @@ __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combi
                           int64_t width) {
   constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp, kPlaces = place_of(kColumns);
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  __syncthreads();  // whoever still uses `combined`
+  __syncthreads();  // threads may still use `combined`
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
 #pragma unroll
@@ -141,7 +143,7 @@ __device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combi
 template <int kPack, int kWarps>
 __device__ void add_threads(const float (&share)[kPack], float* combined, float* to, int64_t width) {
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-  __syncthreads();  // whoever still uses `combined`
+  __syncthreads();  // threads may still use `combined`
 #pragma unroll
   for (int i = 0; i < kPack; ++i) {
     const float sum = gpu::warp_reduce<gpu::Sum>(share[i]);
@@ -155,15 +157,15 @@ __device__ void add_threads(const float (&share)[kPack], float* combined, float*
   to[threadIdx.x] = sum;
 }
 
-/// How a kernel holds rows: kSteps words a thread, kThreads threads a row, blocks of kBlock threads of which
-/// kBlocks share a multiprocessor, kStages rows under way.
+/// How a kernel holds rows: kSteps words per thread, kThreads threads per row, blocks of kBlock threads of
+/// which kBlocks share an SM, kStages rows in flight.
 template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_>
 struct Held {
   static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_,
                        kBlocks = kBlocks_, kStages = kStages_;
 };
 
-/// The rows that a thread has under way: its words of x, dy and dsum of kStages rows in shared memory. A
+/// The rows that a thread has in flight: its words of x, dy and dsum of kStages rows in shared memory. A
 /// thread reads what it copied itself, so nothing but its own copies need be waited for.
 template <class T, class Held, int kOperands>
 struct Ring {
@@ -225,7 +227,12 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
     rstd = args.rstd[from];
   };
   load_statistics(row);
-  const uint64_t offset = kDrops ? args.drop.offset() : 0;
+  uint32_t lives[kDrops ? kSteps : 1] = {};  // of the row to come
+  const auto load_mask = [&](int64_t from) {
+    if constexpr (kDrops)
+      if (from < args.rows) load_lives<T, kThreads>(lives, args.mask, from, args.mask_stride, 0, rank, width);
+  };
+  load_mask(row);
   float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {};
   Words<T> weight[kSteps];
   Rows::load_vector(weight, args.weight, 1.0f, rank, width);
@@ -233,13 +240,16 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
 #pragma unroll 1
   for (int stage = 0; row < args.rows; row += step) {
     fetch(stage == 0 ? kStages - 1 : stage - 1, row + (kStages - 1) * step);
-    if constexpr (kDrops) draw_lives<T, kThreads>(share.lives, args.drop, offset, row * args.width, rank);
     gpu::cp_async_wait<kStages - 1>();
     ring.read(share.x, stage, 0);
     ring.read(share.dy, stage, 1);
     share.mean = mean;
     share.rstd = rstd;
+    if constexpr (kDrops)
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) share.lives[s] = lives[s];
     load_statistics(row + step);
+    load_mask(row + step);
     float sums[kCentred ? 2 : 1] = {}, g[kSteps][kPack], xhat[kSteps][kPack];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
@@ -256,7 +266,7 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
                   mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
       if constexpr (kResidual) ring.read(share.dsum, stage, 2);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx, args.drop.scale);
+      for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx, args.drop_scale);
       share.store(args, row, 0, rank, width);
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -308,12 +318,12 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
   for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
     load(base, width);
     if constexpr (kDrops)
-      draw_lives<T, kLongBlock>(share.lives, args.drop, args.drop.offset(), row * args.width + base, rank);
+      load_lives<T, kLongBlock>(share.lives, args.mask, row, args.mask_stride, base / kPack, rank, width);
 #pragma unroll
     for (int s = 0; s < kLongSteps; ++s) {
       float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
       share.add(s, weight[s], unused, [&](int i, float, float xh, float gg) { g[i] = gg, xhat[i] = xh; });
-      share.slope(s, g, xhat, mean_g, mean_gx, args.drop.scale);
+      share.slope(s, g, xhat, mean_g, mean_gx, args.drop_scale);
     }
     share.store(args, row, base, rank, width);
   });
@@ -360,6 +370,11 @@ void with_partial_sums(const NormBackward& norm, BackwardArgs<T> args, int64_t p
   args.dweights = data_or_null<float>(dweights);
   args.dbiases = data_or_null<float>(dbiases);
   launch(args);
+  if (norm.later) {
+    if (norm.dweight.defined()) norm.later->add({dweights, norm.dweight});
+    if (norm.dbias.defined()) norm.later->add({dbiases, norm.dbias});
+    return;
+  }
   const auto finish = [&]<class Out>() {
     gpu::add_partial_sums<Out>(device, {args.dweights, data_or_null<Out>(norm.dweight)},
                                {args.dbiases, data_or_null<Out>(norm.dbias)}, partials, args.width,
@@ -378,7 +393,7 @@ void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
                         backward_long_rows<T, kCentred, kResidual, kDrops>, args);
   if (!norm.dweight.defined() && !norm.dbias.defined()) return;
   const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
-  const int64_t wanted = ceil_div(8 * int64_t(device.card().multiprocessors), tiles);
+  const int64_t wanted = ceil_div(8 * int64_t(device.multiprocessors()), tiles);
   const int64_t per_chunk = std::max<int64_t>(16, ceil_div(args.rows, wanted));
   const int64_t chunks = ceil_div(args.rows, per_chunk);
   with_partial_sums(norm, args, chunks, [&](const BackwardArgs<T>& with) {
@@ -389,16 +404,16 @@ void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
 
 template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops>
 void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
-  const int64_t multiprocessors = norm.x.device().card().multiprocessors;
+  const int64_t multiprocessors = norm.x.device().multiprocessors();
   const auto held = [&]<class H>(H) {
-    constexpr size_t kRing = Ring < T, H, kResidual ? 3 : 2 > ::kBytes;
+    constexpr size_t kRing = Ring<T, H, (kResidual ? 3 : 2)>::kBytes;
     constexpr size_t kCombined =
         H::kThreads == kWarp ? place_of(H::kSteps * kPackOf<T> * kWarp) * (H::kBlock / kWarp) * sizeof(float)
                              : 0;
     int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
                                        multiprocessors * H::kBlocks);
     // A block's partial sums are as many bytes, written and read, as some three rows: no block for fewer than
-    // four as long as every multiprocessor has one.
+    // four as long as every SM has one.
     if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
       gpu::launch_chained(norm.x.device(), {grid_of(blocks), H::kBlock, std::max(kRing, kCombined)},
@@ -418,8 +433,8 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   } else if (args.width <= 2048) {
     held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
   } else if (args.width <= 4096) {
-    held(std::conditional_t < kResidual || kShare == 2, Held<T, 256, 16, 256, 2 / kShare, 3>, Held < T, 128,
-         32, 128, 3, 3 >> {});
+    using Wide = Held<T, 256, 16, 256, 2 / kShare, 3>;
+    held(std::conditional_t<(kResidual || kShare == 2), Wide, Held<T, 128, 32, 128, 3, 3>>{});
   } else if (args.width <= 8192 && !(kResidual && kShare == 2)) {
     held(Held<T, 512, 16, 512, 1, 2>{});
   } else {
@@ -427,7 +442,53 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   }
 }
 
+/// Many sums of any shapes, as a kernel parameter.
+struct SumsTable {
+  static constexpr int kMost = 96;  // 3 KiB of the 4 that parameters may take
+  struct Entry {
+    gpu::PartialSums<float> sum;
+    int64_t stride;
+    int rows, width;
+  } of[kMost];
+};
+
+/// Block y: the sum of that number.
+__global__ void __launch_bounds__(gpu::kWarp* gpu::kWarp)
+    add_many_partial_sums(const __grid_constant__ SumsTable table) {
+  gpu::take_turn();
+  const SumsTable::Entry& entry = table.of[blockIdx.y];
+  if (blockIdx.x * gpu::kWarp >= unsigned(entry.width)) return;
+  gpu::add_columns(entry.sum, blockIdx.x, entry.rows, entry.width, entry.stride);
+}
+
 }  // namespace
+
+void NormSums::add(Sum sum) {
+  constexpr size_t kMostBytes = size_t(32) << 20;  // held until the end of the pass: what the L2 has room for
+  bytes_ += sum.from.bytes();
+  sums_.push_back(std::move(sum));
+  if (bytes_ > kMostBytes) finish();
+}
+
+void NormSums::finish() {
+  for (size_t begin = 0; begin < sums_.size(); begin += SumsTable::kMost) {
+    const size_t count = std::min(sums_.size() - begin, size_t(SumsTable::kMost));
+    SumsTable table{};
+    int64_t widest = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const auto& [from, to] = sums_[begin + i];
+      table.of[i] = {
+          {from.data<float>(), to.data<float>()}, from.size(1), int(from.size(0)), int(to.size(0))};
+      widest = std::max(widest, to.size(0));
+    }
+    gpu::launch_chained(
+        sums_[begin].from.device(),
+        {gpu::grid_of(ceil_div(widest, gpu::kWarp), int64_t(count)), dim3(gpu::kWarp, gpu::kWarp)},
+        add_many_partial_sums, table);
+  }
+  sums_.clear();
+  bytes_ = 0;
+}
 
 void norm_backward_cuda(const NormBackward& norm) {
   const bool centred = norm.mean.defined();
@@ -454,7 +515,9 @@ void norm_backward_cuda(const NormBackward& norm) {
                                norm.x.row_length(),
                                1.0f / float(norm.x.row_length()),
                                ceil_div(norm.x.row_length(), 8) * 8,
-                               draw_of(norm.drop)};
+                               data_or_null<uint8_t>(norm.kept_mask),
+                               norm.kept_mask.defined() ? norm.kept_mask.size(1) : 0,
+                               norm.drop ? float(norm.drop->scale) : 0.0f};
     const auto launch = [&]<bool kCentred, bool kBias, bool kDrops>() {
       args.dsum ? launch_backward<T, kCentred, kBias, true, kDrops>(norm, args)
                 : launch_backward<T, kCentred, kBias, false, kDrops>(norm, args);

@@ -2,7 +2,7 @@
 
 /// One read and one write an element, two of each with a residual, whose mask (if it is dropped) is drawn
 /// while the row is on its way. A warp (block) makes one row and is gone:
-/// with 32 and more rows at once on a multiprocessor nothing else need be done to keep the memory busy.
+/// with 32 and more rows at once on an SM nothing else need be done to keep the memory busy.
 /// (Warps that stay, keep weight and bias in registers and load the next row ahead were 5 to 10 % slower,
 /// except where all rows fit one wave.) The mean is known before the squares are summed, so a large mean
 /// costs no digits of the variance. The f32 sum that gives the mean is off by some ulp; the sum of the
@@ -29,6 +29,8 @@ struct ForwardArgs {
   int64_t y_stride, sum_stride, x_stride, residual_stride, rows, width;
   float eps, inverse;  // 1 / width
   DropoutDraw drop;    // of a dropped residual
+  uint8_t* mask;       // where it is kept; null: it is not
+  int64_t mask_stride;
 };
 
 /// A thread's share of one row, or of `width` columns of it from `base` on.
@@ -44,8 +46,11 @@ struct ForwardShare {
     Access::load(x, args.x + row * args.x_stride + base, rank, width);
     if constexpr (kResidual)
       Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
-    if constexpr (kDrops)
+    if constexpr (kDrops) {
       draw_lives<T, kThreads>(lives, args.drop, args.drop.offset(), row * args.width + base, rank);
+      if (args.mask)
+        keep_lives<T, kThreads>(args.mask, lives, row, args.mask_stride, base / kPack, rank, width);
+    }
   }
 
   /// What is normalised, as f32: x, or x + residual after it was rounded and written. Past the end 0.
@@ -151,8 +156,8 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
   return rstd;
 }
 
-/// Blocks that should share a multiprocessor, 0 for the compiler's choice: 28 warps and more of rows of one
-/// stream and of up to three words a thread keep the memory busy.
+/// Blocks that should share an SM, 0 for the compiler's choice: 28 warps and more of rows of one
+/// stream and of up to three words per thread keep the memory busy.
 template <Adds kAdds, int kThreads, int kSteps>
 constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && kAdds == Adds::nothing ? 10 - kSteps : 0;
 
@@ -251,7 +256,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
 
 template <class T, bool kCentred, Adds kAdds>
 void launch_forward(Device device, const ForwardArgs<T>& args) {
-  const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns a thread
+  const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns per thread
     constexpr int block = kThreads <= kWarp ? kBlock : kThreads;
     gpu::launch_chained(device, {grid_of(ceil_div(args.rows, rows_at_once<kThreads>(block))), block},
                         forward_rows<T, kCentred, kAdds, kThreads, kColumns / kPackOf<T>>, args);
@@ -300,7 +305,9 @@ void norm_forward_cuda(const NormForward& norm) {
                               norm.x.row_length(),
                               float(norm.eps),
                               1.0f / float(norm.x.row_length()),
-                              draw_of(norm.drop)};
+                              draw_of(norm.drop),
+                              data_or_null<uint8_t>(norm.kept_mask),
+                              norm.kept_mask.defined() ? norm.kept_mask.size(1) : 0};
     const auto run = [&]<bool kCentred>() {
       if (!args.residual) {
         launch_forward<T, kCentred, Adds::nothing>(norm.x.device(), args);

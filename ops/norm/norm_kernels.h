@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "ops/dropout/dropout_kernels.h"
 #include "ops/norm/norm.h"
 
@@ -7,21 +9,46 @@ namespace tessera::ops {
 
 /// Layernorm if `mean` is defined, else rmsnorm, of x, or of x + residual if that is defined; then `sum`
 /// takes x + residual, rounded. y, sum, x, residual: have rows, one shape; mean, rstd [rows] in sum_dtype;
-/// weight and bias [C] of x's dtype with stride 1, or undefined. `drop`: the residual's mask, or null.
+/// weight and bias [C] of x's dtype with stride 1, or undefined. `drop`: the residual's mask, or null;
+/// `kept_mask`, on CUDA: where it is written for backward (mask_shape), or undefined.
 struct NormForward {
   const Tensor &y, &sum, &mean, &rstd, &x, &residual, &weight, &bias;
   double eps;
   const DropoutMask* drop;
+  Tensor kept_mask = {};
 };
 void norm_forward_cpu(const NormForward& norm);
 void norm_forward_cuda(const NormForward& norm);
+/// Of the mask of x as forward keeps it, u8 and packed: a byte for every 16 bytes of a row of x, whose bits
+/// are its elements, 1 if they live. To draw them again took backward longer than to read a 16th of a matrix.
+Shape mask_shape(const Tensor& x);
+
+/// The partial sums of the parameters' gradients of all norms of a backward pass on a GPU, added up in one
+/// launch at its end: one by one they take some 2 us each, of which the addition itself is a tenth. The order
+/// within a sum is the same either way.
+class NormSums : public PassEnd {
+ public:
+  struct Sum {
+    Tensor from;  // f32 [rows, stride], of which `width` columns are summed
+    Tensor to;    // f32 [width], packed
+  };
+  void add(Sum sum);
+  void finish() override;
+
+ private:
+  std::vector<Sum> sums_;
+  size_t bytes_ = 0;
+};
 
 /// x: what was normalised. dx has dsum added to it if that is defined; dresidual is dx before it was rounded
-/// under the mask `drop`, and undefined without one. Gradients that are undefined are not computed. dweight,
-/// dbias: [C] in sum_dtype; on CUDA also both in x's dtype, rounded once.
+/// under the mask `drop` (on CUDA as `kept_mask`), and undefined without one. Gradients that are undefined
+/// are not computed. dweight, dbias: [C] in sum_dtype; on CUDA also both in x's dtype, rounded once. `later`:
+/// on CUDA, for dweight and dbias in f32, finishes them; null: they are finished at once.
 struct NormBackward {
   const Tensor &dx, &dresidual, &dweight, &dbias, &dy, &dsum, &x, &weight, &mean, &rstd;
   const DropoutMask* drop;
+  Tensor kept_mask = {};
+  NormSums* later = nullptr;
 };
 void norm_backward_cpu(const NormBackward& norm);
 void norm_backward_cuda(const NormBackward& norm);

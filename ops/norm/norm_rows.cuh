@@ -7,9 +7,9 @@
 #include "ops/norm/norm_kernels.h"
 
 /// What both directions of the norms share. They are bound by memory (a dozen operations against 4 to 16
-/// bytes), so all that counts is to read each row once and to have enough reads under way: at 3 TB/s and a
-/// latency of a microsecond some 16 KB a multiprocessor. A row lies in the registers of a warp or of a block
-/// as it lies in memory, 16 bytes a thread and load. Longer rows are read by a block once for each sum and
+/// bytes), so all that counts is to read each row once and to have enough reads in flight: at 3 TB/s and a
+/// latency of a microsecond some 16 KB per SM. A row lies in the registers of a warp or of a block
+/// as it is in memory, 16 bytes per thread and load. Longer rows are read by a block once for each sum and
 /// once more, mostly from the L2 cache. What was tried and measured: docs/ops/norm.md.
 
 namespace tessera::ops::norm_rows {
@@ -50,6 +50,24 @@ __device__ __forceinline__ void draw_lives(uint32_t (&lives)[kSteps], const Drop
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
     lives[s] = draw.lives<kPackOf<T>>(offset, place + column_of<T, kThreads>(s, rank));
+}
+
+/// The mask as forward leaves it for backward (mask_shape in norm_kernels.h): of the words above, at row
+/// `row` and from the first column of a piece on, `piece` whole packs into the row.
+template <class T, int kThreads, int kSteps>
+__device__ __forceinline__ void keep_lives(uint8_t* mask, const uint32_t (&lives)[kSteps], int64_t row,
+                                           int64_t stride, int64_t piece, int rank, int width) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+    if (column_of<T, kThreads>(s, rank) < width)
+      mask[row * stride + piece + s * kThreads + rank] = uint8_t(lives[s]);
+}
+template <class T, int kThreads, int kSteps>
+__device__ __forceinline__ void load_lives(uint32_t (&lives)[kSteps], const uint8_t* mask, int64_t row,
+                                           int64_t stride, int64_t piece, int rank, int width) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+    lives[s] = column_of<T, kThreads>(s, rank) < width ? mask[row * stride + piece + s * kThreads + rank] : 0;
 }
 
 /// sum / width, rounded as the division is (Markstein's correction of a product with 1 / width), without a

@@ -8,9 +8,8 @@ namespace tessera::ops {
 /// (negative: from the end), which goes away or, with `keep`, stays with size 1.
 ///   sum    sum of x_i                      dx_i = dy
 ///   mean   sum / n                         dx_i = dy / n
-///   max    largest x_i; NaN if any is NaN  dx_i = dy for the first element that is the maximum (the first
-///   NaN
-///                                          if the maximum is NaN), 0 for the others
+///   max    largest x_i; NaN if any is NaN  dx_i = dy for the first element that is the maximum (the
+///                                          first NaN if the maximum is NaN), 0 for the others
 ///   norm   sqrt(sum of x_i^2), L2          dx_i = dy x_i / y, and 0 where y is 0
 /// Over nothing: sum and norm give 0, mean gives NaN, max throws.
 ///

@@ -8,11 +8,11 @@
 /// Reductions on a GPU. One read of x, next to nothing written: bound by memory.
 ///
 /// A pass reduces one dimension, in one of two ways:
-///   rows     The reduced dimension is the innermost in memory. 4 to 32 or 256 threads share a row, by its
-///   length. columns  A dimension that stays is innermost: threads of a block lie along it, up to 8 or 32 of
-///   them
-///            (128 bytes, so that whole cache lines are read), the others side by side along the reduced
-///            dimension; a tree in shared memory joins them.
+///   rows     The reduced dimension is the innermost in memory. 4 to 32 or 256 threads share a row, by
+///            its length.
+///   columns  A dimension that stays is innermost: threads of a block lie along it, up to 8 or 32 of
+///            them (128 bytes, so that whole cache lines are read), the others side by side along the
+///            reduced dimension; a tree in shared memory joins them.
 /// Both read words of 16 bytes where x is aligned for it, one accumulator an element of the word, so sums are
 /// short: many terms lose little in f32. If few blocks would work on long sums (a full reduction, the
 /// gradient of a bias), the reduced dimension is cut into chunks; a second pass of the same kernels joins
@@ -24,7 +24,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerProcessor = 4;  // 64 registers a thread
+constexpr int kBlocksPerProcessor = 4;  // 64 registers per thread
 constexpr int64_t kTargetBlocks = 512;  // four blocks on each of about 128 processors, resident together
 constexpr int64_t kRowChunk = 4096;     // elements; a multiple of every pack
 constexpr int64_t kLineBytes = 128;     // of a cache line
@@ -112,7 +112,7 @@ struct Pass {
   int64_t chunks = 1, chunk_length = 0;  // of the reduced dimension
   int64_t chunk_y = 0;                   // from one chunk's results to the next
   bool packs = false;                    // rows: read by words
-  int across = 1;                        // rows: threads a row; columns: threads along them
+  int across = 1;                        // rows: threads per row; columns: threads along them
   int64_t columns = 1, tiles = 1;        // columns: how many lie side by side, in how many tiles
 };
 
@@ -258,7 +258,7 @@ int power_of_two(int64_t n, int limit) {
 }
 
 unsigned grid(Device device, int64_t blocks) {
-  return unsigned(std::min<int64_t>(blocks, int64_t(device.card().multiprocessors) * 32));
+  return unsigned(std::min<int64_t>(blocks, int64_t(device.multiprocessors()) * 32));
 }
 
 /// Cuts the reduced dimension into as many chunks as bring `blocks` to the target, each of at least `least`
@@ -299,7 +299,7 @@ void reduce_dim(Device device, const ReducePlan& plan, const T* x, Out* y, const
   bool packs = false;
   if (by_rows) {
     const bool few = plan.outputs < 4 * kTargetBlocks;
-    // About four packs a lane, so that there are loads in flight; a block for few long rows.
+    // About four packs per lane, so that there are loads in flight; a block for few long rows.
     pass.across = plan.length > (few ? 256 : kRowChunk)
                       ? kThreads
                       : std::max(4, power_of_two(gpu::ceil_div(plan.length, 4 * kPack), gpu::kWarp));

@@ -110,7 +110,7 @@ std::vector<OpSpec> rope_specs() {
             check(in[2].defined() || !attrs.flag("positions"),
                   "rope: positions=true, but there is no input \"positions\"");
             check(!in[2].defined() || offset == 0, "rope: offset ", offset,
-                  " beside positions, which say where the tokens are");
+                  " with positions, which already say where the tokens are");
             // One declaration has one dtype: the table comes in x's and becomes the one that rope wants.
             const Tensor table = in[1].detach().to(sum_dtype(in[0].dtype()));
             return std::vector{apply(in[0], table, in[2], offset, Site::here())};

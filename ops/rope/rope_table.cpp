@@ -1,5 +1,6 @@
 #include "ops/rope/rope_table.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -8,7 +9,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr const char* kNames[] = {"none", "linear", "dynamic", "llama3", "yarn"};
+constexpr const char* kNames[] = {"none", "linear", "dynamic", "llama3", "yarn", "longrope"};
 
 double llama3(double frequency, const RopeOptions& options) {
   const double trained = double(options.trained_length), wavelength = 2 * std::numbers::pi / frequency;
@@ -38,15 +39,15 @@ const char* name_of(RopeScaling scaling) {
 RopeScaling parse_rope_scaling(std::string_view name) {
   for (size_t i = 0; i < std::size(kNames); ++i)
     if (name == kNames[i]) return RopeScaling(i);
-  fail_at(Site::here(), "rope: scaling \"", name, "\": expected none, linear, dynamic, llama3 or yarn");
+  fail_at(Site::here(), "rope: scaling \"", name,
+          "\": expected none, linear, dynamic, llama3, yarn or longrope");
 }
 
 void RopeOptions::validate() const {
   check(base > 1 && std::isfinite(base), "rope: base is ", base, "; expected more than 1");
   check(scaling == RopeScaling::none || (factor >= 1 && std::isfinite(factor)), "rope: factor is ", factor,
         "; expected 1 or more");
-  const bool needs_length =
-      scaling == RopeScaling::dynamic || scaling == RopeScaling::llama3 || scaling == RopeScaling::yarn;
+  const bool needs_length = scaling != RopeScaling::none && scaling != RopeScaling::linear;
   check(!needs_length || trained_length >= 1, "rope: scaling ", name_of(scaling),
         " needs the length of training; trained_length is ", trained_length);
   check(scaling != RopeScaling::llama3 ||
@@ -57,11 +58,28 @@ void RopeOptions::validate() const {
         "rope: beta_slow is ", beta_slow, " and beta_fast ", beta_fast, "; expected 0 < slow < fast");
   check(attention_factor >= 0 && std::isfinite(attention_factor), "rope: attention_factor is ",
         attention_factor, "; expected 0 (the scaling's own) or more");
+  if (scaling != RopeScaling::longrope) return;
+  check(trained_length >= 2, "rope: longrope needs a length of training of 2 or more; trained_length is ",
+        trained_length);
+  for (const auto& [name, factors] :
+       {std::pair("short_factor", &short_factor), std::pair("long_factor", &long_factor)})
+    for (size_t i = 0; i < factors->size(); ++i)
+      check((*factors)[i] > 0 && std::isfinite((*factors)[i]), "rope: ", name, "[", i, "] is ", (*factors)[i],
+            "; expected a positive number");
 }
 
 double rope_attention_factor(const RopeOptions& options) {
-  if (options.scaling != RopeScaling::yarn) return 1;
-  return options.attention_factor > 0 ? options.attention_factor : 0.1 * std::log(options.factor) + 1;
+  const bool yarn = options.scaling == RopeScaling::yarn;
+  if (!yarn && options.scaling != RopeScaling::longrope) return 1;
+  if (options.attention_factor > 0) return options.attention_factor;
+  const double log_factor = std::log(options.factor);
+  return yarn ? 0.1 * log_factor + 1 : std::sqrt(1 + log_factor / std::log(double(options.trained_length)));
+}
+
+bool rope_same_angles(const RopeOptions& options, int64_t a, int64_t b) {
+  const int64_t trained = options.trained_length;
+  if (options.scaling == RopeScaling::dynamic) return std::max(a, trained) == std::max(b, trained);
+  return options.scaling != RopeScaling::longrope || (a > trained) == (b > trained);
 }
 
 std::vector<double> rope_frequencies(const RopeOptions& options, int64_t rotary, int64_t length) {
@@ -80,10 +98,16 @@ std::vector<double> rope_frequencies(const RopeOptions& options, int64_t rotary,
     high = std::min(std::ceil(yarn_pair(options, rotary, options.beta_slow)), double(rotary - 1));
     if (low == high) high += 0.001;  // as the reference has it: a ramp needs some length
   }
+  const std::vector<double>& factors =
+      length > options.trained_length ? options.long_factor : options.short_factor;
+  check(options.scaling != RopeScaling::longrope || int64_t(factors.size()) == rotary / 2,
+        "rope: longrope has ", factors.size(), " factors for sequences of ", length, " tokens; expected ",
+        rotary / 2, ", one for each pair of the ", rotary, " rotated elements");
   std::vector<double> frequencies(size_t(rotary / 2));
   for (int64_t i = 0; i < rotary / 2; ++i) {
     double frequency = std::pow(base, -2.0 * double(i) / double(rotary));
     if (options.scaling == RopeScaling::linear) frequency /= options.factor;
+    if (options.scaling == RopeScaling::longrope) frequency /= factors[size_t(i)];
     if (options.scaling == RopeScaling::llama3) frequency = llama3(frequency, options);
     if (options.scaling == RopeScaling::yarn) {
       const double ramp = std::clamp((double(i) - low) / (high - low), 0.0, 1.0);

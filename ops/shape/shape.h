@@ -25,7 +25,7 @@ Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step 
 
 /// x cut along `dim` into parts of these sizes, which add up to x's: views, in order. An operator that writes
 /// its gradient in place (Backward::target) writes a part's gradient where it belongs in dx; a part's
-/// gradient that comes as a tensor of its own is copied there, and the part of a part that nobody used is
+/// gradient that comes as a tensor of its own is copied there, and the part of a part that was not used is
 /// zero. So a projection that is query, key and value at once costs no pass of its own. Sizes may be 0.
 std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& sizes,
                           Site site = Site::here());

@@ -101,7 +101,7 @@ std::vector<OpSpec> softmax_specs() {
              {.dims = {{"R", 65}, {"C", 33}}, .gradcheck = false},
              {.dims = {{"R", 33}, {"C", 66}}, .gradcheck = false},
              {.dims = {{"R", 9}, {"C", 255}}, .gradcheck = false},
-             // Dimensions of one element behind: rows that start anywhere, of every kernel.
+             // Trailing dimensions of size one: rows that start anywhere, of every kernel.
              {.dims = {{"R", 7}, {"C", 3}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}},
              {.dims = {{"R", 9}, {"C", 13}, {"S", 1}},
               .attrs = {{"dim", int64_t{1}}},

@@ -93,7 +93,7 @@ __device__ __forceinline__ float reduce(float value, float* scratch) {
   }
 }
 
-/// A thread's row; threads behind the last row walk along with that and write nothing.
+/// A thread's row; threads past the last row walk along with that and write nothing.
 template <int kThreads>
 struct OwnRow {
   int64_t row;

@@ -1,10 +1,10 @@
 #include "ops/softmax/softmax_math.cuh"
 
 /// One read and one write an element forward, two reads and one write backward, against one exponential:
-/// bound by memory. So the last dimension is read once, into registers, 16 bytes a thread and load: a row of
-/// up to 1024 elements by a warp, of up to 8192 by a block. Longer rows are read twice by a block, the
+/// bound by memory. So the last dimension is read once, into registers, 16 bytes per thread and load: a row
+/// of up to 1024 elements by a warp, of up to 8192 by a block. Longer rows are read twice by a block, the
 /// maximum and the sum of the exponentials being kept up to date in the first pass; what a block read last is
-/// still in the L2 cache when it comes again. Dimensions of one element behind the one in question are no
+/// still in the L2 cache when it comes again. Trailing dimensions of size one are no
 /// dimensions. Narrow rows and such that are not aligned: softmax_any_rows_cuda.cu; other dimensions:
 /// softmax_lines_cuda.cu.
 
@@ -188,7 +188,7 @@ void by_width(int64_t width, OfHeld&& held, Longer&& longer) {
   }
 }
 
-/// The tensor without the dimensions of one element behind `dim`.
+/// The tensor without the dimensions of size one that follow `dim`.
 Tensor without_last_ones(const Tensor& tensor, int dim) {
   Tensor view = tensor.detach();
   while (view.rank() - 1 > dim && view.size(-1) == 1) view = view.select(view.rank() - 1, 0);
@@ -200,7 +200,7 @@ bool aligned(const Tensor& rows) {
   return gpu::packs(rows.data<T>(), rows.rows() == 1 ? 0 : rows.row_stride(), kPackOf<T>);
 }
 
-/// `x` or a copy of it whose rows lie as far behind a multiple of 16 bytes as those of `like`, a tensor of
+/// `x` or a copy of it whose rows lie as far after a multiple of 16 bytes as those of `like`, a tensor of
 /// its shape that Tensor::empty made.
 template <class T>
 Tensor lying_like(const Tensor& like, const Tensor& x) {

@@ -11,7 +11,7 @@
 namespace tessera::ops::softmax_detail {
 namespace {
 
-/// Lines a thread holds, the threads of a block, the blocks that should share a multiprocessor (forward,
+/// Lines a thread holds, the threads of a block, the blocks that should share an SM (forward,
 /// backward), the elements of a line that stay in a thread's registers and that are read at once where they
 /// do not. No more of either: each is code that a short launch must fetch.
 template <class T, bool kPacked>
@@ -27,7 +27,7 @@ struct Deal {
   int parts;
 };
 
-/// One element of each of a thread's lines, as it lies in memory.
+/// One element of each of a thread's lines, as it is in memory.
 template <class T, int kLines>
 using Element = std::conditional_t<kLines == 1, T, Words<T>>;
 
@@ -109,7 +109,7 @@ struct Own {
         values[i] = Op{}(values[i], __shfl_xor_sync(0xFFFFFFFFu, values[i], step));
     if (warps == 1) return;
     const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
-    __syncthreads();  // whoever still reads the last result
+    __syncthreads();  // threads may still read the last result
     if (lane < lanes) write(place(scratch, warp, lane), values);
     __syncthreads();
     const int first = warp / warps * warps;
@@ -325,7 +325,7 @@ bool packed(const Lines<N>& lines, const T* const (&data)[N]) {
   return fits;
 }
 
-/// Parts: as many as keep a line in the registers of its threads, then as many as occupy the card, as long as
+/// Parts: as many as keep a line in the registers of its threads, then as many as occupy the GPU, as long as
 /// neighbouring threads still share 64 bytes where the lines allow that.
 template <int N>
 Deal deal(const Lines<N>& lines, int lines_of_unit, int block, int held, int multiprocessors) {
@@ -348,7 +348,7 @@ template <class T, int N, class Launch>
 void with_deal(const Lines<N>& lines, const T* const (&data)[N], Device device, Launch&& launch) {
   const auto go = [&]<bool kPacked>() {
     using S = Unit<T, kPacked>;
-    const Deal d = deal(lines, S::lines, S::block, S::held, device.card().multiprocessors);
+    const Deal d = deal(lines, S::lines, S::block, S::held, device.multiprocessors());
     const dim3 grid = gpu::grid_of(ceil_div(d.units, S::block / d.parts));
     launch.template operator()<kPacked>(gpu::LaunchShape{grid, S::block}, d,
                                         int64_t(d.parts) * S::held >= lines.length);

@@ -8,7 +8,7 @@ namespace tessera::ops {
 ///   y = silu(gate) up,  silu(g) = g s,  s = 1 / (1 + exp(-g))
 ///   dgate = dy up s (1 + g (1 - s))        dup = dy silu(g)
 /// of two tensors of one shape and dtype, or of the halves of x [..., 2F], gate first: y [..., F]. In the
-/// packed form one product makes both halves, and dx is written as one tensor.
+/// packed form one GEMM computes both halves, and dx is written as one tensor.
 ///
 /// Floating, any layout. Rounding: computed in f32 (f64 for f64), y and the gradients rounded once; silu(g)
 /// is never rounded by itself. Kept for backward: the inputs. Throws for shapes, dtypes or devices that do

@@ -321,7 +321,7 @@ TEST(CapturedResults, HandlesHoldTheLastCallsWhicheverGraphRan) {
 
 TEST(CapturedResults, CopiesOfAHandleDoNotConfuseThem) {
   CapturedWorld world;
-  std::vector<Tensor> copies;  // as of a caller who gathers losses
+  std::vector<Tensor> copies;  // as of a caller that gathers losses
   for (int t = 0; t < 12; ++t) {
     if (t % 3 == 0)
       for (const Tensor& leaf : world.leaves) zero_grad(leaf);

@@ -136,6 +136,72 @@ TEST(Tape, BackwardBeginsWithTheLossScale) {
   EXPECT_THROW(Tape({.loss_scale = Tensor::full({}, 1, DType::f64, Device::cpu())}), Error);
 }
 
+/// Counts what its entries left to the end of the pass.
+struct CountingEnd : PassEnd {
+  int left = 0;
+  static inline int finished = 0;
+  void finish() override { finished += left; }
+};
+
+/// y = x, whose backward leaves one unit of work to the end, and notes whether x's gradient may wait.
+Tensor leaves_work(const Tensor& x, std::vector<bool>& may_wait, bool fails = false) {
+  Tensor y = x.detach();
+  if (Tape* const tape = Tape::recording(x))
+    tape->record("leaves_work", Site::here(), {&x}, {&y}, [&may_wait, fails](Backward& b) {
+      EXPECT_EQ(CountingEnd::finished, 0) << "before all entries have run";
+      may_wait.push_back(b.may_wait(0));
+      b.at_end<CountingEnd>().left += 1;
+      check(!fails, "this backward fails");
+      b.accumulate(0, b.grad());
+    });
+  return y;
+}
+
+TEST(Tape, WorkLeftToTheEndOfAPassIsDoneOnceAllEntriesHaveRun) {
+  Tensor x = Tensor::from(std::vector<double>{3}, {1}), other = Tensor::from(std::vector<double>{4}, {1});
+  require_grad(x), require_grad(other);
+  std::vector<bool> may_wait;
+  const std::vector<Tensor> one{Tensor::from(std::vector<double>{1}, {1})};
+  const auto pass = [&](auto&& result) {
+    CountingEnd::finished = 0;
+    Tape tape;
+    const std::vector<Tensor> results{result()};
+    tape.backward(results, one);
+  };
+  // The inner pass of a checkpoint is part of the outer one.
+  pass([&] {
+    return checkpoint(
+        [&](const Tensor& in) { return ops::mul(leaves_work(in, may_wait), leaves_work(other, may_wait)); },
+        x);
+  });
+  EXPECT_EQ(CountingEnd::finished, 2);
+
+  may_wait.clear();
+  zero_grad(x), zero_grad(other);
+  pass([&] { return leaves_work(leaves_work(x, may_wait), may_wait); });
+  EXPECT_EQ(CountingEnd::finished, 2);
+  EXPECT_EQ(may_wait, (std::vector<bool>{false, true})) << "a result's gradient is read by the next entry";
+
+  may_wait.clear();
+  zero_grad(x);
+  pass([&] { return ops::add(leaves_work(x, may_wait), leaves_work(x, may_wait)); });
+  pass([&] { return leaves_work(x, may_wait); });
+  EXPECT_EQ(may_wait, (std::vector<bool>{false, false, false}))
+      << "two uses of a leaf; a gradient that is there";
+
+  may_wait.clear();
+  on_grad(other, [](const Tensor&) {});
+  zero_grad(other);
+  pass([&] { return leaves_work(other, may_wait); });
+  EXPECT_EQ(may_wait, std::vector<bool>{false}) << "a hook reads it";
+
+  zero_grad(x);
+  EXPECT_THROW(pass([&] { return leaves_work(leaves_work(x, may_wait, true), may_wait); }), Error);
+  EXPECT_EQ(CountingEnd::finished, 0) << "a pass that throws";
+  pass([&] { return leaves_work(x, may_wait); });
+  EXPECT_EQ(CountingEnd::finished, 1) << "nothing is left of the one that threw";
+}
+
 TEST(Tape, GivenGradientsAreNotScaled) {
   Tensor x = Tensor::from(std::vector<double>{0.5}, {1});
   require_grad(x);

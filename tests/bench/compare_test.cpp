@@ -14,7 +14,7 @@ Record record(const std::string& implementation, double ms, const std::string& c
   r.shape = {{"R", 4}, {"C", 8}};
   r.dtype = "bf16";
   r.device = "cuda:0";
-  r.card = "NVIDIA H200";
+  r.gpu = "NVIDIA H200";
   r.mode = "fwd";
   r.implementation = implementation;
   r.ms = {ms, ms, ms, 5};
@@ -69,7 +69,7 @@ TEST(Compare, LeavesTheCellEmptyWhereARequiredPeerIsMissing) {
 
 TEST(Compare, DoesNotCountAnotherGpu) {
   Record other = record("torch compile", 1, "new");
-  other.card = "NVIDIA H100 80GB HBM3";
+  other.gpu = "NVIDIA H100 80GB HBM3";
   LeftOut left_out;
   const auto list = compare({record("tessera", 2, "new")}, {other}, {}, &left_out);
   EXPECT_TRUE(list.empty());
@@ -100,7 +100,7 @@ TEST(Record, KeepsWhatBelongsToACampaign) {
   r.driver = "580.159.04";
   r.does = {{"weights", "f32"}};
   const Record back = from_json(to_json(r));
-  EXPECT_EQ(back.card, r.card);
+  EXPECT_EQ(back.gpu, r.gpu);
   EXPECT_EQ(back.driver, r.driver);
   EXPECT_EQ(back.campaign, r.campaign);
   EXPECT_EQ(back.does, r.does);

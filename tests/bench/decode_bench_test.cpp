@@ -40,7 +40,8 @@ TEST(DecodeBench, NamesTheShapesThatItHas) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "decode: there is no shape \"llama\"; expected one of llama-2-7b, llama-3-8b, llama-tiny");
+                 "decode: there is no shape \"llama\"; expected one of llama-2-7b, llama-3-8b, llama-tiny, "
+                 "mistral-7b, qwen2.5-7b, qwen3-8b, qwen3-tiny");
   }
 }
 

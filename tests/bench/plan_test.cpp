@@ -2,8 +2,8 @@
 
 #include "bench/step_bench.h"
 
-/// What `tessera plan` says of a step's memory, beside what the step's tensors took on a GPU. (On a CPU small
-/// models are mostly what the allocator rounds up, and large ones take minutes.)
+/// What `tessera plan` says of a step's memory, next to what the step's tensors took on a GPU. (On a CPU
+/// small models are mostly what the allocator rounds up, and large ones take minutes.)
 
 namespace tessera::bench {
 namespace {
@@ -26,9 +26,9 @@ TEST_F(PlanCuda, AStepOfTheTnpTakesWhatWasPlanned) {
   for (const auto& [context, targets, batch] :
        {std::tuple{64, 500, 32}, {10000, 1000, 1}, {30000, 3000, 1}}) {
     StepBenchOptions options;
-    options.job.context = context;
-    options.job.targets = targets;
-    options.job.batch = batch;
+    options.settings.context = context;
+    options.settings.targets = targets;
+    options.settings.batch = batch;
     options.device = Device::cuda(0);
     options.graph = {false};
     options.checkpoint = {false, true};
@@ -39,19 +39,27 @@ TEST_F(PlanCuda, AStepOfTheTnpTakesWhatWasPlanned) {
 }
 
 TEST_F(PlanCuda, AStepOfALanguageModelTakesWhatWasPlanned) {
-  for (const bool llama : {false, true})
+  models::GptConfig gpt, of_36;
+  models::LlamaConfig llama, qwen3{.family = models::LlamaFamily::qwen3};
+  train::LanguageConfig named[] = {gpt, llama, of_36, qwen3};
+  for (train::LanguageConfig& model : named)
+    train::apply_size(model, std::holds_alternative<models::GptConfig>(model) ? "small" : "130m");
+  // Heads of 36 elements, which are padded in attention.
+  std::get<models::GptConfig>(named[2]).d_model = 720;
+  std::get<models::GptConfig>(named[2]).heads = 20;
+  for (const train::LanguageConfig& model : named)
     for (const auto& [vocabulary, batch] : {std::pair<int64_t, int64_t>{50257, 16}, {4000, 8}}) {
       LanguageStepOptions options;
-      if (llama) options.job.model = models::LlamaConfig{};
-      train::apply_size(options.job.model, llama ? "130m" : "small");
-      std::visit([&](auto& model) { model.vocabulary = vocabulary; }, options.job.model);
-      options.job.length = 1024;
-      options.job.batch = batch;
+      options.settings.model = model;
+      std::visit([&, size = vocabulary](auto& config) { config.vocabulary = size; }, options.settings.model);
+      options.settings.length = 1024;
+      options.settings.batch = batch;
       options.device = Device::cuda(0);
       options.graph = {false};
       options.timer = kOnce;
       for (const Record& record : bench_language_step(options))
-        expect_planned(record, record.op + " " + std::to_string(vocabulary));
+        expect_planned(record, record.op + " " + std::to_string(vocabulary) + ", model " +
+                                   std::to_string(&model - named));
     }
 }
 

@@ -22,12 +22,12 @@ TEST(StepBench, AnotherModelIsOtherWork) {
   StepBenchOptions tnp;
   tnp.device = Device::cpu();
   tnp.timer = kOnce;
-  tnp.job.batch = 1, tnp.job.context = 2, tnp.job.targets = 2;
-  tnp.job.model.d_model = tnp.job.model.d_ff = tnp.job.model.embed_hidden = 8;
-  tnp.job.model.heads = tnp.job.model.layers = 1;
+  tnp.settings.batch = 1, tnp.settings.context = 2, tnp.settings.targets = 2;
+  tnp.settings.model.d_model = tnp.settings.model.d_ff = tnp.settings.model.embed_hidden = 8;
+  tnp.settings.model.heads = tnp.settings.model.layers = 1;
   const auto of_tnp = [&](auto&& change) {
     StepBenchOptions options = tnp;
-    change(options.job.model);
+    change(options.settings.model);
     return bench_tnp_step(options).at(0);
   };
   const Record plain = of_tnp([](auto&) {});
@@ -39,11 +39,11 @@ TEST(StepBench, AnotherModelIsOtherWork) {
   LanguageStepOptions gpt;
   gpt.device = Device::cpu();
   gpt.timer = kOnce;
-  gpt.job.batch = 1, gpt.job.length = 4;
-  gpt.job.model = models::GptConfig{.vocabulary = 9, .d_model = 8, .d_ff = 8, .heads = 1, .layers = 1};
+  gpt.settings.batch = 1, gpt.settings.length = 4;
+  gpt.settings.model = models::GptConfig{.vocabulary = 9, .d_model = 8, .d_ff = 8, .heads = 1, .layers = 1};
   const auto of_gpt = [&](auto&& change) {
     LanguageStepOptions options = gpt;
-    change(std::get<models::GptConfig>(options.job.model));
+    change(std::get<models::GptConfig>(options.settings.model));
     return bench_language_step(options).at(0);
   };
   const Record small = of_gpt([](auto&) {});
@@ -66,7 +66,7 @@ TEST(StepBench, TheUsualModelIsNotNamed) {
   StepBenchOptions options;
   options.device = Device::cpu();
   options.timer = kOnce;
-  options.job.batch = options.job.context = options.job.targets = 1;
+  options.settings.batch = options.settings.context = options.settings.targets = 1;
   const Record record = bench_tnp_step(options).at(0);
   EXPECT_EQ(record.shape, (std::map<std::string, int64_t>{{"B", 1}, {"M", 1}, {"N", 1}}));
 }

@@ -121,7 +121,7 @@ TEST(Compare, CountsSlowShapesAndNamesTheWorst) {
   const std::string text = format_sweep(compare(ours, theirs));
   EXPECT_NE(text.find("relu   fwd         20                 3       0.80x      0.20x"), std::string::npos)
       << text;
-  EXPECT_NE(text.find("the slowest beside their peers, 3 of 3"), std::string::npos) << text;
+  EXPECT_NE(text.find("the slowest next to their peers, 3 of 3"), std::string::npos) << text;
   EXPECT_LT(text.find("R=9"), text.find("R=8")) << text;
   EXPECT_EQ(format_comparison(compare(ours, theirs)), "");
   const std::string eager = format_sweep(compare(ours, theirs, {.peer = "eager$"}));

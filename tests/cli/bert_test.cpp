@@ -126,7 +126,7 @@ TEST(TrainBert, AFinishedGroupWritesWhatItIsAskedForLater) {
       if (file != "report.html")
         EXPECT_TRUE(at.get("runs/later/" + seed + file) == at.get("runs/first/" + seed + file)) << file;
     }
-  // What is there already is not made again.
+  // What is there already is not recomputed.
   const Outcome again = run(at, "train bert --resume runs/later --device cpu --quiet");
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(again.out.find("predictions:"), std::string::npos) << again.out;
@@ -256,7 +256,7 @@ TEST(TrainBert, ARunGoesOnWithItsOwnDataOnly) {
 
 struct BadFiles {
   const char* name;
-  const char* line;  // behind "train bert --data glue --device cpu --seeds 1 --steps 1 --batch 4 "
+  const char* line;  // after "train bert --data glue --device cpu --seeds 1 --steps 1 --batch 4 "
   void (*put)(const Workplace& at);
   const char* says;
 };

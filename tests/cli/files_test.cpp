@@ -130,7 +130,7 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op transpose --set a=2 --in good.safetensors --out o", "transpose|dimension 2|f32[2, 3]"},
     {"op rope --in rope.safetensors --out o --set offset=1", "rope|offset 1|positions"},
     {"op rope --in rope_plain.safetensors --out o --set positions=true", "rope|no input \"positions\""},
-    {"op rope_to_cache --in cache.safetensors --out o", "rope_to_cache|behind 3|capacity of 3|5 positions"},
+    {"op rope_to_cache --in cache.safetensors --out o", "rope_to_cache|after 3|capacity of 3|5 positions"},
     {"op sum --set dim=5 --in good.safetensors --out o", "dim|5"},
     {"op sum --set keep=true --in good.safetensors --out o", "sum|keep|one dimension"},
     {"bench op embedding --shape V=0,T=4,C=2 --device cpu", "embedding|\"indices\"|at least one"},
@@ -575,7 +575,7 @@ TEST_P(BadRuns, AreRefusedByResumeAndEval) {
        {"train tnp --device cpu --steps 8 --resume runs/r", "eval tnp runs/r --device cpu --tasks 2"}) {
     const Outcome outcome = run(workplace, line);
     EXPECT_EQ(outcome.code, 1) << line << outcome.out << outcome.err;
-    const size_t last = outcome.err.rfind("tessera: ");  // behind warnings of what was passed over
+    const size_t last = outcome.err.rfind("tessera: ");  // after warnings of what was passed over
     EXPECT_TRUE(last != std::string::npos && holds_all(outcome.err.substr(last), GetParam().says))
         << line << ": " << outcome.err << "expected " << GetParam().says;
   }

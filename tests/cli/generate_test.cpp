@@ -89,7 +89,7 @@ TEST(Generate, EndsAtEndTokensStopTextsAndTheLastPosition) {
   const json whole = made(at, "--prompt abc --seed 7")["texts"][0];
   EXPECT_EQ(whole["end"], "length");
   const json last = made(at, "--prompt abc --seed 7 --max-tokens 1000")["texts"][0];
-  EXPECT_EQ(last["tokens"].size(), 62u);  // 64 positions: 61 behind the prompt, and one that is never run
+  EXPECT_EQ(last["tokens"].size(), 62u);  // 64 positions: 61 after the prompt, and one that is never run
   EXPECT_EQ(made(at, "--prompt abc --max-tokens 0")["texts"][0]["tokens"].size(), 0u);
 
   // A stop text of two tokens in the middle of what comes anyway.

@@ -7,8 +7,8 @@
 
 #include "tests/cli/command.h"
 
-// `tessera train gpt` and `llama` as a user runs them: from text to a folder of Hugging Face, and to the same
-// bytes however often they are stopped.
+// `tessera train gpt` and `llama` as a user runs them: from text to a Hugging Face model directory, and to
+// the same bytes however often they are stopped.
 
 namespace tessera::cli::test {
 namespace {
@@ -263,7 +263,7 @@ TEST(TrainLanguageRuns, FromShardsWithDocumentsApart) {
   EXPECT_EQ(at.get("runs/a/model/tokenizer.json"), at.get("t.json"));
   const json settings = json::parse(at.get("runs/a/run.json"));
   EXPECT_EQ(settings.at("job").at("data"), (at / "d").string());
-  // Shards that have been made anew are not the run's.
+  // Shards that have been made again are not the run's.
   fs::remove_all(at / "d");
   expect_success(run(at, "tokenizer train --text a.txt --vocab-size 300 --out t2.json"));
   expect_success(run(at, "data tokenize --text a.txt b.txt --tokenizer t2.json --out d"));
@@ -451,6 +451,20 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
     EXPECT_GT(planned, 0.75 * live) << model;
     EXPECT_LT(planned, 1.25 * live) << model;
   }
+}
+
+TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --steps 4 --name a" + kFromText));
+  for (const std::string& file : at.files())
+    if (file.find("validation-") != std::string::npos) fs::remove(at / file);
+  const std::string curve_before = at.get("runs/a/metrics.jsonl");
+  const Outcome outcome = run(at, "train gpt --resume runs/a --steps 8 --device cpu --quiet");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(holds_all(outcome.err, "runs/a|no validation shards|runs/a/data|restore them|new run"))
+      << outcome.err;
+  EXPECT_EQ(at.get("runs/a/metrics.jsonl"), curve_before);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ TEST(SlowLearning, ATnpComesCloseToTheBayesOptimum) {
   EXPECT_GT(start.at("eval_gap").get<double>(), 10 * kBound);
   EXPECT_LT(end.at("eval_gap").get<double>(), kBound);
   EXPECT_GT(end.at("eval_gap").get<double>(),
-            -4 * end.at("eval_gap_error").get<double>());  // nobody beats the optimum
+            -4 * end.at("eval_gap_error").get<double>());  // no model beats the optimum
 }
 
 }  // namespace

@@ -214,7 +214,7 @@ TEST(Bench, OpWritesRecordsThatCompareReads) {
   const std::string out = said(workplace, "bench compare a.jsonl a.jsonl --html page.html");
   EXPECT_EQ(count_of(out, "1.00x"), 4u) << out;
   EXPECT_TRUE(holds_all(workplace.get("page.html"), "<!doctype html>|linear|Benchmark comparison"));
-  // A forced row is named; a share that nobody knows is none of 0 %.
+  // A forced row is named; an unknown share is not 0 %.
   std::string forced = lines.front();
   forced.replace(forced.find("\"row\":\"\""), 8, "\"row\":\"big\"");
   workplace.put("b.jsonl", forced + "\n");
@@ -323,6 +323,27 @@ std::vector<std::string> query(const fs::path& database, const std::string& sql)
   sqlite3_finalize(statement);
   sqlite3_close(handle);
   return row;
+}
+#endif
+
+#if defined(TESSERA_WITH_SQLITE)
+TEST(Train, SeveralSeedsHaveARowTogetherAndOneEach) {
+  const Workplace workplace;
+  ASSERT_EQ(run(workplace, "data glue --out glue --task sst2 --train 40 --dev 12 --test 6").code, 0);
+  const Outcome outcome =
+      run(workplace,
+          "train bert --task sst2 --data glue --seeds 2 --steps 3 --scratch --layers 1 --d-model 8 "
+          "--n-head 1 --d-ff 8 --vocab-size 300 --batch-size 4 --max-length 32 --device cpu "
+          "--quiet --name g --json out.json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto row = query(workplace / "runs/runs.sqlite",
+                         "SELECT model, status, steps, best_eval, device, count(*) FROM runs");
+  const double score = json::parse(workplace.get("out.json")).at("metrics").at("eval_score").at("mean");
+  ASSERT_EQ(row.size(), 6u);
+  EXPECT_EQ(row[0] + " " + row[1] + " " + row[2] + " " + row[4] + " " + row[5], "bert finished 3 cpu 1");
+  EXPECT_NEAR(std::stod(row[3]), score, 1e-12);
+  EXPECT_EQ(query(workplace / "runs/g/runs.sqlite", "SELECT count(*), min(best_eval) >= 0 FROM runs"),
+            (std::vector<std::string>{"2", "1"}));
 }
 #endif
 

@@ -4,6 +4,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -11,6 +12,7 @@
 
 #include "io/checkpoint_folder.h"
 #include "tests/cli/command.h"
+#include "tests/place.h"
 
 // A run that was stopped, killed or damaged goes on to the end that it would have reached: the same bytes in
 // the last checkpoint, the same losses at every step.
@@ -57,7 +59,7 @@ std::string checkpoint_name(const std::string& run, int64_t step) {
   return ::testing::AssertionSuccess();
 }
 
-/// A save under way: its temporary lies in the folder.
+/// A save in progress: its temporary lies in the folder.
 bool saves_now(const fs::path& checkpoints) {
   std::error_code code;
   for (fs::directory_iterator entry(checkpoints, code), end; !code && entry != end; entry.increment(code))
@@ -65,7 +67,7 @@ bool saves_now(const fs::path& checkpoints) {
   return false;
 }
 
-/// Stops the process at a moment when a save is under way. Returns false if it has ended before.
+/// Stops the process at a moment when a save is in progress. Returns false if it has ended before.
 bool stop_in_a_save(Process& process, const fs::path& checkpoints) {
   while (process.running()) {
     if (!saves_now(checkpoints)) continue;
@@ -435,6 +437,43 @@ TEST(Resume, ARunThatMetOtherTasksIsNotContinued) {
   EXPECT_EQ(later.code, 1);
   EXPECT_TRUE(holds_all(later.err, "run.json|task_stream|3|1 to 2")) << later.err;
 }
+
+/// tests/cli/earlier holds runs of version 0.1.0 at revision 0fa62f4c96a1, stopped after step 4, and the
+/// whole curves that it gave: a TNP in f16, and a LLaMA with micro-batches, averages of the weights and
+/// dropout.
+class EarlierRun : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EarlierRun, GoesOnToItsEnd) {
+  const Workplace workplace;
+  const std::string model = GetParam(), name = "runs/" + model;
+  fs::create_directories(workplace / "runs");
+  fs::copy(tessera::test::place("TESSERA_TEST_DATA", TESSERA_TEST_DATA) + "/cli/earlier/" + model,
+           workplace / name, fs::copy_options::recursive);
+  const json before = json::parse(workplace.get(name + "/run.json"));
+  const Outcome resumed = run(workplace, "train " + model + " --quiet --device cpu --resume " + name);
+  expect_success(resumed);
+  EXPECT_TRUE(holds_all(resumed.out, "(step 4)|trained 4 steps")) << resumed.out;
+  const json after = json::parse(workplace.get(name + "/run.json"));
+  EXPECT_EQ(after.at("job"), before.at("job"));
+  EXPECT_EQ(after.at("options"), before.at("options"));
+  std::istringstream expected(workplace.get(name + "/expected.jsonl")),
+      found(workplace.get(name + "/metrics.jsonl"));
+  int64_t lines = 0;
+  for (std::string line, other; std::getline(expected, line); ++lines) {
+    ASSERT_TRUE(std::getline(found, other)) << line;
+    const json a = json::parse(line), b = json::parse(other);
+    // Another processor's BLAS may round otherwise: the last bits of 8 steps in f32; f16 keeps 11 bits.
+    for (const auto& [key, value] : a.items())
+      if (value.is_number())
+        EXPECT_NEAR(b.at(key).get<double>(), value.get<double>(), 2e-3 * std::abs(value.get<double>()))
+            << key << " of " << line;
+      else
+        EXPECT_EQ(b.at(key), value) << key << " of " << line;
+  }
+  EXPECT_EQ(lines, 8);
+  EXPECT_EQ(steps_logged(workplace, model), 8);
+}
+INSTANTIATE_TEST_SUITE_P(Of, EarlierRun, ::testing::Values("tnp", "llama"));
 
 TEST(FullDisk, WithoutAByteLeftTheMessageIsStillTheDisks) {
   const Workplace workplace;

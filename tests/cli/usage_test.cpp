@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/cli/command.h"
 
 // Command lines that are wrong in themselves: exit code 2 and one line that names what is wrong, at once,
@@ -18,10 +20,10 @@ constexpr BadLine kBadLines[] = {
     {"", "a subcommand is needed|doctor|train|--help"},
     {"trian tnp", "unknown subcommand \"trian\"|did you mean train?"},
     {"train", "a subcommand is needed|tnp"},
-    {"--device cpu train tnp", "--device stands too early|behind the subcommand|tnp"},
-    {"train --steps 3 tnp", "--steps stands too early|tnp"},
-    {"--json doctor", "--json stands too early|doctor"},
-    {"train -- tnp", "tnp|behind \"--\""},
+    {"--device cpu train tnp", "--device comes too early|after the subcommand|tnp"},
+    {"train --steps 3 tnp", "--steps comes too early|tnp"},
+    {"--json doctor", "--json comes too early|doctor"},
+    {"train -- tnp", "tnp|follow \"--\""},
     {"op -- relu --in a --out b", "unexpected argument \"--\""},
     {"train tpn", "unknown subcommand \"tpn\"|did you mean tnp?"},
     {"train resnet --steps 3", "unknown subcommand \"resnet\"|tnp"},
@@ -39,7 +41,7 @@ constexpr BadLine kBadLines[] = {
     {"train tnp extra", "unexpected argument \"extra\"|tessera train tnp --help"},
     {"doctor now", "unexpected argument \"now\""},
     {"op relu tanh --in a --out b", "unexpected argument \"tanh\""},
-    // flags that are none
+    // unknown flags
     {"--vresion", "unknown flag --vresion|did you mean --version?"},
     {"train tnp --stpes 3", "unknown flag --stpes|did you mean --steps?"},
     {"train tnp --steps3 5", "unknown flag --steps3|did you mean --steps?"},
@@ -190,6 +192,10 @@ constexpr BadLine kBadLines[] = {
     {"train gpt --text a --tokenizer-kind word", "--tokenizer-kind|word not in|bpe"},
     {"train gpt --text a --model m --layers 3", "--model and --layers|the folder says"},
     {"train llama --text a --model m --kv-heads 3", "--model and --kv-heads"},
+    {"train llama --text a --model m --type qwen2", "--model and --type|the folder says"},
+    {"train llama --text a --type gemma", "--type|gemma not in|mistral"},
+    {"train gpt --text a --type qwen2", "unknown flag --type"},
+    {"plan llama --heads 4 --head-dim 5", "heads of 5|even"},
     {"train gpt --text a --kv-heads 2", "unknown flag --kv-heads"},
     {"train llama --text a --dropout 1", "--dropout|1 not in range"},
     {"train llama --text a --model m --dropout 0.1", "--model and --dropout|the folder says"},
@@ -245,7 +251,7 @@ constexpr BadLine kBadLines[] = {
     {"train bert --task sst3 --data d --scratch", "\"sst3\"|did you mean sst2?"},
     {"train bert --task sst2 --data d --scratch --pad --packed", "--pad and --packed"},
     {"train bert --task sst2 --data d --model m --layers 2", "--layers is of --scratch"},
-    {"train bert --task sst2 --data d --model m --preset mini", "--preset is of --scratch"},
+    {"train bert --task sst2 --data d --model m --size mini", "--size is of --scratch"},
     {"train bert --task sst2 --data d --scratch --d-model 10 --n-head 3", "d_model 10|heads 3"},
     {"train bert --task sst2 --data d --scratch --epochs 2 --steps 9", "--epochs|--steps"},
     {"train bert --task sst2 --data d --scratch --epochs 0", "--epochs|0 not in range"},
@@ -354,6 +360,34 @@ INSTANTIATE_TEST_SUITE_P(Lines, UsageError, ::testing::ValuesIn(kBadLines), [](c
   }
   return name.substr(0, 60);
 });
+
+/// Flags that were called otherwise are still understood, on the command line and in a file; the help has
+/// the present names alone.
+TEST(OldFlags, MeanWhatTheNewOnesMean) {
+  const Workplace at;
+  at.put("text",
+         std::string(40, 'a') + "\nbc de fg hi jk lm no pq rs tu vw xy za bc de fg hi jk lm no pq rs\n");
+  const auto job = [&](const std::string& name, const std::string& flags) {
+    const Outcome outcome =
+        run(at,
+            "train gpt --text text --layers 1 --d-model 8 --d-ff 8 --length 4 --steps 1 --device cpu "
+            "--quiet --sample-tokens 0 --ngram 0 --validation 0 --name " +
+                name + " " + flags);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(at.get("runs/" + name + "/run.json")).at("job");
+  };
+  const nlohmann::json now = job("new", "--batch-size 3 --n-head 4 --clip-norm 0.5 --json new.json");
+  EXPECT_EQ(now.at("batch"), 3);
+  EXPECT_EQ(now.at("clip_norm"), 0.5);
+  EXPECT_EQ(job("old", "--batch 3 --heads 4 --clip 0.5 --json-out old.json"), now);
+  at.put("run.toml", "batch = 3\nheads = 4\nclip = 0.5\njson-out = \"toml.json\"\n");
+  EXPECT_EQ(job("toml", "--config run.toml"), now);
+  for (const char* file : {"new.json", "old.json", "toml.json"}) EXPECT_TRUE(fs::exists(at / file)) << file;
+  const std::string help = run(at, "train gpt --help").out + run(at, "train bert --help").out;
+  for (const char* old : {"--batch ", "--batch,", "--heads", "--clip ", "--clip,", "--json-out", "--preset"})
+    EXPECT_EQ(help.find(old), std::string::npos) << old;
+  EXPECT_TRUE(holds_all(help, "--batch-size|--n-head|--clip-norm|--json |--size"));
+}
 
 }  // namespace
 }  // namespace tessera::cli::test

@@ -108,7 +108,7 @@ TEST(Loader, AnErrorReachesTheConsumerInItsPlace) {
 
 TEST(Loader, BatchesThatAreMadeOutOfOrderComeInOrder) {
   static constexpr uint64_t kBatches = 30;
-  /// Every third batch is finished only after the two behind it, of those that are asked for.
+  /// Every third batch is finished only after the two after it, of those that are asked for.
   struct OutOfOrder {
     mutable std::mutex mutex;
     mutable std::condition_variable changed;
@@ -243,7 +243,7 @@ TEST(Loader, MayBeDestroyedWithCopiesInFlight) {
     for (int i = 0; i < 4; ++i) busy.fill(0);  // the copy is pending when the loader goes
     copies.push_back(loader.next().xc.to(gpu));
   }
-  for (int i = 0; i < 40; ++i) {  // whoever gets the memory writes it
+  for (int i = 0; i < 40; ++i) {  // the next user of the memory writes it
     others.push_back(Tensor::empty_pinned(copies[0].shape(), DType::f32));
     others.back().fill(-1);
   }

@@ -152,7 +152,8 @@ TEST_F(Shards, NoticesTokensOutsideTheVocabularyAndACutAfterOpening) {
   expect_error([&] { unverified.read(0, tokens); }, {"token 7 is 65535, outside the vocabulary of 1000"});
   const TokenShard shard(path("x.tokens"));
   fs::resize_file(path("x.tokens"), 130);
-  EXPECT_NE(message_of([&] { shard.read(0, tokens); }).find("somebody is changing it"), std::string::npos);
+  EXPECT_NE(message_of([&] { shard.read(0, tokens); }).find("another process is changing it"),
+            std::string::npos);
 }
 
 TEST_F(Shards, WindowsGoOnAcrossShards) {

@@ -4,7 +4,7 @@
 #include "tests/fuzz/mutate.h"
 
 // Any bytes: an Error, or a checkpoint whose values are proper. The mutator makes the checksums right again,
-// three times in four, so that what lies behind them is reached.
+// three times in four, so that what lies after them is reached.
 
 using namespace tessera;
 

@@ -101,6 +101,14 @@ void make_weight_seeds(const std::string& folder) {
     "original_max_position_embeddings": 16, "rope_theta": 1e5}, "eos_token_id": [1, 2], "bos_token_id": 0})");
   put("config/yarn",
       R"({"model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 32}})");
+  put("config/qwen2",
+      R"({"model_type": "qwen2", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9,
+    "use_sliding_window": true})");
+  put("config/phi3",
+      R"({"model_type": "phi3", "hidden_size": 8, "num_attention_heads": 1, "partial_rotary_factor": 0.5,
+    "original_max_position_embeddings": 16, "rope_scaling": {"type": "longrope", "short_factor": [1, 1.5],
+    "long_factor": [2, 3]}})");
   put("config/bert", R"({"model_type": "bert", "architectures": ["BertForSequenceClassification"],
     "id2label": {"0": "a", "1": "b"}, "hidden_size": 8, "num_attention_heads": 2})");
 }

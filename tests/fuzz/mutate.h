@@ -7,7 +7,7 @@
 
 #include "io/checksum.h"
 
-/// Mutators that keep the outer form of a file, so that libFuzzer's changes reach the code behind its first
+/// Mutators that keep the outer form of a file, so that libFuzzer's changes reach the code after its first
 /// checks.
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t limit);
@@ -37,7 +37,7 @@ inline size_t mutate_safetensors(uint8_t* data, size_t size, size_t limit, unsig
   return 8 + header.size() + payload.size();
 }
 
-/// Writes the digits of `hash` behind the first `mark`, if they have room.
+/// Writes the digits of `hash` after the first `mark`, if they have room.
 inline void put_digits(std::string& head, const std::string& mark, const std::string& digits) {
   const size_t place = head.find(mark);
   if (place != std::string::npos && head.size() - place - mark.size() >= digits.size())

@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-/// Half of the time the archive is made anew around a changed pickle, so that its checksum holds.
+/// Half of the time the archive is rebuilt around a changed pickle, so that its checksum holds.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t limit, unsigned seed) {
   const std::string whole(reinterpret_cast<char*>(data), size);
   const size_t begin = whole.find("\x80\x02"), end = whole.find("PK\3\4", begin);

@@ -17,8 +17,8 @@
 #include "tensor/tensor.h"
 
 /// The vocabulary of the sm_90a kernels, each word alone: one warpgroup multiplies 64 x N x 128 tiles that
-/// the copy engine brought, in every order and width; boxes over an odd edge; clusters and what their blocks
-/// send each other; additions by the copy engine; stmatrix; halves; flags and loads in global memory; small
+/// TMA brought, in every order and width; boxes over an odd edge; clusters and what their blocks
+/// send each other; additions by TMA; stmatrix; halves; flags and loads in global memory; small
 /// products and transposed matrices in registers; approximations.
 
 namespace tessera::gpu {
@@ -206,7 +206,7 @@ TEST(Hopper, MulticastReachesEveryBlockAndReadsZerosOutside) {
             << block << " " << row << " " << column;
 }
 
-/// Stores a 16 x 16 tile by stmatrix into a swizzled box, writes it out with the copy engine, clipped to 11
+/// Stores a 16 x 16 tile by stmatrix into a swizzled box, writes it out with TMA, clipped to 11
 /// rows and 13 columns, and adds 32 floats twice.
 __global__ void __launch_bounds__(32, 1) store_kernel(const __grid_constant__ TensorMap map, float* sums) {
   __shared__ __align__(1024) char box[16 * 128];
@@ -280,7 +280,7 @@ TEST(Hopper, BoxesAreAddedInsideTheTensorAlone) {
           << row << " " << column;  // 27 columns, rounded up to 16 bytes
 }
 
-/// Each block of a cluster of two sends the other 16 bytes a thread, and reads what came.
+/// Each block of a cluster of two sends the other 16 bytes per thread, and reads what came.
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1) send_kernel(uint32_t* out) {
   __shared__ __align__(16) uint32_t mail[128][4];
   __shared__ Barrier came;
@@ -393,7 +393,7 @@ TEST(Hopper, SmallProductsAndTransposedMatrices) {
   check_fragments<f16>();
 }
 
-/// Each lane stores one of 32 halves, from behind, beside a word that stays.
+/// Each lane stores one of 32 halves, from behind, next to a word that stays.
 __global__ void __launch_bounds__(32, 1) half_kernel(uint32_t* words) {
   __shared__ uint32_t shared[17];
   if (threadIdx.x < 17) shared[threadIdx.x] = 0xABCDABCDu;

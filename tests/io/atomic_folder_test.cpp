@@ -35,7 +35,7 @@ void publish(const std::string& folder, Existing existing, const Content& files)
 const Content kOld = {{"config.json", "old"}, {"only-old", "x"}, {"weights", "old"}};
 const Content kNew = {{"config.json", "new"}, {"weights", "new"}, {"index.json", "i"}};
 
-/// Where a folder "model" lies beside a file that is not ours.
+/// Where a folder "model" lies next to a file that is not ours.
 class AtomicFolders : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -192,7 +192,7 @@ TEST_F(AtomicFolders, SurviveAKillAtEveryCall) {
       }
     }
     EXPECT_GE(olds, 5);
-    EXPECT_GE(news, 2);  // killed behind the exchange, and not killed
+    EXPECT_GE(news, 2);  // killed after the exchange, and not killed
   }
 }
 
@@ -238,7 +238,7 @@ TEST_F(AtomicFolders, ShardsOfASaveThatFailsAreRemoved) {
       }
       EXPECT_NE(error.find("No space left"), std::string::npos) << error;
       EXPECT_NE(error.find("write: " + folder + "/model"), std::string::npos) << error;
-      EXPECT_EQ(error.find(".tmp-"), std::string::npos) << error;  // a name that nobody knows
+      EXPECT_EQ(error.find(".tmp-"), std::string::npos) << error;  // an unknown name
       const Content after = content_of(root.path());
       EXPECT_TRUE(std::ranges::none_of(after, [](const auto& file) {
         return file.first.find("fresh") != std::string::npos || file.first.find("tmp") != std::string::npos;

@@ -199,7 +199,7 @@ TEST(Checkpoint, RefusesWhatDoesNotFitWithATableAndChangesNothing) {
   EXPECT_EQ(wrong_curve, std::vector<double>{7});
   EXPECT_EQ(std::pair(wrong_rate, int(extra)), std::pair(7.0f, 9));
 
-  // A field that the file has and nobody asks for is as bad: something would be forgotten.
+  // A field that the file has and the object lacks is as bad: something would be forgotten.
   EXPECT_TRUE(throws([&] { load(folder / "file", named("model", model), named("step", step)); },
                      "rng    rng          not expected"));
   EXPECT_TRUE(

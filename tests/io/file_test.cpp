@@ -105,7 +105,7 @@ TEST(AtomicFile, ReplacesWhatALinkLeadsTo) {
   EXPECT_EQ(folder.names().size(), 5u);
 }
 
-/// Somebody who is not root, as long as it lives.
+/// A user other than root, as long as it lives.
 struct Nobody {
   Nobody() {
     if (own == 0 && ::seteuid(65534) != 0) throw std::runtime_error("seteuid failed");

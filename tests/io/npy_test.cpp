@@ -177,7 +177,7 @@ TEST(Npy, RefusesMalformedFilesByName) {
       {"rank 9", with("'|u1'", "False", "(1,1,1,1,1,1,1,1,2)"), "the shape has more than 8 dimensions"},
       {"cut short", npy_bytes(1, good, "\1"),
        "has 1 bytes of elements, expected 2 for u8[2]: the file is cut short"},
-      {"goes on behind", npy_bytes(1, good, "\1\2\3"), "expected 2 for u8[2]: something follows the array"},
+      {"trailing bytes", npy_bytes(1, good, "\1\2\3"), "expected 2 for u8[2]: something follows the array"},
       {"no bool", with("'|b1'", "False", "(2,)"),
        "element 1 of the bool tensor 'array' is 2, expected 0 or 1"},
   };

@@ -218,7 +218,7 @@ TEST(TokenizerMalformed, RefusesPatternsWithAReason) {
       {"\\p{L", "an open \\p{"},
       {"\\p{Nonsense}", "is not understood"},
       {"[[:alpha]", "an open class"},
-      {"a{1,3}+", "a + behind an interval"},
+      {"a{1,3}+", "a + after an interval"},
       {"(?m:.)", "the flag m or s"},
       {"[\\W]", "\\W in a class"},
       {"\\Ga", "\\G at byte 0"},
@@ -314,7 +314,7 @@ TEST(TokenizerMalformed, RefusesSentencePieceModelsWithAReason) {
   std::vector<uint32_t> small(256, 0x80000000);
   small[0] = 0;
   std::vector<uint32_t> outside = small, leaf = small;
-  outside[0] = 0x3FFFu << 10;                                 // children behind the end
+  outside[0] = 0x3FFFu << 10;                                 // children past the end
   leaf[0] = 0;                                                // children at 0 ^ byte
   leaf['x'] = uint32_t('x') | 1u << 8 | uint32_t('x') << 10;  // "x": its value at 'x' ^ 'x' = 0
   std::vector<uint32_t> far = leaf;

@@ -101,7 +101,7 @@ std::vector<Refused> refused_programs() {
       {"stop on an empty stack", kProto + kStop, "takes from an empty stack"},
       {"left over", kProto + kNone + kEmptyDict + kStop, "ends with objects left over"},
       {"a mark left over", kProto + kMark + kEmptyDict + kStop, "ends with objects left over"},
-      {"behind the end", kProto + kEmptyDict + kStop + "N", "goes on behind its end"},
+      {"past the end", kProto + kEmptyDict + kStop + "N", "continues past its end"},
       {"no dictionary", kProto + integer(3) + kStop,
        "holds an integer where a dictionary of tensors is expected"},
       {"a tensor alone", kProto + matrix() + kStop, "holds a tensor where a dictionary"},

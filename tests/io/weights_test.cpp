@@ -41,7 +41,7 @@ TEST(ShardIndex, RefusesWhatIsNoIndex) {
       {"a NUL", std::string("{\0}", 3), "holds a NUL byte"},
       {"an escaped NUL", R"({"weight_map":{"a\u0000":"f"}})", "holds a NUL byte"},
       {"cut short", R"({"weight_map":{"a":"f")", "is not valid JSON"},
-      {"text behind", index_of("f") + "x", "is not valid JSON"},
+      {"trailing text", index_of("f") + "x", "is not valid JSON"},
       {"not UTF-8", "{\"weight_map\":{\"\xFF\":\"f\"}}", "is not valid JSON"},
       {"no map", R"({"metadata":{}})", "has no part weight_map"},
       {"an empty map", R"({"weight_map":{}})", "names no tensors"},

@@ -44,6 +44,24 @@ LlamaConfig small_llama(ops::RopeScaling scaling = ops::RopeScaling::none) {
           .init_deviation = 0.3,
           .dtype = DType::f64};
 }
+/// A family with all that is its own: phi3 rotates 4 of 6 elements, by other angles beyond 5 tokens.
+LlamaConfig small_family(LlamaFamily family) {
+  LlamaConfig config = small_llama();
+  config.family = family;
+  config.window = family == LlamaFamily::llama ? 0 : 12;
+  if (family != LlamaFamily::phi3) return config;
+  config.partial_rotary = 0.7;
+  config.rope = {.base = 100,
+                 .scaling = ops::RopeScaling::longrope,
+                 .factor = 3,
+                 .trained_length = 5,
+                 .short_factor = {1, 1.3},
+                 .long_factor = {1.5, 4}};
+  return config;
+}
+constexpr LlamaFamily kFamilies[] = {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2,
+                                     LlamaFamily::qwen3, LlamaFamily::phi3};
+
 BertConfig small_bert(BertHead head, BertFamily family = BertFamily::bert) {
   return {.family = family,
           .vocabulary = 19,
@@ -73,8 +91,17 @@ void for_each_causal(F&& f) {
   Rng rng(3);
   f(Gpt(small_gpt(), rng, kCpu));
   f(Gpt(small_gpt(GptFamily::opt), rng, kCpu));
-  f(Llama(small_llama(), rng, kCpu));
   f(Llama(small_llama(ops::RopeScaling::yarn), rng, kCpu));
+  for (const LlamaFamily family : kFamilies) {
+    const Llama model(small_family(family), rng, kCpu);
+    // Biases and norms away from 0 and 1, where they would hide.
+    for (const auto& [name, parameter] : nn::parameters(model)) {
+      Tensor shift = Tensor::empty(parameter.shape(), DType::f64, kCpu);
+      nn::init::normal(shift, rng, 0, 0.1);
+      parameter.detach().copy_from(ops::add(parameter.detach(), shift));
+    }
+    f(model);
+  }
 }
 
 TEST(CausalModels, ATokenDoesNotSeeThoseAfterIt) {
@@ -214,6 +241,141 @@ TEST(Llama, AnUngatedSquaredReluServesAsFfn) {
   const Tensor loss = model.loss(tokens_of({4, 7, 2}, {1, 3}), tokens_of({7, 2, 1}, {1, 3}));
   tape.backward(loss);
   for (const auto& [name, parameter] : nn::parameters(model)) EXPECT_TRUE(grad(parameter).defined()) << name;
+}
+
+TEST(Llama, FamiliesHaveTheBiasesAndNormsOfTheirOwn) {
+  Rng rng(3);
+  for (const LlamaFamily family : kFamilies) {
+    const Llama model(small_family(family), rng, kCpu);
+    const nn::SelfAttention& attention = model.blocks[0].attention;
+    EXPECT_EQ(attention.qkv.bias.defined(), family == LlamaFamily::qwen2) << name_of(family);
+    EXPECT_FALSE(attention.out.bias.defined()) << name_of(family);
+    EXPECT_EQ(attention.q_norm.has_value(), family == LlamaFamily::qwen3) << name_of(family);
+    if (attention.k_norm) EXPECT_EQ(attention.k_norm->weight.shape(), Shape{6});
+    EXPECT_EQ(parse_llama_family(name_of(family)), family);
+  }
+  EXPECT_EQ(message_of([&] { parse_llama_family("gemma"); }),
+            "llama: there is no family \"gemma\"; expected llama, mistral, qwen2, qwen3 or phi3");
+}
+
+TEST(Llama, NormsOfQueriesAndKeysTakeTheirSizeAway) {
+  // Rows of the projection that are c times as large give the same results where heads are normalised.
+  for (const LlamaFamily family : {LlamaFamily::mistral, LlamaFamily::qwen3}) {
+    Rng rng(3);
+    LlamaConfig config = small_family(family);
+    config.eps = 1e-14;
+    const Llama model(config, rng, kCpu);
+    const Tensor text = tokens_of({4, 7, 2, 9, 5}, {1, 5});
+    const Tensor before = model(text);
+    const Tensor keys = model.blocks[1].attention.qkv.weight.detach().slice(0, 24, 36);
+    keys.copy_from(ops::scale(keys, 3));
+    const double moved = largest_difference(model(text), before);
+    if (family == LlamaFamily::qwen3)
+      EXPECT_LT(moved, 1e-9);
+    else
+      EXPECT_GT(moved, 1e-3);
+  }
+}
+
+TEST(Llama, ATextHasToFitIntoTheSlidingWindow) {
+  Rng rng(3), same(3);
+  LlamaConfig config = small_family(LlamaFamily::mistral), endless = config;
+  config.window = 5, endless.window = 0;
+  const Llama model(config, rng, kCpu), without(endless, same, kCpu);
+  EXPECT_EQ(model.longest(), 5);
+  EXPECT_EQ(without.longest(), 16);
+  const Tensor fits = tokens_of({4, 7, 2, 9, 5}, {1, 5}), longer = tokens_of({4, 7, 2, 9, 5, 1}, {1, 6});
+  EXPECT_EQ(largest_difference(model(fits), without(fits)), 0);
+  const std::string refused =
+      "mistral: a sequence has 6 tokens, more than the sliding window of 5; attention here has no window, so "
+      "a text must fit into it";
+  EXPECT_EQ(message_of([&] { model(longer); }), refused);
+  EXPECT_EQ(message_of([&] { model.loss(longer, longer); }), refused);
+  EXPECT_EQ(message_of([&] { model.make_cache(1, 6); }),
+            "mistral: a cache of 6 tokens is larger than the sliding window of 5; attention here has no "
+            "window, so a text must fit into it");
+  EXPECT_EQ(model(tokens_of({4, 7, 2, 9, 5, 1}, {6}), {{5, 1}}).size(0), 6);  // two texts, each fits
+  EXPECT_EQ(generate(model, std::vector<int64_t>{4, 7}, {.most_tokens = 9}).size(), 4u);
+}
+
+TEST(Llama, AFamilyHasNoSettingsOfAnother) {
+  Rng rng(3);
+  const auto error = [&](LlamaFamily family, auto&& change) {
+    LlamaConfig config = small_family(family);
+    change(config);
+    return message_of([&] { Llama(config, rng, kCpu); });
+  };
+  EXPECT_EQ(error(LlamaFamily::qwen2, [](auto& c) { c.attention_bias = true; }),
+            "qwen2: there is no qwen2 with attention_bias");
+  EXPECT_EQ(error(LlamaFamily::mistral, [](auto& c) { c.mlp_bias = true; }),
+            "mistral: there is no mistral with mlp_bias");
+  EXPECT_EQ(error(LlamaFamily::qwen3, [](auto& c) { c.gated = false; }),
+            "qwen3: there is no qwen3 with an MLP without gate");
+  EXPECT_EQ(error(LlamaFamily::llama, [](auto& c) { c.window = 4; }),
+            "llama: there is no llama with a sliding window");
+  EXPECT_EQ(error(LlamaFamily::mistral, [](auto& c) { c.partial_rotary = 0.7; }),
+            "mistral: there is no mistral with partial_rotary below 1");
+  EXPECT_EQ(
+      error(LlamaFamily::phi3, [](auto& c) { c.partial_rotary = 0.5; }),
+      "phi3: partial_rotary 0.5 of a head of 6 elements are 3; positions rotate pairs, so it must be an "
+      "even number");
+  EXPECT_EQ(error(LlamaFamily::phi3, [](auto& c) { c.partial_rotary = 0; }),
+            "phi3: partial_rotary is 0; expected more than 0 and at most 1");
+  EXPECT_EQ(error(LlamaFamily::phi3, [](auto& c) { c.rope.long_factor = {1}; }),
+            "rope: longrope has 1 factors for sequences of 6 tokens; expected 2, one for each pair of the 4 "
+            "rotated elements");
+}
+
+TEST(Llama, LongropeTurnsLongerTextsByOtherAnglesThroughout) {
+  Rng rng(3);
+  const Llama model(small_family(LlamaFamily::phi3), rng, kCpu);
+  const std::vector<int64_t> text{4, 7, 2, 9, 5, 1, 3, 3};
+  const Tensor five = model(tokens_of({4, 7, 2, 9, 5}, {1, 5})), eight = model(tokens_of(text, {1, 8}));
+  EXPECT_GT(largest_difference(eight.slice(1, 0, 5), five), 1e-6);
+  EXPECT_EQ(largest_difference(model(tokens_of({4, 7, 2, 9, 5}, {1, 5})), five), 0);  // and back again
+  EXPECT_EQ(largest_difference(model(tokens_of(text, {1, 8})), eight), 0);
+  // A step over the border would mix both.
+  nn::KvCache cache = model.make_cache(1, 8);
+  model.decode(tokens_of({4, 7, 2, 9}, {1, 4}), cache);
+  EXPECT_EQ(
+      message_of([&] {
+        model.decode(tokens_of({5, 1}, {1, 2}), cache);
+      }),
+      "phi3: 6 tokens are more than the 5 that longrope's short factors are for; run the whole text again "
+      "(prefill), as Generator does");
+  EXPECT_EQ(cache.length(), 4);
+  // Beyond it steps go on.
+  cache.truncate(0);
+  model.decode(tokens_of({4, 7, 2, 9, 5, 1}, {1, 6}), cache);
+  EXPECT_LT(largest_difference(model.decode(tokens_of({3, 3}, {1, 2}), cache), eight.select(1, 7)),
+            kRounding);
+}
+
+TEST(Generate, TextsThatOutgrowLongropesShortFactorsAreRunAgainTogether) {
+  Rng rng(3);
+  const Llama model(small_family(LlamaFamily::phi3), rng, kCpu);
+  Generator generator(model, 2, 10);
+  const Generator::Texts prompts{{4, 7, 2}, {9}};
+  const GenerateOptions options{.most_tokens = 8, .sampling = {.temperature = 0}};
+  const auto texts = generator(prompts, options);
+  // Each choice is that of both texts, as they are by then, run packed.
+  for (int64_t number = 0; number < 8; ++number) {
+    nn::Sequences sequences;
+    std::vector<int64_t> tokens;
+    for (size_t b = 0; b < 2; ++b) {
+      tokens.insert(tokens.end(), prompts[b].begin(), prompts[b].end());
+      tokens.insert(tokens.end(), texts[b].begin(), texts[b].begin() + number);
+      sequences.lengths.push_back(int64_t(prompts[b].size()) + number);
+    }
+    const Tensor logits = model(tokens_of(tokens, {int64_t(tokens.size())}), sequences);
+    int64_t end = 0;
+    for (size_t b = 0; b < 2; ++b) {
+      end += sequences.lengths[b];
+      const auto row = logits.select(0, end - 1).to(DType::f32).to_vector<float>();
+      EXPECT_EQ(texts[b][size_t(number)], sample(row, {.temperature = 0}, 0)) << number << " of " << b;
+    }
+  }
+  EXPECT_EQ(generator(prompts, options), texts);
 }
 
 // ---- BERT ----

@@ -120,7 +120,7 @@ TEST(SelfAttention, LayersShareTheStarts) {
   const Tensor first = pass.cumulative;
   layer(x, pass);
   EXPECT_TRUE(pass.cumulative.shares_storage(first));
-  // Given by who replays a step: they rule, whatever the host says.
+  // Given for a replayed step: they take precedence over the host's lengths.
   EXPECT_EQ(layer(x, {.sequences = {{3, 3}}, .starts = first}).to_vector<double>(), wanted);
 }
 

@@ -53,7 +53,7 @@ TEST(AttentionDropout, IsPhiloxAfterSevenRoundsAndAfterTen) {
     EXPECT_EQ(zeros.word[i], want_zeros[i]);
     EXPECT_EQ(ones.word[i], want_ones[i]);
   }
-  // Three more rounds make it the house's generator.
+  // Three more rounds make it the generator of runtime/philox.h.
   const uint64_t seed = 0x123456789abcdef0, offset = 0xfedcba9876543210, index = 0x0f1e2d3c4b5a6978;
   const PhiloxKeys<10> keys(seed);
   const Uint4 ten = keys.rounds<7, 10>(keys.rounds<0, 7>(
@@ -162,7 +162,7 @@ Seen look(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
 
 TEST(AttentionDropout, DropsWithItsChanceAndRescales) {
   // 2 x 3 x 96 x 96 probabilities of chance 77/256: a deviation of sqrt(p (1 - p) / n) = 0.002; five of them.
-  // Neighbours in a row, a column and another head: independent, so both are dropped with chance p^2.
+  // Neighbours in a row, a column and another head: independent, so both are dropped with probability p^2.
   const Tensor q = random({2, 96, 3, 96}, DType::f64, 1), k = random({2, 96, 3, 96}, DType::f64, 2);
   Rng rng(5);
   const Seen seen = look(q, k, {.dropout = 0.3, .rng = &rng});

@@ -119,14 +119,14 @@ TEST(AttentionSequences, Messages) {
             std::string::npos);
 }
 
-/// Every row of this card.
+/// Every variant that runs on this GPU.
 std::vector<int> rows_of(Device gpu) {
   return gpu.card().major == 9 ? std::vector<int>{0, 1} : std::vector<int>{0};
 }
 
 TEST(AttentionSequences, LengthsChangeUnderAGraph) {
-  // A captured step reads the lengths where they are: other lengths, one long sequence, empty ones, rows of
-  // none. Judged beside f32, whose kernels round less: 16 bits leave an error of a few units of the largest.
+  // A captured step reads the lengths where they are: other lengths, one long sequence, empty ones, padding
+  // rows. Judged next to f32, whose kernels round less: 16 bits leave an error of a few units of the largest.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
   constexpr int64_t kKeys = 1100;

@@ -177,7 +177,7 @@ TEST(Attention, ResultsLieAsTheirInputs) {
   const Tensor plain = attention(q.clone(), k.clone(), v.clone());
   EXPECT_EQ(plain.to_vector<double>(), o.to_vector<double>());
   EXPECT_TRUE(plain.can_reshape({3, 5, 8}));
-  // Odd heads: the pitch lies behind all heads of a token, not behind each.
+  // Odd heads: the pitch lies after all heads of a token, not after each.
   const Tensor odd = random({2, 3, 2, 5}, DType::bf16, 2);
   EXPECT_TRUE(attention(odd, odd, odd).can_reshape({2, 3, 10}));
 }
@@ -423,9 +423,8 @@ TEST(Attention, ManyShortSequencesAgreeOnAllRows) {
 
 TEST(Attention, HeadSizesOfCuda) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-  const Tensor q = random({1, 2, 1, 20}, DType::f32, 1).to(Device::cuda());
-  EXPECT_NE(message_of([&] { attention(q, q, q); }).find("expected 8 ... 128 in multiples of 8"),
-            std::string::npos);
+  const Tensor q = random({1, 2, 1, 136}, DType::f32, 1).to(Device::cuda());
+  EXPECT_NE(message_of([&] { attention(q, q, q); }).find("expected 1 ... 128"), std::string::npos);
   const Tensor wide = random({1, 2, 1, 8}, DType::f64, 1).to(Device::cuda());
   EXPECT_NE(message_of([&] { attention(wide, wide, wide); }).find("f64 is not supported on device cuda"),
             std::string::npos);

@@ -28,7 +28,7 @@ namespace {
 
 constexpr uint64_t kSeed = 20240601;
 
-/// The rule of the house (ops/verify.h). Without a baseline its error counts as 0.
+/// The tolerance rule (ops/verify.h). Without a baseline its error counts as 0.
 void expect_close(const OpSpec& op, F32Math math, const char* what, const Tensor& y, const Tensor& reference,
                   const Tensor* baseline) {
   ASSERT_EQ(y.shape(), reference.shape()) << what;
@@ -187,7 +187,7 @@ TEST_P(OpCases, Tf32OnTheCpuAgreesWithTheOracle) {
         expect_close(op(), F32Math::tf32, ("d_" + op().inputs[i].name).c_str(), ours.gradients[i],
                      reference.gradients[i], &baseline.gradients[i]);
   });
-  EXPECT_TRUE(differs) << op().name << " multiplies as if nobody had asked for TF32";
+  EXPECT_TRUE(differs) << op().name << " multiplies as if TF32 had not been asked for";
 }
 
 bool bitwise_equal(const Tensor& a, const Tensor& b) {

@@ -43,6 +43,17 @@ TEST(DecodeAttention, EqualsCausalAttentionOverTheRowsThatCount) {
   }
 }
 
+TEST(DecodeAttention, WhatPadsTheHeadsOfACacheHasNoEffect) {
+  for (const Device device : devices()) {
+    const Tensor q = ramp({2, 3, 4, 36}, device), wide_k = ramp({2, 12, 2, 40}, device, 2),
+                 wide_v = ramp({2, 12, 2, 40}, device, 3), lengths = lengths_of({7, 12}, device);
+    const auto padded = decode_attention(q, wide_k, wide_v, lengths).to_vector<float>(),
+               exact = decode_attention(q, wide_k.slice(3, 0, 36), wide_v.slice(3, 0, 36), lengths)
+                           .to_vector<float>();
+    EXPECT_EQ(padded, exact);
+  }
+}
+
 TEST(DecodeAttention, GroupsOfQueriesReadOneHead) {
   for (const Device device : devices()) {
     const Tensor q = ramp({1, 2, 6, 16}, device), k = ramp({1, 40, 2, 16}, device, 2),
@@ -143,7 +154,12 @@ TEST(DecodeAttention, ErrorsNameWhatIsWrong) {
   EXPECT_EQ(
       message_of([&] { decode_attention(q, k, k.slice(1, 0, 5), lengths); }),
       "decode_attention: keys is f32[1, 9, 2, 8] on cpu but values is f32[1, 5, 2, 8] on cpu; expected one "
-      "shape [B, capacity, Hk, D]");
+      "shape [B, capacity, Hk, C]");
+  EXPECT_EQ(message_of([&] {
+              decode_attention(ramp({1, 2, 4, 9}, cpu), k, k, lengths);
+            }),
+            "decode_attention: q is f32[1, 2, 4, 9] on cpu but keys is f32[1, 9, 2, 8] on cpu; B must agree, "
+            "and the heads of keys must not be shorter than those of q");
   Tensor leaf = q.clone();
   require_grad(leaf);
   Tape tape;
@@ -212,7 +228,7 @@ TEST(RopeToCache, AWrongLengthIsAnErrorOrNaN) {
   for (const Device device : devices()) {
     const Tensor qkv = ramp({1, 2, 3, 8}, device), table = rope_table({}, 8, 5, DType::f32, device);
     Tensor keys = Tensor::full({1, 9, 1, 8}, 9, DType::f32, device), values = keys.clone();
-    for (const int32_t wrong : {0, 1, 6, 10}) {  // 6: behind the table
+    for (const int32_t wrong : {0, 1, 6, 10}) {  // 6: after the table
       if (device.is_cpu()) {
         EXPECT_NE(message_of([&] { rope_to_cache(qkv, table, lengths_of({wrong}, device), keys, values); }),
                   "");

@@ -17,7 +17,7 @@ struct ProductSize {
 };
 
 /// A copy on the GPU in a frame of `around`, its rows on 16-byte boundaries if `shift` is 0, else that many
-/// elements behind them, with pitches that are no whole packs.
+/// elements after them, with pitches that are no whole packs.
 inline Tensor framed(const Tensor& x, DType dtype, double around, Tensor& frame, int shift = 0) {
   const int64_t columns = x.size(-1);
   const Shape shape = x.shape().with(-1, (columns + 7) / 8 * 8 + 24 + shift);

@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(, GemmNarrowTiles, ::testing::Bool(),
 
 TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
   const bool mma = GetParam();
-  const int multiprocessors = gpu().card().multiprocessors;
+  const int multiprocessors = gpu().multiprocessors();
   int number = 0;
   const int tiles = int(mma ? std::size(kNarrowMmaTiles) : std::size(kNarrowTiles));
   for (int tile = 0; tile < tiles; ++tile)
@@ -65,7 +65,7 @@ TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
 }
 
 TEST_F(GemmNarrowCuda, FewTermsAreExactAtEveryEdge) {
-  const int multiprocessors = gpu().card().multiprocessors;
+  const int multiprocessors = gpu().multiprocessors();
   int number = 0;
   for (const ProductSize& size : {ProductSize{1, 1, 1},
                                   {33, 72, 3},

@@ -272,7 +272,7 @@ TEST_F(GemmPaddingCuda, LargeProductsAreRoundedAndCaptured) {
   for (const Product& p : {Product{x, weight.transpose(0, 1)}, {dy, weight}, {dy.transpose(0, 1), x}}) {
     const Tensor want = Tensor::empty({p.a.size(0), p.b.size(1)}, DType::f32, gpu());
     multiply(want, p.a, p.b);
-    // Tensor::to would lay a transposed view out anew.
+    // Tensor::to would change the layout of a transposed view.
     const auto half = [](const Tensor& t) {
       const bool turned = t.layout().stride(1) != 1;
       const Tensor y = (turned ? t.transpose(0, 1) : t).to(DType::bf16);

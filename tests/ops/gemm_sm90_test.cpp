@@ -58,7 +58,7 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
             FramedProduct p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
             Gemm& g = p.gemm;
             ASSERT_EQ(gemm_sm90_lacks(g, gpu()), "");
-            ProductChoice choice = choose_product(g, gpu().card().multiprocessors, tile);
+            ProductChoice choice = choose_product(g, gpu().multiprocessors(), tile);
             const int64_t blocks = (g.k + 63) / 64, depth = (blocks + splits - 1) / splits;
             choice.splits = int((blocks + depth - 1) / depth);
             choice.by_threads = choice.by_threads || choice.splits > 1;
@@ -90,7 +90,7 @@ TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
       g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
       g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = result.layout().stride(0);
       g.beta = accumulate ? 1 : 0;
-      const ProductChoice choice = choose_product(g, gpu().card().multiprocessors, tile);
+      const ProductChoice choice = choose_product(g, gpu().multiprocessors(), tile);
       if (choice.seconds == 0) continue;  // no tile for such a d
       product(g, choice, DType::bf16);
       multiply(d, a, b.transpose(0, 1), {.accumulate = accumulate});
@@ -143,7 +143,7 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
       const int rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
       const int splits = run % 2 ? 7 : 21;
       const int tiles = int((m + rows - 1) / rows * ((n + columns - 1) / columns));
-      const int slots = gpu().card().multiprocessors / shape.cluster, grid = slots - slots % splits;
+      const int slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
       const int whole = run / 2 % 2 ? tiles / grid * grid : 0;
       product(g, {.tile = tile, .splits = splits, .whole = whole, .by_threads = true}, DType::bf16);
       if (run % 4 == 3 || run == 1)
@@ -154,10 +154,12 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
 }
 
 TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
-  // d = a^T b [m, n], and e^T = f^T g: e [n, m]. In one part and in several, added to what is there or not.
+  // d = a^T b [m, n], and e^T = f^T g: e [n, m]. In one part and in several, added to what is there or not,
+  // with the sums of a's and g's columns or without.
   int number = 0;
   for (const int tile : kPairTiles)
-    for (const ProductSize& size : {ProductSize{1, 1, 1}, {33, 72, 129}, {129, 257, 300}, {345, 264, 1000}})
+    for (const ProductSize& size :
+         {ProductSize{1, 1, 1}, {33, 72, 129}, {129, 257, 300}, {345, 264, 1000}, {700, 600, 900}})
       for (const int splits : {1, 3})
         for (const bool adds_first : {false, true})
           for (const bool adds_second : {false, true}) {
@@ -181,9 +183,12 @@ TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
               gemm.ldd = to.layout().stride(0), gemm.beta = adds ? 1 : 0;
               return gemm;
             };
-            const Gemm first = product(on_gpu[0], on_gpu[1], on_gpu[4], adds_first),
-                       second = product(on_gpu[2], on_gpu[3], on_gpu[5], adds_second);
-            ProductChoice choice = choose_pair(first, gpu().card().multiprocessors, tile);
+            Gemm first = product(on_gpu[0], on_gpu[1], on_gpu[4], adds_first),
+                 second = product(on_gpu[2], on_gpu[3], on_gpu[5], adds_second);
+            const Tensor first_sums = filled_with_nan({m}), second_sums = filled_with_nan({n});
+            if (number / 2 % 2) first.sums = first_sums.data<float>();
+            if (number / 4 % 2) second.sums = second_sums.data<float>();
+            ProductChoice choice = choose_pair(first, gpu().multiprocessors(), tile);
             choice.splits = std::min(splits, int((k + 63) / 64)), choice.whole = 0;
             if constexpr (kCuda) {
               if (dtype == DType::bf16)
@@ -200,6 +205,8 @@ TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
             };
             ASSERT_EQ(on_gpu[4].to_vector<double>(), d.to(out_d).to_vector<double>()) << says();
             ASSERT_EQ(on_gpu[5].to_vector<double>(), e.to(out_e).to_vector<double>()) << says();
+            if (first.sums) ASSERT_EQ(first_sums.to_vector<float>(), sums_over_k(a)) << says();
+            if (second.sums) ASSERT_EQ(second_sums.to_vector<float>(), sums_over_k(g)) << says();
             for (const auto& [frame, inside] : {std::pair{frames[4], n}, {frames[5], m}}) {
               const auto values = frame.to_vector<double>();
               for (int64_t i = 0; i < int64_t(values.size()); ++i)
@@ -207,6 +214,48 @@ TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
                   ASSERT_EQ(values[size_t(i)], 77) << says() << ": a neighbour was overwritten, " << i;
             }
           }
+}
+
+TEST_F(GemmSm90Cuda, PairsSumBiasesInWholeTilesAndInParts) {
+  // More tiles than run at once: those of the first round are whole, the others in parts, and both add to the
+  // sums, whose counters must be back at 0 for the next launch.
+  const int64_t m = 3072, n = 768, k = 1088;
+  const Tensor a = small_numbers({k, m}, 1), b = small_numbers({k, n}, 2), f = small_numbers({k, m}, 5),
+               g = small_numbers({k, n}, 6);
+  const Tensor d = Tensor::empty({m, n}, DType::f32, Device::cpu()),
+               e = Tensor::empty({n, m}, DType::f32, Device::cpu());
+  multiply(d, a.transpose(0, 1), b);
+  multiply(e, g.transpose(0, 1), f);
+  const auto want_d = d.to_vector<float>(), want_e = e.to_vector<float>(), want_a = sums_over_k(a),
+             want_g = sums_over_k(g);
+  const auto on_gpu = [](const Tensor& x) { return x.to(DType::bf16).to(gpu()); };
+  const Tensor left = on_gpu(a), right = on_gpu(b), other_left = on_gpu(f), other_right = on_gpu(g);
+  for (const int tile : kPairTiles)
+    for (const int splits : {1, 9, 3, 17}) {
+      const Tensor first_d = filled_with_nan({m, n}), second_d = filled_with_nan({n, m}),
+                   first_sums = filled_with_nan({m}), second_sums = filled_with_nan({n});
+      const auto product = [&](const Tensor& x, const Tensor& y, const Tensor& to, const Tensor& sums) {
+        Gemm gemm{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::f32, .transpose_a = true};
+        gemm.a = x.raw(), gemm.b = y.raw(), gemm.d = to.raw(), gemm.sums = sums.data<float>();
+        gemm.lda = x.layout().stride(0), gemm.ldb = y.layout().stride(0), gemm.ldd = to.layout().stride(0);
+        return gemm;
+      };
+      const ProductTileShape& shape = kProductTiles[tile];
+      const int64_t rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
+      const int64_t tiles = 2 * ((m + rows - 1) / rows) * ((n + columns - 1) / columns);
+      const int64_t slots = gpu().card().multiprocessors / shape.cluster, grid = slots - slots % splits;
+      const ProductChoice choice{.tile = tile,
+                                 .splits = splits,
+                                 .whole = splits == 1 ? 0 : int(tiles / grid * grid),
+                                 .by_threads = true};
+      if constexpr (kCuda)
+        product_pair_sm90<bf16>(product(left, right, first_d, first_sums),
+                                product(other_left, other_right, second_d, second_sums), choice, gpu());
+      ASSERT_EQ(first_d.to_vector<float>(), want_d) << "tile " << tile << ", splits " << splits;
+      ASSERT_EQ(second_d.to_vector<float>(), want_e) << "tile " << tile << ", splits " << splits;
+      ASSERT_EQ(first_sums.to_vector<float>(), want_a) << "tile " << tile << ", splits " << splits;
+      ASSERT_EQ(second_sums.to_vector<float>(), want_g) << "tile " << tile << ", splits " << splits;
+    }
 }
 
 TEST_F(GemmSm90Cuda, TheRowSaysWhatItNeeds) {

@@ -13,13 +13,13 @@
 #include "tests/ops/expect.h"
 #include "tests/ops/guarded.h"
 
-/// The row "gemv" at every edge. Everything is made of small integers, so that sums are exact in f32 and the
-/// plain loops are the only right answer. Pads and neighbours hold NaN.
+/// The variant "gemv" at every edge. Everything is made of small integers, so that sums are exact in f32 and
+/// the plain loops are the only right answer. Pads and neighbours hold NaN.
 
 namespace tessera::ops {
 namespace {
 
-const int kRow = int(gemm_rows().size());  // of linear: behind those of products
+const int kRow = int(gemm_rows().size());  // of linear: after those of products
 
 class GemvCuda : public GuardedCuda<9> {
  protected:

@@ -317,13 +317,13 @@ TEST(GmmNll, ErrorsNameWhatIsWrong) {
         gmm_nll(zeros({5, 2, 3}), zeros({5}, DType::bf16));
       }),
       "gmm_nll: y is bf16[5] on cpu, but params is f32[5, 2, 3] on cpu; expected y of the same dtype, or "
-      "f32 beside bf16 or f16, on one device");
+      "f32 next to bf16 or f16, on one device");
   EXPECT_EQ(
       message_of([&] {
         gmm_nll(zeros({5, 2, 3}, DType::f64), zeros({5}));
       }),
       "gmm_nll: y is f32[5] on cpu, but params is f64[5, 2, 3] on cpu; expected y of the same dtype, or "
-      "f32 beside bf16 or f16, on one device");
+      "f32 next to bf16 or f16, on one device");
   EXPECT_EQ(message_of([] { parse_reduction("average"); }),
             "reduction \"average\": expected mean, sum or none");
 }

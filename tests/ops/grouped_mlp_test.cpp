@@ -77,7 +77,7 @@ TEST(GroupedMlp, SaysWhichOperandDoesNotFit) {
 }
 
 TEST(GroupedMlp, GeluTanhsSlopeIsNoughtOrOneWhereTheSquareOverflows) {
-  // h = x = 3e19, whose square is infinite in f32; on a GPU this is row "wgmma".
+  // h = x = 3e19, whose square is infinite in f32; on a GPU this is variant "wgmma".
   std::vector<double> eye(64 * 64, 0.0), first(3 * 64, 0.0);
   for (size_t i = 0; i < 64; ++i) eye[i * 65] = first[i] = 1;
   std::vector<double> values(16 * 64), expected;

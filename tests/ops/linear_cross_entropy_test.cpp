@@ -120,7 +120,7 @@ TEST(LinearCrossEntropy, LogitsFarAboveTheTargetsDoNotOverflow) {
 }
 
 TEST(LinearCrossEntropy, ACertainTargetKeepsItsDigits) {
-  // p = 1 - 8 e^-16: 1 - p is 9.0e-7, of which f32 would keep four bits beside the 1.
+  // p = 1 - 8 e^-16: 1 - p is 9.0e-7, of which f32 would keep four bits next to the 1.
   if (Device::cuda_count() == 0 || Device::cuda(0).card().major != 9) GTEST_SKIP() << "row wgmma needs a GPU";
   const Device gpu = Device::cuda(0);
   const tuning::ForceRow force("linear_cross_entropy", 1);
@@ -228,7 +228,7 @@ TEST(LinearCrossEntropy, TheLossScaleKeepsTheGradientsOfManyTokensInF16) {
   for (size_t i = 0; i < targets.size(); ++i) targets[i] = int64_t(i) * 7 % kTargets;
   const Tensor x = normal({kTokens, kWidth}, 1, DType::f16, Device::cpu(), 1),
                weight = normal({kClasses, kWidth}, 0.3, DType::f16, Device::cpu(), 2);
-  // f32 has eight digits of p / N: as good as f64 beside an error of 0.01.
+  // f32 has eight digits of p / N: as good as f64 next to an error of 0.01.
   const std::vector<double> truth =
       scaled_dweight(x.to(DType::f32), weight.to(DType::f32), labels(targets), 1);
   const auto worst_error = [&](const std::vector<double>& got) {

@@ -125,7 +125,7 @@ TEST(Linear, ColumnSumsTakeAnyLayout) {
             std::vector<double>(5, 7.0));
 }
 
-/// Row "wgmma" makes the bias's gradient in the product that makes the weight's.
+/// Variant "wgmma" makes the bias's gradient in the product that makes the weight's.
 class LinearCuda : public GuardedCuda<9> {};
 
 TEST_F(LinearCuda, BiasGradientsComeWithTheWeights) {

@@ -71,6 +71,48 @@ TEST(Norm, NoRowsGiveZeroParameterGradients) {
   }
 }
 
+TEST(NormCuda, ParameterGradientsAtTheEndOfAPassHaveTheSameBits) {
+  // Leaves with f32 buffers, as an optimizer makes them, wait for the end of the pass; a hook makes them be
+  // finished at once. More norms than one launch takes, of several widths, and enough that some are finished
+  // early.
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "needs a GPU";
+  const Device gpu = Device::cuda(0);
+  const auto run = [&](bool hooked) {
+    Rng rng(3);
+    std::vector<Tensor> leaves;
+    int arrived = 0;
+    const auto leaf = [&](int64_t width) {
+      Tensor values = Tensor::empty({width}, DType::f32, Device::cpu());
+      fill_normal(values, 0, 1, rng);
+      Tensor made = values.to(DType::bf16).to(gpu);
+      require_grad(made, DType::f32);
+      set_grad_buffer(made, Tensor::full({width}, 77, DType::f32, gpu));
+      if (hooked) on_grad(made, [&arrived](const Tensor&) { arrived += 1; });
+      return leaves.emplace_back(made);
+    };
+    Tape tape;
+    std::vector<Tensor> results, grads;
+    for (const int64_t width : {8, 768, 4096, 12000}) {
+      const Tensor values = Tensor::empty({600, width}, DType::f32, Device::cpu());
+      fill_normal(values, 0, 1, rng);
+      const Tensor x = values.to(DType::bf16).to(gpu);
+      for (int layer = 0; layer < 30; ++layer) {
+        const Tensor weight = leaf(width);
+        results.push_back(layer % 2 ? rmsnorm(x, weight) : layernorm(x, weight, leaf(width)));
+        grads.push_back(x);
+      }
+    }
+    tape.backward(results, grads);
+    std::vector<std::vector<float>> gradients;
+    for (const Tensor& one : leaves) gradients.push_back(grad(one).to_vector<float>());
+    EXPECT_EQ(arrived, hooked ? int(leaves.size()) : 0);
+    return gradients;
+  };
+  const auto waited = run(false), at_once = run(true);
+  ASSERT_EQ(waited.size(), at_once.size());
+  for (size_t i = 0; i < waited.size(); ++i) EXPECT_EQ(waited[i], at_once[i]) << "leaf " << i;
+}
+
 TEST(Norm, ALargeMeanCostsNoDigits) {
   // The squares of 10000 leave no room in f32 for a variance of 1.25: the mean must be taken off first.
   for (const Device device : devices()) {
@@ -261,7 +303,7 @@ TEST(Norm, EitherGradientOfAddNormMayBeAbsent) {
     for (const auto* gradients : {&of_y, &of_both})
       expect_same((*gradients)[0], (*gradients)[1], "dx, dresidual");
     for (const size_t parameter : {2, 3}) expect_same(of_both[parameter], of_y[parameter], "parameter");
-    // f32, added where the kernel rounds once: at most an ulp of the largest beside adding afterwards.
+    // f32, added where the kernel rounds once: at most an ulp of the largest next to adding afterwards.
     const auto sum = add(of_y[0], dsum).to_vector<float>(), once = of_both[0].to_vector<float>();
     for (size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(once[i], sum[i], 8 * epsilon(DType::f32)) << i;
   }

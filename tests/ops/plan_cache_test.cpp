@@ -19,7 +19,7 @@ TEST(PlanCache, KeepsTheMostRecentlyUsed) {
   EXPECT_EQ(cache.size(), 3u);
   EXPECT_FALSE(cache.contains(2));
   EXPECT_TRUE(cache.contains(1));
-  EXPECT_EQ(get(2), 20);  // made again, in the place of 3
+  EXPECT_EQ(get(2), 20);  // recomputed, in the place of 3
   EXPECT_EQ(made, 5);
   EXPECT_FALSE(cache.contains(3));
 }

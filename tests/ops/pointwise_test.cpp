@@ -51,7 +51,7 @@ TEST(Pointwise, AnOperandUsedTwiceGetsBothGradients) {
 }
 
 TEST(Pointwise, GradientOfALeafIsItsOwn) {
-  // add hands dy on as it is: a leaf must not share memory with a gradient that somebody keeps.
+  // add hands dy on as it is: a leaf must not share memory with a gradient that is kept.
   Tensor x = row({1, 2});
   require_grad(x);
   Tape tape;

@@ -124,8 +124,37 @@ TEST(Rope, ErrorsNameWhatIsWrong) {
             "rope: positions is i64[3] on cpu; expected i64 or i32 [2] or [1, 2]");
   EXPECT_EQ(message_of([&] { rope_table({.scaling = RopeScaling::llama3, .factor = 8}, 4, 3); }),
             "rope: scaling llama3 needs the length of training; trained_length is 0");
-  EXPECT_EQ(message_of([&] { parse_rope_scaling("longrope"); }),
-            "rope: scaling \"longrope\": expected none, linear, dynamic, llama3 or yarn");
+  EXPECT_EQ(message_of([&] { parse_rope_scaling("mrope"); }),
+            "rope: scaling \"mrope\": expected none, linear, dynamic, llama3, yarn or longrope");
+  RopeOptions longrope{.scaling = RopeScaling::longrope, .factor = 8, .trained_length = 64};
+  longrope.short_factor = {1, 2}, longrope.long_factor = {1, 2, 3};
+  rope_table(longrope, 4, 64);
+  EXPECT_EQ(message_of([&] { rope_table(longrope, 4, 65); }),
+            "rope: longrope has 3 factors for sequences of 65 tokens; expected 2, one for each pair of the 4 "
+            "rotated elements");
+  longrope.long_factor = {1, 0};
+  EXPECT_EQ(message_of([&] { rope_table(longrope, 4, 65); }),
+            "rope: long_factor[1] is 0; expected a positive number");
+  longrope.trained_length = 1;
+  EXPECT_EQ(message_of([&] { longrope.validate(); }),
+            "rope: longrope needs a length of training of 2 or more; trained_length is 1");
+}
+
+TEST(Rope, LengthsOfWhichTheAnglesAreTheSame) {
+  const auto same = [](RopeScaling scaling, int64_t a, int64_t b) {
+    return rope_same_angles({.scaling = scaling, .factor = 2, .trained_length = 64}, a, b) &&
+           rope_same_angles({.scaling = scaling, .factor = 2, .trained_length = 64}, b, a);
+  };
+  for (const RopeScaling scaling :
+       {RopeScaling::none, RopeScaling::linear, RopeScaling::llama3, RopeScaling::yarn})
+    EXPECT_TRUE(same(scaling, 1, 1000));
+  for (const RopeScaling scaling : {RopeScaling::dynamic, RopeScaling::longrope}) {
+    EXPECT_TRUE(same(scaling, 1, 64));
+    EXPECT_FALSE(same(scaling, 64, 65));
+    EXPECT_TRUE(same(scaling, 100, 100));
+  }
+  EXPECT_FALSE(same(RopeScaling::dynamic, 65, 66));
+  EXPECT_TRUE(same(RopeScaling::longrope, 65, 1000));
 }
 
 /// Angles of position 1 as transformers 5.23 computes them in f32 (LlamaRotaryEmbedding, R = 16).
@@ -159,6 +188,18 @@ TEST(Rope, FrequenciesAreThoseOfTransformers) {
   const auto row = rope_table(yarn, 16, 100).select(0, 99).to_vector<double>();
   EXPECT_NEAR(row[8 + 1], -1.1348001956939697, 1e-5);  // their angle, 23.5, is rounded to f32 first
   EXPECT_NEAR(row[3], 0.8073311448097229, 1e-5);
+  RopeOptions longrope{.scaling = RopeScaling::longrope, .factor = 8, .trained_length = 64};
+  longrope.short_factor = {1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0};
+  longrope.long_factor = {1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 30.0, 32.0};
+  expect(longrope, 64,
+         {1.0, 0.3011693060398102, 0.09090909361839294, 0.02635231241583824, 0.007692307699471712,
+          0.0021081853192299604, 0.0005882352706976235, 0.00015811389312148094});
+  expect(longrope, 65,
+         {1.0, 0.21081849932670593, 0.05000000074505806, 0.007905694656074047, 0.0012499999720603228,
+          0.00019764236640185118, 3.333333370392211e-05, 9.882118320092559e-06});
+  EXPECT_NEAR(rope_attention_factor(longrope), 1.224744871391589, 1e-12);
+  longrope.attention_factor = 1.5;
+  EXPECT_EQ(rope_attention_factor(longrope), 1.5);
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ TEST(Split, AGradientWrittenInPlaceIsThatOfTheWhole) {
   const Tensor weight = Tensor::full({5, 2}, 1, DType::f64, Device::cpu());
   const Tensor product = linear(parts[0], weight);  // writes its gradient in place
   const Tensor squares = mul(parts[1], parts[1]),
-               more = scale(parts[1], 2);  // bring theirs; nobody reads parts[2]
+               more = scale(parts[1], 2);  // bring theirs; parts[2] is not read
   tape.backward(std::vector{product, squares, more},
                 std::vector{Tensor::full({4, 5}, 1, DType::f64, Device::cpu()),
                             Tensor::full({4, 3}, 1, DType::f64, Device::cpu()),

@@ -50,7 +50,7 @@ TEST_P(EmaOn, AppliesAndRestoresBitForBit) {
 
 TEST_P(EmaOn, AveragesTheMastersOfNarrowParameters) {
   // 64 steps of 2^-12 each, from 1 on: below half an ulp of bf16 (2^-9 below 2), so the parameter itself does
-  // not move for a long time, while the master and its average do. Beside it an f32 parameter, which is its
+  // not move for a long time, while the master and its average do. Next to it an f32 parameter, which is its
   // own master and takes the same steps.
   for (const DType dtype : {DType::bf16, DType::f16}) {
     Tensor narrow = Tensor::full({3, 5}, 1, dtype, device()),

@@ -95,7 +95,7 @@ class OptimizerOn : public OnDevice {};
 INSTANTIATE_TEST_SUITE_P(Device, OptimizerOn, testing::Values("cpu", "cuda"));
 
 /// Shapes that meet every path of the kernels: rank 0 and 1, short dense rows, pitched odd rows, more than a
-/// chunk in one row, several rows a chunk, nothing at all.
+/// chunk in one row, several rows per chunk, nothing at all.
 const std::vector<Shape> kShapes{{},        {1},     {5},        {4, 3}, {3, 5},    {6, 1365},
                                  {2, 3, 9}, {16385}, {2, 16385}, {0, 7}, {5000, 5}, {64, 256}};
 

@@ -59,10 +59,10 @@ int main(int count, char** words) try {
   const std::string folder = words[1], out = words[2];
   Rng rng(1);
   const Device cpu = Device::cpu();
-  const std::string type = pretrained::read_config(folder).type;
-  if (type == "llama")
+  const auto model = pretrained::read_config(folder).model;
+  if (std::holds_alternative<models::LlamaConfig>(model))
     dump(pretrained::load_llama(folder, rng, cpu), folder, out);
-  else if (type == "bert" || type == "roberta")
+  else if (std::holds_alternative<models::BertConfig>(model))
     dump(pretrained::load_bert(folder, rng, cpu), folder, out);
   else
     dump(pretrained::load_gpt(folder, rng, cpu), folder, out);

@@ -28,8 +28,9 @@ try:
     import transformers
     from safetensors.torch import load_file, save_file
     from transformers import (AutoModel, BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,
-                              LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, RobertaConfig, RobertaForMaskedLM,
-                              RobertaForSequenceClassification)
+                              LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM, Phi3Config,
+                              Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, RobertaConfig,
+                              RobertaForMaskedLM, RobertaForSequenceClassification)
 except ImportError as missing:
     print(f"skipped: no transformers ({missing}); set TESSERA_PEER_PYTHON to a Python with torch, transformers and safetensors")
     sys.exit(77)
@@ -66,6 +67,23 @@ def scaled(kind, **more):
     return {"rope_parameters": dict(rope_type=kind, rope_theta=10000.0, **more)}
 
 
+def longrope(length, rotary=6):
+    """Short factors for texts of up to `length` tokens, long ones beyond."""
+    pairs = range(rotary // 2)
+    return scaled("longrope", factor=4.0, original_max_position_embeddings=length, short_factor=[1.0 + 0.1 * i for i in pairs],
+                  long_factor=[1.5 + i for i in pairs])
+
+
+def phi3(length, **more):
+    """Longrope as its files have it: `length` stands next to the scaling and within."""
+    head = PHI3["hidden_size"] // PHI3["num_attention_heads"]
+    rotary = int(head * more.get("partial_rotary_factor", 1.0))
+    return PHI3 | longrope(length, rotary) | dict(original_max_position_embeddings=length) | more
+
+
+GROUPED = LLAMA | dict(num_key_value_heads=2)
+QWEN2 = {key: value for key, value in GROUPED.items() if key != "head_dim"}
+PHI3 = QWEN2 | dict(pad_token_id=0) | (dict(num_attention_heads=2) if args.golden else {})
 MODELS = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT)),
     "gpt2-untied": lambda: GPT2LMHeadModel(GPT2Config(**GPT, tie_word_embeddings=False, activation_function="relu", n_inner=31)),
@@ -80,13 +98,26 @@ MODELS = {
     "llama-3": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA | dict(num_key_value_heads=2), **scaled(
         "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16))),
     "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, **scaled("yarn", factor=4.0, original_max_position_embeddings=8))),
+    "llama-longrope": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, **longrope(16))),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED | dict(head_dim=10), sliding_window=None)),
+    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=24, tie_word_embeddings=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**QWEN2)),
+    "qwen2-tied": lambda: Qwen2ForCausalLM(Qwen2Config(**QWEN2, tie_word_embeddings=True, use_sliding_window=True, sliding_window=20,
+                                                      max_window_layers=1)),
+    "qwen2-yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**QWEN2, **scaled("yarn", factor=4.0, original_max_position_embeddings=8))),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED | dict(head_dim=10))),
+    "qwen3-tied": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, tie_word_embeddings=True, attention_bias=True)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**PHI3)),
+    "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**phi3(16, partial_rotary_factor=0.7, sliding_window=32))),
+    "phi3-longrope": lambda: Phi3ForCausalLM(Phi3Config(**phi3(8))),
+    "phi3-long": lambda: Phi3ForCausalLM(Phi3Config(**phi3(3), tie_word_embeddings=True)),
     "bert-classify": lambda: BertForSequenceClassification(BertConfig(**BERT, num_labels=3)),
     "bert-regress": lambda: BertForSequenceClassification(BertConfig(**BERT, num_labels=1)),
     "bert-masked": lambda: BertForMaskedLM(BertConfig(**BERT)),
     "roberta-classify": lambda: RobertaForSequenceClassification(RobertaConfig(**BERT | dict(type_vocab_size=1), num_labels=2)),
     "roberta-masked": lambda: RobertaForMaskedLM(RobertaConfig(**BERT | dict(type_vocab_size=1))),
 }
-GOLDEN = ("gpt2", "opt", "llama-3", "bert-classify", "bert-regress", "roberta-masked")
+GOLDEN = ("gpt2", "opt", "llama-3", "qwen2-tied", "qwen3", "phi3-partial", "bert-classify", "bert-regress", "roberta-masked")
 LENGTHS = [LENGTH, 5, 9 if LENGTH > 9 else 3]  # of BERT's sequences
 
 
@@ -138,6 +169,15 @@ def generated(model, prompt, count):
                                          max_new_tokens=count, eos_token_id=None, pad_token_id=0)[0, prompt.shape[1]:]
 
 
+def generated_together(model, prompts, count):
+    """As one batch, padded on the left."""
+    longest = max(len(x) for x in prompts)
+    batch = torch.stack([F.pad(x, (longest - len(x), 0)) for x in prompts])
+    mask = torch.stack([F.pad(torch.ones(len(x)), (longest - len(x), 0)) for x in prompts])
+    return list(copy.deepcopy(model).generate(batch, attention_mask=mask, do_sample=False, min_new_tokens=count, max_new_tokens=count,
+                                              eos_token_id=None, pad_token_id=0)[:, longest:])
+
+
 @torch.no_grad()
 def nats(model, text, length=7, stride=3):
     """Of the two protocols, as the papers' programs have them: labels are shifted by transformers. Windows below 8 tokens, where
@@ -157,8 +197,11 @@ def truth(name, model, batch):
     if "lengths" not in batch:
         results["generated"] = generated(model, batch["tokens"][0, :1, :4], 12)
         if not args.golden:
-            for number, length in enumerate((4, 1, 6)):
-                results[f"generated.{number}"] = generated(model, batch["tokens"][0, number:number + 1, :length], 8)
+            prompts = [batch["tokens"][0, number, :length] for number, length in enumerate((4, 1, 6))]
+            # Longrope turns all texts of a batch by the length of the longest.
+            together = model.config.model_type == "phi3" and model.config.rope_parameters["rope_type"] == "longrope"
+            texts = generated_together(model, prompts, 8) if together else [generated(model, x[None], 8) for x in prompts]
+            results |= {f"generated.{number}": text for number, text in enumerate(texts)}
             results["nats"] = nats(model, batch["tokens"].flatten())
     optimizer = torch.optim.AdamW([{"params": [x for x in model.parameters() if x.dim() >= 2], "weight_decay": DECAY},
                                    {"params": [x for x in model.parameters() if x.dim() < 2], "weight_decay": 0.0}],

@@ -127,6 +127,16 @@ def llama3(training):
     return tokenizer
 
 
+def qwen2(training):
+    """Also Qwen3's: NFC before LLaMA-3's expression, whose numbers are single digits here."""
+    pre = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated"),
+                                   pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer = byte_level(pre, training, 2500, ("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
+
+
 def roberta(training):
     tokenizer = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), training, 1500, ("<s>", "<pad>", "</s>", "<unk>"))
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
@@ -216,12 +226,12 @@ class Piece:
 def make(name, folder, training):
     if name.startswith("sp_"):
         return Piece(folder, training, name[3:])
-    makers = {"gpt2": gpt2, "llama3": llama3, "roberta": roberta, "bert": bert, "bert_cased": lambda t: bert(t, False),
+    makers = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "roberta": roberta, "bert": bert, "bert_cased": lambda t: bert(t, False),
               "llama2": bytes_of_bpe, "llama2_metaspace": lambda t: bytes_of_bpe(t, False), "mixed": mixed, "word_level": word_level}
     return makers[name](training)
 
 
-NAMES = ["gpt2", "llama3", "roberta", "bert", "bert_cased", "llama2", "llama2_metaspace", "mixed", "word_level", "sp_bpe", "sp_unigram"]
+NAMES = ["gpt2", "llama3", "qwen2", "roberta", "bert", "bert_cased", "llama2", "llama2_metaspace", "mixed", "word_level", "sp_bpe", "sp_unigram"]
 
 
 class Records:

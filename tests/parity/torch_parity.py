@@ -3,7 +3,7 @@
 usage: python torch_parity.py TESSERA [--only OP,...] [--seed N]
 
 Outputs and gradients of f32 on the CPU must lie within 1e-5, of the largest element, of PyTorch's in f64; bf16 and f16 (every
-fourth case) within the rule of the house, 2x PyTorch's own error in that dtype and 2 ulp. Every operator of `tessera op --list`
+fourth case) within the rule of the tests, 2x PyTorch's own error in that dtype and 2 ulp. Every operator of `tessera op --list`
 must have a peer in peers_*.py. Exit status 77: no PyTorch here, skipped.
 """
 import argparse
@@ -269,7 +269,7 @@ rows = {op["name"]: check_operator(op) for op in selected if op["name"] in PEERS
 check_refusals(rows)
 
 print("worst error relative to the largest element, against PyTorch in f64; the limit is 1e-05. sharp: results whose bound is")
-print("that limit and not the rounding of terms that cancel. bf16, f16: share of the bound of the house")
+print("that limit and not the rounding of terms that cancel. bf16, f16: share of the bound of the tests")
 print(f"{'operator':<16}{'cases':>6}{'sharp':>7}{'outputs':>10}{'torch f32':>10}{'gradients':>11}{'torch f32':>10}"
       f"{'bf16 f16':>9}")
 for name, row in rows.items():

@@ -1,4 +1,5 @@
-"""`tessera train gpt` and `train llama` from weights that transformers wrote, and the same training in transformers.
+"""`tessera train gpt` and `train llama` from weights that transformers wrote (of llama, mistral, qwen2, qwen3 and phi3), and the
+same training in transformers.
 
 usage: python train_parity.py TESSERA
 
@@ -22,7 +23,9 @@ try:
     import torch
     import torch.nn.functional as F
     import transformers
-    from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM)
+    from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
+                              MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                              Qwen3ForCausalLM)
 except ImportError as missing:
     print(f"skipped: no transformers ({missing}); set TESSERA_PEER_PYTHON to a Python with torch, transformers and safetensors")
     sys.exit(77)
@@ -31,11 +34,18 @@ torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 STEPS, WARMUP, BATCH, LENGTH, RATE, FINAL, DECAY, CLIP, BETA2 = 20, 5, 4, 24, 3e-3, 0.1, 0.1, 0.5, 0.95
 LIMITS = {"loss": 1e-4, "held out": 1e-4, "exported": 1e-5}
+LLAMA = dict(vocab_size=257, max_position_embeddings=32, hidden_size=24, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2)
 MODELS = {
     "gpt": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=257, n_positions=32, n_embd=24, n_layer=2, n_head=3, embd_pdrop=0.0,
                                               attn_pdrop=0.0, resid_pdrop=0.0)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=257, max_position_embeddings=32, hidden_size=24, intermediate_size=37,
-                                                  num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))}
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**LLAMA, head_dim=10, sliding_window=24)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**LLAMA, tie_word_embeddings=True)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, head_dim=10)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**LLAMA, pad_token_id=0, original_max_position_embeddings=16, rope_parameters=dict(
+        rope_type="longrope", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=16, partial_rotary_factor=0.7,
+        short_factor=[1.0, 1.1], long_factor=[1.5, 3.0])))}
 
 
 def rate(step):
@@ -68,7 +78,7 @@ def loss_of(model, inputs, targets):
 
 failed = 0
 for kind, make in MODELS.items():
-    for accumulate in (1, 2):
+    for accumulate in (1, 2) if kind in ("gpt", "llama") else (1,):
         with tempfile.TemporaryDirectory() as folder:
             def tessera(*words):
                 done = subprocess.run([os.path.abspath(sys.argv[1]), *words], cwd=folder, capture_output=True, text=True)
@@ -87,10 +97,10 @@ for kind, make in MODELS.items():
             model.save_pretrained(os.path.join(folder, "start"))
             tessera("tokenizer", "train", "--kind", "byte", "--text", "text", "--out", "t.json")
             share = len(held) / len(train + held)
-            tessera("train", kind, "--text", "text", "--validation", str(share), "--tokenizer", "t.json", "--model", "start", "--device", "cpu",
+            tessera("train", "gpt" if kind == "gpt" else "llama", "--text", "text", "--validation", str(share), "--tokenizer", "t.json", "--model", "start", "--device", "cpu",
                     "--steps", str(STEPS), "--warmup", str(WARMUP), "--length", str(LENGTH), "--stride", str(LENGTH), "--batch", str(BATCH // accumulate),
                     "--accumulate", str(accumulate), "--lr", str(RATE), "--final-lr", str(FINAL), "--weight-decay", str(DECAY),
-                    "--clip", str(CLIP), "--beta2", str(BETA2), "--log-every", "1", "--quiet", "--name", "r")
+                    "--clip-norm", str(CLIP), "--beta2", str(BETA2), "--log-every", "1", "--quiet", "--name", "r")
             lines = [json.loads(line) for line in open(os.path.join(folder, "runs/r/metrics.jsonl"))]
 
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, "t.json"))
@@ -115,11 +125,11 @@ for kind, make in MODELS.items():
             exported = AutoModelForCausalLM.from_pretrained(os.path.join(folder, "runs/r/model")).eval()
             again = AutoTokenizer.from_pretrained(os.path.join(folder, "runs/r/model"))
             with torch.no_grad():
-                # What is held out stands behind the end of the training part, which is its context.
+                # What is held out follows the end of the training part, which is its context.
                 held_out = [held_out_loss(m, tokenizer.encode(train)[-LENGTH:], held_tokens, LENGTH // 2) for m in (model, exported)]
                 errors = {"loss": worst, "held out": abs(held_out[0] - lines[-1]["eval_nll"]),
                           "exported": abs(held_out[1] - lines[-1]["eval_nll"])}
-            print(f"{kind:<6} {accumulate} micro-batch(es)  " + "  ".join(f"{name} {error:.1e}" for name, error in errors.items())
+            print(f"{kind:<8} {accumulate} micro-batch(es)  " + "  ".join(f"{name} {error:.1e}" for name, error in errors.items())
                   + f"  ({lines[0]['loss']:.3f} to {lines[-1]['loss']:.3f})")
             good = len(lines) == STEPS and lines[-1]["loss"] < lines[0]["loss"] - 0.5 and again.decode(again.encode(train)) == train
             good &= all(math.isfinite(error) and error <= LIMITS[name] for name, error in errors.items())

@@ -75,6 +75,84 @@ TEST(Config, ReadsBothWaysOfWritingRope) {
             ops::RopeScaling::none);
 }
 
+TEST(Config, LlamasFamiliesHaveDefaultsOfTheirOwn) {
+  const auto family = [](const std::string& type, const std::string& fields = "") {
+    return llama(parse_config("c", with(type, fields)));
+  };
+  const auto mistral = family("mistral");
+  EXPECT_EQ(mistral.family, models::LlamaFamily::mistral);
+  EXPECT_EQ(mistral.kv_heads, 8);
+  EXPECT_EQ(mistral.d_ff, 14336);
+  EXPECT_EQ(mistral.window, 4096);  // if the file does not speak of it
+  EXPECT_EQ(mistral.longest(), 4096);
+  EXPECT_EQ(family("mistral", R"("num_key_value_heads": null)").kv_heads, 32);
+  const auto second = family("mistral", R"("sliding_window": null, "head_dim": 64)");
+  EXPECT_EQ(second.longest(), 131072);
+  EXPECT_EQ(second.head_size(), 64);
+  const auto qwen2 = family("qwen2");
+  EXPECT_TRUE(qwen2.qkv_bias());
+  EXPECT_FALSE(qwen2.attention_bias);  // none of the output projection
+  EXPECT_EQ(qwen2.vocabulary, 151936);
+  const auto qwen3 = family("qwen3", R"("hidden_size": 1024, "num_attention_heads": 64)");
+  EXPECT_TRUE(qwen3.qk_norm());
+  EXPECT_EQ(qwen3.head_size(), 128);
+  EXPECT_FALSE(qwen3.qkv_bias());
+  EXPECT_EQ(family("phi3").eps, 1e-5);
+  EXPECT_EQ(family("phi3", R"("resid_pdrop": 0.1, "embd_pdrop": 0.2)").embedding_dropout, 0.2);
+}
+
+TEST(Config, AWindowOfQwenIsOnlyOneThatIsUsed) {
+  const auto window = [](const std::string& fields) {
+    return llama(parse_config("c", with("qwen2", R"("num_hidden_layers": 2, )" + fields))).window;
+  };
+  EXPECT_EQ(window(R"("sliding_window": 100)"), 0);
+  EXPECT_EQ(window(R"("sliding_window": 100, "use_sliding_window": false)"), 0);
+  EXPECT_EQ(window(R"("sliding_window": 100, "use_sliding_window": true)"), 0);  // from layer 28 on
+  EXPECT_EQ(window(R"("sliding_window": 100, "use_sliding_window": true, "max_window_layers": 1)"), 100);
+  EXPECT_EQ(window(R"("use_sliding_window": true, "max_window_layers": 0)"), 4096);
+  EXPECT_EQ(window(R"("sliding_window": null, "use_sliding_window": true, "max_window_layers": 0)"), 0);
+  EXPECT_EQ(window(R"("layer_types": ["full_attention", "full_attention"])"), 0);
+  EXPECT_EQ(window(R"("layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": true)"),
+            4096);
+}
+
+TEST(Config, ReadsPhi3sRopeAsItsFilesHaveIt) {
+  // Phi-3-mini-128k's form, with fewer factors: no factor, the length of training next to the scaling.
+  const std::string sizes =
+      R"("hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 131072, )";
+  const auto phi3 = [&](const std::string& fields) {
+    return llama(parse_config("c", with("phi3", sizes + fields)));
+  };
+  for (const char* const type : {"su", "longrope"}) {
+    const auto config = phi3(R"("original_max_position_embeddings": 2048, "partial_rotary_factor": 0.5,
+        "sliding_window": 262144, "rope_scaling": {"type": ")" +
+                             std::string(type) + R"(", "long_factor": [2, 3.5], "short_factor": [1, 1.25]})");
+    EXPECT_EQ(config.rope.scaling, ops::RopeScaling::longrope);
+    EXPECT_EQ(config.rope.factor, 64);
+    EXPECT_EQ(config.rope.trained_length, 2048);
+    EXPECT_EQ(config.rope.long_factor, (std::vector<double>{2, 3.5}));
+    EXPECT_EQ(config.rotary(), 4);
+    EXPECT_EQ(config.window, 262144);
+    EXPECT_EQ(config.longest(), 131072);
+  }
+  // As transformers 5 has it, and with a factor, which wins over the ratio of the lengths.
+  const auto config = phi3(R"("rope_parameters": {"rope_type": "longrope", "factor": 8.0, "rope_theta": 500.0,
+      "partial_rotary_factor": 0.25, "attention_factor": 1.5, "short_factor": [1], "long_factor": [9],
+      "original_max_position_embeddings": 7})");
+  EXPECT_EQ(config.rope.factor, 8);
+  EXPECT_EQ(config.rope.trained_length, 4096);  // phi3's default, which transformers takes first
+  EXPECT_EQ(config.rope.attention_factor, 1.5);
+  EXPECT_EQ(config.rope.base, 500);
+  EXPECT_EQ(config.rotary(), 2);
+  EXPECT_EQ(phi3(R"("rope_scaling": null)").rope.scaling, ops::RopeScaling::none);
+  const auto of_llama = llama(parse_config(
+      "c",
+      with("llama", R"("hidden_size": 8, "num_attention_heads": 2, "rope_scaling": {"rope_type": "longrope",
+      "original_max_position_embeddings": 512, "short_factor": [1, 2], "long_factor": [3, 4]})")));
+  EXPECT_EQ(of_llama.rope.trained_length, 512);
+  EXPECT_EQ(of_llama.rope.factor, 4);
+}
+
 TEST(Config, TheHeadIsThatOfTheArchitectureOrTheCallers) {
   const auto head = [](const std::string& type, const std::string& fields,
                        const ConfigOptions& options = {}) {
@@ -137,8 +215,8 @@ TEST(Config, RefusesWhatItCannotCompute) {
        "the field \"n_embd\" occurs twice"},
       {"twice further down", R"({"a": [{"b": 1, "b": 2}]})", "the field \"b\" occurs twice"},
       {"no type", "{}", "has no model_type"},
-      {"another type", with("mistral", ""),
-       "model_type is \"mistral\"; expected gpt2, opt, llama, bert or roberta"},
+      {"another type", with("gemma", ""),
+       "model_type is \"gemma\"; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3, bert or roberta"},
       {"a type that is a number", R"({"model_type": 3})", "model_type is 3, expected a string"},
       {"a negative size", with("gpt2", R"("n_embd": -8)"),
        "n_embd is -8, expected a whole number of 0 ... 2147483647"},
@@ -168,8 +246,41 @@ TEST(Config, RefusesWhatItCannotCompute) {
        "word_embed_proj_dim is 512; only 1024 is supported"},
       {"quantised", with("llama", R"("quantization_config": {"bits": 4})"),
        "only null is supported (weights are not quantised)"},
-      {"rope of another kind", with("llama", R"("rope_scaling": {"rope_type": "longrope", "factor": 2})"),
-       "rope: scaling \"longrope\": expected none, linear, dynamic, llama3 or yarn"},
+      {"rope of another kind", with("llama", R"("rope_scaling": {"rope_type": "mrope", "factor": 2})"),
+       "rope: scaling \"mrope\": expected none, linear, dynamic, llama3, yarn or longrope"},
+      {"phi3 with rope of another kind", with("phi3", R"("rope_scaling": {"type": "linear", "factor": 2})"),
+       "rope_scaling: rope_type is \"linear\"; phi3 has default and longrope"},
+      {"longrope without factors", with("llama", R"("rope_scaling": {"rope_type": "longrope"})"),
+       "rope_scaling has no short_factor"},
+      {"too few factors",
+       with("llama", R"("rope_scaling": {"rope_type": "longrope", "short_factor": [1, 2]})"),
+       "short_factor is [1,2], expected a list of 64 numbers"},
+      {"factors of text",
+       with("llama", R"("head_dim": 4, "rope_scaling": {"rope_type": "longrope", "short_factor": [1, "2"]})"),
+       "short_factor holds \"2\", expected numbers"},
+      {"a factor of 0", with("llama", R"("head_dim": 2, "rope_scaling": {"rope_type": "longrope",
+                              "short_factor": [0], "long_factor": [1]})"),
+       "short_factor[0] is 0; expected a positive number"},
+      {"all of no head", with("phi3", R"("partial_rotary_factor": 1e300)"),
+       "partial_rotary_factor is 1e+300; expected more than 0 and at most 1"},
+      {"no heads", with("qwen3", R"("num_attention_heads": 0)"), "num_attention_heads is 0"},
+      {"phi3 with biases", with("phi3", R"("attention_bias": true)"),
+       "attention_bias is true; only false is supported (phi3 has no biases)"},
+      {"mistral with biases", with("mistral", R"("attention_bias": true)"),
+       "\"attention_bias\" (true) is unknown"},
+      {"several positions", with("qwen2", R"("use_mrope": true)"),
+       "use_mrope is true; only false is supported"},
+      {"layers of another kind",
+       with("qwen2", R"("num_hidden_layers": 1, "layer_types": ["chunked_attention"])"),
+       "expected 1 times \"full_attention\" or \"sliding_attention\""},
+      {"too few layer types", with("qwen3", R"("layer_types": ["full_attention"])"),
+       "layer_types is [\"full_attention\"]; expected 32 times"},
+      {"a window that is not used",
+       with("qwen2", R"("num_hidden_layers": 1, "layer_types": ["sliding_attention"])"),
+       "layer_types has \"sliding_attention\", but use_sliding_window is false"},
+      {"a window without size", with("qwen2", R"("num_hidden_layers": 1, "layer_types": ["sliding_attention"],
+                        "use_sliding_window": true, "sliding_window": null)"),
+       "layer_types has \"sliding_attention\", but there is no sliding_window"},
       {"rope without factor", with("llama", R"("rope_scaling": {"type": "linear"})"),
        "rope_scaling has no factor"},
       {"a factor below 1", with("llama", R"("rope_scaling": {"type": "linear", "factor": 0.5})"),
@@ -180,6 +291,9 @@ TEST(Config, RefusesWhatItCannotCompute) {
        "rope_scaling is {}; only null is supported"},
       {"a part of the head",
        with("llama", R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5})"),
+       "partial_rotary_factor is 0.5; only 1.0 is supported (whole heads are rotated; phi3 alone rotates a "
+       "part)"},
+      {"a part of the head, next to the scaling", with("qwen2", R"("partial_rotary_factor": 0.5)"),
        "partial_rotary_factor is 0.5; only 1.0 is supported"},
       {"base of 0", with("llama", R"("rope_theta": 0)"), "rope: base is 0; expected more than 1"},
       {"uneven groups", with("llama", R"("num_key_value_heads": 5)"),
@@ -220,6 +334,8 @@ std::string fields_of(Model config) {
       text += name + "=" + std::to_string(int64_t(value)) + " ";
     else if constexpr (std::is_arithmetic_v<Value>)
       text += name + "=" + std::to_string(value) + " ";
+    else if constexpr (std::is_same_v<Value, std::vector<double>>)
+      for (const double number : value) text += name + ":" + std::to_string(number) + " ";
   });
   return text;
 }
@@ -272,6 +388,33 @@ TEST(Config, WhatIsWrittenReadsBackTheSame) {
       config.rope.trained_length = 16;
     EXPECT_EQ(fields_of(llama(parse_config("c", config_text(config)))), fields_of(config));
   }
+  using models::LlamaFamily;
+  for (const LlamaFamily family :
+       {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3, LlamaFamily::phi3})
+    for (const int64_t window : {0, 12}) {
+      models::LlamaConfig config{.family = family,
+                                 .vocabulary = 61,
+                                 .positions = 24,
+                                 .d_model = 24,
+                                 .d_ff = 31,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .head = 8,
+                                 .layers = 2,
+                                 .window = family == LlamaFamily::llama ? 0 : window,
+                                 .attention_bias = family == LlamaFamily::qwen3 && window > 0,
+                                 .tied = window > 0,
+                                 .dtype = DType::f16};
+      config.rope = {.base = 700, .scaling = ops::RopeScaling::longrope, .factor = 3, .trained_length = 7};
+      if (family == LlamaFamily::phi3)
+        config.partial_rotary = 0.5, config.embedding_dropout = 0.25, config.residual_dropout = 0.5;
+      for (int64_t i = 0; i < config.rotary() / 2; ++i)
+        config.rope.short_factor.push_back(1 + double(i)), config.rope.long_factor.push_back(2.5 + double(i));
+      if (window > 0) config.rope.attention_factor = 1.5;
+      const Config back = parse_config("c", config_text(config));
+      EXPECT_EQ(back.type, name_of(family));
+      EXPECT_EQ(fields_of(llama(back)), fields_of(config));
+    }
   for (const auto family : {models::BertFamily::bert, models::BertFamily::roberta})
     for (const auto head : {models::BertHead::none, models::BertHead::classify, models::BertHead::regress,
                             models::BertHead::masked_lm}) {

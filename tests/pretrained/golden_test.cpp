@@ -48,7 +48,7 @@ void expect_equal(const io::NamedTensors& list, const std::string& folder) {
       EXPECT_LE(difference(ours.at(name), want), 1e-4) << name;
     }
   }
-  EXPECT_GE(gradients, 10);
+  EXPECT_GE(gradients, 9);  // of phi3's one block and its tables
 }
 
 class Golden : public ::testing::TestWithParam<const char*> {
@@ -57,9 +57,10 @@ class Golden : public ::testing::TestWithParam<const char*> {
   Rng rng{1};
 
   io::NamedTensors run() {
-    const std::string type = read_config(folder).type;
-    if (type == "llama") return parity::run(load_llama(folder, rng, Device::cpu()), folder);
-    if (type == "bert" || type == "roberta")
+    const auto model = read_config(folder).model;
+    if (std::holds_alternative<models::LlamaConfig>(model))
+      return parity::run(load_llama(folder, rng, Device::cpu()), folder);
+    if (std::holds_alternative<models::BertConfig>(model))
       return parity::run(load_bert(folder, rng, Device::cpu()), folder);
     return parity::run(load_gpt(folder, rng, Device::cpu()), folder);
   }
@@ -70,8 +71,8 @@ TEST_P(Golden, LogitsGradientsLossesAndTextAreThoseOfTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Golden,
-                         ::testing::Values("gpt2", "opt", "llama-3", "bert-classify", "bert-regress",
-                                           "roberta-masked"),
+                         ::testing::Values("gpt2", "opt", "llama-3", "qwen2-tied", "qwen3", "phi3-partial",
+                                           "bert-classify", "bert-regress", "roberta-masked"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -115,6 +115,65 @@ TEST_F(Load, EveryParameterHasItsNames) {
   EXPECT_EQ(elements(name_table(bert.config)), nn::count_parameters(bert));
 }
 
+TEST_F(Load, NamesOfEachFamilyAreThoseOfTransformersAndStay) {
+  using models::LlamaFamily;
+  struct Family {
+    LlamaFamily family;
+    std::vector<std::string> has, has_not;
+  };
+  const std::vector<std::string> apart{"self_attn.q_proj.weight", "self_attn.v_proj.weight",
+                                       "mlp.gate_proj.weight", "mlp.up_proj.weight"},
+      together{"self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"},
+      norms{"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+      biases{"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"},
+      others{"self_attn.o_proj.bias", "mlp.down_proj.bias"};
+  const auto all = [](std::initializer_list<std::vector<std::string>> lists) {
+    std::vector<std::string> names;
+    for (const auto& list : lists) names.insert(names.end(), list.begin(), list.end());
+    return names;
+  };
+  const Family families[] = {
+      {LlamaFamily::mistral, apart, all({together, norms, biases, others})},
+      {LlamaFamily::qwen2, all({apart, biases}), all({together, norms, others})},
+      {LlamaFamily::qwen3, all({apart, norms}), all({together, biases, others})},
+      {LlamaFamily::phi3, together, all({apart, norms, biases, others})},
+  };
+  for (const Family& one : families)
+    for (const bool tied : {false, true}) {
+      const models::Llama model({.family = one.family,
+                                 .vocabulary = 9,
+                                 .positions = 8,
+                                 .d_model = 8,
+                                 .d_ff = 6,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .head = 6,
+                                 .layers = 2,
+                                 .tied = tied,
+                                 .init_deviation = 0.3},
+                                rng, kCpu);
+      const std::string type = name_of(one.family), at = folder / (type + (tied ? "-tied" : ""));
+      int64_t elements = 0;
+      for (const NameRule& rule : name_table(model.config).rules)
+        for (const NameRule::Part& part : rule.parts) elements += part.shape.count();
+      EXPECT_EQ(elements, nn::count_parameters(model)) << type;
+      save(model, at);
+      EXPECT_EQ(read_config(at).type, type);
+      const models::Llama back = load_llama(at, rng, kCpu);
+      EXPECT_EQ(back.config.family, one.family);
+      expect_same(back, model);
+      const io::WeightSource source(at);
+      for (const std::string& name : one.has)
+        EXPECT_TRUE(source.has("model.layers.1." + name)) << type << " " << name;
+      for (const std::string& name : one.has_not)
+        EXPECT_FALSE(source.has("model.layers.1." + name)) << type << " " << name;
+      EXPECT_EQ(source.has("lm_head.weight"), !tied);
+      const Conversion done = convert(at, at + "-converted", {.dtype = DType::bf16});
+      EXPECT_EQ(done.tensors, source.entries().size());
+      EXPECT_EQ(load_llama(at + "-converted", rng, kCpu).config.dtype, DType::bf16);
+    }
+}
+
 TEST_F(Load, DtypesConvert) {
   save(gpt, folder / "half", {.dtype = DType::bf16});
   EXPECT_EQ(load_gpt(folder / "half", rng, kCpu).token.weight.dtype(), DType::bf16);
@@ -147,7 +206,7 @@ TEST_F(Load, AMismatchIsListedWhole) {
       std::string::npos);  // 28 missing and one unexpected: 20 lines and the rest
   EXPECT_NE(message_of([&] {
               load_llama(folder / "good", rng, kCpu);
-            }).find("holds a model of type gpt2, not llama"),
+            }).find("holds a model of type gpt2, not llama, mistral, qwen2, qwen3 or phi3"),
             std::string::npos);
 }
 
@@ -207,7 +266,7 @@ TEST_F(Load, AClassifierBeginsFromAPretrainedEncoder) {
 }
 
 TEST_F(Load, ShapesAreComparedBeforeMemoryIsTaken) {
-  // A configuration of terabytes beside a file of bytes.
+  // A configuration of terabytes next to a file of bytes.
   save(gpt, folder / "good");
   const auto tensors = tensors_in(folder / "good");
   const std::string bad = put("bad", folder / "good", tensors);

@@ -488,12 +488,15 @@ TEST(MemoryPool, WhatIsKeptIsNotHandedOutAgain) {
 
 // ---- memory that a device still reads or writes ----
 
-/// The end of made-up work, which the test decides.
+/// The end of made-up work, which the test decides: now, or when it has been asked for so many times.
 struct TestFence : Fence {
-  bool done() const noexcept override { return ended; }
-  void wait() const noexcept override { ended = true, waits += 1; }
+  bool done() const noexcept override {
+    if (++asked == ends_when_asked) ended = true;
+    return ended;
+  }
   mutable bool ended = false;
-  mutable int waits = 0;
+  mutable int asked = 0;
+  int ends_when_asked = 0;
 };
 
 TEST(HeldBlock, IsHandedOutAgainOnlyAfterItsWork) {
@@ -514,7 +517,6 @@ TEST(HeldBlock, IsHandedOutAgainOnlyAfterItsWork) {
     fence->ended = true;
     Block* const again = allocator.allocate(bytes);
     EXPECT_EQ(again->data, at);
-    EXPECT_EQ(fence->waits, 0);
     allocator.free(again);  // its new owner had no copy
     Block* const third = allocator.allocate(bytes);
     EXPECT_EQ(third->data, at);
@@ -553,7 +555,8 @@ TEST(HeldBlock, IsWaitedForBeforeMemoryRunsOut) {
   TestMemory memory;
   memory.limit = 4 * kMiB;
   Allocator allocator(memory.source());
-  const auto fence = std::make_shared<TestFence>();
+  const auto fence = std::make_shared<TestFence>(), last = std::make_shared<TestFence>();
+  fence->ends_when_asked = last->ends_when_asked = 5;
   const int stream = 0;
   Block* const block = allocator.allocate(4 * kMiB);
   void* const at = block->data;
@@ -561,9 +564,133 @@ TEST(HeldBlock, IsWaitedForBeforeMemoryRunsOut) {
   allocator.free(block);
   Block* const again = allocator.allocate(4 * kMiB);
   EXPECT_EQ(again->data, at);
-  EXPECT_EQ(fence->waits, 1);
-  allocator.hold(again, &stream, std::make_shared<TestFence>());
+  EXPECT_TRUE(fence->ended);
+  allocator.hold(again, &stream, last);
   allocator.free(again);  // the allocator's end waits as well
+}
+
+// ---- streams ----
+
+/// Memory whose reuse streams order: the ends of its own stream's work, as they were asked for.
+struct StreamMemory : TestMemory {
+  std::vector<std::shared_ptr<TestFence>> marks;
+  bool captures = false;
+
+  MemorySource source() {
+    MemorySource source = TestMemory::source();
+    source.mark = [this]() -> std::shared_ptr<const Fence> {
+      if (captures) return nullptr;
+      marks.push_back(std::make_shared<TestFence>());
+      return marks.back();
+    };
+    return source;
+  }
+};
+
+TEST(Streams, ABlockReturnsToTheStreamItWasAllocatedFor) {
+  for (const size_t bytes : {size_t(100), 3 * kMiB}) {
+    StreamMemory memory;
+    Allocator allocator(memory.source());
+    Block* block = nullptr;
+    {
+      const StreamOfThread scope(7);
+      block = allocator.allocate(bytes);
+      EXPECT_EQ(block->stream, 7u);
+    }
+    void* const at = block->data;
+    allocator.free(block);  // by a thread of stream 0
+    Block* const own = allocator.allocate(bytes);
+    EXPECT_NE(own->data, at) << "the work of stream 7 may go on";
+    {
+      const StreamOfThread other(8);
+      Block* const elsewhere = allocator.allocate(bytes);
+      EXPECT_NE(elsewhere->data, at);
+      const StreamOfThread same(7);
+      Block* const again = allocator.allocate(bytes);
+      EXPECT_EQ(again->data, at) << "stream order";
+      allocator.free(again);
+      allocator.free(elsewhere);
+    }
+    allocator.free(own);
+    allocator.release_cached();
+    EXPECT_TRUE(memory.out.empty()) << "the caches of all streams";
+  }
+}
+
+TEST(Streams, HostMemoryBelongsToNone) {
+  TestMemory memory;
+  Allocator allocator(memory.source());
+  const StreamOfThread scope(7);
+  Block* const block = allocator.allocate(100);
+  EXPECT_EQ(block->stream, 0u);
+  allocator.free(block);
+}
+
+TEST(Streams, ABlockUsedByTheOwnStreamReturnsAfterItsWork) {
+  for (const bool caches : {true, false}) {
+    StreamMemory memory;
+    MemorySource source = memory.source();
+    source.caches = caches;
+    Allocator allocator(source);
+    const StreamOfThread scope(7);
+    Block* const block = allocator.allocate(3 * kMiB);
+    void* const at = block->data;
+    allocator.crosses(block);
+    EXPECT_TRUE(memory.marks.empty()) << "work until it is freed counts";
+    memory.captures = true;
+    allocator.free(block);
+    const auto reused = [&] {
+      Block* const other = allocator.allocate(3 * kMiB);
+      const bool same = other->data == at || !memory.out.contains(at);
+      allocator.free(other);
+      allocator.release_cached();
+      return same;
+    };
+    EXPECT_FALSE(reused()) << "no end can be marked while a graph is being captured";
+    memory.captures = false;
+    EXPECT_FALSE(reused());
+    ASSERT_EQ(memory.marks.size(), 1u);
+    memory.marks[0]->ended = true;
+    EXPECT_TRUE(reused());
+  }
+}
+
+TEST(Streams, OneThatIsBusyHoldsUpNoOther) {
+  StreamMemory memory;
+  Allocator allocator(memory.source());
+  const int streams[2] = {};
+  const auto busy = std::make_shared<TestFence>(), done = std::make_shared<TestFence>();
+  Block* const first = allocator.allocate(100);
+  Block* const second = allocator.allocate(3 * kMiB);
+  void* const at = second->data;
+  allocator.hold(first, &streams[0], busy);
+  allocator.hold(second, &streams[1], done);
+  allocator.free(first);
+  allocator.free(second);
+  done->ended = true;
+  Block* const again = allocator.allocate(3 * kMiB);
+  EXPECT_EQ(again->data, at);
+  allocator.free(again);
+  busy->ended = true;
+}
+
+TEST(Streams, MemoryOfAnotherProgramIsAskedForBlockByBlock) {
+  TestMemory memory;
+  MemorySource source = memory.source();
+  source.caches = false;
+  Allocator allocator(source);
+  Block* const small = allocator.allocate(100);
+  Block* const large = allocator.allocate(3 * kMiB);
+  EXPECT_EQ(memory.out.size(), 2u);
+  EXPECT_EQ(allocator.stats().reserved, memory.reserved);
+  allocator.free(small);
+  EXPECT_EQ(memory.out.size(), 1u);
+  allocator.free(large);
+  EXPECT_TRUE(memory.out.empty());
+  EXPECT_EQ(allocator.stats().reserved, 0u);
+  EXPECT_NE(message_of([&] { allocator.make_pool(); }).find("another program"), std::string::npos);
+  memory.limit = 0;
+  EXPECT_THROW(allocator.allocate(100), OutOfMemory);
 }
 
 TEST(Allocator, AHundredThousandRandomEventsKeepFragmentationSmall) {

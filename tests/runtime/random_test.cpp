@@ -83,7 +83,7 @@ TEST(RandomReplay, RepeatsWhatWasRecordedAndMovesNoRng) {
 
 TEST(RandomReplay, NestsRecordingInsideReplayAndRecording) {
   // A checkpoint inside a checkpoint: forward records twice, recomputation replays the outer and records
-  // anew.
+  // again.
   Rng rng(1);
   std::vector<RandomStream> outer, inner, inner_again;
   {

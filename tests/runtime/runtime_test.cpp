@@ -3,9 +3,11 @@
 #include <chrono>
 #include <thread>
 
+#include "runtime/allocator.h"
 #include "runtime/capture.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
+#include "runtime/stream_scope.h"
 #include "runtime/tuning.h"
 #include "tests/errors.h"
 
@@ -55,12 +57,23 @@ TEST(Device, ParsesNamesAndSaysWhatItExpected) {
   }
 }
 
+TEST(Device, TheCpuHasNoStreams) {
+  const Device cpu = Device::cpu();
+  EXPECT_EQ(cpu.multiprocessors(), cpu.card().multiprocessors);
+  EXPECT_EQ(cpu.fence(), nullptr);
+  EXPECT_NE(message_of([&] { cpu.counters(1); }).find("on CUDA"), std::string::npos);
+  EXPECT_NE(message_of([&] { const StreamScope scope(cpu, nullptr); }).find("only CUDA devices have streams"),
+            std::string::npos);
+  EXPECT_EQ(StreamScope::current(cpu), nullptr) << "a scope that could not be made is not entered";
+  EXPECT_NE(message_of([&] { Device::card_of(-1); }).find("card_of: GPU -1"), std::string::npos);
+}
+
 TEST(Tuning, ForceRowNestsAndIsOfItsThread) {
-  EXPECT_EQ(tuning::row("no such card", "matmul", "key"), std::nullopt);
-  EXPECT_EQ(tuning::entries("no such card"), 0);
+  EXPECT_EQ(tuning::row("no such GPU", "matmul", "key"), std::nullopt);
+  EXPECT_EQ(tuning::entries("no such GPU"), 0);
   const tuning::ForceRow outer("matmul", 2);
-  EXPECT_EQ(tuning::row("no such card", "matmul", "key"), 2);
-  EXPECT_EQ(tuning::row("no such card", "linear", "key"), std::nullopt);
+  EXPECT_EQ(tuning::row("no such GPU", "matmul", "key"), 2);
+  EXPECT_EQ(tuning::row("no such GPU", "linear", "key"), std::nullopt);
   {
     const tuning::ForceRow inner("matmul", 0), other("linear", 1);
     EXPECT_EQ(tuning::ForceRow::forced("matmul"), 0);

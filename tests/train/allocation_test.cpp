@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "autograd/tape.h"
-#include "runtime/capture.h"
+#include "train/step.h"
 #include "train/tnp_job.h"
 
 /// A training loop asks the driver for memory in its first two steps only: the first fills the caches, the
@@ -11,28 +10,19 @@ namespace tessera::train {
 namespace {
 
 TEST(Allocation, NothingReachesTheDriverAfterTheSecondStep) {
-  TnpJob job;
+  TnpSettings job;
   job.model = {
       .features = 1, .d_model = 32, .d_ff = 85, .heads = 2, .layers = 2, .components = 3, .embed_hidden = 32};
   job.context = 20;
   job.targets = 12;
   job.batch = 8;
   const Device device = Device::best();
-  TnpSession session(job, device);
+  TnpJob session(job, device);
   const datasets::Prior prior = make_prior(job);
-  session.optimizer().zero_grad();
-  Captured step(device, [&] {
-    {
-      Tape tape;
-      tape.backward(session.loss());
-    }
-    session.optimizer().step();
-    session.optimizer().zero_grad();
-  });
+  Step step(session);
   uint64_t calls = 0;
   for (uint64_t i = 0; i < 10; ++i) {
-    session.load(prior.batch(i));
-    step();
+    step([&](int) { session.load(prior.batch(i)); });
     if (i == 1) calls = device.allocator().stats().driver_calls;
   }
   device.synchronize();

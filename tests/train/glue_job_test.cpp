@@ -11,7 +11,7 @@
 #include "pretrained/load.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
-#include "train/job.h"
+#include "train/trainer.h"
 
 namespace tessera::train {
 namespace {
@@ -32,8 +32,8 @@ struct Made {
   std::optional<io::Tokenizer> tokenizer;
 };
 
-GlueJob small_job(const Made& made, const char* task, int64_t width = 16) {
-  GlueJob job;
+GlueSettings small_job(const Made& made, const char* task, int64_t width = 16) {
+  GlueSettings job;
   job.task = task;
   job.data = made.folder.path().string();
   models::BertConfig config{.vocabulary = made.tokenizer->vocab_size(),
@@ -48,50 +48,54 @@ GlueJob small_job(const Made& made, const char* task, int64_t width = 16) {
   return job;
 }
 
-TrainResult train(const GlueJob& job, const GlueSet& set, const std::filesystem::path& root,
-                  std::map<std::string, double>* scores = nullptr) {
-  GlueSession session(job, Device::cpu());
+TrainResult train_seed(const GlueSettings& job, const GlueSet& set, const std::filesystem::path& root,
+                       std::map<std::string, double>* scores = nullptr) {
+  GlueJob session(job, Device::cpu(), &set);
   const RunFolder run = RunFolder::create(root, "run");
   Progress quiet(Progress::Mode::quiet);
-  const TrainResult result = train_glue(
-      session, set, run, {.steps = job.steps, .log_every = 1, .schedule = make_schedule(job)}, 0, quiet);
+  const TrainResult result =
+      train(session, run, {.steps = job.steps, .log_every = 1, .schedule = job.make_schedule()}, 0, quiet);
   if (scores) *scores = result.evaluation;
   return result;
 }
 
-TEST(GlueJob, ComesBackFromJsonExactly) {
+TEST(GlueSettings, ComesBackFromJsonExactly) {
   const Made made(GlueTask::stsb, 8, 4);
-  GlueJob job = small_job(made, "stsb");
+  GlueSettings job = small_job(made, "stsb");
   job.seed = (uint64_t(1) << 63) + 1, job.bert.dtype = DType::bf16, job.bert.attention_dropout = 0.25;
   const json out = json::parse(to_json(job).dump());
-  const GlueJob back = glue_job_from_json(out);
+  const GlueSettings back = glue_settings_from_json(out);
   EXPECT_EQ(to_json(back), to_json(job));
   EXPECT_EQ(back.bert.head, models::BertHead::regress);
   EXPECT_EQ(back.bert.dtype, DType::bf16);
 }
 
-TEST(GlueJob, EverySettingMustBeThereAndOfItsType) {
+TEST(GlueSettings, EverySettingMustBeThereAndOfItsType) {
   const Made made(GlueTask::sst2, 8, 4);
   const json good = to_json(small_job(made, "sst2"));
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
-    EXPECT_NE(message_of([&] { glue_job_from_json(missing); }).find("\"" + name + "\""), std::string::npos);
+    EXPECT_NE(message_of([&] { glue_settings_from_json(missing); }).find("\"" + name + "\""),
+              std::string::npos);
     json wrong = good;
     wrong[name] = json::array();
-    EXPECT_NE(message_of([&] { glue_job_from_json(wrong); }), "") << name;
+    EXPECT_NE(message_of([&] { glue_settings_from_json(wrong); }), "") << name;
   }
   const auto refused = [&](auto change) {
-    GlueJob job = small_job(made, "sst2");
+    GlueSettings job = small_job(made, "sst2");
     change(job);
     return message_of([&] { job.validate(); });
   };
-  EXPECT_NE(refused([](GlueJob& job) { job.max_length = 65; }).find("positions for 64"), std::string::npos);
-  EXPECT_NE(refused([](GlueJob& job) { job.batches = "loose"; }).find("packed or padded"), std::string::npos);
-  EXPECT_NE(refused([](GlueJob& job) { job.task = "sst3"; }).find("did you mean"), std::string::npos);
-  EXPECT_NE(refused([](GlueJob& job) { job.task = "mnli"; }).find("not that of MNLI"), std::string::npos);
-  EXPECT_NE(refused([](GlueJob& job) { job.warmup = 6; }).find("warmup is 6 of 5"), std::string::npos);
-  EXPECT_NE(refused([](GlueJob& job) { job.lr = 0; }).find("lr is 0"), std::string::npos);
+  EXPECT_NE(refused([](GlueSettings& job) { job.max_length = 65; }).find("positions for 64"),
+            std::string::npos);
+  EXPECT_NE(refused([](GlueSettings& job) { job.batches = "loose"; }).find("packed or padded"),
+            std::string::npos);
+  EXPECT_NE(refused([](GlueSettings& job) { job.task = "sst3"; }).find("did you mean"), std::string::npos);
+  EXPECT_NE(refused([](GlueSettings& job) { job.task = "mnli"; }).find("not that of MNLI"),
+            std::string::npos);
+  EXPECT_NE(refused([](GlueSettings& job) { job.warmup = 6; }).find("warmup is 6 of 5"), std::string::npos);
+  EXPECT_NE(refused([](GlueSettings& job) { job.lr = 0; }).find("lr is 0"), std::string::npos);
 }
 
 class Padding : public ::testing::TestWithParam<double> {};
@@ -99,14 +103,14 @@ class Padding : public ::testing::TestWithParam<double> {};
 TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
   const Made made(GlueTask::rte, 24, 8);
   const GlueSet set = made.set(GlueTask::rte);
-  GlueJob packed = small_job(made, "rte"), padded = packed;
-  // Which probabilities are dropped does not depend on what stands behind a text.
+  GlueSettings packed = small_job(made, "rte"), padded = packed;
+  // Which probabilities are dropped does not depend on what stands after a text.
   packed.bert.attention_dropout = padded.bert.attention_dropout = GetParam();
   padded.batches = "padded";
-  GlueSession a(packed, Device::cpu()), b(padded, Device::cpu());
+  GlueJob a(packed, Device::cpu()), b(padded, Device::cpu());
   const std::vector<int64_t> indices = {3, 0, 7, 5};
   a.load(set.train.batch(indices)), b.load(set.train.batch(indices));
-  const auto step = [](GlueSession& session) {
+  const auto step = [](GlueJob& session) {
     Tape tape;
     const Tensor loss = session.loss();
     tape.backward(loss);
@@ -129,70 +133,70 @@ TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
 INSTANTIATE_TEST_SUITE_P(Dropout, Padding, ::testing::Values(0.0, 0.3),
                          [](const auto& info) { return std::string(info.param > 0 ? "Some" : "None"); });
 
-TEST(GlueSession, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
+TEST(GlueJob, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
   const Made made(GlueTask::cola, 64, 8);
   const GlueSet set = made.set(GlueTask::cola);
-  const GlueJob job = small_job(made, "cola");
-  GlueJob other = job;
+  const GlueSettings job = small_job(made, "cola");
+  GlueSettings other = job;
   other.seed = 1;
   const TemporaryFolder a, b, c;
-  const double first = train(job, set, a.path()).loss;
-  EXPECT_EQ(first, train(job, set, b.path()).loss);
-  EXPECT_NE(first, train(other, set, c.path()).loss);
+  const double first = train_seed(job, set, a.path()).loss;
+  EXPECT_EQ(first, train_seed(job, set, b.path()).loss);
+  EXPECT_NE(first, train_seed(other, set, c.path()).loss);
 }
 
-TEST(GlueSession, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {
+TEST(GlueJob, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {
   const Made made(GlueTask::sst2, 16, 8);
-  const GlueJob job = small_job(made, "sst2");
+  const GlueSettings job = small_job(made, "sst2");
   Rng rng(99);
   models::BertConfig config = job.bert;
   config.head = models::BertHead::none;
   const models::Bert bare(config, rng, Device::cpu());
   const std::string folder = (made.folder / "model").string();
   pretrained::save(bare, folder);
-  GlueJob from = job;
+  GlueSettings from = job;
   from.model = folder;
-  GlueSession zero(from, Device::cpu());
+  GlueJob zero(from, Device::cpu());
   from.seed = 1;
-  GlueSession one(from, Device::cpu());
+  GlueJob one(from, Device::cpu());
   EXPECT_EQ(zero.model().token.weight.detach().to_vector<float>(),
             bare.token.weight.detach().to_vector<float>());
   EXPECT_EQ(one.model().token.weight.detach().to_vector<float>(),
             bare.token.weight.detach().to_vector<float>());
   EXPECT_NE(zero.model().classifier->out.weight.detach().to_vector<float>(),
             one.model().classifier->out.weight.detach().to_vector<float>());
-  GlueJob dropped = from;
+  GlueSettings dropped = from;
   dropped.bert.hidden_dropout = 0.3, dropped.bert.attention_dropout = 0.2;
-  GlueSession with(dropped, Device::cpu());
+  GlueJob with(dropped, Device::cpu());
   EXPECT_EQ(with.model().blocks[0].dropout.p, 0.3);
   EXPECT_EQ(with.model().blocks[1].attention.dropout.p, 0.2);
-  GlueJob wider = from;
+  GlueSettings wider = from;
   wider.bert.d_ff = 64;
-  EXPECT_NE(message_of([&] { GlueSession(wider, Device::cpu()); }).find("holds another model"),
+  EXPECT_NE(message_of([&] { GlueJob(wider, Device::cpu()); }).find("holds another model"),
             std::string::npos);
 }
 
-TEST(GlueSession, DecaysNeitherBiasesNorNorms) {
+TEST(GlueJob, DecaysNeitherBiasesNorNorms) {
   const Made made(GlueTask::sst2, 8, 4);
-  GlueSession session(small_job(made, "sst2"), Device::cpu());
+  GlueJob session(small_job(made, "sst2"), Device::cpu());
   int64_t decayed = 0;
   for (const nn::NamedParameter& parameter : nn::parameters(session.model())) {
     const bool plain = parameter.name.ends_with(".bias") || parameter.name.find("norm") != std::string::npos;
     EXPECT_EQ(optim::decays(parameter), !plain) << parameter.name;
     decayed += !plain;
   }
-  EXPECT_EQ(decayed, 3 + 2 * 4 + 2);  // tables, four products a block, two of the classifier
+  EXPECT_EQ(decayed, 3 + 2 * 4 + 2);  // tables, four products per block, two of the classifier
 }
 
-TEST(GlueSession, RestoresOnlyItsOwnJob) {
+TEST(GlueJob, RestoresOnlyItsOwnJob) {
   const Made made(GlueTask::sst2, 8, 4);
-  const GlueJob job = small_job(made, "sst2");
+  const GlueSettings job = small_job(made, "sst2");
   const std::string file = (made.folder / "c.safetensors").string();
-  GlueSession(job, Device::cpu()).checkpoint(3).save(file);
-  EXPECT_EQ(GlueSession(job, Device::cpu()).restore(file), 3);
-  GlueJob other = job;
+  GlueJob(job, Device::cpu()).checkpoint(3).save(file);
+  EXPECT_EQ(GlueJob(job, Device::cpu()).restore(file), 3);
+  GlueSettings other = job;
   other.lr = 2e-3;
-  GlueSession refused(other, Device::cpu());
+  GlueJob refused(other, Device::cpu());
   EXPECT_NE(message_of([&] { refused.restore(file); }).find("\"lr\" is 0.001 in it, 0.002 here"),
             std::string::npos);
 }
@@ -204,17 +208,16 @@ TEST_P(Captures, TheStepOfPaddedBatches) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "no GPU";
   const Made made(GlueTask::mnli, 64, 8);
   const GlueSet set = made.set(GlueTask::mnli);
-  GlueJob job = small_job(made, "mnli", 64);
+  GlueSettings job = small_job(made, "mnli", 64);
   job.bert.hidden_dropout = job.bert.attention_dropout = GetParam();
   job.batches = "padded", job.steps = 8;
-  const auto curve = [&](const GlueJob& own, bool graph) {
+  const auto curve = [&](const GlueSettings& own, bool graph) {
     const TemporaryFolder root;
-    GlueSession session(own, Device::cuda(0));
+    GlueJob session(own, Device::cuda(0), &set);
     const RunFolder run = RunFolder::create(root.path(), "run");
     Progress quiet(Progress::Mode::quiet);
-    train_glue(session, set, run,
-               {.steps = own.steps, .log_every = 1, .graph = graph, .schedule = make_schedule(own)}, 0,
-               quiet);
+    train(session, run, {.steps = own.steps, .log_every = 1, .graph = graph, .schedule = own.make_schedule()},
+          0, quiet);
     std::vector<double> losses;
     for (const StepRecord& record : run.metrics()) losses.push_back(record.values.at("loss"));
     return losses;
@@ -241,7 +244,7 @@ TEST(GlueSet, HasTheTwoPartsOfMnliAndAFingerprint) {
   ASSERT_EQ(set.test.size(), 2u);
   EXPECT_EQ(set.fingerprint(), made.set(GlueTask::mnli).fingerprint());
   EXPECT_NE(set.fingerprint(), made.set(GlueTask::mnli, 5).fingerprint());  // cut texts are other texts
-  GlueSession session(small_job(made, "mnli"), Device::cpu());
+  GlueJob session(small_job(made, "mnli"), Device::cpu());
   const auto values = evaluate_glue(session, set);
   std::set<std::string> names;
   for (const auto& [name, value] : values) names.insert(name);
@@ -307,21 +310,21 @@ TEST(GlueSubmission, IsWhatTheServerTakes) {
 /// most frequent class has 0.5.
 TEST(Learns, SentimentWellAboveTheMostFrequentClass) {
   const Made made(GlueTask::sst2, 2000, 300);
-  GlueJob job = small_job(made, "sst2", 32);
+  GlueSettings job = small_job(made, "sst2", 32);
   job.batch = 16, job.steps = 300, job.warmup = 20, job.lr = 2e-3;
   std::map<std::string, double> scores;
   const TemporaryFolder root;
-  train(job, made.set(GlueTask::sst2), root.path(), &scores);
+  train_seed(job, made.set(GlueTask::sst2), root.path(), &scores);
   EXPECT_GE(scores.at("eval_accuracy"), 0.85);
 }
 
 /// Regression: eight pairs are learnt by heart. Naming their mean leaves the variance of the scores, above 1.
 TEST(Learns, ScoresByHeart) {
   const Made made(GlueTask::stsb, 8, 8);
-  GlueJob job = small_job(made, "stsb", 32);
+  GlueSettings job = small_job(made, "stsb", 32);
   job.batch = 8, job.steps = 150, job.lr = 3e-3;
   const TemporaryFolder root;
-  EXPECT_LE(train(job, made.set(GlueTask::stsb), root.path()).loss, 0.1);
+  EXPECT_LE(train_seed(job, made.set(GlueTask::stsb), root.path()).loss, 0.1);
 }
 
 }  // namespace

@@ -17,14 +17,15 @@
 #include "tests/errors.h"
 #include "tests/train/folder.h"
 #include "train/language_plan.h"
+#include "train/step.h"
 
 namespace tessera::train {
 namespace {
 
 using nlohmann::json;
 
-LanguageJob small_job(bool llama = false) {
-  LanguageJob job;
+LanguageSettings small_job(bool llama = false) {
+  LanguageSettings job;
   if (llama)
     job.model = models::LlamaConfig{.vocabulary = 257,
                                     .positions = 16,
@@ -62,61 +63,62 @@ LanguageData small_data(const TemporaryFolder& root, bool documents = false) {
 }
 
 /// Nats a token of all of them but the first.
-double loss_of(LanguageSession& session, std::span<const int64_t> tokens) {
-  return session.evaluate(std::vector<PerplexityWindow>{{tokens, 1}}).nats;
+double loss_of(LanguageJob& session, std::span<const int64_t> tokens) {
+  return session.measure(std::vector<PerplexityWindow>{{tokens, 1}}).nats;
 }
 
 datasets::TokenBatch batch_of(const LanguageData& data, std::vector<int64_t> windows) {
   return data.train().batch(windows);
 }
 
-TEST(LanguageJob, ComesBackFromJsonExactly) {
+TEST(LanguageSettings, ComesBackFromJsonExactly) {
   for (const bool llama : {false, true}) {
-    LanguageJob job = small_job(llama);
+    LanguageSettings job = small_job(llama);
     job.lr = 0.1, job.seed = (uint64_t(1) << 63) + 1, job.documents = true, job.beta2 = 0.987654321;
     std::visit([](auto& model) { model.dtype = DType::bf16; }, job.model);
     const json out = json::parse(to_json(job).dump());
-    const LanguageJob back = language_job_from_json(out);
+    const LanguageSettings back = language_settings_from_json(out);
     EXPECT_EQ(to_json(back), to_json(job));
     EXPECT_EQ(back.is_llama(), llama);
     EXPECT_EQ(back.dtype(), DType::bf16);
   }
 }
 
-TEST(LanguageJob, EverySettingMustBeThereAndOfItsType) {
+TEST(LanguageSettings, EverySettingMustBeThereAndOfItsType) {
   const json good = to_json(small_job());
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
-    EXPECT_NE(message_of([&] { language_job_from_json(missing); }).find("\"" + name + "\" is missing"),
+    EXPECT_NE(message_of([&] { language_settings_from_json(missing); }).find("\"" + name + "\" is missing"),
               std::string::npos);
     if (name == "model") continue;
     json bad = good;
     bad[name] = value.is_string() ? json(1) : json("1");
-    EXPECT_NE(message_of([&] { language_job_from_json(bad); }).find("\"" + name + "\""), std::string::npos);
+    EXPECT_NE(message_of([&] { language_settings_from_json(bad); }).find("\"" + name + "\""),
+              std::string::npos);
   }
   json extra = good;
   extra["colour"] = 1;
-  EXPECT_NE(message_of([&] { language_job_from_json(extra); }).find("\"colour\""), std::string::npos);
+  EXPECT_NE(message_of([&] { language_settings_from_json(extra); }).find("\"colour\""), std::string::npos);
 }
 
-TEST(LanguageJob, SaysWhatDoesNotFit) {
+TEST(LanguageSettings, SaysWhatDoesNotFit) {
   const auto refuses = [](auto&& change, const char* part) {
-    LanguageJob job = small_job();
+    LanguageSettings job = small_job();
     change(job);
     EXPECT_NE(message_of([&] { job.validate(); }).find(part), std::string::npos)
         << part << " in: " << message_of([&] { job.validate(); });
   };
-  refuses([](LanguageJob& job) { job.length = 17; }, "17");
-  refuses([](LanguageJob& job) { job.batch = 0; }, "batch");
-  refuses([](LanguageJob& job) { job.accumulate = 0; }, "accumulate");
-  refuses([](LanguageJob& job) { job.lr = 0; }, "lr");
-  refuses([](LanguageJob& job) { job.final_lr = 2; }, "final_lr");
-  refuses([](LanguageJob& job) { job.beta2 = 1; }, "beta2");
-  refuses([](LanguageJob& job) { job.schedule = "spiral"; }, "spiral");
-  refuses([](LanguageJob& job) { job.ema = 1; }, "ema 1");
-  refuses([](LanguageJob& job) { job.ema = -0.5; }, "ema -0.5");
-  refuses([](LanguageJob& job) { job.dropout = 1; }, "dropout is 1");
+  refuses([](LanguageSettings& job) { job.length = 17; }, "17");
+  refuses([](LanguageSettings& job) { job.batch = 0; }, "batch");
+  refuses([](LanguageSettings& job) { job.accumulate = 0; }, "accumulate");
+  refuses([](LanguageSettings& job) { job.lr = 0; }, "lr");
+  refuses([](LanguageSettings& job) { job.final_lr = 2; }, "final_lr");
+  refuses([](LanguageSettings& job) { job.beta2 = 1; }, "beta2");
+  refuses([](LanguageSettings& job) { job.schedule = "spiral"; }, "spiral");
+  refuses([](LanguageSettings& job) { job.ema = 1; }, "ema 1");
+  refuses([](LanguageSettings& job) { job.ema = -0.5; }, "ema -0.5");
+  refuses([](LanguageSettings& job) { job.dropout = 1; }, "dropout is 1");
   EXPECT_EQ(message_of([] { small_job().validate(); }), "");
 }
 
@@ -137,6 +139,12 @@ TEST(LanguagePlan, CountsTheParametersOfTheModel) {
                               .layers = 2};
     llama.tied = tied, llama.attention_bias = tied, llama.gated = tied;
     EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
+    llama.attention_bias = false, llama.gated = true;
+    for (const auto family : {models::LlamaFamily::mistral, models::LlamaFamily::qwen2,
+                              models::LlamaFamily::qwen3, models::LlamaFamily::phi3}) {
+      llama.family = family;
+      EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
+    }
   }
   // What their papers say: 124M (Radford et al. counted 117M without what is tied twice), and 6.7B.
   LanguageConfig small = models::GptConfig{}, large = models::LlamaConfig{};
@@ -147,7 +155,7 @@ TEST(LanguagePlan, CountsTheParametersOfTheModel) {
 }
 
 TEST(LanguagePlan, CountsTheWorkOfAToken) {
-  // 6 operations a parameter and token (Kaplan et al., arXiv:2001.08361, section 2.1), those of the tables
+  // 6 operations per parameter and token (Kaplan et al., arXiv:2001.08361, section 2.1), those of the tables
   // apart, and the attention.
   LanguageConfig config = models::GptConfig{};
   const LanguageFlops flops = count_flops(config, 2, 1024);
@@ -242,7 +250,7 @@ TEST(HeldOut, WithoutAKnownTrainingPartIsTheWholeOrDocumentsApart) {
   const TemporaryFolder root;
   small_data(root);
   const std::string folder = (root / "data").string();
-  // Shards of another text stand for the training part: how they belong together nobody knows.
+  // Shards of another text stand for the training part: how they belong together is not known.
   const std::string other = (root / "other").string();
   write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = {}, .kind = "byte"}, other);
   std::filesystem::copy_file(other + "/train-00000.tokens", folder + "/train-00000.tokens",
@@ -268,7 +276,7 @@ TEST(NgramBaseline, IsOfTheTargetsThatTheModelIsEvaluatedOn) {
   EXPECT_EQ(few.trained, 100u);
   EXPECT_LT(all.nll, few.nll);
   EXPECT_GT(all.nll, 0);
-  // The mean of what each target costs behind the text before it.
+  // The mean of what each target costs after the text before it.
   datasets::NgramModel model(5, data.tokenizer().vocab_size());
   model.add(read_tokens(data.train(), 0, data.train().tokens()));
   model.finish();
@@ -284,52 +292,46 @@ TEST(NgramBaseline, KeepsDocumentsApartWhereTheModelDoes) {
   EXPECT_NE(ngram_baseline(together, 3, all, 1 << 20).nll, ngram_baseline(apart, 3, all, 1 << 20).nll);
 }
 
-TEST(LanguageSession, RestoresEverythingThatContinuesTheCurve) {
+TEST(LanguageJob, RestoresEverythingThatContinuesTheCurve) {
   for (const bool llama : {false, true}) {
     const TemporaryFolder root;
     const LanguageData data = small_data(root);
-    const LanguageJob job = small_job(llama);
-    const auto step = [&](LanguageSession& session, int64_t window) {
-      session.load(batch_of(data, {window, window + 1}));
-      Tape tape;
-      const Tensor loss = session.loss();
-      tape.backward(loss);
-      session.optimizer().step();
-      session.optimizer().zero_grad();
-      return loss.item<double>();
+    const LanguageSettings job = small_job(llama);
+    const auto step = [&](LanguageJob& session, int64_t window) {
+      Step one(session);
+      one([&](int) { session.load(batch_of(data, {window, window + 1})); });
+      return one.loss().item<double>();
     };
-    LanguageSession whole(job, Device::cpu()), other(job, Device::cpu());
+    LanguageJob whole(job, Device::cpu()), other(job, Device::cpu());
     step(whole, 0), step(whole, 2);
     const datasets::LoaderState state{.batch = 2, .seed = 3, .stream = 4};
     const std::string file = (root / "c.safetensors").string();
-    whole.checkpoint(2, state).save(file);
-    datasets::LoaderState restored;
-    EXPECT_EQ(other.restore(file, restored), 2);
-    EXPECT_EQ(restored, state);
+    whole.position() = state;
+    whole.checkpoint(2).save(file);
+    EXPECT_EQ(other.restore(file), 2);
+    EXPECT_EQ(other.position(), state);
     for (int64_t window = 4; window < 10; window += 2) EXPECT_EQ(step(whole, window), step(other, window));
   }
 }
 
-TEST(LanguageSession, RestoresOnlyItsOwnJob) {
+TEST(LanguageJob, RestoresOnlyItsOwnJob) {
   const TemporaryFolder root;
-  const LanguageJob job = small_job();
+  const LanguageSettings job = small_job();
   const std::string file = (root / "c.safetensors").string();
-  LanguageSession(job, Device::cpu()).checkpoint(7, {}).save(file);
-  LanguageJob longer = job, other = job;
+  LanguageJob(job, Device::cpu()).checkpoint(7).save(file);
+  LanguageSettings longer = job, other = job;
   longer.steps = 2 * job.steps;
   std::get<models::GptConfig>(other.model).residual_dropout = 0.5;
-  datasets::LoaderState state{.batch = 9};
-  EXPECT_EQ(LanguageSession(longer, Device::cpu()).restore(file, state), 7);
-  EXPECT_EQ(state.batch, 0u);
-  const std::string error = message_of([&] { LanguageSession(other, Device::cpu()).restore(file, state); });
+  EXPECT_EQ(LanguageJob(longer, Device::cpu()).restore(file), 7);
+  const std::string error = message_of([&] { LanguageJob(other, Device::cpu()).restore(file); });
   EXPECT_NE(error.find("\"model\""), std::string::npos) << error;
 }
 
-TEST(LanguageSession, DecaysMatricesAlone) {
+TEST(LanguageJob, DecaysMatricesAlone) {
   // Without a gradient all that a step changes is what decays.
-  LanguageJob job = small_job(true);
+  LanguageSettings job = small_job(true);
   job.lr = 0.1, job.weight_decay = 0.5;
-  LanguageSession session(job, Device::cpu());
+  LanguageJob session(job, Device::cpu());
   std::map<std::string, std::vector<float>> before;
   for (const auto& [name, tensor] : session.optimizer().parameters())
     before[name] = tensor.detach().to_vector<float>();
@@ -341,57 +343,52 @@ TEST(LanguageSession, DecaysMatricesAlone) {
   }
 }
 
-TEST(LanguageSession, EvaluatesWithoutDropoutAndGoesOnWithIt) {
+TEST(LanguageJob, EvaluatesWithoutDropoutAndGoesOnWithIt) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
   const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);
   for (const bool llama : {false, true}) {
-    LanguageJob job = small_job(llama);
+    LanguageSettings job = small_job(llama);
     if (llama)
       job.dropout = 0.5;
     else
       std::get<models::GptConfig>(job.model).residual_dropout = 0.5;
-    LanguageSession session(job, Device::cpu());
+    LanguageJob session(job, Device::cpu());
     EXPECT_EQ(loss_of(session, tokens), loss_of(session, tokens));
     session.load(batch_of(data, {0, 1}));
     EXPECT_NE(session.loss().item<double>(), session.loss().item<double>());
   }
 }
 
-TEST(LanguageSession, DropoutOfALlamaIsOfTheJobAndNotOfItsFolder) {
+TEST(LanguageJob, DropoutOfALlamaIsOfTheJobAndNotOfItsFolder) {
   const TemporaryFolder root;
-  LanguageJob job = small_job(true);
+  LanguageSettings job = small_job(true);
   job.dropout = 0.25;
-  EXPECT_EQ(language_job_from_json(to_json(job)).dropout, 0.25);
-  LanguageSession session(job, Device::cpu());
+  EXPECT_EQ(language_settings_from_json(to_json(job)).dropout, 0.25);
+  LanguageJob session(job, Device::cpu());
   const std::string folder = (root / "model").string();
   session.save(folder);
   EXPECT_EQ(io::read_file(folder + "/config.json", 1 << 20).find("0.25"), std::string::npos);
-  LanguageJob gpt = small_job();
+  LanguageSettings gpt = small_job();
   gpt.dropout = 0.25;
   EXPECT_NE(message_of([&] { gpt.validate(); }).find("dropout is 0.25"), std::string::npos);
 }
 
-TEST(LanguageSession, AveragesAreWhatIsEvaluatedSavedAndRestored) {
+TEST(LanguageJob, AveragesAreWhatIsEvaluatedSavedAndRestored) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
   const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    LanguageJob job = small_job(true);
+    LanguageSettings job = small_job(true);
     std::get<models::LlamaConfig>(job.model).dtype = dtype;
     job.lr = 0.05;
-    LanguageJob with = job;
+    LanguageSettings with = job;
     with.ema = 0.99;
-    LanguageSession plain(job, Device::cpu()), averaged(with, Device::cpu()), again(with, Device::cpu());
-    const auto step = [&](LanguageSession& session, int64_t window) {
-      session.load(batch_of(data, {window, window + 1}));
-      Tape tape;
-      const Tensor loss = session.loss();
-      tape.backward(loss);
-      session.optimizer().step();
-      session.updated();
-      session.optimizer().zero_grad();
-      return loss.item<double>();
+    LanguageJob plain(job, Device::cpu()), averaged(with, Device::cpu()), again(with, Device::cpu());
+    const auto step = [&](LanguageJob& session, int64_t window) {
+      Step one(session);
+      one([&](int) { session.load(batch_of(data, {window, window + 1})); });
+      return one.loss().item<double>();
     };
     EXPECT_EQ(loss_of(averaged, tokens), loss_of(plain, tokens)) << "they begin as the weights";
     for (int64_t window = 0; window < 6; window += 2) {
@@ -399,32 +396,31 @@ TEST(LanguageSession, AveragesAreWhatIsEvaluatedSavedAndRestored) {
       EXPECT_NE(loss_of(averaged, tokens), loss_of(plain, tokens));
     }
     const std::string file = (root / "c.safetensors").string();
-    averaged.checkpoint(3, {}).save(file);
-    datasets::LoaderState state;
-    EXPECT_EQ(again.restore(file, state), 3);
+    averaged.checkpoint(3).save(file);
+    EXPECT_EQ(again.restore(file), 3);
     EXPECT_EQ(step(again, 8), step(averaged, 8));
     EXPECT_EQ(loss_of(again, tokens), loss_of(averaged, tokens));
     const std::string folder = (root / name_of(dtype)).string();
     averaged.save(folder);
-    LanguageSession exported(job, Device::cpu(), folder);
+    LanguageJob exported(job, Device::cpu(), folder);
     EXPECT_EQ(loss_of(exported, tokens), loss_of(averaged, tokens));
     // A checkpoint without averages is none of a job that has them.
-    plain.checkpoint(3, {}).save(file);
-    EXPECT_NE(message_of([&] { again.restore(file, state); }).find("\"ema\""), std::string::npos);
+    plain.checkpoint(3).save(file);
+    EXPECT_NE(message_of([&] { again.restore(file); }).find("\"ema\""), std::string::npos);
   }
 }
 
 TEST(LanguageTraining, DocumentsApartAreSequencesOfTheirOwn) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root, true);
-  LanguageJob job = small_job(true);
+  LanguageSettings job = small_job(true);
   job.documents = true;
   // The window with the border between the two texts.
   const uint64_t border = document_begins(data.train(), 0, data.train().tokens())[1];
   const int64_t window = int64_t(border - 1) / job.length;
   const datasets::TokenBatch batch = batch_of(data, {window, 0});
   ASSERT_EQ(batch.lengths.size(0), 4) << "three segments";
-  LanguageSession session(job, Device::cpu());
+  LanguageJob session(job, Device::cpu());
   session.load(batch);
   // The mean of what each segment costs by itself, over the targets that count.
   double sum = 0;
@@ -448,17 +444,17 @@ TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
   for (const bool llama : {false, true}) {
     const TemporaryFolder root;
     const LanguageData data = small_data(root);
-    LanguageSession session(small_job(llama), Device::cpu());
+    LanguageJob session(small_job(llama), Device::cpu());
     const std::string folder = (root / "model").string(), tokenizer = (root / "data").string();
     export_language(session, data, tokenizer, folder);
     export_language(session, data, tokenizer, folder);  // a second end of the run replaces it
     EXPECT_EQ(io::Tokenizer::load(folder).fingerprint(), data.tokenizer().fingerprint());
     const pretrained::Config config = pretrained::read_config(folder);
     EXPECT_EQ(config.end_tokens, std::vector<int64_t>{*data.tokenizer().special().eos});
-    LanguageJob job = small_job(llama);
+    LanguageSettings job = small_job(llama);
     job.seed = 5;
-    LanguageSession again(job, Device::cpu(), folder), drawn(job, Device::cpu());
-    LanguageSession first(small_job(llama), Device::cpu());
+    LanguageJob again(job, Device::cpu(), folder), drawn(job, Device::cpu());
+    LanguageJob first(small_job(llama), Device::cpu());
     const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);
     EXPECT_EQ(loss_of(again, tokens), loss_of(first, tokens));
     EXPECT_NE(loss_of(drawn, tokens), loss_of(first, tokens));
@@ -468,13 +464,13 @@ TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
 TEST(LanguageExport, ReplacesTheOldOneOnlyWhenItIsComplete) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
-  LanguageSession first(small_job(), Device::cpu());
+  LanguageJob first(small_job(), Device::cpu());
   const std::string folder = (root / "model").string(), tokenizer = (root / "data").string();
   export_language(first, data, tokenizer, folder);
   const std::string weights = get(folder + "/model.safetensors"), config = get(folder + "/config.json");
-  LanguageJob job = small_job();
+  LanguageSettings job = small_job();
   job.seed = 5;
-  LanguageSession second(job, Device::cpu());
+  LanguageJob second(job, Device::cpu());
   for (int failing = 0;; ++failing) {
     int writes = 0;
     io::file_calls().pwrite = [&](int file, const void* from, size_t bytes, off_t offset) -> ssize_t {
@@ -493,19 +489,19 @@ TEST(LanguageExport, ReplacesTheOldOneOnlyWhenItIsComplete) {
   EXPECT_NE(get(folder + "/model.safetensors"), weights);
 }
 
-TEST(LanguageSession, AnInterruptedEvaluationLeavesTheStateAsItWas) {
+TEST(LanguageJob, AnInterruptedEvaluationLeavesTheStateAsItWas) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
-  LanguageJob job = small_job();
+  LanguageSettings job = small_job();
   job.ema = 0.5;
-  LanguageSession session(job, Device::cpu());
+  LanguageJob session(job, Device::cpu());
   session.load(batch_of(data, {0, 1}));
   Tape tape;
   tape.backward(session.loss());
   session.optimizer().step();
   session.updated();
   const std::string path = (root / "c").string();
-  session.checkpoint(1, {}).save(path);
+  session.checkpoint(1).save(path);
   const std::string before = get(path);
   const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);
   {
@@ -514,7 +510,7 @@ TEST(LanguageSession, AnInterruptedEvaluationLeavesTheStateAsItWas) {
     EXPECT_THROW(loss_of(session, tokens), Interrupted);
     EXPECT_THROW(session.generate(std::span(tokens).first(8), {.most_tokens = 4}), Interrupted);
   }
-  session.checkpoint(1, {}).save(path);
+  session.checkpoint(1).save(path);
   EXPECT_TRUE(get(path) == before);  // the weights, and not their averages
 }
 
@@ -523,14 +519,14 @@ TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
   const LanguageData data = small_data(root);
   std::vector<std::vector<StepRecord>> curves;
   for (const int64_t accumulate : {1, 2}) {
-    LanguageJob job = small_job();
+    LanguageSettings job = small_job();
     job.accumulate = accumulate, job.batch = 4 / accumulate, job.steps = 6, job.lr = 1e-2;
     const RunFolder run = RunFolder::create(root.path(), "r");
-    LanguageSession session(job, Device::cpu());
+    LanguageJob session(job, Device::cpu());
     Progress progress(Progress::Mode::quiet);
-    train_language(session, data, run, {.steps = 6, .log_every = 1, .schedule = make_schedule(job)},
-                   {.sample_every = 3, .sample_tokens = 4}, held_out(data, 100), {}, 0, first_batch(job),
-                   progress);
+    session.set_data(data, {.sample_every = 3, .sample_tokens = 4}, held_out(data, 100), {});
+    train(session, run, {.steps = 6, .log_every = 1, .sample_every = 3, .schedule = job.make_schedule()}, 0,
+          progress);
     curves.push_back(run.metrics());
     const auto samples = run.samples();
     ASSERT_EQ(samples.size(), 2u);
@@ -552,17 +548,17 @@ TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
 TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
-  LanguageJob job = small_job();
+  LanguageSettings job = small_job();
   job.steps = 400, job.lr = 0.05, job.schedule = "constant";
   const RunFolder run = RunFolder::create(root.path(), "r");
-  LanguageSession session(job, Device::cpu());
+  LanguageJob session(job, Device::cpu());
   Progress progress(Progress::Mode::quiet);
   const LanguageWatch watch{.sample_tokens = 4, .patience = 3, .exported = "best"};
   const HeldOut text = held_out(data, 100);
   const TrainerOptions options{
-      .steps = 400, .log_every = 100, .eval_every = 2, .keep = 1, .schedule = make_schedule(job)};
-  const TrainResult result =
-      train_language(session, data, run, options, watch, text, {}, 0, first_batch(job), progress);
+      .steps = 400, .log_every = 100, .eval_every = 2, .keep = 1, .schedule = job.make_schedule()};
+  session.set_data(data, watch, text, {});
+  const TrainResult result = train(session, run, options, 0, progress);
   EXPECT_EQ(result.outcome, Outcome::finished);
   ASSERT_LT(result.step, 400) << "a rate that does not learn for long";
   const BestEvaluation best = best_evaluation(run);
@@ -574,18 +570,16 @@ TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
   // Of the checkpoints the newest and the best are there, and the best one is the model of that evaluation.
   const io::CheckpointFolder folder(run.checkpoints().string());
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{result.step, best.step}));
-  datasets::LoaderState state;
-  EXPECT_EQ(session.restore(folder.file_of(best.step), state), best.step);
+  EXPECT_EQ(session.restore(folder.file_of(best.step)), best.step);
   std::vector<PerplexityWindow> windows;
   for (const HeldOut::Stretch& stretch : text.stretches)
     for (const PerplexityWindow& window : sliding_windows(stretch.tokens, stretch.first, 17, 8))
       windows.push_back(window);
-  EXPECT_EQ(session.evaluate(windows).nats, best.nll);
+  EXPECT_EQ(session.measure(windows).nats, best.nll);
   // It does not begin again to wait for what does not come.
-  session.restore(folder.file_of(result.step), state);
+  session.restore(folder.file_of(result.step));
   const size_t records = run.metrics().size(), samples = run.samples().size();
-  const TrainResult again =
-      train_language(session, data, run, options, watch, text, {}, result.step, state, progress);
+  const TrainResult again = train(session, run, options, result.step, progress);
   EXPECT_EQ(again.outcome, Outcome::finished);
   EXPECT_EQ(again.step, result.step);
   EXPECT_EQ(again.evaluation, result.evaluation);
@@ -594,7 +588,7 @@ TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
 }
 
 TEST(LanguageTraining, StepsFitTheirTime) {
-  LanguageJob job = small_job();
+  LanguageSettings job = small_job();
   const int64_t few = steps_within(job, Device::cpu(), 0.5), many = steps_within(job, Device::cpu(), 500);
   EXPECT_GE(few, 1);
   EXPECT_GT(many, 100);

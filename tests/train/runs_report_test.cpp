@@ -142,7 +142,7 @@ TEST(RunsReport, SaysWhatTheNumbersOfEachKindOfRunAre) {
               says(of_gpt, "gap to the 5-gram (nats per token)"))
       << of_gpt;
   EXPECT_FALSE(says(of_gpt, "per point") || says(of_gpt, "optimum")) << of_gpt;
-  // Beside different n-grams, or none, a gap says nothing.
+  // Next to different n-grams, or none, a gap says nothing.
   for (const std::string& text : {table({gpt, llama}), table({alone}), table({gpt, alone})})
     EXPECT_TRUE(says(text, "nats per token") && !says(text, "gap")) << text;
   const std::string of_bert = table({sst2});

@@ -3,88 +3,89 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "autograd/tape.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
+#include "train/step.h"
 
 namespace tessera::train {
 namespace {
 
 using nlohmann::json;
 
-TnpJob small_job() {
-  TnpJob job;
+TnpSettings small_job() {
+  TnpSettings job;
   job.model = {
       .features = 2, .d_model = 8, .d_ff = 8, .heads = 2, .layers = 1, .components = 2, .embed_hidden = 8};
   job.context = 4, job.targets = 3, job.batch = 2;
   return job;
 }
 
-TEST(TnpJob, ComesBackFromJsonExactly) {
-  TnpJob job = small_job();
+TEST(TnpSettings, ComesBackFromJsonExactly) {
+  TnpSettings job = small_job();
   job.lr = 0.1, job.seed = (uint64_t(1) << 63) + 1, job.model.dtype = DType::bf16, job.model.pre_norm = true;
   const json out = json::parse(to_json(job).dump());
-  EXPECT_EQ(to_json(tnp_job_from_json(out)), to_json(job));
-  EXPECT_EQ(tnp_job_from_json(out).seed, job.seed);
+  EXPECT_EQ(to_json(tnp_settings_from_json(out)), to_json(job));
+  EXPECT_EQ(tnp_settings_from_json(out).seed, job.seed);
 }
 
-TEST(TnpJob, EverySettingMustBeThereAndOfItsType) {
+TEST(TnpSettings, EverySettingMustBeThereAndOfItsType) {
   const json good = to_json(small_job());
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
     if (name == "task_stream")  // runs of version 1 did not note it
-      EXPECT_EQ(tnp_job_from_json(missing).task_stream, 1);
+      EXPECT_EQ(tnp_settings_from_json(missing).task_stream, 1);
     else
-      EXPECT_NE(message_of([&] { tnp_job_from_json(missing); }).find("\"" + name + "\" is missing"),
+      EXPECT_NE(message_of([&] { tnp_settings_from_json(missing); }).find("\"" + name + "\" is missing"),
                 std::string::npos);
     for (const json& wrong :
          {json(nullptr), json::array(), json::object(), value.is_string() ? json(1) : json("1")}) {
       json bad = good;
       bad[name] = wrong;
-      EXPECT_NE(message_of([&] { tnp_job_from_json(bad); }).find("\"" + name + "\""), std::string::npos)
+      EXPECT_NE(message_of([&] { tnp_settings_from_json(bad); }).find("\"" + name + "\""), std::string::npos)
           << bad;
     }
   }
 }
 
 /// Jobs from before TF32 have no such setting, and mean what they meant.
-TEST(TnpJob, Tf32IsWrittenWhereItIsChosenAlone) {
-  TnpJob job = small_job();
+TEST(TnpSettings, Tf32IsWrittenWhereItIsChosenAlone) {
+  TnpSettings job = small_job();
   EXPECT_FALSE(to_json(job).contains("f32_math"));
-  EXPECT_EQ(tnp_job_from_json(to_json(job)).precision(), Precision(DType::f32));
+  EXPECT_EQ(tnp_settings_from_json(to_json(job)).precision(), Precision(DType::f32));
   job.set_precision({DType::f32, F32Math::tf32});
   EXPECT_EQ(to_json(job).at("f32_math"), "tf32");
-  EXPECT_EQ(tnp_job_from_json(to_json(job)).precision(), job.precision());
+  EXPECT_EQ(tnp_settings_from_json(to_json(job)).precision(), job.precision());
   json wrong = to_json(job);
   wrong["model.dtype"] = "bf16";
-  EXPECT_NE(message_of([&] { tnp_job_from_json(wrong); }).find("only f32 has it"), std::string::npos);
-  for (const json& bad : {json("ieee"), json("bf16"), json(1), json(nullptr)}) {
+  EXPECT_NE(message_of([&] { tnp_settings_from_json(wrong); }).find("only f32 has it"), std::string::npos);
+  for (const json& bad : {json("f32"), json("bf16"), json(1), json(nullptr)}) {
     wrong = to_json(job);
     wrong["f32_math"] = bad;
-    EXPECT_NE(message_of([&] { tnp_job_from_json(wrong); }).find("\"f32_math\""), std::string::npos) << bad;
+    EXPECT_NE(message_of([&] { tnp_settings_from_json(wrong); }).find("\"f32_math\""), std::string::npos)
+        << bad;
   }
 }
 
-TEST(TnpSession, ARunInTf32IsAnotherJobThanOneInF32) {
+TEST(TnpJob, ARunInTf32IsAnotherJobThanOneInF32) {
   const TemporaryFolder root;
-  const TnpJob plain = small_job();
-  TnpJob tf32 = plain;
+  const TnpSettings plain = small_job();
+  TnpSettings tf32 = plain;
   tf32.set_precision({DType::f32, F32Math::tf32});
   for (const auto& [saved, restored] : {std::pair(plain, tf32), std::pair(tf32, plain)}) {
     const std::string file = (root / "c.safetensors").string();
-    TnpSession(saved, Device::cpu()).checkpoint(7).save(file);
-    TnpSession session(restored, Device::cpu());
+    TnpJob(saved, Device::cpu()).checkpoint(7).save(file);
+    TnpJob session(restored, Device::cpu());
     const std::string error = message_of([&] { session.restore(file); });
     for (const char* part : {"another job", "\"f32_math\"", "tf32"})
       EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
   }
 }
 
-TEST(TnpSession, ComputesInItsOwnF32Math) {
-  TnpJob job = small_job();
-  const auto loss = [](const TnpJob& one, F32Math outside) {
-    TnpSession session(one, Device::cpu());
+TEST(TnpJob, ComputesInItsOwnF32Math) {
+  TnpSettings job = small_job();
+  const auto loss = [](const TnpSettings& one, F32Math outside) {
+    TnpJob session(one, Device::cpu());
     session.load(make_prior(one).batch(0));
     const F32MathScope scope(outside);
     return session.loss().item();
@@ -97,17 +98,17 @@ TEST(TnpSession, ComputesInItsOwnF32Math) {
   EXPECT_NEAR(loss(job, F32Math::ieee), plain, 0.01);
 }
 
-TEST(TnpSession, RestoresOnlyItsOwnJob) {
+TEST(TnpJob, RestoresOnlyItsOwnJob) {
   const TemporaryFolder root;
-  const TnpJob job = small_job();
+  const TnpSettings job = small_job();
   const std::string file = (root / "c.safetensors").string();
-  TnpSession session(job, Device::cpu());
+  TnpJob session(job, Device::cpu());
   session.checkpoint(7).save(file);
-  TnpJob longer = job, other = job;
+  TnpSettings longer = job, other = job;
   longer.steps = 2 * job.steps;  // a run may be made longer
   other.seed = 5;
-  EXPECT_EQ(TnpSession(longer, Device::cpu()).restore(file), 7);
-  TnpSession refused(other, Device::cpu());
+  EXPECT_EQ(TnpJob(longer, Device::cpu()).restore(file), 7);
+  TnpJob refused(other, Device::cpu());
   const auto before = refused.model().embed_in.weight.detach().to_vector<float>();
   const std::string error = message_of([&] { refused.restore(file); });
   for (const char* part : {"c.safetensors", "another job", "\"seed\"", "0 in it", "5 here"})
@@ -115,26 +116,22 @@ TEST(TnpSession, RestoresOnlyItsOwnJob) {
   EXPECT_EQ(refused.model().embed_in.weight.detach().to_vector<float>(), before);
 }
 
-TEST(TnpSession, ALossScaleContinuesAndOneThatWasNotSavedBegins) {
+TEST(TnpJob, ALossScaleContinuesAndOneThatWasNotSavedBegins) {
   const TemporaryFolder root;
-  TnpJob job = small_job();
+  TnpSettings job = small_job();
   job.model.dtype = DType::f16;
   const std::string file = (root / "c.safetensors").string(), old_file = (root / "old.safetensors").string();
-  const auto step = [&](TnpSession& session, uint64_t batch) {
-    session.load(make_prior(job).batch(batch));
-    Tape tape({.loss_scale = session.optimizer().loss_scale()});
-    const Tensor loss = session.loss();
-    tape.backward(loss);
-    session.optimizer().step();
-    session.optimizer().zero_grad();
-    return loss.item();
+  const auto step = [&](TnpJob& session, uint64_t batch) {
+    Step one(session);
+    one([&](int) { session.batch(batch); });
+    return one.loss().item();
   };
-  TnpSession session(job, Device::cpu());
+  TnpJob session(job, Device::cpu());
   step(session, 0);
   session.optimizer().loss_scale().fill(0x1p11);
   session.checkpoint(7).save(file);
 
-  TnpSession same(job, Device::cpu());
+  TnpJob same(job, Device::cpu());
   EXPECT_EQ(same.restore(file), 7);
   EXPECT_EQ(same.optimizer().loss_scale().item(), 0x1p11);
   for (uint64_t batch = 1; batch < 6; ++batch) EXPECT_EQ(step(session, batch), step(same, batch));
@@ -152,71 +149,71 @@ TEST(TnpSession, ALossScaleContinuesAndOneThatWasNotSavedBegins) {
   old.add("rng", stored.get<Rng>("rng")), old.add("optimizer.lr", stored.get<double>("optimizer.lr"));
   ASSERT_EQ(old.values().size() + 2, stored.values().size());
   old.save(old_file);
-  TnpSession late(job, Device::cpu());
+  TnpJob late(job, Device::cpu());
   EXPECT_EQ(late.restore(old_file), 7);
   EXPECT_EQ(late.optimizer().loss_scale().item(), optim::LossScale{}.initial);
   EXPECT_EQ(late.optimizer().steps(), 1);
 }
 
-TEST(TnpSession, AJobOfOtherTasksIsReadButNotTrained) {
+TEST(TnpJob, AJobOfOtherTasksIsReadButNotTrained) {
   const TemporaryFolder root;
-  TnpJob job = small_job();
+  TnpSettings job = small_job();
   job.task_stream = 1, job.steps = 2;
   EXPECT_FALSE(to_json(job).contains("task_stream"));
   const std::string file = (root / "c.safetensors").string();
-  TnpSession session(job, Device::cpu());
+  TnpJob session(job, Device::cpu());
   session.checkpoint(2).save(file);
-  EXPECT_EQ(TnpSession(tnp_job_from_json(to_json(job)), Device::cpu()).restore(file), 2);
+  EXPECT_EQ(TnpJob(tnp_settings_from_json(to_json(job)), Device::cpu()).restore(file), 2);
   const RunFolder run = RunFolder::create(root.path(), "r");
   Progress progress(Progress::Mode::quiet);
-  expect_error([&] { train_tnp(session, run, {.steps = 2}, 0, 2, progress); }, {"version 1", "version 2"});
+  expect_error([&] { train(session, run, {.steps = 2}, 0, progress); }, {"version 1", "version 2"});
 }
 
-TEST(TnpSession, DrawsTheTasksOfTheIndex) {
-  const TnpJob job = small_job();
-  TnpSession session(job, Device::cpu());
+TEST(TnpJob, DrawsTheTasksOfTheIndex) {
+  const TnpSettings job = small_job();
+  TnpJob session(job, Device::cpu());
   const datasets::Prior prior = make_prior(job);
   session.draw(prior, 5);
-  EXPECT_EQ(session.batch().yt.to_vector<float>(), prior.batch(5).yt.to_vector<float>());
-  EXPECT_NE(session.batch().yt.to_vector<float>(), prior.batch(6).yt.to_vector<float>());
+  EXPECT_EQ(session.inputs_of_loss().yt.to_vector<float>(), prior.batch(5).yt.to_vector<float>());
+  EXPECT_NE(session.inputs_of_loss().yt.to_vector<float>(), prior.batch(6).yt.to_vector<float>());
 }
 
-TEST(TnpSession, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
+TEST(TnpJob, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   for (const char* prior : {"linear", "rbf", "matern52", "periodic"}) {
-    TnpJob job = small_job();
+    TnpSettings job = small_job();
     job.model.d_model = 16;  // heads of 8, the smallest on a GPU
     job.prior = prior, job.model.features = default_features(prior), job.steps = 12;
     job.model.d_model = 16;  // a head_dim that the GPU has
-    const auto train = [&](TnpSession& session, bool graph, int64_t first, int64_t last) {
+    const auto run_steps = [&](TnpJob& session, bool graph, int64_t first, int64_t last) {
       const TemporaryFolder root;
       const RunFolder run = RunFolder::create(root.path(), "r");
       Progress progress(Progress::Mode::quiet);
       const TrainerOptions options{
-          .steps = last, .log_every = 1, .graph = graph, .schedule = make_schedule(job)};
-      train_tnp(session, run, options, first, 2, progress);
+          .steps = last, .log_every = 1, .graph = graph, .schedule = job.make_schedule()};
+      train(session, run, options, first, progress);
       std::vector<double> losses;
       for (const StepRecord& record : run.metrics()) losses.push_back(record.values.at("loss"));
       return losses;
     };
-    TnpSession eager(job, Device::cuda()), graph(job, Device::cuda()), cut(job, Device::cuda());
-    const std::vector<double> losses = train(eager, false, 0, 12);
+    TnpJob eager(job, Device::cuda(), 2), graph(job, Device::cuda(), 2), cut(job, Device::cuda(), 2);
+    const std::vector<double> losses = run_steps(eager, false, 0, 12);
     EXPECT_EQ(losses.size(), 12u);
     EXPECT_EQ(std::set<double>(losses.begin(), losses.end()).size(), 12u) << "steps met the same tasks";
-    EXPECT_EQ(train(graph, true, 0, 12), losses) << prior;
+    EXPECT_EQ(run_steps(graph, true, 0, 12), losses) << prior;
     const TemporaryFolder root;
     const std::string file = (root / "c.safetensors").string();
-    std::vector<double> parts = train(cut, true, 0, 7);
+    std::vector<double> parts = run_steps(cut, true, 0, 7);
     cut.checkpoint(7).save(file);
-    TnpSession resumed(job, Device::cuda());
+    TnpJob resumed(job, Device::cuda(), 2);
     resumed.restore(file);
-    for (const double loss : train(resumed, true, 7, 12)) parts.push_back(loss);
+    for (const double loss : run_steps(resumed, true, 7, 12)) parts.push_back(loss);
     EXPECT_EQ(parts, losses) << prior;
   }
 }
 
-TEST(TnpSession, EvaluationNeverMeetsTheTasksOfTraining) {
-  const TnpJob job = small_job();
+TEST(TnpJob, EvaluationNeverMeetsTheTasksOfTraining) {
+  const TnpSettings job = small_job();
   EXPECT_NE(make_prior(job).batch(0).yc.to_vector<float>(),
             make_prior(job, true).batch(0).yc.to_vector<float>());
 }

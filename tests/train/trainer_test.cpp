@@ -6,36 +6,56 @@
 #include <fstream>
 #include <optional>
 
+#include "autograd/tape.h"
 #include "nn/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
+#include "optim/adamw.h"
+#include "optim/sgd.h"
 #include "runtime/interrupt.h"
 #include "runtime/philox.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
+#include "train/due.h"
+#include "train/step.h"
 
 namespace tessera::train {
 namespace {
 
 constexpr int64_t kRows = 12, kIn = 5, kOut = 3;
 
-/// Linear regression on fixed numbers, its batch cut into `parts`.
-struct Regression {
-  explicit Regression(int parts, DType dtype = DType::f64)
-      : rng(1), layer(kIn, kOut, rng, Device::cpu(), {.dtype = dtype}), parts(parts) {
+/// Linear regression on fixed numbers, its batch cut into `parts`. What a test hooks in is done as well.
+struct Regression : Job {
+  explicit Regression(int parts, DType dtype = DType::f64, const std::optional<optim::LossScale>& scale = {})
+      : Job(Device::cpu()),
+        rng(1),
+        layer(kIn, kOut, rng, Device::cpu(), {.dtype = dtype}),
+        optimizer(nn::parameters(layer), {.lr = 1e-2, .max_norm = 1, .loss_scale = scale}),
+        parts(parts) {
     x = numbers(0, {kRows, kIn}).to(dtype), y = numbers(1, {kRows, kOut}).to(dtype);
-    task.load = [this] {
-      part = (part + 1) % this->parts;
-      if (before_step && part == 0) before_step(++begun);
-    };
-    task.loss = [this] {
-      const int64_t rows = kRows / this->parts;
-      const Tensor error = ops::sub(layer(x.slice(0, part * rows, (part + 1) * rows)),
-                                    y.slice(0, part * rows, (part + 1) * rows));
-      return ops::scale(ops::mean(ops::mul(error, error)), factor);
-    };
-    task.save = [this](int64_t step) { saved.push_back(step); };
-    task.tokens_per_step = kRows;
+    keep("model", layer), train_with(optimizer);
+  }
+  JobInfo info() const override {
+    return {.evaluates = bool(on_evaluate),
+            .samples = bool(on_sample),
+            .micro_batches = parts,
+            .tokens_per_step = kRows};
+  }
+  void batch(uint64_t index) override {
+    part = int(index % uint64_t(parts));
+    if (before_step && part == 0) before_step(++begun);
+  }
+  Tensor loss() override {
+    const int64_t rows = kRows / parts;
+    const Tensor error = ops::sub(layer(x.slice(0, part * rows, (part + 1) * rows)),
+                                  y.slice(0, part * rows, (part + 1) * rows));
+    return ops::scale(ops::mean(ops::mul(error, error)), factor);
+  }
+  Values evaluate() override { return on_evaluate(); }
+  void sample(int64_t step, const RunFolder&) override { on_sample(step); }
+  io::Checkpoint checkpoint(int64_t step) const override {
+    on_save(step);
+    return Job::checkpoint(step);
   }
 
   static Tensor numbers(uint64_t stream, const Shape& shape) {
@@ -53,19 +73,21 @@ struct Regression {
 
   Rng rng;
   nn::Linear layer;
+  optim::AdamW optimizer;
   int parts, part = -1;
   int64_t begun = 0;
   double factor = 1;
   Tensor x, y;
   std::function<void(int64_t step)> before_step;
+  std::function<Values()> on_evaluate;
+  std::function<void(int64_t step)> on_sample;
   std::vector<int64_t> saved;
-  Task task;
+  std::function<void(int64_t step)> on_save = [this](int64_t step) { saved.push_back(step); };
 };
 
-TrainerOptions options_of(int64_t steps, int accumulate = 1) {
+TrainerOptions options_of(int64_t steps) {
   return {.steps = steps,
           .log_every = 1,
-          .accumulate = accumulate,
           .schedule = optim::Schedule({.kind = optim::ScheduleKind::constant, .lr = 1e-2})};
 }
 
@@ -75,24 +97,19 @@ struct Ran {
   std::string error;
 };
 
-Ran train(Regression& regression, const TrainerOptions& options, int64_t first_step = 0,
-          const std::optional<optim::LossScale>& loss_scale = {}) {
+Ran train(Regression& regression, const TrainerOptions& options, int64_t first_step = 0) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
-  optim::AdamW optimizer(nn::parameters(regression.layer),
-                         {.lr = 1e-2, .max_norm = 1, .loss_scale = loss_scale});
   Progress progress(Progress::Mode::quiet);
   Ran ran;
-  ran.error = message_of([&] {
-    ran.result = run_training(regression.task, optimizer, run, Device::cpu(), options, first_step, progress);
-  });
+  ran.error = message_of([&] { ran.result = train(regression, run, options, first_step, progress); });
   ran.metrics = run.metrics();
   return ran;
 }
 
 TEST(Trainer, AccumulatedMicroBatchesAreOneLargeBatch) {
   Regression large(1), small(4);
-  const Ran a = train(large, options_of(20)), b = train(small, options_of(20, 4));
+  const Ran a = train(large, options_of(20)), b = train(small, options_of(20));
   ASSERT_EQ(a.error + b.error, "");
   const auto one = large.weights(), four = small.weights();
   // f64: sums of 12 numbers in another order differ by some 1e-16 of gradients near 1. AdamW divides by the
@@ -112,13 +129,13 @@ TEST(Trainer, LogsTheFirstTheLastAndEveryNth) {
   Regression regression(1);
   TrainerOptions options = options_of(23);
   options.log_every = 10;
-  options.checkpoint_every = 8;
+  options.save_every = 8;
   options.schedule = optim::Schedule({.kind = optim::ScheduleKind::linear, .lr = 1e-2, .steps = 23});
   const Ran ran = train(regression, options);
   std::vector<int64_t> steps;
   for (const StepRecord& record : ran.metrics) {
     steps.push_back(record.step);
-    EXPECT_EQ(record.values.at("lr"), options.schedule.at(record.step - 1));
+    EXPECT_EQ(record.values.at("lr"), options.schedule->at(record.step - 1));
   }
   EXPECT_EQ(steps, (std::vector<int64_t>{1, 10, 20, 23}));
   EXPECT_EQ(regression.saved, (std::vector<int64_t>{8, 16, 23}));
@@ -130,7 +147,7 @@ TEST(Trainer, LogsTheFirstTheLastAndEveryNth) {
 TEST(Trainer, SamplesWhenAskedAndAtTheEnd) {
   Regression regression(1);
   std::vector<int64_t> sampled;
-  regression.task.sample = [&](int64_t step) {
+  regression.on_sample = [&](int64_t step) {
     EXPECT_EQ(Tape::recording(regression.layer.weight), nullptr);
     sampled.push_back(step);
   };
@@ -144,7 +161,7 @@ TEST(Trainer, SamplesWhenAskedAndAtTheEnd) {
 TEST(Trainer, EvaluatesWhenAskedAndAtTheEnd) {
   Regression regression(1);
   int evaluations = 0;
-  regression.task.evaluate = [&] {
+  regression.on_evaluate = [&] {
     EXPECT_FALSE(Tape::recording(regression.layer.weight));
     return std::map<std::string, double>{{"eval_nll", ++evaluations}};
   };
@@ -170,7 +187,7 @@ TEST_P(NonFinite, LossLeavesTheWeightsAndStopsTheRun) {
     regression.factor = GetParam();
   };
   TrainerOptions options = options_of(50);
-  options.checkpoint_every = 100;
+  options.save_every = 100;
   const Ran ran = train(regression, options);
   const auto after = regression.weights();
   ASSERT_EQ(before.size(), after.size());
@@ -232,10 +249,10 @@ TEST(Trainer, SkippedStepsAreSeenThoughFewAreLogged) {
 
 TEST(Trainer, AnOverflowInF16LowersTheScaleAndIsShown) {
   for (const int accumulate : {1, 4}) {
-    Regression regression(accumulate, DType::f16);
+    Regression regression(accumulate, DType::f16, optim::LossScale{.interval = 4});
     // A scale above 2^7, with several micro-batches 2^9, overflows at once, and again after each rise.
     regression.factor = 512;
-    const Ran ran = train(regression, options_of(20, accumulate), 0, optim::LossScale{.interval = 4});
+    const Ran ran = train(regression, options_of(20));
     ASSERT_EQ(ran.error, "");
     ASSERT_EQ(ran.metrics.size(), 20u);
     double skipped = 0, scale = 0x1p16;
@@ -256,15 +273,14 @@ TEST(Trainer, AnOverflowInF16LowersTheScaleAndIsShown) {
 }
 
 TEST(Trainer, AScaleThatFellToItsMinimumInVainStopsTheRun) {
-  Regression regression(1, DType::f16);
+  Regression regression(1, DType::f16, optim::LossScale{.initial = 256, .minimum = 4});
   std::vector<double> before;
   regression.before_step = [&](int64_t step) {
     if (step != 4) return;
     before = regression.weights();
     regression.factor = std::numeric_limits<double>::infinity();
   };
-  const optim::LossScale loss_scale{.initial = 256, .minimum = 4};
-  const Ran ran = train(regression, options_of(50), 0, loss_scale);
+  const Ran ran = train(regression, options_of(50));
   // Six steps at 256, 128, 64, 32, 16 and 8; then the minimum, five times in a row.
   EXPECT_EQ(regression.begun, 3 + 6 + 5);
   EXPECT_EQ(regression.weights(), before);
@@ -316,14 +332,14 @@ TEST(Trainer, ASignalDuringTheLastStepIsNoInterruption) {
 TEST(Trainer, SavesBeforeItEvaluatesAndSamples) {
   Regression regression(1);
   std::vector<std::string> done;
-  regression.task.save = [&](int64_t step) { done.push_back("save " + std::to_string(step)); };
-  regression.task.evaluate = [&] {
+  regression.on_save = [&](int64_t step) { done.push_back("save " + std::to_string(step)); };
+  regression.on_evaluate = [&] {
     done.push_back("evaluate");
     return std::map<std::string, double>{{"eval_nll", 1}};
   };
-  regression.task.sample = [&](int64_t step) { done.push_back("sample " + std::to_string(step)); };
+  regression.on_sample = [&](int64_t step) { done.push_back("sample " + std::to_string(step)); };
   TrainerOptions options = options_of(6);
-  options.eval_every = 2, options.checkpoint_every = 4;
+  options.eval_every = 2, options.save_every = 4;
   ASSERT_EQ(train(regression, options).error, "");
   EXPECT_EQ(done,
             (std::vector<std::string>{"evaluate", "save 4", "evaluate", "save 6", "evaluate", "sample 6"}));
@@ -344,7 +360,7 @@ std::vector<std::map<std::string, double>> curve(const std::vector<StepRecord>& 
 /// A run of six steps, evaluated after each second one, that is stopped and goes on in the same folder.
 struct StoppedRun {
   explicit StoppedRun(int64_t save_every) {
-    regression.task.evaluate = [this] {
+    regression.on_evaluate = [this] {
       evaluations += 1;
       if (on_evaluation) on_evaluation();
       check_interrupt();
@@ -352,20 +368,19 @@ struct StoppedRun {
       for (const double weight : regression.weights()) sum += weight;
       return std::map<std::string, double>{{"eval_nll", sum}};
     };
-    regression.task.sample = [this](int64_t step) {
+    regression.on_sample = [this](int64_t step) {
       run.append(Sample{step, "text"});
       samples.push_back(step);
     };
-    options.eval_every = 2, options.checkpoint_every = save_every, options.sample_every = 2;
+    options.eval_every = 2, options.save_every = save_every, options.sample_every = 2;
   }
   TrainResult go_on(int64_t from) {
     run.truncate_metrics(from);
-    return run_training(regression.task, optimizer, run, Device::cpu(), options, from, progress);
+    return train(regression, run, options, from, progress);
   }
   const TemporaryFolder root;
   RunFolder run = RunFolder::create(root.path(), "r");
   Regression regression{1};
-  optim::AdamW optimizer{nn::parameters(regression.layer), {.lr = 1e-2, .max_norm = 1}};
   TrainerOptions options = options_of(6);
   Progress progress{Progress::Mode::quiet};
   std::function<void()> on_evaluation;
@@ -415,6 +430,144 @@ TEST(Trainer, ASignalDuringTheLastStepSavesAndLeavesTheEvaluationToTheRunThatGoe
   EXPECT_EQ(cut.go_on(6).outcome, Outcome::finished);
   EXPECT_EQ(curve(cut.run.metrics()), curve(whole.run.metrics()));
   EXPECT_EQ(cut.samples, whole.samples);
+}
+
+// ---- what is due when ----
+
+TEST(Due, IsTheFirstTheLastAndEveryNthStep) {
+  const TrainerOptions options{
+      .steps = 20, .log_every = 7, .eval_every = 6, .sample_every = 9, .save_every = 5};
+  const JobInfo info{.evaluates = true, .samples = true};
+  std::vector<int64_t> logged, evaluated, sampled, saved;
+  for (int64_t done = 1; done <= 20; ++done) {
+    const Due due = due_after(done, options, info);
+    EXPECT_EQ(due.last, done == 20);
+    if (due.log) logged.push_back(done);
+    if (due.evaluate) evaluated.push_back(done);
+    if (due.sample) sampled.push_back(done);
+    if (due.save) saved.push_back(done);
+  }
+  EXPECT_EQ(logged, (std::vector<int64_t>{1, 6, 7, 9, 12, 14, 18, 20}));
+  EXPECT_EQ(evaluated, (std::vector<int64_t>{6, 12, 18, 20}));
+  EXPECT_EQ(sampled, (std::vector<int64_t>{9, 18}));
+  EXPECT_EQ(saved, (std::vector<int64_t>{5, 10, 15, 20}));
+  EXPECT_FALSE(due_after(20, options, {}).evaluate);
+}
+
+// ---- jobs of one's own, with any optimizer ----
+
+/// Follows the sign of the gradient: none of ours, with a state of its own and no counts.
+struct SignDescent {
+  std::vector<nn::NamedParameter> parameters;
+  double lr = 1e-2;
+  int64_t steps = 0;
+  void step() {
+    for (const auto& [name, tensor] : parameters) {
+      const std::vector<double> slope = grad(tensor).to_vector<double>();
+      std::vector<double> weight = tensor.detach().to_vector<double>();
+      for (size_t i = 0; i < slope.size(); ++i) weight[i] -= lr * double((slope[i] > 0) - (slope[i] < 0));
+      tensor.detach().copy_from(Tensor::from(weight, tensor.shape()));
+    }
+    steps += 1;
+  }
+  void zero_grad() {
+    for (const auto& parameter : parameters) tessera::zero_grad(parameter.tensor);
+  }
+  void set_lr(double value) { lr = value; }
+  void fields(auto&& visit) { visit("lr", lr), visit("steps", steps); }
+};
+
+template <class Optimizer, class Make>
+struct OwnJob : Job {
+  OwnJob(int parts, Make make)
+      : Job(Device::cpu()),
+        data(parts),
+        layer(kIn, kOut, rng, Device::cpu(), {.dtype = DType::f64}),
+        optimizer(make(nn::parameters(layer))) {
+    keep("model", layer), train_with(optimizer);
+  }
+  JobInfo info() const override { return {.micro_batches = data.parts}; }
+  void batch(uint64_t index) override { data.batch(index); }
+  Tensor loss() override {
+    const int64_t rows = kRows / data.parts;
+    const Tensor error = ops::sub(layer(data.x.slice(0, data.part * rows, (data.part + 1) * rows)),
+                                  data.y.slice(0, data.part * rows, (data.part + 1) * rows));
+    return ops::scale(ops::mean(ops::mul(error, error)), data.factor);
+  }
+  Regression data;
+  Rng rng{7};
+  nn::Linear layer;
+  Optimizer optimizer;
+};
+template <class Make>
+OwnJob(int, Make) -> OwnJob<std::invoke_result_t<Make, std::vector<nn::NamedParameter>>, Make>;
+
+/// Trains 20 steps, in one go and stopped after 8, and expects the same bytes in the last checkpoint.
+template <class Make>
+void expect_learns_and_resumes(int parts, Make make) {
+  const TemporaryFolder root;
+  Progress progress(Progress::Mode::quiet);
+  const RunFolder whole = RunFolder::create(root.path(), "whole"),
+                  cut = RunFolder::create(root.path(), "cut");
+  TrainerOptions options = options_of(20);
+  OwnJob job(parts, make), first(parts, make), second(parts, make);
+  const TrainResult result = train(job, whole, options, progress);
+  EXPECT_EQ(result.step, 20);
+  const std::vector<StepRecord> curve = whole.metrics();
+  EXPECT_LT(curve.back().values.at("loss"), 0.9 * curve.front().values.at("loss"));
+  options.steps = 8;
+  train(first, cut, options, progress);
+  options.steps = 20;
+  EXPECT_EQ(train(second, cut, options, progress).step, 20);
+  EXPECT_EQ(get(whole.checkpoints() / "step-000020.safetensors"),
+            get(cut.checkpoints() / "step-000020.safetensors"));
+  EXPECT_EQ(cut.metrics().size(), 20u);
+}
+
+TEST(OwnJob, AnyOptimizerTrainsAndResumes) {
+  for (const int parts : {1, 3}) {
+    expect_learns_and_resumes(parts, [](auto parameters) {
+      return optim::Sgd(std::move(parameters), {.lr = 1e-2, .momentum = 0.9});
+    });
+    expect_learns_and_resumes(
+        parts, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
+  }
+}
+
+TEST(OwnJob, AnOptimizerThatSkipsNothingEndsAtTheFirstLossThatIsNotFinite) {
+  const TemporaryFolder root;
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  Progress progress(Progress::Mode::quiet);
+  OwnJob job(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
+  job.data.before_step = [&](int64_t step) { job.data.factor = step == 5 ? std::nan("") : 1; };
+  const std::string error = message_of([&] { train(job, run, options_of(20), progress); });
+  for (const char* part : {"the loss of step 5 is not finite", "does not skip", "learning rate"})
+    EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
+  EXPECT_FALSE(run.metrics().front().values.contains("grad_norm"));
+}
+
+TEST(OwnJob, WithoutAnOptimizerSaysWhatToCall) {
+  struct Empty : Job {
+    Empty() : Job(Device::cpu()) {}
+    void batch(uint64_t) override {}
+    Tensor loss() override { return Tensor::zeros({}, DType::f32, Device::cpu()); }
+  } job;
+  EXPECT_NE(message_of([&] { Step step(job); }).find("train_with"), std::string::npos);
+}
+
+TEST(OwnJob, RestoresAllOrNothing) {
+  const TemporaryFolder root;
+  OwnJob a(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
+  OwnJob b(1, [](auto parameters) { return optim::Sgd(std::move(parameters), {}); });
+  const std::string file = (root / "c.safetensors").string();
+  a.layer.weight.detach().fill(3);
+  a.checkpoint(4).save(file);
+  const std::vector<double> before = b.layer.weight.detach().template to_vector<double>();
+  EXPECT_NE(message_of([&] { b.restore(file); }).find("optimizer.steps"), std::string::npos);
+  EXPECT_EQ(b.layer.weight.detach().template to_vector<double>(), before);
+  a.layer.weight.detach().fill(0);
+  EXPECT_EQ(a.restore(file), 4);
+  EXPECT_EQ(a.layer.weight.detach().template to_vector<double>()[0], 3);
 }
 
 }  // namespace

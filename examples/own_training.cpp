@@ -1,0 +1,97 @@
+/// A model of one's own under the trainer: metrics.jsonl, checkpoints, Ctrl-C, and resuming to the same bits.
+/// It takes a batch and a loss; the optimizer may be any type with step() and zero_grad().
+
+#include <cstdio>
+#include <filesystem>
+
+#include "tessera.h"
+#include "train/trainer.h"
+
+using namespace tessera;
+
+/// An optimizer of one's own: momentum (Polyak, 1964).
+struct Momentum {
+  explicit Momentum(std::vector<nn::NamedParameter> all, double lr) : parameters(std::move(all)), lr(lr) {
+    for (const auto& [name, tensor] : parameters)
+      averages.push_back(Tensor::zeros(tensor.shape(), tensor.dtype(), tensor.device()));
+  }
+  void step() {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Tensor weight = parameters[i].tensor.detach();
+      averages[i].copy_from(ops::add(ops::scale(averages[i], 0.9), grad(parameters[i].tensor)));
+      weight.copy_from(ops::sub(weight, ops::scale(averages[i], lr)));
+    }
+  }
+  void zero_grad() {
+    for (const auto& parameter : parameters) tessera::zero_grad(parameter.tensor);
+  }
+  void set_lr(double rate) { lr = rate; }                     // for a schedule; may be left out
+  void fields(auto&& visit) { visit("averages", averages); }  // what checkpoints keep; may be left out
+
+  std::vector<nn::NamedParameter> parameters;
+  double lr;
+  std::vector<Tensor> averages;
+};
+
+/// Learns y = exp(-3 |x|^2) on the square [-1, 1]^2, with any optimizer.
+template <class Optimizer>
+class Fit : public train::Job {
+ public:
+  explicit Fit(auto&& make_optimizer)
+      : Job(Device::best()),
+        model_{nn::Linear(2, 64, rng_, device()), nn::Gelu{}, nn::Linear(64, 1, rng_, device())},
+        optimizer_(make_optimizer(nn::parameters(model_))),
+        x_(Tensor::empty({256, 2}, DType::f32, device())) {
+    keep("model", model_);
+    train_with(optimizer_);
+  }
+  train::JobInfo info() const override { return {.evaluates = true, .tokens_per_step = 256}; }
+  void batch(uint64_t index) override {  // the same index, the same batch: a resumed run meets its data
+    Rng rng(index);
+    fill_uniform(x_, -1, 1, rng);
+  }
+  Tensor loss() override {
+    const Tensor y = ops::exp(ops::scale(ops::sum(ops::mul(x_, x_), 1, true), -3));
+    const Tensor difference = ops::sub(model_(x_), y);
+    return ops::mean(ops::mul(difference, difference));
+  }
+  train::Values evaluate() override {
+    batch(~uint64_t{0});  // one that training never meets
+    return {{"eval_error", loss().item()}};
+  }
+
+ private:
+  using Model = decltype(nn::Sequential{std::declval<nn::Linear>(), nn::Gelu{}, std::declval<nn::Linear>()});
+  Rng rng_{42};
+  Model model_;
+  Optimizer optimizer_;
+  Tensor x_;
+};
+
+/// Trains in the folder, up to so many steps in all; a second call goes on where the first one ended.
+template <class Optimizer>
+double run(const train::RunFolder& folder, int64_t steps, auto&& make_optimizer) {
+  Fit<Optimizer> fit(make_optimizer);
+  train::Progress progress(train::Progress::Mode::quiet);
+  const optim::Schedule cosine({.lr = 2e-2, .steps = 1000, .warmup = 20});
+  // An optimizer that keeps its rate on the host cannot be captured.
+  const bool graph = std::is_base_of_v<optim::Optimizer, Optimizer>;
+  return train::train(fit, folder, {.steps = steps, .save_every = 200, .graph = graph, .schedule = cosine},
+                      progress)
+      .evaluation.at("eval_error");
+}
+
+int main() {
+  const auto root = std::filesystem::temp_directory_path() / "tessera-own-training";
+  std::filesystem::remove_all(root);
+  const auto adamw = [](auto parameters) { return optim::AdamW(std::move(parameters)); };
+  const auto momentum = [](auto parameters) { return Momentum(std::move(parameters), 2e-2); };
+  const auto a = train::RunFolder::create(root, "adamw"), m = train::RunFolder::create(root, "momentum");
+  const double of_adamw = run<optim::AdamW>(a, 1000, adamw);
+  run<Momentum>(m, 400, momentum);  // stopped here, and resumed from its newest checkpoint
+  const double of_momentum = run<Momentum>(m, 1000, momentum);
+  std::printf("mean squared error after 1000 steps: AdamW %.6f, momentum of our own %.6f\n", of_adamw,
+              of_momentum);
+  std::filesystem::remove_all(root);
+  return of_adamw < 5e-3 && of_momentum < 3e-2 ? 0 : 1;  // the mean of y alone would be wrong by 0.07
+}

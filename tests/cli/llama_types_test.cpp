@@ -1,0 +1,94 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+
+// Models of LLaMA's shape as a user meets them: trained from text, exported, fine-tuned from the export,
+// evaluated, made to write, converted and planned.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+class LlamaType : public ::testing::TestWithParam<const char*> {};
+
+void expect_success(const Outcome& outcome) {
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+}
+
+TEST_P(LlamaType, IsTrainedExportedAndUsed) {
+  const Workplace at;
+  const std::string type = GetParam();
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "clause " + std::to_string(i) + ": a copy is free\n";
+  at.put("a.txt", text);
+  const std::string sizes =
+      " --type " + type + " --layers 2 --d-model 32 --heads 4 --kv-heads 2 --head-dim 12";
+  expect_success(run(at,
+                     "train llama --text a.txt --device cpu --steps 20 --length 16 --batch 4 --lr 0.01 "
+                     "--quiet --name a --sample-tokens 4" +
+                         sizes));
+  const json config = json::parse(at.get("runs/a/model/config.json"));
+  EXPECT_EQ(config.at("model_type"), type);
+  EXPECT_EQ(config.at("head_dim"), 12);
+  expect_success(run(at,
+                     "train llama --model runs/a/model --text a.txt --device cpu --steps 2 --length 16 "
+                     "--batch 4 --quiet --name b --sample-tokens 0"));
+  EXPECT_EQ(json::parse(at.get("runs/b/model/config.json")).at("model_type"), type);
+  const auto loss = [&](const std::string& name) {
+    const std::string lines = at.get("runs/" + name + "/metrics.jsonl");
+    return json::parse(lines.substr(0, lines.find('\n'))).at("loss").get<double>();
+  };
+  EXPECT_LT(loss("b"), loss("a") - 0.2);
+  expect_success(run(at, "convert runs/b/model c --dtype bf16"));
+  expect_success(run(at, "generate --model c --prompt clause --max-tokens 5 --device cpu --json g.json"));
+  EXPECT_EQ(json::parse(at.get("g.json")).at("texts")[0].at("tokens").size(), 5u);
+  expect_success(run(at, "eval ppl --model runs/a --text a.txt --length 8 --device cpu"));
+  expect_success(run(at, "bench decode --model c --prompt-tokens 3 --new-tokens 3 --repeats 1 --device cpu"));
+  const Outcome plan = run(at, "plan llama --json --vocab-size 300" + sizes);
+  expect_success(plan);
+  const Outcome of_llama = run(at,
+                               "plan llama --json --vocab-size 300 --layers 2 --d-model 32 --heads 4 "
+                               "--kv-heads 2 --head-dim 12");
+  const int64_t more = json::parse(plan.out).at("parameter_count").get<int64_t>() -
+                       json::parse(of_llama.out).at("parameter_count").get<int64_t>();
+  // Two blocks: biases of 4 + 2 + 2 heads, or two norms of a head.
+  EXPECT_EQ(more, type == "qwen2" ? 2 * 8 * 12 : type == "qwen3" ? 2 * 2 * 12 : 0);
+}
+INSTANTIATE_TEST_SUITE_P(Types, LlamaType, ::testing::Values("mistral", "qwen2", "qwen3", "phi3"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(LlamaWindow, ATextThatDoesNotFitIsRefusedAndNamed) {
+  const Workplace at;
+  at.put("a.txt", std::string(200, 'a') + "\nb\n");
+  expect_success(run(at,
+                     "train llama --text a.txt --device cpu --steps 1 --length 32 --batch 1 --quiet --name a "
+                     "--type mistral --layers 1 --d-model 16 --heads 2 --sample-tokens 0"));
+  std::string config = at.get("runs/a/model/config.json");
+  const std::string none = "\"sliding_window\": null";
+  config.replace(config.find(none), none.size(), "\"sliding_window\": 8");
+  at.put("runs/a/model/config.json", config);
+  const std::string generate = "generate --model runs/a/model --device cpu --greedy --ignore-end ";
+  const Outcome longer = run(at, generate + "--prompt aaaaaaaaa --max-tokens 2");
+  EXPECT_EQ(longer.code, 1);
+  EXPECT_TRUE(holds_all(longer.err, "the prompt has 9 tokens|has 8 tokens of the sliding window"))
+      << longer.err;
+  const Outcome ends = run(at, generate + "--prompt aaaaa --max-tokens 9");
+  expect_success(ends);
+  EXPECT_TRUE(holds_all(ends.err, "stopped after 4 of 9 new tokens|all 8 tokens of the sliding window"))
+      << ends.err;
+  const Outcome text = run(at, "eval ppl --model runs/a/model --text a.txt --length 9 --device cpu");
+  EXPECT_EQ(text.code, 1);
+  EXPECT_NE(text.err, "");
+  const Outcome trained =
+      run(at,
+          "train llama --model runs/a/model --text a.txt --device cpu --steps 1 --length 9 "
+          "--batch 1 --quiet --name b");
+  EXPECT_EQ(trained.code, 1);
+  EXPECT_TRUE(holds_all(trained.err, "mistral|9 tokens|sliding window of 8")) << trained.err;
+}
+
+}  // namespace
+}  // namespace tessera::cli::test

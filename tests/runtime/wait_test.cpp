@@ -1,0 +1,74 @@
+#include "runtime/wait.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "tests/errors.h"
+
+namespace tessera {
+namespace {
+
+/// A clock that goes on only while a wait rests; a turn takes a millisecond.
+struct TestClock {
+  double now = 100;
+  std::vector<double> rests;
+
+  WaitClock clock() {
+    return {[this] { return now; },
+            [this](double seconds) {
+              rests.push_back(seconds);
+              now += std::max(seconds, 1e-3);
+            }};
+  }
+};
+
+/// Restores the limit.
+struct Limit {
+  double before = wait_limit();
+  explicit Limit(double seconds) { set_wait_limit(seconds); }
+  ~Limit() { set_wait_limit(before); }
+};
+
+TEST(Wait, ReturnsAtOnceForWhatIsDone) {
+  TestClock time;
+  wait_until([] { return true; }, "nothing", time.clock());
+  EXPECT_TRUE(time.rests.empty());
+}
+
+TEST(Wait, PollsFirstAndSleepsLater) {
+  TestClock time;
+  wait_until([&] { return time.now >= 105; }, "five seconds", time.clock());
+  ASSERT_GT(time.rests.size(), 20u);
+  EXPECT_EQ(time.rests.front(), 0) << "a short wait is not made longer by a sleep";
+  for (const double rest : time.rests) EXPECT_LE(rest, 5e-3) << "a thousandth of what has passed";
+  EXPECT_GT(time.rests.back(), 4e-3) << "a long wait leaves the core to others";
+}
+
+TEST(Wait, ThrowsAfterItsLimitAndNamesWhatItWaitedFor) {
+  const Limit limit(30);
+  TestClock time;
+  const std::string said =
+      message_of([&] { wait_until([] { return false; }, "the compute stream of cuda:0", time.clock()); });
+  EXPECT_NE(said.find("the compute stream of cuda:0: not done after 30 s"), std::string::npos) << said;
+  EXPECT_NE(said.find("TESSERA_WAIT_SECONDS"), std::string::npos) << said;
+  EXPECT_GE(time.now, 130);
+  EXPECT_LE(time.now, 130.2);
+}
+
+TEST(Wait, HasNoLimitIfThatIsZero) {
+  const Limit limit(0);
+  TestClock time;
+  wait_until([&] { return time.now > 1e4; }, "hours", time.clock());
+  EXPECT_GT(time.now, 1e4);
+}
+
+TEST(Wait, RefusesALimitThatIsNone) {
+  EXPECT_THROW(set_wait_limit(-1), Error);
+  EXPECT_THROW(set_wait_limit(NAN), Error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdio>
+#include <vector>
+
+#include "tessera.h"
+
+/// What the code in documents and header comments takes for granted: it is compiled, not run, inside a
+/// function that sees these names (tools/check_snippets).
+
+namespace tessera::snippets {
+
+extern const Device device;
+extern Rng rng;
+extern nn::Mlp model;
+extern optim::AdamW optimizer;
+extern const int64_t steps, micro_batches;
+extern const Tensor inputs, batch;
+Tensor loss_of(const Tensor& x);
+
+}  // namespace tessera::snippets

@@ -1,0 +1,388 @@
+#include "train/glue_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "io/utf8.h"
+#include "ops/attention/attention.h"
+#include "pretrained/load.h"
+#include "runtime/error.h"
+
+namespace tessera::train {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr uint64_t kLargestFile = uint64_t{256} << 20;
+
+/// The sizes that the authors of BERT published (Turc et al., arXiv:1908.08962), and BERT-base.
+struct Size {
+  const char* name;
+  int64_t layers, d_model;
+};
+constexpr Size kSizes[] = {
+    {"tiny", 2, 128}, {"mini", 4, 256}, {"small", 4, 512}, {"medium", 8, 512}, {"base", 12, 768}};
+
+std::string tokenizer_config() {
+  return json{{"tokenizer_class", "PreTrainedTokenizerFast"},
+              {"pad_token", "[PAD]"},
+              {"unk_token", "[UNK]"},
+              {"cls_token", "[CLS]"},
+              {"sep_token", "[SEP]"},
+              {"mask_token", "[MASK]"}}
+             .dump(2) +
+         "\n";
+}
+
+std::vector<std::pair<std::string, std::string>> settings_of(const GlueSettings& job) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  const json settings = to_json(job);
+  for (const auto& [name, value] : settings.items())
+    if (name != "config" && name != "seed")
+      rows.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
+  const models::BertConfig& c = job.bert;
+  rows.emplace_back("encoder",
+                    fmt::format("{} blocks, d {}, {} heads, d_ff {}, vocabulary {}, dropout {:g} "
+                                "({:.4g} of the attention probabilities), {}",
+                                c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary, c.hidden_dropout,
+                                ops::applied_dropout(c.attention_dropout), name_of(job.precision())));
+  return rows;
+}
+
+fs::path predictions_of(const RunFolder& run) {
+  return run.path() / "predictions";
+}
+fs::path model_of(const RunFolder& run) {
+  return run.path() / "model";
+}
+
+}  // namespace
+
+// ---- settings ----
+
+SettingList GlueOptions::list() {
+  SettingList list(Kept::option);
+  list.group("Run");
+  list.add("predict", predict, "Write predictions for the test part as the benchmark's server takes them");
+  list.add("save_model", save_model, "Write each trained model as a folder that transformers loads");
+  return list;
+}
+
+SettingList GlueStart::list() {
+  SettingList list = settings.list();
+  for (Setting& setting : list.all()) {
+    if (setting.flag == "--lr") setting.help += "; default: 2e-5, with --scratch 5e-4";
+    if (setting.flag == "--warmup") setting.help += "; default: 6 %";
+    if (setting.flag == "--steps") setting.help += ", instead of --epochs";
+    if (setting.flag == "--seed") setting.help += "; the first of --seeds";
+    if (setting.flag == "--lr" || setting.flag == "--warmup" || setting.flag == "--steps") setting.shown = "";
+  }
+  SettingList more(Kept::never);
+  more.group("Data");
+  more.add("packed", packed, "Texts one after the other, no padding (the default)");
+  more.add("pad", pad, "Every text takes --max-length tokens: each step costs the same");
+  more.group("Model");
+  more.add("scratch", scratch,
+           "No pretrained weights: random ones, and a tokenizer made from the task's texts");
+  more.add("size", size, "Sizes with --scratch: tiny, mini, small, medium, base")
+      .formerly("--preset")
+      .one_of({"tiny", "mini", "small", "medium", "base"});
+  const auto width = [&](const char* key, int64_t& value, const char* help) {
+    more.add(key, value, help).range(int64_t{1}, int64_t{1} << 18).shown_as("");
+  };
+  width("layers", layers, "Blocks with --scratch; else those of --size");
+  width("d_model", d_model, "Width with --scratch; else that of --size");
+  width("n_head", heads, "Attention heads with --scratch; default: of 64 each");
+  width("d_ff", d_ff, "Hidden width of the MLPs with --scratch; default: 4 times the width");
+  more.add("vocab_size", vocab_size, "Vocabulary size with --scratch")
+      .range(int64_t{261}, (int64_t{1} << 22) - 1);
+  more.add("dropout", dropout,
+           "Everywhere while training; default: what config.json says, 0.1 with --scratch")
+      .range(0.0, 0.99)
+      .shown_as("");
+  more.group("Training");
+  more.add("seeds", seeds, "Runs that differ in their seed alone").range(int64_t{1}, int64_t{1000});
+  more.add("epochs", epochs, "Passes over the data; evaluated after each unless --eval-every is given")
+      .range(1e-6, 1e6);
+  list.append(more);
+  return list;
+}
+
+models::BertConfig GlueStart::scratch_config(const Given& given) const {
+  models::BertConfig config;
+  for (const Size& one : kSizes)
+    if (size == one.name) config.layers = one.layers, config.d_model = one.d_model;
+  if (layers > 0) config.layers = layers;
+  if (d_model > 0) config.d_model = d_model;
+  config.heads = heads > 0 ? heads : std::max<int64_t>(1, config.d_model / 64);
+  config.d_ff = d_ff > 0 ? d_ff : 4 * config.d_model;
+  config.positions = std::max<int64_t>(512, given.contains("--max-length") ? settings.max_length : 0);
+  config.hidden_dropout = config.attention_dropout = config.classifier_dropout = 0.1;
+  return config;
+}
+
+// ---- the group ----
+
+GlueGroup::GlueGroup(const GlueStart& start, GlueOptions options, const Given& given, Device device)
+    : settings_(start.settings), options_(options), count_(start.seeds) {
+  const datasets::GlueInfo& info = datasets::parse_glue_task(settings_.task);
+  GlueSettings& s = settings_;
+  s.task = info.name;
+  s.data = fs::absolute(s.data).lexically_normal().string();
+  if (!start.scratch) s.model = fs::absolute(s.model).lexically_normal().string();
+  s.batches = start.pad ? "padded" : "packed";
+  if (!given.contains("--lr")) s.lr = start.scratch ? 5e-4 : 2e-5;
+  if (start.scratch) {
+    tokenizer_text_ = train_glue_tokenizer(info.task, s.data, start.vocab_size);
+    tokenizer_ = io::Tokenizer::parse("tokenizer.json", tokenizer_text_);
+    models::BertConfig config = start.scratch_config(given);
+    config.vocabulary = tokenizer_->vocab_size();
+    config.head = models::BertHead::classify;
+    s.bert = bert_config("config.json", pretrained::config_text(config), info.task);
+  } else {
+    s.bert = bert_config(s.model + "/config.json", io::read_file(s.model + "/config.json", kLargestFile),
+                         info.task);
+    tokenizer_ = io::Tokenizer::load(s.model);
+  }
+  if (given.contains("--dropout"))
+    s.bert.hidden_dropout = s.bert.attention_dropout = s.bert.classifier_dropout = start.dropout;
+  ops::applied_dropout(s.bert.attention_dropout);  // throws, before anything is written, if it would become 0
+  s.set_precision(start.precision.value_or(default_precision(device)));
+  if (!given.contains("--max-length")) s.max_length = std::min<int64_t>(128, s.bert.longest());
+  check(s.max_length <= s.bert.longest(), "bert: --max-length is ", s.max_length,
+        "; the model has positions for ", s.bert.longest());
+  read_set();
+  check(steps_per_epoch() >= 1, "bert: ", set_->train.size(), " examples give no batch of ", s.batch,
+        "; try a smaller --batch-size");
+  if (!given.contains("--steps"))
+    s.steps = std::max<int64_t>(1, std::llround(start.epochs * double(steps_per_epoch())));
+  if (!given.contains("--warmup")) s.warmup = s.steps * 6 / 100;
+  s.validate();
+}
+
+GlueGroup::GlueGroup(const GlueStart& start, GlueOptions options, RunRequest& request) : options_(options) {
+  fs::path path = request.resume;
+  // One of the seeds stands for the whole.
+  if (!RunFolder::open(path).settings_of("bert").contains("seeds")) path = fs::canonical(path).parent_path();
+  folder_ = RunFolder::open(path);
+  lock_.emplace(folder_->lock());
+  const std::string file = (folder_->path() / "run.json").string();
+  const json run = folder_->settings(), seeds = run.value("seeds", json());
+  check(run.contains("job") && seeds.is_number_unsigned() && seeds >= 1 && seeds <= 1000, file,
+        ": it is no run of `train bert`");
+  try {
+    settings_ = glue_settings_from_json(run["job"]);
+  } catch (const Error& error) {
+    fail_at(Site::here(), file, ": ", error.what());
+  }
+  count_ = seeds.get<int64_t>();
+  SettingList kept = request.options.list();
+  kept.append(options_.list());
+  take_options(kept, run, file, request.given);
+  if (request.given.contains("--steps")) settings_.steps = start.settings.steps;
+  tokenizer_ =
+      io::Tokenizer::load(settings_.model.empty() ? (path / "tokenizer.json").string() : settings_.model);
+  read_set();
+  const json known = run.value("data", json::object());
+  check(known.is_object() && known.value("fingerprint", json()) == set_->fingerprint(), settings_.data,
+        ": the data or the tokenizer are not those that ", path.string(), " began with");
+  write_settings(request.options, run);
+}
+
+void GlueGroup::read_set() {
+  const datasets::GlueTask task = datasets::parse_glue_task(settings_.task).task;
+  check(tokenizer_->vocab_size() <= settings_.bert.vocabulary, "bert: the tokenizer ", tokenizer_->path(),
+        " has ", tokenizer_->vocab_size(), " tokens, the model's table ", settings_.bert.vocabulary,
+        " rows; they do not belong together");
+  set_.emplace(read_glue(task, settings_.data, *tokenizer_, settings_.max_length, options_.predict));
+}
+
+void GlueGroup::write_settings(const TrainerOptions& options, json run) {
+  TrainerOptions trainer = options;
+  SettingList kept = trainer.list();
+  kept.append(options_.list());
+  run["job"] = to_json(settings_);
+  run["build"] = build_facts();
+  run["options"] = to_json(kept, Kept::option);
+  folder_->write_settings(run);
+}
+
+void GlueGroup::create_folder(const RunRequest& request) {
+  folder_ = RunFolder::create(request.runs,
+                              request.name.empty() ? stamped("bert-" + settings_.task) : request.name);
+  lock_.emplace(folder_->lock());
+  std::error_code ignored;
+  fs::remove(folder_->checkpoints(), ignored);  // its seeds have their own
+  if (!tokenizer_text_.empty()) {
+    io::write_file((folder_->path() / "tokenizer.json").string(), tokenizer_text_);
+    io::write_file((folder_->path() / "tokenizer_config.json").string(), tokenizer_config());
+  }
+  write_settings(request.options, {{"model", "bert"},
+                                   {"started", utc_now()},
+                                   {"device", request.device.name()},
+                                   {"gpu", request.device.card().name},
+                                   {"seeds", count_},
+                                   {"data",
+                                    {{"train", set_->train.size()},
+                                     {"dev", set_->dev.front().items.size()},
+                                     {"tokens", set_->train.tokens()},
+                                     {"fingerprint", set_->fingerprint()}}}});
+}
+
+void GlueGroup::discard_folder() const {
+  std::error_code ignored;
+  if (folder_ && !fs::exists(seeds().folder_of(settings_.seed) / "run.json", ignored))
+    fs::remove_all(folder_->path(), ignored);
+}
+
+SeedGroup GlueGroup::seeds() const {
+  return {.folder = *folder_,
+          .first_seed = settings_.seed,
+          .count = count_,
+          .steps = settings_.steps,
+          .make = [this](uint64_t seed) { return std::make_unique<GlueRecipe>(*this, seed); }};
+}
+
+std::string GlueGroup::header() const {
+  const GlueSettings& job = settings_;
+  const models::BertConfig& c = job.bert;
+  const GlueSet& set = *set_;
+  std::string text = fmt::format("bert on {}: {} seeds from {}\n", set.info().folder, count_, job.seed);
+  text += fmt::format("  model     {}: {} blocks, d {}, {} heads of {}, d_ff {}, vocabulary {}\n",
+                      job.model.empty() ? "from scratch" : job.model, c.layers, c.d_model, c.heads,
+                      c.d_model / c.heads, c.d_ff, c.vocabulary);
+  if (c.hidden_dropout > 0 || c.attention_dropout > 0)
+    text += fmt::format("  dropout   {:g} of rows, {:.4g} of attention probabilities (in steps of 1/256)\n",
+                        c.hidden_dropout, ops::applied_dropout(c.attention_dropout));
+  std::string dev;
+  for (const GluePart& part : set.dev)
+    dev += fmt::format("{}{} {}", dev.empty() ? "" : ", ", part.items.size(), part.name);
+  text += fmt::format("  data      {} examples of {:.1f} tokens, {} cut to {}; {}; batches of {}, {}\n",
+                      set.train.size(), double(set.train.tokens()) / double(set.train.size()),
+                      set.train.cut(), job.max_length, dev, job.batch, job.batches);
+  text +=
+      fmt::format("  training  {} steps ({:.2f} epochs), lr {:g} ({}, {} of warm-up), weight decay {:g}\n",
+                  job.steps, double(job.steps * job.batch) / double(set.train.size()), job.lr, job.schedule,
+                  job.warmup, job.weight_decay);
+  text += fmt::format("  run       {}\n", folder_->path().string());
+  return text;
+}
+
+fs::path GlueGroup::write_results(const SeedResults& results, const std::string& file) const {
+  const fs::path page = folder_->path() / "report.html";
+  write_seeds_report(page, fmt::format("BERT on {}", set_->info().folder), results, settings_of(settings_));
+  const json summary = {{"config", to_json(settings_)},
+                        {"build", build_facts()},
+                        {"run", folder_->path().string()},
+                        {"seeds", count_},
+                        {"metrics", to_json(results)}};
+  const std::string text = io::json_text(summary, 2) + "\n";
+  io::write_file((folder_->path() / "summary.json").string(), text);
+  if (!file.empty()) io::write_file(file, text);
+  return page;
+}
+
+void GlueGroup::save_model(const models::Bert& model, const fs::path& folder) const {
+  std::error_code ignored;
+  io::AtomicFolder files(folder.string(), io::AtomicFolder::Existing::replace);
+  pretrained::save(model, files.path());
+  const fs::path from = settings_.model.empty() ? folder_->path() : fs::path(settings_.model);
+  for (const char* const name : {"tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
+                                 "merges.txt", "special_tokens_map.json", "added_tokens.json"})
+    if (fs::exists(from / name, ignored))
+      io::write_file(files.path() + "/" + name, io::read_file((from / name).string(), kLargestFile));
+  files.publish();
+}
+
+// ---- one seed ----
+
+GlueRecipe::GlueRecipe(const GlueGroup& group, uint64_t seed)
+    : group_(group), settings_(group.settings()), options_(group.options()) {
+  settings_.seed = seed;
+}
+
+void GlueRecipe::prepare(const RunFolder&, Device device, bool) {
+  job_.emplace(settings_, device, &group_.set());
+}
+
+std::string GlueRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
+  const Device device = job_->device();
+  std::string text =
+      fmt::format("seed {} on {} ({}), {}{}: steps {} to {}, {}\n", settings_.seed, device.name(),
+                  device.card().name, name_of(settings_.precision()),
+                  device.is_cuda() ? graph && settings_.batches == "padded" ? ", captured" : ", eager" : "",
+                  first_step, settings_.steps, run.path().string());
+  return first_step == 0 ? text + origin() : text;
+}
+
+/// Which weights come from the file and which do not: a head that is new learns, one that was expected in the
+/// file and is not there would be missed.
+std::string GlueRecipe::origin() const {
+  if (settings_.model.empty()) return "  weights   all initialised at random\n";
+  const auto listed = [](const std::vector<std::string>& names) {
+    constexpr size_t kShown = 8;
+    std::string text;
+    for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += (i ? ", " : "") + io::shown(names[i]);
+    return names.size() > kShown ? text + fmt::format(" and {} more", names.size() - kShown) : text;
+  };
+  const pretrained::LoadReport& loaded = job_->loaded();
+  std::string text = fmt::format(
+      "  weights   from {}; {}\n", settings_.model,
+      loaded.fresh.empty() ? "none initialised at random" : "initialised at random: " + listed(loaded.fresh));
+  if (!loaded.ignored.empty())
+    text += fmt::format("            in the file, but not used: {}\n", listed(loaded.ignored));
+  return text;
+}
+
+void GlueRecipe::report(const RunFolder& run, const TrainResult& result) {
+  if (result.outcome == Outcome::finished) write_extras(run);
+  write_page(run);
+}
+
+void GlueRecipe::complete(const RunFolder& run) {
+  write_extras(run);
+  write_page(run);
+}
+
+/// The page is written last: where it is, all is that the run was asked for then.
+void GlueRecipe::write_extras(const RunFolder& run) {
+  if (options_.predict)
+    for (const std::string& file : write_submissions(*job_, group_.set(), predictions_of(run)))
+      group_.say(fmt::format("predictions: {}\n", file));
+  if (!options_.save_model) return;
+  group_.save_model(job_->model(), model_of(run));
+  group_.say(fmt::format("model: {}\n", model_of(run).string()));
+}
+
+bool GlueRecipe::lacks(const RunFolder& run) const {
+  std::error_code ignored;
+  const auto files = submission_files(group_.set(), predictions_of(run));
+  const auto missing = [&](const std::string& file) { return !fs::exists(file, ignored); };
+  return (options_.predict && std::ranges::any_of(files, missing)) ||
+         (options_.save_model && !fs::is_directory(model_of(run), ignored));
+}
+
+void GlueRecipe::write_page(const RunFolder& run) const {
+  write_run_report(run.path() / "report.html",
+                   fmt::format("BERT on {}, seed {}", group_.set().info().folder, settings_.seed), run,
+                   settings_of(settings_));
+}
+
+json GlueRecipe::throughput(const TrainResult& result) const {
+  return {{"texts_per_s", result.ms_per_step > 0 ? double(settings_.batch) / result.ms_per_step * 1e3 : 0.0}};
+}
+
+std::string GlueRecipe::conclusion(const RunFolder&, const TrainResult& result) const {
+  std::string line;
+  for (const auto& [name, value] : result.evaluation)
+    line += fmt::format("{}{} {:.4f}", line.empty() ? "" : ", ", name.substr(5), value);
+  return fmt::format("evaluation: {}\n", line);
+}
+
+}  // namespace tessera::train

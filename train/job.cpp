@@ -1,0 +1,59 @@
+#include "train/job.h"
+
+#include "runtime/error.h"
+
+namespace tessera::train {
+
+using nlohmann::json;
+
+namespace {
+
+/// Throws, naming the checkpoint `file` and the setting, unless the settings written in it are `ours`; only
+/// the number of steps may differ.
+void check_same_settings(const std::string& file, const std::string& stored, const json& ours) {
+  const json theirs = json::parse(stored, nullptr, false);
+  check(theirs.is_object(), file, ": its \"job\" is not a JSON object");
+  for (const auto& [name, value] : ours.items())
+    check(name == "steps" || theirs.value(name, json()) == value, file, ": it is of another job: \"", name,
+          "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),
+          " here; restore run.json, or start a new run");
+  for (const auto& [name, value] : theirs.items())
+    check(ours.contains(name), file, ": it is of another job: \"", name, "\" is ", value.dump(),
+          " in it, and missing here; restore run.json, or start a new run");
+}
+
+}  // namespace
+
+const OptimizerRef& Job::trained_by() const {
+  check(trained_by_.has_value(), "job: it has no optimizer; call train_with(optimizer) in its constructor");
+  return *trained_by_;
+}
+
+bool Job::may_be_missing(const std::string& name) {
+  for (const char* field : {optim::Optimizer::kScaleField, optim::Optimizer::kScaleCountsField})
+    if (name == std::string("optimizer.") + field) return true;
+  return false;
+}
+
+io::Checkpoint Job::checkpoint(int64_t step) const {
+  io::Checkpoint whole;
+  for (const Kept& part : kept_) part.add(whole);
+  return std::move(whole.add("step", step).add("job", settings_json().dump()));
+}
+
+int64_t Job::restore(const std::filesystem::path& file) {
+  io::Checkpoint stored = io::Checkpoint::read(file.string());
+  int64_t step = 0;
+  std::string written = stored.get<std::string>("job");
+  check_same_settings(file.string(), written, settings_json());
+  for (const Kept& part : kept_) part.complete(stored);
+  io::Checkpoint::Restoring restoring(stored);
+  for (const Kept& part : kept_) part.compare(restoring);
+  restoring.compare("step", step), restoring.compare("job", written);
+  restoring.finish();
+  for (const Kept& part : kept_) part.assign(restoring);
+  restoring.assign("step", step);
+  return step;
+}
+
+}  // namespace tessera::train

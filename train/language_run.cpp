@@ -1,0 +1,259 @@
+#include "train/language_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "io/checkpoint_folder.h"
+#include "ops/attention/attention.h"
+#include "pretrained/config.h"
+#include "runtime/allocator.h"
+#include "runtime/error.h"
+#include "train/language_plan.h"
+
+namespace tessera::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// More would take the n-gram's tables beyond 2 GB.
+constexpr uint64_t kMostCounted = uint64_t{1} << 23;
+
+}  // namespace
+
+// ---- settings and data ----
+
+void LanguageRecipe::resume(const std::string& path, const nlohmann::json& run, const Given& given) {
+  check(run.contains("job"), path, ": it has no \"job\"; not a run of `train ", name(), "`");
+  try {
+    settings_ = language_settings_from_json(run["job"]);
+  } catch (const Error& error) {
+    fail_at(Site::here(), path, ": ", error.what());
+  }
+  check(settings_.is_llama() == llama_, path, ": a run of `train ", settings_.family(), "`, not of `train ",
+        name(), "`");
+  if (given.contains("--steps")) settings_.steps = given_settings().steps;
+  had_evaluation_ = run.contains("evaluation");
+  note_evaluation(given);
+}
+
+void LanguageRecipe::note_evaluation(const Given& given) {
+  for (const auto& [flag, value] : {std::pair("--eval-every", eval_every),
+                                    {"--eval-stride", watch.eval_stride},
+                                    {"--ngram", watch.ngram}})
+    if (wants_evaluation_.empty() && given.contains(flag) && value > 0) wants_evaluation_ = flag;
+}
+
+void LanguageRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
+  const std::string own = (run.path() / "data").string();
+  bool restart = !resumed;
+  if (!resumed) {
+    make_data(own);
+  } else {
+    restart = io::CheckpointFolder(run.checkpoints().string()).steps().empty();
+  }
+  if (resumed) check_not_over(run);
+  open_data(own);
+  const std::string& fingerprint = data_->tokenizer().fingerprint();
+  if (!resumed) settings_.fingerprint = fingerprint;
+  check(settings_.fingerprint == fingerprint, "train: the tokenizer in ", own, " has the fingerprint ",
+        fingerprint, "; the run's had ", settings_.fingerprint);
+  if (watch.sample_tokens > 0) sample_prompt(*data_, watch);  // complains now, not at the first sample
+  check_held_out(run);
+  if (held_out_.targets > 0 && watch.ngram > 0)
+    baseline_ = ngram_baseline(*data_, int(watch.ngram), held_out_, kMostCounted);
+  if (!resumed) {
+    set_steps(device);
+    // Read more than once, a text is better cut elsewhere each time.
+    if (settings_.stride == 0) settings_.stride = read_epochs() > 1 ? 1 : settings_.length;
+    open_data(own);
+  }
+  job_.emplace(settings_, device, restart ? settings_.start : std::string());
+  job_->set_data(*data_, watch, held_out_, baseline_);
+}
+
+void LanguageRecipe::check_not_over(const RunFolder& run) const {
+  const int64_t since = best_evaluation(run).since;
+  if (watch.patience == 0 || since < watch.patience) return;
+  std::error_code ignored;
+  check(!fs::exists(run.path() / "report.html", ignored), "train: the run in ", run.path().string(),
+        " has ended after step ", run.metrics().back().step, ", ", since,
+        " evaluations after its lowest held-out loss; give a larger --patience to go further");
+}
+
+void LanguageRecipe::check_held_out(const RunFolder& run) {
+  watch.eval_stride = evaluation_stride(settings_, watch);
+  check(watch.exported == "last" || watch.exported == "best", "train: --export is \"", watch.exported,
+        "\"; expected last or best");
+  held_out_ = held_out(*data_, watch.eval_tokens);
+  check(!had_evaluation_ || held_out_.targets > 0, "train: the run in ", run.path().string(),
+        " was evaluated on held-out text, but there are no validation shards any more in ",
+        settings_.data.empty() ? (run.path() / "data").string() : settings_.data,
+        "; restore them, or start a new run");
+  check(held_out_.targets > 0 || (watch.exported == "last" && watch.patience == 0),
+        "train: nothing is held out, so no evaluation is the best one: --patience and --export best need a "
+        "--validation share");
+  check(held_out_.targets > 0 || wants_evaluation_.empty(), "train: nothing is held out, so ",
+        wants_evaluation_, " has nothing to evaluate; give a --validation share, or leave it out");
+}
+
+/// Shards and tokenizer in the run's folder, or the tokenizer alone if the shards lie elsewhere.
+void LanguageRecipe::make_data(const std::string& own) {
+  if (const std::string given = settings_.data; !given.empty()) {
+    settings_.data = fs::absolute(given).lexically_normal().string();
+    check(fs::is_directory(settings_.data), "train: --data: ", given,
+          " is no folder; tessera data tokenize makes one of text");
+    copy_tokenizer(!text.tokenizer.empty() ? text.tokenizer : settings_.data, own);
+  } else {
+    LanguageText own_text = text;
+    if (own_text.tokenizer.empty() && !settings_.start.empty()) own_text.tokenizer = settings_.start;
+    const datasets::Tokenized done = write_language_data(own_text, own);
+    on_invalid(done.invalid, done.bytes);
+  }
+  const int64_t tokens = io::Tokenizer::load(own).vocab_size();
+  std::visit(
+      [&](auto& model) {
+        if (settings_.start.empty()) model.vocabulary = tokens;
+        check(tokens <= model.vocabulary, "train: the tokenizer has ", tokens, " tokens, the model in ",
+              settings_.start, " has ", model.vocabulary);
+      },
+      settings_.model);
+}
+
+void LanguageRecipe::open_data(const std::string& own) {
+  data_.emplace(settings_.data.empty() ? own : settings_.data, own, settings_.length, settings_.documents,
+                settings_.stride);
+}
+
+double LanguageRecipe::read_epochs() const {
+  return double(settings_.steps) * double(settings_.tokens_per_step()) / double(data_->train().tokens());
+}
+
+void LanguageRecipe::set_steps(Device device) {
+  if (epochs > 0)
+    settings_.steps = std::max<int64_t>(
+        1, std::llround(epochs * double(data_->train().tokens()) / double(settings_.tokens_per_step())));
+  if (minutes > 0) settings_.steps = steps_within(settings_, device, minutes * 60);
+  settings_.validate();
+}
+
+// ---- what is said of it ----
+
+nlohmann::json LanguageRecipe::facts() const {
+  nlohmann::json facts = nlohmann::json::object();
+  if (held_out_.targets > 0)
+    facts["evaluation"] = {{"protocol", "sliding"},
+                           {"length", settings_.length},
+                           {"stride", watch.eval_stride},
+                           {"targets", held_out_.targets},
+                           {"behind_training_part", held_out_.continued}};
+  if (baseline_.order > 0)
+    facts["baseline"] = {{"method", "interpolated modified Kneser-Ney"},
+                         {"order", baseline_.order},
+                         {"nll", baseline_.nll},
+                         {"tokens", baseline_.trained},
+                         {"ngrams", baseline_.ngrams}};
+  return facts;
+}
+
+std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
+  std::string text;
+  const Device device = job_->device();
+  const bool captured = graph && !settings_.documents;
+  text += fmt::format("{} on {} ({}), {}{}\n", name(), device.name(), device.card().name,
+                      name_of(settings_.precision()),
+                      device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
+  std::visit(
+      [&](const auto& m) {
+        std::string heads = fmt::format("{} heads", m.heads);
+        if constexpr (requires { m.kv_heads; })
+          if (m.kv_heads != m.heads) heads += fmt::format(" ({} of keys)", m.kv_heads);
+        const double dropped = ops::applied_dropout(m.attention_dropout);
+        text += fmt::format(
+            "  model     {} parameters: {} blocks, d {}, {}, d_ff {}, {} tokens{}{}\n",
+            format_count(double(count_parameters(settings_.model))), m.layers, m.d_model, heads, m.d_ff,
+            m.vocabulary,
+            dropped > 0 ? fmt::format(", dropout of {:.4g} of the attention probabilities", dropped) : "",
+            settings_.start.empty() ? "" : fmt::format(", from {}", settings_.start));
+      },
+      settings_.model);
+  text += fmt::format("  data      {} tokens to train{}, {}; sequences of {}, {} tokens a step\n",
+                      format_count(double(data_->train().tokens())),
+                      data_->validation()
+                          ? fmt::format(", {} held out", format_count(double(data_->validation()->tokens())))
+                          : ", none held out",
+                      data_->tokenizer().kind(), settings_.length, settings_.tokens_per_step());
+  text += fmt::format("  training  steps {} to {} ({:.1f} epochs), lr {:g} ({}), seed {}\n", first_step,
+                      settings_.steps, read_epochs(), settings_.lr, settings_.schedule, settings_.seed);
+  text += fmt::format(
+      "  memory    {} planned a step\n",
+      format_bytes(size_t(plan_memory(settings_.model, settings_.batch, settings_.length).total())));
+  if (held_out_.targets > 0)
+    text += fmt::format("  held out  {} tokens to predict, {} at a time, each behind {} or more{}\n",
+                        format_count(double(held_out_.targets)), watch.eval_stride,
+                        settings_.length - watch.eval_stride + 1,
+                        held_out_.continued  ? "; a document goes on behind its training part"
+                        : data_->documents() ? "; each document alone"
+                                             : "; one document behind the other");
+  if (baseline_.order > 0)
+    text += fmt::format("  baseline  {}-gram: {:.4f} nats a token{}\n", baseline_.order, baseline_.nll,
+                        baseline_.trained < data_->train().tokens()
+                            ? fmt::format(" (counted on {} tokens)", format_count(double(baseline_.trained)))
+                            : "");
+  text += fmt::format("  run       {}\n", run.path().string());
+  return text;
+}
+
+void LanguageRecipe::report(const RunFolder& run, const TrainResult& result) {
+  best_ = best_evaluation(run);
+  if (best_.step > 0) {
+    nlohmann::json settings = run.settings();
+    settings["best"] = {{"step", best_.step}, {"eval_nll", best_.nll}, {"evaluations", best_.evaluations}};
+    run.write_settings(settings);
+  }
+  if (result.outcome == Outcome::finished) {
+    if (watch.exported == "best" && best_.step != result.step)
+      job_->restore(io::CheckpointFolder(run.checkpoints().string()).file_of(best_.step));
+    export_language(*job_, *data_, (run.path() / "data").string(), (run.path() / "model").string());
+  }
+  write_language_report(run, *job_, result);
+}
+
+nlohmann::json LanguageRecipe::throughput(const TrainResult& result) const {
+  const double seconds = result.ms_per_step / 1e3;
+  const double flops =
+      count_flops(settings_.model, settings_.batch * settings_.accumulate, settings_.length).step();
+  return {{"tflops", seconds > 0 ? flops / seconds / 1e12 : 0.0}};
+}
+
+std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& result) const {
+  std::string text;
+  const auto& e = result.evaluation;
+  if (const auto nll = e.find("eval_nll"); nll != e.end()) {
+    text += fmt::format("held-out text: {:.4f} nats a token (perplexity {:.2f}), {:.4f} bits a byte\n",
+                        nll->second, e.at("eval_perplexity"), e.at("eval_bits_per_byte"));
+    if (baseline_.order > 0)
+      text += fmt::format(
+          "{}-gram on it: {:.4f} nats a token (perplexity {:.2f}), {:.4f} bits a byte; "
+          "the model is {:.4f} nats a token {}\n",
+          baseline_.order, baseline_.nll, std::exp(baseline_.nll), e.at("ngram_bits_per_byte"),
+          std::abs(e.at("eval_gap")), e.at("eval_gap") <= 0 ? "better" : "worse");
+  }
+  // Picked on the text that it is measured on, it is an optimistic figure, so it stands apart.
+  if (best_.evaluations > 1)
+    text += fmt::format("lowest of {} evaluations: {:.4f} nats a token, after step {}{}\n", best_.evaluations,
+                        best_.nll, best_.step,
+                        result.step < settings_.steps ? "; the run ended early (--patience)" : "");
+  if (watch.sample_tokens > 0)
+    if (const auto samples = run.samples(); !samples.empty())
+      text += fmt::format("it writes:\n{}\n", samples.back().text);
+  text += fmt::format(
+      "model: {}{}\n", fs::absolute(run.path() / "model").lexically_normal().string(),
+      watch.exported == "best" ? fmt::format(" (of step {}, chosen on the held-out text)", best_.step) : "");
+  return text;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "train/language_job.h"
+#include "train/run.h"
+
+namespace tessera::train {
+
+/// `tessera train gpt` and `tessera train llama`. begin(), which the command adds, says the settings of a new
+/// run and what it is made of.
+class LanguageRecipe : public Recipe {
+ public:
+  explicit LanguageRecipe(bool llama) : llama_(llama) {}
+  LanguageWatch watch;
+  int64_t eval_every = 0;  // as the command says it for the trainer; what is asked for must be there
+  /// Tells how many bytes of the text were not UTF-8.
+  std::function<void(uint64_t invalid, uint64_t bytes)> on_invalid = [](uint64_t, uint64_t) {};
+
+  const char* name() const override { return llama_ ? "llama" : "gpt"; }
+  SettingList options() override { return watch.list(); }
+  void resume(const std::string& path, const nlohmann::json& run, const Given& given) override;
+  std::string default_name() const override { return name(); }
+  void prepare(const RunFolder& run, Device device, bool resumed) override;
+  Job& job() override { return *job_; }
+  const TrainingSettings& training() const override { return settings_; }
+  DType dtype() const override { return settings_.dtype(); }
+  void decide(TrainerOptions& options) const override { options.sample_every = watch.sample_every; }
+  nlohmann::json facts() const override;
+  std::string header(const RunFolder& run, bool graph, int64_t first_step) override;
+  void report(const RunFolder& run, const TrainResult& result) override;
+  nlohmann::json throughput(const TrainResult& result) const override;
+  std::string conclusion(const RunFolder& run, const TrainResult& result) const override;
+
+ protected:
+  /// Settings that a resumed run may take again.
+  virtual const LanguageSettings& given_settings() const = 0;
+  /// Notes the first flag given that is nothing without held-out text, of which prepare() knows.
+  void note_evaluation(const Given& given);
+  bool is_llama() const { return llama_; }
+
+  LanguageSettings settings_;
+  LanguageText text;               // of a new run without shards
+  double epochs = 0, minutes = 0;  // of a new run; 0: settings_.steps
+
+ private:
+  void check_not_over(const RunFolder& run) const;
+  void make_data(const std::string& own);
+  void open_data(const std::string& own);
+  void check_held_out(const RunFolder& run);
+  void set_steps(Device device);
+  double read_epochs() const;  // how often the run reads the text
+
+  bool llama_;
+  std::string wants_evaluation_;
+  bool had_evaluation_ = false;  // a run that goes on has evaluated
+  std::optional<LanguageData> data_;
+  std::optional<LanguageJob> job_;
+  HeldOut held_out_;
+  BestEvaluation best_;
+  NgramBaseline baseline_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,204 @@
+#include "train/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "io/checkpoint_folder.h"
+#include "io/file.h"
+#include "io/utf8.h"
+#include "runtime/allocator.h"
+#include "runtime/error.h"
+#include "runtime/interrupt.h"
+
+namespace tessera::train {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::string stamped(const std::string& name) {
+  std::string time = utc_now();
+  std::erase_if(time, [](char c) { return c == '-' || c == ':'; });
+  return name + "-" + time;
+}
+
+void record_or_warn(const fs::path& database, const RunFolder& run, const std::string& status,
+                    const RunFigures& figures) {
+  try {
+    record_run(database, run, status, figures);
+  } catch (const std::exception& error) {
+    tell(fmt::format("tessera: warning: {}\n", error.what()));
+  }
+}
+
+namespace {
+
+/// A new folder that holds no run yet goes with the error that kept the run from beginning.
+class FolderGuard {
+ public:
+  explicit FolderGuard(const fs::path& path) : path_(path) {}
+  ~FolderGuard() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+  FolderGuard(const FolderGuard&) = delete;
+  void keep() { path_.clear(); }
+
+ private:
+  fs::path path_;
+};
+
+/// One call of run_recipe.
+class Run {
+ public:
+  Run(Recipe& recipe, const RunRequest& request)
+      : recipe_(recipe), request_(request), options_(request.options), resumed_(!request.resume.empty()) {}
+
+  RunEnd run() {
+    const InterruptGuard interrupts;
+    settle();
+    if (!folder_)
+      folder_ = RunFolder::create(request_.runs,
+                                  request_.name.empty() ? stamped(recipe_.default_name()) : request_.name);
+    if (!lock_) lock_.emplace(folder_->lock());
+    FolderGuard guard(resumed_ ? fs::path() : folder_->path());
+    recipe_.prepare(*folder_, request_.device, resumed_);
+    resumed_ ? restore() : describe();
+    write_settings();
+    guard.keep();
+    record("running");
+    request_.say(recipe_.header(*folder_, options_.graph, first_step_));
+    train();
+    record(result_.outcome == Outcome::finished ? "finished" : "interrupted");
+    if (!request_.summary.empty()) write_summary();
+    return {*folder_, first_step_, result_};
+  }
+
+ private:
+  /// Settings and options, of the command or of the run that goes on: a resumed run is the one that its
+  /// folder describes.
+  void settle() {
+    SettingList kept = kept_options();
+    if (resumed_) {
+      folder_ = RunFolder::open(request_.resume);
+      lock_.emplace(folder_->lock());
+      settings_ = folder_->settings_of(recipe_.name());
+      const std::string path = (folder_->path() / "run.json").string();
+      recipe_.resume(path, settings_, request_.given);
+      take_options(kept, settings_, path, request_.given);
+    } else {
+      recipe_.begin(request_.given, request_.device);
+    }
+    if (request_.check) request_.check(recipe_, kept);
+  }
+
+  SettingList kept_options() {
+    SettingList kept = options_.list();
+    kept.append(recipe_.options());
+    return kept;
+  }
+
+  void describe() {
+    settings_ = {{"model", recipe_.name()},
+                 {"started", utc_now()},
+                 {"device", request_.device.name()},
+                 {"gpu", request_.device.card().name}};
+  }
+
+  void restore() {
+    const auto newest = io::CheckpointFolder(folder_->checkpoints().string(), int(options_.keep)).latest();
+    for (const std::string& warning : newest.warnings) tell(fmt::format("tessera: warning: {}\n", warning));
+    if (newest.step) {
+      first_step_ = recipe_.job().restore(newest.file);
+      request_.say(fmt::format("resuming from {} (step {})\n", newest.file, first_step_));
+    } else {
+      request_.say("the run ended before its first checkpoint: starting again at step 0\n");
+    }
+    folder_->truncate_metrics(first_step_);
+    // The page is the last thing that a run writes: without it the run was killed behind its last step.
+    const fs::path page = folder_->path() / "report.html";
+    const int64_t steps = recipe_.training().steps;
+    std::error_code ignored;
+    check(first_step_ < steps || (first_step_ == steps && !fs::exists(page, ignored)), "train ",
+          recipe_.name(), ": the run has done its ", first_step_, " steps; give --steps to go further");
+    fs::remove(page, ignored);
+  }
+
+  void write_settings() {
+    settings_["job"] = recipe_.job().settings_json();
+    settings_.update(recipe_.facts());
+    settings_["build"] = build_facts();
+    settings_["options"] = to_json(kept_options(), Kept::option);
+    folder_->write_settings(settings_);
+  }
+
+  void train() {
+    options_.steps = recipe_.training().steps;
+    options_.schedule = recipe_.training().make_schedule();
+    recipe_.decide(options_);
+    Progress progress(request_.quiet ? Progress::Mode::quiet : Progress::Mode::automatic);
+    try {
+      result_ = train::train(recipe_.job(), *folder_, options_, first_step_, progress);
+      if (result_.loss_scale > 0) {
+        settings_["loss_scale"] = {{"skipped_steps", result_.skipped}, {"last", result_.loss_scale}};
+        folder_->write_settings(settings_);
+      }
+      // The page says that a run has nothing left to do: one that is stopped behind its last step gets none.
+      if (result_.outcome == Outcome::finished || result_.step < options_.steps)
+        recipe_.report(*folder_, result_);
+    } catch (const Interrupted& interrupted) {  // during an export: the last step is saved
+      progress.finish();
+      result_.outcome = Outcome::interrupted;
+      result_.signal = interrupted.signal();
+    } catch (...) {
+      progress.finish();
+      record("failed");
+      throw;
+    }
+  }
+
+  void record(const char* status) const {
+    record_or_warn(folder_->path().parent_path() / "runs.sqlite", *folder_, status);
+  }
+
+  void write_summary() const {
+    json throughput = recipe_.throughput(result_);
+    throughput["tokens_per_s"] = result_.tokens_per_s;
+    const Device device = request_.device;
+    const json out = {{"config", recipe_.job().settings_json()},
+                      {"build", build_facts()},
+                      {"device", device.name()},
+                      {"gpu", device.card().name},
+                      {"run", folder_->path().string()},
+                      {"steps", result_.step},
+                      {"outcome", result_.outcome == Outcome::finished ? "finished" : "interrupted"},
+                      {"loss", result_.loss},
+                      {"skipped_steps", result_.skipped},
+                      {"loss_scale", result_.loss_scale > 0 ? json(result_.loss_scale) : json()},
+                      {"evaluation", result_.evaluation},
+                      {"timing_s", {{"total", result_.seconds}}},
+                      {"throughput", throughput},
+                      {"avg_step_ms", result_.ms_per_step},
+                      {"peak_mem_bytes", device.allocator().stats().reserved_peak}};
+    io::write_file(request_.summary, io::json_text(out, 2) + "\n");
+  }
+
+  Recipe& recipe_;
+  const RunRequest& request_;
+  TrainerOptions options_;
+  const bool resumed_;
+  std::optional<RunFolder> folder_;
+  std::optional<FolderLock> lock_;
+  json settings_;  // run.json
+  int64_t first_step_ = 0;
+  TrainResult result_;
+};
+
+}  // namespace
+
+RunEnd run_recipe(Recipe& recipe, const RunRequest& request) {
+  return Run(recipe, request).run();
+}
+
+}  // namespace tessera::train

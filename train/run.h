@@ -1,0 +1,81 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "train/trainer.h"
+#include "train/training_settings.h"
+
+/// A whole run of a bundled model: from its settings to a run folder with its page, and on from there.
+
+namespace tessera::train {
+
+/// What a bundled model brings to a run. The calls come in this order: begin or resume, prepare, restore of
+/// job() if there is something to go on from, header, training of job(), report, then throughput and
+/// conclusion.
+class Recipe {
+ public:
+  virtual ~Recipe() = default;
+  virtual const char* name() const = 0;  // "tnp", as in `tessera train tnp`
+  /// Options besides those of the trainer that a resumed run keeps.
+  virtual SettingList options() { return SettingList(Kept::option); }
+  /// The settings of a new run on `device`; `given`: the flags that say something else than the defaults.
+  virtual void begin(const Given& given, Device device) = 0;
+  /// The settings of the run.json at `path`, but for those in `given` that may change.
+  virtual void resume(const std::string& path, const nlohmann::json& run, const Given& given) = 0;
+  virtual std::string default_name() const = 0;  // of the run folder, without the time
+  /// Brings data and model into memory; may write into the folder, and complete the settings.
+  virtual void prepare(const RunFolder& run, Device device, bool resumed) = 0;
+  virtual Job& job() = 0;
+  /// How it learns, and the dtype of its activations.
+  virtual const TrainingSettings& training() const = 0;
+  virtual DType dtype() const = 0;
+  /// What of the trainer's options the model decides.
+  virtual void decide(TrainerOptions&) const {}
+  /// Further entries of run.json.
+  virtual nlohmann::json facts() const { return nlohmann::json::object(); }
+  /// Lines on what is about to be trained, on which device and how.
+  virtual std::string header(const RunFolder& run, bool graph, int64_t first_step) = 0;
+  /// Writes the page, and what a finished run leaves besides.
+  virtual void report(const RunFolder& run, const TrainResult& result) = 0;
+  /// Further entries of the summary's "throughput".
+  virtual nlohmann::json throughput(const TrainResult& result) const = 0;
+  /// Lines on what the evaluation came to.
+  virtual std::string conclusion(const RunFolder& run, const TrainResult& result) const = 0;
+};
+
+/// Which run, and how to go about it.
+struct RunRequest {
+  Device device = Device::cpu();
+  std::string runs = "runs", name;  // folder of the run folders; name of a new one, "": by model and time
+  std::string resume;               // folder of the run to continue; "": a new one
+  std::string summary;              // file for settings, timings and throughput; "": none
+  bool quiet = false;               // no progress line
+  TrainerOptions options;
+  Given given;
+  /// Called once the settings are known and before anything is written; throws to refuse them.
+  std::function<void(Recipe&, const SettingList& options)> check = {};
+  /// What is said along the way, whole lines.
+  std::function<void(const std::string& text)> say = [](const std::string&) {};
+};
+
+struct RunEnd {
+  RunFolder folder;
+  int64_t first_step = 0;
+  TrainResult result;
+};
+
+/// The name and the time, for a run folder: "tnp-linear-20260131T123456Z".
+std::string stamped(const std::string& name);
+
+/// Trains a new run, or continues one from its newest whole checkpoint: run.json, the row in runs.sqlite
+/// beside the folder, the page. A new folder goes with the error that kept its run from beginning. An
+/// interrupted run is saved, and a result. Throws for a run that has nothing left to do.
+RunEnd run_recipe(Recipe& recipe, const RunRequest& request);
+
+/// Writes the run's row (record_run). It is a convenience: where it cannot be written, a warning says so.
+void record_or_warn(const std::filesystem::path& database, const RunFolder& run, const std::string& status,
+                    const RunFigures& figures = {});
+
+}  // namespace tessera::train

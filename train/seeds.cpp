@@ -1,0 +1,91 @@
+#include "train/seeds.h"
+
+#include <utility>
+
+#include "io/checkpoint_folder.h"
+#include "runtime/interrupt.h"
+#include "train/runs_report.h"
+
+namespace tessera::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Whether the seed's run has reached its end, evaluation and all.
+bool is_done(const fs::path& path, int64_t steps) {
+  const auto newest = io::CheckpointFolder((path / "checkpoints").string()).latest();
+  if (newest.step.value_or(0) < steps) return false;
+  const auto records = RunFolder::open(path).metrics();
+  return !records.empty() && records.back().step >= steps && records.back().values.contains("eval_score");
+}
+
+/// Trains the seed, or completes what it left. Returns the signal that interrupted it, or 0.
+int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request) {
+  const fs::path path = group.folder_of(seed);
+  std::error_code ignored;
+  const bool begun = fs::exists(path / "run.json", ignored);
+  if (!begun) fs::remove_all(path, ignored);  // killed before it said what it is
+  request.resume = begun ? path.string() : "";
+  request.name = begun ? "" : path.filename().string();
+  const std::unique_ptr<SeedRecipe> recipe = group.make(seed);
+  if (!begun || !is_done(path, group.steps)) {
+    const RunEnd end = run_recipe(*recipe, request);
+    group.ended(*recipe, end);
+    return end.result.outcome == Outcome::interrupted ? end.result.signal : 0;
+  }
+  const RunFolder folder = RunFolder::open(path);
+  if (fs::exists(path / "report.html", ignored) && !recipe->lacks(folder)) return 0;
+  // Killed between its last step and its page, or asked for more than before.
+  recipe->prepare(folder, request.device, true);
+  recipe->job().restore(io::CheckpointFolder(folder.checkpoints().string()).latest().file);
+  recipe->complete(folder);
+  return 0;
+}
+
+RunFigures figures_of(const SeedGroup& group, const SeedResults& results) {
+  const auto mean = [&](const char* metric) -> std::optional<double> {
+    const auto found = results.values.find(metric);
+    if (found == results.values.end()) return {};
+    return spread_of(found->second).mean;
+  };
+  return {.steps = group.steps, .loss = mean("loss"), .best_evaluation = mean("eval_score")};
+}
+
+}  // namespace
+
+SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
+  const fs::path database = group.folder.path().parent_path() / "runs.sqlite";
+  const auto record = [&](const char* status, const RunFigures& figures = {}) {
+    record_or_warn(database, group.folder, status, figures);
+  };
+  request.runs = group.folder.path().string(), request.summary = "";
+  bool begun = false;  // a run has said what it is
+  request.say = [&, say = request.say](const std::string& text) {
+    if (!std::exchange(begun, true)) record("running");
+    say(text);
+  };
+  SeedsEnd end;
+  std::vector<RunFolder> runs;
+  try {
+    for (uint64_t seed = group.first_seed; seed < group.first_seed + uint64_t(group.count); ++seed) {
+      try {
+        end.signal = run_seed(group, seed, request);
+        end.in_run = end.signal != 0;
+      } catch (const Interrupted& interrupted) {
+        if (seed == group.first_seed && !request.name.empty()) throw;  // nothing is there that could go on
+        end.signal = interrupted.signal();
+      }
+      if (end.signal != 0) return record("interrupted"), end;
+      runs.push_back(RunFolder::open(group.folder_of(seed)));
+    }
+  } catch (...) {
+    if (begun) record("failed");
+    throw;
+  }
+  end.results = collect_seeds(runs);
+  record("finished", figures_of(group, end.results));
+  return end;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "train/run.h"
+#include "train/seeds_report.h"
+
+/// Several runs that differ in their seed alone, in one folder: seed-<n>/ each, a table and a page of all.
+
+namespace tessera::train {
+
+/// The recipe of one of them.
+class SeedRecipe : public Recipe {
+ public:
+  /// Whether a finished run has not written what it is asked for now.
+  virtual bool lacks(const RunFolder& run) const = 0;
+  /// Writes that, and the page.
+  virtual void complete(const RunFolder& run) = 0;
+};
+
+struct SeedGroup {
+  RunFolder folder;
+  uint64_t first_seed = 0;
+  int64_t count = 0;
+  int64_t steps = 0;  // of each run
+  std::function<std::unique_ptr<SeedRecipe>(uint64_t seed)> make;
+  /// After each run, also an interrupted one.
+  std::function<void(Recipe&, const RunEnd&)> ended = [](Recipe&, const RunEnd&) {};
+
+  std::filesystem::path folder_of(uint64_t seed) const {
+    return folder.path() / ("seed-" + std::to_string(seed));
+  }
+};
+
+struct SeedsEnd {
+  int signal = 0;       // that interrupted them; 0: all have finished
+  bool in_run = false;  // it came within a run, which has its RunEnd
+  SeedResults results;  // if all have finished
+};
+
+/// Trains the seeds that are not done, one after the other, and completes those that are; `request`: of each,
+/// but for its folder. The group has a row of its own in runs.sqlite beside its folder. Throws Interrupted if
+/// there is nothing yet that could go on.
+SeedsEnd run_seeds(const SeedGroup& group, RunRequest request);
+
+}  // namespace tessera::train

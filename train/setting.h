@@ -1,0 +1,128 @@
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "runtime/f32_math.h"
+#include "tensor/dtype.h"
+
+/// The settings of a run, each declared once: where its value lives, its name in run.json, its help and its
+/// limits. From the declaration follow the flag and the TOML key (cli/setting_flags.h), the entry in
+/// run.json, what a resumed run takes from there and what it refuses.
+///
+///   SettingList TnpSettings::list() {
+///     SettingList list;
+///     list.group("Training");
+///     list.add("lr", lr, "Peak learning rate").range(1e-30, 1e30);
+///     ...
+
+namespace tessera::train {
+
+/// A value with a JSON form of its own (the configuration of a model).
+struct JsonValue {
+  std::function<nlohmann::json()> get;
+  std::function<void(const nlohmann::json&)> set;
+};
+
+using SettingValue = std::variant<bool*, int64_t*, uint64_t*, double*, std::string*,
+                                  std::vector<std::string>*, DType*, F32Math*, JsonValue>;
+
+/// What run.json keeps of a setting.
+enum class Kept {
+  job,     // under "job", and in checkpoints: a run that goes on cannot change it
+  option,  // under "options": a run that goes on does as before unless it is told again
+  never    // it says how to begin, or is of one call only
+};
+
+/// One setting; the members are set by the functions below, which return it.
+struct Setting {
+  std::string key;  // in run.json; parts of a model have dots: "model.d_model"
+  SettingValue value;
+  std::string help, group;
+  Kept kept = Kept::job;
+  std::string flag;                    // "--batch-size"; "": none
+  std::vector<std::string> old_flags;  // names that are still understood
+  double least = -std::numeric_limits<double>::infinity(), most = std::numeric_limits<double>::infinity();
+  int64_t whole_least = 0, whole_most = std::numeric_limits<int64_t>::max();  // of whole numbers
+  std::vector<std::string> choices;                                           // of a text; empty: any
+  std::optional<std::string> shown;  // in the help, in place of the default value
+  bool changeable = false;           // of a job: may be given to a run that goes on
+  bool power_of_two = false, may_be_empty = false, on_off = false;
+  nlohmann::json absent;  // the value that is not written, and that is meant where it is missing; null: none
+
+  Setting& named(std::string other_flag) { return flag = std::move(other_flag), *this; }
+  Setting& formerly(std::string old) { return old_flags.push_back(std::move(old)), *this; }
+  template <class Number>
+  Setting& range(Number from, std::type_identity_t<Number> to) {
+    if constexpr (std::is_integral_v<Number>) whole_least = from, whole_most = to;
+    return least = double(from), most = double(to), *this;
+  }
+  Setting& one_of(std::vector<std::string> texts) { return choices = std::move(texts), *this; }
+  /// Instead of the default, which depends on other settings.
+  Setting& shown_as(std::string text) { return shown = std::move(text), *this; }
+  Setting& may_change() { return changeable = true, *this; }
+  Setting& of_powers_of_two() { return power_of_two = true, *this; }
+  Setting& may_be_without_text() { return may_be_empty = true, *this; }
+  /// A bool that is written "on" or "off".
+  Setting& as_on_off() { return on_off = true, choices = {"on", "off"}, *this; }
+  /// For a setting that came later than runs that are still read.
+  Setting& absent_means(nlohmann::json usual) { return absent = std::move(usual), *this; }
+
+  nlohmann::json json() const;
+  /// Takes a value that json() could have written. Returns false, changing nothing, for another type; for
+  /// options also for a value out of range, which no check of a job sees.
+  bool take(const nlohmann::json& stored);
+};
+
+/// Settings in the order in which they are shown.
+class SettingList {
+ public:
+  explicit SettingList(Kept kept = Kept::job) : kept_(kept) {}
+  /// The heading in the help for those added from here on: "Data", "Model", "Training", "Run".
+  void group(std::string name) { group_ = std::move(name); }
+  /// A setting with a flag: "--batch-size" for the key "batch_size", of "model.d_model" "--d-model".
+  template <class T>
+  Setting& add(const std::string& key, T& value, std::string help) {
+    return put({.key = key, .value = &value, .help = std::move(help), .flag = flag_of(key)});
+  }
+  /// A setting without one.
+  template <class T>
+  Setting& add_hidden(const std::string& key, T& value) {
+    return put({.key = key, .value = &value});
+  }
+  Setting& add_json(const std::string& key, JsonValue value) {
+    return put({.key = key, .value = std::move(value)});
+  }
+  void append(const SettingList& other);
+
+  std::vector<Setting>& all() { return settings_; }
+  const std::vector<Setting>& all() const { return settings_; }
+
+ private:
+  static std::string flag_of(const std::string& key);
+  Setting& put(Setting setting);
+  Kept kept_;
+  std::string group_ = "Options";
+  std::vector<Setting> settings_;
+};
+
+/// Flags that were given, on the command line or in a file, by their present names.
+using Given = std::set<std::string>;
+
+/// The settings of one kind, as run.json has them.
+nlohmann::json to_json(const SettingList& list, Kept kept);
+/// Takes the settings of a job. Throws, beginning with `what` and naming the key that is missing, unknown or
+/// of a wrong type.
+void take_job(SettingList& list, const nlohmann::json& in, const std::string& what);
+/// Takes the options of the run.json at `path` that are not given again. Those that it lacks stay as they
+/// are.
+void take_options(SettingList& list, const nlohmann::json& run, const std::string& path, const Given& given);
+
+}  // namespace tessera::train

@@ -1,0 +1,51 @@
+#include "train/training_settings.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/error.h"
+
+namespace tessera::train {
+
+void TrainingSettings::add_to(SettingList& list) {
+  list.group("Data");
+  list.add("seed", seed, "Random seed: of the first weights, the data's order and dropout")
+      .range(int64_t{0}, std::numeric_limits<int64_t>::max() - 1000);
+  list.group("Training");
+  list.add("steps", steps, "Training steps").range(int64_t{1}, kLargest).may_change();
+  list.add("lr", lr, "Peak learning rate").range(1e-30, 1e30);
+  list.add("warmup", warmup, "Steps of linear warm-up, at most half of all").range(int64_t{0}, kLargest);
+  list.add("schedule", schedule, "Learning rate after warm-up")
+      .one_of({"constant", "linear", "cosine", "wsd"});
+  list.add("weight_decay", weight_decay, "Decoupled weight decay of matrices; not of norms and biases")
+      .range(0.0, 1e6);
+  list.add("clip_norm", clip_norm, "Largest gradient norm; 0: no clipping")
+      .formerly("--clip")
+      .range(0.0, 1e30);
+  list.add_hidden("f32_math", f32_math).absent_means(name_of(F32Math::ieee));
+}
+
+optim::Schedule TrainingSettings::make_schedule() const {
+  return optim::Schedule({.kind = optim::parse_schedule(schedule),
+                          .lr = lr,
+                          .steps = steps,
+                          .warmup = std::min(warmup, steps / 2),
+                          .final_factor = final_lr});
+}
+
+void TrainingSettings::check_training(const char* family, DType dtype, const std::vector<Size>& sizes) const {
+  check(f32_math == F32Math::ieee || dtype == DType::f32, family, ": f32_math is ", name_of(f32_math),
+        ", but the model is ", dtype, "; only f32 has it");
+  std::vector<Size> all = sizes;
+  all.emplace_back("steps (--steps)", steps);
+  for (const auto& [name, size] : all)
+    check(size >= 1 && size <= kLargest, family, ": ", name, " is ", size, "; it must be from 1 to ",
+          kLargest);
+  check(warmup >= 0, family, ": warmup is ", warmup, "; it must not be negative");
+  check(lr > 0 && std::isfinite(lr), family, ": lr is ", lr, "; it must be positive");
+  check(weight_decay >= 0 && clip_norm >= 0, family, ": weight_decay is ", weight_decay, " and clip_norm ",
+        clip_norm, "; they must not be negative");
+  make_schedule();
+}
+
+}  // namespace tessera::train
