@@ -311,15 +311,20 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       };
       if constexpr (Tile::kSumsA && kProblems > 1) {
         const SummedRows summed = summed_rows<Tile>(plan, part, group);
-        PairSums<Tile> beside{summed.tiles, summed.to ? summed.index : part.blocks, summed.of_b};
-        multiply_part<Tile>(sums, beside, part.blocks, row, shared, ring, place, issued);
+        PairSums<Tile> with_sums{
+            summed.tiles,
+            summed.to ? blocks_before_turn(summed.index, summed.tiles, part.first) : part.blocks,
+            summed.of_b};
+        multiply_part<Tile>(sums, with_sums, part.blocks, row, shared, ring, place, issued);
         if (summed.to) {
-          write_pair_sums(plan, part, summed, beside);
+          write_pair_sums(plan, part, summed, with_sums);
           gpu::sync_named(3 + group, 160);
         }
       } else {
         const bool sums_a = Tile::kSumsA && plan.sums && part.n / Tile::kN < plan.summing<Tile>();
-        SumsOfA<Tile> of_a{plan.summing<Tile>(), sums_a ? part.n / Tile::kN : part.blocks};
+        SumsOfA<Tile> of_a{
+            plan.summing<Tile>(),
+            sums_a ? blocks_before_turn(part.n / Tile::kN, plan.summing<Tile>(), part.first) : part.blocks};
         multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, issued);
         if constexpr (Tile::kSumsA) {
           if (sums_a) {

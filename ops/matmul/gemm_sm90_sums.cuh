@@ -13,14 +13,22 @@
 /// ones stop those of the warpgroups: see docs/ops/linear.md.)
 ///
 /// The tiles of a row of tiles, which all have the same a, take the blocks of k by turns, up to four of them;
-/// who sees the last part of a sum adds all, in the order of tiles and of k, so nothing depends on who that
-/// is.
+/// the turns count from the start of k, not of a part, since some of these tiles may be split and others not.
+/// The warp that counts the last part of a sum adds all, in the order of tiles and of k, so nothing depends
+/// on which it is.
 ///
 /// Tile, Plan and Part are those of gemm_sm90.cuh.
 
 namespace tessera::ops {
 
-/// The sums of a over every `tiles`-th block of k of a part. A lane has those of rows g and g + 8 of its
+/// Blocks of a part, whose first is block `first` of k, before the first one that is the turn of tile `index`
+/// of `tiles`.
+__device__ __forceinline__ int blocks_before_turn(int index, int tiles, int first) {
+  const int blocks = index - first % tiles;
+  return blocks < 0 ? blocks + tiles : blocks;
+}
+
+/// The sums of a over every `tiles`-th block of k. A lane has those of rows g and g + 8 of its
 /// warp's 16 of each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
 template <class Tile>
 struct SumsOfA {

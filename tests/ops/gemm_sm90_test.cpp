@@ -153,6 +153,34 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
   }
 }
 
+TEST_F(GemmSm90Cuda, SumsAreExactWhereSomeTilesOfARowAreSplit) {
+  // The first round of tiles is whole and ends within rows of tiles, whose other tiles are split: those that
+  // take turns at a row's sums do not have the same parts of k.
+  const int64_t m = 6000, n = 400, k = 1088;
+  const Tensor a = small_numbers({k, m}, 1), b = small_numbers({k, n}, 2);
+  const Tensor want = Tensor::empty({m, n}, DType::f32, Device::cpu());
+  multiply(want, a.transpose(0, 1), b);
+  const auto want_d = want.to_vector<float>(), want_sums = sums_over_k(a);
+  const Tensor left = a.to(DType::bf16).to(gpu()), right = b.to(DType::bf16).to(gpu());
+  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile) {
+    const ProductTileShape& shape = kProductTiles[tile];
+    if (!shape.by_threads) continue;
+    for (const int splits : {2, 3, 4, 6}) {
+      const int64_t rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
+      const int64_t tiles = (m + rows - 1) / rows * ((n + columns - 1) / columns);
+      const int64_t slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
+      const Tensor d = filled_with_nan({m, n}), sums = filled_with_nan({m});
+      Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::f32, .transpose_a = true};
+      g.a = left.raw(), g.b = right.raw(), g.d = d.raw(), g.sums = sums.data<float>();
+      g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
+      product(g, {.tile = tile, .splits = splits, .whole = int(tiles / grid * grid), .by_threads = true},
+              DType::bf16);
+      ASSERT_EQ(d.to_vector<float>(), want_d) << "tile " << tile << ", splits " << splits;
+      ASSERT_EQ(sums.to_vector<float>(), want_sums) << "tile " << tile << ", splits " << splits;
+    }
+  }
+}
+
 TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
   // d = a^T b [m, n], and e^T = f^T g: e [n, m]. In one part and in several, added to what is there or not,
   // with the sums of a's and g's columns or without.
@@ -243,7 +271,7 @@ TEST_F(GemmSm90Cuda, PairsSumBiasesInWholeTilesAndInParts) {
       const ProductTileShape& shape = kProductTiles[tile];
       const int64_t rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
       const int64_t tiles = 2 * ((m + rows - 1) / rows) * ((n + columns - 1) / columns);
-      const int64_t slots = gpu().card().multiprocessors / shape.cluster, grid = slots - slots % splits;
+      const int64_t slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
       const ProductChoice choice{.tile = tile,
                                  .splits = splits,
                                  .whole = splits == 1 ? 0 : int(tiles / grid * grid),
