@@ -65,7 +65,7 @@ inline constexpr int64_t kStreamRows = 128;  // of the weight per tile, at most
 bool stream_tokens_are_rows(const Gemm& gemm);
 /// What it needs beyond gemm_sm90_lacks(), or an empty string.
 std::string gemm_stream_lacks(const Gemm& gemm);
-/// Only if it lacks nothing. `gated`: d = silu(gate) up is made of n gates and ups.
+/// Only if it lacks nothing. `gated`: d = silu(gate) up is made of n gates and ups; d's rows are the tokens.
 ProductChoice choose_stream(const Gemm& gemm, int multiprocessors, bool gated = false);
 /// d = silu(a gate^T) (a up^T), rounded once, with b [2n, k] transposed, gate first; no alpha, beta, bias.
 /// T: bf16 or f16, the dtype of a and b.

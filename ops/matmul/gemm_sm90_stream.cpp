@@ -32,7 +32,8 @@ ProductChoice choose_stream(const Gemm& g, int multiprocessors, bool gated) {
   // lines.
   constexpr double kEnds = 3e-6, kTile = 0.8e-6, kExchange = 0.5e-6, kStep = 0.2e-6, kWideStep = 0.25e-6,
                    kMemory = 4.35e12, kTokensFromL2 = 12.5e12, kAcrossLines = 1.6;
-  const bool few_rows = stream_tokens_are_rows(g), k_first = few_rows ? !g.transpose_b : g.transpose_a;
+  const bool few_rows = gated || stream_tokens_are_rows(g),
+             k_first = few_rows ? !g.transpose_b : g.transpose_a;
   const int64_t rows = few_rows ? g.n : g.m, tokens = few_rows ? g.m : g.n, halves = gated ? 2 : 1;
   const int64_t columns = tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
   const int64_t blocks = ceil_div(g.k, 64), most = kStreamRows / halves;

@@ -30,7 +30,8 @@ class GemmStreamCuda : public GuardedCuda<9> {
 
 /// Rows per tile and thread blocks per cluster.
 std::vector<ProductChoice> cuts(const Gemm& g, bool gated = false) {
-  const bool few_rows = stream_tokens_are_rows(g), k_first = few_rows ? !g.transpose_b : g.transpose_a;
+  const bool few_rows = gated || stream_tokens_are_rows(g),
+             k_first = few_rows ? !g.transpose_b : g.transpose_a;
   const int64_t rows = few_rows ? g.n : g.m;
   std::vector<ProductChoice> all;
   for (const int tile : {64, 128, 3, 24, 93})
