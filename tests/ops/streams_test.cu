@@ -272,7 +272,8 @@ TEST_F(Streams, MeetingsFinishOnEightSmsWithTheBitsOfAnIdleGpu) {
       gradients.emplace_back(std::move(work), std::move(results));
     }
   gpu().synchronize();
-  for (const int free : {1, 8, 60, 131}) {
+  // Blocks of a cluster run at the same time: on one SM such a kernel never starts.
+  for (const int free : {8, 60, 131}) {
     const WaitLimit limit;
     const BusyGpu busy(gpu(), free);
     for (size_t n = 0; n < works.size(); ++n) {
