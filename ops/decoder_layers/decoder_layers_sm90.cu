@@ -12,15 +12,15 @@
 ///   2 x += W_out attention        3 h = silu(W_gate n) (W_up n), n = rmsnorm(x)        4 x += W_down h
 /// with a grid-wide barrier after each, and memory never waits for a barrier: each warp streams the weights
 /// and the cached keys and values that it reads through a ring of its own in shared memory (decoder_ring.cuh:
-/// bulk copies by TMA, kStages of 4 KiB; 192 KiB per SM, which last for 6 us), whose load cursor runs ahead
-/// over phase and layer boundaries. A barrier and the reload of the small input vector take 2 to 3 us, during
-/// which the ring fills.
+/// kStages of 4 KiB, weights by TMA, keys and values by cp.async; 192 KiB per SM, which last for 6 us), whose
+/// load cursor runs ahead over phase and layer boundaries. A barrier and the reload of the small input vector
+/// take 2 to 3 us, during which the ring fills.
 ///
 /// GEMV: a warp has two rows at a time (gate and up of one hidden feature; else neighbours), 1,024 columns of
-/// each per stage. The input vector lies in shared memory in 16 bits; a lane multiplies 8 neighbouring
-/// elements per load in f32, and the 32 lanes are reduced once per row. Units of two rows are dealt out round
-/// robin over all warps of the grid: the last round may leave warps without work, but their share of the
-/// bandwidth goes to the others.
+/// each per stage. The input vector is in shared memory in 16 bits. A lane's 16 bytes of the two rows and of
+/// the vector are one operand each of an MMA whose diagonal is the sum, in f32; the 32 lanes are reduced once
+/// per row. Units of two rows are dealt out round robin over all warps of the grid: the last round may leave
+/// warps without work, but their share of the bandwidth goes to the others.
 ///
 /// Attention (decoder_attention.cuh): a unit is one key head, up to 4 of its query heads, and one split of
 /// the keys. With several splits the block that finishes last adds the partial results in the order of the
