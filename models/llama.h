@@ -18,9 +18,8 @@ namespace tessera::models {
 ///   mistral  Jiang et al., arXiv:2310.06825: a sliding window
 ///   qwen2    Yang et al., arXiv:2407.10671: biases of q, k and v; a sliding window
 ///   qwen3    Yang et al., arXiv:2505.09388: RMSNorm of each head of q and k; a sliding window
-///   phi3     Abdin et al., arXiv:2404.14219: partial rotation, a sliding window; its files hold q, k and v
-///   in
-///            one matrix, and gate and up
+///   phi3     Abdin et al., arXiv:2404.14219: partial rotation, a sliding window; in its files q, k and v
+///            are one matrix, and so are gate and up
 enum class LlamaFamily : uint8_t { llama, mistral, qwen2, qwen3, phi3 };
 
 const char* name_of(LlamaFamily family);                // "qwen2": the model_type of transformers
