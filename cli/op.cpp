@@ -216,7 +216,7 @@ void add_op(CLI::App& app, Action& action) {
   command
       ->add_option(
           "--f32-math", args->f32_math,
-          "Math of f32 GEMMs and attention: ieee, or tf32 (operands rounded to TF32, on tensor cores)")
+          "Math of f32 GEMMs and attention: ieee or tf32 (operands rounded to TF32)")
       ->check(CLI::IsMember({"ieee", "tf32"}));
   command->add_option("--row", args->row, "Kernel variant (CUDA); see --list --json")
       ->check(kDecimal)
