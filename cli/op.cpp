@@ -214,9 +214,8 @@ void add_op(CLI::App& app, Action& action) {
   command->add_flag("--grad", args->grad, "Also run backward");
   command->add_option("--device", args->device, "cpu, cuda or cuda:<index>")->check(kDeviceName);
   command
-      ->add_option(
-          "--f32-math", args->f32_math,
-          "Math of f32 GEMMs and attention: ieee or tf32 (operands rounded to TF32)")
+      ->add_option("--f32-math", args->f32_math,
+                   "Math of f32 GEMMs and attention: ieee or tf32 (operands rounded to TF32)")
       ->check(CLI::IsMember({"ieee", "tf32"}));
   command->add_option("--row", args->row, "Kernel variant (CUDA); see --list --json")
       ->check(kDecimal)
