@@ -139,10 +139,10 @@ TEST_F(GemmStreamCuda, GateAndUpAreTheirOwnHalves) {
 TEST(GemmStream, FewTokensAndALargeWeightTakeIt) {
   // LLaMA-2-7B with a prompt of 32, on the SMs of an H200: each tile covers an equal share of the weight's
   // rows.
-  const auto chosen = [](int64_t tokens, int64_t n, int64_t k) {
-    Gemm g{.m = tokens, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = true};
+  const auto chosen = [](int64_t tokens, int64_t n, int64_t k, bool dense = true) {
+    Gemm g{.m = tokens, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = dense};
     g.a = g.b = g.d = reinterpret_cast<void*>(uintptr_t{1} << 20);  // never read
-    g.lda = g.ldb = k, g.ldd = n;
+    g.lda = k, g.ldb = dense ? k : n, g.ldd = n;
     return choose_product(g, 132);
   };
   EXPECT_EQ(chosen(32, 12288, 4096).tile, kStreamTile);
@@ -154,6 +154,9 @@ TEST(GemmStream, FewTokensAndALargeWeightTakeIt) {
   }
   EXPECT_NE(chosen(65, 12288, 4096).tile, kStreamTile);
   EXPECT_NE(chosen(32, 300, 300).tile, kStreamTile);
+  EXPECT_EQ(chosen(8, 4096, 11008).tile, kStreamTile);
+  EXPECT_NE(chosen(8, 4096, 11008, false).tile, kStreamTile);
+  EXPECT_EQ(chosen(32, 4096, 11008, false).tile, kStreamTile);
 }
 
 TEST_F(GemmStreamCuda, SwigluIsFusedWhereTheProductWouldTakeIt) {
