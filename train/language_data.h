@@ -82,13 +82,14 @@ HeldOut held_out(const LanguageData& data, int64_t most);
 /// count from one into the next.
 struct NgramBaseline {
   int order = 0;         // 0: none was computed
-  double nll = 0;        // nats a token
+  double nll = 0;        // nats per token
   uint64_t trained = 0;  // tokens; fewer than there are if `most` was less
   uint64_t ngrams = 0;   // different ones
 };
 NgramBaseline ngram_baseline(const LanguageData& data, int order, const HeldOut& held_out, uint64_t most);
 
-/// Bytes of the text of the targets: what nats a token are divided by to be nats a byte, times the targets.
+/// Bytes of the text of the targets: what nats per token are divided by to be nats per byte, times the
+/// targets.
 uint64_t target_bytes(const LanguageData& data, const HeldOut& held_out);
 
 }  // namespace tessera::train

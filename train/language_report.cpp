@@ -48,9 +48,9 @@ void write_language_report(const RunFolder& run, const LanguageJob& job, const T
                       fmt::format("{:.4f}", e.at("ngram_bits_per_byte"))});
     }
     report.heading("Held-out text");
-    report.table({"", "nats a token", "perplexity", "bits a byte"}, rows);
+    report.table({"", "nats per token", "perplexity", "bits per byte"}, rows);
   }
-  report.chart("Loss", "step", "nats a token", losses);
+  report.chart("Loss", "step", "nats per token", losses);
   if (const std::vector<Sample> samples = run.samples(); !samples.empty()) {
     report.heading("What it writes");
     std::vector<std::vector<std::string>> rows;

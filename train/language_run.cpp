@@ -199,7 +199,7 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
                         : data_->documents() ? "; each document alone"
                                              : "; one document behind the other");
   if (baseline_.order > 0)
-    text += fmt::format("  baseline  {}-gram: {:.4f} nats a token{}\n", baseline_.order, baseline_.nll,
+    text += fmt::format("  baseline  {}-gram: {:.4f} nats per token{}\n", baseline_.order, baseline_.nll,
                         baseline_.trained < data_->train().tokens()
                             ? fmt::format(" (counted on {} tokens)", format_count(double(baseline_.trained)))
                             : "");
@@ -233,19 +233,19 @@ std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& 
   std::string text;
   const auto& e = result.evaluation;
   if (const auto nll = e.find("eval_nll"); nll != e.end()) {
-    text += fmt::format("held-out text: {:.4f} nats a token (perplexity {:.2f}), {:.4f} bits a byte\n",
+    text += fmt::format("held-out text: {:.4f} nats per token (perplexity {:.2f}), {:.4f} bits per byte\n",
                         nll->second, e.at("eval_perplexity"), e.at("eval_bits_per_byte"));
     if (baseline_.order > 0)
       text += fmt::format(
-          "{}-gram on it: {:.4f} nats a token (perplexity {:.2f}), {:.4f} bits a byte; "
-          "the model is {:.4f} nats a token {}\n",
+          "{}-gram on it: {:.4f} nats per token (perplexity {:.2f}), {:.4f} bits per byte; "
+          "the model is {:.4f} nats per token {}\n",
           baseline_.order, baseline_.nll, std::exp(baseline_.nll), e.at("ngram_bits_per_byte"),
           std::abs(e.at("eval_gap")), e.at("eval_gap") <= 0 ? "better" : "worse");
   }
   // Picked on the text that it is measured on, it is an optimistic figure, so it stands apart.
   if (best_.evaluations > 1)
-    text += fmt::format("lowest of {} evaluations: {:.4f} nats a token, after step {}{}\n", best_.evaluations,
-                        best_.nll, best_.step,
+    text += fmt::format("lowest of {} evaluations: {:.4f} nats per token, after step {}{}\n",
+                        best_.evaluations, best_.nll, best_.step,
                         result.step < settings_.steps ? "; the run ended early (--patience)" : "");
   if (watch.sample_tokens > 0)
     if (const auto samples = run.samples(); !samples.empty())

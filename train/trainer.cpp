@@ -82,7 +82,7 @@ class Trainer {
   bool after_step(int64_t done) {
     Moment now{.done = done, .due = due_after(done, options_, info_)};
     const int signal = InterruptGuard::signal_received();
-    // The last step ends the run anyway, unless its evaluation would keep whoever stops the run waiting.
+    // The last step ends the run anyway, unless its evaluation would delay the end that a signal asks for.
     if (signal != 0 && (!now.due.last || now.due.evaluate)) stop(now, signal);
     if (now.due.log || now.stop || done == first_step_ + 1) {
       look(now);

@@ -143,6 +143,21 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Adds a pack of `count` elements to `sum`; `whole`: all kPack of them, dense and aligned.
+template <int kPack, class T>
+__device__ __forceinline__ void add_pack(float (&sum)[kPack], const T* from, int64_t inner, int count,
+                                         bool whole) {
+  if (whole) {
+    const auto values = gpu::load_pack<kPack>(from);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) sum[i] += float(values.at[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i)
+      if (i < count) sum[i] += float(from[i * inner]);
+  }
+}
+
 template <int kPack, class T>
 __device__ __forceinline__ void write_sums(const RowWalk& walk, T* to, int count, const float (&sum)[kPack]) {
   if (walk.aligned && count == kPack) {
@@ -182,15 +197,7 @@ __global__ void __launch_bounds__(kThreads)
       const uint64_t row = keys[k];
       if (row == uint64_t(rows)) break;  // out of range: sorted after all others
       const T* const from = x + positions[k] * x_stride + pack.x;
-      if (whole) {
-        const auto values = gpu::load_pack<kPack>(from);
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) sum[i] += float(values.at[i]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kPack; ++i)
-          if (i < pack.count) sum[i] += float(from[i * x_inner]);
-      }
+      add_pack<kPack>(sum, from, x_inner, pack.count, whole);
       const bool last = k + 1 == count || keys[k + 1] != row;  // of the row's positions
       if (!last && k + 1 < end) continue;
       const bool began_before = run_begin == begin && begin > 0 && keys[begin - 1] == row;
@@ -261,15 +268,7 @@ __global__ void __launch_bounds__(kThreads)
       unsigned matches = __ballot_sync(0xFFFFFFFFu, base + lane < count && named[base + lane] == row);
       for (; matches != 0; matches &= matches - 1) {
         const T* const from = x + (base + __ffs(int(matches)) - 1) * x_stride + pack.x;
-        if (whole) {
-          const auto values = gpu::load_pack<kPack>(from);
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) sum[i] += float(values.at[i]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kPack; ++i)
-            if (i < pack.count) sum[i] += float(from[i * x_inner]);
-        }
+        add_pack<kPack>(sum, from, x_inner, pack.count, whole);
       }
     }
     write_sums<kPack>(walk, y + row * y_stride + pack.y, pack.count, sum);

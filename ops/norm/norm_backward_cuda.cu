@@ -105,7 +105,7 @@ struct BackwardShare {
   }
 };
 
-/// A pack of partial sums: 16 bytes a store, also into what is past the last column.
+/// A pack of partial sums: 16 bytes per store, also into what is past the last column.
 template <int kPack>
 __device__ __forceinline__ void store_sums(float* to, const float (&sum)[kPack]) {
 #pragma unroll

@@ -79,7 +79,7 @@ TEST_P(TrainLanguage, MakesARunFolderAndAModelFromText) {
   const Outcome outcome =
       run(at, "train " + model + " --steps 30 --name a --json-out out.json --sample-every 15" + kFromText);
   expect_success(outcome);
-  EXPECT_TRUE(holds_all(outcome.out, model + " on cpu|held out|5-gram: |held-out text: |bits a byte|"
+  EXPECT_TRUE(holds_all(outcome.out, model + " on cpu|held out|5-gram: |held-out text: |bits per byte|"
                                              "5-gram on it: |it writes:|runs/a/model|report.html"))
       << outcome.out;
   for (const char* file : {"run.json", "metrics.jsonl", "samples.jsonl", "report.html", "data/tokenizer.json",
@@ -94,7 +94,7 @@ TEST_P(TrainLanguage, MakesARunFolderAndAModelFromText) {
   EXPECT_EQ(out.at("evaluation").at("ngram_nll"), settings.at("baseline").at("nll"));
   EXPECT_GT(out.at("evaluation").at("eval_bits_per_byte").get<double>(), 0);
   const std::string page = at.get("runs/a/report.html");
-  EXPECT_TRUE(holds_all(page, "training loss|held-out loss|5-gram|What it writes|Throughput|bits a byte"));
+  EXPECT_TRUE(holds_all(page, "training loss|held-out loss|5-gram|What it writes|Throughput|bits per byte"));
   // The model goes on from where it was exported, with its tokenizer.
   const Outcome tuned = run(at, "train " + model +
                                     " --steps 3 --name b --model runs/a/model --text a.txt b.txt "
