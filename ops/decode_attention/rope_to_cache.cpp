@@ -1,7 +1,7 @@
 #include "ops/decode_attention/rope_to_cache.h"
 
 #include "ops/decode_attention/decode_attention_kernels.h"
-#include "ops/matmul/gemm.h"
+#include "ops/gemm/gemm.h"
 #include "ops/op.h"
 #include "ops/rope/rope.h"
 

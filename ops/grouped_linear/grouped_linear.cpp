@@ -1,8 +1,8 @@
 #include "ops/grouped_linear/grouped_linear.h"
 
+#include "ops/gemm/gemm.h"
 #include "ops/grouped_linear/grouped_linear_kernels.h"
 #include "ops/linear/linear_kernels.h"
-#include "ops/matmul/gemm.h"
 #include "ops/op.h"
 
 namespace tessera::ops {

@@ -4,11 +4,11 @@
 #include <sstream>
 
 #include "ops/activation/activation_kernels.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_padding.h"
 #include "ops/grouped_linear/grouped_linear_kernels.h"
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "ops/linear/linear_kernels.h"
-#include "ops/matmul/gemm.h"
-#include "ops/matmul/gemm_padding.h"
 #include "ops/op.h"
 #include "runtime/tuning.h"
 #include "tensor/pads.h"

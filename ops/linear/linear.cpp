@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "ops/gemm/gemm_narrow.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
-#include "ops/matmul/gemm_narrow.h"
 #include "ops/op.h"
 #include "tensor/kernels.h"
 

@@ -1,9 +1,9 @@
 #include "ops/linear/linear_swiglu.h"
 
+#include "ops/gemm/gemm.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_kernels.h"
-#include "ops/matmul/gemm.h"
 #include "ops/op.h"
 #include "ops/swiglu/swiglu.h"
 #include "runtime/tuning.h"

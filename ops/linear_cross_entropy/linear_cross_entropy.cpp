@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "ops/cross_entropy/cross_entropy_kernels.h"
+#include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
-#include "ops/matmul/gemm.h"
 #include "runtime/tuning.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"

@@ -1,7 +1,7 @@
 #include "gpu/row.cuh"
+#include "ops/gemm/gemm.h"
 #include "ops/indices.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy_sm90.cuh"
-#include "ops/matmul/gemm.h"
 
 /// Row "wgmma": no pass over the logits but those of the three products.
 ///

@@ -3,8 +3,8 @@
 #include "gpu/approx.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/reduce.cuh"
+#include "ops/gemm/gemm_sm90.cuh"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
-#include "ops/matmul/gemm_sm90.cuh"
 
 /// The epilogue of the head's product: logits become exponentials without ever lying in memory.
 

@@ -1,6 +1,6 @@
 #include "ops/matmul/matmul.h"
 
-#include "ops/matmul/gemm.h"
+#include "ops/gemm/gemm.h"
 #include "ops/op.h"
 
 namespace tessera::ops {

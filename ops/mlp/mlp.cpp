@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ops/activation/activation_kernels.h"
+#include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
-#include "ops/matmul/gemm.h"
 #include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "ops/op.h"

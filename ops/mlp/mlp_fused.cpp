@@ -1,8 +1,8 @@
 #include <initializer_list>
 #include <limits>
 
-#include "ops/matmul/gemm.h"
-#include "ops/matmul/gemm_padding.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_padding.h"
 #include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "runtime/tuning.h"

@@ -11,7 +11,7 @@
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
 #include "ops/activation/activation_approx.cuh"
-#include "ops/matmul/gemm_sm90_store.cuh"
+#include "ops/gemm/gemm_sm90_store.cuh"
 #include "ops/mlp/mlp_fused.h"
 
 /// The whole mlp in one kernel: hidden rows never leave the chip.

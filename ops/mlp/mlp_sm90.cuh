@@ -3,7 +3,7 @@
 #include "ops/mlp/mlp_epilogues.cuh"
 #include "ops/mlp/mlp_kernels.h"
 
-/// The fused products of an mlp on the main loop of ops/matmul/gemm_sm90.cuh, a file for each direction and
+/// The fused products of an mlp on the main loop of ops/gemm/gemm_sm90.cuh, a file for each direction and
 /// dtype. 2 T D F FLOPs each, and 2 T F bytes for every hidden tensor that is read or written: with D = 512
 /// about 375 FLOPs per byte and tensor, so that one such tensor hides under the products and a third does
 /// not. Ping-pong hides the arithmetic of the epilogue.

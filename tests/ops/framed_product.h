@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "ops/matmul/gemm.h"
+#include "ops/gemm/gemm.h"
 #include "tests/ops/guarded.h"
 
 /// Products for the tests of single kernels: operands and result lie in frames, and the plain loops say what

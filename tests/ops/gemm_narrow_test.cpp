@@ -1,4 +1,4 @@
-#include "ops/matmul/gemm_narrow.h"
+#include "ops/gemm/gemm_narrow.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "ops/matmul/gemm_padding.h"
+#include "ops/gemm/gemm_padding.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "ops/matmul/gemm_sm90_plan.h"
+#include "ops/gemm/gemm_sm90_plan.h"
 
 #include <gtest/gtest.h>
 

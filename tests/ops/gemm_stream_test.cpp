@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/gemm/gemm_sm90_plan.h"
 #include "ops/linear/linear_swiglu.h"
-#include "ops/matmul/gemm_sm90_plan.h"
 #include "runtime/tuning.h"
 #include "tests/errors.h"
 #include "tests/ops/framed_product.h"

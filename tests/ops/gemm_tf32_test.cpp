@@ -1,4 +1,4 @@
-#include "ops/matmul/gemm_tf32.h"
+#include "ops/gemm/gemm_tf32.h"
 
 #include <gtest/gtest.h>
 

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/gemm/gemm.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_swiglu.h"
-#include "ops/matmul/gemm.h"
 #include "runtime/tuning.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"

@@ -5,8 +5,8 @@
 #include <array>
 #include <limits>
 
+#include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
-#include "ops/matmul/gemm.h"
 #include "runtime/capture.h"
 #include "tensor/random.h"
 #include "tests/errors.h"

@@ -1,4 +1,4 @@
-#include "ops/matmul/plan_cache_internal.h"
+#include "ops/gemm/plan_cache_internal.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/matmul/gemm_sm90_plan.h"
+#include "ops/gemm/gemm_sm90_plan.h"
 #include "ops/verify.h"
 #include "runtime/capture.h"
 #include "runtime/stream_scope.h"

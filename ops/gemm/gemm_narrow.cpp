@@ -1,0 +1,218 @@
+#include "ops/gemm/gemm_narrow.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "ops/gemm/gemm_estimate_internal.h"
+#include "ops/gemm/gemm_sm90_plan.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr int64_t kFew = 64;  // what makes a side narrow
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// The parts of k that one block adds up.
+int64_t group_of(int64_t splits) {
+  constexpr int64_t kAlone = 16;
+  if (splits <= kAlone) return splits;
+  int64_t group = 4;
+  while (group * group < splits) ++group;
+  return group;
+}
+
+}  // namespace
+
+std::string gemm_narrow_lacks(const Gemm& g) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  // The largest tile, which the choice may always fall back on.
+  if (std::max({g.m, g.n, g.k}) > kMost || g.batch * ceil_div(g.m, 64) * ceil_div(g.n, 64) > kMost)
+    return "fewer elements";
+  return {};
+}
+
+NarrowChoice choose_narrow(const Gemm& g, int multiprocessors, int forced) {
+  // Measured (docs/ops/gemm_narrow.md): clocks of a launch and its end, a block, a trip to memory, meeting,
+  // and eight parts that are added up; what a block's SM gets of memory. The clock is slower than the GPU's
+  // by what they miss.
+  constexpr double kClock = 0.97e9, kEnds = 3450, kBlock = 1800, kTrip = 900, kBytesPerClock = 14,
+                   kMeet = 1800, kTerms = 500;
+  constexpr int64_t kResident = 3, kMost = std::numeric_limits<int32_t>::max() / 2, kMostParts = 2048;
+  NarrowChoice best;
+  for (int index = 0; index < int(std::size(kNarrowTiles)); ++index) {
+    if (forced >= 0 && index != forced) continue;
+    const NarrowTile& tile = kNarrowTiles[index];
+    const bool swapped = tile.rows != tile.columns && g.n > g.m;
+    const int64_t rows = swapped ? g.n : g.m, columns = swapped ? g.m : g.n;
+    const int64_t tiles = g.batch * ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns);
+    const int64_t chunk = narrow_depth(tile, size_of(g.in)), chunks = ceil_div(g.k, chunk);
+    const int64_t slots = multiprocessors * kResident;
+    if (tiles > kMost) continue;
+    const double size = double(size_of(g.in));
+    const double chunk_bytes =
+        double(std::min<int64_t>(rows, tile.rows) + std::min<int64_t>(columns, tile.columns)) *
+        double(std::min(g.k, chunk)) * size;
+    const double d_bytes =
+        double(std::min<int64_t>(rows, tile.rows) * std::min<int64_t>(columns, tile.columns)) *
+        double(size_of(g.out));
+    const double issue = double(tile.rows * tile.columns) * double(std::min(g.k, chunk)) / 128 * 1.6 +
+                         double((tile.rows + tile.columns) * chunk) / 32 + 100;
+    for (int64_t wanted = 1;; wanted *= 2) {
+      const bool most = wanted >= chunks || wanted * tiles >= slots || tile.rows * tile.columns > 1024;
+      const int64_t parts = std::min({wanted, chunks, std::max<int64_t>(kMostParts / tiles, 1)});
+      const int64_t depth = ceil_div(chunks, parts), splits = ceil_div(chunks, depth);
+      const int64_t blocks = tiles * splits, group = group_of(splits), groups = ceil_div(splits, group);
+      const double together = double(std::clamp<int64_t>(ceil_div(blocks, multiprocessors), 1, kResident));
+      const double step = std::max({kTrip, together * issue, together * chunk_bytes / kBytesPerClock});
+      const double rounds = double(ceil_div(blocks, slots));
+      double clocks = kEnds + rounds * (kBlock + double(depth) * step + together * d_bytes / kBytesPerClock);
+      if (splits > 1) clocks += kMeet + double(ceil_div(group, 8)) * kTerms;
+      if (groups > 1) clocks += kMeet + double(ceil_div(groups, 8)) * kTerms;
+      if (best.seconds == 0 || clocks / kClock < best.seconds)
+        best = {.tile = index,
+                .swapped = swapped,
+                .splits = int(splits),
+                .group = int(group),
+                .seconds = clocks / kClock};
+      if (most) break;
+    }
+  }
+  return best;
+}
+
+namespace {
+
+bool takes_mma(const Gemm& g) {
+  return g.in != DType::f32 && g.a;
+}
+
+/// Blocks of whole 128 rows and 32 columns: some 256 columns, fewer where there would be too few blocks, for
+/// few loads of terms a row and many rows a load of them.
+NarrowChoice choose_terms(const Gemm& g, int multiprocessors) {
+  // Measured (docs/ops/gemm_narrow.md), with all of d's rows on whole sectors of 32 bytes or not.
+  constexpr int64_t kWide = 256, kFewest = 64, kLarge = int64_t(32) << 20;
+  constexpr double kEnds = 5.9e-6, kMemory = 2.95e12, kMore = 2.4e12, kShared = 2.2e12;
+  const bool many = g.k > kMostTerms / 2;
+  const int64_t strips = ceil_div(g.m, 128), wanted = multiprocessors * (many ? 3 : 4);
+  const int64_t ranges =
+      std::max(ceil_div(g.n, kWide), std::min(ceil_div(g.n, kFewest), ceil_div(wanted, strips * g.batch)));
+  const int64_t size = int64_t(size_of(g.out));
+  const bool shared = g.ldd * size % 32 != 0;
+  return {.tile = kNarrowTerms,
+          .rows = many && strips * ranges * g.batch > 2 * wanted ? 256 : 128,
+          .columns = int(ceil_div(ceil_div(g.n, ranges), 32) * 32),
+          .staged = shared && g.batch * g.m * g.n * size > kLarge,
+          .seconds = kEnds + gemm_bytes(g) / (shared ? kShared
+                                              : many ? kMore
+                                                     : kMemory)};
+}
+
+}  // namespace
+
+NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
+  if (forced == kNarrowTerms) return choose_terms(g, multiprocessors);
+  // Fitted to 1,447 GEMMs in all tiles (docs/ops/gemm_narrow.md), seconds: a launch and its ends, a block, a
+  // stage of the ring, how much longer one element at a time makes it, parts that meet, and a part that is
+  // added up; a multiply-add of a block's threads; bytes a second of memory, to an SM and from it.
+  constexpr double kEnds = 3.2e-6, kBlock = 1.25e-6, kStage = 0.745e-6, kElements = 0.6e-6, kMeet = 2e-6,
+                   kTerm = 0.07e-6, kMultiply = 1.11e-12, kMemory = 2.9e12, kSm = 41e9, kStores = 9.2e9;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  const auto packs = [](const void* data, int64_t ld, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld % 8 == 0 && stride % 8 == 0;
+  };
+  const double elements = packs(g.a, g.lda, g.stride_a) && packs(g.b, g.ldb, g.stride_b) ? 0 : kElements;
+  const double memory = gemm_bytes(g) / kMemory;
+  const bool swapped = g.n > g.m;
+  const int64_t rows = swapped ? g.n : g.m, columns = swapped ? g.m : g.n;
+  NarrowChoice best;
+  // Of equals the smallest tile, whose kernel starts soonest.
+  for (int index = int(std::size(kNarrowMmaTiles)) - 1; index >= 0; --index) {
+    if (forced >= 0 && index != forced) continue;
+    const NarrowMmaTile& tile = kNarrowMmaTiles[index];
+    // Wider ones were not measured, and would be half empty.
+    if (forced < 0 && tile.columns > std::max<int64_t>(8, 2 * columns)) continue;
+    const int64_t tiles = g.batch * ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns);
+    if (tiles > kMost) continue;
+    const int64_t chunks = ceil_div(g.k, tile.depth), slots = multiprocessors * int64_t(tile.resident);
+    const double deep = double(std::min<int64_t>(g.k, tile.depth));
+    const double in =
+        double(std::min<int64_t>(rows, tile.rows) + std::min<int64_t>(columns, tile.columns)) * deep * 2;
+    const double out = double(std::min<int64_t>(rows, tile.rows) * std::min<int64_t>(columns, tile.columns));
+    const double products = double(tile.rows * tile.columns) * deep * kMultiply;
+    // One block per tile, or parts of k for one to four blocks per SM.
+    for (int share = 0; share <= 4; share = std::max(1, share * 2)) {
+      const int64_t wanted =
+          share == 0 ? 1 : std::min(ceil_div(int64_t(multiprocessors) * share, tiles), chunks);
+      const int64_t depth = ceil_div(chunks, wanted), splits = ceil_div(chunks, depth);
+      const int64_t blocks = tiles * splits, group = group_of(splits), groups = ceil_div(splits, group);
+      const double together =
+          double(std::clamp<int64_t>(ceil_div(blocks, multiprocessors), 1, tile.resident));
+      const double stage = std::max({kStage + elements, together * in / kSm, together * products});
+      const double size = splits > 1 ? 4 : double(size_of(g.out));
+      const double block = kBlock + double(depth) * stage + together * out * size / kStores;
+      double seconds = kEnds + std::max(double(ceil_div(blocks, slots)) * block, memory + kBlock);
+      if (splits > 1) seconds += kMeet + double(group) * kTerm;
+      if (groups > 1) seconds += kMeet + double(groups) * kTerm;
+      if (best.seconds == 0 || seconds < best.seconds)
+        best = {.tile = index,
+                .swapped = swapped,
+                .splits = int(splits),
+                .group = int(group),
+                .seconds = seconds};
+    }
+  }
+  const int64_t pack = 16 / int64_t(size_of(g.out));
+  const bool writes_packs =
+      reinterpret_cast<uintptr_t>(g.d) % 16 == 0 && g.ldd % pack == 0 && g.stride_d % pack == 0;
+  if (forced < 0 && g.k <= kMostTerms && std::min(g.m, g.n) > kFew && writes_packs) {
+    const NarrowChoice terms = choose_terms(g, multiprocessors);
+    if (terms.seconds < best.seconds) return terms;
+  }
+  return best;
+}
+
+bool gemm_narrow_pays(const Gemm& g, Device device) {
+  // Next to the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
+  // next to few sums, which it often leaves to a block or two. A bias that it does not take along is a
+  // launch. The models are about 10 % off: what takes long is given to this row only if it is clearly faster.
+  constexpr int64_t kShort = 256, kLong = 4096;
+  constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05,
+                   kClearly = 0.9, kWhile = 15e-6;
+  if (std::min({g.m, g.n, g.k}) > kFew || !gemm_narrow_lacks(g).empty()) return false;
+  const int multiprocessors = device.multiprocessors();
+  const bool aligned = gemm_sm90_lacks(g, device).empty();
+  const double bias = g.bias && !aligned ? kBias : 0;
+  if (!takes_mma(g)) {
+    double others = kSingle + bias + gemm_bytes(g) / kBytesPerSecond;
+    if (std::max(g.m, g.n) <= kShort) others += kTerm * double(std::min(g.k, kLong));
+    return choose_narrow(g, multiprocessors).seconds < others;
+  }
+  const NarrowChoice choice = choose_narrow_mma(g, multiprocessors);
+  double others = gemm_cublas_seconds(g) + bias;
+  // What a single block of k costs row "wgmma", its model does not know: up to 2.7 times what it says.
+  const bool few_terms = choice.tile == kNarrowTerms && g.k <= kMostTerms / 2;
+  if (aligned && !few_terms && gemm_sm90_pays(g, device))
+    others = std::min(others, choose_product(g, multiprocessors).seconds);
+  return choice.seconds < (others < kWhile ? kAbout : kClearly) * others;
+}
+
+void gemm_narrow(const Gemm& gemm, Device device) {
+  if constexpr (kCuda) {
+    const int multiprocessors = device.multiprocessors();
+    if (!takes_mma(gemm)) {
+      const NarrowChoice choice = choose_narrow(gemm, multiprocessors);
+      return dispatch_floating_cuda(gemm.in, "gemm",
+                                    [&]<class T>() { narrow_cuda<T>(gemm, choice, device); });
+    }
+    const NarrowChoice choice = choose_narrow_mma(gemm, multiprocessors);
+    if (gemm.in == DType::bf16)
+      narrow_mma_cuda<bf16>(gemm, choice, device);
+    else
+      narrow_mma_cuda<f16>(gemm, choice, device);
+  }
+}
+
+}  // namespace tessera::ops

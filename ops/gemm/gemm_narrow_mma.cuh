@@ -1,0 +1,269 @@
+#pragma once
+
+#include <algorithm>
+
+#include "gpu/halves.cuh"
+#include "gpu/mma.cuh"
+#include "ops/gemm/gemm_narrow_parts.cuh"
+
+/// Narrow products of 16-bit matrices on the tensor cores. Operands go to shared memory as they are, 16 bytes
+/// a copy (cp.async, zeros past the ends of k), three stages deep, and from there by ldmatrix, transposed
+/// where k is not what is dense, into mma.m16n8k16. So nothing is converted and a byte costs a sixteenth of
+/// an instruction: what is left is memory. A row that does not start on 16 bytes comes element by element.
+///
+/// A block of 256 threads makes a tile of d from a stretch of k; small tiles are deep, and their warps take
+/// turns along k. The sums meet in shared memory as rows of d, so that neighbouring threads write
+/// neighbouring bytes. Parts of k meet as gemm_narrow_parts.cuh says.
+
+namespace tessera::ops {
+namespace {
+
+/// kWide rows (or columns) and kDepth of k of an operand, on the way to shared memory: there they are lines
+/// of up to 64 elements of the dense dimension ("inner"), whose 16-byte chunks change places so that eight
+/// rows of one column meet no bank twice. A thread has one chunk along a line and every kPass-th line.
+template <class T, int kWide, int kDepth, bool kAlong>
+class MmaPanel {
+  static constexpr int kInner = kAlong ? kDepth : kWide, kOuter = kAlong ? kWide : kDepth;
+  static constexpr int kChunks = kInner / 8, kLine = std::min(kChunks, 8);
+  static constexpr int kPass = kNarrowThreads / kChunks, kPasses = (kOuter + kPass - 1) / kPass;
+  static_assert(kPass % 8 == 0);  // the change of places is the same in all of them
+
+ public:
+  static constexpr int kBytes = kWide * kDepth * 2;
+
+  /// Rows `first` ..., of which `wide` are there; k `begin` ..., of which `left` are there.
+  __device__ __forceinline__ MmaPanel(const NarrowOperand<T>& x, int matrix, int first, int wide, int begin,
+                                      int left)
+      : x_(x), wide_(wide), left_(left) {
+    from_ = x.data + matrix * x.stride + (kAlong ? first : begin) * x.ld + (kAlong ? begin : first);
+    if (x.packs) from_ += outer() * x.ld + chunk() * 8;
+  }
+
+  static __device__ __forceinline__ uint32_t place(int outer, int chunk) {
+    const int turned = chunk % kLine ^ (outer * kLine / 8 & (kLine - 1));
+    return uint32_t(((chunk / kLine * kOuter + outer) * kLine + turned) * 16);
+  }
+
+  /// The next kDepth of k.
+  __device__ __forceinline__ void load(uint32_t to) {
+    const int deep = min((left_ + 15) & ~15, kDepth);  // what the products read
+    if (x_.packs) {
+      const int inside = (kAlong ? left_ : wide_) - chunk() * 8, some = min(max(inside, 0), 8) * 2;
+      const int count = (kAlong ? min(wide_, kWide) : deep) - outer();
+      if (chunk() * 8 < (kAlong ? deep : wide_)) {
+        const T* at = from_;
+        to += place(outer(), chunk());
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+          const int bytes = kAlong || i * kPass < left_ - outer() ? some : 0;
+          if (i * kPass < count)
+            gpu::cp_async_part(to + i * kPass * kLine * 16, bytes > 0 ? at : x_.data, bytes);
+          at += kPass * x_.ld;
+        }
+      }
+    } else {
+      constexpr int kTogether = 8;
+      const int lanes = 1 << x_.lanes_log, all = min(kOuter, kAlong ? wide_ : deep) << x_.lanes_log;
+#pragma unroll 1
+      for (int begin = int(threadIdx.x); begin < all; begin += kTogether * kNarrowThreads) {
+        uint16_t raw[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int number = begin + i * kNarrowThreads;
+          const int outer = number >> x_.lanes_log, inner = number & (lanes - 1);
+          raw[i] = 0;
+          if (number < all && (kAlong ? inner : outer) < left_ && (kAlong ? outer : inner) < wide_)
+            raw[i] = from_[outer * x_.ld + inner].bits;
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int number = begin + i * kNarrowThreads;
+          const int outer = number >> x_.lanes_log, inner = number & (lanes - 1);
+          if (number < all) gpu::store_shared(to + place(outer, inner / 8) + inner % 8 * 2, raw[i]);
+        }
+      }
+    }
+    from_ += kAlong ? int64_t(kDepth) : kDepth * x_.ld;
+    left_ -= kDepth;
+  }
+
+ private:
+  static __device__ __forceinline__ int outer() {
+    return int(threadIdx.x) / kChunks;
+  }
+  static __device__ __forceinline__ int chunk() {
+    return int(threadIdx.x) % kChunks;
+  }
+
+  const NarrowOperand<T>& x_;
+  const T* from_;
+  int wide_, left_;
+};
+
+template <bool kTransposed>
+__device__ __forceinline__ void load_fragment(uint32_t (&r)[4], uint32_t row) {
+  if constexpr (kTransposed)
+    gpu::ldmatrix_x4_trans(r, row);
+  else
+    gpu::ldmatrix_x4(r, row);
+}
+
+/// Floats of one copy of a tile's sums in shared memory, its rows d's rows or d's columns.
+constexpr int staged_sums(const NarrowMmaTile& tile) {
+  return std::max((tile.rows + 8) * tile.columns, (tile.columns + 8) * tile.rows);
+}
+/// Shared memory of a block with `depth` of k: for a short k one stage, if that is what any launch may have
+/// unasked. (A launch that asks for much after one that did not waits for it: the SM's memory is divided
+/// again.)
+constexpr size_t narrow_bytes(const NarrowMmaTile& tile, int depth) {
+  const size_t stage = size_t((tile.rows + tile.columns) * tile.depth * 2),
+               sums = size_t(staged_sums(tile) * 4 * (8 / tile.down / tile.across)),
+               few = std::max(stage, sums);
+  return depth <= tile.depth && few <= 32 * 1024 ? few : kNarrowStages * stage;
+}
+
+/// A block for each (matrix, tile, part of k), the part fastest.
+template <class T, int kIndex, bool kLeftAlong, bool kRightAlong>
+__global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid_constant__ NarrowArgs<T> g) {
+  constexpr NarrowMmaTile kTile = kNarrowMmaTiles[kIndex];
+  constexpr int kM = kTile.rows, kN = kTile.columns, kDepth = kTile.depth, kStages = kNarrowStages;
+  constexpr int kDown = kTile.down, kAcross = kTile.across, kTurns = 8 / kDown / kAcross;
+  constexpr int kRows = kM / kDown, kColumns = kN / kAcross;  // of a warp
+  constexpr int kA = kRows / 16, kB = (kColumns + 15) / 16;   // fragments
+  using Left = MmaPanel<T, kM, kDepth, kLeftAlong>;
+  using Right = MmaPanel<T, kN, kDepth, kRightAlong>;
+  constexpr int kStage = Left::kBytes + Right::kBytes;
+  extern __shared__ __align__(128) char shared[];
+  gpu::take_turn();
+
+  const NarrowPlace place(g);
+  const int tile_of_all = place.tile_of_all, split = place.split, matrix = place.matrix;
+  const int first_row = place.row_tile * kM, first_column = place.column_tile * kN;
+  const int rows = (g.swapped ? g.n : g.m) - first_row, columns = (g.swapped ? g.m : g.n) - first_column;
+  const int begin = split * g.depth, deep = min(g.k - begin, g.depth);
+  Left left(g.left, matrix, first_row, rows, begin, deep);
+  Right right(g.right, matrix, first_column, columns, begin, deep);
+  const uint32_t base = gpu::shared_address(shared);
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int turn = warp % kTurns, warp_row = warp / kTurns % kDown * kRows,
+            warp_column = warp / kTurns / kDown * kColumns;
+
+  const auto load = [&](int stage) {
+    const uint32_t to = base + uint32_t(stage * kStage);
+    left.load(to);
+    right.load(to + Left::kBytes);
+  };
+  float sums[kA][kB * 2][4] = {};
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage * kDepth < deep) load(stage);
+    gpu::cp_async_commit();
+  }
+  int stage = 0, ahead = kStages - 1;
+  for (int from = 0; from < deep; from += kDepth) {
+    gpu::cp_async_wait<kStages - 2>();
+    __syncthreads();
+    if (from + (kStages - 1) * kDepth < deep) load(ahead);
+    gpu::cp_async_commit();
+    const uint32_t of_left = base + uint32_t(stage * kStage), of_right = of_left + Left::kBytes;
+    const int some = min(deep - from, kDepth);
+#pragma unroll
+    for (int step = 0; step < kDepth / 16 / kTurns; ++step) {
+      const int k = (step * kTurns + turn) * 16;
+      if (k >= some) break;
+      uint32_t a[kA][4], b[kB][4];
+#pragma unroll
+      for (int i = 0; i < kA; ++i) {
+        const int row = warp_row + i * 16;
+        load_fragment<!kLeftAlong>(
+            a[i], of_left + (kLeftAlong ? Left::place(row + lane % 16, k / 8 + lane / 16)
+                                        : Left::place(k + lane % 8 + lane / 16 * 8, row / 8 + lane / 8 % 2)));
+      }
+#pragma unroll
+      for (int i = 0; i < kB; ++i) {
+        const int column = warp_column + i * 16, second = kColumns < 16 ? 0 : lane / 16;
+        load_fragment<!kRightAlong>(
+            b[i], of_right + (kRightAlong ? Right::place(column + lane % 8 + second * 8, k / 8 + lane / 8 % 2)
+                                          : Right::place(k + lane % 16, column / 8 + second)));
+      }
+#pragma unroll
+      for (int i = 0; i < kA; ++i)
+#pragma unroll
+        for (int j = 0; j < kColumns / 8; ++j)
+          gpu::mma_m16n8k16<T>(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    ahead = ahead + 1 == kStages ? 0 : ahead + 1;
+  }
+  gpu::cp_async_wait<0>();
+  __syncthreads();
+
+  // To shared memory as rows of d, one copy for each turn.
+  constexpr int kMost = staged_sums(kTile);
+  static_assert(kMost * kTurns * 4 <= kStages * kStage);
+  float* const staged = reinterpret_cast<float*>(shared);
+  const int pitch = g.swapped ? kM + 4 : kN + 8;
+#pragma unroll
+  for (int i = 0; i < kA; ++i)
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+#pragma unroll
+      for (int down = 0; down < 2; ++down) {
+        const int r = warp_row + i * 16 + lane / 4 + down * 8, c = warp_column + j * 8 + lane % 4 * 2;
+        const float low = sums[i][j][down * 2], high = sums[i][j][down * 2 + 1];
+        if (g.swapped) {
+          staged[turn * kMost + c * pitch + r] = low;
+          staged[turn * kMost + (c + 1) * pitch + r] = high;
+        } else {
+          *reinterpret_cast<float2*>(staged + turn * kMost + r * pitch + c) = make_float2(low, high);
+        }
+      }
+  __syncthreads();
+
+  constexpr int kQuads = kM * kN / 4, kTeam = kQuads < kNarrowThreads ? kNarrowThreads / kQuads : 1;
+  constexpr int kOwn = kQuads > kNarrowThreads ? kQuads / kNarrowThreads : 1;
+  const int quads_across = (g.swapped ? kM : kN) / 4, member = int(threadIdx.x) % kTeam;
+  const int d_row = g.swapped ? first_column : first_row, d_column = g.swapped ? first_row : first_column;
+  const auto quad_of = [&](int own) { return (int(threadIdx.x) + own * kNarrowThreads) / kTeam; };
+  const auto whole = [&](int own) {
+    const int quad = quad_of(own), row = quad / quads_across, column = quad % quads_across * 4;
+    float4 sum = *reinterpret_cast<const float4*>(staged + row * pitch + column);
+#pragma unroll
+    for (int other = 1; other < kTurns; ++other)
+      add_to(sum, *reinterpret_cast<const float4*>(staged + other * kMost + row * pitch + column));
+    return sum;
+  };
+  const auto write = [&](int own, const float4& sum) {
+    const int quad = quad_of(own), row = quad / quads_across, column = quad % quads_across * 4;
+    if (member == 0) write_quad(g, matrix, d_row + row, d_column + column, sum);
+  };
+  if (g.splits == 1) {
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) write(own, whole(own));
+    return;
+  }
+  const int groups = (g.splits + g.group - 1) / g.group, number = split / g.group;
+  const int of_group = min(g.group, g.splits - number * g.group);
+  unsigned* const arrived = g.arrived + tile_of_all * (groups + 1);
+  float4* const parts = g.parts + int64_t(tile_of_all) * (g.splits + groups) * kQuads;
+#pragma unroll
+  for (int own = 0; own < kOwn; ++own) {
+    const float4 sum = whole(own);
+    if (member == 0) __stcg(parts + split * kQuads + quad_of(own), sum);
+  }
+  if (!comes_last(arrived + number, of_group)) return;
+  for (int own = 0; own < kOwn; ++own) {
+    const float4 sum = sum_of_parts<kTeam, kQuads, false>(parts + number * g.group * kQuads + quad_of(own),
+                                                          member, of_group);
+    if (groups == 1)
+      write(own, sum);
+    else if (member == 0)
+      __stcg(parts + (g.splits + number) * kQuads + quad_of(own), sum);
+  }
+  if (groups == 1 || !comes_last(arrived + groups, groups)) return;
+  for (int own = 0; own < kOwn; ++own)
+    write(own, sum_of_parts<kTeam, kQuads, false>(parts + g.splits * kQuads + quad_of(own), member, groups));
+}
+
+}  // namespace
+}  // namespace tessera::ops

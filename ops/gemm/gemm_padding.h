@@ -1,0 +1,43 @@
+#pragma once
+
+#include <utility>
+
+#include "ops/gemm/gemm.h"
+#include "tensor/pads.h"
+
+/// GEMMs by tensor cores on a GPU whose extents are not multiples of 16 bytes: 8 elements of 16 bits, 4 of
+/// f32 in TF32. For those cuBLASLt has only kernels that load element by element, about five times slower
+/// (docs/ops/linear.md); they are computed with the extents rounded up instead.
+///
+/// What is added never reaches a result: along k both operands hold zeros there, so the sums gain exact
+/// zeros; what is added along m and n makes rows and columns of d that are never read. Operands are only
+/// read, padding included: one is taken where it lies only if the columns that are added are the padding of
+/// its storage's own rows (`Storage::pitch_bytes`) and, where they are summed, if it is an operator's scratch
+/// (`as_scratch`), whose padding may be overwritten with zeros; else it is copied into scratch. The padding
+/// of d may be overwritten; where there is none, d comes out of scratch.
+
+namespace tessera::ops {
+
+/// d = alpha a b (+ d) (+ bias) as multiply has it, with rounded extents; false, and nothing done, where that
+/// changes nothing or costs more than it saves. CUDA, operands whose stored rows are dense, bf16, f16, or f32
+/// in TF32: `transpose_a`, `transpose_b` say that the columns are (see Gemm). n is at least 2, k at least 2.
+///
+/// The choice compares the bytes of all copies and the FLOPs at rates measured on an H100, a function of
+/// shapes and layouts alone. tuning::ForceRow("gemm", row) makes it: row 0 leaves every product as it is,
+/// row 1 rounds whatever can be rounded.
+bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
+                     bool transpose_a, bool transpose_b);
+
+/// For sum_i a[i] b[i] over one leading dimension or more, with a [..., m, k] and b [..., k, n] of the same
+/// leading dimensions: whether one product with a long k gives it if the pads between the rows of a count as
+/// columns, as in the gradient of rows that several groups share. The answer depends on layouts alone.
+bool pads_to_long(const Tensor& a);
+/// Those operands: a^T [K, m] with zeros in its padding, a copy unless a is scratch, and b [K, n], a copy
+/// with rows of zeros. Only if pads_to_long.
+std::pair<Tensor, Tensor> pad_to_long(const Tensor& a, const Tensor& b);
+
+/// y [..., R, C] = x [..., r, c] in the upper left corners, zeros elsewhere and in y's pads. 16-bit dtypes
+/// and f32; y is fresh and pitched, the leading dimensions are the same, r <= R, c <= C; x has any strides.
+void padded_copy_cuda(const Tensor& y, const Tensor& x);
+
+}  // namespace tessera::ops

@@ -1,0 +1,391 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gpu/again.cuh"
+#include "gpu/barrier.cuh"
+#include "gpu/launch.cuh"
+#include "gpu/shared.cuh"
+#include "gpu/tma.cuh"
+#include "gpu/wgmma.cuh"
+#include "ops/gemm/gemm_sm90_pair_sums.cuh"
+#include "ops/gemm/gemm_sm90_sums.cuh"
+
+/// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
+///
+/// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has TMA
+/// bring 64 of k of both operands into a ring of stages; the two other warpgroups multiply. Either both take
+/// half of the rows of one tile (cooperative: the largest tiles, the least traffic), or each takes whole
+/// tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k needs that.
+/// A turn begins when the other's products are issued, not before: a phase of the ring is known by its parity
+/// alone, and a warpgroup that waits for a phase too early mistakes the phase before the last for it.
+///
+/// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
+/// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes per
+/// clock and SM from L2 for a tile of 128 x 152; L2 yields about 47.
+///
+/// Products of a weight's gradient can sum a over k on the way: gemm_sm90_sums.cuh.
+///
+/// Edges cost nothing: tensor maps know the true extents and fill in zeros, along k too, where both operands
+/// get them, so pads between rows are never read. Of k-first operands boxes of 64 columns are brought.
+
+namespace tessera::ops {
+
+/// A configuration: how operands lie, what a warpgroup computes (kRows x kN, kRows 64 or 128), stages of the
+/// ring, turns, cluster, whether its tiles are neighbours along n and share a, and whether a may be summed.
+template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
+          int kRing, bool kTurns, int kBlocks, bool kAlongN = false, bool kSums = false>
+struct ProductTile {
+  using T = Element;
+  static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
+  static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
+  static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
+  static constexpr bool kPingPong = kTurns;
+  static constexpr bool kSharesA = kAlongN && kBlocks > 1;                       // else b, if a cluster
+  static constexpr int kDown = kSharesA ? 1 : kBlocks, kSide = kBlocks / kDown;  // a cluster's tiles
+  static constexpr int kM = kPingPong ? kRows : kGroups * kRows;                 // of a block's tile
+  static constexpr int kParts = kRows / 64;             // products of 64 rows per warpgroup
+  static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
+  static constexpr int kBytesA = kM * 128;
+  static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr bool kSumsA = kSums;
+  static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
+};
+
+/// What a block works on: rows m ..., columns n ... of d number `batch`, from `blocks` times 64 of k from
+/// `first` on. With splits > 1 the sums are partial, part `split` of the split tile (of a cluster) `number`.
+struct ProductPart {
+  int m, n, batch, split, first, blocks, splits, number;
+};
+
+/// The tiles of a product, in the order in which blocks take them: groups of rows of tiles, so that what runs
+/// at the same time shares operands. Tiles may be split along k, all or those that do not fill a round of the
+/// grid: the first `whole` are not. The splits of a tile are neighbours, and the grid is a multiple of them
+/// and divides `whole`, so that they run at the same time, each in the same round of its block.
+struct ProductPlan {
+  int m = 0, n = 0, k = 0, batch = 1, splits = 1;
+  int blocks = 0;                 // of 64 along k
+  int split_blocks = 0;           // of a split; the last may have fewer
+  int rows = 0, columns = 0;      // tiles of a cluster
+  int group = 1;                  // rows of tiles in a group
+  int whole = 0;                  // of batch * rows * columns tiles
+  int items = 0;                  // whole + splits * (the other tiles)
+  int step_a = 0, step_b = 0;     // 0: the same matrix for the whole batch
+  float* sums = nullptr;          // m of them: a's, over k; null: not wanted
+  float* partial_sums = nullptr;  // sum_parts() rows of them
+  int sums_pitch = 0;             // between those: whole tiles
+  int* sums_arrived = nullptr;    // per 64 rows: partial sums that have arrived; zero with the last
+  // Of a pair's second problem, n of them: b's.
+  float* sums_b = nullptr;
+  float* partial_sums_b = nullptr;
+  int sums_b_pitch = 0;
+
+  /// Tiles of a row of tiles that sum a: a few, so that there are few parts to add up.
+  template <class Tile>
+  __host__ __device__ __forceinline__ int summing() const {
+    return columns * Tile::kSide < 4 ? columns * Tile::kSide : 4;
+  }
+  /// Of one element of `sums`: a part for each of those and split of k.
+  template <class Tile>
+  __host__ __device__ __forceinline__ int sum_parts() const {
+    return summing<Tile>() * splits;
+  }
+  /// The same for `sums_b`: tiles of a column of tiles.
+  template <class Tile>
+  __host__ __device__ __forceinline__ int summing_b() const {
+    return rows * Tile::kDown < 4 ? rows * Tile::kDown : 4;
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ ProductPart part(int item, int rank) const {
+    const int number = max(item - whole, 0) / splits, split = max(item - whole, 0) - number * splits;
+    const bool splitted = item >= whole;
+    const int in_all = min(item, whole) + number, tiles = rows * columns;
+    const int batch_index = in_all / tiles, tile = in_all - batch_index * tiles;
+    const int of_group = group * columns, g = tile / of_group, rest = tile - g * of_group;
+    const int high = min(group, rows - g * group), column = rest / high,
+              row = g * group + rest - column * high;
+    const int first = split * split_blocks;
+    return {(row * Tile::kDown + (Tile::kSharesA ? 0 : rank)) * Tile::kM,
+            (column * Tile::kSide + (Tile::kSharesA ? rank : 0)) * Tile::kN,
+            batch_index,
+            split,
+            first,
+            splitted ? min(split_blocks, blocks - first) : blocks,
+            splitted ? splits : 1,
+            number};
+  }
+};
+
+/// The operands as TMA sees them: three dimensions, the last the batch. Problems of the same
+/// extents whose matrices lie anywhere may be a batch as well, each with maps of its own.
+template <int kProblems>
+struct ProductMapsOf {
+  gpu::TensorMap a[kProblems], b[kProblems];
+};
+using ProductMaps = ProductMapsOf<1>;
+
+/// An epilogue is a class with
+///   struct Params                                a kernel parameter, tensor maps and all
+///   static constexpr int kSharedBytes            of a warpgroup, a multiple of 1024
+///   static constexpr int kBarriers               of a warpgroup, each initialised to one arrival
+///   Epilogue(const Params&, char* shared, gpu::Barrier*, int group)     by all threads of the warpgroup
+///   void begin(const ProductPart&, int row)      before the products: ask for what finish() will need
+///   void finish(const ProductPart&, int row, float (&sums)[kParts][kN / 2])
+///   void end()                                   after the last tile
+/// `row` is the warpgroup's first row in the tile; sums lie as gpu/wgmma.cuh says, 64 rows a part. Rows and
+/// columns past the edge hold zeros. Its barriers among the warpgroup's threads are sync_named(1 + group,
+/// 128).
+
+template <class Tile, class Epilogue>
+struct ProductShared {
+  static constexpr int kEpilogueAt = Tile::kStages * Tile::kStageBytes;
+  static constexpr int kRingAt = kEpilogueAt + Tile::kGroups * Epilogue::kSharedBytes;
+  static constexpr int kBytes = kRingAt + int(sizeof(gpu::Ring<Tile::kStages>)) +
+                                Tile::kGroups * (1 + Epilogue::kBarriers) * int(sizeof(gpu::Barrier));
+  static_assert(kBytes <= 227 * 1024);
+};
+
+template <int kStages>
+__device__ __forceinline__ void advance(gpu::RingPlace<kStages>& place, int blocks) {
+  const int stage = place.stage + blocks;
+  place.parity ^= uint32_t(stage / kStages) & 1;
+  place.stage = stage % kStages;
+}
+
+/// The copying thread.
+template <class Tile, int kProblems>
+__device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& maps, const ProductPlan& plan,
+                                               char* stages, gpu::Ring<Tile::kStages>& ring, int rank) {
+  using enum gpu::TileOrder;
+  gpu::RingPlace<Tile::kStages> place;
+  for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
+       item += int(gridDim.x) / Tile::kCluster) {
+    const ProductPart part = plan.part<Tile>(item, rank);
+    const int problem = kProblems > 1 ? part.batch : 0;
+    for (int block = 0; block < part.blocks; ++block) {
+      const int k = (part.first + block) * Tile::kDepth;
+      char* const a = stages + place.stage * Tile::kStageBytes;
+      char* const b = a + Tile::kBytesA;
+      gpu::Barrier& full = ring.full[place.stage];
+      ring.empty[place.stage].wait(place.parity ^ 1);
+      full.arrive_expect(Tile::kStageBytes);
+      const bool for_both = (block & 1) == rank;
+      const auto bring = [&]<bool kShared>(char* to, const gpu::TensorMap& map, int c0, int c1, int c2) {
+        if constexpr (kShared)
+          gpu::load_box_multicast(to, map, full, 3, c0, c1, c2);
+        else
+          gpu::load_box(to, map, full, c0, c1, c2);
+      };
+      if (!Tile::kSharesA || for_both) {
+#pragma unroll
+        for (int box = 0; box < (Tile::kA == along_k ? 1 : Tile::kM / 64); ++box)
+          bring.template operator()<Tile::kSharesA>(
+              a + box * 8192, maps.a[problem], Tile::kA == along_k ? k : part.m + box * 64,
+              Tile::kA == along_k ? part.m : k, part.batch * plan.step_a);
+      }
+      if (Tile::kDown == 1 || for_both) {
+#pragma unroll
+        for (int box = 0; box < (Tile::kB == along_k ? 1 : (Tile::kN + 63) / 64); ++box)
+          bring.template operator()<(Tile::kDown > 1)>(
+              b + box * 8192, maps.b[problem], Tile::kB == along_k ? k : part.n + box * 64,
+              Tile::kB == along_k ? part.n : k, part.batch * plan.step_b);
+      }
+      place.advance();
+    }
+  }
+}
+
+/// One warpgroup's products of one part; `issued` is called when the last of them has been.
+template <class Tile, class Sums, class Issued>
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], Sums& beside,
+                                              int blocks, int row, char* stages,
+                                              gpu::Ring<Tile::kStages>& ring,
+                                              gpu::RingPlace<Tile::kStages>& place, Issued&& issued) {
+  using T = typename Tile::T;
+  const auto release = [&](int stage) {
+    if (threadIdx.x % 32 == 0) {
+      if constexpr (Tile::kCluster == 1) {
+        ring.empty[stage].arrive();
+      } else {
+        ring.empty[stage].let_go_at(0);
+        ring.empty[stage].let_go_at(1);
+      }
+    }
+  };
+  const uint64_t a_tile =
+      gpu::tile_descriptor<Tile::kA>(gpu::shared_address(stages) + uint32_t(row) * 128, 8192);
+  const uint64_t b_tile = gpu::tile_descriptor<Tile::kB>(gpu::shared_address(stages) + Tile::kBytesA, 8192);
+  int before = 0;
+  for (int block = 0; block < blocks; ++block) {
+    ring.full[place.stage].wait(place.parity);
+    const uint64_t at = uint64_t(place.stage * (Tile::kStageBytes >> 4));
+#pragma unroll
+    for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
+    gpu::fence_products();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+#pragma unroll
+      for (int part = 0; part < Tile::kParts; ++part)
+        gpu::multiply<T, Tile::kA, Tile::kB>(
+            sums[part], a_tile + at + uint64_t(part * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
+            b_tile + at + step * gpu::kDescriptorStep<Tile::kB>, block | step);
+    gpu::commit_products();
+    gpu::wait_products<1>();
+    if (block > 0) release(before);
+    before = place.stage;
+    if constexpr (Tile::kSumsA) {
+      beside.visit(stages + before * Tile::kStageBytes, row);
+    }
+    place.advance();
+  }
+  issued();
+  gpu::wait_products<0>();
+#pragma unroll
+  for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
+  release(before);
+}
+
+template <class Tile, class Epilogue, int kProblems>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    product_kernel(const __grid_constant__ ProductMapsOf<kProblems> maps,
+                   const __grid_constant__ ProductPlan plan,
+                   const __grid_constant__ typename Epilogue::Params params) {
+  using Shared = ProductShared<Tile, Epilogue>;
+  extern __shared__ __align__(1024) char shared[];
+  auto& ring = *reinterpret_cast<gpu::Ring<Tile::kStages>*>(shared + Shared::kRingAt);
+  auto* const turns = reinterpret_cast<gpu::Barrier*>(&ring + 1);  // a warpgroup's own: it may multiply
+  auto* const barriers = turns + Tile::kGroups;
+  const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
+  const int rank = Tile::kCluster > 1 ? int(gpu::cluster_rank()) : 0;
+  if (threadIdx.x == 0) {
+    ring.init(1, (Tile::kPingPong ? 4 : 8) * Tile::kCluster);
+    for (int i = 0; i < Tile::kGroups * (1 + Epilogue::kBarriers); ++i) turns[i].init(1);
+    gpu::fence_barrier_init();
+#pragma unroll
+    for (int problem = 0; problem < kProblems; ++problem) {
+      gpu::prefetch_map(maps.a[problem]);
+      gpu::prefetch_map(maps.b[problem]);
+    }
+  }
+  if constexpr (Tile::kCluster > 1)
+    gpu::cluster_sync();
+  else
+    __syncthreads();
+  gpu::wait_for_earlier();
+  gpu::let_later_start();  // PDL: lets the next kernel start on idle SMs
+
+  if (group < 0) {
+    gpu::give_registers<Tile::kMany ? 24 : 40>();
+    if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
+    if constexpr (Tile::kSumsA) {
+      const int warp = gpu::uniform(int(threadIdx.x) / 32);
+      if constexpr (kProblems > 1) {
+        if (warp > 0 && warp <= Tile::kGroups) add_pair_sums<Tile>(plan, warp - 1);
+      } else {
+        if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1);
+      }
+    }
+    __syncwarp();
+  } else {
+    gpu::take_registers<Tile::kMany ? 240 : 232>();
+    const int row = Tile::kPingPong ? 0 : group * Tile::kRows;
+    Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
+                      barriers + group * Epilogue::kBarriers, group);
+    gpu::RingPlace<Tile::kStages> place;
+    int number = 0;  // of this block's tile
+    for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
+         item += int(gridDim.x) / Tile::kCluster, ++number) {
+      const ProductPart part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
+      if (Tile::kPingPong && number % 2 != group) {
+        advance(place, part.blocks);
+        continue;
+      }
+      epilogue.begin(part, row);
+      if constexpr (Tile::kPingPong) turns[group].wait(uint32_t(number / 2 + 1 - group) & 1);
+      float sums[Tile::kParts][Tile::kN / 2];
+      const auto issued = [&] {
+        if (Tile::kPingPong && threadIdx.x % 128 == 0) turns[group ^ 1].arrive();
+      };
+      if constexpr (Tile::kSumsA && kProblems > 1) {
+        const SummedRows summed = summed_rows<Tile>(plan, part, group);
+        PairSums<Tile> with_sums{
+            summed.tiles,
+            summed.to ? blocks_before_turn(summed.index, summed.tiles, part.first) : part.blocks,
+            summed.of_b};
+        multiply_part<Tile>(sums, with_sums, part.blocks, row, shared, ring, place, issued);
+        if (summed.to) {
+          write_pair_sums(plan, part, summed, with_sums);
+          gpu::sync_named(3 + group, 160);
+        }
+      } else {
+        const bool sums_a = Tile::kSumsA && plan.sums && part.n / Tile::kN < plan.summing<Tile>();
+        SumsOfA<Tile> of_a{
+            plan.summing<Tile>(),
+            sums_a ? blocks_before_turn(part.n / Tile::kN, plan.summing<Tile>(), part.first) : part.blocks};
+        multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, issued);
+        if constexpr (Tile::kSumsA) {
+          if (sums_a) {
+            write_sums<Tile>(plan, part, part.m + row, of_a);
+            gpu::sync_named(3 + group, 160);
+          }
+        }
+      }
+      epilogue.finish(part, row, sums);
+    }
+    epilogue.end();
+  }
+  if constexpr (Tile::kCluster > 1)
+    gpu::cluster_sync();  // no remote arrive may reach a block that has exited
+}
+
+/// An operand of a product, rows x columns as it is stored: along_k rows of m (n) and columns of k, across_k
+/// the other way round.
+template <class T>
+struct ProductOperand {
+  const T* data;
+  int64_t ld, stride;  // stride of the batch; 0: the same matrix for all
+};
+
+template <class T, gpu::TileOrder kOrder>
+gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k, int64_t batch, int boxed) {
+  constexpr bool kAlong = kOrder == gpu::TileOrder::along_k;
+  return gpu::tensor_map<T, 3>(x.data, {kAlong ? k : extent, kAlong ? extent : k, x.stride ? batch : 1},
+                               {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
+}
+
+/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) after
+/// `whole` tiles that are not split.
+template <class Tile>
+ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0) {
+  ProductPlan plan{.m = int(m), .n = int(n), .k = int(k), .batch = int(batch)};
+  plan.blocks = int(gpu::ceil_div(k, Tile::kDepth));
+  plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
+  plan.splits = int(gpu::ceil_div(plan.blocks, plan.split_blocks));
+  plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kDown));
+  plan.columns = int(gpu::ceil_div(n, Tile::kN * Tile::kSide));
+  // What runs at once is to be about square in elements: 12 ... 16 tiles of 128 rows.
+  plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kDown));
+  const int tiles = plan.batch * plan.rows * plan.columns;
+  plan.whole = plan.splits > 1 ? whole : tiles;
+  plan.items = plan.whole + plan.splits * (tiles - plan.whole);
+  return plan;
+}
+
+template <class Tile, class Epilogue, int kProblems>
+void launch_product(Device device, const ProductMapsOf<kProblems>& maps, const ProductPlan& plan,
+                    const typename Epilogue::Params& params) {
+  const int slots = device.multiprocessors() / Tile::kCluster;
+  const int clusters = std::min(plan.items, slots - slots % plan.splits);
+  gpu::launch(device,
+              {.grid = dim3(unsigned(clusters * Tile::kCluster)),
+               .block = dim3(Tile::kThreads),
+               .shared_bytes = size_t(ProductShared<Tile, Epilogue>::kBytes),
+               .cluster = Tile::kCluster,
+               .overlaps = true},
+              product_kernel<Tile, Epilogue, kProblems>, maps, plan, params);
+}
+
+}  // namespace tessera::ops

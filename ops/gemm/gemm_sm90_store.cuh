@@ -1,0 +1,239 @@
+#pragma once
+
+#include "gpu/mma.cuh"
+#include "ops/gemm/gemm_sm90.cuh"
+
+/// The epilogue that makes matrices: sums -> Math, an element at a time -> one or two outputs of d's shape,
+/// through shared memory and TMA, which writes full lines and clips the edges.
+///
+/// A warpgroup's tile goes out in panels of 64 rows and 128 bytes, swizzled, so that no store meets a bank
+/// twice. An operand of d's shape and dtype comes in the same way, is asked for before the products begin,
+/// and its panel is overwritten by the first output's.
+///
+/// Where panels do not divide a tile, the last ends where the tile does: what it shares with the one before
+/// is written twice, the same both times. An operand that is d itself would be added twice, so such tiles
+/// have none.
+
+namespace tessera::ops {
+
+/// Two neighbours of an output.
+template <class Out>
+struct ProductPair {
+  using type = uint32_t;
+};
+template <>
+struct ProductPair<float> {
+  using type = float2;
+};
+
+template <class Out>
+__device__ __forceinline__ typename ProductPair<Out>::type make_pair(float low, float high) {
+  if constexpr (std::is_same_v<Out, float>)
+    return make_float2(low, high);
+  else
+    return gpu::pack_halves<Out>(low, high);
+}
+template <class Out>
+__device__ __forceinline__ float2 read_pair(typename ProductPair<Out>::type pair) {
+  if constexpr (std::is_same_v<Out, float>)
+    return pair;
+  else
+    return gpu::unpack_halves<Out>(pair);
+}
+
+/// Math is a class, a part of the kernel parameters, with
+///   static constexpr int kOutputs        1 or 2
+///   static constexpr bool kOperand       whether it reads a matrix
+///   Columns columns(int batch, int column)                        what two columns need, a bias
+///   void operator()(float x0, float x1, const Columns&, Pair operand, Pair (&outputs)[kOutputs])
+/// Columns past the edge are asked for as well.
+template <class Tile, class Out, class Math, int kMostBuffers>
+class StoreEpilogue {
+  using Pair = typename ProductPair<Out>::type;
+  static constexpr int kPanel = 128 / int(sizeof(Out));  // columns
+  static constexpr int kPanelBytes = 64 * 128;
+  static constexpr int kAcross = (Tile::kN + kPanel - 1) / kPanel, kPanels = Tile::kParts * kAcross;
+  static constexpr int kBuffers = std::min(kMostBuffers, kPanels);
+  static_assert(Tile::kN >= kPanel && Tile::kN % 16 == 0 && (Tile::kN % kPanel == 0 || !Math::kOperand));
+  // The panels of a tile use the buffers in turn, and so does the next tile, from the first on: a buffer's
+  // last store is kBuffers stores back only if they divide the panels.
+  static_assert(kPanels % kBuffers == 0);
+
+ public:
+  static constexpr int kSharedBytes = Math::kOutputs * kBuffers * kPanelBytes;
+  static constexpr int kBarriers = Math::kOperand ? kBuffers : 0;
+  struct Params {
+    gpu::TensorMap outputs[Math::kOutputs];
+    gpu::TensorMap operand;  // where Math reads one
+    int splits;              // the third dimension of the outputs counts batch * splits
+    Math math;
+  };
+
+  static gpu::TensorMap map(const Out* data, int64_t m, int64_t n, int64_t batch, int64_t ld,
+                            int64_t stride) {
+    return gpu::tensor_map<Out, 3>(data, {n, m, batch}, {ld, stride}, {kPanel, 64, 1}, gpu::Swizzle::k128);
+  }
+
+  __device__ __forceinline__ StoreEpilogue(const Params& params, char* shared, gpu::Barrier* landed,
+                                           int group)
+      : params_(params),
+        shared_(shared),
+        landed_(landed),
+        group_(group),
+        thread_(int(threadIdx.x) % 128),
+        leads_(thread_ == 0) {}
+
+  __device__ __forceinline__ void begin(const ProductPart& part, int row) {
+    if constexpr (Math::kOperand) {
+      if (!leads_) return;
+      gpu::wait_stores_read<0>();
+#pragma unroll
+      for (int panel = 0; panel < std::min(kBuffers, kPanels); ++panel) ask(part, row, panel);
+    }
+  }
+
+  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+                                         float (&sums)[Tile::kParts][Tile::kN / 2]) {
+    const int z = part.batch * params_.splits + part.split;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int buffer = panel % kBuffers, column = column_of(panel);
+      if constexpr (Math::kOperand) {
+        landed_[buffer].wait(parity_ >> buffer & 1);
+        parity_ ^= 1u << buffer;
+      } else {
+        if (leads_) gpu::wait_stores_read<kBuffers - 1>();
+        gpu::sync_named(1 + group_, 128);
+      }
+      fill(part, sums[panel % Tile::kParts], part.n + column, column, at(0, buffer));
+      gpu::fence_async_shared();
+      gpu::sync_named(1 + group_, 128);
+      if (!leads_) continue;
+#pragma unroll
+      for (int output = 0; output < Math::kOutputs; ++output)
+        gpu::store_box(params_.outputs[output], at(output, buffer), part.n + column,
+                       part.m + row + panel % Tile::kParts * 64, z);
+      gpu::commit_stores();
+      if constexpr (Math::kOperand && kPanels > kBuffers) {
+        if (panel + kBuffers < kPanels) {
+          gpu::wait_stores_read<0>();
+          ask(part, row, panel + kBuffers);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void end() {
+    if (leads_) gpu::wait_stores_read<0>();
+  }
+
+ private:
+  static constexpr __device__ __host__ int column_of(int panel) {
+    return std::min(panel / Tile::kParts * kPanel, Tile::kN - kPanel);
+  }
+  __device__ __forceinline__ char* at(int output, int buffer) const {
+    return shared_ + (output * kBuffers + buffer) * kPanelBytes;
+  }
+  __device__ __forceinline__ void ask(const ProductPart& part, int row, int panel) {
+    gpu::Barrier& landed = landed_[panel % kBuffers];
+    landed.arrive_expect(kPanelBytes);
+    gpu::load_box(at(0, panel % kBuffers), params_.operand, landed, part.n + column_of(panel),
+                  part.m + row + panel % Tile::kParts * 64, part.batch);
+  }
+  /// The panel whose first column is column `from` of the tile, `first` of d. What comes from memory comes
+  /// first, so that the arithmetic of all its elements can overlap.
+  __device__ __forceinline__ void fill(const ProductPart& part, const float (&sums)[Tile::kN / 2], int first,
+                                       int from, char* panel) {
+    constexpr int kBlocks = kPanel / 8;
+    const int lane = thread_ % 32, warp = thread_ / 32;
+    const uint32_t base = gpu::shared_address(panel);
+    decltype(params_.math.columns(0, 0)) columns[kBlocks];
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+      columns[block] = params_.math.columns(part.batch, first + block * 8 + lane % 4 * 2);
+    if constexpr (sizeof(Out) == 4) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+        for (int down = 0; down < 2; ++down) {
+          const int i = (from / 8 + block) * 4 + down * 2;
+          Pair out[1];
+          Pair* const to = reinterpret_cast<Pair*>(
+              panel + gpu::swizzled_place(warp * 16 + lane / 4 + down * 8, block * 2 + lane % 4 / 2) +
+              lane % 2 * 8);
+          params_.math(sums[i], sums[i + 1], columns[block], Math::kOperand ? *to : Pair{}, out);
+          *to = out[0];
+        }
+    } else {
+      static_assert(kBlocks % 2 == 0);
+      const auto line = [&](int pair) {
+        return base + gpu::swizzled_place(warp * 16 + lane % 16, pair * 2 + lane / 16);
+      };
+      uint32_t operand[kBlocks / 2][4];
+      if constexpr (Math::kOperand)
+#pragma unroll
+        for (int pair = 0; pair < kBlocks / 2; ++pair) gpu::ldmatrix_x4(operand[pair], line(pair));
+      uint32_t results[Math::kOutputs][kBlocks / 2][4];
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+        for (int down = 0; down < 2; ++down) {
+          const int i = (from / 8 + block) * 4 + down * 2, at = block % 2 * 2 + down;
+          Pair out[Math::kOutputs];
+          params_.math(sums[i], sums[i + 1], columns[block], operand[block / 2][at], out);
+#pragma unroll
+          for (int output = 0; output < Math::kOutputs; ++output)
+            results[output][block / 2][at] = out[output];
+        }
+#pragma unroll
+      for (int output = 0; output < Math::kOutputs; ++output)
+#pragma unroll
+        for (int pair = 0; pair < kBlocks / 2; ++pair)
+          gpu::stmatrix_x4(line(pair) + uint32_t(output * kBuffers * kPanelBytes), results[output][pair]);
+    }
+  }
+
+  const Params& params_;
+  char* const shared_;
+  gpu::Barrier* const landed_;
+  const int group_, thread_;
+  const bool leads_;
+  uint32_t parity_ = 0;  // a bit a buffer
+};
+
+/// A row of biases, or none.
+template <class T>
+struct ProductBias {
+  const T* values = nullptr;
+  int64_t stride = 0;  // of the batch
+  int n = 0;
+
+  __device__ __forceinline__ float2 at(int batch, int column) const {
+    if (!values) return {0, 0};
+    const T* const from = values + batch * stride;
+    return {column < n ? float(from[column]) : 0, column + 1 < n ? float(from[column + 1]) : 0};
+  }
+};
+
+/// alpha x + bias (+ beta operand), rounded once.
+template <class T, class Out, bool kAdds>
+struct ScaleAndAdd {
+  static constexpr int kOutputs = 1;
+  static constexpr bool kOperand = kAdds;
+  using Pair = typename ProductPair<Out>::type;
+  float alpha = 1, beta = 0;
+  ProductBias<T> bias;
+
+  __device__ __forceinline__ float2 columns(int batch, int column) const { return bias.at(batch, column); }
+  __device__ __forceinline__ void operator()(float x0, float x1, float2 added, Pair operand,
+                                             Pair (&outputs)[1]) const {
+    float low = fmaf(alpha, x0, added.x), high = fmaf(alpha, x1, added.y);
+    if constexpr (kAdds) {
+      const float2 old = read_pair<Out>(operand);
+      low = fmaf(beta, old.x, low), high = fmaf(beta, old.y, high);
+    }
+    outputs[0] = make_pair<Out>(low, high);
+  }
+};
+
+}  // namespace tessera::ops

@@ -1,0 +1,115 @@
+#include <algorithm>
+
+#include "ops/gemm/gemm_estimate_internal.h"
+#include "ops/gemm/gemm_narrow.h"
+#include "ops/gemm/gemm_sm90_plan.h"
+
+/// When and how skinny GEMMs run in gemm_sm90_stream.cuh, and the fused SwiGLU.
+
+namespace tessera::ops {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace
+
+bool stream_tokens_are_rows(const Gemm& g) {
+  return g.m <= kStreamTokens && g.m <= g.n;
+}
+
+std::string gemm_stream_lacks(const Gemm& g) {
+  if (std::min(g.m, g.n) > kStreamTokens) return "at most 64 rows or columns of d";
+  if (stream_tokens_are_rows(g) ? g.transpose_a : !g.transpose_b) return "tokens whose k is dense";
+  return {};
+}
+
+ProductChoice choose_stream(const Gemm& g, int multiprocessors, bool gated) {
+  // Measured on an H200 (docs/ops/gemm.md), seconds: start and end of the kernel; the epilogue of a tile that
+  // is not the last; a cluster's exchange of partial sums; a k-block at least. Bytes per second of memory,
+  // and of x from L2, next to those of the weight; how much longer a weight takes whose rows lie across
+  // lines.
+  constexpr double kEnds = 3e-6, kTile = 0.8e-6, kExchange = 0.5e-6, kStep = 0.2e-6, kWideStep = 0.25e-6,
+                   kMemory = 4.35e12, kTokensFromL2 = 12.5e12, kAcrossLines = 1.6;
+  const bool few_rows = gated || stream_tokens_are_rows(g),
+             k_first = few_rows ? !g.transpose_b : g.transpose_a;
+  const int64_t rows = few_rows ? g.n : g.m, tokens = few_rows ? g.m : g.n, halves = gated ? 2 : 1;
+  const int64_t columns = tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
+  const int64_t blocks = ceil_div(g.k, 64), most = kStreamRows / halves;
+  const double weight =
+      double(g.batch * halves * rows * g.k) * double(size_of(g.in)) *
+      ((few_rows ? gemm_on_lines(g.b, g.ldb, g.stride_b) : gemm_on_lines(g.a, g.lda, g.stride_a))
+           ? 1
+           : kAcrossLines);
+  ProductChoice best;
+  // Clusters of 4 leave SMs idle: GPCs have 16 or 18, of which some clusters of 8 lack one too.
+  for (const int64_t splits : {1, 2, 8}) {
+    const int64_t clusters = multiprocessors / splits - (splits > 2 ? 1 : 0);
+    if (splits > blocks || clusters <= 0) continue;
+    // Tiles of equal numbers of rows, in as few rounds as their width allows.
+    const int64_t per_cluster = ceil_div(g.batch * rows, clusters);
+    int64_t tile = std::min(ceil_div(per_cluster, ceil_div(per_cluster, most)), rows);
+    if (k_first) tile = ceil_div(tile, 64) * 64;  // a box
+    const int64_t tiles = g.batch * ceil_div(rows, tile), rounds = ceil_div(tiles, clusters);
+    if (splits > 1 && rounds > 1) continue;
+    const double steps = double(rounds * ceil_div(blocks, splits)),
+                 from_l2 = double(tiles * blocks * columns) * 128,
+                 idle = double(rounds * clusters) / double(tiles);
+    const double seconds = kEnds + double(rounds - 1) * kTile + (splits > 1 ? kExchange : 0) +
+                           std::max((weight / kMemory + from_l2 / kTokensFromL2) * idle,
+                                    steps * (columns > 32 ? kWideStep : kStep));
+    if (best.seconds == 0 || seconds < best.seconds)
+      best = {.tile = kStreamTile, .splits = int(splits), .rows = int(tile), .seconds = seconds};
+  }
+  return best;
+}
+
+namespace {
+
+/// x weight^T with d [T, 2F], which has no memory.
+Gemm gate_and_up(const Tensor& x, const Tensor& weight) {
+  Gemm g{.m = x.size(0), .n = weight.size(0), .k = x.size(1), .in = x.dtype(), .out = x.dtype()};
+  g.transpose_b = true;
+  g.a = x.raw(), g.b = weight.raw();
+  g.lda = x.size(0) > 1 ? x.layout().stride(0) : row_pitch(g.k, g.in), g.ldb = weight.layout().stride(0);
+  g.ldd = row_pitch(g.n, g.out);
+  return g;
+}
+
+}  // namespace
+
+std::string multiply_swiglu_lacks(const Tensor& x, const Tensor& weight) {
+  if (!x.device().is_cuda()) return "a GPU";
+  if (x.count() == 0 || weight.count() == 0) return "operands that are not empty";
+  if (x.size(0) > kStreamTokens) return "at most 64 tokens";
+  if (x.layout().stride(1) != 1 || weight.layout().stride(1) != 1 ||
+      (weight.size(0) > 1 && weight.layout().stride(0) < weight.size(1)))
+    return "operands whose rows are dense";
+  const Gemm g = gate_and_up(x, weight);
+  if (std::string lacks = gemm_sm90_lacks(g, x.device()); !lacks.empty()) return lacks;
+  return gemm_stream_lacks(g);
+}
+
+bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight) {
+  const Device device = x.device();
+  const Gemm g = gate_and_up(x, weight);
+  return multiply_swiglu_lacks(x, weight).empty() && !gemm_narrow_pays(g, device) &&
+         gemm_sm90_pays(g, device) && choose_product(g, device.multiprocessors()).tile == kStreamTile;
+}
+
+void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight) {
+  if constexpr (kCuda) {
+    const Device device = x.device();
+    Gemm g = gate_and_up(x, weight);
+    g.n /= 2;
+    g.d = y.raw(), g.ldd = y.layout().stride(0);
+    const ProductChoice choice = choose_stream(g, device.multiprocessors(), true);
+    if (g.in == DType::bf16)
+      swiglu_stream_sm90<bf16>(g, choice, device);
+    else
+      swiglu_stream_sm90<f16>(g, choice, device);
+  }
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,303 @@
+#pragma once
+
+#include "gpu/again.cuh"
+#include "gpu/global.cuh"
+#include "ops/gemm/gemm_sm90_store.cuh"
+
+/// The epilogue for sums that TMA cannot write as they come: parts of k that have to be added up,
+/// results in f32, and a d whose rows lie anywhere. The threads write d from their registers, 32 bytes of a
+/// row together: what leaves this way is small (a weight's gradient) or odd.
+///
+/// Split-K: the warpgroups that hold the splits of one piece of d are on different SMs at the same time (see
+/// ProductPlan), so they add up on the spot. Each writes its sums to scratch as they are in its registers,
+/// which is 16 dense bytes per thread, counts itself as arrived, waits for the others, and makes its own
+/// share of d from all partial sums, in the order of k. Nothing depends on which comes first. With 22 tiles
+/// of 128 x 256 and six splits, that is 128 KiB out to L2 and back for an SM and one round of waiting, 3 us;
+/// a second kernel took 5 to 7.
+///
+/// Termination: a warpgroup waits only for warpgroups that run already. Those that sum the same tiles count
+/// themselves as running while they live; one that finds some of them not running, because other kernels hold
+/// their SMs, says so as it arrives and goes on to its next tile. Its share is made by one that waits, or, if
+/// none does, by the last to arrive: of the same sums in the same order, so d has the same bits. A wait
+/// always ends, since who waits in one round of tiles waits for arrivals in that round alone, and these
+/// depend on earlier rounds. The count of those that run costs two reductions without an answer per warpgroup
+/// and a load that is in flight with the sums. Tickets, so that blocks wait for earlier ones alone, would
+/// leave the adding to the last split of a tile: 768 KiB for one SM instead of 128, some 8 us more.
+
+namespace tessera::ops {
+namespace {
+
+/// Where the counters of a product (Device::counters) are: one per piece, per warpgroup of a cluster's
+/// splits, per 64 rows whose sums are made (gemm_sm90_sums.cuh), and a bit per piece and split.
+constexpr int kMostPieces = 4096, kMostRunning = 1024, kMostLeft = 4096;
+constexpr int kRunningAt = kMostPieces, kSumsAt = kRunningAt + kMostRunning,
+              kLeftAt = kSumsAt + int(kMostSummedRows / 64), kProductCounters = kLeftAt + kMostLeft;
+static_assert(kProductCounters <= Device::kCounters);
+
+/// The counter of a piece: splits that have arrived, that left without waiting, and that have seen all
+/// arrive. The last use makes it 0.
+struct Meeting {
+  static constexpr unsigned kMost = 1023, kLeft = 1u << 10, kSeen = 1u << 20;
+  static __device__ __forceinline__ unsigned arrived(unsigned word) { return word & kMost; }
+  static __device__ __forceinline__ unsigned left(unsigned word) { return word >> 10 & kMost; }
+  static __device__ __forceinline__ unsigned seen(unsigned word) { return word >> 20; }
+};
+
+/// d = alpha sums + bias + beta c, rounded once. Of a pair of problems, the second one's d is transposed.
+template <class Tile, bool kPair = false>
+class SumEpilogue {
+  using T = typename Tile::T;
+  static constexpr int kAcross = Tile::kN / 8;  // a fragment: 4 sums of a thread, in 8 columns
+  static constexpr int kFragments = Tile::kParts * kAcross;
+  static constexpr int kShares = Tile::kPingPong ? 1 : Tile::kGroups;  // pieces of a tile, one a warpgroup
+
+ public:
+  static constexpr int kSharedBytes = 0, kBarriers = 0, kGroups = Tile::kGroups;
+  struct Params {
+    void* d;
+    const void* c;  // d, or what lies as d does
+    int64_t ld, stride;
+    bool wide;           // d is f32, not T
+    bool pairs;          // two neighbours can be written at once
+    float4* scratch;     // where splits > 1: scratch_bytes()
+    unsigned* counters;  // likewise: kProductCounters
+    int splits;          // of the plan
+    int m, n;
+    float alpha, beta;
+    ProductBias<T> bias;
+    struct {  // of a pair's second problem: d (+)= the transposed sums
+      void* d;
+      int64_t ld;
+      bool wide, adds;
+    } second;
+  };
+  static int64_t pieces(const ProductPlan& plan) {
+    return int64_t(plan.batch * plan.rows * plan.columns - plan.whole) * Tile::kCluster * kShares;
+  }
+  static int64_t scratch_bytes(const ProductPlan& plan) {
+    return pieces(plan) * plan.splits * kFragments * 128 * int64_t(sizeof(float4));
+  }
+
+  __device__ __forceinline__ SumEpilogue(const Params& params, char*, gpu::Barrier*, int group)
+      : params_(params), group_(group), thread_(int(threadIdx.x) % 128) {
+    if (params.splits > 1 && thread_ == 0) atomicAdd(running(), 1u);
+  }
+
+  __device__ __forceinline__ void begin(const ProductPart&, int) {}
+
+  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+                                         float (&sums)[Tile::kParts][Tile::kN / 2]) {
+    const auto fragment = [&](int i) {
+      const float* const at = &sums[i / kAcross][i % kAcross * 4];
+      return make_float4(at[0], at[1], at[2], at[3]);
+    };
+    if (part.splits == 1) {
+#pragma unroll
+      for (int first = 0; first < kFragments; first += kTogether) {
+        float4 some[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) some[i] = fragment(first + i);
+        write(part, row, first, kFragments, some);
+      }
+      return;
+    }
+    const int piece = (part.number * Tile::kCluster +
+                       (Tile::kSharesA ? part.n / Tile::kN : part.m / Tile::kM) % Tile::kCluster) *
+                          kShares +
+                      row / Tile::kRows;
+    const float4* const all = params_.scratch + int64_t(piece) * part.splits * (kFragments * 128) + thread_;
+    float4* const own = const_cast<float4*>(all) + part.split * (kFragments * 128);
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) __stcg(own + i * 128, fragment(i));
+    const unsigned running_now = thread_ == 0 ? *static_cast<volatile unsigned*>(running()) : 0;
+    __threadfence();
+    gpu::sync_named(1 + group_, 128);
+    unsigned* const counter = params_.counters + piece;
+    const unsigned splits = unsigned(part.splits);
+    const bool leaves = thread_ == 0 && running_now != splits;
+    unsigned word = 0,
+             before = 0;  // of thread 0 alone: the counter when all have arrived, or when this one left
+    if (leaves) {
+      atomicOr(left_word(piece, part, part.split), left_bit(piece, part, part.split));
+      __threadfence();
+      word = atomicAdd(counter, 1 + Meeting::kLeft) + 1 + Meeting::kLeft;
+      __threadfence();
+    } else if (thread_ == 0) {
+      atomicAdd(counter, 1u);
+      while (Meeting::arrived(word = gpu::load_acquire(counter)) < splits) __nanosleep(64);
+      before = atomicAdd(counter, Meeting::kSeen);
+    }
+    if (gpu::any_named(1 + group_, 128, Meeting::left(word) > 0)) [[unlikely]] {
+      if (add_for_others(part, row, piece, all, leaves, word, before)) return;
+    } else if (part.splits <= 4) {
+      add<4>(part, part.split, row, all);
+    } else if (part.splits <= 8) {
+      add<8>(part, part.split, row, all);
+    } else {
+      add<16>(part, part.split, row, all);
+    }
+    // The last one to see all arrive resets the counter; if none waits, the last to arrive.
+    if (thread_ == 0 && (leaves || Meeting::seen(before) + 1 + Meeting::left(before) == splits)) *counter = 0;
+  }
+
+  __device__ __forceinline__ void end() {
+    if (params_.splits > 1 && thread_ == 0) atomicAdd(running(), ~0u);
+  }
+
+ private:
+  static constexpr int kTogether = 4;  // fragments whose old values are read at once
+
+  /// How many of the warpgroups run that take the splits of the same tiles: those of the same number in
+  /// blocks of the same rank in `splits` neighbouring clusters.
+  __device__ __forceinline__ unsigned* running() const {
+    const int block = gpu::block_again();
+    const int of_splits = block / Tile::kCluster / params_.splits * Tile::kCluster + block % Tile::kCluster;
+    return params_.counters + kRunningAt + of_splits * Tile::kGroups + group_;
+  }
+
+  /// Whether a split left the piece: a bit each.
+  __device__ __forceinline__ unsigned* left_word(int piece, const ProductPart& part, int split) const {
+    return params_.counters + kLeftAt + (piece * part.splits + split) / 32;
+  }
+  __device__ __forceinline__ static unsigned left_bit(int piece, const ProductPart& part, int split) {
+    return 1u << (piece * part.splits + split) % 32;
+  }
+  /// Where some splits left the piece: its own share, and theirs if this is the first that has waited, or, if
+  /// none waits, the last to arrive. True if it leaves its own. `leaves`, `word` and `before` are thread 0's.
+  __device__ __forceinline__ bool add_for_others(const ProductPart& part, int row, int piece,
+                                                 const float4* all, bool leaves, unsigned word,
+                                                 unsigned before) const {
+    const bool none_waits = Meeting::left(word) == unsigned(part.splits);
+    const bool first = leaves ? none_waits : thread_ == 0 && Meeting::seen(before) == 0;
+    const bool cleans = gpu::any_named(1 + group_, 128, first);
+    if (gpu::any_named(1 + group_, 128, leaves && !none_waits)) return true;
+#pragma unroll 1
+    for (int split = 0; split < part.splits; ++split) {
+      const bool left = (__ldcg(left_word(piece, part, split)) & left_bit(piece, part, split)) != 0;
+      if (split == part.split || (cleans && left)) add<1, 1>(part, split, row, all);
+    }
+    if (!cleans) return false;
+    gpu::sync_named(1 + group_, 128);  // all threads have read the bits
+    for (int split = thread_; split < part.splits; split += 128)
+      atomicAnd(left_word(piece, part, split), ~left_bit(piece, part, split));
+    return false;
+  }
+
+  /// A split's share of the piece, kTerms splits and kSome fragments at a time, whose loads are in flight
+  /// together. The order of the sum does not depend on them.
+  template <int kTerms, int kSome = 16 / kTerms>
+  __device__ __forceinline__ void add(const ProductPart& part, int share, int row, const float4* all) const {
+    const int splits = part.splits, end = (share + 1) * kFragments / splits;
+    for (int first = share * kFragments / splits; first < end; first += kSome) {
+      float4 total[kSome] = {};
+      for (int split = 0; split < splits; split += kTerms) {
+        float4 terms[kSome][kTerms] = {};
+#pragma unroll
+        for (int i = 0; i < kSome; ++i)
+#pragma unroll
+          for (int term = 0; term < kTerms; ++term)
+            if (first + i < end && split + term < splits)
+              terms[i][term] = __ldcg(all + ((split + term) * kFragments + first + i) * 128);
+#pragma unroll
+        for (int i = 0; i < kSome; ++i)
+#pragma unroll
+          for (int term = 0; term < kTerms; ++term) {
+            total[i].x += terms[i][term].x, total[i].y += terms[i][term].y;
+            total[i].z += terms[i][term].z, total[i].w += terms[i][term].w;
+          }
+      }
+      write(part, row, first, end, total);
+    }
+  }
+
+  /// Fragments first ... of the piece, those before `end`.
+  template <int kCount>
+  __device__ __forceinline__ void write(const ProductPart& part, int row, int first, int end,
+                                        const float4 (&sums)[kCount]) const {
+    if (kPair && part.batch == 1 ? params_.second.wide : params_.wide)
+      write_as<float>(part, row, first, end, sums);
+    else
+      write_as<T>(part, row, first, end, sums);
+  }
+  template <class Out, int kCount>
+  __device__ __forceinline__ void write_as(const ProductPart& part, int row, int first, int end,
+                                           const float4 (&sums)[kCount]) const {
+    using Pair = typename ProductPair<Out>::type;
+    const int lane = thread_ % 32, line = part.m + row + thread_ / 32 * 16 + lane / 4;
+    const auto place = [&](int i, int down, int& inside) {  // of the pair in d; how many of it are inside
+      const int r = line + (first + i) / kAcross * 64 + down * 8;
+      const int column = part.n + (first + i) % kAcross * 8 + lane % 4 * 2;
+      inside = first + i < end && r < params_.m ? params_.n - column : 0;
+      return part.batch * params_.stride + r * params_.ld + column;
+    };
+    if constexpr (kPair) {
+      if (part.batch == 1) return write_transposed<Out>(line, part.n + lane % 4 * 2, first, end, sums);
+    }
+    float2 old[kCount][2] = {};
+    if (params_.beta != 0)
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+#pragma unroll
+        for (int down = 0; down < 2; ++down) {
+          int inside;
+          const Out* const from = static_cast<const Out*>(params_.c) + place(i, down, inside);
+          if (inside >= 2 && params_.pairs)
+            old[i][down] = read_pair<Out>(*reinterpret_cast<const Pair*>(from));
+          else if (inside > 0)
+            old[i][down] = {float(from[0]), inside > 1 ? float(from[1]) : 0};
+        }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+#pragma unroll
+      for (int down = 0; down < 2; ++down) {
+        int inside;
+        Out* const to = static_cast<Out*>(params_.d) + place(i, down, inside);
+        if (inside <= 0) continue;
+        const float2 bias = params_.bias.at(part.batch, part.n + (first + i) % kAcross * 8 + lane % 4 * 2);
+        float low = fmaf(params_.alpha, down ? sums[i].z : sums[i].x, bias.x);
+        float high = fmaf(params_.alpha, down ? sums[i].w : sums[i].y, bias.y);
+        if (params_.beta != 0) {
+          low = fmaf(params_.beta, old[i][down].x, low);
+          high = fmaf(params_.beta, old[i][down].y, high);
+        }
+        if (inside >= 2 && params_.pairs) {
+          *reinterpret_cast<Pair*>(to) = make_pair<Out>(low, high);
+        } else {
+          to[0] = Out(low);
+          if (inside > 1) to[1] = Out(high);
+        }
+      }
+  }
+
+  /// Eight lanes with neighbouring lines write 32 bytes of a row of d together.
+  template <class Out, int kCount>
+  __device__ __forceinline__ void write_transposed(int line, int column, int first, int end,
+                                                   const float4 (&sums)[kCount]) const {
+    const auto place = [&](int i, int of_four) -> int64_t {  // in d, or -1
+      const int r = line + (first + i) / kAcross * 64 + of_four / 2 * 8,
+                c = column + (first + i) % kAcross * 8 + of_four % 2;
+      return first + i < end && r < params_.m && c < params_.n ? c * params_.second.ld + r : -1;
+    };
+    Out* const d = static_cast<Out*>(params_.second.d);
+    float old[kCount][4] = {};
+    if (params_.second.adds)
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (const int64_t at = place(i, j); at >= 0) old[i][j] = float(d[at]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float of_four[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (const int64_t at = place(i, j); at >= 0) d[at] = Out(fmaf(params_.alpha, of_four[j], old[i][j]));
+    }
+  }
+
+  const Params& params_;
+  const int group_, thread_;
+};
+
+}  // namespace
+}  // namespace tessera::ops

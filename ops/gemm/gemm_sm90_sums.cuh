@@ -1,0 +1,128 @@
+#pragma once
+
+#include "gpu/again.cuh"
+#include "gpu/barrier.cuh"
+#include "gpu/global.cuh"
+#include "gpu/mma.cuh"
+#include "gpu/wgmma.cuh"
+#include "ops/gemm/gemm_sm90_plan.h"
+
+/// Products of a weight's gradient, dy^T x, sum the rows of a over k on the way: the gradient of a bias. The
+/// bytes are in shared memory already and the warps wait for their products anyway, so they add what is
+/// there: for 64 of k and 64 rows 4 loads of 512 bytes and 64 instructions per warp. (Products of a warp with
+/// ones stop those of the warpgroups: see docs/ops/linear.md.)
+///
+/// The tiles of a row of tiles, which all have the same a, take the blocks of k by turns, up to four of them;
+/// the turns count from the start of k, not of a part, since some of these tiles may be split and others not.
+/// The warp that counts the last part of a sum adds all, in the order of tiles and of k, so nothing depends
+/// on which it is.
+///
+/// Tile, Plan and Part are those of gemm_sm90.cuh.
+
+namespace tessera::ops {
+
+/// Blocks of a part, whose first is block `first` of k, before the first one that is the turn of tile `index`
+/// of `tiles`.
+__device__ __forceinline__ int blocks_before_turn(int index, int tiles, int first) {
+  const int blocks = index - first % tiles;
+  return blocks < 0 ? blocks + tiles : blocks;
+}
+
+/// The sums of a over every `tiles`-th block of k. A lane has those of rows g and g + 8 of its
+/// warp's 16 of each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
+template <class Tile>
+struct SumsOfA {
+  int tiles, ahead;  // ahead: blocks before the next one; more than there are: none is summed
+  float sums[Tile::kParts][2] = {};
+
+  /// Block after block.
+  __device__ __forceinline__ void visit(const char* stage, int row) {
+    if (--ahead >= 0) return;
+    ahead = tiles - 1;
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
+    const uint32_t boxes = gpu::shared_address(stage) + uint32_t(row) * 128 +
+                           gpu::swizzled_place(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+#pragma unroll
+    for (int part = 0; part < Tile::kParts; ++part)
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        uint32_t a[4];
+        gpu::ldmatrix_x4_trans(a, boxes + uint32_t(part * 8192 + step * 16 * 128));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 pair = gpu::unpack_halves<typename Tile::T>(a[i]);
+          sums[part][i % 2] += pair.x, sums[part][i % 2] += pair.y;
+        }
+      }
+  }
+};
+
+/// How many parts a tile's are: one that is not split is all of a split one, and the others are zero.
+template <class Plan, class Part>
+__device__ __forceinline__ int weight_of_sums(const Plan& plan, const Part& part) {
+  return part.splits == plan.splits ? 1 : plan.splits;
+}
+
+/// The warpgroup's part of the sums of a, over its rows of the tile, which are the product's from `first` on.
+template <class Tile, class Plan, class Part>
+__device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, int first,
+                                           const SumsOfA<Tile>& of_a) {
+  const int lane = int(threadIdx.x) % 32, quad = lane % 4;
+  float own = 0;  // of the quad's sums each lane takes one
+#pragma unroll
+  for (int i = 0; i < 2 * Tile::kParts; ++i) {
+    float sum = of_a.sums[i / 2][i % 2];
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+    if (quad == i) own = sum;
+  }
+  const int row = first + int(threadIdx.x) % 128 / 32 * 16 + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
+  if (quad >= 2 * Tile::kParts || first >= plan.m) return;
+  const int place = part.n / Tile::kN * plan.splits + part.split, weight = weight_of_sums(plan, part);
+  float* to = plan.partial_sums + int64_t(place) * plan.sums_pitch + row;
+  for (int i = 0; i < weight; ++i, to += plan.sums_pitch) __stcg(to, i == 0 ? own : 0.0f);
+}
+
+/// A warp that has nothing else to do waits for the parts that warpgroup `group` writes and, where they are
+/// the last of their rows, adds all up: some 2 us to L2 and back, under the epilogue.
+template <class Tile, class Plan>
+__device__ __forceinline__ void add_sums(const Plan& plan, int group) {
+  // A lane's rows, and its loads in flight together: it has 24 registers, or 40.
+  constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kMany ? 1 : 16 / kRows;
+  using Rows = std::conditional_t<kRows == 4, float4, float2>;
+  const int lane = int(threadIdx.x) % 32, parts = plan.template sum_parts<Tile>();
+  int number = 0;
+  for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
+       item += int(gridDim.x) / Tile::kCluster, ++number) {
+    if (Tile::kPingPong && number % 2 != group) continue;
+    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
+    const int first = part.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
+    if (part.n / Tile::kN >= plan.template summing<Tile>()) continue;
+    gpu::sync_named(3 + group, 160);
+    if (first >= plan.m) continue;
+    int come = 0;
+    if (lane == 0) {
+      int* const there = plan.sums_arrived + first / 64;
+      const int weight = weight_of_sums(plan, part);
+      come = gpu::add_acquire_release(there, weight);
+      come += weight;
+      if (come == parts) *there = 0;
+    }
+    if (__shfl_sync(0xFFFFFFFFu, come, 0) != parts) continue;
+    __threadfence();
+    const int row = first + lane * kRows;
+    const float* from = plan.partial_sums + row;
+    float sums[kRows] = {};
+#pragma unroll kTogether
+    for (int i = 0; i < parts; ++i, from += plan.sums_pitch) {
+      const Rows some = __ldcg(reinterpret_cast<const Rows*>(from));
+      sums[0] += some.x, sums[1] += some.y;
+      if constexpr (kRows == 4) sums[2] += some.z, sums[3] += some.w;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (row + i < plan.m) plan.sums[row + i] = sums[i];
+  }
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,81 @@
+#include <cblas.h>
+#include <dlfcn.h>
+
+#include <mutex>
+
+#include "ops/gemm/sgemm_internal.h"
+#include "runtime/error.h"
+
+namespace tessera::ops {
+namespace {
+
+/// The OpenMP runtime that OpenBLAS's OpenMP build brings with it. Its number of threads belongs to the
+/// calling thread, so setting it affects no other thread.
+struct OpenMp {
+  int (*get)();
+  void (*set)(int);
+
+  OpenMp()
+      : get(reinterpret_cast<int (*)()>(::dlsym(RTLD_DEFAULT, "omp_get_max_threads"))),
+        set(reinterpret_cast<void (*)(int)>(::dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) {
+    check(get && set,
+          "matmul: OpenBLAS was built with OpenMP, but no OpenMP runtime is loaded; install "
+          "libopenblas0-pthread or libopenblas0-openmp");
+  }
+};
+
+/// The build with POSIX threads has one number of threads for the process: 1 while any thread is in sgemm.
+struct Shared {
+  std::mutex mutex;
+  int users = 0, before = 1;
+};
+
+/// While it lives, OpenBLAS starts no threads for this thread's calls.
+class OneBlasThread {
+ public:
+  OneBlasThread() : build_(openblas_get_parallel()) {
+    if (build_ == OPENBLAS_OPENMP) {
+      before_ = openmp().get();
+      if (before_ != 1) openmp().set(1);
+    } else if (build_ == OPENBLAS_THREAD) {
+      const std::lock_guard lock(shared().mutex);
+      if (shared().users++ > 0) return;
+      shared().before = openblas_get_num_threads();
+      if (shared().before != 1) openblas_set_num_threads(1);
+    }
+  }
+  ~OneBlasThread() {
+    if (build_ == OPENBLAS_OPENMP) {
+      if (before_ != 1) openmp().set(before_);
+    } else if (build_ == OPENBLAS_THREAD) {
+      const std::lock_guard lock(shared().mutex);
+      if (--shared().users == 0 && shared().before != 1) openblas_set_num_threads(shared().before);
+    }
+  }
+  OneBlasThread(const OneBlasThread&) = delete;
+
+ private:
+  static const OpenMp& openmp() {
+    static const OpenMp found;
+    return found;
+  }
+  static Shared& shared() {
+    static Shared one;
+    return one;
+  }
+
+  const int build_;
+  int before_ = 1;
+};
+
+}  // namespace
+
+void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const SgemmOperand& a, const SgemmOperand& b,
+           float beta, float* c, int64_t ldc) {
+  const OneBlasThread one;
+  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+              b.transposed ? CblasTrans : CblasNoTrans, int(m), int(n), int(k), alpha, a.data, int(a.ld),
+              b.data, int(b.ld), beta, c, int(ldc));
+}
+
+}  // namespace tessera::ops

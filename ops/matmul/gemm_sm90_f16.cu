@@ -1,7 +1,0 @@
-#include "ops/matmul/gemm_sm90_rows.cuh"
-
-namespace tessera::ops {
-
-template void product_sm90<f16>(const Gemm& gemm, const ProductChoice& choice, Device device);
-
-}  // namespace tessera::ops

@@ -1,8 +1,0 @@
-#include "ops/matmul/gemm_sm90_pair.cuh"
-
-namespace tessera::ops {
-
-template void product_pair_sm90<bf16>(const Gemm& first, const Gemm& second, const ProductChoice& choice,
-                                      Device device);
-
-}  // namespace tessera::ops
