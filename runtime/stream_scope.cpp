@@ -16,11 +16,19 @@ namespace {
 
 thread_local StreamScope* t_scope = nullptr;
 
+/// Set in the numbers of captures, which CUDA counts apart from streams.
+constexpr uint64_t kCapture = uint64_t{1} << 63;
+
 /// 0 for the device's own stream; else one more than CUDA's number of the stream, which no other stream gets.
+/// CUDA does not tell it while the stream is captured (asking ends the capture): then it is the capture's
+/// number, so that what is captured counts as another stream than what was issued before and after.
 uint64_t id_of([[maybe_unused]] StreamHandle stream, [[maybe_unused]] StreamHandle own) {
 #if defined(TESSERA_WITH_CUDA)
   if (stream == own) return 0;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, &id));
+  if (status == cudaStreamCaptureStatusActive) return kCapture | uint64_t(id);
   check(cudaStreamGetId(stream, &id));
   return uint64_t(id) + 1;
 #else
