@@ -16,8 +16,10 @@
 /// a second kernel took 5 to 7.
 ///
 /// Termination: a warpgroup waits only for warpgroups that run already. Those that sum the same tiles count
-/// themselves as running while they live; one that finds some of them not running, because other kernels hold
-/// their SMs, says so as it arrives and goes on to its next tile. Its share is made by one that waits, or, if
+/// themselves as running while they live; one that finds some of them not running after kPolls looks, because
+/// other kernels hold their SMs, says so as it arrives and goes on to its next tile. (The looks are for those
+/// that start a little later, when the kernel before this one has left their SMs: leaving at once costs a
+/// short product 4 us, since one warpgroup then adds for several.) Its share is made by one that waits, or, if
 /// none does, by the last to arrive: of the same sums in the same order, so d has the same bits. A wait
 /// always ends, since who waits in one round of tiles waits for arrivals in that round alone, and these
 /// depend on earlier rounds. The count of those that run costs two reductions without an answer per warpgroup
@@ -109,12 +111,16 @@ class SumEpilogue {
     float4* const own = const_cast<float4*>(all) + part.split * (kFragments * 128);
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) __stcg(own + i * 128, fragment(i));
-    const unsigned running_now = thread_ == 0 ? *static_cast<volatile unsigned*>(running()) : 0;
+    const unsigned splits = unsigned(part.splits);
+    unsigned running_now = thread_ == 0 ? *static_cast<volatile unsigned*>(running()) : splits;
     __threadfence();
     gpu::sync_named(1 + group_, 128);
     unsigned* const counter = params_.counters + piece;
-    const unsigned splits = unsigned(part.splits);
-    const bool leaves = thread_ == 0 && running_now != splits;
+    for (int polls = 0; running_now != splits && polls < kPolls; ++polls) {
+      __nanosleep(64);
+      running_now = *static_cast<volatile unsigned*>(running());
+    }
+    const bool leaves = running_now != splits;
     unsigned word = 0,
              before = 0;  // of thread 0 alone: the counter when all have arrived, or when this one left
     if (leaves) {
@@ -146,6 +152,7 @@ class SumEpilogue {
 
  private:
   static constexpr int kTogether = 4;  // fragments whose old values are read at once
+  static constexpr int kPolls = 32;    // of the warpgroups that run: about 0.7 us each
 
   /// How many of the warpgroups run that take the splits of the same tiles: those of the same number in
   /// blocks of the same rank in `splits` neighbouring clusters.
