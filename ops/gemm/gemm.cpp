@@ -397,6 +397,43 @@ bool pads_are_columns(const Sum& sum) {
   return sum.d.count() == sum.d.size(-1) * sum.d.size(-2) && pads_to_long(sum.a);
 }
 
+/// The sum as one product of row "wgmma", which walks over the matrices where they are; false, and nothing
+/// done, where that row cannot or does not pay.
+bool multiply_terms(const Sum& sum, bool accumulate) {
+  const auto forced = tuning::ForceRow::forced("gemm");
+  if (forced && *forced != int(GemmRow::wgmma)) return false;
+  const Shape of_a{sum.terms, sum.a.size(-2), sum.a.size(-1)},
+      of_b{sum.terms, sum.b.size(-2), sum.b.size(-1)};
+  if (!sum.a.can_reshape(of_a) || !sum.b.can_reshape(of_b)) return false;
+  const Tensor a = sum.a.reshape(of_a), b = sum.b.reshape(of_b);
+  const Stored left = stored(a), right = stored(b), into = stored(sum.d);
+  if (!left.fits || !right.fits || !into.fits || into.transposed) return false;
+  const int64_t unit = 16 / int64_t(size_of(sum.d.dtype())), n = sum.d.size(-1);
+  const Gemm gemm{.m = sum.d.size(-2),
+                  .n = n,
+                  .k = a.size(-1),
+                  .terms = sum.terms,
+                  .in = a.dtype(),
+                  .out = sum.d.dtype(),
+                  .transpose_a = left.transposed,
+                  .transpose_b = right.transposed,
+                  .a = a.raw(),
+                  .b = b.raw(),
+                  .d = sum.d.raw(),
+                  .lda = left.ld,
+                  .ldb = right.ld,
+                  .ldd = into.ld,
+                  .stride_a = a.layout().stride(0),
+                  .stride_b = b.layout().stride(0),
+                  .beta = accumulate ? 1.0 : 0.0,
+                  .pads_d = owns_pads(sum.d, (n + unit - 1) / unit * unit),
+                  .copied = double(a.count()) * double(size_of(a.dtype()))};
+  const Device device = sum.d.device();
+  if (!gemm_sm90_lacks(gemm, device).empty() || (!forced && !gemm_sm90_pays(gemm, device))) return false;
+  gemm_wgmma(gemm, device);
+  return true;
+}
+
 }  // namespace
 
 bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b) {
@@ -416,6 +453,7 @@ bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumu
   Tensor long_a, long_b;
   bool one_product = is_long(sum, long_a, long_b);
   if (!one_product && pads_are_columns(sum)) {
+    if (multiply_terms(sum, accumulate)) return false;
     std::tie(long_a, long_b) = pad_to_long(sum.a, sum.b);
     one_product = true;
   }

@@ -15,13 +15,16 @@ namespace tessera::ops {
 /// dimensions (elements between rows) are at least the stored row's length; strides (elements between the
 /// matrices of a batch) may be 0 for A, B and bias. All sizes are at least 1.
 ///
+/// With `terms` > 1 (batch 1, row "wgmma" alone) D is the sum of that many products, whose matrices A and B
+/// are stride_a and stride_b apart: as one product with a long k, without one having to exist.
+///
 /// Dtypes: A, B and bias have `in`; D has `out`, which is `in`, or f32 for bf16 and f16. Sums run in f32 (f64
 /// for f64) and are rounded once, to `out`. With `tf32` (in = f32, CUDA) tensor cores read A and B as TF32,
 /// rounded or truncated as the kernel does it, in the rows "cublas" and "cublas padded"; "narrow" multiplies
 /// in f32 all the same. C has D's dtype and layout; it is D itself but in
 /// the rows "wgmma" and "narrow", where it may be elsewhere. With beta 0 it is not read.
 struct Gemm {
-  int64_t m = 0, n = 0, k = 0, batch = 1;
+  int64_t m = 0, n = 0, k = 0, batch = 1, terms = 1;
   DType in = DType::f32, out = DType::f32;
   bool transpose_a = false, transpose_b = false;
   const void* a = nullptr;
@@ -105,8 +108,8 @@ bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight);
 void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight);
 
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
-/// sum over them. One product with a long k where the operands' layouts allow it (pads of a 16-bit a on CUDA
-/// are no hindrance), else one product after the other in a fixed order, rounding to d's dtype each time: see
+/// sum over them. One product with a long k where the operands' layouts allow it (rows of a 16-bit a that are
+/// pitched are no hindrance on CUDA), else one product after the other in a fixed order, rounding to d's dtype each time: see
 /// `sum_is_one_product`. `sums` and the result as in multiply.
 bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate = false,
                   const Tensor& sums = {});

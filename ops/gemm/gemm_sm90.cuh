@@ -28,7 +28,8 @@
 /// Products of a weight's gradient can sum a over k on the way: gemm_sm90_sums.cuh.
 ///
 /// Edges cost nothing: tensor maps know the true extents and fill in zeros, along k too, where both operands
-/// get them, so pads between rows are never read. Of k-first operands boxes of 64 columns are brought.
+/// get them, so pads between rows are never read. A sum of products goes on along k from one pair of matrices
+/// to the next, the maps' third dimension: each ends with such an edge. Of k-first operands boxes of 64 columns are brought.
 
 namespace tessera::ops {
 
@@ -66,13 +67,14 @@ struct ProductPart {
 /// and divides `whole`, so that they run at the same time, each in the same round of its block.
 struct ProductPlan {
   int m = 0, n = 0, k = 0, batch = 1, splits = 1;
-  int blocks = 0;                 // of 64 along k
+  int blocks = 0;                 // of 64 along k, of all terms
+  int term_blocks = 0;            // of a term
   int split_blocks = 0;           // of a split; the last may have fewer
   int rows = 0, columns = 0;      // tiles of a cluster
   int group = 1;                  // rows of tiles in a group
   int whole = 0;                  // of batch * rows * columns tiles
   int items = 0;                  // whole + splits * (the other tiles)
-  int step_a = 0, step_b = 0;     // 0: the same matrix for the whole batch
+  int step_a = 0, step_b = 0;     // 0: the same matrix for the whole batch and all terms
   float* sums = nullptr;          // m of them: a's, over k; null: not wanted
   float* partial_sums = nullptr;  // sum_parts() rows of them
   int sums_pitch = 0;             // between those: whole tiles
@@ -165,8 +167,10 @@ __device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& m
        item += int(gridDim.x) / Tile::kCluster) {
     const ProductPart part = plan.part<Tile>(item, rank);
     const int problem = kProblems > 1 ? part.batch : 0;
+    // Of the batch or of the terms: one of them is 1.
+    int matrix = part.first / plan.term_blocks, k = (part.first - matrix * plan.term_blocks) * Tile::kDepth;
+    matrix += part.batch;
     for (int block = 0; block < part.blocks; ++block) {
-      const int k = (part.first + block) * Tile::kDepth;
       char* const a = stages + place.stage * Tile::kStageBytes;
       char* const b = a + Tile::kBytesA;
       gpu::Barrier& full = ring.full[place.stage];
@@ -184,16 +188,18 @@ __device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& m
         for (int box = 0; box < (Tile::kA == along_k ? 1 : Tile::kM / 64); ++box)
           bring.template operator()<Tile::kSharesA>(
               a + box * 8192, maps.a[problem], Tile::kA == along_k ? k : part.m + box * 64,
-              Tile::kA == along_k ? part.m : k, part.batch * plan.step_a);
+              Tile::kA == along_k ? part.m : k, matrix * plan.step_a);
       }
       if (Tile::kDown == 1 || for_both) {
 #pragma unroll
         for (int box = 0; box < (Tile::kB == along_k ? 1 : (Tile::kN + 63) / 64); ++box)
           bring.template operator()<(Tile::kDown > 1)>(
               b + box * 8192, maps.b[problem], Tile::kB == along_k ? k : part.n + box * 64,
-              Tile::kB == along_k ? part.n : k, part.batch * plan.step_b);
+              Tile::kB == along_k ? part.n : k, matrix * plan.step_b);
       }
       place.advance();
+      k += Tile::kDepth;
+      if (k >= plan.k) ++matrix, k = 0;
     }
   }
 }
@@ -357,11 +363,13 @@ gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k
 }
 
 /// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) after
-/// `whole` tiles that are not split.
+/// `whole` tiles that are not split; of the sum of `terms` such products.
 template <class Tile>
-ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0) {
+ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0,
+                         int64_t terms = 1) {
   ProductPlan plan{.m = int(m), .n = int(n), .k = int(k), .batch = int(batch)};
-  plan.blocks = int(gpu::ceil_div(k, Tile::kDepth));
+  plan.term_blocks = int(gpu::ceil_div(k, Tile::kDepth));
+  plan.blocks = int(terms) * plan.term_blocks;
   plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
   plan.splits = int(gpu::ceil_div(plan.blocks, plan.split_blocks));
   plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kDown));

@@ -36,7 +36,7 @@ std::string gemm_sm90_lacks(const Gemm& g, Device device) {
   if (!vectors(g.a, g.lda, g.stride_a, g.in) || !vectors(g.b, g.ldb, g.stride_b, g.in))
     return "operands whose rows start on 16-byte boundaries";
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
-  if (std::max({g.m, g.n, g.k}) > kMost || g.batch * ceil_div(g.m, 128) * ceil_div(g.n, 128) > kMost / 64)
+  if (std::max({g.m, g.n, g.k * g.terms}) > kMost || g.batch * ceil_div(g.m, 128) * ceil_div(g.n, 128) > kMost / 64)
     return "fewer elements";
   return {};
 }
@@ -60,11 +60,11 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
   // comparison with other rows, not of that among tiles.
   constexpr double kLeast = 5.2e-6, kRound = 1.3e-6, kBytesPerSecond = 3.1e12, kFlops = 400e12, kLong = 12e-6;
   constexpr int64_t kMostTiles = 1024;  // in parts
-  const int64_t blocks = ceil_div(g.k, 64);
+  const int64_t blocks = g.terms * ceil_div(g.k, 64);
   const bool by_engine = direct(g), wide = g.out != g.in,
              gradient = product_is_gradient(!g.transpose_a, g.transpose_b);
   // Only of products that take a while: short ones are bound by their ends.
-  const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.k);
+  const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.terms * g.k);
   const bool takes_long = std::max(flops / kFlops, gemm_bytes(g) / kBytesPerSecond) > kLong;
   const auto across = [&](const void* data, int64_t ld, int64_t stride) {
     return takes_long && !gemm_on_lines(data, ld, stride) ? kAcrossLines : 1;
@@ -142,9 +142,9 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
 }
 
 double gemm_bytes(const Gemm& g) {
-  const double batch = double(g.batch), size = double(size_of(g.in));
-  return (g.stride_a == 0 ? 1 : batch) * double(g.m) * double(g.k) * size +
-         (g.stride_b == 0 ? 1 : batch) * double(g.k) * double(g.n) * size +
+  const double batch = double(g.batch), matrices = double(g.batch * g.terms), size = double(size_of(g.in));
+  return (g.stride_a == 0 ? 1 : matrices) * double(g.m) * double(g.k) * size +
+         (g.stride_b == 0 ? 1 : matrices) * double(g.k) * double(g.n) * size +
          batch * double(g.m) * double(g.n) * double(size_of(g.out));
 }
 
@@ -157,7 +157,8 @@ double gemm_cublas_seconds(const Gemm& g) {
   constexpr int64_t kFew = 8, kTerms = 32, kNarrow = 64, kShort = 256, kLong = 4096;
   const bool odd = ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
   const double flops =
-      2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) * double(g.k);
+      2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) *
+      double(g.terms * g.k);
   const int64_t side = std::min(g.m, g.n);
   const bool few_terms = g.k <= kTerms && side > kNarrow && g.out == g.in;
   const double bytes = gemm_bytes(g) * (odd && side <= kFew ? kFewAndOdd : few_terms ? kFewTerms : 1);

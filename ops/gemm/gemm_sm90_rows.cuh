@@ -19,9 +19,11 @@ struct TileOf {
 template <class Tile>
 ProductMaps operand_maps(const Gemm& g) {
   using T = typename Tile::T;
+  const int64_t matrices = g.batch * g.terms;
   return {
-      operand_map<T, Tile::kA>({static_cast<const T*>(g.a), g.lda, g.stride_a}, g.m, g.k, g.batch, Tile::kM),
-      operand_map<T, Tile::kB>({static_cast<const T*>(g.b), g.ldb, g.stride_b}, g.n, g.k, g.batch, Tile::kN)};
+      operand_map<T, Tile::kA>({static_cast<const T*>(g.a), g.lda, g.stride_a}, g.m, g.k, matrices, Tile::kM),
+      operand_map<T, Tile::kB>({static_cast<const T*>(g.b), g.ldb, g.stride_b}, g.n, g.k, matrices,
+                               Tile::kN)};
 }
 
 template <class T>
@@ -106,7 +108,7 @@ void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
       product_is_gradient(kA == gpu::TileOrder::along_k, kB == gpu::TileOrder::along_k);
   using Plain = typename TileOf<kIndex, T, kA, kB>::type;
   using Tile = typename TileOf<kIndex, T, kA, kB, kGradient>::type;
-  ProductPlan plan = product_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits, choice.whole);
+  ProductPlan plan = product_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits, choice.whole, g.terms);
   plan.step_a = g.stride_a != 0, plan.step_b = g.stride_b != 0;
   Tensor partial_sums;
   if (Tile::kSumsA && g.sums) {

@@ -20,6 +20,7 @@ bool stream_tokens_are_rows(const Gemm& g) {
 }
 
 std::string gemm_stream_lacks(const Gemm& g) {
+  if (g.terms > 1) return "a product, not a sum of several";
   if (std::min(g.m, g.n) > kStreamTokens) return "at most 64 rows or columns of d";
   if (stream_tokens_are_rows(g) ? g.transpose_a : !g.transpose_b) return "tokens whose k is dense";
   return {};

@@ -181,6 +181,52 @@ TEST_F(GemmSm90Cuda, SumsAreExactWhereSomeTilesOfARowAreSplit) {
   }
 }
 
+TEST_F(GemmSm90Cuda, SumsOfProductsAreExactInWholeTilesAndInParts) {
+  // Pairs of matrices in frames of NaN, each k an edge of its own; b may stand still.
+  const int64_t terms = 3;
+  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile)
+    for (const ProductSize& size : {ProductSize{33, 72, 129}, {300, 200, 21}, {129, 264, 200}})
+      for (const int flags : {0, 1, 2, 3})
+        for (const int splits : {1, 2, 5})
+          for (const bool same_b : {false, true}) {
+            const bool ta = flags & 1, tb = flags & 2, wide = splits == 5;
+            const auto [m, n, k, batch] = size;
+            const Tensor a = small_numbers(ta ? Shape{terms, k, m} : Shape{terms, m, k}, 1),
+                         b = small_numbers(tb ? Shape{same_b ? 1 : terms, n, k}
+                                              : Shape{same_b ? 1 : terms, k, n},
+                                           2);
+            const Tensor want = Tensor::empty({m, n}, DType::f32, Device::cpu());
+            for (int64_t t = 0; t < terms; ++t) {
+              const Tensor left = a.select(0, t), right = b.select(0, same_b ? 0 : t);
+              multiply(want, ta ? left.transpose(0, 1) : left, tb ? right.transpose(0, 1) : right,
+                       {.accumulate = t > 0});
+            }
+            Tensor frame_a, frame_b, frame_d;
+            const double nan = std::numeric_limits<double>::quiet_NaN();
+            const Tensor left = framed(a, DType::bf16, nan, frame_a),
+                         right = framed(b, DType::bf16, nan, frame_b),
+                         result = framed(want, wide ? DType::f32 : DType::bf16, 77, frame_d);
+            result.fill(nan);
+            Gemm g{.m = m, .n = n, .k = k, .terms = terms, .in = DType::bf16, .out = result.dtype()};
+            g.transpose_a = ta, g.transpose_b = tb;
+            g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
+            g.lda = left.layout().stride(1), g.ldb = right.layout().stride(1);
+            g.ldd = result.layout().stride(0);
+            g.stride_a = left.layout().stride(0), g.stride_b = same_b ? 0 : right.layout().stride(0);
+            ASSERT_EQ(gemm_sm90_lacks(g, gpu()), "");
+            ProductChoice choice = choose_product(g, gpu().multiprocessors(), tile);
+            const int64_t blocks = terms * ((k + 63) / 64), depth = (blocks + splits - 1) / splits;
+            choice.splits = int((blocks + depth - 1) / depth), choice.whole = 0;
+            choice.by_threads = choice.by_threads || choice.splits > 1;
+            if (choice.seconds == 0 || (choice.by_threads && !kProductTiles[tile].by_threads))
+              continue;  // no tile for such a d
+            product(g, choice, DType::bf16);
+            ASSERT_EQ(result.to_vector<float>(), want.to(result.dtype()).to_vector<float>())
+                << "tile " << tile << ": " << m << " " << n << " " << k << ", transposed " << ta << tb
+                << ", splits " << choice.splits << (same_b ? ", one b" : "");
+          }
+}
+
 TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
   // d = a^T b [m, n], and e^T = f^T g: e [n, m]. In one part and in several, added to what is there or not,
   // with the sums of a's and g's columns or without.

@@ -41,6 +41,28 @@ TEST(GroupedLinear, SharedInputGradientRoundsOnce) {
   EXPECT_EQ(grad(x).to_vector<double>(), std::vector<double>(6, 264.0));
 }
 
+/// The same on a GPU, where the groups are one product whose k has gaps, with NaN in the gaps of dy.
+TEST(GroupedLinear, SharedInputGradientRoundsOnceOnAGpuNextToPadsOfNaN) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Device gpu = Device::cuda(0);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Tensor x = Tensor::full({300, 24}, 1, dtype, gpu);
+    require_grad(x);
+    const Tensor weight = Tensor::zeros({10, 1365, 24}, dtype, gpu);
+    const double one_ulp_less = dtype == DType::bf16 ? 256 : 2048;  // adding 1 to it is lost
+    weight.select(1, 0).fill(1);
+    weight.select(0, 0).select(0, 0).fill(one_ulp_less);
+    const Tensor dy = Tensor::empty({300, 10, 1365}, dtype, gpu);
+    ASSERT_GT(dy.storage()->pitch_bytes, 0);
+    Tensor::view_of(dy.storage(), Layout::packed({int64_t(dy.storage()->bytes)}), DType::u8).fill(0xFF);
+    dy.fill(1);
+    Tape tape;
+    tape.backward(std::vector{grouped_linear(x, weight)}, std::vector{dy});
+    EXPECT_EQ(grad(x).to_vector<double>(),
+              std::vector<double>(300 * 24, dtype == DType::bf16 ? 264.0 : 2056.0));
+  }
+}
+
 TEST(GroupedLinear, MessagesNameWhatDisagrees) {
   const Tensor weight = counted({3, 4, 5});
   EXPECT_EQ(
