@@ -193,7 +193,7 @@ struct ForwardRows {
   int first, row, warp;  // the block's tile starts at query `first`; `warp` counts the consumers
   int queries, q_row;    // of the sequence; where the warp's first row is in memory
   int h, b;
-  int64_t piece;  // of a split tile; negative: none
+  int64_t piece;    // of a split tile; negative: none
   int lane, place;  // `place` is the lane again where that spares a register
 
   __device__ __forceinline__ int own() const { return first + warp * 16; }  // the warp's first query
@@ -246,8 +246,8 @@ __device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const Fo
     uint32_t values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      values[i] = gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2],
-                                      o[8 * step + 2 * i + 1] * inverse[i % 2]);
+      values[i] =
+          gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2], o[8 * step + 2 * i + 1] * inverse[i % 2]);
     gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * GroupTile::kBoxBytes +
                          gpu::swizzled_place(rows.place % 16, step % 4 * 2 + rows.place / 16),
                      values);
@@ -355,8 +355,8 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         if constexpr (Shape::kDrops) none = int(words[0] & words[kKeys / 64 - 1] & uint32_t(args.dim)) >> 8;
         gpu::sync_named(turn + none, 256);
         const uint64_t a = gpu::tile_descriptor<along_k>(gpu::shared_address(shared.q(tile.stage(), group)));
-        const uint64_t b =
-            gpu::tile_descriptor<along_k>(gpu::shared_address(shared.k()) + block.stage() * Shape::kTileBytes);
+        const uint64_t b = gpu::tile_descriptor<along_k>(gpu::shared_address(shared.k()) +
+                                                         block.stage() * Shape::kTileBytes);
         gpu::fence_products();
 #pragma unroll
         for (int step = 0; step < kD / 16; ++step)
