@@ -458,6 +458,61 @@ __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const g
   wait_stores_read<0>();
 }
 
+/// Scores of this thread's keys, row `end` of them on: there are no such keys.
+__device__ __forceinline__ void hide_keys(float (&s)[kQueryTile / 2], int end) {
+#pragma unroll
+  for (int i = 0; i < kQueryTile / 2; ++i)
+    if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
+}
+/// Those that a query does not see, whose first query sees keys before `hidden`, counted from the thread's.
+__device__ __forceinline__ void hide_causal(float (&s)[kQueryTile / 2], int hidden) {
+#pragma unroll
+  for (int i = 0; i < kQueryTile / 2; ++i)
+    if (hidden + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -INFINITY;
+}
+/// S^T -> P^T = exp(scale S - lse), in place.
+__device__ __forceinline__ void make_probabilities(float (&s)[kQueryTile / 2], const float* statistics,
+                                                   float scale2, int lane) {
+#pragma unroll
+  for (int j = 0; j < kQueryTile / 8; j += 2) {
+    const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + lane % 4 * 4);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float own = e / 4 == 0 ? (e % 2 ? lse.y : lse.x) : (e % 2 ? lse.w : lse.z);
+      s[j * 4 + e] = gpu::exp2_approx(fmaf(s[j * 4 + e], scale2, own));
+    }
+  }
+}
+/// dS^T = P^T (dP^T - delta) in 16 bits; P^T too, unless that is done.
+template <class T, class Config>
+__device__ __forceinline__ void make_score_gradients(uint32_t (&p)[kQueryTile / 16][4],
+                                                     uint32_t (&dscore)[kQueryTile / 16][4],
+                                                     const float (&s)[kQueryTile / 2],
+                                                     const float (&dp)[kQueryTile / 2], const float* deltas,
+                                                     [[maybe_unused]] uint32_t word, int lane) {
+  using gpu::pack_halves;
+#pragma unroll
+  for (int j = 0; j < kQueryTile / 8; j += 2) {
+    const float4 delta = *reinterpret_cast<const float4*>(deltas + j * 8 + lane % 4 * 4);
+    [[maybe_unused]] ColumnBits bits;
+    if constexpr (Config::kDrops) bits = {word, j * 4, lane};
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+      const int i = j * 4 + e;
+      const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
+      if constexpr (Config::kDrops) {
+        const float first = bits.drop(s[i], e / 4, e % 4), second = bits.drop(s[i + 1], e / 4, e % 4 + 1);
+        p[j / 2][e / 2] = pack_halves<T>(first, second);
+        dscore[j / 2][e / 2] =
+            pack_halves<T>(fmaf(first, dp[i], -s[i] * low), fmaf(second, dp[i + 1], -s[i + 1] * high));
+        continue;
+      }
+      if constexpr (!Config::kBeside) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+      dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
+    }
+  }
+}
+
 /// Role of two warpgroups: S^T, dP^T, P and dS of 64 keys and each query tile, dV += P^T dO, dK += dS^T Q
 /// (and, for heads of 128, half of dQ).
 template <class T, class Config>
@@ -539,27 +594,11 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
         reinterpret_cast<const float*>(shared + Config::kStatistics) + place.stage * 2 * kQueryTile;
     wait_products<1>();
     pin(s);
-    if (partial) {  // keys past the last would make P of nothing
-      const int end = item.queries - shift - warp * 16 - place_of_lane / 4;
-#pragma unroll
-      for (int i = 0; i < kQueryTile / 2; ++i)
-        if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
-    }
-    if (args.causal && shift + 63 > query) {
-      const int hidden = shift + warp * 16 + place_of_lane / 4 - query - place_of_lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < kQueryTile / 2; ++i)
-        if (hidden + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -INFINITY;
-    }
-#pragma unroll
-    for (int j = 0; j < kQueryTile / 8; j += 2) {
-      const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + place_of_lane % 4 * 4);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const float own = e / 4 == 0 ? (e % 2 ? lse.y : lse.x) : (e % 2 ? lse.w : lse.z);
-        s[j * 4 + e] = exp2_approx(fmaf(s[j * 4 + e], args.scale2, own));
-      }
-    }
+    if (partial)  // keys past the last would make P of nothing
+      hide_keys(s, item.queries - shift - warp * 16 - place_of_lane / 4);
+    if (args.causal && shift + 63 > query)
+      hide_causal(s, shift + warp * 16 + place_of_lane / 4 - query - place_of_lane % 4 * 2);
+    make_probabilities(s, statistics, args.scale2, place_of_lane);
     uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
     const auto multiply_dv = [&] {
       fence_products();
@@ -588,27 +627,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
       wait_products<0>();
     }
     pin(dp);
-#pragma unroll
-    for (int j = 0; j < kQueryTile / 8; j += 2) {
-      const float4 delta =
-          *reinterpret_cast<const float4*>(statistics + kQueryTile + j * 8 + place_of_lane % 4 * 4);
-      [[maybe_unused]] ColumnBits bits;
-      if constexpr (Config::kDrops) bits = {word[0], j * 4, place_of_lane};
-#pragma unroll
-      for (int e = 0; e < 8; e += 2) {
-        const int i = j * 4 + e;
-        const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
-        if constexpr (Config::kDrops) {
-          const float first = bits.drop(s[i], e / 4, e % 4), second = bits.drop(s[i + 1], e / 4, e % 4 + 1);
-          p[j / 2][e / 2] = pack_halves<T>(first, second);
-          dscore[j / 2][e / 2] =
-              pack_halves<T>(fmaf(first, dp[i], -s[i] * low), fmaf(second, dp[i + 1], -s[i + 1] * high));
-          continue;
-        }
-        if constexpr (!Config::kBeside) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
-        dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
-      }
-    }
+    make_score_gradients<T, Config>(p, dscore, s, dp, statistics + kQueryTile, word[0], place_of_lane);
     if constexpr (!Config::kBeside) empty.wait(ds.parity ^ 1);
 #pragma unroll
     for (int j = 0; j < kQueryTile / 16; ++j)

@@ -276,6 +276,51 @@ __device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const Fo
   }
 }
 
+/// Dropout's words of a warp's 16 queries, from `query` on, and a block of keys.
+template <class T, class Shape, int kWords>
+__device__ __forceinline__ void draw_words(uint32_t (&words)[kWords], const ForwardSm90<T>& args,
+                                           ForwardShared<Shape> shared, const ForwardWork& work, int query,
+                                           int n, int lane) {
+  const uint32_t stream = shared.dropout_stream(),
+                 head_row = drop_head_row(uint32_t(work.b), args.schedule.queries, work.q_first, args.heads,
+                                          uint32_t(work.h));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w)
+    words[w] = args.drop.word(stream, head_row, uint32_t(query / 16),
+                              uint32_t(n * (Shape::kKeys / 2) + w * 32 + lane));
+}
+
+/// Scores that `query` and `query` + 8 of this thread do not see; `key` is its first key of the block.
+template <class Shape>
+__device__ __forceinline__ void mask_scores(float (&s)[Shape::kKeys / 2], const ForwardWork& work,
+                                            bool causal, int query, int key) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int seen = work.key_limit(causal, query + 8 * half) - key;
+#pragma unroll
+    for (int j = 0; j < Shape::kKeys / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * j + e >= seen) s[4 * j + 2 * half + e] = -INFINITY;
+  }
+}
+
+/// P in 16 bits, as the left operand of P V; dropped and doubled by the bits in `words`.
+template <class T, class Shape, int kWords>
+__device__ __forceinline__ void round_probabilities(uint32_t (&p)[Shape::kKeys / 16][4],
+                                                    const float (&s)[Shape::kKeys / 2],
+                                                    const uint32_t (&words)[kWords], int lane) {
+#pragma unroll
+  for (int step = 0; step < Shape::kKeys / 16; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+  if constexpr (Shape::kDrops)
+#pragma unroll
+    for (int step = 0; step < Shape::kKeys / 16; ++step)
+      RowBits(words[step / 4], step % 4 * 8, lane).template keep_doubled<T>(p[step]);
+}
+
 /// Role of a warpgroup, a consumer: O of 64 queries of each tile.
 template <class T, class Shape>
 __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const ForwardSm90<T>& args,
@@ -337,16 +382,9 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
       uint32_t p[kKeys / 16][4];
       [[maybe_unused]] uint32_t words[Shape::kDrops ? kKeys / 64 : 1];
       const auto draw = [&](int n) {
-        if constexpr (Shape::kDrops) {
-          const ForwardWork& work = works[tile.stage()];
-          const uint32_t stream = shared.dropout_stream(),
-                         head_row = drop_head_row(uint32_t(work.b), args.schedule.queries, work.q_first,
-                                                  args.heads, uint32_t(work.h));
-#pragma unroll
-          for (int w = 0; w < kKeys / 64; ++w)
-            words[w] = args.drop.word(stream, head_row, uint32_t((group_first + warp % 4 * 16) / 16),
-                                      uint32_t(n * (kKeys / 2) + w * 32 + lane));
-        }
+        if constexpr (Shape::kDrops)
+          draw_words<T, Shape>(words, args, shared, works[tile.stage()], group_first + warp % 4 * 16, n,
+                               lane);
       };
       const auto issue_scores = [&] {
         // Words are made before the turn is waited for: by themselves ptxas carries them down to where they
@@ -375,28 +413,9 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         gpu::commit_products();
       };
       const auto mask = [&](int n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int seen =
-              works[tile.stage()].key_limit(args.causal, first + row + 8 * half) - n * kKeys - lane % 4 * 2;
-#pragma unroll
-          for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (8 * j + e >= seen) s[4 * j + 2 * half + e] = -INFINITY;
-        }
+        mask_scores<Shape>(s, works[tile.stage()], args.causal, first + row, n * kKeys + lane % 4 * 2);
       };
-      const auto convert = [&] {
-#pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step)
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
-        if constexpr (Shape::kDrops)
-#pragma unroll
-          for (int step = 0; step < kKeys / 16; ++step)
-            RowBits(words[step / 4], step % 4 * 8, lane).template keep_doubled<T>(p[step]);
-      };
+      const auto convert = [&] { round_probabilities<T, Shape>(p, s, words, lane); };
       const auto finish_values = [&](RingTurn<kStages> at) {
         gpu::wait_products<0>();
         gpu::pin(o);
