@@ -56,6 +56,125 @@ struct FewTile {
   static_assert(kRowParts * kColumnParts == kWarps && kColumns * kColumnParts * 16 == kD);
 };
 
+/// A sequence without queries: dK and dV of keys first ... end - 1 are zero.
+template <class T>
+__device__ __forceinline__ void clear_keys(const AttentionArgs<T>& args, const AttentionPlace& place,
+                                           int first, int end) {
+  const int thread = int(threadIdx.x);
+  const int chunks = args.dim / 8;
+  for (int index = thread; index < (end - first) * chunks; index += kThreads) {
+    const int key = first + index / chunks, column = index % chunks * 8;
+    *reinterpret_cast<uint4*>(place.k_row(args.dk, place.kv_head, key) + column) = uint4{};
+    *reinterpret_cast<uint4*>(place.k_row(args.dv, place.kv_head, key) + column) = uint4{};
+  }
+}
+
+/// Asks for Q and dO of all rows: of every query head that reads the key head.
+template <class T, int kD, int kRows>
+__device__ __forceinline__ void load_queries(const AttentionArgs<T>& args, const AttentionPlace& place,
+                                             int stride, T* q_tile, T* dout_tile) {
+  const int thread = int(threadIdx.x), queries = place.sequence.queries, rows = args.group * stride;
+  for (int index = thread; index < kRows * (kD / 8); index += kThreads) {
+    const int row = index / (kD / 8), chunk = index % (kD / 8), member = row / stride, i = row % stride;
+    const bool valid = row < rows && i < queries && chunk * 8 < args.dim;
+    const int h = valid ? place.head + member : place.head, at = valid ? i : 0,
+              column = valid ? chunk * 8 : 0;
+    const uint32_t to = 2 * uint32_t(tile_offset<kD>(row, chunk));
+    gpu::cp_async_16(gpu::shared_address(q_tile) + to, place.q_row(args.q, h, at) + column, valid);
+    gpu::cp_async_16(gpu::shared_address(dout_tile) + to, place.q_row(args.dout, h, at) + column, valid);
+  }
+}
+
+/// A row's lse, in powers of 2, and delta = dO . O.
+template <class T, int kRows>
+__device__ __forceinline__ void make_statistics(const AttentionArgs<T>& args, const AttentionPlace& place,
+                                                int stride, float* lse2, float* delta) {
+  const int thread = int(threadIdx.x), queries = place.sequence.queries, rows = args.group * stride;
+  constexpr int kLanes = kThreads / kRows;
+  const int row = thread / kLanes, member = row / stride, i = row % stride;
+  const bool exists = row < rows && i < queries;
+  float sum = 0;
+  if (exists) {
+    const T* const o = place.q_row(args.o, place.head + member, i);
+    const T* const dout = place.q_row(args.dout, place.head + member, i);
+    for (int column = thread % kLanes * 8; column < args.dim; column += kLanes * 8) {
+      const auto a = gpu::load_pack<8>(o + column);
+      const auto b = gpu::load_pack<8>(dout + column);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum += float(a.at[e]) * float(b.at[e]);
+    }
+  }
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+  if (thread % kLanes == 0) {
+    const float lse = exists
+                          ? args.lse[(int64_t(place.b) * args.heads + place.head + member) * args.lse_stride +
+                                     place.sequence.q_first + i]
+                          : -INFINITY;
+    lse2[row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
+    delta[row] = sum * args.drop.keep;
+  }
+}
+
+/// dQ += dS^T K of a key tile: a warp's part, see FewTile.
+template <class T, int kD, int kRows>
+__device__ __forceinline__ void add_queries(float (&dq)[2 * FewTile<kD, kRows>::kColumns][4],
+                                            const T* ds_tile, const T* k_tile, int thread, int lane) {
+  using Tile = FewTile<kD, kRows>;
+  const int row_part = thread / 32 % Tile::kRowParts,
+            column_part = thread / 32 / Tile::kRowParts * Tile::kColumns;
+  const uint32_t left_base =
+      gpu::shared_address(ds_tile) +
+      2 * uint32_t(tile_offset<kRows>(lane / 16 * 8 + lane % 8, 2 * row_part + lane / 8 % 2));
+  const uint32_t right_base =
+      gpu::shared_address(k_tile) + 2 * uint32_t(tile_offset<kD>(lane % 16, lane / 16));
+#pragma unroll
+  for (int k = 0; k < kTile / 16; ++k) {
+    uint32_t left[4];
+    gpu::ldmatrix_x4_trans(left, left_base + 2 * uint32_t(k * 16 * kRows));
+#pragma unroll
+    for (int n = 0; n < Tile::kColumns; ++n) {
+      uint32_t right[4];
+      gpu::ldmatrix_x4_trans(right, skip_chunks<kD>(right_base, column_part + n) + 2 * uint32_t(k * 16 * kD));
+      gpu::mma_m16n8k16<T>(dq[2 * n], left, right[0], right[1]);
+      gpu::mma_m16n8k16<T>(dq[2 * n + 1], left, right[2], right[3]);
+    }
+  }
+}
+
+/// Epilogue: dQ, or this range's part of it in f32.
+template <class T, int kD, int kRows, bool kDrops>
+__device__ __forceinline__ void store_queries(const FewArgs<T>& few, const AttentionPlace& place, int stride,
+                                              const float (&dq)[2 * FewTile<kD, kRows>::kColumns][4]) {
+  using Tile = FewTile<kD, kRows>;
+  const AttentionArgs<T>& args = few.attention;
+  const int thread = int(threadIdx.x), lane = thread % 32;
+  const int queries = place.sequence.queries, rows = args.group * stride;
+  const int row_part = thread / 32 % Tile::kRowParts,
+            column_part = thread / 32 / Tile::kRowParts * Tile::kColumns;
+  const float last = place.last_factor<kDrops>(args);
+  const int slot = args.starts.packed()
+                       ? place.sequence.k_first / few.range + place.sequence.index + place.sequence.tile
+                       : place.sequence.tile;
+  const int64_t range = (int64_t(place.b) * args.kv_heads + place.kv_head) * few.slots + slot;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_part * 16 + half * 8 + lane / 4, member = row / stride, i = row % stride;
+    if (row >= rows || i >= queries) continue;
+#pragma unroll
+    for (int n = 0; n < 2 * Tile::kColumns; ++n) {
+      const int column = (2 * column_part + n) * 8 + lane % 4 * 2;
+      if (column >= args.dim) continue;
+      const float x = dq[n][2 * half], y = dq[n][2 * half + 1];
+      if (few.partial)
+        *reinterpret_cast<float2*>(few.partial + (range * few.rows + row) * args.dim + column) = {x, y};
+      else
+        *reinterpret_cast<uint32_t*>(place.q_row(args.dq, place.head + member, i) + column) =
+            gpu::pack_halves<T>(x * last, y * last);
+    }
+  }
+}
+
 template <class T, int kD, int kRows, bool kDrops>
 __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
     attention_backward_few_kernel(const __grid_constant__ FewArgs<T> few) {
@@ -72,19 +191,13 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
   __shared__ AttentionPlace place;
   gpu::take_turn();
   if (!find_place<false>(args, few.range, place)) return;
-  const int thread = int(threadIdx.x), lane = thread % 32;
+  const int lane = int(threadIdx.x) % 32;
   const int queries = place.sequence.queries, keys = place.sequence.keys;
   const int first = place.sequence.tile * few.range, end = min(first + few.range, keys);
-  const int stride = FewArgs<T>::stride(queries, kDrops), rows = args.group * stride;
+  const int stride = FewArgs<T>::stride(queries, kDrops);
 
   if (queries == 0) {
-    if (!few.keys) return;
-    const int chunks = args.dim / 8;
-    for (int index = thread; index < (end - first) * chunks; index += kThreads) {
-      const int key = first + index / chunks, column = index % chunks * 8;
-      *reinterpret_cast<uint4*>(place.k_row(args.dk, place.kv_head, key) + column) = uint4{};
-      *reinterpret_cast<uint4*>(place.k_row(args.dv, place.kv_head, key) + column) = uint4{};
-    }
+    if (few.keys) clear_keys(args, place, first, end);
     return;
   }
 
@@ -96,42 +209,9 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
                                    args.v.row, left, args.dim);
   };
   load_keys(first, 0);
-  for (int index = thread; index < kRows * (kD / 8); index += kThreads) {
-    const int row = index / (kD / 8), chunk = index % (kD / 8), member = row / stride, i = row % stride;
-    const bool valid = row < rows && i < queries && chunk * 8 < args.dim;
-    const int h = valid ? place.head + member : place.head, at = valid ? i : 0,
-              column = valid ? chunk * 8 : 0;
-    const uint32_t to = 2 * uint32_t(tile_offset<kD>(row, chunk));
-    gpu::cp_async_16(gpu::shared_address(q_tile) + to, place.q_row(args.q, h, at) + column, valid);
-    gpu::cp_async_16(gpu::shared_address(dout_tile) + to, place.q_row(args.dout, h, at) + column, valid);
-  }
+  load_queries<T, kD, kRows>(args, place, stride, q_tile, dout_tile);
   gpu::cp_async_commit();
-  {
-    constexpr int kLanes = kThreads / kRows;
-    const int row = thread / kLanes, member = row / stride, i = row % stride;
-    const bool exists = row < rows && i < queries;
-    float sum = 0;
-    if (exists) {
-      const T* const o = place.q_row(args.o, place.head + member, i);
-      const T* const dout = place.q_row(args.dout, place.head + member, i);
-      for (int column = thread % kLanes * 8; column < args.dim; column += kLanes * 8) {
-        const auto a = gpu::load_pack<8>(o + column);
-        const auto b = gpu::load_pack<8>(dout + column);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) sum += float(a.at[e]) * float(b.at[e]);
-      }
-    }
-#pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    if (thread % kLanes == 0) {
-      const float lse =
-          exists ? args.lse[(int64_t(place.b) * args.heads + place.head + member) * args.lse_stride +
-                            place.sequence.q_first + i]
-                 : -INFINITY;
-      lse2[row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
-      delta[row] = sum * args.drop.keep;
-    }
-  }
+  make_statistics<T, kRows>(args, place, stride, lse2, delta);
 
   [[maybe_unused]] uint32_t stream = 0;
   [[maybe_unused]] uint32_t head_row = 0, query_block = 0;  // of this lane's block of 16 rows
@@ -222,53 +302,11 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
     }
     if (few.queries) {
       __syncthreads();
-      const int row_part = thread / 32 % Tile::kRowParts,
-                column_part = thread / 32 / Tile::kRowParts * Tile::kColumns;
-      const uint32_t left_base =
-          gpu::shared_address(ds_tile) +
-          2 * uint32_t(tile_offset<kRows>(lane / 16 * 8 + lane % 8, 2 * row_part + lane / 8 % 2));
-      const uint32_t right_base =
-          gpu::shared_address(k_tile) + 2 * uint32_t(tile_offset<kD>(lane % 16, lane / 16));
-#pragma unroll
-      for (int k = 0; k < kTile / 16; ++k) {
-        uint32_t left[4];
-        gpu::ldmatrix_x4_trans(left, left_base + 2 * uint32_t(k * 16 * kRows));
-#pragma unroll
-        for (int n = 0; n < Tile::kColumns; ++n) {
-          uint32_t right[4];
-          gpu::ldmatrix_x4_trans(right,
-                                 skip_chunks<kD>(right_base, column_part + n) + 2 * uint32_t(k * 16 * kD));
-          gpu::mma_m16n8k16<T>(dq[2 * n], left, right[0], right[1]);
-          gpu::mma_m16n8k16<T>(dq[2 * n + 1], left, right[2], right[3]);
-        }
-      }
+      add_queries<T, kD, kRows>(dq, ds_tile, k_tile, thread, lane);
     }
   }
 
-  if (!few.queries) return;
-  const int row_part = thread / 32 % Tile::kRowParts,
-            column_part = thread / 32 / Tile::kRowParts * Tile::kColumns;
-  const float last = place.last_factor<kDrops>(args);
-  const int slot = args.starts.packed()
-                       ? place.sequence.k_first / few.range + place.sequence.index + place.sequence.tile
-                       : place.sequence.tile;
-  const int64_t range = (int64_t(place.b) * args.kv_heads + place.kv_head) * few.slots + slot;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row_part * 16 + half * 8 + lane / 4, member = row / stride, i = row % stride;
-    if (row >= rows || i >= queries) continue;
-#pragma unroll
-    for (int n = 0; n < 2 * Tile::kColumns; ++n) {
-      const int column = (2 * column_part + n) * 8 + lane % 4 * 2;
-      if (column >= args.dim) continue;
-      const float x = dq[n][2 * half], y = dq[n][2 * half + 1];
-      if (few.partial)
-        *reinterpret_cast<float2*>(few.partial + (range * few.rows + row) * args.dim + column) = {x, y};
-      else
-        *reinterpret_cast<uint32_t*>(place.q_row(args.dq, place.head + member, i) + column) =
-            gpu::pack_halves<T>(x * last, y * last);
-    }
-  }
+  if (few.queries) store_queries<T, kD, kRows, kDrops>(few, place, stride, dq);
 }
 
 /// dQ of a query: a block each, four elements per thread, the ranges shared out among the threads that are

@@ -43,6 +43,118 @@ struct ShortArgs {
   float scale2, gradient_scale;
 };
 
+/// A block's query tiles: a run of about query_tiles / splits, of one head.
+struct ShortRun {
+  int head_row, b, h, begin, end;
+
+  __device__ __forceinline__ explicit ShortRun(const ShortArgs& args) {
+    head_row = int(blockIdx.x) / args.splits;
+    const int split = int(blockIdx.x) % args.splits;
+    b = head_row / args.heads, h = head_row % args.heads;
+    begin = int(int64_t(args.query_tiles) * split / args.splits);
+    end = int(int64_t(args.query_tiles) * (split + 1) / args.splits);
+  }
+};
+
+/// Role of a thread, the producer: K and V once, then Q, dO and O of each query tile.
+__device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const gpu::TensorMap& map_k,
+                                            const gpu::TensorMap& map_v, const gpu::TensorMap& map_o,
+                                            const gpu::TensorMap& map_dout, const ShortArgs& args,
+                                            const ShortRun& run, char* shared) {
+  using namespace gpu;
+  Barriers& barriers = *reinterpret_cast<Barriers*>(shared + kBarriers);
+  const int b = run.b, h = run.h;
+  RingPlace<kStages> place;
+  barriers.keys.arrive_expect(2 * kBox);
+  load_box(shared + kK, map_k, barriers.keys, 0, 0, h / args.group, b);
+  load_box(shared + kV, map_v, barriers.keys, 0, 0, h / args.group, b);
+  for (int tile = run.begin; tile < run.end; ++tile) {
+    barriers.queries.empty[place.stage].wait(place.parity ^ 1);
+    Barrier& full = barriers.queries.full[place.stage];
+    full.arrive_expect(3 * kBox);
+    load_box(shared + kQ + place.stage * kBox, map_q, full, 0, tile * kQueryTile, h, b);
+    load_box(shared + kDout + place.stage * kBox, map_dout, full, 0, tile * kQueryTile, h, b);
+    load_box(shared + kO + place.stage * kBox, map_o, full, 0, tile * kQueryTile, h, b);
+    place.advance();
+  }
+}
+
+/// Role of two warps: a row's lse and delta = dO . O, for the products of each query tile.
+template <class T>
+__device__ __forceinline__ void make_statistics(const ShortArgs& args, const ShortRun& run, int row, int lane,
+                                                char* shared) {
+  using namespace gpu;
+  Barriers& barriers = *reinterpret_cast<Barriers*>(shared + kBarriers);
+  RingPlace<kStages> place;
+  const float* const lse = args.lse + run.head_row * args.lse_stride;
+  const auto load = [&](int tile) {
+    const int i = tile * kQueryTile + row;
+    return tile < run.end && i < args.queries ? lse[i] : -INFINITY;
+  };
+  float own = load(run.begin);
+  for (int tile = run.begin; tile < run.end; ++tile) {
+    const float next = load(tile + 1);
+    barriers.queries.full[place.stage].wait(place.parity);
+    float sum = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < 8; ++chunk) {
+      const uint32_t at = place.stage * kBox + swizzled_place(row, chunk);
+      const auto o = *reinterpret_cast<const Pack<T, 8>*>(shared + kO + at);
+      const auto dout = *reinterpret_cast<const Pack<T, 8>*>(shared + kDout + at);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum += float(o.at[e]) * float(dout.at[e]);
+    }
+    // The products are done with this stage's last statistics: they let it go with the tile.
+    float* const to =
+        reinterpret_cast<float*>(shared + kStatistics) + place.stage * 2 * kQueryTile + statistics_place(row);
+    to[0] = own == -INFINITY ? -INFINITY : own * -1.44269504f;
+    to[kQueryTile] = sum;
+    barriers.statistics[place.stage].arrive();
+    __syncwarp();
+    if (lane == 0) barriers.queries.empty[place.stage].arrive();
+    own = next;
+    place.advance();
+  }
+}
+
+/// Epilogue: dK and dV through the buffers of K and V, which are no longer read, or, where other blocks share
+/// the keys, the accumulators as they are.
+template <class T>
+__device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
+                                           const ShortArgs& args, const ShortRun& run, int own_row, int lane,
+                                           char* shared, const float (&dk)[32], const float (&dv)[32]) {
+  using namespace gpu;
+  const int b = run.b, h = run.h;
+  if (args.group * args.splits == 1) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) packed[e] = pack_halves<T>(dv[j * 8 + 2 * e], dv[j * 8 + 2 * e + 1]);
+      stmatrix_x4(shared_address(shared + kV) + swizzled_place(own_row, 2 * j + lane / 16), packed);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        packed[e] = pack_halves<T>(dk[j * 8 + 2 * e] * args.gradient_scale,
+                                   dk[j * 8 + 2 * e + 1] * args.gradient_scale);
+      stmatrix_x4(shared_address(shared + kK) + swizzled_place(own_row, 2 * j + lane / 16), packed);
+    }
+    fence_async_shared();
+    sync_named(1, 128);
+    if (threadIdx.x == 0) {
+      store_box(map_dv, shared + kV, 0, 0, h, b);
+      store_box(map_dk, shared + kK, 0, 0, h, b);
+      commit_stores();
+    }
+  } else {
+    float4* const to = reinterpret_cast<float4*>(args.partial) + blockIdx.x * int64_t(2 * 1024) + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      to[j * 128] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
+      to[1024 + j * 128] = make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
+    }
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     const __grid_constant__ gpu::TensorMap map_q, const __grid_constant__ gpu::TensorMap map_k,
@@ -56,11 +168,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   Barriers& barriers = *reinterpret_cast<Barriers*>(shared + kBarriers);
   const int warpgroup = uniform(int(threadIdx.x) / 128);
   const int warp = uniform(int(threadIdx.x) / 32) % 4, lane = int(threadIdx.x) % 32;
-  const int head_row = int(blockIdx.x) / args.splits, split = int(blockIdx.x) % args.splits;
-  const int b = head_row / args.heads, h = head_row % args.heads;
-  // Tiles of this block: a run of about query_tiles / splits.
-  const int begin = int(int64_t(args.query_tiles) * split / args.splits);
-  const int end = int(int64_t(args.query_tiles) * (split + 1) / args.splits);
+  const ShortRun run(args);
 
   if (threadIdx.x == 0) {
     barriers.keys.init(1);
@@ -73,52 +181,10 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
 
   if (warpgroup == 1) {
     give_registers<40>();
-    RingPlace<kStages> place;
     if (warp == 0) {
-      if (!elect_one()) return;
-      barriers.keys.arrive_expect(2 * kBox);
-      load_box(shared + kK, map_k, barriers.keys, 0, 0, h / args.group, b);
-      load_box(shared + kV, map_v, barriers.keys, 0, 0, h / args.group, b);
-      for (int tile = begin; tile < end; ++tile) {
-        barriers.queries.empty[place.stage].wait(place.parity ^ 1);
-        Barrier& full = barriers.queries.full[place.stage];
-        full.arrive_expect(3 * kBox);
-        load_box(shared + kQ + place.stage * kBox, map_q, full, 0, tile * kQueryTile, h, b);
-        load_box(shared + kDout + place.stage * kBox, map_dout, full, 0, tile * kQueryTile, h, b);
-        load_box(shared + kO + place.stage * kBox, map_o, full, 0, tile * kQueryTile, h, b);
-        place.advance();
-      }
+      if (elect_one()) bring_tiles(map_q, map_k, map_v, map_o, map_dout, args, run, shared);
     } else if (warp <= 2) {
-      const int row = (warp - 1) * 32 + lane;
-      const float* const lse = args.lse + head_row * args.lse_stride;
-      const auto load = [&](int tile) {
-        const int i = tile * kQueryTile + row;
-        return tile < end && i < args.queries ? lse[i] : -INFINITY;
-      };
-      float own = load(begin);
-      for (int tile = begin; tile < end; ++tile) {
-        const float next = load(tile + 1);
-        barriers.queries.full[place.stage].wait(place.parity);
-        float sum = 0;
-#pragma unroll
-        for (int chunk = 0; chunk < 8; ++chunk) {
-          const uint32_t at = place.stage * kBox + swizzled_place(row, chunk);
-          const auto o = *reinterpret_cast<const Pack<T, 8>*>(shared + kO + at);
-          const auto dout = *reinterpret_cast<const Pack<T, 8>*>(shared + kDout + at);
-#pragma unroll
-          for (int e = 0; e < 8; ++e) sum += float(o.at[e]) * float(dout.at[e]);
-        }
-        // The products are done with this stage's last statistics: they let it go with the tile.
-        float* const to = reinterpret_cast<float*>(shared + kStatistics) + place.stage * 2 * kQueryTile +
-                          statistics_place(row);
-        to[0] = own == -INFINITY ? -INFINITY : own * -1.44269504f;
-        to[kQueryTile] = sum;
-        barriers.statistics[place.stage].arrive();
-        __syncwarp();
-        if (lane == 0) barriers.queries.empty[place.stage].arrive();
-        own = next;
-        place.advance();
-      }
+      make_statistics<T>(args, run, (warp - 1) * 32 + lane, lane, shared);
     }
     return;
   }
@@ -137,7 +203,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   for (int i = 0; i < 32; ++i) dk[i] = dv[i] = 0;
   const int own_row = warp * 16 + lane % 16;
 #pragma unroll 1
-  for (int tile = begin; tile < end; ++tile) {
+  for (int tile = run.begin; tile < run.end; ++tile) {
     const uint32_t q_tile = shared_address(shared + kQ) + place.stage * kBox;
     const uint32_t dout_tile = shared_address(shared + kDout) + place.stage * kBox;
     const float* const statistics =
@@ -237,41 +303,13 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     place.advance();
     sync_named(1, 128);  // dQ is there, and all have read dS
     if (args.wants_queries && threadIdx.x == 0) {
-      store_box(map_dq, shared + kDq, 0, query, h, b);
+      store_box(map_dq, shared + kDq, 0, query, run.h, run.b);
       commit_stores();
     }
   }
   pin(dk);
   pin(dv);
-  if (args.wants_keys && args.group * args.splits == 1) {
-    // Store through the buffers of K and V, which are no longer read.
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) packed[e] = pack_halves<T>(dv[j * 8 + 2 * e], dv[j * 8 + 2 * e + 1]);
-      stmatrix_x4(shared_address(shared + kV) + swizzled_place(own_row, 2 * j + lane / 16), packed);
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        packed[e] = pack_halves<T>(dk[j * 8 + 2 * e] * args.gradient_scale,
-                                   dk[j * 8 + 2 * e + 1] * args.gradient_scale);
-      stmatrix_x4(shared_address(shared + kK) + swizzled_place(own_row, 2 * j + lane / 16), packed);
-    }
-    fence_async_shared();
-    sync_named(1, 128);
-    if (threadIdx.x == 0) {
-      store_box(map_dv, shared + kV, 0, 0, h, b);
-      store_box(map_dk, shared + kK, 0, 0, h, b);
-      commit_stores();
-    }
-  } else if (args.wants_keys) {
-    float4* const to = reinterpret_cast<float4*>(args.partial) + blockIdx.x * int64_t(2 * 1024) + threadIdx.x;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      to[j * 128] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
-      to[1024 + j * 128] = make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
-    }
-  }
+  if (args.wants_keys) store_keys<T>(map_dk, map_dv, args, run, own_row, lane, shared, dk, dv);
   if (threadIdx.x == 0) wait_stores<0>();
 }
 

@@ -183,6 +183,513 @@ __device__ __forceinline__ void store_accumulator(const float (&d)[kCount], floa
   }
 }
 
+/// One 64 x 64 of dQ^T, as the accumulators have it, to the warp that adds unit `stage`.
+template <class Config>
+__device__ __forceinline__ void send_sum(char* shared, typename Config::Barriers& barriers, int lane,
+                                         const float (&sum)[kQueryTile / 2], int stage) {
+  float4* const to =
+      reinterpret_cast<float4*>(shared + Config::kDq) + stage * kUnit / 4 + gpu::thread_again() % 128;
+#pragma unroll
+  for (int j = 0; j < kQueryTile / 8; ++j)
+    to[j * 128] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+  gpu::fence_async_shared();
+  __syncwarp();
+  if (lane == 0) barriers.dq.full[stage].arrive();
+}
+
+/// Role of a thread, the producer: K and V of the key tile once, then Q, dO and the statistics of each query
+/// tile.
+template <class T, class Config>
+__device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const gpu::TensorMap& map_k,
+                                            const gpu::TensorMap& map_v, const gpu::TensorMap& map_dout,
+                                            const BackwardArgs<T>& args, char* shared) {
+  using namespace gpu;
+  constexpr int kBoxes = Config::kBoxes, kStages = Config::kStages, kKeyBox = Config::kKeyBox,
+                kQueryBox = Config::kQueryBox;
+  auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
+  const BackwardItem& item = barriers.item;
+  const int key = item.k_first + item.key_tile * kKeyTile, b = item.b;
+  barriers.keys.arrive_expect(2 * kBoxes * kKeyBox);
+#pragma unroll
+  for (int box = 0; box < kBoxes; ++box) {
+    load_box(shared + Config::kK + box * kKeyBox, map_k, barriers.keys, box * 64, key, item.kv_head, b);
+    load_box(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64, key, item.kv_head, b);
+  }
+  RingPlace<kStages> place;
+  for (int step = 0; step < item.count; ++step) {
+    const int tile = item.query_tile(step), query = item.q_first + tile * kQueryTile;
+    for (int member = 0; member < args.group; ++member) {
+      const int h = item.kv_head * args.group + member;
+      Barrier& full = barriers.queries.full[place.stage];
+      barriers.queries.empty[place.stage].wait(place.parity ^ 1);
+      full.arrive_expect(2 * kBoxes * kQueryBox + 2 * kQueryTile * 4);
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        const int at = (place.stage * kBoxes + box) * kQueryBox;
+        load_box(shared + Config::kQ + at, map_q, full, box * 64, query, h, b);
+        load_box(shared + Config::kDout + at, map_dout, full, box * 64, query, h, b);
+      }
+      load_bytes(shared + Config::kStatistics + place.stage * 2 * kQueryTile * 4,
+                 args.statistics + item.place(args, member, tile) * 2 * kQueryTile, 2 * kQueryTile * 4, full);
+      place.advance();
+    }
+  }
+}
+
+/// Role of a thread: sends one of kSums units of dQ^T on their way, to the sum in f32 in the order of key
+/// tiles, or, where this key tile is the last that a query tile sees, out as dQ.
+template <class T, class Config>
+__device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const BackwardArgs<T>& args,
+                                          char* shared, int unit) {
+  using namespace gpu;
+  constexpr int kBoxes = Config::kBoxes;
+  auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
+  const BackwardItem& item = barriers.item;
+  float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kUnit;
+  uint32_t parity = 0;
+  int turn = item.key_tile;
+  int64_t first = unit % kBoxes;
+  if (args.sums > 1) {
+    turn /= args.sums;
+    first += item.key_tile % args.sums * args.units;
+  }
+  int member = unit / kBoxes, step = 0;  // the query heads of a tile come one after the other
+  for (int left = args.group * item.count - member; left > 0; left -= Config::kSums / kBoxes) {
+    for (; member >= args.group; member -= args.group) ++step;
+    const int tile = item.query_tile(step), h = item.kv_head * args.group + member;
+    const int64_t at = first + item.place(args, member, tile) * kBoxes;
+    member += Config::kSums / kBoxes;
+    while (turn > 0 && gpu::load_acquire(args.turns + at) != turn) {
+    }
+    if (Config::kApart && args.ends_sums &&
+        is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
+      // The sum comes to where its end is made; what leaves from there is dQ.
+      if (turn > 0) {
+        gpu::fence_async_global();
+        barriers.sum[unit].arrive_expect(kUnit * 4);
+        load_bytes(from, args.dq_sum + at * kUnit, kUnit * 4, barriers.sum[unit]);
+      }
+      barriers.dq.full[unit].wait(parity);
+      parity ^= 1;
+      store_box(map_dq, from, 0, tile * kQueryTile, h, item.b);
+      commit_stores();
+      wait_stores_read<0>();
+      barriers.dq.empty[unit].arrive();
+      continue;
+    }
+    barriers.dq.full[unit].wait(parity);
+    gpu::fence_async_global();
+    parity ^= 1;
+    if (turn == 0)
+      store_bytes(args.dq_sum + at * kUnit, from, kUnit * 4);
+    else
+      add_floats(args.dq_sum + at * kUnit, from, kUnit * 4);
+    commit_stores();
+    wait_stores_read<0>();
+    barriers.dq.empty[unit].arrive();
+    wait_stores<0>();
+    gpu::store_release(args.turns + at, turn + 1);
+  }
+  wait_stores<0>();
+}
+
+/// Role of a warpgroup, for heads of up to 64: dQ^T = K^T dS^T of each query tile.
+template <class T, class Config>
+__device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, char* shared, int warp,
+                                                 int lane) {
+  using namespace gpu;
+  constexpr TileOrder kAcross = TileOrder::across_k;
+  constexpr int kKeyBox = Config::kKeyBox;
+  auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
+  const BackwardItem& item = barriers.item;
+  RingPlace<Config::kScores> ds;
+  RingPlace<Config::kSums> dq;
+  const float last = item.keys == 1 ? 0.0f : args.scale;
+  uint32_t sum_parity[Config::kSums] = {};
+  int member = 0, tile = uniform(item.query_tile(0));
+  barriers.keys.wait(0);
+  const uint32_t keys = shared_address(shared + Config::kK);
+  [[maybe_unused]] uint32_t k[kKeyTile / 16][4];
+  if constexpr (!Config::kBeside)
+#pragma unroll
+    for (int step = 0; step < kKeyTile / 16; ++step)
+      ldmatrix_x4_trans(k[step],
+                        keys + swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+  for (int left = uniform(item.count) * args.group; left > 0; --left) {
+    barriers.ds.full[ds.stage].wait(ds.parity);
+    float sum[kQueryTile / 2];
+    const uint64_t right =
+        tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + ds.stage * kKeyBox);
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < kKeyTile / 16; ++step)
+      if constexpr (Config::kBeside)
+        multiply<T, kAcross, kAcross>(sum, tile_descriptor<kAcross>(keys) + step * kDescriptorStep<kAcross>,
+                                      right + step * kDescriptorStep<kAcross>, step > 0);
+      else
+        multiply<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
+    commit_products();
+    if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
+    wait_products<0>();
+    pin(sum);
+    if (lane == 0) barriers.ds.empty[ds.stage].arrive();
+    ds.advance();
+    if (args.wants_queries) {
+      if (args.ends_sums && is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
+        char* const unit = shared + Config::kDq + dq.stage * kUnit * 4;
+        if (item.key_tile > 0) {
+          barriers.sum[dq.stage].wait(sum_parity[dq.stage]);
+          sum_parity[dq.stage] ^= 1;
+          const float4* const before = reinterpret_cast<const float4*>(unit) + threadIdx.x % 128;
+#pragma unroll
+          for (int j = 0; j < kQueryTile / 8; ++j) {
+            const float4 x = before[j * 128];
+            sum[4 * j] += x.x, sum[4 * j + 1] += x.y, sum[4 * j + 2] += x.z, sum[4 * j + 3] += x.w;
+          }
+          sync_named(3, 128);
+        }
+        // dQ, transposed: rows of 64 columns.
+#pragma unroll
+        for (int j = 0; j < kQueryTile / 8; j += 2) {
+          uint32_t packed[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            packed[e] = pack_halves<T>(sum[4 * j + 2 * e] * last, sum[4 * j + 2 * e + 1] * last);
+          stmatrix_x4_trans(shared_address(unit) +
+                                swizzled_place(8 * j + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2),
+                            packed);
+        }
+        fence_async_shared();
+        __syncwarp();
+        if (lane == 0) barriers.dq.full[dq.stage].arrive();
+      } else {
+        send_sum<Config>(shared, barriers, lane, sum, dq.stage);
+      }
+      dq.advance();
+    }
+    if (++member == args.group) {
+      member = 0;
+      --tile;
+    }
+  }
+}
+
+/// Epilogue of a chunk of a walk: the accumulators as they are, to be added up by another kernel.
+template <class T, class Config>
+__device__ __forceinline__ void store_chunk(const BackwardArgs<T>& args, const BackwardItem& item,
+                                            const float (&dk)[Config::kHead / 2],
+                                            const float (&dv)[Config::kHead / 2]) {
+  constexpr int kHead = Config::kHead;
+  const int thread = gpu::thread_again();
+  const int64_t kv_row = int64_t(item.b) * args.kv_heads + item.kv_head;
+  const int64_t place = (kv_row * args.key_slots + item.key_slot) * args.chunks + item.chunk;
+  // The two warpgroups are threads 128 ... 383.
+  float4* const to = reinterpret_cast<float4*>(args.partial) + place * (kKeyTile * kHead / 2) +
+                     (thread / 128 - 1) * (64 * kHead / 4) + thread % 128;
+#pragma unroll
+  for (int j = 0; j < kHead / 8; ++j) {
+    to[j * 128] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
+    to[kKeyTile * kHead / 4 + j * 128] = make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
+  }
+}
+
+/// Epilogue of a whole walk: dV leaves through the block's own rows of V, dK through dS tiles that dQ is done
+/// with.
+template <class T, class Config>
+__device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
+                                           const BackwardArgs<T>& args, char* shared, int half, int warp,
+                                           int lane, gpu::RingPlace<Config::kScores> ds,
+                                           const float (&dk)[Config::kHead / 2],
+                                           float (&dv)[Config::kHead / 2]) {
+  using namespace gpu;
+  constexpr int kBoxes = Config::kBoxes, kKeyBox = Config::kKeyBox;
+  auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
+  const BackwardItem& item = barriers.item;
+  const int row = half * 64 + warp * 16;
+  const int own_key = item.key_tile * kKeyTile + half * 64;
+  const int left_keys = item.keys - own_key, k_row = item.k_first + own_key;
+  const int b = item.b, h = item.kv_head;
+  const float last = item.keys == 1 ? 0.0f : args.scale;
+  if constexpr (Config::kDrops)
+#pragma unroll
+    for (float& element : dv) element *= args.drop.scale;
+#pragma unroll
+  for (int box = 0; box < kBoxes; ++box) {
+    const uint32_t v_box = shared_address(shared + Config::kV) + box * kKeyBox;
+    barriers.ds.empty[ds.stage].wait(ds.parity ^ 1);
+    const uint32_t k_box = shared_address(shared + Config::kDs) + ds.stage * kKeyBox;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t at = swizzled_place(row + lane % 16, 2 * j + lane / 16);
+      uint32_t packed[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        packed[e] = pack_halves<T>(dv[box * 32 + j * 8 + 2 * e], dv[box * 32 + j * 8 + 2 * e + 1]);
+      stmatrix_x4(v_box + at, packed);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        packed[e] =
+            pack_halves<T>(dk[box * 32 + j * 8 + 2 * e] * last, dk[box * 32 + j * 8 + 2 * e + 1] * last);
+      stmatrix_x4(k_box + at, packed);
+    }
+    fence_async_shared();
+    sync_named(1 + half, 128);
+    char* const dv_rows = shared + Config::kV + box * kKeyBox + half * 64 * 128;
+    char* const dk_rows = shared + Config::kDs + ds.stage * kKeyBox + half * 64 * 128;
+    if (left_keys >= 64) {
+      if (warp == 0 && elect_one()) {
+        store_box(map_dv, dv_rows, box * 64, k_row, h, b);
+        store_box(map_dk, dk_rows, box * 64, k_row, h, b);
+        commit_stores();
+      }
+    } else {  // the rows that follow may belong to another sequence
+      for (int index = warp * 32 + lane; index < left_keys * 8; index += 128) {
+        const int row = index / 8, chunk = index % 8;
+        if (box * 64 + chunk * 8 >= args.dim) continue;
+        const uint32_t at = swizzled_place(row, chunk);
+        *reinterpret_cast<uint4*>(args.dv.at(b, h, k_row + row) + box * 64 + chunk * 8) =
+            *reinterpret_cast<const uint4*>(dv_rows + at);
+        *reinterpret_cast<uint4*>(args.dk.at(b, h, k_row + row) + box * 64 + chunk * 8) =
+            *reinterpret_cast<const uint4*>(dk_rows + at);
+      }
+    }
+    ds.advance();
+  }
+  wait_stores_read<0>();
+}
+
+/// Scores of this thread's keys, row `end` of them on: there are no such keys.
+__device__ __forceinline__ void hide_keys(float (&s)[kQueryTile / 2], int end) {
+#pragma unroll
+  for (int i = 0; i < kQueryTile / 2; ++i)
+    if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
+}
+/// Those that a query does not see, whose first query sees keys before `hidden`, counted from the thread's.
+__device__ __forceinline__ void hide_causal(float (&s)[kQueryTile / 2], int hidden) {
+#pragma unroll
+  for (int i = 0; i < kQueryTile / 2; ++i)
+    if (hidden + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -INFINITY;
+}
+/// S^T -> P^T = exp(scale S - lse), in place.
+__device__ __forceinline__ void make_probabilities(float (&s)[kQueryTile / 2], const float* statistics,
+                                                   float scale2, int lane) {
+#pragma unroll
+  for (int j = 0; j < kQueryTile / 8; j += 2) {
+    const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + lane % 4 * 4);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float own = e / 4 == 0 ? (e % 2 ? lse.y : lse.x) : (e % 2 ? lse.w : lse.z);
+      s[j * 4 + e] = gpu::exp2_approx(fmaf(s[j * 4 + e], scale2, own));
+    }
+  }
+}
+/// dS^T = P^T (dP^T - delta) in 16 bits; P^T too, unless that is done.
+template <class T, class Config>
+__device__ __forceinline__ void make_score_gradients(uint32_t (&p)[kQueryTile / 16][4],
+                                                     uint32_t (&dscore)[kQueryTile / 16][4],
+                                                     const float (&s)[kQueryTile / 2],
+                                                     const float (&dp)[kQueryTile / 2], const float* deltas,
+                                                     [[maybe_unused]] uint32_t word, int lane) {
+  using gpu::pack_halves;
+#pragma unroll
+  for (int j = 0; j < kQueryTile / 8; j += 2) {
+    const float4 delta = *reinterpret_cast<const float4*>(deltas + j * 8 + lane % 4 * 4);
+    [[maybe_unused]] ColumnBits bits;
+    if constexpr (Config::kDrops) bits = {word, j * 4, lane};
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+      const int i = j * 4 + e;
+      const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
+      if constexpr (Config::kDrops) {
+        const float first = bits.drop(s[i], e / 4, e % 4), second = bits.drop(s[i + 1], e / 4, e % 4 + 1);
+        p[j / 2][e / 2] = pack_halves<T>(first, second);
+        dscore[j / 2][e / 2] =
+            pack_halves<T>(fmaf(first, dp[i], -s[i] * low), fmaf(second, dp[i + 1], -s[i + 1] * high));
+        continue;
+      }
+      if constexpr (!Config::kBeside) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+      dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
+    }
+  }
+}
+
+/// Role of two warpgroups: S^T, dP^T, P and dS of 64 keys and each query tile, dV += P^T dO, dK += dS^T Q
+/// (and, for heads of 128, half of dQ).
+template <class T, class Config>
+__device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
+                                              const BackwardArgs<T>& args, char* shared, int half, int warp,
+                                              int lane) {
+  using namespace gpu;
+  constexpr TileOrder kAlong = TileOrder::along_k, kAcross = TileOrder::across_k;
+  constexpr int kHead = Config::kHead, kBoxes = Config::kBoxes, kStages = Config::kStages;
+  constexpr int kKeyBox = Config::kKeyBox, kQueryBox = Config::kQueryBox;
+  auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
+  const BackwardItem& item = barriers.item;
+  const int row = half * 64 + warp * 16;
+  const uint32_t own_k = shared_address(shared + Config::kK) + half * 64 * 128;
+  const uint32_t own_v = shared_address(shared + Config::kV) + half * 64 * 128;
+  RingPlace<kStages> place;
+  RingPlace<Config::kScores> ds;
+  [[maybe_unused]] RingPlace<Config::kScores> made;  // dS that dQ takes
+  [[maybe_unused]] RingPlace<Config::kSums / kBoxes> dq;
+  barriers.keys.wait(0);
+  [[maybe_unused]] uint32_t k[Config::kHeld ? 4 : 1][4], v[Config::kHeld ? 4 : 1][4];
+  if constexpr (Config::kHeld) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint32_t at = swizzled_place(warp * 16 + lane % 16, step * 2 + lane / 16);
+      ldmatrix_x4(k[step], own_k + at);
+      ldmatrix_x4(v[step], own_v + at);
+    }
+  }
+  float dk[kHead / 2], dv[kHead / 2], s[kQueryTile / 2], dp[kQueryTile / 2];
+#pragma unroll
+  for (int i = 0; i < kHead / 2; ++i) dk[i] = dv[i] = 0;
+
+  // scores (+)= own rows of K or V times the tile's rows of Q or dO, over the head.
+  const auto multiply_rows = [&](float(&d)[kQueryTile / 2], const auto& held, uint32_t own, uint32_t tile) {
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < kHead / 16; ++step) {
+      const uint64_t right =
+          tile_descriptor<kAlong>(tile + step / 4 * kQueryBox) + step % 4 * kDescriptorStep<kAlong>;
+      if constexpr (Config::kHeld)
+        multiply<T, kAlong>(d, held[step], right, step > 0);
+      else
+        multiply<T, kAlong, kAlong>(
+            d, tile_descriptor<kAlong>(own + step / 4 * kKeyBox) + step % 4 * kDescriptorStep<kAlong>, right,
+            step > 0);
+    }
+    commit_products();
+  };
+  const auto tile_at = [&](int offset) {
+    return shared_address(shared + offset) + place.stage * kBoxes * kQueryBox;
+  };
+
+  // The first key's distance from the last that query 0 sees.
+  const int shift =
+      uniform(item.key_tile) * kKeyTile + half * 64 - (uniform(item.keys) - uniform(item.queries));
+  const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
+  [[maybe_unused]] float sum[kQueryTile / 2];
+  int query = uniform(item.query_tile(0)) * kQueryTile, member = 0;  // of the group's query heads
+  [[maybe_unused]] uint32_t word[1];                                 // of dropout: bits of the step
+  bool started = false;
+#pragma unroll 1
+  for (int left = uniform(item.count) * args.group; left > 0; --left) {
+    barriers.queries.full[place.stage].wait(place.parity);
+    multiply_rows(s, k, own_k, tile_at(Config::kQ));
+    wait_products<1>();  // the last tile's dV and dK
+    if (started && lane == 0)
+      barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
+    multiply_rows(dp, v, own_v, tile_at(Config::kDout));
+    const int place_of_lane = Config::kDrops || Config::kBeside ? lane_again() : lane;
+    if constexpr (Config::kDrops) {
+      const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
+                                              uint32_t(item.kv_head * args.group + member));
+      word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),
+                               uint32_t((item.key_tile * kKeyTile + row) / 2 + place_of_lane % 8));
+      pin(word);
+    }
+    const float* const statistics =
+        reinterpret_cast<const float*>(shared + Config::kStatistics) + place.stage * 2 * kQueryTile;
+    wait_products<1>();
+    pin(s);
+    if (partial)  // keys past the last would make P of nothing
+      hide_keys(s, item.queries - shift - warp * 16 - place_of_lane / 4);
+    if (args.causal && shift + 63 > query)
+      hide_causal(s, shift + warp * 16 + place_of_lane / 4 - query - place_of_lane % 4 * 2);
+    make_probabilities(s, statistics, args.scale2, place_of_lane);
+    uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
+    const auto multiply_dv = [&] {
+      fence_products();
+#pragma unroll
+      for (int j = 0; j < kQueryTile / 16; ++j)
+        multiply<T, kAcross>(
+            dv, p[j],
+            tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
+    };
+    Barrier& empty = barriers.ds.empty[ds.stage];
+    if constexpr (Config::kBeside) {
+      // ptxas would move exponentials after the wait for dP: not across a branch that needs them all. They
+      // have no sign, so it is not taken; it would do no harm.
+      uint32_t signs = 0;
+#pragma unroll
+      for (int i = 0; i < kQueryTile / 2; ++i) {
+        signs |= __float_as_uint(s[i]);
+        if (i % 2 == 0) p[i / 8][i / 2 % 4] = pack_halves<T>(s[i], s[i + 1]);
+      }
+      empty.wait(ds.parity ^ 1);
+      if (int(signs) < 0) empty.wait(ds.parity ^ 1);
+      multiply_dv();
+      commit_products();
+      wait_products<1>();
+    } else {
+      wait_products<0>();
+    }
+    pin(dp);
+    make_score_gradients<T, Config>(p, dscore, s, dp, statistics + kQueryTile, word[0], place_of_lane);
+    if constexpr (!Config::kBeside) empty.wait(ds.parity ^ 1);
+#pragma unroll
+    for (int j = 0; j < kQueryTile / 16; ++j)
+      stmatrix_x4(shared_address(shared + Config::kDs) + ds.stage * kKeyBox +
+                      swizzled_place(row + place_of_lane % 16, 2 * j + place_of_lane / 16),
+                  dscore[j]);
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) barriers.ds.full[ds.stage].arrive();
+    ds.advance();
+    if constexpr (!Config::kBeside) multiply_dv();
+    if constexpr (Config::kBeside) fence_products();
+    if constexpr (!Config::kApart) {
+      // Of dQ^T = K^T dS^T each of the two makes the 64 columns of the head that are its number.
+      commit_products();
+      barriers.ds.full[made.stage].wait(made.parity);
+      const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + half * kKeyBox);
+      const uint64_t right =
+          tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + made.stage * kKeyBox);
+      fence_products();
+#pragma unroll
+      for (int j = 0; j < kKeyTile / 16; ++j)
+        multiply<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
+                                      right + j * kDescriptorStep<kAcross>, j > 0);
+      commit_products();
+      fence_products();
+    }
+#pragma unroll
+    for (int j = 0; j < kQueryTile / 16; ++j)
+      multiply<T, kAcross>(
+          dk, dscore[j],
+          tile_descriptor<kAcross>(tile_at(Config::kQ), kQueryBox) + j * kDescriptorStep<kAcross>);
+    commit_products();
+    if constexpr (!Config::kApart) {
+      wait_products<1>();
+      pin(sum);
+      if (lane == 0) barriers.ds.empty[made.stage].arrive();
+      made.advance();
+      if (args.wants_queries) {
+        const int unit = half + dq.stage * kBoxes;
+        barriers.dq.empty[unit].wait(dq.parity ^ 1);
+        send_sum<Config>(shared, barriers, lane, sum, unit);
+        dq.advance();
+      }
+    }
+    place.advance();
+    started = true;
+    if (++member == args.group) {
+      member = 0;
+      query -= kQueryTile;
+    }
+  }
+  wait_products<0>();
+  pin(dk);
+  pin(dv);
+  if (!args.wants_keys) return;
+  if (args.chunks > 1)
+    store_chunk<T, Config>(args, item, dk, dv);
+  else
+    store_keys<T, Config>(map_dk, map_dv, args, shared, half, warp, lane, ds, dk, dv);
+}
+
 }  // namespace detail
 
 template <class T, class Config>
@@ -192,9 +699,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
     const __grid_constant__ gpu::TensorMap map_dk, const __grid_constant__ gpu::TensorMap map_dv,
     const __grid_constant__ gpu::TensorMap map_dq, const __grid_constant__ BackwardArgs<T> args) {
   using namespace gpu;
-  constexpr TileOrder kAlong = TileOrder::along_k, kAcross = TileOrder::across_k;
-  constexpr int kHead = Config::kHead, kBoxes = Config::kBoxes, kStages = Config::kStages;
-  constexpr int kKeyBox = Config::kKeyBox, kQueryBox = Config::kQueryBox;
   extern __shared__ __align__(1024) char shared[];
   auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
   const int warpgroup = uniform(int(threadIdx.x) / 128);
@@ -228,437 +732,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
   const BackwardItem& item = barriers.item;
   if (!item.exists) return;
 
-  // One 64 x 64 of dQ^T, as the accumulators have it, to a warp of warpgroup 0.
-  const auto send_sum = [&](const float(&sum)[kQueryTile / 2], int stage) {
-    float4* const to =
-        reinterpret_cast<float4*>(shared + Config::kDq) + stage * kUnit / 4 + thread_again() % 128;
-#pragma unroll
-    for (int j = 0; j < kQueryTile / 8; ++j)
-      to[j * 128] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0) barriers.dq.full[stage].arrive();
-  };
-
   if (warpgroup == 0) {
     give_registers<24>();
     if (warp == 0) {
-      if (!elect_one()) return;
-      const int key = item.k_first + item.key_tile * kKeyTile, b = item.b;
-      barriers.keys.arrive_expect(2 * kBoxes * kKeyBox);
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) {
-        load_box(shared + Config::kK + box * kKeyBox, map_k, barriers.keys, box * 64, key, item.kv_head, b);
-        load_box(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64, key, item.kv_head, b);
-      }
-      RingPlace<kStages> place;
-      for (int step = 0; step < item.count; ++step) {
-        const int tile = item.query_tile(step), query = item.q_first + tile * kQueryTile;
-        for (int member = 0; member < args.group; ++member) {
-          const int h = item.kv_head * args.group + member;
-          Barrier& full = barriers.queries.full[place.stage];
-          barriers.queries.empty[place.stage].wait(place.parity ^ 1);
-          full.arrive_expect(2 * kBoxes * kQueryBox + 2 * kQueryTile * 4);
-#pragma unroll
-          for (int box = 0; box < kBoxes; ++box) {
-            const int at = (place.stage * kBoxes + box) * kQueryBox;
-            load_box(shared + Config::kQ + at, map_q, full, box * 64, query, h, b);
-            load_box(shared + Config::kDout + at, map_dout, full, box * 64, query, h, b);
-          }
-          load_bytes(shared + Config::kStatistics + place.stage * 2 * kQueryTile * 4,
-                     args.statistics + item.place(args, member, tile) * 2 * kQueryTile, 2 * kQueryTile * 4,
-                     full);
-          place.advance();
-        }
-      }
+      if (elect_one()) detail::bring_tiles<T, Config>(map_q, map_k, map_v, map_dout, args, shared);
     } else if (warp <= Config::kSums) {
-      if (!args.wants_queries || !elect_one()) return;
-      const int unit = warp - 1;
-      float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kUnit;
-      uint32_t parity = 0;
-      int turn = item.key_tile;
-      int64_t first = unit % kBoxes;
-      if (args.sums > 1) {
-        turn /= args.sums;
-        first += item.key_tile % args.sums * args.units;
-      }
-      int member = unit / kBoxes, step = 0;  // the query heads of a tile come one after the other
-      for (int left = args.group * item.count - member; left > 0; left -= Config::kSums / kBoxes) {
-        for (; member >= args.group; member -= args.group) ++step;
-        const int tile = item.query_tile(step), h = item.kv_head * args.group + member;
-        const int64_t at = first + item.place(args, member, tile) * kBoxes;
-        member += Config::kSums / kBoxes;
-        while (turn > 0 && gpu::load_acquire(args.turns + at) != turn) {
-        }
-        if (Config::kApart && args.ends_sums &&
-            is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
-          // The sum comes to where its end is made; what leaves from there is dQ.
-          if (turn > 0) {
-            gpu::fence_async_global();
-            barriers.sum[unit].arrive_expect(kUnit * 4);
-            load_bytes(from, args.dq_sum + at * kUnit, kUnit * 4, barriers.sum[unit]);
-          }
-          barriers.dq.full[unit].wait(parity);
-          parity ^= 1;
-          store_box(map_dq, from, 0, tile * kQueryTile, h, item.b);
-          commit_stores();
-          wait_stores_read<0>();
-          barriers.dq.empty[unit].arrive();
-          continue;
-        }
-        barriers.dq.full[unit].wait(parity);
-        gpu::fence_async_global();
-        parity ^= 1;
-        if (turn == 0)
-          store_bytes(args.dq_sum + at * kUnit, from, kUnit * 4);
-        else
-          add_floats(args.dq_sum + at * kUnit, from, kUnit * 4);
-        commit_stores();
-        wait_stores_read<0>();
-        barriers.dq.empty[unit].arrive();
-        wait_stores<0>();
-        gpu::store_release(args.turns + at, turn + 1);
-      }
-      wait_stores<0>();
+      if (args.wants_queries && elect_one()) detail::add_units<T, Config>(map_dq, args, shared, warp - 1);
     }
   } else if (Config::kApart && warpgroup == 3) {
-    // dQ^T = K^T dS^T
     give_registers<Config::kSumRegisters>();
-    RingPlace<Config::kScores> ds;
-    RingPlace<Config::kSums> dq;
-    const float last = item.keys == 1 ? 0.0f : args.scale;
-    uint32_t sum_parity[Config::kSums] = {};
-    int member = 0, tile = uniform(item.query_tile(0));
-    barriers.keys.wait(0);
-    const uint32_t keys = shared_address(shared + Config::kK);
-    [[maybe_unused]] uint32_t k[kKeyTile / 16][4];
-    if constexpr (!Config::kBeside)
-#pragma unroll
-      for (int step = 0; step < kKeyTile / 16; ++step)
-        ldmatrix_x4_trans(
-            k[step], keys + swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
-    for (int left = uniform(item.count) * args.group; left > 0; --left) {
-      barriers.ds.full[ds.stage].wait(ds.parity);
-      float sum[kQueryTile / 2];
-      const uint64_t right =
-          tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + ds.stage * kKeyBox);
-      fence_products();
-#pragma unroll
-      for (int step = 0; step < kKeyTile / 16; ++step)
-        if constexpr (Config::kBeside)
-          multiply<T, kAcross, kAcross>(sum, tile_descriptor<kAcross>(keys) + step * kDescriptorStep<kAcross>,
-                                        right + step * kDescriptorStep<kAcross>, step > 0);
-        else
-          multiply<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
-      commit_products();
-      if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
-      wait_products<0>();
-      pin(sum);
-      if (lane == 0) barriers.ds.empty[ds.stage].arrive();
-      ds.advance();
-      if (args.wants_queries) {
-        if (args.ends_sums && is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
-          char* const unit = shared + Config::kDq + dq.stage * kUnit * 4;
-          if (item.key_tile > 0) {
-            barriers.sum[dq.stage].wait(sum_parity[dq.stage]);
-            sum_parity[dq.stage] ^= 1;
-            const float4* const before = reinterpret_cast<const float4*>(unit) + threadIdx.x % 128;
-#pragma unroll
-            for (int j = 0; j < kQueryTile / 8; ++j) {
-              const float4 x = before[j * 128];
-              sum[4 * j] += x.x, sum[4 * j + 1] += x.y, sum[4 * j + 2] += x.z, sum[4 * j + 3] += x.w;
-            }
-            sync_named(3, 128);
-          }
-          // dQ, transposed: rows of 64 columns.
-#pragma unroll
-          for (int j = 0; j < kQueryTile / 8; j += 2) {
-            uint32_t packed[4];
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-              packed[e] = pack_halves<T>(sum[4 * j + 2 * e] * last, sum[4 * j + 2 * e + 1] * last);
-            stmatrix_x4_trans(shared_address(unit) +
-                                  swizzled_place(8 * j + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2),
-                              packed);
-          }
-          fence_async_shared();
-          __syncwarp();
-          if (lane == 0) barriers.dq.full[dq.stage].arrive();
-        } else {
-          send_sum(sum, dq.stage);
-        }
-        dq.advance();
-      }
-      if (++member == args.group) {
-        member = 0;
-        --tile;
-      }
-    }
+    detail::multiply_queries<T, Config>(args, shared, warp, lane);
   } else {
     take_registers<Config::kMainRegisters>();
-    const int half = warpgroup - 1;  // keys 64 half ... 64 half + 63 of the tile
-    const int row = half * 64 + warp * 16;
-    const uint32_t own_k = shared_address(shared + Config::kK) + half * 64 * 128;
-    const uint32_t own_v = shared_address(shared + Config::kV) + half * 64 * 128;
-    RingPlace<kStages> place;
-    RingPlace<Config::kScores> ds;
-    [[maybe_unused]] RingPlace<Config::kScores> made;  // dS that dQ takes
-    [[maybe_unused]] RingPlace<Config::kSums / kBoxes> dq;
-    barriers.keys.wait(0);
-    [[maybe_unused]] uint32_t k[Config::kHeld ? 4 : 1][4], v[Config::kHeld ? 4 : 1][4];
-    if constexpr (Config::kHeld) {
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        const uint32_t at = swizzled_place(warp * 16 + lane % 16, step * 2 + lane / 16);
-        ldmatrix_x4(k[step], own_k + at);
-        ldmatrix_x4(v[step], own_v + at);
-      }
-    }
-    float dk[kHead / 2], dv[kHead / 2], s[kQueryTile / 2], dp[kQueryTile / 2];
-#pragma unroll
-    for (int i = 0; i < kHead / 2; ++i) dk[i] = dv[i] = 0;
-
-    // scores (+)= own rows of K or V times the tile's rows of Q or dO, over the head.
-    const auto multiply_rows = [&](float(&d)[kQueryTile / 2], const auto& held, uint32_t own, uint32_t tile) {
-      fence_products();
-#pragma unroll
-      for (int step = 0; step < kHead / 16; ++step) {
-        const uint64_t right =
-            tile_descriptor<kAlong>(tile + step / 4 * kQueryBox) + step % 4 * kDescriptorStep<kAlong>;
-        if constexpr (Config::kHeld)
-          multiply<T, kAlong>(d, held[step], right, step > 0);
-        else
-          multiply<T, kAlong, kAlong>(
-              d, tile_descriptor<kAlong>(own + step / 4 * kKeyBox) + step % 4 * kDescriptorStep<kAlong>,
-              right, step > 0);
-      }
-      commit_products();
-    };
-    const auto tile_at = [&](int offset) {
-      return shared_address(shared + offset) + place.stage * kBoxes * kQueryBox;
-    };
-
-    // The first key's distance from the last that query 0 sees.
-    const int shift =
-        uniform(item.key_tile) * kKeyTile + half * 64 - (uniform(item.keys) - uniform(item.queries));
-    const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
-    [[maybe_unused]] float sum[kQueryTile / 2];
-    int query = uniform(item.query_tile(0)) * kQueryTile, member = 0;  // of the group's query heads
-    [[maybe_unused]] uint32_t word[1];                                 // of dropout: bits of the step
-    bool started = false;
-#pragma unroll 1
-    for (int left = uniform(item.count) * args.group; left > 0; --left) {
-      barriers.queries.full[place.stage].wait(place.parity);
-      multiply_rows(s, k, own_k, tile_at(Config::kQ));
-      wait_products<1>();  // the last tile's dV and dK
-      if (started && lane == 0)
-        barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
-      multiply_rows(dp, v, own_v, tile_at(Config::kDout));
-      const int place_of_lane = Config::kDrops || Config::kBeside ? lane_again() : lane;
-      if constexpr (Config::kDrops) {
-        const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
-                                                uint32_t(item.kv_head * args.group + member));
-        word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),
-                                 uint32_t((item.key_tile * kKeyTile + row) / 2 + place_of_lane % 8));
-        pin(word);
-      }
-      const float* const statistics =
-          reinterpret_cast<const float*>(shared + Config::kStatistics) + place.stage * 2 * kQueryTile;
-      wait_products<1>();
-      pin(s);
-      if (partial) {  // keys past the last would make P of nothing
-        const int end = item.queries - shift - warp * 16 - place_of_lane / 4;
-#pragma unroll
-        for (int i = 0; i < kQueryTile / 2; ++i)
-          if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
-      }
-      if (args.causal && shift + 63 > query) {
-        const int hidden = shift + warp * 16 + place_of_lane / 4 - query - place_of_lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < kQueryTile / 2; ++i)
-          if (hidden + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -INFINITY;
-      }
-#pragma unroll
-      for (int j = 0; j < kQueryTile / 8; j += 2) {
-        const float4 lse = *reinterpret_cast<const float4*>(statistics + j * 8 + place_of_lane % 4 * 4);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const float own = e / 4 == 0 ? (e % 2 ? lse.y : lse.x) : (e % 2 ? lse.w : lse.z);
-          s[j * 4 + e] = exp2_approx(fmaf(s[j * 4 + e], args.scale2, own));
-        }
-      }
-      uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
-      const auto multiply_dv = [&] {
-        fence_products();
-#pragma unroll
-        for (int j = 0; j < kQueryTile / 16; ++j)
-          multiply<T, kAcross>(
-              dv, p[j],
-              tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
-      };
-      Barrier& empty = barriers.ds.empty[ds.stage];
-      if constexpr (Config::kBeside) {
-        // ptxas would move exponentials after the wait for dP: not across a branch that needs them all. They
-        // have no sign, so it is not taken; it would do no harm.
-        uint32_t signs = 0;
-#pragma unroll
-        for (int i = 0; i < kQueryTile / 2; ++i) {
-          signs |= __float_as_uint(s[i]);
-          if (i % 2 == 0) p[i / 8][i / 2 % 4] = pack_halves<T>(s[i], s[i + 1]);
-        }
-        empty.wait(ds.parity ^ 1);
-        if (int(signs) < 0) empty.wait(ds.parity ^ 1);
-        multiply_dv();
-        commit_products();
-        wait_products<1>();
-      } else {
-        wait_products<0>();
-      }
-      pin(dp);
-#pragma unroll
-      for (int j = 0; j < kQueryTile / 8; j += 2) {
-        const float4 delta =
-            *reinterpret_cast<const float4*>(statistics + kQueryTile + j * 8 + place_of_lane % 4 * 4);
-        [[maybe_unused]] ColumnBits bits;
-        if constexpr (Config::kDrops) bits = {word[0], j * 4, place_of_lane};
-#pragma unroll
-        for (int e = 0; e < 8; e += 2) {
-          const int i = j * 4 + e;
-          const float low = e / 4 == 0 ? delta.x : delta.z, high = e / 4 == 0 ? delta.y : delta.w;
-          if constexpr (Config::kDrops) {
-            const float first = bits.drop(s[i], e / 4, e % 4), second = bits.drop(s[i + 1], e / 4, e % 4 + 1);
-            p[j / 2][e / 2] = pack_halves<T>(first, second);
-            dscore[j / 2][e / 2] =
-                pack_halves<T>(fmaf(first, dp[i], -s[i] * low), fmaf(second, dp[i + 1], -s[i + 1] * high));
-            continue;
-          }
-          if constexpr (!Config::kBeside) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
-          dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
-        }
-      }
-      if constexpr (!Config::kBeside) empty.wait(ds.parity ^ 1);
-#pragma unroll
-      for (int j = 0; j < kQueryTile / 16; ++j)
-        stmatrix_x4(shared_address(shared + Config::kDs) + ds.stage * kKeyBox +
-                        swizzled_place(row + place_of_lane % 16, 2 * j + place_of_lane / 16),
-                    dscore[j]);
-      fence_async_shared();
-      __syncwarp();
-      if (lane == 0) barriers.ds.full[ds.stage].arrive();
-      ds.advance();
-      if constexpr (!Config::kBeside) multiply_dv();
-      if constexpr (Config::kBeside) fence_products();
-      if constexpr (!Config::kApart) {
-        // Of dQ^T = K^T dS^T each of the two makes the 64 columns of the head that are its number.
-        commit_products();
-        barriers.ds.full[made.stage].wait(made.parity);
-        const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + half * kKeyBox);
-        const uint64_t right =
-            tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + made.stage * kKeyBox);
-        fence_products();
-#pragma unroll
-        for (int j = 0; j < kKeyTile / 16; ++j)
-          multiply<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
-                                        right + j * kDescriptorStep<kAcross>, j > 0);
-        commit_products();
-        fence_products();
-      }
-#pragma unroll
-      for (int j = 0; j < kQueryTile / 16; ++j)
-        multiply<T, kAcross>(
-            dk, dscore[j],
-            tile_descriptor<kAcross>(tile_at(Config::kQ), kQueryBox) + j * kDescriptorStep<kAcross>);
-      commit_products();
-      if constexpr (!Config::kApart) {
-        wait_products<1>();
-        pin(sum);
-        if (lane == 0) barriers.ds.empty[made.stage].arrive();
-        made.advance();
-        if (args.wants_queries) {
-          const int unit = half + dq.stage * kBoxes;
-          barriers.dq.empty[unit].wait(dq.parity ^ 1);
-          send_sum(sum, unit);
-          dq.advance();
-        }
-      }
-      place.advance();
-      started = true;
-      if (++member == args.group) {
-        member = 0;
-        query -= kQueryTile;
-      }
-    }
-    wait_products<0>();
-    pin(dk);
-    pin(dv);
-    if (args.wants_keys && args.chunks > 1) {
-      const int thread = gpu::thread_again();
-      const int64_t kv_row = int64_t(item.b) * args.kv_heads + item.kv_head;
-      const int64_t place = (kv_row * args.key_slots + item.key_slot) * args.chunks + item.chunk;
-      // The two warpgroups are threads 128 ... 383.
-      float4* const to = reinterpret_cast<float4*>(args.partial) + place * (kKeyTile * kHead / 2) +
-                         (thread / 128 - 1) * (64 * kHead / 4) + thread % 128;
-#pragma unroll
-      for (int j = 0; j < kHead / 8; ++j) {
-        to[j * 128] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
-        to[kKeyTile * kHead / 4 + j * 128] =
-            make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
-      }
-      return;
-    }
-    // dV leaves through the block's own rows of V, dK through dS tiles that dQ is done with.
-    if (args.wants_keys) {
-      const int own_key = item.key_tile * kKeyTile + half * 64;
-      const int left_keys = item.keys - own_key, k_row = item.k_first + own_key;
-      const int b = item.b, h = item.kv_head;
-      const float last = item.keys == 1 ? 0.0f : args.scale;
-      if constexpr (Config::kDrops)
-#pragma unroll
-        for (float& element : dv) element *= args.drop.scale;
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) {
-        const uint32_t v_box = shared_address(shared + Config::kV) + box * kKeyBox;
-        barriers.ds.empty[ds.stage].wait(ds.parity ^ 1);
-        const uint32_t k_box = shared_address(shared + Config::kDs) + ds.stage * kKeyBox;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const uint32_t at = swizzled_place(row + lane % 16, 2 * j + lane / 16);
-          uint32_t packed[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            packed[e] = pack_halves<T>(dv[box * 32 + j * 8 + 2 * e], dv[box * 32 + j * 8 + 2 * e + 1]);
-          stmatrix_x4(v_box + at, packed);
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            packed[e] =
-                pack_halves<T>(dk[box * 32 + j * 8 + 2 * e] * last, dk[box * 32 + j * 8 + 2 * e + 1] * last);
-          stmatrix_x4(k_box + at, packed);
-        }
-        fence_async_shared();
-        sync_named(1 + half, 128);
-        char* const dv_rows = shared + Config::kV + box * kKeyBox + half * 64 * 128;
-        char* const dk_rows = shared + Config::kDs + ds.stage * kKeyBox + half * 64 * 128;
-        if (left_keys >= 64) {
-          if (warp == 0 && elect_one()) {
-            store_box(map_dv, dv_rows, box * 64, k_row, h, b);
-            store_box(map_dk, dk_rows, box * 64, k_row, h, b);
-            commit_stores();
-          }
-        } else {  // the rows that follow may belong to another sequence
-          for (int index = warp * 32 + lane; index < left_keys * 8; index += 128) {
-            const int row = index / 8, chunk = index % 8;
-            if (box * 64 + chunk * 8 >= args.dim) continue;
-            const uint32_t at = swizzled_place(row, chunk);
-            *reinterpret_cast<uint4*>(args.dv.at(b, h, k_row + row) + box * 64 + chunk * 8) =
-                *reinterpret_cast<const uint4*>(dv_rows + at);
-            *reinterpret_cast<uint4*>(args.dk.at(b, h, k_row + row) + box * 64 + chunk * 8) =
-                *reinterpret_cast<const uint4*>(dk_rows + at);
-          }
-        }
-        ds.advance();
-      }
-      wait_stores_read<0>();
-    }
+    detail::multiply_keys<T, Config>(map_dk, map_dv, args, shared, warpgroup - 1, warp, lane);
   }
 }
 

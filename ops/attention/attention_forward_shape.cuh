@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gpu/approx.cuh"
+#include "gpu/barrier.cuh"
 #include "ops/attention/attention_schedule.h"
 #include "ops/attention/attention_sequences.cuh"
 
@@ -54,8 +55,13 @@ struct ForwardShape {
                        kKOffset = kOOffset + kGroups * kGroupBytes,
                        kVOffset = kKOffset + kStages * kTileBytes,
                        kBarrierOffset = kVOffset + kStages * kTileBytes;
-  static constexpr int kWorkOffset =
-      kBarrierOffset + (4 * kStages + 2 * kGroups * kQStages + 2 * kQStages + 1) * 8;
+  struct Barriers {
+    gpu::Ring<kStages> k, v;
+    gpu::Ring<kQStages> q[kGroups];  // of the warpgroups
+    gpu::Ring<kQStages> work;
+    gpu::Barrier near_end;  // of the tile that is being brought
+  };
+  static constexpr int kWorkOffset = kBarrierOffset + int(sizeof(Barriers));
   static constexpr int kStreamOffset = kWorkOffset + kQStages * int(sizeof(ForwardWork));  // of dropout
   static constexpr int kSharedBytes = kStreamOffset + (kDrops ? 4 : 0);
   static_assert(kSharedBytes <= 227 * 1024 && (!kDrops || kKeys % 64 == 0));

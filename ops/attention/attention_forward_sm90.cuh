@@ -74,137 +74,272 @@ __device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, co
   }
 }
 
+/// The shared memory of a block, by name. Registers are scarce: a few addresses from one base.
+template <class Shape>
+struct ForwardShared {
+  char* base;
+
+  __device__ __forceinline__ typename Shape::Barriers& barriers() const {
+    return *reinterpret_cast<typename Shape::Barriers*>(base + Shape::kBarrierOffset);
+  }
+  __device__ __forceinline__ ForwardWork* works() const {
+    return reinterpret_cast<ForwardWork*>(base + Shape::kWorkOffset);
+  }
+  __device__ __forceinline__ uint32_t& dropout_stream() const {
+    return *reinterpret_cast<uint32_t*>(base + Shape::kStreamOffset);
+  }
+  __device__ __forceinline__ char* q(int stage, int group) const {  // [64, kD]
+    return base + Shape::kQOffset + (stage * Shape::kGroups + group) * Shape::kGroupBytes;
+  }
+  __device__ __forceinline__ char* k() const { return base + Shape::kKOffset; }  // kStages of [kKeys, kD]
+  __device__ __forceinline__ char* v() const { return base + Shape::kVOffset; }  // likewise
+  __device__ __forceinline__ char* o(int group, int warp) const {                // [16, kD] of [64, kD]
+    return base + Shape::kOOffset + group * Shape::kGroupBytes + warp * 16 * 128;
+  }
+};
+
+/// Role of a warp: plans, tile after tile. Its divisions would cost the others a thousand clocks per tile.
 template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
-    attention_forward_sm90_kernel(const __grid_constant__ gpu::TensorMap q_map,
-                                  const __grid_constant__ gpu::TensorMap k_map,
-                                  const __grid_constant__ gpu::TensorMap v_map,
-                                  const __grid_constant__ gpu::TensorMap o_map,
-                                  const __grid_constant__ ForwardSm90<T> args) {
+__device__ __forceinline__ void plan_tiles(const ForwardSm90<T>& args, ForwardShared<Shape> shared) {
+  auto& barriers = shared.barriers();
+  gpu::RingPlace<Shape::kQStages> place;
+  const auto publish = [&](const ForwardWork& work) {
+    barriers.work.empty[place.stage].wait(place.parity ^ 1);
+    shared.works()[place.stage] = work;
+    barriers.work.full[place.stage].arrive();
+    place.advance();
+  };
+  ForwardWork work;
+  // Written only by the lane that publishes: its arrival on work.full orders the write before reads.
+  const auto write_dropout_stream = [&] {
+    if constexpr (Shape::kDrops) shared.dropout_stream() = args.drop.stream();
+  };
+  if (args.starts.packed()) {
+    if (threadIdx.x % 32 == 0) write_dropout_stream();
+    const SequenceOrder order = args.starts.template order<true>(Shape::kRows);
+    uint32_t parity = 0;
+    int left = 0;
+    for (bool some = true; some; parity ^= 1) {
+      some = next_of_sequences(args, order, Shape::kRows, Shape::kKeys, work, left);
+      if (!some) work.tile = -1;
+      if (threadIdx.x % 32 == 0) publish(work);
+      __syncwarp();
+      // A tile taken long before it is needed is withheld from blocks that could start on it.
+      if (some) barriers.near_end.wait(parity);
+    }
+    return;
+  }
+  if (!gpu::elect_one()) return;
+  write_dropout_stream();
+  work.q_first = work.k_first = 0;
+  work.queries = args.schedule.queries;
+  work.keys = args.schedule.keys;
+  for (int item = 0;; ++item) {
+    const bool some = attention_work(args.schedule, gpu::grid_again(), gpu::block_again(), item, work);
+    if (!some) work.tile = -1;
+    work.b = work.head_row / args.heads;
+    work.h = work.head_row % args.heads;
+    publish(work);
+    if (!some) return;
+  }
+}
+
+/// Role of a thread, the producer: brings Q, K and V of the planned tiles.
+template <class T, class Shape>
+__device__ __forceinline__ void bring_tiles(const gpu::TensorMap& q_map, const gpu::TensorMap& k_map,
+                                            const gpu::TensorMap& v_map, const ForwardSm90<T>& args,
+                                            ForwardShared<Shape> shared) {
+  constexpr int kGroups = Shape::kGroups, kKeys = Shape::kKeys, kStages = Shape::kStages;
+  auto& barriers = shared.barriers();
+  gpu::RingPlace<kStages> k_place, v_place;
+  gpu::RingPlace<Shape::kQStages> q_place;
+  for (;;) {
+    barriers.work.full[q_place.stage].wait(q_place.parity);
+    const ForwardWork work = shared.works()[q_place.stage];
+    barriers.work.empty[q_place.stage].arrive();
+    if (work.tile < 0) return;
+    const int kv_head = work.h / args.group;
+    const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
+                          const gpu::TensorMap& map, int n) {
+      ring.empty[place.stage].wait(place.parity ^ 1);
+      ring.full[place.stage].arrive_expect(Shape::kTileBytes);
+      HeadTile<T, kKeys, Shape::kD>::load(tiles + place.stage * Shape::kTileBytes, map,
+                                          ring.full[place.stage], work.k_first + n * kKeys, kv_head, work.b);
+      place.advance();
+    };
+    constexpr int kNear = 2;  // steps that are left, and two are in the rings: longer than planning takes
+    if (work.end - work.begin <= kNear) barriers.near_end.arrive();
+    // K runs one step ahead of V, as the products do.
+    if (work.end > work.begin) load(barriers.k, k_place, shared.k(), k_map, work.end - 1);
+    for (int group = 0; group < kGroups; ++group) {
+      gpu::Barrier& full = barriers.q[group].full[q_place.stage];
+      barriers.q[group].empty[q_place.stage].wait(q_place.parity ^ 1);
+      full.arrive_expect(Shape::kGroupBytes);
+      HeadTile<T, 64, Shape::kD>::load(shared.q(q_place.stage, group), q_map, full,
+                                       work.q_first + work.tile * Shape::kRows + group * 64, work.h, work.b);
+    }
+    q_place.advance();
+    for (int n = work.end - 2; n >= work.begin; --n) {
+      if (n == work.begin + kNear - 1) barriers.near_end.arrive();
+      load(barriers.k, k_place, shared.k(), k_map, n);
+      load(barriers.v, v_place, shared.v(), v_map, n + 1);
+    }
+    if (work.end > work.begin) load(barriers.v, v_place, shared.v(), v_map, work.begin);
+  }
+}
+
+/// What a consumer warp writes of its tile: 16 rows, `row` and `row` + 8 of the block's tile by this thread.
+struct ForwardRows {
+  int first, row, warp;  // the block's tile starts at query `first`; `warp` counts the consumers
+  int queries, q_row;    // of the sequence; where the warp's first row is in memory
+  int h, b;
+  int64_t piece;    // of a split tile; negative: none
+  int lane, place;  // `place` is the lane again where that spares a register
+
+  __device__ __forceinline__ int own() const { return first + warp * 16; }  // the warp's first query
+};
+
+/// Epilogue of a split tile: O in fragment order and the statistics, to be joined by another kernel.
+template <class T, class Shape>
+__device__ __forceinline__ void store_piece(const ForwardSm90<T>& args, const ForwardRows& rows,
+                                            const OnlineSoftmax<Shape>& softmax, const float (&total)[2],
+                                            const float (&o)[Shape::kD / 2]) {
+  constexpr int kD = Shape::kD;
+  float* const piece = args.partial + rows.piece * Shape::kPieceFloats;
+  float4* const out = reinterpret_cast<float4*>(piece) + rows.warp * (kD / 8) * 32 + rows.place;
+#pragma unroll
+  for (int j = 0; j < kD / 8; ++j)
+    out[j * 32] = make_float4(o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]);
+  float* const statistics = piece + Shape::kRows * kD;
+  if (rows.lane % 4 == 0) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      statistics[rows.row + 8 * half] = softmax.base[half];
+      statistics[Shape::kRows + rows.row + 8 * half] = total[half];
+    }
+  }
+}
+
+/// Epilogue of a whole tile: O / sum, through the warp's own rows of shared memory, and the log-sum-exp.
+template <class T, class Shape>
+__device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const ForwardSm90<T>& args,
+                                           const ForwardRows& rows, const OnlineSoftmax<Shape>& softmax,
+                                           const float (&total)[2], const float (&o)[Shape::kD / 2],
+                                           char* o_rows) {
+  constexpr int kD = Shape::kD;
+  using GroupTile = HeadTile<T, 64, kD>;
+  const int lane = rows.lane;
+  float inverse[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
+    if constexpr (Shape::kDrops) inverse[half] *= args.drop.scale / 2;
+    if (lane % 4 == 0 && rows.first + rows.row + 8 * half < rows.queries)
+      args.lse[(int64_t(rows.b) * args.heads + rows.h) * args.lse_stride + rows.q_row + lane / 4 + 8 * half] =
+          total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
+  }
+  // Each warp stores its own rows; what it stored last has been read.
+  if (lane == 0) gpu::wait_stores_read<0>();
+  __syncwarp();
+#pragma unroll
+  for (int step = 0; step < kD / 16; ++step) {
+    uint32_t values[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      values[i] =
+          gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2], o[8 * step + 2 * i + 1] * inverse[i % 2]);
+    gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * GroupTile::kBoxBytes +
+                         gpu::swizzled_place(rows.place % 16, step % 4 * 2 + rows.place / 16),
+                     values);
+  }
+  gpu::fence_async_shared();
+  __syncwarp();
+  const int left = rows.queries - rows.own();
+  if (left >= 16) {
+    if (lane == 0) {
+#pragma unroll
+      for (int box = 0; box < kD / kBoxWidth; ++box)
+        gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth, rows.q_row, rows.h,
+                       rows.b);
+      gpu::commit_stores();
+    }
+  } else {  // the rows that follow may belong to another sequence
+#pragma unroll 1
+    for (int index = gpu::lane_again(); index < left * (kD / 8); index += 32) {
+      const int i = index / (kD / 8), chunk = index % (kD / 8);
+      if (chunk * 8 < args.dim)
+        *reinterpret_cast<uint4*>(args.o.at(rows.b, rows.h, rows.q_row + i) + chunk * 8) =
+            *reinterpret_cast<const uint4*>(o_rows + chunk / 8 * GroupTile::kBoxBytes +
+                                            gpu::swizzled_place(i, chunk % 8));
+    }
+    __syncwarp();
+  }
+}
+
+/// Dropout's words of a warp's 16 queries, from `query` on, and a block of keys.
+template <class T, class Shape, int kWords>
+__device__ __forceinline__ void draw_words(uint32_t (&words)[kWords], const ForwardSm90<T>& args,
+                                           ForwardShared<Shape> shared, const ForwardWork& work, int query,
+                                           int n, int lane) {
+  const uint32_t stream = shared.dropout_stream(),
+                 head_row = drop_head_row(uint32_t(work.b), args.schedule.queries, work.q_first, args.heads,
+                                          uint32_t(work.h));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w)
+    words[w] = args.drop.word(stream, head_row, uint32_t(query / 16),
+                              uint32_t(n * (Shape::kKeys / 2) + w * 32 + lane));
+}
+
+/// Scores that `query` and `query` + 8 of this thread do not see; `key` is its first key of the block.
+template <class Shape>
+__device__ __forceinline__ void mask_scores(float (&s)[Shape::kKeys / 2], const ForwardWork& work,
+                                            bool causal, int query, int key) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int seen = work.key_limit(causal, query + 8 * half) - key;
+#pragma unroll
+    for (int j = 0; j < Shape::kKeys / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * j + e >= seen) s[4 * j + 2 * half + e] = -INFINITY;
+  }
+}
+
+/// P in 16 bits, as the left operand of P V; dropped and doubled by the bits in `words`.
+template <class T, class Shape, int kWords>
+__device__ __forceinline__ void round_probabilities(uint32_t (&p)[Shape::kKeys / 16][4],
+                                                    const float (&s)[Shape::kKeys / 2],
+                                                    const uint32_t (&words)[kWords], int lane) {
+#pragma unroll
+  for (int step = 0; step < Shape::kKeys / 16; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+  if constexpr (Shape::kDrops)
+#pragma unroll
+    for (int step = 0; step < Shape::kKeys / 16; ++step)
+      RowBits(words[step / 4], step % 4 * 8, lane).template keep_doubled<T>(p[step]);
+}
+
+/// Role of a warpgroup, a consumer: O of 64 queries of each tile.
+template <class T, class Shape>
+__device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const ForwardSm90<T>& args,
+                                       ForwardShared<Shape> shared, int warp) {
   using enum gpu::TileOrder;
   constexpr int kD = Shape::kD, kGroups = Shape::kGroups, kKeys = Shape::kKeys, kStages = Shape::kStages,
                 kQStages = Shape::kQStages;
   using GroupTile = HeadTile<T, 64, kD>;
   using KeyTile = HeadTile<T, kKeys, kD>;
-  extern __shared__ __align__(1024) char shared[];
-  char* const k_tiles = shared + Shape::kKOffset;
-  char* const v_tiles = shared + Shape::kVOffset;
-  auto& k_ring = *reinterpret_cast<gpu::Ring<kStages>*>(shared + Shape::kBarrierOffset);
-  auto& v_ring = *(&k_ring + 1);
-  auto* const q_rings = reinterpret_cast<gpu::Ring<kQStages>*>(&v_ring + 1);  // of the warpgroups
-  auto& work_ring = *reinterpret_cast<gpu::Ring<kQStages>*>(q_rings + kGroups);
-  auto& near_end = *reinterpret_cast<gpu::Barrier*>(&work_ring + 1);  // of the tile that is being brought
-  auto* const works = reinterpret_cast<ForwardWork*>(shared + Shape::kWorkOffset);
-
-  const int warp = in_uniform_register(int(threadIdx.x) / 32);
-  if (threadIdx.x == 0) {
-    gpu::prefetch_map(q_map);
-    gpu::prefetch_map(k_map);
-    gpu::prefetch_map(v_map);
-    gpu::prefetch_map(o_map);
-    k_ring.init(1, kGroups * 4);
-    v_ring.init(1, kGroups * 4);
-    for (int group = 0; group < kGroups; ++group) q_rings[group].init(1, 4);
-    work_ring.init(1, 1 + kGroups * 4);
-    near_end.init(1);
-    gpu::fence_barrier_init();
-  }
-  __syncthreads();
-  gpu::take_turn();
-
-  if (warp < 4) {  // the producers
-    gpu::give_registers<Shape::kProducerRegisters>();
-    if (warp == 1) {  // plans: its divisions would cost the others a thousand clocks per tile
-      gpu::RingPlace<kQStages> place_of_work;
-      const auto publish = [&](const ForwardWork& work) {
-        work_ring.empty[place_of_work.stage].wait(place_of_work.parity ^ 1);
-        works[place_of_work.stage] = work;
-        work_ring.full[place_of_work.stage].arrive();
-        place_of_work.advance();
-      };
-      ForwardWork work;
-      // Written only by the lane that publishes: its arrival on work_ring.full orders the write before reads.
-      const auto write_dropout_stream = [&] {
-        if constexpr (Shape::kDrops)
-          *reinterpret_cast<uint32_t*>(shared + Shape::kStreamOffset) = args.drop.stream();
-      };
-      if (args.starts.packed()) {
-        if (threadIdx.x % 32 == 0) write_dropout_stream();
-        const SequenceOrder order = args.starts.template order<true>(Shape::kRows);
-        uint32_t parity = 0;
-        int left = 0;
-        for (bool some = true; some; parity ^= 1) {
-          some = next_of_sequences(args, order, Shape::kRows, kKeys, work, left);
-          if (!some) work.tile = -1;
-          if (threadIdx.x % 32 == 0) publish(work);
-          __syncwarp();
-          // A tile taken long before it is needed is withheld from blocks that could start on it.
-          if (some) near_end.wait(parity);
-        }
-        return;
-      }
-      if (!gpu::elect_one()) return;
-      write_dropout_stream();
-      work.q_first = work.k_first = 0;
-      work.queries = args.schedule.queries;
-      work.keys = args.schedule.keys;
-      for (int item = 0;; ++item) {
-        const bool some = attention_work(args.schedule, gpu::grid_again(), gpu::block_again(), item, work);
-        if (!some) work.tile = -1;
-        work.b = work.head_row / args.heads;
-        work.h = work.head_row % args.heads;
-        publish(work);
-        if (!some) return;
-      }
-    }
-    if (warp > 1 || !gpu::elect_one()) return;
-    gpu::RingPlace<kStages> k_place, v_place;
-    gpu::RingPlace<kQStages> q_place;
-    for (;;) {
-      work_ring.full[q_place.stage].wait(q_place.parity);
-      const ForwardWork work = works[q_place.stage];
-      work_ring.empty[q_place.stage].arrive();
-      if (work.tile < 0) return;
-      const int kv_head = work.h / args.group;
-      const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
-                            const gpu::TensorMap& map, int n) {
-        ring.empty[place.stage].wait(place.parity ^ 1);
-        ring.full[place.stage].arrive_expect(Shape::kTileBytes);
-        KeyTile::load(tiles + place.stage * Shape::kTileBytes, map, ring.full[place.stage],
-                      work.k_first + n * kKeys, kv_head, work.b);
-        place.advance();
-      };
-      constexpr int kNear = 2;  // steps that are left, and two are in the rings: longer than planning takes
-      if (work.end - work.begin <= kNear) near_end.arrive();
-      // K runs one step ahead of V, as the products do.
-      if (work.end > work.begin) load(k_ring, k_place, k_tiles, k_map, work.end - 1);
-      for (int group = 0; group < kGroups; ++group) {
-        gpu::Barrier& full = q_rings[group].full[q_place.stage];
-        q_rings[group].empty[q_place.stage].wait(q_place.parity ^ 1);
-        full.arrive_expect(Shape::kGroupBytes);
-        GroupTile::load(shared + Shape::kQOffset + (q_place.stage * kGroups + group) * Shape::kGroupBytes,
-                        q_map, full, work.q_first + work.tile * Shape::kRows + group * 64, work.h, work.b);
-      }
-      q_place.advance();
-      for (int n = work.end - 2; n >= work.begin; --n) {
-        if (n == work.begin + kNear - 1) near_end.arrive();
-        load(k_ring, k_place, k_tiles, k_map, n);
-        load(v_ring, v_place, v_tiles, v_map, n + 1);
-      }
-      if (work.end > work.begin) load(v_ring, v_place, v_tiles, v_map, work.begin);
-    }
-  }
-
-  gpu::take_registers<Shape::kConsumerRegisters>();
+  auto& barriers = shared.barriers();
+  ForwardWork* const works = shared.works();
   const int group = warp / 4 - 1, lane = int(threadIdx.x) % 32;
   const int turn = 1 + group, next_turn = 1 + (group + 1) % kGroups;
-  gpu::Ring<kQStages>& q_ring = q_rings[group];
-  char* const o_rows = shared + Shape::kOOffset + group * Shape::kGroupBytes + warp % 4 * 16 * 128;
+  char* const o_rows = shared.o(group, warp % 4);
   if (group == kGroups - 1) gpu::arrive_named(next_turn, 256);
 
   RingTurn<kStages> block{0};  // of K and V
   for (RingTurn<kQStages> tile{0};; ++tile.count) {
-    work_ring.full[tile.stage()].wait(tile.parity());
+    barriers.work.full[tile.stage()].wait(tile.parity());
     AttentionWork work = works[tile.stage()];
     work.tile = in_uniform_register(work.tile);
     work.begin = in_uniform_register(work.begin);
@@ -232,31 +367,24 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         gpu::sync_named(turn, 256);
         gpu::arrive_named(next_turn, 256);
       }
-      wait_full(k_ring, block);
-      release(k_ring, block);
-      wait_full(v_ring, block);
-      release(v_ring, block);
+      wait_full(barriers.k, block);
+      release(barriers.k, block);
+      wait_full(barriers.v, block);
+      release(barriers.v, block);
       ++block.count;
     }
 
     float o[kD / 2];
     OnlineSoftmax<Shape> softmax;
-    q_ring.full[tile.stage()].wait(tile.parity());
+    barriers.q[group].full[tile.stage()].wait(tile.parity());
     if (end > work.begin) {
       float s[kKeys / 2];
       uint32_t p[kKeys / 16][4];
       [[maybe_unused]] uint32_t words[Shape::kDrops ? kKeys / 64 : 1];
       const auto draw = [&](int n) {
-        if constexpr (Shape::kDrops) {
-          const ForwardWork& work = works[tile.stage()];
-          const uint32_t stream = *reinterpret_cast<const uint32_t*>(shared + Shape::kStreamOffset),
-                         head_row = drop_head_row(uint32_t(work.b), args.schedule.queries, work.q_first,
-                                                  args.heads, uint32_t(work.h));
-#pragma unroll
-          for (int w = 0; w < kKeys / 64; ++w)
-            words[w] = args.drop.word(stream, head_row, uint32_t((group_first + warp % 4 * 16) / 16),
-                                      uint32_t(n * (kKeys / 2) + w * 32 + lane));
-        }
+        if constexpr (Shape::kDrops)
+          draw_words<T, Shape>(words, args, shared, works[tile.stage()], group_first + warp % 4 * 16, n,
+                               lane);
       };
       const auto issue_scores = [&] {
         // Words are made before the turn is waited for: by themselves ptxas carries them down to where they
@@ -264,11 +392,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         int none = 0;
         if constexpr (Shape::kDrops) none = int(words[0] & words[kKeys / 64 - 1] & uint32_t(args.dim)) >> 8;
         gpu::sync_named(turn + none, 256);
-        const uint64_t a =
-            gpu::tile_descriptor<along_k>(gpu::shared_address(shared) + Shape::kQOffset +
-                                          (tile.stage() * kGroups + group) * Shape::kGroupBytes);
-        const uint64_t b =
-            gpu::tile_descriptor<along_k>(gpu::shared_address(k_tiles) + block.stage() * Shape::kTileBytes);
+        const uint64_t a = gpu::tile_descriptor<along_k>(gpu::shared_address(shared.q(tile.stage(), group)));
+        const uint64_t b = gpu::tile_descriptor<along_k>(gpu::shared_address(shared.k()) +
+                                                         block.stage() * Shape::kTileBytes);
         gpu::fence_products();
 #pragma unroll
         for (int step = 0; step < kD / 16; ++step)
@@ -277,9 +403,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         gpu::commit_products();
       };
       const auto issue_values = [&](RingTurn<kStages> at) {
-        wait_full(v_ring, at);
+        wait_full(barriers.v, at);
         const uint64_t b = gpu::tile_descriptor<across_k>(
-            gpu::shared_address(v_tiles) + at.stage() * Shape::kTileBytes, KeyTile::kBoxBytes);
+            gpu::shared_address(shared.v()) + at.stage() * Shape::kTileBytes, KeyTile::kBoxBytes);
         gpu::fence_products();
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step)
@@ -287,48 +413,29 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         gpu::commit_products();
       };
       const auto mask = [&](int n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int seen =
-              works[tile.stage()].key_limit(args.causal, first + row + 8 * half) - n * kKeys - lane % 4 * 2;
-#pragma unroll
-          for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (8 * j + e >= seen) s[4 * j + 2 * half + e] = -INFINITY;
-        }
+        mask_scores<Shape>(s, works[tile.stage()], args.causal, first + row, n * kKeys + lane % 4 * 2);
       };
-      const auto convert = [&] {
-#pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step)
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
-        if constexpr (Shape::kDrops)
-#pragma unroll
-          for (int step = 0; step < kKeys / 16; ++step)
-            RowBits(words[step / 4], step % 4 * 8, lane).template keep_doubled<T>(p[step]);
-      };
+      const auto convert = [&] { round_probabilities<T, Shape>(p, s, words, lane); };
       const auto finish_values = [&](RingTurn<kStages> at) {
         gpu::wait_products<0>();
         gpu::pin(o);
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
-        release(v_ring, at);
+        release(barriers.v, at);
       };
 
       int n = end - 1;
       draw(n);
-      wait_full(k_ring, block);
+      wait_full(barriers.k, block);
       issue_scores();
       gpu::arrive_named(next_turn, 256);
       gpu::wait_products<0>();
       gpu::pin(s);
-      release(k_ring, block);
+      release(barriers.k, block);
       if ((n + 1) * kKeys > clear) mask(n);
       softmax.apply(s, args.scale2);
       convert();
-      if (n > work.begin) wait_full(k_ring, block + 1);
+      if (n > work.begin) wait_full(barriers.k, block + 1);
 #pragma unroll
       for (float& element : o) element = 0;
 
@@ -340,10 +447,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         gpu::arrive_named(next_turn, 256);
         gpu::wait_products<1>();
         gpu::pin(s);
-        release(k_ring, block);
+        release(barriers.k, block);
         if constexpr (kMasked) mask(n);
         softmax.apply(s, args.scale2);
-        if (n > work.begin) wait_full(k_ring, block + 1);
+        if (n > work.begin) wait_full(barriers.k, block + 1);
         finish_values(block + -1);
         if (softmax.moved) {
 #pragma unroll
@@ -364,15 +471,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
 
     // Again, instead of registers through the loop.
-    work.piece = works[tile.stage()].piece;
-    const int queries = own.queries, q_row = own.q_first + first + group * 64 + warp % 4 * 16;
-    const int h = own.h, b = own.b;
+    const ForwardRows rows{.first = first,
+                           .row = row,
+                           .warp = warp - 4,
+                           .queries = own.queries,
+                           .q_row = own.q_first + first + group * 64 + warp % 4 * 16,
+                           .h = own.h,
+                           .b = own.b,
+                           .piece = own.piece,
+                           .lane = lane,
+                           .place = Shape::kDrops ? gpu::lane_again() : lane};
     __syncwarp();
     if (lane == 0) {
-      work_ring.empty[tile.stage()].arrive();
-      q_ring.empty[tile.stage()].arrive();
+      barriers.work.empty[tile.stage()].arrive();
+      barriers.q[group].empty[tile.stage()].arrive();
     }
-    const int place = Shape::kDrops ? gpu::lane_again() : lane;
     float total[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -380,70 +493,51 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       total[half] += __shfl_xor_sync(0xFFFFFFFFu, total[half], 1);
       total[half] += __shfl_xor_sync(0xFFFFFFFFu, total[half], 2);
     }
-    if (work.piece >= 0) {
-      if (first + group * 64 + warp % 4 * 16 >= queries)
-        continue;  // padding rows past the last sequence are never read
-      float* const piece = args.partial + work.piece * Shape::kPieceFloats;
-      float4* const out = reinterpret_cast<float4*>(piece) + (warp - 4) * (kD / 8) * 32 + place;
-#pragma unroll
-      for (int j = 0; j < kD / 8; ++j)
-        out[j * 32] = make_float4(o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]);
-      float* const statistics = piece + Shape::kRows * kD;
-      if (lane % 4 == 0) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          statistics[row + 8 * half] = softmax.base[half];
-          statistics[Shape::kRows + row + 8 * half] = total[half];
-        }
-      }
-    } else {
-      float inverse[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        inverse[half] = total[half] == 0 ? 0.0f : 1 / total[half];
-        if constexpr (Shape::kDrops) inverse[half] *= args.drop.scale / 2;
-        if (lane % 4 == 0 && first + row + 8 * half < queries)
-          args.lse[(int64_t(b) * args.heads + h) * args.lse_stride + q_row + lane / 4 + 8 * half] =
-              total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
-      }
-      // Each warp stores its own rows; what it stored last has been read.
-      if (lane == 0) gpu::wait_stores_read<0>();
-      __syncwarp();
-#pragma unroll
-      for (int step = 0; step < kD / 16; ++step) {
-        uint32_t values[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          values[i] = gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2],
-                                          o[8 * step + 2 * i + 1] * inverse[i % 2]);
-        gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * GroupTile::kBoxBytes +
-                             gpu::swizzled_place(place % 16, step % 4 * 2 + place / 16),
-                         values);
-      }
-      gpu::fence_async_shared();
-      __syncwarp();
-      const int left = queries - (first + group * 64 + warp % 4 * 16);
-      if (left >= 16) {
-        if (lane == 0) {
-#pragma unroll
-          for (int box = 0; box < kD / kBoxWidth; ++box)
-            gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth, q_row, h, b);
-          gpu::commit_stores();
-        }
-      } else {  // the rows that follow may belong to another sequence
-#pragma unroll 1
-        for (int index = gpu::lane_again(); index < left * (kD / 8); index += 32) {
-          const int i = index / (kD / 8), chunk = index % (kD / 8);
-          if (chunk * 8 < args.dim)
-            *reinterpret_cast<uint4*>(args.o.at(b, h, q_row + i) + chunk * 8) =
-                *reinterpret_cast<const uint4*>(o_rows + chunk / 8 * GroupTile::kBoxBytes +
-                                                gpu::swizzled_place(i, chunk % 8));
-        }
-        __syncwarp();
-      }
-    }
+    if (rows.piece < 0)
+      store_rows<T, Shape>(o_map, args, rows, softmax, total, o, o_rows);
+    else if (rows.own() < rows.queries)  // padding rows past the last sequence are never read
+      store_piece<T, Shape>(args, rows, softmax, total, o);
   }
   if (lane == 0) gpu::wait_stores_read<0>();
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    attention_forward_sm90_kernel(const __grid_constant__ gpu::TensorMap q_map,
+                                  const __grid_constant__ gpu::TensorMap k_map,
+                                  const __grid_constant__ gpu::TensorMap v_map,
+                                  const __grid_constant__ gpu::TensorMap o_map,
+                                  const __grid_constant__ ForwardSm90<T> args) {
+  constexpr int kGroups = Shape::kGroups;
+  extern __shared__ __align__(1024) char base[];
+  const ForwardShared<Shape> shared{base};
+  const int warp = in_uniform_register(int(threadIdx.x) / 32);
+  if (threadIdx.x == 0) {
+    gpu::prefetch_map(q_map);
+    gpu::prefetch_map(k_map);
+    gpu::prefetch_map(v_map);
+    gpu::prefetch_map(o_map);
+    auto& barriers = shared.barriers();
+    barriers.k.init(1, kGroups * 4);
+    barriers.v.init(1, kGroups * 4);
+    for (auto& q : barriers.q) q.init(1, 4);
+    barriers.work.init(1, 1 + kGroups * 4);
+    barriers.near_end.init(1);
+    gpu::fence_barrier_init();
+  }
+  __syncthreads();
+  gpu::take_turn();
+
+  if (warp < 4) {
+    gpu::give_registers<Shape::kProducerRegisters>();
+    if (warp == 1)
+      plan_tiles<T, Shape>(args, shared);
+    else if (warp == 0 && gpu::elect_one())
+      bring_tiles<T, Shape>(q_map, k_map, v_map, args, shared);
+  } else {
+    gpu::take_registers<Shape::kConsumerRegisters>();
+    attend<T, Shape>(o_map, args, shared, warp);
+  }
 }
 
 }  // namespace tessera::ops
