@@ -109,8 +109,8 @@ void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight);
 
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
 /// sum over them. One product with a long k where the operands' layouts allow it (rows of a 16-bit a that are
-/// pitched are no hindrance on CUDA), else one product after the other in a fixed order, rounding to d's dtype each time: see
-/// `sum_is_one_product`. `sums` and the result as in multiply.
+/// pitched are no hindrance on CUDA), else one product after the other in a fixed order, rounding to d's
+/// dtype each time: see `sum_is_one_product`. `sums` and the result as in multiply.
 bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate = false,
                   const Tensor& sums = {});
 /// Whether multiply_sum(d, a, b) rounds once.

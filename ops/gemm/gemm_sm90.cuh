@@ -29,7 +29,8 @@
 ///
 /// Edges cost nothing: tensor maps know the true extents and fill in zeros, along k too, where both operands
 /// get them, so pads between rows are never read. A sum of products goes on along k from one pair of matrices
-/// to the next, the maps' third dimension: each ends with such an edge. Of k-first operands boxes of 64 columns are brought.
+/// to the next, the maps' third dimension: each ends with such an edge. Of k-first operands boxes of 64
+/// columns are brought.
 
 namespace tessera::ops {
 
@@ -186,9 +187,9 @@ __device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& m
       if (!Tile::kSharesA || for_both) {
 #pragma unroll
         for (int box = 0; box < (Tile::kA == along_k ? 1 : Tile::kM / 64); ++box)
-          bring.template operator()<Tile::kSharesA>(
-              a + box * 8192, maps.a[problem], Tile::kA == along_k ? k : part.m + box * 64,
-              Tile::kA == along_k ? part.m : k, matrix * plan.step_a);
+          bring.template operator()<Tile::kSharesA>(a + box * 8192, maps.a[problem],
+                                                    Tile::kA == along_k ? k : part.m + box * 64,
+                                                    Tile::kA == along_k ? part.m : k, matrix * plan.step_a);
       }
       if (Tile::kDown == 1 || for_both) {
 #pragma unroll

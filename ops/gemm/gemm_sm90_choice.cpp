@@ -36,7 +36,8 @@ std::string gemm_sm90_lacks(const Gemm& g, Device device) {
   if (!vectors(g.a, g.lda, g.stride_a, g.in) || !vectors(g.b, g.ldb, g.stride_b, g.in))
     return "operands whose rows start on 16-byte boundaries";
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
-  if (std::max({g.m, g.n, g.k * g.terms}) > kMost || g.batch * ceil_div(g.m, 128) * ceil_div(g.n, 128) > kMost / 64)
+  if (std::max({g.m, g.n, g.k * g.terms}) > kMost ||
+      g.batch * ceil_div(g.m, 128) * ceil_div(g.n, 128) > kMost / 64)
     return "fewer elements";
   return {};
 }
@@ -156,9 +157,8 @@ double gemm_cublas_seconds(const Gemm& g) {
                    kBytesPerSecond = 2.9e12, kTerm = 2e-9;
   constexpr int64_t kFew = 8, kTerms = 32, kNarrow = 64, kShort = 256, kLong = 4096;
   const bool odd = ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
-  const double flops =
-      2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) *
-      double(g.terms * g.k);
+  const double flops = 2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) *
+                       double(g.terms * g.k);
   const int64_t side = std::min(g.m, g.n);
   const bool few_terms = g.k <= kTerms && side > kNarrow && g.out == g.in;
   const double bytes = gemm_bytes(g) * (odd && side <= kFew ? kFewAndOdd : few_terms ? kFewTerms : 1);

@@ -192,9 +192,8 @@ TEST_F(GemmSm90Cuda, SumsOfProductsAreExactInWholeTilesAndInParts) {
             const bool ta = flags & 1, tb = flags & 2, wide = splits == 5;
             const auto [m, n, k, batch] = size;
             const Tensor a = small_numbers(ta ? Shape{terms, k, m} : Shape{terms, m, k}, 1),
-                         b = small_numbers(tb ? Shape{same_b ? 1 : terms, n, k}
-                                              : Shape{same_b ? 1 : terms, k, n},
-                                           2);
+                         b = small_numbers(
+                             tb ? Shape{same_b ? 1 : terms, n, k} : Shape{same_b ? 1 : terms, k, n}, 2);
             const Tensor want = Tensor::empty({m, n}, DType::f32, Device::cpu());
             for (int64_t t = 0; t < terms; ++t) {
               const Tensor left = a.select(0, t), right = b.select(0, same_b ? 0 : t);
