@@ -15,6 +15,7 @@ tessera_check(words_self_test ${Python3_EXECUTABLE} tools/check_words --self-tes
 tessera_check(citations ${Python3_EXECUTABLE} tools/check_citations)
 tessera_check(citations_self_test ${Python3_EXECUTABLE} tools/check_citations --self-test)
 tessera_check(format tools/format --check)
+tessera_check(format_self_test tools/format --self-test)
 tessera_check(readme_program ${Python3_EXECUTABLE} tools/check_readme)
 tessera_check(snippets_self_test ${Python3_EXECUTABLE} tools/check_snippets --self-test)
 tessera_check(api_docs ${Python3_EXECUTABLE} tools/api_docs ${CMAKE_CURRENT_BINARY_DIR}/api)
