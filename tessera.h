@@ -87,6 +87,8 @@
 #include "models/llama.h"
 #include "models/tnp.h"
 
+#include "plan/plan.h"
+
 #include "optim/adamw.h"
 #include "optim/ema.h"
 #include "optim/loss_scale.h"

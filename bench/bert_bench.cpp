@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "bench/step_internal.h"
+#include "plan/plan.h"
 #include "train/glue_job.h"
 
 namespace tessera::bench {
@@ -45,7 +46,7 @@ Record measure_bert(const models::BertConfig& config, Precision precision, int64
   record.does["last block"] = "first token";  // nothing reads the rows of the others
   record.attrs["dropout"] = fmt::format("{:g}", config.hidden_dropout);
   record.dtype = name_of(precision);
-  record.flops = models::step_flops(config, double(count * length), double(length));
+  record.flops = plan::step_flops(config, double(count * length), double(length));
   record.tokens_per_s = double(count * length) / record.ms.p50 * 1e3;
   return record;
 }

@@ -8,10 +8,10 @@
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "plan/plan.h"
 #include "pretrained/load.h"
+#include "report/facts.h"
 #include "tensor/random.h"
-#include "train/build_info.h"
-#include "train/run_folder.h"
 
 namespace tessera::bench {
 namespace {
@@ -81,22 +81,11 @@ std::string text_of(const ops::Sampling& sampling) {
   return fmt::format("T={} k={} p={}", sampling.temperature, sampling.top_k, sampling.top_p);
 }
 
-struct Sizes {
-  int64_t layers, kv_width, width;  // width: of all query heads
-};
-Sizes sizes_of(const models::GptConfig& config) {
-  return {config.layers, config.d_model, config.d_model};
-}
-Sizes sizes_of(const models::LlamaConfig& config) {
-  return {config.layers, config.kv_heads * config.head_size(), config.heads * config.head_size()};
-}
-
 template <class Model>
 void measure_model(const Model& model, const std::string& name, const DecodeBenchOptions& options,
                    std::vector<Record>& records) {
   const double weights = bytes_of_step(model);
-  const auto [layers, kv_width, width] = sizes_of(model.config);
-  const double element = double(size_of(model.config.dtype)), batch = double(options.batch);
+  const plan::LanguageConfig config = model.config;
   for (const int64_t prompt : options.prompts) {
     models::Generator generator(model, options.batch, prompt + options.new_tokens - 1);
     Rng rng(2);
@@ -131,27 +120,29 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
       record.gpu = options.device.card().name;
       record.does["host"] = "reads every token while the next is computed";
       record.implementation = graph ? "tessera graph" : "tessera eager";
-      record.build = train::kRevision;
-      record.time = train::utc_now();
-      const Ceilings& best = ceilings(options.device, element == 2 ? DType::bf16 : DType::f32);
+      record.build = report::kRevision;
+      record.time = report::utc_now();
+      const Ceilings& best =
+          ceilings(options.device, size_of(model.config.dtype) == 2 ? DType::bf16 : DType::f32);
 
-      const double p = double(prompt), products = 2 * weights / element * p * batch;
+      const plan::Generation first_token = plan::prefill(config, weights, options.batch, prompt);
       record.mode = "ttft";
       record.ms = percentiles(first);
-      record.flops = products + 2 * p * p * double(width) * double(layers) * batch;
-      record.bytes = weights;
+      record.flops = first_token.flops;
+      record.bytes = first_token.bytes;
       record.ceiling_share =
           std::max(record.tflops() / best.tflops, weights / best.copy_gbs / record.ms.p50 / 1e6);
       records.push_back(record);
 
-      const double held = p + double(options.new_tokens) / 2;
+      const double cached = double(prompt) + double(options.new_tokens) / 2;
+      const plan::Generation token = plan::decode(config, weights, options.batch, cached);
       record.mode = "tpot";
       record.row = generator.variant();
       record.ms = percentiles(rest);
-      record.flops = (2 * weights / element + 4 * held * double(width) * double(layers)) * batch;
-      record.bytes = weights + 2 * held * double(kv_width) * double(layers) * element * batch;
+      record.flops = token.flops;
+      record.bytes = token.bytes;
       record.ceiling_share = record.gbs() / best.copy_gbs;
-      record.tokens_per_s = batch / record.ms.p50 * 1e3;
+      record.tokens_per_s = double(options.batch) / record.ms.p50 * 1e3;
       records.push_back(record);
     }
   }

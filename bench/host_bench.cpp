@@ -5,8 +5,7 @@
 
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise.h"
-#include "train/build_info.h"
-#include "train/run_folder.h"
+#include "report/facts.h"
 
 namespace tessera::bench {
 namespace {
@@ -27,8 +26,8 @@ Record make_record(Device device, int64_t count, const char* mode, std::vector<d
   record.gpu = device.card().name;
   record.mode = mode;
   record.ms = {times.front(), times[times.size() / 2], times.back(), int(times.size())};
-  record.build = train::kRevision;
-  record.time = train::utc_now();
+  record.build = report::kRevision;
+  record.time = report::utc_now();
   return record;
 }
 

@@ -4,10 +4,9 @@
 #include <memory>
 
 #include "autograd/tape.h"
+#include "report/facts.h"
 #include "runtime/tuning.h"
 #include "tensor/random.h"
-#include "train/build_info.h"
-#include "train/run_folder.h"
 
 namespace tessera::bench {
 namespace {
@@ -102,8 +101,8 @@ Record describe_work(const ops::OpSpec& op, const ops::Case& c, Precision precis
   record.bytes = (forward * problem.forward_elements + backward * problem.backward_elements) *
                      double(size_of(precision.dtype)) +
                  forward * problem.forward_bytes + backward * problem.backward_bytes;
-  record.build = train::kRevision;
-  record.time = train::utc_now();
+  record.build = report::kRevision;
+  record.time = report::utc_now();
   return record;
 }
 

@@ -4,9 +4,8 @@
 #include "nn/module.h"
 #include "ops/pointwise/pointwise.h"
 #include "optim/adamw.h"
+#include "report/facts.h"
 #include "tensor/random.h"
-#include "train/build_info.h"
-#include "train/run_folder.h"
 
 namespace tessera::bench {
 namespace {
@@ -18,8 +17,8 @@ Record describe_step(Device device, DType dtype) {
   record.dtype = name_of(dtype);
   record.device = device.name();
   record.gpu = device.card().name;
-  record.build = train::kRevision;
-  record.time = train::utc_now();
+  record.build = report::kRevision;
+  record.time = report::utc_now();
   return record;
 }
 

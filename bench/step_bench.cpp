@@ -1,9 +1,9 @@
 #include "bench/step_bench.h"
 
 #include "bench/step_internal.h"
+#include "plan/plan.h"
 #include "runtime/philox.h"
 #include "tensor/random.h"
-#include "train/language_plan.h"
 
 namespace tessera::bench {
 namespace {
@@ -59,10 +59,10 @@ Record measure_tnp(const train::TnpSettings& settings, Device device, bool graph
                        {"pre_norm", m.pre_norm, usual.pre_norm},
                        {"group", std::max<int64_t>(1, m.checkpoint_every), 1}});
   record.dtype = name_of(settings.precision());
-  record.flops =
-      count_flops(settings.model, settings.batch, settings.context, settings.targets).step(checkpointed);
+  record.flops = plan::count_flops(settings.model, settings.batch, settings.context, settings.targets)
+                     .step(checkpointed);
   record.planned_bytes =
-      plan_memory(settings.model, settings.batch, settings.context, settings.targets).total();
+      plan::count_memory(settings.model, settings.batch, settings.context, settings.targets).total();
   record.tokens_per_s = double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;
   return record;
 }
@@ -92,8 +92,8 @@ Record measure_language(const train::LanguageSettings& settings, Device device, 
       },
       settings.model);
   record.dtype = name_of(settings.precision());
-  record.flops = train::count_flops(settings.model, settings.batch, settings.length).step();
-  record.planned_bytes = train::plan_memory(settings.model, settings.batch, settings.length).total();
+  record.flops = plan::count_flops(settings.model, settings.batch, settings.length).step();
+  record.planned_bytes = plan::count_memory(settings.model, settings.batch, settings.length).total();
   record.tokens_per_s = double(settings.batch * settings.length) / record.ms.p50 * 1e3;
   return record;
 }

@@ -5,9 +5,8 @@
 #include <vector>
 
 #include "bench/record.h"
+#include "report/facts.h"
 #include "runtime/allocator.h"
-#include "train/build_info.h"
-#include "train/run_folder.h"
 #include "train/step.h"
 
 /// What the benchmarks of whole training steps share.
@@ -35,8 +34,8 @@ inline Record measure_step(train::Job& job, bool graph, const TimerOptions& time
   record.implementation = graph ? "tessera graph" : "tessera eager";
   record.peak_bytes = double(device.allocator().stats().reserved_peak);
   record.live_bytes = double(device.allocator().stats().allocated_peak);
-  record.build = train::kRevision;
-  record.time = train::utc_now();
+  record.build = report::kRevision;
+  record.time = report::utc_now();
   return record;
 }
 

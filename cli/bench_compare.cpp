@@ -4,8 +4,8 @@
 
 #include "bench/compare.h"
 #include "cli/bench.h"
+#include "report/page.h"
 #include "runtime/error.h"
-#include "train/report.h"
 
 namespace tessera::cli {
 namespace {
@@ -17,8 +17,8 @@ struct CompareArgs {
 };
 
 void write_page(const CompareArgs& args, const std::vector<bench::Comparison>& comparisons) {
-  train::Report report("Benchmark comparison");
-  report.paragraph(fmt::format("A: {}. B: {}, its fastest implementation of each work.", args.a, args.b));
+  report::Page page("Benchmark comparison");
+  page.paragraph(fmt::format("A: {}. B: {}, its fastest implementation of each work.", args.a, args.b));
   std::vector<std::string> labels;
   std::vector<double> ratios;
   for (const auto& c : comparisons) {
@@ -28,24 +28,24 @@ void write_page(const CompareArgs& args, const std::vector<bench::Comparison>& c
   }
   auto rows = bench::comparison_rows(comparisons);
   if (rows.size() > 1) {
-    report.bars("Speed of A relative to B (above 1: A is faster)", "B ms / A ms", labels, {{"B/A", ratios}});
-    report.heading("Measurements");
+    page.bars("Speed of A relative to B (above 1: A is faster)", "B ms / A ms", labels, {{"B/A", ratios}});
+    page.heading("Measurements");
     const std::vector<std::string> head = rows.front();
     rows.erase(rows.begin());
-    report.table(head, rows);
+    page.table(head, rows);
   }
-  std::map<std::string, train::Series> sweeps;  // of each operator and mode
+  std::map<std::string, report::Series> sweeps;  // of each operator and mode
   for (const auto& c : comparisons) {
     if (c.a.sweep.number < 0 || !c.b) continue;
-    train::Series& series = sweeps[c.a.op + " " + c.a.mode];
+    report::Series& series = sweeps[c.a.op + " " + c.a.mode];
     series.points.emplace_back(c.b->ms.p50, c.ratio);
   }
   for (auto& [name, series] : sweeps) {
     series.name = name;
     std::ranges::sort(series.points);
-    report.chart("Sweep: " + name, "B ms", "B ms / A ms", {series}, true);
+    page.chart("Sweep: " + name, "B ms", "B ms / A ms", {series}, true);
   }
-  report.write(args.html);
+  page.write(args.html);
   fmt::print("{}\n", args.html);
 }
 

@@ -7,11 +7,11 @@
 #include "io/tokenizer/tokenizer.h"
 #include "io/torch_file.h"
 #include "ops/op.h"
+#include "report/facts.h"
+#include "report/image.h"
+#include "report/run_table.h"
 #include "runtime/allocator.h"
 #include "runtime/tuning.h"
-#include "train/build_info.h"
-#include "train/image.h"
-#include "train/run_folder.h"
 
 namespace tessera::cli {
 namespace {
@@ -23,9 +23,9 @@ struct Part {
 
 std::vector<Part> parts() {
   std::vector<Part> found;
-  found.push_back({"version", fmt::format("{} ({})", train::kVersion, train::kRevision), "", true});
-  found.push_back({"compiler", fmt::format("{} {}", train::kCompiler, train::kCpuFlags), "", true});
-  found.push_back({"CUDA toolkit", kCuda ? train::kCudaVersion : "none",
+  found.push_back({"version", fmt::format("{} ({})", report::kVersion, report::kRevision), "", true});
+  found.push_back({"compiler", fmt::format("{} {}", report::kCompiler, report::kCpuFlags), "", true});
+  found.push_back({"CUDA toolkit", kCuda ? report::kCudaVersion : "none",
                    kCuda ? "" : "no GPU kernels: install a CUDA toolkit (12.8 or newer) and build again",
                    kCuda});
   const int gpus = Device::cuda_count();
@@ -45,12 +45,12 @@ std::vector<Part> parts() {
   const CardInfo& cpu = host.card();
   found.push_back(
       {"CPU", fmt::format("{} threads, {}", cpu.multiprocessors, format_bytes(cpu.memory_bytes)), "", true});
-  found.push_back({"BLAS", train::kBlas, "", true});
+  found.push_back({"BLAS", report::kBlas, "", true});
   const auto optional = [&](const char* name, bool present, const char* cost) {
     found.push_back({name, present ? "yes" : "no", present ? "" : cost, present});
   };
-  optional("SQLite", train::has_database(), "no runs.sqlite: install libsqlite3-dev and build again");
-  optional("libpng", train::has_png(), "no pictures in reports: install libpng-dev and build again");
+  optional("SQLite", report::has_database(), "no runs.sqlite: install libsqlite3-dev and build again");
+  optional("libpng", report::has_png(), "no pictures in reports: install libpng-dev and build again");
   optional("TensorBoard files", io::EventWriter::available(),
            "no events.* files: install libprotobuf-dev and protobuf-compiler and build again");
   const io::TokenizerLibraries tokenizers = io::tokenizer_libraries();
@@ -60,7 +60,7 @@ std::vector<Part> parts() {
            "no tokenizers from .model files: install libsentencepiece-dev and build again");
   optional("libzip", io::has_torch_files(),
            "no weights of torch.save (.bin, .pt): install libzip-dev and build again");
-  const bool charts = *train::kChartJs;
+  const bool charts = *report::kChartJs;
   found.push_back(
       {"Chart.js", charts ? "inlined" : "no",
        charts ? "" : "reports show tables instead of charts: install libjs-chart.js and build again",
@@ -80,7 +80,7 @@ void add_doctor(CLI::App& app, Action& action) {
     action = [json] {
       const std::vector<Part> found = parts();
       if (*json) {
-        nlohmann::json out = train::build_facts();
+        nlohmann::json out = report::build_facts();
         for (const Part& part : found)
           out["parts"].push_back(
               {{"name", part.name}, {"value", part.value}, {"present", part.present}, {"lost", part.cost}});

@@ -12,9 +12,9 @@
 
 #include "cli/commands.h"
 #include "cli/explain.h"
+#include "report/facts.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/build_info.h"
 #include "train/progress.h"
 
 namespace tessera::cli {
@@ -73,7 +73,7 @@ int run(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error like a full disk, not the end
   CLI::App app{"tessera: train, check and measure deep learning operators and models", "tessera"};
   app.set_version_flag("--version",
-                       std::string("tessera ") + train::kVersion + " (" + train::kRevision + ")");
+                       std::string("tessera ") + report::kVersion + " (" + report::kRevision + ")");
   app.require_subcommand(1);
   app.formatter(compact_help());
   app.option_defaults()->always_capture_default();

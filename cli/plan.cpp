@@ -5,8 +5,8 @@
 #include "cli/commands.h"
 #include "cli/language_flags.h"
 #include "cli/tnp_flags.h"
+#include "plan/plan.h"
 #include "runtime/allocator.h"
-#include "train/language_plan.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,11 +48,11 @@ int run_plan(const PlanArgs& args) {
   models::TnpConfig plain = job.model, checkpointed = job.model;
   plain.checkpoint_every = 0;
   checkpointed.checkpoint_every = std::max<int64_t>(1, job.model.checkpoint_every);
-  const auto a = plan_memory(plain, job.batch, job.context, job.targets);
-  const auto b = plan_memory(checkpointed, job.batch, job.context, job.targets);
-  const auto flops = count_flops(plain, job.batch, job.context, job.targets);
+  const auto a = plan::count_memory(plain, job.batch, job.context, job.targets);
+  const auto b = plan::count_memory(checkpointed, job.batch, job.context, job.targets);
+  const auto flops = plan::count_flops(plain, job.batch, job.context, job.targets);
   fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens a step\n",
-                 count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
+                 plan::count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
                  job.batch * (job.context + job.targets));
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n", "bytes of a training step", "plain",
                  fmt::format("checkpoint {}", checkpointed.checkpoint_every));
@@ -65,10 +65,11 @@ int run_plan(const PlanArgs& args) {
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n", "FLOP of a step",
                  flops.step(false), flops.step(true));
   fmt::format_to(std::back_inserter(text), "    forward: products {:.4g}, attention {:.4g}, heads {:.4g}\n",
-                 flops.products, flops.attention, flops.heads);
+                 flops.gemms, flops.attention, flops.heads);
   const auto total = [&](const models::TnpConfig& config) {
-    return
-        [&, config](int64_t batch) { return plan_memory(config, batch, job.context, job.targets).total(); };
+    return [&, config](int64_t batch) {
+      return plan::count_memory(config, batch, job.context, job.targets).total();
+    };
   };
   const int64_t most_a = largest_batch(memory, total(plain)),
                 most_b = largest_batch(memory, total(checkpointed));
@@ -78,7 +79,7 @@ int run_plan(const PlanArgs& args) {
     fmt::print("{}", fmt::to_string(text));
     return 0;
   }
-  const auto record = [&](const models::TnpConfig& config, const models::TnpMemory& plan, int64_t most,
+  const auto record = [&](const models::TnpConfig& config, const plan::Memory& plan, int64_t most,
                           bool recompute) {
     return nlohmann::json{{"checkpoint_every", config.checkpoint_every},
                           {"parameters", plan.parameters},
@@ -92,7 +93,7 @@ int run_plan(const PlanArgs& args) {
   };
   out["model"] = "tnp";
   out["precision"] = name_of(job.precision());
-  out["parameter_count"] = count_parameters(plain);
+  out["parameter_count"] = plan::count_parameters(plain);
   out["plain"] = record(plain, a, most_a, false);
   out["checkpointed"] = record(checkpointed, b, most_b, true);
   fmt::print("{}\n", out.dump(2));
@@ -110,11 +111,11 @@ int run_language_plan(const LanguagePlanArgs& args) {
   train::LanguageSettings job = args.flags.job();
   job.set_precision(args.flags.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
-  const train::LanguageMemory plan = train::plan_memory(job.model, job.batch, job.length);
-  const train::LanguageFlops flops = train::count_flops(job.model, job.batch, job.length);
-  const int64_t parameters = train::count_parameters(job.model);
+  const plan::Memory plan = plan::count_memory(job.model, job.batch, job.length);
+  const plan::Flops flops = plan::count_flops(job.model, job.batch, job.length);
+  const int64_t parameters = plan::count_parameters(job.model);
   const int64_t most = largest_batch(
-      memory, [&](int64_t batch) { return train::plan_memory(job.model, batch, job.length).total(); });
+      memory, [&](int64_t batch) { return plan::count_memory(job.model, batch, job.length).total(); });
   if (args.json) {
     fmt::print("{}\n", nlohmann::json{{"model", job.family()},
                                       {"memory_bytes", memory},
@@ -141,8 +142,8 @@ int run_language_plan(const LanguagePlanArgs& args) {
         std::pair("largest temporaries", plan.transient), std::pair("total", plan.total())})
     fmt::print("  {:<34} {:>12}\n", name, format_bytes(size_t(bytes)));
   fmt::print("  {:<34} {:>12.4g}\n", "FLOP of a step", flops.step());
-  fmt::print("    forward: products {:.4g}, attention {:.4g}, head {:.4g}\n", flops.products, flops.attention,
-             flops.head);
+  fmt::print("    forward: products {:.4g}, attention {:.4g}, head {:.4g}\n", flops.gemms, flops.attention,
+             flops.heads);
   fmt::print("  {:<34} {:>12}\n", fmt::format("largest batch in {}", format_bytes(size_t(memory))), most);
   return 0;
 }

@@ -7,7 +7,7 @@ elseif(failed)
   set(revision unknown)
 endif()
 file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT [[
-#include "train/build_info.h"
+#include "report/facts.h"
 
-const char* const tessera::train::kRevision = "@revision@";
+const char* const tessera::report::kRevision = "@revision@";
 ]])

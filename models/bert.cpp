@@ -193,12 +193,4 @@ Tensor Bert::loss(const BertBatch& batch, const Tensor& targets) const {
   return ops::mean(ops::mul(error, error));
 }
 
-double step_flops(const BertConfig& config, double tokens, double length) {
-  const auto d = double(config.d_model), d_ff = double(config.d_ff);
-  const double projections = 6 * d * d, attention = 4 * length * d, behind = 2 * d * d + 4 * d * d_ff;
-  const bool first_alone = config.head == BertHead::classify || config.head == BertHead::regress;
-  const double unread = first_alone ? tokens - tokens / length : 0;
-  return 3 * (double(config.layers) * tokens * (projections + attention + behind) - unread * behind);
-}
-
 }  // namespace tessera::models

@@ -141,8 +141,4 @@ struct Bert {
   nn::Dropout dropout;
 };
 
-/// Multiply-adds, twice, of one training step (forward and backward) over `tokens` tokens of sequences of
-/// that mean length; embeddings, norms and head left out, and what encode_first does not make.
-double step_flops(const BertConfig& config, double tokens, double length);
-
 }  // namespace tessera::models

@@ -94,25 +94,4 @@ struct Tnp {
   nn::GroupedLinear head_in, head_out;
 };
 
-/// Floating-point operations of one forward pass on B tasks (a multiply-add is two); a training step is three
-/// times the GEMMs' share and 3.5 times the attention's, and with checkpointing one forward pass of the
-/// blocks more.
-struct TnpFlops {
-  double products = 0, attention = 0, heads = 0;
-  double forward() const { return products + attention + heads; }
-  double step(bool checkpointed) const;
-};
-TnpFlops count_flops(const TnpConfig& config, int64_t batch, int64_t context, int64_t targets);
-
-/// Bytes of a training step, by kind: what `tessera plan` prints. AdamW with f32 gradients, moments and, for
-/// 16-bit parameters, masters.
-struct TnpMemory {
-  double parameters = 0, gradients = 0, optimizer = 0;
-  double saved = 0;      // activations kept for backward
-  double transient = 0;  // the largest set of temporaries at one time
-  double total() const { return parameters + gradients + optimizer + saved + transient; }
-};
-TnpMemory plan_memory(const TnpConfig& config, int64_t batch, int64_t context, int64_t targets);
-int64_t count_parameters(const TnpConfig& config);
-
 }  // namespace tessera::models

@@ -15,6 +15,7 @@ tessera_check(words_self_test ${Python3_EXECUTABLE} tools/check_words --self-tes
 tessera_check(citations ${Python3_EXECUTABLE} tools/check_citations)
 tessera_check(citations_self_test ${Python3_EXECUTABLE} tools/check_citations --self-test)
 tessera_check(format tools/format --check)
+tessera_check(format_self_test tools/format --self-test)
 tessera_check(readme_program ${Python3_EXECUTABLE} tools/check_readme)
 tessera_check(snippets_self_test ${Python3_EXECUTABLE} tools/check_snippets --self-test)
 tessera_check(api_docs ${Python3_EXECUTABLE} tools/api_docs ${CMAKE_CURRENT_BINARY_DIR}/api)
@@ -67,6 +68,8 @@ if(TARGET tessera)
   set_tests_properties(precision PROPERTIES LABELS slow TIMEOUT 600 ENVIRONMENT
     "TESSERA=$<TARGET_FILE:tessera>;JOBS=2;OMP_NUM_THREADS=1;TEXT=${root}/docs/tokens.md;TNP_FLAGS=--device cpu --d-model 16 --d-ff 32 --n-head 2 --layers 2 --emb-hidden 16 --components 3 --m 16 --n 16 --batch-size 8 --steps 300 --warmup 30 --lr 3e-3 --eval-tasks 32;GPT_FLAGS=--device cpu --tokenizer-kind byte --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 8 --steps 200 --warmup 20 --lr 3e-3 --dropout 0 --eval-tokens 2000;BERT_FLAGS=--device cpu --layers 2 --d-model 32 --n-head 2 --d-ff 64 --vocab-size 400 --batch 16 --max-length 24 --steps 600 --eval-every 600 --lr 3e-3 --dropout 0")
 endif()
+# Texts of mutants are found where they have moved to.
+tessera_check(mutants_are_found ${Python3_EXECUTABLE} tools/mutants --self-test)
 # The tool itself can fail: a change that changes nothing must be reported as a survivor.
 add_test(NAME cuda_mutants_apply COMMAND ${Python3_EXECUTABLE} ${root}/tools/cuda_mutants check)
 set_tests_properties(cuda_mutants_apply PROPERTIES LABELS tree)

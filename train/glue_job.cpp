@@ -8,6 +8,7 @@
 #include "autograd/tape.h"
 #include "datasets/glue_submission.h"
 #include "io/file.h"
+#include "plan/plan.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
@@ -156,7 +157,7 @@ JobInfo GlueJob::info() const {
   return {.evaluates = true,
           .fixed_shapes = settings_.batches == "padded",  // packed batches have a shape each
           .tokens_per_step = tokens,
-          .flops_per_step = models::step_flops(settings_.bert, tokens, tokens / double(settings_.batch))};
+          .flops_per_step = plan::step_flops(settings_.bert, tokens, tokens / double(settings_.batch))};
 }
 
 void GlueJob::batch(uint64_t index) {

@@ -10,6 +10,7 @@
 #include "io/utf8.h"
 #include "ops/attention/attention.h"
 #include "pretrained/load.h"
+#include "report/facts.h"
 #include "runtime/error.h"
 
 namespace tessera::train {
@@ -208,7 +209,7 @@ void GlueGroup::write_settings(const TrainerOptions& options, json run) {
   SettingList kept = trainer.list();
   kept.append(options_.list());
   run["job"] = to_json(settings_);
-  run["build"] = build_facts();
+  run["build"] = report::build_facts();
   run["options"] = to_json(kept, Kept::option);
   folder_->write_settings(run);
 }
@@ -224,7 +225,7 @@ void GlueGroup::create_folder(const RunRequest& request) {
     io::write_file((folder_->path() / "tokenizer_config.json").string(), tokenizer_config());
   }
   write_settings(request.options, {{"model", "bert"},
-                                   {"started", utc_now()},
+                                   {"started", report::utc_now()},
                                    {"device", request.device.name()},
                                    {"gpu", request.device.card().name},
                                    {"seeds", count_},
@@ -278,7 +279,7 @@ fs::path GlueGroup::write_results(const SeedResults& results, const std::string&
   const fs::path page = folder_->path() / "report.html";
   write_seeds_report(page, fmt::format("BERT on {}", set_->info().folder), results, settings_of(settings_));
   const json summary = {{"config", to_json(settings_)},
-                        {"build", build_facts()},
+                        {"build", report::build_facts()},
                         {"run", folder_->path().string()},
                         {"seeds", count_},
                         {"metrics", to_json(results)}};

@@ -15,6 +15,7 @@
 #include "optim/adamw.h"
 #include "optim/ema.h"
 #include "optim/schedule.h"
+#include "plan/plan.h"
 #include "tensor/precision.h"
 #include "train/language_data.h"
 #include "train/perplexity.h"
@@ -25,7 +26,7 @@
 
 namespace tessera::train {
 
-using LanguageConfig = std::variant<models::GptConfig, models::LlamaConfig>;
+using plan::LanguageConfig;
 
 /// What a run is, but for where it runs and what it logs. Two jobs with equal settings and steps give bitwise
 /// equal curves on one device.

@@ -13,8 +13,8 @@ using namespace nlohmann::literals;
 namespace {
 
 /// A loss of single batches jumps; a mean over neighbours shows where it goes.
-Series smoothed(const Series& series, size_t points) {
-  Series out{series.name, {}, series.dashed};
+report::Series smoothed(const report::Series& series, size_t points) {
+  report::Series out{series.name, {}, series.dashed};
   const size_t window = std::max<size_t>(1, series.points.size() / points);
   for (size_t begin = 0; begin < series.points.size(); begin += window) {
     const size_t end = std::min(begin + window, series.points.size());
@@ -28,11 +28,11 @@ Series smoothed(const Series& series, size_t points) {
 }  // namespace
 
 void write_language_report(const RunFolder& run, const LanguageJob& job, const TrainResult& result) {
-  Report report(fmt::format("{} on {}", job.settings().family(),
-                            job.settings().data.empty() ? "text" : job.settings().data));
-  add_outcome(report, run, job.device(), result);
+  report::Page page(fmt::format("{} on {}", job.settings().family(),
+                                job.settings().data.empty() ? "text" : job.settings().data));
+  add_outcome(page, run, job.device(), result);
   const std::vector<StepRecord> records = run.metrics();
-  std::vector<Series> losses{smoothed(series_of(records, "loss", "training loss"), 200)};
+  std::vector<report::Series> losses{smoothed(series_of(records, "loss", "training loss"), 200)};
   const auto& e = result.evaluation;
   if (!e.empty()) {
     losses.push_back(series_of(records, "eval_nll", "held-out loss"));
@@ -47,18 +47,18 @@ void write_language_report(const RunFolder& run, const LanguageJob& job, const T
                       fmt::format("{:.2f}", std::exp(ngram->second)),
                       fmt::format("{:.4f}", e.at("ngram_bits_per_byte"))});
     }
-    report.heading("Held-out text");
-    report.table({"", "nats per token", "perplexity", "bits per byte"}, rows);
+    page.heading("Held-out text");
+    page.table({"", "nats per token", "perplexity", "bits per byte"}, rows);
   }
-  report.chart("Loss", "step", "nats per token", losses);
+  page.chart("Loss", "step", "nats per token", losses);
   if (const std::vector<Sample> samples = run.samples(); !samples.empty()) {
-    report.heading("What it writes");
+    page.heading("What it writes");
     std::vector<std::vector<std::string>> rows;
     for (const Sample& sample : samples) rows.push_back({std::to_string(sample.step), sample.text});
-    report.table({"step", "text"}, rows);
+    page.table({"step", "text"}, rows);
   }
-  add_course(report, run, records);
-  report.write(run.path() / "report.html");
+  add_course(page, run, records);
+  page.write(run.path() / "report.html");
 }
 
 }  // namespace tessera::train

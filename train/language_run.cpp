@@ -8,10 +8,10 @@
 
 #include "io/checkpoint_folder.h"
 #include "ops/attention/attention.h"
+#include "plan/plan.h"
 #include "pretrained/config.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
-#include "train/language_plan.h"
 
 namespace tessera::train {
 
@@ -174,7 +174,7 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
         const double dropped = ops::applied_dropout(m.attention_dropout);
         text += fmt::format(
             "  model     {} parameters: {} blocks, d {}, {}, d_ff {}, {} tokens{}{}\n",
-            format_count(double(count_parameters(settings_.model))), m.layers, m.d_model, heads, m.d_ff,
+            format_count(double(plan::count_parameters(settings_.model))), m.layers, m.d_model, heads, m.d_ff,
             m.vocabulary,
             dropped > 0 ? fmt::format(", dropout of {:.4g} of the attention probabilities", dropped) : "",
             settings_.start.empty() ? "" : fmt::format(", from {}", settings_.start));
@@ -190,7 +190,7 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
                       settings_.steps, read_epochs(), settings_.lr, settings_.schedule, settings_.seed);
   text += fmt::format(
       "  memory    {} planned a step\n",
-      format_bytes(size_t(plan_memory(settings_.model, settings_.batch, settings_.length).total())));
+      format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch, settings_.length).total())));
   if (held_out_.targets > 0)
     text += fmt::format("  held out  {} tokens to predict, {} at a time, each behind {} or more{}\n",
                         format_count(double(held_out_.targets)), watch.eval_stride,
@@ -225,7 +225,7 @@ void LanguageRecipe::report(const RunFolder& run, const TrainResult& result) {
 nlohmann::json LanguageRecipe::throughput(const TrainResult& result) const {
   const double seconds = result.ms_per_step / 1e3;
   const double flops =
-      count_flops(settings_.model, settings_.batch * settings_.accumulate, settings_.length).step();
+      plan::count_flops(settings_.model, settings_.batch * settings_.accumulate, settings_.length).step();
   return {{"tflops", seconds > 0 ? flops / seconds / 1e12 : 0.0}};
 }
 

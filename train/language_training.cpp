@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
+#include "plan/plan.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "train/language_job.h"
-#include "train/language_plan.h"
 #include "train/step.h"
 
 namespace tessera::train {
@@ -85,7 +85,7 @@ JobInfo LanguageJob::info() const {
           .fixed_shapes = !s.documents,  // lengths differ from batch to batch
           .micro_batches = int(s.accumulate),
           .tokens_per_step = double(s.tokens_per_step()),
-          .flops_per_step = count_flops(s.model, s.batch * s.accumulate, s.length).step()};
+          .flops_per_step = plan::count_flops(s.model, s.batch * s.accumulate, s.length).step()};
 }
 
 bool LanguageJob::begin(const RunFolder& run) {

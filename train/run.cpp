@@ -8,6 +8,7 @@
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "io/utf8.h"
+#include "report/facts.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 std::string stamped(const std::string& name) {
-  std::string time = utc_now();
+  std::string time = report::utc_now();
   std::erase_if(time, [](char c) { return c == '-' || c == ':'; });
   return name + "-" + time;
 }
@@ -101,7 +102,7 @@ class Run {
 
   void describe() {
     settings_ = {{"model", recipe_.name()},
-                 {"started", utc_now()},
+                 {"started", report::utc_now()},
                  {"device", request_.device.name()},
                  {"gpu", request_.device.card().name}};
   }
@@ -128,7 +129,7 @@ class Run {
   void write_settings() {
     settings_["job"] = recipe_.job().settings_json();
     settings_.update(recipe_.facts());
-    settings_["build"] = build_facts();
+    settings_["build"] = report::build_facts();
     settings_["options"] = to_json(kept_options(), Kept::option);
     folder_->write_settings(settings_);
   }
@@ -167,7 +168,7 @@ class Run {
     throughput["tokens_per_s"] = result_.tokens_per_s;
     const Device device = request_.device;
     const json out = {{"config", recipe_.job().settings_json()},
-                      {"build", build_facts()},
+                      {"build", report::build_facts()},
                       {"device", device.name()},
                       {"gpu", device.card().name},
                       {"run", folder_->path().string()},

@@ -2,26 +2,18 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cmath>
-#include <ctime>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
 #include "io/utf8.h"
-#include "runtime/device.h"
+#include "report/run_table.h"
 #include "runtime/error.h"
-#include "runtime/parallel.h"
-#include "train/build_info.h"
-
-#if defined(TESSERA_WITH_SQLITE)
-#include <sqlite3.h>
-#endif
 
 namespace tessera::train {
 
@@ -180,78 +172,14 @@ void RunFolder::truncate_metrics(int64_t step) const {
   }
 }
 
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
-
-json build_facts() {
-  utsname system{};
-  uname(&system);
-  json facts = {{"version", kVersion},
-                {"revision", kRevision},
-                {"compiler", kCompiler},
-                {"cpu_flags", kCpuFlags},
-                {"cuda", kCudaVersion},
-                {"blas", kBlas},
-                {"system", std::string(system.sysname) + " " + system.release + " " + system.machine},
-                {"cpu_threads", cpu_threads()}};
-  for (int i = 0; i < Device::cuda_count(); ++i) facts["gpus"].push_back(Device::card_of(i).name);
-  return facts;
-}
-
-#if defined(TESSERA_WITH_SQLITE)
-
 namespace {
 
-class Database {
- public:
-  explicit Database(const fs::path& path) : path_(path) {
-    if (sqlite3_open(path.c_str(), &handle_) != SQLITE_OK) fail();
-    sqlite3_busy_timeout(handle_, 10'000);  // another run may be writing its row
-  }
-  ~Database() { sqlite3_close(handle_); }
-  Database(const Database&) = delete;
-
-  void run(const char* sql, const std::vector<std::pair<const char*, json>>& values = {}) {
-    sqlite3_stmt* statement = nullptr;
-    if (sqlite3_prepare_v2(handle_, sql, -1, &statement, nullptr) != SQLITE_OK) fail();
-    for (const auto& [name, value] : values) {
-      const int index = sqlite3_bind_parameter_index(statement, name);
-      if (value.is_string()) {
-        const auto& text = value.get_ref<const std::string&>();
-        sqlite3_bind_text(statement, index, text.data(), int(text.size()), SQLITE_TRANSIENT);
-      } else if (value.is_number_integer()) {
-        sqlite3_bind_int64(statement, index, value.get<int64_t>());
-      } else if (value.is_number()) {
-        sqlite3_bind_double(statement, index, value.get<double>());
-      } else {
-        sqlite3_bind_null(statement, index);
-      }
-    }
-    const int code = sqlite3_step(statement);
-    sqlite3_finalize(statement);
-    if (code != SQLITE_DONE && code != SQLITE_ROW) fail();
-  }
-
- private:
-  [[noreturn]] void fail() {
-    fail_at(Site::here(), "results database ", path_.string(), ": ", sqlite3_errmsg(handle_));
-  }
-  fs::path path_;
-  sqlite3* handle_ = nullptr;
-};
-
-json last_value(const std::vector<StepRecord>& records, const char* name) {
+std::optional<double> last_value(const std::vector<StepRecord>& records, const char* name) {
   for (auto record = records.rbegin(); record != records.rend(); ++record)
     if (const auto found = record->values.find(name);
         found != record->values.end() && std::isfinite(found->second))
       return found->second;
-  return nullptr;
+  return std::nullopt;
 }
 
 /// A setting that is a word; "" if it is something else in a run.json that was edited.
@@ -261,66 +189,35 @@ std::string word_of(const json& settings, const char* name) {
 }
 
 /// The least value, or with `sign` -1 the greatest.
-json best_value(const std::vector<StepRecord>& records, const char* name, double sign) {
-  json best;
+std::optional<double> best_value(const std::vector<StepRecord>& records, const char* name, double sign) {
+  std::optional<double> best;
   for (const StepRecord& record : records)
     if (const auto found = record.values.find(name);
         found != record.values.end() && std::isfinite(found->second))
-      if (best.is_null() || sign * found->second < sign * best.get<double>()) best = found->second;
+      if (!best || sign * found->second < sign * *best) best = found->second;
   return best;
-}
-
-/// By the figures, or else by the records.
-template <class T>
-json known(const std::optional<T>& figure, json otherwise) {
-  return figure ? json(*figure) : otherwise;
 }
 
 }  // namespace
 
-bool has_database() {
-  return true;
-}
-
 void record_run(const fs::path& database, const RunFolder& run, const std::string& status,
                 const RunFigures& figures) {
-  Database db(database);
-  db.run(
-      "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, model TEXT, status TEXT, started TEXT, "
-      "updated TEXT, "
-      "steps INTEGER, loss REAL, best_eval REAL, tokens_per_s REAL, device TEXT, revision TEXT, settings "
-      "TEXT)");
+  if (!report::has_database()) return;
   const json settings = run.settings();
   const std::vector<StepRecord> records = run.metrics();
-  json best = best_value(records, "eval_nll", 1);
-  if (best.is_null()) best = best_value(records, "eval_score", -1);
-  db.run(
-      "INSERT INTO runs VALUES (:path, :model, :status, :started, :updated, :steps, :loss, :best, :rate, "
-      ":device, "
-      ":revision, :settings) ON CONFLICT(path) DO UPDATE SET status=excluded.status, "
-      "updated=excluded.updated, "
-      "steps=excluded.steps, loss=excluded.loss, best_eval=excluded.best_eval, "
-      "tokens_per_s=excluded.tokens_per_s, "
-      "settings=excluded.settings",
-      {{":path", io::utf8_text(fs::absolute(run.path()).lexically_normal().string())},
-       {":model", word_of(settings, "model")},
-       {":status", status},
-       {":started", word_of(settings, "started")},
-       {":updated", utc_now()},
-       {":steps", known(figures.steps, records.empty() ? int64_t{0} : records.back().step)},
-       {":loss", known(figures.loss, last_value(records, "loss"))},
-       {":best", known(figures.best_evaluation, best)},
-       {":rate", last_value(records, "tokens_per_s")},
-       {":device", word_of(settings, "device")},
-       {":revision", kRevision},
-       {":settings", io::json_text(settings)}});
+  std::optional<double> best = figures.best_evaluation;
+  if (!best) best = best_value(records, "eval_nll", 1);
+  if (!best) best = best_value(records, "eval_score", -1);
+  report::write_row(database, {.path = io::utf8_text(fs::absolute(run.path()).lexically_normal().string()),
+                               .model = word_of(settings, "model"),
+                               .status = status,
+                               .started = word_of(settings, "started"),
+                               .steps = figures.steps.value_or(records.empty() ? 0 : records.back().step),
+                               .loss = figures.loss ? figures.loss : last_value(records, "loss"),
+                               .best_evaluation = best,
+                               .tokens_per_s = last_value(records, "tokens_per_s"),
+                               .device = word_of(settings, "device"),
+                               .settings = io::json_text(settings)});
 }
-#else
-bool has_database() {
-  return false;
-}
-
-void record_run(const fs::path&, const RunFolder&, const std::string&, const RunFigures&) {}
-#endif
 
 }  // namespace tessera::train

@@ -85,24 +85,14 @@ class RunFolder {
   std::filesystem::path path_;
 };
 
-/// Facts of the machine and the build for run.json and benchmark records: version, revision, compiler, CUDA,
-/// GPUs, ...
-nlohmann::json build_facts();
-/// "2026-01-31T12:34:56Z"
-std::string utc_now();
-
-/// Whether this build has SQLite.
-bool has_database();
-
 /// What the row of a run says where its folder has no metrics.jsonl (that of several seeds).
 struct RunFigures {
   std::optional<int64_t> steps;
   std::optional<double> loss, best_evaluation;
 };
 
-/// Writes or replaces the run's row in `database`: path, model, status ("running", "finished", "interrupted",
-/// "failed"), start, end, steps, final loss, best evaluation (the lowest eval_nll, or the highest
-/// eval_score), tokens/s, device, revision, settings as JSON. Without SQLite in the build it does nothing;
+/// Writes or updates the run's row in `database` (report::RunRow) from run.json and metrics.jsonl; the best
+/// evaluation is the lowest eval_nll, or the highest eval_score. Without SQLite in the build it does nothing;
 /// `doctor` says so.
 void record_run(const std::filesystem::path& database, const RunFolder& run, const std::string& status,
                 const RunFigures& figures = {});

@@ -6,8 +6,9 @@
 
 namespace tessera::train {
 
-Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name, bool dashed) {
-  Series series{name, {}, dashed};
+report::Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name,
+                         bool dashed) {
+  report::Series series{name, {}, dashed};
   for (const StepRecord& record : records)
     if (const auto found = record.values.find(value); found != record.values.end())
       series.points.emplace_back(double(record.step), found->second);
@@ -26,26 +27,26 @@ std::string skipped_line(const std::vector<StepRecord>& records) {
   return {};
 }
 
-void add_outcome(Report& report, const RunFolder& run, Device device, const TrainResult& result) {
-  report.paragraph(fmt::format("{}, {}. {} steps, {:.1f} s of training, {:.0f} tokens/s, {:.2f} ms/step.",
-                               run.path().filename().string(), device.card().name, result.step,
-                               result.seconds, result.tokens_per_s, result.ms_per_step));
-  if (const std::string line = skipped_line(run.metrics()); !line.empty()) report.paragraph(line);
+void add_outcome(report::Page& page, const RunFolder& run, Device device, const TrainResult& result) {
+  page.paragraph(fmt::format("{}, {}. {} steps, {:.1f} s of training, {:.0f} tokens/s, {:.2f} ms/step.",
+                             run.path().filename().string(), device.card().name, result.step, result.seconds,
+                             result.tokens_per_s, result.ms_per_step));
+  if (const std::string line = skipped_line(run.metrics()); !line.empty()) page.paragraph(line);
 }
 
-void add_course(Report& report, const RunFolder& run, const std::vector<StepRecord>& records) {
-  report.chart("Learning rate", "step", "learning rate", {series_of(records, "lr", "learning rate")});
-  report.chart("Gradient norm", "step", "norm before clipping",
-               {series_of(records, "grad_norm", "gradient norm")});
-  if (const Series scale = series_of(records, "loss_scale", "loss scale"); !scale.points.empty())
-    report.chart("Loss scale", "step", "loss scale", {scale});
-  report.chart("Throughput", "step", "tokens/s", {series_of(records, "tokens_per_s", "tokens/s")});
-  report.heading("Settings");
+void add_course(report::Page& page, const RunFolder& run, const std::vector<StepRecord>& records) {
+  page.chart("Learning rate", "step", "learning rate", {series_of(records, "lr", "learning rate")});
+  page.chart("Gradient norm", "step", "norm before clipping",
+             {series_of(records, "grad_norm", "gradient norm")});
+  if (const report::Series scale = series_of(records, "loss_scale", "loss scale"); !scale.points.empty())
+    page.chart("Loss scale", "step", "loss scale", {scale});
+  page.chart("Throughput", "step", "tokens/s", {series_of(records, "tokens_per_s", "tokens/s")});
+  page.heading("Settings");
   std::vector<std::vector<std::string>> rows;
   const nlohmann::json flat = run.settings().flatten();
   for (const auto& [key, value] : flat.items())
     rows.push_back({key.substr(1), value.is_string() ? value.get<std::string>() : value.dump()});
-  report.table({"setting", "value"}, rows);
+  page.table({"setting", "value"}, rows);
 }
 
 }  // namespace tessera::train

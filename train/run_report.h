@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "train/report.h"
+#include "report/page.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
@@ -12,14 +12,14 @@
 namespace tessera::train {
 
 /// The curve of a value of metrics.jsonl.
-Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name,
-                 bool dashed = false);
+report::Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name,
+                         bool dashed = false);
 /// How many steps were skipped, and the loss scale at the end, in a sentence; "" if the run neither skipped
 /// nor scaled.
 std::string skipped_line(const std::vector<StepRecord>& records);
 /// Folder, card, steps and speed in a sentence, and skipped_line().
-void add_outcome(Report& report, const RunFolder& run, Device device, const TrainResult& result);
+void add_outcome(report::Page& page, const RunFolder& run, Device device, const TrainResult& result);
 /// Learning rate, gradient norm, loss scale, throughput, and every setting of run.json.
-void add_course(Report& report, const RunFolder& run, const std::vector<StepRecord>& records);
+void add_course(report::Page& page, const RunFolder& run, const std::vector<StepRecord>& records);
 
 }  // namespace tessera::train

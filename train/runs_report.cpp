@@ -160,8 +160,8 @@ Spread spread_of(const std::vector<double>& values) {
   return {mean_of(values), std::sqrt(variance_of(values))};
 }
 
-Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed) {
-  Series series{name, {}, dashed, colour};
+report::Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed) {
+  report::Series series{name, {}, dashed, colour};
   std::vector<std::pair<double, double>> points;
   for (const StepRecord& record : run.metrics())
     if (const auto found = record.values.find("loss"); found != record.values.end())
@@ -269,14 +269,14 @@ std::string format_groups(const std::vector<RunGroup>& groups) {
 
 void write_runs_report(const std::filesystem::path& path, const std::vector<RunGroup>& groups,
                        const RunsReportOptions& options) {
-  Report report("Runs side by side");
-  report.paragraph(
+  report::Page page("Runs side by side");
+  page.paragraph(
       fmt::format("Final loss: the mean over the last {} steps. Mean +- standard deviation over "
                   "the runs of a group.",
                   options.last));
-  report.table(header_of(groups, {options.by.empty() ? "run" : options.by, "runs"}), table_of(groups));
-  for (const std::string& line : sentences(groups)) report.paragraph(line);
-  std::vector<Series> curves, ends;
+  page.table(header_of(groups, {options.by.empty() ? "run" : options.by, "runs"}), table_of(groups));
+  for (const std::string& line : sentences(groups)) page.paragraph(line);
+  std::vector<report::Series> curves, ends;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const RunFolder& run : groups[g].runs) {
       const std::string name = options.by.empty()
@@ -290,9 +290,9 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
     }
   }
   const std::string unit = groups.empty() ? "" : groups.front().units.loss;
-  report.chart("Training loss", "step", unit, curves);
-  report.chart("Training loss, the second half", "step", unit, ends);
-  report.heading("Runs");
+  page.chart("Training loss", "step", unit, curves);
+  page.chart("Training loss, the second half", "step", unit, ends);
+  page.heading("Runs");
   std::vector<std::vector<std::string>> rows;
   for (const RunGroup& group : groups) {
     for (size_t i = 0; i < group.runs.size(); ++i) {
@@ -302,8 +302,8 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
       if (any_skipped(groups)) rows.back().push_back(skipped_text({group.skipped[i]}));
     }
   }
-  report.table(header_of(groups, {"folder", "group"}), rows);
-  report.write(path);
+  page.table(header_of(groups, {"folder", "group"}), rows);
+  page.write(path);
 }
 
 }  // namespace tessera::train

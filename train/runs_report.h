@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "train/report.h"
+#include "report/page.h"
 #include "train/run_folder.h"
 
 /// Several runs on one page: their curves overlaid, and what they came to, by a setting in which they differ.
@@ -50,7 +50,7 @@ struct Spread {
 };
 Spread spread_of(const std::vector<double>& values);
 /// The training loss of a run, averaged over so many steps that a curve has about 200 points.
-Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed);
+report::Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed);
 
 /// The difference of the means of two samples, and the half width of its 95 % interval by Welch's t-test (B.
 /// L. Welch, Biometrika 34, 1947): variances may differ, runs are independent. A sample of one says nothing

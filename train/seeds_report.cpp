@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "report/page.h"
 #include "runtime/error.h"
-#include "train/report.h"
 #include "train/run_report.h"
 #include "train/runs_report.h"
 
@@ -48,20 +48,20 @@ std::vector<std::string> header_of(const SeedResults& results) {
   return header;
 }
 
-void add_settings(Report& report, const Settings& settings) {
+void add_settings(report::Page& page, const Settings& settings) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& [name, value] : settings) rows.push_back({name, value});
-  report.table({}, rows);
+  page.table({}, rows);
 }
 
 /// Mean and spread of a metric at every step that all runs have evaluated.
-Series course(const SeedResults& results, const std::string& metric) {
+report::Series course(const SeedResults& results, const std::string& metric) {
   std::map<int64_t, std::vector<double>> at;
   for (const RunFolder& run : results.runs)
     for (const StepRecord& record : run.metrics())
       if (const auto found = record.values.find(metric); found != record.values.end())
         at[record.step].push_back(found->second);
-  Series series{plain(metric), {}};
+  report::Series series{plain(metric), {}};
   for (const auto& [step, values] : at) {
     if (values.size() != results.runs.size()) continue;
     const Spread spread = spread_of(values);
@@ -71,16 +71,16 @@ Series course(const SeedResults& results, const std::string& metric) {
   return series;
 }
 
-void add_courses(Report& report, const SeedResults& results) {
+void add_courses(report::Page& page, const SeedResults& results) {
   const std::string bars =
       results.runs.size() > 1 ? ", mean and standard deviation over the seeds" : std::string();
-  std::vector<Series> scores, losses;
+  std::vector<report::Series> scores, losses;
   for (const std::string& metric : results.metrics) {
     if (metric == "loss") continue;
     (is_loss(metric) ? losses : scores).push_back(course(results, metric));
   }
-  report.chart("Evaluation" + bars, "step", "metric", scores);
-  report.chart("Loss of the evaluation" + bars, "step", "loss", losses);
+  page.chart("Evaluation" + bars, "step", "metric", scores);
+  page.chart("Loss of the evaluation" + bars, "step", "loss", losses);
 }
 
 }  // namespace
@@ -126,12 +126,12 @@ std::string format_seeds(const SeedResults& results) {
 
 void write_seeds_report(const std::filesystem::path& path, const std::string& title,
                         const SeedResults& results, const Settings& settings) {
-  Report report(title);
-  report.paragraph(
+  report::Page page(title);
+  page.paragraph(
       fmt::format("{} seeds; each number is the last evaluation of its run. Error bars and +- are "
                   "the standard deviation over the seeds.",
                   results.runs.size()));
-  report.table(header_of(results), table_of(results));
+  page.table(header_of(results), table_of(results));
   std::vector<std::string> labels;
   std::vector<double> means, deviations;
   for (const std::string& metric : results.metrics) {
@@ -141,31 +141,31 @@ void write_seeds_report(const std::filesystem::path& path, const std::string& ti
     means.push_back(spread.mean);
     deviations.push_back(spread.deviation);
   }
-  report.bars("Metrics", "mean over the seeds", labels, {{"development part", means}}, {deviations});
-  add_courses(report, results);
-  std::vector<Series> curves;
+  page.bars("Metrics", "mean over the seeds", labels, {{"development part", means}}, {deviations});
+  add_courses(page, results);
+  std::vector<report::Series> curves;
   for (size_t i = 0; i < results.runs.size(); ++i)
     curves.push_back(loss_curve(results.runs[i], results.runs[i].path().filename().string(), int(i), false));
-  report.chart("Training loss", "step", "loss", curves);
-  report.heading("Settings");
-  add_settings(report, settings);
-  report.write(path);
+  page.chart("Training loss", "step", "loss", curves);
+  page.heading("Settings");
+  add_settings(page, settings);
+  page.write(path);
 }
 
 void write_run_report(const std::filesystem::path& path, const std::string& title, const RunFolder& run,
                       const Settings& settings) {
-  Report report(title);
-  add_settings(report, settings);
-  if (const std::string line = skipped_line(run.metrics()); !line.empty()) report.paragraph(line);
-  report.chart("Training loss", "step", "loss", {loss_curve(run, "loss", -1, false)});
+  report::Page page(title);
+  add_settings(page, settings);
+  if (const std::string line = skipped_line(run.metrics()); !line.empty()) page.paragraph(line);
+  page.chart("Training loss", "step", "loss", {loss_curve(run, "loss", -1, false)});
   bool evaluated = false;
   for (const StepRecord& record : run.metrics()) evaluated |= record.values.contains("eval_loss");
   if (evaluated) {
     const SeedResults results = collect_seeds({run});
-    report.table(header_of(results), table_of(results));
-    add_courses(report, results);
+    page.table(header_of(results), table_of(results));
+    add_courses(page, results);
   }
-  report.write(path);
+  page.write(path);
 }
 
 }  // namespace tessera::train

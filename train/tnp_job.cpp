@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "plan/plan.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
 #include "train/step.h"
@@ -154,7 +155,7 @@ TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
 
 JobInfo TnpJob::info() const {
   const TnpSettings& s = settings_;
-  const models::TnpFlops flops = count_flops(s.model, s.batch, s.context, s.targets);
+  const plan::Flops flops = plan::count_flops(s.model, s.batch, s.context, s.targets);
   return {.evaluates = true,
           .tokens_per_step = double(s.batch * (s.context + s.targets)),
           .flops_per_step = flops.step(s.model.checkpoint_every > 0)};

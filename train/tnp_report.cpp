@@ -5,8 +5,8 @@
 
 #include "autograd/tape.h"
 #include "datasets/posterior.h"
+#include "report/image.h"
 #include "runtime/interrupt.h"
-#include "train/image.h"
 #include "train/run_report.h"
 #include "train/tnp_job.h"
 
@@ -112,11 +112,11 @@ std::vector<double> exact_density(const datasets::PriorOptions& prior, const Ten
 
 /// The density as colours, context points as crosses. The square root keeps thin tails visible.
 std::string draw(const std::vector<double>& density, double largest, const Tensor& xc, const Tensor& yc) {
-  Image image(kWidth, kHeight);
+  report::Image image(kWidth, kHeight);
   for (int row = 0; row < kHeight; ++row) {
     for (int column = 0; column < kWidth; ++column) {
       uint8_t rgb[3];
-      heat_colour(std::sqrt(density[size_t(row) * kWidth + size_t(column)] / largest), rgb);
+      report::heat_colour(std::sqrt(density[size_t(row) * kWidth + size_t(column)] / largest), rgb);
       image.set(column, row, rgb[0], rgb[1], rgb[2]);
     }
   }
@@ -129,14 +129,14 @@ std::string draw(const std::vector<double>& density, double largest, const Tenso
       image.set(column, row + d, 217, 72, 1);
     }
   }
-  return encode_png(image);
+  return report::encode_png(image);
 }
 
-void add_densities(Report& report, TnpJob& job) {
+void add_densities(report::Page& page, TnpJob& job) {
   const TnpSettings& settings = job.settings();
-  report.heading("Predictive density");
-  if (settings.model.features != 1) return report.paragraph("Drawn for one-dimensional inputs only.");
-  report.paragraph(fmt::format(
+  page.heading("Predictive density");
+  if (settings.model.features != 1) return page.paragraph("Drawn for one-dimensional inputs only.");
+  page.paragraph(fmt::format(
       "Three tasks that training never met. Left: the model's mixture; right: the exact posterior "
       "predictive of the prior. x from {} to {}, y from {} to {}; crosses are the context.",
       kLeft, kRight, kBottom, kTop));
@@ -150,8 +150,8 @@ void add_densities(Report& report, TnpJob& job) {
     // One scale for both; the exact density's peak, so that an over-confident model saturates instead of
     // hiding.
     const double largest = std::max(*std::max_element(exact.begin(), exact.end()), 1e-12);
-    report.images({{draw(ours, largest, task.xc, task.yc), fmt::format("task {}: model", index)},
-                   {draw(exact, largest, task.xc, task.yc), fmt::format("task {}: exact posterior", index)}});
+    page.images({{draw(ours, largest, task.xc, task.yc), fmt::format("task {}: model", index)},
+                 {draw(exact, largest, task.xc, task.yc), fmt::format("task {}: exact posterior", index)}});
   }
 }
 
@@ -161,25 +161,25 @@ void write_tnp_report(const RunFolder& run, TnpJob& job, const TrainResult& resu
   const NoTape off;
   const TnpSettings& settings = job.settings();
   const F32MathScope math(settings.f32_math);
-  Report report(fmt::format("tnp on the {} prior", settings.prior));
-  add_outcome(report, run, job.device(), result);
+  report::Page page(fmt::format("tnp on the {} prior", settings.prior));
+  add_outcome(page, run, job.device(), result);
   const std::vector<StepRecord> records = run.metrics();
-  std::vector<Series> losses{series_of(records, "loss", "training loss")};
+  std::vector<report::Series> losses{series_of(records, "loss", "training loss")};
   if (!result.evaluation.empty()) {
     losses.push_back(series_of(records, "eval_nll", "evaluation"));
     const double optimal = result.evaluation.at("eval_optimal_nll");
     losses.push_back({"Bayes-optimal", {{1.0, optimal}, {double(result.step), optimal}}, true});
-    report.heading("Evaluation on fresh tasks");
-    report.table({"", "nats per point"},
-                 {{"model", fmt::format("{:.4f}", result.evaluation.at("eval_nll"))},
-                  {"Bayes-optimal", fmt::format("{:.4f}", optimal)},
-                  {"gap", fmt::format("{:.4f} +- {:.4f}", result.evaluation.at("eval_gap"),
-                                      result.evaluation.at("eval_gap_error"))}});
+    page.heading("Evaluation on fresh tasks");
+    page.table({"", "nats per point"},
+               {{"model", fmt::format("{:.4f}", result.evaluation.at("eval_nll"))},
+                {"Bayes-optimal", fmt::format("{:.4f}", optimal)},
+                {"gap", fmt::format("{:.4f} +- {:.4f}", result.evaluation.at("eval_gap"),
+                                    result.evaluation.at("eval_gap_error"))}});
   }
-  report.chart("Negative log-likelihood", "step", "nats per point", losses);
-  add_densities(report, job);
-  add_course(report, run, records);
-  report.write(run.path() / "report.html");
+  page.chart("Negative log-likelihood", "step", "nats per point", losses);
+  add_densities(page, job);
+  add_course(page, run, records);
+  page.write(run.path() / "report.html");
 }
 
 }  // namespace tessera::train

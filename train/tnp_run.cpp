@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "plan/plan.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 
@@ -39,7 +40,7 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                   device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
   text +=
       fmt::format("  model     {} parameters: {} blocks, d {}, {} heads of {}, d_ff {}, {} components{}\n",
-                  format_count(double(count_parameters(m))), m.layers, m.d_model, m.heads,
+                  format_count(double(plan::count_parameters(m))), m.layers, m.d_model, m.heads,
                   m.d_model / m.heads, m.d_ff, m.components,
                   m.checkpoint_every > 0 ? fmt::format(", recompute groups of {}", m.checkpoint_every) : "");
   text += fmt::format("  data      prior {}, {} feature{}, M={} N={} B={}, {} tokens per step, drawn on {}\n",
@@ -50,7 +51,8 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                       settings_.lr, settings_.schedule, settings_.seed);
   text += fmt::format(
       "  memory    {} planned a step\n",
-      format_bytes(size_t(plan_memory(m, settings_.batch, settings_.context, settings_.targets).total())));
+      format_bytes(
+          size_t(plan::count_memory(m, settings_.batch, settings_.context, settings_.targets).total())));
   text += fmt::format("  run       {}\n", run.path().string());
   return text;
 }

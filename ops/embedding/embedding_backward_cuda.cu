@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = (blockIdx.x * int64_t(kWarp) + lane) * kPack;
   float sum[kPack];
   const bool exists = warp * length < count;
-  if (exists && walk < kThreads == kFewThreads ? 8 : 4 > (args, chunks, warp, first, sum))
+  constexpr int kAhead = kThreads == kFewThreads ? 8 : 4;
+  if (exists && walk<kAhead>(args, chunks, warp, first, sum))
 #pragma unroll
     for (int i = 0; i < kPack; ++i) parts[warp][i][lane] = sum[i];
   __syncthreads();

@@ -58,7 +58,7 @@ __device__ __forceinline__ void clear_outside(Words<T> (&share)[kSteps], int ran
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     const int first = column_of<T, kThreads>(s, rank);
-    if (first < begin || first + kPackOf < T >> end) share[s] = gpu::round_to_words<T>(values[s]);
+    if (first < begin || end < first + kPackOf<T>) share[s] = gpu::round_to_words<T>(values[s]);
   }
 }
 

@@ -440,15 +440,6 @@ TEST(Bert, TheHeadsBlockMakesFirstTokensAlone) {
   }
 }
 
-TEST(Bert, StepFlopsCountWhatTheStepMultiplies) {
-  BertConfig config;  // of BERT-base; 32 sequences of 128 tokens
-  config.head = BertHead::none;
-  EXPECT_DOUBLE_EQ(step_flops(config, 4096, 128), 3 * 12 * 4096.0 * (2 * 12 * 768 * 768 + 4 * 128 * 768));
-  config.head = BertHead::classify;  // of the last block 9 of 12 products for 32 rows
-  EXPECT_DOUBLE_EQ(step_flops(config, 4096, 128),
-                   3 * 12 * 4096.0 * (2 * 12 * 768 * 768 + 4 * 128 * 768) - 3 * 4064.0 * 2 * 9 * 768 * 768);
-}
-
 TEST(Bert, ABlockDropsItsBranchesAndAddsThem) {
   Rng rng(3), same(3);
   BertConfig config = small_bert(BertHead::none);

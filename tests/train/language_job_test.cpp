@@ -16,7 +16,6 @@
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
-#include "train/language_plan.h"
 #include "train/step.h"
 
 namespace tessera::train {
@@ -122,47 +121,13 @@ TEST(LanguageSettings, SaysWhatDoesNotFit) {
   EXPECT_EQ(message_of([] { small_job().validate(); }), "");
 }
 
-TEST(LanguagePlan, CountsTheParametersOfTheModel) {
-  Rng rng(1);
-  for (const bool tied : {true, false}) {
-    models::GptConfig gpt{
-        .vocabulary = 61, .positions = 24, .d_model = 24, .d_ff = 40, .heads = 3, .layers = 2};
-    gpt.tied = tied;
-    EXPECT_EQ(count_parameters(gpt), nn::count_parameters(models::Gpt(gpt, rng, Device::cpu())));
-    models::LlamaConfig llama{.vocabulary = 61,
-                              .positions = 24,
-                              .d_model = 24,
-                              .d_ff = 37,
-                              .heads = 4,
-                              .kv_heads = 2,
-                              .head = 8,
-                              .layers = 2};
-    llama.tied = tied, llama.attention_bias = tied, llama.gated = tied;
-    EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
-    llama.attention_bias = false, llama.gated = true;
-    for (const auto family : {models::LlamaFamily::mistral, models::LlamaFamily::qwen2,
-                              models::LlamaFamily::qwen3, models::LlamaFamily::phi3}) {
-      llama.family = family;
-      EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
-    }
-  }
-  // What their papers say: 124M (Radford et al. counted 117M without what is tied twice), and 6.7B.
+TEST(LanguageSizes, AreThoseOfThePapers) {
+  // 124M (Radford et al. counted 117M without what is tied twice), and 6.7B.
   LanguageConfig small = models::GptConfig{}, large = models::LlamaConfig{};
   apply_size(small, "small");
   apply_size(large, "7b");
-  EXPECT_EQ(count_parameters(small), 124'439'808);
-  EXPECT_EQ(count_parameters(large), 6'738'415'616);
-}
-
-TEST(LanguagePlan, CountsTheWorkOfAToken) {
-  // 6 operations per parameter and token (Kaplan et al., arXiv:2001.08361, section 2.1), those of the tables
-  // apart, and the attention.
-  LanguageConfig config = models::GptConfig{};
-  const LanguageFlops flops = count_flops(config, 2, 1024);
-  const double matrices = 12.0 * 12 * 768 * 768;
-  EXPECT_DOUBLE_EQ(flops.products, 2.0 * 2048 * matrices);
-  EXPECT_DOUBLE_EQ(flops.head, 2.0 * 2048 * 768 * 50257);
-  EXPECT_DOUBLE_EQ(flops.attention, 12.0 * 4 * 2 * 1024 * 1024 * 768 / 2);
+  EXPECT_EQ(plan::count_parameters(small), 124'439'808);
+  EXPECT_EQ(plan::count_parameters(large), 6'738'415'616);
 }
 
 TEST(LanguageData, PartsOfEachTextAndATokenizerThatHasSeenTheFirstOnly) {

@@ -9,6 +9,7 @@
 #include <sqlite3.h>
 #endif
 
+#include "report/run_table.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
 
@@ -142,14 +143,6 @@ TEST(Metrics, TruncateKeepsWhatIsUpToTheStep) {
   EXPECT_EQ(get(run.path() / "metrics.jsonl"), "");
 }
 
-TEST(UtcNow, IsTheOrderOfTime) {
-  const std::string now = utc_now();
-  EXPECT_EQ(now.size(), 20u);
-  EXPECT_EQ(now[10], 'T');
-  EXPECT_EQ(now[19], 'Z');
-  EXPECT_GE(utc_now(), now);
-}
-
 #if defined(TESSERA_WITH_SQLITE)
 std::vector<std::vector<std::string>> query(const fs::path& path, const char* sql) {
   sqlite3* handle = nullptr;
@@ -167,7 +160,7 @@ std::vector<std::vector<std::string>> query(const fs::path& path, const char* sq
 
 TEST(RecordRun, WritesOneRowARunAndRenewsIt) {
   const TemporaryFolder root;
-  ASSERT_TRUE(has_database());
+  ASSERT_TRUE(report::has_database());
   const fs::path database = root / "runs.sqlite";
   const char* sql = "SELECT model, status, steps, loss, best_eval, device FROM runs ORDER BY path";
   const RunFolder run = RunFolder::create(root.path(), "r"), other = RunFolder::create(root.path(), "s");

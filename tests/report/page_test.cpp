@@ -1,4 +1,4 @@
-#include "train/report.h"
+#include "report/page.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "train/build_info.h"
+#include "report/facts.h"
 
-namespace tessera::train {
+namespace tessera::report {
 namespace {
 
 using nlohmann::json;
@@ -29,10 +29,10 @@ json chart_of(const std::string& page, int index) {
   return json::parse(page.substr(begin + before.size(), end - begin - before.size()));
 }
 
-TEST(Report, EscapesWhateverItIsGiven) {
+TEST(Page, EscapesWhateverItIsGiven) {
   const std::string bad = "<b>&\"</script><!--<script>alert(1)</script>",
                     good = "&lt;b&gt;&amp;&quot;&lt;/script&gt;";
-  Report report(bad, kDrawer);
+  Page report(bad, kDrawer);
   report.heading(bad);
   report.paragraph(bad);
   report.table({bad}, {{bad, bad}});
@@ -50,9 +50,9 @@ TEST(Report, EscapesWhateverItIsGiven) {
   EXPECT_EQ(chart_of(page, 1)["data"]["labels"][0], bad);
 }
 
-TEST(Report, ChartsAreValidJsonOfFinitePoints) {
+TEST(Page, ChartsAreValidJsonOfFinitePoints) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
-  Report report("t", kDrawer);
+  Page report("t", kDrawer);
   report.chart("c", "x", "y", {{"a", {{1, 0.1}, {2, nan}, {3, inf}, {nan, 4}, {5, -1e300}}}, {"b", {}, true}},
                true);
   report.bars("d", "y", {"one", "two"}, {{"g", {1.5, nan}}});
@@ -67,14 +67,14 @@ TEST(Report, ChartsAreValidJsonOfFinitePoints) {
   EXPECT_EQ(bars["data"]["datasets"][0]["data"], json::parse("[1.5, null]"));
 }
 
-TEST(Report, TextThatIsNoUtf8StillGivesAPage) {
-  Report report("t", kDrawer);
+TEST(Page, TextThatIsNoUtf8StillGivesAPage) {
+  Page report("t", kDrawer);
   report.chart("c", "x", "y", {{"bad \xFF byte", {{1, 1}}}});
   EXPECT_TRUE(chart_of(report.html(), 0)["data"]["datasets"][0]["label"].is_string());
 }
 
-TEST(Report, WithoutChartJsShowsTables) {
-  Report report("t", "");
+TEST(Page, WithoutChartJsShowsTables) {
+  Page report("t", "");
   report.chart("c", "steps", "nats", {{"loss", {{10, 0.5}, {20, 0.25}}}});
   report.bars("d", "y", {"one", "two"}, {{"g", {1.5, 2.5}}});
   const std::string page = report.html();
@@ -86,8 +86,8 @@ TEST(Report, WithoutChartJsShowsTables) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
 }
 
-TEST(Report, IsSelfContainedAndInlinesTheLibraryOnlyForCharts) {
-  Report plain("t", kDrawer), drawn("t", kDrawer);
+TEST(Page, IsSelfContainedAndInlinesTheLibraryOnlyForCharts) {
+  Page plain("t", kDrawer), drawn("t", kDrawer);
   plain.paragraph("no chart");
   drawn.chart("c", "x", "y", {{"a", {{1, 1}}}});
   EXPECT_EQ(plain.html().find(kDrawer), std::string::npos);
@@ -100,12 +100,12 @@ TEST(Report, IsSelfContainedAndInlinesTheLibraryOnlyForCharts) {
   }
 }
 
-TEST(Report, TheLibraryOfTheBuildDoesNotEndItsScript) {
+TEST(Page, TheLibraryOfTheBuildDoesNotEndItsScript) {
   EXPECT_EQ(std::string(kChartJs).find("</script"), std::string::npos);
 }
 
-TEST(Report, PicturesAreInlined) {
-  Report report("t");
+TEST(Page, PicturesAreInlined) {
+  Page report("t");
   report.images({{"foobar", "left"}, {"fooba", "right"}});
   const std::string page = report.html();
   EXPECT_NE(page.find("data:image/png;base64,Zm9vYmFy"), std::string::npos);
@@ -113,4 +113,4 @@ TEST(Report, PicturesAreInlined) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::report

@@ -1,4 +1,4 @@
-#include "train/image.h"
+#include "report/image.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <png.h>
 #endif
 
-namespace tessera::train {
+namespace tessera::report {
 namespace {
 
 TEST(Base64, OfTheStandard) {  // RFC 4648, section 10
@@ -72,4 +72,4 @@ TEST(Png, ReadsBackAsItWas) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::report

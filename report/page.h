@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "train/build_info.h"
+#include "report/facts.h"
 
-namespace tessera::train {
+namespace tessera::report {
 
 /// A line of a chart.
 struct Series {
@@ -21,10 +21,10 @@ struct Series {
 /// A self-contained HTML page, built from the top down and opened from disk: no network, no other file.
 /// Charts are drawn by Chart.js, which is inlined; a build without it shows the charts' data as tables and
 /// says so.
-class Report {
+class Page {
  public:
   /// `chart_js`: the library that draws the charts; "" is a build without it.
-  explicit Report(std::string title, const char* chart_js = kChartJs)
+  explicit Page(std::string title, const char* chart_js = kChartJs)
       : title_(std::move(title)), chart_js_(chart_js) {}
   void heading(const std::string& text);
   void paragraph(const std::string& text);
@@ -49,4 +49,4 @@ class Report {
   bool error_bars_ = false;
 };
 
-}  // namespace tessera::train
+}  // namespace tessera::report

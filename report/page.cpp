@@ -1,4 +1,4 @@
-#include "train/report.h"
+#include "report/page.h"
 
 #include <fmt/format.h>
 
@@ -8,22 +8,22 @@
 
 #include "io/file.h"
 #include "io/utf8.h"
-#include "train/image.h"
+#include "report/image.h"
 
-namespace tessera::train {
+namespace tessera::report {
 namespace {
 
 using nlohmann::json;
 
 constexpr const char* kStyle = R"css(
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#5b6570;--line:#d7dce1;--paper:#fff;--card:#f6f8fa}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#98a2ad;--line:#343b43;--paper:#14181c;--card:#1d2329}}
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#5b6570;--line:#d7dce1;--paper:#fff;--panel:#f6f8fa}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#98a2ad;--line:#343b43;--paper:#14181c;--panel:#1d2329}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
 p{color:var(--soft);margin:.3rem 0}table{border-collapse:collapse;margin:.6rem 0;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
 td:nth-child(n+2){font-family:ui-monospace,monospace;font-size:.9em;overflow-wrap:anywhere}
-figure{margin:.8rem 0;background:var(--card);padding:.8rem;border-radius:6px}figcaption{color:var(--soft);font-size:.9em}
+figure{margin:.8rem 0;background:var(--panel);padding:.8rem;border-radius:6px}figcaption{color:var(--soft);font-size:.9em}
 .row img{width:100%}.row{display:flex;flex-wrap:wrap;gap:1rem}.row figure{flex:1;min-width:18rem}img{max-width:100%;background:#fff}
 .plot{height:22rem;position:relative}
 )css";
@@ -78,15 +78,14 @@ void widen(json& axis, double value, double half) {
 
 }  // namespace
 
-void Report::heading(const std::string& text) {
+void Page::heading(const std::string& text) {
   body_ += "<h2>" + escape(text) + "</h2>\n";
 }
-void Report::paragraph(const std::string& text) {
+void Page::paragraph(const std::string& text) {
   body_ += "<p>" + escape(text) + "</p>\n";
 }
 
-void Report::table(const std::vector<std::string>& header,
-                   const std::vector<std::vector<std::string>>& rows) {
+void Page::table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
   body_ += "<table>";
   if (!header.empty()) {
     body_ += "<tr>";
@@ -101,8 +100,8 @@ void Report::table(const std::vector<std::string>& header,
   body_ += "</table>\n";
 }
 
-void Report::chart(const std::string& title, const std::string& x_label, const std::string& y_label,
-                   const std::vector<Series>& series, bool logarithmic_x) {
+void Page::chart(const std::string& title, const std::string& x_label, const std::string& y_label,
+                 const std::vector<Series>& series, bool logarithmic_x) {
   heading(title);
   if (!*chart_js_) {
     paragraph(
@@ -161,10 +160,9 @@ void Report::chart(const std::string& title, const std::string& x_label, const s
       charts_++, script_json(config));
 }
 
-void Report::bars(const std::string& title, const std::string& y_label,
-                  const std::vector<std::string>& labels,
-                  const std::vector<std::pair<std::string, std::vector<double>>>& groups,
-                  const std::vector<std::vector<double>>& spreads) {
+void Page::bars(const std::string& title, const std::string& y_label, const std::vector<std::string>& labels,
+                const std::vector<std::pair<std::string, std::vector<double>>>& groups,
+                const std::vector<std::vector<double>>& spreads) {
   heading(title);
   if (!*chart_js_) {
     std::vector<std::string> header{""};
@@ -199,18 +197,18 @@ void Report::bars(const std::string& title, const std::string& y_label,
       charts_++, script_json(config));
 }
 
-void Report::image(const std::string& png, const std::string& caption) {
+void Page::image(const std::string& png, const std::string& caption) {
   body_ += "<figure><img alt=\"" + escape(caption) + "\" src=\"data:image/png;base64," + base64(png) +
            "\"><figcaption>" + escape(caption) + "</figcaption></figure>\n";
 }
 
-void Report::images(const std::vector<std::pair<std::string, std::string>>& pictures) {
+void Page::images(const std::vector<std::pair<std::string, std::string>>& pictures) {
   body_ += "<div class=\"row\">\n";
   for (const auto& [png, caption] : pictures) image(png, caption);
   body_ += "</div>\n";
 }
 
-std::string Report::html() const {
+std::string Page::html() const {
   std::string page =
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>" +
@@ -221,8 +219,8 @@ std::string Report::html() const {
   return page + "</head><body>\n<h1>" + escape(title_) + "</h1>\n" + body_ + "</body></html>\n";
 }
 
-void Report::write(const std::filesystem::path& path) const {
+void Page::write(const std::filesystem::path& path) const {
   io::write_file(path.string(), html());
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::report

@@ -1,13 +1,13 @@
-#include "train/language_plan.h"
+#include "plan/plan.h"
 
 #include <algorithm>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
-namespace tessera::train {
+namespace tessera::plan {
 namespace {
 
-/// What counts of a model of either kind.
+/// The sizes that count, of either model.
 struct Sizes {
   int64_t vocabulary, d, layers;
   int64_t q, kv;  // widths of queries, and of keys
@@ -73,28 +73,28 @@ int64_t count_parameters(const LanguageConfig& config) {
   return s.tables + s.rest + s.layers * (matrices(s) + s.biases + s.norms);
 }
 
-LanguageFlops count_flops(const LanguageConfig& config, int64_t batch, int64_t length) {
+Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length) {
   const Sizes s = sizes_of(config);
   const double tokens = double(batch) * double(length);
-  return {.products = 2 * tokens * double(s.layers) * double(matrices(s)),
+  return {.gemms = 2 * tokens * double(s.layers) * double(matrices(s)),
           .attention = 2 * tokens * double(length) * double(s.q) * double(s.layers),
-          .head = 2 * tokens * double(s.vocabulary) * double(s.d)};
+          .heads = 2 * tokens * double(s.vocabulary) * double(s.d)};
 }
 
-LanguageMemory plan_memory(const LanguageConfig& config, int64_t batch, int64_t length) {
+Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length) {
   const Sizes s = sizes_of(config);
   const double tokens = double(batch) * double(length), element = double(size_of(s.dtype));
   const double parameters = double(count_parameters(config)), d = double(s.d), qkv = double(s.q + 2 * s.kv);
-  // A token's numbers that a block keeps: input and output of either norm, the fused projection, queries and
-  // keys turned, what attention returns, the hidden rows before and after the activation.
-  const double turned = s.rope ? double(s.q + s.kv) : 0, hidden = double(s.up + s.ff);
+  // Elements per token that a block keeps: input and output of either norm, the fused projection, queries and
+  // keys after RoPE, what attention returns, the hidden rows before and after the activation.
+  const double rotated = s.rope ? double(s.q + s.kv) : 0, hidden = double(s.up + s.ff);
   // On a GPU a head_dim that is not a multiple of 8 is padded: attention keeps copies of q, k, v and o
   // instead.
   const int64_t whole = (s.head_dim + 7) / 8 * 8;
   const double padded = whole == s.head_dim ? 0 : 2 * double(s.q + s.kv) * double(whole) / double(s.head_dim);
-  const double block = 4 * d + (padded > 0 ? padded : qkv + turned) + double(s.q) + hidden;
-  // The head makes its gradients in forward, a chunk of logits at a time: in f32, those of bf16 as
-  // exponentials beside sums in f32 (row "wgmma"), those of f16 in f32 and once more rounded.
+  const double block = 4 * d + (padded > 0 ? padded : qkv + rotated) + double(s.q) + hidden;
+  // The LM head computes its gradients in forward, a chunk of logits at a time: in f32; for bf16 as
+  // exponentials next to sums in f32 (row "wgmma"), for f16 in f32 and rounded.
   const double rows = std::min(tokens, double(ops::linear_cross_entropy_chunk(
                                            s.vocabulary, s.dtype == DType::bf16 ? s.dtype : DType::f32)));
   const double chunk = s.dtype == DType::bf16 ? rows * (double(s.vocabulary) * 2 + d * 6)
@@ -111,4 +111,17 @@ LanguageMemory plan_memory(const LanguageConfig& config, int64_t batch, int64_t 
           .transient = std::max({head, in_mlp, in_attention})};
 }
 
-}  // namespace tessera::train
+Generation prefill(const LanguageConfig& config, double weight_bytes, int64_t batch, int64_t prompt) {
+  const Sizes s = sizes_of(config);
+  const double p = double(prompt), gemms = 2 * weight_bytes / double(size_of(s.dtype)) * p * double(batch);
+  return {.flops = gemms + 2 * p * p * double(s.q) * double(s.layers) * double(batch), .bytes = weight_bytes};
+}
+
+Generation decode(const LanguageConfig& config, double weight_bytes, int64_t batch, double cached) {
+  const Sizes s = sizes_of(config);
+  const double element = double(size_of(s.dtype)), layers = double(s.layers), texts = double(batch);
+  return {.flops = (2 * weight_bytes / element + 4 * cached * double(s.q) * layers) * texts,
+          .bytes = weight_bytes + 2 * cached * double(s.kv) * layers * element * texts};
+}
+
+}  // namespace tessera::plan

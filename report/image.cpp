@@ -1,4 +1,4 @@
-#include "train/image.h"
+#include "report/image.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@
 #include <png.h>
 #endif
 
-namespace tessera::train {
+namespace tessera::report {
 
 void Image::set(int x, int y, uint8_t red, uint8_t green, uint8_t blue) {
   if (x < 0 || y < 0 || x >= width || y >= height) return;
@@ -66,4 +66,4 @@ void heat_colour(double value, uint8_t rgb[3]) {
     rgb[c] = uint8_t(kStops[low][c] + (kStops[low + 1][c] - kStops[low][c]) * (at - low) + 0.5);
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::report

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::train {
+namespace tessera::report {
 
 /// A picture of 8-bit RGB pixels, row by row from the top.
 struct Image {
@@ -23,4 +23,4 @@ std::string base64(const std::string& bytes);
 /// A colour of the perceptually ordered map from near-white (0) over blue to near-black (1).
 void heat_colour(double value, uint8_t rgb[3]);
 
-}  // namespace tessera::train
+}  // namespace tessera::report

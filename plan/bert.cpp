@@ -1,0 +1,18 @@
+#include "plan/plan.h"
+
+#include "models/bert.h"
+
+namespace tessera::plan {
+
+double step_flops(const models::BertConfig& config, double tokens, double length) {
+  const auto d = double(config.d_model), d_ff = double(config.d_ff);
+  const double projections = 6 * d * d, attention = 4 * length * d,
+               after_attention = 2 * d * d + 4 * d * d_ff;
+  const bool first_alone =
+      config.head == models::BertHead::classify || config.head == models::BertHead::regress;
+  const double unread = first_alone ? tokens - tokens / length : 0;
+  return 3 * (double(config.layers) * tokens * (projections + attention + after_attention) -
+              unread * after_attention);
+}
+
+}  // namespace tessera::plan

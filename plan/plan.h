@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+#include "models/gpt.h"
+#include "models/llama.h"
+
+/// What a training step or a generated token takes, computed from a model's configuration before anything is
+/// allocated: FLOPs (a multiply-add is two), bytes, parameters.
+
+namespace tessera::models {
+struct BertConfig;
+struct TnpConfig;
+}  // namespace tessera::models
+
+namespace tessera::plan {
+
+/// FLOPs of one forward pass over a batch.
+struct Flops {
+  double gemms = 0;      // GEMMs with weights, without those of `heads`
+  double attention = 0;  // Q K^T and P V: what the model's masks let pass
+  double heads = 0;      // LM head; a TNP's mixture heads
+  double forward() const { return gemms + attention + heads; }
+  /// Forward and backward. Backward computes two GEMMs for each of forward's, and for attention 2.5 times
+  /// forward's FLOPs, since it recomputes the scores. With activation checkpointing it repeats the blocks.
+  double step(bool checkpointed = false) const {
+    return 3 * (gemms + heads) + 3.5 * attention + (checkpointed ? gemms + attention : 0);
+  }
+};
+
+/// Bytes of a training step, by kind, with AdamW: f32 gradients, moments and, for 16-bit parameters, masters
+/// (a TNP in f64: gradients and moments in f64).
+struct Memory {
+  double parameters = 0, gradients = 0, optimizer = 0;
+  double saved = 0;      // activations kept for backward
+  double transient = 0;  // the largest set of temporaries at one time
+  double total() const { return parameters + gradients + optimizer + saved + transient; }
+};
+
+/// Language models, over `batch` sequences of `length` tokens. Of causal attention only the half below the
+/// diagonal counts.
+using LanguageConfig = std::variant<models::GptConfig, models::LlamaConfig>;
+int64_t count_parameters(const LanguageConfig& config);
+Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length);
+Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length);
+
+/// The TNP, over `batch` tasks of `context` and `targets` points.
+int64_t count_parameters(const models::TnpConfig& config);
+Flops count_flops(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets);
+Memory count_memory(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets);
+
+/// FLOPs of one training step of BERT (forward and backward, attention three times its forward pass) over
+/// `tokens` tokens of sequences of the mean length `length`, without embeddings, norms and head, and without
+/// what Bert::encode_first leaves out.
+double step_flops(const models::BertConfig& config, double tokens, double length);
+
+/// Generation with a language model whose weights, as far as a step reads them, take `weight_bytes`.
+struct Generation {
+  double flops = 0;
+  double bytes = 0;  // read: weights, and keys and values from the cache
+};
+/// The forward pass over prompts of `prompt` tokens.
+Generation prefill(const LanguageConfig& config, double weight_bytes, int64_t batch, int64_t prompt);
+/// One token for each of `batch` sequences, with `cached` tokens in each one's cache (the mean over several
+/// steps).
+Generation decode(const LanguageConfig& config, double weight_bytes, int64_t batch, double cached);
+
+}  // namespace tessera::plan

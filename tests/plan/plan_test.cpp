@@ -1,0 +1,97 @@
+#include "plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "models/bert.h"
+#include "models/tnp.h"
+#include "runtime/rng.h"
+
+namespace tessera::plan {
+namespace {
+
+TEST(LanguagePlan, CountsTheParametersOfTheModel) {
+  Rng rng(1);
+  for (const bool tied : {true, false}) {
+    models::GptConfig gpt{
+        .vocabulary = 61, .positions = 24, .d_model = 24, .d_ff = 40, .heads = 3, .layers = 2};
+    gpt.tied = tied;
+    EXPECT_EQ(count_parameters(gpt), nn::count_parameters(models::Gpt(gpt, rng, Device::cpu())));
+    models::LlamaConfig llama{.vocabulary = 61,
+                              .positions = 24,
+                              .d_model = 24,
+                              .d_ff = 37,
+                              .heads = 4,
+                              .kv_heads = 2,
+                              .head = 8,
+                              .layers = 2};
+    llama.tied = tied, llama.attention_bias = tied, llama.gated = tied;
+    EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
+    llama.attention_bias = false, llama.gated = true;
+    for (const auto family : {models::LlamaFamily::mistral, models::LlamaFamily::qwen2,
+                              models::LlamaFamily::qwen3, models::LlamaFamily::phi3}) {
+      llama.family = family;
+      EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
+    }
+  }
+}
+
+TEST(LanguagePlan, CountsTheWorkOfAToken) {
+  // 6 FLOPs per parameter and token (Kaplan et al., arXiv:2001.08361, section 2.1) without the tables, and
+  // the attention.
+  LanguageConfig config = models::GptConfig{};
+  const Flops flops = count_flops(config, 2, 1024);
+  const double matrices = 12.0 * 12 * 768 * 768;
+  EXPECT_DOUBLE_EQ(flops.gemms, 2.0 * 2048 * matrices);
+  EXPECT_DOUBLE_EQ(flops.heads, 2.0 * 2048 * 768 * 50257);
+  EXPECT_DOUBLE_EQ(flops.attention, 12.0 * 4 * 2 * 1024 * 1024 * 768 / 2);
+}
+
+TEST(TnpPlan, CountsTheParametersOfTheModel) {
+  Rng rng(1);
+  for (const bool pre_norm : {false, true}) {
+    const models::TnpConfig config{
+        .features = 3, .d_model = 24, .d_ff = 37, .heads = 2, .layers = 2, .pre_norm = pre_norm};
+    EXPECT_EQ(count_parameters(config), nn::count_parameters(models::Tnp(config, rng, Device::cpu())));
+  }
+}
+
+TEST(TnpPlan, CountsTheWorkOfAStep) {
+  const models::TnpConfig config{
+      .features = 1, .d_model = 4, .d_ff = 8, .heads = 1, .layers = 2, .components = 3, .embed_hidden = 16};
+  // 2 tasks of 5 context and 7 target points: 24 tokens, 10 of them in the context. The last block has rows
+  // for the 14 targets only: 38 rows of both blocks.
+  const Flops flops = count_flops(config, 2, 5, 7);
+  EXPECT_DOUBLE_EQ(flops.gemms, 2.0 * (24 * 16 * (2 + 4) + 38 * 4 * (4 + 4 + 8 + 8) + 2 * 10 * 4 * 8));
+  EXPECT_DOUBLE_EQ(flops.attention, 38.0 * 4 * 5 * 4);
+  EXPECT_DOUBLE_EQ(flops.heads, 2.0 * 14 * 3 * 8 * (4 + 3));
+  EXPECT_DOUBLE_EQ(flops.step(), 3 * (flops.gemms + flops.heads) + 3.5 * flops.attention);
+  EXPECT_DOUBLE_EQ(flops.step(true) - flops.step(), flops.gemms + flops.attention);
+}
+
+TEST(GenerationPlan, CountsAPromptAndAToken) {
+  const models::LlamaConfig config{.vocabulary = 512,
+                                   .d_model = 128,
+                                   .d_ff = 344,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .layers = 2,
+                                   .dtype = DType::bf16};
+  const double weights = 1e6;  // bytes: half as many elements
+  const Generation prompt = prefill(config, weights, 2, 10), token = decode(config, weights, 2, 12);
+  EXPECT_DOUBLE_EQ(prompt.flops, 2 * (2 * 5e5 * 10 + 4.0 * (10 * 10 / 2) * 128 * 2));  // causal: half
+  EXPECT_DOUBLE_EQ(prompt.bytes, weights);
+  EXPECT_DOUBLE_EQ(token.flops, 2 * (2 * 5e5 + 4.0 * 12 * 128 * 2));
+  EXPECT_DOUBLE_EQ(token.bytes, weights + 2 * 12 * (2.0 * 64 * 2 * 2));  // K and V, 64 wide, 2 layers, bf16
+}
+
+TEST(BertPlan, StepFlopsCountWhatTheStepMultiplies) {
+  models::BertConfig config;  // BERT-base, 32 sequences of 128 tokens
+  config.head = models::BertHead::none;
+  EXPECT_DOUBLE_EQ(step_flops(config, 4096, 128), 3 * 12 * 4096.0 * (2 * 12 * 768 * 768 + 4 * 128 * 768));
+  config.head = models::BertHead::classify;  // 9 of the last block's 12 GEMMs for 32 rows only
+  EXPECT_DOUBLE_EQ(step_flops(config, 4096, 128),
+                   3 * 12 * 4096.0 * (2 * 12 * 768 * 768 + 4 * 128 * 768) - 3 * 4064.0 * 2 * 9 * 768 * 768);
+}
+
+}  // namespace
+}  // namespace tessera::plan
