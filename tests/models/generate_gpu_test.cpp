@@ -271,7 +271,7 @@ TEST(GenerateOnGpu, AFormOfAnyLayerTurnsThePersistentDecoderOff) {
   if (Device::cuda().card().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
   Rng rng(3);
   LlamaConfig config = small_llama(DType::bf16);
-  config.head = 64;
+  config.rope = {}, config.head = 64;
   Llama model = drawn<Llama>(config, rng, Device::cuda());
   const nn::KvCache cache = model.make_cache(1, 64);
   EXPECT_EQ(model.persistent_lacks(cache), "");

@@ -73,6 +73,53 @@ TEST(LayersOfModels, AFormOfAnyLayerChangesTheLoss) {
   });
 }
 
+TEST(LayersOfModels, AFormOfAnyLayerChangesTheLossOnAGpu) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  // In bf16 all fused kernels can run. One that ignored the form would give the bits of the dense model.
+  for_each_model(
+      [](const std::string& what, auto& model) {
+        const auto losses = [&] {
+          Tape tape;
+          const Tensor recorded = small_loss(model);
+          const NoTape no_tape;
+          return std::pair(recorded.detach().item(), small_loss(model).item());
+        };
+        const auto dense = losses();
+        nn::for_each_linear(model, [&](const std::string& name, auto& layer) {
+          layer.form = nn::Scaled{1.5};
+          const auto scaled = losses();
+          EXPECT_NE(scaled.first, dense.first) << what << ": " << name;
+          EXPECT_NE(scaled.second, dense.second) << what << ": " << name;
+          layer.form = nn::Dense{};
+          EXPECT_EQ(losses(), dense) << what << ": " << name;
+        });
+      },
+      DType::bf16, Device::best());
+}
+
+TEST(LayersOfModels, ACapturedStepFollowsTheForms) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  Rng rng(3);
+  GptConfig config = small_gpt();
+  config.dtype = DType::bf16;
+  Gpt model(config, rng, Device::cuda());
+  const Tensor tokens = tokens_of({4, 7, 2, 9, 5, 11, 3, 8}, {2, 4}).to(Device::cuda()),
+               targets = tokens_of({7, 2, 9, 5, 11, 3, 8, 1}, {2, 4}).to(Device::cuda());
+  Tensor loss = Tensor::empty({}, DType::f32, Device::cuda());
+  Captured step(Device::cuda(), [&] { loss.copy_from(model.loss(tokens, targets)); });
+  for (nn::Form* const form :
+       {&model.blocks[0].attention.qkv.form, &model.blocks[1].mlp.down.form, &model.head.out.form})
+    for (const bool scaled : {true, false}) {
+      *form = scaled ? nn::Form(nn::Scaled{1.5}) : nn::Form(nn::Dense{});
+      const double wanted = model.loss(tokens, targets).item();
+      for (int i = 0; i < 3; ++i) {
+        step();
+        EXPECT_EQ(loss.item(), wanted);
+      }
+    }
+  EXPECT_EQ(step.graphs(), 4u);  // dense, and three others
+}
+
 TEST(LayersOfModels, AFormOfAnyLayerChangesAStepOfGeneration) {
   for_each_model([]<class Model>(const std::string& what, Model& model) {
     if constexpr (std::is_same_v<Model, Gpt> || std::is_same_v<Model, Llama>) {

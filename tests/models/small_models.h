@@ -6,7 +6,7 @@
 #include "models/tnp.h"
 #include "tensor/random.h"
 
-/// Models of a few thousand parameters in f64, which tests share.
+/// Models of a few thousand parameters, in f64 unless told otherwise, which tests share.
 
 namespace tessera::models {
 
@@ -88,10 +88,11 @@ inline TnpConfig small_tnp(bool pre_norm = false) {
 /// Calls `f(const std::string& what, auto& model)` with every kind of model that there is: families, heads,
 /// tied and untied, feed-forward networks with and without gate and biases.
 template <class F>
-void for_each_model(F&& f) {
+void for_each_model(F&& f, DType dtype = DType::f64, Device device = kCpu) {
   Rng rng(3);
-  const auto make = [&]<class Model>(const std::string& what, const auto& config, const Model*) {
-    Model model(config, rng, kCpu);
+  const auto make = [&]<class Model>(const std::string& what, auto config, const Model*) {
+    config.dtype = dtype;
+    Model model(config, rng, device);
     f(what, model);
   };
   const Gpt* const gpt = nullptr;
@@ -124,43 +125,44 @@ void for_each_model(F&& f) {
   }
 }
 
-/// A batch for each model, and its loss.
+/// A batch for each model, on its device, and its loss.
 inline const nn::Sequences kSmallSequences{{4, 3}};
-inline Tensor small_tokens() {
-  return tokens_of({4, 7, 2, 9, 5, 11, 3}, {7});
+inline Tensor small_tokens(Device device = kCpu) {
+  return tokens_of({4, 7, 2, 9, 5, 11, 3}, {7}).to(device);
 }
-inline Tensor small_targets() {
-  return tokens_of({7, 2, 9, -100, 11, 3, 8}, {7});
+inline Tensor small_targets(Device device = kCpu) {
+  return tokens_of({7, 2, 9, -100, 11, 3, 8}, {7}).to(device);
 }
-inline BertBatch small_bert_batch() {
-  return {small_tokens(), {}, kSmallSequences};
+inline BertBatch small_bert_batch(Device device = kCpu) {
+  return {small_tokens(device), {}, kSmallSequences};
 }
 inline Tensor small_bert_targets(const Bert& model) {
-  if (model.config.head == BertHead::masked_lm) return small_targets();
-  if (model.config.head == BertHead::classify) return tokens_of({2, 0}, {2});
-  return Tensor::from(std::vector<double>{0.5, -2}, {2});
+  const Device device = model.token.weight.device();
+  if (model.config.head == BertHead::masked_lm) return small_targets(device);
+  if (model.config.head == BertHead::classify) return tokens_of({2, 0}, {2}).to(device);
+  return Tensor::from(std::vector<float>{0.5, -2}, {2}).to(device);
 }
-inline TnpBatch small_tnp_batch() {
+inline TnpBatch small_tnp_batch(DType dtype = DType::f64, Device device = kCpu) {
   Rng rng(5);
   const auto random = [&](const Shape& shape) {
     const Tensor tensor = Tensor::empty(shape, DType::f64, kCpu);
     fill_normal(tensor, 0, 1, rng);
-    return tensor;
+    return tensor.to(dtype).to(device);
   };
   return {random({2, 4, 2}), random({2, 4, 1}), random({2, 3, 2}), random({2, 3, 1})};
 }
 
-inline Tensor small_loss(const Gpt& model) {
-  return model.loss(small_tokens(), small_targets(), kSmallSequences);
-}
-inline Tensor small_loss(const Llama& model) {
-  return model.loss(small_tokens(), small_targets(), kSmallSequences);
-}
-inline Tensor small_loss(const Bert& model) {
-  return model.loss(small_bert_batch(), small_bert_targets(model));
-}
-inline Tensor small_loss(const Tnp& model) {
-  return model.loss(small_tnp_batch());
+template <class Model>
+Tensor small_loss(const Model& model) {
+  if constexpr (std::is_same_v<Model, Tnp>) {
+    return model.loss(small_tnp_batch(model.config.dtype, model.embedder.up.weight.device()));
+  } else {
+    const Device device = model.token.weight.device();
+    if constexpr (std::is_same_v<Model, Bert>)
+      return model.loss(small_bert_batch(device), small_bert_targets(model));
+    else
+      return model.loss(small_tokens(device), small_targets(device), kSmallSequences);
+  }
 }
 
 }  // namespace tessera::models
