@@ -71,13 +71,20 @@
 
 #include "nn/activation.h"
 #include "nn/attention.h"
+#include "nn/cross_attention.h"
+#include "nn/decoder_layers.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
+#include "nn/form.h"
 #include "nn/init.h"
 #include "nn/kv_cache.h"
 #include "nn/linear.h"
+#include "nn/lm_head.h"
+#include "nn/mlp.h"
 #include "nn/module.h"
 #include "nn/norm.h"
+#include "nn/observe.h"
+#include "nn/prefix_block.h"
 #include "nn/sequential.h"
 #include "nn/summary.h"
 
@@ -113,6 +120,7 @@
 #include "io/weights.h"
 
 #include "pretrained/config.h"
+#include "pretrained/layers.h"
 #include "pretrained/load.h"
 #include "pretrained/names.h"
 

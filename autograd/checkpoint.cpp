@@ -1,5 +1,7 @@
 #include "autograd/checkpoint.h"
 
+#include <utility>
+
 #include "runtime/rng.h"
 
 namespace tessera {
@@ -26,6 +28,23 @@ class LeafCollector {
  private:
   Tape tape_;
 };
+
+namespace {
+
+thread_local bool t_recomputing = false;
+
+struct Recomputing {
+  Recomputing() : outer(std::exchange(t_recomputing, true)) {}
+  ~Recomputing() { t_recomputing = outer; }
+  Recomputing(const Recomputing&) = delete;
+  bool outer;
+};
+
+}  // namespace
+
+bool recomputing() {
+  return t_recomputing;
+}
 
 std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& inputs, Site site) {
   if (!Tape::innermost()) return f(inputs);
@@ -70,6 +89,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
         std::vector<Tensor> results, grads;
         {
           const RandomReplay replay(RandomReplay::Mode::replay, streams);
+          const Recomputing second_run;
           std::vector<Tensor> outputs = f(again);
           for (size_t i = 0, n = 0; i < outputs.size(); ++i) {
             if (!on_tape[i]) continue;

@@ -16,6 +16,9 @@ using CheckpointFunction = std::function<std::vector<Tensor>(const std::vector<T
 std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& inputs,
                                Site site = Site::here());
 
+/// Whether this thread is in the second run of a checkpointed function, in backward.
+bool recomputing();
+
 /// The form with one input and one output.
 Tensor checkpoint(std::function<Tensor(const Tensor&)> f, const Tensor& input, Site site = Site::here());
 

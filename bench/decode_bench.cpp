@@ -69,7 +69,8 @@ template <class Model>
 double bytes_of_step(const Model& model) {
   double bytes = 0;
   for (const auto& [name, parameter] : nn::parameters(model))
-    if (!parameter.shares_storage(model.token.weight) || !model.head) bytes += double(parameter.bytes());
+    if (!parameter.shares_storage(model.token.weight) || model.head.tied())
+      bytes += double(parameter.bytes());
   return bytes;
 }
 

@@ -2,8 +2,6 @@
 
 #include "models/language_internal.h"
 #include "ops/cross_entropy/cross_entropy.h"
-#include "ops/gather/gather.h"
-#include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
@@ -80,10 +78,11 @@ BertBlock::BertBlock(const BertConfig& config, Rng& rng, Device device)
       norm2(config.d_model, device, norm_options(config)),
       dropout(config.hidden_dropout, rng) {}
 
-Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass) const {
+Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer) const {
   // x's rows are gathered after the attention: backward then scatters them first, and the attention's
   // GEMM adds to that in its epilogue.
-  const Tensor branch = attention(x, pass), middle = norm1.add(pass.wanted(x), branch, &dropout).y;
+  const Tensor branch = attention(x, pass, layer),
+               middle = norm1.add(pass.wanted(x, layer), branch, &dropout).y;
   return norm2.add(middle, mlp(middle), &dropout).y;
 }
 
@@ -101,14 +100,13 @@ Tensor BertClassifier::operator()(const Tensor& first) const {
 BertLanguageHead::BertLanguageHead(const BertConfig& config, Rng& rng, Device device)
     : dense(config.d_model, config.d_model, rng, device, blank(config)),
       norm(config.d_model, device, norm_options(config)),
-      bias(Tensor::zeros({config.vocabulary}, config.dtype, device)),
-      activation(config.activation) {
-  nn::make_parameter(bias);
-}
+      decoder(config.d_model, config.vocabulary, rng, device,
+              {.tied = true, .bias = true, .dtype = config.dtype, .init = nn::Init::zeros}),
+      activation(config.activation) {}
 
-Tensor BertLanguageHead::operator()(const Tensor& x, const Tensor& table) const {
+Tensor BertLanguageHead::operator()(const Tensor& x, const nn::Embedding& token) const {
   const ModuleScope scope("language");
-  return ops::linear(norm(ops::activation(dense(x), activation)), table, bias);
+  return decoder(norm(ops::activation(dense(x), activation)), token);
 }
 
 Bert::Bert(const BertConfig& given, Rng& rng, Device device, Start start)
@@ -136,61 +134,70 @@ Bert::Bert(const BertConfig& given, Rng& rng, Device device, Start start)
   if (language) draw_weight(language->dense.weight);
 }
 
-namespace {
-
-/// What the last block makes, of every token or of the first of each sequence.
-Tensor through_blocks(const Bert& model, const BertBatch& batch, bool first_alone) {
-  const BertConfig& config = model.config;
+nn::AttentionPass Bert::begin(const BertBatch& batch, bool first_alone) const {
   if (!batch.starts.defined()) check_packed("bert", batch.tokens, batch.sequences, config.longest());
   check(!batch.starts.defined() || (batch.positions.defined() && batch.first.defined()),
         "bert: lengths that are on the device need positions and first rows there too");
   check(!batch.types.defined() || batch.types.shape() == batch.tokens.shape(),
         "bert: types has another shape than tokens ", batch.tokens.shape());
   nn::AttentionPass pass{.sequences = batch.sequences, .starts = batch.starts};
-  Tensor x;
-  {
-    const ModuleScope scope("embed");
-    const Tensor kinds = batch.types.defined() ? model.type(batch.types)
-                                               : ops::slice(model.type.weight, 0, 0, 1);  // a row for all
-    const Tensor places = batch.positions.defined()
-                              ? batch.positions
-                              : batch.sequences.positions(config.position_offset(), batch.tokens.device());
-    x = model.dropout(model.norm.add(ops::add(model.token(batch.tokens), kinds), model.position(places)).y);
-  }
-  for (size_t i = 0; i < model.blocks.size(); ++i) {
-    const ModuleScope scope("blocks", int64_t(i));
-    if (first_alone && i + 1 == model.blocks.size())
-      pass.rows = batch.first.defined() ? batch.first : batch.sequences.starts(x.device());
-    x = model.blocks[i](x, pass);
-  }
-  return x;
+  if (first_alone)
+    pass.rows = batch.first.defined() ? batch.first : batch.sequences.starts(batch.tokens.device());
+  pass.rows_from = config.layers - 1;
+  return pass;
 }
 
-}  // namespace
-
-Tensor Bert::encode(const BertBatch& batch) const {
-  return through_blocks(*this, batch, false);
+Tensor Bert::embed(const BertBatch& batch) const {
+  const ModuleScope scope("embed");
+  const Tensor kinds =
+      batch.types.defined() ? type(batch.types) : ops::slice(type.weight, 0, 0, 1);  // a row for all
+  const Tensor places = batch.positions.defined()
+                            ? batch.positions
+                            : batch.sequences.positions(config.position_offset(), batch.tokens.device());
+  return dropout(norm.add(ops::add(token(batch.tokens), kinds), position(places)).y);
 }
 
-Tensor Bert::encode_first(const BertBatch& batch) const {
-  return through_blocks(*this, batch, true);
+Tensor Bert::block(int64_t i, const Tensor& x, const nn::AttentionPass& pass) const {
+  const ModuleScope scope("blocks", i);
+  return blocks[size_t(i)](x, pass, i);
 }
 
-Tensor Bert::operator()(const BertBatch& batch) const {
-  if (classifier) return (*classifier)(encode_first(batch));
-  const Tensor x = encode(batch);
-  return language ? (*language)(x, token.weight) : x;
+Tensor Bert::finish(const Tensor& x) const {
+  return classifier ? (*classifier)(x) : language ? (*language)(x, token) : x;
 }
 
-Tensor Bert::loss(const BertBatch& batch, const Tensor& targets) const {
+Tensor Bert::finish(const Tensor& x, const Tensor& targets) const {
   check(config.head != BertHead::none, "bert: a model without a head has no loss");
-  const Tensor y = (*this)(batch);
+  const Tensor y = finish(x);
   check(targets.defined() && targets.count() == y.size(0), "bert: targets is ",
         targets.defined() ? targets.count() : 0, " numbers for ", y.size(0), " rows");
   const Tensor flat = targets.packed().reshape({targets.count()});
   if (config.head != BertHead::regress) return ops::cross_entropy(y, flat);
   const Tensor error = ops::sub(ops::reshape(y, {y.size(0)}), flat.to(y.dtype()));
   return ops::mean(ops::mul(error, error));
+}
+
+Tensor Bert::through_blocks(const BertBatch& batch, const nn::AttentionPass& pass) const {
+  Tensor x = embed(batch);
+  for (int64_t i = 0; i < config.layers; ++i) x = block(i, x, pass);
+  return x;
+}
+
+Tensor Bert::encode(const BertBatch& batch) const {
+  return through_blocks(batch, begin(batch, false));
+}
+
+Tensor Bert::encode_first(const BertBatch& batch) const {
+  return through_blocks(batch, begin(batch, true));
+}
+
+Tensor Bert::operator()(const BertBatch& batch) const {
+  return finish(through_blocks(batch, begin(batch)));
+}
+
+Tensor Bert::loss(const BertBatch& batch, const Tensor& targets) const {
+  check(config.head != BertHead::none, "bert: a model without a head has no loss");
+  return finish(through_blocks(batch, begin(batch)), targets);
 }
 
 }  // namespace tessera::models

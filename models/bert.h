@@ -6,6 +6,8 @@
 #include "models/gpt.h"
 #include "nn/attention.h"
 #include "nn/embedding.h"
+#include "nn/lm_head.h"
+#include "nn/mlp.h"
 #include "nn/norm.h"
 
 namespace tessera::models {
@@ -75,8 +77,8 @@ struct BertBatch {
 
 struct BertBlock {
   BertBlock(const BertConfig& config, Rng& rng, Device device);
-  /// [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names; all are attended to.
-  Tensor operator()(const Tensor& x, const nn::AttentionPass& pass) const;
+  /// [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names for this layer; all are attended to.
+  Tensor operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer = 0) const;
   void fields(auto&& visit) {
     visit("attention", attention), visit("norm1", norm1), visit("mlp", mlp), visit("norm2", norm2);
     visit("dropout", dropout);
@@ -101,12 +103,12 @@ struct BertClassifier {
 
 struct BertLanguageHead {
   BertLanguageHead(const BertConfig& config, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x, const Tensor& table) const;  // [N, d] -> [N, V]
-  void fields(auto&& visit) { visit("dense", dense), visit("norm", norm), visit("bias", bias); }
+  Tensor operator()(const Tensor& x, const nn::Embedding& token) const;  // [N, d] -> [N, V]
+  void fields(auto&& visit) { visit("dense", dense), visit("norm", norm), visit("", decoder); }
 
   nn::Linear dense;
   nn::LayerNorm norm;
-  Tensor bias;  // [V]
+  nn::LmHead decoder;  // tied, with a bias [V]
   ops::Activation activation;
 };
 
@@ -126,6 +128,18 @@ struct Bert {
   /// floating. masked_lm: mean cross-entropy of targets [N], -100 where nothing was masked. none: throws.
   Tensor loss(const BertBatch& batch, const Tensor& targets) const;
 
+  /// The stages of a pass, of which these are composed: begin, embed, each block in turn, finish.
+  /// begin: what all blocks share. If `first_alone`, the last block computes the first tokens alone, as a
+  /// classifier reads them. Throws unless the batch fits together.
+  nn::AttentionPass begin(const BertBatch& batch, bool first_alone) const;
+  nn::AttentionPass begin(const BertBatch& batch) const { return begin(batch, classifier.has_value()); }
+  Tensor embed(const BertBatch& batch) const;  // [N, d]
+  Tensor block(int64_t i, const Tensor& x, const nn::AttentionPass& pass) const;
+  /// What the last block returned -> the head's output, see operator().
+  Tensor finish(const Tensor& x) const;
+  /// The same -> the loss, see loss.
+  Tensor finish(const Tensor& x, const Tensor& targets) const;
+
   void fields(auto&& visit) {
     visit("token", token), visit("position", position), visit("type", type), visit("norm", norm);
     visit("blocks", blocks), visit("classifier", classifier), visit("language", language);
@@ -139,6 +153,9 @@ struct Bert {
   std::optional<BertClassifier> classifier;
   std::optional<BertLanguageHead> language;
   nn::Dropout dropout;
+
+ private:
+  Tensor through_blocks(const BertBatch& batch, const nn::AttentionPass& pass) const;
 };
 
 }  // namespace tessera::models

@@ -4,7 +4,6 @@
 
 #include "models/language_internal.h"
 #include "ops/embedding/embedding.h"
-#include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
 
@@ -62,11 +61,10 @@ Gpt::Gpt(const GptConfig& given, Rng& rng, Device device, Start start)
       position(config.positions + config.position_offset(), config.d_model, rng, device,
                {.deviation = 0, .dtype = config.dtype}),
       norm(config.d_model, device, norm_options(config)),
+      head(config.d_model, config.vocabulary, rng, device,
+           {.tied = config.tied, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.embedding_dropout, rng) {
   for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
-  if (!config.tied)
-    head.emplace(config.d_model, config.vocabulary, rng, device,
-                 nn::LinearOptions{.bias = false, .dtype = config.dtype, .init = nn::Init::zeros});
   if (start == Start::blank) return;
   const double deviation = config.init_deviation,
                onto_residual = deviation / std::sqrt(2 * double(config.layers));
@@ -78,39 +76,54 @@ Gpt::Gpt(const GptConfig& given, Rng& rng, Device device, Start start)
     draw(block.mlp.up, rng, deviation);
     draw(block.mlp.down, rng, onto_residual);
   }
-  if (head) draw(*head, rng, deviation);
+  if (!head.tied()) draw(head.out, rng, deviation);
+}
+
+nn::AttentionPass Gpt::begin(const Tensor& tokens, const nn::Sequences& sequences) const {
+  check_packed("gpt", tokens, sequences, config.positions);
+  return {.sequences = sequences};
+}
+
+Residual Gpt::embed(const Tensor& tokens, const nn::AttentionPass& pass) const {
+  const ModuleScope scope("embed");
+  const int64_t first = config.position_offset(), count = pass.sequences.count();
+  const Tensor words = token(tokens);
+  Tensor x;
+  if (pass.positions.defined()) {
+    const Tensor rows = ops::slice(position.weight, 0, first, position.weight.size(0));
+    const Tensor places = pass.positions.detach().reshape({tokens.size(0)});
+    x = ops::add(words, ops::embedding(rows, places));
+  } else if (pass.sequences.is_uniform()) {
+    const int64_t length = count ? tokens.size(0) / count : 0;
+    const Tensor places = ops::slice(position.weight, 0, first, first + length);
+    x = ops::reshape(ops::add(ops::reshape(words, {count, length, config.d_model}), places), words.shape());
+  } else {
+    x = ops::add(words, position(pass.sequences.positions(first, tokens.device())));
+  }
+  return {dropout(x), {}};
+}
+
+Residual Gpt::block(int64_t i, const Residual& x, const nn::AttentionPass& pass) const {
+  return through_block(blocks, i, x, pass);
+}
+
+Tensor Gpt::finish(const Residual& x) const {
+  const ModuleScope scope("head");
+  return head(add_norm(norm, x).y, token);
+}
+
+Tensor Gpt::finish(const Residual& x, const Tensor& targets) const {
+  const ModuleScope scope("head");
+  const Tensor last = add_norm(norm, x).y;
+  return head.loss(last, flat_targets("gpt", targets, last.size(0)), token);
 }
 
 Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {
-  Tensor x;
-  {
-    const ModuleScope scope("embed");
-    const int64_t first = config.position_offset(), count = pass.sequences.count();
-    const Tensor words = token(tokens);
-    if (pass.positions.defined()) {
-      const Tensor rows = ops::slice(position.weight, 0, first, position.weight.size(0));
-      const Tensor places = pass.positions.detach().reshape({tokens.size(0)});
-      x = ops::add(words, ops::embedding(rows, places));
-    } else if (pass.sequences.is_uniform()) {
-      const int64_t length = count ? tokens.size(0) / count : 0;
-      const Tensor places = ops::slice(position.weight, 0, first, first + length);
-      x = ops::reshape(ops::add(ops::reshape(words, {count, length, config.d_model}), places), words.shape());
-    } else {
-      x = ops::add(words, position(pass.sequences.positions(first, tokens.device())));
-    }
-    x = dropout(x);
-  }
-  return through_blocks(blocks, x, pass);
-}
-
-Tensor Gpt::logits(const Residual& x) const {
-  const ModuleScope scope("head");
-  return ops::linear(add_norm(norm, x).y, head_weight());
+  return through_blocks(*this, embed(tokens, pass), pass);
 }
 
 Tensor Gpt::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
-  check_packed("gpt", tokens, sequences, config.positions);
-  return logits(hidden(tokens, {.sequences = sequences}));
+  return finish(hidden(tokens, begin(tokens, sequences)));
 }
 
 Tensor Gpt::operator()(const Tensor& tokens) const {
@@ -124,10 +137,7 @@ Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets) const {
 }
 
 Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
-  check_packed("gpt", tokens, sequences, config.positions);
-  const Residual x = hidden(tokens, {.sequences = sequences});
-  const ModuleScope scope("head");
-  return token_loss("gpt", add_norm(norm, x).y, head_weight(), targets);
+  return finish(hidden(tokens, begin(tokens, sequences)), targets);
 }
 
 nn::KvCache Gpt::make_cache(int64_t batch, int64_t capacity) const {
@@ -147,14 +157,14 @@ Tensor Gpt::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::Kv
   cache.begin(sequences);
   const Residual x = hidden(tokens, {.sequences = sequences, .cache = &cache, .fills_cache = true});
   cache.advance(sequences.longest());
-  return logits(x);
+  return finish(x);
 }
 
 Tensor Gpt::step(const Tensor& tokens, nn::KvCache& cache) const {
   const NoTape no_tape;
   const nn::AttentionPass pass{
       .sequences = sequences_of(tokens), .positions = cache.begin(tokens.size(1)), .cache = &cache};
-  return logits(last_rows(hidden(flat_tokens("gpt", tokens), pass), pass.sequences));
+  return finish(last_rows(hidden(flat_tokens("gpt", tokens), pass), pass.sequences));
 }
 
 Tensor Gpt::decode(const Tensor& tokens, nn::KvCache& cache) const {

@@ -6,6 +6,8 @@
 
 #include "nn/attention.h"
 #include "nn/embedding.h"
+#include "nn/lm_head.h"
+#include "nn/mlp.h"
 #include "nn/norm.h"
 
 namespace tessera::models {
@@ -89,6 +91,17 @@ struct Gpt {
   Tensor loss(const Tensor& tokens, const Tensor& targets) const;
   Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
 
+  /// The stages of a pass, of which operator() and loss are composed: begin, embed, each block in turn,
+  /// finish. begin: what all blocks share. Throws unless tokens [N] are those of the sequences.
+  nn::AttentionPass begin(const Tensor& tokens, const nn::Sequences& sequences) const;
+  /// tokens [N] -> [N, d]
+  Residual embed(const Tensor& tokens, const nn::AttentionPass& pass) const;
+  Residual block(int64_t i, const Residual& x, const nn::AttentionPass& pass) const;
+  /// What the last block returned -> logits [N, V].
+  Tensor finish(const Residual& x) const;
+  /// The same -> the mean cross-entropy of targets [N].
+  Tensor finish(const Residual& x, const Tensor& targets) const;
+
   int64_t longest() const { return config.positions; }  // sequence
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
   /// Packed sequences of any lengths, tokens [N], into an empty cache -> logits [B, V] after the
@@ -113,15 +126,13 @@ struct Gpt {
   nn::Embedding token, position;
   std::vector<GptBlock> blocks;
   nn::LayerNorm norm;
-  std::optional<nn::Linear> head;  // unless tied
+  nn::LmHead head;
   nn::Dropout dropout;
 
  private:
   /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
   /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
-  Tensor logits(const Residual& hidden) const;
-  const Tensor& head_weight() const { return head ? head->weight : token.weight; }
 };
 
 }  // namespace tessera::models

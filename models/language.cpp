@@ -1,7 +1,6 @@
 #include "models/language_internal.h"
 
 #include "ops/embedding/embedding.h"
-#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/shape/shape.h"
 
 namespace tessera::models::language_internal {
@@ -52,10 +51,10 @@ Residual last_rows(const Residual& x, const nn::Sequences& sequences) {
   return {last(x.sum), last(x.branch)};
 }
 
-Tensor token_loss(const char* model, const Tensor& x, const Tensor& weight, const Tensor& targets) {
-  check(targets.defined() && targets.count() == x.size(0), model, ": targets is ",
-        targets.defined() ? targets.count() : 0, " numbers for ", x.size(0), " tokens");
-  return ops::linear_cross_entropy(x, weight, targets.packed().reshape({targets.count()}));
+Tensor flat_targets(const char* model, const Tensor& targets, int64_t tokens) {
+  check(targets.defined() && targets.count() == tokens, model, ": targets is ",
+        targets.defined() ? targets.count() : 0, " numbers for ", tokens, " tokens");
+  return targets.packed().reshape({targets.count()});
 }
 
 void draw(const nn::Linear& linear, Rng& rng, double deviation) {

@@ -25,18 +25,22 @@ template <class Norm>
 ops::AddNorm add_norm(const Norm& norm, const Residual& x) {
   return x.branch.defined() ? norm.add(x.sum, x.branch) : ops::AddNorm{x.sum, norm(x.sum)};
 }
-/// What x [N, d] is after the last block.
+/// One block of a causal model: what x [N, d] is after it.
 template <class Block>
-Residual through_blocks(const std::vector<Block>& blocks, const Tensor& x, const nn::AttentionPass& pass) {
-  Residual stream{x, {}};
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const ModuleScope scope("blocks", int64_t(i));
-    stream = blocks[i].attend(stream, pass, int64_t(i));
-    // After the last attention only the last token of each prompt is needed.
-    if (pass.fills_cache && i + 1 == blocks.size()) stream = last_rows(stream, pass.sequences);
-    stream = blocks[i].feed(stream);
-  }
-  return stream;
+Residual through_block(const std::vector<Block>& blocks, int64_t i, const Residual& x,
+                       const nn::AttentionPass& pass) {
+  const ModuleScope scope("blocks", i);
+  const Block& block = blocks[size_t(i)];
+  Residual stream = block.attend(x, pass, i);
+  // After the last attention only the last token of each prompt is needed.
+  if (pass.fills_cache && i + 1 == int64_t(blocks.size())) stream = last_rows(stream, pass.sequences);
+  return block.feed(stream);
+}
+/// All blocks of a causal model.
+template <class Model>
+Residual through_blocks(const Model& model, Residual x, const nn::AttentionPass& pass) {
+  for (int64_t i = 0; i < model.config.layers; ++i) x = model.block(i, x, pass);
+  return x;
 }
 /// Model::decode by its prefill and step: an empty cache is filled, a longer text than a step takes goes in
 /// pieces.
@@ -52,9 +56,8 @@ Tensor decode(const char* name, const Model& model, const Tensor& tokens, nn::Kv
   }
   return logits;
 }
-/// Mean cross-entropy of the logits x weight^T of tokens x [N, d] and targets of N elements, which are -100
-/// where none is to be predicted. The logits are never there as a whole (ops::linear_cross_entropy).
-Tensor token_loss(const char* model, const Tensor& x, const Tensor& weight, const Tensor& targets);
+/// Targets of N elements for `tokens` tokens as [N], or throws.
+Tensor flat_targets(const char* model, const Tensor& targets, int64_t tokens);
 /// weight = N(0, deviation^2), bias = 0.
 void draw(const nn::Linear& linear, Rng& rng, double deviation);
 

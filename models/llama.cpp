@@ -3,13 +3,7 @@
 #include <algorithm>
 
 #include "models/language_internal.h"
-#include "ops/decoder_layers/decoder_layers.h"
-#include "ops/linear/linear.h"
-#include "ops/linear/linear_swiglu.h"
-#include "ops/mlp/mlp.h"
-#include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
-#include "ops/swiglu/swiglu.h"
 
 namespace tessera::models {
 
@@ -85,29 +79,7 @@ nn::RmsNormOptions norm_options(const LlamaConfig& config) {
   return {.eps = config.eps, .dtype = config.dtype};
 }
 
-nn::LinearOptions blank(const LlamaConfig& config, bool bias) {
-  return {.bias = bias, .dtype = config.dtype, .init = nn::Init::zeros};
-}
-
 }  // namespace
-
-LlamaMlp::LlamaMlp(const LlamaConfig& config, Rng& rng, Device device)
-    : up(config.d_model, (config.gated ? 2 : 1) * config.d_ff, rng, device, blank(config, config.mlp_bias)),
-      down(config.d_ff, config.d_model, rng, device, blank(config, config.mlp_bias)),
-      activation(config.activation),
-      gated(config.gated) {}
-
-Tensor LlamaMlp::operator()(const Tensor& x) const {
-  const ModuleScope scope("mlp");
-  if (!gated) return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias);
-  if (activation == ops::Activation::silu && !up.bias.defined())
-    return down(ops::linear_swiglu(x, up.weight));
-  const Tensor both = up(x);
-  if (activation == ops::Activation::silu) return down(ops::swiglu(both));
-  const int64_t width = both.size(1) / 2;
-  const Tensor gate = ops::activation(ops::slice(both, 1, 0, width), activation);
-  return down(ops::mul(gate, ops::slice(both, 1, width, 2 * width)));
-}
 
 LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
     : norm1(config.d_model, device, norm_options(config)),
@@ -123,7 +95,12 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
                  .dtype = config.dtype},
                 rng, device),
       norm2(config.d_model, device, norm_options(config)),
-      mlp(config, rng, device),
+      mlp(config.d_model, config.d_ff, rng, device,
+          {.activation = config.activation,
+           .gated = config.gated,
+           .bias = config.mlp_bias,
+           .dtype = config.dtype,
+           .init = nn::Init::zeros}),
       dropout(config.residual_dropout, rng) {}
 
 Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
@@ -133,16 +110,21 @@ Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, in
 
 Residual LlamaBlock::feed(const Residual& x) const {
   const auto [sum, normed] = norm2.add(x.sum, x.branch);
-  return {sum, dropout(mlp(normed))};
+  const auto branch = [&] {
+    const ModuleScope scope("mlp");
+    return mlp(normed);
+  };
+  return {sum, dropout(branch())};
 }
 
 Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
     : config(validated(given)),
       token(config.vocabulary, config.d_model, rng, device, {.deviation = 0, .dtype = config.dtype}),
       norm(config.d_model, device, norm_options(config)),
+      head(config.d_model, config.vocabulary, rng, device,
+           {.tied = config.tied, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.embedding_dropout, rng) {
   for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
-  if (!config.tied) head.emplace(config.d_model, config.vocabulary, rng, device, blank(config, false));
   if (start == Start::blank) return;
   const double deviation = config.init_deviation;
   nn::init::normal(token.weight, rng, 0, deviation);
@@ -150,7 +132,7 @@ Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
     for (const nn::Linear* linear :
          {&block.attention.qkv, &block.attention.out, &block.mlp.up, &block.mlp.down})
       draw(*linear, rng, deviation);
-  if (head) draw(*head, rng, deviation);
+  if (!head.tied()) draw(head.out, rng, deviation);
 }
 
 Tensor Llama::rope_table(int64_t length) const {
@@ -168,46 +150,54 @@ Tensor Llama::rope_table(int64_t length) const {
   return rope_table_;
 }
 
-Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& given) const {
-  nn::AttentionPass pass = given;
+nn::AttentionPass Llama::complete(nn::AttentionPass pass, Device device) const {
   if (!pass.rope_table.defined()) pass.rope_table = rope_table(pass.sequences.longest());
-  if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(0, tokens.device());
-  return through_blocks(blocks, embed(tokens), pass);
+  if (!pass.sequences.is_uniform()) pass.positions = pass.sequences.positions(0, device);
+  return pass;
 }
 
-Tensor Llama::embed(const Tensor& tokens) const {
+nn::AttentionPass Llama::begin(const Tensor& tokens, const nn::Sequences& sequences) const {
+  check_texts(tokens, sequences, longest());
+  return complete({.sequences = sequences}, tokens.device());
+}
+
+Residual Llama::embed(const Tensor& tokens, const nn::AttentionPass&) const {
   const ModuleScope scope("embed");
-  return dropout(token(tokens));
+  return {dropout(token(tokens)), {}};
 }
 
-std::vector<ops::DecoderLayer> Llama::persistent_layers(const nn::KvCache& cache) const {
-  // ops::decoder_layers has neither biases nor norms of q and k. The table says how much of a head rotates.
-  const bool plain = config.gated && config.activation == ops::Activation::silu && !config.qkv_bias() &&
-                     !config.qk_norm() && !config.mlp_bias && !blocks[0].dropout.drops();
-  if (!plain || cache.batch() != 1 || !cache.rope_table.defined()) return {};
-  std::vector<ops::DecoderLayer> layers;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const LlamaBlock& block = blocks[i];
-    layers.push_back({.norm1 = block.norm1.weight,
-                      .qkv = block.attention.qkv.weight,
-                      .out = block.attention.out.weight,
-                      .norm2 = block.norm2.weight,
-                      .up = block.mlp.up.weight,
-                      .down = block.mlp.down.weight,
-                      .keys = cache.keys(int64_t(i)),
-                      .values = cache.values(int64_t(i))});
-  }
-  if (!ops::persistent_lacks(layers, cache.rope_table).empty()) return {};
-  return layers;
+Residual Llama::block(int64_t i, const Residual& x, const nn::AttentionPass& pass) const {
+  return through_block(blocks, i, x, pass);
+}
+
+Tensor Llama::finish(const Residual& x) const {
+  const ModuleScope scope("head");
+  return head(add_norm(norm, x).y, token);
+}
+
+Tensor Llama::finish(const Residual& x, const Tensor& targets) const {
+  const ModuleScope scope("head");
+  const Tensor last = add_norm(norm, x).y;
+  return head.loss(last, flat_targets(name_of(config.family), targets, last.size(0)), token);
+}
+
+Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {
+  return through_blocks(*this, embed(tokens, pass), pass);
+}
+
+nn::DecoderLayers Llama::decoder_layers(const nn::KvCache& cache) const {
+  std::vector<nn::DecoderBlock> parts;
+  for (const LlamaBlock& block : blocks)
+    parts.push_back({block.norm1, block.attention, block.norm2, block.mlp, block.dropout});
+  return {parts, cache, "blocks"};
+}
+
+std::string Llama::persistent_lacks(const nn::KvCache& cache) const {
+  return decoder_layers(cache).lacks();
 }
 
 const char* Llama::step_variant(const nn::KvCache& cache) const {
-  return persistent_layers(cache).empty() ? "composed" : "persistent";
-}
-
-Tensor Llama::logits(const Residual& x) const {
-  const ModuleScope scope("head");
-  return ops::linear(add_norm(norm, x).y, head_weight());
+  return persistent_lacks(cache).empty() ? "persistent" : "composed";
 }
 
 void Llama::check_texts(const Tensor& tokens, const nn::Sequences& sequences, int64_t most) const {
@@ -219,8 +209,7 @@ void Llama::check_texts(const Tensor& tokens, const nn::Sequences& sequences, in
 }
 
 Tensor Llama::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
-  check_texts(tokens, sequences, longest());
-  return logits(hidden(tokens, {.sequences = sequences}));
+  return finish(hidden(tokens, begin(tokens, sequences)));
 }
 
 Tensor Llama::operator()(const Tensor& tokens) const {
@@ -233,10 +222,7 @@ Tensor Llama::loss(const Tensor& tokens, const Tensor& targets) const {
 }
 
 Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
-  check_texts(tokens, sequences, longest());
-  const Residual x = hidden(tokens, {.sequences = sequences});
-  const ModuleScope scope("head");
-  return token_loss(name_of(config.family), add_norm(norm, x).y, head_weight(), targets);
+  return finish(hidden(tokens, begin(tokens, sequences)), targets);
 }
 
 bool Llama::steps_repeat(int64_t capacity) const {
@@ -263,10 +249,12 @@ Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::
   const NoTape no_tape;
   check_texts(tokens, sequences, cache.capacity());
   cache.begin(sequences);
-  const Residual x = hidden(
-      tokens, {.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true});
+  const nn::AttentionPass pass =
+      complete({.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true},
+               tokens.device());
+  const Residual x = hidden(tokens, pass);
   cache.advance(sequences.longest());
-  return logits(x);
+  return finish(x);
 }
 
 Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
@@ -282,13 +270,13 @@ Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
                                .positions = cache.begin(tokens.size(1)),
                                .cache = &cache};
   if (tokens.size(1) == 1) {
-    if (const auto layers = persistent_layers(cache); !layers.empty()) {
-      const Tensor x = embed(flat);
+    if (const nn::DecoderLayers layers = decoder_layers(cache); layers.lacks().empty()) {
+      const Tensor x = embed(flat, pass).sum;
       const ModuleScope scope("blocks");
-      return logits({ops::decoder_layers(x, layers, table, cache.lengths(), config.eps), {}});
+      return finish({layers(x, table), {}});
     }
   }
-  return logits(last_rows(hidden(flat, pass), pass.sequences));
+  return finish(last_rows(hidden(flat, pass), pass.sequences));
 }
 
 Tensor Llama::decode(const Tensor& tokens, nn::KvCache& cache) const {

@@ -6,9 +6,11 @@
 
 #include "models/gpt.h"
 #include "nn/attention.h"
+#include "nn/decoder_layers.h"
 #include "nn/embedding.h"
+#include "nn/lm_head.h"
+#include "nn/mlp.h"
 #include "nn/norm.h"
-#include "ops/decoder_layers/decoder_layers.h"
 #include "ops/rope/rope_table.h"
 
 namespace tessera::models {
@@ -79,18 +81,6 @@ struct LlamaConfig {
   void validate() const;
 };
 
-/// down(act(gate) up) or down(act(up)): [N, d] -> [N, d].
-struct LlamaMlp {
-  LlamaMlp(const LlamaConfig& config, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x) const;
-  void fields(auto&& visit) { visit("up", up), visit("down", down); }
-
-  nn::Linear up;  // gated: rows of the gate, then rows of up
-  nn::Linear down;
-  ops::Activation activation;
-  bool gated;
-};
-
 struct LlamaBlock {
   LlamaBlock(const LlamaConfig& config, Rng& rng, Device device);
   Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
@@ -103,7 +93,7 @@ struct LlamaBlock {
   nn::RmsNorm norm1;
   nn::SelfAttention attention;
   nn::RmsNorm norm2;
-  LlamaMlp mlp;
+  nn::Mlp mlp;
   nn::Dropout dropout;
 };
 
@@ -116,6 +106,11 @@ struct Llama {
   Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences) const;
   Tensor loss(const Tensor& tokens, const Tensor& targets) const;
   Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
+  nn::AttentionPass begin(const Tensor& tokens, const nn::Sequences& sequences) const;
+  Residual embed(const Tensor& tokens, const nn::AttentionPass& pass) const;
+  Residual block(int64_t i, const Residual& x, const nn::AttentionPass& pass) const;
+  Tensor finish(const Residual& x) const;
+  Tensor finish(const Residual& x, const Tensor& targets) const;
   int64_t longest() const { return config.longest(); }
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
   Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
@@ -127,6 +122,8 @@ struct Llama {
   int64_t restart_length() const;
   /// How a step over this cache runs: "persistent" (ops::decoder_layers in one kernel) or "composed".
   const char* step_variant(const nn::KvCache& cache) const;
+  /// Why a step over this cache is not persistent, naming the layer if one prevents it; empty if it is.
+  std::string persistent_lacks(const nn::KvCache& cache) const;
 
   void fields(auto&& visit) {
     visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("head", head);
@@ -137,21 +134,18 @@ struct Llama {
   nn::Embedding token;
   std::vector<LlamaBlock> blocks;
   nn::RmsNorm norm;
-  std::optional<nn::Linear> head;  // unless tied
+  nn::LmHead head;
   nn::Dropout dropout;
 
  private:
   /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
   /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
-  Tensor embed(const Tensor& tokens) const;
-  /// The blocks with their caches as ops::decoder_layers takes them; empty if that operator does not compute
-  /// them, or has no kernel for them.
-  std::vector<ops::DecoderLayer> persistent_layers(const nn::KvCache& cache) const;
-  Tensor logits(const Residual& hidden) const;
+  /// The pass with the table and the positions that it lacks.
+  nn::AttentionPass complete(nn::AttentionPass pass, Device device) const;
+  nn::DecoderLayers decoder_layers(const nn::KvCache& cache) const;
   /// Throws unless tokens [N] are those of the sequences, none of which is longer than `most` or the window.
   void check_texts(const Tensor& tokens, const nn::Sequences& sequences, int64_t most) const;
-  const Tensor& head_weight() const { return head ? head->weight : token.weight; }
   /// The table for sequences of `length` tokens: the one at hand if it serves, else a new one, longer where
   /// the angles are those of longer sequences (so that a growing one seldom makes a table). Made on the host:
   /// not while a graph is being captured.

@@ -1,14 +1,9 @@
 #include "models/tnp.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include "autograd/checkpoint.h"
-#include "ops/attention/attention.h"
 #include "ops/gmm_nll/gmm_nll.h"
-#include "ops/grouped_mlp/grouped_mlp.h"
-#include "ops/mlp/mlp.h"
-#include "ops/pointwise/pointwise.h"
-#include "ops/shape/shape.h"
 
 namespace tessera::models {
 
@@ -26,62 +21,9 @@ void TnpConfig::validate() const {
   check(checkpoint_every >= 0, "tnp: checkpoint_every is ", checkpoint_every);
 }
 
-// ---- attention and block ----
-
-TnpAttention::TnpAttention(const TnpConfig& config, Rng& rng, Device device)
-    : q(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
-      kv(config.d_model, 2 * config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
-      out(config.d_model, config.d_model, rng, device, {.bias = false, .dtype = config.dtype}),
-      heads(config.heads) {}
-
-Tensor TnpAttention::operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual) const {
-  const ModuleScope scope("attention");
-  const int64_t d = queries.size(-1);
-  // [T, B, d] rows seen as [B, T, H, D]: views, no copies; attention keeps this memory order in what it
-  // returns.
-  const auto by_head = [&](const Tensor& rows) {
-    return ops::transpose(
-        ops::reshape(rows, {rows.size(0), rows.size(1), rows.size(2) / (d / heads), d / heads}), 0, 1);
-  };
-  const std::vector<Tensor> known = ops::split(by_head(kv(memory)), 2, {heads, heads});
-  const Tensor mixed = ops::attention(by_head(q(queries)), known[0], known[1]);
-  return out(ops::reshape(ops::transpose(mixed, 0, 1), queries.shape()), residual);
-}
-
-TnpBlock::TnpBlock(const TnpConfig& config, Rng& rng, Device device)
-    : attention(config, rng, device),
-      mlp(config.d_model, config.d_ff, rng, device,
-          {.activation = ops::Activation::silu, .bias = false, .dtype = config.dtype}),
-      norm1(config.d_model, device, {.bias = false, .dtype = config.dtype}),
-      norm2(config.d_model, device, {.bias = false, .dtype = config.dtype}),
-      pre_norm(config.pre_norm) {}
-
-Tensor TnpBlock::operator()(const Tensor& x, int64_t context, bool last) const {
-  // The rows that go on, and those that they attend to.
-  const auto cut = [&](const Tensor& rows) {
-    if (!last) return std::vector{rows, ops::slice(rows, 0, 0, context)};
-    std::vector<Tensor> parts = ops::split(rows, 0, {context, rows.size(0) - context});
-    std::swap(parts[0], parts[1]);
-    return parts;
-  };
-  if (pre_norm) {
-    const std::vector<Tensor> seen = cut(norm1(x));
-    const Tensor rows = last ? ops::slice(x, 0, context, x.size(0)) : x;
-    const auto [middle, normed] = norm2.add(rows, attention(seen[0], seen[1]));
-    return ops::add(middle, mlp(normed));
-  }
-  const std::vector<Tensor> seen = cut(x);
-  const Tensor middle = norm1(attention(seen[0], seen[1], seen[0]));
-  return norm2(mlp(middle, middle));
-}
-
 // ---- the model ----
 
 namespace {
-
-nn::LinearOptions plain(const TnpConfig& config) {
-  return {.bias = false, .dtype = config.dtype};
-}
 
 const TnpConfig& validated(const TnpConfig& config) {
   config.validate();
@@ -92,13 +34,18 @@ const TnpConfig& validated(const TnpConfig& config) {
 
 Tnp::Tnp(const TnpConfig& given, Rng& rng, Device device)
     : config(validated(given)),
-      embed_in(config.features + 1, config.embed_hidden, rng, device, plain(config)),
-      embed_out(config.embed_hidden, config.d_model, rng, device, plain(config)),
-      head_in(config.components, config.d_model, config.d_ff, rng, device,
-              {.bias = false, .dtype = config.dtype}),
-      head_out(config.components, config.d_ff, 3, rng, device,
-               {.shared = false, .bias = false, .dtype = config.dtype}) {
-  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
+      embedder(
+          config.features + 1, config.embed_hidden, rng, device,
+          {.activation = ops::Activation::silu, .out = config.d_model, .bias = false, .dtype = config.dtype}),
+      mixture(config.components, config.d_model, config.d_ff, 3, rng, device,
+              {.activation = ops::Activation::silu, .bias = false, .dtype = config.dtype}) {
+  const nn::PrefixBlockOptions options{.heads = config.heads,
+                                       .hidden = config.d_ff,
+                                       .activation = ops::Activation::silu,
+                                       .pre_norm = config.pre_norm,
+                                       .bias = false,
+                                       .dtype = config.dtype};
+  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config.d_model, options, rng, device);
   if (config.pre_norm)
     norm.emplace(config.d_model, device, nn::LayerNormOptions{.bias = false, .dtype = config.dtype});
 }
@@ -128,52 +75,62 @@ Tensor make_tokens(const TnpConfig& config, const Tensor& xc, const Tensor& yc, 
   return tokens;
 }
 
-}  // namespace
-
-Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
-  check_batch(config, xc, yc, xt);
-  const int64_t context = xc.size(1);
-  Tensor x;
-  {
-    const ModuleScope scope("embed");
-    x = ops::mlp(make_tokens(config, xc, yc, xt), embed_in.weight, embed_out.weight, ops::Activation::silu);
-  }
-  const int64_t group = config.checkpoint_every;
-  for (size_t first = 0; first < blocks.size();) {
-    const size_t last = group > 0 ? std::min(blocks.size(), first + size_t(group)) : first + 1;
-    const auto run = [this, first, last, context](const Tensor& input) {
-      Tensor y = input;
-      for (size_t i = first; i < last; ++i) {
-        const ModuleScope scope("blocks", int64_t(i));
-        y = blocks[i](y, context, i + 1 == blocks.size());
-      }
-      return y;
-    };
-    x = group > 0 ? checkpoint(run, x) : run(x);
-    first = last;
-  }
-  const ModuleScope scope("head");
-  if (norm) x = (*norm)(x);
-  return ops::grouped_mlp(x, head_in.weight, head_out.weight, ops::Activation::silu);
-}
-
-namespace {
-
-/// Likelihoods [N, B] of the targets, which stay in f32 next to a mixture in 16 bits.
-Tensor target_losses(const Tensor& mixture, const TnpBatch& batch, ops::Reduction reduction) {
-  const Tensor y = batch.yt.transpose(0, 1).select(2, 0);
+/// Likelihoods of the targets yt [B, N, 1], which stay in f32 next to a mixture in 16 bits: [N, B], or their
+/// mean.
+Tensor target_losses(const Tensor& mixture, const Tensor& yt, ops::Reduction reduction) {
+  const Tensor y = yt.transpose(0, 1).select(2, 0);
   return ops::gmm_nll(mixture, y.to(mixture.dtype() == DType::f64 ? DType::f64 : DType::f32), reduction);
 }
 
 }  // namespace
 
+Tensor Tnp::embed(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
+  check_batch(config, xc, yc, xt);
+  const ModuleScope scope("embed");
+  return embedder(make_tokens(config, xc, yc, xt));
+}
+
+Tensor Tnp::block(int64_t i, const Tensor& x, int64_t context) const {
+  const ModuleScope scope("blocks", i);
+  return blocks[size_t(i)](x, context, i + 1 == config.layers);
+}
+
+Tensor Tnp::finish(const Tensor& x) const {
+  const ModuleScope scope("head");
+  return mixture(norm ? (*norm)(x) : x);
+}
+
+Tensor Tnp::finish(const Tensor& x, const Tensor& yt) const {
+  return target_losses(finish(x), yt, ops::Reduction::mean);
+}
+
+Tensor Tnp::hidden(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
+  Tensor x = embed(xc, yc, xt);
+  const int64_t context = xc.size(1), group = config.checkpoint_every;
+  for (int64_t first = 0; first < config.layers;) {
+    const int64_t last = group > 0 ? std::min(config.layers, first + group) : first + 1;
+    const auto run = [this, first, last, context](const Tensor& input) {
+      Tensor y = input;
+      for (int64_t i = first; i < last; ++i) y = block(i, y, context);
+      return y;
+    };
+    x = group > 0 ? checkpoint(run, x) : run(x);
+    first = last;
+  }
+  return x;
+}
+
+Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
+  return finish(hidden(xc, yc, xt));
+}
+
 Tensor Tnp::loss(const TnpBatch& batch) const {
-  return target_losses(forward(batch.xc, batch.yc, batch.xt), batch, ops::Reduction::mean);
+  return finish(hidden(batch.xc, batch.yc, batch.xt), batch.yt);
 }
 
 Tensor Tnp::point_losses(const TnpBatch& batch) const {
-  const Tensor losses = target_losses(forward(batch.xc, batch.yc, batch.xt), batch, ops::Reduction::none);
-  return losses.detach().transpose(0, 1);
+  const Tensor mixed = forward(batch.xc, batch.yc, batch.xt);
+  return target_losses(mixed, batch.yt, ops::Reduction::none).detach().transpose(0, 1);
 }
 
 }  // namespace tessera::models

@@ -3,9 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "nn/linear.h"
-#include "nn/norm.h"
-#include "runtime/rng.h"
+#include "nn/prefix_block.h"
 
 namespace tessera::models {
 
@@ -44,30 +42,6 @@ struct TnpConfig {
   void validate() const;
 };
 
-struct TnpAttention {
-  TnpAttention(const TnpConfig& config, Rng& rng, Device device);
-  /// queries [Q, B, d] over the tokens memory [M, B, d], plus residual if there is one -> [Q, B, d]
-  Tensor operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual = {}) const;
-  void fields(auto&& visit) { visit("q", q), visit("kv", kv), visit("out", out); }
-
-  nn::Linear q, kv, out;  // kv: the rows of the keys' weight, then those of the values'
-  int64_t heads;
-};
-
-struct TnpBlock {
-  TnpBlock(const TnpConfig& config, Rng& rng, Device device);
-  /// x [L, B, d], its first `context` tokens the memory -> [L, B, d], or if `last` the targets' rows alone.
-  Tensor operator()(const Tensor& x, int64_t context, bool last) const;
-  void fields(auto&& visit) {
-    visit("attention", attention), visit("mlp", mlp), visit("norm1", norm1), visit("norm2", norm2);
-  }
-
-  TnpAttention attention;
-  nn::Mlp mlp;
-  nn::LayerNorm norm1, norm2;
-  bool pre_norm;
-};
-
 /// One batch of tasks. f32 or the model's dtype for inputs; targets f32.
 struct TnpBatch {
   Tensor xc, yc;  // [B, M, F], [B, M, 1]
@@ -82,16 +56,32 @@ struct Tnp {
   Tensor loss(const TnpBatch& batch) const;
   /// Of each target: [B, N]. For evaluation, without a tape.
   Tensor point_losses(const TnpBatch& batch) const;
+
+  /// The stages of a pass, of which forward and loss are composed: embed, each block in turn, finish.
+  /// embed: [L, B, d], of which the first M tokens are the context.
+  Tensor embed(const Tensor& xc, const Tensor& yc, const Tensor& xt) const;
+  /// Block i over x [L, B, d] -> [L, B, d]; the last one -> [N, B, d], the targets.
+  Tensor block(int64_t i, const Tensor& x, int64_t context) const;
+  /// What the last block returned -> mixture parameters [N, B, K, 3].
+  Tensor finish(const Tensor& x) const;
+  /// The same -> the mean loss of the targets yt [B, N, 1].
+  Tensor finish(const Tensor& x, const Tensor& yt) const;
+
   void fields(auto&& visit) {
-    visit("embed_in", embed_in), visit("embed_out", embed_out), visit("blocks", blocks), visit("norm", norm);
-    visit("head_in", head_in), visit("head_out", head_out);
+    visit("embed_in", embedder.up), visit("embed_out", embedder.down);
+    visit("blocks", blocks), visit("norm", norm);
+    visit("head_in", mixture.up), visit("head_out", mixture.down);
   }
 
   TnpConfig config;
-  nn::Linear embed_in, embed_out;
-  std::vector<TnpBlock> blocks;
+  nn::Mlp embedder;
+  std::vector<nn::PrefixBlock> blocks;
   std::optional<nn::LayerNorm> norm;  // pre-norm only
-  nn::GroupedLinear head_in, head_out;
+  nn::GroupedMlp mixture;             // the K heads
+
+ private:
+  /// What the last block returns.
+  Tensor hidden(const Tensor& xc, const Tensor& yc, const Tensor& xt) const;
 };
 
 }  // namespace tessera::models

@@ -92,8 +92,8 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
 
 // ---- layer ----
 
-Tensor AttentionPass::wanted(const Tensor& x) const {
-  return rows.defined() ? ops::gather_rows(x, rows) : x;
+Tensor AttentionPass::wanted(const Tensor& x, int64_t layer) const {
+  return rows.defined() && layer >= rows_from ? ops::gather_rows(x, rows) : x;
 }
 
 SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
@@ -125,7 +125,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
   const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);
   const auto joined = [&](const Tensor& mixed) {
-    return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head})));
+    return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head}), layer));
   };
   const int by_head = uniform ? 2 : 1;
   const bool normalises = q_norm.has_value() && !pass.cache;

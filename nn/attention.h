@@ -60,10 +60,11 @@ struct AttentionPass {
   Tensor starts;  // the lengths of a captured step that is replayed with others: attention reads them instead
                   // of those of `sequences`, and `positions` is needed where positions turn
   Tensor rows = {};                // [R], i64 or i32: the tokens whose results are wanted; undefined: all
+  int64_t rows_from = 0;           // the first layer that computes `rows` alone
   mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it
 
-  /// Of x [N, ...] the rows that are wanted.
-  Tensor wanted(const Tensor& x) const;
+  /// The rows of x [N, ...] that are wanted of that layer.
+  Tensor wanted(const Tensor& x, int64_t layer) const;
 };
 
 struct SelfAttentionOptions {

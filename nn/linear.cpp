@@ -2,9 +2,10 @@
 
 #include <cmath>
 
+#include "nn/observe.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
-#include "ops/mlp/mlp.h"
+#include "ops/pointwise/pointwise.h"
 
 namespace tessera::nn {
 namespace {
@@ -29,15 +30,39 @@ Tensor new_bias(const Shape& shape, int64_t in, Rng& rng, Device device, DType d
   return bias;
 }
 
+/// The GEMM of a linear layer in each form: one overload per form.
+Tensor multiply(const Dense&, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& residual) {
+  return ops::linear(x, weight, bias, residual);
+}
+Tensor multiply(const Scaled& scaled, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& residual) {
+  return ops::linear(ops::scale(x, scaled.factor), weight, bias, residual);
+}
+
+Tensor multiply_groups(const Dense&, const Tensor& x, const Tensor& weight, const Tensor& bias, bool shared) {
+  return ops::grouped_linear(x, weight, bias, shared);
+}
+Tensor multiply_groups(const Scaled& scaled, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                       bool shared) {
+  return ops::grouped_linear(ops::scale(x, scaled.factor), weight, bias, shared);
+}
+
 }  // namespace
 
-Linear::Linear(int64_t in, int64_t out, Rng& rng, Device device, LinearOptions options)
-    : weight(new_weight({out, in}, rng, device, options.dtype, options.init)) {
+Linear::Linear(int64_t in, int64_t out, Rng& rng, Device device, LinearOptions options) : in(in), out(out) {
+  if (!options.tied) weight = new_weight({out, in}, rng, device, options.dtype, options.init);
   if (options.bias) bias = new_bias({out}, in, rng, device, options.dtype, options.init);
 }
 
 Tensor Linear::operator()(const Tensor& x, const Tensor& residual) const {
-  return ops::linear(x, weight, bias, residual);
+  return with(weight, x, residual);
+}
+
+Tensor Linear::with(const Tensor& used, const Tensor& x, const Tensor& residual) const {
+  note_form(form);
+  return Observe::report(
+      this, x, std::visit([&](const auto& one) { return multiply(one, x, used, bias, residual); }, form));
 }
 
 GroupedLinear::GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, Device device,
@@ -48,16 +73,10 @@ GroupedLinear::GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, 
 }
 
 Tensor GroupedLinear::operator()(const Tensor& x) const {
-  return ops::grouped_linear(x, weight, bias, shared);
-}
-
-Mlp::Mlp(int64_t in, int64_t hidden, Rng& rng, Device device, MlpOptions options)
-    : up(in, hidden, rng, device, {options.bias, options.dtype, options.init}),
-      down(hidden, options.out ? options.out : in, rng, device, {options.bias, options.dtype, options.init}),
-      activation(options.activation) {}
-
-Tensor Mlp::operator()(const Tensor& x, const Tensor& residual) const {
-  return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
+  note_form(form);
+  return Observe::report(
+      this, x,
+      std::visit([&](const auto& one) { return multiply_groups(one, x, weight, bias, shared); }, form));
 }
 
 }  // namespace tessera::nn

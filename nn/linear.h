@@ -1,8 +1,7 @@
 #pragma once
 
+#include "nn/form.h"
 #include "nn/init.h"
-#include "nn/module.h"
-#include "ops/activation/activation.h"
 
 namespace tessera::nn {
 
@@ -10,21 +9,26 @@ struct LinearOptions {
   bool bias = true;
   DType dtype = DType::f32;
   Init init = Init::fan_in;
+  bool tied = false;  // no weight of its own: see Linear::with
 };
 
-/// y = x weight^T + bias over the last dimension: [..., in] -> [..., out]. The bias starts as
-/// U(-1/sqrt(in), 1/sqrt(in)), as PyTorch's, with Init::fan_in, else as zeros. A residual [..., out] is
-/// added.
+/// y = x weight^T + bias over the last dimension: [..., in] -> [..., out], its GEMM in the layer's form. The
+/// bias starts as U(-1/sqrt(in), 1/sqrt(in)), as PyTorch's, with Init::fan_in, else as zeros. A residual
+/// [..., out] is added.
 struct Linear {
   static constexpr const char* kKind = "Linear";
 
   Linear(int64_t in, int64_t out, Rng& rng, Device device = Device::cpu(), LinearOptions options = {});
   Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
-  double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(weight.count()); }
-  void fields(auto&& visit) { visit("weight", weight), visit("bias", bias); }
+  /// The same with another tensor's elements as the weight [out, in]: how a tied layer is called.
+  Tensor with(const Tensor& shared_weight, const Tensor& x, const Tensor& residual = {}) const;
+  double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(in) * double(out); }
+  void fields(auto&& visit) { visit("weight", weight), visit("bias", bias), visit("form", form); }
 
-  Tensor weight;  // [out, in]
+  Tensor weight;  // [out, in], or undefined if tied
   Tensor bias;    // [out], or undefined
+  Form form;
+  int64_t in, out;  // part of the architecture, not of the state
 };
 
 struct GroupedLinearOptions {
@@ -43,31 +47,12 @@ struct GroupedLinear {
                 GroupedLinearOptions options = {});
   Tensor operator()(const Tensor& x) const;
   double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(weight.count()); }
-  void fields(auto&& visit) { visit("weight", weight), visit("bias", bias); }
+  void fields(auto&& visit) { visit("weight", weight), visit("bias", bias), visit("form", form); }
 
   Tensor weight;  // [K, out, in]
   Tensor bias;    // [K, out], or undefined
-  bool shared;    // part of the architecture, not of the state
-};
-
-struct MlpOptions {
-  ops::Activation activation = ops::Activation::silu;
-  int64_t out = 0;  // 0: as wide as the input
-  bool bias = true;
-  DType dtype = DType::f32;
-  Init init = Init::fan_in;
-};
-
-/// y = down(activation(up(x))) + residual: [..., in] -> [..., out].
-struct Mlp {
-  static constexpr const char* kKind = "Mlp";
-
-  Mlp(int64_t in, int64_t hidden, Rng& rng, Device device = Device::cpu(), MlpOptions options = {});
-  Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
-  void fields(auto&& visit) { visit("up", up), visit("down", down); }
-
-  Linear up, down;
-  ops::Activation activation;
+  Form form;
+  bool shared;  // part of the architecture, not of the state
 };
 
 }  // namespace tessera::nn

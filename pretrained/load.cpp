@@ -105,19 +105,16 @@ void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameT
     const auto found = rules.find(name);
     check(found != rules.end(), "weights: the table of names has no '", name, "'");
     const NameRule& rule = *found->second;
-    int64_t row = 0;
-    for (const NameRule::Part& part : rule.parts) {
-      const int64_t rows = rule.transposed ? part.shape[1] : part.shape[0];
-      if (const auto theirs = matched.names.find(part.theirs); theirs != matched.names.end()) {
-        const Tensor tensor = source.load(theirs->second);
-        parameter.detach()
-            .slice(0, row, row + rows)
-            .copy_from(rule.transposed ? tensor.transpose(0, 1) : tensor);
-      }
-      row += rows;
-    }
-    check(row == parameter.size(0), "weights: '", name, "' is ", describe(parameter), ", but the table has ",
-          row, " rows");
+    int64_t end = 0;
+    for_each_part(rule, [&, &parameter = parameter](const NameRule::Part& part, int64_t row, int64_t rows) {
+      end = row + rows;
+      const auto theirs = matched.names.find(part.theirs);
+      if (theirs == matched.names.end()) return;
+      const Tensor tensor = source.load(theirs->second);
+      parameter.detach().slice(0, row, end).copy_from(rule.transposed ? tensor.transpose(0, 1) : tensor);
+    });
+    check(end == parameter.size(0), "weights: '", name, "' is ", describe(parameter), ", but the table has ",
+          end, " rows");
   }
   for (const std::string& tied : table.tied) {
     const auto theirs = matched.names.find(tied);

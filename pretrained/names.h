@@ -25,6 +25,18 @@ struct NameRule {
   bool is_head = false;  // of a head that weights of the bare encoder do not have
 };
 
+/// Calls `visit(const NameRule::Part&, int64_t row, int64_t rows)` for each of their tensors, with the rows
+/// of ours that it is.
+template <class Visit>
+void for_each_part(const NameRule& rule, Visit&& visit) {
+  int64_t row = 0;
+  for (const NameRule::Part& part : rule.parts) {
+    const int64_t rows = rule.transposed ? part.shape[1] : part.shape[0];
+    visit(part, row, rows);
+    row += rows;
+  }
+}
+
 struct NameTable {
   std::vector<NameRule> rules;
   std::string prefix;  // files of the bare model leave it out: "transformer."

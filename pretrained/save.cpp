@@ -13,16 +13,6 @@ Tensor part_of(const Tensor& ours, const NameRule& rule, int64_t row, int64_t ro
   return rule.transposed ? part.transpose(0, 1) : part;
 }
 
-template <class Visit>
-void for_each_part(const NameRule& rule, Visit&& visit) {
-  int64_t row = 0;
-  for (const NameRule::Part& part : rule.parts) {
-    const int64_t rows = rule.transposed ? part.shape[1] : part.shape[0];
-    visit(part, row, rows);
-    row += rows;
-  }
-}
-
 template <class Model>
 void save_model(const Model& model, const std::string& folder, const SaveOptions& options) {
   auto config = model.config;

@@ -110,6 +110,8 @@ void call(const std::function<void()>& function) {
 
 }  // namespace
 
+thread_local int EagerScope::depth_ = 0;
+
 CaptureSession::CaptureSession(Device device) : device_(device) {
   check(!t_session,
         "graph capture: a capture is already in progress on this thread; captured steps do not nest");
@@ -264,6 +266,7 @@ void Captured::reset() {
 
 void Captured::operator()() {
   State& state = *state_;
+  if (EagerScope::active()) reset();
   if (!state.recorder || state.calls == 0) {
     state.body();
     state.calls += 1;

@@ -76,6 +76,20 @@ class Captured {
   std::unique_ptr<State> state_;
 };
 
+/// While it lives, every call of a Captured on this thread forgets the graphs (Captured::reset) and runs the
+/// body eagerly: for host code inside the body that must run each time. The first call after its end
+/// captures again.
+class EagerScope {
+ public:
+  EagerScope() { ++depth_; }
+  ~EagerScope() { --depth_; }
+  EagerScope(const EagerScope&) = delete;
+  static bool active() { return depth_ > 0; }
+
+ private:
+  static thread_local int depth_;
+};
+
 /// What the owner of state outside the graph adds to a graph being captured. Any function may be empty.
 struct CaptureHook {
   const void* key;                           // a second hook with the same key is ignored

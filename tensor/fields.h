@@ -36,11 +36,11 @@
 /// });
 /// ```
 ///
-/// Parts are visited in the order listed. Leaves are Tensor, Rng, std::string, arithmetic types, enumerations
-/// and vectors of arithmetic types (a curve, a permutation). Containers name their elements by index:
-/// std::vector, std::array, std::tuple, std::pair. std::optional, std::unique_ptr and std::variant are
-/// transparent: an empty one has no parts, a full one has the name of what it holds. Anything else must have
-/// fields().
+/// A part listed as "" has the name of the struct that lists it. Parts are visited in the order listed.
+/// Leaves are Tensor, Rng, std::string, arithmetic types, enumerations and vectors of arithmetic types (a
+/// curve, a permutation). Containers name their elements by index: std::vector, std::array, std::tuple,
+/// std::pair. std::optional, std::unique_ptr and std::variant are transparent: an empty one has no parts, a
+/// full one has the name of what it holds. Anything else must have fields().
 
 namespace tessera {
 
@@ -104,7 +104,7 @@ void walk(std::string& name, T& node, Visitor& visitor) {
   using Plain = std::remove_const_t<T>;
   const auto step = [&](std::string_view part, auto& child) {
     const size_t length = name.size();
-    if (length) name += '.';
+    if (length && !part.empty()) name += '.';
     name += part;
     walk(name, child, visitor);
     name.resize(length);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -134,6 +135,26 @@ TEST(CapturedGradients, OptimizerOutsideTheGraphSeesThem) {
     EXPECT_EQ(captured.step.is_graph(), t > 0);
   }
   EXPECT_EQ(captured.step.graphs(), 1u);
+}
+
+TEST(CapturedGradients, AnEagerScopeBetweenReplaysChangesNothing) {
+  World eager;
+  CapturedWorld captured;
+  for (int t = 0; t < 9; ++t) {
+    const bool in_scope = t == 3 || t == 4;
+    for (World* world : {&eager, static_cast<World*>(&captured)}) {
+      world->x.fill(t + 1);
+      std::optional<EagerScope> scope;
+      if (in_scope) scope.emplace();
+      EXPECT_EQ(EagerScope::active(), in_scope);
+      world == &eager ? world->micro_step() : captured.step();
+      if (t % 2) continue;
+      world->update();
+      for (const Tensor& leaf : world->leaves) zero_grad(leaf);
+    }
+    ASSERT_EQ(captured.seen(), eager.seen()) << t;  // losses in handles outside included
+    EXPECT_EQ(captured.step.is_graph(), t > 0 && !in_scope) << t;
+  }
 }
 
 TEST(CapturedGradients, ReplaysAddUpUntilZeroGrad) {

@@ -266,5 +266,26 @@ TEST(GenerateOnGpu, ThePersistentDecoderDeclinesWhatItDoesNotCompute) {
     }
 }
 
+TEST(GenerateOnGpu, AFormOfAnyLayerTurnsThePersistentDecoderOff) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  if (Device::cuda().card().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
+  Rng rng(3);
+  LlamaConfig config = small_llama(DType::bf16);
+  config.rope = {}, config.head = 64;
+  Llama model = drawn<Llama>(config, rng, Device::cuda());
+  const nn::KvCache cache = model.make_cache(1, 64);
+  EXPECT_EQ(model.persistent_lacks(cache), "");
+  nn::for_each_linear(
+      model.blocks,
+      [&](const std::string& name, auto& layer) {
+        layer.form = nn::Scaled{1.5};
+        EXPECT_STREQ(model.step_variant(cache), "composed");
+        EXPECT_EQ(model.persistent_lacks(cache), name + " is scaled");
+        layer.form = nn::Dense{};
+      },
+      "blocks");
+  EXPECT_STREQ(model.step_variant(cache), "persistent");
+}
+
 }  // namespace
 }  // namespace tessera::models

@@ -2,80 +2,15 @@
 
 #include <cmath>
 
-#include "models/bert.h"
 #include "models/generate.h"
-#include "models/gpt.h"
-#include "models/llama.h"
 #include "ops/dropout/dropout.h"
 #include "ops/gather/gather.h"
 #include "ops/pointwise/pointwise.h"
 #include "tests/errors.h"
+#include "tests/models/small_models.h"
 
 namespace tessera::models {
 namespace {
-
-const Device kCpu = Device::cpu();
-
-Tensor tokens_of(std::vector<int64_t> values, const Shape& shape) {
-  return Tensor::from(values, shape);
-}
-
-GptConfig small_gpt(GptFamily family = GptFamily::gpt2) {
-  return {.family = family,
-          .vocabulary = 19,
-          .positions = 16,
-          .d_model = 12,
-          .d_ff = 20,
-          .heads = 3,
-          .layers = 2,
-          .init_deviation = 0.3,
-          .dtype = DType::f64};
-}
-LlamaConfig small_llama(ops::RopeScaling scaling = ops::RopeScaling::none) {
-  return {.vocabulary = 19,
-          .positions = 16,
-          .d_model = 12,
-          .d_ff = 20,
-          .heads = 4,
-          .kv_heads = 2,
-          .head = 6,
-          .layers = 2,
-          .rope = {.scaling = scaling, .factor = 2, .trained_length = 4},
-          .init_deviation = 0.3,
-          .dtype = DType::f64};
-}
-/// A family with all that is its own: phi3 rotates 4 of 6 elements, by other angles beyond 5 tokens.
-LlamaConfig small_family(LlamaFamily family) {
-  LlamaConfig config = small_llama();
-  config.family = family;
-  config.window = family == LlamaFamily::llama ? 0 : 12;
-  if (family != LlamaFamily::phi3) return config;
-  config.partial_rotary = 0.7;
-  config.rope = {.base = 100,
-                 .scaling = ops::RopeScaling::longrope,
-                 .factor = 3,
-                 .trained_length = 5,
-                 .short_factor = {1, 1.3},
-                 .long_factor = {1.5, 4}};
-  return config;
-}
-constexpr LlamaFamily kFamilies[] = {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2,
-                                     LlamaFamily::qwen3, LlamaFamily::phi3};
-
-BertConfig small_bert(BertHead head, BertFamily family = BertFamily::bert) {
-  return {.family = family,
-          .vocabulary = 19,
-          .positions = 12,
-          .d_model = 12,
-          .d_ff = 20,
-          .heads = 3,
-          .layers = 2,
-          .pad_token = 1,
-          .head = head,
-          .labels = 3,
-          .init_deviation = 0.3,
-          .dtype = DType::f64};
-}
 
 double largest_difference(const Tensor& a, const Tensor& b) {
   const auto x = a.to_vector<double>(), y = b.to_vector<double>();

@@ -5,7 +5,7 @@
 #include "nn/activation.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
-#include "nn/linear.h"
+#include "nn/mlp.h"
 #include "nn/norm.h"
 #include "nn/sequential.h"
 #include "ops/dropout/dropout.h"

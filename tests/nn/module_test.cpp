@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "nn/linear.h"
+#include "nn/mlp.h"
 #include "nn/norm.h"
 #include "nn/summary.h"
 

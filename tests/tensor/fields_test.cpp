@@ -91,6 +91,25 @@ TEST(Fields, NodesAreFoundByType) {
   EXPECT_EQ(root, "");
 }
 
+struct Wrapper {
+  Head head;
+  int64_t number = 3;
+  void fields(auto&& visit) { visit("", head), visit("number", number); }
+};
+
+TEST(Fields, APartWithoutANameHasThatOfItsStruct) {
+  std::pair<Wrapper, int64_t> object;
+  std::vector<std::string> leaves, top, heads;
+  for_each_field(object, [&](const std::string& name, auto&) { leaves.push_back(name); });
+  EXPECT_EQ(leaves, (std::vector<std::string>{"0.bias", "0.size", "0.number", "1"}));
+  for_each_field(object.first, [&](const std::string& name, auto&) { top.push_back(name); });
+  EXPECT_EQ(top, (std::vector<std::string>{"bias", "size", "number"}));
+  for_each_node(object, [&](const std::string& name, auto& node) {
+    if constexpr (std::is_same_v<decltype(node), Head&>) heads.push_back(name);
+  });
+  EXPECT_EQ(heads, std::vector<std::string>{"0"});
+}
+
 TEST(Fields, ALeafAloneHasThePrefixForItsName) {
   int64_t step = 0;
   std::string seen;

@@ -109,11 +109,11 @@ TEST(TnpJob, RestoresOnlyItsOwnJob) {
   other.seed = 5;
   EXPECT_EQ(TnpJob(longer, Device::cpu()).restore(file), 7);
   TnpJob refused(other, Device::cpu());
-  const auto before = refused.model().embed_in.weight.detach().to_vector<float>();
+  const auto before = refused.model().embedder.up.weight.detach().to_vector<float>();
   const std::string error = message_of([&] { refused.restore(file); });
   for (const char* part : {"c.safetensors", "another job", "\"seed\"", "0 in it", "5 here"})
     EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
-  EXPECT_EQ(refused.model().embed_in.weight.detach().to_vector<float>(), before);
+  EXPECT_EQ(refused.model().embedder.up.weight.detach().to_vector<float>(), before);
 }
 
 TEST(TnpJob, ALossScaleContinuesAndOneThatWasNotSavedBegins) {

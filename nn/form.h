@@ -1,0 +1,63 @@
+#pragma once
+
+#include <string>
+#include <variant>
+
+#include "nn/module.h"
+
+namespace tessera::nn {
+
+/// The plain GEMM: y = x weight^T + bias.
+struct Dense {
+  static constexpr const char* kKind = "dense";
+  void fields(auto&&) {}
+  bool operator==(const Dense&) const = default;
+};
+
+/// y = factor (x weight^T) + bias, with the factor applied to x. It computes what no other path of a layer
+/// does, so a path that ignored a layer's form would give another result: tests set it on every layer.
+struct Scaled {
+  static constexpr const char* kKind = "scaled";
+  void fields(auto&& visit) { visit("factor", factor); }
+  bool operator==(const Scaled&) const = default;
+
+  double factor = 1;
+};
+
+/// How a linear layer computes its GEMM: the field `form` of Linear and GroupedLinear, Dense unless it is
+/// set. It is part of the layer's state (its numbers and tensors are saved as "<layer>.form.<field>").
+///
+/// The set is closed. Every linear layer computes every form; a layer that covers several GEMMs with one
+/// operator (Mlp, GroupedMlp, LmHead) does so only while all of them are dense, and otherwise calls its
+/// linear layers one after the other; what cannot do that (DecoderLayers) says which layer prevents it.
+/// A captured step whose layers have other forms than when it was captured is captured again.
+using Form = std::variant<Dense, Scaled>;
+
+inline bool is_dense(const Form& form) {
+  return std::holds_alternative<Dense>(form);
+}
+/// "dense", "scaled"
+const char* name_of(const Form& form);
+
+/// Called by what computes a layer in its form: a graph that is being captured is replayed only while the
+/// form is the same.
+void note_form(const Form& form);
+
+/// Linear, GroupedLinear: a layer with one weight, whose GEMM has a form.
+template <class Layer>
+concept LinearLayer = requires(std::remove_cvref_t<Layer>& layer) {
+  { layer.form } -> std::same_as<Form&>;
+};
+
+/// Calls `f(const std::string& name, auto& layer)` for every linear layer of the model, of any type.
+template <class Model, class F>
+void for_each_linear(Model& model, F&& f, std::string prefix = "") {
+  for_each_node(
+      model,
+      [&](const std::string& name, auto& node) {
+        if constexpr (LinearLayer<decltype(node)>) f(name, node);
+      },
+      std::move(prefix));
+}
+
+}  // namespace tessera::nn

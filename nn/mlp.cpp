@@ -1,0 +1,53 @@
+#include "nn/mlp.h"
+
+#include "nn/observe.h"
+#include "ops/grouped_mlp/grouped_mlp.h"
+#include "ops/linear/linear_swiglu.h"
+#include "ops/mlp/mlp.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/shape/shape.h"
+#include "ops/swiglu/swiglu.h"
+
+namespace tessera::nn {
+
+Mlp::Mlp(int64_t in, int64_t hidden, Rng& rng, Device device, MlpOptions options)
+    : up(in, (options.gated ? 2 : 1) * hidden, rng, device,
+         {.bias = options.bias, .dtype = options.dtype, .init = options.init}),
+      down(hidden, options.out ? options.out : in, rng, device,
+           {.bias = options.bias, .dtype = options.dtype, .init = options.init}),
+      activation(options.activation),
+      gated(options.gated) {}
+
+Tensor Mlp::operator()(const Tensor& x, const Tensor& residual) const {
+  if (!gated && !run_separately(up, down))
+    return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
+  return down(hidden(x), residual);
+}
+
+Tensor Mlp::hidden(const Tensor& x) const {
+  const bool is_swiglu = gated && activation == ops::Activation::silu;
+  if (is_swiglu && !up.bias.defined() && !run_separately(up)) return ops::linear_swiglu(x, up.weight);
+  const Tensor rows = up(x);
+  if (is_swiglu) return ops::swiglu(rows);
+  if (!gated) return ops::activation(rows, activation);
+  const int last = rows.rank() - 1;
+  const int64_t width = rows.size(last) / 2;
+  const Tensor gate = ops::activation(ops::slice(rows, last, 0, width), activation);
+  return ops::mul(gate, ops::slice(rows, last, width, 2 * width));
+}
+
+GroupedMlp::GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, Rng& rng, Device device,
+                       GroupedMlpOptions options)
+    : up(groups, in, hidden, rng, device,
+         {.bias = options.bias, .dtype = options.dtype, .init = options.init}),
+      down(groups, hidden, out, rng, device,
+           {.shared = false, .bias = options.bias, .dtype = options.dtype, .init = options.init}),
+      activation(options.activation) {}
+
+Tensor GroupedMlp::operator()(const Tensor& x) const {
+  if (!up.bias.defined() && !down.bias.defined() && !run_separately(up, down))
+    return ops::grouped_mlp(x, up.weight, down.weight, activation);
+  return down(ops::activation(up(x), activation));
+}
+
+}  // namespace tessera::nn

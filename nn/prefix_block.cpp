@@ -1,0 +1,35 @@
+#include "nn/prefix_block.h"
+
+#include "ops/pointwise/pointwise.h"
+#include "ops/shape/shape.h"
+
+namespace tessera::nn {
+
+PrefixBlock::PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng, Device device)
+    : attention(d, {.heads = options.heads, .bias = options.bias, .dtype = options.dtype}, rng, device),
+      mlp(d, options.hidden, rng, device,
+          {.activation = options.activation, .bias = options.bias, .dtype = options.dtype}),
+      norm1(d, device, {.bias = options.bias, .dtype = options.dtype}),
+      norm2(d, device, {.bias = options.bias, .dtype = options.dtype}),
+      pre_norm(options.pre_norm) {}
+
+Tensor PrefixBlock::operator()(const Tensor& x, int64_t context, bool suffix_only) const {
+  // The rows that go on, and those that they attend to.
+  const auto cut = [&](const Tensor& rows) {
+    if (!suffix_only) return std::vector{rows, ops::slice(rows, 0, 0, context)};
+    std::vector<Tensor> parts = ops::split(rows, 0, {context, rows.size(0) - context});
+    std::swap(parts[0], parts[1]);
+    return parts;
+  };
+  if (pre_norm) {
+    const std::vector<Tensor> seen = cut(norm1(x));
+    const Tensor rows = suffix_only ? ops::slice(x, 0, context, x.size(0)) : x;
+    const auto [middle, normed] = norm2.add(rows, attention(seen[0], seen[1]));
+    return ops::add(middle, mlp(normed));
+  }
+  const std::vector<Tensor> seen = cut(x);
+  const Tensor middle = norm1(attention(seen[0], seen[1], seen[0]));
+  return norm2(mlp(middle, middle));
+}
+
+}  // namespace tessera::nn
