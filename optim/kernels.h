@@ -13,7 +13,8 @@ struct StepArgs {
   const Chunk* chunks = nullptr;
   int64_t chunk_count = 0;
   const void* gradients = nullptr;
-  int64_t arena_elements = 0;  // of the gradients, with the zeros between them; a multiple of 64
+  const NormBlock* norm_blocks = nullptr;
+  int64_t norm_block_count = 0;
   void* states[2] = {};
   void* masters = nullptr;
   double* status = nullptr;   // StatusSlot
@@ -25,10 +26,11 @@ struct StepArgs {
 void update_cpu(const StepArgs& args, const Rule& rule);
 void update_cuda(Device device, const StepArgs& args, const Rule& rule);
 
-/// Adds up the squares of all gradients in a fixed order and calls prepare(). `partials`: scratch, on the CPU
-/// for one number a chunk, on a GPU for measure_blocks() of them.
+/// Adds up the squares of all gradients and calls prepare(). The order is that of the norm blocks, in f64:
+/// the squares of a block in a fixed order, then the blocks' sums in a fixed order. It does not depend on
+/// where the gradients lie, nor on how many blocks of threads there are. `partials`: scratch, a number per
+/// norm block.
 void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options);
-int64_t measure_blocks(Device device);
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options);
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup);

@@ -38,15 +38,13 @@ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk) {
 }
 
 template <class C>
-double chunk_squares(const StepArgs& args, const Chunk& chunk) {
-  const Place& place = args.places[chunk.place];
-  double sum = 0;
-  for (int64_t row = chunk.row; row < chunk.row + chunk.rows; ++row) {
-    const C* const gradient =
-        static_cast<const C*>(args.gradients) + place.offset + row * place.arena_stride + chunk.column;
-    for (int32_t i = 0; i < chunk.columns; ++i) sum += double(gradient[i]) * double(gradient[i]);
-  }
-  return sum;
+double block_squares(const StepArgs& args, const NormBlock& block) {
+  constexpr int kLanes = 8;  // sums that do not wait for each other
+  const C* const gradient = static_cast<const C*>(args.gradients) + block.offset;
+  double lanes[kLanes] = {};
+  for (int32_t i = 0; i < block.elements; i += kLanes)
+    for (int k = 0; k < kLanes; ++k) lanes[k] += double(gradient[i + k]) * double(gradient[i + k]);
+  return std::accumulate(lanes, lanes + kLanes, 0.0);
 }
 
 /// Calls f with a value of the arithmetic type of an arena.
@@ -74,12 +72,12 @@ void update_cpu(const StepArgs& args, const Rule& rule) {
 
 void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options) {
   dispatch_compute(compute, [&]<class C>(C) {
-    parallel_for(args.chunk_count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) partials[i] = chunk_squares<C>(args, args.chunks[i]);
+    parallel_for(args.norm_block_count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) partials[i] = block_squares<C>(args, args.norm_blocks[i]);
     });
   });
-  prepare(args.status, args.counts, args.scaling, std::accumulate(partials, partials + args.chunk_count, 0.0),
-          options);
+  prepare(args.status, args.counts, args.scaling,
+          std::accumulate(partials, partials + args.norm_block_count, 0.0), options);
 }
 
 }  // namespace tessera::optim

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "gpu/chain.cuh"
 #include "gpu/pack.cuh"
 #include "gpu/sum.cuh"
@@ -15,10 +17,13 @@
 /// in flight (64 KiB) are enough; short chunks are better than long ones, for the streams of blocks that run
 /// side by side then stay close together in memory (docs/ops/optim.md has the table).
 ///
-/// Norm: the whole arena in one go, 4 bytes an element, for what lies between the gradients is zero; squares
-/// are added in f64 (the multiply-adds hide behind the reads), each thread over its own elements, then a
-/// butterfly; the block that ends last adds the blocks' sums in their order, and its first thread decides
-/// about the step. Orders depend on the arena's size and the card alone.
+/// Norm: all gradients once, 4 bytes an element, in norm blocks of 64 KiB of one parameter (with the zeros
+/// between its rows). A block of threads takes one after the other: squares are added in f64 (the
+/// multiply-adds hide behind the reads), each thread over its own elements, then a butterfly. Three blocks
+/// per SM have 96 KiB in flight, three times what an H200 needs by Little's law (36 bytes per ns and SM, some
+/// 0.8 us), so that the memory stays busy while one of them sums. The block that ends last adds the norm
+/// blocks' sums in their order, and its first thread decides about the step. Orders depend on the parameters
+/// and their order alone: neither on the places in the arena nor on the number of SMs.
 
 namespace tessera::optim {
 namespace {
@@ -26,35 +31,42 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kBlocks = 2;  // a processor, which bounds the registers of a thread at 64
 constexpr int kPack = 4;
-constexpr int kInFlight = 2;  // packs a thread reads at once for the norm
+constexpr int kNormBlocks = 3;  // a processor, for the norm: 42 registers a thread
+constexpr int kInFlight = 4;    // packs a thread reads at once for the norm
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kNormBlocks)
     measure_kernel(StepArgs args, double* partials, PrepareOptions options, unsigned* arrived) {
   gpu::take_turn();
   using Pack = gpu::Pack<float, kPack>;
-  const auto* const from = static_cast<const Pack*>(args.gradients);
-  const int64_t packs = args.arena_elements / kPack, step = int64_t(gridDim.x) * kThreads;
   const auto squares = [](const Pack& pack) {
     double sum = 0;
 #pragma unroll
     for (int k = 0; k < kPack; ++k) sum += double(pack.at[k]) * double(pack.at[k]);
     return sum;
   };
-  double sum = 0;
-  int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x;
-  for (; i + (kInFlight - 1) * step < packs; i += kInFlight * step) {
-    Pack values[kInFlight];
+  for (int64_t i = blockIdx.x; i < args.norm_block_count; i += gridDim.x) {
+    const NormBlock block = args.norm_blocks[i];
+    const auto* const from =
+        reinterpret_cast<const Pack*>(static_cast<const float*>(args.gradients) + block.offset);
+    const int packs = block.elements / kPack;
+    double sum = 0;
+    int at = int(threadIdx.x);
+    for (; at + (kInFlight - 1) * kThreads < packs; at += kInFlight * kThreads) {
+      Pack values[kInFlight];
 #pragma unroll
-    for (int u = 0; u < kInFlight; ++u) values[u] = from[i + u * step];
+      for (int u = 0; u < kInFlight; ++u) values[u] = from[at + u * kThreads];
 #pragma unroll
-    for (int u = 0; u < kInFlight; ++u) sum += squares(values[u]);
+      for (int u = 0; u < kInFlight; ++u) sum += squares(values[u]);
+    }
+    for (; at < packs; at += kThreads) sum += squares(from[at]);
+    sum = gpu::block_sum(sum);
+    if (threadIdx.x == 0) partials[i] = sum;
+    __syncthreads();  // block_sum's shared memory may be written again
   }
-  for (; i < packs; i += step) sum += squares(from[i]);
-  sum = gpu::block_sum(sum);
-  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
   if (!gpu::last_block(arrived)) return;
-  sum = 0;
-  for (unsigned block = threadIdx.x; block < gridDim.x; block += kThreads) sum += partials[block];
+  double sum = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < args.norm_block_count; i += kThreads) sum += partials[i];
   sum = gpu::block_sum(sum);
   if (threadIdx.x == 0) prepare(args.status, args.counts, args.scaling, sum, options);
 }
@@ -175,13 +187,11 @@ void update_cuda(Device device, const StepArgs& args, const Rule& rule) {
       rule);
 }
 
-int64_t measure_blocks(Device device) {
-  return int64_t(device.multiprocessors()) * 2048 / kThreads;
-}
-
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options) {
-  gpu::launch_chained(device, {dim3(unsigned(measure_blocks(device))), kThreads}, measure_kernel, args,
-                      partials, options, device.counters(1));
+  const int64_t resident = int64_t(device.multiprocessors()) * kNormBlocks;
+  const int64_t blocks = std::clamp<int64_t>(args.norm_block_count, 1, resident);
+  gpu::launch_chained(device, {dim3(unsigned(blocks)), kThreads}, measure_kernel, args, partials, options,
+                      device.counters(1));
 }
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup) {

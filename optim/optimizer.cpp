@@ -94,10 +94,7 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
     set_grad_buffer(list[i].tensor, packing.view(buffers.gradients, i));
 
   const Device device = packing.device();
-  int64_t partials = packing.chunk_count();
-  if constexpr (kCuda)
-    if (device.is_cuda()) partials = measure_blocks(device);
-  buffers.partials = Tensor::empty({partials}, DType::f64, device);
+  buffers.partials = Tensor::empty({int64_t(packing.norm_blocks().size())}, DType::f64, device);
   state_->status = Tensor::zeros({kStatusSlots}, DType::f64, device);
   state_->counts = Tensor::zeros({kCountSlots}, DType::i64, device);
   if (loss_scale) {
@@ -230,7 +227,8 @@ void Optimizer::step(const Rule& rule, PrepareOptions prepare) {
   args.chunks = packing.chunk_table();
   args.chunk_count = packing.chunk_count();
   args.gradients = buffers.gradients.raw();
-  args.arena_elements = buffers.gradients.count();
+  args.norm_blocks = packing.norm_block_table();
+  args.norm_block_count = int64_t(packing.norm_blocks().size());
   for (size_t i = 0; i < buffers.states.size(); ++i) args.states[i] = buffers.states[i].raw();
   args.masters = buffers.masters.raw();
   args.status = state_->status.data<double>();

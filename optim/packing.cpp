@@ -68,6 +68,8 @@ Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters)
     place.aligned = reinterpret_cast<uintptr_t>(place.weight) % (4 * size_of(place.dtype)) == 0 &&
                     (rows.rows == 1 || place.stride % 4 == 0);
     const int64_t elements = round_up(rows.rows > 1 ? rows.rows * place.arena_stride : rows.width, 64);
+    for (int64_t at = 0; at < elements; at += kNormBlockElements)
+      norm_blocks_.push_back({size_ + at, int32_t(std::min(kNormBlockElements, elements - at))});
     size_ += elements;
     if (size_of(place.dtype) == 2) {
       place.master = master_size_;
@@ -104,6 +106,7 @@ Tensor Packing::master_view(const Tensor& masters, size_t parameter) const {
 void Packing::upload() {
   place_table_ = table_on(device_, places_);
   chunk_table_ = table_on(device_, chunks_);
+  norm_block_table_ = table_on(device_, norm_blocks_);
 }
 
 const Place* Packing::place_table() const {
@@ -112,6 +115,10 @@ const Place* Packing::place_table() const {
 
 const Chunk* Packing::chunk_table() const {
   return static_cast<const Chunk*>(chunk_table_.raw());
+}
+
+const NormBlock* Packing::norm_block_table() const {
+  return static_cast<const NormBlock*>(norm_block_table_.raw());
 }
 
 }  // namespace tessera::optim

@@ -30,6 +30,18 @@ struct Chunk {
   int32_t place = 0;
 };
 
+/// Consecutive elements of one parameter's part of the gradients' arena, which are summed as one for the
+/// norm. The unit of its order: a parameter's blocks begin at its first element and follow each other,
+/// parameters in the order of their definition; where in an arena a parameter lies changes no sum.
+struct NormBlock {
+  int64_t offset = 0;    // in the arena; a multiple of 64
+  int32_t elements = 0;  // a multiple of 64, with the zeros after a row and after the parameter
+};
+
+/// Of a norm block: 64 KiB of f32 gradients. Few enough that one block of threads adds up their sums in the
+/// time of some reads, and enough to keep all SMs busy from some ten million parameters on.
+inline constexpr int64_t kNormBlockElements = 16384;
+
 /// Elements of a chunk, about: 16 KiB of each f32 state (see optim/kernels_cuda.cu).
 inline constexpr int64_t kChunkElements = 4096;
 
@@ -44,6 +56,7 @@ class Packing {
   /// What arenas hold: f64 for f64 parameters, else f32.
   DType compute_dtype() const { return compute_; }
   std::vector<Place>& places() { return places_; }
+  const std::vector<Place>& places() const { return places_; }
   /// The arena of zeros for a state that every parameter has. Between rows and parameters those of gradients
   /// stay zero for ever, which the norm relies on; in other arenas the pads between rows hold anything.
   Tensor make_arena() const { return Tensor::zeros({size_}, compute_, device_); }
@@ -59,6 +72,8 @@ class Packing {
   const Place* place_table() const;
   const Chunk* chunk_table() const;
   int64_t chunk_count() const { return int64_t(chunks_.size()); }
+  const std::vector<NormBlock>& norm_blocks() const { return norm_blocks_; }
+  const NormBlock* norm_block_table() const;
 
  private:
   Tensor view_at(const Tensor& arena, size_t parameter, int64_t offset) const;
@@ -68,8 +83,9 @@ class Packing {
   DType compute_ = DType::f32;
   std::vector<Place> places_;
   std::vector<Chunk> chunks_;
+  std::vector<NormBlock> norm_blocks_;
   int64_t size_ = 0, master_size_ = 0;
-  Tensor place_table_, chunk_table_;  // u8, on the device
+  Tensor place_table_, chunk_table_, norm_block_table_;  // u8, on the device
 };
 
 }  // namespace tessera::optim
