@@ -11,6 +11,7 @@
 #include "runtime/parallel.h"
 #include "runtime/philox.h"
 #include "runtime/profile.h"
+#include "runtime/random_purpose.h"
 #include "runtime/rng.h"
 #include "runtime/stream_scope.h"
 #include "runtime/tuning.h"

@@ -10,6 +10,7 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
+#include "runtime/random_purpose.h"
 
 namespace tessera::train {
 
@@ -209,7 +210,7 @@ LanguageJob::Model LanguageJob::make(const LanguageSettings& settings, Rng& rng,
 LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights)
     : Job(device),
       settings_(settings),
-      rng_(settings.seed),
+      rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       model_(make(settings, rng_, device, weights)),
       optimizer_([&] {
         const MemoryTag tag("optimizer");
@@ -223,6 +224,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
                                         {.contains = "position.weight", .weight_decay = 0.0}},
                              .loss_scale = optim::default_loss_scale(settings.dtype())});
       }()) {
+  use_for(RandomPurpose::dropout, settings.seed, rng_);
   if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
