@@ -90,12 +90,12 @@
 
 #include "plan/plan.h"
 
-#include "optim/adamw.h"
+#include "optim/bundled.h"
 #include "optim/ema.h"
 #include "optim/loss_scale.h"
 #include "optim/optimizer.h"
+#include "optim/rule.h"
 #include "optim/schedule.h"
-#include "optim/sgd.h"
 
 #include "io/checkpoint.h"
 #include "io/checkpoint_folder.h"

@@ -16,15 +16,34 @@ struct StepArgs {
   const NormBlock* norm_blocks = nullptr;
   int64_t norm_block_count = 0;
   void* states[2] = {};
+  int64_t first_state = 0;  // the element of the arena of gradients at which those of the states begin
   void* masters = nullptr;
   double* status = nullptr;   // StatusSlot
   int64_t* counts = nullptr;  // CountSlot
   ScaleState scaling;
+  int rule = 0;  // whose bias corrections in `status`
 };
 
-/// Applies the rule to every element, or does nothing at all if status[kApply] is 0.
-void update_cpu(const StepArgs& args, const Rule& rule);
-void update_cuda(Device device, const StepArgs& args, const Rule& rule);
+/// Applies an elementwise rule (optim/rules.h) to the chunks, or does nothing at all if status[kApply] is 0.
+/// Defined in optim/elementwise_kernels.h and optim/elementwise.cuh, where a rule instantiates them.
+template <class R>
+void update_cpu(const StepArgs& args, const R& rule);
+template <class R>
+void update_cuda(Device device, const StepArgs& args, const R& rule);
+
+/// The same on the device of the parameters.
+template <class R>
+void update(Device device, const StepArgs& args, const R& rule) {
+  if (device.is_cpu()) {
+    update_cpu(args, rule);
+  } else {
+    if constexpr (kCuda) update_cuda(device, args, rule);
+  }
+}
+
+/// to = from, or nothing at all if status[kApply] is 0. Not on the same memory.
+void commit_cpu(void* to, const void* from, size_t bytes, const double* status);
+void commit_cuda(Device device, void* to, const void* from, size_t bytes, const double* status);
 
 /// Adds up the squares of all gradients and calls prepare(). The order is that of the norm blocks, in f64:
 /// the squares of a block in a fixed order, then the blocks' sums in a fixed order. It does not depend on

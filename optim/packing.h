@@ -45,13 +45,24 @@ inline constexpr int64_t kNormBlockElements = 16384;
 /// Elements of a chunk, about: 16 KiB of each f32 state (see optim/kernels_cuda.cu).
 inline constexpr int64_t kChunkElements = 4096;
 
+/// Parameters that lie next to each other in the arenas.
+struct PackedRange {
+  int64_t first = 0, elements = 0;  // of the arenas
+  int64_t first_chunk = 0, chunks = 0;
+};
+
 class Packing {
  public:
+  Packing() = default;
   /// `who` names the owner in messages. Throws unless the parameters have rows, are floating, lie on one
-  /// device, and are all f64 (on the CPU) or none of them is; the list may be empty.
-  Packing(const char* who, std::vector<nn::NamedParameter> parameters);
+  /// device, and are all f64 (on the CPU) or none of them is; the list may be empty. `arrangement`: the order
+  /// in which they lie in the arenas, as indices into the list; empty: the order of the list.
+  Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement = {});
 
   const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
+  const std::vector<size_t>& arrangement() const { return arrangement_; }
+  /// Where the parameters number `begin` to `end` of the arrangement lie.
+  PackedRange range(size_t begin, size_t end) const;
   Device device() const { return device_; }
   /// What arenas hold: f64 for f64 parameters, else f32.
   DType compute_dtype() const { return compute_; }
@@ -63,8 +74,8 @@ class Packing {
   /// The arena of masters: only bf16 and f16 parameters have a place in it.
   Tensor make_masters() const { return Tensor::zeros({master_size_}, compute_, device_); }
   bool has_master(size_t parameter) const { return places_[parameter].master >= 0; }
-  /// A parameter's part of an arena, in the parameter's shape.
-  Tensor view(const Tensor& arena, size_t parameter) const;
+  /// A parameter's part of an arena, in the parameter's shape. An arena of a range begins at element `first`.
+  Tensor view(const Tensor& arena, size_t parameter, int64_t first = 0) const;
   Tensor master_view(const Tensor& masters, size_t parameter) const;
 
   /// Copies the tables to the device, once the places are final.
@@ -76,9 +87,14 @@ class Packing {
   const NormBlock* norm_block_table() const;
 
  private:
+  void check_parameter(const char* who, size_t parameter) const;
+  void place(size_t parameter);
+  int64_t elements_of(size_t parameter) const;  // of an arena, up to the next parameter
   Tensor view_at(const Tensor& arena, size_t parameter, int64_t offset) const;
 
   std::vector<nn::NamedParameter> parameters_;
+  std::vector<size_t> arrangement_;
+  std::vector<int64_t> first_chunks_;  // by position in the arrangement, and behind the last
   Device device_ = Device::cpu();
   DType compute_ = DType::f32;
   std::vector<Place> places_;

@@ -43,9 +43,9 @@ double norm_of(Device device, const Tensor& arena, const std::vector<NormBlock>&
   args.status = status.data<double>();
   args.counts = counts.data<int64_t>();
   if (device.is_cpu()) {
-    measure_cpu(arena.dtype(), args, partials.data<double>(), {});
+    measure_cpu(arena.dtype(), args, partials.data<double>(), PrepareOptions());
   } else {
-    if constexpr (kCuda) measure_cuda(device, args, partials.data<double>(), {});
+    if constexpr (kCuda) measure_cuda(device, args, partials.data<double>(), PrepareOptions());
   }
   return status.at({kNorm}).item<double>();
 }
