@@ -125,14 +125,7 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
       settings_(settings),
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       model_(make_model(settings, rng_, device, loaded_)),
-      optimizer_([&] {
-        const MemoryTag tag("optimizer");
-        return optim::AdamW(nn::parameters(model_),
-                            {.lr = settings.lr,
-                             .weight_decay = settings.weight_decay,
-                             .max_norm = settings.clip_norm,
-                             .loss_scale = optim::default_loss_scale(settings.bert.dtype)});
-      }()),
+      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype)),
       set_(set) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   nn::set_training(model_, true);

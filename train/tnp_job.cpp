@@ -130,14 +130,7 @@ TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
         const MemoryTag tag("parameters");
         return models::Tnp(settings.model, rng_, device);
       }()),
-      optimizer_([&] {
-        const MemoryTag tag("optimizer");
-        return optim::AdamW(nn::parameters(model_),
-                            {.lr = settings.lr,
-                             .weight_decay = settings.weight_decay,
-                             .max_norm = settings.clip_norm,
-                             .loss_scale = optim::default_loss_scale(settings.model.dtype)});
-      }()),
+      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.model.dtype)),
       prior_(make_prior(settings, false, device)),
       eval_tasks_(eval_tasks) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
