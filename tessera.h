@@ -11,6 +11,7 @@
 #include "runtime/parallel.h"
 #include "runtime/philox.h"
 #include "runtime/profile.h"
+#include "runtime/random_purpose.h"
 #include "runtime/rng.h"
 #include "runtime/stream_scope.h"
 #include "runtime/tuning.h"
@@ -96,12 +97,12 @@
 
 #include "plan/plan.h"
 
-#include "optim/adamw.h"
+#include "optim/bundled.h"
 #include "optim/ema.h"
 #include "optim/loss_scale.h"
 #include "optim/optimizer.h"
+#include "optim/rule.h"
 #include "optim/schedule.h"
-#include "optim/sgd.h"
 
 #include "io/checkpoint.h"
 #include "io/checkpoint_folder.h"

@@ -1,21 +1,34 @@
 #include "optim/adamw.h"
 
+#include "optim/bundled.h"
+
 namespace tessera::optim {
 
-AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& options)
-    : Optimizer("AdamW", std::move(parameters), {"m", "v"}, options.lr, options.weight_decay, options.groups,
-                options.loss_scale),
-      options_(options) {
-  check(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-        "AdamW: beta1 = ", options.beta1, " and beta2 = ", options.beta2, " must be in [0, 1)");
-  check(options.eps >= 0 && options.weight_decay >= 0 && options.max_norm >= 0, "AdamW: eps = ", options.eps,
-        ", weight_decay = ", options.weight_decay, " and max_norm = ", options.max_norm,
-        " must not be negative");
+std::shared_ptr<Rule> adamw_rule(double beta1, double beta2, double eps) {
+  check(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "AdamW: beta1 = ", beta1, " and beta2 = ", beta2,
+        " must be in [0, 1)");
+  check(eps >= 0, "AdamW: eps = ", eps, " must not be negative");
+  return std::make_shared<Elementwise<AdamWRule>>("adamw", AdamWRule{beta1, beta2, eps},
+                                                  std::vector<const char*>{"m", "v"}, Betas{beta1, beta2});
 }
 
-void AdamW::step() {
-  Optimizer::step(AdamWRule{options_.beta1, options_.beta2, options_.eps},
-                  {.max_norm = options_.max_norm, .beta1 = options_.beta1, .beta2 = options_.beta2});
+AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& options)
+    : Optimizer("AdamW", std::move(parameters),
+                {.lr = options.lr,
+                 .weight_decay = options.weight_decay,
+                 .max_norm = options.max_norm,
+                 .groups = options.groups,
+                 .loss_scale = options.loss_scale},
+                {{adamw_rule(options.beta1, options.beta2, options.eps)}}) {}
+
+AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
+  return AdamW(std::move(parameters), {.lr = options.lr,
+                                       .beta1 = options.beta1,
+                                       .beta2 = options.beta2,
+                                       .weight_decay = options.weight_decay,
+                                       .max_norm = options.max_norm,
+                                       .groups = options.groups,
+                                       .loss_scale = options.loss_scale});
 }
 
 }  // namespace tessera::optim

@@ -21,11 +21,14 @@ struct AdamWOptions {
 /// Computed in f32 (f64 for f64 parameters). See Optimizer for what a step does around it.
 class AdamW : public Optimizer {
  public:
+  static constexpr const char* kName = "adamw";
   AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& options = {});
-  void step();
-
- private:
-  AdamWOptions options_;
+  /// As commands make it (optim/bundled.h).
+  static AdamW from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options);
 };
+
+/// The rule "adamw" with states m and v, for optimizers of several rules. Throws unless the betas are in
+/// [0, 1) and eps is not negative.
+std::shared_ptr<Rule> adamw_rule(double beta1 = 0.9, double beta2 = 0.999, double eps = 1e-8);
 
 }  // namespace tessera::optim

@@ -6,7 +6,8 @@
 namespace tessera::optim {
 
 struct Ema::Buffers {
-  explicit Buffers(std::vector<nn::NamedParameter> parameters) : packing("Ema", std::move(parameters)) {}
+  explicit Buffers(const Optimizer& optimizer)
+      : packing("Ema", optimizer.parameters(), optimizer.arrangement()) {}
   Packing packing;
   Tensor arena;
   Tensor masters;  // the optimizer's
@@ -19,8 +20,8 @@ Ema::~Ema() = default;
 Ema::Ema(const Optimizer& optimizer, const EmaOptions& options) : options_(options) {
   check(options.decay >= 0 && options.decay < 1, "Ema: decay ", options.decay, " must be in [0, 1)");
   const MemoryTag tag("ema");
-  buffers_ = std::make_unique<Buffers>(optimizer.parameters());
-  buffers_->masters = optimizer.masters();  // a packing of the same parameters has them at the same offsets
+  buffers_ = std::make_unique<Buffers>(optimizer);
+  buffers_->masters = optimizer.masters();  // the same arrangement: at the same offsets
   Packing& packing = buffers_->packing;
   packing.upload();
   buffers_->arena = packing.make_arena();
@@ -46,13 +47,10 @@ void Ema::update() {
   args.counts = counts_.data<int64_t>();
   if (packing.device().is_cpu()) {
     prepare_average(args.status, args.counts, options_.decay, options_.warmup);
-    update_cpu(args, AverageRule{});
   } else {
-    if constexpr (kCuda) {
-      prepare_average_cuda(packing.device(), args, options_.decay, options_.warmup);
-      update_cuda(packing.device(), args, AverageRule{});
-    }
+    if constexpr (kCuda) prepare_average_cuda(packing.device(), args, options_.decay, options_.warmup);
   }
+  optim::update(packing.device(), args, AverageRule{});
 }
 
 void Ema::apply() {

@@ -13,22 +13,43 @@ struct StepArgs {
   const Chunk* chunks = nullptr;
   int64_t chunk_count = 0;
   const void* gradients = nullptr;
-  int64_t arena_elements = 0;  // of the gradients, with the zeros between them; a multiple of 64
+  const NormBlock* norm_blocks = nullptr;
+  int64_t norm_block_count = 0;
   void* states[2] = {};
+  int64_t first_state = 0;  // the element of the arena of gradients at which those of the states begin
   void* masters = nullptr;
   double* status = nullptr;   // StatusSlot
   int64_t* counts = nullptr;  // CountSlot
   ScaleState scaling;
+  int rule = 0;  // whose bias corrections in `status`
 };
 
-/// Applies the rule to every element, or does nothing at all if status[kApply] is 0.
-void update_cpu(const StepArgs& args, const Rule& rule);
-void update_cuda(Device device, const StepArgs& args, const Rule& rule);
+/// Applies an elementwise rule (optim/rules.h) to the chunks, or does nothing at all if status[kApply] is 0.
+/// Defined in optim/elementwise_kernels.h and optim/elementwise.cuh, where a rule instantiates them.
+template <class R>
+void update_cpu(const StepArgs& args, const R& rule);
+template <class R>
+void update_cuda(Device device, const StepArgs& args, const R& rule);
 
-/// Adds up the squares of all gradients in a fixed order and calls prepare(). `partials`: scratch, on the CPU
-/// for one number a chunk, on a GPU for measure_blocks() of them.
+/// The same on the device of the parameters.
+template <class R>
+void update(Device device, const StepArgs& args, const R& rule) {
+  if (device.is_cpu()) {
+    update_cpu(args, rule);
+  } else {
+    if constexpr (kCuda) update_cuda(device, args, rule);
+  }
+}
+
+/// to = from, or nothing at all if status[kApply] is 0. Not on the same memory.
+void commit_cpu(void* to, const void* from, size_t bytes, const double* status);
+void commit_cuda(Device device, void* to, const void* from, size_t bytes, const double* status);
+
+/// Adds up the squares of all gradients and calls prepare(). The order is that of the norm blocks, in f64:
+/// the squares of a block in a fixed order, then the blocks' sums in a fixed order. It does not depend on
+/// where the gradients lie, nor on how many blocks of threads there are. `partials`: scratch, a number per
+/// norm block.
 void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options);
-int64_t measure_blocks(Device device);
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options);
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup);

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <span>
+#include <string_view>
 
 #include "optim/kernels.h"
 #include "runtime/allocator.h"
@@ -11,13 +14,25 @@
 namespace tessera::optim {
 
 struct Optimizer::Buffers {
-  Buffers(const char* name, std::vector<nn::NamedParameter> parameters)
-      : name(name), packing(name, std::move(parameters)) {}
-  const char* name;
+  std::string name;
+  std::vector<int> rule_of;                  // by parameter
+  std::vector<std::vector<size_t>> members;  // by rule: parameters, in the order of the arenas
   Packing packing;
   Tensor gradients, masters, partials;
-  std::vector<Tensor> states;
 };
+
+bool is_hidden_matrix(const nn::NamedParameter& parameter) {
+  const Tensor& tensor = parameter.tensor;
+  if (!decays(parameter) || tensor.size(-1) < 2 || tensor.size(-2) < 2) return false;
+  std::string_view rest = parameter.name;
+  while (!rest.empty()) {
+    const std::string_view part = rest.substr(0, rest.find('.'));
+    for (const char* const outer : {"token", "position", "type", "embed", "head", "classifier", "language"})
+      if (part.starts_with(outer)) return false;
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+  }
+  return true;
+}
 
 bool decays(const nn::NamedParameter& parameter) {
   if (parameter.tensor.rank() <= 1) return false;
@@ -51,63 +66,146 @@ void check_loss_scale(const char* name, const LossScale& options) {
 }  // namespace
 
 Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameters,
-                     std::vector<const char*> states, double lr, double weight_decay,
-                     const std::vector<Group>& groups, const std::optional<LossScale>& loss_scale)
+                     const OptimizerOptions& options, std::vector<RuleUse> rules)
     : state_(std::make_shared<State>()) {
   const MemoryTag tag("optimizer");
-  state_->buffers = std::make_shared<Buffers>(name, std::move(parameters));
-  Buffers& buffers = *state_->buffers;
-  Packing& packing = buffers.packing;
-  const auto& list = packing.parameters();
-  const DType compute = packing.compute_dtype();
-  for (size_t i = 0; i < list.size(); ++i) {
-    const auto& [parameter, tensor] = list[i];
-    check(requires_grad(tensor), name, ": ", parameter, " ", describe(tensor),
-          " does not require a gradient; call nn::make_parameter");
-    check(tensor.grad_state()->grad_dtype == compute, name, ": the gradient of ", parameter, " is ",
-          tensor.grad_state()->grad_dtype, ", expected ", compute, "; call nn::make_parameter or ",
-          "require_grad(tensor, DType::", compute, ")");
-    Place& place = packing.places()[i];
-    place.weight_decay = decays(list[i]) ? weight_decay : 0;
-    const auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& candidate) {
-      return parameter.find(candidate.contains) != std::string::npos;
-    });
-    if (group == groups.end()) continue;
-    place.lr_scale = group->lr_scale;
-    place.weight_decay = group->weight_decay.value_or(place.weight_decay);
-  }
-  packing.upload();
-
-  buffers.gradients = packing.make_arena();
-  for (const char* const state : states) {
-    buffers.states.push_back(packing.make_arena());
-    for (size_t i = 0; i < list.size(); ++i)
-      state_->parts.push_back(
-          {std::string(state) + "." + list[i].name, packing.view(buffers.states.back(), i)});
-  }
-  buffers.masters = packing.make_masters();
-  for (size_t i = 0; i < list.size(); ++i)
-    if (packing.has_master(i))
-      state_->parts.push_back({"master." + list[i].name, packing.master_view(buffers.masters, i)});
-  sync_masters();
-  for (size_t i = 0; i < list.size(); ++i)
-    set_grad_buffer(list[i].tensor, packing.view(buffers.gradients, i));
-
-  const Device device = packing.device();
-  int64_t partials = packing.chunk_count();
-  if constexpr (kCuda)
-    if (device.is_cuda()) partials = measure_blocks(device);
-  buffers.partials = Tensor::empty({partials}, DType::f64, device);
-  state_->status = Tensor::zeros({kStatusSlots}, DType::f64, device);
-  state_->counts = Tensor::zeros({kCountSlots}, DType::i64, device);
-  if (loss_scale) {
-    check_loss_scale(name, *loss_scale);
-    state_->scale_options = *loss_scale;
-    state_->scale = Tensor::full({}, loss_scale->initial, DType::f32, device);
+  check(!rules.empty() && rules.size() <= size_t(kMostRules), name, ": ", rules.size(),
+        " rules; expected 1 to ", kMostRules);
+  check(options.weight_decay >= 0 && options.max_norm >= 0, name, ": weight_decay = ", options.weight_decay,
+        " and max_norm = ", options.max_norm, " must not be negative");
+  state_->buffers = std::make_shared<Buffers>();
+  state_->buffers->name = name;
+  assign(std::move(parameters), options, rules);
+  make_gradients();
+  make_rules(rules);
+  state_->prepare.max_norm = options.max_norm;
+  if (options.loss_scale) {
+    const Device device = state_->buffers->packing.device();
+    check_loss_scale(name, *options.loss_scale);
+    state_->scale_options = *options.loss_scale;
+    state_->scale = Tensor::full({}, options.loss_scale->initial, DType::f32, device);
     state_->scale_counts = Tensor::zeros({kScaleCountSlots}, DType::i64, device);
     state_->scale_version = state_->scale.version();
   }
-  set_lr(lr);
+  set_lr(options.lr);
+}
+
+/// Finds a rule and the settings for each parameter, and a place in the arenas: rule by rule, so that a
+/// rule's states cover its own parameters only.
+void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
+                       const std::vector<RuleUse>& rules) {
+  Buffers& buffers = *state_->buffers;
+  const std::string& name = buffers.name;
+  std::vector<double> lr_scales, decay;
+  std::vector<std::vector<size_t>> members(rules.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const nn::NamedParameter& parameter = parameters[i];
+    const auto group = std::find_if(options.groups.begin(), options.groups.end(), [&](const Group& g) {
+      return parameter.name.find(g.contains) != std::string::npos && (!g.matches || g.matches(parameter));
+    });
+    const bool grouped = group != options.groups.end(), told = grouped && !group->rule.empty();
+    const auto use = std::find_if(rules.begin(), rules.end(), [&](const RuleUse& candidate) {
+      return told ? candidate.rule->name() == group->rule : !candidate.takes || candidate.takes(parameter);
+    });
+    check(use != rules.end(), name, ": ", parameter.name, " ", describe(parameter.tensor),
+          told ? " is in a group with the rule \"" + group->rule + "\", which this optimizer lacks"
+               : std::string(" has no rule; let the last rule take all"));
+    buffers.rule_of.push_back(int(use - rules.begin()));
+    members[size_t(use - rules.begin())].push_back(i);
+    lr_scales.push_back(use->lr_scale * (grouped ? group->lr_scale : 1.0));
+    decay.push_back(decays(parameter) ? options.weight_decay : 0);
+    if (grouped) decay.back() = group->weight_decay.value_or(decay.back());
+  }
+  std::vector<size_t> arrangement;
+  for (size_t r = 0; r < rules.size(); ++r) {
+    const auto key = [&](size_t i) {
+      const Tensor& tensor = parameters[i].tensor;
+      const std::span<const int64_t> sizes = tensor.shape().sizes();
+      return std::pair(tensor.dtype(), std::vector<int64_t>(sizes.begin(), sizes.end()));
+    };
+    if (rules[r].rule->batches())
+      std::stable_sort(members[r].begin(), members[r].end(),
+                       [&](size_t a, size_t b) { return key(a) < key(b); });
+    arrangement.insert(arrangement.end(), members[r].begin(), members[r].end());
+  }
+  buffers.packing = Packing(name.c_str(), std::move(parameters), std::move(arrangement));
+  buffers.members = std::move(members);
+  for (size_t i = 0; i < lr_scales.size(); ++i) {
+    buffers.packing.places()[i].lr_scale = lr_scales[i];
+    buffers.packing.places()[i].weight_decay = decay[i];
+  }
+}
+
+void Optimizer::make_gradients() {
+  Buffers& buffers = *state_->buffers;
+  Packing& packing = buffers.packing;
+  const DType compute = packing.compute_dtype();
+  for (const auto& [parameter, tensor] : packing.parameters()) {
+    check(requires_grad(tensor), buffers.name, ": ", parameter, " ", describe(tensor),
+          " does not require a gradient; call nn::make_parameter");
+    check(tensor.grad_state()->grad_dtype == compute, buffers.name, ": the gradient of ", parameter, " is ",
+          tensor.grad_state()->grad_dtype, ", expected ", compute, "; call nn::make_parameter or ",
+          "require_grad(tensor, DType::", compute, ")");
+  }
+  packing.upload();
+  buffers.gradients = packing.make_arena();
+  buffers.masters = packing.make_masters();
+  sync_masters();
+  for (size_t i = 0; i < packing.parameters().size(); ++i)
+    set_grad_buffer(packing.parameters()[i].tensor, packing.view(buffers.gradients, i));
+  buffers.partials = Tensor::empty({int64_t(packing.norm_blocks().size())}, DType::f64, packing.device());
+  state_->status = Tensor::zeros({kStatusSlots}, DType::f64, packing.device());
+  state_->counts = Tensor::zeros({kCountSlots}, DType::i64, packing.device());
+}
+
+void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
+  Buffers& buffers = *state_->buffers;
+  const Packing& packing = buffers.packing;
+  StepArgs& common = state_->args;
+  common.places = packing.place_table();
+  common.gradients = buffers.gradients.raw();
+  common.norm_blocks = packing.norm_block_table();
+  common.norm_block_count = int64_t(packing.norm_blocks().size());
+  common.masters = buffers.masters.raw();
+  common.status = state_->status.data<double>();
+  common.counts = state_->counts.data<int64_t>();
+  size_t position = 0;
+  for (size_t r = 0; r < rules.size(); ++r) {
+    Rule& rule = *rules[r].rule;
+    check(rule.packing_ == nullptr, buffers.name, ": the rule ", rule.name(),
+          " belongs to another optimizer; make one for each");
+    rule.packing_ = &packing;
+    rule.members_ = buffers.members[r];
+    rule.range_ = packing.range(position, position + rule.members_.size());
+    position += rule.members_.size();
+    rule.args_ = common;
+    rule.args_.chunks = packing.chunk_table() + rule.range_.first_chunk;
+    rule.args_.chunk_count = rule.range_.chunks;
+    rule.args_.first_state = rule.range_.first;
+    rule.args_.rule = int(r);
+    for (const size_t i : rule.members_) {
+      const auto& [name, tensor] = packing.parameters()[i];
+      rule.parameters_.push_back(
+          {.name = name,
+           .weight = tensor.detach(),
+           .master = packing.has_master(i) ? packing.master_view(buffers.masters, i) : tensor.detach(),
+           .gradient = packing.view(buffers.gradients, i),
+           .lr_scale = packing.places()[i].lr_scale,
+           .weight_decay = packing.places()[i].weight_decay});
+    }
+    rule.begin();
+    state_->prepare.betas[r] = rule.betas();
+    for (const Rule::NamedState& state : rule.saved_) state_->parts.push_back({state.name, state.tensor});
+    state_->rules.push_back(rules[r].rule);
+  }
+  for (size_t i = 0; i < packing.parameters().size(); ++i)
+    if (packing.has_master(i))
+      state_->parts.push_back(
+          {"master." + packing.parameters()[i].name, packing.master_view(buffers.masters, i)});
+  std::set<std::string> names;
+  for (const NamedState& part : state_->parts)
+    check(names.insert(part.name).second, buffers.name, ": two states are named ", part.name,
+          "; give each rule's states names of their own");
 }
 
 void Optimizer::zero_grad() const {
@@ -147,7 +245,7 @@ const Tensor& Optimizer::loss_scale() const {
 void Optimizer::set_loss_scale(const LossScale& options) {
   check(state_->scale.defined(), state_->buffers->name,
         ": set_loss_scale() without loss scaling; give the options' loss_scale when making the optimizer");
-  check_loss_scale(state_->buffers->name, options);
+  check_loss_scale(state_->buffers->name.c_str(), options);
   state_->scale_options = options;
   if (steps() > 0 || skipped() > 0) return;
   state_->scale.fill(options.initial);
@@ -166,6 +264,16 @@ const std::vector<nn::NamedParameter>& Optimizer::parameters() const {
   return state_->buffers->packing.parameters();
 }
 
+const char* Optimizer::rule_of(size_t parameter) const {
+  check(parameter < parameters().size(), state_->buffers->name, ": there is no parameter ", parameter, " of ",
+        parameters().size());
+  return state_->rules[size_t(state_->buffers->rule_of[parameter])]->name();
+}
+
+const std::vector<size_t>& Optimizer::arrangement() const {
+  return state_->buffers->packing.arrangement();
+}
+
 const Tensor& Optimizer::masters() const {
   return state_->buffers->masters;
 }
@@ -180,7 +288,7 @@ void Optimizer::sync_masters() const {
 size_t Optimizer::bytes() const {
   const Buffers& buffers = *state_->buffers;
   size_t bytes = buffers.gradients.bytes() + buffers.masters.bytes();
-  for (const Tensor& state : buffers.states) bytes += state.bytes();
+  for (const auto& rule : state_->rules) bytes += rule->bytes();
   return bytes;
 }
 
@@ -194,7 +302,7 @@ void Optimizer::State::upload_lr() {
   uploaded_lr = lr;
 }
 
-void Optimizer::step(const Rule& rule, PrepareOptions prepare) {
+void Optimizer::step() {
   const ProfileRange range("optimizer");
   Buffers& buffers = *state_->buffers;
   Packing& packing = buffers.packing;
@@ -225,16 +333,8 @@ void Optimizer::step(const Rule& rule, PrepareOptions prepare) {
     state_->upload_lr();
   }
 
-  StepArgs args;
-  args.places = packing.place_table();
-  args.chunks = packing.chunk_table();
-  args.chunk_count = packing.chunk_count();
-  args.gradients = buffers.gradients.raw();
-  args.arena_elements = buffers.gradients.count();
-  for (size_t i = 0; i < buffers.states.size(); ++i) args.states[i] = buffers.states[i].raw();
-  args.masters = buffers.masters.raw();
-  args.status = state_->status.data<double>();
-  args.counts = state_->counts.data<int64_t>();
+  StepArgs args = state_->args;
+  PrepareOptions prepare = state_->prepare;
   if (state_->scale.defined()) {
     args.scaling = {state_->scale.data<float>(), state_->scale_counts.data<int64_t>()};
     prepare.loss_scale = state_->scale_options;
@@ -242,13 +342,11 @@ void Optimizer::step(const Rule& rule, PrepareOptions prepare) {
   double* const partials = buffers.partials.data<double>();
   if (device.is_cpu()) {
     measure_cpu(packing.compute_dtype(), args, partials, prepare);
-    update_cpu(args, rule);
   } else {
-    if constexpr (kCuda) {
-      measure_cuda(device, args, partials, prepare);
-      update_cuda(device, args, rule);
-    }
+    if constexpr (kCuda) measure_cuda(device, args, partials, prepare);
   }
+  const NoTape off;
+  for (const auto& rule : state_->rules) rule->step();
   for (const nn::NamedParameter& parameter : list) parameter.tensor.bump_version();
 }
 

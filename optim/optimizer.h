@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,23 +8,55 @@
 
 #include "nn/module.h"
 #include "optim/loss_scale.h"
-#include "optim/rules.h"
+#include "optim/rule.h"
 
 namespace tessera::optim {
 
-/// Settings of the parameters whose names contain `contains`; the first group that fits decides.
+struct BundledOptions;  // optim/bundled.h
+
+/// Settings of some parameters; the first group that fits decides.
 struct Group {
-  std::string contains;
-  double lr_scale = 1;  // times the learning rate
+  std::string contains;  // fits names that contain this; "": every name
+  double lr_scale = 1;   // times the learning rate
   std::optional<double> weight_decay =
-      {};  // instead of the optimizer's; also where the no-decay rule says none
+      {};                 // instead of the optimizer's; also where the no-decay rule says none
+  std::string rule = {};  // name of the optimizer's rule that updates them; "": as the optimizer says
+  /// Fits where it is true, too; empty: no further condition.
+  std::function<bool(const nn::NamedParameter&)> matches = {};
+};
+
+/// What every optimizer is told.
+struct OptimizerOptions {
+  double lr = 1e-3;
+  double weight_decay = 0;  // where the no-decay rule allows it
+  double max_norm = 0;      // clips the norm of all gradients; 0: no clipping
+  std::vector<Group> groups = {};
+  std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
+};
+
+/// A rule, and the parameters that it updates: those that no earlier rule of the optimizer took.
+struct RuleUse {
+  std::shared_ptr<Rule> rule;
+  std::function<bool(const nn::NamedParameter&)> takes = {};  // empty: all
+  double lr_scale = 1;                                        // times the learning rate, and a group's
 };
 
 /// The no-decay rule: weight decay is for weights of two and more dimensions. Left out are tensors of rank 0
 /// and 1, parameters named "bias", and those of a part whose name contains "norm".
 bool decays(const nn::NamedParameter& parameter);
 
-/// What all optimizers share. A step
+/// The weights of hidden layers, by the names of the bundled models: those that decay, have at least two rows
+/// and two columns, and belong neither to an embedding nor to a head, that is to no part whose name begins
+/// with "token", "position", "type", "embed", "head", "classifier" or "language".
+bool is_hidden_matrix(const nn::NamedParameter& parameter);
+
+/// An optimizer: parameters, the rules that update them (optim/rule.h), and what is the same for all rules.
+/// AdamW, Sgd and Muon are optimizers of known rules; a program makes one of rules of its own
+///
+///   optim::Optimizer optimizer("mine", nn::parameters(model), {.lr = 0.1}, {{std::make_shared<MyRule>()}});
+///
+/// or mixes them: {{std::make_shared<MyRule>(), optim::is_hidden_matrix}, {optim::adamw_rule()}}.
+/// A step
 ///   1. takes gradients that did not arrive since zero_grad() as zero (moments still decay, weights still
 ///   do);
 ///   2. measures the norm of all gradients in f64, in a fixed order, and divides it by the LossScale, if
@@ -31,7 +64,7 @@ bool decays(const nn::NamedParameter& parameter);
 ///   3. if the norm is not finite, counts a skip, lowers the loss scale and changes nothing else: weights,
 ///      moments and the step count keep their bits;
 ///   4. else multiplies gradients by min(1, max_norm / (norm + 1e-6)) if max_norm > 0, divides them by the
-///      loss scale, and updates all parameters in one launch.
+///      loss scale, and lets each rule update its parameters; elementwise rules do so in one launch each.
 /// Gradients lie in one arena: backward passes add to them until zero_grad(), so that accumulating over k
 /// batches needs only the losses scaled by 1/k.
 ///
@@ -43,9 +76,14 @@ bool decays(const nn::NamedParameter& parameter);
 /// set_lr() reaches the replays. Reading steps(), skipped() or grad_norm() waits for the device.
 class Optimizer {
  public:
+  /// `name` is for messages. At most kMostRules rules, each of which at most one optimizer has. Throws if a
+  /// parameter has no rule, or its group names one that is missing.
+  Optimizer(const char* name, std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
+            std::vector<RuleUse> rules);
   Optimizer(Optimizer&&) = default;
   Optimizer& operator=(Optimizer&&) = default;
 
+  void step();
   /// Forgets all gradients; the next backward pass overwrites them.
   void zero_grad() const;
   void set_lr(double lr);
@@ -68,11 +106,15 @@ class Optimizer {
   /// The arena of all gradients, [elements with pads]; pads are zero. They are multiplied by the loss scale.
   const Tensor& gradients() const;
   const std::vector<nn::NamedParameter>& parameters() const;
+  /// The name of the rule that updates a parameter, by its index in parameters(); "adamw".
+  const char* rule_of(size_t parameter) const;
   /// The arena of the f32 masters, laid out by Packing; empty if no parameter is bf16 or f16.
   const Tensor& masters() const;
+  /// The order of the parameters in the arenas, as indices into parameters().
+  const std::vector<size_t>& arrangement() const;
   /// Takes the weights as they are now as masters.
   void sync_masters() const;
-  /// Bytes of the arenas.
+  /// Bytes of the arenas, and of what rules keep beside them.
   size_t bytes() const;
 
   /// Learning rate, counts, loss scale, moments and masters, by the names of the parameters. Gradients are
@@ -85,13 +127,6 @@ class Optimizer {
     if (state.scale.defined()) visit(kScaleField, state.scale), visit(kScaleCountsField, state.scale_counts);
     for (NamedState& part : state.parts) visit(part.name, part.tensor);
   }
-
- protected:
-  /// `states`: names of the rule's states.
-  Optimizer(const char* name, std::vector<nn::NamedParameter> parameters, std::vector<const char*> states,
-            double lr, double weight_decay, const std::vector<Group>& groups,
-            const std::optional<LossScale>& loss_scale);
-  void step(const Rule& rule, PrepareOptions prepare);
 
  private:
   struct NamedState {
@@ -110,8 +145,16 @@ class Optimizer {
     uint64_t scale_version = 0;  // of the scale at the last step; each backward pass with it bumps that
     std::vector<NamedState> parts;
     std::shared_ptr<Buffers> buffers;
+    StepArgs args;
+    PrepareOptions prepare;
+    std::vector<std::shared_ptr<Rule>> rules;
     void upload_lr();
   };
+  void assign(std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
+              const std::vector<RuleUse>& rules);
+  void make_gradients();
+  void make_rules(const std::vector<RuleUse>& rules);
+
   std::shared_ptr<State> state_;  // graphs that captured a step share it
 };
 

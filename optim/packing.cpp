@@ -40,48 +40,79 @@ Tensor table_on(Device device, const std::vector<T>& table) {
 
 }  // namespace
 
-Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters)
-    : parameters_(std::move(parameters)) {
+Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement)
+    : parameters_(std::move(parameters)), arrangement_(std::move(arrangement)) {
   if (!parameters_.empty()) {
     device_ = parameters_.front().tensor.device();
     compute_ = parameters_.front().tensor.dtype() == DType::f64 ? DType::f64 : DType::f32;
   }
-  for (const auto& [name, tensor] : parameters_) {
-    check(is_floating(tensor.dtype()) && tensor.dtype() != DType::f8e4m3, who, ": parameter ", name, " ",
-          describe(tensor), " is not supported; expected f64, f32, bf16 or f16");
-    check((tensor.dtype() == DType::f64) == (compute_ == DType::f64), who, ": parameter ", name, " ",
-          describe(tensor), " beside ", parameters_.front().name, " ", describe(parameters_.front().tensor),
-          "; all or none of the parameters must be f64");
-    check(tensor.device() == device_, who, ": parameter ", name, " is on ", tensor.device().name(),
-          ", the others on ", device_.name(), "; move the model with nn::to before making the optimizer");
-    check(compute_ != DType::f64 || device_.is_cpu(), who, ": parameter ", name, ": dtype f64 is not ",
-          "supported on device ", device_.name(), "; expected f32, bf16 or f16");
-    check(tensor.has_rows(), who, ": parameter ", name, " ", describe(tensor),
-          " has no rows (it is transposed or expanded); clone() it");
-    const Rows rows = rows_of(tensor);
-    Place place;
-    place.weight = tensor.raw();
-    place.dtype = tensor.dtype();
-    place.stride = tensor.layout().is_packed() ? rows.width : tensor.row_stride();
-    place.arena_stride = rows.rows > 1 ? round_up(rows.width, 4) : place.stride;
-    place.offset = size_;
-    place.aligned = reinterpret_cast<uintptr_t>(place.weight) % (4 * size_of(place.dtype)) == 0 &&
-                    (rows.rows == 1 || place.stride % 4 == 0);
-    const int64_t elements = round_up(rows.rows > 1 ? rows.rows * place.arena_stride : rows.width, 64);
-    size_ += elements;
-    if (size_of(place.dtype) == 2) {
-      place.master = master_size_;
-      master_size_ += elements;
-    }
-    const int32_t index = int32_t(places_.size());
-    places_.push_back(place);
-    const int64_t columns = std::min(rows.width, kChunkElements);
-    const int64_t rows_at_once = columns ? std::max<int64_t>(1, kChunkElements / columns) : 1;
-    for (int64_t row = 0; row < rows.rows; row += rows_at_once)
-      for (int64_t column = 0; column < rows.width; column += columns)
-        chunks_.push_back({row, column, int32_t(std::min(rows_at_once, rows.rows - row)),
-                           int32_t(std::min(columns, rows.width - column)), index});
+  if (arrangement_.empty())
+    for (size_t i = 0; i < parameters_.size(); ++i) arrangement_.push_back(i);
+  places_.resize(parameters_.size());
+  for (const size_t i : arrangement_) {
+    check_parameter(who, i);
+    first_chunks_.push_back(int64_t(chunks_.size()));
+    place(i);
   }
+  first_chunks_.push_back(int64_t(chunks_.size()));
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const int64_t elements = elements_of(i);
+    for (int64_t at = 0; at < elements; at += kNormBlockElements)
+      norm_blocks_.push_back({places_[i].offset + at, int32_t(std::min(kNormBlockElements, elements - at))});
+  }
+}
+
+void Packing::check_parameter(const char* who, size_t parameter) const {
+  const auto& [name, tensor] = parameters_[parameter];
+  check(is_floating(tensor.dtype()) && tensor.dtype() != DType::f8e4m3, who, ": parameter ", name, " ",
+        describe(tensor), " is not supported; expected f64, f32, bf16 or f16");
+  check((tensor.dtype() == DType::f64) == (compute_ == DType::f64), who, ": parameter ", name, " ",
+        describe(tensor), " beside ", parameters_.front().name, " ", describe(parameters_.front().tensor),
+        "; all or none of the parameters must be f64");
+  check(tensor.device() == device_, who, ": parameter ", name, " is on ", tensor.device().name(),
+        ", the others on ", device_.name(), "; move the model with nn::to before making the optimizer");
+  check(compute_ != DType::f64 || device_.is_cpu(), who, ": parameter ", name, ": dtype f64 is not ",
+        "supported on device ", device_.name(), "; expected f32, bf16 or f16");
+  check(tensor.has_rows(), who, ": parameter ", name, " ", describe(tensor),
+        " has no rows (it is transposed or expanded); clone() it");
+}
+
+int64_t Packing::elements_of(size_t parameter) const {
+  const Rows rows = rows_of(parameters_[parameter].tensor);
+  return round_up(rows.rows > 1 ? rows.rows * places_[parameter].arena_stride : rows.width, 64);
+}
+
+void Packing::place(size_t parameter) {
+  const Tensor& tensor = parameters_[parameter].tensor;
+  const Rows rows = rows_of(tensor);
+  Place& place = places_[parameter];
+  place.weight = tensor.raw();
+  place.dtype = tensor.dtype();
+  place.stride = tensor.layout().is_packed() ? rows.width : tensor.row_stride();
+  place.arena_stride = rows.rows > 1 ? round_up(rows.width, 4) : place.stride;
+  place.offset = size_;
+  place.aligned = reinterpret_cast<uintptr_t>(place.weight) % (4 * size_of(place.dtype)) == 0 &&
+                  (rows.rows == 1 || place.stride % 4 == 0);
+  const int64_t elements = elements_of(parameter);
+  size_ += elements;
+  if (size_of(place.dtype) == 2) {
+    place.master = master_size_;
+    master_size_ += elements;
+  }
+  const int64_t columns = std::min(rows.width, kChunkElements);
+  const int64_t rows_at_once = columns ? std::max<int64_t>(1, kChunkElements / columns) : 1;
+  for (int64_t row = 0; row < rows.rows; row += rows_at_once)
+    for (int64_t column = 0; column < rows.width; column += columns)
+      chunks_.push_back({row, column, int32_t(std::min(rows_at_once, rows.rows - row)),
+                         int32_t(std::min(columns, rows.width - column)), int32_t(parameter)});
+}
+
+PackedRange Packing::range(size_t begin, size_t end) const {
+  const auto offset = [&](size_t position) {
+    return position < arrangement_.size() ? places_[arrangement_[position]].offset : size_;
+  };
+  return {offset(begin), offset(end) - offset(begin), first_chunks_[begin],
+          first_chunks_[end] - first_chunks_[begin]};
 }
 
 Tensor Packing::view_at(const Tensor& arena, size_t parameter, int64_t offset) const {
@@ -93,8 +124,8 @@ Tensor Packing::view_at(const Tensor& arena, size_t parameter, int64_t offset) c
   return Tensor::view_of(arena.storage(), layout, arena.dtype());
 }
 
-Tensor Packing::view(const Tensor& arena, size_t parameter) const {
-  return view_at(arena, parameter, places_[parameter].offset);
+Tensor Packing::view(const Tensor& arena, size_t parameter, int64_t first) const {
+  return view_at(arena, parameter, places_[parameter].offset - first);
 }
 
 Tensor Packing::master_view(const Tensor& masters, size_t parameter) const {
@@ -104,6 +135,7 @@ Tensor Packing::master_view(const Tensor& masters, size_t parameter) const {
 void Packing::upload() {
   place_table_ = table_on(device_, places_);
   chunk_table_ = table_on(device_, chunks_);
+  norm_block_table_ = table_on(device_, norm_blocks_);
 }
 
 const Place* Packing::place_table() const {
@@ -112,6 +144,10 @@ const Place* Packing::place_table() const {
 
 const Chunk* Packing::chunk_table() const {
   return static_cast<const Chunk*>(chunk_table_.raw());
+}
+
+const NormBlock* Packing::norm_block_table() const {
+  return static_cast<const NormBlock*>(norm_block_table_.raw());
 }
 
 }  // namespace tessera::optim

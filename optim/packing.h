@@ -30,28 +30,52 @@ struct Chunk {
   int32_t place = 0;
 };
 
+/// Consecutive elements of one parameter's part of the gradients' arena, which are summed as one for the
+/// norm. The unit of its order: a parameter's blocks begin at its first element and follow each other,
+/// parameters in the order of their definition; where in an arena a parameter lies changes no sum.
+struct NormBlock {
+  int64_t offset = 0;    // in the arena; a multiple of 64
+  int32_t elements = 0;  // a multiple of 64, with the zeros after a row and after the parameter
+};
+
+/// Of a norm block: 64 KiB of f32 gradients. Few enough that one block of threads adds up their sums in the
+/// time of some reads, and enough to keep all SMs busy from some ten million parameters on.
+inline constexpr int64_t kNormBlockElements = 16384;
+
 /// Elements of a chunk, about: 16 KiB of each f32 state (see optim/kernels_cuda.cu).
 inline constexpr int64_t kChunkElements = 4096;
 
+/// Parameters that lie next to each other in the arenas.
+struct PackedRange {
+  int64_t first = 0, elements = 0;  // of the arenas
+  int64_t first_chunk = 0, chunks = 0;
+};
+
 class Packing {
  public:
+  Packing() = default;
   /// `who` names the owner in messages. Throws unless the parameters have rows, are floating, lie on one
-  /// device, and are all f64 (on the CPU) or none of them is; the list may be empty.
-  Packing(const char* who, std::vector<nn::NamedParameter> parameters);
+  /// device, and are all f64 (on the CPU) or none of them is; the list may be empty. `arrangement`: the order
+  /// in which they lie in the arenas, as indices into the list; empty: the order of the list.
+  Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement = {});
 
   const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
+  const std::vector<size_t>& arrangement() const { return arrangement_; }
+  /// Where the parameters number `begin` to `end` of the arrangement lie.
+  PackedRange range(size_t begin, size_t end) const;
   Device device() const { return device_; }
   /// What arenas hold: f64 for f64 parameters, else f32.
   DType compute_dtype() const { return compute_; }
   std::vector<Place>& places() { return places_; }
+  const std::vector<Place>& places() const { return places_; }
   /// The arena of zeros for a state that every parameter has. Between rows and parameters those of gradients
   /// stay zero for ever, which the norm relies on; in other arenas the pads between rows hold anything.
   Tensor make_arena() const { return Tensor::zeros({size_}, compute_, device_); }
   /// The arena of masters: only bf16 and f16 parameters have a place in it.
   Tensor make_masters() const { return Tensor::zeros({master_size_}, compute_, device_); }
   bool has_master(size_t parameter) const { return places_[parameter].master >= 0; }
-  /// A parameter's part of an arena, in the parameter's shape.
-  Tensor view(const Tensor& arena, size_t parameter) const;
+  /// A parameter's part of an arena, in the parameter's shape. An arena of a range begins at element `first`.
+  Tensor view(const Tensor& arena, size_t parameter, int64_t first = 0) const;
   Tensor master_view(const Tensor& masters, size_t parameter) const;
 
   /// Copies the tables to the device, once the places are final.
@@ -59,17 +83,25 @@ class Packing {
   const Place* place_table() const;
   const Chunk* chunk_table() const;
   int64_t chunk_count() const { return int64_t(chunks_.size()); }
+  const std::vector<NormBlock>& norm_blocks() const { return norm_blocks_; }
+  const NormBlock* norm_block_table() const;
 
  private:
+  void check_parameter(const char* who, size_t parameter) const;
+  void place(size_t parameter);
+  int64_t elements_of(size_t parameter) const;  // of an arena, up to the next parameter
   Tensor view_at(const Tensor& arena, size_t parameter, int64_t offset) const;
 
   std::vector<nn::NamedParameter> parameters_;
+  std::vector<size_t> arrangement_;
+  std::vector<int64_t> first_chunks_;  // by position in the arrangement, and behind the last
   Device device_ = Device::cpu();
   DType compute_ = DType::f32;
   std::vector<Place> places_;
   std::vector<Chunk> chunks_;
+  std::vector<NormBlock> norm_blocks_;
   int64_t size_ = 0, master_size_ = 0;
-  Tensor place_table_, chunk_table_;  // u8, on the device
+  Tensor place_table_, chunk_table_, norm_block_table_;  // u8, on the device
 };
 
 }  // namespace tessera::optim

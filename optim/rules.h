@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cmath>
-#include <variant>
 
 #include "optim/loss_scale.h"
 #include "runtime/config.h"
@@ -63,6 +62,45 @@ struct MomentumRule {
   }
 };
 
+/// The first half of a rule that computes a direction from gradients: s[0] = the gradient, clipped and
+/// without the loss scale. The weight stays.
+struct TakeRule {
+  static constexpr int kStates = 1;
+  static constexpr bool kGradient = true, kWritesWeight = false;
+
+  template <class C>
+  TESSERA_HD void operator()(C&, C g, C* s, const Scalars<C>&) const {
+    s[0] = g;
+  }
+};
+
+/// The second half: w -= rate * (s[0] + weight_decay * w).
+struct DescendRule {
+  static constexpr int kStates = 1;
+  static constexpr bool kGradient = false, kWritesWeight = true;
+
+  template <class C>
+  TESSERA_HD void operator()(C& w, C, C* s, const Scalars<C>& k) const {
+    w -= k.rate * (s[0] + k.weight_decay * w);
+  }
+};
+
+/// Momentum as an average: s[0] = momentum s[0] + (1 - momentum) g, and the direction s[1], which is s[0] or
+/// with Nesterov's look-ahead (1 - momentum) g + momentum s[0]. The weight stays.
+struct DirectionRule {
+  static constexpr int kStates = 2;
+  static constexpr bool kGradient = true, kWritesWeight = false;
+  double momentum;
+  bool nesterov;
+
+  template <class C>
+  TESSERA_HD void operator()(C&, C g, C* s, const Scalars<C>&) const {
+    const C fresh = C(1 - momentum) * g;
+    s[0] = C(momentum) * s[0] + fresh;
+    s[1] = nesterov ? fresh + C(momentum) * s[0] : s[0];
+  }
+};
+
 /// The exponential moving average of the weight: s += rate * (w - s).
 struct AverageRule {
   static constexpr int kStates = 1;
@@ -74,7 +112,8 @@ struct AverageRule {
   }
 };
 
-using Rule = std::variant<AdamWRule, SgdRule, MomentumRule, AverageRule>;
+/// Rules of one optimizer, at most.
+inline constexpr int kMostRules = 4;
 
 /// Slots of the f64 tensor on the device that a step reads and writes.
 enum StatusSlot : int {
@@ -82,9 +121,9 @@ enum StatusSlot : int {
   kNorm,   // of all gradients, before clipping, without the loss scale
   kClip,   // what gradients are multiplied by: the factor of clipping over the loss scale
   kApply,  // 1, or 0 if this step is skipped
-  kBias1,
+  kBias1,  // of the first rule of an optimizer; the next one's follow, two per rule
   kBias2,
-  kStatusSlots
+  kStatusSlots = kBias1 + 2 * kMostRules
 };
 
 /// Slots of the i64 tensor on the device.
@@ -103,9 +142,14 @@ struct ScaleState {
   int64_t* counts = nullptr;  // ScaleCountSlot
 };
 
+/// The decays of two moments that begin at zero, for which a rule corrects; 0: no such moment.
+struct Betas {
+  double beta1 = 0, beta2 = 0;
+};
+
 struct PrepareOptions {
   double max_norm = 0;  // 0: no clipping
-  double beta1 = 0, beta2 = 0;
+  Betas betas[kMostRules] = {};
   LossScale loss_scale = {};  // used if there is a scale
 };
 
@@ -138,8 +182,10 @@ TESSERA_HD void prepare(double* status, int64_t* counts, const ScaleState& scali
   status[kNorm] = norm;
   status[kClip] = (clip < 1 ? clip : 1.0) * inverse;
   status[kApply] = finite ? 1 : 0;
-  status[kBias1] = 1 - std::pow(options.beta1, t);
-  status[kBias2] = std::sqrt(1 - std::pow(options.beta2, t));
+  for (int rule = 0; rule < kMostRules; ++rule) {  // a number known to the compiler: no indexed copy
+    status[kBias1 + 2 * rule] = 1 - std::pow(options.betas[rule].beta1, t);
+    status[kBias2 + 2 * rule] = std::sqrt(1 - std::pow(options.betas[rule].beta2, t));
+  }
   if (scaling.scale) adapt(scaling, finite, options.loss_scale);
 }
 

@@ -1,32 +1,34 @@
 #include "optim/sgd.h"
 
+#include "optim/bundled.h"
+
 namespace tessera::optim {
-namespace {
 
-std::vector<const char*> states_of(const SgdOptions& options) {
-  if (options.momentum == 0) return {};
-  return {"v"};
+std::shared_ptr<Rule> sgd_rule(double momentum, bool nesterov) {
+  check(momentum >= 0 && momentum < 1, "Sgd: momentum = ", momentum, " must be in [0, 1)");
+  check(!nesterov || momentum > 0, "Sgd: nesterov needs a momentum above 0");
+  if (momentum == 0)
+    return std::make_shared<Elementwise<SgdRule>>("sgd", SgdRule{}, std::vector<const char*>{});
+  return std::make_shared<Elementwise<MomentumRule>>("sgd", MomentumRule{momentum, nesterov},
+                                                     std::vector<const char*>{"v"});
 }
-
-}  // namespace
 
 Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
-    : Optimizer("Sgd", std::move(parameters), states_of(options), options.lr, options.weight_decay,
-                options.groups, options.loss_scale),
-      options_(options) {
-  check(options.momentum >= 0 && options.momentum < 1, "Sgd: momentum = ", options.momentum,
-        " must be in [0, 1)");
-  check(!options.nesterov || options.momentum > 0, "Sgd: nesterov needs a momentum above 0");
-  check(options.weight_decay >= 0 && options.max_norm >= 0, "Sgd: weight_decay = ", options.weight_decay,
-        " and max_norm = ", options.max_norm, " must not be negative");
-}
+    : Optimizer("Sgd", std::move(parameters),
+                {.lr = options.lr,
+                 .weight_decay = options.weight_decay,
+                 .max_norm = options.max_norm,
+                 .groups = options.groups,
+                 .loss_scale = options.loss_scale},
+                {{sgd_rule(options.momentum, options.nesterov)}}) {}
 
-void Sgd::step() {
-  const PrepareOptions prepare{.max_norm = options_.max_norm};
-  if (options_.momentum == 0)
-    Optimizer::step(SgdRule{}, prepare);
-  else
-    Optimizer::step(MomentumRule{options_.momentum, options_.nesterov}, prepare);
+Sgd Sgd::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
+  return Sgd(std::move(parameters), {.lr = options.lr,
+                                     .momentum = options.momentum,
+                                     .weight_decay = options.weight_decay,
+                                     .max_norm = options.max_norm,
+                                     .groups = options.groups,
+                                     .loss_scale = options.loss_scale});
 }
 
 }  // namespace tessera::optim

@@ -18,11 +18,14 @@ struct SgdOptions {
 /// those of SgdRule and MomentumRule. Without momentum it has no state beside the masters.
 class Sgd : public Optimizer {
  public:
+  static constexpr const char* kName = "sgd";
   Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options = {});
-  void step();
-
- private:
-  SgdOptions options_;
+  /// As commands make it (optim/bundled.h).
+  static Sgd from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options);
 };
+
+/// The rule "sgd", with the state v if there is momentum, for optimizers of several rules. Throws unless
+/// momentum is in [0, 1), and for Nesterov's form without momentum.
+std::shared_ptr<Rule> sgd_rule(double momentum = 0, bool nesterov = false);
 
 }  // namespace tessera::optim

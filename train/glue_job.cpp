@@ -12,15 +12,13 @@
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
+#include "runtime/random_purpose.h"
 
 namespace tessera::train {
 
 using nlohmann::json;
 
 namespace {
-
-/// The order of the data and the first values must not share random numbers.
-constexpr uint64_t kOrderSeed = 0x0D3E'5EED'0000'0002u;
 
 /// The head that the task needs, in the place of what a config.json says.
 pretrained::ConfigOptions head_options(datasets::GlueTask task) {
@@ -125,20 +123,14 @@ models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device,
 GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set)
     : Job(device),
       settings_(settings),
-      rng_(settings.seed),
+      rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       model_(make_model(settings, rng_, device, loaded_)),
-      optimizer_([&] {
-        const MemoryTag tag("optimizer");
-        return optim::AdamW(nn::parameters(model_),
-                            {.lr = settings.lr,
-                             .weight_decay = settings.weight_decay,
-                             .max_norm = settings.clip_norm,
-                             .loss_scale = optim::default_loss_scale(settings.bert.dtype)});
-      }()),
+      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype)),
       set_(set) {
+  use_for(RandomPurpose::dropout, settings.seed, rng_);
   nn::set_training(model_, true);
   if (set) {
-    Rng order(settings.seed ^ kOrderSeed);
+    Rng order(seed_for(RandomPurpose::text_order, settings.seed));
     loader_.emplace(set->train, datasets::LoaderOptions{.size = settings.batch,
                                                         .shuffle = &order,
                                                         .drop_last = true,

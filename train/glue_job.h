@@ -9,7 +9,7 @@
 
 #include "datasets/loader.h"
 #include "models/bert.h"
-#include "optim/adamw.h"
+#include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "pretrained/load.h"
 #include "tensor/precision.h"
@@ -65,7 +65,7 @@ class GlueJob : public Job {
   models::Bert& model() { return model_; }
   /// What became of the names of settings.model's file; of a model from random weights, nothing.
   const pretrained::LoadReport& loaded() const { return loaded_; }
-  optim::AdamW& optimizer() { return optimizer_; }
+  optim::Optimizer& optimizer() { return optimizer_; }
 
   JobInfo info() const override;
   void batch(uint64_t index) override;
@@ -85,7 +85,7 @@ class GlueJob : public Job {
   Rng rng_;
   pretrained::LoadReport loaded_;
   models::Bert model_;
-  optim::AdamW optimizer_;
+  optim::Optimizer optimizer_;
   models::BertBatch batch_;
   Tensor targets_;
   const GlueSet* set_;

@@ -10,6 +10,7 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
+#include "runtime/random_purpose.h"
 
 namespace tessera::train {
 
@@ -209,20 +210,13 @@ LanguageJob::Model LanguageJob::make(const LanguageSettings& settings, Rng& rng,
 LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights)
     : Job(device),
       settings_(settings),
-      rng_(settings.seed),
+      rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       model_(make(settings, rng_, device, weights)),
-      optimizer_([&] {
-        const MemoryTag tag("optimizer");
-        // Rows of a table are seen seldom: decay would be most of what happens to them.
-        return optim::AdamW(nn::parameters(model_),
-                            {.lr = settings.lr,
-                             .beta2 = settings.beta2,
-                             .weight_decay = settings.weight_decay,
-                             .max_norm = settings.clip_norm,
-                             .groups = {{.contains = "token.weight", .weight_decay = 0.0},
-                                        {.contains = "position.weight", .weight_decay = 0.0}},
-                             .loss_scale = optim::default_loss_scale(settings.dtype())});
-      }()) {
+      // Rows of a table are seen seldom: decay would be most of what happens to them.
+      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.dtype(), settings.beta2,
+                                         {{.contains = "token.weight", .weight_decay = 0.0},
+                                          {.contains = "position.weight", .weight_decay = 0.0}})) {
+  use_for(RandomPurpose::dropout, settings.seed, rng_);
   if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);

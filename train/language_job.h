@@ -12,8 +12,8 @@
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/llama.h"
-#include "optim/adamw.h"
 #include "optim/ema.h"
+#include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "plan/plan.h"
 #include "tensor/precision.h"
@@ -111,7 +111,7 @@ class LanguageJob : public Job {
   /// `weights`: folder whose weights the model begins with, "" for drawn ones.
   LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights = "");
   const LanguageSettings& settings() const { return settings_; }
-  optim::AdamW& optimizer() { return optimizer_; }
+  optim::Optimizer& optimizer() { return optimizer_; }
 
   /// What to train on, which must outlive the job, and what to judge by: `held_out`, which may be empty, next
   /// to the baseline's loss on it. Without this there are no batches; load() brings one from elsewhere.
@@ -158,7 +158,7 @@ class LanguageJob : public Job {
   LanguageSettings settings_;
   Rng rng_;
   Model model_;
-  optim::AdamW optimizer_;
+  optim::Optimizer optimizer_;
   std::optional<optim::Ema> ema_;
   Tensor inputs_, targets_;  // [B, T]
   nn::Sequences sequences_;  // with `documents`

@@ -8,20 +8,13 @@
 #include "plan/plan.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
+#include "runtime/random_purpose.h"
 #include "train/language_job.h"
 #include "train/step.h"
 
 namespace tessera::train {
 
 using nlohmann::json;
-
-namespace {
-
-/// The order of the training windows has a generator of its own: how many numbers the first weights took
-/// must not decide it.
-constexpr uint64_t kOrderSeed = 0x0D4E'5EED'0000'0001u;
-
-}  // namespace
 
 std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch& watch) {
   const io::Tokenizer& tokenizer = data.tokenizer();
@@ -62,7 +55,7 @@ void LanguageJob::set_data(const LanguageData& data, const LanguageWatch& watch,
         " windows of ", s.length, "; a batch takes ", s.batch,
         ": give a smaller --batch-size or --length, or more text");
   data_ = &data, watch_ = watch, held_out_ = std::move(held_out), baseline_ = baseline;
-  Rng order(s.seed ^ kOrderSeed);
+  Rng order(seed_for(RandomPurpose::sequence_order, s.seed));
   loader_.emplace(
       data.train(),
       datasets::LoaderOptions{

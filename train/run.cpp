@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "io/checkpoint_folder.h"
@@ -69,7 +70,7 @@ class Run {
     write_settings();
     guard.keep();
     record("running");
-    request_.say(recipe_.header(*folder_, options_.graph, first_step_));
+    request_.say(recipe_.header(*folder_, options_.graph, first_step_) + optimizer_line());
     train();
     record(result_.outcome == Outcome::finished ? "finished" : "interrupted");
     if (!request_.summary.empty()) write_summary();
@@ -124,6 +125,19 @@ class Run {
     check(first_step_ < steps || (first_step_ == steps && !fs::exists(page, ignored)), "train ",
           recipe_.name(), ": the run has done its ", first_step_, " steps; give --steps to go further");
     fs::remove(page, ignored);
+  }
+
+  /// "  optimizer muon: 16 tensors by muon, 37 by adamw".
+  std::string optimizer_line() {
+    const TrainingSettings& settings = recipe_.training();
+    std::string text = fmt::format("  optimizer {}", settings.optimizer);
+    const optim::Optimizer* const optimizer = recipe_.job().trained_by().counted();
+    std::map<std::string, int64_t> tensors;
+    for (size_t i = 0; optimizer && i < optimizer->parameters().size(); ++i) ++tensors[optimizer->rule_of(i)];
+    const char* before = ":";
+    for (auto it = tensors.rbegin(); tensors.size() > 1 && it != tensors.rend(); ++it, before = ",")
+      text += fmt::format("{} {} tensors by {}", before, it->second, it->first);
+    return text + "\n";
   }
 
   void write_settings() {

@@ -6,6 +6,7 @@
 #include "plan/plan.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
+#include "runtime/random_purpose.h"
 #include "train/step.h"
 
 namespace tessera::train {
@@ -14,9 +15,7 @@ using nlohmann::json;
 
 namespace {
 
-/// Evaluation draws its tasks under another key than training does: the two never meet.
 constexpr int64_t kWidest = 1 << 18;  // of the model's widths
-constexpr uint64_t kEvaluationSeed = 0xE7A1'5EED'0000'0001u;
 
 }  // namespace
 
@@ -111,13 +110,14 @@ int64_t default_features(const std::string& prior) {
 }
 
 datasets::Prior make_prior(const TnpSettings& settings, bool evaluation, Device device) {
-  return datasets::Prior({.kind = datasets::parse_prior(settings.prior),
-                          .batch = settings.batch,
-                          .context = settings.context,
-                          .targets = settings.targets,
-                          .features = settings.model.features,
-                          .seed = evaluation ? settings.seed ^ kEvaluationSeed : settings.seed},
-                         device);
+  return datasets::Prior(
+      {.kind = datasets::parse_prior(settings.prior),
+       .batch = settings.batch,
+       .context = settings.context,
+       .targets = settings.targets,
+       .features = settings.model.features,
+       .seed = evaluation ? seed_for(RandomPurpose::evaluation, settings.seed) : settings.seed},
+      device);
 }
 
 // ---- the job ----
@@ -125,21 +125,15 @@ datasets::Prior make_prior(const TnpSettings& settings, bool evaluation, Device 
 TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
     : Job(device),
       settings_(settings),
-      rng_(settings.seed),
+      rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       model_([&] {
         const MemoryTag tag("parameters");
         return models::Tnp(settings.model, rng_, device);
       }()),
-      optimizer_([&] {
-        const MemoryTag tag("optimizer");
-        return optim::AdamW(nn::parameters(model_),
-                            {.lr = settings.lr,
-                             .weight_decay = settings.weight_decay,
-                             .max_norm = settings.clip_norm,
-                             .loss_scale = optim::default_loss_scale(settings.model.dtype)});
-      }()),
+      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.model.dtype)),
       prior_(make_prior(settings, false, device)),
       eval_tasks_(eval_tasks) {
+  use_for(RandomPurpose::dropout, settings.seed, rng_);
   const MemoryTag tag("batch");
   const auto input = [&](int64_t points, int64_t width) {
     return Tensor::empty_packed({settings.batch, points, width}, DType::f32, device);

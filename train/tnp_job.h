@@ -9,7 +9,7 @@
 #include "datasets/prior.h"
 #include "io/checkpoint.h"
 #include "models/tnp.h"
-#include "optim/adamw.h"
+#include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "tensor/precision.h"
 #include "train/trainer.h"
@@ -65,7 +65,7 @@ class TnpJob : public Job {
   TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks = 512);
   const TnpSettings& settings() const { return settings_; }
   models::Tnp& model() { return model_; }
-  optim::AdamW& optimizer() { return optimizer_; }
+  optim::Optimizer& optimizer() { return optimizer_; }
 
   JobInfo info() const override;
   /// Throws if this build draws other tasks than the run's (check_task_stream).
@@ -91,7 +91,7 @@ class TnpJob : public Job {
   TnpSettings settings_;
   Rng rng_;
   models::Tnp model_;
-  optim::AdamW optimizer_;
+  optim::Optimizer optimizer_;
   datasets::Prior prior_;
   models::TnpBatch batch_;
   int64_t eval_tasks_;

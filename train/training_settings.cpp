@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/allocator.h"
 #include "runtime/error.h"
 
 namespace tessera::train {
@@ -13,6 +14,13 @@ void TrainingSettings::add_to(SettingList& list) {
       .range(int64_t{0}, std::numeric_limits<int64_t>::max() - 1000);
   list.group("Training");
   list.add("steps", steps, "Training steps").range(int64_t{1}, kLargest).may_change();
+  list.add("optimizer", optimizer,
+           "What updates the weights; muon: matrices of hidden layers by Muon, all else by AdamW")
+      .one_of(optim::optimizer_names())
+      .absent_means("adamw");
+  list.add("momentum", momentum, "Momentum of sgd and muon")
+      .range(0.0, 0.9999999)
+      .absent_means(TrainingSettings().momentum);
   list.add("lr", lr, "Peak learning rate").range(1e-30, 1e30);
   list.add("warmup", warmup, "Steps of linear warm-up, at most half of all").range(int64_t{0}, kLargest);
   list.add("schedule", schedule, "Learning rate after warm-up")
@@ -33,6 +41,20 @@ optim::Schedule TrainingSettings::make_schedule() const {
                           .final_factor = final_lr});
 }
 
+optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter> parameters,
+                                                  DType activations, double beta2,
+                                                  std::vector<optim::Group> groups) const {
+  const MemoryTag tag("optimizer");
+  return optim::make_optimizer(optimizer, std::move(parameters),
+                               {.lr = lr,
+                                .weight_decay = weight_decay,
+                                .max_norm = clip_norm,
+                                .momentum = momentum,
+                                .beta2 = beta2,
+                                .groups = std::move(groups),
+                                .loss_scale = optim::default_loss_scale(activations)});
+}
+
 void TrainingSettings::check_training(const char* family, DType dtype, const std::vector<Size>& sizes) const {
   check(f32_math == F32Math::ieee || dtype == DType::f32, family, ": f32_math is ", name_of(f32_math),
         ", but the model is ", dtype, "; only f32 has it");
@@ -43,6 +65,11 @@ void TrainingSettings::check_training(const char* family, DType dtype, const std
           kLargest);
   check(warmup >= 0, family, ": warmup is ", warmup, "; it must not be negative");
   check(lr > 0 && std::isfinite(lr), family, ": lr is ", lr, "; it must be positive");
+  const std::vector<std::string> names = optim::optimizer_names();
+  check(std::find(names.begin(), names.end(), optimizer) != names.end(), family, ": optimizer is \"",
+        optimizer, "\"; see --help for those that there are");
+  check(momentum >= 0 && momentum < 1, family, ": momentum is ", momentum,
+        "; it must be from 0 to less than 1");
   check(weight_decay >= 0 && clip_norm >= 0, family, ": weight_decay is ", weight_decay, " and clip_norm ",
         clip_norm, "; they must not be negative");
   make_schedule();

@@ -4,15 +4,18 @@
 #include <utility>
 #include <vector>
 
+#include "optim/bundled.h"
 #include "optim/schedule.h"
 #include "train/setting.h"
 
 namespace tessera::train {
 
-/// What the settings of every bundled job share: how it learns. The optimizer is AdamW.
+/// What the settings of every bundled job share: how it learns.
 struct TrainingSettings {
   double lr = 1e-3, weight_decay = 0.01, clip_norm = 1.0;
   double final_lr = 0;  // where the schedule falls to, as a share of lr; declared by those that set it
+  std::string optimizer = "adamw";  // optim::optimizer_names()
+  double momentum = 0.95;           // of sgd and muon
   std::string schedule = "cosine";  // constant, linear, cosine, wsd
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
@@ -24,6 +27,9 @@ struct TrainingSettings {
   /// Adds them all. The seed stands in the group "Data".
   void add_to(SettingList& list);
   optim::Schedule make_schedule() const;
+  /// For a model whose activations have the dtype, with the loss scale that this takes.
+  optim::Optimizer make_optimizer(std::vector<nn::NamedParameter> parameters, DType activations,
+                                  double beta2 = 0.999, std::vector<optim::Group> groups = {}) const;
 
   /// A size with its name for messages, "batch (--batch-size)".
   using Size = std::pair<const char*, int64_t>;

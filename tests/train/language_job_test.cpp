@@ -121,6 +121,48 @@ TEST(LanguageSettings, SaysWhatDoesNotFit) {
   EXPECT_EQ(message_of([] { small_job().validate(); }), "");
 }
 
+/// Which elements are dropped depends on the seed alone, not on how many numbers the first weights took.
+TEST(LanguageJob, DropsTheSameElementsWithWeightsThatWereLoaded) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  LanguageSettings job = small_job();
+  std::get<models::GptConfig>(job.model).residual_dropout = 0.5;
+  LanguageJob drawn(job, Device::cpu());
+  const std::string folder = (root / "weights").string();
+  drawn.save(folder);
+  LanguageJob loaded(job, Device::cpu(), folder);
+  std::vector<float> losses;
+  for (LanguageJob* const session : {&drawn, &loaded, &drawn}) {
+    session->load(batch_of(data, {0, 1}));
+    losses.push_back(session->loss().item());
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+  EXPECT_NE(losses[0], losses[2]);  // the next masks are others
+}
+
+/// A model of another depth meets the same batches, and another dropout leaves the first weights alone.
+TEST(LanguageJob, InitialisationDataAndDropoutShareNoRandomNumbers) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  const auto first_batch = [&](auto change) {
+    LanguageSettings job = small_job();
+    change(std::get<models::GptConfig>(job.model));
+    LanguageJob session(job, Device::cpu());
+    session.set_data(data, {.ngram = 0}, {}, {});
+    session.batch(0);
+    const io::Checkpoint state = session.checkpoint(0);
+    return std::tuple(state.get<Rng>("rng").state(),
+                      state.get<Tensor>("model.blocks.0.mlp.up.weight").to_vector<float>());
+  };
+  const auto plain = first_batch([](auto&) {});
+  const auto deep = first_batch([](models::GptConfig& config) { config.layers = 5; });
+  const auto dropping = first_batch([](models::GptConfig& config) { config.residual_dropout = 0.5; });
+  EXPECT_EQ(std::get<0>(plain), std::get<0>(deep));
+  EXPECT_EQ(std::get<0>(plain), std::get<0>(dropping));
+  EXPECT_EQ(std::get<1>(plain), std::get<1>(dropping));
+  EXPECT_EQ(std::get<1>(plain), std::get<1>(deep));
+}
+
 TEST(LanguageSizes, AreThoseOfThePapers) {
   // 124M (Radford et al. counted 117M without what is tied twice), and 6.7B.
   LanguageConfig small = models::GptConfig{}, large = models::LlamaConfig{};

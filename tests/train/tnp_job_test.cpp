@@ -82,6 +82,42 @@ TEST(TnpJob, ARunInTf32IsAnotherJobThanOneInF32) {
   }
 }
 
+/// Jobs from before there was a choice have no such settings, and mean AdamW.
+TEST(TnpSettings, OptimizersOtherThanAdamWAreWritten) {
+  TnpSettings job = small_job();
+  EXPECT_FALSE(to_json(job).contains("optimizer") || to_json(job).contains("momentum"));
+  EXPECT_EQ(tnp_settings_from_json(to_json(job)).optimizer, "adamw");
+  job.optimizer = "muon", job.momentum = 0.5;
+  EXPECT_EQ(to_json(job).at("optimizer"), "muon");
+  EXPECT_EQ(tnp_settings_from_json(to_json(job)).momentum, 0.5);
+  job.optimizer = "newton";
+  EXPECT_NE(message_of([&] { job.validate(); }).find("\"newton\""), std::string::npos);
+  job.optimizer = "sgd", job.momentum = 1;
+  EXPECT_NE(message_of([&] { job.validate(); }).find("momentum is 1"), std::string::npos);
+}
+
+TEST(TnpJob, EveryOptimizerResumesToTheSameBits) {
+  const TemporaryFolder root;
+  for (const std::string& name : optim::optimizer_names())
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      TnpSettings job = small_job();
+      job.optimizer = name, job.model.dtype = dtype, job.steps = 9;
+      const auto steps = [](TnpJob& session, uint64_t from, uint64_t to) {
+        Step step(session);
+        for (uint64_t i = from; i < to; ++i) step([&](int) { session.batch(i); });
+      };
+      const std::string whole = (root / "whole").string(), half = (root / "half").string(),
+                        rest = (root / "rest").string();
+      TnpJob straight(job, Device::cpu()), first(job, Device::cpu()), second(job, Device::cpu());
+      steps(straight, 0, 9), straight.checkpoint(9).save(whole);
+      steps(first, 0, 4), first.checkpoint(4).save(half);
+      EXPECT_EQ(second.restore(half), 4);
+      steps(second, 4, 9), second.checkpoint(9).save(rest);
+      EXPECT_EQ(get(whole), get(rest)) << name << " " << dtype;
+      EXPECT_NE(get(whole), get(half)) << name;
+    }
+}
+
 TEST(TnpJob, ComputesInItsOwnF32Math) {
   TnpSettings job = small_job();
   const auto loss = [](const TnpSettings& one, F32Math outside) {

@@ -477,6 +477,26 @@ struct SignDescent {
   void fields(auto&& visit) { visit("lr", lr), visit("steps", steps); }
 };
 
+/// A rule that no elementwise formula makes, written with operators: the average gradient over its norm.
+class NormalizedMomentum : public optim::Rule {
+ public:
+  const char* name() const override { return "normalized"; }
+  void begin() override { average_ = arena("average"), direction_ = scratch_arena(); }
+  void step() override {
+    take_gradients(direction_);
+    commit(average_, ops::add(ops::scale(average_, 0.9), ops::scale(direction_, 0.1)));
+    for (size_t i = 0; i < parameters().size(); ++i) {
+      const Tensor average = view(average_, i).clone();
+      const Tensor flat = ops::mul(average, average).reshape({average.count()});
+      view(direction_, i).copy_from(ops::div(average, ops::sqrt(ops::sum(flat, 0, true))));
+    }
+    descend(direction_);
+  }
+
+ private:
+  Tensor average_, direction_;
+};
+
 template <class Optimizer, class Make>
 struct OwnJob : Job {
   OwnJob(int parts, Make make)
@@ -529,9 +549,42 @@ TEST(OwnJob, AnyOptimizerTrainsAndResumes) {
     expect_learns_and_resumes(parts, [](auto parameters) {
       return optim::Sgd(std::move(parameters), {.lr = 1e-2, .momentum = 0.9});
     });
+    expect_learns_and_resumes(parts, [](auto parameters) {
+      return optim::Optimizer(
+          "own", std::move(parameters), {.lr = 5e-2, .max_norm = 1},
+          {{std::make_shared<NormalizedMomentum>(), optim::decays}, {optim::adamw_rule()}});
+    });
     expect_learns_and_resumes(
         parts, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
   }
+}
+
+/// The trainer counts and skips with rules of one's own as with ours: weights and states keep their bits.
+TEST(OwnJob, RulesOfOnesOwnSkipStepsWithoutAFiniteNorm) {
+  const TemporaryFolder root;
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  Progress progress(Progress::Mode::quiet);
+  OwnJob job(1, [](auto parameters) {
+    return optim::Optimizer("own", std::move(parameters), {.lr = 1e-2},
+                            {{std::make_shared<NormalizedMomentum>()}});
+  });
+  std::vector<std::vector<double>> before;
+  const auto state = [&] {
+    std::vector<std::vector<double>> all{job.layer.weight.detach().template to_vector<double>()};
+    for_each_field(job.optimizer, [&](const std::string& name, auto& leaf) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
+        if (name != "counts") all.push_back(leaf.template to_vector<double>());
+    });
+    return all;
+  };
+  job.data.before_step = [&](int64_t step) {
+    job.data.factor = step == 5 ? std::nan("") : 1;
+    if (step == 5) before = state();
+    if (step == 6) EXPECT_EQ(state(), before);
+    if (step == 7) EXPECT_NE(state(), before);
+  };
+  EXPECT_EQ(train(job, run, options_of(10), progress).skipped, 1);
+  EXPECT_FALSE(before.empty());
 }
 
 TEST(OwnJob, AnOptimizerThatSkipsNothingEndsAtTheFirstLossThatIsNotFinite) {

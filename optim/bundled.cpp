@@ -1,0 +1,36 @@
+#include "optim/bundled.h"
+
+#include <type_traits>
+
+namespace tessera::optim {
+namespace {
+
+/// f with a std::type_identity of each bundled optimizer.
+template <class F>
+void for_each_bundled(F&& f) {
+  [&]<class... O>(std::type_identity<std::tuple<O...>>) {
+    (f(std::type_identity<O>()), ...);
+  }(std::type_identity<Bundled>());
+}
+
+}  // namespace
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for_each_bundled([&]<class O>(std::type_identity<O>) { names.push_back(O::kName); });
+  return names;
+}
+
+Optimizer make_optimizer(const std::string& name, std::vector<nn::NamedParameter> parameters,
+                         const BundledOptions& options) {
+  std::optional<Optimizer> made;
+  for_each_bundled([&]<class O>(std::type_identity<O>) {
+    if (name == O::kName) made.emplace(O::from(std::move(parameters), options));
+  });
+  if (made) return std::move(*made);
+  std::string known;
+  for (const std::string& other : optimizer_names()) known += (known.empty() ? "" : ", ") + other;
+  fail_at(Site::here(), "optimizer: there is no \"", name, "\"; expected one of ", known);
+}
+
+}  // namespace tessera::optim

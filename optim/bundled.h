@@ -1,0 +1,30 @@
+#pragma once
+
+#include <tuple>
+
+#include "optim/adamw.h"
+#include "optim/muon.h"
+#include "optim/sgd.h"
+
+/// The bundled optimizers: a new one is included above and listed below.
+
+namespace tessera::optim {
+
+using Bundled = std::tuple<AdamW, Muon, Sgd>;
+
+/// What a bundled optimizer is made of by name; each takes what it knows.
+struct BundledOptions {
+  double lr = 1e-3, weight_decay = 0, max_norm = 0;
+  double momentum = 0.95;             // Sgd, Muon
+  double beta1 = 0.9, beta2 = 0.999;  // AdamW, and Muon's parameters that AdamW updates
+  std::vector<Group> groups = {};
+  std::optional<LossScale> loss_scale = {};
+};
+
+/// "adamw", "muon", "sgd".
+std::vector<std::string> optimizer_names();
+/// Throws if the name is unknown.
+Optimizer make_optimizer(const std::string& name, std::vector<nn::NamedParameter> parameters,
+                         const BundledOptions& options);
+
+}  // namespace tessera::optim

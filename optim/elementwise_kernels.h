@@ -1,0 +1,59 @@
+#pragma once
+
+#include "optim/kernels.h"
+#include "runtime/parallel.h"
+
+/// The fused elementwise update on the CPU. A rule instantiates it in one .cpp:
+///   template void update_cpu(const StepArgs&, const MyRule&);
+
+namespace tessera::optim {
+namespace detail {
+
+template <class C, class W, class R>
+void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk) {
+  constexpr int kStates = R::kStates;
+  const Place& place = args.places[chunk.place];
+  const C clip = C(args.status[kClip]);
+  const double* const bias = args.status + 2 * args.rule;
+  const Scalars<C> scalars{C(args.status[kRate] * place.lr_scale), C(place.weight_decay), C(bias[kBias1]),
+                           C(bias[kBias2])};
+  for (int64_t row = chunk.row; row < chunk.row + chunk.rows; ++row) {
+    const int64_t within = row * place.arena_stride + chunk.column, at = place.offset + within,
+                  state = at - args.first_state;
+    W* const weight = static_cast<W*>(place.weight) + row * place.stride + chunk.column;
+    C* const master = place.master < 0 ? nullptr : static_cast<C*>(args.masters) + place.master + within;
+    const C* const gradient = static_cast<const C*>(args.gradients) + (R::kGradient ? at : 0);
+    C* const first = static_cast<C*>(args.states[0]) + (kStates > 0 ? state : 0);
+    C* const second = static_cast<C*>(args.states[1]) + (kStates > 1 ? state : 0);
+    for (int32_t i = 0; i < chunk.columns; ++i) {
+      C w = master ? master[i] : C(weight[i]);
+      C g = 0, s[2] = {};
+      if constexpr (R::kGradient) g = clip * gradient[i];
+      if constexpr (kStates > 0) s[0] = first[i];
+      if constexpr (kStates > 1) s[1] = second[i];
+      rule(w, g, s, scalars);
+      if constexpr (kStates > 0) first[i] = s[0];
+      if constexpr (kStates > 1) second[i] = s[1];
+      if constexpr (R::kWritesWeight) {
+        if (master) master[i] = w;
+        weight[i] = W(w);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
+template <class R>
+void update_cpu(const StepArgs& args, const R& rule) {
+  if (args.status[kApply] == 0) return;
+  parallel_for(args.chunk_count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Chunk& chunk = args.chunks[i];
+      dispatch_floating(args.places[chunk.place].dtype, "update",
+                        [&]<class W>() { detail::update_chunk<Compute<W>, W>(args, rule, chunk); });
+    }
+  });
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "tensor/tensor.h"
+
+/// What Muon needs beside GEMMs. All matrices of a batch [B, rows, columns] at once; rows are dense, the
+/// matrices and their rows any distances apart.
+
+namespace tessera::optim {
+
+/// x = d / |d|_F, each matrix by its own norm, or zeros where that is 0: d f32 (f64), x f32, bf16 (f64).
+/// Squares are added in f64 in a fixed order. `partials`: f64, normalize_parts(d) per matrix.
+void normalize_cpu(const Tensor& x, const Tensor& d, const Tensor& partials);
+void normalize_cuda(const Tensor& x, const Tensor& d, const Tensor& partials);
+int64_t normalize_parts(const Tensor& d);
+
+/// p = b a_ + a I, square, of one dtype: what is left to add is c a_^2.
+void begin_polynomial_cpu(const Tensor& p, const Tensor& gram, double a, double b);
+void begin_polynomial_cuda(const Tensor& p, const Tensor& gram, double a, double b);
+
+/// Rows of a matrix that one block of threads takes: about 16,384 elements.
+inline int64_t rows_per_part(int64_t columns) {
+  return columns >= 16384 ? 1 : (16384 + columns - 1) / columns;
+}
+
+}  // namespace tessera::optim

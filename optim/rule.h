@@ -1,0 +1,125 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optim/kernels.h"
+
+namespace tessera::optim {
+
+/// A parameter as a rule sees it: tensors that keep their address.
+struct RuleParameter {
+  std::string name;  // "blocks.3.mlp.up.weight"
+  Tensor weight;     // as the model has it: f64, f32, bf16 or f16; a matrix is a matrix, [out, in]
+  Tensor master;     // f32 of the weight's shape for bf16 and f16, else the weight itself
+  Tensor gradient;   // f32 (f64 for f64) of the weight's shape, still multiplied by the loss scale
+  double lr_scale = 1, weight_decay = 0;  // of its group
+};
+
+/// One way to update parameters, and its states: what an optimizer is made of (Optimizer). Subclasses make
+/// their states in begin() and issue one update of all their parameters in step(). What an optimizer does for
+/// all of them - masters, clipping, skipped steps, groups, counts, checkpoints - a rule gets by these parts:
+///
+///   elementwise rules   apply(formula, {states}): one fused launch (optim/rules.h shows formulas;
+///   Elementwise
+///                       is the whole rule)
+///   all others          take_gradients(arena): the gradients, clipped and without the loss scale, as tensors
+///                       view(arena, i) of the parameters' shapes; then operators; then
+///                       descend(arena): weight -= lr (direction + weight_decay weight), through the masters
+///                       commit(state, value): state = value
+/// apply, descend and commit do nothing in a skipped step, so that weights and states keep their bits. That
+/// is decided on the device: step() may be captured into a graph and must not read anything back. Memory is
+/// made in begin(). Everything must be deterministic.
+class Rule {
+ public:
+  Rule() = default;
+  Rule(const Rule&) = delete;
+  virtual ~Rule() = default;
+  /// What groups call it; "adamw".
+  virtual const char* name() const = 0;
+  /// The decays whose bias corrections formulas get as Scalars::bias1 and bias2.
+  virtual Betas betas() const { return {}; }
+  /// Whether parameters of equal shape and dtype are to lie next to each other in arenas, at equal distances.
+  virtual bool batches() const { return false; }
+  /// Called once, before the first step.
+  virtual void begin() = 0;
+  virtual void step() = 0;
+  /// Bytes of states and scratch.
+  size_t bytes() const;
+
+ protected:
+  /// In the order of the arenas.
+  const std::vector<RuleParameter>& parameters() const { return parameters_; }
+  Device device() const { return packing_->device(); }
+  DType compute_dtype() const { return packing_->compute_dtype(); }
+
+  // In begin():
+  /// Zeros with a place for every element of every parameter, f32 (f64 for f64); saved as
+  /// "<state>.<parameter>".
+  Tensor arena(const char* state);
+  /// The same, not saved.
+  Tensor scratch_arena();
+  /// Makes a tensor of any shape a state: saved under this name, which must not be another one's.
+  void keep(const std::string& name, const Tensor& state);
+
+  // Then:
+  /// The i-th parameter's part of an arena, in its shape.
+  Tensor view(const Tensor& arena, size_t parameter) const;
+  /// In step(). `formula`: a struct as in optim/rules.h, with as many states as arenas are given; its kernels
+  /// are instantiated in a .cpp (optim/elementwise_kernels.h) and in a .cu (optim/elementwise.cuh).
+  template <class R>
+  void apply(const R& formula, std::initializer_list<Tensor> states) const {
+    apply(formula, std::vector<Tensor>(states));
+  }
+  template <class R>
+  void apply(const R& formula, const std::vector<Tensor>& states) const {
+    check(int(states.size()) == R::kStates, name(), ": a formula of ", R::kStates, " states got ",
+          states.size(), " arenas");
+    StepArgs args = args_;
+    for (size_t i = 0; i < states.size(); ++i) args.states[i] = states[i].raw();
+    update(device(), args, formula);
+  }
+  void take_gradients(const Tensor& arena) const { apply(TakeRule{}, {arena}); }
+  void descend(const Tensor& arena) const { apply(DescendRule{}, {arena}); }
+  /// Both packed, of one dtype and size, on the rule's device.
+  void commit(const Tensor& state, const Tensor& value) const;
+
+ private:
+  friend class Optimizer;
+  struct NamedState {
+    std::string name;
+    Tensor tensor;
+  };
+  const Packing* packing_ = nullptr;
+  PackedRange range_;
+  std::vector<size_t> members_;  // of the packing, in the order of the arenas
+  std::vector<RuleParameter> parameters_;
+  std::vector<Tensor> memory_;
+  std::vector<NamedState> saved_;
+  StepArgs args_;  // with this rule's chunks
+};
+
+/// The rule whose formula is R, one of optim/rules.h or one's own.
+template <class R>
+class Elementwise : public Rule {
+ public:
+  /// `states`: names of the formula's states.
+  Elementwise(const char* name, const R& formula, std::vector<const char*> states, Betas betas = {})
+      : name_(name), formula_(formula), states_(std::move(states)), betas_(betas) {}
+  const char* name() const override { return name_; }
+  Betas betas() const override { return betas_; }
+  void begin() override {
+    for (const char* const state : states_) arenas_.push_back(arena(state));
+  }
+  void step() override { apply(formula_, arenas_); }
+
+ private:
+  const char* name_;
+  R formula_;
+  std::vector<const char*> states_;
+  Betas betas_;
+  std::vector<Tensor> arenas_;
+};
+
+}  // namespace tessera::optim
