@@ -1,8 +1,20 @@
+#include <utility>
+
 #include "ops/op.h"
 #include "ops/select/select.h"
 
 namespace tessera::ops {
 namespace {
+
+/// An index input as selections have it. Numbers that i32 cannot hold are an error, on a GPU (where the host
+/// would have to wait to see them) their lower half.
+Tensor to_i32(const char* op, const char* name, const Tensor& given) {
+  if (!given.defined() || given.dtype() == DType::i32) return given;
+  if (given.device().is_cpu())
+    for (const int64_t value : given.to_vector<int64_t>())
+      check(std::in_range<int32_t>(value), op, ": ", name, " has ", value, "; expected numbers that fit i32");
+  return given.to(DType::i32);
+}
 
 // ---- select ----
 
@@ -97,10 +109,9 @@ OpSpec select_spec() {
                   {"count", "[1]", false}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            const auto count = [](const Tensor& given) {
-              return given.defined() ? given.to(DType::i32).packed() : given;
-            };
-            const Selection chosen = selected(in[0], {count(in[1]), count(in[2])}, attrs);
+            const SelectionCounts counts{to_i32("select", "device_n", in[1]),
+                                         to_i32("select", "device_rows", in[2])};
+            const Selection chosen = selected(in[0], counts, attrs);
             return std::vector{chosen.indices, chosen.scales, chosen.count};
           },
       .problem = select_problem,
@@ -205,8 +216,8 @@ std::vector<Case> move_benches() {
   return benches;
 }
 
-Selection given_selection(const Tensor& indices, const Tensor& scales, int64_t rows) {
-  return {.indices = indices.to(DType::i32),
+Selection given_selection(const char* op, const Tensor& indices, const Tensor& scales, int64_t rows) {
+  return {.indices = to_i32(op, "indices", indices),
           .scales = scales.defined() ? scales.to(DType::f32) : scales,
           .rows = rows};
 }
@@ -227,8 +238,8 @@ std::vector<OpSpec> move_specs() {
           [](const std::vector<Tensor>& in, const Attrs&) {
             check(in[0].rank() >= 1, "gather_selected: x is ", describe(in[0]),
                   "; expected at least one dimension");
-            return std::vector{
-                gather_selected(in[0], given_selection(in[1], in[2], in[0].size(0)), scale_of(in[2]))};
+            return std::vector{gather_selected(
+                in[0], given_selection("gather_selected", in[1], in[2], in[0].size(0)), scale_of(in[2]))};
           },
       .problem = [](const Dims& d, const Attrs&) { return move_problem(d, true); },
       .cases = move_cases(),
@@ -244,7 +255,8 @@ std::vector<OpSpec> move_specs() {
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
             const int64_t rows = attrs.integer("rows");
             check(rows >= 0, "scatter_selected: ", rows, " rows; expected 0 or more");
-            return std::vector{scatter_selected(in[0], given_selection(in[1], in[2], rows), scale_of(in[2]))};
+            return std::vector{scatter_selected(
+                in[0], given_selection("scatter_selected", in[1], in[2], rows), scale_of(in[2]))};
           },
       .problem =
           [](const Dims& d, const Attrs& attrs) {

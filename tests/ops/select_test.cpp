@@ -72,6 +72,10 @@ TEST(Select, TopNormTakesTheLargestInIndexOrderAndOfTiesTheFirst) {
   EXPECT_EQ(rows_of(Selection::top_norm(norms, 4)), (Rows{1, 3, 4, 5}));
   EXPECT_EQ(rows_of(Selection::top_norm(norms, 5)), (Rows{0, 1, 3, 4, 5}));
   EXPECT_EQ(rows_of(Selection::top_norm(norms, 7)), (Rows{0, 1, 2, 3, 4, 5, 6}));
+  // Norms that only their last bit tells apart.
+  const float one = std::nextafter(1.0f, 2.0f), two = std::nextafter(one, 2.0f);
+  EXPECT_EQ(rows_of(Selection::top_norm(norms_of({1, one, 1, one, two}), 2)), (Rows{1, 4}));
+  EXPECT_EQ(rows_of(Selection::top_norm(norms_of({1, one, 1, one, two}), 4)), (Rows{0, 1, 3, 4}));
 }
 
 TEST(Select, TopNormOrdersZerosInfinitiesAndNan) {
