@@ -129,8 +129,8 @@ __device__ uint32_t largest_exponent_of(const Args& args, uint32_t begin, uint32
 
 // ---- the result ----
 
-/// visit(first row, values, terms before this thread's rows) for the rows begin ... end - 1 of the block, in
-/// order; gives the terms of all rows before `end`.
+/// visit(first row, terms of the thread's rows, sum of the terms before them) for the rows begin ... end - 1
+/// of the block, in index order; `base` is the sum before `begin`. Returns the sum before `end`.
 template <SelectMode kMode, int kThreads, class Visit>
 __device__ RowTerm walk_rows_in_order(const Args& args, const Cut& cut, uint32_t largest_exponent,
                                       uint32_t begin, uint32_t end, RowTerm base, Visit&& visit) {

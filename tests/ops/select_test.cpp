@@ -418,6 +418,9 @@ TEST(Select, ErrorsSayWhatToDo) {
   expect_error([&] { Selection::top_norm(norms, 1, {.n = norms}); }, {"counts.n", "f32[3]", "i32 [1]"});
   expect_error([&] { Selection::top_norm(norms, 1, {.rows = number(1).to(DType::i64)}); },
                {"counts.rows", "i64[1]", "i32 [1]"});
+  expect_error([&] { Selection::importance(norms, 1, rng, {.n = norms}); },
+               {"select importance", "counts.n"});
+  expect_error([&] { Selection::random(3, 1, rng, Device::cpu(), {.rows = norms}); }, {"counts.rows"});
   EXPECT_EQ(rng.state().offset, 0u);  // what throws draws nothing
 }
 
