@@ -65,6 +65,7 @@
 #include "ops/reduction.h"
 #include "ops/rope/rope.h"
 #include "ops/rope/rope_table.h"
+#include "ops/select/select.h"
 #include "ops/shape/shape.h"
 #include "ops/softmax/softmax.h"
 #include "ops/swiglu/swiglu.h"

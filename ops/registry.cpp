@@ -19,6 +19,7 @@ std::vector<OpSpec> mlp_specs();
 std::vector<OpSpec> grouped_mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
+std::vector<OpSpec> select_specs();
 std::vector<OpSpec> shape_specs();
 std::vector<OpSpec> cross_entropy_specs();
 std::vector<OpSpec> linear_cross_entropy_specs();
@@ -50,6 +51,7 @@ constexpr Specs kFolders[] = {
     grouped_mlp_specs,
     gmm_nll_specs,
     gather_specs,
+    select_specs,
     shape_specs,
     cross_entropy_specs,
     linear_cross_entropy_specs,

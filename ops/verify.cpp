@@ -81,11 +81,13 @@ double tolerance(const OpSpec& op, Precision precision, double baseline_error, d
   check(
       std::isfinite(baseline_error), op.name, ": the baseline differs from the reference by ", baseline_error,
       "; expected a finite error (it has a NaN or an infinity where the reference has none, or the reverse)");
+  if (!is_floating(precision.dtype)) return 0;
   const double factor = precision == DType::f32 ? op.tolerance_factor_f32 : op.tolerance_factor;
   return factor * baseline_error + 2 * epsilon(precision) * largest_reference;
 }
 
 double cpu_tolerance(const OpSpec& op, Precision precision, double largest_reference) {
+  if (!is_floating(precision.dtype)) return 0;
   const double sums = 64 * epsilon(precision == DType::f64 ? DType::f64 : DType::f32);
   const double ulp = 2 + (size_of(precision.dtype) < 4 ? op.cpu_extra_ulp : 0);
   return (sums + ulp * epsilon(precision)) * std::max(largest_reference, 1e-30);

@@ -34,13 +34,14 @@ Errors compare(const Tensor& y, const Tensor& reference);
 Precision precision_of(const OpSpec& op, const Tensor& y, F32Math math);
 /// The tolerance rule: max|y - ref| <= k max|baseline - ref| + 2 ulp max|ref|, with the ulp and the factor
 /// of y's precision. For TF32 the ulp is 2^-10: tensor cores that truncate an operand are off by up to one.
-/// Throws if the baseline's error is not finite: nothing can be judged by a baseline that is wrong itself.
+/// 0 for integers: those agree or are wrong. Throws if the baseline's error is not finite: nothing can be
+/// judged by a baseline that is wrong itself.
 double tolerance(const OpSpec& op, Precision precision, double baseline_error, double largest_reference);
 
 /// What the CPU, the baseline of that rule, may be off by itself: max|y - ref| <= (64 eps32 + 2 ulp) max|ref|
 /// per tensor, 64 eps of f32 (of f64 for f64) for its sums and 2 ulp of y's precision for its roundings: in
-/// TF32 those of the operands. Where intermediates are rounded to 16 bits, OpSpec::cpu_extra_ulp adds to the
-/// two.
+/// TF32 those of the operands; 0 for integers. Where intermediates are rounded to 16 bits,
+/// OpSpec::cpu_extra_ulp adds to the two.
 double cpu_tolerance(const OpSpec& op, Precision precision, double largest_reference);
 
 }  // namespace tessera::ops

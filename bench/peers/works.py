@@ -296,6 +296,37 @@ def scatter_rows(b, shape, attrs, paddings):
     yield Way("eager", lambda x: x.new_zeros(count, shape["B"]).index_add(0, indices, x), [b.normal(shape["N"], shape["B"])])
 
 
+def select(b, shape, attrs, paddings):
+    """Ascending indices, as ours. PyTorch draws by norm without replacement, not by systematic sampling, and waits for the
+    number of rows above a threshold."""
+    rows, n, threshold = shape["M"], int(attrs["n"]), float(attrs.get("threshold", 0))
+    norms = b.normal(rows, grad=False).abs() + 0.1
+    run = {"first": lambda x: torch.arange(n, device=x.device),
+           "top_norm": lambda x: torch.topk(x, n, sorted=False).indices.sort().values,
+           "threshold": lambda x: (x >= threshold).nonzero(),
+           "random": lambda x: torch.randperm(rows, device=x.device)[:n].sort().values,
+           "importance": lambda x: torch.multinomial(x, n).sort().values}[attrs.get("mode", "top_norm")]
+    yield Way("eager", run, [norms])
+
+
+def row_norms(b, shape, attrs, paddings):
+    yield Way("eager", lambda x: torch.linalg.vector_norm(x, dim=1, dtype=torch.float32),
+              [b.normal(shape["M"], shape["C"], grad=False)])
+
+
+def gather_selected(b, shape, attrs, paddings):
+    indices, scales = b.integers(shape["M"], shape["N"]).sort().values, b.normal(shape["N"], 1, grad=False)
+    yield Way("eager", lambda x: x.index_select(0, indices) * scales, [b.normal(shape["M"], shape["B"])])
+
+
+def scatter_selected(b, shape, attrs, paddings):
+    rows = int(attrs["rows"])
+    indices = torch.arange(shape["N"], device=b.device) * rows // max(shape["N"], 1)
+    scales = b.normal(shape["N"], 1, grad=False)
+    yield Way("eager", lambda x: x.new_zeros(rows, shape["B"]).index_copy(0, indices, x * scales),
+              [b.normal(shape["N"], shape["B"])])
+
+
 WORKS = {
     "attention": attention, "decode_attention": decode_attention, "linear": linear, "linear_swiglu": linear_swiglu,
     "matmul": matmul, "mlp": mlp, "grouped_linear": grouped_linear,
@@ -304,6 +335,7 @@ WORKS = {
     "add_layernorm": add_layernorm, "add_rmsnorm": add_rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,
     "linear_cross_entropy": linear_cross_entropy,
     "gather_rows": gather_rows, "scatter_rows": scatter_rows,
+    "select": select, "row_norms": row_norms, "gather_selected": gather_selected, "scatter_selected": scatter_selected,
     "relu": rows(lambda x, _: F.relu(x)), "relu_squared": rows(lambda x, _: F.relu(x).square()),
     "silu": rows(lambda x, _: F.silu(x)), "gelu": rows(lambda x, _: F.gelu(x)),
     "gelu_tanh": rows(lambda x, _: F.gelu(x, approximate="tanh")),

@@ -122,6 +122,8 @@ void reduce(const Tensor& y, const Tensor& x, const ReducePlan& plan) {
 
 void reduce_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind) {
   dispatch_floating(x.dtype(), name_of(kind), [&]<class T>() {
+    if (y.dtype() != x.dtype() && kind == ReduceKind::norm)
+      return reduce<ReduceKind::norm, T, Compute<T>>(y, x, plan);
     if (y.dtype() != x.dtype()) return reduce<ReduceKind::sum, T, Compute<T>>(y, x, plan);
     switch (kind) {
       case ReduceKind::sum:

@@ -397,6 +397,8 @@ void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, Reduc
   const Device device = x.device();
   dispatch_floating_cuda(x.dtype(), name_of(kind), [&]<class T>() {
     const T* const from = x.data<T>();
+    if (y.dtype() != x.dtype() && kind == ReduceKind::norm)
+      return reduce_all(device, plan, from, y.data<float>(), SquaresOf{}, Finish{.root = true});
     if (y.dtype() != x.dtype()) return reduce_all(device, plan, from, y.data<float>(), SumOf{}, Finish{});
     T* const to = y.data<T>();
     switch (kind) {

@@ -8,8 +8,8 @@ namespace tessera::ops {
 enum class ReduceKind : uint8_t { sum, mean, max, norm };
 const char* name_of(ReduceKind kind);
 
-/// y = the reduction of x that the plan (of x's and y's layouts) describes; plan.length >= 1. A sum may be
-/// written to an f32 y from a 16-bit x.
+/// y = the reduction of x that the plan (of x's and y's layouts) describes; plan.length >= 1. A sum or
+/// norm may be written to an f32 y from a 16-bit x.
 void reduce_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind);
 void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind);
 

@@ -83,6 +83,19 @@ void put_operator_files(const Workplace& at) {
   put_tensors(at, "gather_float.safetensors", {{"x", ramp({2, 3})}, {"indices", ramp({2})}});
   put_tensors(at, "gather_far.safetensors",
               {{"x", ramp({2, 3})}, {"indices", Tensor::full({2}, 7, DType::i64, Device::cpu())}});
+  put_tensors(at, "norms.safetensors", {{"norms", ramp({3})}});
+  put_tensors(at, "norms_square.safetensors", {{"norms", ramp({2, 3})}});
+  const auto number = [](double value) { return Tensor::full({1}, value, DType::i64, Device::cpu()); };
+  put_tensors(at, "norms_n.safetensors", {{"norms", ramp({3})}, {"device_n", number(2)}});
+  put_tensors(at, "norms_float.safetensors", {{"norms", ramp({3})}, {"device_n", ramp({1})}});
+  put_tensors(at, "norms_far.safetensors", {{"norms", ramp({3})}, {"device_rows", number(1LL << 32)}});
+  put_tensors(at, "norms_two.safetensors",
+              {{"norms", ramp({3})}, {"device_n", Tensor::full({2}, 1, DType::i64, Device::cpu())}});
+  const auto chosen = [](std::vector<int64_t> rows) { return Tensor::from(rows, {int64_t(rows.size())}); };
+  put_tensors(at, "chosen_back.safetensors", {{"x", ramp({2, 3})}, {"indices", chosen({1, 0})}});
+  put_tensors(at, "chosen_far.safetensors", {{"x", ramp({2, 3})}, {"indices", chosen({(1LL << 32) + 1})}});
+  put_tensors(at, "chosen_scales.safetensors",
+              {{"x", ramp({2, 3})}, {"indices", chosen({0, 1})}, {"scales", ramp({3})}});
 }
 
 struct BadFile {
@@ -123,6 +136,19 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op linear --in linear_dtype.safetensors --out o", "linear|\"weight\"|bf16|f32"},
     {"op gather_rows --in gather_float.safetensors --out o", "gather_rows|\"indices\"|f32|i64 or i32"},
     {"op gather_rows --in gather_far.safetensors --out o", "gather_rows|7|2"},
+    {"op select --in norms.safetensors --out o --set n=4", "select top_norm|n = 4|at most 3"},
+    {"op select --in norms.safetensors --out o --set n=-1", "select top_norm|n = -1|0 or more"},
+    {"op select --in norms_square.safetensors --out o", "select top_norm|f32[2, 3]|rank 1"},
+    {"op select --in norms_float.safetensors --out o", "select|\"device_n\"|f32|i64 or i32"},
+    {"op select --in norms_two.safetensors --out o", "select top_norm|counts.n|i32[2]|expected i32 [1]"},
+    {"op select --in norms_far.safetensors --out o", "device_rows|4294967296|i32"},
+    {"op select --in norms_n.safetensors --out o --set mode=threshold",
+     "select threshold|counts.n|expected none"},
+    {"op gather_selected --in chosen_back.safetensors --out o",
+     "gather_selected|index 0 at position 1|ascending"},
+    {"op gather_selected --in chosen_far.safetensors --out o", "indices|4294967297|i32"},
+    {"op gather_selected --in chosen_scales.safetensors --out o", "scales is f32[3]|expected f32 [2]"},
+    {"op scatter_selected --in chosen_back.safetensors --out o --set rows=-2", "scatter_selected|-2 rows"},
     {"op relu --in control.safetensors --out o", "control.safetensors|\"a?b\"|not an input of relu"},
     {"op softmax --set dim=4294967296 --in good.safetensors --out o", "\"dim\"|4294967296"},
     {"op transpose --set a=-4294967296 --in good.safetensors --out o", "\"a\"|-4294967296"},

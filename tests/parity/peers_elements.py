@@ -182,6 +182,89 @@ def scatter_rows(t, a):
     return {"y": torch.zeros((a["rows"], *x.shape[1:]), dtype=x.dtype).index_add(0, t["indices"].long(), x)}
 
 
+# ---- selections of rows ----
+
+def row_norms_cases(g):
+    for number in range(40):
+        yield {"x": g.normal(*g.shape(1 + number % 4, 100_000))}, {}
+
+
+@operator("row_norms", row_norms_cases, SELF)
+def row_norms(t, a):
+    x = t["x"]
+    return {"y": torch.linalg.vector_norm(x.reshape(x.shape[0], math.prod(x.shape[1:])), dim=1)}
+
+
+def select_cases(g):
+    for number in range(60):
+        rows = g.size()
+        inputs = {"norms": np.round(g.positive(rows), number % 3)}  # ties
+        if number % 4 == 0:
+            inputs["device_n"] = np.array([g.integer(-2, rows + 3)], dtype=np.int32)
+        if number % 4 >= 2:
+            inputs["device_rows"] = np.array([g.integer(0, rows + 3)], dtype=np.int64)
+        mode = ("first", "top_norm", "threshold")[number % 3]
+        if mode == "threshold":
+            inputs.pop("device_n", None)
+        yield inputs, {"mode": mode, "n": g.integer(0, rows + 1), "threshold": 1.0}
+
+
+@operator("select", select_cases, SELF)
+def select(t, a):  # the modes that draw nothing
+    norms = t["norms"]
+    capacity = len(norms) if a["mode"] == "threshold" else a["n"]
+    live, n = len(norms), capacity
+    if t["device_rows"] is not None:
+        live = min(live, int(t["device_rows"]))
+    if t["device_n"] is not None:
+        n = min(max(0, int(t["device_n"])), n)
+    order = torch.sort(norms[:live], descending=True, stable=True).indices
+    chosen = {"first": torch.arange(live)[:n], "top_norm": order[:n].sort().values,
+              "threshold": (norms[:live] >= a["threshold"]).nonzero()[:, 0]}[a["mode"]]
+    indices, scales = torch.full((capacity,), len(norms)), torch.zeros(capacity, dtype=norms.dtype)
+    indices[:len(chosen)], scales[:len(chosen)] = chosen, 1
+    return {"indices": indices, "scales": scales, "count": torch.tensor([len(chosen)])}
+
+
+def chosen_rows(g, number):
+    """(rows, how many are chosen, padding included; inputs of the operators)"""
+    rows, padding = g.size(), number % 3
+    chosen = np.sort(g.rng.permutation(rows)[:g.size(most=max(rows, 1))])
+    indices = np.concatenate([chosen, np.full(padding, rows)]).astype(np.int64 if number & 1 else np.int32)
+    inputs = {"indices": indices}
+    if number & 2:
+        inputs["scales"] = g.positive(len(indices))
+    return rows, len(indices), inputs
+
+
+def scaled(x, scales):
+    return x if scales is None else x * scales.reshape(-1, *[1] * (x.dim() - 1))
+
+
+def gather_selected_cases(g):
+    for number in range(40):
+        rows, _, inputs = chosen_rows(g, number)
+        yield {"x": g.normal(rows, *g.shape(number % 4, 300))} | inputs, {}
+
+
+@operator("gather_selected", gather_selected_cases)
+def gather_selected(t, a):
+    x = t["x"]
+    return {"y": scaled(torch.cat([x, x.new_zeros(1, *x.shape[1:])])[t["indices"].long()], t["scales"])}
+
+
+def scatter_selected_cases(g):
+    for number in range(40):
+        rows, count, inputs = chosen_rows(g, number)
+        yield {"x": g.normal(count, *g.shape(number % 4, 300))} | inputs, {"rows": rows}
+
+
+@operator("scatter_selected", scatter_selected_cases)
+def scatter_selected(t, a):
+    x = scaled(t["x"], t["scales"])
+    return {"y": x.new_zeros(a["rows"] + 1, *x.shape[1:]).index_copy(0, t["indices"].long(), x)[:a["rows"]]}
+
+
 # ---- shape ----
 
 def concat_cases(g):

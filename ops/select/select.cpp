@@ -1,0 +1,95 @@
+#include "ops/select/select.h"
+
+#include <cmath>
+#include <limits>
+
+#include "ops/select/select_kernels.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max() - 1;  // M itself is an entry of `indices`
+
+void check_count(const char* name, const char* what, const Tensor& count, Device device) {
+  if (!count.defined()) return;
+  check(count.dtype() == DType::i32 && count.count() == 1 && count.rank() == 1, "select ", name, ": ", what,
+        " is ", describe(count), "; expected i32 [1]");
+  check(count.device() == device, "select ", name, ": ", what, " is ", describe(count), "; expected it on ",
+        device.name());
+}
+
+/// Before a stream is reserved: what throws draws nothing.
+void check_numbers(const char* name, int64_t rows, int64_t n, const SelectionCounts& counts, Device device) {
+  check(rows >= 0 && rows <= kMostRows, "select ", name, ": ", rows, " rows; expected 0 to ", kMostRows);
+  check(n >= 0, "select ", name, ": n = ", n, " rows; expected 0 or more");
+  check(n <= rows, "select ", name, ": n = ", n, " of ", rows, " rows; expected at most ", rows,
+        " (take the smaller of the two)");
+  check_count(name, "counts.n", counts.n, device);
+  check_count(name, "counts.rows", counts.rows, device);
+}
+
+void check_norms(const char* name, const Tensor& norms) {
+  check(norms.defined(), "select ", name, ": norms is undefined");
+  check(norms.rank() == 1 && is_floating(norms.dtype()) && norms.dtype() != DType::f8e4m3, "select ", name,
+        ": norms is ", describe(norms), "; expected f64, f32, bf16 or f16 of rank 1");
+}
+
+/// Allocates and runs; norms may be undefined.
+Selection select(SelectMode mode, const Tensor& norms, int64_t rows, int64_t n, Device device,
+                 const SelectionCounts& counts, float threshold, const RandomStream& stream) {
+  Selection result;
+  result.rows = rows;
+  result.indices = Tensor::empty_packed({n}, DType::i32, device);
+  result.scales = Tensor::empty_packed({n}, DType::f32, device);
+  result.count = Tensor::empty_packed({1}, DType::i32, device);
+  const SelectCall call{.mode = mode,
+                        .result = result,
+                        .norms = norms.defined() ? norms.detach().to(DType::f32).packed() : norms,
+                        .counts = counts,
+                        .n = n,
+                        .threshold = threshold,
+                        .stream = stream};
+  if (device.is_cpu()) {
+    select_cpu(call);
+  } else if constexpr (kCuda) {
+    select_cuda(call);
+  }
+  return result;
+}
+
+}  // namespace
+
+Selection Selection::first(int64_t rows, int64_t n, Device device, const SelectionCounts& counts) {
+  check_numbers("first", rows, n, counts, device);
+  return select(SelectMode::first, Tensor(), rows, n, device, counts, 0, {});
+}
+
+Selection Selection::top_norm(const Tensor& norms, int64_t n, const SelectionCounts& counts) {
+  check_norms("top_norm", norms);
+  check_numbers("top_norm", norms.count(), n, counts, norms.device());
+  return select(SelectMode::top_norm, norms, norms.count(), n, norms.device(), counts, 0, {});
+}
+
+Selection Selection::threshold(const Tensor& norms, double threshold, const SelectionCounts& counts) {
+  check_norms("threshold", norms);
+  check_numbers("threshold", norms.count(), 0, counts, norms.device());
+  check(!std::isnan(threshold), "select threshold: the threshold is NaN; expected a number");
+  check(!counts.n.defined(),
+        "select threshold: counts.n is given; expected none (the threshold decides how many)");
+  return select(SelectMode::threshold, norms, norms.count(), norms.count(), norms.device(), counts,
+                float(threshold), {});
+}
+
+Selection Selection::random(int64_t rows, int64_t n, Rng& rng, Device device, const SelectionCounts& counts) {
+  check_numbers("random", rows, n, counts, device);
+  return select(SelectMode::random, Tensor(), rows, n, device, counts, 0, rng.reserve(device));
+}
+
+Selection Selection::importance(const Tensor& norms, int64_t n, Rng& rng, const SelectionCounts& counts) {
+  check_norms("importance", norms);
+  check_numbers("importance", norms.count(), n, counts, norms.device());
+  return select(SelectMode::importance, norms, norms.count(), n, norms.device(), counts, 0,
+                rng.reserve(norms.device()));
+}
+
+}  // namespace tessera::ops

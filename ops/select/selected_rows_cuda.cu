@@ -1,0 +1,154 @@
+#include <algorithm>
+
+#include "gpu/chain.cuh"
+#include "gpu/grid.cuh"
+#include "ops/gather/row_walk.cuh"
+#include "ops/select/select_kernels.h"
+
+/// Gather: each thread moves one pack, as gather_rows does; one read and one write per element. Plain copies
+/// are gather_rows's kernel itself.
+///
+/// Scatter writes all rows of y once, the zeros too, so that no fill comes before it. A block has a few
+/// adjacent rows. Its first warp finds the first entry of the selection among them, 32 probes of the
+/// ascending indices at a time (three rounds for 32,768 entries), and notes for each row which entry it has;
+/// then all threads copy rows or write zeros. Several blocks per SM hide the search. Bytes: the entries' rows
+/// once, y once.
+
+namespace tessera::ops {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMostRows = 64;    // of y, per block
+constexpr int kBlocksPerSm = 8;  // resident: what hides the search
+
+template <class T>
+__device__ __forceinline__ T scaled(T value, float scale) {
+  return T(float(value) * scale);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gather_scaled(RowWalk walk, T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t rows,
+                  const int32_t* indices, const float* scales, int64_t total) {
+  constexpr int kPack = gpu::kPackOf<T>;
+  gpu::take_turn();
+  for (int64_t item = blockIdx.x * int64_t(kThreads) + threadIdx.x; item < total;
+       item += int64_t(gridDim.x) * kThreads) {
+    const int64_t n = item / walk.packs;
+    const RowPack pack = find_pack<kPack>(walk, item - n * walk.packs);
+    const int64_t row = indices[n];
+    const bool inside = row >= 0 && row < rows;
+    const float scale = scales[n];
+    T* const to = y + n * y_stride + pack.y;
+    const T* const from = x + (inside ? row : 0) * x_stride + pack.x;
+    if (walk.aligned && pack.count == kPack) {
+      gpu::Pack<T, kPack> values{};
+      if (inside) {
+        values = gpu::load_pack<kPack>(from);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) values.at[i] = scaled(values.at[i], scale);
+      }
+      gpu::store_pack<kPack>(to, values);
+    } else {
+      const int inner = walk.loop.rank - 1;
+      for (int i = 0; i < pack.count; ++i)
+        to[i * walk.loop.strides[0][inner]] =
+            inside ? scaled(from[i * walk.loop.strides[1][inner]], scale) : T(0.0f);
+    }
+  }
+}
+
+/// How many of the ascending `indices` are below `row`; all lanes of a warp get it.
+__device__ __forceinline__ int64_t entries_below(const int32_t* indices, int64_t count, int64_t row) {
+  const int lane = int(threadIdx.x) % gpu::kWarp;
+  int64_t low = 0, high = count;
+  while (low < high) {
+    const int64_t step = (high - low + gpu::kWarp - 1) / gpu::kWarp, at = low + lane * step;
+    const int below = __popc(__ballot_sync(0xFFFFFFFFu, at < high && indices[at] < row));
+    if (below == 0) return low;
+    high = min(high, low + below * step);
+    low += (below - 1) * step + 1;
+  }
+  return low;
+}
+
+template <class T, bool kScaled>
+__global__ void __launch_bounds__(kThreads)
+    scatter_ascending(RowWalk walk, T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t rows,
+                      int rows_of_block, const int32_t* indices, const float* scales, int64_t count) {
+  constexpr int kPack = gpu::kPackOf<T>;
+  __shared__ int32_t entries[kMostRows];  // of each row of the block; -1: not in the selection
+  gpu::take_turn();
+  const int64_t first = blockIdx.x * int64_t(rows_of_block);
+  const int own = int(min(int64_t(rows_of_block), rows - first));
+  if (threadIdx.x < gpu::kWarp) {
+    for (int row = int(threadIdx.x); row < own; row += gpu::kWarp) entries[row] = -1;
+    const int64_t begin = entries_below(indices, count, first);
+    __syncwarp();
+    for (int64_t n = begin + threadIdx.x; n < min(count, begin + own); n += gpu::kWarp) {
+      const int64_t row = indices[n] - first;
+      if (row >= 0 && row < own) entries[row] = int32_t(n);
+    }
+  }
+  __syncthreads();
+  const int64_t total = own * walk.packs;
+  for (int64_t item = threadIdx.x; item < total; item += kThreads) {
+    const int64_t row = item / walk.packs;
+    const RowPack pack = find_pack<kPack>(walk, item - row * walk.packs);
+    const int32_t n = entries[row];
+    T* const to = y + (first + row) * y_stride + pack.y;
+    const T* const from = x + max(n, 0) * x_stride + pack.x;
+    const float scale = kScaled && n >= 0 ? scales[n] : 1.0f;
+    if (walk.aligned && pack.count == kPack) {
+      gpu::Pack<T, kPack> values{};
+      if (n >= 0) {
+        values = gpu::load_pack<kPack>(from);
+        if constexpr (kScaled)
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) values.at[i] = scaled(values.at[i], scale);
+      }
+      gpu::store_pack<kPack>(to, values);
+    } else {
+      const int inner = walk.loop.rank - 1;
+      for (int i = 0; i < pack.count; ++i) {
+        const T value = n >= 0 ? from[i * walk.loop.strides[1][inner]] : T(0.0f);
+        to[i * walk.loop.strides[0][inner]] = kScaled && n >= 0 ? scaled(value, scale) : value;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void gather_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales) {
+  if (!scales.defined()) return gather_rows_cuda(y, x, indices, OutOfRange::zeros);
+  const Device device = y.device();
+  dispatch_floating_cuda(y.dtype(), "gather_selected", [&]<class T>() {
+    const RowWalk walk = walk_rows<T>(y, x);
+    const int64_t total = y.size(0) * walk.packs;
+    const int64_t blocks =
+        std::min<int64_t>(gpu::ceil_div(total, kThreads), int64_t(device.multiprocessors()) * 32);
+    gpu::launch_chained(device, {gpu::grid_of(blocks), kThreads}, gather_scaled<T>, walk, y.data<T>(),
+                        y.layout().stride(0), x.data<T>(), x.layout().stride(0), x.size(0),
+                        indices.data<int32_t>(), scales.data<float>(), total);
+  });
+}
+
+void scatter_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales) {
+  const Device device = y.device();
+  const int64_t rows = y.size(0);
+  const int rows_of_block = int(std::clamp<int64_t>(
+      gpu::ceil_div(rows, int64_t(device.multiprocessors()) * kBlocksPerSm), 1, kMostRows));
+  dispatch_floating_cuda(y.dtype(), "scatter_selected", [&]<class T>() {
+    const RowWalk walk = walk_rows<T>(y, x);
+    const auto run = [&](auto* kernel) {
+      gpu::launch_chained(device, {gpu::grid_of(gpu::ceil_div(rows, rows_of_block)), kThreads}, kernel, walk,
+                          y.data<T>(), y.layout().stride(0), x.data<T>(), x.layout().stride(0), rows,
+                          rows_of_block, indices.data<int32_t>(),
+                          scales.defined() ? scales.data<float>() : nullptr, indices.count());
+    };
+    scales.defined() ? run(scatter_ascending<T, true>) : run(scatter_ascending<T, false>);
+  });
+}
+
+}  // namespace tessera::ops
