@@ -3,6 +3,7 @@
 /// All of tessera for a program that uses it. The folders are the layers, each standing on those above it.
 
 #include "runtime/allocator.h"
+#include "runtime/call_site.h"
 #include "runtime/capture.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
@@ -27,8 +28,10 @@
 #include "tensor/tensor.h"
 #include "tensor/transfer.h"
 
+#include "autograd/backward.h"
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
+#include "autograd/gradient.h"
 #include "autograd/tape.h"
 
 #include "ops/activation/activation.h"
@@ -80,6 +83,7 @@
 #include "nn/form.h"
 #include "nn/init.h"
 #include "nn/kv_cache.h"
+#include "nn/layer_call.h"
 #include "nn/linear.h"
 #include "nn/lm_head.h"
 #include "nn/mlp.h"

@@ -47,6 +47,7 @@ bool recomputing() {
 }
 
 std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& inputs, Site site) {
+  const CallScope call(site);
   if (!Tape::innermost()) return f(inputs);
   std::vector<RandomStream> streams;
   std::vector<Tensor> outputs;
@@ -79,7 +80,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
   std::vector<Saved> saved;
   for (const Tensor& input : inputs) saved.emplace_back(input);
   Tape::innermost()->record(
-      "checkpoint", site, entry_inputs, entry_outputs,
+      "checkpoint", entry_inputs, entry_outputs,
       [f = std::move(f), saved = std::move(saved), streams = std::move(streams), on_tape,
        scale = Tape::innermost()->loss_scale()](Backward& b) mutable {
         Tape tape({.loss_scale = scale});
@@ -101,10 +102,8 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
           }
         }
         tape.backward(results, grads);
-        for (size_t i = 0; i < again.size(); ++i) {
-          if (!b.needs(int(i))) continue;
-          if (const Tensor d_input = grad(again[i]); d_input.defined()) b.accumulate(int(i), d_input);
-        }
+        for (size_t i = 0; i < again.size(); ++i)
+          if (b.needs(int(i))) b.pass(again[i], int(i));
       });
   return outputs;
 }

@@ -224,7 +224,7 @@ std::vector<Record> sweep_op(const OpSpec& op, const SweepOptions& options,
     } catch (const Error& error) {
       if (++thrown_in_a_row == 5) throw;  // not a matter of the shape
       Record record = describe_work(op, c, precision, device, "fwd");
-      record.sweep = {.number = number, .verdict = std::string("threw: ") + error.what()};
+      record.sweep = {.number = number, .verdict = "threw: " + error.message()};
       records.push_back(record);
     }
     // Two hundred shapes leave as many sizes of cached memory behind.

@@ -105,8 +105,12 @@ int run(int argc, char** argv) {
     train::tell(fmt::format("tessera: {}\n", error.what()));
     return 2;
   } catch (const Interrupted& interrupted) {
-    train::tell(fmt::format("tessera: {} before there was a result to save\n", interrupted.what()));
+    train::tell(fmt::format("tessera: {} before there was a result to save\n", interrupted.message()));
     return 128 + interrupted.signal();
+  } catch (const Error& error) {
+    const std::string layer = error.module();
+    train::tell(fmt::format("tessera: {}{}\n", error.message(), layer.empty() ? "" : " (in " + layer + ")"));
+    return 1;
   } catch (const std::system_error& error) {  // of fmt::print, which does not say what it could not write to
     train::tell(fmt::format("tessera: {}{}\n", std::ferror(stdout) ? "write: the standard output: " : "",
                             std::ferror(stdout) ? error.code().message() : error.what()));

@@ -78,7 +78,8 @@ BertBlock::BertBlock(const BertConfig& config, Rng& rng, Device device)
       norm2(config.d_model, device, norm_options(config)),
       dropout(config.hidden_dropout, rng) {}
 
-Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer) const {
+Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer, Site site) const {
+  const nn::LayerCall call(*this, site);
   // x's rows are gathered after the attention: backward then scatters them first, and the attention's
   // GEMM adds to that in its epilogue.
   const Tensor branch = attention(x, pass, layer),
@@ -92,8 +93,8 @@ BertClassifier::BertClassifier(const BertConfig& config, Rng& rng, Device device
       dropout(config.classifier_dropout, rng),
       drops_input(config.family == BertFamily::roberta) {}
 
-Tensor BertClassifier::operator()(const Tensor& first) const {
-  const ModuleScope scope("classifier");
+Tensor BertClassifier::operator()(const Tensor& first, Site site) const {
+  const nn::LayerCall call(*this, site);
   return out(dropout(ops::tanh(dense(drops_input ? dropout(first) : first))));
 }
 
@@ -104,8 +105,8 @@ BertLanguageHead::BertLanguageHead(const BertConfig& config, Rng& rng, Device de
               {.tied = true, .bias = true, .dtype = config.dtype, .init = nn::Init::zeros}),
       activation(config.activation) {}
 
-Tensor BertLanguageHead::operator()(const Tensor& x, const nn::Embedding& token) const {
-  const ModuleScope scope("language");
+Tensor BertLanguageHead::operator()(const Tensor& x, const nn::Embedding& token, Site site) const {
+  const nn::LayerCall call(*this, site);
   return decoder(norm(ops::activation(dense(x), activation)), token);
 }
 
@@ -147,8 +148,8 @@ nn::AttentionPass Bert::begin(const BertBatch& batch, bool first_alone) const {
   return pass;
 }
 
-Tensor Bert::embed(const BertBatch& batch) const {
-  const ModuleScope scope("embed");
+Tensor Bert::embed(const BertBatch& batch, Site site) const {
+  const nn::LayerCall call(*this, site);
   const Tensor kinds =
       batch.types.defined() ? type(batch.types) : ops::slice(type.weight, 0, 0, 1);  // a row for all
   const Tensor places = batch.positions.defined()
@@ -157,16 +158,18 @@ Tensor Bert::embed(const BertBatch& batch) const {
   return dropout(norm.add(ops::add(token(batch.tokens), kinds), position(places)).y);
 }
 
-Tensor Bert::block(int64_t i, const Tensor& x, const nn::AttentionPass& pass) const {
-  const ModuleScope scope("blocks", i);
+Tensor Bert::block(int64_t i, const Tensor& x, const nn::AttentionPass& pass, Site site) const {
+  const nn::LayerCall call(*this, site);
   return blocks[size_t(i)](x, pass, i);
 }
 
-Tensor Bert::finish(const Tensor& x) const {
+Tensor Bert::finish(const Tensor& x, Site site) const {
+  const nn::LayerCall call(*this, site);
   return classifier ? (*classifier)(x) : language ? (*language)(x, token) : x;
 }
 
-Tensor Bert::finish(const Tensor& x, const Tensor& targets) const {
+Tensor Bert::finish(const Tensor& x, const Tensor& targets, Site site) const {
+  const nn::LayerCall call(*this, site);
   check(config.head != BertHead::none, "bert: a model without a head has no loss");
   const Tensor y = finish(x);
   check(targets.defined() && targets.count() == y.size(0), "bert: targets is ",
@@ -183,19 +186,23 @@ Tensor Bert::through_blocks(const BertBatch& batch, const nn::AttentionPass& pas
   return x;
 }
 
-Tensor Bert::encode(const BertBatch& batch) const {
+Tensor Bert::encode(const BertBatch& batch, Site site) const {
+  const nn::LayerCall call(*this, site);
   return through_blocks(batch, begin(batch, false));
 }
 
-Tensor Bert::encode_first(const BertBatch& batch) const {
+Tensor Bert::encode_first(const BertBatch& batch, Site site) const {
+  const nn::LayerCall call(*this, site);
   return through_blocks(batch, begin(batch, true));
 }
 
-Tensor Bert::operator()(const BertBatch& batch) const {
+Tensor Bert::operator()(const BertBatch& batch, Site site) const {
+  const nn::LayerCall call(*this, site);
   return finish(through_blocks(batch, begin(batch)));
 }
 
-Tensor Bert::loss(const BertBatch& batch, const Tensor& targets) const {
+Tensor Bert::loss(const BertBatch& batch, const Tensor& targets, Site site) const {
+  const nn::LayerCall call(*this, site);
   check(config.head != BertHead::none, "bert: a model without a head has no loss");
   return finish(through_blocks(batch, begin(batch)), targets);
 }

@@ -78,11 +78,13 @@ struct BertBatch {
 struct BertBlock {
   BertBlock(const BertConfig& config, Rng& rng, Device device);
   /// [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names for this layer; all are attended to.
-  Tensor operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer = 0) const;
+  Tensor operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer = 0,
+                    Site site = Site::here()) const;
   void fields(auto&& visit) {
     visit("attention", attention), visit("norm1", norm1), visit("mlp", mlp), visit("norm2", norm2);
     visit("dropout", dropout);
   }
+  nn::LayerName layer_name;  // for messages
 
   nn::SelfAttention attention;
   nn::LayerNorm norm1;
@@ -93,8 +95,9 @@ struct BertBlock {
 
 struct BertClassifier {
   BertClassifier(const BertConfig& config, Rng& rng, Device device);
-  Tensor operator()(const Tensor& first) const;  // [B, d] -> [B, labels]
+  Tensor operator()(const Tensor& first, Site site = Site::here()) const;  // [B, d] -> [B, labels]
   void fields(auto&& visit) { visit("dense", dense), visit("out", out), visit("dropout", dropout); }
+  nn::LayerName layer_name;  // for messages
 
   nn::Linear dense, out;
   nn::Dropout dropout;
@@ -103,8 +106,10 @@ struct BertClassifier {
 
 struct BertLanguageHead {
   BertLanguageHead(const BertConfig& config, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x, const nn::Embedding& token) const;  // [N, d] -> [N, V]
+  Tensor operator()(const Tensor& x, const nn::Embedding& token,
+                    Site site = Site::here()) const;  // [N, d] -> [N, V]
   void fields(auto&& visit) { visit("dense", dense), visit("norm", norm), visit("", decoder); }
+  nn::LayerName layer_name;  // for messages
 
   nn::Linear dense;
   nn::LayerNorm norm;
@@ -117,34 +122,35 @@ struct Bert {
   Bert(const BertConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// Hidden states of every token after the last block: [N, d].
-  Tensor encode(const BertBatch& batch) const;
+  Tensor encode(const BertBatch& batch, Site site = Site::here()) const;
   /// Hidden states of the first token of every sequence after the last block: [B, d]. The last block does not
   /// compute the others.
-  Tensor encode_first(const BertBatch& batch) const;
+  Tensor encode_first(const BertBatch& batch, Site site = Site::here()) const;
   /// Output of the head: [B, labels] of classify, [B, 1] of regress, [N, V] of masked_lm, and encode's of
   /// none.
-  Tensor operator()(const BertBatch& batch) const;
+  Tensor operator()(const BertBatch& batch, Site site = Site::here()) const;
   /// classify: mean cross-entropy of targets [B] (i64 or i32). regress: mean squared error of targets [B],
   /// floating. masked_lm: mean cross-entropy of targets [N], -100 where nothing was masked. none: throws.
-  Tensor loss(const BertBatch& batch, const Tensor& targets) const;
+  Tensor loss(const BertBatch& batch, const Tensor& targets, Site site = Site::here()) const;
 
   /// The stages of a pass, of which these are composed: begin, embed, each block in turn, finish.
   /// begin: what all blocks share. If `first_alone`, the last block computes the first tokens alone, as a
   /// classifier reads them. Throws unless the batch fits together.
   nn::AttentionPass begin(const BertBatch& batch, bool first_alone) const;
   nn::AttentionPass begin(const BertBatch& batch) const { return begin(batch, classifier.has_value()); }
-  Tensor embed(const BertBatch& batch) const;  // [N, d]
-  Tensor block(int64_t i, const Tensor& x, const nn::AttentionPass& pass) const;
+  Tensor embed(const BertBatch& batch, Site site = Site::here()) const;  // [N, d]
+  Tensor block(int64_t i, const Tensor& x, const nn::AttentionPass& pass, Site site = Site::here()) const;
   /// What the last block returned -> the head's output, see operator().
-  Tensor finish(const Tensor& x) const;
+  Tensor finish(const Tensor& x, Site site = Site::here()) const;
   /// The same -> the loss, see loss.
-  Tensor finish(const Tensor& x, const Tensor& targets) const;
+  Tensor finish(const Tensor& x, const Tensor& targets, Site site = Site::here()) const;
 
   void fields(auto&& visit) {
     visit("token", token), visit("position", position), visit("type", type), visit("norm", norm);
     visit("blocks", blocks), visit("classifier", classifier), visit("language", language);
     visit("dropout", dropout);
   }
+  nn::LayerName layer_name;  // for messages
 
   BertConfig config;
   nn::Embedding token, position, type;

@@ -45,12 +45,14 @@ GptBlock::GptBlock(const GptConfig& config, Rng& rng, Device device)
           {.activation = config.activation, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.residual_dropout, rng) {}
 
-Residual GptBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+Residual GptBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer, Site site) const {
+  const nn::LayerCall call(*this, site);
   const auto [sum, normed] = add_norm(norm1, x);
   return {sum, dropout(attention(normed, pass, layer))};
 }
 
-Residual GptBlock::feed(const Residual& x) const {
+Residual GptBlock::feed(const Residual& x, Site site) const {
+  const nn::LayerCall call(*this, site);
   const auto [sum, normed] = norm2.add(x.sum, x.branch);
   return {sum, dropout(mlp(normed))};
 }
@@ -84,8 +86,8 @@ nn::AttentionPass Gpt::begin(const Tensor& tokens, const nn::Sequences& sequence
   return {.sequences = sequences};
 }
 
-Residual Gpt::embed(const Tensor& tokens, const nn::AttentionPass& pass) const {
-  const ModuleScope scope("embed");
+Residual Gpt::embed(const Tensor& tokens, const nn::AttentionPass& pass, Site site) const {
+  const nn::LayerCall call(*this, site);
   const int64_t first = config.position_offset(), count = pass.sequences.count();
   const Tensor words = token(tokens);
   Tensor x;
@@ -103,17 +105,18 @@ Residual Gpt::embed(const Tensor& tokens, const nn::AttentionPass& pass) const {
   return {dropout(x), {}};
 }
 
-Residual Gpt::block(int64_t i, const Residual& x, const nn::AttentionPass& pass) const {
+Residual Gpt::block(int64_t i, const Residual& x, const nn::AttentionPass& pass, Site site) const {
+  const nn::LayerCall call(*this, site);
   return through_block(blocks, i, x, pass);
 }
 
-Tensor Gpt::finish(const Residual& x) const {
-  const ModuleScope scope("head");
+Tensor Gpt::finish(const Residual& x, Site site) const {
+  const nn::LayerCall call(*this, site);
   return head(add_norm(norm, x).y, token);
 }
 
-Tensor Gpt::finish(const Residual& x, const Tensor& targets) const {
-  const ModuleScope scope("head");
+Tensor Gpt::finish(const Residual& x, const Tensor& targets, Site site) const {
+  const nn::LayerCall call(*this, site);
   const Tensor last = add_norm(norm, x).y;
   return head.loss(last, flat_targets("gpt", targets, last.size(0)), token);
 }
@@ -122,21 +125,26 @@ Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const 
   return through_blocks(*this, embed(tokens, pass), pass);
 }
 
-Tensor Gpt::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
+Tensor Gpt::operator()(const Tensor& tokens, const nn::Sequences& sequences, Site site) const {
+  const nn::LayerCall call(*this, site);
   return finish(hidden(tokens, begin(tokens, sequences)));
 }
 
-Tensor Gpt::operator()(const Tensor& tokens) const {
+Tensor Gpt::operator()(const Tensor& tokens, Site site) const {
+  const nn::LayerCall call(*this, site);
   const Tensor flat = flat_tokens("gpt", tokens);
   const Tensor y = (*this)(flat, sequences_of(tokens));
   return ops::reshape(y, {tokens.size(0), tokens.size(1), config.vocabulary});
 }
 
-Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets) const {
+Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets, Site site) const {
+  const nn::LayerCall call(*this, site);
   return loss(flat_tokens("gpt", tokens), targets, sequences_of(tokens));
 }
 
-Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
+Tensor Gpt::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences,
+                 Site site) const {
+  const nn::LayerCall call(*this, site);
   return finish(hidden(tokens, begin(tokens, sequences)), targets);
 }
 
@@ -151,7 +159,9 @@ bool Gpt::steps_repeat(int64_t) const {
   return true;
 }
 
-Tensor Gpt::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const {
+Tensor Gpt::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache,
+                    Site site) const {
+  const nn::LayerCall call(*this, site);
   const NoTape no_tape;
   check_packed("gpt", tokens, sequences, cache.capacity());
   cache.begin(sequences);
@@ -160,14 +170,16 @@ Tensor Gpt::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::Kv
   return finish(x);
 }
 
-Tensor Gpt::step(const Tensor& tokens, nn::KvCache& cache) const {
+Tensor Gpt::step(const Tensor& tokens, nn::KvCache& cache, Site site) const {
+  const nn::LayerCall call(*this, site);
   const NoTape no_tape;
   const nn::AttentionPass pass{
       .sequences = sequences_of(tokens), .positions = cache.begin(tokens.size(1)), .cache = &cache};
   return finish(last_rows(hidden(flat_tokens("gpt", tokens), pass), pass.sequences));
 }
 
-Tensor Gpt::decode(const Tensor& tokens, nn::KvCache& cache) const {
+Tensor Gpt::decode(const Tensor& tokens, nn::KvCache& cache, Site site) const {
+  const nn::LayerCall call(*this, site);
   return language_internal::decode("gpt", *this, tokens, cache);
 }
 

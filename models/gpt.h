@@ -64,12 +64,14 @@ struct Residual {
 struct GptBlock {
   GptBlock(const GptConfig& config, Rng& rng, Device device);
   /// The two halves, each a branch. The second knows no other tokens.
-  Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
-  Residual feed(const Residual& x) const;
+  Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
+                  Site site = Site::here()) const;
+  Residual feed(const Residual& x, Site site = Site::here()) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
     visit("dropout", dropout);
   }
+  nn::LayerName layer_name;  // for messages
 
   nn::LayerNorm norm1;
   nn::SelfAttention attention;
@@ -83,34 +85,36 @@ struct Gpt {
   Gpt(const GptConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// tokens [B, T] (i64 or i32) -> logits [B, T, V].
-  Tensor operator()(const Tensor& tokens) const;
+  Tensor operator()(const Tensor& tokens, Site site = Site::here()) const;
   /// Packed sequences of any lengths: tokens [N] -> logits [N, V].
-  Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences) const;
+  Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences, Site site = Site::here()) const;
   /// Mean cross-entropy in nats of targets (of the shape of tokens): the token that follows, or -100 where
   /// none is to be predicted.
-  Tensor loss(const Tensor& tokens, const Tensor& targets) const;
-  Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
+  Tensor loss(const Tensor& tokens, const Tensor& targets, Site site = Site::here()) const;
+  Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences,
+              Site site = Site::here()) const;
 
   /// The stages of a pass, of which operator() and loss are composed: begin, embed, each block in turn,
   /// finish. begin: what all blocks share. Throws unless tokens [N] are those of the sequences.
   nn::AttentionPass begin(const Tensor& tokens, const nn::Sequences& sequences) const;
   /// tokens [N] -> [N, d]
-  Residual embed(const Tensor& tokens, const nn::AttentionPass& pass) const;
-  Residual block(int64_t i, const Residual& x, const nn::AttentionPass& pass) const;
+  Residual embed(const Tensor& tokens, const nn::AttentionPass& pass, Site site = Site::here()) const;
+  Residual block(int64_t i, const Residual& x, const nn::AttentionPass& pass, Site site = Site::here()) const;
   /// What the last block returned -> logits [N, V].
-  Tensor finish(const Residual& x) const;
+  Tensor finish(const Residual& x, Site site = Site::here()) const;
   /// The same -> the mean cross-entropy of targets [N].
-  Tensor finish(const Residual& x, const Tensor& targets) const;
+  Tensor finish(const Residual& x, const Tensor& targets, Site site = Site::here()) const;
 
   int64_t longest() const { return config.positions; }  // sequence
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
   /// Packed sequences of any lengths, tokens [N], into an empty cache -> logits [B, V] after the
   /// last token of each. One sequence may stand for all of the cache. Records nothing, as the next two.
-  Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
+  Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache,
+                 Site site = Site::here()) const;
   /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them.
-  Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
+  Tensor decode(const Tensor& tokens, nn::KvCache& cache, Site site = Site::here()) const;
   /// The same for n <= KvCache::kMostNew, without cache.advance(n): all that a graph has to repeat.
-  Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
+  Tensor step(const Tensor& tokens, nn::KvCache& cache, Site site = Site::here()) const;
   /// Whether every step over a cache of that capacity is the same work.
   bool steps_repeat(int64_t capacity) const;
   /// A text that outgrows this length must be run again from its first token: none.
@@ -121,6 +125,7 @@ struct Gpt {
     visit("token", token), visit("position", position), visit("blocks", blocks), visit("norm", norm);
     visit("head", head), visit("dropout", dropout);
   }
+  nn::LayerName layer_name;  // for messages
 
   GptConfig config;
   nn::Embedding token, position;

@@ -29,7 +29,6 @@ ops::AddNorm add_norm(const Norm& norm, const Residual& x) {
 template <class Block>
 Residual through_block(const std::vector<Block>& blocks, int64_t i, const Residual& x,
                        const nn::AttentionPass& pass) {
-  const ModuleScope scope("blocks", i);
   const Block& block = blocks[size_t(i)];
   Residual stream = block.attend(x, pass, i);
   // After the last attention only the last token of each prompt is needed.

@@ -103,17 +103,17 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
            .init = nn::Init::zeros}),
       dropout(config.residual_dropout, rng) {}
 
-Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const {
+Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
+                            Site site) const {
+  const nn::LayerCall call(*this, site);
   const auto [sum, normed] = add_norm(norm1, x);
   return {sum, dropout(attention(normed, pass, layer))};
 }
 
-Residual LlamaBlock::feed(const Residual& x) const {
+Residual LlamaBlock::feed(const Residual& x, Site site) const {
+  const nn::LayerCall call(*this, site);
   const auto [sum, normed] = norm2.add(x.sum, x.branch);
-  const auto branch = [&] {
-    const ModuleScope scope("mlp");
-    return mlp(normed);
-  };
+  const auto branch = [&] { return mlp(normed); };
   return {sum, dropout(branch())};
 }
 
@@ -161,22 +161,23 @@ nn::AttentionPass Llama::begin(const Tensor& tokens, const nn::Sequences& sequen
   return complete({.sequences = sequences}, tokens.device());
 }
 
-Residual Llama::embed(const Tensor& tokens, const nn::AttentionPass&) const {
-  const ModuleScope scope("embed");
+Residual Llama::embed(const Tensor& tokens, const nn::AttentionPass&, Site site) const {
+  const nn::LayerCall call(*this, site);
   return {dropout(token(tokens)), {}};
 }
 
-Residual Llama::block(int64_t i, const Residual& x, const nn::AttentionPass& pass) const {
+Residual Llama::block(int64_t i, const Residual& x, const nn::AttentionPass& pass, Site site) const {
+  const nn::LayerCall call(*this, site);
   return through_block(blocks, i, x, pass);
 }
 
-Tensor Llama::finish(const Residual& x) const {
-  const ModuleScope scope("head");
+Tensor Llama::finish(const Residual& x, Site site) const {
+  const nn::LayerCall call(*this, site);
   return head(add_norm(norm, x).y, token);
 }
 
-Tensor Llama::finish(const Residual& x, const Tensor& targets) const {
-  const ModuleScope scope("head");
+Tensor Llama::finish(const Residual& x, const Tensor& targets, Site site) const {
+  const nn::LayerCall call(*this, site);
   const Tensor last = add_norm(norm, x).y;
   return head.loss(last, flat_targets(name_of(config.family), targets, last.size(0)), token);
 }
@@ -208,20 +209,25 @@ void Llama::check_texts(const Tensor& tokens, const nn::Sequences& sequences, in
   check_packed(name, tokens, sequences, most);
 }
 
-Tensor Llama::operator()(const Tensor& tokens, const nn::Sequences& sequences) const {
+Tensor Llama::operator()(const Tensor& tokens, const nn::Sequences& sequences, Site site) const {
+  const nn::LayerCall call(*this, site);
   return finish(hidden(tokens, begin(tokens, sequences)));
 }
 
-Tensor Llama::operator()(const Tensor& tokens) const {
+Tensor Llama::operator()(const Tensor& tokens, Site site) const {
+  const nn::LayerCall call(*this, site);
   const Tensor y = (*this)(flat_tokens(name_of(config.family), tokens), sequences_of(tokens));
   return ops::reshape(y, {tokens.size(0), tokens.size(1), config.vocabulary});
 }
 
-Tensor Llama::loss(const Tensor& tokens, const Tensor& targets) const {
+Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, Site site) const {
+  const nn::LayerCall call(*this, site);
   return loss(flat_tokens(name_of(config.family), tokens), targets, sequences_of(tokens));
 }
 
-Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
+Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences,
+                   Site site) const {
+  const nn::LayerCall call(*this, site);
   return finish(hidden(tokens, begin(tokens, sequences)), targets);
 }
 
@@ -245,7 +251,9 @@ nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
   return cache;
 }
 
-Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const {
+Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache,
+                      Site site) const {
+  const nn::LayerCall call(*this, site);
   const NoTape no_tape;
   check_texts(tokens, sequences, cache.capacity());
   cache.begin(sequences);
@@ -257,7 +265,8 @@ Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::
   return finish(x);
 }
 
-Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
+Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache, Site site) const {
+  const nn::LayerCall call(*this, site);
   const NoTape no_tape;
   const Tensor flat = flat_tokens(name_of(config.family), tokens);
   const int64_t held = cache.length(), length = held + tokens.size(1);
@@ -272,14 +281,14 @@ Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache) const {
   if (tokens.size(1) == 1) {
     if (const nn::DecoderLayers layers = decoder_layers(cache); layers.lacks().empty()) {
       const Tensor x = embed(flat, pass).sum;
-      const ModuleScope scope("blocks");
       return finish({layers(x, table), {}});
     }
   }
   return finish(last_rows(hidden(flat, pass), pass.sequences));
 }
 
-Tensor Llama::decode(const Tensor& tokens, nn::KvCache& cache) const {
+Tensor Llama::decode(const Tensor& tokens, nn::KvCache& cache, Site site) const {
+  const nn::LayerCall call(*this, site);
   return language_internal::decode(name_of(config.family), *this, tokens, cache);
 }
 

@@ -83,12 +83,14 @@ struct LlamaConfig {
 
 struct LlamaBlock {
   LlamaBlock(const LlamaConfig& config, Rng& rng, Device device);
-  Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer) const;
-  Residual feed(const Residual& x) const;
+  Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
+                  Site site = Site::here()) const;
+  Residual feed(const Residual& x, Site site = Site::here()) const;
   void fields(auto&& visit) {
     visit("norm1", norm1), visit("attention", attention), visit("norm2", norm2), visit("mlp", mlp);
     visit("dropout", dropout);
   }
+  nn::LayerName layer_name;  // for messages
 
   nn::RmsNorm norm1;
   nn::SelfAttention attention;
@@ -102,20 +104,22 @@ struct Llama {
   Llama(const LlamaConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// As those of Gpt.
-  Tensor operator()(const Tensor& tokens) const;
-  Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences) const;
-  Tensor loss(const Tensor& tokens, const Tensor& targets) const;
-  Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const;
+  Tensor operator()(const Tensor& tokens, Site site = Site::here()) const;
+  Tensor operator()(const Tensor& tokens, const nn::Sequences& sequences, Site site = Site::here()) const;
+  Tensor loss(const Tensor& tokens, const Tensor& targets, Site site = Site::here()) const;
+  Tensor loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences,
+              Site site = Site::here()) const;
   nn::AttentionPass begin(const Tensor& tokens, const nn::Sequences& sequences) const;
-  Residual embed(const Tensor& tokens, const nn::AttentionPass& pass) const;
-  Residual block(int64_t i, const Residual& x, const nn::AttentionPass& pass) const;
-  Tensor finish(const Residual& x) const;
-  Tensor finish(const Residual& x, const Tensor& targets) const;
+  Residual embed(const Tensor& tokens, const nn::AttentionPass& pass, Site site = Site::here()) const;
+  Residual block(int64_t i, const Residual& x, const nn::AttentionPass& pass, Site site = Site::here()) const;
+  Tensor finish(const Residual& x, Site site = Site::here()) const;
+  Tensor finish(const Residual& x, const Tensor& targets, Site site = Site::here()) const;
   int64_t longest() const { return config.longest(); }
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
-  Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache) const;
-  Tensor decode(const Tensor& tokens, nn::KvCache& cache) const;
-  Tensor step(const Tensor& tokens, nn::KvCache& cache) const;
+  Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache,
+                 Site site = Site::here()) const;
+  Tensor decode(const Tensor& tokens, nn::KvCache& cache, Site site = Site::here()) const;
+  Tensor step(const Tensor& tokens, nn::KvCache& cache, Site site = Site::here()) const;
   bool steps_repeat(int64_t capacity) const;  // not if its angles change with the length
   /// A text that outgrows this length must be run again from its first token, because longrope rotates all
   /// tokens of a longer text by other angles. `step` throws where it would cross it. Other models: kEndless.
@@ -129,6 +133,7 @@ struct Llama {
     visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("head", head);
     visit("dropout", dropout);
   }
+  nn::LayerName layer_name;  // for messages
 
   LlamaConfig config;
   nn::Embedding token;

@@ -84,23 +84,24 @@ Tensor target_losses(const Tensor& mixture, const Tensor& yt, ops::Reduction red
 
 }  // namespace
 
-Tensor Tnp::embed(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
+Tensor Tnp::embed(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site) const {
+  const nn::LayerCall call(*this, site);
   check_batch(config, xc, yc, xt);
-  const ModuleScope scope("embed");
   return embedder(make_tokens(config, xc, yc, xt));
 }
 
-Tensor Tnp::block(int64_t i, const Tensor& x, int64_t context) const {
-  const ModuleScope scope("blocks", i);
+Tensor Tnp::block(int64_t i, const Tensor& x, int64_t context, Site site) const {
+  const nn::LayerCall call(*this, site);
   return blocks[size_t(i)](x, context, i + 1 == config.layers);
 }
 
-Tensor Tnp::finish(const Tensor& x) const {
-  const ModuleScope scope("head");
+Tensor Tnp::finish(const Tensor& x, Site site) const {
+  const nn::LayerCall call(*this, site);
   return mixture(norm ? (*norm)(x) : x);
 }
 
-Tensor Tnp::finish(const Tensor& x, const Tensor& yt) const {
+Tensor Tnp::finish(const Tensor& x, const Tensor& yt, Site site) const {
+  const nn::LayerCall call(*this, site);
   return target_losses(finish(x), yt, ops::Reduction::mean);
 }
 
@@ -120,15 +121,18 @@ Tensor Tnp::hidden(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
   return x;
 }
 
-Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
+Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site) const {
+  const nn::LayerCall call(*this, site);
   return finish(hidden(xc, yc, xt));
 }
 
-Tensor Tnp::loss(const TnpBatch& batch) const {
+Tensor Tnp::loss(const TnpBatch& batch, Site site) const {
+  const nn::LayerCall call(*this, site);
   return finish(hidden(batch.xc, batch.yc, batch.xt), batch.yt);
 }
 
-Tensor Tnp::point_losses(const TnpBatch& batch) const {
+Tensor Tnp::point_losses(const TnpBatch& batch, Site site) const {
+  const nn::LayerCall call(*this, site);
   const Tensor mixed = forward(batch.xc, batch.yc, batch.xt);
   return target_losses(mixed, batch.yt, ops::Reduction::none).detach().transpose(0, 1);
 }

@@ -51,27 +51,28 @@ struct TnpBatch {
 struct Tnp {
   Tnp(const TnpConfig& config, Rng& rng, Device device);
   /// Mixture parameters [N, B, K, 3], token-major.
-  Tensor forward(const Tensor& xc, const Tensor& yc, const Tensor& xt) const;
+  Tensor forward(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
   /// Mean negative log-likelihood of the targets, nats per point.
-  Tensor loss(const TnpBatch& batch) const;
+  Tensor loss(const TnpBatch& batch, Site site = Site::here()) const;
   /// Of each target: [B, N]. For evaluation, without a tape.
-  Tensor point_losses(const TnpBatch& batch) const;
+  Tensor point_losses(const TnpBatch& batch, Site site = Site::here()) const;
 
   /// The stages of a pass, of which forward and loss are composed: embed, each block in turn, finish.
   /// embed: [L, B, d], of which the first M tokens are the context.
-  Tensor embed(const Tensor& xc, const Tensor& yc, const Tensor& xt) const;
+  Tensor embed(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
   /// Block i over x [L, B, d] -> [L, B, d]; the last one -> [N, B, d], the targets.
-  Tensor block(int64_t i, const Tensor& x, int64_t context) const;
+  Tensor block(int64_t i, const Tensor& x, int64_t context, Site site = Site::here()) const;
   /// What the last block returned -> mixture parameters [N, B, K, 3].
-  Tensor finish(const Tensor& x) const;
+  Tensor finish(const Tensor& x, Site site = Site::here()) const;
   /// The same -> the mean loss of the targets yt [B, N, 1].
-  Tensor finish(const Tensor& x, const Tensor& yt) const;
+  Tensor finish(const Tensor& x, const Tensor& yt, Site site = Site::here()) const;
 
   void fields(auto&& visit) {
     visit("embed_in", embedder.up), visit("embed_out", embedder.down);
     visit("blocks", blocks), visit("norm", norm);
     visit("head_in", mixture.up), visit("head_out", mixture.down);
   }
+  nn::LayerName layer_name;  // for messages
 
   TnpConfig config;
   nn::Mlp embedder;

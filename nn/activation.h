@@ -8,8 +8,12 @@ namespace tessera::nn {
 /// Activations as layers, for Sequential. See ops/activation/activation.h for the formulas.
 template <ops::Activation kActivation>
 struct ActivationLayer {
-  Tensor operator()(const Tensor& x) const { return ops::activation(x, kActivation); }
+  Tensor operator()(const Tensor& x, Site site = Site::here()) const {
+    const LayerCall call(*this, site);
+    return ops::activation(x, kActivation);
+  }
   void fields(auto&&) {}
+  LayerName layer_name;  // for messages
 };
 
 using Relu = ActivationLayer<ops::Activation::relu>;

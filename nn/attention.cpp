@@ -71,7 +71,8 @@ void check_heads(const Tensor& q, const Tensor& k) {
 }  // namespace
 
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
-              const AttendOptions& options, const Tensor& cumulative) {
+              const AttendOptions& options, const Tensor& cumulative, Site site) {
+  const CallScope call(site);
   sequences.check_tokens("attend", q.size(0));
   check_heads(q, k);
   const int64_t count = sequences.count();
@@ -85,7 +86,8 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences
 }
 
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
-              const AttendOptions& options) {
+              const AttendOptions& options, Site site) {
+  const CallScope call(site);
   check_heads(q, k);
   return ops::attention(q, k, v, ops::AttentionSequences{starts}, operator_options(options));
 }
@@ -114,8 +116,8 @@ SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng
   k_norm.emplace(head, device, norm);
 }
 
-Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer) const {
-  const ModuleScope scope("attention");
+Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer, Site site) const {
+  const LayerCall call(*this, site);
   const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
   const int64_t tokens = x.size(0), all = heads + 2 * kv_heads;
   if (!pass.starts.defined()) pass.sequences.check_tokens("attend", tokens);

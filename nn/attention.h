@@ -43,12 +43,12 @@ struct AttendOptions {
 /// whatever the lengths and whether probabilities are dropped. `cumulative`, if defined, is that of
 /// `sequences`, so that several calls share it.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
-              const AttendOptions& options, const Tensor& cumulative = {});
+              const AttendOptions& options, const Tensor& cumulative = {}, Site site = Site::here());
 
 /// The same for lengths that only the device knows: `starts` as in ops::AttentionSequences. A captured step
 /// may be replayed with other values of it.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
-              const AttendOptions& options);
+              const AttendOptions& options, Site site = Site::here());
 
 /// What all layers of one pass share.
 struct AttentionPass {
@@ -88,11 +88,13 @@ struct SelfAttention {
   static constexpr const char* kKind = "SelfAttention";
 
   SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device);
-  Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0) const;
+  Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0,
+                    Site site = Site::here()) const;
   void fields(auto&& visit) {
     visit("qkv", qkv), visit("q_norm", q_norm), visit("k_norm", k_norm), visit("out", out);
     visit("dropout", dropout);
   }
+  LayerName layer_name;  // for messages
 
   Linear qkv, out;
   std::optional<RmsNorm> q_norm, k_norm;

@@ -14,8 +14,9 @@ CrossAttention::CrossAttention(int64_t d, const CrossAttentionOptions& options, 
         heads);
 }
 
-Tensor CrossAttention::operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual) const {
-  const ModuleScope scope("attention");
+Tensor CrossAttention::operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual,
+                                  Site site) const {
+  const LayerCall call(*this, site);
   const int64_t d = queries.size(-1);
   // [T, B, d] rows seen as [B, T, H, D]: views, no copies; attention keeps this memory order in what it
   // returns.

@@ -17,8 +17,10 @@ struct CrossAttention {
 
   CrossAttention(int64_t d, const CrossAttentionOptions& options, Rng& rng, Device device);
   /// queries [Q, B, d] over the tokens memory [M, B, d], plus residual if there is one -> [Q, B, d]
-  Tensor operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual = {}) const;
+  Tensor operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual = {},
+                    Site site = Site::here()) const;
   void fields(auto&& visit) { visit("q", q), visit("kv", kv), visit("out", out); }
+  LayerName layer_name;  // for messages
 
   Linear q, kv, out;  // kv: the rows of the keys' weight, then those of the values'
   int64_t heads;

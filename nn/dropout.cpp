@@ -8,7 +8,8 @@ Dropout::Dropout(double p, Rng& rng) : p(p), rng(&rng) {
   check(p >= 0 && p < 1, "nn::Dropout: p = ", p, " must be in [0, 1)");
 }
 
-Tensor Dropout::operator()(const Tensor& x) const {
+Tensor Dropout::operator()(const Tensor& x, Site site) const {
+  const LayerCall call(*this, site);
   return drops() ? ops::dropout(x, p, *rng) : x;
 }
 

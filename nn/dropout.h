@@ -12,10 +12,11 @@ struct Dropout {
 
   /// `rng` must outlive the layer. Throws unless 0 <= p < 1.
   Dropout(double p, Rng& rng);
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   /// Whether dropout is active: training, and p > 0.
   bool drops() const { return training && p > 0; }
   void fields(auto&&) {}
+  LayerName layer_name;  // for messages
 
   double p;
   Rng* rng;

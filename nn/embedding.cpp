@@ -13,7 +13,8 @@ Embedding::Embedding(int64_t count, int64_t width, Rng& rng, Device device, Embe
   make_parameter(weight);
 }
 
-Tensor Embedding::operator()(const Tensor& indices) const {
+Tensor Embedding::operator()(const Tensor& indices, Site site) const {
+  const LayerCall call(*this, site);
   return ops::embedding(weight, indices);
 }
 

@@ -16,8 +16,9 @@ struct Embedding {
 
   Embedding(int64_t count, int64_t width, Rng& rng, Device device = Device::cpu(),
             EmbeddingOptions options = {});
-  Tensor operator()(const Tensor& indices) const;
+  Tensor operator()(const Tensor& indices, Site site = Site::here()) const;
   void fields(auto&& visit) { visit("weight", weight); }
+  LayerName layer_name;  // for messages
 
   Tensor weight;  // [count, width]
 };

@@ -55,11 +55,13 @@ Linear::Linear(int64_t in, int64_t out, Rng& rng, Device device, LinearOptions o
   if (options.bias) bias = new_bias({out}, in, rng, device, options.dtype, options.init);
 }
 
-Tensor Linear::operator()(const Tensor& x, const Tensor& residual) const {
+Tensor Linear::operator()(const Tensor& x, const Tensor& residual, Site site) const {
+  const LayerCall call(*this, site);
   return with(weight, x, residual);
 }
 
-Tensor Linear::with(const Tensor& used, const Tensor& x, const Tensor& residual) const {
+Tensor Linear::with(const Tensor& used, const Tensor& x, const Tensor& residual, Site site) const {
+  const LayerCall call(*this, site);
   note_form(form);
   return Observe::report(
       this, x, std::visit([&](const auto& one) { return multiply(one, x, used, bias, residual); }, form));
@@ -72,7 +74,8 @@ GroupedLinear::GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, 
   if (options.bias) bias = new_bias({groups, out}, in, rng, device, options.dtype, options.init);
 }
 
-Tensor GroupedLinear::operator()(const Tensor& x) const {
+Tensor GroupedLinear::operator()(const Tensor& x, Site site) const {
+  const LayerCall call(*this, site);
   note_form(form);
   return Observe::report(
       this, x,

@@ -19,11 +19,13 @@ struct Linear {
   static constexpr const char* kKind = "Linear";
 
   Linear(int64_t in, int64_t out, Rng& rng, Device device = Device::cpu(), LinearOptions options = {});
-  Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
+  Tensor operator()(const Tensor& x, const Tensor& residual = {}, Site site = Site::here()) const;
   /// The same with another tensor's elements as the weight [out, in]: how a tied layer is called.
-  Tensor with(const Tensor& shared_weight, const Tensor& x, const Tensor& residual = {}) const;
+  Tensor with(const Tensor& shared_weight, const Tensor& x, const Tensor& residual = {},
+              Site site = Site::here()) const;
   double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(in) * double(out); }
   void fields(auto&& visit) { visit("weight", weight), visit("bias", bias), visit("form", form); }
+  LayerName layer_name;  // for messages
 
   Tensor weight;  // [out, in], or undefined if tied
   Tensor bias;    // [out], or undefined
@@ -45,9 +47,10 @@ struct GroupedLinear {
 
   GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, Device device = Device::cpu(),
                 GroupedLinearOptions options = {});
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(weight.count()); }
   void fields(auto&& visit) { visit("weight", weight), visit("bias", bias), visit("form", form); }
+  LayerName layer_name;  // for messages
 
   Tensor weight;  // [K, out, in]
   Tensor bias;    // [K, out], or undefined

@@ -10,11 +10,13 @@ LmHead::LmHead(int64_t d, int64_t vocabulary, Rng& rng, Device device, LmHeadOpt
     : out(d, vocabulary, rng, device,
           {.bias = options.bias, .dtype = options.dtype, .init = options.init, .tied = options.tied}) {}
 
-Tensor LmHead::operator()(const Tensor& x, const Embedding& token) const {
+Tensor LmHead::operator()(const Tensor& x, const Embedding& token, Site site) const {
+  const LayerCall call(*this, site);
   return out.with(tied() ? token.weight : out.weight, x);
 }
 
-Tensor LmHead::loss(const Tensor& x, const Tensor& targets, const Embedding& token) const {
+Tensor LmHead::loss(const Tensor& x, const Tensor& targets, const Embedding& token, Site site) const {
+  const LayerCall call(*this, site);
   if (run_separately(out)) return ops::cross_entropy((*this)(x, token), targets);
   return ops::linear_cross_entropy(x, tied() ? token.weight : out.weight, targets, out.bias);
 }

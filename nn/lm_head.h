@@ -21,12 +21,13 @@ struct LmHead {
   LmHead(int64_t d, int64_t vocabulary, Rng& rng, Device device, LmHeadOptions options = {});
   bool tied() const { return !out.weight.defined(); }
   /// [N, d] -> logits [N, V].
-  Tensor operator()(const Tensor& x, const Embedding& token) const;
+  Tensor operator()(const Tensor& x, const Embedding& token, Site site = Site::here()) const;
   /// Mean cross-entropy of x [N, d] and targets [N], -100 where none is to be predicted. Dense and not
   /// observed, it is ops::linear_cross_entropy, which never makes the logits as a whole; else the logits are
   /// one tensor.
-  Tensor loss(const Tensor& x, const Tensor& targets, const Embedding& token) const;
+  Tensor loss(const Tensor& x, const Tensor& targets, const Embedding& token, Site site = Site::here()) const;
   void fields(auto&& visit) { visit("", out); }
+  LayerName layer_name;  // for messages
 
   Linear out;
 };

@@ -18,7 +18,8 @@ Mlp::Mlp(int64_t in, int64_t hidden, Rng& rng, Device device, MlpOptions options
       activation(options.activation),
       gated(options.gated) {}
 
-Tensor Mlp::operator()(const Tensor& x, const Tensor& residual) const {
+Tensor Mlp::operator()(const Tensor& x, const Tensor& residual, Site site) const {
+  const LayerCall call(*this, site);
   if (!gated && !run_separately(up, down))
     return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
   return down(hidden(x), residual);
@@ -44,7 +45,8 @@ GroupedMlp::GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, 
            {.shared = false, .bias = options.bias, .dtype = options.dtype, .init = options.init}),
       activation(options.activation) {}
 
-Tensor GroupedMlp::operator()(const Tensor& x) const {
+Tensor GroupedMlp::operator()(const Tensor& x, Site site) const {
+  const LayerCall call(*this, site);
   if (!up.bias.defined() && !down.bias.defined() && !run_separately(up, down))
     return ops::grouped_mlp(x, up.weight, down.weight, activation);
   return down(ops::activation(up(x), activation));

@@ -25,8 +25,9 @@ struct Mlp {
   static constexpr const char* kKind = "Mlp";
 
   Mlp(int64_t in, int64_t hidden, Rng& rng, Device device = Device::cpu(), MlpOptions options = {});
-  Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
+  Tensor operator()(const Tensor& x, const Tensor& residual = {}, Site site = Site::here()) const;
   void fields(auto&& visit) { visit("up", up), visit("down", down); }
+  LayerName layer_name;  // for messages
 
   Linear up, down;  // gated: up has 2 hidden rows, the gate's first
   ops::Activation activation;
@@ -51,8 +52,9 @@ struct GroupedMlp {
 
   GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, Rng& rng, Device device = Device::cpu(),
              GroupedMlpOptions options = {});
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   void fields(auto&& visit) { visit("up", up), visit("down", down); }
+  LayerName layer_name;  // for messages
 
   GroupedLinear up, down;
   ops::Activation activation;

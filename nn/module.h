@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "autograd/tape.h"
+#include "nn/layer_call.h"
 #include "tensor/fields.h"
 
 /// What can be done with a model: any struct that lists its parts in fields(). There is no base class and no
@@ -24,9 +25,10 @@ struct NamedParameter {
 void make_parameter(Tensor& tensor);
 
 /// The tensors of the model that require a gradient, in the order of fields(). A tensor that appears twice
-/// (tied weights) is listed once, by its first name.
+/// (tied weights) is listed once, by its first name. Names the layers for messages (nn/layer_call.h).
 template <class Model>
 std::vector<NamedParameter> parameters(const Model& model) {
+  name_layers(model);
   std::vector<NamedParameter> list;
   std::set<const GradState*> known;
   for_each_field(model, [&](const std::string& name, auto& leaf) {

@@ -21,11 +21,14 @@ LayerNorm::LayerNorm(int64_t width, Device device, LayerNormOptions options) : e
   if (options.bias) bias = new_vector(width, 0, options.dtype, device);
 }
 
-Tensor LayerNorm::operator()(const Tensor& x) const {
+Tensor LayerNorm::operator()(const Tensor& x, Site site) const {
+  const LayerCall call(*this, site);
   return ops::layernorm(x, weight, bias, eps);
 }
 
-ops::AddNorm LayerNorm::add(const Tensor& x, const Tensor& residual, const Dropout* dropout) const {
+ops::AddNorm LayerNorm::add(const Tensor& x, const Tensor& residual, const Dropout* dropout,
+                            Site site) const {
+  const LayerCall call(*this, site);
   return ops::add_layernorm(x, residual, weight, bias, eps, operator_dropout(dropout));
 }
 
@@ -33,11 +36,13 @@ RmsNorm::RmsNorm(int64_t width, Device device, RmsNormOptions options) : eps(opt
   if (options.weight) weight = new_vector(width, 1, options.dtype, device);
 }
 
-Tensor RmsNorm::operator()(const Tensor& x) const {
+Tensor RmsNorm::operator()(const Tensor& x, Site site) const {
+  const LayerCall call(*this, site);
   return ops::rmsnorm(x, weight, eps);
 }
 
-ops::AddNorm RmsNorm::add(const Tensor& x, const Tensor& residual, const Dropout* dropout) const {
+ops::AddNorm RmsNorm::add(const Tensor& x, const Tensor& residual, const Dropout* dropout, Site site) const {
+  const LayerCall call(*this, site);
   return ops::add_rmsnorm(x, residual, weight, eps, operator_dropout(dropout));
 }
 

@@ -18,11 +18,13 @@ struct LayerNorm {
   static constexpr const char* kKind = "LayerNorm";
 
   explicit LayerNorm(int64_t width, Device device = Device::cpu(), LayerNormOptions options = {});
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   /// sum = x + residual and y = the norm of sum, in one pass (ops::add_layernorm); with `dropout`, sum = x +
   /// dropout(residual).
-  ops::AddNorm add(const Tensor& x, const Tensor& residual, const Dropout* dropout = nullptr) const;
+  ops::AddNorm add(const Tensor& x, const Tensor& residual, const Dropout* dropout = nullptr,
+                   Site site = Site::here()) const;
   void fields(auto&& visit) { visit("weight", weight), visit("bias", bias); }
+  LayerName layer_name;  // for messages
 
   Tensor weight, bias;  // [width], each may be undefined
   double eps;
@@ -39,11 +41,13 @@ struct RmsNorm {
   static constexpr const char* kKind = "RmsNorm";
 
   explicit RmsNorm(int64_t width, Device device = Device::cpu(), RmsNormOptions options = {});
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   /// sum = x + residual and y = the norm of sum, in one pass (ops::add_rmsnorm); with `dropout`, sum = x +
   /// dropout(residual).
-  ops::AddNorm add(const Tensor& x, const Tensor& residual, const Dropout* dropout = nullptr) const;
+  ops::AddNorm add(const Tensor& x, const Tensor& residual, const Dropout* dropout = nullptr,
+                   Site site = Site::here()) const;
   void fields(auto&& visit) { visit("weight", weight); }
+  LayerName layer_name;  // for messages
 
   Tensor weight;  // [width], or undefined
   double eps;

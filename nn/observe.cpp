@@ -58,14 +58,14 @@ Tensor Observe::report_to_all(const void* layer, const Tensor& x, const Tensor& 
 Tensor Observe::watch_gradient(const std::shared_ptr<State>& state, const std::string& name, const Tensor& x,
                                const Tensor& y) {
   Tensor seen = y.detach();
-  Tape::recording(y)->record("observe", Site::here(), {&y}, {&seen},
+  Tape::recording(y)->record("observe", {&y}, {&seen},
                              [state, &name, x = Saved(x), y = Saved(y)](Backward& b) {
-                               const Tensor dy = b.take_grad();
+                               const Tensor dy = b.grad();
                                if (state->alive) {
                                  const Pause pause;
                                  state->observer.backward({name, x.get(), y.get()}, dy.detach());
                                }
-                               b.accumulate(0, dy);
+                               b.pass(0, {0});
                              });
   return seen;
 }

@@ -13,7 +13,8 @@ PrefixBlock::PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng,
       norm2(d, device, {.bias = options.bias, .dtype = options.dtype}),
       pre_norm(options.pre_norm) {}
 
-Tensor PrefixBlock::operator()(const Tensor& x, int64_t context, bool suffix_only) const {
+Tensor PrefixBlock::operator()(const Tensor& x, int64_t context, bool suffix_only, Site site) const {
+  const LayerCall call(*this, site);
   // The rows that go on, and those that they attend to.
   const auto cut = [&](const Tensor& rows) {
     if (!suffix_only) return std::vector{rows, ops::slice(rows, 0, 0, context)};

@@ -24,10 +24,12 @@ struct PrefixBlock {
   PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng, Device device);
   /// x [T, B, d], token-major -> [T, B, d], or if `suffix_only` [T - context, B, d]: the tokens after the
   /// prefix alone.
-  Tensor operator()(const Tensor& x, int64_t context, bool suffix_only = false) const;
+  Tensor operator()(const Tensor& x, int64_t context, bool suffix_only = false,
+                    Site site = Site::here()) const;
   void fields(auto&& visit) {
     visit("attention", attention), visit("mlp", mlp), visit("norm1", norm1), visit("norm2", norm2);
   }
+  LayerName layer_name;  // for messages
 
   CrossAttention attention;
   Mlp mlp;

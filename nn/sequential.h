@@ -13,7 +13,8 @@ template <class... Layers>
 struct Sequential {
   explicit Sequential(Layers... layers) : layers(std::move(layers)...) {}
 
-  Tensor operator()(const Tensor& x) const {
+  Tensor operator()(const Tensor& x, Site site = Site::here()) const {
+    const LayerCall call(*this, site);
     return [&]<size_t... K>(std::index_sequence<K...>) {
       Tensor y = x;
       ((y = run<K>(y)), ...);
@@ -27,14 +28,13 @@ struct Sequential {
     }
     (std::index_sequence_for<Layers...>{});
   }
+  LayerName layer_name;  // for messages
 
   std::tuple<Layers...> layers;
 
  private:
   template <size_t K>
   Tensor run(const Tensor& x) const {
-    const std::string name = std::to_string(K);
-    const ModuleScope scope(name.c_str());
     return std::get<K>(layers)(x);
   }
 };

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <vector>
 
+#include "runtime/call_site.h"
+
 namespace tessera {
 namespace {
 
@@ -23,6 +25,13 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 }
 
 }  // namespace
+
+Error::Error(const std::string& message, const char* file, int line)
+    : std::runtime_error(message + CallScope::current().text()),
+      file_(file),
+      line_(line),
+      message_length_(message.size()),
+      module_(CallScope::current().module ? CallScope::current().module : "") {}
 
 std::string nearest(const std::string& word, const NameList& names) {
   std::string best;

@@ -11,18 +11,25 @@
 
 namespace tessera {
 
-/// What the library throws. `what()` is one line: what failed, which object, expected and got, and a next
-/// step.
+/// What the library throws. `what()` is one line: what failed, which object, expected and got, a next step,
+/// and, if an operator, a layer or the tape was called, the user's line that called it and the part of the
+/// model (runtime/call_site.h).
 class Error : public std::runtime_error {
  public:
-  Error(const std::string& message, const char* file, int line)
-      : std::runtime_error(message), file_(file), line_(line) {}
+  Error(const std::string& message, const char* file, int line);
+  /// what() without the user's line and the part of the model: for commands, whose users have no source.
+  std::string message() const { return std::string(what(), message_length_); }
+  /// The part of the model that failed: "blocks.3.mlp.down", "" if it is not known.
+  const char* module() const { return module_; }
+  /// The test that failed.
   const char* file() const { return file_; }
   int line() const { return line_; }
 
  private:
   const char* file_;
   int line_;
+  size_t message_length_;
+  const char* module_;
 };
 
 /// The device or the host could not give the memory asked for. The message names what was asked, what is held

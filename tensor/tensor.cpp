@@ -226,6 +226,14 @@ bool reshape_layout(const Layout& from, const Shape& to, Layout& result) {
 
 }  // namespace
 
+Tensor Tensor::reshaped(const Shape& shape) const {
+  if (can_reshape(shape)) return reshape(shape);
+  Tensor copy = empty(shape, dtype(), device());
+  if (!copy.can_reshape(layout_.shape)) return packed().reshape(shape);
+  copy.reshape(layout_.shape).copy_from(*this);
+  return copy;
+}
+
 bool Tensor::can_reshape(const Shape& shape) const {
   Layout layout;
   return shape.count() == count() && reshape_layout(layout_, shape, layout);

@@ -107,7 +107,9 @@ class Tensor {
   Tensor reshape(const Shape& shape) const;
   Tensor reshape_with(std::initializer_list<int64_t> sizes) const;  // one size may be -1
   bool can_reshape(const Shape& shape) const;
-  Tensor expand(const Shape& shape) const;  // broadcasting; the new dimensions have stride 0
+  Tensor reshaped(const Shape& shape) const;  // a view where there is one, else a copy, its rows pitched if
+                                              // one pass can write them so
+  Tensor expand(const Shape& shape) const;    // broadcasting; the new dimensions have stride 0
   /// Element access for tests and examples: x.at({i, j}) is a tensor of rank 0.
   Tensor at(std::initializer_list<int64_t> indices) const;
 

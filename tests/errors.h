@@ -11,9 +11,20 @@
 
 namespace tessera {
 
-/// The message of the error that `f` throws; "" if it throws none.
+/// The message of the error that `f` throws, without the place it was called from; "" if it throws none.
 template <class F>
 std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.message();
+  }
+  return "";
+}
+
+/// The same with the user's line and the part of the model.
+template <class F>
+std::string report_of(F&& f) {
   try {
     f();
   } catch (const Error& error) {

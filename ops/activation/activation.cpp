@@ -1,5 +1,6 @@
 #include "ops/activation/activation.h"
 
+#include "autograd/tape.h"
 #include "ops/activation/activation_kernels.h"
 #include "ops/op.h"
 
@@ -22,6 +23,7 @@ Activation parse_activation(std::string_view name) {
 }
 
 Tensor activation(const Tensor& x, Activation kind, Site site) {
+  const CallScope call(site);
   if (kind == Activation::none) return x;
   const char* const name = name_of(kind);
   check(x.defined(), name, ": x is undefined");
@@ -32,15 +34,15 @@ Tensor activation(const Tensor& x, Activation kind, Site site) {
     activation_forward_cuda(y, x, kind);
   }
   if (Tape* tape = Tape::recording(x)) {
-    tape->record(name, site, {&x}, {&y}, [x = Saved(x), kind](Backward& b) {
+    tape->record(name, {&x}, {&y}, [x = Saved(x), kind](Backward& b) {
       const Tensor dy = b.grad();
-      const Tensor dx = Tensor::empty_like(x.get());
+      Tensor dx = Tensor::empty_like(x.get());
       if (dx.device().is_cpu()) {
         activation_backward_cpu(dx, dy, x.get(), kind);
       } else if constexpr (kCuda) {
         activation_backward_cuda(dx, dy, x.get(), kind);
       }
-      b.accumulate(0, dx);
+      b.give(0, std::move(dx));
     });
   }
   return y;

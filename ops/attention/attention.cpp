@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/tape.h"
 #include "ops/attention/attention_kernels.h"
 #include "ops/attention/head_padding.h"
 
@@ -150,7 +151,7 @@ void check_starts(const char* name, const Tensor& starts, const Tensor& q) {
 
 /// The operands [B, L, H, D], or with starts [1, N, H, D]. `given` is what was called with, for the tape.
 AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, const Tensor& k, const Tensor& v,
-                                 AttentionProblem problem, Site site) {
+                                 AttentionProblem problem) {
   check_operands(q, k, v, problem);
   if (problem.scale == 0) problem.scale = 1 / std::sqrt(double(q.size(3)));
   if (q.dtype() == DType::f32) problem.math = f32_math();
@@ -173,7 +174,7 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
   }
   AttentionResult result{packed ? without_batch(o) : o, packed ? without_batch(lse) : lse};
   if (Tape* tape = Tape::recording(given[0], given[1], given[2])) {
-    tape->record("attention", site, {&given[0], &given[1], &given[2]}, {&result.o},
+    tape->record("attention", {&given[0], &given[1], &given[2]}, {&result.o},
                  [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows),
                   lse = Saved(lse), q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
                   options = AttentionOptions(problem), drop = problem.drop, math = problem.math, dim,
@@ -212,15 +213,17 @@ double applied_dropout(double p) {
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
                                    const AttentionOptions& options, Site site) {
+  const CallScope call(site);
   check(q.defined() && k.defined() && v.defined(), "attention: q, k or v is undefined");
   check(q.rank() == 4 && k.rank() == 4 && v.rank() == 4, "attention: q is ", describe(q), ", k ", describe(k),
         ", v ", describe(v), "; expected [B, Lq, H, D], [B, Lk, Hk, D] and [B, Lk, Hk, D]");
-  return record_attention({q, k, v}, q, k, v, {options, {}, {}}, site);
+  return record_attention({q, k, v}, q, k, v, {options, {}, {}});
 }
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
                                    const AttentionSequences& sequences, const AttentionOptions& options,
                                    Site site) {
+  const CallScope call(site);
   check(q.defined() && k.defined() && v.defined() && sequences.q_starts.defined(),
         "attention: q, k, v or q_starts is undefined");
   check(q.rank() == 3 && k.rank() == 3 && v.rank() == 3, "attention: q is ", describe(q), ", k ", describe(k),
@@ -235,7 +238,7 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
   check(sequences.k_starts.defined() || q.size(0) == k.size(0), "attention: q is ", describe(q),
         " but k and v are ", describe(k), "; without k_starts they have as many rows");
   return record_attention({q, k, v}, as_batch(q), as_batch(k), as_batch(v),
-                          {options, q_starts.detach(), k_starts.detach()}, site);
+                          {options, q_starts.detach(), k_starts.detach()});
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,

@@ -1,5 +1,6 @@
 #include "ops/cast/cast.h"
 
+#include "autograd/tape.h"
 #include "ops/op.h"
 
 namespace tessera::ops {
@@ -19,11 +20,14 @@ Tensor converted(const Tensor& x, DType to) {
 }  // namespace
 
 Tensor cast(const Tensor& x, DType to, Site site) {
+  const CallScope call(site);
   check(x.defined(), "cast: x is undefined");
   Tensor y = converted(x, to);
   if (Tape* tape = has_gradient(to) ? Tape::recording(x) : nullptr)
-    tape->record("cast", site, {&x}, {&y},
-                 [from = x.dtype()](Backward& b) { b.accumulate(0, converted(b.grad(), from)); });
+    tape->record("cast", {&x}, {&y}, [from = x.dtype()](Backward& b) {
+      if (b.grad().dtype() == from) return b.pass(0, {0});
+      b.give(0, converted(b.grad(), from));
+    });
   return y;
 }
 

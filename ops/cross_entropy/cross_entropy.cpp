@@ -1,5 +1,6 @@
 #include "ops/cross_entropy/cross_entropy.h"
 
+#include "autograd/tape.h"
 #include "ops/cross_entropy/cross_entropy_kernels.h"
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"
@@ -32,8 +33,7 @@ void check_arguments(const Tensor& logits, const Tensor& targets, const CrossEnt
 }
 
 /// cross_entropy with overwrite_logits while a tape records.
-Tensor in_place(Tape& tape, const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options,
-                Site site) {
+Tensor in_place(Tape& tape, const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
   const DType dtype = sum_dtype(logits.dtype());
   const Device device = logits.device();
   Tensor loss = Tensor::empty_packed(Shape{}, dtype, device);
@@ -48,17 +48,16 @@ Tensor in_place(Tape& tape, const Tensor& logits, const Tensor& targets, const C
     }
   }
   logits.bump_version();
-  tape.record("cross_entropy", site, {&logits, &targets}, {&loss},
-              [dlogits = Saved(logits), scale](Backward& b) {
-                const Tensor& gradient = dlogits.get();
-                const Tensor dloss = b.grad().packed();
-                if (gradient.device().is_cpu()) {
-                  cross_entropy_scale_cpu(gradient, dloss, scale);
-                } else if constexpr (kCuda) {
-                  cross_entropy_scale_cuda(gradient, dloss, scale);
-                }
-                b.accumulate(0, gradient);
-              });
+  tape.record("cross_entropy", {&logits, &targets}, {&loss}, [dlogits = Saved(logits), scale](Backward& b) {
+    const Tensor& gradient = dlogits.get();
+    const Tensor dloss = b.grad().packed();
+    if (gradient.device().is_cpu()) {
+      cross_entropy_scale_cpu(gradient, dloss, scale);
+    } else if constexpr (kCuda) {
+      cross_entropy_scale_cuda(gradient, dloss, scale);
+    }
+    b.accumulate(0, gradient);
+  });
   return loss;
 }
 
@@ -130,9 +129,10 @@ std::vector<Case> cases() {
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options,
                      Site site) {
+  const CallScope call(site);
   check_arguments(logits, targets, options);
   Tape* const tape = Tape::recording(logits);
-  if (tape && options.overwrite_logits) return in_place(*tape, logits, targets, options, site);
+  if (tape && options.overwrite_logits) return in_place(*tape, logits, targets, options);
   const DType dtype = sum_dtype(logits.dtype());
   const Device device = logits.device();
   const bool each = options.reduction == Reduction::none;
@@ -149,11 +149,12 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
     }
   }
   if (tape) {
-    tape->record("cross_entropy", site, {&logits, &targets}, {&loss},
+    tape->record("cross_entropy", {&logits, &targets}, {&loss},
                  [logits = Saved(logits), targets = Saved(targets), top = Saved(top),
                   log_sum = Saved(log_sum), count = Saved(count), options](Backward& b) {
                    const Tensor from = logits.get().with_rows(), labels = targets.get().packed(),
-                                dloss = b.grad().packed(), dlogits = Tensor::empty_like(from);
+                                dloss = b.grad().packed();
+                   Tensor dlogits = Tensor::empty_like(from);
                    const CrossEntropyBackward args{dlogits,     dloss, top.get(), log_sum.get(),
                                                    count.get(), from,  labels,    options};
                    if (from.device().is_cpu()) {
@@ -161,7 +162,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
                    } else if constexpr (kCuda) {
                      cross_entropy_backward_cuda(args);
                    }
-                   b.accumulate(0, dlogits);
+                   b.give(0, std::move(dlogits));
                  });
   }
   return loss;

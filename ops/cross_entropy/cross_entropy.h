@@ -1,7 +1,7 @@
 #pragma once
 
-#include "autograd/tape.h"
 #include "ops/reduction.h"
+#include "tensor/tensor.h"
 
 namespace tessera::ops {
 

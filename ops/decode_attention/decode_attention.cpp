@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/tape.h"
 #include "ops/attention/head_padding.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/op.h"

@@ -1,5 +1,6 @@
 #include "ops/decode_attention/rope_to_cache.h"
 
+#include "autograd/tape.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/gemm/gemm.h"
 #include "ops/op.h"

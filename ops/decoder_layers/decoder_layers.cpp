@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/tape.h"
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_attention/rope_to_cache.h"
 #include "ops/decoder_layers/decoder_layers_kernels.h"

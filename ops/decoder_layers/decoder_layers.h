@@ -3,7 +3,7 @@
 #include <span>
 #include <string>
 
-#include "autograd/tape.h"
+#include "tensor/tensor.h"
 
 namespace tessera::ops {
 

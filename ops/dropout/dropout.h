@@ -1,7 +1,7 @@
 #pragma once
 
-#include "autograd/tape.h"
 #include "runtime/rng.h"
+#include "tensor/tensor.h"
 
 namespace tessera::ops {
 

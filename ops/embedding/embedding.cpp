@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "autograd/tape.h"
 #include "ops/embedding/embedding_kernels.h"
 #include "ops/op.h"
 #include "ops/reduction.h"
@@ -34,6 +35,7 @@ Problem problem(const Dims& d, const Attrs&) {
 }  // namespace
 
 Tensor embedding(const Tensor& table, const Tensor& indices, Site site) {
+  const CallScope call(site);
   check_arguments(table, indices);
   Tensor y =
       Tensor::empty(indices.shape().inserted(indices.rank(), table.size(1)), table.dtype(), table.device());
@@ -46,7 +48,7 @@ Tensor embedding(const Tensor& table, const Tensor& indices, Site site) {
     }
   }
   if (Tape* tape = Tape::recording(table)) {
-    tape->record("embedding", site, {&table, &indices}, {&y},
+    tape->record("embedding", {&table, &indices}, {&y},
                  [indices = Saved(indices), rows = table.size(0)](Backward& b) {
                    const Tensor dy = b.grad().with_rows(), packed = indices.get().packed();
                    const DType wide = sum_dtype(dy.dtype());

@@ -1,5 +1,6 @@
 #include "ops/gather/gather.h"
 
+#include "autograd/tape.h"
 #include "ops/gather/gather_kernels.h"
 #include "ops/op.h"
 
@@ -52,18 +53,20 @@ Tensor scattered(const Tensor& x, const Tensor& indices, int64_t rows) {
 }  // namespace
 
 Tensor gather_rows(const Tensor& x, const Tensor& indices, Site site) {
+  const CallScope call(site);
   check_operands("gather_rows", x, indices);
   check_range("gather_rows", indices, x.size(0));
   Tensor y = gathered(x.detach(), indices, OutOfRange::ones);
   if (Tape* tape = Tape::recording(x))
-    tape->record("gather_rows", site, {&x, &indices}, {&y},
+    tape->record("gather_rows", {&x, &indices}, {&y},
                  [rows = x.size(0), indices = Saved(indices)](Backward& b) {
-                   b.accumulate(0, scattered(b.grad(), indices.get(), rows));
+                   b.give(0, scattered(b.grad(), indices.get(), rows));
                  });
   return y;
 }
 
 Tensor scatter_rows(const Tensor& x, const Tensor& indices, int64_t rows, Site site) {
+  const CallScope call(site);
   check_operands("scatter_rows", x, indices);
   check(x.size(0) == indices.count(), "scatter_rows: x ", describe(x), " has ", x.size(0), " rows, indices ",
         describe(indices), " has ", indices.count(), "; expected one index a row");
@@ -73,8 +76,8 @@ Tensor scatter_rows(const Tensor& x, const Tensor& indices, int64_t rows, Site s
   check_range("scatter_rows", indices, rows);
   Tensor y = scattered(x.detach(), indices, rows);
   if (Tape* tape = Tape::recording(x))
-    tape->record("scatter_rows", site, {&x, &indices}, {&y}, [indices = Saved(indices)](Backward& b) {
-      b.accumulate(0, gathered(b.grad(), indices.get(), OutOfRange::zeros));
+    tape->record("scatter_rows", {&x, &indices}, {&y}, [indices = Saved(indices)](Backward& b) {
+      b.give(0, gathered(b.grad(), indices.get(), OutOfRange::zeros));
     });
   return y;
 }

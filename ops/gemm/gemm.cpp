@@ -4,6 +4,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "autograd/tape.h"
 #include "ops/gemm/gemm_narrow.h"
 #include "ops/gemm/gemm_padding.h"
 #include "ops/gemm/gemm_sm90_plan.h"

@@ -2,11 +2,15 @@
 
 #include <optional>
 
-#include "autograd/tape.h"
 #include "runtime/tuning.h"
+#include "tensor/tensor.h"
 
 /// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels next to it.
 /// Operators use the tensor functions at the end; Gemm is what they come down to.
+
+namespace tessera {
+class Backward;  // autograd/backward.h
+}  // namespace tessera
 
 namespace tessera::ops {
 

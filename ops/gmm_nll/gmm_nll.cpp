@@ -1,5 +1,6 @@
 #include "ops/gmm_nll/gmm_nll.h"
 
+#include "autograd/tape.h"
 #include "ops/gmm_nll/gmm_nll_kernels.h"
 #include "ops/op.h"
 
@@ -37,6 +38,7 @@ Tensor packed_like(const Tensor& like) {
 }  // namespace
 
 Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction, Site site) {
+  const CallScope call(site);
   check_arguments(params, y);
   const Tensor theta = params.packed(), target = y.packed();
   Tensor loss = Tensor::empty_packed(reduction == Reduction::none ? y.shape() : Shape{},
@@ -54,7 +56,7 @@ Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction, Site 
     gmm_nll_forward_cuda(loss, dparams, dy, scale, theta, target, reduction);
   }
   if (tape)
-    tape->record("gmm_nll", site, {&params, &y}, {&loss},
+    tape->record("gmm_nll", {&params, &y}, {&loss},
                  [params = Saved(params), y = Saved(y), dparams, dy, scale, reduction](Backward& b) mutable {
                    const Tensor theta = params.get().packed(), target = y.get().packed(),
                                 dloss = b.grad().packed();
@@ -66,8 +68,8 @@ Tensor gmm_nll(const Tensor& params, const Tensor& y, Reduction reduction, Site 
                    } else if constexpr (kCuda) {
                      gmm_nll_backward_cuda(dparams, dy, dloss, theta, target, reduction, made, scale);
                    }
-                   b.accumulate(0, dparams);
-                   b.accumulate(1, dy);
+                   b.give(0, std::move(dparams));
+                   b.give(1, std::move(dy));
                  });
   return loss;
 }

@@ -1,5 +1,6 @@
 #include "ops/grouped_linear/grouped_linear.h"
 
+#include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/grouped_linear/grouped_linear_kernels.h"
 #include "ops/linear/linear_kernels.h"
@@ -19,6 +20,7 @@ Tensor grouped_input_gradient(const Shape& shape, const Tensor& dy, const Tensor
 }
 
 Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, bool shared, Site site) {
+  const CallScope call(site);
   constexpr const char* kName = "grouped_linear";
   check_operand(kName, "x", x, x);
   check_operand(kName, "weight", weight, x);
@@ -42,12 +44,12 @@ Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
            {.bias = bias.defined() ? bias.detach().reshape({groups, 1, out}) : Tensor()});
   if (Tape* tape = Tape::recording(x, weight, bias)) {
     const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
-    tape->record(kName, site, {&x, &weight, &bias}, {&y},
+    tape->record(kName, {&x, &weight, &bias}, {&y},
                  [x = kept_x, kept = Saved(weight), shape = x.shape(), shared](Backward& b) {
                    const Tensor& weight = kept.get();
                    const ProductRow row(kName, weight);
                    const Tensor dy = by_group(b.grad(), false);  // [K, rows, out]
-                   if (b.needs(0)) b.accumulate(0, grouped_input_gradient(shape, dy, weight, shared));
+                   if (b.needs(0)) b.give(0, grouped_input_gradient(shape, dy, weight, shared));
                    if (b.needs(1))
                      multiply_gradient(b, 1, weight, GradientDType::f32, dy.transpose(1, 2),
                                        by_group(x.get(), shared));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "autograd/tape.h"
 #include "ops/activation/activation_kernels.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_padding.h"
@@ -95,10 +96,10 @@ void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor
           DType::f32, x.device());
       grouped_mlp_hidden_gradient_cuda(dh, parts, dy, rows, up, down, kind, launch_rows);
       if (b.needs(2))
-        b.accumulate(2, column_sums(parts.reshape({parts.size(0), down.count()})).reshape(down.shape()));
+        b.give(2, column_sums(parts.reshape({parts.size(0), down.count()})).reshape(down.shape()));
     }
     if (b.needs(0))
-      b.accumulate(0, grouped_input_gradient(x.shape(), by_group(dh, false), lengthened(up, wide), true));
+      b.give(0, grouped_input_gradient(x.shape(), by_group(dh, false), lengthened(up, wide), true));
     if (b.needs(1)) up_gradient(b, dh.slice(2, 0, up.size(1)), x, up);
   }
 }
@@ -117,7 +118,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
   const Tensor da = as_scratch(Tensor::empty_like(h));
   multiply(by_group(da, false), dy, down);
   hidden_gradient(da, h, kind);
-  if (b.needs(0)) b.accumulate(0, grouped_input_gradient(x.shape(), by_group(da, false), up, true));
+  if (b.needs(0)) b.give(0, grouped_input_gradient(x.shape(), by_group(da, false), up, true));
   if (b.needs(1)) up_gradient(b, da, x, up);
 }
 
@@ -167,13 +168,14 @@ std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Ten
 }
 
 Tensor grouped_mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, Site site) {
+  const CallScope call(site);
   check_operands(x, up, down);
   const Shape rows = x.shape().without(-1);
   Tensor y = Tensor::empty(rows.inserted(rows.rank(), up.size(0)).inserted(rows.rank() + 1, down.size(1)),
                            x.dtype(), x.device());
   if (y.count() > 0) forward(flatten_leading(y, 2), x.detach(), up.detach(), down.detach(), kind);
   if (Tape* tape = Tape::recording(x, up, down))
-    tape->record(kName, site, {&x, &up, &down}, {&y},
+    tape->record(kName, {&x, &up, &down}, {&y},
                  [x = Saved(x), up = Saved(up), down = Saved(down), kind](Backward& b) {
                    backward(b, x.get(), up.get(), down.get(), kind);
                  });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/tape.h"
 #include "ops/gemm/gemm_narrow.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
@@ -188,6 +189,7 @@ Tensor column_sums(const Tensor& x, bool groups) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual, Site site) {
+  const CallScope call(site);
   check_operand("linear", "x", x, x);
   check(x.rank() >= 1, "linear: x is a scalar; expected [..., in]");
   check_linear("linear", "weight", x, x.size(-1), weight, bias);
@@ -204,13 +206,13 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const T
   }
   if (Tape* tape = Tape::recording(x, weight, bias, residual)) {
     const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
-    tape->record("linear", site, {&x, &weight, &bias, &residual}, {&y},
+    tape->record("linear", {&x, &weight, &bias, &residual}, {&y},
                  [x = kept_x, weight = Saved(weight)](Backward& b) {
                    const Tensor dy = b.grad();
                    const auto row = product_row(dy);
-                   b.accumulate(3, dy);
                    linear_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy, weight.get());
                    linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
+                   b.pass(0, {3});
                  });
   }
   return y;

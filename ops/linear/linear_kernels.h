@@ -1,8 +1,13 @@
 #pragma once
 
-#include "autograd/tape.h"
+#include "tensor/tensor.h"
 
 /// The parts of a linear layer that linear, grouped_linear and mlp share.
+
+namespace tessera {
+class Backward;  // autograd/backward.h
+struct GradTarget;
+}  // namespace tessera
 
 namespace tessera::ops {
 

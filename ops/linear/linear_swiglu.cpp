@@ -1,5 +1,6 @@
 #include "ops/linear/linear_swiglu.h"
 
+#include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear.h"
@@ -35,6 +36,7 @@ Row choose_row(const Tensor& x, const Tensor& rows, const Tensor& weight) {
 }  // namespace
 
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
+  const CallScope call(site);
   check_operand("linear_swiglu", "x", x, x);
   check(x.rank() >= 1, "linear_swiglu: x is a scalar; expected [..., in]");
   check_linear("linear_swiglu", "weight", x, x.size(-1), weight, {});

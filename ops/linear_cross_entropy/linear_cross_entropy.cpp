@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "autograd/tape.h"
 #include "ops/cross_entropy/cross_entropy_kernels.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
@@ -169,7 +170,7 @@ void run(const Head& head, const Tensor& losses, const Tensor& dloss, const Tens
 }
 
 /// A gradient that was made for a gradient of the loss of `made_for` (undefined: 1) becomes the one for
-/// dloss, in place, and goes to an input of the entry, which gets the only handle.
+/// dloss, in place, and is given to an input of the entry.
 void hand_over(Backward& b, int input, Tensor gradient, const Tensor& dloss, const Tensor& made_for) {
   if (!gradient.defined()) return;
   if (gradient.count() > 0) {
@@ -180,13 +181,13 @@ void hand_over(Backward& b, int input, Tensor gradient, const Tensor& dloss, con
       cross_entropy_scale_cuda(rows, dloss, made_for);
     }
   }
-  b.accumulate(input, gradient);
+  b.give(input, std::move(gradient));
 }
 
 /// The loss of mean or sum, with the gradients made on the way for a gradient of the loss of `made_for`.
-void record_made(Tape& tape, Site site, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                 const Tensor& targets, Tensor& loss, Gradients gradients, const Tensor& made_for) {
-  tape.record("linear_cross_entropy", site, {&x, &weight, &bias, &targets}, {&loss},
+void record_made(Tape& tape, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets,
+                 Tensor& loss, Gradients gradients, const Tensor& made_for) {
+  tape.record("linear_cross_entropy", {&x, &weight, &bias, &targets}, {&loss},
               [made = std::move(gradients), shape = x.shape(), made_for](Backward& b) mutable {
                 const Tensor dloss = b.grad().packed();
                 if (made.dx.defined()) made.dx = made.dx.reshape(shape);
@@ -197,19 +198,19 @@ void record_made(Tape& tape, Site site, const Tensor& x, const Tensor& weight, c
 }
 
 /// Reduction::none: backward recomputes the logits.
-void record_remade(Tape& tape, Site site, const Tensor& x, const Tensor& weight, const Tensor& bias,
+void record_remade(Tape& tape, const Tensor& x, const Tensor& weight, const Tensor& bias,
                    const Tensor& targets, Tensor& loss, const LinearCrossEntropyOptions& options) {
-  tape.record("linear_cross_entropy", site, {&x, &weight, &bias, &targets}, {&loss},
+  tape.record("linear_cross_entropy", {&x, &weight, &bias, &targets}, {&loss},
               [x = Saved(x), weight = Saved(weight), bias = Saved(bias), targets = Saved(targets),
                options](Backward& b) {
                 const Head head(x.get(), weight.get(), bias.get(), targets.get(), options);
                 const Tensor dloss = b.grad().packed().reshape({head.tokens()});
-                const Gradients made = make_gradients(head, b.needs(0), b.needs(1), b.needs(2));
+                Gradients made = make_gradients(head, b.needs(0), b.needs(1), b.needs(2));
                 run(head, Tensor::empty_packed({head.tokens()}, dloss.dtype(), dloss.device()), dloss, {},
                     &made);
-                if (b.needs(0)) b.accumulate(0, made.dx.reshape(x.get().shape()));
-                if (b.needs(1)) b.accumulate(1, made.dweight);
-                if (b.needs(2)) b.accumulate(2, made.dbias);
+                if (b.needs(0)) b.give(0, made.dx.reshape(x.get().shape()));
+                b.give(1, std::move(made.dweight));
+                b.give(2, std::move(made.dbias));
               });
 }
 
@@ -231,6 +232,7 @@ int64_t linear_cross_entropy_chunk(int64_t classes, DType dtype) {
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets, const Tensor& bias,
                             const LinearCrossEntropyOptions& options, Site site) {
+  const CallScope call(site);
   check_arguments(x, weight, targets, bias, options);
   const Head head(x, weight, bias, targets, options);
   const Device device = x.device();
@@ -253,7 +255,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
       tape && !each ? &gradients : nullptr);
   if (each) {
     Tensor loss = losses.reshape(targets.shape());
-    if (tape) record_remade(*tape, site, x, weight, bias, targets, loss, options);
+    if (tape) record_remade(*tape, x, weight, bias, targets, loss, options);
     return loss;
   }
   Tensor loss = Tensor::empty_packed(Shape{}, wide, device);
@@ -262,7 +264,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   } else if constexpr (kCuda) {
     sum_losses_cuda(loss, losses, mean ? count : Tensor());
   }
-  if (tape) record_made(*tape, site, x, weight, bias, targets, loss, std::move(gradients), scale);
+  if (tape) record_made(*tape, x, weight, bias, targets, loss, std::move(gradients), scale);
   return loss;
 }
 

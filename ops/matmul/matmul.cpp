@@ -1,5 +1,6 @@
 #include "ops/matmul/matmul.h"
 
+#include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/op.h"
 
@@ -18,6 +19,7 @@ GradientDType dtype_for(const Tensor& x, const Tensor& dy) {
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b, Site site) {
+  const CallScope call(site);
   check_operand("matmul", "a", a, a);
   check_operand("matmul", "b", b, a);
   check(a.rank() >= 2 && b.rank() >= 2, "matmul: a ", a.shape(), " and b ", b.shape(),
@@ -35,7 +37,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose
   const ProductRow row("matmul", a);
   multiply(y, left, right);
   if (Tape* tape = Tape::recording(a, b)) {
-    tape->record("matmul", site, {&a, &b}, {&y},
+    tape->record("matmul", {&a, &b}, {&y},
                  [a = Saved(a), b = Saved(b), transpose_a, transpose_b](Backward& entry) {
                    const Tensor dy = entry.grad().detach(), dy_t = dy.transpose(-1, -2);
                    const ProductRow row("matmul", dy);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/tape.h"
 #include "ops/activation/activation_kernels.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
@@ -127,6 +128,7 @@ bool weight_gradients(Backward& b, WeightGradient up, WeightGradient down) {
 
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
            const Tensor& down_bias, const Tensor& residual, Site site) {
+  const CallScope call(site);
   check_operand("mlp", "x", x, x);
   check(x.rank() >= 1, "mlp: x is a scalar; expected [..., D]");
   check_linear("mlp", "up", x, x.size(-1), up, up_bias);
@@ -148,13 +150,11 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   if (tape) {
     const bool keeps_a = !fused && requires_grad(down);
     tape->record(
-        "mlp", site, {&x, &up, &down, &up_bias, &down_bias, &residual}, {&y},
+        "mlp", {&x, &up, &down, &up_bias, &down_bias, &residual}, {&y},
         [x = Saved(x), up = Saved(up), down = Saved(down), bias = fused ? Saved(up_bias) : Saved(),
          saved_h = fused ? Saved() : Saved(hidden.h), kept = keeps_a ? Saved(hidden.a) : Saved(),
          kind](Backward& b) {
-          Tensor dy = b.take_grad();
-          b.accumulate(5, dy);
-          dy = by_token(dy);
+          const Tensor dy = by_token(b.grad());
           const auto row = product_row(dy);
           const bool further = b.needs(0) || b.needs(1) || b.needs(3);
           const bool makes_a = b.needs(2) && !kept.defined();
@@ -169,8 +169,10 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
           const bool together =
               weight_gradients(b, {1, up.get(), hidden.dh, by_token(x.get())}, {2, down.get(), dy, hidden.a});
           if (!together) linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
+          // Before dx, which is added to dy where x is the residual, and after everything that reads dy.
+          b.pass(0, {5});
           if (!further) return;
-          dy = hidden.a = Tensor();  // a residual's gradient may lie in dy's memory: dx is added to it
+          hidden.a = Tensor();
           const Shape& shape = x.get().shape();
           linear_input_gradient(b, 0, shape, hidden.dh.reshape(shape.with(-1, up.get().size(0))), up.get());
           if (!together) linear_parameter_gradients(b, 1, 3, up.get(), by_token(x.get()), hidden.dh);

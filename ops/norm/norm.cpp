@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "autograd/tape.h"
 #include "ops/norm/norm_kernels.h"
 #include "ops/op.h"
 #include "ops/reduction.h"
@@ -69,7 +70,8 @@ void backward(Backward& b, bool adds, const Kept& kept) {
   const Tensor dsum = adds && b.has_grad(0) ? b.grad(0).with_rows() : Tensor();
   Tensor dx = dsum, dropped;
   GradTarget dweight, dbias;
-  if (!adds || b.has_grad(1)) {
+  const bool made = !adds || b.has_grad(1);
+  if (made) {
     const Tensor dy = b.grad(adds ? 1 : 0).with_rows(), scale = rows_of(kept.weight.get());
     dx = wants_dx ? Tensor::empty_like(from) : Tensor();
     dropped = wants_dropped ? Tensor::empty_like(from) : Tensor();
@@ -97,9 +99,13 @@ void backward(Backward& b, bool adds, const Kept& kept) {
   } else if (wants_dropped) {
     dropped = masked(dsum, *drop);
   }
-  for (int input = 0; input < parameters; ++input)
-    if (const Tensor& gradient = drop && input == 1 ? dropped : dx; gradient.defined())
-      b.accumulate(input, gradient);
+  const bool both = adds && !drop;  // x and the residual have one gradient
+  if (dx.defined() && made) {
+    both ? b.give({0, 1}, std::move(dx)) : b.give(0, std::move(dx));
+  } else if (dx.defined()) {
+    both ? b.pass(0, {0, 1}) : b.pass(0, {0});
+  }
+  if (dropped.defined()) b.give(1, std::move(dropped));
   if (dweight.grad.defined()) b.written(parameters, dweight);
   if (dbias.grad.defined()) b.written(parameters + 1, dbias);
 }
@@ -116,6 +122,7 @@ void check_residual(const char* name, const Residual& residual, const Tensor& x)
 
 AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const Tensor& weight,
               const Tensor& bias, double eps, bool centred, Site site) {
+  const CallScope call(site);
   check(x.defined(), name, ": x is undefined");
   check(x.rank() > 0, name, ": x is ", describe(x), ", of rank 0; expected [..., C]");
   check(eps >= 0, name, ": eps is ", eps, "; expected 0 or more");
@@ -147,10 +154,10 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
   };
   if (residual) {
     if (Tape* tape = Tape::recording(x, residual->tensor, weight, bias))
-      tape->record(name, site, {&x, &residual->tensor, &weight, &bias}, {&results.sum, &results.y},
+      tape->record(name, {&x, &residual->tensor, &weight, &bias}, {&results.sum, &results.y},
                    [kept = keep(results.sum)](Backward& b) { backward(b, true, kept); });
   } else if (Tape* tape = Tape::recording(x, weight, bias)) {
-    tape->record(name, site, {&x, &weight, &bias}, {&results.y},
+    tape->record(name, {&x, &weight, &bias}, {&results.y},
                  [kept = keep(x)](Backward& b) { backward(b, false, kept); });
   }
   return results;

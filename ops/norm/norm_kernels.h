@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "autograd/backward.h"
 #include "ops/dropout/dropout_kernels.h"
 #include "ops/norm/norm.h"
 

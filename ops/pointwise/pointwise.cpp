@@ -1,5 +1,6 @@
 #include "ops/pointwise/pointwise.h"
 
+#include "autograd/tape.h"
 #include "ops/op.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/reduce/reduce.h"
@@ -62,40 +63,44 @@ Tensor gradient_of(const Shape& shape, const Tensor& dy, Write&& write) {
   return whole ? d : sum_to(d, shape);
 }
 
-void record_sum(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind, Site site) {
+void record_sum(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
   const double sign = kind == Binary::sub ? -1 : 1;
-  tape.record(name_of(kind), site, {&a, &b}, {&y},
+  tape.record(name_of(kind), {&a, &b}, {&y},
               [a_shape = a.shape(), b_shape = b.shape(), sign](Backward& back) {
                 const Tensor dy = back.grad();
-                if (back.needs(0)) back.accumulate(0, gradient_of(a_shape, dy));
-                if (!back.needs(1)) return;
-                const Tensor db = gradient_of(b_shape, dy);
-                back.accumulate(1, sign < 0 ? scaled(db, sign) : db);
+                const bool to_a = a_shape == dy.shape(), to_b = b_shape == dy.shape() && sign > 0;
+                if (to_a && to_b) return back.pass(0, {0, 1});
+                Tensor da, db;
+                if (!to_a && back.needs(0)) da = gradient_of(a_shape, dy);
+                if (!to_b && back.needs(1)) db = gradient_of(b_shape, dy);
+                if (db.defined() && sign < 0) db = scaled(db, sign);
+                to_a ? back.pass(0, {0}) : back.give(0, std::move(da));
+                to_b ? back.pass(0, {1}) : back.give(1, std::move(db));
               });
 }
 
-void record_product(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind, Site site) {
+void record_product(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
   const bool to_a = requires_grad(a), to_b = requires_grad(b);
-  tape.record(name_of(kind), site, {&a, &b}, {&y},
+  tape.record(name_of(kind), {&a, &b}, {&y},
               [a_shape = a.shape(), b_shape = b.shape(), a = Saved(to_b ? a : Tensor()),
                b = Saved(to_a || kind == Binary::div ? b : Tensor()), kind](Backward& back) {
                 const Tensor dy = back.grad();
                 if (back.needs(0))  // of a product dy b, of a quotient dy / b
-                  back.accumulate(0, gradient_of(a_shape, dy, [&](const Tensor& da) {
-                                    run_binary(da, dy, b.get(), kind);
-                                  }));
+                  back.give(0, gradient_of(a_shape, dy,
+                                           [&](const Tensor& da) { run_binary(da, dy, b.get(), kind); }));
                 if (back.needs(1))
-                  back.accumulate(1, gradient_of(b_shape, dy, [&](const Tensor& db) {
-                                    if (kind == Binary::div) {
-                                      run_divisor_gradient(db, dy, a.get(), b.get());
-                                    } else {
-                                      run_binary(db, dy, a.get(), Binary::mul);
-                                    }
-                                  }));
+                  back.give(1, gradient_of(b_shape, dy, [&](const Tensor& db) {
+                              if (kind == Binary::div) {
+                                run_divisor_gradient(db, dy, a.get(), b.get());
+                              } else {
+                                run_binary(db, dy, a.get(), Binary::mul);
+                              }
+                            }));
               });
 }
 
 Tensor binary(const Tensor& a, const Tensor& b, Binary kind, Site site) {
+  const CallScope call(site);
   const char* const name = name_of(kind);
   check(a.defined() && b.defined(), name, ": ", a.defined() ? "b" : "a", " is undefined");
   check(a.device() == b.device(), name, ": a ", describe(a), " and b ", describe(b),
@@ -107,15 +112,16 @@ Tensor binary(const Tensor& a, const Tensor& b, Binary kind, Site site) {
   run_binary(y, a, b, kind);
   if (Tape* tape = Tape::recording(a, b)) {
     if (kind == Binary::add || kind == Binary::sub) {
-      record_sum(*tape, y, a, b, kind, site);
+      record_sum(*tape, y, a, b, kind);
     } else {
-      record_product(*tape, y, a, b, kind, site);
+      record_product(*tape, y, a, b, kind);
     }
   }
   return y;
 }
 
 Tensor unary(const Tensor& x, Unary kind, Site site) {
+  const CallScope call(site);
   const char* const name = name_of(kind);
   check(x.defined(), name, ": x is undefined");
   Tensor y = Tensor::empty_like(x);
@@ -125,15 +131,15 @@ Tensor unary(const Tensor& x, Unary kind, Site site) {
     unary_cuda(y, x, kind);
   }
   if (Tape* tape = Tape::recording(x)) {
-    tape->record(name, site, {&x}, {&y}, [kept = Saved(kind == Unary::log ? x : y), kind](Backward& b) {
+    tape->record(name, {&x}, {&y}, [kept = Saved(kind == Unary::log ? x : y), kind](Backward& b) {
       const Tensor dy = b.grad();
-      const Tensor dx = Tensor::empty_like(kept.get());
+      Tensor dx = Tensor::empty_like(kept.get());
       if (dx.device().is_cpu()) {
         unary_backward_cpu(dx, dy, kept.get(), kind);
       } else if constexpr (kCuda) {
         unary_backward_cuda(dx, dy, kept.get(), kind);
       }
-      b.accumulate(0, dx);
+      b.give(0, std::move(dx));
     });
   }
   return y;
@@ -155,11 +161,11 @@ Tensor div(const Tensor& a, const Tensor& b, Site site) {
 }
 
 Tensor scale(const Tensor& x, double factor, Site site) {
+  const CallScope call(site);
   check(x.defined(), "scale: x is undefined");
   Tensor y = scaled(x, factor);
   if (Tape* tape = Tape::recording(x))
-    tape->record("scale", site, {&x}, {&y},
-                 [factor](Backward& b) { b.accumulate(0, scaled(b.grad(), factor)); });
+    tape->record("scale", {&x}, {&y}, [factor](Backward& b) { b.give(0, scaled(b.grad(), factor)); });
   return y;
 }
 

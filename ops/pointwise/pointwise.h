@@ -1,6 +1,6 @@
 #pragma once
 
-#include "autograd/tape.h"
+#include "tensor/tensor.h"
 
 namespace tessera::ops {
 

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "autograd/tape.h"
 #include "ops/op.h"
 #include "ops/reduce/reduce_kernels.h"
 
@@ -25,17 +26,18 @@ void max_backward(Backward& b, const Tensor& x, const Tensor& y, int dim) {
   // Over all elements, "first" is in row-major order: as one packed row.
   const bool all = dim == kAll;
   const Tensor from = all ? x.packed().reshape({x.count()}) : x;
-  const Tensor dx = all ? Tensor::empty_packed(x.shape(), x.dtype(), x.device()) : Tensor::empty_like(x);
+  Tensor dx = all ? Tensor::empty_packed(x.shape(), x.dtype(), x.device()) : Tensor::empty_like(x);
   const Tensor to = all ? dx.reshape({x.count()}) : dx;
   if (x.device().is_cpu()) {
     max_backward_cpu(to, b.grad(), from, y.packed(), all ? 0 : dim);
   } else if constexpr (kCuda) {
     max_backward_cuda(to, b.grad(), from, y.packed(), all ? 0 : dim);
   }
-  b.accumulate(0, dx);
+  b.give(0, std::move(dx));
 }
 
 Tensor reduce(const Tensor& x, ReduceKind kind, int dim, bool keep, Site site) {
+  const CallScope call(site);
   const char* const name = name_of(kind);
   check(x.defined(), name, ": x is undefined");
   check(dim != kAll || !keep, name, ": keep is of one dimension, and all of ", describe(x),
@@ -64,28 +66,28 @@ Tensor reduce(const Tensor& x, ReduceKind kind, int dim, bool keep, Site site) {
   if (!tape) return y;
   if (kind == ReduceKind::sum || kind == ReduceKind::mean) {
     const int64_t divisor = kind == ReduceKind::mean ? length : 1;
-    tape->record(name, site, {&x}, {&y}, [shape = x.shape(), dim, divisor](Backward& b) {
+    tape->record(name, {&x}, {&y}, [shape = x.shape(), dim, divisor](Backward& b) {
       const Tensor dy = with_dim(b.grad(), shape, dim);
-      const Tensor dx = Tensor::empty(shape, dy.dtype(), dy.device());
+      Tensor dx = Tensor::empty(shape, dy.dtype(), dy.device());
       if (dx.device().is_cpu()) {
         spread_cpu(dx, dy, divisor);
       } else if constexpr (kCuda) {
         spread_cuda(dx, dy, divisor);
       }
-      b.accumulate(0, dx);
+      b.give(0, std::move(dx));
     });
   } else {
-    tape->record(name, site, {&x}, {&y}, [kept = Saved(x), result = Saved(y), dim, kind](Backward& b) {
+    tape->record(name, {&x}, {&y}, [kept = Saved(x), result = Saved(y), dim, kind](Backward& b) {
       const Tensor &x = kept.get(), &y = result.get();
       if (kind == ReduceKind::max) return max_backward(b, x, y, dim);
       const Tensor dy = with_dim(b.grad(), x.shape(), dim), whole = with_dim(y, x.shape(), dim);
-      const Tensor dx = Tensor::empty_like(x);
+      Tensor dx = Tensor::empty_like(x);
       if (dx.device().is_cpu()) {
         l2_backward_cpu(dx, dy, x, whole);
       } else if constexpr (kCuda) {
         l2_backward_cuda(dx, dy, x, whole);
       }
-      b.accumulate(0, dx);
+      b.give(0, std::move(dx));
     });
   }
   return y;

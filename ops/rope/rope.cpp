@@ -1,5 +1,6 @@
 #include "ops/rope/rope.h"
 
+#include "autograd/tape.h"
 #include "ops/op.h"
 #include "ops/reduction.h"
 #include "ops/rope/rope_kernels.h"
@@ -51,11 +52,12 @@ void rotate(const Tensor& y, const Tensor& x, const Tensor& table, const Tensor&
 }
 
 Tensor apply(const Tensor& x, const Tensor& table, const Tensor& positions, int64_t offset, Site site) {
+  const CallScope call(site);
   check_arguments(x, table, positions, offset);
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   rotate(y, x.detach(), table.detach(), positions, offset, false);
   if (Tape* tape = Tape::recording(x)) {
-    tape->record("rope", site, {&x, &table, &positions}, {&y},
+    tape->record("rope", {&x, &table, &positions}, {&y},
                  [table = Saved(table), positions = Saved(positions), offset](Backward& b) {
                    const Tensor dy = b.grad();
                    GradTarget dx = b.target(0);
@@ -90,6 +92,7 @@ Tensor rope(const Tensor& x, const Tensor& table, int64_t offset, Site site) {
 }
 
 Tensor rope(const Tensor& x, const Tensor& table, const Tensor& positions, Site site) {
+  const CallScope call(site);
   check(positions.defined(), "rope: positions is undefined");
   return apply(x, table, positions, 0, site);
 }

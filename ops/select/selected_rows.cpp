@@ -1,3 +1,4 @@
+#include "autograd/tape.h"
 #include "ops/reduce/reduce_kernels.h"
 #include "ops/select/select_kernels.h"
 
@@ -57,6 +58,7 @@ Tensor moved(const Tensor& x, int64_t rows, const Tensor& indices, const Tensor&
 
 Tensor move_selected(const char* name, const Tensor& x, const Selection& selection, RowScale scale,
                      bool gathers, Site site) {
+  const CallScope call(site);
   check_operands(name, x, selection, scale, gathers);
   const int64_t capacity = selection.capacity(), rows = selection.rows;
   const Tensor indices = selection.indices.packed();
@@ -65,9 +67,9 @@ Tensor move_selected(const char* name, const Tensor& x, const Selection& selecti
   Tensor y = moved(x.detach(), gathers ? capacity : rows, indices, scales, gathers);
   if (Tape* tape = Tape::recording(x))
     tape->record(
-        name, site, {&x}, {&y},
-        [back = gathers ? rows : capacity, indices = Saved(indices), scales = Saved(scales), gathers](
-            Backward& b) { b.accumulate(0, moved(b.grad(), back, indices.get(), scales.get(), !gathers)); });
+        name, {&x}, {&y},
+        [back = gathers ? rows : capacity, indices = Saved(indices), scales = Saved(scales),
+         gathers](Backward& b) { b.give(0, moved(b.grad(), back, indices.get(), scales.get(), !gathers)); });
   return y;
 }
 

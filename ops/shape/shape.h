@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "autograd/tape.h"
+#include "tensor/tensor.h"
 
 namespace tessera::ops {
 
@@ -11,22 +11,21 @@ namespace tessera::ops {
 ///
 /// slice, split, transpose, expand and, where strides allow it, reshape are views: y shares x's storage, on
 /// the tape or off it. An in-place write to either is a write to both and bumps their one version, so the
-/// backward of any operator that saved either of them throws. Forward saves nothing.
+/// backward of any operator that saved either of them throws. Forward saves nothing. The gradient of a view
+/// is the same view of dx (autograd/gradient.h): an operator that writes its gradient in place writes it
+/// there, another tensor is copied or added there. Only expand has one of its own, since its elements
+/// overlap.
 
 /// Parts of equal shape but for `dim`, joined in order: y is new. Any dtype, the same for all parts, one
 /// device. dparts are slices of dy, not copied.
 Tensor concat(const std::vector<Tensor>& parts, int dim, Site site = Site::here());
 
-/// Elements begin, begin + step, ... before end of dimension `dim`. dx is zero outside the slice: dy is added
-/// to that part of x's gradient in place, with a step of 1 by what makes dy, if that adds in place (see
-/// Backward::target).
+/// Elements begin, begin + step, ... before end of dimension `dim`. dx is zero outside the slice.
 Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step = 1,
              Site site = Site::here());
 
-/// x cut along `dim` into parts of these sizes, which add up to x's: views, in order. An operator that writes
-/// its gradient in place (Backward::target) writes a part's gradient where it belongs in dx; a part's
-/// gradient that comes as a tensor of its own is copied there, and the part of a part that was not used is
-/// zero. So a projection that is query, key and value at once costs no pass of its own. Sizes may be 0.
+/// x cut along `dim` into parts of these sizes, which add up to x's: views, in order. The part of dx of a
+/// part that was not used is zero. Sizes may be 0.
 std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& sizes,
                           Site site = Site::here());
 

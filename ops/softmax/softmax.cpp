@@ -1,5 +1,6 @@
 #include "ops/softmax/softmax.h"
 
+#include "autograd/tape.h"
 #include "ops/op.h"
 #include "ops/softmax/softmax_kernels.h"
 
@@ -7,6 +8,7 @@ namespace tessera::ops {
 namespace {
 
 Tensor apply(const Tensor& x, int dim, bool log, Site site) {
+  const CallScope call(site);
   const char* const name = log ? "log_softmax" : "softmax";
   check(x.defined(), name, ": x is undefined");
   check(x.rank() > 0, name, ": x is ", describe(x), ", of rank 0; reshape it to [1] first");
@@ -20,14 +22,14 @@ Tensor apply(const Tensor& x, int dim, bool log, Site site) {
     softmax_forward_cuda(y, x, along, log);
   }
   if (Tape* tape = Tape::recording(x)) {
-    tape->record(name, site, {&x}, {&y}, [y = Saved(y), along, log](Backward& b) {
-      const Tensor dx = Tensor::empty_like(y.get());
+    tape->record(name, {&x}, {&y}, [y = Saved(y), along, log](Backward& b) {
+      Tensor dx = Tensor::empty_like(y.get());
       if (dx.device().is_cpu()) {
         softmax_backward_cpu(dx, b.grad(), y.get(), along, log);
       } else if constexpr (kCuda) {
         softmax_backward_cuda(dx, b.grad(), y.get(), along, log);
       }
-      b.accumulate(0, dx);
+      b.give(0, std::move(dx));
     });
   }
   return y;

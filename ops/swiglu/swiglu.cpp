@@ -1,5 +1,6 @@
 #include "ops/swiglu/swiglu.h"
 
+#include "autograd/tape.h"
 #include "ops/op.h"
 #include "ops/swiglu/swiglu_kernels.h"
 
@@ -72,36 +73,38 @@ OpSpec spec(const char* name, const char* summary, bool packed) {
 }  // namespace
 
 Tensor swiglu(const Tensor& gate, const Tensor& up, Site site) {
+  const CallScope call(site);
   check(gate.defined() && up.defined(), "swiglu: ", gate.defined() ? "up" : "gate", " is undefined");
   check(gate.shape() == up.shape() && gate.dtype() == up.dtype() && gate.device() == up.device(),
         "swiglu: gate is ", describe(gate), ", but up is ", describe(up));
   Tensor y = forward(gate.detach(), up.detach());
   if (Tape* tape = Tape::recording(gate, up)) {
-    tape->record("swiglu", site, {&gate, &up}, {&y}, [gate = Saved(gate), up = Saved(up)](Backward& b) {
+    tape->record("swiglu", {&gate, &up}, {&y}, [gate = Saved(gate), up = Saved(up)](Backward& b) {
       const auto gradient = [&](int input) {
         return b.needs(input) ? Tensor::empty_like(gate.get()) : Tensor();
       };
-      const Tensor dgate = gradient(0), dup = gradient(1);
+      Tensor dgate = gradient(0), dup = gradient(1);
       backward(dgate, dup, b.grad(), gate.get(), up.get());
-      b.accumulate(0, dgate);
-      b.accumulate(1, dup);
+      b.give(0, std::move(dgate));
+      b.give(1, std::move(dup));
     });
   }
   return y;
 }
 
 Tensor swiglu(const Tensor& packed, Site site) {
+  const CallScope call(site);
   check(packed.defined(), "swiglu: x is undefined");
   check(packed.rank() >= 1 && packed.size(-1) % 2 == 0, "swiglu: x is ", describe(packed),
         "; expected [..., 2F]: gate and up");
   const Halves x = halves(packed.detach());
   Tensor y = forward(x.gate, x.up);
   if (Tape* tape = Tape::recording(packed)) {
-    tape->record("swiglu", site, {&packed}, {&y}, [packed = Saved(packed)](Backward& b) {
-      const Tensor dx = Tensor::empty_like(packed.get());
+    tape->record("swiglu", {&packed}, {&y}, [packed = Saved(packed)](Backward& b) {
+      Tensor dx = Tensor::empty_like(packed.get());
       const Halves x = halves(packed.get()), d = halves(dx);
       backward(d.gate, d.up, b.grad(), x.gate, x.up);
-      b.accumulate(0, dx);
+      b.give(0, std::move(dx));
     });
   }
   return y;

@@ -69,7 +69,7 @@ Tensor product(Stream& stream, const Tensor& w, const Tensor& x) {
     for (int64_t i = 0; i < n; ++i) *y += w[i] * x[i];
   });
   if (Tape* const tape = Tape::recording(w))
-    tape->record("product", Site::here(), {&w}, {&y}, [=, &stream](Backward& b) {
+    tape->record("product", {&w}, {&y}, [=, &stream](Backward& b) {
       const GradTarget target = b.target(0);
       ASSERT_TRUE(target.grad.defined());
       stream.issue([=, adds = target.accumulate, g = target.grad.data<double>(), x = x.data<double>()] {
@@ -301,16 +301,16 @@ TEST(CapturedGradients, ALeafWithoutABufferGetsOneThatReplaysKeep) {
         Tape tape;
         Tensor y = leaf.detach().clone(), made = Tensor::empty({2}, DType::f64, kCpu);
         stream.issue([to = made.data<double>(), from = x.data<double>()] { std::copy(from, from + 2, to); });
-        tape.record("given", Site::here(), {&leaf}, {&y}, [&](Backward& b) {
+        tape.record("given", {&leaf}, {&y}, [&](Backward& b) {
           const GradTarget target = b.target(0);
-          const Tensor to = target.grad.defined() ? target.grad : std::exchange(made, Tensor());
+          Tensor to = target.grad.defined() ? target.grad : std::exchange(made, Tensor());
           stream.issue([adds = target.accumulate, to = to.data<double>(), from = x.data<double>()] {
             for (int i = 0; i < 2; ++i) to[i] = (adds ? to[i] : 0) + from[i];
           });
           if (target.grad.defined()) {
             b.written(0, target);
           } else {
-            b.accumulate(0, to);
+            b.give(0, std::move(to));
           }
         });
         tape.backward(std::vector{y}, std::vector{Tensor::full({2}, 1, DType::f64, kCpu)});

@@ -172,7 +172,7 @@ TEST(Leaf, ABufferOfItsOwnIsUsedFromThenOn) {
 template <class F>
 Tensor custom(const Tensor& a, const Tensor& b, F backward) {
   Tensor y = a.detach().clone();
-  Tape::innermost()->record("custom", Site::here(), {&a, &b}, {&y}, std::move(backward));
+  Tape::innermost()->record("custom", {&a, &b}, {&y}, std::move(backward));
   return y;
 }
 
@@ -207,15 +207,15 @@ TEST(Leaf, DoesNotTakeOverTheCallersGradient) {
   EXPECT_EQ(values(given), (std::vector<double>{1, 10}));
 }
 
-TEST(Leaf, AdoptsAGradientThatNobodyElseHoldsWithoutACopy) {
+TEST(Leaf, AdoptsAGivenGradientWithoutACopy) {
   const Tensor x = leaf({1, 2, 3});
   Tensor y = x.detach().clone();
   const void* made = nullptr;
   Tape tape;
-  tape.record("identity", Site::here(), {&x}, {&y}, [&made](Backward& b) {
-    const Tensor dx = b.grad().clone();
+  tape.record("identity", {&x}, {&y}, [&made](Backward& b) {
+    Tensor dx = b.grad().clone();
     made = dx.raw();
-    b.accumulate(0, dx);
+    b.give(0, std::move(dx));
   });
   tape.backward(std::vector{y}, std::vector{Tensor::from(std::vector<double>{4, 5, 6}, {3})});
   EXPECT_EQ(grad(x).raw(), made);
@@ -231,11 +231,7 @@ TEST(Leaf, SharesWhatItAdoptsWithNoOtherInput) {
     b.accumulate(0, Tensor::full({2}, 100, DType::f64, kCpu));
     b.accumulate(1, dz);
   });
-  const Tensor y = custom(a, z, [](Backward& b) {
-    const Tensor both = b.grad().clone();
-    b.accumulate(0, both);
-    b.accumulate(1, both);
-  });
+  const Tensor y = custom(a, z, [](Backward& b) { b.give({0, 1}, b.grad().clone()); });
   tape.backward(ops::sum(ops::scale(y, 1)));
   EXPECT_EQ(values(grad(a)), (std::vector<double>{101, 101}));
   EXPECT_EQ(values(grad(w)), (std::vector<double>{1, 1}));

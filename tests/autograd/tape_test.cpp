@@ -10,6 +10,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "tensor/kernels.h"
+#include "tests/errors.h"
 
 namespace tessera {
 namespace {
@@ -36,13 +37,13 @@ TEST(Tape, AddsUpTheGradientsOfASharedInput) {
   EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{5, 5, 5}));
 }
 
-/// y = 3 x, whose backward adds to x's gradient in place wherever it may.
-Tensor tripled(const Tensor& x, bool take, bool& in_place) {
+/// y = 3 x, whose backward adds to x's gradient in place wherever it may, after it passed its own on to
+/// `other`, if that is to get it.
+Tensor tripled(const Tensor& x, const Tensor& other, bool& in_place) {
   Tensor y = ops::scale(x.detach(), 3);
-  Tape::recording(x)->record("tripled", Site::here(), {&x}, {&y}, [take, &in_place](Backward& b) {
-    Tensor dy = take ? b.take_grad() : b.grad();
-    const Tensor dx = ops::scale(dy, 3);
-    if (take) dy = Tensor();
+  Tape::recording(x)->record("tripled", {&x, &other}, {&y}, [&in_place](Backward& b) {
+    const Tensor dx = ops::scale(b.grad(), 3);
+    if (b.needs(1)) b.pass(0, {1});
     const GradTarget target = b.target(0);
     in_place = target.grad.defined();
     if (in_place) {
@@ -55,18 +56,61 @@ Tensor tripled(const Tensor& x, bool take, bool& in_place) {
   return y;
 }
 
-TEST(Tape, AGradientIsAddedToInPlaceOnlyWhereNobodyElseReadsIt) {
-  for (const bool take : {false, true}) {
+TEST(Tape, AGradientIsAddedToInPlaceOnlyWhereNoOtherResultReadsIt) {
+  for (const bool passes : {false, true}) {
     Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
     require_grad(x);
     Tape tape;
     const Tensor middle = ops::relu(x);
     bool in_place = false;
-    const Tensor sum = ops::add(middle, tripled(middle, take, in_place));  // one dsum for both
-    tape.backward(ops::sum(sum));
-    EXPECT_EQ(in_place, take);
+    Tensor y = tripled(middle, passes ? middle : Tensor(), in_place);
+    if (!passes) y = ops::add(middle, y);  // one dsum for both: y's is read when middle's could be added to
+    tape.backward(ops::sum(y));
+    EXPECT_EQ(in_place, passes);
     EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{4, 4, 4}));
   }
+}
+
+/// y = x, whose backward gives a gradient of its own, the tensor `made`, or lets it be read.
+Tensor ones_for(const Tensor& x, bool gives, const void*& made) {
+  Tensor y = x.detach().clone();
+  Tape::recording(x)->record("ones_for", {&x}, {&y}, [gives, &made](Backward& b) {
+    Tensor dx = Tensor::full({3}, 1, DType::f64, Device::cpu());
+    made = dx.raw();
+    if (!gives) return b.accumulate(0, dx);
+    b.give(0, std::move(dx));
+  });
+  return y;
+}
+
+TEST(Tape, OnlyAGivenGradientIsAddedToInPlace) {
+  for (const bool gives : {false, true}) {
+    Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
+    require_grad(x);
+    Tape tape;
+    const Tensor middle = ops::relu(x);
+    retain_grad(middle);
+    const void *first = nullptr, *second = nullptr;
+    const Tensor early = ones_for(middle, false, second), late = ones_for(middle, gives, first);
+    const Tensor one = Tensor::full({3}, 1.0, DType::f64, Device::cpu());
+    tape.backward(std::vector{early, late}, std::vector{one, one});
+    EXPECT_EQ(grad(middle).raw() == first, gives);
+    EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{2, 2, 2}));
+  }
+}
+
+TEST(Tape, AddsToWhatIsGivenWhereTheFirstGradientIsReadByOthers) {
+  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const Tensor middle = ops::relu(x);
+  retain_grad(middle);
+  const void *first = nullptr, *second = nullptr;
+  const Tensor early = ones_for(middle, true, second), late = ones_for(middle, false, first);
+  const Tensor one = Tensor::full({3}, 1.0, DType::f64, Device::cpu());
+  tape.backward(std::vector{early, late}, std::vector{one, one});
+  EXPECT_EQ(grad(middle).raw(), second);
+  EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{2, 2, 2}));
 }
 
 TEST(Tape, SecondBackwardThrows) {
@@ -100,19 +144,63 @@ TEST(Tape, AViewOfATensorOnTheTapeIsRefused) {
   EXPECT_NO_THROW(x.detach().slice(0, 0, 2));
 }
 
-TEST(Tape, FiniteCheckNamesOperatorModuleAndSite) {
+TEST(Tape, FiniteCheckNamesOperatorLayerAndLine) {
   Tensor x = Tensor::full({2, 3}, 1e300, DType::f64, Device::cpu());
   require_grad(x);
   Tape tape({.check_finite = true});
-  const ModuleScope outer("block", 3), inner("mlp");
-  try {
-    ops::relu_squared(x);
-    FAIL() << "expected an error";
-  } catch (const Error& error) {
-    const std::string what = error.what();
-    for (const char* part : {"relu_squared", "block.3.mlp", "f64[2, 3]", "tape_test.cpp"})
-      EXPECT_NE(what.find(part), std::string::npos) << part << " in: " << what;
+  const CallScope call(Site::here(), "blocks.3.mlp");
+  expect_parts(report_of([&] { ops::relu_squared(x); }),
+               {"relu_squared", "in blocks.3.mlp", "f64[2, 3]", "tape_test.cpp:"});
+}
+
+std::string here(int line) {
+  return "; called at " + std::string(__FILE__) + ":" + std::to_string(line);
+}
+
+TEST(Tape, AnErrorNamesTheUsersLine) {
+  const Tensor x = Tensor::zeros({2, 3}, DType::f64, Device::cpu());
+  int line = 0;
+  const std::string said = report_of([&] {
+    line = __LINE__ + 1;
+    ops::add(x, Tensor::zeros({4}, DType::f64, Device::cpu()));
+  });
+  EXPECT_TRUE(said.ends_with(here(line))) << said;
+  // Each call of an expression has its own line.
+  const std::string inner = report_of([&] {
+    line = __LINE__ + 2;
+    ops::relu(  // not this one
+        ops::add(x, Tensor::zeros({4}, DType::f64, Device::cpu())));
+  });
+  EXPECT_TRUE(inner.ends_with(here(line))) << inner;
+  EXPECT_EQ(CallScope::current().site.file, nullptr) << "nothing is left of a call that threw";
+  // The outermost call is the user's: a checkpoint's, not the operator's inside the function.
+  Tensor leaf = x.clone();
+  require_grad(leaf);
+  Tape tape;
+  Site site{};
+  const std::string within = report_of(
+      [&] { site = Site::here(), checkpoint([](const Tensor& t) { return ops::mul(t, Tensor()); }, leaf); });
+  EXPECT_TRUE(within.ends_with(here(site.line))) << within;
+}
+
+TEST(Tape, AnErrorInBackwardNamesTheLineAndTheLayerOfTheForwardCall) {
+  Tensor x = Tensor::full({4}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  Tensor y;
+  const int line = __LINE__ + 3;
+  {
+    const CallScope layer({nullptr, 0}, "blocks.3.mlp");
+    y = ops::silu(x);
   }
+  const Tensor loss = ops::sum(y);
+  x.fill(1.0);
+  const std::string said = report_of([&] { tape.backward(loss); });
+  EXPECT_NE(said.find("backward of silu"), std::string::npos) << said;
+  EXPECT_TRUE(said.ends_with(here(line) + " in blocks.3.mlp")) << said;
+  Tape next;
+  const std::string other = report_of([&] { next.backward(Tensor()); });
+  EXPECT_TRUE(other.ends_with(here(__LINE__ - 1))) << other;
 }
 
 TEST(Tape, BackwardBeginsWithTheLossScale) {
@@ -147,7 +235,7 @@ struct CountingEnd : PassEnd {
 Tensor leaves_work(const Tensor& x, std::vector<bool>& may_wait, bool fails = false) {
   Tensor y = x.detach();
   if (Tape* const tape = Tape::recording(x))
-    tape->record("leaves_work", Site::here(), {&x}, {&y}, [&may_wait, fails](Backward& b) {
+    tape->record("leaves_work", {&x}, {&y}, [&may_wait, fails](Backward& b) {
       EXPECT_EQ(CountingEnd::finished, 0) << "before all entries have run";
       may_wait.push_back(b.may_wait(0));
       b.at_end<CountingEnd>().left += 1;
@@ -219,7 +307,7 @@ TEST(Tape, FiniteCheckLeavesAnOverflowOfScaledGradientsToTheOptimizer) {
     const Tensor y = ops::mean(ops::silu(x));
     const auto backward = [&] {
       Tensor loss = y.detach().clone();
-      tape.record("overflow", Site::here(), {&y}, {&loss}, [](Backward& b) {
+      tape.record("overflow", {&y}, {&loss}, [](Backward& b) {
         b.accumulate(0, Tensor::full({}, INFINITY, DType::f64, Device::cpu()));
       });
       tape.backward(loss);
@@ -252,7 +340,7 @@ TEST(Gradcheck, CatchesAWrongDerivative) {
   const auto wrong = [](const std::vector<Tensor>& in) {
     Tensor y = ops::silu(in[0].detach());
     if (Tape* tape = Tape::recording(in[0]))
-      tape->record("wrong", Site::here(), {&in[0]}, {&y}, [x = Saved(in[0])](Backward& b) {
+      tape->record("wrong", {&in[0]}, {&y}, [x = Saved(in[0])](Backward& b) {
         Tensor dx = b.grad().clone();  // the slope is left out
         b.accumulate(0, dx);
       });

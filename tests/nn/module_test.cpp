@@ -91,7 +91,7 @@ TEST(Module, ZeroGradForgetsAll) {
   Tensor& weight = model.out.weight;
   Tape tape;
   Tensor y = weight.detach().clone();
-  tape.record("identity", Site::here(), {&weight}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
+  tape.record("identity", {&weight}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
   tape.backward(std::vector{y}, std::vector{Tensor::full(y.shape(), 1, DType::f32, Device::cpu())});
   EXPECT_TRUE(grad(weight).defined());
   zero_grad(model);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "autograd/tape.h"
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "autograd/tape.h"
 #include "ops/op.h"
 #include "ops/shape/shape.h"
 #include "tests/errors.h"

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include "autograd/tape.h"
 
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "autograd/tape.h"
 #include "ops/linear/linear.h"
 #include "tests/errors.h"
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 
+#include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
 #include "runtime/capture.h"

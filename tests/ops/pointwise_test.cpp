@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/tape.h"
 namespace tessera::ops {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/tape.h"
 #include "ops/pointwise/pointwise.h"
 #include "tests/errors.h"
 

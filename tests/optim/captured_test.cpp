@@ -42,7 +42,7 @@ struct Model {
   Tensor recorded(size_t i, bool in_place) {
     const Tensor& w = parameters[i].tensor;
     Tensor y = w.detach().clone();
-    Tape::recording(w)->record("made up", Site::here(), {&w}, {&y}, [this, i, in_place](Backward& b) {
+    Tape::recording(w)->record("made up", {&w}, {&y}, [this, i, in_place](Backward& b) {
       const Tensor gradient = Tensor::empty(batch[i].shape(), DType::f32, batch[i].device());
       gradient.copy_from(parameters[i].tensor.detach());
       accumulate(gradient, batch[i]);
@@ -205,7 +205,7 @@ TEST_P(CapturedTraining, ABackwardPassThatThrowsRestoresGradients) {
       Tape tape;
       const Tensor& w = model.parameters[1].tensor;
       Tensor bad = w.detach().clone();
-      tape.record("bad", Site::here(), {&w}, {&bad}, [](Backward&) { check(false, "planted in backward"); });
+      tape.record("bad", {&w}, {&bad}, [](Backward&) { check(false, "planted in backward"); });
       const std::vector<Tensor> results{bad, model.recorded(1, true), model.recorded(0, false)};
       std::vector<Tensor> ones;
       for (const Tensor& result : results)

@@ -15,7 +15,7 @@ namespace tessera::optim {
 inline void arrive(const Tensor& leaf, const Tensor& gradient, const Tensor& loss_scale = {}) {
   Tape tape({.loss_scale = loss_scale});
   Tensor y = leaf.detach().clone();
-  tape.record("identity", Site::here(), {&leaf}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
+  tape.record("identity", {&leaf}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
   tape.backward(std::vector{y}, std::vector{gradient.to(y.dtype()).to(y.device())});
 }
 

@@ -39,8 +39,7 @@ TEST_P(LossScaling, StepsHaveTheBitsOfStepsWithoutIt) {
         // Through an f32 tensor: an f16 one would lose the digits.
         Tape tape({.loss_scale = optimizer.loss_scale()});
         Tensor y = Tensor::zeros({5, 7}, DType::f32, device());
-        tape.record("identity", Site::here(), {&weight}, {&y},
-                    [](Backward& b) { b.accumulate(0, b.grad()); });
+        tape.record("identity", {&weight}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
         tape.backward(std::vector{y},
                       std::vector{Tensor::from(gradient, {5, 7}).to(DType::f32).to(device())});
         optimizer.step(), optimizer.zero_grad();

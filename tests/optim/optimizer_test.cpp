@@ -340,7 +340,7 @@ TEST_P(OptimizerOn, AReplayedGraphFollowsTheLearningRateAndCountsSteps) {
     const auto body = [&] {
       Tape tape;
       Tensor y = weight.detach().clone();
-      tape.record("identity", Site::here(), {&weight}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
+      tape.record("identity", {&weight}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
       tape.backward(std::vector{y}, std::vector{gradient});
       optimizer.step();
       optimizer.zero_grad();

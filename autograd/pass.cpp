@@ -1,0 +1,120 @@
+#include <algorithm>
+#include <unordered_set>
+
+#include "autograd/pass_internal.h"
+#include "runtime/capture.h"
+
+namespace tessera::gradients {
+
+bool LeafGrad::still_is() const {
+  if (state->stale != stale || state->grad.defined() != grad.defined()) return false;
+  return !grad.defined() || (state->grad.shares_storage(grad) && state->grad.raw() == grad.raw() &&
+                             state->grad.layout().strides == grad.layout().strides);
+}
+
+void LeafGrad::restore() const {
+  state->grad = grad;
+  state->stale = stale;
+  state->arrived = false;
+  state->gaps = nullptr;
+}
+
+namespace {
+
+/// The leaves whose gradients a graph being captured reads or writes: before the body and after it. Its
+/// kernels do what the body would do only if the leaves are as they were before, and each launch leaves them
+/// as they were after.
+struct CapturedGrads {
+  std::vector<LeafGrad> before, after;
+  std::unordered_set<const GradState*> known;
+
+  static void restore(const std::vector<LeafGrad>& leaves) {
+    for (const LeafGrad& leaf : leaves) leaf.restore();
+  }
+};
+
+}  // namespace
+
+void note_in_capture(const std::shared_ptr<GradState>& leaf) {
+  CaptureSession* const session = CaptureSession::current();
+  if (!session) [[likely]]
+    return;
+  static const char key = 0;
+  std::shared_ptr<void>& slot = session->state(&key);
+  if (!slot) {
+    const auto grads = std::make_shared<CapturedGrads>();
+    slot = grads;
+    session->add({.key = &key,
+                  .capture_end =
+                      [grads] {
+                        for (const LeafGrad& leaf : grads->before) grads->after.emplace_back(leaf.state);
+                        CapturedGrads::restore(grads->before);  // nothing has run yet
+                      },
+                  .after_launch = [grads] { CapturedGrads::restore(grads->after); },
+                  .failed = [grads] { CapturedGrads::restore(grads->before); },
+                  .still_matches =
+                      [grads] {
+                        return std::ranges::all_of(grads->before,
+                                                   [](const LeafGrad& leaf) { return leaf.still_is(); });
+                      }});
+  }
+  CapturedGrads& grads = *static_cast<CapturedGrads*>(slot.get());
+  if (grads.known.insert(leaf.get()).second) grads.before.emplace_back(leaf);
+}
+
+thread_local Pass* Pass::current_ = nullptr;
+thread_local const char* RunningEntry::name_ = "";
+
+Pass::Pass() : outermost_(!current_) {
+  if (outermost_) current_ = this;
+}
+
+Pass::~Pass() {
+  if (!outermost_) return;
+  for (const Logged& leaf : log_) leaf.before.state->logged = false;
+  current_ = nullptr;
+}
+
+void Pass::touch(const std::shared_ptr<GradState>& state) {
+  const std::shared_ptr<GradState>& root = root_of(state);
+  if (root->tape != 0) return;
+  note_in_capture(root);
+  if (current_ && !root->logged) current_->log(root);
+}
+
+PassEnd& Pass::at_end(const void* key, std::unique_ptr<PassEnd> (*make)()) {
+  for (const auto& [known, end] : current_->ends_)
+    if (known == key) return *end;
+  return *current_->ends_.emplace_back(key, make()).second;
+}
+
+void Pass::finish() {
+  if (!outermost_) return;
+  for (const auto& [key, end] : ends_) end->finish();
+  for (const Logged& leaf : log_) fill_gaps(*leaf.before.state);
+}
+
+void Pass::restore() noexcept {
+  if (!outermost_) return;
+  for (const Logged& leaf : log_) {
+    leaf.before.restore();
+    try {
+      if (leaf.content.defined()) leaf.before.grad.copy_from(leaf.content);
+    } catch (const std::exception&) {  // the device is broken, which the current error is about
+    }
+  }
+}
+
+void Pass::log(const std::shared_ptr<GradState>& leaf) {
+  // What a captured pass adds is added by launches alone.
+  const bool adds = !leaf->stale && leaf->grad.defined() && !CaptureSession::current();
+  Tensor content;
+  if (adds) {
+    const MemoryTag tag("gradients before the pass");
+    content = leaf->grad.clone();
+  }
+  log_.push_back({LeafGrad(leaf), std::move(content)});
+  leaf->logged = true;
+}
+
+}  // namespace tessera::gradients

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "autograd/backward.h"
+#include "autograd/gradient_internal.h"
+
+namespace tessera::gradients {
+
+/// The backward pass in progress on this thread: what it has to restore if it throws, and what is left to its
+/// end. A pass inside another one (checkpointing) is part of it.
+class Pass {
+ public:
+  Pass();
+  ~Pass();
+  Pass(const Pass&) = delete;
+
+  /// Called before a gradient is written, or its memory given out to be written.
+  static void touch(const std::shared_ptr<GradState>& state);
+  /// The PassEnd of that key, for all passes inside the outermost one.
+  static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)());
+
+  void finish();
+  void restore() noexcept;
+
+ private:
+  struct Logged {
+    LeafGrad before;
+    Tensor content;  // undefined if there was none
+  };
+  void log(const std::shared_ptr<GradState>& leaf);
+
+  static thread_local Pass* current_;
+  const bool outermost_;
+  std::vector<Logged> log_;
+  std::vector<std::pair<const void*, std::unique_ptr<PassEnd>>> ends_;
+};
+
+/// Names the operator whose backward runs, for messages.
+class RunningEntry {
+ public:
+  explicit RunningEntry(const char* name) : outer_(std::exchange(name_, name)) {}
+  ~RunningEntry() { name_ = outer_; }
+  RunningEntry(const RunningEntry&) = delete;
+  static const char* name() { return name_; }
+
+ private:
+  static thread_local const char* name_;
+  const char* outer_;
+};
+
+}  // namespace tessera::gradients
