@@ -66,6 +66,7 @@
 #include "ops/rope/rope_table.h"
 #include "ops/shape/shape.h"
 #include "ops/softmax/softmax.h"
+#include "ops/sum_dtype.h"
 #include "ops/swiglu/swiglu.h"
 #include "ops/verify.h"
 

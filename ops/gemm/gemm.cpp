@@ -263,10 +263,6 @@ ProductRow::ProductRow(const char* op, const Tensor& x) {
   force_.emplace("gemm", *row);
 }
 
-DType sum_dtype(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
-}
-
 bool writable(const Tensor& d) {
   const Stored rows = stored(d);
   return rows.fits && (!rows.transposed || d.size(-1) == 1);

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "autograd/tape.h"
+#include "ops/sum_dtype.h"
 #include "runtime/tuning.h"
 
 /// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels next to it.
@@ -115,9 +116,6 @@ bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumu
                   const Tensor& sums = {});
 /// Whether multiply_sum(d, a, b) rounds once.
 bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b);
-
-/// The dtype in which sums of products run: f32, f64 for f64.
-DType sum_dtype(DType dtype);
 
 /// Whether multiply can write a tensor as it is: dense elements in a row, rows that do not overlap.
 bool writable(const Tensor& d);
