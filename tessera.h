@@ -56,7 +56,6 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/matmul/matmul.h"
 #include "ops/mlp/mlp.h"
-#include "ops/mlp/mlp_fused.h"
 #include "ops/norm/norm.h"
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"

@@ -2,10 +2,9 @@
 #include <limits>
 
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/gemm_padding.h"
-#include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "runtime/tuning.h"
+#include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
@@ -60,33 +59,6 @@ void fused_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, co
       fused_down_gradient_cuda<bf16>(dh, a, dy, down, h, kind);
     else
       fused_down_gradient_cuda<f16>(dh, a, dy, down, h, kind);
-  }
-}
-
-std::string fused_mlp_lacks(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
-                            const Tensor& residual) {
-  const auto dense_rows = [](const Tensor& r) {
-    return !r.defined() || (r.layout().stride(1) == 1 && r.layout().stride(0) % 2 == 0 &&
-                            reinterpret_cast<uintptr_t>(r.raw()) % 4 == 0);
-  };
-  const int64_t in = x.size(1), out = y.size(1);
-  if (!x.device().is_cuda() || x.device().card().major != 9) return "compute capability 9.0";
-  if (x.dtype() != DType::bf16 && x.dtype() != DType::f16) return "bf16 or f16";
-  if (in > 512 || out > 512 || in % 8 != 0 || out % 8 != 0)
-    return "D and E that are multiples of 8 up to 512";
-  if (x.count() == 0 || y.count() == 0) return "";
-  if (!lies_well(x, false) || !lies_well(up, false) || !lies_well(down, false) || !lies_well(y, true))
-    return "rows on 16-byte boundaries, and at least one of each";
-  return dense_rows(residual) ? "" : "a residual with dense rows on 4-byte boundaries";
-}
-
-void fused_mlp(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
-               const Tensor& down_bias, const Tensor& residual, Activation kind) {
-  if constexpr (kCuda) {
-    if (x.dtype() == DType::bf16)
-      fused_mlp_cuda<bf16>(y, x, up, down, up_bias, down_bias, residual, kind);
-    else
-      fused_mlp_cuda<f16>(y, x, up, down, up_bias, down_bias, residual, kind);
   }
 }
 
