@@ -13,7 +13,6 @@
 #include "runtime/profile.h"
 #include "runtime/rng.h"
 #include "runtime/stream_scope.h"
-#include "runtime/tuning.h"
 #include "runtime/wait.h"
 
 #include "tensor/dtype.h"
@@ -33,8 +32,8 @@
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_dropout.h"
-#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_schedule.h"
+#include "ops/attention/attention_variants.h"
 #include "ops/cast/cast.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/decode_attention/decode_attention.h"
@@ -46,6 +45,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/gather/gather.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_costs.h"
 #include "ops/gemm/gemm_tf32.h"
 #include "ops/generation/sample.h"
 #include "ops/gmm_nll/gmm_nll.h"
@@ -67,6 +67,7 @@
 #include "ops/softmax/softmax.h"
 #include "ops/sum_dtype.h"
 #include "ops/swiglu/swiglu.h"
+#include "ops/variant.h"
 #include "ops/verify.h"
 
 #include "nn/activation.h"

@@ -48,7 +48,7 @@ Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor&
                const Tensor& down_bias, const Tensor& residual, Activation kind, bool keeps_h) {
   const auto rows = [&] { return as_scratch(Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device())); };
   Hidden hidden{keeps_h ? rows() : Tensor(), rows()};
-  if (x.device().is_cuda() && fuses_up(hidden.a, hidden.h, x, up, kind)) {
+  if (x.device().is_cuda() && fuses_up(hidden.a, hidden.h, x, up, kind, Gpu(x.device()))) {
     fused_up(hidden.a, hidden.h, x, up, up_bias, kind);
   } else {
     const Tensor h = keeps_h ? hidden.h : hidden.a;
@@ -69,7 +69,7 @@ HiddenGradients hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor
   const bool fits = dy.device().is_cuda();
   HiddenGradients hidden{fits ? as_scratch(Tensor::empty_like(h)) : Tensor(),
                          fits && wants_a ? as_scratch(Tensor::empty_like(h)) : Tensor()};
-  if (fits && fuses_down_gradient(hidden.dh, hidden.a, dy, down, h, kind)) {
+  if (fits && fuses_down_gradient(hidden.dh, hidden.a, dy, down, h, kind, Gpu(dy.device()))) {
     fused_down_gradient(hidden.dh, hidden.a, dy, down, h, kind);
     return hidden;
   }
@@ -103,7 +103,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   check_linear("mlp", "down", x, up.size(0), down, down_bias);
   const Shape shape = x.shape().with(-1, down.size(0));
   check_residual("mlp", x, shape, residual);
-  const ProductRow row("mlp", x);
+  const PassVariant pass("mlp", x);
   Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias, residual);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   const Tensor added = residual.defined() ? by_token(residual) : residual;
@@ -117,7 +117,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
           Tensor dy = b.take_grad();
           b.accumulate(5, dy);
           dy = by_token(dy);
-          const ProductRow row("mlp", dy);
+          const PassVariant pass("mlp", dy);
           const bool further = b.needs(0) || b.needs(1) || b.needs(3);
           const bool makes_a = b.needs(2) && !kept.defined();
           const Tensor h = saved_h.get();
@@ -154,8 +154,8 @@ std::vector<OpSpec> mlp_specs() {
   spec.outputs = {{"y", "[..., E]"}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
-  spec.rows = gemm_rows();
-  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
+  spec.variants = gemm_variants();
+  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.cpu_extra_ulp = 2;
   spec.cpu_extra_reason =
