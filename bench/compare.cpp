@@ -87,7 +87,8 @@ std::string percent(double share) {
 }
 
 std::string implementation(const Record& record) {
-  return record.row.empty() ? record.implementation : record.implementation + " row " + record.row;
+  return record.variant.empty() ? record.implementation
+                                : record.implementation + " variant " + record.variant;
 }
 
 double copy_share(const Record& record) {

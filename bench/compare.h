@@ -46,7 +46,7 @@ double peak_share(const Record& record);
 
 /// "39" of 0.39; "-" of what is not known.
 std::string percent(double share);
-/// "tessera", or "tessera row wgmma" where a variant was forced.
+/// "tessera", or "tessera variant wgmma" where a variant was forced.
 std::string implementation(const Record& record);
 
 /// A heading and a row for each comparison, without those of sweeps: the columns of the terminal and the

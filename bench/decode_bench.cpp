@@ -138,7 +138,7 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
       const double cached = double(prompt) + double(options.new_tokens) / 2;
       const plan::Generation token = plan::decode(config, weights, options.batch, cached);
       record.mode = "tpot";
-      record.row = generator.variant();
+      record.variant = generator.variant();
       record.ms = percentiles(rest);
       record.flops = token.flops;
       record.bytes = token.bytes;

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "autograd/tape.h"
+#include "ops/variant.h"
 #include "report/facts.h"
-#include "runtime/tuning.h"
 #include "tensor/random.h"
 
 namespace tessera::bench {
@@ -153,9 +153,8 @@ std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& option
   const std::vector<ops::Case>& cases = options.cases.empty() ? op.benches : options.cases;
   check(!cases.empty(), op.name, ": it has no default benchmark shapes; give --shape");
 
-  std::vector<int> rows{options.row.value_or(-1)};
-  if (options.all_rows)
-    for (int row = 0; row < int(op.rows.size()); ++row) rows.push_back(row);
+  std::vector<std::string> variants{options.variant};
+  if (options.all_variants) variants.insert(variants.end(), op.variants.begin(), op.variants.end());
 
   std::vector<Record> records;
   for (const ops::Case& c : cases) {
@@ -163,21 +162,20 @@ std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& option
     for (const Precision precision : precisions) {
       const std::vector<Tensor> inputs = random_inputs(op, problem, precision.dtype, device);
       ops::check_inputs(op, inputs);
-      for (const int row : rows) {
-        check(row < int(op.rows.size()), op.name, ": row ", row, " does not exist; it has ", op.rows.size());
-        std::optional<tuning::ForceRow> force;
-        if (row >= 0) force.emplace(op.name, row);
+      for (const std::string& variant : variants) {
+        std::optional<ops::ForceVariant> force;
+        if (!variant.empty()) force.emplace(op.name, variant);
         for (const std::string& mode : options.modes) {
           try {
             if (auto record = time_op(op, c, inputs, precision, mode, options.timer)) {
-              record->row = row >= 0 ? op.rows[size_t(row)] : "";
+              record->variant = variant;
               records.push_back(*record);
             }
           } catch (const Error& error) {
-            // With --rows all, a row may refuse a problem by its name.
+            // Among all variants, one may refuse a problem by its name.
             const bool refused =
-                options.all_rows && row >= 0 &&
-                std::string_view(error.what()).find("row " + op.rows[size_t(row)]) != std::string_view::npos;
+                options.all_variants && !variant.empty() &&
+                std::string_view(error.what()).find("variant " + variant) != std::string_view::npos;
             if (!refused) throw;
           }
         }

@@ -15,8 +15,8 @@ struct OpBenchOptions {
   std::vector<Precision> precisions;  // empty: default_precision(device)
   std::vector<std::string> modes = {"fwd", "bwd"};
   std::vector<ops::Case> cases;  // empty: the operator's committed list
-  bool all_rows = false;         // every kernel configuration, not only the chosen one
-  std::optional<int> row;        // this one
+  bool all_variants = false;     // every kernel variant, not only the chosen one
+  std::string variant;           // this one; empty: the chosen one
   TimerOptions timer;
 };
 
@@ -36,8 +36,8 @@ std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const s
 
 /// Times an operator on random inputs, problem by problem. "bwd" is the backward pass alone, from given
 /// output gradients to gradients of all differentiable inputs; "fwd+bwd" is a recorded forward pass and its
-/// backward: what an operator that already makes gradients in forward must be judged by. A forced row that
-/// refuses a problem throws; among all rows it is left out.
+/// backward: what an operator that already makes gradients in forward must be judged by. A forced variant
+/// that refuses a problem throws; among all variants it is left out.
 std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& options);
 
 }  // namespace tessera::bench

@@ -51,7 +51,7 @@ json to_json(const Record& r) {
               {"gpu", r.gpu},
               {"mode", r.mode},
               {"implementation", r.implementation},
-              {"row", r.row},
+              {"variant", r.variant},
               {"ms", {{"p10", r.ms.p10}, {"p50", r.ms.p50}, {"p90", r.ms.p90}, {"repeats", r.ms.repeats}}},
               {"flops", r.flops},
               {"bytes", r.bytes},
@@ -109,7 +109,7 @@ Record from_json(const json& in) {
     r.gpu = in.value("gpu", in.value("card", ""));
     r.driver = in.value("driver", "");
     r.campaign = in.value("campaign", "");
-    r.row = in.value("row", "");
+    r.variant = in.value("variant", in.value("row", ""));
     r.flops = in.value("flops", 0.0);
     r.bytes = in.value("bytes", 0.0);
     r.ceiling_share = in.value("ceiling_share", 0.0);
@@ -196,10 +196,10 @@ std::string format_rows(const std::vector<std::vector<std::string>>& rows, size_
 }
 
 std::string format_table(const std::vector<Record>& records) {
-  std::vector<std::vector<std::string>> rows{{"op", "shape", "dtype", "mode", "implementation", "row",
+  std::vector<std::vector<std::string>> rows{{"op", "shape", "dtype", "mode", "implementation", "variant",
                                               "ms p50", "p10", "p90", "TFLOP/s", "GB/s", "% ceiling"}};
   for (const Record& r : records)
-    rows.push_back({r.op, shape_text(r), r.dtype, r.mode, r.implementation, r.row,
+    rows.push_back({r.op, shape_text(r), r.dtype, r.mode, r.implementation, r.variant,
                     fmt::format("{:.4g}", r.ms.p50), fmt::format("{:.4g}", r.ms.p10),
                     fmt::format("{:.4g}", r.ms.p90), fmt::format("{:.1f}", r.tflops()),
                     fmt::format("{:.0f}", r.gbs()),

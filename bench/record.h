@@ -25,8 +25,8 @@ struct Record {
   std::string dtype, device, gpu;
   std::string mode;  // "fwd", "bwd", "step"
   std::string implementation =
-      "tessera";    // with its variant: "tessera graph", "torch compile cudnn bf16 1408"
-  std::string row;  // kernel configuration; "" if there is one
+      "tessera";        // with its variant: "tessera graph", "torch compile cudnn bf16 1408"
+  std::string variant;  // of the kernel, if one was forced
   Timing ms;
   double flops = 0, bytes = 0;  // of the real work
   double ceiling_share = 0;     // time at the measured ceilings / time; 0: not known

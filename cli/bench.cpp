@@ -11,6 +11,7 @@
 #include "bench/step_bench.h"
 #include "cli/language_flags.h"
 #include "cli/tnp_flags.h"
+#include "cli/variant_flag.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
@@ -45,10 +46,10 @@ namespace {
 // ---- bench op ----
 
 struct OpArgs {
-  std::string name, dtype, mode = "fwd,bwd", rows, device, json;
+  std::string name, dtype, mode = "fwd,bwd", variant, device, json;
   std::vector<std::string> shapes, set;
   double seconds = 0.5;
-  bool hot = false;
+  bool hot = false, explain = false;
 };
 
 /// Every size of a shape must be one that the operator's own cases name: a misspelt one would do nothing.
@@ -109,32 +110,35 @@ int bench_op(const OpArgs& args) {
     if (mode != "fwd" && mode != "bwd" && mode != "fwd+bwd")
       throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd, or fwd+bwd for both in one");
   if (!args.dtype.empty()) options.precisions = parse_precisions(args.dtype, "--dtype");
-  options.all_rows = args.rows == "all";
-  if (!args.rows.empty() && !options.all_rows) {
-    if (args.rows.find_first_not_of("0123456789") != std::string::npos || args.rows.size() > 4)
-      throw UsageError("--rows: \"" + args.rows + "\": expected all or a number");
-    options.row = std::stoi(args.rows);
-    if (*options.row >= int(op->rows.size()))
-      throw UsageError(fmt::format("--rows: {} has {} rows", op->name, op->rows.size()));
-  }
+  options.all_variants = args.variant == "all";
+  if (!options.all_variants) options.variant = args.variant;
+  check_variant(*op, options.variant, false);
   options.timer.seconds = args.seconds;
   options.timer.cold = !args.hot;
   options.device = device_of(args.device);
-  if (!args.rows.empty() && options.device.is_cpu())
-    throw UsageError("--rows: the CPU has no kernel configurations; add --device cuda");
+  if (!args.variant.empty() && options.device.is_cpu())
+    throw UsageError("--variant: the CPU has no kernel variants; add --device cuda");
   if (!args.json.empty()) check_writable(args.json);
   check(!options.cases.empty(), op->name, ": it has no default benchmark shapes; give --shape");
   std::vector<bench::Record> records;
+  std::vector<std::string> choices;
   for (const ops::Case& c : std::exchange(options.cases, {})) {
     options.cases = {c};
     auto some = bench::bench_op(*op, options);
     bench::stamp(some);
     if (!args.json.empty()) bench::append_records(args.json, some);  // at once: a killed run keeps them
     records.insert(records.end(), some.begin(), some.end());
+    if (!args.explain) continue;
+    const ops::ChoiceLog log;  // it costs the host time: not while it is timed
+    bench::OpBenchOptions once = options;
+    once.timer.seconds = 0;
+    bench::bench_op(*op, once);
+    choices.insert(choices.end(), log.lines().begin(), log.lines().end());
   }
   check(!records.empty(), "bench op ", op->name, ": nothing to time in mode ", args.mode,
         "; the operator has no gradient, or gives back its input");
   fmt::print("{}", bench::format_table(records));
+  if (args.explain) fmt::print("{}", choice_lines(choices));
   return 0;
 }
 
@@ -149,8 +153,10 @@ void add_bench_op(CLI::App& bench, Action& action) {
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_option("--dtype", args->dtype, kPrecisionsHelp);
   command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
-  command->add_option("--rows", args->rows,
-                      "Kernel variants to time: all, or a number; default: the chosen one");
+  add_variant(*command, args->variant);
+  command->get_option("--variant")
+      ->description("Kernel variant (CUDA) to time, by name, or all; default: the chosen one");
+  command->add_flag("--explain", args->explain, kExplainHelp);
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
   command->add_flag("--hot", args->hot, "Do not flush L2; default: flush it before each repeat");

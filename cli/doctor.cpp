@@ -11,7 +11,6 @@
 #include "report/image.h"
 #include "report/run_table.h"
 #include "runtime/allocator.h"
-#include "runtime/tuning.h"
 
 namespace tessera::cli {
 namespace {
@@ -38,8 +37,6 @@ std::vector<Part> parts() {
          fmt::format("{}, sm_{}{}, {} SMs, {}, L2 {}", card.name, card.major, card.minor,
                      card.multiprocessors, format_bytes(card.memory_bytes), format_bytes(card.l2_bytes)),
          "", true});
-    found.push_back(
-        {"  tuning table", fmt::format("{} entries for this GPU", tuning::entries(card.name)), "", true});
   }
   const Device host = Device::cpu();
   const CardInfo& cpu = host.card();

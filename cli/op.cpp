@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -7,10 +8,10 @@
 
 #include "autograd/tape.h"
 #include "cli/commands.h"
+#include "cli/variant_flag.h"
 #include "io/safetensors.h"
 #include "ops/op.h"
 #include "runtime/f32_math.h"
-#include "runtime/tuning.h"
 
 namespace tessera::cli {
 namespace {
@@ -18,9 +19,8 @@ namespace {
 struct OpArgs {
   std::string name, in, out, device = "cpu";
   std::vector<std::string> set;
-  bool list = false, json = false, grad = false;
-  int row = -1;
-  std::string f32_math = "ieee";
+  bool list = false, json = false, grad = false, explain = false;
+  std::string variant, f32_math = "ieee";
 };
 
 nlohmann::json attr_json(const ops::AttrValue& value) {
@@ -28,7 +28,7 @@ nlohmann::json attr_json(const ops::AttrValue& value) {
 }
 
 nlohmann::json describe_op(const ops::OpSpec& op) {
-  nlohmann::json out = {{"name", op.name}, {"summary", op.summary}, {"rows", op.rows}};
+  nlohmann::json out = {{"name", op.name}, {"summary", op.summary}, {"variants", op.variants}};
   for (const auto& input : op.inputs)
     out["inputs"].push_back({{"name", input.name},
                              {"shape", input.shape},
@@ -75,6 +75,7 @@ int list_ops(bool json) {
                  choices);
     }
     for (const auto& output : op.outputs) fmt::print("  out  {:<14} {}\n", output.name, output.shape);
+    if (!op.variants.empty()) fmt::print("  variants: {}\n", fmt::join(op.variants, ", "));
     fmt::print("  dtypes: cpu {}; cuda {}\n", names(op.cpu_dtypes), names(op.cuda_dtypes));
   }
   return 0;
@@ -122,11 +123,7 @@ int run_op(const OpArgs& args) {
   const ops::Attrs given = parse_attrs(op, args.set);
   if (args.in.empty() || args.out.empty()) throw UsageError("op " + op.name + ": --in and --out are needed");
   check_not_input(args.out, {args.in});
-  if (args.row >= int(op.rows.size()) && args.row != -1)
-    throw UsageError(fmt::format("op {}: --row {}: it has {} rows", op.name, args.row, op.rows.size()));
-  if (args.row >= 0 && args.device == "cpu")
-    throw UsageError(fmt::format("op {}: --row {}: the CPU has no kernel configurations; add --device cuda",
-                                 op.name, args.row));
+  check_variant(op, args.variant, args.device == "cpu");
   if (args.grad && std::ranges::none_of(op.outputs, &ops::OutputSpec::differentiable))
     throw UsageError("op " + op.name + ": it has no gradient; run without --grad");
   const Device device = Device::parse(args.device);
@@ -148,8 +145,10 @@ int run_op(const OpArgs& args) {
   }
   file.expect_empty(op, wanted);
   ops::check_inputs(op, inputs);
-  std::optional<tuning::ForceRow> force;
-  if (args.row >= 0) force.emplace(op.name, args.row);
+  std::optional<ops::ForceVariant> force;
+  if (!args.variant.empty()) force.emplace(op.name, args.variant);
+  std::optional<ops::ChoiceLog> choices;
+  if (args.explain) choices.emplace();
   const F32MathScope math(args.f32_math == "tf32" ? F32Math::tf32 : F32Math::ieee);
 
   std::vector<std::pair<std::string, Tensor>> results;
@@ -193,6 +192,7 @@ int run_op(const OpArgs& args) {
   }
   for (size_t n = 0; n < outputs.size(); ++n) results.emplace_back(op.outputs[n].name, outputs[n].detach());
   io::save_safetensors(args.out, results);
+  if (choices) fmt::print("{}", choice_lines(choices->lines()));
   return 0;
 }
 
@@ -217,11 +217,11 @@ void add_op(CLI::App& app, Action& action) {
       ->add_option("--f32-math", args->f32_math,
                    "Math of f32 GEMMs and attention: ieee or tf32 (operands rounded to TF32)")
       ->check(CLI::IsMember({"ieee", "tf32"}));
-  command->add_option("--row", args->row, "Kernel variant (CUDA); see --list --json")
-      ->check(kDecimal)
-      ->check(CLI::Range(-1, 1000));
+  add_variant(*command, args->variant);
+  command->add_flag("--explain", args->explain, kExplainHelp);
   name->excludes(list);
-  for (const char* other : {"--in", "--out", "--set", "--grad", "--device", "--row", "--f32-math"})
+  for (const char* other :
+       {"--in", "--out", "--set", "--grad", "--device", "--variant", "--explain", "--f32-math"})
     list->excludes(command->get_option(other));
   command->callback(
       [&action, args] { action = [args] { return args->list ? list_ops(args->json) : run_op(*args); }; });

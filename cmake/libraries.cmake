@@ -7,17 +7,6 @@ file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ops/*_cp
      ${CMAKE_CURRENT_SOURCE_DIR}/optim/*_cpu.cpp ${CMAKE_CURRENT_SOURCE_DIR}/tensor/*_cpu.cpp)
 set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
-# The tuning table is compiled in.
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS docs/results/tuning.tsv)
-file(READ docs/results/tuning.tsv table)
-file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/tuning_table.cpp @ONLY CONTENT
-"namespace tessera::tuning {
-extern const char* const kTable;
-const char* const kTable = R\"table(@table@)table\";
-}  // namespace tessera::tuning
-")
-target_sources(tessera_runtime PRIVATE ${CMAKE_BINARY_DIR}/tuning_table.cpp)
-
 if(TESSERA_CUDA)
   target_link_libraries(tessera_runtime PUBLIC CUDA::cudart_static CUDA::nvtx3)
   target_link_libraries(tessera_ops PUBLIC CUDA::cublasLt CUDA::cublas)

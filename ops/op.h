@@ -122,11 +122,10 @@ struct OpSpec {
   double tolerance_factor_f32 =
       2;  // in f32, where the order of a long sum shows and no final rounding hides it
   std::string tolerance_reason = {};
-  /// Kernel configurations that --row can force; empty if there is one. A row that cannot do a problem throws
-  /// and says so: "<op>: row <name> needs ...".
-  std::vector<std::string> rows = {};
+  /// Names of its variants on CUDA (ops/variant.h); empty if there is one.
+  std::vector<std::string> variants = {};
   /// The dtypes that each of them computes, on CUDA; empty, or an empty entry: all of cuda_dtypes.
-  std::vector<std::vector<DType>> row_dtypes = {};
+  std::vector<std::vector<DType>> variant_dtypes = {};
   /// Ulp that the CPU may be off in bf16 and f16 beyond the two of cpu_tolerance (ops/verify.h), and the
   /// rounding points that they are for.
   double cpu_extra_ulp = 0;

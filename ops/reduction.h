@@ -3,7 +3,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "tensor/dtype.h"
+#include "ops/sum_dtype.h"
+#include "runtime/error.h"
 
 namespace tessera::ops {
 
@@ -20,12 +21,6 @@ inline Reduction parse_reduction(std::string_view name) {
   for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none})
     if (name == name_of(reduction)) return reduction;
   fail_at(Site::here(), "reduction \"", name, "\": expected mean, sum or none");
-}
-
-/// The dtype of what is summed over many elements (losses, statistics of rows, gradients of weights): f64 for
-/// f64, else f32.
-inline DType sum_dtype(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
 
 }  // namespace tessera::ops

@@ -2,8 +2,8 @@
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"
-#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
+#include "ops/attention/attention_variants.h"
 
 /// Backward on tensor cores, after FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 2) but without its
 /// atomic additions to dQ, so that every run gives the same bits. With P = exp(S - lse), dP = dO V^T, delta =

@@ -6,8 +6,8 @@
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"
-#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
+#include "ops/attention/attention_variants.h"
 
 /// Backward with few queries: at most 64 rows, the queries of all heads that read one key head. A block has
 /// all of these and walks a range of the keys, 64 at a time, so that dK and dV of a tile are final as soon as

@@ -4,7 +4,7 @@
 #include "gpu/mma.cuh"
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_backward_sm90.cuh"
-#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_variants.h"
 
 /// Backward with few keys (up to 64, heads up to 64): a block has all keys of a head and walks its queries,
 /// so dQ is final after one tile, and nothing is added in global memory. It is bound by bytes: Q, O and dO

@@ -2,7 +2,7 @@
 
 #include "gpu/pack.cuh"
 #include "ops/attention/attention_backward_sm90.cuh"
-#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_variants.h"
 
 /// Backward for sm_90a: its launches, and the passes around the main kernel (attention_backward_sm90.cuh).
 /// Before it the statistics of every query, from O and dO, which is what bounds that; after it dQ in its
@@ -324,7 +324,6 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
 void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                    const Tensor& lse, const AttentionProblem& problem) {
-  check_wgmma({q, k, v, o, dout, dq, dk, dv});
   const bool narrow = q.size(3) <= 64, drops = problem.drop.drops();
   if (k.size(1) <= kShortBackwardKeys && narrow && !problem.packed() && !drops)
     return attention_backward_short_sm90(dq, dk, dv, dout, q, k, v, o, lse, problem);

@@ -1,8 +1,8 @@
 #include "gpu/approx.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"
-#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
+#include "ops/attention/attention_variants.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
 
 /// Forward on tensor cores: FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 1) with mma.sync.
@@ -178,15 +178,14 @@ void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor
   if (o.count() == 0) return;
   if (attention_is_many_short(q, k, problem)) return attention_forward_many_cuda(o, lse, q, k, v, problem);
   if (attention_is_decoding(q, k, problem))
-    return decode_attention_cuda({.o = o,
-                                  .q = q,
-                                  .keys = k,
-                                  .values = v,
-                                  .lengths = {},
-                                  .scale = problem.scale,
-                                  .causal = problem.causal,
-                                  .lse = lse},
-                                 DecodeRow::mma);
+    return decode_attention_mma_cuda({.o = o,
+                                      .q = q,
+                                      .keys = k,
+                                      .values = v,
+                                      .lengths = {},
+                                      .scale = problem.scale,
+                                      .causal = problem.causal,
+                                      .lse = lse});
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {
     AttentionArgs<T> args = attention_args<T>(lse, q, k, v, problem);
     args.out = head_rows<T>(o);

@@ -3,8 +3,8 @@
 #include "gpu/approx.cuh"
 #include "gpu/chain.cuh"
 #include "ops/attention/attention_device.cuh"
-#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_tile.cuh"
+#include "ops/attention/attention_variants.h"
 
 /// Forward of many short sequences in many heads, with mma.sync: a tile of 128 or 192 queries would be empty
 /// but for a few rows, and what a block costs to begin with would be all of its time.

@@ -1,5 +1,5 @@
 #include "ops/attention/attention_forward_sm90.cuh"
-#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_variants.h"
 
 namespace tessera::ops {
 namespace {
@@ -141,7 +141,6 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
 
 void attention_forward_wgmma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                                   const Tensor& v, const AttentionProblem& problem) {
-  check_wgmma({q, k, v, o});
   if (k.size(1) <= kShortKeys && !problem.packed() && !problem.drop.drops())
     return attention_short_sm90(o, lse, q, k, v, problem);
   dispatch_floating_cuda(q.dtype(), "attention", [&]<class T>() {

@@ -1,7 +1,7 @@
 #include "gpu/approx.cuh"
 #include "gpu/chain.cuh"
-#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_sm90.cuh"
+#include "ops/attention/attention_variants.h"
 
 /// Forward for few keys (up to 128), sm_90a. All keys of a head are one tile, so the softmax is a plain one:
 /// S = Q K^T, maximum, exponentials, O = P V, once. At (Lq, Lk) = (564, 64) a query costs 2 x 128 bytes of Q

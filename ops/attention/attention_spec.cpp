@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention.h"
-#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_variants.h"
 #include "ops/op.h"
 
 /// The declaration of attention: its problem, cases and benchmarks.
@@ -384,8 +384,8 @@ std::vector<OpSpec> attention_specs() {
                           "probabilities in backward "
                           "from the rounded log-sum-exp, and in f32 add dK and dV up over all queries of a "
                           "group in one chain",
-      .rows = attention_row_names(),
-      .row_dtypes = {{}, {DType::bf16, DType::f16}},
+      .variants = attention_variants(),
+      .variant_dtypes = {{}, {DType::bf16, DType::f16}},
   }};
 }
 

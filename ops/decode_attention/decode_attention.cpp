@@ -7,7 +7,7 @@
 #include "ops/attention/head_padding.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/op.h"
-#include "runtime/tuning.h"
+#include "ops/variant.h"
 
 namespace tessera::ops {
 namespace {
@@ -79,16 +79,30 @@ void check_operands(const Tensor& q, const Tensor& keys, const Tensor& values, c
   check(!Tape::recording(q, keys, values), op, ": has no gradient; run it without a tape, or use attention");
 }
 
-/// Only on CUDA. `dim`: elements of a head as the kernels see it.
-DecodeRow choose_row(const Tensor& q, int64_t dim) {
-  const auto forced = tuning::ForceRow::forced("decode_attention");
-  const bool fits = q.dtype() != DType::f32 && dim <= kMmaDim;
-  if (!forced) return fits ? DecodeRow::mma : DecodeRow::fma;
-  check(*forced != int(DecodeRow::mma) || fits,
-        "decode_attention: row mma needs bf16 or f16 and a head size of at most ", kMmaDim, ", not ",
-        describe(q));
-  return DecodeRow(*forced);
+/// A call on CUDA. `dim`: elements of a head as the kernels see it.
+struct Call {
+  const Tensor& q;
+  int64_t dim;
+};
+
+std::string describe_problem(const Call& call) {
+  return text_of("q ", describe(call.q));
 }
+
+constexpr Variant<Call, void(const DecodeProblem&)> kVariants[] = {
+    {"mma",
+     [](const Call& call, const Gpu&) -> Reason {
+       return call.q.dtype() != DType::f32 && call.dim <= kMmaDim
+                  ? Reason()
+                  : "bf16 or f16 and a head_dim of at most 128";
+     },
+     is_preferred<Call>,
+     [](const DecodeProblem& problem) {
+       if constexpr (kCuda) decode_attention_mma_cuda(problem);
+     }},
+    {"fma", lacks_nothing<Call>, is_otherwise<Call>, [](const DecodeProblem& problem) {
+       if constexpr (kCuda) decode_attention_fma_cuda(problem);
+     }}};
 
 Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& lengths, int64_t more,
               const DecodeAttentionOptions& options) {
@@ -99,8 +113,9 @@ Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const T
     return Tensor::empty({q.size(0), q.size(1), q.size(2) * elements}, q.dtype(), q.device())
         .reshape({q.size(0), q.size(1), q.size(2), elements});
   };
-  const DecodeRow row = cpu ? DecodeRow::fma : choose_row(q, padded);
   const Tensor o = rows_of_heads(padded);
+  const Call call{q, padded};
+  const auto* const variant = cpu ? nullptr : &choose("decode_attention", kVariants, call, Gpu(q.device()));
   if (o.count() == 0) return rows_of_heads(dim);
   const int64_t of_cache = cpu ? keys.size(3) : padded;  // the CPU reads the first `dim` of them
   const DecodeProblem problem{.o = o,
@@ -110,11 +125,10 @@ Tensor attend(const Tensor& q, const Tensor& keys, const Tensor& values, const T
                               .lengths = lengths.packed(),
                               .more = more,
                               .scale = options.scale == 0 ? 1 / std::sqrt(double(dim)) : options.scale};
-  if (cpu) {
+  if (variant)
+    variant->launch(problem);
+  else
     decode_attention_cpu(problem);
-  } else if constexpr (kCuda) {
-    decode_attention_cuda(problem, row);
-  }
   if (padded == dim) return o;
   const Tensor exact = rows_of_heads(dim);
   exact.copy_from(o.slice(3, 0, dim));
@@ -163,8 +177,8 @@ OpSpec decode_spec() {
   spec.attrs = {{"scale", 0.0, "factor of the scores; 0: 1 / sqrt(D)"},
                 {"full", false, "of cases and benchmarks: every sequence fills the cache, past is 0"}};
   spec.outputs = {{"o", "[B, n, H, D]", false}};
-  spec.rows = {"fma", "mma"};
-  spec.row_dtypes = {{}, {DType::bf16, DType::f16}};
+  spec.variants = names_of(kVariants);
+  spec.variant_dtypes = {{DType::bf16, DType::f16}, {}};
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     const int64_t more = attrs.flag("full") ? in[1].size(1) : in[0].size(1);
     return std::vector{attend(in[0], in[1], in[2], in[3], more, {.scale = attrs.number("scale")})};
@@ -264,6 +278,10 @@ OpSpec append_spec() {
 }
 
 }  // namespace
+
+std::string_view decode_attention_variant(const Tensor& q, int64_t dim, const Gpu& gpu) {
+  return choose("decode_attention", kVariants, Call{q, dim}, gpu).name;
+}
 
 Tensor decode_attention(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& lengths,
                         const DecodeAttentionOptions& options) {

@@ -270,10 +270,12 @@ template void join<f16>(Device, const Args<f16>&);
 
 }  // namespace decode
 
-void decode_attention_cuda(const DecodeProblem& p, DecodeRow row) {
+void decode_attention_mma_cuda(const DecodeProblem& p) {
+  p.q.dtype() == DType::bf16 ? decode::run_mma<bf16>(p) : decode::run_mma<f16>(p);
+}
+
+void decode_attention_fma_cuda(const DecodeProblem& p) {
   const int64_t dim = p.q.size(3);
-  if (row == DecodeRow::mma)
-    return p.q.dtype() == DType::bf16 ? decode::run_mma<bf16>(p) : decode::run_mma<f16>(p);
   dispatch_floating_cuda(p.q.dtype(), "decode_attention", [&]<class T>() {
     const int64_t chunks = gpu::ceil_div(dim, decode::kLanes * gpu::kPackOf<T>);
     const bool single = p.q.size(1) * p.q.size(2) == p.keys.size(2);

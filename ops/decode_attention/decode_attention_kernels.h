@@ -2,6 +2,7 @@
 
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/indices.h"
+#include "ops/variant.h"
 
 /// Checked problems. `lengths` is packed, and `more` is added to each: cases of the declaration give the
 /// tokens before the new ones.
@@ -41,11 +42,12 @@ struct RopeToCache {
 void decode_attention_cpu(const DecodeProblem& problem);
 void append_to_cache_cpu(const AppendProblem& problem);
 
-/// Rows of tuning::ForceRow("decode_attention"): see docs/ops/decode_attention.md.
-enum class DecodeRow : uint8_t { fma = 0, mma = 1 };
-/// Row "mma": bf16 and f16, heads of up to kMmaDim elements.
+/// The variants: see docs/ops/decode_attention.md. "mma": bf16 and f16, heads of up to kMmaDim elements.
 inline constexpr int64_t kMmaDim = 128;
-void decode_attention_cuda(const DecodeProblem& problem, DecodeRow row);
+void decode_attention_fma_cuda(const DecodeProblem& problem);
+void decode_attention_mma_cuda(const DecodeProblem& problem);
+/// What is chosen for q [B, n, H, D] whose heads are padded to `dim` elements.
+std::string_view decode_attention_variant(const Tensor& q, int64_t dim, const Gpu& gpu);
 void append_to_cache_cuda(const AppendProblem& problem);
 void rope_to_cache_cuda(const RopeToCache& problem);
 

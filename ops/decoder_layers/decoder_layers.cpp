@@ -14,12 +14,10 @@
 #include "ops/norm/norm.h"
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"
-#include "runtime/tuning.h"
+#include "ops/variant.h"
 
 namespace tessera::ops {
 namespace {
-
-enum Row { kComposed = 0, kPersistent = 1 };
 
 constexpr const char* kOp = "decoder_layers";
 
@@ -99,38 +97,58 @@ Tensor composed(const Tensor& x, std::span<const DecoderLayer> layers, const Ten
   return add(sum, branch);
 }
 
+/// A checked call.
+struct Call {
+  const Tensor& x;
+  std::span<const DecoderLayer> layers;
+  const Tensor &table, &lengths;
+  double eps;
+};
+
+std::string describe_problem(const Call& call) {
+  return text_of(describe(call.x), " and keys ", describe(call.layers[0].keys));
+}
+
+Tensor run_persistent(const Call& call) {
+  const Tensor y = Tensor::empty(call.x.shape(), call.x.dtype(), call.x.device());
+  if constexpr (kCuda)
+    decoder::decoder_layers_cuda({.y = y,
+                                  .x = in_packs(call.x) ? call.x.detach() : call.x.detach().clone(),
+                                  .layers = call.layers,
+                                  .table = call.table.detach().with_rows(),
+                                  .lengths = call.lengths.packed(),
+                                  .eps = call.eps});
+  for (const DecoderLayer& layer : call.layers) {
+    Tensor keys = layer.keys, values = layer.values;
+    keys.bump_version();
+    values.bump_version();
+  }
+  return y;
+}
+
+Tensor run_composed(const Call& call) {
+  return composed(call.x, call.layers, call.table, call.lengths, call.eps);
+}
+
+constexpr Variant<Call, Tensor(const Call&)> kVariants[] = {
+    {"persistent",
+     [](const Call& call, const Gpu&) -> Reason { return persistent_lacks(call.layers, call.table); },
+     is_preferred<Call>, run_persistent},
+    {"composed", lacks_nothing<Call>, is_otherwise<Call>, run_composed}};
+
 }  // namespace
 
 Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
                       const Tensor& lengths, double eps) {
   check_operands(x, layers, table, lengths);
-  const auto forced = tuning::ForceRow::forced(kOp);
-  const std::string lacks = persistent_lacks(layers, table);
-  check(forced != kPersistent || lacks.empty() || x.device().is_cpu(), kOp, ": row persistent needs ", lacks,
-        ", not ", describe(x), " and keys ", describe(layers[0].keys));
-  if constexpr (kCuda) {
-    if (lacks.empty() && forced != kComposed) {
-      const Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
-      decoder::decoder_layers_cuda({.y = y,
-                                    .x = in_packs(x) ? x.detach() : x.detach().clone(),
-                                    .layers = layers,
-                                    .table = table.detach().with_rows(),
-                                    .lengths = lengths.packed(),
-                                    .eps = eps});
-      for (const DecoderLayer& layer : layers) {
-        Tensor keys = layer.keys, values = layer.values;
-        keys.bump_version();
-        values.bump_version();
-      }
-      return y;
-    }
-  }
-  return composed(x, layers, table, lengths, eps);
+  const Call call{x, layers, table, lengths, eps};
+  if (x.device().is_cpu()) return run_composed(call);
+  return choose(kOp, kVariants, call, Gpu(x.device())).launch(call);
 }
 
 std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor& table) {
   const Tensor& norm = layers[0].norm1;
-  if (!norm.device().is_cuda() || norm.device().card().major < 9) return "a card of compute capability 9.0";
+  if (!norm.device().is_cuda() || norm.device().card().major < 9) return "a GPU of compute capability 9.0";
   if (norm.dtype() != DType::bf16 && norm.dtype() != DType::f16) return "bf16 or f16";
   if (int64_t(layers.size()) > decoder::kMaxLayers) return "at most 256 layers";
   const DecoderLayer& first = layers[0];
@@ -184,8 +202,8 @@ std::vector<OpSpec> decoder_layers_specs() {
   spec.outputs = {{"y", "[1, d]", false},
                   {"keys", "[1, capacity, Hk, D], of the last layer", false},
                   {"values", "[1, capacity, Hk, D], of the last layer", false}};
-  spec.rows = {"composed", "persistent"};
-  spec.row_dtypes = {{}, {DType::bf16, DType::f16}};
+  spec.variants = names_of(kVariants);
+  spec.variant_dtypes = {{DType::bf16, DType::f16}, {}};
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_factor = 3;
   spec.tolerance_reason = "as linear in f32; in 16 bits as decode_attention, whose P is rounded elsewhere";

@@ -31,7 +31,7 @@ struct DecoderLayer {
 /// The key and the value of the new token go to row lengths[0] - 1 of every layer's cache; rows from
 /// lengths[0] on are not read. The length is read on the device: one captured graph serves all steps.
 ///
-/// Variants ("row" of `tessera op`): "composed" runs the operators one after the other, with their rounding,
+/// Variants: "composed" runs the operators one after the other, with their rounding,
 /// on any device and in any floating dtype. "persistent" is one CUDA kernel for all layers, for bf16 and f16
 /// on sm_90: it is bound by reading each weight once, and is chosen where it can run
 /// (`persistent_lacks`). There the residual stream and the sums of all GEMVs stay f32; what enters a GEMV,

@@ -1,5 +1,6 @@
 #include "ops/embedding/embedding.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "autograd/tape.h"
@@ -32,7 +33,36 @@ Problem problem(const Dims& d, const Attrs&) {
           .backward_elements = n + double(rows) * double(width)};
 }
 
+/// The gradient of a table of so many rows, of so many indices.
+struct Indexed {
+  int64_t count, rows;
+};
+
+std::string describe_problem(const Indexed& problem) {
+  return text_of(problem.count, " indices into ", problem.rows, " rows");
+}
+
+/// How the gradient of a table is summed, in the order of EmbeddingWay.
+constexpr Variant<Indexed, void()> kVariants[] = {
+    {"one launch",
+     [](const Indexed& problem, const Gpu&) -> Reason {
+       return problem.count <= kEmbeddingFew ? Reason() : "at most 256 indices";
+     },
+     is_preferred<Indexed>, nullptr},
+    {"count",
+     [](const Indexed& problem, const Gpu&) -> Reason {
+       const bool counts = problem.count <= kEmbeddingCounted &&
+                           (problem.rows + 1) * std::max<int64_t>(problem.count, 1) <= int64_t{1} << 32;
+       return counts ? Reason() : "at most 8192 indices and 2^32 pairs of an index and a row";
+     },
+     is_preferred<Indexed>, nullptr},
+    {"sort", lacks_nothing<Indexed>, is_otherwise<Indexed>, nullptr}};
+
 }  // namespace
+
+EmbeddingWay embedding_way(int64_t count, int64_t rows, const Gpu& gpu) {
+  return EmbeddingWay(choose_index("embedding", kVariants, Indexed{count, rows}, gpu));
+}
 
 Tensor embedding(const Tensor& table, const Tensor& indices, Site site) {
   const CallScope call(site);
@@ -115,7 +145,7 @@ std::vector<OpSpec> embedding_specs() {
                                  {"C", draw.size(1, 4096)},
                                  {"T", draw.size(1, 200000)}}};
           },
-      .rows = {"one launch", "count", "sort"},  // of backward
+      .variants = names_of(kVariants),  // of backward
   }};
 }
 

@@ -5,7 +5,6 @@
 #include "gpu/chain.cuh"
 #include "gpu/grid.cuh"
 #include "ops/embedding/embedding_backward.cuh"
-#include "runtime/tuning.h"
 #include "tensor/pads.h"
 
 /// Reads dy once and writes dtable once, sums in f32 (and one rounding, if dtable is of 16 bits): bound by
@@ -28,9 +27,9 @@ namespace {
 using namespace embedding_detail;
 
 constexpr int kBlock = 256, kWarps = kBlock / kWarp;
-constexpr int kFew = 256, kFewThreads = 512;        // indices that every block sorts
+constexpr int kFew = kEmbeddingFew, kFewThreads = 512;
 constexpr int kSorted = 768, kSortedThreads = 768;  // indices that are sorted before, but are one block's
-constexpr int kMostCounted = 8192, kCounters = 16;  // threads that count for an index
+constexpr int kMostCounted = kEmbeddingCounted, kCounters = 16;  // threads that count for an index
 constexpr int kShortChunk = 8, kWideChunk = 32;  // places: at least, and of rows of a warp's packs and more
 constexpr int64_t kMostChunks = 4096;            // as far as they can be made longer
 constexpr int64_t kWideWarps = 2048;  // wide rows: chunks stay shorter than kWideChunk up to so many warps
@@ -240,18 +239,6 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
   }
 }
 
-/// Which of the three ways; a row may be forced.
-int way_of(int64_t count, int64_t rows) {
-  const bool counts = count <= kMostCounted && (rows + 1) * std::max<int64_t>(count, 1) <= int64_t{1} << 32;
-  const auto forced = tuning::ForceRow::forced("embedding");
-  if (!forced) return count <= kFew ? 0 : counts ? 1 : 2;
-  check(*forced != 0 || count <= kFew, "embedding: row one launch needs at most ", kFew, " indices, not ",
-        count);
-  check(*forced != 1 || counts, "embedding: row count needs at most ", kMostCounted,
-        " indices and 2^32 pairs ", "of an index and a row, not ", count, " and ", rows);
-  return *forced;
-}
-
 template <class T, class Out>
 void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds) {
   const Device device = dtable.device();
@@ -264,22 +251,23 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
   const uint32_t packs_per_row = uint32_t(ceil_div(width, kPackOf<Out>));
   // Rows a warp clears: all warps of the GPU four times.
   const int rows_of_warp = int(std::clamp<int64_t>(rows / (multiprocessors * kWarps * 4), 1, kWarp));
-  const BackwardArgs<T, Out> args{dtable.data<Out>(),
-                                  dy.data<T>(),
-                                  dtable.row_stride(),
-                                  dy.row_stride(),
-                                  rows,
-                                  width,
-                                  count,
-                                  gpu::packs(dtable.data<Out>(), dtable.row_stride(), kPackOf<Out>),
-                                  gpu::packs(dy.data<T>(), dy.row_stride(), kPackOf<T>),
-                                  adds,
-                                  owns_pads(dtable, int64_t(packs_per_row) * kPackOf<Out>),
-                                  packs_per_row,
-                                  gpu::Divider(packs_per_row),
-                                  rows_of_warp};
+  const BackwardArgs<T, Out> args{
+      .dtable = dtable.data<Out>(),
+      .dy = dy.data<T>(),
+      .to_stride = dtable.row_stride(),
+      .stride = dy.row_stride(),
+      .rows = rows,
+      .width = width,
+      .count = count,
+      .to_whole = gpu::packs(dtable.data<Out>(), dtable.row_stride(), kPackOf<Out>),
+      .whole = gpu::packs(dy.data<T>(), dy.row_stride(), kPackOf<T>),
+      .adds = adds,
+      .clears_pads = owns_pads(dtable, int64_t(packs_per_row) * kPackOf<Out>),
+      .packs_per_row = packs_per_row,
+      .by_packs_per_row = gpu::Divider(packs_per_row),
+      .rows_of_warp = rows_of_warp};
   const int64_t packs = ceil_div(width, kPackOf<T>), tiles = ceil_div(packs, kWarp);
-  const int way = way_of(count, rows);
+  const EmbeddingWay way = embedding_way(count, rows, Gpu(device));
   const auto few = [&]<int kThreads>(const uint32_t* keys, const uint32_t* positions) {
     constexpr int kBlockWarps = kThreads / kWarp;
     const int64_t adding = count > 0 ? tiles : 0,
@@ -290,11 +278,11 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
                         backward_of_few<T, Out, kThreads>, args, Indices(indices), keys, positions,
                         int(adding), length);
   };
-  if (way == 0) return few.template operator()<kFewThreads>(nullptr, nullptr);
+  if (way == EmbeddingWay::one_launch) return few.template operator()<kFewThreads>(nullptr, nullptr);
   const Tensor arrays = Tensor::empty_packed({4 * count}, DType::i32, device);
   const auto array = [&](int which) { return static_cast<uint32_t*>(arrays.raw()) + which * count; };
   uint32_t *const keys = array(0), *const positions = array(1);
-  if (way == 1) {
+  if (way == EmbeddingWay::count) {
     gpu::launch_chained(device, {gpu::grid_of(ceil_div(count * kCounters, kBlock)), kBlock}, sort_by_counting,
                         keys, positions, Indices(indices), int(count), rows);
     if (count <= kSorted) return few.template operator()<kSortedThreads>(keys, positions);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/embedding/embedding.h"
+#include "ops/variant.h"
 
 namespace tessera::ops {
 
@@ -10,5 +11,12 @@ void embedding_forward_cpu(const Tensor& y, const Tensor& table, const Tensor& i
 void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& indices);
 void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds);
 void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds);
+
+/// How the gradient of a table is summed on a GPU: by one kernel, or after its indices are sorted, by
+/// counting or by radix sort.
+enum class EmbeddingWay : uint8_t { one_launch, count, sort };
+inline constexpr int kEmbeddingFew = 256;       // indices that every block sorts
+inline constexpr int kEmbeddingCounted = 8192;  // indices that are counted
+EmbeddingWay embedding_way(int64_t count, int64_t rows, const Gpu& gpu);
 
 }  // namespace tessera::ops

@@ -1,13 +1,13 @@
 #include "ops/gemm/gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <tuple>
 
 #include "autograd/tape.h"
-#include "ops/gemm/gemm_narrow.h"
+#include "ops/gemm/gemm_models_internal.h"
 #include "ops/gemm/gemm_padding.h"
-#include "ops/gemm/gemm_sm90_plan.h"
 #include "ops/gemm/gemm_tf32.h"
 #include "runtime/f32_math.h"
 #include "tensor/elementwise.h"
@@ -186,29 +186,6 @@ struct Products {
   }
 };
 
-std::string problem(const Gemm& g) {
-  std::ostringstream text;
-  text << g.m << " x " << g.n << " x " << g.k << " in " << g.in << " with leading dimensions " << g.lda
-       << ", " << g.ldb << ", " << g.ldd;
-  return text.str();
-}
-
-/// The row of our own kernels that takes the product, if one does.
-std::optional<GemmRow> own_row(const Gemm& g, Device device) {
-  const auto forced = tuning::ForceRow::forced("gemm");
-  if (!forced && gemm_narrow_pays(g, device)) return GemmRow::narrow;
-  if (forced == int(GemmRow::narrow)) {
-    const std::string lacks = gemm_narrow_lacks(g);
-    check(lacks.empty(), "gemm: row narrow needs ", lacks, ", not ", problem(g));
-    return GemmRow::narrow;
-  }
-  if (forced && *forced != int(GemmRow::wgmma)) return std::nullopt;
-  const std::string lacks = gemm_sm90_lacks(g, device);
-  check(!forced || lacks.empty(), "gemm: row wgmma needs ", lacks, ", not ", problem(g));
-  if (lacks.empty() && (forced || gemm_sm90_pays(g, device))) return GemmRow::wgmma;
-  return std::nullopt;
-}
-
 }  // namespace
 
 bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
@@ -252,25 +229,103 @@ bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const
   return false;
 }
 
-std::vector<std::string> gemm_rows() {
-  return {"cublas", "cublas padded", "wgmma", "narrow"};
+std::vector<std::string> gemm_variants() {
+  return {std::begin(kGemmVariants), std::end(kGemmVariants) - 1};
 }
 
-ProductRow::ProductRow(const char* op, const Tensor& x) {
-  const auto row = tuning::ForceRow::forced(op);
-  if (!row) return;
-  check(*row != int(GemmRow::wgmma) || !x.device().is_cuda() || is_half(x.dtype()), op,
-        ": row wgmma needs bf16 or f16, not ", describe(x));
-  force_.emplace("gemm", *row);
-}
-
-DType sum_dtype(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
+PassVariant::PassVariant(const char* op, const Tensor& x) {
+  const std::string* const forced = ForceVariant::forced(op);
+  if (!forced || !variant_internal::has_part(kGemmVariants, *forced)) return;
+  check(*forced != "wgmma" || !x.device().is_cuda() || is_half(x.dtype()), op,
+        ": variant wgmma needs bf16 or f16, not ", describe(x));
+  force_.emplace("gemm", *forced);
 }
 
 bool writable(const Tensor& d) {
   const Stored rows = stored(d);
   return rows.fits && (!rows.transposed || d.size(-1) == 1);
+}
+
+namespace {
+
+/// A call of multiply on CUDA, its operands as BLAS takes them.
+struct Multiplication {
+  const Tensor &d, &a, &b, &bias, &residual;
+  const MultiplyOptions& options;
+  Products& products;
+};
+
+/// Variants "wgmma" and "narrow" take the bias along, and a residual as their C.
+template <class Kernel>
+void run_own(Multiplication& call, Kernel&& kernel) {
+  if (call.residual.defined()) {
+    call.products.residual = call.residual;
+    call.products.gemm.c = call.residual.raw();
+    call.products.gemm.beta = 1;
+  }
+  call.products.run(call.d, call.a, call.b, call.bias, true,
+                    [&](const Gemm& g) { kernel(g, call.d.device()); });
+}
+
+bool run_wgmma(Multiplication& call) {
+  Gemm& gemm = call.products.gemm;
+  if (call.options.sums.defined() && call.products.calls == 1 && gemm_sm90_sums(gemm))
+    gemm.sums = call.options.sums.data<float>();
+  run_own(call, gemm_wgmma);  // product_sm90 in gemm_sm90_rows.cuh, or product_stream_sm90
+  return gemm.sums != nullptr;
+}
+
+bool run_narrow(Multiplication& call) {
+  run_own(call, gemm_narrow);  // narrow_mma_cuda or narrow_cuda
+  return false;
+}
+
+bool run_cublas(Multiplication& call) {
+  if (call.residual.defined()) {
+    multiply(call.d, call.a, call.b, {.alpha = call.options.alpha, .bias = call.bias});
+    tessera::accumulate(call.d, call.residual);
+    return false;
+  }
+  const CublasGemm problem(call.d, call.a, call.b, call.options, stored(call.a).transposed,
+                           stored(call.b).transposed, call.products.gemm.tf32);
+  if (run_rearranged(problem)) return false;
+  // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's dtype.
+  if constexpr (kCuda)
+    call.products.run(call.d, call.a, call.b, call.bias,
+                      call.products.calls == 1 && fuses_bias(call.products.gemm),
+                      [&](const Gemm& g) { gemm_cuda(g, call.d.device()); });
+  return false;
+}
+
+constexpr const char* kPadded[] = {"cublas padded", nullptr};
+
+/// How a GEMM runs on a GPU. What cuBLASLt is given is chosen in a second table, in gemm_padding.cpp.
+constexpr Variant<GemmOnGpu, bool(Multiplication&)> kVariants[] = {
+    {"wgmma", [](const GemmOnGpu& g, const Gpu& gpu) -> Reason { return gemm_sm90_lacks(g.gemm(), gpu); },
+     [](const GemmOnGpu& g, const Gpu&) { return g.wgmma_estimate(); }, run_wgmma},
+    {"cublas", lacks_nothing<GemmOnGpu>, [](const GemmOnGpu& g, const Gpu&) { return g.cublas_estimate(); },
+     run_cublas, kPadded},
+    {"narrow", [](const GemmOnGpu& g, const Gpu&) -> Reason { return gemm_narrow_lacks(g.gemm()); },
+     [](const GemmOnGpu& g, const Gpu&) { return g.narrow_estimate(); }, run_narrow}};
+
+size_t index_unforced(const GemmOnGpu& g) {
+  return g.unforced([&] { return choose_index(nullptr, kVariants, g, g.gpu()); });
+}
+
+size_t index_of(const GemmOnGpu& g) {
+  if (ForceVariant::forced("gemm") || ChoiceLog::current())
+    return choose_index("gemm", kVariants, g, g.gpu());
+  return index_unforced(g);
+}
+
+}  // namespace
+
+std::string_view gemm_variant(const GemmOnGpu& problem) {
+  return kVariants[index_of(problem)].name;
+}
+
+std::string_view gemm_variant_unforced(const GemmOnGpu& problem) {
+  return kVariants[index_unforced(problem)].name;
 }
 
 bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, const MultiplyOptions& options) {
@@ -318,44 +373,20 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   if (bias.defined() && bias.size(-1) > 1 && bias.layout().stride(-1) != 1) bias = bias.clone();
   const Tensor residual = options.residual.detach();
   Products products(d, a, b, bias, options);
-  products.gemm.tf32 = tf32;
-  if (d.device().is_cuda()) {
-    fold_batch(products.gemm);
-    Gemm& gemm = products.gemm;
-    const bool adds = !residual.defined() || residual.layout().strides == d.layout().strides;
-    if (const auto row = adds ? own_row(gemm, d.device()) : std::nullopt) {
-      if (residual.defined()) {
-        products.residual = residual;
-        gemm.c = residual.raw();
-        gemm.beta = 1;
-      }
-      if (options.sums.defined() && row == GemmRow::wgmma && products.calls == 1 && gemm_sm90_sums(gemm))
-        gemm.sums = options.sums.data<float>();
-      products.run(d, a, b, bias, true, [&](const Gemm& g) {
-        if (row == GemmRow::narrow)
-          gemm_narrow(g, d.device());
-        else
-          gemm_wgmma(g, d.device());
-      });
-      return gemm.sums != nullptr;
+  if (d.device().is_cpu()) {
+    if (residual.defined()) {
+      multiply(d, a, b, {.alpha = options.alpha, .bias = bias});
+      tessera::accumulate(d, residual);
+    } else {
+      products.run(d, a, b, bias, false, [](const Gemm& g) { gemm_cpu(g); });
     }
+    return false;
   }
-  if (residual.defined()) {
-    multiply(d, a, b, {.alpha = options.alpha, .bias = bias});
-    tessera::accumulate(d, residual);
-  } else if (d.device().is_cpu()) {
-    products.run(d, a, b, bias, false, [](const Gemm& g) { gemm_cpu(g); });
-  } else if constexpr (kCuda) {
-    if (tf32 && multiply_tf32(d, a, b, options, stored(a).transposed, stored(b).transposed)) return false;
-    if ((is_half(a.dtype()) || tf32) && std::min(n, k) > 1 &&
-        multiply_padded(d, a, b, options, stored(a).transposed, stored(b).transposed))
-      return false;
-    // A product of one call takes the bias along; otherwise d starts as the bias, which is exact in d's
-    // dtype.
-    products.run(d, a, b, bias, products.calls == 1 && fuses_bias(products.gemm),
-                 [&](const Gemm& g) { gemm_cuda(g, d.device()); });
-  }
-  return false;
+  products.gemm.tf32 = tf32;
+  fold_batch(products.gemm);
+  Multiplication call{d, a, b, bias, residual, options, products};
+  if (residual.defined() && residual.layout().strides != d.layout().strides) return run_cublas(call);
+  return kVariants[index_of(gemm_on_gpu(products.gemm, Gpu(d.device())))].launch(call);
 }
 
 namespace {
@@ -398,11 +429,21 @@ bool pads_are_columns(const Sum& sum) {
   return sum.d.count() == sum.d.size(-1) * sum.d.size(-2) && pads_to_long(sum.a);
 }
 
-/// The sum as one product of row "wgmma", which walks over the matrices where they are; false, and nothing
-/// done, where that row cannot or does not pay.
+/// A sum of products on a GPU: by variant "wgmma", which walks over the matrices where they are, or as one
+/// long product of copies.
+constexpr Variant<GemmOnGpu, void()> kTermsVariants[] = {
+    {"wgmma", [](const GemmOnGpu& g, const Gpu& gpu) -> Reason { return gemm_sm90_lacks(g.gemm(), gpu); },
+     [](const GemmOnGpu& g, const Gpu&) {
+       const Estimate estimate = g.wgmma_estimate();
+       return std::isinf(estimate.compared) ? estimate : Estimate::preferred();
+     },
+     nullptr},
+    {"copied", lacks_nothing<GemmOnGpu>, is_otherwise<GemmOnGpu>, nullptr, kGemmVariants}};
+
+/// The sum by variant "wgmma"; false, and nothing done, where that cannot or does not pay.
 bool multiply_terms(const Sum& sum, bool accumulate) {
-  const auto forced = tuning::ForceRow::forced("gemm");
-  if (forced && *forced != int(GemmRow::wgmma)) return false;
+  const std::string* const forced = ForceVariant::forced("gemm");
+  if (forced && *forced != "wgmma") return false;
   const Shape of_a{sum.terms, sum.a.size(-2), sum.a.size(-1)},
       of_b{sum.terms, sum.b.size(-2), sum.b.size(-1)};
   if (!sum.a.can_reshape(of_a) || !sum.b.can_reshape(of_b)) return false;
@@ -430,7 +471,8 @@ bool multiply_terms(const Sum& sum, bool accumulate) {
                   .pads_d = owns_pads(sum.d, (n + unit - 1) / unit * unit),
                   .copied = double(a.count()) * double(size_of(a.dtype()))};
   const Device device = sum.d.device();
-  if (!gemm_sm90_lacks(gemm, device).empty() || (!forced && !gemm_sm90_pays(gemm, device))) return false;
+  const Gpu gpu(device);
+  if (choose_index("gemm", kTermsVariants, gemm_on_gpu(gemm, gpu), gpu) != 0) return false;
   gemm_wgmma(gemm, device);
   return true;
 }
@@ -523,7 +565,7 @@ bool multiply_gradients(Backward& entry, const WeightGradient& first, const Weig
   Gemm one = product(first.dy, first.x), other = product(second.x, second.dy);
   if (first.sums.defined()) one.sums = first.sums.data<float>();
   if (second.sums.defined()) other.sums = second.sums.data<float>();
-  if (!gemm_pair_pays(one, other, device)) return false;
+  if (!gemm_pair_pays(one, other, Gpu(device))) return false;
   const auto into = [&](Gemm& g, const WeightGradient& of) {
     GradTarget target = gradient_target(entry, of.input, of.weight, GradientDType::f32, true);
     g.d = target.grad.raw(), g.ldd = target.grad.layout().stride(0), g.out = target.grad.dtype();

@@ -2,7 +2,8 @@
 
 #include <optional>
 
-#include "runtime/tuning.h"
+#include "ops/sum_dtype.h"
+#include "ops/variant.h"
 #include "tensor/tensor.h"
 
 /// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels next to it.
@@ -24,9 +25,9 @@ namespace tessera::ops {
 ///
 /// Dtypes: A, B and bias have `in`; D has `out`, which is `in`, or f32 for bf16 and f16. Sums run in f32 (f64
 /// for f64) and are rounded once, to `out`. With `tf32` (in = f32, CUDA) tensor cores read A and B as TF32,
-/// rounded or truncated as the kernel does it, in the rows "cublas" and "cublas padded"; "narrow" multiplies
-/// in f32 all the same. C has D's dtype and layout; it is D itself but in
-/// the rows "wgmma" and "narrow", where it may be elsewhere. With beta 0 it is not read.
+/// rounded or truncated as the kernel does it, in the variants "cublas" and "cublas padded"; "narrow"
+/// multiplies in f32 all the same. C has D's dtype and layout; it is D itself but in the variants "wgmma" and
+/// "narrow", where it may be elsewhere. With beta 0 it is not read.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1, terms = 1;
   DType in = DType::f32, out = DType::f32;
@@ -35,8 +36,8 @@ struct Gemm {
   const void* b = nullptr;
   void* d = nullptr;
   const void* c = nullptr;     // null: d
-  const void* bias = nullptr;  // n values for every row; the CUDA rows alone take one, see below
-  float* sums = nullptr;       // gets the m sums of op(A)'s rows: row "wgmma", see gemm_sm90_sums
+  const void* bias = nullptr;  // n values for every row; the CUDA variants alone take one, see below
+  float* sums = nullptr;       // gets the m sums of op(A)'s rows: variant "wgmma", see gemm_sm90_sums
   int64_t lda = 0, ldb = 0, ldd = 0;
   int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
@@ -47,27 +48,27 @@ struct Gemm {
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).
 void gemm_cpu(const Gemm& gemm);
-/// The kernels that multiply products on CUDA ("gemm" of tuning::ForceRow, and the rows of the operators that
-/// are made of products):
+/// The variants of multiply on CUDA ("gemm" of ForceVariant, and variants of the operators that are made of
+/// GEMMs). Unforced, it is a function of shapes, layouts and GPU: the table in gemm.cpp, docs/ops/gemm.md.
 ///   cublas         cuBLASLt, the problem as it is
 ///   cublas padded  cuBLASLt with odd extents rounded up wherever they can be (gemm_padding.h)
 ///   wgmma          the kernels of gemm_sm90.cuh; throws where they cannot
-///   narrow         those of gemm_narrow.h, for products with a side of a few; takes everything
-/// Unforced, it is a function of shapes, layouts and GPU: see multiply and docs/ops/gemm.md.
-enum class GemmRow : uint8_t { cublas = 0, cublas_padded = 1, wgmma = 2, narrow = 3 };
-std::vector<std::string> gemm_rows();
+///   narrow         those of gemm_narrow.h, for GEMMs with a narrow side; takes everything
+/// Ends with null.
+inline constexpr const char* kGemmVariants[] = {"cublas", "cublas padded", "wgmma", "narrow", nullptr};
+std::vector<std::string> gemm_variants();
 
-/// While it lives, the products of this thread run on the row that is forced for operator `op`, if one is.
-/// Throws if that is "wgmma" and `x`, an operand, has a dtype or place for which it has no kernels.
-class ProductRow {
+/// While it lives, the GEMMs of this thread run on the variant that is forced for operator `op`, if one of
+/// theirs is. Throws if that is "wgmma" and `x`, an operand on CUDA, has a dtype for which it has no kernels.
+class PassVariant {
  public:
-  ProductRow(const char* op, const Tensor& x);
+  PassVariant(const char* op, const Tensor& x);
 
  private:
-  std::optional<tuning::ForceRow> force_;
+  std::optional<ForceVariant> force_;
 };
 
-/// Row "cublas". in = f32, bf16, f16; a bias if in = out, m, n and k exceed 1, and it and D's rows lie on
+/// Variant "cublas". in = f32, bf16, f16; a bias if in = out, m, n and k exceed 1, and it and D's rows lie on
 /// 16-byte boundaries (elsewhere cuBLASLt's epilogues have gaps; start D as the bias). The same problem runs
 /// the same algorithm in every call, so results repeat bitwise.
 void gemm_cuda(const Gemm& gemm, Device device);
@@ -86,8 +87,8 @@ struct MultiplyOptions {
 /// dimensions of a and b broadcast to d's. Transposition is a matter of strides: pass a.transpose(-1, -2). A
 /// matrix whose rows or whose columns are dense is taken as it is, any other is copied; d must be
 /// `writable`. Where b is the same for neighbouring matrices of a and d that continue each other, they become
-/// one product. k = 0 gives zeros or the bias. A residual is added before the sum is rounded if the row is
-/// "wgmma" or "narrow" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are
+/// one product. k = 0 gives zeros or the bias. A residual is added before the sum is rounded if the variant
+/// is "wgmma" or "narrow" and its rows lie as d's do; else to the rounded result. On the CPU bf16 and f16 are
 /// widened to f32 and the result rounded once. On CUDA their odd extents, and those of f32 in TF32, may be
 /// rounded up (gemm_padding.h): the padding of d, and of a and b that are scratch, may then be overwritten.
 ///
@@ -95,7 +96,7 @@ struct MultiplyOptions {
 /// pieces, pieces of k one after the other (a 16-bit d is then rounded after each).
 ///
 /// Returns whether options.sums was written: only where the product reads a in a form that yields them next
-/// to it, which is row "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
+/// to it, which is variant "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
 bool multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// The same by pieces of at most `most` rows (over all leading dimensions), columns and k. Returns false.
@@ -105,9 +106,9 @@ bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const
 /// y = silu(x gate^T) (x up^T) as one kernel: y [T, F], x [T, in], weight [2F, in], gate's rows first. Gate
 /// and up stay f32; y alone is rounded. What it needs and the operands lack, or an empty string; the kernel
 /// is that of skinny GEMMs (gemm_sm90_stream.cuh).
-std::string multiply_swiglu_lacks(const Tensor& x, const Tensor& weight);
-/// Whether the row "wgmma" is chosen for x weight^T, and runs it in that kernel.
-bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight);
+std::string multiply_swiglu_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu);
+/// Whether the variant "wgmma" would be chosen for x weight^T, in that kernel. Only if it lacks nothing.
+bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight, const Gpu& gpu);
 /// Only if it lacks nothing.
 void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight);
 
@@ -119,9 +120,6 @@ bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumu
                   const Tensor& sums = {});
 /// Whether multiply_sum(d, a, b) rounds once.
 bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b);
-
-/// The dtype in which sums of products run: f32, f64 for f64.
-DType sum_dtype(DType dtype);
 
 /// Whether multiply can write a tensor as it is: dense elements in a row, rows that do not overlap.
 bool writable(const Tensor& d);

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "ops/gemm/gemm_estimate_internal.h"
-#include "ops/gemm/gemm_sm90_plan.h"
+#include "ops/gemm/gemm_models_internal.h"
 
 namespace tessera::ops {
 namespace {
@@ -34,12 +33,13 @@ std::string gemm_narrow_lacks(const Gemm& g) {
   return {};
 }
 
-NarrowChoice choose_narrow(const Gemm& g, int multiprocessors, int forced) {
-  // Measured (docs/ops/gemm_narrow.md): clocks of a launch and its end, a block, a trip to memory, meeting,
-  // and eight parts that are added up; what a block's SM gets of memory. The clock is slower than the GPU's
-  // by what they miss.
-  constexpr double kClock = 0.97e9, kEnds = 3450, kBlock = 1800, kTrip = 900, kBytesPerClock = 14,
-                   kMeet = 1800, kTerms = 500;
+bool narrow_by_mma(const Gemm& g) {
+  return g.in != DType::f32 && g.a;
+}
+
+NarrowChoice choose_narrow(const Gemm& g, const Gpu& gpu, int forced) {
+  const NarrowCosts& c = gemm_costs(gpu).narrow;
+  const int multiprocessors = gpu.multiprocessors;
   constexpr int64_t kResident = 3, kMost = std::numeric_limits<int32_t>::max() / 2, kMostParts = 2048;
   NarrowChoice best;
   for (int index = 0; index < int(std::size(kNarrowTiles)); ++index) {
@@ -66,17 +66,18 @@ NarrowChoice choose_narrow(const Gemm& g, int multiprocessors, int forced) {
       const int64_t depth = ceil_div(chunks, parts), splits = ceil_div(chunks, depth);
       const int64_t blocks = tiles * splits, group = group_of(splits), groups = ceil_div(splits, group);
       const double together = double(std::clamp<int64_t>(ceil_div(blocks, multiprocessors), 1, kResident));
-      const double step = std::max({kTrip, together * issue, together * chunk_bytes / kBytesPerClock});
+      const double step = std::max({c.trip, together * issue, together * chunk_bytes / c.bytes_per_clock});
       const double rounds = double(ceil_div(blocks, slots));
-      double clocks = kEnds + rounds * (kBlock + double(depth) * step + together * d_bytes / kBytesPerClock);
-      if (splits > 1) clocks += kMeet + double(ceil_div(group, 8)) * kTerms;
-      if (groups > 1) clocks += kMeet + double(ceil_div(groups, 8)) * kTerms;
-      if (best.seconds == 0 || clocks / kClock < best.seconds)
+      double clocks =
+          c.ends + rounds * (c.block + double(depth) * step + together * d_bytes / c.bytes_per_clock);
+      if (splits > 1) clocks += c.meet + double(ceil_div(group, 8)) * c.terms;
+      if (groups > 1) clocks += c.meet + double(ceil_div(groups, 8)) * c.terms;
+      if (best.seconds == 0 || clocks / c.clock < best.seconds)
         best = {.tile = index,
                 .swapped = swapped,
                 .splits = int(splits),
                 .group = int(group),
-                .seconds = clocks / kClock};
+                .seconds = clocks / c.clock};
       if (most) break;
     }
   }
@@ -85,16 +86,12 @@ NarrowChoice choose_narrow(const Gemm& g, int multiprocessors, int forced) {
 
 namespace {
 
-bool takes_mma(const Gemm& g) {
-  return g.in != DType::f32 && g.a;
-}
-
 /// Blocks of whole 128 rows and 32 columns: some 256 columns, fewer where there would be too few blocks, for
 /// few loads of terms a row and many rows a load of them.
-NarrowChoice choose_terms(const Gemm& g, int multiprocessors) {
-  // Measured (docs/ops/gemm_narrow.md), with all of d's rows on whole sectors of 32 bytes or not.
+NarrowChoice choose_terms(const Gemm& g, const Gpu& gpu) {
+  const NarrowTermsCosts& c = gemm_costs(gpu).narrow_terms;
+  const int multiprocessors = gpu.multiprocessors;
   constexpr int64_t kWide = 256, kFewest = 64, kLarge = int64_t(32) << 20;
-  constexpr double kEnds = 5.9e-6, kMemory = 2.95e12, kMore = 2.4e12, kShared = 2.2e12;
   const bool many = g.k > kMostTerms / 2;
   const int64_t strips = ceil_div(g.m, 128), wanted = multiprocessors * (many ? 3 : 4);
   const int64_t ranges =
@@ -105,26 +102,23 @@ NarrowChoice choose_terms(const Gemm& g, int multiprocessors) {
           .rows = many && strips * ranges * g.batch > 2 * wanted ? 256 : 128,
           .columns = int(ceil_div(ceil_div(g.n, ranges), 32) * 32),
           .staged = shared && g.batch * g.m * g.n * size > kLarge,
-          .seconds = kEnds + gemm_bytes(g) / (shared ? kShared
-                                              : many ? kMore
-                                                     : kMemory)};
+          .seconds = c.ends + gemm_bytes(g) / (shared ? c.shared
+                                               : many ? c.more
+                                                      : c.memory)};
 }
 
 }  // namespace
 
-NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
-  if (forced == kNarrowTerms) return choose_terms(g, multiprocessors);
-  // Fitted to 1,447 GEMMs in all tiles (docs/ops/gemm_narrow.md), seconds: a launch and its ends, a block, a
-  // stage of the ring, how much longer one element at a time makes it, parts that meet, and a part that is
-  // added up; a multiply-add of a block's threads; bytes a second of memory, to an SM and from it.
-  constexpr double kEnds = 3.2e-6, kBlock = 1.25e-6, kStage = 0.745e-6, kElements = 0.6e-6, kMeet = 2e-6,
-                   kTerm = 0.07e-6, kMultiply = 1.11e-12, kMemory = 2.9e12, kSm = 41e9, kStores = 9.2e9;
+NarrowChoice choose_narrow_mma(const Gemm& g, const Gpu& gpu, int forced) {
+  if (forced == kNarrowTerms) return choose_terms(g, gpu);
+  const NarrowMmaCosts& c = gemm_costs(gpu).narrow_mma;
+  const int multiprocessors = gpu.multiprocessors;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
   const auto packs = [](const void* data, int64_t ld, int64_t stride) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld % 8 == 0 && stride % 8 == 0;
   };
-  const double elements = packs(g.a, g.lda, g.stride_a) && packs(g.b, g.ldb, g.stride_b) ? 0 : kElements;
-  const double memory = gemm_bytes(g) / kMemory;
+  const double elements = packs(g.a, g.lda, g.stride_a) && packs(g.b, g.ldb, g.stride_b) ? 0 : c.elements;
+  const double memory = gemm_bytes(g) / c.memory;
   const bool swapped = g.n > g.m;
   const int64_t rows = swapped ? g.n : g.m, columns = swapped ? g.m : g.n;
   NarrowChoice best;
@@ -141,7 +135,7 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
     const double in =
         double(std::min<int64_t>(rows, tile.rows) + std::min<int64_t>(columns, tile.columns)) * deep * 2;
     const double out = double(std::min<int64_t>(rows, tile.rows) * std::min<int64_t>(columns, tile.columns));
-    const double products = double(tile.rows * tile.columns) * deep * kMultiply;
+    const double products = double(tile.rows * tile.columns) * deep * c.multiply;
     // One block per tile, or parts of k for one to four blocks per SM.
     for (int share = 0; share <= 4; share = std::max(1, share * 2)) {
       const int64_t wanted =
@@ -150,12 +144,12 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
       const int64_t blocks = tiles * splits, group = group_of(splits), groups = ceil_div(splits, group);
       const double together =
           double(std::clamp<int64_t>(ceil_div(blocks, multiprocessors), 1, tile.resident));
-      const double stage = std::max({kStage + elements, together * in / kSm, together * products});
+      const double stage = std::max({c.stage + elements, together * in / c.sm, together * products});
       const double size = splits > 1 ? 4 : double(size_of(g.out));
-      const double block = kBlock + double(depth) * stage + together * out * size / kStores;
-      double seconds = kEnds + std::max(double(ceil_div(blocks, slots)) * block, memory + kBlock);
-      if (splits > 1) seconds += kMeet + double(group) * kTerm;
-      if (groups > 1) seconds += kMeet + double(groups) * kTerm;
+      const double block = c.block + double(depth) * stage + together * out * size / c.stores;
+      double seconds = c.ends + std::max(double(ceil_div(blocks, slots)) * block, memory + c.block);
+      if (splits > 1) seconds += c.meet + double(group) * c.term;
+      if (groups > 1) seconds += c.meet + double(groups) * c.term;
       if (best.seconds == 0 || seconds < best.seconds)
         best = {.tile = index,
                 .swapped = swapped,
@@ -168,46 +162,18 @@ NarrowChoice choose_narrow_mma(const Gemm& g, int multiprocessors, int forced) {
   const bool writes_packs =
       reinterpret_cast<uintptr_t>(g.d) % 16 == 0 && g.ldd % pack == 0 && g.stride_d % pack == 0;
   if (forced < 0 && g.k <= kMostTerms && std::min(g.m, g.n) > kFew && writes_packs) {
-    const NarrowChoice terms = choose_terms(g, multiprocessors);
+    const NarrowChoice terms = choose_terms(g, gpu);
     if (terms.seconds < best.seconds) return terms;
   }
   return best;
 }
 
-bool gemm_narrow_pays(const Gemm& g, Device device) {
-  // Next to the models of the other rows; in f32 cuBLASLt takes at least so long, and longer for a long k
-  // next to few sums, which it often leaves to a block or two. A bias that it does not take along is a
-  // launch. The models are about 10 % off: what takes long is given to this row only if it is clearly faster.
-  constexpr int64_t kShort = 256, kLong = 4096;
-  constexpr double kSingle = 8.2e-6, kBias = 2e-6, kTerm = 2e-9, kBytesPerSecond = 2e12, kAbout = 1.05,
-                   kClearly = 0.9, kWhile = 15e-6;
-  if (std::min({g.m, g.n, g.k}) > kFew || !gemm_narrow_lacks(g).empty()) return false;
-  const int multiprocessors = device.multiprocessors();
-  const bool aligned = gemm_sm90_lacks(g, device).empty();
-  const double bias = g.bias && !aligned ? kBias : 0;
-  if (!takes_mma(g)) {
-    double others = kSingle + bias + gemm_bytes(g) / kBytesPerSecond;
-    if (std::max(g.m, g.n) <= kShort) others += kTerm * double(std::min(g.k, kLong));
-    return choose_narrow(g, multiprocessors).seconds < others;
-  }
-  const NarrowChoice choice = choose_narrow_mma(g, multiprocessors);
-  double others = gemm_cublas_seconds(g) + bias;
-  // What a single block of k costs row "wgmma", its model does not know: up to 2.7 times what it says.
-  const bool few_terms = choice.tile == kNarrowTerms && g.k <= kMostTerms / 2;
-  if (aligned && !few_terms && gemm_sm90_pays(g, device))
-    others = std::min(others, choose_product(g, multiprocessors).seconds);
-  return choice.seconds < (others < kWhile ? kAbout : kClearly) * others;
-}
-
 void gemm_narrow(const Gemm& gemm, Device device) {
   if constexpr (kCuda) {
-    const int multiprocessors = device.multiprocessors();
-    if (!takes_mma(gemm)) {
-      const NarrowChoice choice = choose_narrow(gemm, multiprocessors);
+    const NarrowChoice& choice = gemm_on_gpu(gemm, Gpu(device)).narrow();
+    if (!narrow_by_mma(gemm))
       return dispatch_floating_cuda(gemm.in, "gemm",
                                     [&]<class T>() { narrow_cuda<T>(gemm, choice, device); });
-    }
-    const NarrowChoice choice = choose_narrow_mma(gemm, multiprocessors);
     if (gemm.in == DType::bf16)
       narrow_mma_cuda<bf16>(gemm, choice, device);
     else

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "ops/gemm/gemm.h"
+#include "ops/variant.h"
 
 /// Variant "narrow" of GEMMs: one of m, n and k is small, so that memory or latency bounds them and not the
 /// arithmetic (docs/ops/gemm_narrow.md). bf16 and f16 on the tensor cores (gemm_narrow_mma.cuh); f32, and
@@ -47,11 +48,11 @@ inline constexpr int kNarrowTerms = int(std::size(kNarrowMmaTiles)), kMostTerms 
 
 /// What the variant needs and the problem lacks, or an empty string.
 std::string gemm_narrow_lacks(const Gemm& gemm);
+/// Whether tensor cores compute it (gemm_narrow_mma.cuh), or multiply-adds.
+bool narrow_by_mma(const Gemm& gemm);
 /// Only if it lacks nothing. `tile` -1: the best by the cost model. For FMA kernels, and for tensor cores.
-NarrowChoice choose_narrow(const Gemm& gemm, int multiprocessors, int tile = -1);
-NarrowChoice choose_narrow_mma(const Gemm& gemm, int multiprocessors, int tile = -1);
-/// Whether the variant is expected to be the fastest of all.
-bool gemm_narrow_pays(const Gemm& gemm, Device device);
+NarrowChoice choose_narrow(const Gemm& gemm, const Gpu& gpu, int tile = -1);
+NarrowChoice choose_narrow_mma(const Gemm& gemm, const Gpu& gpu, int tile = -1);
 /// Variant "narrow". a may be null here: a row of ones (m = 1), so that d is the sums of b's columns.
 void gemm_narrow(const Gemm& gemm, Device device);
 

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <sstream>
 
+#include "ops/gemm/gemm_costs.h"
+#include "ops/gemm/gemm_tf32.h"
 #include "runtime/f32_math.h"
-#include "runtime/tuning.h"
 #include "tensor/kernels.h"
 
 namespace tessera::ops {
@@ -15,11 +17,6 @@ int64_t unit_of(DType dtype) {
   return 16 / int64_t(size_of(dtype));
 }
 
-// Rates in 16 bits of an H100 SXM: T = 36096, 512 -> 1365 takes 0.57 ms as it is, 512 -> 1368 takes 0.096
-// ms. Those of TF32 count as half of them. A kernel of a few microseconds costs its launch and its tail
-// whatever it moves.
-constexpr double kBytesPerSecond = 2.5e12, kLaunchSeconds = 3e-6;
-constexpr double kSlowFlops = 80e12, kFastFlops = 450e12;
 constexpr int64_t kTile = 64;  // narrower results cost as much as a tile
 constexpr double kSectorBytes = 32;
 
@@ -91,7 +88,7 @@ struct Operand {
     }
   }
 
-  double seconds() const {
+  double seconds(const PaddingCosts& c) const {
     const Shape shape = distinct(x).shape;
     const double matrices = double(shape.count()) / (double(x.size(-2)) * double(x.size(-1)));
     switch (way) {
@@ -99,11 +96,11 @@ struct Operand {
       case Way::pads:
         return 0;
       case Way::zeroed_pads:
-        return kLaunchSeconds + matrices * double(x.size(-2)) * 2 * kSectorBytes / kBytesPerSecond;
+        return c.launch + matrices * double(x.size(-2)) * 2 * kSectorBytes / c.bytes_per_second;
       default:
-        return kLaunchSeconds + double(size_of(x.dtype())) *
-                                    (double(shape.count()) + matrices * double(rows) * double(columns)) /
-                                    kBytesPerSecond;
+        return c.launch + double(size_of(x.dtype())) *
+                              (double(shape.count()) + matrices * double(rows) * double(columns)) /
+                              c.bytes_per_second;
     }
   }
 
@@ -119,70 +116,132 @@ struct Operand {
   }
 };
 
-double product_seconds(double rows, int64_t n, int64_t k, double bytes, double flops_per_second) {
+double product_seconds(double rows, int64_t n, int64_t k, double bytes, double flops_per_second,
+                       const PaddingCosts& c) {
   const double flops = 2 * rows * double(round_up(n, kTile)) * double(k);
-  return std::max(flops / flops_per_second, bytes / kBytesPerSecond);
+  return std::max(flops / flops_per_second, bytes / c.bytes_per_second);
 }
 
-}  // namespace
+/// The GEMM with its extents rounded up. Only those along dense dimensions matter, and n always is one: that
+/// of d.
+struct PaddedGemm {
+  int64_t m, n, k, to_m, to_n, to_k;
 
-bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
-                     bool transpose_a, bool transpose_b) {
-  const auto forced = tuning::ForceRow::forced("gemm");
-  if (forced == 0) return false;
-  const int64_t m = d.size(-2), n = d.size(-1), k = a.size(-1), unit = unit_of(a.dtype());
-  if (transpose_a && m == 1) return false;
-  // Only the extents along dense dimensions matter, and n always is one: that of d.
-  const int64_t unit_n = transpose_b ? unit_of(d.dtype()) : unit;
-  const int64_t to_m = transpose_a ? round_up(m, unit) : m, to_n = round_up(n, unit_n),
-                to_k = !transpose_a || transpose_b ? round_up(k, unit) : k;
-  if (to_m == m && to_n == n && to_k == k) return false;
-
-  const Operand left(a, transpose_a, transpose_a ? to_k : to_m, transpose_a ? to_m : to_k, !transpose_a);
-  const Operand right(b, transpose_b, transpose_b ? to_n : to_k, transpose_b ? to_k : to_n, transpose_b);
-  const bool in_place = to_m == m && aligned(d) && (to_n == n || owns_pads(d, to_n));
-  const bool copies_bias = options.bias.defined() && to_n != n;
-  // A sum with d is rounded once, so what is added to it must not be rounded before.
-  const DType scratch = options.accumulate ? DType::f32 : d.dtype();
-  const double rows = double(d.count()) / double(n), of_d = double(d.count()) * double(size_of(d.dtype()));
-  double extra = left.seconds() + right.seconds() + (copies_bias ? kLaunchSeconds : 0);
-  if (!in_place)
-    extra += kLaunchSeconds + ((options.accumulate ? 2 : 1) * of_d +
-                               rows * double(to_m) / double(m) * double(to_n) * double(size_of(scratch))) /
-                                  kBytesPerSecond;
-  if (extra > 0 && forced != 1) {
-    const double size = double(size_of(a.dtype())), share = 2 / size;  // of the rates
-    const double bytes =
-        of_d + size * (double(distinct(a).shape.count()) + double(distinct(b).shape.count()));
-    const double slow = product_seconds(rows, n, k, bytes, share * kSlowFlops);
-    const double fast =
-        product_seconds(rows * double(to_m) / double(m), to_n, to_k, bytes, share * kFastFlops);
-    if (fast + extra >= slow) return false;
+  explicit PaddedGemm(const CublasGemm& g) : m(g.d.size(-2)), n(g.d.size(-1)), k(g.a.size(-1)) {
+    const int64_t unit = unit_of(g.a.dtype()), unit_n = g.transpose_b ? unit_of(g.d.dtype()) : unit;
+    to_m = g.transpose_a ? round_up(m, unit) : m, to_n = round_up(n, unit_n);
+    to_k = !g.transpose_a || g.transpose_b ? round_up(k, unit) : k;
   }
+  bool changes() const { return to_m != m || to_n != n || to_k != k; }
+  Operand left(const CublasGemm& g) const {
+    return Operand(g.a, g.transpose_a, g.transpose_a ? to_k : to_m, g.transpose_a ? to_m : to_k,
+                   !g.transpose_a);
+  }
+  Operand right(const CublasGemm& g) const {
+    return Operand(g.b, g.transpose_b, g.transpose_b ? to_n : to_k, g.transpose_b ? to_k : to_n,
+                   g.transpose_b);
+  }
+  bool in_place(const CublasGemm& g) const {
+    return to_m == m && aligned(g.d) && (to_n == n || owns_pads(g.d, to_n));
+  }
+  bool copies_bias(const CublasGemm& g) const { return g.options.bias.defined() && to_n != n; }
+};
 
+/// A sum with d is rounded once, so what is added to it must not be rounded before.
+DType scratch_dtype(const CublasGemm& g) {
+  return g.options.accumulate ? DType::f32 : g.d.dtype();
+}
+
+/// Bytes of all operands and d, once.
+double bytes_once(const CublasGemm& g) {
+  return double(g.d.count()) * double(size_of(g.d.dtype())) +
+         double(size_of(g.a.dtype())) *
+             (double(distinct(g.a).shape.count()) + double(distinct(g.b).shape.count()));
+}
+
+Reason padded_lacks(const CublasGemm& g, const Gpu&) {
+  if (size_of(g.a.dtype()) != 2 && !g.tf32) return "16 bits or TF32";
+  if (std::min(g.d.size(-1), g.a.size(-1)) < 2 || (g.transpose_a && g.d.size(-2) == 1)) return "matrices";
+  return PaddedGemm(g).changes() ? Reason() : "an odd extent";
+}
+
+Estimate padded_estimate(const CublasGemm& g, const Gpu& gpu) {
+  const PaddingCosts& c = gemm_costs(gpu).padding;
+  const PaddedGemm p(g);
+  const double rows = double(g.d.count()) / double(p.n),
+               of_d = double(g.d.count()) * double(size_of(g.d.dtype()));
+  double extra = p.left(g).seconds(c) + p.right(g).seconds(c) + (p.copies_bias(g) ? c.launch : 0);
+  if (!p.in_place(g))
+    extra += c.launch +
+             ((g.options.accumulate ? 2 : 1) * of_d +
+              rows * double(p.to_m) / double(p.m) * double(p.to_n) * double(size_of(scratch_dtype(g)))) /
+                 c.bytes_per_second;
+  const double share = 2 / double(size_of(g.a.dtype()));  // of the rates
+  const double fast = product_seconds(rows * double(p.to_m) / double(p.m), p.to_n, p.to_k, bytes_once(g),
+                                      share * c.fast_flops, c);
+  return {fast + extra, extra > 0 ? fast + extra : 0};
+}
+
+Estimate plain_estimate(const CublasGemm& g, const Gpu& gpu) {
+  if (!padded_lacks(g, gpu).empty()) return Estimate::otherwise();
+  const PaddingCosts& c = gemm_costs(gpu).padding;
+  const double rows = double(g.d.count()) / double(g.d.size(-1)), share = 2 / double(size_of(g.a.dtype()));
+  return {product_seconds(rows, g.d.size(-1), g.a.size(-1), bytes_once(g), share * c.slow_flops, c)};
+}
+
+void run_padded(const CublasGemm& g) {
+  const PaddedGemm p(g);
+  const MultiplyOptions& options = g.options;
+  const bool in_place = p.in_place(g);
   MultiplyOptions padded{.alpha = options.alpha, .accumulate = in_place && options.accumulate};
   if (options.bias.defined()) {
     const Tensor bias = options.bias.detach();
-    padded.bias = copies_bias ? padded_copy(bias.rank() < 2 ? bias.reshape({1, n}) : bias, 1, to_n) : bias;
+    padded.bias =
+        p.copies_bias(g) ? padded_copy(bias.rank() < 2 ? bias.reshape({1, p.n}) : bias, 1, p.to_n) : bias;
   }
-  const Tensor result = in_place
-                            ? prolonged(d.detach(), to_n)
-                            : Tensor::empty(d.shape().with(-2, to_m).with(-1, to_n), scratch, d.device());
-  multiply(result, left.make(transpose_a), right.make(transpose_b), padded);
-  if (in_place) return true;
-  const Tensor wanted = result.slice(-2, 0, m).slice(-1, 0, n);
+  const Tensor result =
+      in_place ? prolonged(g.d.detach(), p.to_n)
+               : Tensor::empty(g.d.shape().with(-2, p.to_m).with(-1, p.to_n), scratch_dtype(g), g.d.device());
+  multiply(result, p.left(g).make(g.transpose_a), p.right(g).make(g.transpose_b), padded);
+  if (in_place) return;
+  const Tensor wanted = result.slice(-2, 0, p.m).slice(-1, 0, p.n);
   if (options.accumulate) {
-    accumulate(d.detach(), wanted);
+    accumulate(g.d.detach(), wanted);
   } else {
-    d.copy_from(wanted);
+    g.d.copy_from(wanted);
   }
-  return true;
+}
+
+constexpr const char* kPadded[] = {"cublas padded", nullptr};
+
+/// What cuBLASLt is given. "cublas" also answers to "cublas padded", which rounds whatever can be rounded.
+constexpr Variant<CublasGemm> kVariants[] = {
+    {"cublas tf32 transposed", tf32_transposed_lacks, tf32_transposed_estimate, run_tf32_transposed},
+    {"cublas tf32 parts", tf32_parts_lacks, tf32_parts_estimate, run_tf32_parts},
+    {"cublas", lacks_nothing<CublasGemm>, plain_estimate, nullptr, kPadded},
+    {"cublas padded", padded_lacks, padded_estimate, run_padded}};
+
+}  // namespace
+
+std::string describe_problem(const CublasGemm& g) {
+  return text_of(describe(g.d), " = ", describe(g.a), " times ", describe(g.b));
+}
+
+bool run_rearranged(const CublasGemm& gemm) {
+  const auto& variant = choose("gemm", kVariants, gemm, Gpu(gemm.d.device()));
+  if (variant.launch) variant.launch(gemm);
+  return variant.launch != nullptr;
+}
+
+std::string_view cublas_variant(const CublasGemm& gemm, const Gpu& gpu) {
+  return choose("gemm", kVariants, gemm, gpu).name;
 }
 
 bool pads_to_long(const Tensor& a) {
   const bool tensor_cores =
       size_of(a.dtype()) == 2 || (a.dtype() == DType::f32 && f32_math() == F32Math::tf32);
-  if (!a.device().is_cuda() || !tensor_cores || tuning::ForceRow::forced("gemm") == 0 || a.count() == 0)
+  const std::string* const forced = ForceVariant::forced("gemm");
+  if (!a.device().is_cuda() || !tensor_cores || (forced && *forced == "cublas") || a.count() == 0)
     return false;
   const int64_t columns = a.storage()->pitch_bytes / int64_t(size_of(a.dtype()));
   if (columns <= a.size(-1) || !aligned(a) || !owns_pads(a, columns)) return false;

@@ -18,15 +18,22 @@
 
 namespace tessera::ops {
 
-/// d = alpha a b (+ d) (+ bias) as multiply has it, with rounded extents; false, and nothing done, where that
-/// changes nothing or costs more than it saves. CUDA, operands whose stored rows are dense, bf16, f16, or f32
-/// in TF32: `transpose_a`, `transpose_b` say that the columns are (see Gemm). n is at least 2, k at least 2.
-///
-/// The choice compares the bytes of all copies and the FLOPs at rates measured on an H100, a function of
-/// shapes and layouts alone. tuning::ForceRow("gemm", row) makes it: row 0 leaves every product as it is,
-/// row 1 rounds whatever can be rounded.
-bool multiply_padded(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
-                     bool transpose_a, bool transpose_b);
+/// d = alpha a b (+ d) (+ bias) as multiply has it, for cuBLASLt: CUDA, operands whose stored rows are dense;
+/// `transpose_a`, `transpose_b` say that the columns are (see Gemm).
+struct CublasGemm {
+  const Tensor &d, &a, &b;
+  const MultiplyOptions& options;
+  bool transpose_a, transpose_b, tf32;
+};
+std::string describe_problem(const CublasGemm& gemm);
+
+/// Runs it with rounded extents, or as gemm_tf32.h has it; false, and nothing done, where that changes
+/// nothing or costs more than it saves. The choice compares the bytes of all copies and the FLOPs, a function
+/// of shapes, layouts and GPU alone. ForceVariant("gemm", "cublas") leaves every GEMM as it is, "cublas
+/// padded" rounds whatever can be rounded.
+bool run_rearranged(const CublasGemm& gemm);
+/// The name of the choice: "cublas" if that is false.
+std::string_view cublas_variant(const CublasGemm& gemm, const Gpu& gpu);
 
 /// For sum_i a[i] b[i] over one leading dimension or more, with a [..., m, k] and b [..., k, n] of the same
 /// leading dimensions: whether one product with a long k gives it if the pads between the rows of a count as

@@ -1,9 +1,8 @@
 #include <algorithm>
 #include <limits>
+#include <sstream>
 
-#include "ops/gemm/gemm_estimate_internal.h"
-#include "ops/gemm/gemm_narrow.h"
-#include "ops/gemm/gemm_sm90_plan.h"
+#include "ops/gemm/gemm_models_internal.h"
 
 namespace tessera::ops {
 namespace {
@@ -17,21 +16,10 @@ bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
 }
 
-/// Whether TMA can write d.
-bool direct(const Gemm& g) {
-  if (!vectors(g.d, g.ldd, g.stride_d, g.out) || (g.c && !vectors(g.c, g.ldd, g.stride_d, g.out)))
-    return false;
-  return g.pads_d || g.n * int64_t(size_of(g.out)) % 16 == 0;
-}
-
 }  // namespace
 
-bool gemm_on_lines(const void* data, int64_t ld, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
-}
-
-std::string gemm_sm90_lacks(const Gemm& g, Device device) {
-  if (device.card().major != 9) return "a GPU of compute capability 9.0";
+std::string gemm_sm90_lacks(const Gemm& g, const Gpu& gpu) {
+  if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (g.in != DType::bf16 && g.in != DType::f16) return "bf16 or f16 operands";
   if (!vectors(g.a, g.lda, g.stride_a, g.in) || !vectors(g.b, g.ldb, g.stride_b, g.in))
     return "operands whose rows start on 16-byte boundaries";
@@ -47,28 +35,18 @@ bool gemm_sm90_sums(const Gemm& g) {
          g.m <= kMostSummedRows;
 }
 
-ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
-  // Clocks of an SM, fitted to products with and without the L2 emptied before (docs/ops/gemm.md): from the
-  // launch to the first product and from the last to the end, and how much longer that takes with clusters;
-  // what L2 yields an SM, and what each byte from there costs next to the products, as power; the epilogue
-  // that no other warpgroup's products hide; an element that the threads write, and each part of k that they
-  // wait for (beyond 16 no more); how much longer a warpgroup's products take that has none to take turns
-  // with; bytes from L2 of an operand whose rows lie across lines, next to those of one whose rows do not.
-  constexpr double kClock = 1.6e9, kEnds = 4800, kClusters = 2100, kBytesPerClock = 47, kByte = 0.003,
-                   kStoredPerClock = 32, kEpilogue = 4600, kThreads = 0.35, kPart = 1100, kAlone = 1.3,
-                   kAcrossLines = 2;
-  // What a small product takes at least, and a round of tiles next to the clocks above: seconds, of the
-  // comparison with other rows, not of that among tiles.
-  constexpr double kLeast = 5.2e-6, kRound = 1.3e-6, kBytesPerSecond = 3.1e12, kFlops = 400e12, kLong = 12e-6;
+ProductChoice choose_product(const Gemm& g, const Gpu& gpu, int forced) {
+  const WgmmaCosts& c = gemm_costs(gpu).wgmma;
+  const int multiprocessors = gpu.multiprocessors;
   constexpr int64_t kMostTiles = 1024;  // in parts
   const int64_t blocks = g.terms * ceil_div(g.k, 64);
-  const bool by_engine = direct(g), wide = g.out != g.in,
+  const bool by_engine = gemm_stores_by_tma(g), wide = g.out != g.in,
              gradient = product_is_gradient(!g.transpose_a, g.transpose_b);
   // Only of products that take a while: short ones are bound by their ends.
   const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.terms * g.k);
-  const bool takes_long = std::max(flops / kFlops, gemm_bytes(g) / kBytesPerSecond) > kLong;
+  const bool takes_long = std::max(flops / c.flops, gemm_bytes(g) / c.bytes_per_second) > c.takes_long;
   const auto across = [&](const void* data, int64_t ld, int64_t stride) {
-    return takes_long && !gemm_on_lines(data, ld, stride) ? kAcrossLines : 1;
+    return takes_long && !gemm_on_lines(data, ld, stride) ? c.across_lines : 1;
   };
   const double across_a = across(g.a, g.lda, g.stride_a), across_b = across(g.b, g.ldb, g.stride_b);
   ProductChoice best;
@@ -94,11 +72,11 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
                            bool turns) {  // the clocks of one round of the grid
       const int64_t depth = ceil_div(blocks, splits);
       const double stored = piece * (splits > 1 || g.out == DType::f32 ? 4 : 2);
-      const double block = std::max({(turns ? products : products * kAlone) + loaded * kByte,
-                                     lines / kBytesPerClock, stored / double(depth) / kStoredPerClock});
-      const double writing = by_threads ? kThreads * piece / double(splits) : 0;
-      const double adding = splits > 1 ? double(std::min<int64_t>(splits, 16)) * kPart : 0;
-      return double(depth) * block + (tile.ping_pong ? 0 : kEpilogue) + writing + adding;
+      const double block = std::max({(turns ? products : products * c.alone) + loaded * c.byte,
+                                     lines / c.bytes_per_clock, stored / double(depth) / c.stored_per_clock});
+      const double writing = by_threads ? c.threads * piece / double(splits) : 0;
+      const double adding = splits > 1 ? double(std::min(splits, c.most_parts)) * c.part : 0;
+      return double(depth) * block + (tile.ping_pong ? 0 : c.epilogue) + writing + adding;
     };
     // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks
     // of k each.
@@ -113,7 +91,7 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
       const int64_t whole_rounds = ceil_div(whole, grid),
                     split_rounds = ceil_div((tiles - whole) * splits, grid);
       const bool turns = !tile.ping_pong || tile.cluster > 1 || whole_rounds + split_rounds > 1;
-      const double clocks = kEnds + (tile.cluster > 1 ? kClusters : 0) +
+      const double clocks = c.ends + (tile.cluster > 1 ? c.clusters : 0) +
                             double(whole_rounds) * round(1, by_threads, turns) +
                             double(split_rounds) * round(splits, by_threads, turns);
       if (fewest != 0 && clocks >= fewest) continue;
@@ -126,93 +104,84 @@ ProductChoice choose_product(const Gemm& g, int multiprocessors, int forced) {
     }
   }
   if (fewest != 0)
-    best.seconds =
-        std::max(fewest / kClock + kRound * double(rounds_of_best), kLeast + gemm_bytes(g) / kBytesPerSecond);
-  // Smaller weights were not measured in that kernel. For up to 8 tokens and a weight whose k is not dense
-  // (dx of linear, 4096 -> 32000) the others are 6 to 8 % faster.
-  constexpr double kSmall = 2 << 20;
+    best.seconds = std::max(fewest / c.clock + c.round * double(rounds_of_best),
+                            c.least + gemm_bytes(g) / c.bytes_per_second);
+  const StreamCosts& skinny = gemm_costs(gpu).stream;
   const double weight = double(g.batch * std::max(g.m, g.n) * g.k) * double(size_of(g.in));
   const bool dense = stream_tokens_are_rows(g) ? g.transpose_b : !g.transpose_a;
-  const bool streams =
-      forced < 0 ? weight >= kSmall && (dense || std::min(g.m, g.n) > 8) : forced == kStreamTile;
+  const bool streams = forced < 0
+                           ? weight >= skinny.small && (dense || std::min(g.m, g.n) > skinny.few_tokens)
+                           : forced == kStreamTile;
   if (streams && gemm_stream_lacks(g).empty()) {
-    const ProductChoice stream = choose_stream(g, multiprocessors);
+    const ProductChoice stream = choose_stream(g, gpu);
     if (best.seconds == 0 || stream.seconds < best.seconds) return stream;
   }
   return best;
 }
 
-double gemm_bytes(const Gemm& g) {
-  const double batch = double(g.batch), matrices = double(g.batch * g.terms), size = double(size_of(g.in));
-  return (g.stride_a == 0 ? 1 : matrices) * double(g.m) * double(g.k) * size +
-         (g.stride_b == 0 ? 1 : matrices) * double(g.k) * double(g.n) * size +
-         batch * double(g.m) * double(g.n) * double(size_of(g.out));
-}
-
-double gemm_cublas_seconds(const Gemm& g) {
-  // A launch and its ends; copies or zeros, or kernels that load element by element, for odd extents, at a
-  // fraction of memory's speed where a side is a few, or where few terms make a large 16-bit d; a long k that
-  // is left to a few blocks.
-  constexpr double kEnds = 5.3e-6, kOdd = 2.5e-6, kFewAndOdd = 1.7, kFewTerms = 1.5, kFlops = 520e12,
-                   kBytesPerSecond = 2.9e12, kTerm = 2e-9;
-  constexpr int64_t kFew = 8, kTerms = 32, kNarrow = 64, kShort = 256, kLong = 4096;
-  const bool odd = ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
-  const double flops = 2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) *
-                       double(g.terms * g.k);
-  const int64_t side = std::min(g.m, g.n);
-  const bool few_terms = g.k <= kTerms && side > kNarrow && g.out == g.in;
-  const double bytes = gemm_bytes(g) * (odd && side <= kFew ? kFewAndOdd : few_terms ? kFewTerms : 1);
-  // Operands whose padding is not ours come by way of a copy, read and written.
-  const double copies = 2 * g.copied / kBytesPerSecond;
-  return kEnds + copies + (odd ? kOdd : 0) + std::max(flops / kFlops, bytes / kBytesPerSecond) +
-         (std::max(g.m, g.n) <= kShort ? kTerm * double(std::min(g.k, kLong)) : 0);
-}
-
-bool gemm_sm90_pays(const Gemm& g, Device device) {
-  // A row or a column is no tile, and a few of them in parts or on odd places are none either. Where rows lie
-  // across lines TMA is what is slow, and cuBLASLt may be faster: of products that are long
-  // enough for its copies, where the estimates, both some 15 % off, say so clearly.
-  constexpr double kClearly = 0.85, kLong = 60e-6;
-  const int64_t few = std::min(g.m, g.n);
-  if (few < 2) return false;
-  const ProductChoice choice = choose_product(g, device.multiprocessors());
-  if (choice.tile != kStreamTile && few <= 8 && (!direct(g) || choice.splits > 1)) return false;
-  return choice.seconds < kLong ||
-         (gemm_on_lines(g.a, g.lda, g.stride_a) && gemm_on_lines(g.b, g.ldb, g.stride_b)) ||
-         gemm_cublas_seconds(g) >= kClearly * choice.seconds;
-}
-
-ProductChoice choose_pair(const Gemm& first, int multiprocessors, int forced) {
+ProductChoice choose_pair(const Gemm& first, const Gpu& gpu, int forced) {
   Gemm both = first;
   both.batch = 2;
   both.stride_a = both.stride_b = both.stride_d = 64;  // other matrices, whose places do not matter
   ProductChoice best;
   for (const int tile : kPairTiles) {
     if (forced >= 0 && tile != forced) continue;
-    const ProductChoice choice = choose_product(both, multiprocessors, tile);
+    const ProductChoice choice = choose_product(both, gpu, tile);
     if (choice.seconds > 0 && (best.seconds == 0 || choice.seconds < best.seconds)) best = choice;
   }
   return best;
 }
 
-bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device) {
-  const auto forced = tuning::ForceRow::forced("gemm");
-  if (forced && *forced != int(GemmRow::wgmma)) return false;
-  if ((first.sums || second.sums) && first.m + first.n > kMostSummedRows - 512) return false;
-  const int multiprocessors = device.multiprocessors();
-  double alone = 0;
-  for (const Gemm& g : {first, second}) {
-    if (!gemm_sm90_lacks(g, device).empty()) return false;
-    if (!forced && (gemm_narrow_pays(g, device) || !gemm_sm90_pays(g, device))) return false;
-    alone += choose_product(g, multiprocessors).seconds;
-  }
-  const double together = choose_pair(first, multiprocessors).seconds;
-  return together > 0 && together < alone;
+namespace {
+
+/// Two GEMMs of weights' gradients, as one launch or as two.
+struct Pair {
+  const Gemm &first, &second;
+};
+
+std::string describe_problem(const Pair& pair) {
+  return text_of("two weights' gradients, ", pair.first.m, " x ", pair.first.n, " x ", pair.first.k, " in ",
+                 pair.first.in);
+}
+
+constexpr const char* kWgmma[] = {"wgmma", nullptr};
+
+constexpr Variant<Pair, void()> kPairVariants[] = {
+    {"separate", lacks_nothing<Pair>,
+     [](const Pair& pair, const Gpu& gpu) -> Estimate {
+       double alone = 0;
+       for (const Gemm* g : {&pair.first, &pair.second}) {
+         if (!gemm_sm90_lacks(*g, gpu).empty()) return Estimate::otherwise();
+         alone += gemm_on_gpu(*g, gpu).wgmma().seconds;
+       }
+       return {alone};
+     },
+     nullptr, kGemmVariants},
+    {"pair",
+     [](const Pair& pair, const Gpu& gpu) -> Reason {
+       if ((pair.first.sums || pair.second.sums) && pair.first.m + pair.first.n > kMostSummedRows - 512)
+         return "fewer rows for their sums";
+       for (const Gemm* g : {&pair.first, &pair.second}) {
+         if (std::string lacks = gemm_sm90_lacks(*g, gpu); !lacks.empty()) return lacks;
+         if (gemm_variant(gemm_on_gpu(*g, gpu)) != "wgmma") return "GEMMs that variant wgmma takes";
+       }
+       return {};
+     },
+     [](const Pair& pair, const Gpu& gpu) -> Estimate {
+       const double together = choose_pair(pair.first, gpu).seconds;
+       return together > 0 ? Estimate{together} : Estimate::slower();
+     },
+     nullptr, kWgmma}};
+
+}  // namespace
+
+bool gemm_pair_pays(const Gemm& first, const Gemm& second, const Gpu& gpu) {
+  return choose_index("gemm", kPairVariants, Pair{first, second}, gpu) == 1;
 }
 
 void gemm_pair(const Gemm& first, const Gemm& second, Device device) {
   if constexpr (kCuda) {
-    const ProductChoice choice = choose_pair(first, device.multiprocessors());
+    const ProductChoice choice = choose_pair(first, Gpu(device));
     if (first.in == DType::bf16)
       product_pair_sm90<bf16>(first, second, choice, device);
     else
@@ -222,7 +191,7 @@ void gemm_pair(const Gemm& first, const Gemm& second, Device device) {
 
 void gemm_wgmma(const Gemm& gemm, Device device) {
   if constexpr (kCuda) {
-    const ProductChoice choice = choose_product(gemm, device.multiprocessors());
+    const ProductChoice& choice = gemm_on_gpu(gemm, Gpu(device)).wgmma();
     if (gemm.in == DType::bf16)
       product_sm90<bf16>(gemm, choice, device);
     else

@@ -3,8 +3,9 @@
 #include <iterator>
 
 #include "ops/gemm/gemm.h"
+#include "ops/variant.h"
 
-/// The row "wgmma" of products: 16-bit operands on compute capability 9.0 (gemm_sm90.cuh).
+/// Variant "wgmma" of GEMMs: 16-bit operands on compute capability 9.0 (gemm_sm90.cuh).
 
 namespace tessera::ops {
 
@@ -66,7 +67,7 @@ bool stream_tokens_are_rows(const Gemm& gemm);
 /// What it needs beyond gemm_sm90_lacks(), or an empty string.
 std::string gemm_stream_lacks(const Gemm& gemm);
 /// Only if it lacks nothing. `gated`: d = silu(gate) up is made of n gates and ups; d's rows are the tokens.
-ProductChoice choose_stream(const Gemm& gemm, int multiprocessors, bool gated = false);
+ProductChoice choose_stream(const Gemm& gemm, const Gpu& gpu, bool gated = false);
 /// d = silu(a gate^T) (a up^T), rounded once, with b [2n, k] transposed, gate first; no alpha, beta, bias.
 /// T: bf16 or f16, the dtype of a and b.
 template <class T>
@@ -74,27 +75,25 @@ void swiglu_stream_sm90(const Gemm& gemm, const ProductChoice& choice, Device de
 template <class T>
 void product_stream_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
 
-/// Whether the row makes Gemm::sums of the product on the way: of up to so many rows.
+/// Whether the variant computes Gemm::sums next to the GEMM: of up to so many rows.
 inline constexpr int64_t kMostSummedRows = 1 << 17;
 bool gemm_sm90_sums(const Gemm& gemm);
-/// What the row needs and the problem lacks, or an empty string.
-std::string gemm_sm90_lacks(const Gemm& gemm, Device device);
+/// What the variant needs and the problem lacks, or an empty string.
+std::string gemm_sm90_lacks(const Gemm& gemm, const Gpu& gpu);
 /// Only if it lacks nothing. `tile` -1: the best by the model.
-ProductChoice choose_product(const Gemm& gemm, int multiprocessors, int tile = -1);
-/// Whether the row is expected to be no slower than cuBLASLt.
-bool gemm_sm90_pays(const Gemm& gemm, Device device);
-/// Two products of weights' gradients as one launch (gemm_sm90_pair.cuh). The same m, n and k, both operands
+ProductChoice choose_product(const Gemm& gemm, const Gpu& gpu, int tile = -1);
+/// Two GEMMs of weights' gradients as one launch (gemm_sm90_pair.cuh). The same m, n and k, both operands
 /// k-first, alpha 1, no bias, no batch; but `second` describes the transposed of what is wanted: its d is
 /// written (or added to) with m along the rows. first.sums gets the sums of op(A)'s rows, second.sums those
 /// of op(B)'s columns; each may be null. Whether that is expected to be faster than one after the other in
-/// row "wgmma", and that row is what both would run in.
-bool gemm_pair_pays(const Gemm& first, const Gemm& second, Device device);
+/// variant "wgmma", and both would run in that.
+bool gemm_pair_pays(const Gemm& first, const Gemm& second, const Gpu& gpu);
 void gemm_pair(const Gemm& first, const Gemm& second, Device device);
 /// Tiles of kProductTiles that pairs have; `tile` -1: the best by the model.
 inline constexpr int kPairTiles[] = {6, 8};
-ProductChoice choose_pair(const Gemm& first, int multiprocessors, int tile = -1);
+ProductChoice choose_pair(const Gemm& first, const Gpu& gpu, int tile = -1);
 
-/// Row "wgmma".
+/// Variant "wgmma".
 void gemm_wgmma(const Gemm& gemm, Device device);
 
 /// T: bf16 or f16, the dtype of a and b.

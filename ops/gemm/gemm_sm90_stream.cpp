@@ -1,8 +1,6 @@
 #include <algorithm>
 
-#include "ops/gemm/gemm_estimate_internal.h"
-#include "ops/gemm/gemm_narrow.h"
-#include "ops/gemm/gemm_sm90_plan.h"
+#include "ops/gemm/gemm_models_internal.h"
 
 /// When and how skinny GEMMs run in gemm_sm90_stream.cuh, and the fused SwiGLU.
 
@@ -26,13 +24,9 @@ std::string gemm_stream_lacks(const Gemm& g) {
   return {};
 }
 
-ProductChoice choose_stream(const Gemm& g, int multiprocessors, bool gated) {
-  // Measured on an H200 (docs/ops/gemm.md), seconds: start and end of the kernel; the epilogue of a tile that
-  // is not the last; a cluster's exchange of partial sums; a k-block at least. Bytes per second of memory,
-  // and of x from L2, next to those of the weight; how much longer a weight takes whose rows lie across
-  // lines.
-  constexpr double kEnds = 3e-6, kTile = 0.8e-6, kExchange = 0.5e-6, kStep = 0.2e-6, kWideStep = 0.25e-6,
-                   kMemory = 4.35e12, kTokensFromL2 = 12.5e12, kAcrossLines = 1.6;
+ProductChoice choose_stream(const Gemm& g, const Gpu& gpu, bool gated) {
+  const StreamCosts& c = gemm_costs(gpu).stream;
+  const int multiprocessors = gpu.multiprocessors;
   const bool few_rows = gated || stream_tokens_are_rows(g),
              k_first = few_rows ? !g.transpose_b : g.transpose_a;
   const int64_t rows = few_rows ? g.n : g.m, tokens = few_rows ? g.m : g.n, halves = gated ? 2 : 1;
@@ -42,7 +36,7 @@ ProductChoice choose_stream(const Gemm& g, int multiprocessors, bool gated) {
       double(g.batch * halves * rows * g.k) * double(size_of(g.in)) *
       ((few_rows ? gemm_on_lines(g.b, g.ldb, g.stride_b) : gemm_on_lines(g.a, g.lda, g.stride_a))
            ? 1
-           : kAcrossLines);
+           : c.across_lines);
   ProductChoice best;
   // Clusters of 4 leave SMs idle: GPCs have 16 or 18, of which some clusters of 8 lack one too.
   for (const int64_t splits : {1, 2, 8}) {
@@ -57,9 +51,9 @@ ProductChoice choose_stream(const Gemm& g, int multiprocessors, bool gated) {
     const double steps = double(rounds * ceil_div(blocks, splits)),
                  from_l2 = double(tiles * blocks * columns) * 128,
                  idle = double(rounds * clusters) / double(tiles);
-    const double seconds = kEnds + double(rounds - 1) * kTile + (splits > 1 ? kExchange : 0) +
-                           std::max((weight / kMemory + from_l2 / kTokensFromL2) * idle,
-                                    steps * (columns > 32 ? kWideStep : kStep));
+    const double seconds = c.ends + double(rounds - 1) * c.tile + (splits > 1 ? c.exchange : 0) +
+                           std::max((weight / c.memory + from_l2 / c.tokens_from_l2) * idle,
+                                    steps * (columns > 32 ? c.wide_step : c.step));
     if (best.seconds == 0 || seconds < best.seconds)
       best = {.tile = kStreamTile, .splits = int(splits), .rows = int(tile), .seconds = seconds};
   }
@@ -80,23 +74,20 @@ Gemm gate_and_up(const Tensor& x, const Tensor& weight) {
 
 }  // namespace
 
-std::string multiply_swiglu_lacks(const Tensor& x, const Tensor& weight) {
-  if (!x.device().is_cuda()) return "a GPU";
+std::string multiply_swiglu_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
   if (x.count() == 0 || weight.count() == 0) return "operands that are not empty";
   if (x.size(0) > kStreamTokens) return "at most 64 tokens";
   if (x.layout().stride(1) != 1 || weight.layout().stride(1) != 1 ||
       (weight.size(0) > 1 && weight.layout().stride(0) < weight.size(1)))
     return "operands whose rows are dense";
   const Gemm g = gate_and_up(x, weight);
-  if (std::string lacks = gemm_sm90_lacks(g, x.device()); !lacks.empty()) return lacks;
+  if (std::string lacks = gemm_sm90_lacks(g, gpu); !lacks.empty()) return lacks;
   return gemm_stream_lacks(g);
 }
 
-bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight) {
-  const Device device = x.device();
-  const Gemm g = gate_and_up(x, weight);
-  return multiply_swiglu_lacks(x, weight).empty() && !gemm_narrow_pays(g, device) &&
-         gemm_sm90_pays(g, device) && choose_product(g, device.multiprocessors()).tile == kStreamTile;
+bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
+  const GemmOnGpu& gemm = gemm_on_gpu(gate_and_up(x, weight), gpu);
+  return gemm_variant_unforced(gemm) == "wgmma" && gemm.wgmma().tile == kStreamTile;
 }
 
 void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight) {
@@ -105,7 +96,7 @@ void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight) {
     Gemm g = gate_and_up(x, weight);
     g.n /= 2;
     g.d = y.raw(), g.ldd = y.layout().stride(0);
-    const ProductChoice choice = choose_stream(g, device.multiprocessors(), true);
+    const ProductChoice choice = choose_stream(g, Gpu(device), true);
     if (g.in == DType::bf16)
       swiglu_stream_sm90<bf16>(g, choice, device);
     else

@@ -2,27 +2,24 @@
 
 #include <algorithm>
 
-#include "runtime/tuning.h"
+#include "ops/gemm/gemm_costs.h"
+#include "ops/gemm/gemm_padding.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
 
-// Rates of an H200 with b along and across k, in TFLOP/s: 336 and 213 (T = 36096, 1368 -> 512), 324 and 278
-// (512 -> 1368), 390 and 335 (T = 65536, 3072 -> 768). A copy of a weight that L2 holds.
-constexpr double kAlong = 335e12, kAcross = 280e12;
-constexpr double kCopyBytes = 2e12, kLaunchSeconds = 4e-6, kMostCopied = 64 << 20;
-
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
 /// Whether a copy of b with k along its rows costs less than it gains.
-bool transposing_pays(double rows, double n, double k) {
+bool transposing_pays(double rows, double n, double k, const Tf32Costs& c) {
+  constexpr int64_t kMostCopied = 64 << 20;
   const double flops = 2 * rows * n * k;
   if (4 * n * k > kMostCopied) return false;
-  return flops * (1 / kAcross - 1 / kAlong) > kLaunchSeconds + 8 * n * k / kCopyBytes;
+  return flops * (1 / c.across - 1 / c.along) > c.launch + 8 * n * k / c.copy_bytes;
 }
 
 /// In how many parts of equal length k is summed: 1 unless the tiles of d (128 x 128 of them) take more than
@@ -46,32 +43,53 @@ int64_t parts_of_k(int64_t m, int64_t n, int64_t k, int multiprocessors) {
 
 }  // namespace
 
-bool multiply_tf32(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
-                   bool transpose_a, bool transpose_b) {
-  if (transpose_b || tuning::ForceRow::forced("gemm") || b.rank() != 2) return false;
-  const int64_t m = d.size(-2), n = d.size(-1), k = a.size(-1);
-  if (!transpose_a && transposing_pays(double(d.count()) / double(n), double(n), double(k))) {
-    const Tensor along = as_scratch(Tensor::empty({n, k}, DType::f32, b.device()));
-    if constexpr (kCuda) transposed_copy_cuda(along, b);
-    multiply(d, a, along.transpose(0, 1), options);
-    return true;
-  }
-  if (!transpose_a || a.rank() != 2 || d.rank() != 2 || options.bias.defined()) return false;
-  const int64_t parts = parts_of_k(m, n, k, d.device().multiprocessors());
-  if (parts == 1) return false;
+Reason tf32_transposed_lacks(const CublasGemm& g, const Gpu&) {
+  if (!g.tf32) return "f32 in TF32";
+  if (g.transpose_a || g.transpose_b || g.b.rank() != 2) return "a with dense k, and b one matrix without";
+  return {};
+}
+
+Estimate tf32_transposed_estimate(const CublasGemm& g, const Gpu& gpu) {
+  const int64_t n = g.d.size(-1), k = g.a.size(-1);
+  const bool pays =
+      transposing_pays(double(g.d.count()) / double(n), double(n), double(k), gemm_costs(gpu).tf32);
+  return pays ? Estimate::preferred() : Estimate::slower();
+}
+
+void run_tf32_transposed(const CublasGemm& g) {
+  const Tensor along = as_scratch(Tensor::empty({g.d.size(-1), g.a.size(-1)}, DType::f32, g.b.device()));
+  if constexpr (kCuda) transposed_copy_cuda(along, g.b);
+  multiply(g.d, g.a, along.transpose(0, 1), g.options);
+}
+
+Reason tf32_parts_lacks(const CublasGemm& g, const Gpu&) {
+  if (!g.tf32) return "f32 in TF32";
+  if (!g.transpose_a || g.transpose_b || g.a.rank() != 2 || g.b.rank() != 2 || g.d.rank() != 2 ||
+      g.options.bias.defined())
+    return "matrices whose k is not dense, and no bias";
+  return {};
+}
+
+Estimate tf32_parts_estimate(const CublasGemm& g, const Gpu& gpu) {
+  const int64_t parts = parts_of_k(g.d.size(0), g.d.size(1), g.a.size(1), gpu.multiprocessors);
+  return parts > 1 ? Estimate::preferred() : Estimate::slower();
+}
+
+void run_tf32_parts(const CublasGemm& g) {
+  const int64_t m = g.d.size(0), n = g.d.size(1), k = g.a.size(1);
+  const int64_t parts = parts_of_k(m, n, k, g.d.device().multiprocessors());
   // [k, m] and [k, n] cut along k are batches of matrices.
-  const Tensor rows = a.transpose(0, 1);
   const auto cut = [&](const Tensor& x) {
     Layout layout = x.layout();
     layout.shape = {parts, k / parts, x.size(1)};
     layout.strides = {x.layout().stride(0) * (k / parts), x.layout().stride(0), x.layout().stride(1)};
     return Tensor::view_of(x.storage(), layout, x.dtype());
   };
-  const Tensor sums = Tensor::empty({parts, m, n}, DType::f32, d.device());
-  multiply(sums, cut(rows).transpose(1, 2), cut(b), {.alpha = options.alpha});
-  if (!options.accumulate) d.copy_from(sums.select(0, 0));
-  for (int64_t part = options.accumulate ? 0 : 1; part < parts; ++part) accumulate(d, sums.select(0, part));
-  return true;
+  const Tensor sums = Tensor::empty({parts, m, n}, DType::f32, g.d.device());
+  multiply(sums, cut(g.a.transpose(0, 1)).transpose(1, 2), cut(g.b), {.alpha = g.options.alpha});
+  if (!g.options.accumulate) g.d.copy_from(sums.select(0, 0));
+  for (int64_t part = g.options.accumulate ? 0 : 1; part < parts; ++part)
+    accumulate(g.d, sums.select(0, part));
 }
 
 }  // namespace tessera::ops

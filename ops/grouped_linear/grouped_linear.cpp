@@ -39,7 +39,7 @@ Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const Shape y_shape =
       shared ? rows.inserted(rows.rank(), groups).inserted(rows.rank() + 1, out) : x.shape().with(-1, out);
   Tensor y = Tensor::empty(y_shape, x.dtype(), x.device());
-  const ProductRow row(kName, x);
+  const PassVariant pass(kName, x);
   multiply(by_group(y, false), by_group(x, shared), weight.detach().transpose(1, 2),
            {.bias = bias.defined() ? bias.detach().reshape({groups, 1, out}) : Tensor()});
   if (Tape* tape = Tape::recording(x, weight, bias)) {
@@ -47,7 +47,7 @@ Tensor grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
     tape->record(kName, {&x, &weight, &bias}, {&y},
                  [x = kept_x, kept = Saved(weight), shape = x.shape(), shared](Backward& b) {
                    const Tensor& weight = kept.get();
-                   const ProductRow row(kName, weight);
+                   const PassVariant pass(kName, weight);
                    const Tensor dy = by_group(b.grad(), false);  // [K, rows, out]
                    if (b.needs(0)) b.give(0, grouped_input_gradient(shape, dy, weight, shared));
                    if (b.needs(1))
@@ -70,8 +70,8 @@ std::vector<OpSpec> grouped_linear_specs() {
   spec.outputs = {{"y", "[..., K, out]"}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
-  spec.rows = gemm_rows();
-  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
+  spec.variants = gemm_variants();
+  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{grouped_linear(in[0], in[1], in[2], attrs.flag("shared"))};

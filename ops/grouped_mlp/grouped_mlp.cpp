@@ -11,7 +11,7 @@
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/op.h"
-#include "runtime/tuning.h"
+#include "ops/variant.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {
@@ -59,14 +59,26 @@ void hidden_gradient(const Tensor& da, const Tensor& h, Activation kind) {
   }
 }
 
-/// The row for these operands, x as rows.
-GroupedMlpRow choose_row(const Tensor& x, const Tensor& up, const Tensor& down) {
-  if (x.device().is_cpu()) return GroupedMlpRow::separate;
-  const auto forced = tuning::ForceRow::forced(kName);
-  const std::string needs = grouped_mlp_wgmma_needs(x, up, down);
-  check(forced.value_or(0) != int(GroupedMlpRow::wgmma) || needs.empty(), kName, ": row wgmma needs ", needs);
-  if (forced) return GroupedMlpRow(*forced);
-  return needs.empty() ? GroupedMlpRow::wgmma : GroupedMlpRow::separate;
+/// Operands of grouped_mlp, x as rows.
+struct Call {
+  const Tensor &x, &up, &down;
+};
+
+std::string describe_problem(const Call& call) {
+  return text_of("x ", describe(call.x), ", up ", describe(call.up), " and down ", describe(call.down));
+}
+
+/// How it runs on a GPU, forward and backward.
+constexpr Variant<Call, void()> kVariants[] = {
+    {"wgmma",
+     [](const Call& call, const Gpu& gpu) -> Reason {
+       return grouped_mlp_wgmma_needs(call.x, call.up, call.down, gpu);
+     },
+     is_preferred<Call>, nullptr},
+    {"separate", lacks_nothing<Call>, is_otherwise<Call>, nullptr}};
+
+bool runs_fused(const Tensor& x, const Tensor& up, const Tensor& down) {
+  return x.device().is_cuda() && grouped_mlp_variant(x, up, down, Gpu(x.device())) == "wgmma";
 }
 
 void up_gradient(Backward& b, const Tensor& dh_rows, const Tensor& x, const Tensor& up) {
@@ -105,8 +117,7 @@ void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor
 }
 
 void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
-  if (choose_row(by_group(x, true), up, down) == GroupedMlpRow::wgmma)
-    return backward_fused(b, x, up, down, kind);
+  if (runs_fused(by_group(x, true), up, down)) return backward_fused(b, x, up, down, kind);
   const Tensor dy = by_group(b.grad(), false);  // [K, rows, E]
   const Tensor h = hidden_rows(x, up);
   if (b.needs(2)) {
@@ -125,7 +136,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
 /// y [rows, K, E]
 void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   const Tensor rows = by_group(x, true);
-  if (choose_row(rows, up, down) == GroupedMlpRow::wgmma) {
+  if (runs_fused(rows, up, down)) {
     if constexpr (kCuda)
       grouped_mlp_forward_cuda(y, rows, up, down, kind, grouped_mlp_launch_rows(up.size(0)));
     return;
@@ -142,8 +153,11 @@ int64_t grouped_mlp_launch_rows(int64_t groups) {
   return std::clamp<int64_t>(kMost / (groups * kMostSplits), 1, kMost / kTileRows) * kTileRows;
 }
 
-std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down) {
-  const CardInfo& card = x.device().card();
+std::string_view grouped_mlp_variant(const Tensor& x, const Tensor& up, const Tensor& down, const Gpu& gpu) {
+  return choose(kName, kVariants, Call{x, up, down}, gpu).name;
+}
+
+std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down, const Gpu& gpu) {
   const auto aligned = [](const Tensor& t) {
     bool fits = t.layout().stride(-1) == 1 && reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
     for (int dim = 0; dim + 1 < t.rank(); ++dim)
@@ -151,8 +165,8 @@ std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Ten
     return fits;
   };
   std::ostringstream needs;
-  if (card.major != 9)
-    needs << "compute capability 9.0; " << card.name << " has " << card.major << "." << card.minor;
+  if (gpu.major != 9)
+    needs << "compute capability 9.0; " << gpu.name << " has " << gpu.major << "." << gpu.minor;
   else if (x.dtype() != DType::bf16 && x.dtype() != DType::f16)
     needs << "bf16 or f16; got " << x.dtype();
   else if (x.count() == 0 || up.count() == 0 || down.count() == 0)
@@ -193,8 +207,8 @@ std::vector<OpSpec> grouped_mlp_specs() {
     kinds.push_back(name_of(kind));
   spec.attrs = {{"activation", std::string("silu"), "f", kinds}};
   spec.outputs = {{"y", "[..., K, E]"}};
-  spec.rows = {"separate", "wgmma"};
-  spec.row_dtypes = {{}, {DType::bf16, DType::f16}};
+  spec.variants = names_of(kVariants);
+  spec.variant_dtypes = {{DType::bf16, DType::f16}, {}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";

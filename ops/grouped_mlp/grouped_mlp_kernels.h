@@ -1,14 +1,14 @@
 #pragma once
 
 #include "ops/grouped_mlp/grouped_mlp.h"
+#include "ops/variant.h"
 
 namespace tessera::ops {
 
-/// Rows of the kernel choice.
-enum class GroupedMlpRow : uint8_t { separate = 0, wgmma = 1 };
-
 /// What variant "wgmma" needs and these operands, x as rows [rows, D], do not have; empty if it takes them.
-std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down);
+std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down, const Gpu& gpu);
+/// "wgmma" or "separate": several GEMMs and an activation.
+std::string_view grouped_mlp_variant(const Tensor& x, const Tensor& up, const Tensor& down, const Gpu& gpu);
 
 /// The kernels count rows, and units of work (tiles of rows x groups x splits), in 32 bits: more rows take
 /// several launches. Rows of one launch for K groups, a multiple of every tile's rows; at most 2^30.

@@ -13,8 +13,8 @@ bool in_packs(const Tensor& x) {
 
 }  // namespace
 
-std::string gemv_lacks(const Tensor& x, const Tensor& weight) {
-  if (!x.device().is_cuda() || x.device().card().major < 9) return "a GPU of compute capability 9.0";
+Reason gemv_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
+  if (gpu.major < 9) return "a GPU of compute capability 9.0";
   if (x.size(0) > kGemvTokens || x.size(0) == 0) return "1 ... 8 rows of x";
   if (weight.size(0) == 0 || weight.size(1) == 0) return "a weight that is not empty";
   if (std::max(weight.size(0), weight.size(1)) > std::numeric_limits<int32_t>::max() / 4)

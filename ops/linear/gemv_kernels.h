@@ -1,7 +1,6 @@
 #pragma once
 
-#include <string>
-
+#include "ops/variant.h"
 #include "tensor/tensor.h"
 
 /// Variant "gemv" of linear and linear_swiglu on CUDA: up to 8 rows of x, the tokens of a step of generation.
@@ -11,9 +10,8 @@ namespace tessera::ops {
 
 inline constexpr int64_t kGemvTokens = 8;
 
-/// What the row needs and the problem lacks, or an empty string: then it is chosen. x [T, in], weight [out,
-/// in].
-std::string gemv_lacks(const Tensor& x, const Tensor& weight);
+/// What the variant needs and the problem lacks; nothing: then it is chosen. x [T, in], weight [out, in].
+Reason gemv_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu);
 
 /// y [T, out] = x weight^T + bias (or undefined): f32, bf16 and f16, sums in f32 in a fixed order, rounded
 /// once.

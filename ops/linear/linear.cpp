@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "autograd/tape.h"
-#include "ops/gemm/gemm_narrow.h"
+#include "ops/gemm/gemm_models_internal.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/op.h"
@@ -17,25 +17,35 @@ Tensor as_matrix(const Tensor& x) {
   return x.rank() >= 2 ? x.detach() : x.detach().reshape({1, x.count()});
 }
 
-/// The row after those of products: forward alone, whose x has a few rows.
-bool forces_gemv() {
-  const auto forced = tuning::ForceRow::forced("linear");
-  return forced && *forced == int(gemm_rows().size());
+/// A call of linear; `rows` is x as a matrix.
+struct Call {
+  const Tensor &y, &x, &rows, &weight, &bias, &residual;
+};
+
+std::string describe_problem(const Call& call) {
+  return text_of("x ", describe(call.x), " and weight ", describe(call.weight));
 }
 
-std::optional<ProductRow> product_row(const Tensor& x) {
-  return forces_gemv() ? std::nullopt : std::optional<ProductRow>(std::in_place, "linear", x);
-}
-
-bool takes_gemv(const Tensor& x, const Tensor& weight) {
-  if (x.device().is_cpu() || (tuning::ForceRow::forced("linear") && !forces_gemv())) return false;
-  const std::string lacks = gemv_lacks(x, weight);
-  check(!forces_gemv() || lacks.empty(), "linear: row gemv needs ", lacks, ", not ", describe(x), " and ",
-        describe(weight));
-  return lacks.empty();
-}
+/// How linear runs forward on a GPU. Its gradients are GEMMs.
+constexpr Variant<Call> kVariants[] = {
+    {"gemv", [](const Call& call, const Gpu& gpu) { return gemv_lacks(call.rows, call.weight, gpu); },
+     is_preferred<Call>,
+     [](const Call& call) {  // gemv.cu
+       if constexpr (kCuda) gemv_cuda(flatten_leading(call.y, 1), call.rows, call.weight.detach(), call.bias);
+       if (call.residual.defined()) accumulate(call.y, call.residual.detach());
+     }},
+    {"gemm", lacks_nothing<Call>, is_otherwise<Call>,
+     [](const Call& call) {  // multiply in ops/gemm/gemm.cpp
+       const PassVariant pass("linear", call.x);
+       linear_forward(call.y, call.x, call.weight, call.bias, call.residual);
+     },
+     kGemmVariants}};
 
 }  // namespace
+
+std::string_view linear_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu) {
+  return choose("linear", kVariants, Call{rows, rows, rows, weight, rows, rows}, gpu).name;
+}
 
 void check_linear(const char* op, const char* weight_name, const Tensor& x, int64_t in, const Tensor& weight,
                   const Tensor& bias) {
@@ -100,14 +110,41 @@ Gemm sums_as_product(const Tensor& sums, const Tensor& x, bool accumulate) {
   return g;
 }
 
-/// One launch instead of two, at half of memory's speed.
+/// The sums of the columns of x [rows, groups, columns], as a problem: one launch of variant "narrow" of
+/// GEMMs, at half of memory's speed, or two of a kernel of their own.
+struct ColumnSums {
+  const Tensor& x;
+  Gemm gemm() const { return {.m = 1, .n = x.size(2), .k = x.size(0), .batch = x.size(1), .in = x.dtype()}; }
+};
+
+std::string describe_problem(const ColumnSums& sums) {
+  return text_of("x ", describe(sums.x));
+}
+
+constexpr Variant<ColumnSums, void()> kColumnSums[] = {
+    {"kernel", lacks_nothing<ColumnSums>,
+     [](const ColumnSums& sums, const Gpu& gpu) -> Estimate {
+       const ColumnSumCosts& c = gemm_costs(gpu).column_sums;
+       return {c.two_launches +
+               double(sums.x.count() * int64_t(size_of(sums.x.dtype()))) / c.bytes_per_second};
+     },
+     nullptr},
+    {"narrow", [](const ColumnSums& sums, const Gpu&) -> Reason { return gemm_narrow_lacks(sums.gemm()); },
+     [](const ColumnSums& sums, const Gpu& gpu) -> Estimate {
+       return {gemm_on_gpu(sums.gemm(), gpu).narrow().seconds};
+     },
+     nullptr}};
+
+}  // namespace
+
+std::string_view column_sums_variant(const Tensor& x, const Gpu& gpu) {
+  return choose("column sums", kColumnSums, ColumnSums{x}, gpu).name;
+}
+
+namespace {
+
 bool sums_by_product(const Tensor& x) {
-  constexpr double kTwoLaunches = 9e-6, kBytesPerSecond = 2.4e12;
-  if (!x.device().is_cuda() || x.count() == 0) return false;
-  Gemm g{.m = 1, .n = x.size(2), .k = x.size(0), .batch = x.size(1), .in = x.dtype()};
-  return gemm_narrow_lacks(g).empty() &&
-         choose_narrow(g, x.device().multiprocessors()).seconds <
-             kTwoLaunches + double(x.count() * int64_t(size_of(x.dtype()))) / kBytesPerSecond;
+  return x.device().is_cuda() && x.count() > 0 && column_sums_variant(x, Gpu(x.device())) == "narrow";
 }
 
 /// sums [groups, columns], packed, of x [rows, groups, columns]
@@ -196,20 +233,19 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const T
   const Shape shape = x.shape().with(-1, weight.size(0));
   check_residual("linear", x, shape, residual);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
-  const Tensor rows = flatten_leading(x, 1);
-  if (takes_gemv(rows, weight)) {
-    if constexpr (kCuda) gemv_cuda(flatten_leading(y, 1), rows, weight.detach(), bias);
-    if (residual.defined()) accumulate(y, residual.detach());
-  } else {
-    const auto row = product_row(x);
+  if (x.device().is_cpu()) {
     linear_forward(y, x, weight, bias, residual);
+  } else {
+    const Tensor rows = flatten_leading(x, 1);
+    const Call call{y, x, rows, weight, bias, residual};
+    choose("linear", kVariants, call, Gpu(x.device())).launch(call);
   }
   if (Tape* tape = Tape::recording(x, weight, bias, residual)) {
     const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
     tape->record("linear", {&x, &weight, &bias, &residual}, {&y},
                  [x = kept_x, weight = Saved(weight)](Backward& b) {
                    const Tensor dy = b.grad();
-                   const auto row = product_row(dy);
+                   const PassVariant pass("linear", dy);
                    linear_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy, weight.get());
                    linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
                    b.pass(0, {3});
@@ -227,9 +263,9 @@ std::vector<OpSpec> linear_specs() {
   spec.outputs = {{"y", "[..., out]"}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
-  spec.rows = gemm_rows();
-  spec.rows.push_back("gemv");
-  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}};
+  spec.variants = gemm_variants();
+  spec.variants.push_back("gemv");
+  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}};
   spec.tolerance_reason =
       "cuBLASLt adds the products of one output in a single f32 chain; the CPU adds in blocks, whose error "
       "grows with the square root of a block";

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/variant.h"
 #include "tensor/tensor.h"
 
 /// The parts of a linear layer that linear, grouped_linear and mlp share.
@@ -18,6 +19,12 @@ void check_linear(const char* op, const char* weight_name, const Tensor& x, int6
 
 /// Throws unless `residual` is undefined or goes with an output of shape `y` of x's dtype and device.
 void check_residual(const char* op, const Tensor& x, const Shape& y, const Tensor& residual);
+
+/// What linear chooses for x as a matrix: "gemv" or "gemm", which is multiply's choice.
+std::string_view linear_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu);
+
+/// What linear_swiglu chooses.
+std::string_view linear_swiglu_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu);
 
 /// y = x weight^T + bias + residual
 void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -46,6 +53,10 @@ void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups = f
 /// for f64), packed, of shape [columns] or [groups, columns]. Deterministic. On CUDA one launch where x is
 /// small.
 Tensor column_sums(const Tensor& x, bool groups = false);
+
+/// What column_sums chooses on a GPU for x [rows, groups, columns]: "narrow", a GEMM with a row of ones, or
+/// "kernel".
+std::string_view column_sums_variant(const Tensor& x, const Gpu& gpu);
 
 /// sums [groups, columns], packed, of x [rows, groups, columns] whose innermost stride is 1; nothing is
 /// empty.

@@ -7,31 +7,58 @@
 #include "ops/linear/linear_kernels.h"
 #include "ops/op.h"
 #include "ops/swiglu/swiglu.h"
-#include "runtime/tuning.h"
 
 namespace tessera::ops {
 namespace {
 
-enum Row { kParts = 0, kGemv = 1, kWgmma = 2 };
+/// A call of linear_swiglu; `rows` is x as a matrix.
+struct Call {
+  const Tensor &x, &rows, &weight;
+};
 
-/// What a fused kernel needs and the operands lack, or an empty string. `rows` is x as a matrix.
-std::string fused_lacks(Row row, const Tensor& x, const Tensor& rows, const Tensor& weight) {
-  if (x.dtype() != DType::bf16 && x.dtype() != DType::f16) return "bf16 or f16";
-  if (Tape::recording(x, weight)) return "no gradient";
-  return row == kGemv ? gemv_lacks(rows, weight) : multiply_swiglu_lacks(rows, weight);
+std::string describe_problem(const Call& call) {
+  return text_of("x ", describe(call.x), " and weight ", describe(call.weight));
 }
 
-Row choose_row(const Tensor& x, const Tensor& rows, const Tensor& weight) {
-  if (const auto forced = tuning::ForceRow::forced("linear_swiglu")) {
-    if (*forced == kParts) return kParts;
-    const std::string lacks = fused_lacks(Row(*forced), x, rows, weight);
-    check(lacks.empty(), "linear_swiglu: row ", *forced == kGemv ? "gemv" : "wgmma", " needs ", lacks,
-          ", not ", describe(x), " and ", describe(weight));
-    return Row(*forced);
-  }
-  if (fused_lacks(kGemv, x, rows, weight).empty()) return kGemv;
-  return fused_lacks(kWgmma, x, rows, weight).empty() && multiply_swiglu_pays(rows, weight) ? kWgmma : kParts;
+/// What the kernels with the activation in their epilogue need.
+Reason fused_lacks(const Call& call) {
+  if (call.x.dtype() != DType::bf16 && call.x.dtype() != DType::f16) return "bf16 or f16";
+  if (Tape::recording(call.x, call.weight)) return "no gradient";
+  return {};
 }
+
+/// Runs one of them on y as a matrix.
+template <class Kernel>
+Tensor run_fused(const Call& call, Kernel&& kernel) {
+  const Tensor y =
+      Tensor::empty(call.x.shape().with(-1, call.weight.size(0) / 2), call.x.dtype(), call.x.device());
+  kernel(flatten_leading(y, 1), call.rows, call.weight.detach());
+  return y;
+}
+
+constexpr Variant<Call, Tensor(const Call&)> kVariants[] = {
+    {"gemv",
+     [](const Call& call, const Gpu& gpu) {
+       Reason lacks = fused_lacks(call);
+       return lacks.empty() ? gemv_lacks(call.rows, call.weight, gpu) : lacks;
+     },
+     is_preferred<Call>,
+     [](const Call& call) {
+       return run_fused(call, [](const Tensor& y, const Tensor& x, const Tensor& weight) {
+         if constexpr (kCuda) gemv_swiglu_cuda(y, x, weight);
+       });
+     }},
+    {"wgmma",
+     [](const Call& call, const Gpu& gpu) {
+       Reason lacks = fused_lacks(call);
+       return lacks.empty() ? Reason(multiply_swiglu_lacks(call.rows, call.weight, gpu)) : lacks;
+     },
+     [](const Call& call, const Gpu& gpu) {
+       return multiply_swiglu_pays(call.rows, call.weight, gpu) ? Estimate::preferred() : Estimate::slower();
+     },
+     [](const Call& call) { return run_fused(call, multiply_swiglu); }},
+    {"parts", lacks_nothing<Call>, is_otherwise<Call>,
+     [](const Call& call) { return swiglu(linear(call.x, call.weight)); }}};
 
 }  // namespace
 
@@ -42,30 +69,25 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
   check_linear("linear_swiglu", "weight", x, x.size(-1), weight, {});
   check(weight.size(0) % 2 == 0, "linear_swiglu: weight ", weight.shape(),
         " has an odd number of rows; expected [2F, in]: gate and up");
-  if constexpr (kCuda) {
-    const Tensor rows = flatten_leading(x, 1);
-    const Row row = x.device().is_cpu() ? kParts : choose_row(x, rows, weight);
-    if (row != kParts) {
-      const Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0) / 2), x.dtype(), x.device());
-      if (row == kGemv)
-        gemv_swiglu_cuda(flatten_leading(y, 1), rows, weight.detach());
-      else
-        multiply_swiglu(flatten_leading(y, 1), rows, weight.detach());
-      return y;
-    }
-  }
-  return swiglu(linear(x, weight, {}, {}, site), site);
+  if (x.device().is_cpu()) return swiglu(linear(x, weight, {}, {}, site), site);
+  const Tensor rows = flatten_leading(x, 1);
+  const Call call{x, rows, weight};
+  return choose("linear_swiglu", kVariants, call, Gpu(x.device())).launch(call);
+}
+
+std::string_view linear_swiglu_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu) {
+  return choose("linear_swiglu", kVariants, Call{rows, rows, weight}, gpu).name;
 }
 
 std::vector<OpSpec> linear_swiglu_specs() {
   OpSpec spec;
   spec.name = "linear_swiglu";
   spec.summary = "y = silu(x gate^T) (x up^T)";
-  // Its gradients are those of linear and swiglu; a tape would keep the cases from the fused row.
+  // Its gradients are those of linear and swiglu; a tape would keep the cases from the fused variants.
   spec.inputs = {{"x", "[..., in]", false, false}, {"weight", "[2F, in]", false, false}};
   spec.outputs = {{"y", "[..., F]", false}};
-  spec.rows = {"parts", "gemv", "wgmma"};
-  spec.row_dtypes = {{}, {DType::bf16, DType::f16}, {DType::bf16, DType::f16}};
+  spec.variants = names_of(kVariants);
+  spec.variant_dtypes = {{DType::bf16, DType::f16}, {DType::bf16, DType::f16}, {}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear";

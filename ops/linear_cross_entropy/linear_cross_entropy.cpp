@@ -10,7 +10,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
-#include "runtime/tuning.h"
+#include "ops/variant.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"
 
@@ -50,7 +50,7 @@ Gradients make_gradients(const Head& head, bool x, bool weight, bool bias) {
           bias ? Tensor::zeros(head.bias.shape(), wide, device) : Tensor()};
 }
 
-/// Row "composed": a chunk's logits by a product, rounded nowhere but to f32, what cross_entropy does to
+/// Variant "composed": a chunk's logits by a product, rounded nowhere but to f32, what cross_entropy does to
 /// them, dl rounded to the dtype of x, and the products of the gradients.
 void composed(const Head& head, const Tensor& losses, const Tensor& dloss, const Tensor& count,
               const Gradients* gradients) {
@@ -92,7 +92,7 @@ void composed(const Head& head, const Tensor& losses, const Tensor& dloss, const
   }
 }
 
-/// Row "wgmma": see linear_cross_entropy_sm90.cu.
+/// Variant "wgmma": see linear_cross_entropy_sm90.cu.
 void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, const Tensor& count,
                  const Gradients* gradients) {
   const Device device = head.x.device();
@@ -129,16 +129,14 @@ void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, co
   }
 }
 
-enum class Row : uint8_t { composed = 0, wgmma = 1 };
-
-/// What row "wgmma" needs and the problem lacks, or an empty string.
-std::string wgmma_lacks(const Head& head) {
+/// What variant "wgmma" needs and the problem lacks.
+Reason wgmma_lacks(const Head& head, const Gpu& gpu) {
   const auto lies_well = [](const Tensor& x) {
     return x.layout().stride(1) == 1 && x.layout().stride(0) >= x.size(1) && x.layout().stride(0) % 8 == 0 &&
            reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
            x.size(0) < std::numeric_limits<int32_t>::max() / 2;
   };
-  if (head.x.device().card().major != 9) return "a GPU of compute capability 9.0";
+  if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (head.x.dtype() != DType::bf16) return "bf16";
   if (head.bias.defined() || head.options.label_smoothing != 0) return "no bias and no label_smoothing";
   // Shorter rows of x, dweight and the exponentials are dense, which TMA cannot read.
@@ -149,24 +147,21 @@ std::string wgmma_lacks(const Head& head) {
   return {};
 }
 
-Row choose_row(const Head& head) {
-  if (head.x.device().is_cpu()) return Row::composed;
-  const auto forced = tuning::ForceRow::forced("linear_cross_entropy");
-  if (forced && *forced == int(Row::composed)) return Row::composed;
-  const std::string lacks = wgmma_lacks(head);
-  check(!forced || lacks.empty(), "linear_cross_entropy: row wgmma needs ", lacks, ", not x ",
-        describe(head.x), " and weight ", describe(head.weight));
-  return lacks.empty() ? Row::wgmma : Row::composed;
-}
+using Run = void(const Head& head, const Tensor& losses, const Tensor& dloss, const Tensor& count,
+                 const Gradients* gradients);
+
+/// How it runs on a GPU.
+constexpr Variant<Head, Run> kVariants[] = {{"wgmma", wgmma_lacks, is_preferred<Head>, exponential},
+                                            {"composed", lacks_nothing<Head>, is_otherwise<Head>, composed}};
 
 /// The losses of all tokens, and the gradients for dloss (of rank 0, or [tokens]) if they are wanted.
 void run(const Head& head, const Tensor& losses, const Tensor& dloss, const Tensor& count,
          const Gradients* gradients) {
   if (gradients && gradients->dweight.defined() && head.tokens() == 0) gradients->dweight.fill(0);
-  if (choose_row(head) == Row::wgmma)
-    exponential(head, losses, dloss, count, gradients);
-  else
-    composed(head, losses, dloss, count, gradients);
+  Run* const run = head.x.device().is_cpu()
+                       ? composed
+                       : choose("linear_cross_entropy", kVariants, head, Gpu(head.x.device())).launch;
+  run(head, losses, dloss, count, gradients);
 }
 
 /// A gradient that was made for a gradient of the loss of `made_for` (undefined: 1) becomes the one for
@@ -215,6 +210,18 @@ void record_remade(Tape& tape, const Tensor& x, const Tensor& weight, const Tens
 }
 
 }  // namespace
+
+std::string describe_problem(const Head& head) {
+  return text_of("x ", describe(head.x), " and weight ", describe(head.weight));
+}
+
+std::vector<std::string> linear_cross_entropy_variants() {
+  return names_of(kVariants);
+}
+
+std::string_view linear_cross_entropy_variant(const Head& head, const Gpu& gpu) {
+  return choose("linear_cross_entropy", kVariants, head, gpu).name;
+}
 
 Head::Head(const Tensor& x_given, const Tensor& weight_given, const Tensor& bias_given,
            const Tensor& targets_given, const LinearCrossEntropyOptions& given)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/variant.h"
 
 namespace tessera::ops {
 
@@ -19,6 +20,11 @@ struct Head {
   Tensor x, weight, bias, targets;
   LinearCrossEntropyOptions options;
 };
+std::string describe_problem(const Head& head);
+
+/// "wgmma" and "composed"; what is chosen.
+std::vector<std::string> linear_cross_entropy_variants();
+std::string_view linear_cross_entropy_variant(const Head& head, const Gpu& gpu);
 
 /// *count = the number of packed targets that are not `ignored`; on the CPU throws if one of those is outside
 /// [0, classes). count is of rank 0, in sum_dtype.

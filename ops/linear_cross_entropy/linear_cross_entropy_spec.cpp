@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
 #include "ops/op.h"
 
 namespace tessera::ops {
@@ -83,8 +83,8 @@ std::vector<OpSpec> linear_cross_entropy_specs() {
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
-  spec.rows = {"composed", "wgmma"};
-  spec.row_dtypes = {{}, {DType::bf16}};
+  spec.variants = linear_cross_entropy_variants();
+  spec.variant_dtypes = {{DType::bf16}, {}};
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{linear_cross_entropy(in[0], in[1], in[2], in[3], options_of(attrs))};
   };

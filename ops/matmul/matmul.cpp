@@ -34,13 +34,13 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose
   Tensor y =
       Tensor::empty(lead.inserted(lead.rank(), left.size(-2)).inserted(lead.rank() + 1, right.size(-1)),
                     a.dtype(), a.device());
-  const ProductRow row("matmul", a);
+  const PassVariant pass("matmul", a);
   multiply(y, left, right);
   if (Tape* tape = Tape::recording(a, b)) {
     tape->record("matmul", {&a, &b}, {&y},
                  [a = Saved(a), b = Saved(b), transpose_a, transpose_b](Backward& entry) {
                    const Tensor dy = entry.grad().detach(), dy_t = dy.transpose(-1, -2);
-                   const ProductRow row("matmul", dy);
+                   const PassVariant pass("matmul", dy);
                    const Tensor left = oriented(a.get(), transpose_a), right = oriented(b.get(), transpose_b);
                    if (entry.needs(0)) {
                      const GradientDType dtype = dtype_for(a.get(), dy);
@@ -73,8 +73,8 @@ std::vector<OpSpec> matmul_specs() {
   spec.outputs = {{"y", "[..., M, N]"}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
-  spec.rows = gemm_rows();
-  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}};
+  spec.variants = gemm_variants();
+  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{matmul(in[0], in[1], attrs.flag("transpose_a"), attrs.flag("transpose_b"))};

@@ -6,7 +6,6 @@
 #include "ops/activation/activation_kernels.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
-#include "ops/mlp/mlp_fused.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "ops/op.h"
 #include "tensor/pads.h"
@@ -45,41 +44,12 @@ struct Hidden {
   Tensor h, a;
 };
 
-/// h = x up^T + bias
-Tensor hidden_rows(const Tensor& x, const Tensor& up, const Tensor& bias) {
-  const Tensor h = as_scratch(Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device()));
-  linear_forward(h, x, up, bias);
-  return h;
-}
-
-bool forces_fused() {
-  return tuning::ForceRow::forced("mlp") == int(gemm_rows().size());
-}
-
-/// Whether the whole layer runs as one kernel: where that is forced, and there is something to do. Throws if
-/// it cannot.
-bool runs_fused(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down,
-                const Tensor& residual) {
-  if (!forces_fused() || x.device().is_cpu()) return false;
-  const std::string lacks = fused_mlp_lacks(y, x, up, down, residual);
-  check(lacks.empty(), "mlp: row fused needs ", lacks, "; x is ", describe(x), ", up ", describe(up),
-        ", down ", describe(down));
-  return x.count() > 0 && y.count() > 0;
-}
-
-/// The products' own row, where one is forced for the operator; in row "fused" those of backward choose
-/// theirs.
-std::optional<ProductRow> product_row(const Tensor& x) {
-  if (forces_fused()) return std::nullopt;
-  return std::optional<ProductRow>(std::in_place, "mlp", x);
-}
-
 /// y and the hidden rows; h is undefined unless it is asked for.
 Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
                const Tensor& down_bias, const Tensor& residual, Activation kind, bool keeps_h) {
   const auto rows = [&] { return as_scratch(Tensor::empty({x.size(0), up.size(0)}, x.dtype(), x.device())); };
   Hidden hidden{keeps_h ? rows() : Tensor(), rows()};
-  if (x.device().is_cuda() && fuses_up(hidden.a, hidden.h, x, up, kind)) {
+  if (x.device().is_cuda() && fuses_up(hidden.a, hidden.h, x, up, kind, Gpu(x.device()))) {
     fused_up(hidden.a, hidden.h, x, up, up_bias, kind);
   } else {
     const Tensor h = keeps_h ? hidden.h : hidden.a;
@@ -100,7 +70,7 @@ HiddenGradients hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor
   const bool fits = dy.device().is_cuda();
   HiddenGradients hidden{fits ? as_scratch(Tensor::empty_like(h)) : Tensor(),
                          fits && wants_a ? as_scratch(Tensor::empty_like(h)) : Tensor()};
-  if (fits && fuses_down_gradient(hidden.dh, hidden.a, dy, down, h, kind)) {
+  if (fits && fuses_down_gradient(hidden.dh, hidden.a, dy, down, h, kind, Gpu(dy.device()))) {
     fused_down_gradient(hidden.dh, hidden.a, dy, down, h, kind);
     return hidden;
   }
@@ -135,31 +105,22 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
   check_linear("mlp", "down", x, up.size(0), down, down_bias);
   const Shape shape = x.shape().with(-1, down.size(0));
   check_residual("mlp", x, shape, residual);
-  const auto row = product_row(x);
+  const PassVariant pass("mlp", x);
   Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias, residual);
-  const Tensor tokens = by_token(x);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   const Tensor added = residual.defined() ? by_token(residual) : residual;
-  const bool fused = runs_fused(by_token(y), tokens, up, down, added);
-  Hidden hidden;
-  if (fused)
-    fused_mlp(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, added, kind);
-  else
-    hidden = forward(by_token(y), tokens, up.detach(), down.detach(), up_bias, down_bias, added, kind,
-                     tape != nullptr);
+  const Hidden hidden = forward(by_token(y), by_token(x), up.detach(), down.detach(), up_bias, down_bias,
+                                added, kind, tape != nullptr);
   if (tape) {
-    const bool keeps_a = !fused && requires_grad(down);
     tape->record(
         "mlp", {&x, &up, &down, &up_bias, &down_bias, &residual}, {&y},
-        [x = Saved(x), up = Saved(up), down = Saved(down), bias = fused ? Saved(up_bias) : Saved(),
-         saved_h = fused ? Saved() : Saved(hidden.h), kept = keeps_a ? Saved(hidden.a) : Saved(),
-         kind](Backward& b) {
+        [x = Saved(x), up = Saved(up), down = Saved(down), saved_h = Saved(hidden.h),
+         kept = requires_grad(down) ? Saved(hidden.a) : Saved(), kind](Backward& b) {
           const Tensor dy = by_token(b.grad());
-          const auto row = product_row(dy);
+          const PassVariant pass("mlp", dy);
           const bool further = b.needs(0) || b.needs(1) || b.needs(3);
           const bool makes_a = b.needs(2) && !kept.defined();
-          Tensor h = saved_h.get();
-          if (!h.defined() && (further || makes_a)) h = hidden_rows(by_token(x.get()), up.get(), bias.get());
+          const Tensor h = saved_h.get();
           HiddenGradients hidden;
           if (further)
             hidden = hidden_gradients(dy, h, down.get(), kind, makes_a);
@@ -195,9 +156,8 @@ std::vector<OpSpec> mlp_specs() {
   spec.outputs = {{"y", "[..., E]"}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
-  spec.rows = gemm_rows();
-  spec.rows.push_back("fused");
-  spec.row_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}, {DType::bf16, DType::f16}};
+  spec.variants = gemm_variants();
+  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.cpu_extra_ulp = 2;
   spec.cpu_extra_reason =
@@ -246,7 +206,7 @@ std::vector<OpSpec> mlp_specs() {
       {.dims = dims(0, 4, 5, 7, 3, 1), .placement = Placement::transposed},
       {.dims = dims(0, 129, 64, 171, 65, 1), .gradcheck = false},
       {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false},
-      {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false},  // parts of all tiles of row "fused"
+      {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false},  // edges of all tiles
       {.dims = dims(0, 1000, 264, 345, 264, 0),
        .gradcheck = false},  // both weights' gradients as one product,
       {.dims = dims(0, 1000, 264, 345, 264, 1), .gradcheck = false}};  // and both biases'

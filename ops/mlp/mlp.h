@@ -13,13 +13,10 @@ namespace tessera::ops {
 /// weights, h and a.
 ///   da = dy down, dh = da f'(h) (both rounded to x's dtype), dx = dh up
 ///   ddown = dy^T a, dup = dh^T x, and the column sums of dy and dh: in f32, see linear
-/// Row "wgmma" (compute capability 9.0, bf16 and f16) applies f and f' in the epilogues of the products: a
+/// Variant "wgmma" (compute capability 9.0, bf16 and f16) applies f and f' in the epilogues of the GEMMs: a
 /// and dh are written by the kernels that make h and da. There silu and gelu_tanh come from the special
-/// function units: within 2^-12 |x| in bf16, 2^-20 |x| in f16; gelu within 1e-7 |x|. Row "fused" (the same, D
-/// and E multiples of 8 up to 512) is one kernel and stores neither h nor a: rounding and functions are those
-/// of "wgmma", the residual is added before y is rounded. It runs only where it is forced; under a tape it
-/// then saves x, the weights and up_bias, and backward computes h and a again. Throws where sizes, dtypes or
-/// devices disagree.
+/// function units: within 2^-12 |x| in bf16, 2^-20 |x| in f16; gelu within 1e-7 |x|. Throws where sizes,
+/// dtypes or devices disagree.
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias = {},
            const Tensor& down_bias = {}, const Tensor& residual = {}, Site site = Site::here());
 

@@ -1,15 +1,17 @@
 #pragma once
 
 #include "ops/activation/activation.h"
+#include "ops/variant.h"
 
 /// The two GEMMs of an MLP next to its activation, with the activation in their epilogues: compute
 /// capability 9.0, bf16 and f16. All tensors are matrices with the tokens along the rows.
 
 namespace tessera::ops {
 
-/// Whether fused_up computes a [T, F] and h [T, F] (undefined: not kept) from x [T, D] and up [F, D]; false
-/// where a row other than "wgmma" is forced.
-bool fuses_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, Activation kind);
+/// Whether fused_up computes a [T, F] and h [T, F] (undefined: not kept) from x [T, D] and up [F, D]:
+/// wherever it can, unless a variant of GEMMs other than "wgmma" is forced.
+bool fuses_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, Activation kind,
+              const Gpu& gpu);
 /// h = x up^T + bias and a = f(h), both rounded to their dtype, a from the rounded h.
 void fused_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& bias,
               Activation kind);
@@ -17,7 +19,7 @@ void fused_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& u
 /// Whether fused_down_gradient computes dh [T, F] and a [T, F] (undefined: not wanted) from dy [T, E], down
 /// [E, F] and h [T, F].
 bool fuses_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
-                         const Tensor& h, Activation kind);
+                         const Tensor& h, Activation kind, const Gpu& gpu);
 /// dh = (dy down) f'(h), the GEMM's result rounded before, and a = f(h).
 void fused_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
                          const Tensor& h, Activation kind);

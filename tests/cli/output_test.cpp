@@ -214,12 +214,13 @@ TEST(Bench, OpWritesRecordsThatCompareReads) {
   const std::string out = said(workplace, "bench compare a.jsonl a.jsonl --html page.html");
   EXPECT_EQ(count_of(out, "1.00x"), 4u) << out;
   EXPECT_TRUE(holds_all(workplace.get("page.html"), "<!doctype html>|linear|Benchmark comparison"));
-  // A forced row is named; an unknown share is not 0 %.
+  // A forced variant is named, also in records of the time when they were called rows; an unknown share is
+  // not 0 %.
   std::string forced = lines.front();
-  forced.replace(forced.find("\"row\":\"\""), 8, "\"row\":\"big\"");
+  forced.replace(forced.find("\"variant\":\"\""), 12, "\"row\":\"big\"");
   workplace.put("b.jsonl", forced + "\n");
   said(workplace, "bench compare b.jsonl a.jsonl --html page.html");
-  EXPECT_TRUE(holds_all(workplace.get("page.html"), "<td>tessera row big</td>|<td>-</td>")) << forced;
+  EXPECT_TRUE(holds_all(workplace.get("page.html"), "<td>tessera variant big</td>|<td>-</td>")) << forced;
 }
 
 TEST(Bench, OpTakesSeveralShapes) {

@@ -9,8 +9,8 @@
 #include "models/llama.h"
 #include "nn/init.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/variant.h"
 #include "runtime/capture.h"
-#include "runtime/tuning.h"
 
 namespace tessera::models {
 namespace {
@@ -173,9 +173,9 @@ TEST(ModelsOnGpu, LossAndGradientsAreThoseOfTheCpu) {
 }
 
 /// Logits of `steps` single-token steps after a prompt, as a graph replays them.
-std::vector<std::vector<float>> stepped_logits(const Llama& model, int64_t prompt, int64_t steps, int row) {
-  std::optional<tuning::ForceRow> force;
-  if (row >= 0) force.emplace("decoder_layers", row);
+std::vector<std::vector<float>> stepped_logits(const Llama& model, int64_t prompt, int64_t steps,
+                                               const char* variant) {
+  const ops::ForceVariant force("decoder_layers", variant);
   nn::KvCache cache = model.make_cache(1, prompt + steps);
   std::vector<int64_t> tokens;
   for (int64_t t = 0; t < prompt; ++t) tokens.push_back((7 * t + 3) % model.config.vocabulary);
@@ -215,9 +215,9 @@ TEST(GenerateOnGpu, ThePersistentDecoderGivesTheLogitsOfItsOperators) {
       config.kv_heads = sizes.kv_heads, config.head = sizes.head, config.layers = 3;
       config.init_deviation = 1 / std::sqrt(double(sizes.d));
       const Llama model(config, rng, Device::cuda());
-      const auto composed = stepped_logits(model, sizes.prompt, 8, 0);
-      const auto persistent = stepped_logits(model, sizes.prompt, 8, 1);
-      EXPECT_EQ(persistent, stepped_logits(model, sizes.prompt, 8, 1));  // bit for bit
+      const auto composed = stepped_logits(model, sizes.prompt, 8, "composed");
+      const auto persistent = stepped_logits(model, sizes.prompt, 8, "persistent");
+      EXPECT_EQ(persistent, stepped_logits(model, sizes.prompt, 8, "persistent"));  // bit for bit
       for (size_t i = 0; i < composed.size(); ++i) {
         double largest = 0, worst = 0;
         for (size_t v = 0; v < composed[i].size(); ++v) {

@@ -8,9 +8,8 @@
 
 #include "autograd/tape.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_variants.h"
 #include "runtime/capture.h"
-#include "runtime/tuning.h"
 
 /// Dropout of probabilities, beyond the generic cases: the generator, the chances, that places decide and
 /// nothing else, and that forward and backward agree, eagerly and in a replayed graph.
@@ -232,7 +231,7 @@ TEST(AttentionDropout, BackwardAndReplaysFollowForward) {
           for (Tensor* leaf : {&q, &k, &v}) require_grad(*leaf);
           Rng rng(9);
           Tensor o, dv;
-          const tuning::ForceRow force("attention", row);
+          const ForceVariant force("attention", attention_variants()[size_t(row)]);
           const auto pass = [&] {
             Tape tape;
             Tensor out = attention(q, k, v, {.scale = 0.1, .dropout = 0.25, .rng = &rng});

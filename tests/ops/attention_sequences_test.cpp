@@ -7,10 +7,9 @@
 
 #include "autograd/tape.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_variants.h"
 #include "runtime/capture.h"
 #include "runtime/philox.h"
-#include "runtime/tuning.h"
 #include "tests/errors.h"
 
 /// Attention within sequences, beyond the generic cases: each sequence is what the operator makes of it
@@ -155,7 +154,7 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
       const AttentionSequences sequences{starts_tensor(scaled({0, 300, 600, 900})).to(gpu),
                                          starts_tensor({0, 400, 700, 1100}).to(gpu)};
       Outcome captured;
-      const tuning::ForceRow force("attention", row);
+      const ForceVariant force("attention", attention_variants()[size_t(row)]);
       Captured step(gpu, [&] { captured = run(q, k, v, dout, sequences, {.causal = causal}); });
       for (int call = 0; call < 3; ++call) step();
       ASSERT_TRUE(step.is_graph());
@@ -170,7 +169,7 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
           x.fill(std::nan(""));
         step();
         gpu.synchronize();
-        const tuning::ForceRow plain("attention", 0);
+        const ForceVariant plain("attention", "mma");
         const Outcome wanted = run(q.to(DType::f32), k.to(DType::f32), v.to(DType::f32), dout.to(DType::f32),
                                    sequences, {.causal = causal});
         const auto largest = [](const Tensor& x) {
@@ -208,7 +207,7 @@ TEST(AttentionSequences, OfOneLengthAreABatch) {
                      dout = flat(kHeads, 4);
         Starts starts;
         for (int64_t s = 0; s <= kCount; ++s) starts.push_back(s * kLength);
-        const tuning::ForceRow force("attention", row);
+        const ForceVariant force("attention", attention_variants()[size_t(row)]);
         const Outcome packed =
             run(q, k, v, dout, {starts_tensor(starts, DType::i32).to(gpu)}, {.causal = causal});
         const auto batch = [&](const Tensor& x) { return x.reshape({kCount, kLength, x.size(1), dim}); };

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "autograd/gradcheck.h"
-#include "ops/attention/attention_rows.h"
 #include "ops/attention/attention_schedule.h"
+#include "ops/attention/attention_variants.h"
 #include "runtime/philox.h"
-#include "runtime/tuning.h"
 #include "tests/errors.h"
 
 /// What the generic cases do not say: examples worked out by hand, where causal's diagonal lies, queries that
@@ -272,19 +271,22 @@ TEST(Attention, EveryKeyBlockIsWorkedOnOnce) {
           }
 }
 
-TEST(Attention, RowsOfCuda) {
+TEST(Attention, VariantsOfCuda) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Tensor q = random({1, 20, 2, 64}, DType::f32, 1).to(Device::cuda());
   {
-    const tuning::ForceRow force("attention", 1);
-    EXPECT_NE(message_of([&] { attention(q, q, q); }).find("attention: row wgmma needs"), std::string::npos);
-  }
-  {
-    const tuning::ForceRow force("attention", 2);
-    EXPECT_NE(message_of([&] { attention(q, q, q); }).find("expected 0 (mma) or 1 (wgmma)"),
+    const ForceVariant force("attention", "wgmma");
+    EXPECT_NE(message_of([&] { attention(q, q, q); }).find("attention: variant wgmma needs"),
               std::string::npos);
   }
-  // An expanded head has stride 0, which no tensor map encodes: the mma row takes it.
+  {
+    const ForceVariant force("attention", "wgma");
+    EXPECT_NE(message_of([&] {
+                attention(q, q, q);
+              }).find("variant wgma does not exist; expected one of mma, wgmma"),
+              std::string::npos);
+  }
+  // An expanded head has stride 0, which no tensor map encodes: variant mma takes it.
   const Tensor one = random({1, 20, 1, 64}, DType::bf16, 2).to(Device::cuda()).expand({1, 20, 2, 64});
   EXPECT_EQ(attention(one, one, one).shape(), one.shape());
 }
@@ -313,7 +315,7 @@ TEST(Attention, RowsOfCudaAgree) {
           in[i] = random({c.batch, i == 0 ? c.queries : c.keys, c.heads, c.dim}, dtype, uint64_t(i)).to(gpu);
         std::vector<double> o[2], lse[2];
         for (int row = 0; row < 2; ++row) {
-          const tuning::ForceRow force("attention", row);
+          const ForceVariant force("attention", attention_variants()[size_t(row)]);
           const auto result = attention_with_lse(in[0], in[1], in[2], {.causal = causal, .scale = 1.5});
           o[row] = result.o.to_vector<double>();
           lse[row] = result.lse.to_vector<double>();
@@ -354,7 +356,7 @@ TEST(Attention, FewQueriesAgreeOnAllRows) {
                      << c.queries << " x " << c.keys << " D " << c.dim << " causal " << causal);
         std::vector<double> results[2][5];
         for (int row = 0; row < 2; ++row) {
-          const tuning::ForceRow force("attention", row);
+          const ForceVariant force("attention", attention_variants()[size_t(row)]);
           Tensor in[3];
           for (int i = 0; i < 3; ++i) {
             in[i] = random({c.batch, i == 0 ? c.queries : c.keys, i == 0 ? c.heads : c.kv_heads, c.dim},
@@ -402,7 +404,7 @@ TEST(Attention, ManyShortSequencesAgreeOnAllRows) {
                    v = random({k_starts.back(), kKeyHeads, dim}, DType::bf16, 3).to(gpu);
       std::vector<double> o[2], lse[2];
       for (int row = 0; row < 2; ++row) {
-        const tuning::ForceRow force("attention", row);
+        const ForceVariant force("attention", attention_variants()[size_t(row)]);
         const auto result = attention_with_lse(q, k, v, sequences, {.causal = causal, .scale = 1.5});
         o[row] = result.o.to_vector<double>();
         lse[row] = result.lse.to_vector<double>();

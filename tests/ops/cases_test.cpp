@@ -6,11 +6,11 @@
 #include <map>
 
 #include "autograd/gradcheck.h"
+#include "ops/variant.h"
 #include "ops/verify.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
 #include "runtime/parallel.h"
-#include "runtime/tuning.h"
 
 /// Every case of every operator, checked in the ways that its one declaration allows:
 ///   gradcheck  f64 backward against central differences (CPU)
@@ -272,10 +272,10 @@ void check_on_gpu(const OpSpec& op, const Attrs& attrs, const Expected& expected
   }
 }
 
-/// Whether the operator says that this row computes the dtype.
-bool row_takes(const OpSpec& op, int row, DType dtype) {
-  if (size_t(row) >= op.row_dtypes.size() || op.row_dtypes[size_t(row)].empty()) return true;
-  const auto& dtypes = op.row_dtypes[size_t(row)];
+/// Whether the operator says that this variant computes the dtype.
+bool variant_takes(const OpSpec& op, int variant, DType dtype) {
+  if (size_t(variant) >= op.variant_dtypes.size() || op.variant_dtypes[size_t(variant)].empty()) return true;
+  const auto& dtypes = op.variant_dtypes[size_t(variant)];
   return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
 }
 
@@ -286,21 +286,21 @@ std::vector<Precision> cuda_precisions(const OpSpec& op) {
   return precisions;
 }
 
-/// What the rows of an operator did with its cases, by row and precision.
-struct RowTally {
+/// What the variants of an operator did with its cases, by variant and precision.
+struct VariantTally {
   using Key = std::pair<int, std::string>;
-  static Key key(int row, Precision precision) { return {row, name_of(precision)}; }
+  static Key key(int variant, Precision precision) { return {variant, name_of(precision)}; }
   std::map<Key, int> accepted;
   std::map<Key, std::string> refusal;  // the last one
-  bool lacks_card(int row, Precision precision) {
-    return refusal[key(row, precision)].find("compute capability") != std::string::npos;
+  bool lacks_card(int variant, Precision precision) {
+    return refusal[key(variant, precision)].find("compute capability") != std::string::npos;
   }
 };
 
-/// Checks one case in one precision on each of the rows; -1 is the row that the operator chooses, which must
-/// take it.
-void check_rows_on_gpu(const OpSpec& op, const Case& c, Precision precision, const std::vector<int>& rows,
-                       Device gpu, RowTally& tally) {
+/// Checks one case in one precision on each of the variants; -1 is the variant that the operator chooses,
+/// which must take it.
+void check_variants_on_gpu(const OpSpec& op, const Case& c, Precision precision,
+                           const std::vector<int>& variants, Device gpu, VariantTally& tally) {
   SCOPED_TRACE(name_of(precision));
   const DType dtype = precision.dtype;
   const F32MathScope math(precision.math);  // of the GPU and of the baseline; the oracle is in f64
@@ -322,32 +322,32 @@ void check_rows_on_gpu(const OpSpec& op, const Case& c, Precision precision, con
                                       make_gradients(op, oracle_shapes, dtype, gpu, true, kSeed)),
       .baseline =
           run_with_gradients(op, cpu_inputs, attrs, make_gradients(op, shapes, dtype, cpu, false, kSeed))};
-  for (const int row : rows) {
-    if (row < 0) {
-      SCOPED_TRACE("chosen row");
+  for (const int variant : variants) {
+    if (variant < 0) {
+      SCOPED_TRACE("chosen variant");
       check_on_gpu(op, attrs, expected, precision.math, gpu);
       continue;
     }
-    const std::string name = "row " + op.rows[size_t(row)];
+    const std::string name = "variant " + op.variants[size_t(variant)];
     SCOPED_TRACE(name);
-    const tuning::ForceRow force(op.name, row);
+    const ForceVariant force(op.name, op.variants[size_t(variant)]);
     try {
       check_on_gpu(op, attrs, expected, precision.math, gpu);
-      ++tally.accepted[RowTally::key(row, precision)];
+      ++tally.accepted[VariantTally::key(variant, precision)];
     } catch (const Error& error) {
-      // The row may refuse a problem, if it says so itself; a failed launch does not.
-      tally.refusal[RowTally::key(row, precision)] = error.what();
+      // The variant may refuse a problem, if it says so itself; a failed launch does not.
+      tally.refusal[VariantTally::key(variant, precision)] = error.what();
       EXPECT_NE(std::string_view(error.what()).find(name), std::string_view::npos)
           << "a refusal reads \"<op>: " << name << " needs ...\", not: " << error.what();
     }
   }
 }
 
-/// Whether the row runs the case forward.
-bool accepts(const OpSpec& op, const Case& c, Precision precision, int row, Device gpu) {
+/// Whether the variant runs the case forward.
+bool accepts(const OpSpec& op, const Case& c, Precision precision, int variant, Device gpu) {
   const F32MathScope math(precision.math);
   const Attrs attrs = complete(op, c.attrs);
-  const tuning::ForceRow force(op.name, row);
+  const ForceVariant force(op.name, op.variants[size_t(variant)]);
   try {
     op.run(make_inputs(op, op.problem(c.dims, attrs), c.placement, precision.dtype, gpu, kSeed), attrs);
     return true;
@@ -356,52 +356,55 @@ bool accepts(const OpSpec& op, const Case& c, Precision precision, int row, Devi
   }
 }
 
-/// For rows that need more than the small cases have, the smallest of the others that they take. Each part
-/// has its share of the rows and precisions.
-void check_rows_without_small_cases(const OpSpec& op, Device gpu, RowTally& tally) {
+/// For variants that need more than the small cases have, the smallest of the others that they take. Each
+/// part has its share of the variants and precisions.
+void check_variants_without_small_cases(const OpSpec& op, Device gpu, VariantTally& tally) {
   std::vector<Case> small, larger;
   for (const Case& c : op.cases) (c.gradcheck ? small : larger).push_back(c);
   std::ranges::sort(
       larger, {}, [&](const Case& c) { return op.problem(c.dims, complete(op, c.attrs)).forward_elements; });
   int64_t number = 0;
-  for (int row = 0; row < int(op.rows.size()); ++row)
+  for (int variant = 0; variant < int(op.variants.size()); ++variant)
     for (const Precision precision : cuda_precisions(op)) {
-      if (!row_takes(op, row, precision.dtype) || !Part::own().has(number++)) continue;
-      const auto takes = [&](const Case& c) { return accepts(op, c, precision, row, gpu); };
-      if (tally.accepted[RowTally::key(row, precision)] > 0 || std::ranges::any_of(small, takes)) continue;
+      if (!variant_takes(op, variant, precision.dtype) || !Part::own().has(number++)) continue;
+      const auto takes = [&](const Case& c) { return accepts(op, c, precision, variant, gpu); };
+      if (tally.accepted[VariantTally::key(variant, precision)] > 0 || std::ranges::any_of(small, takes))
+        continue;
       const auto found = std::ranges::find_if(larger, takes);
       if (found == larger.end()) continue;
       SCOPED_TRACE(case_name(op, *found));
-      check_rows_on_gpu(op, *found, precision, {row}, gpu, tally);
+      check_variants_on_gpu(op, *found, precision, {variant}, gpu, tally);
     }
 }
 
-TEST_P(OpCases, CudaAgreesRepeatsGuardsAndCapturesOnEveryRow) {
+TEST_P(OpCases, CudaAgreesRepeatsGuardsAndCapturesOnEveryVariant) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  const int rows = int(op().rows.size());
-  // The row that is chosen is one of them: under a sanitizer it need not run twice.
+  const int variants = int(op().variants.size());
+  // The variant that is chosen is one of them: under a sanitizer it need not run twice.
   std::vector<int> all;
-  if (!small_only() || rows == 0) all.push_back(-1);
-  for (int row = 0; row < rows; ++row) all.push_back(row);
-  RowTally tally;
+  if (!small_only() || variants == 0) all.push_back(-1);
+  for (int variant = 0; variant < variants; ++variant) all.push_back(variant);
+  VariantTally tally;
   for_each_case([&](const Case& c, const Attrs&, const Problem&) {
     for (const Precision precision : cuda_precisions(op()))
-      check_rows_on_gpu(op(), c, precision, all, gpu, tally);
+      check_variants_on_gpu(op(), c, precision, all, gpu, tally);
   });
-  if (small_only()) check_rows_without_small_cases(op(), gpu, tally);
-  if (!Part::own().whole()) return;  // which rows take a case is a question to all parts together
-  for (int row = 0; row < rows; ++row) {
+  if (small_only()) check_variants_without_small_cases(op(), gpu, tally);
+  if (!Part::own().whole()) return;  // which variants take a case is a question to all parts together
+  for (int variant = 0; variant < variants; ++variant) {
     for (const Precision precision : cuda_precisions(op())) {
-      if (tally.lacks_card(row, precision)) continue;
-      const int count = tally.accepted[RowTally::key(row, precision)];
-      if (row_takes(op(), row, precision.dtype)) {
-        EXPECT_GT(count, 0) << op().name << ": row " << op().rows[size_t(row)] << " took no case in "
-                            << precision << " (it said: " << tally.refusal[RowTally::key(row, precision)]
-                            << "); add one, or leave the dtype out of OpSpec::row_dtypes";
+      if (tally.lacks_card(variant, precision)) continue;
+      const int count = tally.accepted[VariantTally::key(variant, precision)];
+      if (variant_takes(op(), variant, precision.dtype)) {
+        EXPECT_GT(count, 0) << op().name << ": variant " << op().variants[size_t(variant)]
+                            << " took no case in " << precision
+                            << " (it said: " << tally.refusal[VariantTally::key(variant, precision)]
+                            << "); add one, or leave the dtype out of OpSpec::variant_dtypes";
       } else {
-        EXPECT_EQ(count, 0) << op().name << ": row " << op().rows[size_t(row)] << " took " << count
-                            << " cases in " << precision << ", which OpSpec::row_dtypes leaves out";
+        EXPECT_EQ(count, 0) << op().name << ": variant " << op().variants[size_t(variant)] << " took "
+                            << count << " cases in " << precision
+                            << ", which OpSpec::variant_dtypes leaves out";
       }
     }
   }

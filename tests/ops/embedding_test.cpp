@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "runtime/tuning.h"
+#include "ops/variant.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
 
@@ -74,8 +74,8 @@ TEST(Embedding, AddsToAGradientThatIsThere) {
   // A leaf's buffer from another use of the table, and from the pass before; frequent, seldom and absent
   // rows.
   for (const Device device : devices())
-    for (const int row : {0, 1, 2}) {
-      const tuning::ForceRow force("embedding", row);
+    for (const char* variant : {"one launch", "count", "sort"}) {
+      const ForceVariant force("embedding", variant);
       Tensor table = table_of(5, 3, device);
       require_grad(table);
       std::vector<int64_t> many(200, 1);
@@ -92,7 +92,7 @@ TEST(Embedding, AddsToAGradientThatIsThere) {
         std::vector<float> expected;
         for (const float value : {10 * p, 199 * p, 0.0f, 11 * p, 0.0f})
           expected.insert(expected.end(), 3, value);
-        EXPECT_EQ(grad(table).to_vector<float>(), expected) << row;
+        EXPECT_EQ(grad(table).to_vector<float>(), expected) << variant;
       }
     }
 }

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "ops/linear/linear_kernels.h"
-#include "runtime/tuning.h"
 #include "tests/ops/framed_product.h"
 
 /// The kernels of the row "narrow", each tile by itself. Everything is made of small integers, so that sums
@@ -36,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(, GemmNarrowTiles, ::testing::Bool(),
 
 TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
   const bool mma = GetParam();
-  const int multiprocessors = gpu().multiprocessors();
+  const Gpu on(gpu());
   int number = 0;
   const int tiles = int(mma ? std::size(kNarrowMmaTiles) : std::size(kNarrowTiles));
   for (int tile = 0; tile < tiles; ++tile)
@@ -56,8 +55,7 @@ TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
             const FramedProduct p(size, flags & 1, flags & 2, dtype, wide ? DType::f32 : dtype, accumulate,
                                   number % 5 < 3 ? 0 : 1);
             ASSERT_EQ(gemm_narrow_lacks(p.gemm), "");
-            NarrowChoice choice = mma ? choose_narrow_mma(p.gemm, multiprocessors, tile)
-                                      : choose_narrow(p.gemm, multiprocessors, tile);
+            NarrowChoice choice = mma ? choose_narrow_mma(p.gemm, on, tile) : choose_narrow(p.gemm, on, tile);
             if (mma || tile > 0) choice.splits = splits, choice.group = (splits + 6) / 7;
             product(p.gemm, choice, mma);
             ASSERT_TRUE(p.is_exact()) << "tile " << tile << ", splits " << splits;
@@ -65,7 +63,7 @@ TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
 }
 
 TEST_F(GemmNarrowCuda, FewTermsAreExactAtEveryEdge) {
-  const int multiprocessors = gpu().multiprocessors();
+  const Gpu on(gpu());
   int number = 0;
   for (const ProductSize& size : {ProductSize{1, 1, 1},
                                   {33, 72, 3},
@@ -81,7 +79,7 @@ TEST_F(GemmNarrowCuda, FewTermsAreExactAtEveryEdge) {
             const DType dtype = ++number % 5 < 3 ? DType::bf16 : DType::f16;
             const FramedProduct p(size, flags & 1, flags & 2, dtype, wide ? DType::f32 : dtype, accumulate,
                                   shift);
-            NarrowChoice choice = choose_narrow_mma(p.gemm, multiprocessors, kNarrowTerms);
+            NarrowChoice choice = choose_narrow_mma(p.gemm, on, kNarrowTerms);
             if (number % 3 == 0) choice.rows = 256, choice.columns = 64;  // several rounds, several ranges
             choice.staged = number % 7 < 4;
             product(p.gemm, choice, true);
@@ -97,7 +95,7 @@ TEST_F(GemmNarrowCuda, LongSumsRepeatAndAgreeWithPlainLoops) {
     const Tensor a = small_numbers({p.batch, p.k, p.m}, 1), b = small_numbers({p.batch, p.k, p.n}, 2);
     const Tensor want = Tensor::empty({p.batch, p.m, p.n}, DType::f32, Device::cpu());
     multiply(want, a.transpose(1, 2), b);
-    const tuning::ForceRow force("gemm", int(GemmRow::narrow));
+    const ForceVariant force("gemm", "narrow");
     for (const DType dtype : {DType::bf16, DType::f32}) {
       const Tensor left = a.to(dtype).to(gpu()), right = b.to(dtype).to(gpu());
       for (int run = 0; run < 3; ++run) {
@@ -117,7 +115,7 @@ TEST_F(GemmNarrowCuda, ResidualsAndBiasesAreRoundedOnce) {
                weight = Tensor::full({1, 24}, 16, DType::bf16, gpu()),
                one = Tensor::full({24}, 1, DType::bf16, gpu()),
                residual = Tensor::full({40, 24}, 1, DType::bf16, gpu());
-  const tuning::ForceRow force("gemm", int(GemmRow::narrow));
+  const ForceVariant force("gemm", "narrow");
   const Tensor y = Tensor::empty({40, 24}, DType::bf16, gpu());
   multiply(y, x, weight, {.bias = one, .residual = residual});
   for (const double value : y.to_vector<double>()) ASSERT_EQ(value, 258);

@@ -13,7 +13,6 @@
 #include "ops/linear/linear.h"
 #include "ops/mlp/mlp.h"
 #include "runtime/capture.h"
-#include "runtime/tuning.h"
 #include "tests/ops/guarded.h"
 
 /// 16-bit products with odd extents. Everything is made of small integers, so that sums are exact in f32 and
@@ -23,7 +22,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int kAsItLies = 0, kRounded = 1;  // rows of "gemm"
+constexpr int kAsItLies = 0, kRounded = 1;  // of gemm_variants()
 
 Tensor numbers(const Shape& shape, int64_t seed) {
   std::vector<float> values(size_t(shape.count()));
@@ -80,8 +79,8 @@ TEST_F(GemmPaddingCuda, EveryOrientationAndPlaceIsExact) {
           for (const DType out : {dtype, DType::f32})
             for (const Place place : {Place::own_pads, Place::packed, Place::neighbours}) {
               const bool ta = flags & 1, tb = flags & 2, accumulate = flags & 4;
-              std::optional<tuning::ForceRow> force;
-              if (row >= 0) force.emplace("gemm", row);
+              std::optional<ForceVariant> force;
+              if (row >= 0) force.emplace("gemm", gemm_variants()[size_t(row)]);
               const Tensor a = numbers(ta ? Shape{k, m} : Shape{m, k}, 1),
                            b = numbers(tb ? Shape{n, k} : Shape{k, n}, 2), d = numbers({m, n}, 3);
               const auto oriented = [](const Tensor& x, bool t) { return t ? x.transpose(0, 1) : x; };
@@ -111,7 +110,7 @@ TEST_F(GemmPaddingCuda, EveryOrientationAndPlaceIsExact) {
 }
 
 TEST_F(GemmPaddingCuda, NeighboursOfOperandsSurvive) {
-  const tuning::ForceRow force("gemm", kRounded);
+  const ForceVariant force("gemm", "cublas padded");
   for (const bool tb : {false, true}) {
     Tensor frame_a, frame_b;
     const Tensor a = placed(numbers({40, 13}, 1), DType::bf16, Place::neighbours, 77, &frame_a);
@@ -125,7 +124,7 @@ TEST_F(GemmPaddingCuda, NeighboursOfOperandsSurvive) {
 }
 
 TEST_F(GemmPaddingCuda, ReadingDoesNotCountAsWriting) {
-  const tuning::ForceRow force("gemm", kRounded);
+  const ForceVariant force("gemm", "cublas padded");
   const Tensor a = numbers({40, 13}, 1).to(DType::bf16).to(gpu()),
                b = numbers({9, 13}, 2).to(DType::bf16).to(gpu());
   const uint64_t version_a = a.version(), version_b = b.version();
@@ -136,8 +135,8 @@ TEST_F(GemmPaddingCuda, ReadingDoesNotCountAsWriting) {
 
 TEST_F(GemmPaddingCuda, BiasesAndBatchesAreExact) {
   for (const int row : {-1, kAsItLies, kRounded}) {
-    std::optional<tuning::ForceRow> force;
-    if (row >= 0) force.emplace("gemm", row);
+    std::optional<ForceVariant> force;
+    if (row >= 0) force.emplace("gemm", gemm_variants()[size_t(row)]);
     for (const bool grouped : {false, true})
       for (const Place place : {Place::own_pads, Place::neighbours}) {
         const Tensor a = numbers({3, 10, 13}, 1), b = numbers({3, 19, 13}, 2),
@@ -156,7 +155,7 @@ TEST_F(GemmPaddingCuda, BiasesAndBatchesAreExact) {
 }
 
 TEST_F(GemmPaddingCuda, OneMatrixForAWholeBatchIsCopiedOnce) {
-  const tuning::ForceRow force("gemm", kRounded);
+  const ForceVariant force("gemm", "cublas padded");
   const Tensor a = numbers({13, 10}, 1), b = numbers({2, 3, 9, 13}, 2);
   const Tensor d = Tensor::empty({2, 3, 10, 9}, DType::f32, Device::cpu());
   multiply(d, a.transpose(0, 1), b.transpose(2, 3));
@@ -231,8 +230,8 @@ TEST_F(GemmPaddingCuda, LayersAgreeWithTheCpu) {
   for (const Layer& layer : layers) {
     const auto want = results_of(layer.inputs, DType::f32, Device::cpu(), layer.run);
     for (const int row : {-1, kAsItLies, kRounded}) {
-      std::optional<tuning::ForceRow> force;
-      if (row >= 0) force.emplace("gemm", row);
+      std::optional<ForceVariant> force;
+      if (row >= 0) force.emplace("gemm", gemm_variants()[size_t(row)]);
       EXPECT_EQ(results_of(layer.inputs, DType::bf16, gpu(), layer.run), want)
           << layer.name << " row " << row;
     }
@@ -240,7 +239,7 @@ TEST_F(GemmPaddingCuda, LayersAgreeWithTheCpu) {
 }
 
 TEST_F(GemmPaddingCuda, GradientsInAnArenaKeepToTheirPlaces) {
-  const tuning::ForceRow force("gemm", kRounded);
+  const ForceVariant force("gemm", "cublas padded");
   Tensor weight = numbers({19, 13}, 1).to(DType::bf16).to(gpu());
   require_grad(weight, DType::f32);
   const Tensor arena = Tensor::full({19 * 16 + 64}, 77, DType::f32, gpu());
@@ -264,7 +263,7 @@ TEST_F(GemmPaddingCuda, GradientsInAnArenaKeepToTheirPlaces) {
 }
 
 TEST_F(GemmPaddingCuda, LargeProductsAreRoundedAndCaptured) {
-  const tuning::ForceRow force("gemm", kRounded);
+  const ForceVariant force("gemm", "cublas padded");
   const Tensor x = numbers({4096, 512}, 1).to(gpu()), weight = numbers({1365, 512}, 2).to(gpu()),
                dy = numbers({4096, 1365}, 3).to(gpu());
   struct Product {

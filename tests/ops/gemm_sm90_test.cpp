@@ -5,10 +5,9 @@
 #include <limits>
 
 #include "ops/linear/linear.h"
-#include "runtime/tuning.h"
 #include "tests/ops/framed_product.h"
 
-/// The kernels of the row "wgmma", each tile by itself. Everything is made of small integers, so that sums
+/// The kernels of variant "wgmma", each tile by itself. Everything is made of small integers, so that sums
 /// are exact in f32 and the plain loops are the only right answer. Pads and neighbours hold NaN.
 
 namespace tessera::ops {
@@ -57,8 +56,8 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
             const DType dtype = number % 2 ? DType::bf16 : DType::f16;
             FramedProduct p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
             Gemm& g = p.gemm;
-            ASSERT_EQ(gemm_sm90_lacks(g, gpu()), "");
-            ProductChoice choice = choose_product(g, gpu().multiprocessors(), tile);
+            ASSERT_EQ(gemm_sm90_lacks(g, Gpu(gpu())), "");
+            ProductChoice choice = choose_product(g, Gpu(gpu()), tile);
             const int64_t blocks = (g.k + 63) / 64, depth = (blocks + splits - 1) / splits;
             choice.splits = int((blocks + depth - 1) / depth);
             choice.by_threads = choice.by_threads || choice.splits > 1;
@@ -90,7 +89,7 @@ TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
       g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
       g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = result.layout().stride(0);
       g.beta = accumulate ? 1 : 0;
-      const ProductChoice choice = choose_product(g, gpu().multiprocessors(), tile);
+      const ProductChoice choice = choose_product(g, Gpu(gpu()), tile);
       if (choice.seconds == 0) continue;  // no tile for such a d
       product(g, choice, DType::bf16);
       multiply(d, a, b.transpose(0, 1), {.accumulate = accumulate});
@@ -106,7 +105,7 @@ TEST_F(GemmSm90Cuda, LargeProductsRepeatAndAgreeWithPlainLoops) {
     const Tensor want = Tensor::empty({p.m, p.n}, DType::f32, Device::cpu());
     multiply(want, a, b.transpose(0, 1));
     const Tensor left = a.to(DType::bf16).to(gpu()), right = b.to(DType::bf16).to(gpu());
-    const tuning::ForceRow force("gemm", int(GemmRow::wgmma));
+    const ForceVariant force("gemm", "wgmma");
     for (int run = 0; run < 3; ++run) {
       const Tensor d = Tensor::empty({p.m, p.n}, DType::f32, gpu());
       d.fill(std::numeric_limits<double>::quiet_NaN());
@@ -261,7 +260,7 @@ TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
             const Tensor first_sums = filled_with_nan({m}), second_sums = filled_with_nan({n});
             if (number / 2 % 2) first.sums = first_sums.data<float>();
             if (number / 4 % 2) second.sums = second_sums.data<float>();
-            ProductChoice choice = choose_pair(first, gpu().multiprocessors(), tile);
+            ProductChoice choice = choose_pair(first, Gpu(gpu()), tile);
             choice.splits = std::min(splits, int((k + 63) / 64)), choice.whole = 0;
             if constexpr (kCuda) {
               if (dtype == DType::bf16)
@@ -332,7 +331,7 @@ TEST_F(GemmSm90Cuda, PairsSumBiasesInWholeTilesAndInParts) {
 }
 
 TEST_F(GemmSm90Cuda, TheRowSaysWhatItNeeds) {
-  const tuning::ForceRow force("linear", int(GemmRow::wgmma));
+  const ForceVariant force("linear", "wgmma");
   const Tensor x = Tensor::full({4, 9}, 1, DType::bf16, gpu()),
                weight = Tensor::full({8, 9}, 1, DType::bf16, gpu());
   EXPECT_NO_THROW(linear(x, weight));

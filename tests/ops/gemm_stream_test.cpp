@@ -6,7 +6,6 @@
 
 #include "ops/gemm/gemm_sm90_plan.h"
 #include "ops/linear/linear_swiglu.h"
-#include "runtime/tuning.h"
 #include "tests/errors.h"
 #include "tests/ops/framed_product.h"
 
@@ -64,7 +63,7 @@ TEST_F(GemmStreamCuda, EveryCutIsExactAtEveryEdge) {
         const bool wide = ++number % 3 == 0;
         const DType dtype = number % 2 ? DType::bf16 : DType::f16;
         const FramedProduct shape(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
-        ASSERT_EQ(gemm_sm90_lacks(shape.gemm, gpu()), "");
+        ASSERT_EQ(gemm_sm90_lacks(shape.gemm, Gpu(gpu())), "");
         ASSERT_EQ(gemm_stream_lacks(shape.gemm), "");
         for (const ProductChoice& choice : cuts(shape.gemm)) {
           const FramedProduct p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
@@ -143,7 +142,8 @@ TEST(GemmStream, FewTokensAndALargeWeightTakeIt) {
     Gemm g{.m = tokens, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = dense};
     g.a = g.b = g.d = reinterpret_cast<void*>(uintptr_t{1} << 20);  // never read
     g.lda = k, g.ldb = dense ? k : n, g.ldd = n;
-    return choose_product(g, 132);
+    static const CardInfo card{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
+    return choose_product(g, Gpu(card, 132));
   };
   EXPECT_EQ(chosen(32, 12288, 4096).tile, kStreamTile);
   EXPECT_EQ(chosen(32, 12288, 4096).rows, 94);
@@ -162,16 +162,16 @@ TEST(GemmStream, FewTokensAndALargeWeightTakeIt) {
 TEST_F(GemmStreamCuda, SwigluIsFusedWhereTheProductWouldTakeIt) {
   const Tensor x = Tensor::zeros({32, 4096}, DType::bf16, gpu()),
                w = Tensor::zeros({22016, 4096}, DType::bf16, gpu());
-  EXPECT_TRUE(multiply_swiglu_pays(x, w));
-  EXPECT_FALSE(multiply_swiglu_pays(x, Tensor::zeros({64, 4096}, DType::bf16, gpu())));
+  EXPECT_TRUE(multiply_swiglu_pays(x, w, Gpu(gpu())));
+  EXPECT_FALSE(multiply_swiglu_pays(x, Tensor::zeros({64, 4096}, DType::bf16, gpu()), Gpu(gpu())));
 }
 
 TEST_F(GemmStreamCuda, RefusesWhatItCannotDo) {
-  const tuning::ForceRow force("linear_swiglu", 2);
+  const ForceVariant force("linear_swiglu", "wgmma");
   const Tensor x = Tensor::zeros({65, 8}, DType::bf16, gpu()), w = Tensor::zeros({4, 8}, DType::bf16, gpu());
   EXPECT_EQ(message_of([&] { linear_swiglu(x, w); }),
-            "linear_swiglu: row wgmma needs at most 64 tokens, not bf16[65, 8] on cuda:0 and bf16[4, 8] on "
-            "cuda:0");
+            "linear_swiglu: variant wgmma needs at most 64 tokens, not x bf16[65, 8] on cuda:0 and weight "
+            "bf16[4, 8] on cuda:0");
 }
 
 }  // namespace

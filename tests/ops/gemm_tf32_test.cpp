@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "runtime/f32_math.h"
-#include "runtime/tuning.h"
 #include "tests/ops/guarded.h"
 
 /// GEMMs of f32 in TF32 on a GPU, where they are rearranged: large ones of small integers, whose sums are
@@ -46,8 +45,8 @@ class GemmTf32Cuda : public GuardedCuda<0> {
 
 TEST_F(GemmTf32Cuda, OddExtentsAreExactInEveryOrientation) {
   for (const int row : {-1, 0, 1}) {
-    std::optional<tuning::ForceRow> force;
-    if (row >= 0) force.emplace("gemm", row);
+    std::optional<ForceVariant> force;
+    if (row >= 0) force.emplace("gemm", gemm_variants()[size_t(row)]);
     for (const auto& [m, n, k] : {std::array<int64_t, 3>{333, 171, 129}, {70, 67, 1365}, {129, 1365, 66}})
       for (const int flags : {0, 1, 2, 3}) {
         const bool ta = flags & 1, tb = flags & 2;

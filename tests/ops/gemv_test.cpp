@@ -8,7 +8,6 @@
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_swiglu.h"
-#include "runtime/tuning.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
 #include "tests/ops/guarded.h"
@@ -18,8 +17,6 @@
 
 namespace tessera::ops {
 namespace {
-
-const int kRow = int(gemm_rows().size());  // of linear: after those of products
 
 class GemvCuda : public GuardedCuda<9> {
  protected:
@@ -35,7 +32,7 @@ class GemvCuda : public GuardedCuda<9> {
 };
 
 TEST_F(GemvCuda, EveryEdgeIsExact) {
-  const tuning::ForceRow force("linear", kRow);
+  const ForceVariant force("linear", "gemv");
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const int64_t tokens : {1, 2, 3, 4, 5, 7, 8})
       for (const auto& [in, out] : {std::pair<int64_t, int64_t>{8, 1},
@@ -62,7 +59,7 @@ TEST_F(GemvCuda, GateAndUpAreTheirOwnHalves) {
       for (const auto& [in, width] : {std::pair<int64_t, int64_t>{5, 1}, {40, 8}, {1100, 13}, {264, 40}}) {
         const Tensor x = small_numbers({tokens, in}, 1), w = small_numbers({2 * width, in}, 2);
         const auto wanted = linear_swiglu(x, w).to_vector<float>();
-        const tuning::ForceRow force("linear_swiglu", 1);
+        const ForceVariant force("linear_swiglu", "gemv");
         const auto ours = linear_swiglu(framed(x, dtype), framed(w, dtype)).to_vector<float>();
         for (size_t i = 0; i < wanted.size(); ++i)  // rounded once; beyond 65,504 f16 has infinity
           EXPECT_TRUE(dtype == DType::f16 && std::abs(wanted[i]) > 65504
@@ -75,10 +72,11 @@ TEST_F(GemvCuda, GateAndUpAreTheirOwnHalves) {
 }
 
 TEST_F(GemvCuda, RefusesWhatItCannotDo) {
-  const tuning::ForceRow force("linear", kRow);
+  const ForceVariant force("linear", "gemv");
   const Tensor x = Tensor::zeros({9, 8}, DType::f32, gpu()), w = Tensor::zeros({4, 8}, DType::f32, gpu());
   EXPECT_EQ(message_of([&] { linear(x, w); }),
-            "linear: row gemv needs 1 ... 8 rows of x, not f32[9, 8] on cuda:0 and f32[4, 8] on cuda:0");
+            "linear: variant gemv needs 1 ... 8 rows of x, not x f32[9, 8] on cuda:0 and weight f32[4, 8] on "
+            "cuda:0");
 }
 
 }  // namespace

@@ -120,7 +120,8 @@ TEST(GroupedMlp, SeveralLaunchesAreOne) {
                  up = counted({groups, wide, in}, DType::bf16, 2).to(gpu),
                  down = counted({groups, out, wide}, DType::bf16, 3).to(gpu),
                  dy = counted({rows, groups, out}, DType::bf16, 4).to(gpu);
-    if (!grouped_mlp_wgmma_needs(x, up, down).empty()) GTEST_SKIP() << "skipped: no row wgmma";
+    if (!grouped_mlp_wgmma_needs(x, up, down, Gpu(x.device())).empty())
+      GTEST_SKIP() << "skipped: no variant wgmma";
     struct Results {
       std::vector<float> y, dh, ddown;
     };

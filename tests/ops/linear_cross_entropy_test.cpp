@@ -7,8 +7,8 @@
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/variant.h"
 #include "runtime/allocator.h"
-#include "runtime/tuning.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
@@ -123,7 +123,7 @@ TEST(LinearCrossEntropy, ACertainTargetKeepsItsDigits) {
   // p = 1 - 8 e^-16: 1 - p is 9.0e-7, of which f32 would keep four bits next to the 1.
   if (Device::cuda_count() == 0 || Device::cuda(0).card().major != 9) GTEST_SKIP() << "row wgmma needs a GPU";
   const Device gpu = Device::cuda(0);
-  const tuning::ForceRow force("linear_cross_entropy", 1);
+  const ForceVariant force("linear_cross_entropy", "wgmma");
   const double rest = 8 * std::exp(-16.0);
   const Outcome got = outcome_of(
       column({16}, DType::bf16, gpu), column({1, 0, 0, 0, 0, 0, 0, 0, 0}, DType::bf16, gpu),

@@ -136,7 +136,7 @@ TEST_F(LinearCuda, BiasGradientsComeWithTheWeights) {
                                           {5000, 200, 1365},
                                           {4096, 768, 3072},
                                           {8192, 3072, 768}}) {
-      const tuning::ForceRow force("linear", int(GemmRow::wgmma));
+      const ForceVariant force("linear", "wgmma");
       const Tensor dy = small_numbers({tokens, out}, 3),
                    x = small_numbers({tokens, in}, 1).to(dtype).to(gpu());
       const auto want = column_sums(dy).to_vector<float>();

@@ -6,7 +6,7 @@
 
 #include "ops/linear/linear.h"
 #include "ops/op.h"
-#include "runtime/tuning.h"
+#include "ops/variant.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
 
@@ -86,7 +86,8 @@ TEST(Mlp, MessagesNameTheWeight) {
 }
 
 TEST(Mlp, GeluTanhsSlopeIsNoughtOrOneWhereTheSquareOverflows) {
-  // h = x = 3e19, whose square is infinite in f32; in every row, as their epilogues have slopes of their own.
+  // h = x = 3e19, whose square is infinite in f32; in every variant, as their epilogues have slopes of their
+  // own.
   std::vector<double> eye(64 * 64, 0.0);
   for (size_t i = 0; i < 64; ++i) eye[i * 65] = 1;
   std::vector<double> values(16 * 64), expected;
@@ -94,17 +95,17 @@ TEST(Mlp, GeluTanhsSlopeIsNoughtOrOneWhereTheSquareOverflows) {
     values[i] = i % 2 ? -3e19 : 3e19;
     expected.push_back(i % 2 ? 0 : 1);
   }
-  const auto rows = find_op("mlp").rows;
+  const auto variants = find_op("mlp").variants;
   for (const Device device : devices())
-    for (int row = -1; row < (device.is_cpu() ? 0 : int(rows.size())); ++row) {
-      std::optional<tuning::ForceRow> force;
-      if (row >= 0) force.emplace("mlp", row);
+    for (int index = -1; index < (device.is_cpu() ? 0 : int(variants.size())); ++index) {
+      std::optional<ForceVariant> force;
+      if (index >= 0) force.emplace("mlp", variants[size_t(index)]);
       const Tensor weight = Tensor::from(eye, {64, 64}).to(DType::bf16).to(device);
       const Tensor dy = Tensor::full({16, 64}, 1, DType::bf16, device);
       const auto dx =
           gradient_of(Tensor::from(values, {16, 64}).to(DType::bf16).to(device), dy,
                       [&](const Tensor& x) { return mlp(x, weight, weight, Activation::gelu_tanh); });
-      EXPECT_EQ(dx.to_vector<double>(), expected) << device.name() << " row " << row;
+      EXPECT_EQ(dx.to_vector<double>(), expected) << device.name() << " variant " << index;
     }
 }
 

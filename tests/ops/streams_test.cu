@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "ops/gemm/gemm_sm90_plan.h"
+#include "ops/variant.h"
 #include "ops/verify.h"
 #include "runtime/capture.h"
 #include "runtime/stream_scope.h"
-#include "runtime/tuning.h"
 #include "tests/errors.h"
 #include "tests/ops/busy_gpu.h"
 #include "tests/ops/guarded.h"
@@ -39,6 +39,8 @@ void expect_same_bits(const OpSpec& op, const Results& a, const Results& b) {
   }
 }
 
+constexpr int kWgmma = 2, kNarrow = 3;  // of gemm_variants()
+
 /// One problem on one variant of the operator, its inputs on the GPU.
 struct Work {
   const OpSpec* op;
@@ -48,15 +50,15 @@ struct Work {
   std::string name;
 
   Results run() const {
-    std::optional<tuning::ForceRow> force;
-    if (row >= 0) force.emplace(op->name, row);
+    std::optional<ForceVariant> force;
+    if (row >= 0) force.emplace(op->name, op->variants[size_t(row)]);
     return run_with_gradients(*op, inputs, attrs, grads);
   }
 };
 
 std::string name_of_case(const OpSpec& op, const Case& c, DType dtype, int row) {
   std::ostringstream name;
-  name << op.name << " " << dtype << (row < 0 ? " chosen" : " row " + op.rows[size_t(row)]);
+  name << op.name << " " << dtype << (row < 0 ? " chosen" : " variant " + op.variants[size_t(row)]);
   for (const auto& [key, value] : c.dims) name << " " << key << "=" << value;
   return name.str();
 }
@@ -115,7 +117,7 @@ TEST_P(OpStreams, FinishesOnEightSmsWithTheBitsOfAnIdleGpu) {
   std::vector<std::pair<Work, Results>> idle;
   for (const Case& c : problems(op(), true))
     for (const DType dtype : op().cuda_dtypes)
-      for (int row = -1; row < int(op().rows.size()); ++row) {
+      for (int row = -1; row < int(op().variants.size()); ++row) {
         Work work;
         if (!make_work(op(), c, dtype, row, gpu(), work)) continue;
         Results results = work.run();
@@ -148,7 +150,7 @@ TEST_P(OpStreams, LeavesItsInputsAndTheirPaddingAsTheyAre) {
   if (op().honours_f32_math) precisions.push_back({DType::f32, F32Math::tf32});
   for (const Case& c : problems(op(), false))
     for (const Precision precision : precisions)
-      for (int row = -1; row < int(op().rows.size()); ++row) {
+      for (int row = -1; row < int(op().variants.size()); ++row) {
         const F32MathScope math(precision.math);
         gpu().allocator().set_guard(256);  // fresh memory, padding with it, is NaN
         Work work;
@@ -193,22 +195,18 @@ std::vector<Work> meetings(Device gpu) {
   };
   const std::vector<Chosen> list = {
       // Split-K with the sums of dy, and of a pair (mlp); narrow GEMMs; losses; dQ in the order of key tiles.
-      {"linear",
-       {{"B", 0}, {"T", 8192}, {"in", 512}, {"out", 384}, {"bias", 1}},
-       {},
-       DType::bf16,
-       int(GemmRow::wgmma)},
+      {"linear", {{"B", 0}, {"T", 8192}, {"in", 512}, {"out", 384}, {"bias", 1}}, {}, DType::bf16, kWgmma},
       {"mlp", {{"B", 0}, {"T", 4000}, {"D", 512}, {"F", 1365}, {"E", 512}, {"bias", 0}}, {}, DType::bf16, -1},
       {"matmul",
        {{"A", 0}, {"B", 0}, {"M", 41}, {"N", 3}, {"K", 17920}},
        {{"transpose_a", true}},
        DType::bf16,
-       int(GemmRow::narrow)},
+       kNarrow},
       {"matmul",
        {{"A", 0}, {"B", 0}, {"M", 41}, {"N", 3}, {"K", 17920}},
        {{"transpose_a", true}},
        DType::f32,
-       int(GemmRow::narrow)},
+       kNarrow},
       {"cross_entropy", {{"R", 512}, {"V", 5003}}, {}, DType::bf16, -1},
       {"gmm_nll", {{"T", 8000}, {"K", 10}}, {}, DType::bf16, -1},
       {"attention", {{"B", 2}, {"Lq", 1024}, {"Lk", 1536}, {"H", 8}, {"D", 64}}, {}, DType::bf16, -1},
@@ -249,8 +247,8 @@ TEST_F(Streams, TheProblemsOfTheseTestsMeet) {
   EXPECT_EQ(meetings(gpu()).size(), 8u);
   Gemm g{.m = 384, .n = 512, .k = 8192, .in = DType::bf16, .out = DType::f32, .transpose_a = true};
   g.lda = 384, g.ldb = g.ldd = 512;
-  EXPECT_GT(choose_product(g, gpu().multiprocessors()).splits, 1);
-  EXPECT_GT(choose_product(g, gpu().multiprocessors() / 2).splits, 1);
+  EXPECT_GT(choose_product(g, Gpu(gpu())).splits, 1);
+  EXPECT_GT(choose_product(g, Gpu(gpu().card(), gpu().multiprocessors() / 2)).splits, 1);
 }
 
 TEST_F(Streams, MeetingsFinishOnEightSmsWithTheBitsOfAnIdleGpu) {
@@ -267,7 +265,7 @@ TEST_F(Streams, MeetingsFinishOnEightSmsWithTheBitsOfAnIdleGpu) {
       Work work;
       ASSERT_TRUE(make_work(find_op("linear"),
                             {.dims = {{"B", 0}, {"T", k}, {"in", 768}, {"out", m}, {"bias", 1}}}, DType::bf16,
-                            int(GemmRow::wgmma), gpu(), work));
+                            kWgmma, gpu(), work));
       Results results = work.run();
       expect_same_bits(*work.op, work.run(), results);
       gradients.emplace_back(std::move(work), std::move(results));

@@ -8,7 +8,6 @@
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/stream_scope.h"
-#include "runtime/tuning.h"
 #include "tests/errors.h"
 
 namespace tessera {
@@ -66,22 +65,6 @@ TEST(Device, TheCpuHasNoStreams) {
             std::string::npos);
   EXPECT_EQ(StreamScope::current(cpu), nullptr) << "a scope that could not be made is not entered";
   EXPECT_NE(message_of([&] { Device::card_of(-1); }).find("card_of: GPU -1"), std::string::npos);
-}
-
-TEST(Tuning, ForceRowNestsAndIsOfItsThread) {
-  EXPECT_EQ(tuning::row("no such GPU", "matmul", "key"), std::nullopt);
-  EXPECT_EQ(tuning::entries("no such GPU"), 0);
-  const tuning::ForceRow outer("matmul", 2);
-  EXPECT_EQ(tuning::row("no such GPU", "matmul", "key"), 2);
-  EXPECT_EQ(tuning::row("no such GPU", "linear", "key"), std::nullopt);
-  {
-    const tuning::ForceRow inner("matmul", 0), other("linear", 1);
-    EXPECT_EQ(tuning::ForceRow::forced("matmul"), 0);
-    EXPECT_EQ(tuning::ForceRow::forced("linear"), 1);
-    std::thread([] { EXPECT_EQ(tuning::ForceRow::forced("matmul"), std::nullopt); }).join();
-  }
-  EXPECT_EQ(tuning::ForceRow::forced("matmul"), 2);
-  EXPECT_EQ(tuning::ForceRow::forced("linear"), std::nullopt);
 }
 
 TEST(Captured, RunsItsBodyEveryTimeOnTheCpu) {

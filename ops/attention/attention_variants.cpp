@@ -1,22 +1,10 @@
-#include "ops/attention/attention_rows.h"
+#include "ops/attention/attention_variants.h"
 
 #include <algorithm>
 #include <sstream>
 
-#include "runtime/tuning.h"
-
 namespace tessera::ops {
 namespace {
-
-std::string key_of(std::string_view pass, const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
-  std::ostringstream key;
-  key << pass << " " << name_of(q.dtype()) << " " << q.shape() << " x " << k.size(1);
-  if (q.size(2) != k.size(2)) key << " of " << k.size(2);
-  if (problem.causal) key << " causal";
-  if (problem.drop.drops()) key << " dropout";
-  if (problem.packed()) key << " in " << problem.q_starts.size(0) - 1;
-  return key.str();
-}
 
 /// Whether the kernels of decode_attention, which cut the keys into pieces, are the fastest forward. Queries
 /// that share a key head read it once there; with one query head, 96 heads give other kernels work enough.
@@ -44,10 +32,6 @@ bool mma_is_faster(bool forward, const Tensor& q, const Tensor& k, const Attenti
 
 }  // namespace
 
-std::vector<std::string> attention_row_names() {
-  return {"mma", "wgmma"};
-}
-
 bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   return q.dtype() != DType::f32 && k.size(1) > 0 && !problem.packed() && !problem.drop.drops() &&
          q.size(1) * (q.size(2) / k.size(2)) <= 16;
@@ -72,23 +56,38 @@ bool attention_has_few_queries(const Tensor& q, const Tensor& k, const Attention
          queries * (q.size(2) / k.size(2)) <= 64;
 }
 
-std::string wgmma_needs(std::initializer_list<Tensor> heads) {
+namespace {
+
+/// A forward or backward pass on a GPU.
+struct Pass {
+  bool forward;
+  std::initializer_list<const Tensor*> heads;
+  const AttentionProblem& problem;
+  const Tensor& q() const { return *heads.begin()[0]; }
+  const Tensor& k() const { return *heads.begin()[1]; }
+};
+
+std::string describe_problem(const Pass& pass) {
+  std::ostringstream text;
+  text << (pass.forward ? "forward" : "backward") << " q " << describe(pass.q()) << " and k "
+       << describe(pass.k());
+  if (pass.problem.causal) text << ", causal";
+  if (pass.problem.drop.drops()) text << ", dropout";
+  if (pass.problem.packed()) text << ", " << pass.problem.q_starts.size(0) - 1 << " sequences";
+  return text.str();
+}
+
+Reason wgmma_lacks(const Pass& pass, const Gpu& gpu) {
   std::ostringstream needs;
-  for (const Tensor& x : heads) {
+  if (gpu.major != 9) {
+    needs << "compute capability 9.0; " << gpu.name << " has " << gpu.major << "." << gpu.minor;
+    return needs.str();
+  }
+  for (const Tensor* head : pass.heads) {
+    const Tensor& x = *head;
     if (!x.defined()) continue;
-    const CardInfo& card = x.device().card();
-    if (card.major != 9) {
-      needs << "compute capability 9.0; " << card.name << " has " << card.major << "." << card.minor;
-      return needs.str();
-    }
-    if (x.dtype() != DType::bf16 && x.dtype() != DType::f16) {
-      needs << "bf16 or f16; got " << describe(x);
-      return needs.str();
-    }
-    if (x.count() == 0) {
-      needs << "at least one element; got " << describe(x);
-      return needs.str();
-    }
+    if (x.dtype() != DType::bf16 && x.dtype() != DType::f16) return "bf16 or f16";
+    if (x.count() == 0) return "at least one element";
     constexpr int64_t kLongest = (int64_t{1} << 40) / 2;  // elements, of a tensor map's stride
     for (int dim = 0; dim < 3; ++dim) {
       const int64_t stride = x.layout().stride(dim);
@@ -102,36 +101,32 @@ std::string wgmma_needs(std::initializer_list<Tensor> heads) {
   return {};
 }
 
-void check_wgmma(std::initializer_list<Tensor> heads) {
-  const std::string needs = wgmma_needs(heads);
-  check(needs.empty(), "attention: row wgmma needs ", needs);
+/// Variant mma is preferred where it is faster, and otherwise runs what wgmma cannot.
+constexpr Variant<Pass, void()> kVariants[] = {
+    {"mma", lacks_nothing<Pass>,
+     [](const Pass& pass, const Gpu&) {
+       return mma_is_faster(pass.forward, pass.q(), pass.k(), pass.problem) ? Estimate::preferred()
+                                                                            : Estimate::otherwise();
+     },
+     nullptr},
+    {"wgmma", wgmma_lacks, is_preferred<Pass>, nullptr}};
+
+}  // namespace
+
+std::vector<std::string> attention_variants() {
+  return names_of(kVariants);
 }
 
-AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> heads,
-                           const AttentionProblem& problem) {
-  const Tensor &q = heads.begin()[0], &k = heads.begin()[1];
-  const std::string& card = q.device().card().name;
-  auto row = tuning::ForceRow::forced("attention");
-  // The key costs more than a launch; most GPUs have no entry.
-  if (!row && tuning::entries(card) > 0) row = tuning::row(card, "attention", key_of(pass, q, k, problem));
-  if (row) {
-    check(*row >= 0 && *row < int(attention_row_names().size()), "attention: row ", *row,
-          " does not exist; expected 0 (mma) or 1 (wgmma)");
-    return AttentionRow(*row);
-  }
-  if (mma_is_faster(pass == "forward", q, k, problem)) return AttentionRow::mma;
-  return wgmma_needs(heads).empty() ? AttentionRow::wgmma : AttentionRow::mma;
+std::string_view attention_variant(bool forward, std::initializer_list<const Tensor*> heads,
+                                   const AttentionProblem& problem, const Gpu& gpu) {
+  return choose("attention", kVariants, Pass{forward, heads, problem}, gpu).name;
 }
 
 void attention_forward_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                             const Tensor& v, const AttentionProblem& problem) {
   if constexpr (kCuda) {
-    switch (attention_row("forward", {q, k, v, o}, problem)) {
-      case AttentionRow::mma:
-        return attention_forward_mma_cuda(o, lse, q, k, v, problem);
-      case AttentionRow::wgmma:
-        return attention_forward_wgmma_cuda(o, lse, q, k, v, problem);
-    }
+    const bool mma = attention_variant(true, {&q, &k, &v, &o}, problem, Gpu(q.device())) == "mma";
+    (mma ? attention_forward_mma_cuda : attention_forward_wgmma_cuda)(o, lse, q, k, v, problem);
   }
 }
 
@@ -139,12 +134,10 @@ void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& d
                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                              const Tensor& lse, const AttentionProblem& problem) {
   if constexpr (kCuda) {
-    switch (attention_row("backward", {q, k, v, o, dout, dq, dk, dv}, problem)) {
-      case AttentionRow::mma:
-        return attention_backward_mma_cuda(dq, dk, dv, dout, q, k, v, o, lse, problem);
-      case AttentionRow::wgmma:
-        return attention_backward_wgmma_cuda(dq, dk, dv, dout, q, k, v, o, lse, problem);
-    }
+    const bool mma =
+        attention_variant(false, {&q, &k, &v, &o, &dout, &dq, &dk, &dv}, problem, Gpu(q.device())) == "mma";
+    (mma ? attention_backward_mma_cuda : attention_backward_wgmma_cuda)(dq, dk, dv, dout, q, k, v, o, lse,
+                                                                        problem);
   }
 }
 

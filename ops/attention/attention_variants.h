@@ -1,39 +1,27 @@
 #pragma once
 
 #include <initializer_list>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "ops/attention/attention_kernels.h"
+#include "ops/variant.h"
 
-/// Which kernels compute attention on a GPU. Every row computes the same function by the same rounding
+/// Which kernels compute attention on a GPU. Every variant computes the same function by the same rounding
 /// points; they differ in what they can take:
 ///   mma    mma.sync and cp.async: any GPU, and f32 in plain multiply-adds
 ///   wgmma  wgmma and TMA: compute capability 9.0, bf16 and f16, layouts that tensor maps encode
+/// A problem runs on mma where that was measured to be faster (few queries, many short sequences:
+/// docs/ops/attention_shapes.md), else on wgmma wherever that can run.
 
 namespace tessera::ops {
 
-enum class AttentionRow : uint8_t { mma, wgmma };
+std::vector<std::string> attention_variants();
 
-/// In the order of AttentionRow.
-std::vector<std::string> attention_row_names();
+/// The name of the choice. `heads` are all [B, L, H, D] operands of the pass, q first and k second; those
+/// that are undefined are not wanted.
+std::string_view attention_variant(bool forward, std::initializer_list<const Tensor*> heads,
+                                   const AttentionProblem& problem, const Gpu& gpu);
 
-/// The row of a problem: one that is forced, then the table of the GPU (operator "attention", key such as
-/// "forward bf16 [1, 11000, 8, 64] x 10000 of 2 causal in 7", with 2 key heads and 7 sequences; "dropout"
-/// follows "causal"), then mma where that is faster (few queries, many short sequences), then wgmma wherever
-/// it can. `pass` is "forward" or "backward"; `heads` are all [B, L, H, D] operands of it, q first and k
-/// second. Throws for a forced row that does not exist.
-AttentionRow attention_row(std::string_view pass, std::initializer_list<Tensor> heads,
-                           const AttentionProblem& problem);
-
-/// Why the wgmma kernels cannot take these [B, L, H, D] operands, as the end of "row wgmma needs ..."; empty
-/// if they can. Undefined tensors, which are not wanted, count as fitting.
-std::string wgmma_needs(std::initializer_list<Tensor> heads);
-/// Throws what wgmma_needs says.
-void check_wgmma(std::initializer_list<Tensor> heads);
-
-// The rows. Contracts as in attention_kernels.h.
+// The variants. Contracts as in attention_kernels.h.
 void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                                 const Tensor& v, const AttentionProblem& problem);
 void attention_forward_wgmma_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,

@@ -1,0 +1,84 @@
+#include "ops/gemm/gemm_costs.h"
+
+namespace tessera::ops {
+namespace {
+
+/// Fitted on an H100 SXM (wgmma, narrow, cublas, padding) and on an H200 (stream, TF32); the two share their
+/// SMs and clocks.
+constexpr GemmCosts kH200{
+    .wgmma = {.clock = 1.6e9,
+              .ends = 4800,
+              .clusters = 2100,
+              .bytes_per_clock = 47,
+              .byte = 0.003,
+              .stored_per_clock = 32,
+              .epilogue = 4600,
+              .threads = 0.35,
+              .part = 1100,
+              .most_parts = 16,
+              .alone = 1.3,
+              .across_lines = 2,
+              .least = 5.2e-6,
+              .round = 1.3e-6,
+              .bytes_per_second = 3.1e12,
+              .flops = 400e12,
+              .takes_long = 12e-6,
+              .few = 8,
+              .clearly = 0.85,
+              .clearly_from = 60e-6},
+    .stream = {.ends = 3e-6,
+               .tile = 0.8e-6,
+               .exchange = 0.5e-6,
+               .step = 0.2e-6,
+               .wide_step = 0.25e-6,
+               .memory = 4.35e12,
+               .tokens_from_l2 = 12.5e12,
+               .across_lines = 1.6,
+               .small = 2 << 20,
+               .few_tokens = 8},
+    .narrow = {.clock = 0.97e9,
+               .ends = 3450,
+               .block = 1800,
+               .trip = 900,
+               .bytes_per_clock = 14,
+               .meet = 1800,
+               .terms = 500},
+    .narrow_mma = {.ends = 3.2e-6,
+                   .block = 1.25e-6,
+                   .stage = 0.745e-6,
+                   .elements = 0.6e-6,
+                   .meet = 2e-6,
+                   .term = 0.07e-6,
+                   .multiply = 1.11e-12,
+                   .memory = 2.9e12,
+                   .sm = 41e9,
+                   .stores = 9.2e9},
+    .narrow_terms = {.ends = 5.9e-6, .memory = 2.95e12, .more = 2.4e12, .shared = 2.2e12, .few_k = 16},
+    .cublas = {.ends = 5.3e-6,
+               .odd = 2.5e-6,
+               .few_and_odd = 1.7,
+               .few_terms = 1.5,
+               .flops = 520e12,
+               .bytes_per_second = 2.9e12,
+               .term = 2e-9,
+               .bias = 2e-6,
+               .single = 8.2e-6,
+               .single_bytes = 2e12},
+    .margins = {.about = 1.05, .clearly = 0.9, .from = 15e-6},
+    // T = 36096, 512 -> 1365 takes 0.57 ms as it is, 512 -> 1368 takes 0.096 ms.
+    .padding = {.bytes_per_second = 2.5e12, .launch = 3e-6, .slow_flops = 80e12, .fast_flops = 450e12},
+    // 336 and 213 TFLOP/s (T = 36096, 1368 -> 512), 324 and 278 (512 -> 1368), 390 and 335 (T = 65536,
+    // 3072 -> 768).
+    .tf32 = {.along = 335e12, .across = 280e12, .copy_bytes = 2e12, .launch = 4e-6},
+    .column_sums = {.two_launches = 9e-6, .bytes_per_second = 2.4e12}};
+
+/// Nothing was found that an H100 needs otherwise.
+constexpr GemmCosts kH100 = kH200;
+
+}  // namespace
+
+const GemmCosts& gemm_costs(GpuModel model) {
+  return model == GpuModel::h100 ? kH100 : kH200;
+}
+
+}  // namespace tessera::ops

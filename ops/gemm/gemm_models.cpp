@@ -1,0 +1,182 @@
+#include "ops/gemm/gemm_models_internal.h"
+
+#include <algorithm>
+#include <array>
+
+#include "ops/gemm/plan_cache_internal.h"
+
+namespace tessera::ops {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+constexpr int64_t kNarrowSide = 64;  // what makes a side narrow
+constexpr int64_t kShortSide = 256, kLongDepth = 4096;
+
+bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
+  const int64_t size = int64_t(size_of(dtype));
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
+}
+
+}  // namespace
+
+double gemm_bytes(const Gemm& g) {
+  const double batch = double(g.batch), matrices = double(g.batch * g.terms), size = double(size_of(g.in));
+  return (g.stride_a == 0 ? 1 : matrices) * double(g.m) * double(g.k) * size +
+         (g.stride_b == 0 ? 1 : matrices) * double(g.k) * double(g.n) * size +
+         batch * double(g.m) * double(g.n) * double(size_of(g.out));
+}
+
+bool gemm_on_lines(const void* data, int64_t ld, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
+}
+
+bool gemm_stores_by_tma(const Gemm& g) {
+  if (!vectors(g.d, g.ldd, g.stride_d, g.out) || (g.c && !vectors(g.c, g.ldd, g.stride_d, g.out)))
+    return false;
+  return g.pads_d || g.n * int64_t(size_of(g.out)) % 16 == 0;
+}
+
+bool GemmOnGpu::lacks_wgmma() const {
+  if (!lacks_wgmma_) lacks_wgmma_ = !gemm_sm90_lacks(gemm_, gpu_).empty();
+  return *lacks_wgmma_;
+}
+
+const ProductChoice& GemmOnGpu::wgmma() const {
+  if (!wgmma_) wgmma_ = choose_product(gemm_, gpu_);
+  return *wgmma_;
+}
+
+const NarrowChoice& GemmOnGpu::narrow() const {
+  if (!narrow_) narrow_ = narrow_by_mma(gemm_) ? choose_narrow_mma(gemm_, gpu_) : choose_narrow(gemm_, gpu_);
+  return *narrow_;
+}
+
+double GemmOnGpu::cublas_seconds() const {
+  const Gemm& g = gemm_;
+  const CublasCosts& c = costs().cublas;
+  if (!narrow_by_mma(g)) {
+    double seconds = c.single + gemm_bytes(g) / c.single_bytes;
+    if (std::max(g.m, g.n) <= kShortSide) seconds += c.term * double(std::min(g.k, kLongDepth));
+    return seconds;
+  }
+  constexpr int64_t kFew = 8, kTerms = 32;
+  const bool odd = ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
+  const double flops = 2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) *
+                       double(g.terms * g.k);
+  const int64_t side = std::min(g.m, g.n);
+  const bool few_terms = g.k <= kTerms && side > kNarrowSide && g.out == g.in;
+  const double bytes = gemm_bytes(g) * (odd && side <= kFew ? c.few_and_odd : few_terms ? c.few_terms : 1);
+  // Operands whose padding is not ours come by way of a copy, read and written.
+  const double copies = 2 * g.copied / c.bytes_per_second;
+  return c.ends + copies + (odd ? c.odd : 0) + std::max(flops / c.flops, bytes / c.bytes_per_second) +
+         (std::max(g.m, g.n) <= kShortSide ? c.term * double(std::min(g.k, kLongDepth)) : 0);
+}
+
+Estimate GemmOnGpu::cublas_estimate() const {
+  // A bias that it does not fuse is a launch.
+  const double seconds = cublas_seconds() + (gemm_.bias && lacks_wgmma() ? costs().cublas.bias : 0);
+  return {seconds};
+}
+
+bool GemmOnGpu::wgmma_pays() const {
+  // GEMV-like shapes, and skinny ones that need split-K or an unaligned D, do not fill a tile. Where rows lie
+  // across lines TMA is slow and cuBLASLt may be faster: for GEMMs long enough for its copies, where the
+  // models, both some 15 % off, say so clearly.
+  const WgmmaCosts& c = costs().wgmma;
+  const int64_t few = std::min(gemm_.m, gemm_.n);
+  if (few < 2) return false;
+  const ProductChoice& choice = wgmma();
+  if (choice.tile != kStreamTile && few <= c.few && (!gemm_stores_by_tma(gemm_) || choice.splits > 1))
+    return false;
+  return choice.seconds < c.clearly_from ||
+         (gemm_on_lines(gemm_.a, gemm_.lda, gemm_.stride_a) &&
+          gemm_on_lines(gemm_.b, gemm_.ldb, gemm_.stride_b)) ||
+         cublas_seconds() >= c.clearly * choice.seconds;
+}
+
+Estimate GemmOnGpu::wgmma_estimate() const {
+  if (!wgmma_pays()) return Estimate::slower(wgmma().seconds);
+  // Where it pays it is compared with variant "narrow" alone. What a single block of k costs, its model does
+  // not know.
+  const double seconds = wgmma().seconds, cublas = cublas_seconds();
+  const bool narrow = std::min({gemm_.m, gemm_.n, gemm_.k}) <= kNarrowSide;
+  const bool one_block = narrow && gemm_.k <= costs().narrow_terms.few_k &&
+                         gemm_narrow_lacks(gemm_).empty() && this->narrow().tile == kNarrowTerms;
+  return {seconds, one_block ? cublas : std::min(seconds, cublas)};
+}
+
+Estimate GemmOnGpu::narrow_estimate() const {
+  if (std::min({gemm_.m, gemm_.n, gemm_.k}) > kNarrowSide) return Estimate::slower();
+  const double seconds = narrow().seconds;
+  if (!narrow_by_mma(gemm_)) return {seconds};
+  double others = cublas_estimate().seconds;
+  if (!lacks_wgmma()) others = std::min(others, wgmma_estimate().compared);
+  const NarrowMargins& margins = costs().margins;
+  return {seconds, seconds / (others < margins.from ? margins.about : margins.clearly)};
+}
+
+namespace {
+
+/// What choices depend on.
+using Key = std::array<int64_t, 16>;
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = 0x9E3779B97F4A7C15u;
+    for (const int64_t part : key) {
+      hash = (hash ^ uint64_t(part)) * 0xBF58476D1CE4E5B9u;
+      hash ^= hash >> 31;
+    }
+    return size_t(hash);
+  }
+};
+
+/// The largest power of two up to 128 that divides the address; 0 of null.
+int64_t alignment(const void* pointer) {
+  if (!pointer) return 0;
+  const uint64_t address = reinterpret_cast<uintptr_t>(pointer) | 128;
+  return int64_t(address & (~address + 1));
+}
+
+Key key_of(const Gemm& g, const Gpu& gpu) {
+  const int64_t flags = int64_t(g.in) | int64_t(g.out) << 8 | int64_t(g.transpose_a) << 16 |
+                        int64_t(g.transpose_b) << 17 | int64_t(g.bias != nullptr) << 18 |
+                        int64_t(g.beta == 0) << 19 | int64_t(g.pads_d) << 20 | int64_t(gpu.model) << 24 |
+                        int64_t(gpu.major) << 32;
+  const int64_t aligned = alignment(g.a) | alignment(g.b) << 16 | alignment(g.d) << 32 | alignment(g.c) << 48;
+  return {g.m,
+          g.n,
+          g.k,
+          g.batch,
+          g.lda,
+          g.ldb,
+          g.ldd,
+          g.stride_a,
+          g.stride_b,
+          g.stride_d,
+          flags,
+          aligned,
+          int64_t(g.copied),
+          g.terms,
+          gpu.multiprocessors};
+}
+
+}  // namespace
+
+const GemmOnGpu& gemm_on_gpu(const Gemm& gemm, const Gpu& gpu) {
+  constexpr size_t kKept = 1024;  // a training step has some dozens
+  thread_local LruCache<Key, GemmOnGpu, KeyHash> cache(kKept);
+  return cache.get(key_of(gemm, gpu), [&] { return GemmOnGpu(gemm, gpu); });
+}
+
+std::string describe_problem(const GemmOnGpu& problem) {
+  const Gemm& g = problem.gemm();
+  return text_of(g.m, " x ", g.n, " x ", g.k, " in ", g.in, " with leading dimensions ", g.lda, ", ", g.ldb,
+                 ", ", g.ldd, g.batch > 1 ? text_of(", batch ", g.batch) : "",
+                 g.terms > 1 ? text_of(", sum of ", g.terms) : "");
+}
+
+}  // namespace tessera::ops
