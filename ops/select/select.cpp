@@ -8,6 +8,23 @@
 namespace tessera::ops {
 namespace {
 
+constexpr int64_t kMostOfBlock = 16384;  // rows; more are shared by several SMs
+
+struct Ranked {
+  int64_t rows;
+};
+std::string describe_problem(const Ranked& problem) {
+  return text_of(problem.rows, " rows");
+}
+
+constexpr Variant<Ranked, void()> kVariants[] = {
+    {"block", lacks_nothing<Ranked>,
+     [](const Ranked& problem, const Gpu&) {
+       return problem.rows <= kMostOfBlock ? Estimate::preferred() : Estimate::slower();
+     },
+     nullptr},
+    {"grid", lacks_nothing<Ranked>, is_otherwise<Ranked>, nullptr}};
+
 constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max() - 1;  // M itself is an entry of `indices`
 
 void check_count(const char* name, const char* what, const Tensor& count, Device device) {
@@ -58,6 +75,14 @@ Selection select(SelectMode mode, const Tensor& norms, int64_t rows, int64_t n, 
 }
 
 }  // namespace
+
+SelectWay select_way(int64_t rows, const Gpu& gpu) {
+  return SelectWay(choose_index("select", kVariants, Ranked{rows}, gpu));
+}
+
+std::vector<std::string> select_variants() {
+  return names_of(kVariants);
+}
 
 Selection Selection::first(int64_t rows, int64_t n, Device device, const SelectionCounts& counts) {
   check_numbers("first", rows, n, counts, device);

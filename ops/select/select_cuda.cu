@@ -5,15 +5,15 @@
 #include "ops/reduce/persistent.cuh"
 #include "ops/select/radix_search.cuh"
 #include "ops/select/select_kernels.h"
-#include "runtime/tuning.h"
 
 /// A selection has two halves: the search for the bar (radix_search.cuh), and a walk over the rows in index
 /// order, in which the scan of how many rows are chosen and how much is drawable before a row gives the row's
 /// entry in the result; no atomic decides an order. Values are made from the norms (or drawn) again in each
 /// pass: 4 bytes per row from L2 are cheaper than writing them.
 ///
-///   block  one block does all of that, its bins in shared memory: one launch. For up to kMostOfBlock rows.
-///   grid   a launch for each pass of the search (importance: one more for the largest exponent), one that
+///   block  one block does all of that, its bins in shared memory: one launch. For up to 16,384 rows
+///   (select.cpp). grid   a launch for each pass of the search (importance: one more for the largest
+///   exponent), one that
 ///          sums the terms of each chunk of rows, one that writes. The bins of all blocks are added in
 ///          Device::counters; the last block to arrive scans and clears them. No block waits for another.
 ///
@@ -25,8 +25,7 @@ namespace {
 using gpu::kWarp;
 
 constexpr int kBlockThreads = 1024, kGridThreads = 256;
-constexpr int64_t kMostOfBlock = 16384;  // rows; more are shared by several SMs
-constexpr int kMostChunks = 1024;        // blocks of a grid: their sums are scanned by one
+constexpr int kMostChunks = 1024;  // blocks of a grid: their sums are scanned by one
 
 // Among the counters of the stream, in words.
 constexpr int kArrivedAt = 0, kLargestAt = 1, kCountsAt = 64, kSumsAt = kCountsAt + kRadixBins,
@@ -367,9 +366,7 @@ void launch_grid(Device device, Args args) {
 
 template <SelectMode kMode>
 void launch(Device device, const Args& args) {
-  const auto forced = tuning::ForceRow::forced("select");
-  const bool in_block = forced ? *forced == 0 : args.rows <= kMostOfBlock;
-  if (!in_block) return launch_grid<kMode>(device, args);
+  if (select_way(args.rows, Gpu(device)) == SelectWay::grid) return launch_grid<kMode>(device, args);
   gpu::launch_chained(device, {dim3(1), kBlockThreads}, select_in_block<kMode>, args);
 }
 

@@ -2,8 +2,14 @@
 
 #include "ops/select/select.h"
 #include "ops/select/select_math.h"
+#include "ops/variant.h"
 
 namespace tessera::ops {
+
+/// How rows are chosen on a GPU, in the order of the variants: by one block, or by a grid.
+enum class SelectWay : uint8_t { block, grid };
+SelectWay select_way(int64_t rows, const Gpu& gpu);
+std::vector<std::string> select_variants();
 
 /// One selection, its operands checked. An undefined tensor: not used by the mode, or not given.
 struct SelectCall {

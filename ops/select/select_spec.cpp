@@ -2,6 +2,7 @@
 
 #include "ops/op.h"
 #include "ops/select/select.h"
+#include "ops/select/select_kernels.h"
 
 namespace tessera::ops {
 namespace {
@@ -117,7 +118,7 @@ OpSpec select_spec() {
       .problem = select_problem,
       .cases = select_cases(),
       .benches = select_benches(),
-      .rows = {"block", "grid"},
+      .variants = select_variants(),
   };
 }
 

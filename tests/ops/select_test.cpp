@@ -8,10 +8,11 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <optional>
 
 #include "ops/select/select_math.h"
+#include "ops/variant.h"
 #include "runtime/capture.h"
-#include "runtime/tuning.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/guarded.h"
@@ -582,12 +583,13 @@ TEST_F(SelectCuda, ChoosesTheRowsOfTheCpuOnBothVariants) {
         for (const Way& way : ways()) {
           Rng rng(seed + uint64_t(n));
           const Selection cpu = way.choose(norms, n, {}, rng);
-          for (const int row : {-1, 0, 1}) {
-            const tuning::ForceRow force(row < 0 ? "none" : "select", row);
+          for (const char* variant : {"", "block", "grid"}) {
+            std::optional<ForceVariant> force;
+            if (*variant) force.emplace("select", variant);
             Rng same(seed + uint64_t(n));
             expect_same(way.choose(on_gpu, n, {}, same), cpu,
                         way.name + " " + kind + " n=" + std::to_string(n) + " M=" + std::to_string(rows) +
-                            " variant " + std::to_string(row));
+                            " variant " + variant);
           }
         }
       }
@@ -598,8 +600,8 @@ TEST_F(SelectCuda, CountsOnTheDeviceAreThoseOfTheCpu) {
   for (const int32_t n : {-5, 0, 1, 77, 500, 100000})
     for (const int32_t rows : {-1, 0, 1, 499, 1024, 4999, 100000})
       for (const Way& way : ways())
-        for (const int row : {0, 1}) {
-          const tuning::ForceRow force("select", row);
+        for (const char* variant : {"block", "grid"}) {
+          const ForceVariant force("select", variant);
           Rng rng(5), same(5);
           const Selection cpu = way.choose(norms, 500, {number(n), number(rows)}, rng);
           expect_same(way.choose(on_gpu, 500, {number(n, gpu()), number(rows, gpu())}, same), cpu,
@@ -611,8 +613,8 @@ TEST_F(SelectCuda, NormsMayStartAnywhere) {
   const Tensor norms = norms_of(random_norms(3003, 4)), on_gpu = norms.to(gpu());
   for (const int64_t from : {1, 2, 3, 5})
     for (const Way& way : ways())
-      for (const int row : {0, 1}) {
-        const tuning::ForceRow force("select", row);
+      for (const char* variant : {"block", "grid"}) {
+        const ForceVariant force("select", variant);
         Rng rng(5), same(5);
         const Selection cpu = way.choose(norms.slice(0, from, 3000), 300, {}, rng);
         expect_same(way.choose(on_gpu.slice(0, from, 3000), 300, {}, same), cpu, way.name);
@@ -634,8 +636,8 @@ TEST_F(SelectCuda, ReplaysReadNormsAndCountsAndDrawOn) {
                rows = number(0, gpu());
   const Tensor x = Tensor::empty({kRows, 24}, DType::bf16, gpu());
   for (const Way& way : ways())
-    for (const int row : {0, 1}) {
-      const tuning::ForceRow force("select", row);
+    for (const char* variant : {"block", "grid"}) {
+      const ForceVariant force("select", variant);
       Rng rng(77), eager(77);
       Selection chosen;
       Tensor sparse;
