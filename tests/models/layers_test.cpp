@@ -73,11 +73,14 @@ TEST(LayersOfModels, AFormOfAnyLayerChangesTheLoss) {
   });
 }
 
-TEST(LayersOfModels, AFormOfAnyLayerChangesTheLossOnAGpu) {
-  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-  // In bf16 all fused kernels can run. One that ignored the form would give the bits of the dense model.
+TEST(LayersOfModels, AFormOfAnyLayerChangesTheLossInBf16) {
+  // On a GPU all fused kernels can run in bf16. One that ignored the form would give the dense model's bits.
   for_each_model(
-      [](const std::string& what, auto& model) {
+      []<class Model>(const std::string& what, Model& model) {
+        // The squared error is one number in bf16, too few bits to differ for sure; its layers are
+        // classify's.
+        if constexpr (std::is_same_v<Model, Bert>)
+          if (model.config.head == BertHead::regress) return;
         const auto losses = [&] {
           Tape tape;
           const Tensor recorded = small_loss(model);
