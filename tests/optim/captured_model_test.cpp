@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "gradients.h"
-#include "nn/linear.h"
+#include "nn/mlp.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
