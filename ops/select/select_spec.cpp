@@ -217,6 +217,13 @@ std::vector<Case> move_benches() {
   return benches;
 }
 
+Case draw_move(Draw& draw) {
+  const int64_t rows = draw.size(1, 200000);
+  Dims dims{{"N", draw.size(1, rows)}, {"M", rows}, {"B", draw.size(1, 4096)}};
+  if (draw.chance(0.5)) dims["S"] = 1;
+  return {.dims = dims};
+}
+
 Selection given_selection(const char* op, const Tensor& indices, const Tensor& scales, int64_t rows) {
   return {.indices = to_i32(op, "indices", indices),
           .scales = scales.defined() ? scales.to(DType::f32) : scales,
@@ -245,6 +252,7 @@ std::vector<OpSpec> move_specs() {
       .problem = [](const Dims& d, const Attrs&) { return move_problem(d, true); },
       .cases = move_cases(),
       .benches = move_benches(),
+      .sweep = draw_move,
   };
   OpSpec scatter{
       .name = "scatter_selected",
@@ -267,6 +275,13 @@ std::vector<OpSpec> move_specs() {
           },
       .cases = move_cases(),
       .benches = move_benches(),
+      .sweep =
+          [](Draw& draw) {
+            Case c = draw_move(draw);
+            c.attrs.set("rows", c.dims.at("M"));
+            c.dims.erase("M");
+            return c;
+          },
   };
   for (auto* list : {&scatter.cases, &scatter.benches})
     for (Case& c : *list) {
