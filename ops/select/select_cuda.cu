@@ -11,9 +11,9 @@
 /// entry in the result; no atomic decides an order. Values are made from the norms (or drawn) again in each
 /// pass: 4 bytes per row from L2 are cheaper than writing them.
 ///
-///   block  one block does all of that, its bins in shared memory: one launch. For up to 16,384 rows
-///   (select.cpp). grid   a launch for each pass of the search (importance: one more for the largest
-///   exponent), one that
+///   block  one block does all of that, its bins in shared memory: one launch. For up to 16,384 rows, see
+///          select.cpp.
+///   grid   a launch for each pass of the search (importance: one more for the largest exponent), one that
 ///          sums the terms of each chunk of rows, one that writes. The bins of all blocks are added in
 ///          Device::counters; the last block to arrive scans and clears them. No block waits for another.
 ///

@@ -279,7 +279,7 @@ constexpr BadLine kBadLines[] = {
     {"op select --in a --out b --set threshold=nan", "select|\"threshold\" must be finite"},
     {"op select --in a --out b --set n=1.5", "select|\"n\" is an integer"},
     {"op select --in a --out b --grad", "select|no gradient"},
-    {"op select --in a --out b --row 2 --device cuda", "select|--row 2|2 rows"},
+    {"op select --in a --out b --variant blok --device cuda", "--variant \"blok\"|select has block, grid"},
     {"op layernorm --in a --out b --set epz=1", "layernorm|\"epz\"|did you mean eps?"},
     {"op layernorm --in a --out b --set eps=small", "eps|a number|small"},
     {"op layernorm --in a --out b --set eps=nan", "eps|finite"},
