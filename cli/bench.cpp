@@ -37,6 +37,31 @@ void add_seconds(CLI::App& command, double& seconds) {
       ->check(between(0.001, 600.0));
 }
 
+void add_bench_of_device(CLI::App& command, Action& action,
+                         const std::function<std::vector<bench::Record>(Device)>& measure) {
+  struct Args {
+    std::string device, json;
+  };
+  auto args = std::make_shared<Args>();
+  add_device(command, args->device);
+  add_json(command, args->json);
+  command.callback([&action, args, measure] {
+    action = [args, measure] {
+      if (!args->json.empty()) check_writable(args->json);
+      publish(measure(device_of(args->device)), args->json);
+      return 0;
+    };
+  });
+}
+
+void StepFlags::add_to(CLI::App& command) {
+  command.add_option("--precision", precision, kPrecisionsHelp);
+  command.add_option("--graph", graph, "on,off: the step as one captured graph (GPU)");
+  add_device(command, device);
+  add_seconds(command, seconds);
+  add_json(command, json);
+}
+
 Device device_of(const std::string& name) {
   return name.empty() ? Device::best() : Device::parse(name);
 }
@@ -45,7 +70,7 @@ namespace {
 
 // ---- bench op ----
 
-struct OpArgs {
+struct OpBenchArgs {
   std::string name, dtype, mode = "fwd,bwd", variant, device, json;
   std::vector<std::string> shapes, set;
   double seconds = 0.5;
@@ -66,7 +91,7 @@ void check_dim_names(const ops::OpSpec& op, const ops::Dims& dims) {
   }
 }
 
-int bench_op(const OpArgs& args) {
+int bench_op(const OpBenchArgs& args) {
   bench::OpBenchOptions options;
   const ops::OpSpec* op = nullptr;
   const std::string* shape = nullptr;
@@ -144,7 +169,7 @@ int bench_op(const OpArgs& args) {
 
 void add_bench_op(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand("op", "Time an operator");
-  auto args = std::make_shared<OpArgs>();
+  auto args = std::make_shared<OpBenchArgs>();
   command->add_option("name", args->name, "Operator")->required();
   command
       ->add_option("--shape", args->shapes,
@@ -168,40 +193,27 @@ void add_bench_op(CLI::App& bench, Action& action) {
 
 struct StepArgs {
   TnpFlags tnp;
-  std::string graph = "on,off", checkpoint = "off", precision, device, json;
-  double seconds = 2;
+  StepFlags step;
+  std::string checkpoint = "off";
 };
 
 int bench_step(const StepArgs& args) {
   bench::StepBenchOptions options;
   options.settings = args.tnp.job();
-  options.graph = parse_switches(args.graph, "--graph");
   options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
-  if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
-  options.timer.seconds = args.seconds;
-  options.device = device_of(args.device);
-  if (!args.json.empty()) check_writable(args.json);
-  publish(bench::bench_tnp_step(options), args.json);
-  return 0;
+  return args.step.run(options, bench::bench_tnp_step);
 }
 
 struct LanguageStepArgs {
   explicit LanguageStepArgs(bool llama) : flags(llama) {}
   LanguageFlags flags;
-  std::string graph = "on,off", precision, device, json;
-  double seconds = 2;
+  StepFlags step;
 };
 
 int bench_language(const LanguageStepArgs& args) {
   bench::LanguageStepOptions options;
   options.settings = args.flags.job();
-  options.graph = parse_switches(args.graph, "--graph");
-  if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
-  options.timer.seconds = args.seconds;
-  options.device = device_of(args.device);
-  if (!args.json.empty()) check_writable(args.json);
-  publish(bench::bench_language_step(options), args.json);
-  return 0;
+  return args.step.run(options, bench::bench_language_step);
 }
 
 /// GPT-2 124M and LLaMA 130M unless told otherwise.
@@ -212,11 +224,7 @@ void add_bench_language(CLI::App& step, Action& action, bool llama) {
   args->flags.settings().length = 1024;
   args->flags.add_sizes(*command, llama ? "130m" : "small", false);
   args->flags.add_vocabulary(*command);
-  command->add_option("--precision", args->precision, kPrecisionsHelp);
-  command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
-  add_device(*command, args->device);
-  add_seconds(*command, args->seconds);
-  add_json(*command, args->json);
+  args->step.add_to(*command);
   command->callback([&action, args] { action = [args] { return bench_language(*args); }; });
 }
 
@@ -227,12 +235,8 @@ void add_bench_step(CLI::App& bench, Action& action) {
   auto args = std::make_shared<StepArgs>();
   args->tnp.add_to(*tnp);
   tnp->remove_option(tnp->get_option("--precision"));
-  tnp->add_option("--precision", args->precision, kPrecisionsHelp);
-  tnp->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
+  args->step.add_to(*tnp);
   tnp->add_option("--checkpoint", args->checkpoint, "on,off: activation checkpointing of every block");
-  add_device(*tnp, args->device);
-  add_seconds(*tnp, args->seconds);
-  add_json(*tnp, args->json);
   tnp->callback([&action, args] { action = [args] { return bench_step(*args); }; });
   add_bench_language(*command, action, false);
   add_bench_language(*command, action, true);
@@ -242,21 +246,9 @@ void add_bench_step(CLI::App& bench, Action& action) {
 // ---- bench host ----
 
 void add_bench_host(CLI::App& bench, Action& action) {
-  struct HostArgs {
-    std::string device, json;
-  };
-  auto* command =
-      bench.add_subcommand("host", "What an operator costs the host: a chain of 10,000 tiny ones");
-  auto args = std::make_shared<HostArgs>();
-  add_device(*command, args->device);
-  add_json(*command, args->json);
-  command->callback([&action, args] {
-    action = [args] {
-      if (!args->json.empty()) check_writable(args->json);
-      publish(bench::bench_host(device_of(args->device)), args->json);
-      return 0;
-    };
-  });
+  add_bench_of_device(
+      *bench.add_subcommand("host", "What an operator costs the host: a chain of 10,000 tiny ones"), action,
+      [](Device device) { return bench::bench_host(device); });
 }
 
 }  // namespace

@@ -20,6 +20,29 @@ void add_seconds(CLI::App& command, double& seconds);
 /// "": the first GPU, else the CPU.
 Device device_of(const std::string& name);
 
+/// --device and --json of a benchmark that has no other flags, and what it runs.
+void add_bench_of_device(CLI::App& command, Action& action,
+                         const std::function<std::vector<bench::Record>(Device)>& measure);
+
+/// The flags that the subcommands of `bench step` share.
+struct StepFlags {
+  std::string graph = "on,off", precision, device, json;
+  double seconds = 2;
+
+  void add_to(CLI::App& command);
+  /// Sets what the flags say and runs `measure`, which returns records.
+  template <class Options, class Measure>
+  int run(Options& options, Measure&& measure) const {
+    options.graph = parse_switches(graph, "--graph");
+    if (!precision.empty()) options.precisions = parse_precisions(precision, "--precision");
+    options.timer.seconds = seconds;
+    options.device = device_of(device);
+    if (!json.empty()) check_writable(json);
+    publish(measure(options), json);
+    return 0;
+  }
+};
+
 /// Of `bench step`.
 void add_bench_step_bert(CLI::App& step, Action& action);
 void add_bench_sweep(CLI::App& bench, Action& action);

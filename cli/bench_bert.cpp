@@ -8,8 +8,8 @@ namespace {
 
 struct BertArgs {
   models::BertConfig model;
-  std::string shape = "32x128,16x512", graph = "on,off", dropout = "0.1", precision, device, json;
-  double seconds = 2;
+  StepFlags step;
+  std::string shape = "32x128,16x512", dropout = "0.1";
 };
 
 std::vector<std::pair<int64_t, int64_t>> parse_shapes(const std::string& text,
@@ -51,14 +51,8 @@ int bench_bert(const BertArgs& args) {
     throw UsageError(error.what());
   }
   options.shapes = parse_shapes(args.shape, options.model);
-  options.graph = parse_switches(args.graph, "--graph");
   options.dropout = parse_dropout(args.dropout);
-  if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
-  options.timer.seconds = args.seconds;
-  options.device = device_of(args.device);
-  if (!args.json.empty()) check_writable(args.json);
-  publish(bench::bench_bert_step(options), args.json);
-  return 0;
+  return args.step.run(options, bench::bench_bert_step);
 }
 
 }  // namespace
@@ -74,11 +68,7 @@ void add_bench_step_bert(CLI::App& step, Action& action) {
   command->add_option("--n-head", args->model.heads, "Number of attention heads")->check(size);
   command->add_option("--vocab-size", args->model.vocabulary, "Vocabulary size")->check(size);
   command->add_option("--dropout", args->dropout, "Dropout rates of all layers, such as 0.1,0");
-  command->add_option("--precision", args->precision, kPrecisionsHelp);
-  command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
-  add_device(*command, args->device);
-  add_seconds(*command, args->seconds);
-  add_json(*command, args->json);
+  args->step.add_to(*command);
   command->callback([&action, args] { action = [args] { return bench_bert(*args); }; });
 }
 

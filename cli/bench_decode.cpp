@@ -60,17 +60,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->add_option("--batch-size", args->batch, "Texts per batch")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 12));
-  command->add_option("--temperature", args->sampling.temperature, "Sampling temperature; 0: greedy")
-      ->check(kFinite)
-      ->check(between(0.0, 1e6));
-  command->add_option("--top-k", args->sampling.top_k, "Sample from the k most likely tokens; 0: all")
-      ->check(kDecimal)
-      ->check(CLI::Range(0, 1 << 30));
-  command
-      ->add_option("--top-p", args->sampling.top_p,
-                   "Sample from the smallest set of tokens with this total probability")
-      ->check(kFinite)
-      ->check(kProbability);
+  add_sampling(*command, args->sampling);
   command->add_option("--dtype", args->dtype, "f32, bf16 or f16; default: f16 on a GPU, f32 on the CPU");
   command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
   command->add_option("--repeats", args->repeats, "Number of timed texts")

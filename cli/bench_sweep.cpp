@@ -148,20 +148,8 @@ void add_bench_optim(CLI::App& bench, Action& action) {
 }
 
 void add_bench_copy(CLI::App& bench, Action& action) {
-  struct CopyArgs {
-    std::string device, json;
-  };
-  auto* command = bench.add_subcommand("copy", "The memory bandwidth that a large copy reaches");
-  auto args = std::make_shared<CopyArgs>();
-  add_device(*command, args->device);
-  add_json(*command, args->json);
-  command->callback([&action, args] {
-    action = [args] {
-      if (!args->json.empty()) check_writable(args->json);
-      publish(bench::bench_copy(device_of(args->device)), args->json);
-      return 0;
-    };
-  });
+  add_bench_of_device(*bench.add_subcommand("copy", "The memory bandwidth that a large copy reaches"), action,
+                      [](Device device) { return bench::bench_copy(device); });
 }
 
 }  // namespace tessera::cli

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/generation/sample.h"
 #include "ops/op.h"
 #include "runtime/device.h"
 #include "tensor/dtype.h"
@@ -62,6 +63,9 @@ CLI::Validator between(double least, double most);
 extern const CLI::Validator kMayBeEmpty;
 /// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
 extern const CLI::Validator kDeviceName;
+
+/// Adds --temperature, --top-k and --top-p; returns the first.
+CLI::Option* add_sampling(CLI::App& command, ops::Sampling& sampling);
 
 /// "M=10000,N=1000" to sizes. Throws UsageError on anything else, on a size below 0 and on a name given
 /// twice.

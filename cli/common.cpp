@@ -131,30 +131,51 @@ std::vector<bool> parse_switches(const std::string& text, const char* what) {
   return values;
 }
 
-std::vector<DType> parse_dtypes(const std::string& text, const char* what) {
-  std::vector<DType> dtypes;
+namespace {
+
+/// The parts of "a,b,c", each by `parse`, whose errors become those of the flag `what`.
+template <class Parse>
+auto parse_list(const std::string& text, const char* what, Parse&& parse) {
+  std::vector<decltype(parse(text))> values;
   for (const std::string& part : split_list(text, what)) {
     try {
-      dtypes.push_back(parse_dtype(part));
+      values.push_back(parse(part));
     } catch (const Error& error) {
       throw UsageError(std::string(what) + ": " + error.what());
     }
-    if (!is_floating(dtypes.back()) || dtypes.back() == DType::f8e4m3)
-      throw UsageError(std::string(what) + ": " + part + ": expected f64, f32, bf16 or f16");
   }
-  return dtypes;
+  return values;
+}
+
+}  // namespace
+
+std::vector<DType> parse_dtypes(const std::string& text, const char* what) {
+  return parse_list(text, what, [&](const std::string& part) {
+    const DType dtype = parse_dtype(part);
+    if (!is_floating(dtype) || dtype == DType::f8e4m3)
+      throw UsageError(std::string(what) + ": " + part + ": expected f64, f32, bf16 or f16");
+    return dtype;
+  });
 }
 
 std::vector<Precision> parse_precisions(const std::string& text, const char* what) {
-  std::vector<Precision> precisions;
-  for (const std::string& part : split_list(text, what)) {
-    try {
-      precisions.push_back(parse_precision(part));
-    } catch (const Error& error) {
-      throw UsageError(std::string(what) + ": " + error.what());
-    }
-  }
-  return precisions;
+  return parse_list(text, what, [](const std::string& part) { return parse_precision(part); });
+}
+
+CLI::Option* add_sampling(CLI::App& command, ops::Sampling& sampling) {
+  auto* const temperature =
+      command.add_option("--temperature", sampling.temperature, "Sampling temperature; 0: greedy")
+          ->check(kFinite)
+          ->check(between(0.0, 1e6));
+  command.add_option("--top-k", sampling.top_k, "Sample from the k most likely tokens; 0: all")
+      ->check(kDecimal)
+      ->check(CLI::Range(0, 1 << 30));
+  command
+      .add_option("--top-p", sampling.top_p,
+                  "Sample from the smallest set of tokens with this total probability")
+      ->check(kFinite)
+      ->check(kProbability);
+  return temperature;
 }
 
 void PrecisionFlag::add_to(CLI::App& command) {

@@ -7,6 +7,7 @@
 
 #include "cli/eval.h"
 #include "cli/language_folder.h"
+#include "datasets/tokenize.h"
 #include "datasets/tokens.h"
 #include "io/text_file.h"
 #include "io/utf8.h"
@@ -17,8 +18,6 @@
 
 namespace tessera::cli {
 namespace {
-
-constexpr uint64_t kLargestText = uint64_t{1} << 32;
 
 struct PplArgs {
   std::string model, data, part = "validation", dtype, device;
@@ -38,7 +37,7 @@ Tokens tokens_of_text(const PplArgs& args, const LanguageFolder& language) {
   std::string text;
   for (const std::string& path : args.text) {
     if (!text.empty()) text += "\n\n";
-    text += io::read_text(path, kLargestText, args.any_bytes);
+    text += io::read_text(path, datasets::kLargestText, args.any_bytes);
   }
   const io::Tokenizer tokenizer = io::Tokenizer::load(language.path);
   const std::vector<int32_t> ids = tokenizer.encode(text).ids;

@@ -68,7 +68,9 @@ void add_eval_tnp(CLI::App& eval, Action& action) {
       "tnp", "Negative log-likelihood beside the Bayes-optimal one, on fresh tasks of the prior");
   auto args = std::make_shared<EvalArgs>();
   tnp->add_option("run", args->run, "Run folder")->required();
-  tnp->add_option("--tasks", args->tasks, "Fresh tasks")->check(kDecimal)->check(CLI::Range(1, 1 << 24));
+  tnp->add_option("--eval-tasks,--tasks", args->tasks, "Fresh tasks")
+      ->check(kDecimal)
+      ->check(CLI::Range(1, 1 << 24));
   tnp->add_option("--batch-size", args->batch, "Tasks at a time")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 20));

@@ -226,18 +226,7 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--max-tokens", args->most_tokens, "Maximum number of new tokens per text")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));
-  auto* const temperature =
-      command->add_option("--temperature", args->sampling.temperature, "Sampling temperature; 0: greedy")
-          ->check(kFinite)
-          ->check(between(0.0, 1e6));
-  command->add_option("--top-k", args->sampling.top_k, "Sample from the k most likely tokens; 0: all")
-      ->check(kDecimal)
-      ->check(CLI::Range(0, 1 << 30));
-  command
-      ->add_option("--top-p", args->sampling.top_p,
-                   "Sample from the smallest set of tokens with this total probability")
-      ->check(kFinite)
-      ->check(kProbability);
+  auto* const temperature = add_sampling(*command, args->sampling);
   command->add_flag("--greedy", args->greedy, "As --temperature 0")->excludes(temperature);
   command->add_option("--seed", args->seed, "Random seed")
       ->check(kDecimal)

@@ -35,6 +35,17 @@ double memory_of(const std::string& given) {
                        : std::stod(given) * double(1 << 30);
 }
 
+nlohmann::json step_json(const plan::Memory& memory, double flops, int64_t largest_batch) {
+  return {{"parameters", memory.parameters},
+          {"gradients", memory.gradients},
+          {"optimizer", memory.optimizer},
+          {"saved", memory.saved},
+          {"transient", memory.transient},
+          {"total", memory.total()},
+          {"flops", flops},
+          {"largest_batch", largest_batch}};
+}
+
 int run_plan(const PlanArgs& args) {
   train::TnpSettings job = args.tnp.job();
   job.set_precision(args.tnp.precision.on(Device::best()));
@@ -81,15 +92,9 @@ int run_plan(const PlanArgs& args) {
   }
   const auto record = [&](const models::TnpConfig& config, const plan::Memory& plan, int64_t most,
                           bool recompute) {
-    return nlohmann::json{{"checkpoint_every", config.checkpoint_every},
-                          {"parameters", plan.parameters},
-                          {"gradients", plan.gradients},
-                          {"optimizer", plan.optimizer},
-                          {"saved", plan.saved},
-                          {"transient", plan.transient},
-                          {"total", plan.total()},
-                          {"flops", flops.step(recompute)},
-                          {"largest_batch", most}};
+    nlohmann::json out = step_json(plan, flops.step(recompute), most);
+    out["checkpoint_every"] = config.checkpoint_every;
+    return out;
   };
   out["model"] = "tnp";
   out["precision"] = name_of(job.precision());
@@ -117,19 +122,12 @@ int run_language_plan(const LanguagePlanArgs& args) {
   const int64_t most = largest_batch(
       memory, [&](int64_t batch) { return plan::count_memory(job.model, batch, job.length).total(); });
   if (args.json) {
-    fmt::print("{}\n", nlohmann::json{{"model", job.family()},
-                                      {"memory_bytes", memory},
-                                      {"precision", name_of(job.precision())},
-                                      {"parameter_count", parameters},
-                                      {"parameters", plan.parameters},
-                                      {"gradients", plan.gradients},
-                                      {"optimizer", plan.optimizer},
-                                      {"saved", plan.saved},
-                                      {"transient", plan.transient},
-                                      {"total", plan.total()},
-                                      {"flops", flops.step()},
-                                      {"largest_batch", most}}
-                           .dump(2));
+    nlohmann::json out = step_json(plan, flops.step(), most);
+    out["model"] = job.family();
+    out["memory_bytes"] = memory;
+    out["precision"] = name_of(job.precision());
+    out["parameter_count"] = parameters;
+    fmt::print("{}\n", out.dump(2));
     return 0;
   }
   fmt::print("{}: {} parameters, {}, B={} T={}, {} tokens a step\n", job.family(), parameters,

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "datasets/tokenize.h"
 #include "io/file.h"
 #include "io/text_file.h"
 #include "io/tokenizer/tokenizer.h"
@@ -15,8 +16,6 @@
 
 namespace tessera::cli {
 namespace {
-
-constexpr uint64_t kLargestText = uint64_t{1} << 32;
 
 /// GPT-2's is built in; LLaMA-3's as its tokenizer.json has it.
 constexpr const char* kLlama3Pattern =
@@ -45,7 +44,7 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
   std::vector<std::string> texts;
   uint64_t bytes = 0, invalid = 0;
   for (const std::string& path : args.text) {
-    texts.push_back(io::read_text(path, kLargestText, args.any_bytes));
+    texts.push_back(io::read_text(path, datasets::kLargestText, args.any_bytes));
     bytes += texts.back().size();
     invalid += io::invalid_bytes(texts.back());
   }
@@ -85,7 +84,7 @@ int run_encode(const CodeArgs& args, bool has_text, bool has_pair) {
   const std::string text = has_text ? args.text
                            : args.file.empty() || args.file == "-"
                                ? standard_input()
-                               : io::read_text(args.file, kLargestText, args.any_bytes);
+                               : io::read_text(args.file, datasets::kLargestText, args.any_bytes);
   const io::EncodeOptions options{.special = !args.plain, .max_length = args.max_length};
   const io::Encoding encoding =
       has_pair ? tokenizer.encode_pair(text, args.pair, options) : tokenizer.encode(text, options);
@@ -122,10 +121,11 @@ std::vector<int32_t> read_ids(const std::string& text) {
 
 int run_decode(const CodeArgs& args) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(args.tokenizer);
-  const std::vector<int32_t> ids = !args.ids.empty() ? args.ids
-                                                     : read_ids(args.file.empty() || args.file == "-"
-                                                                    ? standard_input()
-                                                                    : io::read_file(args.file, kLargestText));
+  const std::vector<int32_t> ids = !args.ids.empty()
+                                       ? args.ids
+                                       : read_ids(args.file.empty() || args.file == "-"
+                                                      ? standard_input()
+                                                      : io::read_file(args.file, datasets::kLargestText));
   fmt::print("{}\n", tokenizer.decode(ids, !args.keep_special));
   return 0;
 }

@@ -86,11 +86,7 @@ json to_json(const GlueSettings& settings) {
 }
 
 GlueSettings glue_settings_from_json(const json& in) {
-  GlueSettings settings;
-  SettingList list = settings.list();
-  take_job(list, in, "bert job");
-  settings.validate();
-  return settings;
+  return job_settings<GlueSettings>(in, "bert job");
 }
 
 // ---- the job ----

@@ -113,11 +113,7 @@ json to_json(const LanguageSettings& settings) {
 }
 
 LanguageSettings language_settings_from_json(const json& in) {
-  LanguageSettings settings;
-  SettingList list = settings.list();
-  take_job(list, in, "language job");
-  settings.validate();
-  return settings;
+  return job_settings<LanguageSettings>(in, "language job");
 }
 
 SettingList LanguageWatch::list() {
@@ -151,34 +147,35 @@ SettingList LanguageWatch::list() {
 
 namespace {
 
-struct Size {
+struct ModelSize {
   const char* name;
   int64_t layers, d_model, heads, d_ff;
 };
-constexpr Size kGptSizes[] = {{"demo", 4, 128, 4, 512},
-                              {"small", 12, 768, 12, 3072},
-                              {"medium", 24, 1024, 16, 4096},
-                              {"large", 36, 1280, 20, 5120},
-                              {"xl", 48, 1600, 25, 6400}};
-constexpr Size kLlamaSizes[] = {{"demo", 4, 128, 4, 344},    {"60m", 8, 512, 8, 1376},
-                                {"130m", 12, 768, 12, 2048}, {"350m", 24, 1024, 16, 2736},
-                                {"1b", 24, 2048, 32, 5461},  {"7b", 32, 4096, 32, 11008}};
+constexpr ModelSize kGptSizes[] = {{"demo", 4, 128, 4, 512},
+                                   {"small", 12, 768, 12, 3072},
+                                   {"medium", 24, 1024, 16, 4096},
+                                   {"large", 36, 1280, 20, 5120},
+                                   {"xl", 48, 1600, 25, 6400}};
+constexpr ModelSize kLlamaSizes[] = {{"demo", 4, 128, 4, 344},    {"60m", 8, 512, 8, 1376},
+                                     {"130m", 12, 768, 12, 2048}, {"350m", 24, 1024, 16, 2736},
+                                     {"1b", 24, 2048, 32, 5461},  {"7b", 32, 4096, 32, 11008}};
 
-std::span<const Size> sizes_of(bool llama) {
-  return llama ? std::span<const Size>(kLlamaSizes) : std::span<const Size>(kGptSizes);
+std::span<const ModelSize> sizes_of(bool llama) {
+  return llama ? std::span<const ModelSize>(kLlamaSizes) : std::span<const ModelSize>(kGptSizes);
 }
 
 }  // namespace
 
 std::vector<std::string> size_names(bool llama) {
   std::vector<std::string> names;
-  for (const Size& size : sizes_of(llama)) names.push_back(size.name);
+  for (const ModelSize& size : sizes_of(llama)) names.push_back(size.name);
   return names;
 }
 
 void apply_size(LanguageConfig& config, const std::string& name) {
   const auto sizes = sizes_of(std::holds_alternative<models::LlamaConfig>(config));
-  const auto found = std::find_if(sizes.begin(), sizes.end(), [&](const Size& s) { return s.name == name; });
+  const auto found =
+      std::find_if(sizes.begin(), sizes.end(), [&](const ModelSize& s) { return s.name == name; });
   check(found != sizes.end(), "there is no size \"", name, "\"");
   std::visit(
       [&](auto& model) {

@@ -121,6 +121,15 @@ nlohmann::json to_json(const SettingList& list, Kept kept);
 /// Takes the settings of a job. Throws, beginning with `what` and naming the key that is missing, unknown or
 /// of a wrong type.
 void take_job(SettingList& list, const nlohmann::json& in, const std::string& what);
+/// A new job's settings by what to_json() gave of others.
+template <class Settings>
+Settings job_settings(const nlohmann::json& in, const char* what) {
+  Settings settings;
+  SettingList list = settings.list();
+  take_job(list, in, what);
+  settings.validate();
+  return settings;
+}
 /// Takes the options of the run.json at `path` that are not given again. Those that it lacks stay as they
 /// are.
 void take_options(SettingList& list, const nlohmann::json& run, const std::string& path, const Given& given);

@@ -82,11 +82,7 @@ json to_json(const TnpSettings& settings) {
 }
 
 TnpSettings tnp_settings_from_json(const json& in) {
-  TnpSettings settings;
-  SettingList list = settings.list();
-  take_job(list, in, "tnp job");
-  settings.validate();
-  return settings;
+  return job_settings<TnpSettings>(in, "tnp job");
 }
 
 TnpSettings tnp_settings_of_run(const std::string& path, const json& run) {

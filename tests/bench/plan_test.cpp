@@ -1,14 +1,13 @@
 #include <gtest/gtest.h>
 
 #include "bench/step_bench.h"
+#include "tests/bench/once.h"
 
 /// What `tessera plan` says of a step's memory, next to what the step's tensors took on a GPU. (On a CPU
 /// small models are mostly what the allocator rounds up, and large ones take minutes.)
 
 namespace tessera::bench {
 namespace {
-
-constexpr TimerOptions kOnce = {.seconds = 0, .least = 1, .most = 1, .warmups = 1, .cold = false};
 
 class PlanCuda : public testing::Test {
  protected:

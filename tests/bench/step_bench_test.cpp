@@ -1,4 +1,5 @@
 #include "bench/step_bench.h"
+#include "tests/bench/once.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +9,6 @@
 
 namespace tessera::bench {
 namespace {
-
-constexpr TimerOptions kOnce = {.seconds = 0, .least = 1, .most = 1, .warmups = 1, .cold = false};
 
 /// Steps of other models are other work; two of the same are not.
 void expect_own_work(const Record& a, const Record& same, const Record& other, const char* what) {

@@ -25,24 +25,9 @@ void make_data(const Workplace& at, const std::string& task = "sst2") {
   ASSERT_EQ(made.code, 0) << made.err;
 }
 
-int64_t steps_logged(const Workplace& at, const std::string& run) {
-  const std::string text = at.get(run + "/metrics.jsonl");
-  return std::count(text.begin(), text.end(), '\n');
-}
-
 /// The curve without its timings.
-std::vector<std::string> curve(const Workplace& at, const std::string& run) {
-  std::vector<std::string> lines;
-  std::istringstream text(at.get(run + "/metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) {
-    const json record = json::parse(line);
-    json kept;
-    for (const auto& [name, value] : record.items())
-      if (name == "step" || name == "loss" || name == "grad_norm" || name.starts_with("eval_"))
-        kept[name] = value;
-    lines.push_back(kept.dump());
-  }
-  return lines;
+std::vector<std::string> bert_curve(const Workplace& at, const std::string& run) {
+  return curve_of(at, run, {"loss", "grad_norm", "eval_"});
 }
 
 std::string last_checkpoint(const Workplace& at, const std::string& run, int64_t step) {
@@ -56,8 +41,8 @@ void expect_same_seeds(const Workplace& at, const std::string& a, const std::str
     const std::string one = a + "/seed-" + std::to_string(seed), other = b + "/seed-" + std::to_string(seed);
     EXPECT_NE(last_checkpoint(at, one, steps), "") << one;
     EXPECT_EQ(last_checkpoint(at, one, steps), last_checkpoint(at, other, steps)) << other;
-    EXPECT_EQ(curve(at, one), curve(at, other)) << other;
-    EXPECT_EQ(int64_t(curve(at, one).size()), steps);
+    EXPECT_EQ(bert_curve(at, one), bert_curve(at, other)) << other;
+    EXPECT_EQ(int64_t(bert_curve(at, one).size()), steps);
   }
 }
 

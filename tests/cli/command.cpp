@@ -1,6 +1,7 @@
 #include "tests/cli/command.h"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -11,6 +12,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 
@@ -163,6 +165,46 @@ bool holds_all(const std::string& text, const std::string& parts) {
   for (std::string part; std::getline(list, part, '|');)
     if (text.find(part) == std::string::npos) return false;
   return true;
+}
+
+void expect_success(const Outcome& outcome) {
+  EXPECT_EQ(outcome.code, 0) << "signal " << outcome.signal << "\n" << outcome.out << outcome.err;
+}
+
+std::string said(const Workplace& workplace, const std::string& line) {
+  const Outcome outcome = run(workplace, line);
+  EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
+  return outcome.out;
+}
+
+void expect_failures(const Workplace& workplace, std::initializer_list<Failure> failures,
+                     const std::string& more) {
+  for (const Failure& one : failures) {
+    const Outcome outcome = run(workplace, one.line + (one.code == 1 ? more : ""));
+    EXPECT_EQ(outcome.code, one.code) << one.line << ": " << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, one.says)) << one.line << ": " << outcome.err;
+    EXPECT_EQ(outcome.out, "") << one.line;
+  }
+}
+
+int64_t steps_logged(const Workplace& workplace, const std::string& folder) {
+  const std::string text = workplace.get(folder + "/metrics.jsonl");
+  return std::count(text.begin(), text.end(), '\n');
+}
+
+std::vector<std::string> curve_of(const Workplace& workplace, const std::string& folder,
+                                  std::initializer_list<const char*> values) {
+  std::vector<std::string> lines;
+  std::istringstream text(workplace.get(folder + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) {
+    const nlohmann::json record = nlohmann::json::parse(line);
+    nlohmann::json kept = {{"step", record.at("step")}};
+    for (const auto& [name, value] : record.items())
+      for (const std::string wanted : values)
+        if (wanted.back() == '_' ? name.starts_with(wanted) : name == wanted) kept[name] = value;
+    lines.push_back(kept.dump());
+  }
+  return lines;
 }
 
 }  // namespace tessera::cli::test

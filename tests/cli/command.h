@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -94,6 +95,29 @@ class Variable {
 std::string first_line(const std::string& text);
 /// Whether all parts occur, separated by '|'.
 bool holds_all(const std::string& text, const std::string& parts);
+
+/// Expects that it ended with status 0.
+void expect_success(const Outcome& outcome);
+/// The standard output of a command that must succeed.
+std::string said(const Workplace& workplace, const std::string& line);
+
+/// A command that must fail: its exit status, and parts of its message separated by '|'.
+struct Failure {
+  const char* line;
+  int code;
+  const char* says;
+};
+/// Expects that each fails so and writes nothing to standard output; `more` is appended to those with
+/// status 1.
+void expect_failures(const Workplace& workplace, std::initializer_list<Failure> failures,
+                     const std::string& more = {});
+
+/// Lines of metrics.jsonl in the run folder.
+int64_t steps_logged(const Workplace& workplace, const std::string& folder);
+/// Each of them as JSON: the step, and of these values those that it has ("eval_" stands for all that begin
+/// so).
+std::vector<std::string> curve_of(const Workplace& workplace, const std::string& folder,
+                                  std::initializer_list<const char*> values);
 
 /// The flags of a model that trains thousands of steps in seconds.
 inline const std::string kTiny =

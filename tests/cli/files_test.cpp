@@ -264,16 +264,16 @@ TEST(Tokenize, LeavesNoShardOfWhatItCouldNotFinish) {
 constexpr const char* kRecord =
     R"({"op":"linear","shape":{"T":4},"dtype":"f32","mode":"fwd","implementation":"a","ms":{"p10":1,"p50":2,"p90":3}})";
 
-struct BadRecord {
+struct BadText {
   const char* name;
   const char* text;
   const char* says;
 };
-void PrintTo(const BadRecord& bad, std::ostream* out) {
+void PrintTo(const BadText& bad, std::ostream* out) {
   *out << bad.name;
 }
 
-constexpr BadRecord kBadRecords[] = {
+constexpr BadText kBadRecords[] = {
     {"Empty", "", "bad.jsonl|empty"},
     {"Blank", "\n\n", "bad.jsonl|no benchmark records"},
     {"NoJson", "op linear 3 ms\n", "bad.jsonl:1|JSON"},
@@ -307,7 +307,7 @@ constexpr BadRecord kBadRecords[] = {
     {"LfsPointer", kLfsPointer, "bad.jsonl|Git LFS"},
 };
 
-class BadRecords : public ::testing::TestWithParam<BadRecord> {};
+class BadRecords : public ::testing::TestWithParam<BadText> {};
 
 TEST_P(BadRecords, AreRefusedWithFileAndLine) {
   const Workplace workplace;
@@ -434,16 +434,7 @@ TEST(Output, LargerThanAFileMayBeIsAnError) {
 
 // ---- configuration files ----
 
-struct BadConfig {
-  const char* name;
-  const char* text;
-  const char* says;
-};
-void PrintTo(const BadConfig& bad, std::ostream* out) {
-  *out << bad.name;
-}
-
-constexpr BadConfig kBadConfigs[] = {
+constexpr BadText kBadConfigs[] = {
     {"UnknownKey", "stpes = 3\n", "run.toml|\"stpes\"|did you mean steps?"},
     {"UnknownKeyAmongGood", "steps = 3\nwidth_of_everything = 8\n", "run.toml|\"width_of_everything\""},
     {"Underscore", "batch_size = 3\n", "run.toml|\"batch_size\"|did you mean batch-size?"},
@@ -463,7 +454,7 @@ constexpr BadConfig kBadConfigs[] = {
     {"ResumeAndLr", "resume = \"r\"\nlr = 1\n", "--resume|--lr cannot change it"},
 };
 
-class BadConfigs : public ::testing::TestWithParam<BadConfig> {};
+class BadConfigs : public ::testing::TestWithParam<BadText> {};
 
 TEST_P(BadConfigs, AreUsageErrors) {
   const Workplace workplace;

@@ -149,12 +149,6 @@ TEST(Generate, AnInterruptEndsTheTextCleanly) {
   EXPECT_EQ(outcome.out, result["texts"][0]["text"].get<std::string>() + "\n");
 }
 
-struct Failure {
-  const char* line;
-  int code;
-  const char* says;
-};
-
 TEST(Generate, SaysWhatIsWrong) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
@@ -173,41 +167,38 @@ TEST(Generate, SaysWhatIsWrong) {
   fs::create_directories(at / "empty");
   fs::create_directories(at / "run");
   at.put("run/run.json", "{}");
-  for (const Failure& one : std::initializer_list<Failure>{
-           {"generate", 2, "--model|required"},
-           {"generate --model m --prompt a --temprature 1", 2, "did you mean --temperature?"},
-           {"generate --model m --prompt a --temperature -1", 2, "--temperature"},
-           {"generate --model m --prompt a --temperature nan", 2, "--temperature"},
-           {"generate --model m --prompt a --top-p 0", 2, "--top-p"},
-           {"generate --model m --prompt a --top-p 1.5", 2, "--top-p"},
-           {"generate --model m --prompt a --top-k -1", 2, "--top-k"},
-           {"generate --model m --prompt a --max-tokens 010", 2, "--max-tokens"},
-           {"generate --model m --prompt a --greedy --temperature 1", 2, "--greedy"},
-           {"generate --model m --prompt a --prompt-file b", 2, "--prompt"},
-           {"generate --model m --prompt a --prompt b --samples 2", 2, "--samples: of one prompt"},
-           {"generate --model m --prompt a --stop ''", 2, "--stop: an empty text"},
-           {"generate --model m --prompt a --graph maybe", 2, "--graph"},
-           {"generate --model m --prompt a --dtype f64", 2, "--dtype"},
-           {"generate --model m --prompt a --device gpu", 2, "--device"},
-           {"generate --model m --prompt a --json nowhere/o.json", 1, "there is no folder nowhere"},
-           {"generate --model m --prompt-file nowhere", 1, "there is no file nowhere"},
-           {"generate --model nowhere --prompt a", 1, "there is no folder nowhere"},
-           {"generate --model empty --prompt a", 1, "empty has no config.json"},
-           {"generate --model run --prompt a", 1, "run is a run without an export"},
-           {"generate --model bert --prompt a", 1, "holds a bert|does not predict the next token"},
-           {"generate --model bare --prompt a", 1, "tokenizer"},
-           {"generate --model hollow --prompt a", 1, "weights: |has none of model.safetensors"},
-           {"generate --model cut --prompt a", 1, "cut/model.safetensors"},
-           {"generate --model broken --prompt a", 1, "broken/config.json"},
-           {"generate --model small --prompt abc", 1, "gives token |knows 100|do not belong together"},
-           {"generate --model m --prompt "
-            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-            1, "the prompt has 74 tokens|64 positions"}}) {
-    const Outcome outcome = run(at, std::string(one.line) + (one.code == 1 ? " --device cpu" : ""));
-    EXPECT_EQ(outcome.code, one.code) << one.line << ": " << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, one.says)) << one.line << ": " << outcome.err;
-    EXPECT_EQ(outcome.out, "") << one.line;
-  }
+  expect_failures(
+      at,
+      {{"generate", 2, "--model|required"},
+       {"generate --model m --prompt a --temprature 1", 2, "did you mean --temperature?"},
+       {"generate --model m --prompt a --temperature -1", 2, "--temperature"},
+       {"generate --model m --prompt a --temperature nan", 2, "--temperature"},
+       {"generate --model m --prompt a --top-p 0", 2, "--top-p"},
+       {"generate --model m --prompt a --top-p 1.5", 2, "--top-p"},
+       {"generate --model m --prompt a --top-k -1", 2, "--top-k"},
+       {"generate --model m --prompt a --max-tokens 010", 2, "--max-tokens"},
+       {"generate --model m --prompt a --greedy --temperature 1", 2, "--greedy"},
+       {"generate --model m --prompt a --prompt-file b", 2, "--prompt"},
+       {"generate --model m --prompt a --prompt b --samples 2", 2, "--samples: of one prompt"},
+       {"generate --model m --prompt a --stop ''", 2, "--stop: an empty text"},
+       {"generate --model m --prompt a --graph maybe", 2, "--graph"},
+       {"generate --model m --prompt a --dtype f64", 2, "--dtype"},
+       {"generate --model m --prompt a --device gpu", 2, "--device"},
+       {"generate --model m --prompt a --json nowhere/o.json", 1, "there is no folder nowhere"},
+       {"generate --model m --prompt-file nowhere", 1, "there is no file nowhere"},
+       {"generate --model nowhere --prompt a", 1, "there is no folder nowhere"},
+       {"generate --model empty --prompt a", 1, "empty has no config.json"},
+       {"generate --model run --prompt a", 1, "run is a run without an export"},
+       {"generate --model bert --prompt a", 1, "holds a bert|does not predict the next token"},
+       {"generate --model bare --prompt a", 1, "tokenizer"},
+       {"generate --model hollow --prompt a", 1, "weights: |has none of model.safetensors"},
+       {"generate --model cut --prompt a", 1, "cut/model.safetensors"},
+       {"generate --model broken --prompt a", 1, "broken/config.json"},
+       {"generate --model small --prompt abc", 1, "gives token |knows 100|do not belong together"},
+       {"generate --model m --prompt "
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        1, "the prompt has 74 tokens|64 positions"}},
+      " --device cpu");
 }
 
 }  // namespace

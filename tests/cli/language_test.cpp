@@ -29,21 +29,8 @@ const std::string kModel =
     "--eval-tokens 64 --sample-tokens 8";
 const std::string kFromText = " --text a.txt b.txt" + kModel;
 
-std::vector<std::string> curve(const Workplace& at, const std::string& run) {
-  std::vector<std::string> lines;
-  std::istringstream text(at.get("runs/" + run + "/metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) {
-    const json record = json::parse(line);
-    lines.push_back(json{record.at("step"), record.at("loss"), record.at("lr"), record.at("grad_norm"),
-                         record.value("eval_nll", json()), record.value("ngram_nll", json())}
-                        .dump());
-  }
-  return lines;
-}
-
-int64_t steps_logged(const Workplace& at, const std::string& run) {
-  const std::string text = at.get("runs/" + run + "/metrics.jsonl");
-  return std::count(text.begin(), text.end(), '\n');
+std::vector<std::string> language_curve(const Workplace& at, const std::string& run) {
+  return curve_of(at, "runs/" + run, {"loss", "lr", "grad_norm", "eval_nll", "ngram_nll"});
 }
 
 std::string checkpoint_of(const Workplace& at, const std::string& run, int64_t step) {
@@ -56,18 +43,14 @@ std::string checkpoint_of(const Workplace& at, const std::string& run, int64_t s
 void expect_same_end(const Workplace& at, const std::string& a, const std::string& b, int64_t step) {
   EXPECT_NE(checkpoint_of(at, a, step), "");
   EXPECT_TRUE(checkpoint_of(at, a, step) == checkpoint_of(at, b, step)) << "checkpoints differ";
-  EXPECT_EQ(curve(at, a), curve(at, b));
-  EXPECT_EQ(int64_t(curve(at, a).size()), step);
+  EXPECT_EQ(language_curve(at, a), language_curve(at, b));
+  EXPECT_EQ(int64_t(language_curve(at, a).size()), step);
   for (const char* file :
        {"samples.jsonl", "model/config.json", "model/tokenizer.json", "model/model.safetensors"}) {
     const std::string first = at.get("runs/" + a + "/" + file);
     EXPECT_NE(first, "") << file;
     EXPECT_TRUE(first == at.get("runs/" + b + "/" + file)) << file << " differs";
   }
-}
-
-void expect_success(const Outcome& outcome) {
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
 }
 
 class TrainLanguage : public ::testing::TestWithParam<const char*> {};
@@ -115,7 +98,7 @@ TEST(TrainLanguageRuns, TheSameSeedGivesTheSameBits) {
   expect_success(run(at, "train gpt --steps 40 --name b --seed 7 --dropout 0.1 --save-every 9" + kFromText));
   expect_success(run(at, "train gpt --steps 40 --name c --seed 8 --dropout 0.1" + kFromText));
   expect_same_end(at, "a", "b", 40);
-  EXPECT_NE(curve(at, "a"), curve(at, "c"));
+  EXPECT_NE(language_curve(at, "a"), language_curve(at, "c"));
 }
 
 TEST(SlowTrainLanguageRuns, TheNumberOfThreadsChangesNoBit) {
@@ -139,7 +122,7 @@ TEST(TrainLanguageRuns, InterruptedGoesOnToTheSameEnd) {
   const std::string flags = "train llama --steps 1500 --accumulate 2 --sample-every 400 --eval-every 300";
   expect_success(run(at, flags + " --name whole" + kFromText));
   Process process(at, words_of(flags + " --name cut" + kFromText));
-  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "cut") >= 5; }));
+  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/" + std::string("cut")) >= 5; }));
   process.send(SIGINT);
   const Outcome cut = process.wait();
   ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
@@ -162,7 +145,7 @@ TEST(TrainLanguageRuns, StoppedEarlyWithAveragesEndsTheSameHoweverOftenItIsInter
   const int64_t best = whole.at("best").at("step"), end = best + 12 * 40;
   ASSERT_LT(end, 4000) << "a text as small as this is learnt soon";
   Process process(at, words_of(flags + " --name cut" + kFromText));
-  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "cut") >= best + 50; }));
+  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/" + std::string("cut")) >= best + 50; }));
   process.send(SIGINT);
   const Outcome cut = process.wait();
   ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
@@ -239,8 +222,8 @@ TEST(SlowTrainLanguageRuns, KilledAgainAndAgainEndsWithTheSameBits) {
     if (!begun) fs::remove_all(at / "runs/cut");  // killed before it said what it is
     Process process(at, words_of(begun ? "train gpt --quiet --resume runs/cut --device cpu"
                                        : flags + " --name cut" + kFromText));
-    const int64_t enough = steps_logged(at, "cut") + int64_t(random() % 90);
-    if (!wait_for(process, [&] { return steps_logged(at, "cut") >= enough; })) break;
+    const int64_t enough = steps_logged(at, "runs/" + std::string("cut")) + int64_t(random() % 90);
+    if (!wait_for(process, [&] { return steps_logged(at, "runs/" + std::string("cut")) >= enough; })) break;
     process.send(SIGKILL);
     if (process.wait().signal != SIGKILL) break;
     ++kills;
@@ -259,7 +242,7 @@ TEST(TrainLanguageRuns, FromShardsWithDocumentsApart) {
   expect_success(
       run(at, "train gpt --data d --documents --steps 6 --schedule constant --warmup 0 --name b" + kModel));
   expect_success(run(at, "train gpt --quiet --device cpu --resume runs/b --steps 12"));
-  EXPECT_EQ(curve(at, "b").size(), 12u);
+  EXPECT_EQ(language_curve(at, "b").size(), 12u);
   EXPECT_EQ(at.get("runs/a/model/tokenizer.json"), at.get("t.json"));
   const json settings = json::parse(at.get("runs/a/run.json"));
   EXPECT_EQ(settings.at("job").at("data"), (at / "d").string());
@@ -284,16 +267,16 @@ TEST(TrainLanguageRuns, EpochsAndMinutesAreSteps) {
   EXPECT_GE(json::parse(at.get("runs/b/run.json")).at("job").at("steps"), 1);
 }
 
-struct BadRun {
+struct BadLanguageRun {
   const char* name;
   const char* line;
   const char* says;
 };
-void PrintTo(const BadRun& bad, std::ostream* out) {
+void PrintTo(const BadLanguageRun& bad, std::ostream* out) {
   *out << bad.name;
 }
 
-class TrainLanguageErrors : public ::testing::TestWithParam<BadRun> {};
+class TrainLanguageErrors : public ::testing::TestWithParam<BadLanguageRun> {};
 
 TEST_P(TrainLanguageErrors, SayWhatIsWrongAndLeaveNoRun) {
   const Workplace at;
@@ -312,30 +295,35 @@ TEST_P(TrainLanguageErrors, SayWhatIsWrongAndLeaveNoRun) {
 INSTANTIATE_TEST_SUITE_P(
     Runs, TrainLanguageErrors,
     ::testing::Values(
-        BadRun{"NoFile", "train gpt --name a --text none.txt", "none.txt"},
-        BadRun{"ShortText", "train gpt --name a --text short.txt --validation 0", "tokens|no window of 16"},
-        BadRun{"ShortValidation", "train gpt --name a --text short.txt", "nothing is held out"},
-        BadRun{"EmptyText", "train gpt --name a --text empty.txt", "empty.txt is empty"},
-        BadRun{"LargeBatch", "train gpt --name a --text one.txt --validation 0 --stride 16 --steps 1",
-               "1 windows of 16; a batch takes 2|--batch"},
-        BadRun{"NoTokenizer", "train gpt --name a --text a.txt --tokenizer nowhere",
-               "nowhere is neither a file nor a folder"},
-        BadRun{"WideStride", "train gpt --name a --text a.txt --eval-stride 17",
-               "--eval-stride 17|--length of 16"},
-        BadRun{"NothingToBeBestOn", "train gpt --name a --text a.txt --validation 0 --export best --steps 1",
-               "nothing is held out|--export best"},
-        BadRun{"NothingToEvaluate", "train gpt --name a --text a.txt --validation 0 --eval-every 2 --steps 4",
-               "nothing is held out|--eval-every|--validation"},
-        BadRun{"NothingToCompareWith", "train gpt --name a --text a.txt --validation 0 --ngram 2 --steps 4",
-               "nothing is held out|--ngram"},
-        BadRun{"SmallShare", "train gpt --name a --text a.txt --validation 0.0005", "nothing is held out"},
-        BadRun{"LongPrompt", "train gpt --name a --text a.txt --sample-prompt everyone_may_copy_this",
-               "prompt of samples has|sequences have 16|--sample-prompt"},
-        BadRun{"NoShards", "train gpt --name a --data nothing", "nothing"},
-        BadRun{"DataIsAFile", "train gpt --name a --data a.txt",
-               "--data: a.txt is no folder|tessera data tokenize"},
-        BadRun{"BadTokenizer", "train gpt --name a --text a.txt --tokenizer bad.json", "bad.json"},
-        BadRun{"NoModel", "train gpt --name a --text a.txt --tokenizer nothing", "nothing"}),
+        BadLanguageRun{"NoFile", "train gpt --name a --text none.txt", "none.txt"},
+        BadLanguageRun{"ShortText", "train gpt --name a --text short.txt --validation 0",
+                       "tokens|no window of 16"},
+        BadLanguageRun{"ShortValidation", "train gpt --name a --text short.txt", "nothing is held out"},
+        BadLanguageRun{"EmptyText", "train gpt --name a --text empty.txt", "empty.txt is empty"},
+        BadLanguageRun{"LargeBatch", "train gpt --name a --text one.txt --validation 0 --stride 16 --steps 1",
+                       "1 windows of 16; a batch takes 2|--batch"},
+        BadLanguageRun{"NoTokenizer", "train gpt --name a --text a.txt --tokenizer nowhere",
+                       "nowhere is neither a file nor a folder"},
+        BadLanguageRun{"WideStride", "train gpt --name a --text a.txt --eval-stride 17",
+                       "--eval-stride 17|--length of 16"},
+        BadLanguageRun{"NothingToBeBestOn",
+                       "train gpt --name a --text a.txt --validation 0 --export best --steps 1",
+                       "nothing is held out|--export best"},
+        BadLanguageRun{"NothingToEvaluate",
+                       "train gpt --name a --text a.txt --validation 0 --eval-every 2 --steps 4",
+                       "nothing is held out|--eval-every|--validation"},
+        BadLanguageRun{"NothingToCompareWith",
+                       "train gpt --name a --text a.txt --validation 0 --ngram 2 --steps 4",
+                       "nothing is held out|--ngram"},
+        BadLanguageRun{"SmallShare", "train gpt --name a --text a.txt --validation 0.0005",
+                       "nothing is held out"},
+        BadLanguageRun{"LongPrompt", "train gpt --name a --text a.txt --sample-prompt everyone_may_copy_this",
+                       "prompt of samples has|sequences have 16|--sample-prompt"},
+        BadLanguageRun{"NoShards", "train gpt --name a --data nothing", "nothing"},
+        BadLanguageRun{"DataIsAFile", "train gpt --name a --data a.txt",
+                       "--data: a.txt is no folder|tessera data tokenize"},
+        BadLanguageRun{"BadTokenizer", "train gpt --name a --text a.txt --tokenizer bad.json", "bad.json"},
+        BadLanguageRun{"NoModel", "train gpt --name a --text a.txt --tokenizer nothing", "nothing"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(TrainLanguageRuns, WithoutHeldOutTextARunThatAsksForNoEvaluationTrains) {

@@ -14,10 +14,6 @@ using nlohmann::json;
 
 class LlamaType : public ::testing::TestWithParam<const char*> {};
 
-void expect_success(const Outcome& outcome) {
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
-}
-
 TEST_P(LlamaType, IsTrainedExportedAndUsed) {
   const Workplace at;
   const std::string type = GetParam();

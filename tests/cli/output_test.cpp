@@ -36,12 +36,6 @@ size_t count_of(const std::string& text, const std::string& part) {
 }
 
 /// The standard output of a line that must succeed.
-std::string said(const Workplace& workplace, const std::string& line) {
-  const Outcome outcome = run(workplace, line);
-  EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
-  return outcome.out;
-}
-
 // ---- help ----
 
 class Help : public ::testing::TestWithParam<const char*> {};
@@ -73,7 +67,7 @@ TEST(HelpText, ShowsDefaultsAndChoices) {
                         "{f32,tf32,bf16,f16}|default: bf16 on a GPU, else f32|"
                         "{constant,linear,cosine,wsd}=cosine|--runs TEXT=runs|--keep INT=3|cuda:<index>"));
   EXPECT_TRUE(holds_all(said(workplace, "bench op --help"), "--seconds FLOAT=0.5|--mode TEXT=fwd,bwd"));
-  EXPECT_TRUE(holds_all(said(workplace, "eval tnp --help"), "--tasks INT=4096"));
+  EXPECT_TRUE(holds_all(said(workplace, "eval tnp --help"), "--eval-tasks INT=4096"));
 }
 
 TEST(Version, IsOneLine) {
@@ -505,21 +499,21 @@ TEST(Train, AFinishedRunIsNotResumedByItselfButGoesOnWithSteps) {
 TEST(Eval, ComparesWithTheOptimumAndCanFail) {
   const Workplace workplace;
   said(workplace, "train tnp --quiet --steps 2 --name r" + kTiny);
-  const json result = json::parse(said(workplace, "eval tnp runs/r --tasks 8 --device cpu --json"));
+  const json result = json::parse(said(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --json"));
   EXPECT_EQ(result.at("step"), 2);
   EXPECT_EQ(result.at("tasks"), 8);
   EXPECT_EQ(result.at("points"), 32);
   EXPECT_NEAR(result.at("gap").get<double>(),
               result.at("nll").get<double>() - result.at("optimal_nll").get<double>(), 1e-12);
   EXPECT_GT(result.at("gap").get<double>(), 0);
-  const Outcome failed = run(workplace, "eval tnp runs/r --tasks 8 --device cpu --most-gap 0.0001");
+  const Outcome failed = run(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --most-gap 0.0001");
   EXPECT_EQ(failed.code, 1);
   EXPECT_TRUE(holds_all(failed.err, "the gap|is above 0.0001 nats"));
   EXPECT_TRUE(holds_all(failed.out, "prior|optimal"));
-  said(workplace, "eval tnp runs/r --tasks 8 --device cpu --most-gap 1000");
+  said(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --most-gap 1000");
   // More tasks at a time than there are must not cost their memory.
   const json few =
-      json::parse(said(workplace, "eval tnp runs/r --tasks 8 --batch-size 1000000 --device cpu --json"));
+      json::parse(said(workplace, "eval tnp runs/r --eval-tasks 8 --batch-size 1000000 --device cpu --json"));
   EXPECT_EQ(few.at("nll"), result.at("nll"));
 }
 

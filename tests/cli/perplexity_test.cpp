@@ -72,37 +72,27 @@ TEST(Perplexity, ShardsOfAnotherTokenizerAreRefused) {
       << outcome.err;
 }
 
-struct Failure {
-  const char* line;
-  int code;
-  const char* says;
-};
-
 TEST(Perplexity, SaysWhatIsWrong) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
   at.put("short", "abc");
-  for (const Failure& one : std::initializer_list<Failure>{
-           {"eval ppl", 2, "--model|required"},
-           {"eval pple", 2, "did you mean ppl?"},
-           {"eval ppl --model m", 2, "--text FILE|--data DIR"},
-           {"eval ppl --model m --text short --data d", 2, "--data"},
-           {"eval ppl --model m --text short --length 1", 2, "--length"},
-           {"eval ppl --model m --text short --length 16 --stride 16", 2, "--stride: 16 in windows of 16"},
-           {"eval ppl --model m --text short --part train", 2, "--part"},
-           {"eval ppl --model m --text short --length 2048 --device cpu", 1,
-            "windows of 2048 tokens; the model has 64"},
-           {"eval ppl --model m --text short --stride 64 --device cpu", 1, "--stride 64|windows of 64"},
-           {"eval ppl --model m --text short --device cpu", 1, "fewer than one window of 64"},
-           {"eval ppl --model m --text short --length 16 --device cpu", 1,
-            "the text has 3 tokens, fewer than"},
-           {"eval ppl --model m --text nowhere --length 16 --device cpu", 1, "there is no file nowhere"},
-           {"eval ppl --model m --data nowhere --length 16 --device cpu", 1, "nowhere"},
-           {"eval ppl --model nowhere --text short --device cpu", 1, "there is no folder nowhere"}}) {
-    const Outcome outcome = run(at, one.line);
-    EXPECT_EQ(outcome.code, one.code) << one.line << ": " << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, one.says)) << one.line << ": " << outcome.err;
-  }
+  expect_failures(
+      at,
+      {{"eval ppl", 2, "--model|required"},
+       {"eval pple", 2, "did you mean ppl?"},
+       {"eval ppl --model m", 2, "--text FILE|--data DIR"},
+       {"eval ppl --model m --text short --data d", 2, "--data"},
+       {"eval ppl --model m --text short --length 1", 2, "--length"},
+       {"eval ppl --model m --text short --length 16 --stride 16", 2, "--stride: 16 in windows of 16"},
+       {"eval ppl --model m --text short --part train", 2, "--part"},
+       {"eval ppl --model m --text short --length 2048 --device cpu", 1,
+        "windows of 2048 tokens; the model has 64"},
+       {"eval ppl --model m --text short --stride 64 --device cpu", 1, "--stride 64|windows of 64"},
+       {"eval ppl --model m --text short --device cpu", 1, "fewer than one window of 64"},
+       {"eval ppl --model m --text short --length 16 --device cpu", 1, "the text has 3 tokens, fewer than"},
+       {"eval ppl --model m --text nowhere --length 16 --device cpu", 1, "there is no file nowhere"},
+       {"eval ppl --model m --data nowhere --length 16 --device cpu", 1, "nowhere"},
+       {"eval ppl --model nowhere --text short --device cpu", 1, "there is no folder nowhere"}});
 }
 
 }  // namespace

@@ -15,12 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string said(const Workplace& at, const std::string& line) {
-  const Outcome outcome = run(at, line);
-  EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.err;
-  return outcome.out;
-}
-
 json job_of(const Workplace& at, const std::string& name) {
   return json::parse(at.get("runs/" + name + "/run.json")).at("job");
 }

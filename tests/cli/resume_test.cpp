@@ -22,21 +22,9 @@ namespace {
 
 using nlohmann::json;
 
-/// What a curve is made of, step by step; timings are left out.
-std::vector<std::string> curve(const Workplace& at, const std::string& run) {
-  std::vector<std::string> lines;
-  std::istringstream text(at.get("runs/" + run + "/metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) {
-    const json record = json::parse(line);
-    lines.push_back(
-        json{record.at("step"), record.at("loss"), record.at("lr"), record.at("grad_norm")}.dump());
-  }
-  return lines;
-}
-
-int64_t steps_logged(const Workplace& at, const std::string& run) {
-  const std::string text = at.get("runs/" + run + "/metrics.jsonl");
-  return std::count(text.begin(), text.end(), '\n');
+/// Losses, learning rates and gradient norms, step by step; timings are left out.
+std::vector<std::string> tnp_curve(const Workplace& at, const std::string& run) {
+  return curve_of(at, "runs/" + run, {"loss", "lr", "grad_norm"});
 }
 
 std::string checkpoint_name(const std::string& run, int64_t step) {
@@ -52,7 +40,7 @@ std::string checkpoint_name(const std::string& run, int64_t step) {
     return ::testing::AssertionFailure()
            << "no checkpoint of step " << step << " in " << (first.empty() ? a : b);
   if (first != second) return ::testing::AssertionFailure() << "checkpoints of step " << step << " differ";
-  const auto curve_a = curve(at, a), curve_b = curve(at, b);
+  const auto curve_a = tnp_curve(at, a), curve_b = tnp_curve(at, b);
   if (int64_t(curve_a.size()) != step)
     return ::testing::AssertionFailure() << curve_a.size() << " lines in " << a;
   if (curve_a != curve_b) return ::testing::AssertionFailure() << "curves differ";
@@ -79,10 +67,6 @@ bool stop_in_a_save(Process& process, const fs::path& checkpoints) {
   return false;
 }
 
-void expect_success(const Outcome& outcome) {
-  EXPECT_EQ(outcome.code, 0) << "signal " << outcome.signal << "\n" << outcome.out << outcome.err;
-}
-
 const std::string kLogged = " --quiet --log-every 1" + kTiny;
 
 TEST(Reproducible, TheSameSeedGivesTheSameBits) {
@@ -92,7 +76,7 @@ TEST(Reproducible, TheSameSeedGivesTheSameBits) {
   expect_success(run(workplace, "train tnp --steps 60 --name c --seed 8" + kLogged));
   EXPECT_TRUE(same_end(workplace, "a", "b", 60));
   EXPECT_FALSE(same_end(workplace, "a", "c", 60));  // the comparison sees a difference
-  EXPECT_NE(curve(workplace, "a"), curve(workplace, "c"));
+  EXPECT_NE(tnp_curve(workplace, "a"), tnp_curve(workplace, "c"));
 }
 
 TEST(SlowReproducible, TheNumberOfThreadsChangesNoBit) {
@@ -139,7 +123,7 @@ TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   const Workplace workplace;
   workplace.put("runs/.metrics.jsonl.tmp-1-0", "not of a run");
   Process first(workplace, words_of("train tnp --steps 1000000 --name r" + kLogged));
-  ASSERT_TRUE(wait_for(first, [&] { return steps_logged(workplace, "r") >= 5; }));
+  ASSERT_TRUE(wait_for(first, [&] { return steps_logged(workplace, "runs/" + std::string("r")) >= 5; }));
   const Outcome second = run(workplace, "train tnp --device cpu --resume runs/r");
   EXPECT_EQ(second.code, 1) << second.out;
   EXPECT_TRUE(holds_all(second.err, "runs/r|another process")) << second.err;
@@ -147,7 +131,7 @@ TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   first.send(SIGKILL);
   first.wait();
   workplace.put("runs/r/.metrics.jsonl.tmp-1-0", "of a writer that was killed");
-  const int64_t more = steps_logged(workplace, "r") + 1;
+  const int64_t more = steps_logged(workplace, "runs/" + std::string("r")) + 1;
   expect_success(
       run(workplace, "train tnp --device cpu --quiet --resume runs/r --steps " + std::to_string(more)));
   EXPECT_FALSE(fs::exists(workplace / "runs/r/.metrics.jsonl.tmp-1-0"));
@@ -190,10 +174,11 @@ TEST(SlowResume, KilledTwentyTimesEndsWithTheSameBits) {
     Process process(workplace, words_of(begun ? "train tnp --quiet --resume runs/cut --device cpu"
                                               : flags + " --name cut --save-every 2" + kLogged));
     // Some kills while the process begins, some after a few steps, some in a save.
-    const int64_t enough = steps_logged(workplace, "cut") + int64_t(random() % 60);
+    const int64_t enough = steps_logged(workplace, "runs/" + std::string("cut")) + int64_t(random() % 60);
     if (round % 4 == 0) {
       if (random() % 2) wait_for(process, [&] { return !process.out().empty(); });
-    } else if (!wait_for(process, [&] { return steps_logged(workplace, "cut") >= enough; })) {
+    } else if (!wait_for(process,
+                         [&] { return steps_logged(workplace, "runs/" + std::string("cut")) >= enough; })) {
       break;
     }
     if (round % 4 >= 2 && !stop_in_a_save(process, checkpoints)) break;
@@ -223,11 +208,11 @@ TEST_P(Interrupted, SavesAndPrintsTheCommandThatGoesOn) {
   const std::string flags = "train tnp --steps 3000 --save-every 1000 --keep 2";
   expect_success(run(workplace, flags + " --name whole" + kLogged));
   Process process(workplace, words_of(flags + " --name cut" + kLogged));
-  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(workplace, "cut") >= 5; }));
+  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(workplace, "runs/" + std::string("cut")) >= 5; }));
   process.send(GetParam());
   const Outcome cut = process.wait();
   ASSERT_EQ(cut.code, 128 + GetParam()) << cut.out << cut.err;
-  const int64_t step = steps_logged(workplace, "cut");
+  const int64_t step = steps_logged(workplace, "runs/" + std::string("cut"));
   EXPECT_LT(step, kSteps);
   EXPECT_TRUE(fs::exists(workplace / checkpoint_name("cut", step)));
   EXPECT_TRUE(holds_all(cut.out, "interrupted after step " + std::to_string(step) + "; saved"));
@@ -471,7 +456,7 @@ TEST_P(EarlierRun, GoesOnToItsEnd) {
         EXPECT_EQ(b.at(key), value) << key << " of " << line;
   }
   EXPECT_EQ(lines, 8);
-  EXPECT_EQ(steps_logged(workplace, model), 8);
+  EXPECT_EQ(steps_logged(workplace, "runs/" + std::string(model)), 8);
 }
 INSTANTIATE_TEST_SUITE_P(Of, EarlierRun, ::testing::Values("tnp", "llama"));
 
@@ -487,7 +472,7 @@ TEST(FullDisk, WithoutAByteLeftTheMessageIsStillTheDisks) {
   EXPECT_TRUE(holds_all(full.err, "runs/cut/|bytes are needed|0 are free|make room")) << full.err;
   fs::remove(workplace / "runs/filler");
   expect_success(run(workplace, resume));
-  EXPECT_EQ(steps_logged(workplace, "cut"), 8);
+  EXPECT_EQ(steps_logged(workplace, "runs/" + std::string("cut")), 8);
 }
 
 }  // namespace

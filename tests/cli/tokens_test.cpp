@@ -84,19 +84,13 @@ TEST(TokenCommands, CharactersBytesAndGlue) {
   EXPECT_EQ(first_line(at.get("g/SST-2/train.tsv")), "sentence\tlabel");
 }
 
-struct Failure {
-  const char* line;
-  int code;
-  const char* says;
-};
-
 TEST(TokenCommands, SayWhatIsWrong) {
   const Workplace at;
   at.put("bad.json", "{\"model\":3}");
   at.put("cut.tokens", "TESSTOK1");
   at.put("text", "a");
-  for (const Failure& one : std::initializer_list<Failure>{
-           {"tokenizer", 2, "a subcommand is needed|train"},
+  expect_failures(
+      at, {{"tokenizer", 2, "a subcommand is needed|train"},
            {"tokenizer trian", 2, "did you mean train?"},
            {"tokenizer train --text text", 2, "--out|required"},
            {"tokenizer train --text text --out t.json --vocab-size 3", 2, "--vocab-size|3 not in range"},
@@ -116,11 +110,7 @@ TEST(TokenCommands, SayWhatIsWrong) {
            {"tokenizer train --text nowhere --out t.json", 1, "there is no file nowhere"},
            {"tokenizer train --text text --out nowhere/t.json", 1, "there is no folder nowhere"},
            {"data info cut.tokens", 1, "shard: cut.tokens has 8 bytes, fewer than the head"},
-           {"data info text", 1, "shard: text"}}) {
-    const Outcome outcome = run(at, one.line);
-    EXPECT_EQ(outcome.code, one.code) << one.line << ": " << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, one.says)) << one.line << ": " << outcome.err;
-  }
+           {"data info text", 1, "shard: text"}});
   EXPECT_EQ(at.files(), (std::vector<std::string>{"bad.json", "cut.tokens", "text"}));
 }
 

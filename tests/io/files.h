@@ -107,4 +107,16 @@ inline std::string safetensors_bytes(const std::string& header, const std::strin
   return bytes + header + data;
 }
 
+/// Bytes that a reader must refuse, and parts of its message.
+struct Malformed {
+  const char* what;
+  std::string bytes, error;
+};
+
+inline std::string repeated(const std::string& text, size_t count) {
+  std::string all;
+  for (size_t i = 0; i < count; ++i) all += text;
+  return all;
+}
+
 }  // namespace tessera::io::test

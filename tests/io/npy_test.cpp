@@ -88,12 +88,6 @@ TEST(Npy, RefusesToWriteWhatNumpyHasNoNameFor) {
   EXPECT_TRUE(folder.names().empty());
 }
 
-struct Malformed {
-  const char* what;
-  std::string bytes;
-  std::string error;
-};
-
 TEST(Npy, RefusesMalformedFilesByName) {
   const std::string good = "{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }\n";
   const auto with = [](const std::string& descr, const std::string& order, const std::string& shape) {

@@ -7,12 +7,6 @@
 namespace tessera::io::test {
 namespace {
 
-struct Malformed {
-  const char* what;
-  std::string bytes;
-  std::string error;
-};
-
 std::string with_length(uint64_t length, const std::string& rest) {
   std::string bytes(8, '\0');
   std::memcpy(bytes.data(), &length, 8);

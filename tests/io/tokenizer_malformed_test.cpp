@@ -31,12 +31,6 @@ std::string with(const std::string& more) {
 std::string added(const std::string& tokens) {
   return with(R"("added_tokens":[)" + tokens + "]");
 }
-std::string repeated(const std::string& text, size_t count) {
-  std::string all;
-  for (size_t i = 0; i < count; ++i) all += text;
-  return all;
-}
-
 std::vector<Case> json_cases() {
   return {
       // JSON.

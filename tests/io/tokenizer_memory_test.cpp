@@ -64,12 +64,6 @@ void operator delete[](void* memory, size_t) noexcept {
 namespace tessera::io::test {
 namespace {
 
-std::string repeated(const std::string& text, size_t count) {
-  std::string all;
-  for (size_t i = 0; i < count; ++i) all += text;
-  return all;
-}
-
 /// Bytes in use at most while `f` runs, above those before.
 template <class F>
 int64_t peak_of(F&& f) {

@@ -79,11 +79,6 @@ TEST_F(TorchFiles, BoolsAreZeroOrOne) {
   EXPECT_TRUE(throws([&] { open(wrong).load("x"); }, "element 2 of the bool tensor 'x' is 2"));
 }
 
-struct Malformed {
-  const char* what;
-  std::string bytes, error;
-};
-
 std::vector<Malformed> malformed_files() {
   const std::string code = program({{"x", matrix()}}), six = six_floats();
   const ZipPart pickle{"m/data.pkl", code}, data{"m/data/0", six};

@@ -76,12 +76,12 @@ TEST(Unpickle, EveryInstructionIsKnownOrRefusedByName) {
   }
 }
 
-struct Refused {
+struct RefusedProgram {
   const char* what;
   std::string code, error;
 };
 
-std::vector<Refused> refused_programs() {
+std::vector<RefusedProgram> refused_programs() {
   const std::string big(kProto + text("x"));
   const std::string six = storage("FloatStorage", "0", 6);
   const auto tensor = [&](int64_t offset, std::vector<int64_t> sizes, std::vector<int64_t> strides) {
@@ -207,7 +207,7 @@ std::vector<Refused> refused_programs() {
 }
 
 TEST(Unpickle, RefusesWhatIsNotADictionaryOfTensors) {
-  for (const Refused& refused : refused_programs())
+  for (const RefusedProgram& refused : refused_programs())
     EXPECT_TRUE(throws([&] { read(refused.code); }, refused.error)) << refused.what;
 }
 

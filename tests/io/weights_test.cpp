@@ -25,7 +25,7 @@ TEST(ShardIndex, MapsTensorsToFiles) {
         1u);
 }
 
-struct Refused {
+struct RefusedIndex {
   const char* what;
   std::string text, error;
 };
@@ -34,7 +34,7 @@ TEST(ShardIndex, RefusesWhatIsNoIndex) {
   const std::string deep = R"({"metadata":)" + std::string(100'000, '[') + std::string(100'000, ']') +
                            R"(,"weight_map":{"a":"f"}})";
   EXPECT_EQ(parse_shard_index("i", deep).size(), 1u);  // depth costs nothing
-  const std::vector<Refused> refused = {
+  const std::vector<RefusedIndex> refused = {
       {"nothing", "", "does not begin with '{'"},
       {"a list", "[]", "does not begin with '{'"},
       {"a byte order mark", "\xEF\xBB\xBF{}", "does not begin with '{'"},
@@ -56,7 +56,7 @@ TEST(ShardIndex, RefusesWhatIsNoIndex) {
       {"a file that is null", R"({"weight_map":{"a":null}})", "is null, expected a string"},
       {"a file that is an object", R"({"weight_map":{"a":{}}})", "is an object, expected a string"},
       {"a file that is a list", R"({"weight_map":{"a":["f"]}})", "is a list, expected a string"}};
-  for (const Refused& one : refused)
+  for (const RefusedIndex& one : refused)
     EXPECT_TRUE(throws([&] { parse_shard_index("i", one.text); }, one.error)) << one.what;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMiB = 1 << 20;
+constexpr size_t kLimitUnit = 1 << 20;  // 1 MiB
 
 class Limits : public ::testing::Test {
  protected:
@@ -32,15 +32,17 @@ class Limits : public ::testing::Test {
     fs::create_directories((fs::path(root) / name).parent_path());
     std::ofstream(fs::path(root) / name) << text;
   }
-  void put_mib(const std::string& name, size_t mib) const { put(name, std::to_string(mib * kMiB) + "\n"); }
+  void put_mib(const std::string& name, size_t mib) const {
+    put(name, std::to_string(mib * kLimitUnit) + "\n");
+  }
   /// The unified hierarchy, of which `mounted` is mounted, and the group of the process.
   void unified(const std::string& group, const std::string& mounted = "/") const {
     put("proc/self/cgroup", "0::" + group + "\n");
     put("proc/self/mountinfo", "22 1 0:21 / / rw - ext4 /dev/sda rw\n35 22 0:29 " + mounted +
                                    " /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n");
   }
-  size_t available() const { return MemoryLimits(root).available() / kMiB; }
-  size_t total() const { return MemoryLimits(root).total() / kMiB; }
+  size_t available() const { return MemoryLimits(root).available() / kLimitUnit; }
+  size_t total() const { return MemoryLimits(root).total() / kLimitUnit; }
   std::string root;
   const std::string top = "sys/fs/cgroup";
 };
@@ -49,7 +51,7 @@ TEST_F(Limits, WithoutGroupsAreThoseOfTheMachine) {
   EXPECT_EQ(available(), 10 * 1024u);
   EXPECT_EQ(total(), 16 * 1024u);
   const size_t pages = 256 * size_t(::sysconf(_SC_PAGE_SIZE));
-  EXPECT_EQ(MemoryLimits(root).within_reach(), 10 * 1024 * kMiB + pages);
+  EXPECT_EQ(MemoryLimits(root).within_reach(), 10 * 1024 * kLimitUnit + pages);
   fs::remove(fs::path(root) / "proc/meminfo");
   EXPECT_EQ(MemoryLimits(root).available(), SIZE_MAX);
 }
@@ -59,8 +61,9 @@ TEST_F(Limits, OfAUnifiedGroupLessWhatItUsesButForThePageCache) {
   put_mib(top + "/box/memory.max", 2048);
   put_mib(top + "/box/memory.current", 1500);
   put("proc/none", "");
-  put(top + "/box/memory.stat", "anon 123\nfile 999999999999\ninactive_file " + std::to_string(700 * kMiB) +
-                                    "\nactive_file " + std::to_string(300 * kMiB) + "\n");
+  put(top + "/box/memory.stat", "anon 123\nfile 999999999999\ninactive_file " +
+                                    std::to_string(700 * kLimitUnit) + "\nactive_file " +
+                                    std::to_string(300 * kLimitUnit) + "\n");
   put_mib(top + "/box/memory.swap.max", 100);
   put_mib(top + "/box/memory.swap.current", 40);
   EXPECT_EQ(available(), 2048 - 500 + 60u);
@@ -120,13 +123,14 @@ TEST_F(Limits, OfTheMemoryControllerOfVersionOne) {
   EXPECT_EQ(available(), 10 * 1024u);
   EXPECT_EQ(total(), 16 * 1024u);
   put_mib(v1 + "/box/memory.limit_in_bytes", 2000);
-  put(v1 + "/box/memory.stat", "inactive_file 5\ntotal_inactive_file " + std::to_string(100 * kMiB) + "\n");
+  put(v1 + "/box/memory.stat",
+      "inactive_file 5\ntotal_inactive_file " + std::to_string(100 * kLimitUnit) + "\n");
   EXPECT_EQ(available(), 1100 + 2048u);  // and all of the swap
   EXPECT_EQ(total(), 2000u);
   put_mib(v1 + "/box/memory.memsw.limit_in_bytes", 2200);  // memory and swap together
   put_mib(v1 + "/box/memory.memsw.usage_in_bytes", 1000);
   EXPECT_EQ(available(), 1300u);
-  put(v1 + "/box/memory.stat", "hierarchical_memory_limit " + std::to_string(1500 * kMiB) + "\n");
+  put(v1 + "/box/memory.stat", "hierarchical_memory_limit " + std::to_string(1500 * kLimitUnit) + "\n");
   put(v1 + "/box/memory.memsw.limit_in_bytes", none);
   put("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nSwapFree: 0 kB\n");
   EXPECT_EQ(available(), 500u);  // of a group above that is not seen
@@ -139,8 +143,8 @@ TEST_F(Limits, BindTheAllocator) {
   put(top + "/memory.swap.max", "0\n");
   put("proc/self/statm", "0 0\n");
   Allocator allocator(host_memory([limits = MemoryLimits(root)] { return limits.within_reach(); }));
-  Block* const held = allocator.allocate(48 * kMiB);
-  EXPECT_THROW(allocator.allocate(48 * kMiB), OutOfMemory);
+  Block* const held = allocator.allocate(48 * kLimitUnit);
+  EXPECT_THROW(allocator.allocate(48 * kLimitUnit), OutOfMemory);
   allocator.free(held);
 }
 

@@ -29,7 +29,7 @@ class CudaTensor : public testing::Test {
 };
 using CudaCaptured = CudaTensor;
 
-Tensor counting(const Shape& shape, DType dtype = DType::f64) {
+Tensor counting_up_to_100(const Shape& shape, DType dtype = DType::f64) {
   std::vector<double> values(size_t(shape.count()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = double(i % 101);
   return Tensor::from(values, shape).to(dtype);
@@ -40,7 +40,7 @@ TEST_F(CudaTensor, CopiesBothWaysInEveryDtypeAndLayout) {
                            DType::i32, DType::u8, DType::boolean})
     for (const DType to : {from, DType::f32, DType::bf16, DType::i64}) {
       SCOPED_TRACE(testing::Message() << from << " to " << to);
-      const Tensor x = counting({3, 5, 7}, from);
+      const Tensor x = counting_up_to_100({3, 5, 7}, from);
       const auto expected = x.to(to).to_vector<double>();
       EXPECT_EQ(x.to(gpu).to(to).to_vector<double>(), expected);
       EXPECT_EQ(x.to(to).to(gpu).to(Device::cpu()).to_vector<double>(), expected);
@@ -62,10 +62,10 @@ TEST_F(CudaTensor, CopiesBothWaysInEveryDtypeAndLayout) {
 
 TEST_F(CudaTensor, BroadcastsAndEmptiesAcrossDevices) {
   const Tensor y = Tensor::empty({4, 3}, DType::f32, gpu);
-  y.copy_from(counting({3}));
+  y.copy_from(counting_up_to_100({3}));
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2}));
-  EXPECT_EQ(counting({0, 3}).to(gpu).to_vector<double>().size(), 0u);
-  EXPECT_EQ(counting({1}).expand({5}).to(gpu).to_vector<double>(), std::vector<double>(5, 0.0));
+  EXPECT_EQ(counting_up_to_100({0, 3}).to(gpu).to_vector<double>().size(), 0u);
+  EXPECT_EQ(counting_up_to_100({1}).expand({5}).to(gpu).to_vector<double>(), std::vector<double>(5, 0.0));
 }
 
 TEST_F(CudaTensor, PinnedMemoryIsCopiedInStreamOrder) {
@@ -118,7 +118,7 @@ TEST_F(CudaTensor, PinnedMemoryIsUsedAgainOnceItsCopyIsDone) {
 }
 
 TEST_F(CudaTensor, OverlappingCopiesReadBeforeTheyWrite) {
-  const Tensor x = counting({100'000}, DType::f32).to(gpu);
+  const Tensor x = counting_up_to_100({100'000}, DType::f32).to(gpu);
   const auto before = x.to_vector<float>();
   x.slice(0, 1, 100'000).copy_from(x.slice(0, 0, 99'999));
   auto expected = before;

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-TnpSettings small_job() {
+TnpSettings small_tnp_job() {
   TnpSettings job;
   job.model = {
       .features = 2, .d_model = 8, .d_ff = 8, .heads = 2, .layers = 1, .components = 2, .embed_hidden = 8};
@@ -21,7 +21,7 @@ TnpSettings small_job() {
 }
 
 TEST(TnpSettings, ComesBackFromJsonExactly) {
-  TnpSettings job = small_job();
+  TnpSettings job = small_tnp_job();
   job.lr = 0.1, job.seed = (uint64_t(1) << 63) + 1, job.model.dtype = DType::bf16, job.model.pre_norm = true;
   const json out = json::parse(to_json(job).dump());
   EXPECT_EQ(to_json(tnp_settings_from_json(out)), to_json(job));
@@ -29,7 +29,7 @@ TEST(TnpSettings, ComesBackFromJsonExactly) {
 }
 
 TEST(TnpSettings, EverySettingMustBeThereAndOfItsType) {
-  const json good = to_json(small_job());
+  const json good = to_json(small_tnp_job());
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
@@ -50,7 +50,7 @@ TEST(TnpSettings, EverySettingMustBeThereAndOfItsType) {
 
 /// Jobs from before TF32 have no such setting, and mean what they meant.
 TEST(TnpSettings, Tf32IsWrittenWhereItIsChosenAlone) {
-  TnpSettings job = small_job();
+  TnpSettings job = small_tnp_job();
   EXPECT_FALSE(to_json(job).contains("f32_math"));
   EXPECT_EQ(tnp_settings_from_json(to_json(job)).precision(), Precision(DType::f32));
   job.set_precision({DType::f32, F32Math::tf32});
@@ -69,7 +69,7 @@ TEST(TnpSettings, Tf32IsWrittenWhereItIsChosenAlone) {
 
 TEST(TnpJob, ARunInTf32IsAnotherJobThanOneInF32) {
   const TemporaryFolder root;
-  const TnpSettings plain = small_job();
+  const TnpSettings plain = small_tnp_job();
   TnpSettings tf32 = plain;
   tf32.set_precision({DType::f32, F32Math::tf32});
   for (const auto& [saved, restored] : {std::pair(plain, tf32), std::pair(tf32, plain)}) {
@@ -84,7 +84,7 @@ TEST(TnpJob, ARunInTf32IsAnotherJobThanOneInF32) {
 
 /// Jobs from before there was a choice have no such settings, and mean AdamW.
 TEST(TnpSettings, OptimizersOtherThanAdamWAreWritten) {
-  TnpSettings job = small_job();
+  TnpSettings job = small_tnp_job();
   EXPECT_FALSE(to_json(job).contains("optimizer") || to_json(job).contains("momentum"));
   EXPECT_EQ(tnp_settings_from_json(to_json(job)).optimizer, "adamw");
   job.optimizer = "muon", job.momentum = 0.5;
@@ -100,7 +100,7 @@ TEST(TnpJob, EveryOptimizerResumesToTheSameBits) {
   const TemporaryFolder root;
   for (const std::string& name : optim::optimizer_names())
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      TnpSettings job = small_job();
+      TnpSettings job = small_tnp_job();
       job.optimizer = name, job.model.dtype = dtype, job.steps = 9;
       const auto steps = [](TnpJob& session, uint64_t from, uint64_t to) {
         Step step(session);
@@ -119,7 +119,7 @@ TEST(TnpJob, EveryOptimizerResumesToTheSameBits) {
 }
 
 TEST(TnpJob, ComputesInItsOwnF32Math) {
-  TnpSettings job = small_job();
+  TnpSettings job = small_tnp_job();
   const auto loss = [](const TnpSettings& one, F32Math outside) {
     TnpJob session(one, Device::cpu());
     session.load(make_prior(one).batch(0));
@@ -136,7 +136,7 @@ TEST(TnpJob, ComputesInItsOwnF32Math) {
 
 TEST(TnpJob, RestoresOnlyItsOwnJob) {
   const TemporaryFolder root;
-  const TnpSettings job = small_job();
+  const TnpSettings job = small_tnp_job();
   const std::string file = (root / "c.safetensors").string();
   TnpJob session(job, Device::cpu());
   session.checkpoint(7).save(file);
@@ -154,7 +154,7 @@ TEST(TnpJob, RestoresOnlyItsOwnJob) {
 
 TEST(TnpJob, ALossScaleContinuesAndOneThatWasNotSavedBegins) {
   const TemporaryFolder root;
-  TnpSettings job = small_job();
+  TnpSettings job = small_tnp_job();
   job.model.dtype = DType::f16;
   const std::string file = (root / "c.safetensors").string(), old_file = (root / "old.safetensors").string();
   const auto step = [&](TnpJob& session, uint64_t batch) {
@@ -193,7 +193,7 @@ TEST(TnpJob, ALossScaleContinuesAndOneThatWasNotSavedBegins) {
 
 TEST(TnpJob, AJobOfOtherTasksIsReadButNotTrained) {
   const TemporaryFolder root;
-  TnpSettings job = small_job();
+  TnpSettings job = small_tnp_job();
   job.task_stream = 1, job.steps = 2;
   EXPECT_FALSE(to_json(job).contains("task_stream"));
   const std::string file = (root / "c.safetensors").string();
@@ -206,7 +206,7 @@ TEST(TnpJob, AJobOfOtherTasksIsReadButNotTrained) {
 }
 
 TEST(TnpJob, DrawsTheTasksOfTheIndex) {
-  const TnpSettings job = small_job();
+  const TnpSettings job = small_tnp_job();
   TnpJob session(job, Device::cpu());
   const datasets::Prior prior = make_prior(job);
   session.draw(prior, 5);
@@ -217,7 +217,7 @@ TEST(TnpJob, DrawsTheTasksOfTheIndex) {
 TEST(TnpJob, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   for (const char* prior : {"linear", "rbf", "matern52", "periodic"}) {
-    TnpSettings job = small_job();
+    TnpSettings job = small_tnp_job();
     job.model.d_model = 16;  // heads of 8, the smallest on a GPU
     job.prior = prior, job.model.features = default_features(prior), job.steps = 12;
     job.model.d_model = 16;  // a head_dim that the GPU has
@@ -249,7 +249,7 @@ TEST(TnpJob, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
 }
 
 TEST(TnpJob, EvaluationNeverMeetsTheTasksOfTraining) {
-  const TnpSettings job = small_job();
+  const TnpSettings job = small_tnp_job();
   EXPECT_NE(make_prior(job).batch(0).yc.to_vector<float>(),
             make_prior(job, true).batch(0).yc.to_vector<float>());
 }
