@@ -1,7 +1,9 @@
 # tessera_library(<folder> DEPENDS <folders>...): the static library of a folder. Its sources are what lies in it: every
-# .cpp, and every .cu when the build has CUDA. Includes are rooted at the repository.
+# .cpp, and every .cu when the build has CUDA. Includes are rooted at the repository. UNITY: eight files are compiled together, so
+# that models and nlohmann/json are compiled once for all of them; names in their unnamed namespaces must then differ. Not for
+# folders with arithmetic of their own: what is inlined where decides which products and sums are fused.
 function(tessera_library folder)
-  cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "UNITY" "" "DEPENDS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
   if(TESSERA_CUDA)
     file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cu)
@@ -18,6 +20,9 @@ function(tessera_library folder)
     add_library(${target} STATIC ${sources} ${kernels})
     set(scope PUBLIC)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_warnings>)
+  endif()
+  if(ARG_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   endif()
   add_library(tessera::${folder} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
