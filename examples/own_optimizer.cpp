@@ -23,7 +23,7 @@ class NormalizedMomentum : public optim::Rule {
     commit(average_, ops::add(ops::scale(average_, 0.9), ops::scale(gradient_, 0.1)));
     for (size_t i = 0; i < parameters().size(); ++i) {
       const Tensor average = view(average_, i).clone(), square = ops::mul(average, average);
-      const Tensor norm = ops::sqrt(ops::sum(square.reshape({square.count()}), 0, true));
+      const Tensor norm = ops::sqrt(ops::sum(square.packed().reshape({square.count()}), 0, true));
       view(direction_, i).copy_from(ops::div(average, ops::add(norm, tiny_)));
     }
     descend(direction_);  // weight -= lr (direction + weight_decay weight); not in a skipped step

@@ -487,7 +487,7 @@ class NormalizedMomentum : public optim::Rule {
     commit(average_, ops::add(ops::scale(average_, 0.9), ops::scale(direction_, 0.1)));
     for (size_t i = 0; i < parameters().size(); ++i) {
       const Tensor average = view(average_, i).clone();
-      const Tensor flat = ops::mul(average, average).reshape({average.count()});
+      const Tensor flat = ops::mul(average, average).packed().reshape({average.count()});
       view(direction_, i).copy_from(ops::div(average, ops::sqrt(ops::sum(flat, 0, true))));
     }
     descend(direction_);
