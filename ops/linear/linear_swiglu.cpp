@@ -63,13 +63,13 @@ constexpr Variant<Call, Tensor(const Call&)> kVariants[] = {
 }  // namespace
 
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
-  const CallScope call(site);
+  const CallScope scope(site);
   check_operand("linear_swiglu", "x", x, x);
   check(x.rank() >= 1, "linear_swiglu: x is a scalar; expected [..., in]");
   check_linear("linear_swiglu", "weight", x, x.size(-1), weight, {});
   check(weight.size(0) % 2 == 0, "linear_swiglu: weight ", weight.shape(),
         " has an odd number of rows; expected [2F, in]: gate and up");
-  if (x.device().is_cpu()) return swiglu(linear(x, weight, {}, {}, site), site);
+  if (x.device().is_cpu()) return swiglu(linear(x, weight));
   const Tensor rows = flatten_leading(x, 1);
   const Call call{x, rows, weight};
   return choose("linear_swiglu", kVariants, call, Gpu(x.device())).launch(call);

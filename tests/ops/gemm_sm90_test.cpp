@@ -211,8 +211,8 @@ TEST_F(GemmSm90Cuda, SumsOfProductsAreExactInWholeTilesAndInParts) {
             g.lda = left.layout().stride(1), g.ldb = right.layout().stride(1);
             g.ldd = result.layout().stride(0);
             g.stride_a = left.layout().stride(0), g.stride_b = same_b ? 0 : right.layout().stride(0);
-            ASSERT_EQ(gemm_sm90_lacks(g, gpu()), "");
-            ProductChoice choice = choose_product(g, gpu().multiprocessors(), tile);
+            ASSERT_EQ(gemm_sm90_lacks(g, Gpu(gpu())), "");
+            ProductChoice choice = choose_product(g, Gpu(gpu()), tile);
             const int64_t blocks = terms * ((k + 63) / 64), depth = (blocks + splits - 1) / splits;
             choice.splits = int((blocks + depth - 1) / depth), choice.whole = 0;
             choice.by_threads = choice.by_threads || choice.splits > 1;
