@@ -182,7 +182,7 @@ TEST(TrainLanguageRuns, TheModelOfTheBestEvaluationIsWhatARunUpToThereHas) {
   const Workplace at;
   put_texts(at);
   const std::string flags =
-      "train gpt --lr 0.02 --schedule constant --warmup 0 --eval-every 40 --dropout 0.1 --ema 0.9";
+      "train gpt --lr 0.02 --schedule constant --warmup 0 --eval-every 40 --dropout 0.1 --ema 0.9 --stride 1";
   expect_success(run(at, flags + " --steps 1000 --export best --name best" + kFromText));
   const int64_t best = json::parse(at.get("runs/best/run.json")).at("best").at("step");
   ASSERT_LT(best, 1000);

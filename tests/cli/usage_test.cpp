@@ -133,7 +133,7 @@ constexpr BadLine kBadLines[] = {
     {"plan tnp --memory nan", "--memory|nan is not finite"},
     {"report", "runs|required"},
     {"report r --last 0", "--last|0 not in range"},
-    {"eval tnp r --tasks 0", "--tasks|0 not in range"},
+    {"eval tnp r --tasks 0", "--eval-tasks|0 not in range"},
     {"eval tnp r --most-gap nan", "--most-gap|nan is not finite"},
     {"bench op linear --seconds 0", "--seconds|0 not in range"},
     {"bench op linear --seconds inf", "--seconds|inf is not finite"},

@@ -36,7 +36,7 @@ std::string message_of(const std::function<void()>& f) {
   try {
     f();
   } catch (const Error& error) {
-    return error.what();
+    return error.message();
   }
   return "";
 }

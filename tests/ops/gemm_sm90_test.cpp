@@ -342,7 +342,7 @@ TEST_F(GemmSm90Cuda, TheRowSaysWhatItNeeds) {
       linear(run.first, run.second);
       FAIL() << "it took " << run.first.dtype();
     } catch (const Error& error) {
-      EXPECT_NE(std::string_view(error.what()).find("row wgmma needs"), std::string_view::npos)
+      EXPECT_NE(std::string_view(error.what()).find("variant wgmma needs"), std::string_view::npos)
           << error.what();
     }
   }
