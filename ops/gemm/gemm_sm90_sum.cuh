@@ -18,8 +18,8 @@
 /// Termination: a warpgroup waits only for warpgroups that run already. Those that sum the same tiles count
 /// themselves as running while they live; one that finds some of them not running after kPolls looks, because
 /// other kernels hold their SMs, says so as it arrives and goes on to its next tile. (The looks are for those
-/// that start a little later, when the kernel before this one has left their SMs: leaving at once costs a
-/// short product 4 us, since one warpgroup then adds for several.) Its share is made by one that waits, or,
+/// that start a little later, when the kernel before this one has left their SMs: one warpgroup then need
+/// not add for several.) Its share is made by one that waits, or,
 /// if none does, by the last to arrive: of the same sums in the same order, so d has the same bits. A wait
 /// always ends, since who waits in one round of tiles waits for arrivals in that round alone, and these
 /// depend on earlier rounds. The count of those that run costs two reductions without an answer per warpgroup
