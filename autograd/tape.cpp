@@ -253,7 +253,9 @@ void Tape::run_entry(Entry& entry, bool check_gradients) {
   entry.run(entry.function, view);
   if (!check_gradients) return;
   for (size_t i = 0; i < view.inputs_.size(); ++i) {
-    if (!view.inputs_[i] || view.inputs_[i]->gaps) continue;
+    if (!view.inputs_[i]) continue;
+    const GradState& root = *root_of(view.inputs_[i]);
+    if (root.gaps || is_empty(root)) continue;  // memory of which all or parts hold no gradient
     const Tensor gradient = memory_of(*view.inputs_[i]);
     if (!gradient.defined()) continue;
     const NonFinite bad = find_nonfinite(gradient);

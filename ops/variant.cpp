@@ -7,11 +7,21 @@
 
 namespace tessera::ops {
 
+namespace {
+
+/// Whether the name of a card has that word: a GH200 is no H200.
+bool has_word(std::string_view name, std::string_view word) {
+  const size_t at = name.find(word);
+  return at != std::string_view::npos && (at == 0 || name[at - 1] == ' ');
+}
+
+}  // namespace
+
 Gpu::Gpu(const CardInfo& card, int multiprocessors)
     : name(card.name), major(card.major), minor(card.minor), multiprocessors(multiprocessors) {
-  const bool h100 = name.find("H100") != std::string_view::npos;
+  const bool h100 = has_word(name, "H100");
   model = h100 ? GpuModel::h100 : GpuModel::h200;
-  fitted = h100 || name.find("H200") != std::string_view::npos;
+  fitted = h100 || has_word(name, "H200");
 }
 
 Gpu::Gpu(Device device)

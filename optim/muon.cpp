@@ -18,6 +18,8 @@ constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 
 /// Elements of a batch, at most: 128 MiB of bf16, enough to fill a GPU. More would only take more scratch.
 constexpr int64_t kMostElements = int64_t(1) << 26;
+/// Matrices of a batch, at most: blocks along a grid's second dimension.
+constexpr int64_t kMostMatrices = 65535;
 
 /// Matrices of one shape at equal distances in the arena of directions.
 struct Batch {
@@ -66,7 +68,7 @@ class MuonRule : public Rule {
           parameters()[i].name, " ", describe(parameters()[i].weight),
           " is no matrix; put it into a group with the rule adamw");
     const int64_t rows = matrix.size(-2), columns = matrix.size(-1), row_stride = matrix.row_stride(),
-                  most = std::max<int64_t>(1, kMostElements / (rows * columns));
+                  most = std::clamp<int64_t>(kMostElements / (rows * columns), 1, kMostMatrices);
     if (matrix.rank() == 2 && !batches_.empty()) {
       Tensor& batch = batches_.back().direction;
       Layout layout = batch.layout();

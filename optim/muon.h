@@ -7,8 +7,8 @@ namespace tessera::optim {
 /// What the orthogonal direction of a matrix [rows, columns] is multiplied by.
 enum class MuonScale : uint8_t {
   spectral,  // sqrt(max(1, rows / columns)): changes of one size of the layer's output, whatever its shape
-  adamw  // 0.2 sqrt(max(rows, columns)): the mean square of AdamW's updates, so that its learning rate and
-         // weight decay serve both (Liu et al., arXiv:2502.16982, section 2.2)
+  adamw  // 0.2 sqrt(max(rows, columns)): the root mean square of AdamW's updates, so that its learning rate
+         // and weight decay serve both (Liu et al., arXiv:2502.16982, section 2.2)
 };
 
 struct MuonOptions {
@@ -31,7 +31,8 @@ struct MuonOptions {
 /// Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024) for the matrices of
 /// hidden layers, AdamW for all other parameters. A matrix W with gradient G:
 ///   M = momentum M + (1 - momentum) G;  D = (1 - momentum) G + momentum M   (Nesterov; else D = M)
-///   X = D / |D|_F;  5 times:  A = X X^T,  X = a X + (b A + c A^2) X,  (a, b, c) = (3.4445, -4.7750, 2.0315)
+///   X = D / |D|_F;  5 times:  A = X X^T,  P = a I + b A + c A^2,  X = P X,
+///     (a, b, c) = (3.4445, -4.7750, 2.0315)
 ///   W = W - lr (scale X + weight_decay W)
 /// X is D with its singular values moved to 0.68 to 1.20 (those above 0.002 of the norm; smaller ones get
 /// as far as they come), close to the nearest orthogonal matrix. D, M and W are f32 (f64 for f64), norms are
@@ -39,8 +40,8 @@ struct MuonOptions {
 /// handled through X^T X. Of a parameter [groups, rows, columns] each group is a matrix; a fused weight
 /// (q, k and v; gate and up) is one.
 ///
-/// Equal shapes are batched into one GEMM each. 4 FLOPs per element and iteration for each min(rows,
-/// columns), and half a cube of it: see docs/optimizers.md. See Optimizer for what a step does around it.
+/// Equal shapes are batched into one GEMM each. FLOPs of an iteration, with m = min(rows, columns) and n the
+/// other: 4 m^2 n + 2 m^3; see docs/optimizers.md. See Optimizer for what a step does around it.
 class Muon : public Optimizer {
  public:
   static constexpr const char* kName = "muon";

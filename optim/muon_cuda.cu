@@ -62,16 +62,16 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     normalize_kernel(Matrices<T> x, Matrices<const float> d, Extent extent, const double* partials) {
   gpu::take_turn();
-  __shared__ float inverse;
+  __shared__ double inverse;  // may exceed f32: momentum decays to subnormal numbers where no gradient comes
   double sum = 0;
   for (unsigned part = threadIdx.x; part < gridDim.x; part += kThreads)
     sum += partials[int64_t(blockIdx.y) * gridDim.x + part];
   sum = gpu::block_sum(sum);
-  if (threadIdx.x == 0) inverse = sum > 0 ? float(1 / sqrt(sum)) : 0.0f;
+  if (threadIdx.x == 0) inverse = sum > 0 ? 1 / sqrt(sum) : 0;
   __syncthreads();
-  const float factor = inverse;
+  const double factor = inverse;
   for_each_element(extent, [&](int64_t row, int64_t column) {
-    x.row(blockIdx.y, row)[column] = T(d.row(blockIdx.y, row)[column] * factor);
+    x.row(blockIdx.y, row)[column] = T(float(d.row(blockIdx.y, row)[column] * factor));
   });
 }
 

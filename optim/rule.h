@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "optim/kernels.h"
@@ -74,6 +75,8 @@ class Rule {
   }
   template <class R>
   void apply(const R& formula, const std::vector<Tensor>& states) const {
+    static_assert(R::kStates <= int(std::extent_v<decltype(StepArgs::states)>),
+                  "a formula has too many states");
     check(int(states.size()) == R::kStates, name(), ": a formula of ", R::kStates, " states got ",
           states.size(), " arenas");
     StepArgs args = args_;

@@ -40,7 +40,7 @@ struct TrainResult {
   int signal = 0;                            // that interrupted it
   int64_t step = 0;                          // steps done
   double loss = 0;                           // the last one logged
-  double seconds = 0;                        // in steps; evaluation and saving apart
+  double seconds = 0;                        // in steps and saves; evaluations and samples apart
   double tokens_per_s = 0, ms_per_step = 0;  // median of the logged intervals
   int64_t skipped = 0;                       // steps without a finite gradient norm, of the whole run
   double loss_scale = 0;                     // at the end; 0: none
@@ -52,9 +52,9 @@ struct TrainResult {
 /// step, with a checkpoint. An evaluation or sample that throws Interrupted is given up, and recorded as
 /// missing; the run that is resumed there does it first, so that the curve does not depend on the
 /// interruption. A gradient norm that is not finite leaves the weights as they are and lowers the loss scale,
-/// if the optimizer has one; a logged step that ends at least `most_skips` such steps in a row throws, and no
-/// checkpoint is written of that state. An optimizer that does not skip such steps (OptimizerRef::counted)
-/// ends the run at the first logged loss that is not finite.
+/// if the optimizer has one; a logged step throws if at least `most_skips` such steps in a row have ended at
+/// it, as far as logged steps tell, and no checkpoint is written of that state. An optimizer that does not
+/// skip such steps (OptimizerRef::counted) ends the run at the first logged loss that is not finite.
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, int64_t first_step,
                   Progress& progress);
 

@@ -464,7 +464,8 @@ __device__ __forceinline__ void hide_keys(float (&s)[kQueryTile / 2], int end) {
   for (int i = 0; i < kQueryTile / 2; ++i)
     if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
 }
-/// Those that a query does not see, whose first query sees keys before `hidden`, counted from the thread's.
+/// Those that a query does not see. `hidden`: how far this thread's first key is after the last key that its
+/// first query sees.
 __device__ __forceinline__ void hide_causal(float (&s)[kQueryTile / 2], int hidden) {
 #pragma unroll
   for (int i = 0; i < kQueryTile / 2; ++i)

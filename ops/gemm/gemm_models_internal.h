@@ -59,7 +59,7 @@ class GemmOnGpu {
 };
 
 /// The same from this thread's cache of the last GEMMs that differ in what choices depend on: evaluating all
-/// models takes the host some microseconds, more than a launch. Valid until the next 64 calls.
+/// models takes the host some microseconds, more than a launch. Valid until the next 1,024 calls.
 const GemmOnGpu& gemm_on_gpu(const Gemm& gemm, const Gpu& gpu);
 
 std::string describe_problem(const GemmOnGpu& problem);

@@ -22,8 +22,8 @@
 /// alone, and a warpgroup that waits for a phase too early mistakes the phase before the last for it.
 ///
 /// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
-/// a): every second of its stages is brought by one of them, for both. That is 42 instead of 58 bytes per
-/// clock and SM from L2 for a tile of 128 x 152; L2 yields about 47.
+/// a): every second of its stages is brought by one of them, for both. That is 37 instead of 53 bytes per
+/// clock and SM from L2 for a tile of 128 x 192; L2 yields about 47.
 ///
 /// Products of a weight's gradient can sum a over k on the way: gemm_sm90_sums.cuh.
 ///

@@ -6,14 +6,14 @@
 
 /// The epilogue for sums that TMA cannot write as they come: parts of k that have to be added up,
 /// results in f32, and a d whose rows lie anywhere. The threads write d from their registers, 32 bytes of a
-/// row together: what leaves this way is small (a weight's gradient) or odd.
+/// row (16 of a 16-bit d) together: what leaves this way is small (a weight's gradient) or odd.
 ///
-/// Split-K: the warpgroups that hold the splits of one piece of d are on different SMs at the same time (see
-/// ProductPlan), so they add up on the spot. Each writes its sums to scratch as they are in its registers,
-/// which is 16 dense bytes per thread, counts itself as arrived, waits for the others, and makes its own
-/// share of d from all partial sums, in the order of k. Nothing depends on which comes first. With 22 tiles
-/// of 128 x 256 and six splits, that is 128 KiB out to L2 and back for an SM and one round of waiting, 3 us;
-/// a second kernel took 5 to 7.
+/// Split-K: the warpgroups that hold the splits of one piece of d run on different SMs at the same time, if
+/// the GPU is theirs (see ProductPlan), so they add up on the spot. Each writes its sums to scratch as they
+/// are in its registers, which is 16 dense bytes per thread, counts itself as arrived, waits for the others,
+/// and makes its own share of d from all partial sums, in the order of k. Nothing depends on which comes
+/// first. With 22 tiles of 128 x 256 and six splits, that is 128 KiB out to L2 and back for an SM and one
+/// round of waiting, 3 us; a second kernel took 5 to 7.
 ///
 /// Termination: a warpgroup waits only for warpgroups that run already. Those that sum the same tiles count
 /// themselves as running while they live; one that finds some of them not running after kPolls looks, because
@@ -152,7 +152,9 @@ class SumEpilogue {
 
  private:
   static constexpr int kTogether = 4;  // fragments whose old values are read at once
-  static constexpr int kPolls = 32;    // of the warpgroups that run: about 0.7 us each
+  // Of the warpgroups that run, about 0.7 us each: in all as long as the last tile of the kernel before may
+  // take, whose SMs the others wait for.
+  static constexpr int kPolls = 256;
 
   /// How many of the warpgroups run that take the splits of the same tiles: those of the same number in
   /// blocks of the same rank in `splits` neighbouring clusters.

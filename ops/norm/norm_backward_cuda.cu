@@ -3,14 +3,15 @@
 #include "ops/norm/norm_rows.cuh"
 
 /// Two reads and one write an element, three reads with a gradient that passes by the norm, two writes where
-/// the residual was dropped: its mask, a bit an element, is read as forward kept it. Warps (blocks)
-/// walk the rows in steps of the grid, which is as large as runs at once. A thread keeps the same columns in
-/// every row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares
-/// of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
+/// the residual was dropped: its mask, a byte per 16 bytes of elements, is read as forward kept it. Warps
+/// (blocks) walk the rows in steps of the grid, which is as large as runs at once (rows too long for a
+/// block's registers have a block each, and pass over it twice). A thread keeps the same columns in every
+/// row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares of
+/// its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
 /// order. The grid, and so the order, depends only on the problem and the number of SMs.
 ///
 /// With sums in registers few warps fit, so bytes in flight must not cost registers: each thread copies its
-/// words of the rows to come to shared memory (cp.async) two rows ahead.
+/// words of the rows to come to shared memory (cp.async) one or two rows ahead.
 
 namespace tessera::ops {
 namespace {
@@ -522,7 +523,7 @@ void norm_backward_cuda(const NormBackward& norm) {
       args.dsum ? launch_backward<T, kCentred, kBias, true, kDrops>(norm, args)
                 : launch_backward<T, kCentred, kBias, false, kDrops>(norm, args);
     };
-    // Under a mask there is no kernel without dbias: it would save two sums of many instructions.
+    // Under a mask layer norm has no kernel without dbias: it would save two sums of many instructions.
     if (norm.drop) {
       centred ? launch.template operator()<true, true, true>()
               : launch.template operator()<false, false, true>();

@@ -16,9 +16,9 @@ struct SelectionCounts {
 /// choosing is safe in a captured graph and never makes the host wait.
 ///
 /// Rows are compared by their norms as f32 (a norm of another dtype is rounded to that first): -0 is 0, and a
-/// NaN is larger than +inf, so that a row that holds one is always chosen and stays visible in what is
-/// computed from the rows. Given the same norms and random stream the CPU and every GPU choose the same rows
-/// with the same factors, to the bit: all sums are of integers.
+/// NaN is larger than +inf, so that the ways that look at norms choose rows that hold one first, and it stays
+/// visible in what is computed from the rows. Given the same norms and random stream the CPU and every GPU
+/// choose the same rows with the same factors, to the bit: all sums are of integers.
 ///
 /// With k = min(n, rows that may be chosen), each way but `threshold` chooses exactly k rows; n must not
 /// exceed M (SelectionCounts clamps: the host cannot read its numbers).
@@ -50,11 +50,12 @@ struct Selection {
   /// as its p_i, and those at u, u + 1, ..., u + k - 1 are taken.
   ///
   /// Norms count as integers: norm_i times 2^(31 - e), rounded down, where 2^e is the largest power of two
-  /// not above the largest finite norm; a positive norm below one unit counts as one unit. p_i is exactly
-  /// proportional to that integer, and `scales` holds 1 / p_i of it rounded once, so what rounding down does
-  /// is no bias. NaN and infinite norms have p_i = 1, zero and negative ones p_i = 0, unless fewer than k
-  /// rows have another norm: then all those are taken, and the rest of k is drawn from rows of norm 0,
-  /// equally likely.
+  /// not above the largest finite norm; a positive norm below one unit counts as one unit. p_i is
+  /// proportional to that integer as far as the 53 bits of u tell rows apart, and `scales` holds 1 / p_i of
+  /// it within some roundings of f32, so what rounding down does is no bias. NaN and infinite norms have p_i
+  /// = 1 (of more than k the lowest indices are taken), zero and negative ones p_i = 0, unless fewer than k
+  /// norms are positive, infinite or NaN: then all of those are taken, and the rest of k is drawn from the
+  /// other rows, equally likely.
   static Selection importance(const Tensor& norms, int64_t n, Rng& rng, const SelectionCounts& counts = {});
 };
 

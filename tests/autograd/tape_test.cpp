@@ -153,6 +153,20 @@ TEST(Tape, FiniteCheckNamesOperatorLayerAndLine) {
                {"relu_squared", "in blocks.3.mlp", "f64[2, 3]", "tape_test.cpp:"});
 }
 
+TEST(Tape, FiniteCheckLooksAtNoMemoryWithoutAGradient) {
+  // w's buffer holds NaN of an earlier step, which zero_grad forgot; its entry gives a gradient to x alone.
+  Tensor x = Tensor::full({3}, 1, DType::f64, Device::cpu()), w = x.clone();
+  require_grad(x), require_grad(w);
+  set_grad_buffer(w, Tensor::full({3}, std::nan(""), DType::f64, Device::cpu()));
+  zero_grad(w);
+  Tape tape({.check_finite = true});
+  Tensor y = Tensor::full({3}, 1, DType::f64, Device::cpu());
+  tape.record("first of two", {&x, &w}, {&y}, [](Backward& b) { b.accumulate(0, b.grad()); });
+  tape.backward(ops::sum(y));
+  EXPECT_EQ(grad(x).to_vector<double>(), std::vector<double>(3, 1.0));
+  EXPECT_FALSE(grad(w).defined());
+}
+
 std::string here(int line) {
   return "; called at " + std::string(__FILE__) + ":" + std::to_string(line);
 }

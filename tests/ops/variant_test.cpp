@@ -111,6 +111,9 @@ TEST(Variant, CostsBelongToTheGpuModel) {
   EXPECT_EQ(model("NVIDIA H100 PCIe"), GpuModel::h100);
   EXPECT_EQ(model("NVIDIA H200"), GpuModel::h200);
   EXPECT_EQ(model("NVIDIA A100-SXM4-80GB"), GpuModel::h200);
+  const CardInfo grace{.name = "NVIDIA GH200 480GB"}, hopper{.name = "NVIDIA H200"};
+  EXPECT_FALSE(Gpu(grace, 1).fitted);
+  EXPECT_TRUE(Gpu(hopper, 1).fitted);
 }
 
 }  // namespace

@@ -213,6 +213,16 @@ TEST_P(MuonOn, UpdatesAreNearlyOrthogonal) {
   }
 }
 
+TEST_P(MuonOn, SubnormalMomentaGiveFiniteUpdates) {
+  // What is left of a momentum 1,800 steps after its last gradient: 1 / its norm is above the largest f32.
+  Tensor weight = Tensor::zeros({16, 40}, DType::f32, device());
+  nn::make_parameter(weight);
+  Muon optimizer({{"up.weight", weight}}, {.lr = 1, .momentum = 0, .nesterov = false});
+  arrive(weight, Tensor::full({16, 40}, 1e-43, DType::f32, Device::cpu()));
+  optimizer.step();
+  for (const double value : weight.detach().to_vector<double>()) ASSERT_TRUE(std::isfinite(value)) << value;
+}
+
 TEST_P(MuonOn, MastersOf16BitWeightsFollowTheF64Optimizer) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     const std::vector<nn::NamedParameter> list = parameters_of(dtype, device());
