@@ -101,6 +101,8 @@ class Optimizer {
   /// Other numbers for the loss scale; graphs that were captured before keep theirs. The scale itself becomes
   /// `initial` only if no step was done or skipped yet. Throws without loss scaling.
   void set_loss_scale(const LossScale& options);
+  /// Those of loss scaling; the defaults without it.
+  const LossScale& loss_scale_options() const { return state_->scale_options; }
   /// How many of skipped() happened at the smallest loss scale: no scale keeps these gradients finite.
   int64_t skipped_at_minimum() const;
   /// The arena of all gradients, [elements with pads]; pads are zero. They are multiplied by the loss scale.

@@ -30,9 +30,12 @@ struct Moment {
 
 const OptimizerRef& prepared(const Job& job, const TrainerOptions& options) {
   const OptimizerRef& optimizer = job.trained_by();
-  if (optimizer.loss_scale().defined() && options.loss_scale > 0)
-    optimizer.counted()->set_loss_scale(
-        {.initial = double(options.loss_scale), .interval = options.loss_scale_interval});
+  if (optimizer.loss_scale().defined() && (options.loss_scale > 0 || options.loss_scale_interval > 0)) {
+    optim::LossScale scale = optimizer.counted()->loss_scale_options();
+    if (options.loss_scale > 0) scale.initial = double(options.loss_scale);
+    if (options.loss_scale_interval > 0) scale.interval = options.loss_scale_interval;
+    optimizer.counted()->set_loss_scale(scale);
+  }
   return optimizer;
 }
 

@@ -272,6 +272,21 @@ TEST(Trainer, AnOverflowInF16LowersTheScaleAndIsShown) {
   }
 }
 
+TEST(Trainer, OptionsOfTheLossScaleThatAreNotGivenAreTheOptimizers) {
+  for (const auto& [initial, interval] : {std::pair{1024, 0}, {0, 7}, {512, 3}, {0, 0}}) {
+    Regression regression(1, DType::f16, optim::LossScale{.initial = 256, .growth = 4, .interval = 50});
+    TrainerOptions options = options_of(1);
+    options.loss_scale = initial, options.loss_scale_interval = interval;
+    const Ran ran = train(regression, options);
+    ASSERT_EQ(ran.error, "");
+    const optim::LossScale& used = regression.optimizer.loss_scale_options();
+    EXPECT_EQ(used.initial, initial ? initial : 256);
+    EXPECT_EQ(used.interval, interval ? interval : 50);
+    EXPECT_EQ(used.growth, 4);
+    EXPECT_EQ(ran.result.loss_scale, used.initial);
+  }
+}
+
 TEST(Trainer, AScaleThatFellToItsMinimumInVainStopsTheRun) {
   Regression regression(1, DType::f16, optim::LossScale{.initial = 256, .minimum = 4});
   std::vector<double> before;
