@@ -9,7 +9,7 @@ namespace tessera::ops {
 
 namespace {
 
-/// Whether the name of a card has that word: a GH200 is no H200.
+/// Whether the name of a GPU has that word: a GH200 is no H200.
 bool has_word(std::string_view name, std::string_view word) {
   const size_t at = name.find(word);
   return at != std::string_view::npos && (at == 0 || name[at - 1] == ' ');
