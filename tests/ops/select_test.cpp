@@ -574,6 +574,23 @@ std::vector<Way> ways() {
   };
 }
 
+TEST(Select, ASubnormalNormIsAPositiveOne) {
+  Rng rng(3);
+  for (int draw = 0; draw < 8; ++draw) {
+    const Selection chosen = Selection::importance(norms_of({0, 0, 1e-40f, 0}), 1, rng);
+    EXPECT_EQ(chosen.indices.to_vector<double>(), std::vector<double>{2}) << draw;
+  }
+}
+
+TEST(Select, ManyEqualNormsAreTakenAtEqualDistances) {
+  constexpr int64_t kRows = 200'000, kN = 100'000;
+  Rng rng(3);
+  const Selection chosen = Selection::importance(norms_of(std::vector<float>(kRows, 3.0f)), kN, rng);
+  const auto indices = chosen.indices.to_vector<double>();
+  ASSERT_EQ(chosen.count.item<int32_t>(), kN);
+  for (size_t i = 1; i < indices.size(); ++i) ASSERT_EQ(indices[i] - indices[i - 1], 2) << i;
+}
+
 TEST_F(SelectCuda, ChoosesTheRowsOfTheCpuOnBothVariants) {
   uint64_t seed = 1000;
   for (const int64_t rows : {1, 3, 4, 5, 31, 1023, 1024, 1025, 4097, 16384, 16385, 100003})
