@@ -10,7 +10,7 @@
 /// Update: one block a chunk of about 4,096 elements of one parameter, found in a table, so that a step is
 /// one launch for all parameters. A thread takes four neighbours of a row: 16 bytes of each f32 stream
 /// (gradient, states, master or weight) and 8 of a 16-bit weight; ragged ends of rows and unaligned weights
-/// go one by one. AdamW in f32 reads 16 bytes an element and writes 12; with a 16-bit weight beside its
+/// go one by one. AdamW in f32 reads 16 bytes per element and writes 12; with a 16-bit weight next to its
 /// master it writes
 /// 14. About 15 FLOPs an element: bound by memory. Two blocks of 512 threads a processor with one piece each
 /// in flight (64 KiB) are enough; short chunks are better than long ones, for the streams of blocks that run

@@ -8,7 +8,7 @@
 ///
 /// The update of elementwise rules is in optim/elementwise.cuh.
 ///
-/// Norm: all gradients once, 4 bytes an element, in norm blocks of 64 KiB of one parameter (with the zeros
+/// Norm: all gradients once, 4 bytes per element, in norm blocks of 64 KiB of one parameter (with the zeros
 /// between its rows). A block of threads takes one after the other: squares are added in f64 (the
 /// multiply-adds hide behind the reads), each thread over its own elements, then a butterfly. Three blocks
 /// per SM have 96 KiB in flight, three times what an H200 needs by Little's law (36 bytes per ns and SM, some

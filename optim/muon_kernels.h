@@ -2,8 +2,8 @@
 
 #include "tensor/tensor.h"
 
-/// What Muon needs beside GEMMs. All matrices of a batch [B, rows, columns] at once; rows are dense, the
-/// matrices and their rows any distances apart.
+/// What Muon needs in addition to GEMMs. All matrices of a batch [B, rows, columns] at once; rows are dense,
+/// the matrices and their rows any distances apart.
 
 namespace tessera::optim {
 

@@ -116,7 +116,7 @@ class Optimizer {
   const std::vector<size_t>& arrangement() const;
   /// Takes the weights as they are now as masters.
   void sync_masters() const;
-  /// Bytes of the arenas, and of what rules keep beside them.
+  /// Bytes of the arenas, and of what rules keep in addition.
   size_t bytes() const;
 
   /// Learning rate, counts, loss scale, moments and masters, by the names of the parameters. Gradients are

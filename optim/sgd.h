@@ -15,7 +15,7 @@ struct SgdOptions {
 };
 
 /// Stochastic gradient descent with the same results as torch.optim.SGD (without dampening); the formulas are
-/// those of SgdRule and MomentumRule. Without momentum it has no state beside the masters.
+/// those of SgdRule and MomentumRule. Without momentum it has no state but the masters.
 class Sgd : public Optimizer {
  public:
   static constexpr const char* kName = "sgd";

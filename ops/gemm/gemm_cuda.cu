@@ -84,17 +84,6 @@ Key key_of(const Gemm& g) {
           g.stride_a, g.stride_b, g.stride_d, g.stride_bias, flags, aligned};
 }
 
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    uint64_t hash = 0x9E3779B97F4A7C15u;
-    for (const int64_t part : key) {
-      hash = (hash ^ uint64_t(part)) * 0xBF58476D1CE4E5B9u;
-      hash ^= hash >> 31;
-    }
-    return size_t(hash);
-  }
-};
-
 template <auto kDestroy>
 struct Destroy {
   template <class T>
@@ -118,7 +107,7 @@ struct Plan {
 struct Library {
   std::mutex mutex;  // plans are shared, and a plan's bias pointer is set for each call
   cublasLtHandle_t handle = nullptr;
-  LruCache<Key, Plan, KeyHash> plans{kPlans};
+  LruCache<Key, Plan, NumbersHash> plans{kPlans};
 };
 
 Library& library(Device device) {

@@ -15,11 +15,6 @@ int64_t ceil_div(int64_t a, int64_t b) {
 constexpr int64_t kNarrowSide = 64;  // what makes a side narrow
 constexpr int64_t kShortSide = 256, kLongDepth = 4096;
 
-bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
-  const int64_t size = int64_t(size_of(dtype));
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
-}
-
 }  // namespace
 
 double gemm_bytes(const Gemm& g) {
@@ -29,12 +24,18 @@ double gemm_bytes(const Gemm& g) {
          batch * double(g.m) * double(g.n) * double(size_of(g.out));
 }
 
+bool gemm_on_vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
+  const int64_t size = int64_t(size_of(dtype));
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
+}
+
 bool gemm_on_lines(const void* data, int64_t ld, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
 }
 
 bool gemm_stores_by_tma(const Gemm& g) {
-  if (!vectors(g.d, g.ldd, g.stride_d, g.out) || (g.c && !vectors(g.c, g.ldd, g.stride_d, g.out)))
+  if (!gemm_on_vectors(g.d, g.ldd, g.stride_d, g.out) ||
+      (g.c && !gemm_on_vectors(g.c, g.ldd, g.stride_d, g.out)))
     return false;
   return g.pads_d || g.n * int64_t(size_of(g.out)) % 16 == 0;
 }
@@ -123,17 +124,6 @@ namespace {
 /// What choices depend on.
 using Key = std::array<int64_t, 16>;
 
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    uint64_t hash = 0x9E3779B97F4A7C15u;
-    for (const int64_t part : key) {
-      hash = (hash ^ uint64_t(part)) * 0xBF58476D1CE4E5B9u;
-      hash ^= hash >> 31;
-    }
-    return size_t(hash);
-  }
-};
-
 /// The largest power of two up to 128 that divides the address; 0 of null.
 int64_t alignment(const void* pointer) {
   if (!pointer) return 0;
@@ -168,7 +158,7 @@ Key key_of(const Gemm& g, const Gpu& gpu) {
 
 const GemmOnGpu& gemm_on_gpu(const Gemm& gemm, const Gpu& gpu) {
   constexpr size_t kKept = 1024;  // a training step has some dozens
-  thread_local LruCache<Key, GemmOnGpu, KeyHash> cache(kKept);
+  thread_local LruCache<Key, GemmOnGpu, NumbersHash> cache(kKept);
   return cache.get(key_of(gemm, gpu), [&] { return GemmOnGpu(gemm, gpu); });
 }
 

@@ -14,6 +14,8 @@ double gemm_bytes(const Gemm& gemm);
 /// Whether every row of a 16-bit operand starts on a line of memory, 128 bytes. TMA loads rows of so many: of
 /// others it asks for two lines each.
 bool gemm_on_lines(const void* data, int64_t ld, int64_t stride);
+/// Whether all rows of an operand start on 16 bytes.
+bool gemm_on_vectors(const void* data, int64_t ld, int64_t stride, DType dtype);
 /// Whether TMA can write d.
 bool gemm_stores_by_tma(const Gemm& gemm);
 

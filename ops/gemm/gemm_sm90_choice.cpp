@@ -11,17 +11,12 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-bool vectors(const void* data, int64_t ld, int64_t stride, DType dtype) {
-  const int64_t size = int64_t(size_of(dtype));
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * size % 16 == 0 && stride * size % 16 == 0;
-}
-
 }  // namespace
 
 std::string gemm_sm90_lacks(const Gemm& g, const Gpu& gpu) {
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (g.in != DType::bf16 && g.in != DType::f16) return "bf16 or f16 operands";
-  if (!vectors(g.a, g.lda, g.stride_a, g.in) || !vectors(g.b, g.ldb, g.stride_b, g.in))
+  if (!gemm_on_vectors(g.a, g.lda, g.stride_a, g.in) || !gemm_on_vectors(g.b, g.ldb, g.stride_b, g.in))
     return "operands whose rows start on 16-byte boundaries";
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
   if (std::max({g.m, g.n, g.k * g.terms}) > kMost ||

@@ -2,11 +2,25 @@
 
 #include <cassert>
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <unordered_map>
 #include <utility>
 
 namespace tessera::ops {
+
+/// Of keys that are arrays of numbers.
+struct NumbersHash {
+  template <class Numbers>
+  size_t operator()(const Numbers& numbers) const {
+    uint64_t hash = 0x9E3779B97F4A7C15u;
+    for (const int64_t number : numbers) {
+      hash = (hash ^ uint64_t(number)) * 0xBF58476D1CE4E5B9u;
+      hash ^= hash >> 31;
+    }
+    return size_t(hash);
+  }
+};
 
 /// Values by key, at most `capacity` of them: a new one takes the place of the least recently used. Not
 /// thread-safe.

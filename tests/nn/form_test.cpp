@@ -12,20 +12,11 @@
 #include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/swiglu/swiglu.h"
-#include "tensor/random.h"
 #include "tests/nn/no_recorder.h"
+#include "tests/nn/random.h"
 
 namespace tessera::nn {
 namespace {
-
-const Device kCpu = Device::cpu();
-
-Tensor random(const Shape& shape, uint64_t seed) {
-  Rng rng(seed);
-  const Tensor tensor = Tensor::empty(shape, DType::f64, kCpu);
-  fill_normal(tensor, 0, 1, rng);
-  return tensor;
-}
 
 void expect_equal(const Tensor& a, const Tensor& b) {
   EXPECT_EQ(a.detach().to_vector<double>(), b.detach().to_vector<double>());

@@ -10,21 +10,12 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/swiglu/swiglu.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/nn/no_recorder.h"
+#include "tests/nn/random.h"
 
 namespace tessera::nn {
 namespace {
-
-const Device kCpu = Device::cpu();
-
-Tensor random(const Shape& shape, uint64_t seed) {
-  Rng rng(seed);
-  const Tensor tensor = Tensor::empty(shape, DType::f64, kCpu);
-  fill_normal(tensor, 0, 1, rng);
-  return tensor;
-}
 
 std::vector<double> values(const Tensor& x) {
   return x.detach().to_vector<double>();

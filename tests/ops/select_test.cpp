@@ -582,6 +582,26 @@ TEST(Select, ASubnormalNormIsAPositiveOne) {
   }
 }
 
+TEST(Select, PointsAreCountedExactlyWhereDoublesAnd64BitsAreTooShort) {
+  // Right before point k - 1 with the largest offset, the estimate in f64 is one too large; the products of
+  // the later points are beyond 2^64.
+  for (const uint64_t total : {uint64_t{1000}, (uint64_t{1} << 62) + 12345, (uint64_t{1} << 63) - 1})
+    for (const uint32_t picks : {3u, 7u, 1001u})
+      for (const uint64_t offset : {uint64_t{0}, total / 2, total - 1}) {
+        Cut cut;
+        cut.weighted = 1, cut.picks = picks, cut.total = total, cut.offset = offset;
+        cut.density = double(picks) / double(total);
+        for (uint32_t n = 1; n < picks; n += 1 + picks / 20)
+          for (const uint64_t place :
+               {uint64_t(Wide(n) * total / picks), uint64_t(Wide(n) * total / picks) + 1}) {
+            uint32_t before = 0;
+            while (before < picks && Wide(offset) + Wide(before) * total < Wide(place) * picks) ++before;
+            ASSERT_EQ(cut.points_before(place), before)
+                << total << " " << picks << " " << offset << " " << n << " " << place;
+          }
+      }
+}
+
 TEST(Select, ManyEqualNormsAreTakenAtEqualDistances) {
   constexpr int64_t kRows = 200'000, kN = 100'000;
   Rng rng(3);

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "tensor/random.h"
+
+namespace tessera::nn {
+
+inline const Device kCpu = Device::cpu();
+
+/// Normal numbers in f64.
+inline Tensor random(const Shape& shape, uint64_t seed) {
+  Rng rng(seed);
+  const Tensor tensor = Tensor::empty(shape, DType::f64, kCpu);
+  fill_normal(tensor, 0, 1, rng);
+  return tensor;
+}
+
+}  // namespace tessera::nn
