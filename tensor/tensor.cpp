@@ -12,8 +12,9 @@ namespace {
 
 constexpr int64_t kRowAlign = 16;  // bytes: the unit of vector loads and of TMA strides
 // A row of a tile that TMA brings is 128 bytes; where it lies across two lines it takes 2.5 times
-// as long (docs/ops/gemm.md). From this length on that costs 6 % of the memory at most.
-constexpr int64_t kLine = 128, kLongRow = 2048;
+// as long (docs/ops/gemm.md). Rows from kLongRow bytes on start on lines where that adds at most a
+// quarter to them: all of 512 bytes and more.
+constexpr int64_t kLine = 128, kLongRow = 256;
 
 /// Pitched rows and rounding at most double the bytes: below that no arithmetic on a layout overflows.
 void check_bytes(const Shape& shape, DType dtype) {
@@ -50,8 +51,9 @@ int64_t row_pitch(int64_t width, DType dtype) {
   const int64_t size = int64_t(size_of(dtype));
   const int64_t unit = kRowAlign / size;
   if (width < unit) return width;
-  const int64_t wide = width * size >= kLongRow ? kLine / size : unit;
-  return (width + wide - 1) / wide * wide;
+  const auto up = [&](int64_t to) { return (width + to - 1) / to * to; };
+  const int64_t lines = up(kLine / size);
+  return width * size >= kLongRow && lines - width <= width / 4 ? lines : up(unit);
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
