@@ -14,6 +14,7 @@ struct RowWalk {
   int64_t packs_per_run;  // packs of the innermost dimension
   int64_t packs;          // of a whole row
   bool aligned;           // in both, packs are aligned words
+  int log_lanes;          // of the lanes of a warp that share a row: as many as it has packs, if not more
 };
 
 struct RowPack {
@@ -24,7 +25,7 @@ struct RowPack {
 template <int kPack>
 __device__ __forceinline__ RowPack find_pack(const RowWalk& walk, int64_t pack) {
   const int inner = walk.loop.rank - 1;
-  int64_t run = pack / walk.packs_per_run;
+  int64_t run = inner == 0 ? 0 : pack / walk.packs_per_run;  // a 64-bit division costs more than the move
   const int64_t at = (pack - run * walk.packs_per_run) * kPack, left = walk.loop.sizes[inner] - at;
   RowPack found{at * walk.loop.strides[0][inner], at * walk.loop.strides[1][inner],
                 left < kPack ? int(left) : kPack};
@@ -40,12 +41,13 @@ __device__ __forceinline__ RowPack find_pack(const RowWalk& walk, int64_t pack) 
 template <class T>
 RowWalk walk_rows(const Tensor& y, const Tensor& x) {
   constexpr int kPack = gpu::kPackOf<T>;
-  RowWalk walk;
+  RowWalk walk{};
   const Layout to = row_layout(y), from = row_layout(x);
   walk.loop = make_loop<2>(to.shape, {&to, &from});
   const int inner = walk.loop.rank - 1;
   walk.packs_per_run = gpu::ceil_div(walk.loop.sizes[inner], kPack);
   walk.packs = walk.loop.count / walk.loop.sizes[inner] * walk.packs_per_run;
+  while (walk.log_lanes < 5 && (1 << walk.log_lanes) < walk.packs) ++walk.log_lanes;
   const auto fits = [&](int n, const Tensor& tensor) {
     bool good = walk.loop.strides[n][inner] == 1 && reinterpret_cast<uintptr_t>(tensor.raw()) % 16 == 0 &&
                 (tensor.size(0) <= 1 || tensor.layout().stride(0) % kPack == 0);

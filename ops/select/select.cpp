@@ -8,7 +8,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int64_t kMostOfBlock = 16384;  // rows; more are shared by several SMs
+constexpr int64_t kMostOfBlock = 8192;  // rows; more are shared by several SMs (docs/ops/select.md)
 
 struct Ranked {
   int64_t rows;

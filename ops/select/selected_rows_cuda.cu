@@ -5,13 +5,13 @@
 #include "ops/gather/row_walk.cuh"
 #include "ops/select/select_kernels.h"
 
-/// Gather: each thread moves one pack, as gather_rows does; one read and one write per element. Plain copies
-/// are gather_rows's kernel itself.
+/// Gather: a warp, or as many of its lanes as a row has packs, moves a row: no index is divided. One read and
+/// one write per element. Plain copies are gather_rows's kernel.
 ///
 /// Scatter writes all rows of y once, the zeros too, so that no fill comes before it. A block has a few
 /// adjacent rows. Its first warp finds the first entry of the selection among them, 32 probes of the
 /// ascending indices at a time (three rounds for 32,768 entries), and notes for each row which entry it has;
-/// then all threads copy rows or write zeros. Several blocks per SM hide the search. Bytes: the entries' rows
+/// then its warps copy rows or write zeros. Several blocks per SM hide the search. Bytes: the entries' rows
 /// once, y once.
 
 namespace tessera::ops {
@@ -26,34 +26,59 @@ __device__ __forceinline__ T scaled(T value, float scale) {
   return T(float(value) * scale);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    gather_scaled(RowWalk walk, T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t rows,
-                  const int32_t* indices, const float* scales, int64_t total) {
+/// y = x scaled, or 0, of one row that both hold as a run of aligned packs and up to a pack's elements.
+template <bool kScaled, class T>
+__device__ __forceinline__ void move_run(T* y, const T* x, bool inside, float scale, int64_t columns,
+                                         int lane, int lanes) {
   constexpr int kPack = gpu::kPackOf<T>;
-  gpu::take_turn();
-  for (int64_t item = blockIdx.x * int64_t(kThreads) + threadIdx.x; item < total;
-       item += int64_t(gridDim.x) * kThreads) {
-    const int64_t n = item / walk.packs;
-    const RowPack pack = find_pack<kPack>(walk, item - n * walk.packs);
-    const int64_t row = indices[n];
-    const bool inside = row >= 0 && row < rows;
-    const float scale = scales[n];
-    T* const to = y + n * y_stride + pack.y;
-    const T* const from = x + (inside ? row : 0) * x_stride + pack.x;
-    if (walk.aligned && pack.count == kPack) {
-      gpu::Pack<T, kPack> values{};
-      if (inside) {
-        values = gpu::load_pack<kPack>(from);
+  const int64_t packed = columns / kPack * kPack;
+  for (int64_t at = int64_t(lane) * kPack; at < packed; at += int64_t(lanes) * kPack) {
+    gpu::Pack<T, kPack> values{};
+    if (inside) {
+      values = gpu::load_pack<kPack>(x + at);
+      if constexpr (kScaled)
 #pragma unroll
         for (int i = 0; i < kPack; ++i) values.at[i] = scaled(values.at[i], scale);
-      }
-      gpu::store_pack<kPack>(to, values);
+    }
+    gpu::store_pack<kPack>(y + at, values);
+  }
+  for (int64_t at = packed + lane; at < columns; at += lanes)
+    y[at] = !inside ? T(0.0f) : kScaled ? scaled(x[at], scale) : x[at];
+}
+
+/// The same of one pack of any row.
+template <bool kScaled, class T>
+__device__ __forceinline__ void move_pack(const RowWalk& walk, int64_t number, T* y_row, const T* x_row,
+                                          bool inside, float scale) {
+  const RowPack pack = find_pack<gpu::kPackOf<T>>(walk, number);
+  const int inner = walk.loop.rank - 1;
+  const T* const from = x_row + pack.x;
+#pragma unroll 1
+  for (int i = 0; i < pack.count; ++i) {
+    const T value = inside ? from[i * walk.loop.strides[1][inner]] : T(0.0f);
+    y_row[pack.y + i * walk.loop.strides[0][inner]] = kScaled && inside ? scaled(value, scale) : value;
+  }
+}
+
+template <class T, bool kRuns>
+__global__ void __launch_bounds__(kThreads)
+    gather_scaled(RowWalk walk, T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t rows,
+                  const int32_t* indices, const float* scales, int64_t count) {
+  gpu::take_turn();
+  const int lanes = 1 << walk.log_lanes, lane = int(threadIdx.x) % lanes;
+  const int rows_at_once = kThreads >> walk.log_lanes;
+  for (int64_t n = blockIdx.x * int64_t(rows_at_once) + int(threadIdx.x) / lanes; n < count;
+       n += int64_t(gridDim.x) * rows_at_once) {
+    const int64_t row = indices[n];
+    const bool inside = row >= 0 && row < rows;
+    T* const to = y + n * y_stride;
+    const T* const from = x + (inside ? row : 0) * x_stride;
+    if constexpr (kRuns) {
+      move_run<true>(to, from, inside, scales[n], walk.loop.sizes[0], lane, lanes);
     } else {
-      const int inner = walk.loop.rank - 1;
-      for (int i = 0; i < pack.count; ++i)
-        to[i * walk.loop.strides[0][inner]] =
-            inside ? scaled(from[i * walk.loop.strides[1][inner]], scale) : T(0.0f);
+#pragma unroll 1
+      for (int64_t at = lane; at < walk.packs; at += lanes)
+        move_pack<true>(walk, at, to, from, inside, scales[n]);
     }
   }
 }
@@ -72,11 +97,10 @@ __device__ __forceinline__ int64_t entries_below(const int32_t* indices, int64_t
   return low;
 }
 
-template <class T, bool kScaled>
+template <class T, bool kScaled, bool kRuns>
 __global__ void __launch_bounds__(kThreads)
     scatter_ascending(RowWalk walk, T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t rows,
                       int rows_of_block, const int32_t* indices, const float* scales, int64_t count) {
-  constexpr int kPack = gpu::kPackOf<T>;
   __shared__ int32_t entries[kMostRows];  // of each row of the block; -1: not in the selection
   gpu::take_turn();
   const int64_t first = blockIdx.x * int64_t(rows_of_block);
@@ -91,31 +115,25 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  const int64_t total = own * walk.packs;
-  for (int64_t item = threadIdx.x; item < total; item += kThreads) {
-    const int64_t row = item / walk.packs;
-    const RowPack pack = find_pack<kPack>(walk, item - row * walk.packs);
+  const int lanes = 1 << walk.log_lanes, lane = int(threadIdx.x) % lanes;
+  for (int row = int(threadIdx.x) / lanes; row < own; row += kThreads >> walk.log_lanes) {
     const int32_t n = entries[row];
-    T* const to = y + (first + row) * y_stride + pack.y;
-    const T* const from = x + max(n, 0) * x_stride + pack.x;
+    T* const to = y + (first + row) * y_stride;
+    const T* const from = x + max(n, 0) * x_stride;
     const float scale = kScaled && n >= 0 ? scales[n] : 1.0f;
-    if (walk.aligned && pack.count == kPack) {
-      gpu::Pack<T, kPack> values{};
-      if (n >= 0) {
-        values = gpu::load_pack<kPack>(from);
-        if constexpr (kScaled)
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) values.at[i] = scaled(values.at[i], scale);
-      }
-      gpu::store_pack<kPack>(to, values);
+    if constexpr (kRuns) {
+      move_run<kScaled>(to, from, n >= 0, scale, walk.loop.sizes[0], lane, lanes);
     } else {
-      const int inner = walk.loop.rank - 1;
-      for (int i = 0; i < pack.count; ++i) {
-        const T value = n >= 0 ? from[i * walk.loop.strides[1][inner]] : T(0.0f);
-        to[i * walk.loop.strides[0][inner]] = kScaled && n >= 0 ? scaled(value, scale) : value;
-      }
+#pragma unroll 1
+      for (int64_t at = lane; at < walk.packs; at += lanes)
+        move_pack<kScaled>(walk, at, to, from, n >= 0, scale);
     }
   }
+}
+
+/// Whether rows are one run of aligned packs in both tensors.
+bool is_run(const RowWalk& walk) {
+  return walk.loop.rank == 1 && walk.aligned;
 }
 
 }  // namespace
@@ -125,12 +143,12 @@ void gather_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indice
   const Device device = y.device();
   dispatch_floating_cuda(y.dtype(), "gather_selected", [&]<class T>() {
     const RowWalk walk = walk_rows<T>(y, x);
-    const int64_t total = y.size(0) * walk.packs;
-    const int64_t blocks =
-        std::min<int64_t>(gpu::ceil_div(total, kThreads), int64_t(device.multiprocessors()) * 32);
-    gpu::launch_chained(device, {gpu::grid_of(blocks), kThreads}, gather_scaled<T>, walk, y.data<T>(),
+    const int64_t blocks = std::min<int64_t>(gpu::ceil_div(y.size(0), kThreads >> walk.log_lanes),
+                                             int64_t(device.multiprocessors()) * 32);
+    gpu::launch_chained(device, {gpu::grid_of(blocks), kThreads},
+                        is_run(walk) ? gather_scaled<T, true> : gather_scaled<T, false>, walk, y.data<T>(),
                         y.layout().stride(0), x.data<T>(), x.layout().stride(0), x.size(0),
-                        indices.data<int32_t>(), scales.data<float>(), total);
+                        indices.data<int32_t>(), scales.data<float>(), y.size(0));
   });
 }
 
@@ -147,7 +165,10 @@ void scatter_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indic
                           rows_of_block, indices.data<int32_t>(),
                           scales.defined() ? scales.data<float>() : nullptr, indices.count());
     };
-    scales.defined() ? run(scatter_ascending<T, true>) : run(scatter_ascending<T, false>);
+    if (is_run(walk))
+      scales.defined() ? run(scatter_ascending<T, true, true>) : run(scatter_ascending<T, false, true>);
+    else
+      scales.defined() ? run(scatter_ascending<T, true, false>) : run(scatter_ascending<T, false, false>);
   });
 }
 
