@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "autograd/tape.h"
+#include "ops/dropout/dropout.h"
 #include "ops/variant.h"
 #include "report/facts.h"
 #include "tensor/random.h"
@@ -35,7 +36,7 @@ struct PendingBackward {
 PendingBackward prepare_backward(const ops::OpSpec& op, std::vector<Tensor> inputs, const ops::Attrs& attrs,
                                  std::vector<Tensor>& known_grads) {
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (inputs[i].defined() && op.inputs[i].differentiable && !op.inputs[i].index) require_grad(inputs[i]);
+    if (inputs[i].defined() && op.inputs[i].has_gradient()) require_grad(inputs[i]);
   PendingBackward pending;
   pending.tape = std::make_unique<Tape>();
   const std::vector<Tensor> outputs = op.run(inputs, attrs);
@@ -58,30 +59,49 @@ PendingBackward prepare_backward(const ops::OpSpec& op, std::vector<Tensor> inpu
 
 }  // namespace
 
-std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& problem, DType dtype,
-                                  Device device, uint64_t seed) {
+Precision default_precision(const ops::OpSpec& op, Device device) {
+  if (ops::takes_floating(op)) return tessera::default_precision(device);
+  return (device.is_cpu() ? op.cpu_dtypes : op.cuda_dtypes).front();
+}
+
+namespace {
+
+Tensor random_input(const ops::OpSpec& op, size_t number, const ops::InputCase& input, DType dtype,
+                    Device device, uint64_t seed, Rng& rng) {
+  // The generators on the device write floats and indices; other dtypes are converted from those.
+  const DType drawn = dtype == DType::u8 ? DType::i32 : dtype == DType::f8e4m3 ? DType::f32 : dtype;
+  Tensor x = Tensor::empty(input.shape, drawn, device);
+  if (!input.values.empty()) {
+    x.copy_from(Tensor::from(input.values, input.shape));
+  } else if (input.fill == ops::Fill::bits) {
+    x.copy_from(ops::input_values(input, seed, number));
+  } else if (input.fill == ops::Fill::index) {
+    check(input.high >= 1 || x.count() == 0, op.name, ": of these sizes there is no value for \"",
+          op.inputs[number].name, "\": expected at least one to choose from");
+    if (x.count() > 0) fill_integers(x, input.high, rng);
+  } else if (input.fill == ops::Fill::positive) {
+    fill_uniform(x, 0.5, 2.0, rng);
+  } else {
+    fill_normal(x, 0.0, input.scale, rng);
+  }
+  if (input.density < 1 && is_floating(drawn)) x = ops::dropout(x, 1 - input.density, rng);
+  return x.to(dtype);
+}
+
+}  // namespace
+
+std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& problem, const ops::Attrs& attrs,
+                                  DType dtype, Device device, uint64_t seed) {
   std::vector<Tensor> inputs;
   Rng rng(seed);
   for (size_t i = 0; i < problem.inputs.size(); ++i) {
+    const std::vector<DType>& own = op.inputs[i].dtypes;
     const ops::InputCase& input = problem.inputs[i];
-    if (input.fill == ops::Fill::absent) {
-      inputs.emplace_back();
-      continue;
-    }
-    Tensor tensor = Tensor::empty(input.shape, op.inputs[i].index ? DType::i64 : dtype, device);
-    if (!input.values.empty()) {
-      tensor.copy_from(Tensor::from(input.values, input.shape));
-    } else if (op.inputs[i].index) {
-      check(input.high >= 1 || tensor.count() == 0, op.name, ": of these sizes there is no value for \"",
-            op.inputs[i].name, "\": expected at least one to choose from");
-      if (tensor.count() > 0) fill_integers(tensor, input.high, rng);
-    } else if (input.fill == ops::Fill::positive) {
-      fill_uniform(tensor, 0.5, 2.0, rng);
-    } else {
-      fill_normal(tensor, 0.0, input.scale, rng);
-    }
-    inputs.push_back(tensor);
+    const bool made = input.fill != ops::Fill::absent && !op.inputs[i].is_derived();
+    inputs.push_back(made ? random_input(op, i, input, own.empty() ? dtype : own.front(), device, seed, rng)
+                          : Tensor());
   }
+  ops::derive_inputs(op, inputs, attrs);
   return inputs;
 }
 
@@ -149,7 +169,7 @@ std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const s
 std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& options) {
   const Device device = options.device;
   std::vector<Precision> precisions = options.precisions;
-  if (precisions.empty()) precisions = {default_precision(device)};
+  if (precisions.empty()) precisions = {default_precision(op, device)};
   const std::vector<ops::Case>& cases = options.cases.empty() ? op.benches : options.cases;
   check(!cases.empty(), op.name, ": it has no default benchmark shapes; give --shape");
 
@@ -158,9 +178,10 @@ std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& option
 
   std::vector<Record> records;
   for (const ops::Case& c : cases) {
-    const ops::Problem problem = op.problem(c.dims, ops::complete(op, c.attrs));
+    const ops::Attrs attrs = ops::complete(op, c.attrs);
+    const ops::Problem problem = op.problem(c.dims, attrs);
     for (const Precision precision : precisions) {
-      const std::vector<Tensor> inputs = random_inputs(op, problem, precision.dtype, device);
+      const std::vector<Tensor> inputs = random_inputs(op, problem, attrs, precision.dtype, device);
       ops::check_inputs(op, inputs);
       for (const std::string& variant : variants) {
         std::optional<ops::ForceVariant> force;

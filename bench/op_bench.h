@@ -12,7 +12,7 @@ namespace tessera::bench {
 
 struct OpBenchOptions {
   Device device = Device::best();
-  std::vector<Precision> precisions;  // empty: default_precision(device)
+  std::vector<Precision> precisions;  // empty: default_precision(op, device)
   std::vector<std::string> modes = {"fwd", "bwd"};
   std::vector<ops::Case> cases;  // empty: the operator's committed list
   bool all_variants = false;     // every kernel variant, not only the chosen one
@@ -20,10 +20,15 @@ struct OpBenchOptions {
   TimerOptions timer;
 };
 
+/// What an operator is timed in unless told otherwise: default_precision, or the dtype of one without
+/// floating inputs.
+Precision default_precision(const ops::OpSpec& op, Device device);
+
 /// Random inputs made where they are needed: the host-side generator of the checks would take minutes for
-/// large ones. Normal, but for Fill::positive, which is uniform in [0.5, 2).
-std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& problem, DType dtype,
-                                  Device device, uint64_t seed = 1);
+/// large ones. Normal, but for Fill::positive, which is uniform in [0.5, 2). Packed bits, and inputs that are
+/// made from others, come from the host.
+std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& problem, const ops::Attrs& attrs,
+                                  DType dtype, Device device, uint64_t seed = 1);
 
 /// A record of that work without its times.
 Record describe_work(const ops::OpSpec& op, const ops::Case& c, Precision precision, Device device,

@@ -85,9 +85,9 @@ Verdicts check_by_oracle(const OpSpec& op, const ops::Attrs& attrs, const Proble
   const F32MathScope math(precision.math);  // not of the oracle, which is in f64
   const Device cpu = Device::cpu();
   const auto placed = ops::Placement::pitched;
-  const auto exact = ops::make_inputs(op, problem, placed, dtype, cpu, seed, true);
-  const auto rounded = ops::make_inputs(op, problem, placed, dtype, cpu, seed);
-  const auto inputs = ops::make_inputs(op, problem, placed, dtype, device, seed);
+  const auto exact = ops::make_inputs(op, problem, attrs, placed, dtype, cpu, seed, true);
+  const auto rounded = ops::make_inputs(op, problem, attrs, placed, dtype, cpu, seed);
+  const auto inputs = ops::make_inputs(op, problem, attrs, placed, dtype, device, seed);
   const auto wide = ops::run_with_gradients(op, exact, attrs, {}).outputs;
   const auto narrow = ops::run_with_gradients(op, rounded, attrs, {}).outputs;
   const auto gradients = [&](const std::vector<Tensor>& like, Device where, bool oracle) {
@@ -116,13 +116,18 @@ ops::Errors difference(const Tensor& y, const Tensor& reference) {
   return ops::compare(y, reference);
 }
 
-/// f32 copies; with `moved`, every floating element by up to half an ulp of the precision up or down.
-std::vector<Tensor> widened(const std::vector<Tensor>& tensors, Precision precision, bool moved,
-                            uint64_t seed) {
+/// f32 copies of those in the operator's floating dtype; with `moved`, every element by up to half an ulp of
+/// the precision up or down. `specs` are those of the inputs or outputs.
+template <class Spec>
+std::vector<Tensor> widened(const std::vector<Tensor>& tensors, const std::vector<Spec>& specs,
+                            Precision precision, bool moved, uint64_t seed) {
   std::vector<Tensor> wide;
   Rng rng(seed);
-  for (const Tensor& tensor : tensors) {
-    if (!tensor.defined() || !is_floating(tensor.dtype())) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
+    const bool fixed =
+        std::is_same_v<Spec, ops::InputSpec> ? !specs[i].dtypes.empty() : specs[i].dtypes.size() == 1;
+    if (!tensor.defined() || fixed || !is_floating(tensor.dtype())) {
       wide.push_back(tensor);
       continue;
     }
@@ -154,8 +159,8 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
   };
   const Results ours = in_precision();
   const auto in_f32 = [&](bool moved) {
-    return ops::run_with_gradients(op, widened(inputs, precision, moved, seed + 2), attrs,
-                                   widened(grads, precision, moved, seed + 3));
+    return ops::run_with_gradients(op, widened(inputs, op.inputs, precision, moved, seed + 2), attrs,
+                                   widened(grads, op.outputs, precision, moved, seed + 3));
   };
   const Results reference = in_f32(false), baseline = in_f32(true);
   Verdicts verdicts{{"f32 kernels"}, {"f32 kernels"}};
@@ -174,7 +179,7 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
 
 std::vector<Case> sweep_cases(const OpSpec& op, const SweepOptions& options) {
   check(bool(op.sweep), op.name, ": it declares no random problems (OpSpec::sweep)");
-  const Precision precision = options.precision.value_or(default_precision(options.device));
+  const Precision precision = options.precision.value_or(default_precision(op, options.device));
   const Budget budget = budget_of(options.device, precision);
   uint64_t own = 14695981039346656037u;  // FNV-1a of the name: every operator has draws of its own
   for (const char c : op.name) own = (own ^ uint64_t(uint8_t(c))) * 1099511628211u;
@@ -196,7 +201,7 @@ std::vector<Case> sweep_cases(const OpSpec& op, const SweepOptions& options) {
 std::vector<Record> sweep_op(const OpSpec& op, const SweepOptions& options,
                              const std::function<void(int64_t)>& progress) {
   const Device device = options.device;
-  const Precision precision = options.precision.value_or(default_precision(device));
+  const Precision precision = options.precision.value_or(default_precision(op, device));
   std::vector<Record> records;
   int64_t number = 0;
   int thrown_in_a_row = 0;
@@ -204,7 +209,8 @@ std::vector<Record> sweep_op(const OpSpec& op, const SweepOptions& options,
     const ops::Attrs attrs = ops::complete(op, c.attrs);
     const Problem problem = op.problem(c.dims, attrs);
     try {
-      const std::vector<Tensor> inputs = random_inputs(op, problem, precision.dtype, device, options.seed);
+      const std::vector<Tensor> inputs =
+          random_inputs(op, problem, attrs, precision.dtype, device, options.seed);
       ops::check_inputs(op, inputs);
       const bool small = fits(problem, kOracle) || !f32_can_check(device, precision);
       const Verdicts verdicts = small ? check_by_oracle(op, attrs, problem, precision, device, options.seed)

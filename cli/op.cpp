@@ -27,14 +27,24 @@ nlohmann::json attr_json(const ops::AttrValue& value) {
   return std::visit([](const auto& v) { return nlohmann::json(v); }, value);
 }
 
+nlohmann::json name_list(const std::vector<DType>& dtypes) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const DType dtype : dtypes) list.push_back(name_of(dtype));
+  return list;
+}
+
+/// Empty dtypes and made_from: the operator's floating dtype, and an input that is always given.
 nlohmann::json describe_op(const ops::OpSpec& op) {
-  nlohmann::json out = {{"name", op.name}, {"summary", op.summary}, {"variants", op.variants}};
+  nlohmann::json out = {
+      {"name", op.name}, {"summary", op.summary}, {"variants", op.variants}, {"seed", op.seed}};
   for (const auto& input : op.inputs)
     out["inputs"].push_back({{"name", input.name},
                              {"shape", input.shape},
                              {"optional", input.optional},
-                             {"differentiable", input.differentiable && !input.index},
-                             {"index", input.index}});
+                             {"differentiable", input.has_gradient()},
+                             {"index", input.dtypes == ops::index_dtypes()},
+                             {"dtypes", name_list(input.dtypes)},
+                             {"made_from", input.from}});
   out["attributes"] = nlohmann::json::array();
   for (const auto& attr : op.attrs)
     out["attributes"].push_back({{"name", attr.name},
@@ -42,16 +52,26 @@ nlohmann::json describe_op(const ops::OpSpec& op) {
                                  {"help", attr.help},
                                  {"choices", attr.choices}});
   for (const auto& output : op.outputs)
-    out["outputs"].push_back(
-        {{"name", output.name}, {"shape", output.shape}, {"differentiable", output.differentiable}});
-  for (const DType dtype : op.cpu_dtypes) out["dtypes"]["cpu"].push_back(name_of(dtype));
-  for (const DType dtype : op.cuda_dtypes) out["dtypes"]["cuda"].push_back(name_of(dtype));
+    out["outputs"].push_back({{"name", output.name},
+                              {"shape", output.shape},
+                              {"differentiable", output.differentiable},
+                              {"dtypes", name_list(output.dtypes)}});
+  out["dtypes"] = {{"cpu", name_list(op.cpu_dtypes)}, {"cuda", name_list(op.cuda_dtypes)}};
   return out;
 }
 
-std::string names(const std::vector<DType>& dtypes) {
+std::string names(const std::vector<DType>& dtypes, const char* between = " ") {
   std::string text;
-  for (const DType dtype : dtypes) text += std::string(text.empty() ? "" : " ") + name_of(dtype);
+  for (const DType dtype : dtypes) text += std::string(text.empty() ? "" : between) + name_of(dtype);
+  return text;
+}
+
+/// What follows the shape of an input in the list.
+std::string remarks(const ops::InputSpec& input) {
+  std::string text;
+  if (!input.dtypes.empty()) text += "  " + names(input.dtypes, " or ");
+  if (input.optional) text += "  optional";
+  if (input.is_derived()) text += fmt::format("  made from {} unless given", fmt::join(input.from, ", "));
   return text;
 }
 
@@ -65,8 +85,7 @@ int list_ops(bool json) {
   for (const ops::OpSpec& op : ops::all_ops()) {
     fmt::print("{}: {}\n", op.name, op.summary);
     for (const auto& input : op.inputs)
-      fmt::print("  in   {:<14} {}{}{}\n", input.name, input.shape, input.index ? "  i64 or i32" : "",
-                 input.optional ? "  optional" : "");
+      fmt::print("  in   {:<14} {}{}\n", input.name, input.shape, remarks(input));
     for (const auto& attr : op.attrs) {
       std::string choices;
       for (const std::string& choice : attr.choices)
@@ -74,7 +93,9 @@ int list_ops(bool json) {
       fmt::print("  set  {:<14} {}  default {}{}\n", attr.name, attr.help, attr_json(attr.fallback).dump(),
                  choices);
     }
-    for (const auto& output : op.outputs) fmt::print("  out  {:<14} {}\n", output.name, output.shape);
+    for (const auto& output : op.outputs)
+      fmt::print("  out  {:<14} {}{}\n", output.name, output.shape,
+                 output.dtypes.size() == 1 ? "  " + names(output.dtypes) : "");
     if (!op.variants.empty()) fmt::print("  variants: {}\n", fmt::join(op.variants, ", "));
     fmt::print("  dtypes: cpu {}; cuda {}\n", names(op.cpu_dtypes), names(op.cuda_dtypes));
   }
@@ -145,6 +166,7 @@ int run_op(const OpArgs& args) {
   }
   file.expect_empty(op, wanted);
   ops::check_inputs(op, inputs);
+  ops::derive_inputs(op, inputs, attrs);
   std::optional<ops::ForceVariant> force;
   if (!args.variant.empty()) force.emplace(op.name, args.variant);
   std::optional<ops::ChoiceLog> choices;
@@ -155,8 +177,7 @@ int run_op(const OpArgs& args) {
   std::vector<Tensor> outputs;
   if (args.grad) {
     for (size_t i = 0; i < inputs.size(); ++i)
-      if (inputs[i].defined() && op.inputs[i].differentiable && !op.inputs[i].index &&
-          is_floating(inputs[i].dtype()))
+      if (inputs[i].defined() && op.inputs[i].has_gradient() && is_floating(inputs[i].dtype()))
         require_grad(inputs[i]);
     Tape tape;
     outputs = op.run(inputs, attrs);
@@ -206,8 +227,9 @@ void add_op(CLI::App& app, Action& action) {
   auto* list =
       command->add_flag("--list", args->list, "List every operator: inputs, attributes, outputs, dtypes");
   command->add_flag("--json", args->json, "With --list: machine-readable")->needs(list);
-  command->add_option("--in", args->in,
-                      "Safetensors file with the inputs by name (and d_<output> with --grad)");
+  command->add_option(
+      "--in", args->in,
+      "Safetensors file: inputs by name (those made from others optional), d_<output> with --grad");
   command->add_option("--out", args->out,
                       "Safetensors file to write: the outputs by name (and d_<input> with --grad)");
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);

@@ -1,5 +1,6 @@
 #include "ops/op.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <numbers>
@@ -21,8 +22,25 @@ double normal(uint64_t seed, uint64_t input, int64_t index) {
   return radius * std::cos(2 * std::numbers::pi * double(uniform_half_open(random.word[1])));
 }
 
+/// Whether an element, or a bit, is not 0.
+bool kept(const InputCase& input, uint64_t seed, uint64_t number, uint64_t index) {
+  const Uint4 random = philox(seed ^ 0xD1B54A32D192ED03u, number, index);
+  return double(uniform_half_open(random.word[0])) < input.density;
+}
+
+/// Word `index` of packed rows of input.high columns.
+int32_t random_bits(const InputCase& input, uint64_t seed, uint64_t number, int64_t index) {
+  const int64_t first = index % input.shape[-1] * 32;
+  uint32_t word = 0;
+  for (int64_t bit = 0; bit < std::min<int64_t>(32, input.high - first); ++bit)
+    word |= uint32_t(kept(input, seed, number, uint64_t(index * 32 + bit))) << bit;
+  return int32_t(word);
+}
+
 double element(const InputCase& input, uint64_t seed, uint64_t number, int64_t index) {
   if (!input.values.empty()) return double(input.values[size_t(index)]);
+  if (input.fill == Fill::bits) return double(random_bits(input, seed, number, index));
+  if (input.density < 1 && !kept(input, seed, number, uint64_t(index))) return 0;
   const double z = normal(seed, number, index);
   switch (input.fill) {
     case Fill::positive:
@@ -86,6 +104,13 @@ template const bool& Attrs::get<bool>(const std::string&) const;
 template const int64_t& Attrs::get<int64_t>(const std::string&) const;
 template const double& Attrs::get<double>(const std::string&) const;
 template const std::string& Attrs::get<std::string>(const std::string&) const;
+
+std::vector<DType> index_dtypes() {
+  return {DType::i64, DType::i32};
+}
+std::vector<DType> sum_dtypes() {
+  return {DType::f32, DType::f64};
+}
 
 const OpSpec& find_op(std::string_view name) {
   std::vector<std::string> names;
@@ -166,22 +191,65 @@ void set_attr(const OpSpec& op, Attrs& attrs, std::string_view key_value) {
   complete(op, attrs);
 }
 
+namespace {
+
+/// Checks that inputs made from others are given together, or can be made. Whether they are to be made.
+bool lacks_derived(const OpSpec& op, const std::vector<Tensor>& inputs) {
+  const InputSpec *given = nullptr, *missing = nullptr;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (op.inputs[i].is_derived()) (inputs[i].defined() ? given : missing) = &op.inputs[i];
+  if (!missing) return false;
+  check(!given, op.name, ": input \"", missing->name, "\" is missing, but \"", given ? given->name : "",
+        "\" is given; expected all inputs that are made from others, or none");
+  for (const InputSpec& derived : op.inputs)
+    for (const std::string& source : derived.from) {
+      const auto found = std::ranges::find(op.inputs, source, &InputSpec::name);
+      check(inputs[size_t(found - op.inputs.begin())].defined(), op.name, ": input \"", derived.name, "\" ",
+            derived.shape, " is missing, and so is \"", source, "\", from which it could be made");
+    }
+  return true;
+}
+
+std::string listed(const std::vector<DType>& dtypes) {
+  std::string text;
+  for (const DType dtype : dtypes) text += std::string(text.empty() ? "" : " or ") + name_of(dtype);
+  return text;
+}
+
+bool among(const std::vector<DType>& dtypes, DType dtype) {
+  return std::ranges::find(dtypes, dtype) != dtypes.end();
+}
+
+/// The first input in the operator's floating dtype, or none.
+const Tensor* first_floating(const OpSpec& op, const std::vector<Tensor>& inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].defined() && op.inputs[i].dtypes.empty()) return &inputs[i];
+  return nullptr;
+}
+
+}  // namespace
+
+bool takes_floating(const OpSpec& op) {
+  return std::ranges::any_of(op.inputs, [](const InputSpec& input) { return input.dtypes.empty(); });
+}
+
 void check_inputs(const OpSpec& op, const std::vector<Tensor>& inputs) {
   check(inputs.size() == op.inputs.size(), op.name, ": ", inputs.size(), " inputs; expected ",
         op.inputs.size());
-  const Tensor* first = nullptr;
+  lacks_derived(op, inputs);
+  const Tensor* const first = first_floating(op, inputs);
   const Tensor* device_of = nullptr;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const InputSpec& spec = op.inputs[i];
     if (!inputs[i].defined()) {
-      check(spec.optional, op.name, ": input \"", spec.name, "\" ", spec.shape, " is missing");
+      check(spec.optional || spec.is_derived(), op.name, ": input \"", spec.name, "\" ", spec.shape,
+            " is missing");
       continue;
     }
-    if (spec.index) {
-      check(inputs[i].dtype() == DType::i64 || inputs[i].dtype() == DType::i32, op.name, ": input \"",
-            spec.name, "\" is ", inputs[i].dtype(), "; expected i64 or i32");
+    if (!spec.dtypes.empty()) {
+      check(among(spec.dtypes, inputs[i].dtype()), op.name, ": input \"", spec.name, "\" is ",
+            inputs[i].dtype(), "; expected ", listed(spec.dtypes));
     } else {
-      if (!first) first = &inputs[i];
       check(inputs[i].dtype() == first->dtype(), op.name, ": input \"", spec.name, "\" is ",
             inputs[i].dtype(), ", but \"", op.inputs[0].name, "\" is ", first->dtype(),
             "; floating inputs share one dtype");
@@ -201,29 +269,72 @@ void check_inputs(const OpSpec& op, const std::vector<Tensor>& inputs) {
           first->device().name(), "; expected ", list);
 }
 
-std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, Placement placement, DType dtype,
-                                Device device, uint64_t seed, bool oracle) {
+void derive_inputs(const OpSpec& op, std::vector<Tensor>& inputs, const Attrs& attrs) {
+  if (!lacks_derived(op, inputs)) return;
+  std::vector<Tensor> sources;
+  Device device = Device::cpu();
+  for (const Tensor& input : inputs) {
+    if (input.defined()) device = input.device();
+    sources.push_back(input.defined() ? input.detach().to(Device::cpu()) : Tensor());
+  }
+  const std::vector<Tensor> made = op.derive(sources, attrs);
+  check(std::ptrdiff_t(made.size()) == std::ranges::count_if(op.inputs, &InputSpec::is_derived), op.name,
+        ": OpSpec::derive made ", made.size(), " inputs; expected one for each that names others");
+  size_t next = 0;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (op.inputs[i].is_derived()) inputs[i] = move_placed(made[next++], device);
+}
+
+void check_outputs(const OpSpec& op, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) {
+  check(outputs.size() == op.outputs.size(), op.name, ": ", outputs.size(), " outputs; expected ",
+        op.outputs.size());
+  const Tensor* const floating = first_floating(op, inputs);
+  for (size_t n = 0; n < outputs.size(); ++n) {
+    const OutputSpec& spec = op.outputs[n];
+    if (spec.dtypes.empty() && !floating) continue;
+    const std::vector<DType> dtypes = spec.dtypes.empty() ? std::vector{floating->dtype()} : spec.dtypes;
+    check(among(dtypes, outputs[n].dtype()), op.name, ": output \"", spec.name, "\" is ", outputs[n].dtype(),
+          "; expected ", listed(dtypes));
+  }
+}
+
+SeededRng::SeededRng(int64_t seed, int streams)
+    : rng_(uint64_t(seed)),
+      streams_([&] {
+        std::vector<RandomStream> first;
+        for (int i = 0; i < streams; ++i) first.push_back({.seed = uint64_t(seed), .delta = uint64_t(i)});
+        return first;
+      }()),
+      replay_(RandomReplay::Mode::replay, streams_) {}
+
+Tensor input_values(const InputCase& input, uint64_t seed, size_t number) {
+  std::vector<double> values(size_t(input.shape.count()));
+  for (size_t k = 0; k < values.size(); ++k) values[k] = element(input, seed, number, int64_t(k));
+  return Tensor::from(values, input.shape);
+}
+
+std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, const Attrs& attrs,
+                                Placement placement, DType dtype, Device device, uint64_t seed, bool oracle) {
   check(problem.inputs.size() == op.inputs.size(), op.name, ": the problem names ", problem.inputs.size(),
         " inputs of ", op.inputs.size());
-  std::vector<Tensor> inputs;
-  for (size_t i = 0; i < problem.inputs.size(); ++i) {
+  std::vector<Tensor> inputs(op.inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
     const InputCase& input = problem.inputs[i];
-    if (input.fill == Fill::absent) {
-      inputs.emplace_back();
-      continue;
-    }
-    std::vector<double> values(size_t(input.shape.count()));
-    for (size_t k = 0; k < values.size(); ++k) values[k] = element(input, seed, i, int64_t(k));
-    const Tensor exact = Tensor::from(values, input.shape);
-    const DType kept = op.inputs[i].index ? DType::i64 : dtype;
-    const Tensor placed = place(input.shape, placement, kept);
-    placed.copy_from(exact);
-    if (oracle) {
-      const Tensor wide = place(input.shape, placement, op.inputs[i].index ? DType::i64 : DType::f64);
-      wide.copy_from(placed);
-      inputs.push_back(wide);
-    } else {
-      inputs.push_back(move_placed(placed, device));
+    if (input.fill == Fill::absent || op.inputs[i].is_derived()) continue;
+    const std::vector<DType>& own = op.inputs[i].dtypes;
+    inputs[i] = place(input.shape, placement, own.empty() ? dtype : own.front());
+    inputs[i].copy_from(input_values(input, seed, i));
+  }
+  derive_inputs(op, inputs, attrs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) continue;
+    if (!oracle) {
+      inputs[i] = move_placed(inputs[i], device);
+    } else if (op.inputs[i].dtypes.empty()) {
+      const Tensor rounded = inputs[i];
+      inputs[i] = !op.inputs[i].is_derived() ? place(rounded.shape(), placement, DType::f64)
+                                             : Tensor::empty(rounded.shape(), DType::f64, Device::cpu());
+      inputs[i].copy_from(rounded);
     }
   }
   return inputs;

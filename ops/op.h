@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/draw.h"
+#include "runtime/rng.h"
 #include "tensor/tensor.h"
 
 /// One declaration of an operator serves all uses: `tessera op` runs it on tensors from a file, the tests
@@ -42,12 +43,26 @@ class Attrs {
 /// Named sizes of a problem: {"B", 4}, {"M", 10000}, ...
 using Dims = std::map<std::string, int64_t>;
 
+/// The dtypes of indices: i64, in which checks and benchmarks make them, and i32.
+std::vector<DType> index_dtypes();
+/// The dtypes of sums over many elements (ops/sum_dtype.h): f32, and f64 of an operator that runs in f64.
+std::vector<DType> sum_dtypes();
+
 struct InputSpec {
   std::string name;
   std::string shape;  // for people: "[..., K]"
   bool optional = false;
   bool differentiable = true;  // false: indices, masks, targets
-  bool index = false;          // i64 or i32 instead of the operator's floating dtype
+  /// Empty: the operator's floating dtype. Else those that the input may have: indices, bytes, packed bits
+  /// (i32 words), f8. Every run has it in the first of them, that of the f64 oracle too, and it has no
+  /// gradient.
+  std::vector<DType> dtypes = {};
+  /// The inputs that it can be made from (OpSpec::derive): a compressed weight from a dense one, a mask from
+  /// a tensor.
+  std::vector<std::string> from = {};
+
+  bool has_gradient() const { return differentiable && dtypes.empty(); }
+  bool is_derived() const { return !from.empty(); }
 };
 struct AttrSpec {
   std::string name;
@@ -59,6 +74,9 @@ struct OutputSpec {
   std::string name;
   std::string shape;
   bool differentiable = true;  // false: statistics such as the log-sum-exp
+  /// Empty: the operator's floating dtype. Else those that the output may have; one alone is its dtype in
+  /// every run, that of the f64 oracle too.
+  std::vector<DType> dtypes = {};
 };
 
 /// How an input of a case is filled.
@@ -67,14 +85,18 @@ enum class Fill : uint8_t {
   positive,     // exp(N(0, 1)/2): bounded away from 0
   away_from_0,  // N(0, 1) pushed 0.1 away from 0: for kinks and poles
   index,        // integers in [0, high)
-  absent        // an optional input left out
+  bits,   // packed bits, i32 [..., ceil(high / 32)]: bit j of word w is column 32 w + j < high, the tail 0
+  absent  // an optional input left out
 };
+/// One input of a problem. That of an input that is made from others is not looked at but for its shape, if
+/// the problem knows it.
 struct InputCase {
   Shape shape;
   Fill fill = Fill::normal;
-  int64_t high = 0;     // of Fill::index
+  int64_t high = 0;     // of Fill::index and Fill::bits
   int64_t ignore = -1;  // Fill::index: about one in eight becomes this value, if it is not -1
   double scale = 1.0;
+  double density = 1.0;              // share of the floating elements, or of the packed bits, that are not 0
   std::vector<int64_t> values = {};  // of an index input whose values obey rules: they, in row-major order
 };
 
@@ -98,17 +120,38 @@ struct Case {
       true;  // false: too large for central differences; its gradient is checked against the oracle
 };
 
+/// The generator that OpSpec::run draws from. A declared operator is a function of its inputs and attributes:
+/// its streams are the first ones of the seed, in every run and in every replay of a graph.
+class SeededRng {
+ public:
+  explicit SeededRng(int64_t seed, int streams = 1);
+  Rng& rng() { return rng_; }
+
+ private:
+  Rng rng_;
+  std::vector<RandomStream> streams_;
+  RandomReplay replay_;
+};
+
 struct OpSpec {
   std::string name;
   std::string summary;  // one line, with the formula
   std::vector<InputSpec> inputs;
   std::vector<AttrSpec> attrs;
   std::vector<OutputSpec> outputs;
+  /// The operator's floating dtypes. One without floating inputs lists one dtype, that of its main input: its
+  /// cases run once, and its benchmarks are recorded as that.
   std::vector<DType> cpu_dtypes = {DType::f64, DType::f32, DType::bf16, DType::f16};
   std::vector<DType> cuda_dtypes = {DType::f32, DType::bf16, DType::f16};
   /// Runs the operator as a user would (recorded if a tape lives). Undefined tensors stand for absent inputs.
   /// Every attribute is present.
   std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs, const Attrs& attrs)> run;
+  /// Makes every input with InputSpec::from, and returns them in their order; in `inputs` they are undefined.
+  /// It is called with tensors on the CPU in the case's dtype, which all runs share: those on a GPU and the
+  /// oracle's are copies of its results. They lie in memory as it made them.
+  std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs, const Attrs& attrs)> derive = {};
+  /// The integer attribute that seeds the operator's random numbers (SeededRng); empty: it draws none.
+  std::string seed = {};
   std::function<Problem(const Dims& dims, const Attrs& attrs)> problem;
   std::vector<Case> cases;    // checked: odd, prime, one, zero, tile ± 1, strided
   std::vector<Case> benches;  // timed by default
@@ -144,13 +187,24 @@ Attrs complete(const OpSpec& op, const Attrs& given);
 /// Reads "key=value" by the attribute's type; throws with what was expected.
 void set_attr(const OpSpec& op, Attrs& attrs, std::string_view key_value);
 
-/// Checks inputs as `tessera op` does before running: count, presence, dtypes that agree, one device.
+/// Whether an input has the operator's floating dtype.
+bool takes_floating(const OpSpec& op);
+/// Checks inputs as `tessera op` does before running: count, presence, dtypes that agree, one device. Inputs
+/// that can be made from others are given together, or left out together where what they are made from is
+/// given.
 void check_inputs(const OpSpec& op, const std::vector<Tensor>& inputs);
+/// Makes the inputs that can be made from others, if they are left out, on the device of those.
+void derive_inputs(const OpSpec& op, std::vector<Tensor>& inputs, const Attrs& attrs);
+/// Throws unless a run gave what `op` declares: the number of outputs and their dtypes.
+void check_outputs(const OpSpec& op, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);
 
-/// Fills the inputs of a problem from `seed`, rounded to `dtype`, on `device`. The same values for every
-/// dtype and device but for the rounding. With `oracle`, tensors are f64 on the CPU and hold the values
-/// rounded to `dtype`.
-std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, Placement placement, DType dtype,
-                                Device device, uint64_t seed, bool oracle = false);
+/// The values of input `number` of a problem, from `seed`: f64 on the CPU.
+Tensor input_values(const InputCase& input, uint64_t seed, size_t number);
+/// Fills the inputs of a problem from `seed`, rounded to `dtype`, on `device`, and derives the others. The
+/// same values for every dtype and device but for the rounding. With `oracle`, floating tensors are f64 on
+/// the CPU and hold the values rounded to `dtype`.
+std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, const Attrs& attrs,
+                                Placement placement, DType dtype, Device device, uint64_t seed,
+                                bool oracle = false);
 
 }  // namespace tessera::ops

@@ -24,14 +24,15 @@ Results run_with_gradients(const OpSpec& op, std::vector<Tensor> inputs, const A
   Results results;
   bool any = false;
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (inputs[i].defined() && op.inputs[i].differentiable && !op.inputs[i].index)
-      require_grad(inputs[i]), any = true;
+    if (inputs[i].defined() && op.inputs[i].has_gradient()) require_grad(inputs[i]), any = true;
   if (!any || grads.empty()) {
     results.outputs = op.run(inputs, attrs);
+    check_outputs(op, inputs, results.outputs);
     return results;
   }
   Tape tape;
   results.outputs = op.run(inputs, attrs);
+  check_outputs(op, inputs, results.outputs);
   std::vector<Tensor> on_tape, used;
   for (size_t n = 0; n < results.outputs.size(); ++n) {
     if (!op.outputs[n].differentiable || !requires_grad(results.outputs[n])) continue;
@@ -53,7 +54,8 @@ std::vector<Tensor> make_gradients(const OpSpec& op, const std::vector<Tensor>& 
       grads.emplace_back();
       continue;
     }
-    const DType own = oracle || !is_floating(outputs[n].dtype()) ? dtype : outputs[n].dtype();
+    const bool shared = oracle && op.outputs[n].dtypes.size() != 1;  // a dtype that only this run has
+    const DType own = shared || !is_floating(outputs[n].dtype()) ? dtype : outputs[n].dtype();
     const Tensor rounded = output_gradient(outputs[n], n, own, seed);
     grads.push_back(oracle ? rounded.to(outputs[n].dtype()) : rounded.to(device));
   }

@@ -316,28 +316,24 @@ std::vector<OpSpec> attention_specs() {
                   .shape = "[S + 1], of sequences: 0, where each next one starts, the end",
                   .optional = true,
                   .differentiable = false,
-                  .index = true},
+                  .dtypes = index_dtypes()},
                  {.name = "k_starts",
                   .shape = "[S + 1]; absent: as q_starts",
                   .optional = true,
                   .differentiable = false,
-                  .index = true}},
+                  .dtypes = index_dtypes()}},
       .attrs = {{"causal", false, "query i sees the keys j <= i + Lk - Lq"},
                 {"scale", 0.0, "factor of the scores; 0: 1 / sqrt(D)"},
                 {"dropout", 0.0, "chance of a probability to be dropped, in [0, 1)"},
                 {"dropout_seed", int64_t{0}, "of the random numbers of dropout"}},
-      .outputs = {{"o", "as q"}, {"lse", "[B, H, Lq] or [H, N]", false}},
+      .outputs = {{"o", "as q"}, {"lse", "[B, H, Lq] or [H, N]", false, sum_dtypes()}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            // The seed's first stream by name, so that a replayed graph repeats this mask: a declared
-            // operator is a function of inputs and attributes.
-            Rng rng{uint64_t(attrs.integer("dropout_seed"))};
-            std::vector<RandomStream> streams{{.seed = rng.state().seed}};
-            const RandomReplay replay(RandomReplay::Mode::replay, streams);
+            SeededRng random(attrs.integer("dropout_seed"));
             const AttentionOptions options{.causal = attrs.flag("causal"),
                                            .scale = attrs.number("scale"),
                                            .dropout = attrs.number("dropout"),
-                                           .rng = &rng};
+                                           .rng = &random.rng()};
             check(in[3].defined() || !in[4].defined(), "attention: k_starts without q_starts");
             const AttentionResult result =
                 in[3].defined()
@@ -345,6 +341,7 @@ std::vector<OpSpec> attention_specs() {
                     : attention_with_lse(in[0], in[1], in[2], options);
             return std::vector{result.o, result.lse};
           },
+      .seed = "dropout_seed",
       .problem = problem,
       .cases = cases(),
       .benches = {rectangle(64, 500, 64),

@@ -50,15 +50,16 @@ std::vector<OpSpec> cast_specs() {
                      .placement = Placement::transposed,
                      .gradcheck = false});
   }
+  const std::vector<DType> dtypes = {DType::f64, DType::f32, DType::bf16, DType::f16,    DType::f8e4m3,
+                                     DType::i64, DType::i32, DType::u8,   DType::boolean};
+  std::vector<std::string> names;
+  for (const DType dtype : dtypes) names.emplace_back(name_of(dtype));
   return {{
       .name = "cast",
       .summary = "y = x in another dtype",
       .inputs = {{"x", "[...]"}},
-      .attrs = {{"to",
-                 std::string("f32"),
-                 "dtype of y",
-                 {"f64", "f32", "bf16", "f16", "f8e4m3", "i64", "i32", "u8", "bool"}}},
-      .outputs = {{"y", "as x"}},
+      .attrs = {{"to", std::string("f32"), "dtype of y", names}},
+      .outputs = {{.name = "y", .shape = "as x", .dtypes = dtypes}},
       .run = [](const std::vector<Tensor>& in,
                 const Attrs& attrs) { return std::vector{cast(in[0], parse_dtype(attrs.word("to")))}; },
       .problem =

@@ -172,12 +172,12 @@ std::vector<OpSpec> cross_entropy_specs() {
   return {{
       .name = "cross_entropy",
       .summary = "-(1 - e) log p_t - (e / V) sum_v log p_v, with p = softmax(logits), e = label_smoothing",
-      .inputs = {{"logits", "[..., V]"}, {"targets", "[...]", false, false, true}},
+      .inputs = {{"logits", "[..., V]"}, {"targets", "[...]", false, false, index_dtypes()}},
       .attrs = {{"ignore_index", int64_t{-100}, "targets of this value do not count"},
                 {"label_smoothing", 0.0, "probability spread evenly over the classes"},
                 {"reduction", std::string("mean"), "how the losses become one", {"mean", "sum", "none"}},
                 {"overwrite_logits", false, "write the gradient over the logits (here: over a copy)"}},
-      .outputs = {{"loss", "[] or as targets"}},
+      .outputs = {{.name = "loss", .shape = "[] or as targets", .dtypes = sum_dtypes()}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
             const CrossEntropyOptions options = options_of(attrs);

@@ -173,7 +173,7 @@ OpSpec decode_spec() {
   spec.inputs = {{"q", "[B, n, H, D]", false, false},
                  {"keys", "[B, capacity, Hk, C], C >= D", false, false},
                  {"values", "[B, capacity, Hk, C]", false, false},
-                 {"past", "[B]: tokens before the new ones", false, false, true}};
+                 {"past", "[B]: tokens before the new ones", false, false, index_dtypes()}};
   spec.attrs = {{"scale", 0.0, "factor of the scores; 0: 1 / sqrt(D)"},
                 {"full", false, "of cases and benchmarks: every sequence fills the cache, past is 0"}};
   spec.outputs = {{"o", "[B, n, H, D]", false}};
@@ -247,7 +247,7 @@ OpSpec append_spec() {
   spec.summary = "y = cache with x in the rows before a length on the device (the operator writes in place)";
   spec.inputs = {{"cache", "[B, capacity, Hk, D]", false, false},
                  {"x", "[B, n, Hk, D]", false, false},
-                 {"past", "[B]: tokens before the new ones", false, false, true}};
+                 {"past", "[B]: tokens before the new ones", false, false, index_dtypes()}};
   spec.outputs = {{"y", "[B, capacity, Hk, D]", false}};
   spec.run = [](const std::vector<Tensor>& in, const Attrs&) {
     Tensor cache = in[0].detach().clone();

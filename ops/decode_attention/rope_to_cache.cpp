@@ -95,7 +95,7 @@ OpSpec rope_to_cache_spec() {
   spec.summary = "q turned; k turned and v in the rows of the caches before a length on the device";
   spec.inputs = {{"qkv", "[B, n, H + 2 Hk, D]", false, false},
                  {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
-                 {"past", "[B]: tokens before the new ones", false, false, true},
+                 {"past", "[B]: tokens before the new ones", false, false, index_dtypes()},
                  {"keys", "[B, capacity, Hk, D]", false, false},
                  {"values", "[B, capacity, Hk, D]", false, false}};
   spec.outputs = {{"q", "[B, n, H, D]", false},

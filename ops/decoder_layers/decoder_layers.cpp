@@ -196,7 +196,7 @@ std::vector<OpSpec> decoder_layers_specs() {
                  {"keys", "[1, capacity, Hk, D]", false, false},
                  {"values", "[1, capacity, Hk, D]", false, false},
                  {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
-                 {"past", "[1]: tokens before the new one", false, false, true}};
+                 {"past", "[1]: tokens before the new one", false, false, index_dtypes()}};
   spec.attrs = {{"eps", 1e-5, "added to the mean square in both norms"},
                 {"layers", int64_t{1}, "how often the layer is applied, each time with its own cache"}};
   spec.outputs = {{"y", "[1, d]", false},

@@ -43,13 +43,10 @@ std::vector<OpSpec> dropout_specs() {
       .outputs = {{"y", "as x"}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            // The seed's first stream by name, so that a replayed graph repeats this mask: a declared
-            // operator is a function of inputs and attributes.
-            Rng rng{uint64_t(attrs.integer("seed"))};
-            std::vector<RandomStream> streams{{.seed = rng.state().seed}};
-            const RandomReplay replay(RandomReplay::Mode::replay, streams);
-            return std::vector{dropout(in[0], attrs.number("p"), rng)};
+            SeededRng random(attrs.integer("seed"));
+            return std::vector{dropout(in[0], attrs.number("p"), random.rng())};
           },
+      .seed = "seed",
       .problem =
           [](const Dims& d, const Attrs&) {
             const double n = double(d.at("R")) * double(d.at("C"));

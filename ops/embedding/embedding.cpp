@@ -107,7 +107,7 @@ std::vector<OpSpec> embedding_specs() {
   return {{
       .name = "embedding",
       .summary = "y[i] = table[indices[i]]",
-      .inputs = {{"table", "[V, C]"}, {"indices", "[...]", false, false, true}},
+      .inputs = {{"table", "[V, C]"}, {"indices", "[...]", false, false, index_dtypes()}},
       .attrs = {},
       .outputs = {{"y", "[..., C]"}},
       .run = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{embedding(in[0], in[1])}; },

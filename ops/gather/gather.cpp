@@ -127,7 +127,7 @@ std::vector<OpSpec> gather_specs() {
       .name = "gather_rows",
       .summary = "y[n] = x[indices[n]]",
       .inputs = {{"x", "[R, ...]"},
-                 {.name = "indices", .shape = "[N]", .differentiable = false, .index = true}},
+                 {.name = "indices", .shape = "[N]", .differentiable = false, .dtypes = index_dtypes()}},
       .outputs = {{"y", "[N, ...]"}},
       .run = [](const std::vector<Tensor>& in,
                 const Attrs&) { return std::vector{gather_rows(in[0], in[1])}; },
@@ -154,7 +154,7 @@ std::vector<OpSpec> gather_specs() {
       .name = "scatter_rows",
       .summary = "y[r] = sum of x[n] over the n with indices[n] == r",
       .inputs = {{"x", "[N, ...]"},
-                 {.name = "indices", .shape = "[N]", .differentiable = false, .index = true}},
+                 {.name = "indices", .shape = "[N]", .differentiable = false, .dtypes = index_dtypes()}},
       .attrs = {{"rows", int64_t{1}, "rows of y"}},
       .outputs = {{"y", "[rows, ...]"}},
       .run =

@@ -81,7 +81,7 @@ std::vector<OpSpec> gmm_nll_specs() {
       .summary = "-log sum_k softmax(w)_k N(y; mu_k, exp(s_k)), with params_k = (w, mu, s)",
       .inputs = {{"params", "[..., K, 3]"}, {"y", "[...]"}},
       .attrs = {{"reduction", std::string("mean"), "how the losses become one", {"mean", "sum", "none"}}},
-      .outputs = {{"loss", "[] or as y"}},
+      .outputs = {{.name = "loss", .shape = "[] or as y", .dtypes = sum_dtypes()}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
             return std::vector{gmm_nll(in[0], in[1], parse_reduction(attrs.word("reduction")))};

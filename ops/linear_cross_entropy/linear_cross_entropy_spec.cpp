@@ -73,13 +73,13 @@ std::vector<OpSpec> linear_cross_entropy_specs() {
   spec.summary = "cross_entropy(x weight^T + bias, targets), whose logits are never there as a whole";
   spec.inputs = {{"x", "[..., d]"},
                  {"weight", "[V, d]"},
-                 {"targets", "[...]", false, false, true},
+                 {"targets", "[...]", false, false, index_dtypes()},
                  {"bias", "[V]", true}};
   spec.attrs = {{"ignore_index", int64_t{-100}, "targets of this value do not count"},
                 {"label_smoothing", 0.0, "probability spread evenly over the classes"},
                 {"reduction", std::string("mean"), "how the losses become one", {"mean", "sum", "none"}},
                 {"chunk", int64_t{0}, "tokens whose logits exist at once; 0: as many as take 1 GiB"}};
-  spec.outputs = {{"loss", "[] or as targets"}};
+  spec.outputs = {{.name = "loss", .shape = "[] or as targets", .dtypes = sum_dtypes()}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";

@@ -278,13 +278,9 @@ std::vector<OpSpec> norm_specs() {
       to_square{"eps", 1e-6, "added to the mean square"};
   const AttrSpec chance{"dropout", 0.0, "chance of an element of residual to be dropped, in [0, 1)"},
       dropout_seed{"dropout_seed", int64_t{0}, "of the random numbers of dropout"};
-  // run(dropout), with the seed's first stream by name, so that a replayed graph repeats this mask: a
-  // declared operator is a function of inputs and attributes.
   const auto both = [](const Attrs& attrs, auto&& run) {
-    Rng rng{uint64_t(attrs.integer("dropout_seed"))};
-    std::vector<RandomStream> streams{{.seed = rng.state().seed}};
-    const RandomReplay replay(RandomReplay::Mode::replay, streams);
-    const AddNorm results = run(ResidualDropout{attrs.number("dropout"), &rng});
+    SeededRng random(attrs.integer("dropout_seed"));
+    const AddNorm results = run(ResidualDropout{attrs.number("dropout"), &random.rng()});
     return std::vector{results.sum, results.y};
   };
   return {
@@ -328,6 +324,7 @@ std::vector<OpSpec> norm_specs() {
                   return add_layernorm(in[0], in[1], in[2], in[3], attrs.number("eps"), dropout);
                 });
               },
+          .seed = "dropout_seed",
           .problem = [](const Dims& d,
                         const Attrs& attrs) { return problem(d, 2, true, attrs.number("dropout") > 0); },
           .cases = with_dropout(cases(2)),
@@ -346,6 +343,7 @@ std::vector<OpSpec> norm_specs() {
                   return add_rmsnorm(in[0], in[1], in[2], attrs.number("eps"), dropout);
                 });
               },
+          .seed = "dropout_seed",
           .problem = [](const Dims& d,
                         const Attrs& attrs) { return problem(d, 1, true, attrs.number("dropout") > 0); },
           .cases = with_dropout(cases(1)),

@@ -103,7 +103,7 @@ std::vector<OpSpec> rope_specs() {
       .summary = "y = x turned by the angles of its position: [x1 c - x2 s, x2 c + x1 s]",
       .inputs = {{"x", "[B, T, H, D]"},
                  {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
-                 {"positions", "[T] or [B, T]", true, false, true}},
+                 {"positions", "[T] or [B, T]", true, false, index_dtypes()}},
       .attrs = {{"offset", int64_t{0}, "position of the first token, without positions"},
                 {"positions", false, "of cases and benchmarks: positions are given"}},
       .outputs = {{"y", "[B, T, H, D]"}},

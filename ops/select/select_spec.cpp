@@ -29,13 +29,9 @@ Selection selected(const Tensor& norms, const SelectionCounts& counts, const Att
   if (mode == "first") return Selection::first(norms.count(), n, norms.device(), counts);
   if (mode == "top_norm") return Selection::top_norm(norms, n, counts);
   if (mode == "threshold") return Selection::threshold(norms, attrs.number("threshold"), counts);
-  // The seed's first stream by name, so that a replayed graph draws the same rows: a declared operator is a
-  // function of inputs and attributes.
-  Rng rng{uint64_t(attrs.integer("seed"))};
-  std::vector<RandomStream> streams{{.seed = rng.state().seed}};
-  const RandomReplay replay(RandomReplay::Mode::replay, streams);
-  if (mode == "random") return Selection::random(norms.count(), n, rng, norms.device(), counts);
-  return Selection::importance(norms, n, rng, counts);
+  SeededRng random(attrs.integer("seed"));
+  if (mode == "random") return Selection::random(norms.count(), n, random.rng(), norms.device(), counts);
+  return Selection::importance(norms, n, random.rng(), counts);
 }
 
 /// Dims: M norms; "n" and "rows" give the numbers on the device.
@@ -94,10 +90,17 @@ OpSpec select_spec() {
   return {
       .name = "select",
       .summary = "indices, scales and count of n of M rows",
-      .inputs =
-          {{.name = "norms", .shape = "[M]", .differentiable = false},
-           {.name = "device_n", .shape = "[1]", .optional = true, .differentiable = false, .index = true},
-           {.name = "device_rows", .shape = "[1]", .optional = true, .differentiable = false, .index = true}},
+      .inputs = {{.name = "norms", .shape = "[M]", .differentiable = false},
+                 {.name = "device_n",
+                  .shape = "[1]",
+                  .optional = true,
+                  .differentiable = false,
+                  .dtypes = index_dtypes()},
+                 {.name = "device_rows",
+                  .shape = "[1]",
+                  .optional = true,
+                  .differentiable = false,
+                  .dtypes = index_dtypes()}},
       .attrs = {{"mode",
                  std::string("top_norm"),
                  "how rows are chosen",
@@ -105,9 +108,9 @@ OpSpec select_spec() {
                 {"n", int64_t{1}, "rows to choose, at most M; not used by threshold"},
                 {"threshold", 0.0, "smallest norm that threshold chooses"},
                 {"seed", int64_t{0}, "random seed"}},
-      .outputs = {{"indices", "[n], threshold: [M]", false},
-                  {"scales", "[n], threshold: [M]", false},
-                  {"count", "[1]", false}},
+      .outputs = {{"indices", "[n], threshold: [M]", false, {DType::i32}},
+                  {"scales", "[n], threshold: [M]", false, {DType::f32}},
+                  {"count", "[1]", false, {DType::i32}}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
             const SelectionCounts counts{to_i32("select", "device_n", in[1]),
@@ -115,6 +118,7 @@ OpSpec select_spec() {
             const Selection chosen = selected(in[0], counts, attrs);
             return std::vector{chosen.indices, chosen.scales, chosen.count};
           },
+      .seed = "seed",
       .problem = select_problem,
       .cases = select_cases(),
       .benches = select_benches(),
@@ -132,7 +136,7 @@ OpSpec row_norms_spec() {
       .name = "row_norms",
       .summary = "y[m] = sqrt(sum of x[m]^2), in f32",
       .inputs = {{.name = "x", .shape = "[M, ...]", .differentiable = false}},
-      .outputs = {{"y", "[M]", false}},
+      .outputs = {{"y", "[M]", false, sum_dtypes()}},
       .run = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{row_norms(in[0])}; },
       .problem =
           [](const Dims& d, const Attrs&) {
@@ -234,8 +238,10 @@ RowScale scale_of(const Tensor& scales) {
 }
 
 std::vector<OpSpec> move_specs() {
-  const InputSpec indices{
-      .name = "indices", .shape = "[N], ascending, then M", .differentiable = false, .index = true};
+  const InputSpec indices{.name = "indices",
+                          .shape = "[N], ascending, then M",
+                          .differentiable = false,
+                          .dtypes = index_dtypes()};
   const InputSpec scales{.name = "scales", .shape = "[N]", .optional = true, .differentiable = false};
   OpSpec gather{
       .name = "gather_selected",

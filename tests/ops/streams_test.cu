@@ -14,6 +14,7 @@
 #include "runtime/stream_scope.h"
 #include "tests/errors.h"
 #include "tests/ops/busy_gpu.h"
+#include "tests/ops/example_op.h"
 #include "tests/ops/guarded.h"
 
 /// Operators next to other users of the GPU: with few free SMs, on two streams at once, on a stream that
@@ -66,7 +67,7 @@ std::string name_of_case(const OpSpec& op, const Case& c, DType dtype, int row) 
 /// Fills `work`; false if the variant refuses the problem or its gradients.
 bool make_work(const OpSpec& op, const Case& c, DType dtype, int row, Device gpu, Work& work) {
   work = {&op, complete(op, c.attrs), row, {}, {}, name_of_case(op, c, dtype, row)};
-  work.inputs = make_inputs(op, op.problem(c.dims, work.attrs), c.placement, dtype, gpu, kSeed);
+  work.inputs = make_inputs(op, op.problem(c.dims, work.attrs), work.attrs, c.placement, dtype, gpu, kSeed);
   try {
     work.grads = make_gradients(op, work.run().outputs, dtype, gpu, false, kSeed);
     work.run();
@@ -98,7 +99,7 @@ class OpStreams : public testing::TestWithParam<size_t> {
       GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
   }
   static Device gpu() { return Device::cuda(0); }
-  const OpSpec& op() const { return all_ops()[GetParam()]; }
+  const OpSpec& op() const { return tested_ops()[GetParam()]; }
 };
 
 /// A wait that never ends fails the test instead of hanging it.
@@ -181,8 +182,8 @@ TEST_P(OpStreams, LeavesItsInputsAndTheirPaddingAsTheyAre) {
       }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OpStreams, testing::Range<size_t>(0, all_ops().size()),
-                         [](const auto& info) { return all_ops()[info.param].name; });
+INSTANTIATE_TEST_SUITE_P(All, OpStreams, testing::Range<size_t>(0, tested_ops().size()),
+                         [](const auto& info) { return tested_ops()[info.param].name; });
 
 /// Problems whose blocks meet by counters.
 std::vector<Work> meetings(Device gpu) {

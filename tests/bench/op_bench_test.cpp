@@ -1,0 +1,73 @@
+#include "bench/op_bench.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "bench/sweep.h"
+#include "tests/bench/once.h"
+#include "tests/ops/example_op.h"
+
+namespace tessera::bench {
+namespace {
+
+TEST(RandomInputs, HaveTheirDTypesAndMakeOthersFromThem) {
+  const ops::OpSpec op = ops::example_op();
+  const ops::Attrs attrs = ops::complete(op, {});
+  ops::Problem problem = op.problem({{"R", 500}, {"C", 8}}, attrs);
+  problem.inputs[0].density = 0.25;
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const auto inputs = random_inputs(op, problem, attrs, dtype, Device::best());
+    ops::check_inputs(op, inputs);
+    EXPECT_EQ(inputs[0].dtype(), dtype);
+    // 4000 elements, within 6 standard deviations.
+    EXPECT_NEAR(double(std::ranges::count(inputs[0].to_vector<double>(), 0.0)), 3000, 165);
+    const auto weights = inputs[1].to_vector<uint8_t>();
+    EXPECT_EQ(std::ranges::max(weights), 3);
+    EXPECT_EQ(inputs[2].to_vector<int32_t>(), ops::rows_of_weights(inputs[1])[0].to_vector<int32_t>());
+  }
+}
+
+TEST(OpBench, TimesAndSweepsBytesDerivedInputsAndRandomNumbers) {
+  const ops::OpSpec op = ops::example_op();
+  OpBenchOptions options;
+  options.device = Device::cpu();
+  options.timer = kOnce;
+  const auto records = bench_op(op, options);
+  ASSERT_EQ(records.size(), 2u);
+  for (const Record& record : records) EXPECT_GT(record.ms.p50, 0) << record.mode;
+  for (const Record& record : sweep_op(op, {.device = Device::best(), .count = 8, .timer = kOnce}))
+    EXPECT_EQ(record.sweep.verdict, "ok");
+}
+
+TEST(OpBench, AnOperatorWithoutFloatingInputsIsTimedInItsDType) {
+  const ops::OpSpec op{.name = "widened_words",
+                       .summary = "y = x as i64",
+                       .inputs = {{.name = "x", .shape = "[W]", .dtypes = {DType::i32}}},
+                       .outputs = {{"y", "[W]", false, {DType::i64}}},
+                       .cpu_dtypes = {DType::i32},
+                       .cuda_dtypes = {DType::i32},
+                       .run = [](const std::vector<Tensor>& in,
+                                 const ops::Attrs&) { return std::vector{in[0].to(DType::i64)}; },
+                       .problem =
+                           [](const ops::Dims& d, const ops::Attrs&) {
+                             return ops::Problem{.inputs = {{.shape = {d.at("W")},
+                                                             .fill = ops::Fill::bits,
+                                                             .high = 32 * d.at("W"),
+                                                             .density = 0.5}},
+                                                 .forward_elements = double(d.at("W")),
+                                                 .forward_bytes = 8 * double(d.at("W"))};
+                           },
+                       .benches = {{.dims = {{"W", 16}}}}};
+  OpBenchOptions options;
+  options.device = Device::cpu();
+  options.modes = {"fwd"};
+  options.timer = kOnce;
+  const auto records = bench_op(op, options);
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].dtype, "i32");
+  EXPECT_EQ(records[0].bytes, 16 * (4 + 8));
+}
+
+}  // namespace
+}  // namespace tessera::bench

@@ -1,0 +1,246 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "ops/verify.h"
+#include "runtime/allocator.h"
+#include "tests/errors.h"
+#include "tests/ops/example_op.h"
+
+/// What declarations say of dtypes, of inputs made from others and of random numbers, and what is made of it.
+
+namespace tessera::ops {
+namespace {
+
+constexpr uint64_t kSeed = 11;
+
+std::vector<Tensor> made(const OpSpec& op, const Case& c, DType dtype, bool oracle = false) {
+  const Attrs attrs = complete(op, c.attrs);
+  return make_inputs(op, op.problem(c.dims, attrs), attrs, c.placement, dtype, Device::cpu(), kSeed, oracle);
+}
+
+Tensor bytes(const std::vector<uint8_t>& values) {
+  return Tensor::from(values, {int64_t(values.size())});
+}
+
+TEST(Specs, AreWellFormed) {
+  std::set<std::string> names;
+  for (const OpSpec& op : tested_ops()) {
+    SCOPED_TRACE(op.name);
+    EXPECT_TRUE(names.insert(op.name).second);
+    std::set<std::string> inputs;
+    bool derived = false;
+    for (const InputSpec& input : op.inputs) {
+      EXPECT_TRUE(inputs.insert(input.name).second) << input.name;
+      derived = derived || input.is_derived();
+      EXPECT_FALSE(input.is_derived() && input.optional) << input.name;
+      for (const std::string& source : input.from) {
+        const auto found = std::ranges::find(op.inputs, source, &InputSpec::name);
+        ASSERT_NE(found, op.inputs.end()) << input.name << " from " << source;
+        EXPECT_FALSE(found->is_derived()) << input.name << " from " << source;
+      }
+    }
+    EXPECT_EQ(bool(op.derive), derived);
+    if (!takes_floating(op)) EXPECT_TRUE(op.cpu_dtypes.size() == 1 && op.cuda_dtypes.size() == 1);
+    for (const AttrSpec& attr : op.attrs) {
+      const bool seeds = attr.name.find("seed") != std::string::npos;
+      EXPECT_EQ(seeds, attr.name == op.seed) << attr.name;
+      EXPECT_TRUE(!seeds || std::holds_alternative<int64_t>(attr.fallback)) << attr.name;
+    }
+    EXPECT_TRUE(op.seed.empty() || std::ranges::find(op.attrs, op.seed, &AttrSpec::name) != op.attrs.end());
+  }
+}
+
+TEST(Specs, OfRandomOperatorsNameTheSeedThatDecides) {
+  int random = 0;
+  for (const OpSpec& op : tested_ops()) {
+    if (op.seed.empty()) continue;
+    SCOPED_TRACE(op.name);
+    ++random;
+    bool differs = false;
+    for (const Case& c : op.cases) {
+      if (!c.gradcheck) continue;
+      const std::vector<Tensor> inputs = made(op, c, DType::f32);
+      const auto outputs = [&](int64_t seed) {
+        Attrs attrs = complete(op, c.attrs);
+        attrs.set(op.seed, seed);
+        std::vector<std::vector<double>> all;
+        for (const Tensor& y : run_with_gradients(op, inputs, attrs, {}).outputs)
+          all.push_back(y.to_vector<double>());
+        return all;
+      };
+      const auto first = outputs(1);
+      EXPECT_EQ(outputs(1), first);
+      differs = differs || outputs(2) != first;
+    }
+    EXPECT_TRUE(differs);
+  }
+  EXPECT_GE(random, 5);
+}
+
+TEST(SeededRng, DrawsTheFirstStreamsOfItsSeed) {
+  Rng plain(5);
+  SeededRng random(5, 2);
+  for (int stream = 0; stream < 2; ++stream) {
+    const RandomStream drawn = random.rng().reserve(Device::cpu());
+    EXPECT_EQ(drawn.seed, 5u);
+    EXPECT_EQ(drawn.offset(), uint64_t(stream));
+  }
+  EXPECT_NE(message_of([&] { random.rng().reserve(Device::cpu()); }), "");
+}
+
+TEST(MakeInputs, GivesEveryRunTheSameBytesAndTheSameInputsMadeFromThem) {
+  const OpSpec op = example_op();
+  for (const Case& c : op.cases) {
+    const std::vector<Tensor> oracle = made(op, c, DType::bf16, true);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+      const std::vector<Tensor> inputs = made(op, c, dtype);
+      EXPECT_EQ(inputs[0].dtype(), dtype);
+      EXPECT_EQ(inputs[1].dtype(), DType::u8);
+      EXPECT_EQ(inputs[2].dtype(), DType::i32);
+      for (const size_t i : {1, 2}) {
+        EXPECT_EQ(inputs[i].dtype(), oracle[i].dtype());
+        EXPECT_EQ(inputs[i].to_vector<double>(), oracle[i].to_vector<double>());
+      }
+      EXPECT_EQ(inputs[2].to_vector<int32_t>(), rows_of_weights(inputs[1])[0].to_vector<int32_t>());
+    }
+    EXPECT_EQ(oracle[0].dtype(), DType::f64);
+  }
+  EXPECT_GT(made(op, op.cases[0], DType::f32)[2].count(), 0);
+}
+
+/// A weight in the operator's dtype made from another: the oracle's is the rounded one, not another one.
+TEST(MakeInputs, WidensTheOraclesDerivedInputs) {
+  OpSpec op = example_op();
+  op.inputs[2] = {.name = "twice", .shape = "[R, C]", .from = {"x"}};
+  op.derive = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{add(in[0], in[0])}; };
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const std::vector<Tensor> rounded = made(op, op.cases[0], dtype),
+                              wide = made(op, op.cases[0], dtype, true);
+    EXPECT_EQ(rounded[2].dtype(), dtype);
+    EXPECT_EQ(wide[2].dtype(), DType::f64);
+    EXPECT_EQ(wide[2].to_vector<double>(), rounded[2].to_vector<double>());
+    EXPECT_EQ(wide[2].to_vector<double>()[3], 2 * wide[0].to_vector<double>()[3]);
+  }
+}
+
+TEST(InputValues, OfPackedBitsHaveTheDensityAndAnEmptyTail) {
+  for (const double density : {0.0, 0.25, 0.5, 1.0}) {
+    const InputCase packed{.shape = {50, 3}, .fill = Fill::bits, .high = 70, .density = density};
+    const auto words = input_values(packed, kSeed, 0).to_vector<int64_t>();
+    ASSERT_EQ(words.size(), 150u);
+    int64_t ones = 0;
+    for (size_t i = 0; i < words.size(); ++i) {
+      EXPECT_EQ(int64_t(int32_t(words[i])), words[i]);
+      for (int bit = 0; bit < 32; ++bit) {
+        const bool set = uint32_t(words[i]) >> bit & 1;
+        ones += set;
+        EXPECT_FALSE(set && 32 * (i % 3) + size_t(bit) >= 70) << i << " " << bit;
+      }
+    }
+    // 3500 bits: within 6 standard deviations.
+    EXPECT_NEAR(double(ones), 3500 * density, 6 * std::sqrt(3500 * density * (1 - density)));
+  }
+}
+
+TEST(InputValues, HaveTheirDensity) {
+  const InputCase half{.shape = {4000}, .density = 0.5};
+  const auto values = input_values(half, kSeed, 0).to_vector<double>(),
+             whole = input_values({.shape = {4000}}, kSeed, 0).to_vector<double>();
+  for (size_t i = 0; i < values.size(); ++i) EXPECT_TRUE(values[i] == 0 || values[i] == whole[i]) << i;
+  EXPECT_EQ(std::ranges::count(whole, 0.0), 0);
+  EXPECT_NEAR(double(std::ranges::count(values, 0.0)), 2000, 6 * std::sqrt(1000.0));
+}
+
+TEST(DeriveInputs, MakesWhatIsLeftOutAndKeepsWhatIsGiven) {
+  const OpSpec op = example_op();
+  const Tensor x = Tensor::zeros({3, 2}, DType::f32, Device::cpu()), weights = bytes({2, 0, 1});
+  std::vector<Tensor> inputs{x, weights, Tensor()};
+  check_inputs(op, inputs);
+  derive_inputs(op, inputs, {});
+  EXPECT_EQ(inputs[2].to_vector<int32_t>(), (std::vector<int32_t>{0, 2}));
+  check_inputs(op, inputs);
+  const Tensor given = Tensor::from(std::vector<int32_t>{1}, {1});
+  inputs[2] = given;
+  derive_inputs(op, inputs, {});
+  EXPECT_TRUE(inputs[2].shares_storage(given));
+  if (Device::cuda_count() == 0) return;
+  std::vector<Tensor> there{x.to(Device::cuda(0)), weights.to(Device::cuda(0)), Tensor()};
+  derive_inputs(op, there, {});
+  EXPECT_EQ(there[2].device(), Device::cuda(0));
+  EXPECT_EQ(there[2].to_vector<int32_t>(), (std::vector<int32_t>{0, 2}));
+}
+
+TEST(CheckInputs, SaysWhatIsMissingAndWhichDTypesFit) {
+  OpSpec op = example_op();
+  const Tensor x = Tensor::zeros({3, 2}, DType::f32, Device::cpu()), weights = bytes({2, 0, 1});
+  EXPECT_EQ(
+      message_of([&] {
+        check_inputs(op, {x, Tensor(), Tensor()});
+      }),
+      "weighted_rows: input \"rows\" [K]: rows whose weight is not 0 is missing, and so is \"weights\", "
+      "from which it could be made");
+  EXPECT_EQ(message_of([&] {
+              check_inputs(op, {x, weights.to(DType::i32), Tensor()});
+            }),
+            "weighted_rows: input \"weights\" is i32; expected u8");
+  op.inputs[2].dtypes = index_dtypes();
+  EXPECT_EQ(message_of([&] {
+              check_inputs(op, {x, weights, x});
+            }),
+            "weighted_rows: input \"rows\" is f32; expected i64 or i32");
+  op.inputs.push_back({.name = "count", .shape = "[]", .dtypes = {DType::i32}, .from = {"weights"}});
+  EXPECT_EQ(message_of([&] {
+              check_inputs(op, {x, weights, weights.to(DType::i32), Tensor()});
+            }),
+            "weighted_rows: input \"count\" is missing, but \"rows\" is given; expected all inputs that are "
+            "made from others, or none");
+  std::vector<Tensor> inputs{x, weights, Tensor(), Tensor()};
+  EXPECT_NE(message_of([&] { derive_inputs(op, inputs, {}); }).find("OpSpec::derive made 1 inputs"),
+            std::string::npos);
+}
+
+TEST(CheckOutputs, RefusesAnotherNumberOrDType) {
+  OpSpec op = example_op();
+  const std::vector<Tensor> inputs = made(op, op.cases[0], DType::bf16);
+  const auto run = [&] { run_with_gradients(op, inputs, complete(op, {}), {}); };
+  run();
+  op.outputs[1].dtypes = {DType::u8, DType::i64};
+  EXPECT_EQ(message_of(run), "weighted_rows: output \"rows\" is i32; expected u8 or i64");
+  op.outputs[1].dtypes = {};
+  EXPECT_EQ(message_of(run), "weighted_rows: output \"rows\" is i32; expected bf16");
+  op.outputs.pop_back();
+  EXPECT_EQ(message_of(run), "weighted_rows: 2 outputs; expected 1");
+}
+
+/// Without floating inputs: words of bits in, numbers out.
+TEST(Verify, RunsOperatorsWithoutFloatingInputs) {
+  const OpSpec op{
+      .name = "low_bits",
+      .summary = "y = x as i64",
+      .inputs = {{.name = "x", .shape = "[R, W]", .dtypes = {DType::i32}}},
+      .outputs = {{"y", "[R, W]", false, {DType::i64}}},
+      .cpu_dtypes = {DType::i32},
+      .cuda_dtypes = {DType::i32},
+      .run = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{in[0].to(DType::i64)}; },
+      .problem =
+          [](const Dims& d, const Attrs&) {
+            return Problem{.inputs = {{.shape = {d.at("R"), (d.at("C") + 31) / 32},
+                                       .fill = Fill::bits,
+                                       .high = d.at("C"),
+                                       .density = 0.5}}};
+          },
+      .cases = {{.dims = {{"R", 3}, {"C", 45}}}}};
+  EXPECT_FALSE(takes_floating(op));
+  const std::vector<Tensor> inputs = made(op, op.cases[0], DType::i32),
+                            oracle = made(op, op.cases[0], DType::i32, true);
+  check_inputs(op, inputs);
+  EXPECT_EQ(oracle[0].dtype(), DType::i32);
+  const Results ours = run_with_gradients(op, inputs, {}, {Tensor()});
+  EXPECT_EQ(compare(ours.outputs[0], run_with_gradients(op, oracle, {}, {Tensor()}).outputs[0]).largest, 0);
+}
+
+}  // namespace
+}  // namespace tessera::ops
