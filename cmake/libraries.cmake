@@ -25,6 +25,7 @@ if(TESSERA_OUTER_RING)
   tessera_use(datasets PRIVATE fmt::fmt nlohmann_json::nlohmann_json)
   tessera_use(report PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   tessera_use(train PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
+  tessera_use(sparsity PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   tessera_use(bench PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   target_compile_definitions(tessera_io PRIVATE XXH_INLINE_ALL)  # built for TESSERA_CPU: with AVX2 twice as fast
   # TensorBoard events: the messages by libprotobuf, or by the file that says it is absent.

@@ -74,6 +74,7 @@ class Machine {
   }
 
   std::vector<PickledTensor> tensors_of(const Object& object, std::vector<std::string>* others) {
+    if (object.kind == Kind::tensor) return {named(kBareTensor, object)};
     require(object.kind == Kind::dictionary,
             std::string("holds ") + name_of(object.kind) + " where a dictionary of tensors is expected");
     std::vector<PickledTensor> tensors;
@@ -87,7 +88,8 @@ class Machine {
   [[noreturn]] void refuse(const Parts&... parts) const {
     fail_at(
         Site::here(), "read: ", path_, ": the pickle ", parts..., " (at byte ", opcode_at_,
-        " of it); only dictionaries of tensors as state_dict() makes them are read, and nothing is executed");
+        " of it); only tensors and dictionaries of them as state_dict() makes them are read, and nothing is "
+        "executed");
   }
   template <class... Parts>
   void require(bool holds, const Parts&... parts) const {
@@ -364,6 +366,11 @@ class Machine {
     require(stack_.back()->kind == Kind::dictionary, "sets attributes of ", name_of(stack_.back()->kind));
   }
 
+  static PickledTensor named(const std::string& name, const Object& tensor) {
+    const Object& storage = *tensor.items[0];
+    return {name, storage.dtype, tensor.layout, storage.text, uint64_t(storage.integer)};
+  }
+
   void collect(const Object& dictionary, const std::string& prefix, int depth,
                std::vector<PickledTensor>& tensors, std::set<std::string>& names,
                std::vector<std::string>* others) {
@@ -386,8 +393,7 @@ class Machine {
         continue;
       }
       require(names.insert(name).second, "has two tensors of the name '", shown(name), "'");
-      const Object& storage = *value.items[0];
-      tensors.push_back({name, storage.dtype, value.layout, storage.text, uint64_t(storage.integer)});
+      tensors.push_back(named(name, value));
     }
   }
 

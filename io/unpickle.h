@@ -8,7 +8,8 @@
 #include "tensor/dtype.h"
 #include "tensor/layout.h"
 
-/// The names, shapes and places of the tensors of a state dictionary that torch.save pickled.
+/// The names, shapes and places of the tensors of a state dictionary, or of one tensor, that torch.save
+/// pickled.
 ///
 /// A pickle is a program; this machine knows the 28 instructions (of protocol 2) that state dictionaries are
 /// made of and eleven names: collections.OrderedDict, torch._utils._rebuild_tensor_v2 and _rebuild_parameter,
@@ -26,10 +27,13 @@ struct PickledTensor {
   uint64_t storage_elements = 0;
 };
 
-/// The tensors of a dictionary in its order; those of dictionaries in it as "outer.inner". What else lies in
-/// it is left out and, if `others` is given, named there: "epoch (an integer)". Every view lies within its
-/// storage and has no more elements than it. Throws, naming `path` and the offset in the pickle. Memory: at
-/// most 48 MiB beyond the pickle's size, by counting.
+/// The name of a tensor that was saved by itself, without a dictionary.
+inline constexpr const char* kBareTensor = "tensor";
+
+/// The tensors of a dictionary in its order; those of dictionaries in it as "outer.inner"; a bare tensor as
+/// kBareTensor. What else lies in a dictionary is left out and, if `others` is given, named there: "epoch (an
+/// integer)". Every view lies within its storage and has no more elements than it. Throws, naming `path` and
+/// the offset in the pickle. Memory: at most 48 MiB beyond the pickle's size, by counting.
 std::vector<PickledTensor> read_state_dict(const std::string& path, std::string_view pickle,
                                            std::vector<std::string>* others = nullptr);
 

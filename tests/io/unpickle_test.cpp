@@ -76,6 +76,13 @@ TEST(Unpickle, EveryInstructionIsKnownOrRefusedByName) {
   }
 }
 
+TEST(Unpickle, ATensorMayStandAlone) {
+  const std::vector<PickledTensor> tensors = read(kProto + matrix() + kStop);
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors[0].name, kBareTensor);
+  EXPECT_EQ(tensors[0].layout.shape, (Shape{2, 3}));
+}
+
 struct RefusedProgram {
   const char* what;
   std::string code, error;
@@ -104,7 +111,8 @@ std::vector<RefusedProgram> refused_programs() {
       {"past the end", kProto + kEmptyDict + kStop + "N", "continues past its end"},
       {"no dictionary", kProto + integer(3) + kStop,
        "holds an integer where a dictionary of tensors is expected"},
-      {"a tensor alone", kProto + matrix() + kStop, "holds a tensor where a dictionary"},
+      {"a storage alone", kProto + storage("FloatStorage", "0", 6) + kStop,
+       "holds a storage where a dictionary"},
       {"tuple without mark", kProto + kNone + kTuple + kStop, "goes back to a mark that is not there"},
       {"items without mark", kProto + kEmptyDict + kSetItems + kStop, "goes back to a mark"},
       {"tuple of too few", kProto + kNone + "\x87" + kStop, "takes from an empty stack"},

@@ -1,0 +1,270 @@
+#include "sparsity/masks.h"
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/npy.h"
+#include "io/torch_file.h"
+#include "io/utf8.h"
+#include "pretrained/load.h"
+#include "runtime/interrupt.h"
+#include "runtime/parallel.h"
+
+namespace tessera::sparsity {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFormat = "tessera masks 1";
+constexpr int64_t kWordBits = 32;
+
+int64_t words_of(int64_t columns) {
+  return (columns + kWordBits - 1) / kWordBits;
+}
+
+template <class T>
+Tensor pack_rows(const Tensor& weight) {
+  const int64_t rows = weight.size(0), columns = weight.size(1), words = words_of(columns);
+  const Tensor packed = Tensor::empty_packed({rows, words}, DType::i32, Device::cpu());
+  auto* const to = packed.data<int32_t>();
+  const T* const from = weight.data<T>();
+  constexpr int64_t kGrain = 1 << 18;  // elements for a thread
+  parallel_for(rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t r = begin; r < end; ++r)
+                   for (int64_t w = 0; w < words; ++w) {
+                     uint32_t word = 0;
+                     const int64_t first = w * kWordBits, last = std::min(first + kWordBits, columns);
+                     for (int64_t c = first; c < last; ++c)
+                       word |= uint32_t(from[r * columns + c] != T(0)) << (c - first);
+                     to[r * words + w] = int32_t(word);
+                   }
+               });
+  return packed;
+}
+
+/// The fields of MaskInfo by their names in the metadata.
+template <class Info, class Visit>
+void for_each_text(Info& info, Visit&& visit) {
+  visit("fingerprint", info.fingerprint), visit("model", info.model), visit("method", info.method);
+  visit("pattern", info.pattern), visit("sparsity", info.sparsity), visit("seed", info.seed);
+}
+
+nlohmann::json parsed(const std::string& path, const io::Metadata& metadata, const char* key) {
+  const auto found = metadata.find(key);
+  check(found != metadata.end(), "masks: ", path, ": its metadata has no \"", key,
+        "\"; it is damaged, or was not written by tessera prune");
+  const nlohmann::json value = nlohmann::json::parse(found->second, nullptr, false);
+  check(!value.is_discarded(), "masks: ", path, ": its metadata \"", key, "\" is no JSON; it is damaged");
+  return value;
+}
+
+/// Throws unless the bits past the last column are zeros: counts of bits would be wrong.
+void check_padding(const std::string& path, const std::string& name, const Mask& mask) {
+  const int64_t words = mask.words.size(1), tail = mask.columns % kWordBits;
+  if (tail == 0) return;
+  const auto* const data = mask.words.data<int32_t>();
+  for (int64_t r = 0; r < mask.rows(); ++r)
+    check(uint32_t(data[(r + 1) * words - 1]) >> tail == 0, "masks: ", path, ": '", io::shown(name), "' row ",
+          r, " has bits past its ", mask.columns, " columns; it is damaged");
+}
+
+Masks masks_of_folder(const std::string& path) {
+  const pretrained::Config config = pretrained::read_config(path);
+  check(!std::holds_alternative<models::BertConfig>(config.model), "masks: ", path, " holds a ", config.type,
+        "; expected gpt2, opt, or a model of the LLaMA family");
+  const pretrained::NameTable table =
+      std::visit([](const auto& model) { return pretrained::name_table(model); }, config.model);
+  const io::WeightSource source(path);
+  const pretrained::Matched matched = pretrained::match_names(table, source, true);
+  Masks masks{.info = {.model = fs::path(path).lexically_normal().filename().string()}, .layers = {}};
+  for (const pretrained::NameRule& rule : table.rules) {
+    if (!rule.ours.starts_with("blocks.")) continue;
+    for (const pretrained::NameRule::Part& part : rule.parts) {
+      if (part.shape.rank() != 2) continue;  // norms and biases
+      check_interrupt();
+      const Tensor weight = source.load(matched.names.at(part.theirs));
+      constexpr std::string_view kWeight = ".weight";
+      masks.layers.emplace_back(part.theirs.substr(0, part.theirs.size() - kWeight.size()),
+                                mask_of(rule.transposed ? weight.transpose(0, 1) : weight));
+    }
+  }
+  return masks;
+}
+
+/// "layer{N}-{component}-{i}-{j}-{sparsity}" taken apart; false if a stem is not of that form.
+bool parse_stem(const std::string& stem, std::string& name, std::string& sparsity) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= stem.size();) {
+    const size_t end = std::min(stem.find('-', begin), stem.size());
+    parts.push_back(stem.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  const auto is_number = [](const std::string& text) {
+    return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
+  };
+  if (parts.size() != 5 || !parts[0].starts_with("layer") || parts[1].empty()) return false;
+  const std::string layer = parts[0].substr(5);
+  if (!is_number(layer) || !is_number(parts[2]) || !is_number(parts[3])) return false;
+  if (parts[4].empty() || parts[4].find_first_not_of("0123456789._") != std::string::npos) return false;
+  name = "layers." + layer + "." + parts[1];
+  if (parts[2] != "0" || parts[3] != "0") name += "." + parts[2] + "." + parts[3];
+  sparsity = parts[4];
+  std::replace(sparsity.begin(), sparsity.end(), '_', '.');
+  return true;
+}
+
+Masks masks_of_matrix(const std::string& path, const Tensor& matrix) {
+  check(matrix.rank() == 2 && matrix.count() > 0, "masks: ", path, " holds ", describe(matrix),
+        "; expected a matrix [rows, columns]");
+  Masks masks;
+  std::string name = fs::path(path).stem().string();
+  const std::string stem = name;
+  parse_stem(stem, name, masks.info.sparsity);
+  check(io::is_utf8(name), "masks: the name of ", path, " is not UTF-8; rename the file");
+  masks.layers.emplace_back(name, mask_of(matrix));
+  return masks;
+}
+
+Masks masks_of_torch_file(const std::string& path) {
+  const io::TorchFile file(path);
+  check(file.entries().size() == 1, "masks: ", path, " holds ", file.entries().size(),
+        " tensors; expected one matrix, or a folder with a whole model and its config.json");
+  return masks_of_matrix(path, file.load(file.entries()[0].name));
+}
+
+}  // namespace
+
+int64_t Mask::ones() const {
+  const auto* const data = words.data<int32_t>();
+  int64_t sum = 0;
+  for (int64_t i = 0; i < words.count(); ++i) sum += std::popcount(uint32_t(data[i]));
+  return sum;
+}
+
+bool Mask::at(int64_t row, int64_t column) const {
+  check(0 <= row && row < rows() && 0 <= column && column < columns, "mask: row ", row, ", column ", column,
+        " of a mask of ", rows(), " x ", columns);
+  return uint32_t(words.data<int32_t>()[row * words.size(1) + column / kWordBits]) >> (column % kWordBits) &
+         1;
+}
+
+Tensor Mask::unpacked() const {
+  const Tensor dense = Tensor::empty_packed({rows(), columns}, DType::u8, Device::cpu());
+  auto* const to = dense.data<uint8_t>();
+  const auto* const from = words.data<int32_t>();
+  for (int64_t r = 0; r < rows(); ++r)
+    for (int64_t c = 0; c < columns; ++c)
+      to[r * columns + c] = uint32_t(from[r * words.size(1) + c / kWordBits]) >> (c % kWordBits) & 1;
+  return dense;
+}
+
+Mask mask_of(const Tensor& weight) {
+  check(weight.defined() && weight.rank() == 2, "mask_of: expected a matrix [rows, columns]");
+  const Tensor matrix = weight.detach().to(Device::cpu());
+  switch (matrix.dtype()) {
+    case DType::boolean:
+      return {pack_rows<bool>(matrix.packed()), matrix.size(1)};
+    case DType::u8:
+      return {pack_rows<uint8_t>(matrix.packed()), matrix.size(1)};
+    case DType::i32:
+      return {pack_rows<int32_t>(matrix.packed()), matrix.size(1)};
+    case DType::i64:
+      return {pack_rows<int64_t>(matrix.packed()), matrix.size(1)};
+    case DType::f64:
+      return {pack_rows<double>(matrix.packed()), matrix.size(1)};
+    default:  // every other floating dtype widens to f32 without a change
+      return {pack_rows<float>(matrix.to(DType::f32).packed()), matrix.size(1)};
+  }
+}
+
+bool Masks::has(const std::string& name) const {
+  return std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return layer.first == name; });
+}
+
+const Mask& Masks::at(const std::string& name) const {
+  std::vector<std::string> names;
+  for (const auto& [own, mask] : layers) {
+    if (own == name) return mask;
+    names.push_back(own);
+  }
+  const std::string near = nearest(name, names);
+  fail_at(Site::here(), "masks: there is no mask of '", io::shown(name), "'",
+          near.empty() ? "" : "; did you mean '" + io::shown(near) + "'?");
+}
+
+void save_masks(const std::string& path, const Masks& masks) {
+  io::NamedTensors tensors;
+  nlohmann::ordered_json columns = nlohmann::ordered_json::object(), order = nlohmann::ordered_json::array();
+  for (const auto& [name, mask] : masks.layers) {
+    check(mask.words.size(1) == words_of(mask.columns), "save_masks: '", name, "' has ", mask.words.size(1),
+          " words per row for ", mask.columns, " columns");
+    tensors.emplace_back(name, mask.words);
+    columns[name] = mask.columns;
+    order.push_back(name);
+  }
+  io::Metadata metadata{{"format", kFormat}, {"columns", columns.dump()}, {"order", order.dump()}};
+  for_each_text(masks.info, [&](const char* key, const std::string& text) { metadata[key] = text; });
+  io::save_safetensors(path, tensors, metadata);
+}
+
+Masks load_masks(const std::string& path) {
+  const io::SafetensorsFile file(path);
+  const io::Metadata& metadata = file.metadata();
+  const auto format = metadata.find("format");
+  check(format != metadata.end() && format->second == kFormat, "masks: ", path,
+        " is no file of masks (its format is '", format == metadata.end() ? "" : io::shown(format->second),
+        "', expected '", kFormat, "'); give masks.safetensors of a pruned model, or the folder of the model");
+  const nlohmann::json columns = parsed(path, metadata, "columns"), order = parsed(path, metadata, "order");
+  check(columns.is_object() && order.is_array() && columns.size() == file.entries().size() &&
+            order.size() == file.entries().size(),
+        "masks: ", path, ": its metadata does not list its ", file.entries().size(),
+        " matrices; it is damaged");
+  Masks masks;
+  for_each_text(masks.info, [&](const char* key, std::string& text) {
+    if (const auto found = metadata.find(key); found != metadata.end()) text = found->second;
+  });
+  std::set<std::string> seen;
+  for (const nlohmann::json& entry : order) {
+    const std::string name = entry.is_string() ? entry.get<std::string>() : "";
+    check(file.has(name) && columns.contains(name) && columns[name].is_number_integer() &&
+              seen.insert(name).second,
+          "masks: ", path, ": its metadata does not describe '", io::shown(name), "'; it is damaged");
+    const io::SafetensorsEntry& stored = file.entry(name);
+    const auto count = columns[name].get<int64_t>();
+    check(stored.dtype == DType::i32 && stored.shape.rank() == 2 && count >= 1 &&
+              count <= stored.shape[1] * kWordBits && stored.shape[1] == words_of(count),
+          "masks: ", path, ": '", io::shown(name), "' is ", stored.dtype, stored.shape, " for ", count,
+          " columns; expected i32 [rows, ceil(columns / 32)]");
+    masks.layers.emplace_back(name, Mask{file.load(name).packed(), count});
+    check_padding(path, name, masks.layers.back().second);
+  }
+  return masks;
+}
+
+Masks read_masks(const std::string& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) return masks_of_folder(path);
+  if (fs::path(path).extension() == ".npy") return masks_of_matrix(path, io::load_npy(path));
+  io::InputFile file(path);
+  return io::is_torch_file(file) ? masks_of_torch_file(path) : load_masks(path);
+}
+
+void check_same_model(const Masks& a, const Masks& b) {
+  const std::string &first = a.info.fingerprint, &second = b.info.fingerprint;
+  check(first.empty() || second.empty() || first == second,
+        "masks: they are of two models: the fingerprints of the dense models are ", first, " and ", second,
+        "; prune the same model for both");
+  for (const auto& [name, mask] : a.layers) {
+    const Mask& other = b.at(name);
+    check(mask.rows() == other.rows() && mask.columns == other.columns, "masks: '", io::shown(name), "' is ",
+          mask.rows(), " x ", mask.columns, " in one and ", other.rows(), " x ", other.columns,
+          " in the other; they are of two models");
+  }
+  for (const auto& [name, mask] : b.layers) a.at(name);
+}
+
+}  // namespace tessera::sparsity
