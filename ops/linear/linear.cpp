@@ -6,6 +6,7 @@
 #include "ops/gemm/gemm_models_internal.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/sliced_rows_internal.h"
 #include "ops/op.h"
 #include "tensor/kernels.h"
 
@@ -210,6 +211,12 @@ void linear_parameter_gradients(Backward& entry, int weight_input, int bias_inpu
   bias_gradient_into(entry, bias_input, target, rows, false);
 }
 
+void linear_weight_gradient(Backward& entry, int input, const Tensor& weight, const Tensor& x,
+                            const Tensor& dy) {
+  if (!entry.needs(input)) return;
+  multiply_gradient(entry, input, weight, GradientDType::f32, dy.transpose(0, 1), flatten_leading(x, 1));
+}
+
 GradTarget bias_sums(Backward& entry, int input, const Tensor& dy) {
   return entry.needs(input) ? sums_target(entry.target(input), {dy.size(1)}, dy) : GradTarget();
 }
@@ -225,8 +232,10 @@ Tensor column_sums(const Tensor& x, bool groups) {
   return groups ? sums : sums.reshape({rows.size(2)});
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual, Site site) {
-  const CallScope call(site);
+namespace {
+
+/// Checks and computes y, off the tape.
+Tensor linear_output(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual) {
   check_operand("linear", "x", x, x);
   check(x.rank() >= 1, "linear: x is a scalar; expected [..., in]");
   check_linear("linear", "weight", x, x.size(-1), weight, bias);
@@ -240,17 +249,70 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const T
     const Call call{y, x, rows, weight, bias, residual};
     choose("linear", kVariants, call, Gpu(x.device())).launch(call);
   }
-  if (Tape* tape = Tape::recording(x, weight, bias, residual)) {
-    const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
-    tape->record("linear", {&x, &weight, &bias, &residual}, {&y},
-                 [x = kept_x, weight = Saved(weight)](Backward& b) {
-                   const Tensor dy = b.grad();
-                   const PassVariant pass("linear", dy);
-                   linear_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy, weight.get());
-                   linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
-                   b.pass(0, {3});
-                 });
-  }
+  return y;
+}
+
+void record_dense(Tape& tape, Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  const Tensor& residual) {
+  const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
+  tape.record("linear", {&x, &weight, &bias, &residual}, {&y},
+              [x = kept_x, weight = Saved(weight)](Backward& b) {
+                const Tensor dy = b.grad();
+                const PassVariant pass("linear", dy);
+                linear_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy, weight.get());
+                linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
+                b.pass(0, {3});
+              });
+}
+
+void record_sliced(Tape& tape, Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                   const Tensor& residual, SlicedRows rows, WeightGrad weight_grad) {
+  const bool whole = weight_grad == WeightGrad::full;
+  const bool keeps = requires_grad(weight) && weight_grad != WeightGrad::none;
+  const Saved kept_x = keeps ? Saved(whole ? x : rows.keep(x)) : Saved();
+  tape.record("linear", {&x, &weight, &bias, &residual}, {&y},
+              [rows = std::move(rows), x = kept_x, weight = Saved(weight), whole](Backward& b) mutable {
+                const Tensor dy = b.grad();
+                const PassVariant pass("linear", dy);
+                if (b.needs(0) || (b.needs(1) && x.defined())) rows.choose(dy);
+                const bool full = whole && rows.weight_grad() == WeightGrad::full;
+                const bool slices = b.needs(1) && x.defined() && !full;
+                const Tensor dy_rows = b.needs(0) || slices ? rows.take_scaled(dy) : Tensor();
+                rows.give_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy_rows,
+                                         weight.get());
+                if (slices)
+                  linear_weight_gradient(b, 1, weight.get(),
+                                         whole ? rows.take(x.get()) : rows.take_kept(x.get()), dy_rows);
+                if (full)
+                  linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
+                else
+                  bias_gradient(b, 2, dy);
+                b.pass(0, {3});
+              });
+}
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual, Site site) {
+  const CallScope call(site);
+  Tensor y = linear_output(x, weight, bias, residual);
+  if (Tape* tape = Tape::recording(x, weight, bias, residual))
+    record_dense(*tape, y, x, weight, bias, residual);
+  return y;
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual,
+              const Slice& slice, Site site) {
+  const CallScope call(site);
+  slice.validate("linear");
+  Tensor y = linear_output(x, weight, bias, residual);
+  Tape* const tape = Tape::recording(x, weight, bias, residual);
+  if (!tape) return y;
+  SlicedRows rows("linear", slice, flatten_leading(y, 1).size(0), y.device());
+  if (rows.is_dense())
+    record_dense(*tape, y, x, weight, bias, residual);
+  else
+    record_sliced(*tape, y, x, weight, bias, residual, std::move(rows), slice.weight_grad);
   return y;
 }
 

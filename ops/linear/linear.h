@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tensor/tensor.h"
+#include "ops/linear/slice.h"
 
 namespace tessera::ops {
 
@@ -18,5 +18,9 @@ namespace tessera::ops {
 /// disagree.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const Tensor& residual = {},
               Site site = Site::here());
+/// The same with a sliced backward pass. Saves the weight, and of x what the weight's gradient is summed
+/// over. dresidual = dy. Throws, in addition, unless the slice's settings go together.
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual,
+              const Slice& slice, Site site = Site::here());
 
 }  // namespace tessera::ops

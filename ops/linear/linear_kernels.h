@@ -40,6 +40,10 @@ void linear_input_gradient(Backward& entry, int input, const Shape& shape, const
 void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
                                 const Tensor& x, const Tensor& dy);
 
+/// Hands dweight = dy^T x to input number `input` of the entry, if it wants one: x [..., in], dy [rows, out].
+void linear_weight_gradient(Backward& entry, int input, const Tensor& weight, const Tensor& x,
+                            const Tensor& dy);
+
 /// Where a product may put the sums of dy [tokens, out] over the tokens, f32 and packed, for the bias that is
 /// input number `input`: the leaf's buffer, or new memory; undefined if no gradient of it is wanted. If they
 /// were made, call entry.written(input, it).

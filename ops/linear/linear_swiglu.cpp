@@ -5,8 +5,9 @@
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/sliced_rows_internal.h"
 #include "ops/op.h"
-#include "ops/swiglu/swiglu.h"
+#include "ops/swiglu/swiglu_kernels.h"
 
 namespace tessera::ops {
 namespace {
@@ -60,19 +61,80 @@ constexpr Variant<Call, Tensor(const Call&)> kVariants[] = {
     {"parts", lacks_nothing<Call>, is_otherwise<Call>,
      [](const Call& call) { return swiglu(linear(call.x, call.weight)); }}};
 
-}  // namespace
-
-Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
-  const CallScope scope(site);
+void check_operands(const Tensor& x, const Tensor& weight) {
   check_operand("linear_swiglu", "x", x, x);
   check(x.rank() >= 1, "linear_swiglu: x is a scalar; expected [..., in]");
   check_linear("linear_swiglu", "weight", x, x.size(-1), weight, {});
   check(weight.size(0) % 2 == 0, "linear_swiglu: weight ", weight.shape(),
         " has an odd number of rows; expected [2F, in]: gate and up");
+}
+
+/// A sliced backward pass, and what it needs of the forward pass.
+struct SlicedPass {
+  SlicedRows rows;
+  bool whole;  // x and h are of all rows, over which the weight's gradient is summed; else as rows.keep gave
+  Saved x;     // only if the weight gets a gradient
+  Saved h, weight;
+  Shape shape;  // of x
+
+  void operator()(Backward& b) {
+    const Tensor dy = b.grad();
+    const PassVariant pass("linear", dy);
+    rows.choose(dy);
+    Tensor dh_rows;
+    if (whole && rows.weight_grad() == WeightGrad::full) {
+      const Tensor dh = swiglu_gradient(dy, h.get());
+      linear_weight_gradient(b, 1, weight.get(), x.get(), flatten_leading(dh, 1));
+      if (b.needs(0)) dh_rows = rows.take_scaled(dh);
+    } else {
+      dh_rows = swiglu_gradient(rows.take_scaled(dy), chosen(h));
+      if (x.defined()) linear_weight_gradient(b, 1, weight.get(), chosen(x), dh_rows);
+    }
+    rows.give_input_gradient(b, 0, shape, dh_rows, weight.get());
+  }
+  Tensor chosen(const Saved& kept) const {
+    return whole ? rows.take(kept.get()) : rows.take_kept(kept.get());
+  }
+};
+
+void record_sliced(Tape& tape, Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& h,
+                   SlicedRows rows, WeightGrad weight_grad) {
+  const bool whole = weight_grad == WeightGrad::full && requires_grad(weight);
+  const auto kept = [&](const Tensor& all) { return Saved(whole ? all : rows.keep(all)); };
+  const bool trains = weight_grad != WeightGrad::none && requires_grad(weight);
+  const Saved kept_x = trains ? kept(x) : Saved(), kept_h = kept(h);
+  tape.record("linear_swiglu", {&x, &weight}, {&y},
+              SlicedPass{.rows = std::move(rows),
+                         .whole = whole,
+                         .x = kept_x,
+                         .h = kept_h,
+                         .weight = Saved(weight),
+                         .shape = x.shape()});
+}
+
+}  // namespace
+
+Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
+  const CallScope scope(site);
+  check_operands(x, weight);
   if (x.device().is_cpu()) return swiglu(linear(x, weight));
   const Tensor rows = flatten_leading(x, 1);
   const Call call{x, rows, weight};
   return choose("linear_swiglu", kVariants, call, Gpu(x.device())).launch(call);
+}
+
+Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const Slice& slice, Site site) {
+  const CallScope scope(site);
+  slice.validate("linear_swiglu");
+  Tape* const tape = Tape::recording(x, weight);
+  if (!tape) return linear_swiglu(x, weight);
+  check_operands(x, weight);
+  SlicedRows rows("linear_swiglu", slice, flatten_leading(x, 1).size(0), x.device());
+  if (rows.is_dense()) return linear_swiglu(x, weight);
+  const Tensor h = linear(x.detach(), weight.detach());
+  Tensor y = swiglu(h);
+  record_sliced(*tape, y, x, weight, h, std::move(rows), slice.weight_grad);
+  return y;
 }
 
 std::string_view linear_swiglu_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu) {

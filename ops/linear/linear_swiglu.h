@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tensor/tensor.h"
+#include "ops/linear/slice.h"
 
 namespace tessera::ops {
 
@@ -12,5 +12,8 @@ namespace tessera::ops {
 /// rows of x variant "gemv", for up to 64 "wgmma" (gemm_sm90_stream.cuh) where it is expected to be faster;
 /// gate and up then stay f32 and y alone is rounded. Throws what those two throw.
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site = Site::here());
+/// The same with a sliced backward pass: rows of dy are chosen once, and the gradients of gate and up, of the
+/// weight and of x are made of these N rows. `full` makes those of gate and up for all rows.
+Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const Slice& slice, Site site = Site::here());
 
 }  // namespace tessera::ops

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/activation/activation.h"
+#include "ops/linear/slice.h"
 
 namespace tessera::ops {
 
@@ -19,5 +20,12 @@ namespace tessera::ops {
 /// dtypes or devices disagree.
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias = {},
            const Tensor& down_bias = {}, const Tensor& residual = {}, Site site = Site::here());
+/// The same with a sliced backward pass. Rows of dy are chosen once; all GEMMs run on these N rows of dy, x
+/// and h, and a of them is made from h: no tensor of all rows and F columns is made. So dup_bias is of the
+/// chosen rows, times their scales; ddown_bias is of all. `full` sums ddown over all rows, for which a is
+/// saved; dup is of the chosen rows, the only ones that arrive there. Saves x and h of the chosen rows, or
+/// whole where the choice needs dy.
+Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
+           const Tensor& down_bias, const Tensor& residual, const Slice& slice, Site site = Site::here());
 
 }  // namespace tessera::ops

@@ -1,6 +1,8 @@
 #include "ops/select/select.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "ops/select/select_kernels.h"
@@ -43,6 +45,8 @@ void check_numbers(const char* name, int64_t rows, int64_t n, const SelectionCou
         " (take the smaller of the two)");
   check_count(name, "counts.n", counts.n, device);
   check_count(name, "counts.rows", counts.rows, device);
+  check(counts.share > 0 && counts.share <= 1, "select ", name, ": counts.share is ", counts.share,
+        "; expected a number above 0, at most 1");
 }
 
 void check_norms(const char* name, const Tensor& norms) {
@@ -51,9 +55,10 @@ void check_norms(const char* name, const Tensor& norms) {
         ": norms is ", describe(norms), "; expected f64, f32, bf16 or f16 of rank 1");
 }
 
-/// Allocates and runs; norms may be undefined.
-Selection select(SelectMode mode, const Tensor& norms, int64_t rows, int64_t n, Device device,
-                 const SelectionCounts& counts, float threshold, const RandomStream& stream) {
+}  // namespace
+
+Selection run_selection(SelectMode mode, const Tensor& norms, int64_t rows, int64_t n, Device device,
+                        const SelectionCounts& counts, float threshold, const RandomStream& stream) {
   Selection result;
   result.rows = rows;
   result.indices = Tensor::empty_packed({n}, DType::i32, device);
@@ -74,8 +79,6 @@ Selection select(SelectMode mode, const Tensor& norms, int64_t rows, int64_t n, 
   return result;
 }
 
-}  // namespace
-
 SelectWay select_way(int64_t rows, const Gpu& gpu) {
   return SelectWay(choose_index("select", kVariants, Ranked{rows}, gpu));
 }
@@ -84,15 +87,36 @@ std::vector<std::string> select_variants() {
   return names_of(kVariants);
 }
 
+namespace {
+constexpr const char* kModeNames[] = {"first", "top_norm", "threshold", "random", "importance"};
+}
+
+const char* name_of(SelectMode mode) {
+  return kModeNames[size_t(mode)];
+}
+
+SelectMode parse_select_mode(const std::string& name) {
+  const auto found = std::ranges::find(kModeNames, name);
+  check(found != std::end(kModeNames), "select: \"", name,
+        "\" is no way to choose rows; expected first, top_norm, threshold, random or importance");
+  return SelectMode(found - std::begin(kModeNames));
+}
+
+int64_t share_of_rows(int64_t rows, double share) {
+  check(share > 0 && share <= 1, "select: a share of ", share, "; expected a number above 0, at most 1");
+  check(rows >= 0 && rows <= kMostRows, "select: ", rows, " rows; expected 0 to ", kMostRows);
+  return rows_of_units(uint32_t(rows), units_of_share(share));
+}
+
 Selection Selection::first(int64_t rows, int64_t n, Device device, const SelectionCounts& counts) {
   check_numbers("first", rows, n, counts, device);
-  return select(SelectMode::first, Tensor(), rows, n, device, counts, 0, {});
+  return run_selection(SelectMode::first, Tensor(), rows, n, device, counts, 0, {});
 }
 
 Selection Selection::top_norm(const Tensor& norms, int64_t n, const SelectionCounts& counts) {
   check_norms("top_norm", norms);
   check_numbers("top_norm", norms.count(), n, counts, norms.device());
-  return select(SelectMode::top_norm, norms, norms.count(), n, norms.device(), counts, 0, {});
+  return run_selection(SelectMode::top_norm, norms, norms.count(), n, norms.device(), counts, 0, {});
 }
 
 Selection Selection::threshold(const Tensor& norms, double threshold, const SelectionCounts& counts) {
@@ -101,20 +125,22 @@ Selection Selection::threshold(const Tensor& norms, double threshold, const Sele
   check(!std::isnan(threshold), "select threshold: the threshold is NaN; expected a number");
   check(!counts.n.defined(),
         "select threshold: counts.n is given; expected none (the threshold decides how many)");
-  return select(SelectMode::threshold, norms, norms.count(), norms.count(), norms.device(), counts,
-                float(threshold), {});
+  check(counts.share == 1, "select threshold: counts.share is ", counts.share,
+        "; expected 1 (the threshold decides how many)");
+  return run_selection(SelectMode::threshold, norms, norms.count(), norms.count(), norms.device(), counts,
+                       float(threshold), {});
 }
 
 Selection Selection::random(int64_t rows, int64_t n, Rng& rng, Device device, const SelectionCounts& counts) {
   check_numbers("random", rows, n, counts, device);
-  return select(SelectMode::random, Tensor(), rows, n, device, counts, 0, rng.reserve(device));
+  return run_selection(SelectMode::random, Tensor(), rows, n, device, counts, 0, rng.reserve(device));
 }
 
 Selection Selection::importance(const Tensor& norms, int64_t n, Rng& rng, const SelectionCounts& counts) {
   check_norms("importance", norms);
   check_numbers("importance", norms.count(), n, counts, norms.device());
-  return select(SelectMode::importance, norms, norms.count(), n, norms.device(), counts, 0,
-                rng.reserve(norms.device()));
+  return run_selection(SelectMode::importance, norms, norms.count(), n, norms.device(), counts, 0,
+                       rng.reserve(norms.device()));
 }
 
 }  // namespace tessera::ops

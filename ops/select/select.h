@@ -1,14 +1,27 @@
 #pragma once
 
+#include <string>
+
 #include "runtime/rng.h"
 #include "tensor/tensor.h"
 
 namespace tessera::ops {
 
+/// How rows are chosen: the functions of Selection.
+enum class SelectMode : uint8_t { first, top_norm, threshold, random, importance };
+const char* name_of(SelectMode mode);
+/// Throws, naming the modes, if there is none of that name.
+SelectMode parse_select_mode(const std::string& name);
+
+/// That share of `rows`, rounded down, but at least one of them. Exact in integers, so that the host and
+/// every GPU come to the same number. 0 < share <= 1.
+int64_t share_of_rows(int64_t rows, double share);
+
 /// Numbers that a captured graph reads from the device at each replay, in place of those of the host.
 struct SelectionCounts {
   Tensor n = {};     // i32 [1]: how many rows to choose, at most the n that the host gives
   Tensor rows = {};  // i32 [1]: only the first so many rows may be chosen (the others are padding rows)
+  double share = 1;  // at most share_of_rows(rows that may be chosen, share); 0 < share <= 1
 };
 
 /// Some of M rows, on the device: which ones and with which factor each enters a sum over all rows. The host
@@ -20,8 +33,8 @@ struct SelectionCounts {
 /// visible in what is computed from the rows. Given the same norms and random stream the CPU and every GPU
 /// choose the same rows with the same factors, to the bit: all sums are of integers.
 ///
-/// With k = min(n, rows that may be chosen), each way but `threshold` chooses exactly k rows; n must not
-/// exceed M (SelectionCounts clamps: the host cannot read its numbers).
+/// With k = min(n, rows that may be chosen, their share), each way but `threshold` chooses exactly k rows; n
+/// must not exceed M (SelectionCounts clamps: the host cannot read its numbers).
 struct Selection {
   Tensor indices;    // i32 [capacity], ascending; `rows` from entry `count` on
   Tensor scales;     // f32 [capacity]; 0 from entry `count` on

@@ -113,7 +113,8 @@ void move_rows(const char* name, const Tensor& y, const Tensor& x, const Tensor&
 void select_cpu(const SelectCall& call) {
   const Selection& result = call.result;
   const int64_t rows = count_of(call.counts.rows, result.rows);
-  const int64_t k = std::min(count_of(call.counts.n, call.n), rows);
+  const int64_t share = rows_of_units(uint32_t(rows), units_of_share(call.counts.share));
+  const int64_t k = std::min(count_of(call.counts.n, call.n), share);
   int32_t* const indices = result.indices.data<int32_t>();
   float* const scales = result.scales.data<float>();
   int64_t count = 0;
@@ -149,6 +150,25 @@ void gather_selected_cpu(const Tensor& y, const Tensor& x, const Tensor& indices
 
 void scatter_selected_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales) {
   move_rows("scatter_selected", y, x, indices, scales, false);
+}
+
+void add_selected_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
+  const int64_t rows = y.size(0), width = y.size(1);
+  const int64_t y_stride = y.layout().stride(0), x_stride = x.layout().stride(0);
+  const int32_t* const at = indices.data<int32_t>();
+  dispatch_floating(y.dtype(), "add_selected", [&]<class T>() {
+    using C = Compute<T>;
+    T* const out = y.data<T>();
+    const C* const in = x.data<C>();
+    parallel_for(indices.count(), std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width)),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t n = begin; n < end; ++n) {
+                     if (at[n] < 0 || at[n] >= rows) continue;
+                     T* const to = out + at[n] * y_stride;
+                     for (int64_t c = 0; c < width; ++c) to[c] = T(C(to[c]) + in[n * x_stride + c]);
+                   }
+                 });
+  });
 }
 
 }  // namespace tessera::ops

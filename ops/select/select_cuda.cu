@@ -48,6 +48,7 @@ struct Args {
   State* state;
   RowTerm* chunks;  // of each block's rows, then of all rows before them
   RandomStream stream;
+  uint64_t share;  // in units_of_share
   uint32_t rows, capacity;
   uint32_t chunk;  // rows of a block, a multiple of kGridThreads * kRadixGroup
   float threshold;
@@ -64,7 +65,8 @@ __device__ __forceinline__ uint32_t clamped(const int32_t* count, uint32_t most)
 struct Sizes {
   uint32_t rows, k;
   __device__ explicit Sizes(const Args& args)
-      : rows(clamped(args.device_rows, args.rows)), k(min(clamped(args.device_n, args.capacity), rows)) {}
+      : rows(clamped(args.device_rows, args.rows)),
+        k(min(clamped(args.device_n, args.capacity), rows_of_units(rows, args.share))) {}
 };
 
 constexpr bool is_weighted(SelectMode mode) {
@@ -385,6 +387,7 @@ void select_cuda(const SelectCall& call) {
   args.scales = result.scales.data<float>();
   args.count = result.count.data<int32_t>();
   args.stream = call.stream;
+  args.share = units_of_share(call.counts.share);
   args.rows = uint32_t(result.rows);
   args.capacity = uint32_t(call.n);
   args.threshold = call.threshold;

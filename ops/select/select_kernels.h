@@ -24,6 +24,10 @@ struct SelectCall {
 
 void select_cpu(const SelectCall& call);
 void select_cuda(const SelectCall& call);
+/// What the functions of Selection come down to: allocates and runs, its operands checked. `norms` is
+/// undefined for the modes that read none.
+Selection run_selection(SelectMode mode, const Tensor& norms, int64_t rows, int64_t n, Device device,
+                        const SelectionCounts& counts, float threshold, const RandomStream& stream);
 
 /// y[n] = x[indices[n]] (times scales[n] if defined), 0 for an index outside x.
 void gather_selected_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales);
@@ -32,5 +36,9 @@ void gather_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indice
 /// `indices` ascends.
 void scatter_selected_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales);
 void scatter_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales);
+/// y[indices[n]] += x[n], in x's dtype, rounded once to y's: matrices with dense rows, x [capacity, C] in
+/// sum_dtype of y's. An index outside y is skipped; each index occurs once.
+void add_selected_cpu(const Tensor& y, const Tensor& x, const Tensor& indices);
+void add_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices);
 
 }  // namespace tessera::ops

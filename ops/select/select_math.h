@@ -15,7 +15,16 @@
 
 namespace tessera::ops {
 
-enum class SelectMode : uint8_t { first, top_norm, threshold, random, importance };
+/// A share in units of 2^-32, rounded up: rows * units then is not below the exact number of rows where that
+/// is whole.
+inline uint64_t units_of_share(double share) {
+  return uint64_t(share * 4294967296.0) + 1;
+}
+/// For up to 2^31 rows the product stays below 2^64.
+TESSERA_HD uint32_t rows_of_units(uint32_t rows, uint64_t units) {
+  const auto share = uint32_t(uint64_t(rows) * units >> 32);
+  return share > 0 || rows == 0 ? share : 1;
+}
 
 /// Order of the norms: larger for a larger one, equal for equal ones; NaN is the largest.
 TESSERA_HD uint32_t norm_rank(float norm) {

@@ -5,6 +5,8 @@
 #include "ops/gather/row_walk.cuh"
 #include "ops/select/select_kernels.h"
 
+/// What gathers, scatters and adds the rows of a selection.
+///
 /// Gather: a warp, or as many of its lanes as a row has packs, moves a row: no index is divided. One read and
 /// one write per element. Plain copies are gather_rows's kernel.
 ///
@@ -13,6 +15,9 @@
 /// ascending indices at a time (three rounds for 32,768 entries), and notes for each row which entry it has;
 /// then its warps copy rows or write zeros. Several blocks per SM hide the search. Bytes: the entries' rows
 /// once, y once.
+///
+/// Add touches the entries' rows alone: 8 bytes per element of bf16 (a sum in f32 and y read, y written), so
+/// a gradient that is there already costs no pass over the other rows.
 
 namespace tessera::ops {
 namespace {
@@ -131,12 +136,56 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// The rows of y that the entries name += the rows of x, a warp per entry.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    add_entries(T* y, int64_t y_stride, const float* x, int64_t x_stride, int64_t rows, int64_t columns,
+                bool aligned, const int32_t* indices, int64_t count) {
+  constexpr int kPack = gpu::kPackOf<T>, kWarps = kThreads / gpu::kWarp;
+  gpu::take_turn();
+  const int lane = int(threadIdx.x) % gpu::kWarp;
+  const int64_t packed = aligned ? columns / kPack * kPack : 0;
+  for (int64_t n = blockIdx.x * int64_t(kWarps) + int(threadIdx.x) / gpu::kWarp; n < count;
+       n += int64_t(gridDim.x) * kWarps) {
+    const int64_t row = indices[n];
+    if (row < 0 || row >= rows) continue;
+    T* const to = y + row * y_stride;
+    const float* const from = x + n * x_stride;
+    for (int64_t at = int64_t(lane) * kPack; at < packed; at += gpu::kWarp * kPack) {
+      gpu::Pack<T, kPack> values = gpu::load_pack<kPack>(to + at);
+      const gpu::Pack<float, kPack> sums = gpu::load_pack<kPack>(from + at);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) values.at[i] = T(float(values.at[i]) + sums.at[i]);
+      gpu::store_pack<kPack>(to + at, values);
+    }
+    for (int64_t at = packed + lane; at < columns; at += gpu::kWarp) to[at] = T(float(to[at]) + from[at]);
+  }
+}
+
 /// Whether rows are one run of aligned packs in both tensors.
 bool is_run(const RowWalk& walk) {
   return walk.loop.rank == 1 && walk.aligned;
 }
 
 }  // namespace
+
+void add_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices) {
+  if (indices.count() == 0) return;
+  const Device device = y.device();
+  dispatch_floating_cuda(y.dtype(), "add_selected", [&]<class T>() {
+    constexpr int kPack = gpu::kPackOf<T>;
+    const int64_t width = y.size(1), packs = gpu::ceil_div(width, kPack), total = indices.count() * packs;
+    if (total == 0) return;
+    const int64_t y_stride = y.layout().stride(0), x_stride = x.layout().stride(0);
+    const bool aligned = gpu::packs(y.data<T>(), y_stride, kPack) &&
+                         reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && x_stride % kPack == 0;
+    const int64_t blocks =
+        std::min<int64_t>(gpu::ceil_div(total, kThreads), int64_t(device.multiprocessors()) * 32);
+    gpu::launch_chained(device, {gpu::grid_of(blocks), kThreads}, add_entries<T>, y.data<T>(), y_stride,
+                        x.data<float>(), x_stride, y.size(0), width, packs, aligned, indices.data<int32_t>(),
+                        total);
+  });
+}
 
 void gather_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales) {
   if (!scales.defined()) return gather_rows_cuda(y, x, indices, OutOfRange::zeros);

@@ -92,6 +92,13 @@ Tensor swiglu(const Tensor& gate, const Tensor& up, Site site) {
   return y;
 }
 
+Tensor swiglu_gradient(const Tensor& dy, const Tensor& packed) {
+  Tensor dx = Tensor::empty_like(packed);
+  const Halves x = halves(packed), d = halves(dx);
+  backward(d.gate, d.up, dy, x.gate, x.up);
+  return dx;
+}
+
 Tensor swiglu(const Tensor& packed, Site site) {
   const CallScope call(site);
   check(packed.defined(), "swiglu: x is undefined");
@@ -101,10 +108,7 @@ Tensor swiglu(const Tensor& packed, Site site) {
   Tensor y = forward(x.gate, x.up);
   if (Tape* tape = Tape::recording(packed)) {
     tape->record("swiglu", {&packed}, {&y}, [packed = Saved(packed)](Backward& b) {
-      Tensor dx = Tensor::empty_like(packed.get());
-      const Halves x = halves(packed.get()), d = halves(dx);
-      backward(d.gate, d.up, b.grad(), x.gate, x.up);
-      b.give(0, std::move(dx));
+      b.give(0, swiglu_gradient(b.grad(), packed.get()));
     });
   }
   return y;

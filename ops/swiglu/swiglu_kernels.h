@@ -6,6 +6,9 @@
 
 namespace tessera::ops {
 
+/// The gradient of packed x [..., 2F] (gate, then up) from dy [..., F].
+Tensor swiglu_gradient(const Tensor& dy, const Tensor& x);
+
 void swiglu_forward_cpu(const Tensor& y, const Tensor& gate, const Tensor& up);
 void swiglu_forward_cuda(const Tensor& y, const Tensor& gate, const Tensor& up);
 void swiglu_backward_cpu(const Tensor& dgate, const Tensor& dup, const Tensor& dy, const Tensor& gate,
