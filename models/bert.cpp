@@ -1,6 +1,7 @@
 #include "models/bert.h"
 
 #include "models/language_internal.h"
+#include "nn/slice_scope.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
@@ -84,6 +85,7 @@ Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass, int
   // GEMM adds to that in its epilogue.
   const Tensor branch = attention(x, pass, layer),
                middle = norm1.add(pass.wanted(x, layer), branch, &dropout).y;
+  const nn::SliceScope rows(pass.narrows(layer) ? nullptr : &pass);
   return norm2.add(middle, mlp(middle), &dropout).y;
 }
 
@@ -198,13 +200,17 @@ Tensor Bert::encode_first(const BertBatch& batch, Site site) const {
 
 Tensor Bert::operator()(const BertBatch& batch, Site site) const {
   const nn::LayerCall call(*this, site);
-  return finish(through_blocks(batch, begin(batch)));
+  const nn::AttentionPass pass = begin(batch);
+  const nn::SliceScope rows(classifier ? nullptr : &pass);
+  return finish(through_blocks(batch, pass));
 }
 
 Tensor Bert::loss(const BertBatch& batch, const Tensor& targets, Site site) const {
   const nn::LayerCall call(*this, site);
   check(config.head != BertHead::none, "bert: a model without a head has no loss");
-  return finish(through_blocks(batch, begin(batch)), targets);
+  const nn::AttentionPass pass = begin(batch);
+  const nn::SliceScope rows(classifier ? nullptr : &pass);
+  return finish(through_blocks(batch, pass), targets);
 }
 
 }  // namespace tessera::models

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "nn/slice_scope.h"
 #include "ops/attention/attention.h"
 #include "ops/gather/gather.h"
 #include "ops/rope/rope.h"
@@ -95,7 +96,15 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
 // ---- layer ----
 
 Tensor AttentionPass::wanted(const Tensor& x, int64_t layer) const {
-  return rows.defined() && layer >= rows_from ? ops::gather_rows(x, rows) : x;
+  return narrows(layer) ? ops::gather_rows(x, rows) : x;
+}
+
+const Tensor& AttentionPass::valid_rows() const {
+  if (starts.defined() && !valid.defined()) {
+    const Tensor all = starts.detach();
+    valid = all.slice(0, all.size(0) - 1, all.size(0)).to(DType::i32).packed();
+  }
+  return valid;
 }
 
 SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
@@ -125,8 +134,10 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   // Sequences of one length are a batch; others stand one after another.
   const int64_t batch = uniform ? pass.sequences.count() : 1, length = batch ? tokens / batch : 0;
   const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
+  const SliceScope tokens_alone(&pass);
   const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);
   const auto joined = [&](const Tensor& mixed) {
+    const SliceScope wanted_alone(pass.narrows(layer) ? nullptr : &pass);
     return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head}), layer));
   };
   const int by_head = uniform ? 2 : 1;

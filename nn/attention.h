@@ -61,8 +61,13 @@ struct AttentionPass {
                   // of those of `sequences`, and `positions` is needed where positions turn
   Tensor rows = {};                // [R], i64 or i32: the tokens whose results are wanted; undefined: all
   int64_t rows_from = 0;           // the first layer that computes `rows` alone
+  mutable Tensor valid = {};       // see valid_rows()
   mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it
 
+  /// Whether that layer computes `rows` alone.
+  bool narrows(int64_t layer) const { return rows.defined() && layer >= rows_from; }
+  /// Number of rows that hold tokens, i32 [1] on the device, if only `starts` tells; else undefined: all.
+  const Tensor& valid_rows() const;
   /// The rows of x [N, ...] that are wanted of that layer.
   Tensor wanted(const Tensor& x, int64_t layer) const;
 };

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "nn/module.h"
+#include "ops/linear/slice.h"
 
 namespace tessera::nn {
 
@@ -24,19 +25,25 @@ struct Scaled {
   double factor = 1;
 };
 
+/// The plain GEMM, whose backward pass multiplies some of the rows only. `rng` must outlive the layer. Layers
+/// that have one operator for two (Mlp) choose their rows together while both carry the same slice.
+/// GroupedLinear has no sliced backward pass and throws.
+using Slice = ops::Slice;
+
 /// How a linear layer computes its GEMM: the field `form` of Linear and GroupedLinear, Dense unless it is
 /// set. It is part of the layer's state (its numbers and tensors are saved as "<layer>.form.<field>").
 ///
-/// The set is closed. Every linear layer computes every form; a layer that covers several GEMMs with one
-/// operator (Mlp, GroupedMlp, LmHead) does so only while all of them are dense, and otherwise calls its
-/// linear layers one after the other; what cannot do that (DecoderLayers) says which layer prevents it.
-/// A captured step whose layers have other forms than when it was captured is captured again.
-using Form = std::variant<Dense, Scaled>;
+/// The set is closed. Every linear layer computes every form, or throws; a layer that covers several GEMMs
+/// with one operator (Mlp, GroupedMlp, LmHead) does so only while all of them are dense (Mlp: or carry the
+/// same slice), and otherwise calls its linear layers one after the other; what cannot do that
+/// (DecoderLayers) says which layer prevents it. A captured step whose layers have other forms than when it
+/// was captured is captured again.
+using Form = std::variant<Dense, Scaled, Slice>;
 
 inline bool is_dense(const Form& form) {
   return std::holds_alternative<Dense>(form);
 }
-/// "dense", "scaled"
+/// "dense", "scaled", "slice"
 const char* name_of(const Form& form);
 
 /// Called by what computes a layer in its form: a graph that is being captured is replayed only while the

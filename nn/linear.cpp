@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/observe.h"
+#include "nn/slice_scope.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
@@ -39,6 +40,10 @@ Tensor multiply(const Scaled& scaled, const Tensor& x, const Tensor& weight, con
                 const Tensor& residual) {
   return ops::linear(ops::scale(x, scaled.factor), weight, bias, residual);
 }
+Tensor multiply(const Slice& slice, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& residual) {
+  return ops::linear(x, weight, bias, residual, SliceScope::completed(slice));
+}
 
 Tensor multiply_groups(const Dense&, const Tensor& x, const Tensor& weight, const Tensor& bias, bool shared) {
   return ops::grouped_linear(x, weight, bias, shared);
@@ -46,6 +51,11 @@ Tensor multiply_groups(const Dense&, const Tensor& x, const Tensor& weight, cons
 Tensor multiply_groups(const Scaled& scaled, const Tensor& x, const Tensor& weight, const Tensor& bias,
                        bool shared) {
   return ops::grouped_linear(ops::scale(x, scaled.factor), weight, bias, shared);
+}
+Tensor multiply_groups(const Slice& slice, const Tensor&, const Tensor&, const Tensor&, bool) {
+  fail_at(Site::here(),
+          "nn: a grouped linear layer has no sliced backward pass (its slice: ", to_string(slice),
+          "); set its form to Dense");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "nn/mlp.h"
 
 #include "nn/observe.h"
+#include "nn/slice_scope.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
 #include "ops/linear/linear_swiglu.h"
 #include "ops/mlp/mlp.h"
@@ -9,6 +10,17 @@
 #include "ops/swiglu/swiglu.h"
 
 namespace tessera::nn {
+
+namespace {
+
+/// The slice that both layers carry, or null.
+const Slice* common_slice(const Linear& up, const Linear& down) {
+  const auto* const one = std::get_if<Slice>(&up.form);
+  const auto* const other = std::get_if<Slice>(&down.form);
+  return one && other && *one == *other ? one : nullptr;
+}
+
+}  // namespace
 
 Mlp::Mlp(int64_t in, int64_t hidden, Rng& rng, Device device, MlpOptions options)
     : up(in, (options.gated ? 2 : 1) * hidden, rng, device,
@@ -22,12 +34,21 @@ Tensor Mlp::operator()(const Tensor& x, const Tensor& residual, Site site) const
   const LayerCall call(*this, site);
   if (!gated && !run_separately(up, down))
     return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
+  const Slice* const slice = common_slice(up, down);
+  if (!slice) return down(hidden(x), residual);
+  if (!gated && !Observe::sees(&up) && !Observe::sees(&down))
+    return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual,
+                    SliceScope::completed(*slice));
+  const SliceScope together = SliceScope::of_shared_rows();
   return down(hidden(x), residual);
 }
 
 Tensor Mlp::hidden(const Tensor& x) const {
   const bool is_swiglu = gated && activation == ops::Activation::silu;
   if (is_swiglu && !up.bias.defined() && !run_separately(up)) return ops::linear_swiglu(x, up.weight);
+  if (const auto* const slice = std::get_if<Slice>(&up.form);
+      slice && is_swiglu && !up.bias.defined() && !Observe::sees(&up))
+    return ops::linear_swiglu(x, up.weight, SliceScope::completed(*slice));
   const Tensor rows = up(x);
   if (is_swiglu) return ops::swiglu(rows);
   if (!gated) return ops::activation(rows, activation);

@@ -19,8 +19,9 @@ struct MlpOptions {
 /// or gated (Shazeer, arXiv:2002.05202; with SiLU it is SwiGLU), where the first half of up's rows is the
 /// gate:
 ///   y = down(activation(gate(x)) up(x)) + residual
-/// While up and down are dense and not observed, it is ops::mlp, or, gated, with SiLU and without biases,
-/// ops::linear_swiglu and ops::linear.
+/// While up and down are dense (or carry the same slice) and not observed, it is ops::mlp, or, gated, with
+/// SiLU and without biases, ops::linear_swiglu and ops::linear. Up and down that carry the same slice choose
+/// their rows together, once, by the gradient that arrives at down.
 struct Mlp {
   static constexpr const char* kKind = "Mlp";
 

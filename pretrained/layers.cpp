@@ -1,6 +1,8 @@
 #include "pretrained/layers.h"
 
 #include <map>
+#include <set>
+#include <sstream>
 
 #include "pretrained/names.h"
 
@@ -75,6 +77,29 @@ std::vector<LinearModule> LinearModules::matching(const std::string& pattern) co
   check(!found.empty(), "linear_modules: no linear module of this model fits '", pattern,
         "'; the names are like '", all.front().name, "' and '", all.back().name, "'");
   return found;
+}
+
+std::vector<std::string> set_form(const LinearModules& modules, const std::string& patterns,
+                                  const nn::Form& form) {
+  std::set<std::string> named;
+  std::istringstream list(patterns);
+  for (std::string pattern; std::getline(list, pattern, ',');)
+    for (const LinearModule& module : modules.matching(pattern == "all" ? "**" : pattern))
+      named.insert(module.name);
+  check(!named.empty(), "set_form: the list of patterns is empty; give names such as '",
+        modules.all.front().name, "', or all");
+  std::vector<std::string> layers;
+  std::set<nn::Linear*> chosen;
+  for (const LinearModule& module : modules.all) {
+    if (!named.contains(module.name) || !chosen.insert(module.layer).second) continue;
+    for (const LinearModule& other : modules.all)
+      check(other.layer != module.layer || named.contains(other.name), "set_form: '", module.name,
+            "' is one GEMM with '", other.name, "' (", module.ours, "), which '", patterns,
+            "' leaves out; name both or neither");
+    layers.push_back(module.ours);
+  }
+  for (nn::Linear* const layer : chosen) layer->form = form;
+  return layers;
 }
 
 LinearModules linear_modules(models::Gpt& model) {

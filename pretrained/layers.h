@@ -35,6 +35,13 @@ struct LinearModules {
   std::vector<LinearModule> matching(const std::string& pattern) const;
 };
 
+/// Sets the form of every layer whose modules fit one of the patterns, which are separated by commas; "all"
+/// stands for every linear module. Returns the names of the layers in our model, in order. Throws, before any
+/// is set, if a pattern fits no module, or names some of the modules of one layer and not all (q without k
+/// and v): a layer has one form.
+std::vector<std::string> set_form(const LinearModules& modules, const std::string& patterns,
+                                  const nn::Form& form);
+
 LinearModules linear_modules(models::Gpt& model);
 LinearModules linear_modules(models::Llama& model);
 LinearModules linear_modules(models::Bert& model);

@@ -174,16 +174,14 @@ void add_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices) 
   const Device device = y.device();
   dispatch_floating_cuda(y.dtype(), "add_selected", [&]<class T>() {
     constexpr int kPack = gpu::kPackOf<T>;
-    const int64_t width = y.size(1), packs = gpu::ceil_div(width, kPack), total = indices.count() * packs;
-    if (total == 0) return;
     const int64_t y_stride = y.layout().stride(0), x_stride = x.layout().stride(0);
     const bool aligned = gpu::packs(y.data<T>(), y_stride, kPack) &&
                          reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && x_stride % kPack == 0;
-    const int64_t blocks =
-        std::min<int64_t>(gpu::ceil_div(total, kThreads), int64_t(device.multiprocessors()) * 32);
+    const int64_t blocks = std::min<int64_t>(gpu::ceil_div(indices.count(), kThreads / gpu::kWarp),
+                                             int64_t(device.multiprocessors()) * 32);
     gpu::launch_chained(device, {gpu::grid_of(blocks), kThreads}, add_entries<T>, y.data<T>(), y_stride,
-                        x.data<float>(), x_stride, y.size(0), width, packs, aligned, indices.data<int32_t>(),
-                        total);
+                        x.data<float>(), x_stride, y.size(0), y.size(1), aligned, indices.data<int32_t>(),
+                        indices.count());
   });
 }
 

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+
+#include "nn/form.h"
+
+namespace tessera::nn {
+
+struct AttentionPass;
+
+/// What sliced layers that this thread calls have to know of their rows, beyond their form. Scopes nest; the
+/// innermost counts.
+class SliceScope {
+ public:
+  /// The layers' inputs have a row for each token of the pass: its padding rows are not chosen. Null: every
+  /// row may be. The pass must outlive the scope.
+  explicit SliceScope(const AttentionPass* pass) : SliceScope(pass, nullptr) {}
+  /// The layers called in it choose their rows together, among those of the scope around it.
+  static SliceScope of_shared_rows();
+  ~SliceScope() { current_ = outer_; }
+  SliceScope(const SliceScope&) = delete;
+
+  /// The slice with what the scope knows, as operators take it.
+  static Slice completed(const Slice& slice);
+
+ private:
+  SliceScope(const AttentionPass* pass, std::shared_ptr<ops::SharedRows> shared);
+
+  static constinit thread_local SliceScope* current_;
+  SliceScope* outer_;
+  const AttentionPass* pass_;
+  std::shared_ptr<ops::SharedRows> shared_;
+};
+
+}  // namespace tessera::nn
