@@ -38,6 +38,7 @@
 #include "ops/attention/attention_dropout.h"
 #include "ops/attention/attention_schedule.h"
 #include "ops/attention/attention_variants.h"
+#include "ops/bits/bits.h"
 #include "ops/cast/cast.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/decode_attention/decode_attention.h"

@@ -20,6 +20,7 @@ std::vector<OpSpec> grouped_mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> select_specs();
+std::vector<OpSpec> bits_specs();
 std::vector<OpSpec> shape_specs();
 std::vector<OpSpec> cross_entropy_specs();
 std::vector<OpSpec> linear_cross_entropy_specs();
@@ -52,6 +53,7 @@ constexpr Specs kFolders[] = {
     gmm_nll_specs,
     gather_specs,
     select_specs,
+    bits_specs,
     shape_specs,
     cross_entropy_specs,
     linear_cross_entropy_specs,
