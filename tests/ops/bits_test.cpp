@@ -124,6 +124,13 @@ TEST(Bits, RowsLongerThanABlockOfTheCacheAreAddedUp) {
   EXPECT_EQ(both[34 * 7 + 6], both[34 * 6 + 6]);  // row 7 repeats row 6
 }
 
+TEST(Bits, TwoPartsOfOneMaskAreNotTheSameRows) {
+  const Tensor bits = random_bits(12, 4, 13), first = bits.slice(0, 0, 6), second = bits.slice(0, 6, 12);
+  const auto both = bit_pairs(first, second).to_vector<int32_t>();
+  for (int64_t i = 0; i < 6; ++i)
+    for (int64_t j = 0; j < 6; ++j) EXPECT_EQ(both[size_t(6 * i + j)], common(first, i, second, j));
+}
+
 TEST(Bits, NearestRowsAreSortedByDistanceThenIndex) {
   const Tensor queries = random_bits(40, 3, 7), bits = random_bits(90, 3, 8);
   for (const int64_t k : {1, 5, 90}) {
