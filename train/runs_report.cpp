@@ -33,34 +33,11 @@ std::string setting_of(const RunFolder& run, const std::string& name) {
           near.empty() ? "" : "; did you mean " + near + "?");
 }
 
-double mean_of(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return sum / double(values.size());
-}
-
-/// Of the sample, with n - 1; 0 for one value.
-double variance_of(const std::vector<double>& values) {
-  const double mean = mean_of(values);
-  double squares = 0;
-  for (const double value : values) squares += (value - mean) * (value - mean);
-  return values.size() > 1 ? squares / double(values.size() - 1) : 0;
-}
-
-/// The 97.5 % point of Student's t distribution; any table of it. Between its rows the next lower row.
-double student(double freedom) {
-  constexpr double kTable[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-                               2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086};
-  const int row = std::clamp(int(freedom), 1, 1000);
-  if (row <= 20) return kTable[row - 1];
-  return row < 40 ? 2.086 : row < 60 ? 2.021 : row < 120 ? 2.000 : 1.980;
-}
-
 std::string spread(const std::vector<double>& values) {
   if (std::ranges::any_of(values, [](double v) { return std::isnan(v); })) return "-";
   return values.size() == 1
              ? fmt::format("{:.4f}", values[0])
-             : fmt::format("{:.4f} +- {:.4f}", mean_of(values), std::sqrt(variance_of(values)));
+             : fmt::format("{:.4f} +- {:.4f}", spread_of(values).mean, spread_of(values).deviation);
 }
 
 struct Metric {
@@ -114,7 +91,7 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
   const auto compare = [&](const RunGroup& first, const RunGroup& second) {
     for (const Metric& metric : metrics_of(groups)) {
       const auto &a = first.*metric.values, &b = second.*metric.values;
-      if (std::isnan(mean_of(a)) || std::isnan(mean_of(b))) continue;
+      if (std::isnan(spread_of(a).mean) || std::isnan(spread_of(b).mean)) continue;
       const Difference d = welch(a, b);
       if (std::isinf(d.noise) && groups.size() > 2) continue;
       const std::string verdict = std::isinf(d.noise)
@@ -154,10 +131,6 @@ RunUnits units_of(const RunFolder& run) {
   const datasets::GlueInfo& info = datasets::parse_glue_task(text_at("/job/task"));
   return {model, info.labels.empty() ? "squared error per text" : "nats per text",
           std::string("score on ") + info.folder, ""};
-}
-
-Spread spread_of(const std::vector<double>& values) {
-  return {mean_of(values), std::sqrt(variance_of(values))};
 }
 
 report::Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed) {
@@ -230,18 +203,6 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
     group->skipped.push_back(skipped);
   }
   return groups;
-}
-
-Difference welch(const std::vector<double>& a, const std::vector<double>& b) {
-  check(!a.empty() && !b.empty(), "welch: an empty sample");
-  Difference result{mean_of(a) - mean_of(b), std::numeric_limits<double>::infinity()};
-  if (a.size() < 2 || b.size() < 2) return result;
-  const double of_a = variance_of(a) / double(a.size()), of_b = variance_of(b) / double(b.size());
-  const double both = of_a + of_b;
-  const double freedom =
-      both > 0 ? both * both / (of_a * of_a / double(a.size() - 1) + of_b * of_b / double(b.size() - 1)) : 1;
-  result.noise = student(freedom) * std::sqrt(both);
-  return result;
 }
 
 bool agree(const std::vector<RunGroup>& groups) {

@@ -6,6 +6,7 @@
 
 #include "report/page.h"
 #include "train/run_folder.h"
+#include "train/statistics.h"
 
 /// Several runs on one page: their curves overlaid, and what they came to, by a setting in which they differ.
 
@@ -44,22 +45,8 @@ struct RunGroup {
 /// given twice or has other units than the first one: their losses cannot be compared.
 std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options);
 
-/// Mean and standard deviation (of the sample, with n - 1; 0 for one value) of one value or more.
-struct Spread {
-  double mean = 0, deviation = 0;
-};
-Spread spread_of(const std::vector<double>& values);
 /// The training loss of a run, averaged over so many steps that a curve has about 200 points.
 report::Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed);
-
-/// The difference of the means of two samples, and the half width of its 95 % interval by Welch's t-test (B.
-/// L. Welch, Biometrika 34, 1947): variances may differ, runs are independent. A sample of one says nothing
-/// of the noise: infinite, and nothing is within it.
-struct Difference {
-  double difference = 0, noise = 0;
-  bool within() const { return noise - noise == 0 && difference <= noise && -difference <= noise; }
-};
-Difference welch(const std::vector<double>& a, const std::vector<double>& b);
 
 /// Whether the final losses of no two groups differ beyond the noise.
 bool agree(const std::vector<RunGroup>& groups);

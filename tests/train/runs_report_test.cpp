@@ -21,19 +21,6 @@ RunFolder make_run(const std::filesystem::path& root, const std::string& name, c
   return run;
 }
 
-TEST(Welch, IsThatOfATextbook) {
-  // Variances 2.5 and 10 of five each: t = -3 / sqrt(2.5), 5.88 degrees of freedom, 2.571 at 97.5 %.
-  const Difference d = welch({1, 2, 3, 4, 5}, {2, 4, 6, 8, 10});
-  EXPECT_DOUBLE_EQ(d.difference, -3);
-  EXPECT_NEAR(d.noise, 2.571 * std::sqrt(2.5), 1e-12);
-  EXPECT_TRUE(d.within());
-  EXPECT_FALSE(welch({1, 1.1, 0.9}, {2, 2.1, 1.9}).within());
-  EXPECT_FALSE(welch({1}, {1}).within());  // nothing is known of the noise
-  EXPECT_TRUE(welch({1, 1}, {1, 1}).within());
-  EXPECT_FALSE(welch({1, 1}, {2, 2}).within());
-  EXPECT_THROW(welch({}, {1}), Error);
-}
-
 TEST(RunsReport, GroupsBySettingAndTellsTheNoise) {
   const TemporaryFolder folder;
   std::vector<RunFolder> runs;

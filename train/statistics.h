@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+/// What samples of a few runs say: means with intervals by Student's t distribution, paired differences, and
+/// Holm's correction where several are tested at once.
+
+namespace tessera::train {
+
+/// Mean and standard deviation (of the sample, with n - 1; 0 for one value) of one value or more.
+struct Spread {
+  double mean = 0, deviation = 0;
+};
+Spread spread_of(const std::vector<double>& values);
+
+/// P(|T| > |t|) of Student's t distribution with `freedom` > 0 degrees of freedom, which need not be whole;
+/// relative error below 1e-12. 0 for an infinite t.
+double student_tail(double t, double freedom);
+/// The t with P(T <= t) = p, 0 < p < 1.
+double student_quantile(double p, double freedom);
+
+/// The mean of a sample with its 95 % interval mean +- half, and the p-value of the mean being 0 (two-sided
+/// t-test). One value says nothing of the noise: `half` is infinite and p is NaN. If all values are equal,
+/// `half` is 0 and p is 0, or 1 if they are 0.
+struct Interval {
+  int64_t n = 0;
+  double mean = 0, deviation = 0, half = 0, p = 0;
+  double low() const { return mean - half; }
+  double high() const { return mean + half; }
+};
+/// Of one value or more.
+Interval interval_of(const std::vector<double>& values);
+/// Of the differences a[i] - b[i] (the paired t-test).
+Interval paired_difference(const std::vector<double>& a, const std::vector<double>& b);
+
+/// The difference of the means of two samples, and the half width of its 95 % interval by Welch's t-test (B.
+/// L. Welch, Biometrika 34, 1947): variances may differ, runs are independent. A sample of one says nothing
+/// of the noise: infinite, and nothing is within it.
+struct Difference {
+  double difference = 0, noise = 0;
+  bool within() const { return noise - noise == 0 && difference <= noise && -difference <= noise; }
+};
+Difference welch(const std::vector<double>& a, const std::vector<double>& b);
+
+/// p-values corrected for being tested together (S. Holm, Scandinavian Journal of Statistics 6, 1979), in the
+/// order given: the probability of a wrong rejection among all is at most the level. NaN stays, and does not
+/// count as a test.
+std::vector<double> holm(const std::vector<double>& p);
+
+}  // namespace tessera::train
