@@ -1,0 +1,115 @@
+#include "report/table.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "io/utf8.h"
+#include "report/sqlite_internal.h"
+#include "runtime/error.h"
+
+namespace tessera::report {
+namespace {
+
+std::string csv_cell(const TableCell& cell) {
+  if (const auto* const whole = std::get_if<int64_t>(&cell)) return fmt::format("{}", *whole);
+  if (const auto* const number = std::get_if<double>(&cell))
+    return std::isfinite(*number) ? fmt::format("{}", *number) : "";
+  if (std::holds_alternative<std::monostate>(cell)) return "";
+  const std::string text = io::utf8_text(std::get<std::string>(cell));
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+template <class Cells, class Text>
+std::string csv_line(const Cells& cells, Text&& text) {
+  std::string line;
+  for (size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : ",") + text(cells[i]);
+  return line + "\n";
+}
+
+}  // namespace
+
+std::string csv_text(const Table& table) {
+  std::string text = csv_line(table.columns, [](const std::string& name) { return csv_cell(name); });
+  for (const auto& row : table.rows) text += csv_line(row, csv_cell);
+  return text;
+}
+
+nlohmann::json to_json(const Table& table) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const auto& row : table.rows) {
+    nlohmann::json entry = nlohmann::json::object();
+    for (size_t i = 0; i < row.size(); ++i) {
+      nlohmann::json& value = entry[table.columns[i]] = nullptr;
+      if (const auto* const whole = std::get_if<int64_t>(&row[i])) value = *whole;
+      if (const auto* const number = std::get_if<double>(&row[i]); number && std::isfinite(*number))
+        value = *number;
+      if (const auto* const text = std::get_if<std::string>(&row[i])) value = *text;
+    }
+    rows.push_back(std::move(entry));
+  }
+  return rows;
+}
+
+#if defined(TESSERA_WITH_SQLITE)
+namespace {
+
+/// As an identifier of SQL.
+std::string sql_name(const std::string& name) {
+  std::string quoted = "\"";
+  for (const char c : name) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+void insert_table(const std::filesystem::path& path, sqlite3* handle, const Table& table) {
+  const auto listed = [&](auto&& text) {
+    std::string list = csv_line(table.columns, text);
+    list.pop_back();
+    return "(" + list + ")";
+  };
+  Statement(path, handle, "CREATE TABLE " + sql_name(table.name) + " " + listed(sql_name)).run();
+  const std::string insert = "INSERT INTO " + sql_name(table.name) + " VALUES " +
+                             listed([](const std::string&) { return std::string("?"); });
+  for (const auto& row : table.rows) {
+    Statement statement(path, handle, insert);
+    for (size_t i = 0; i < row.size(); ++i) {
+      const int at = int(i) + 1;
+      if (const auto* const whole = std::get_if<int64_t>(&row[i])) statement.bind(at, *whole);
+      if (const auto* const number = std::get_if<double>(&row[i]); number && std::isfinite(*number))
+        statement.bind(at, *number);
+      if (const auto* const text = std::get_if<std::string>(&row[i]))
+        statement.bind(at, io::utf8_text(*text));
+    }
+    statement.run();
+  }
+}
+
+}  // namespace
+
+void write_database(const std::filesystem::path& path, const std::vector<Table>& tables) {
+  sqlite3* handle = nullptr;
+  const int code = sqlite3_open(":memory:", &handle);
+  const std::unique_ptr<sqlite3, decltype(&sqlite3_close)> closes(handle, &sqlite3_close);
+  check(code == SQLITE_OK, "results database ", path.string(), ": ", sqlite3_errmsg(handle));
+  for (const Table& table : tables) insert_table(path, handle, table);
+  // Made in memory and written as a whole: a reader finds the former database or this one.
+  sqlite3_int64 bytes = 0;
+  const std::unique_ptr<unsigned char, decltype(&sqlite3_free)> image(
+      sqlite3_serialize(handle, "main", &bytes, 0), &sqlite3_free);
+  check(image != nullptr, "results database ", path.string(), ": ", sqlite3_errmsg(handle));
+  io::write_file(path.string(), {reinterpret_cast<const char*>(image.get()), size_t(bytes)});
+}
+#else
+void write_database(const std::filesystem::path& path, const std::vector<Table>&) {
+  fail_at(Site::here(), "results database ", path.string(),
+          ": this build has no SQLite; install libsqlite3-dev and build again");
+}
+#endif
+
+}  // namespace tessera::report

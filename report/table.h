@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <variant>
+#include <vector>
+
+/// Tables of results, written as CSV, JSON and SQLite. The same tables give the same bytes.
+
+namespace tessera::report {
+
+/// Nothing, a number or a text (UTF-8). A number that is not finite is written as nothing.
+using TableCell = std::variant<std::monostate, int64_t, double, std::string>;
+
+struct Table {
+  std::string name;  // of the table in a database
+  std::vector<std::string> columns;
+  std::vector<std::vector<TableCell>> rows;  // as long as `columns`
+};
+
+/// With a header line; texts are quoted where they need it (RFC 4180), numbers are the shortest that read
+/// back as they are.
+std::string csv_text(const Table& table);
+/// An array with an object per row; nothing is null.
+nlohmann::json to_json(const Table& table);
+/// Writes a SQLite database of these tables, in place of one that is there. Throws, naming it, if it cannot
+/// be written or the build has no SQLite (has_database(), report/run_table.h).
+void write_database(const std::filesystem::path& path, const std::vector<Table>& tables);
+
+}  // namespace tessera::report
