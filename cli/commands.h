@@ -29,6 +29,7 @@ void add_op(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
+void add_study(CLI::App& app, Action& action);
 void add_tokenizer(CLI::App& app, Action& action);
 void add_data(CLI::App& app, Action& action);
 void add_convert(CLI::App& app, Action& action);
@@ -38,6 +39,10 @@ class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+/// A flag is there or not: a second one and a value are mistakes. A value that is empty is none, and a flag
+/// where a value should stand means that the value is missing.
+void be_strict(CLI::App& app);
 
 /// Adds --any-bytes, the way around io::check_text. Returns the option, for its group.
 CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes);
@@ -93,6 +98,9 @@ inline constexpr const char* kPrecisionsHelp =
     "f32,tf32,bf16,f16; default: bf16 on a GPU (compute capability 8.0), else f32";
 /// "key=value" texts by the operator's attributes. Throws UsageError, also for a key given twice.
 ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& texts);
+/// The entries of a TOML file in their order, and one named "--" at the end of each section. Throws
+/// UsageError if it is none.
+std::vector<CLI::ConfigItem> read_toml(const std::string& path);
 /// Takes from the TOML file the flags of the subcommand that the command line does not give; "" is no file.
 /// Throws UsageError for a key that is no flag, a section, a repeated key or a bad value.
 void apply_config(CLI::App& command, const std::string& path);

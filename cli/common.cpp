@@ -92,6 +92,38 @@ const CLI::Validator kDeviceName(
     },
     "DEVICE", "device");
 
+namespace {
+
+bool may_be_empty(CLI::Option& option) {
+  try {
+    return option.get_validator(kMayBeEmpty.get_name()) != nullptr;
+  } catch (const CLI::OptionNotFound&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void be_strict(CLI::App& app) {
+  for (CLI::Option* option :
+       app.get_options([](const CLI::Option* o) { return o->get_expected_max() > 0; })) {
+    if (option->nonpositional())
+      option->check([&app](const std::string& text) {
+        const bool flag = text.starts_with('-') && app.get_option_no_throw(text.substr(0, text.find('=')));
+        return flag ? "a value is missing: " + text + " is a flag" : std::string();
+      });
+    if (may_be_empty(*option)) continue;
+    option->check(
+        [](const std::string& text) { return text.empty() ? std::string("an empty text is no value") : ""; });
+  }
+  for (CLI::Option* option :
+       app.get_options([](const CLI::Option* o) { return o->get_expected_max() == 0; })) {
+    option->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+    option->disable_flag_override();
+  }
+  for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; })) be_strict(*sub);
+}
+
 std::vector<std::string> split_list(const std::string& text, const char* what) {
   std::vector<std::string> parts;
   size_t begin = 0;

@@ -10,7 +10,9 @@ namespace {
 
 constexpr uint64_t kLargestConfig = 1 << 20;
 
-std::vector<CLI::ConfigItem> parse(const std::string& path) {
+}  // namespace
+
+std::vector<CLI::ConfigItem> read_toml(const std::string& path) {
   std::string bytes = io::read_file(path, kLargestConfig);
   if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
   std::istringstream text(bytes);
@@ -21,8 +23,6 @@ std::vector<CLI::ConfigItem> parse(const std::string& path) {
   }
 }
 
-}  // namespace
-
 void apply_config(CLI::App& command, const std::string& path) {
   if (path.empty()) return;
   std::vector<std::string> names;
@@ -30,7 +30,7 @@ void apply_config(CLI::App& command, const std::string& path) {
   for (const CLI::Option* option : command.get_options())
     for (const std::string& name : option->get_lnames())
       if (name != "help" && name != "config") names.push_back(name);
-  for (const CLI::ConfigItem& item : parse(path)) {
+  for (const CLI::ConfigItem& item : read_toml(path)) {
     if (!item.parents.empty())
       throw UsageError(path + ": section [" + item.parents.front() + "]: expected flags without sections");
     if (std::find(names.begin(), names.end(), item.name) == names.end()) {

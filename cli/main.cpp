@@ -20,36 +20,6 @@
 namespace tessera::cli {
 namespace {
 
-bool may_be_empty(CLI::Option& option) {
-  try {
-    return option.get_validator(kMayBeEmpty.get_name()) != nullptr;
-  } catch (const CLI::OptionNotFound&) {
-    return false;
-  }
-}
-
-/// A flag is there or not: a second one and a value are mistakes. A value that is empty is none, and a flag
-/// where a value should stand means that the value is missing.
-void be_strict(CLI::App& app) {
-  for (CLI::Option* option :
-       app.get_options([](const CLI::Option* o) { return o->get_expected_max() > 0; })) {
-    if (option->nonpositional())
-      option->check([&app](const std::string& text) {
-        const bool flag = text.starts_with('-') && app.get_option_no_throw(text.substr(0, text.find('=')));
-        return flag ? "a value is missing: " + text + " is a flag" : std::string();
-      });
-    if (may_be_empty(*option)) continue;
-    option->check(
-        [](const std::string& text) { return text.empty() ? std::string("an empty text is no value") : ""; });
-  }
-  for (CLI::Option* option :
-       app.get_options([](const CLI::Option* o) { return o->get_expected_max() == 0; })) {
-    option->multi_option_policy(CLI::MultiOptionPolicy::Throw);
-    option->disable_flag_override();
-  }
-  for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; })) be_strict(*sub);
-}
-
 /// What was printed may still be in a buffer, and the disk full: then a command has not done what it was
 /// asked for, whatever `code` says.
 int checked_output(int code) {
@@ -86,6 +56,7 @@ int run(int argc, char** argv) {
   add_bench(app, action);
   add_plan(app, action);
   add_report(app, action);
+  add_study(app, action);
   add_tokenizer(app, action);
   add_data(app, action);
   add_convert(app, action);

@@ -1,0 +1,133 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/study_file.h"
+#include "cli/train_run.h"
+#include "runtime/error.h"
+#include "runtime/interrupt.h"
+#include "train/study_report.h"
+#include "train/study_run.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct StudyArgs {
+  std::string file, out;
+  bool list = false;
+  train::StudyRequest request;
+};
+
+constexpr const char* kStoppingStudy =
+    "\ntessera: stopping; the running cell finishes its step and is saved first (another Ctrl-C ends at "
+    "once, "
+    "without saving)\n";
+
+/// This program, also when it was found by PATH or moved since.
+std::string own_program() {
+  std::error_code code;
+  const fs::path path = fs::read_symlink("/proc/self/exe", code);
+  check(!code, "study: /proc/self/exe: ", code.message(), "; a study starts this program for each cell");
+  return path.string();
+}
+
+std::string command_of(const train::StudyPlan& plan, const train::StudyCell& cell, const fs::path& cells) {
+  std::error_code ignored;
+  std::string line = "tessera";
+  for (const std::string& word :
+       train::arguments_of(plan, cell, cells, fs::exists(cells / cell.name / "run.json", ignored)))
+    line += " " + quoted(word);
+  return line;
+}
+
+int list_study(const train::StudyPlan& plan, const fs::path& out) {
+  const bool begun = fs::exists(out / "study.json");
+  const auto folder =
+      begun ? std::optional(train::StudyFolder::open(out)) : std::optional<train::StudyFolder>();
+  for (const train::StudyCell& cell : train::cells_of(plan))
+    fmt::print("{:<12} {}\n",
+               train::name_of(folder ? folder->record_of(cell).status : train::CellStatus::pending),
+               command_of(plan, cell, out / "cells"));
+  return 0;
+}
+
+/// Writes the results and says where; nothing if no cell has one.
+void print_results(const train::StudyFolder& folder) {
+  const train::StudyResults results = train::collect_study(folder);
+  const fs::path page = train::write_study_report(folder.path(), results);
+  fmt::print("{}\nreport: {}\n", train::format_study(results),
+             fs::absolute(page).lexically_normal().string());
+}
+
+int run_study_file(const StudyArgs& args) {
+  const train::StudyPlan plan = read_study(args.file);
+  const fs::path out = args.out.empty() ? fs::path("runs") / fs::path(args.file).stem() : fs::path(args.out);
+  if (args.list) return list_study(plan, out);
+  const InterruptGuard interrupts(kStoppingStudy);
+  train::StudyFolder folder = train::StudyFolder::begin(out, plan);
+  fmt::print(
+      "study \"{}\": {} arms, {} tasks, {} learning rates, {} seeds: {} cells of tessera train {}, in {}\n",
+      plan.title, plan.arms.size(), std::max<size_t>(1, plan.tasks.size()),
+      std::max<size_t>(1, plan.rates.size()), plan.seeds.size(), train::cells_of(plan).size(), plan.command,
+      out.string());
+  std::fflush(stdout);
+  train::StudyRequest request = args.request;
+  request.program = own_program();
+  request.say = [](const std::string& text) {
+    fmt::print("{}", text);
+    std::fflush(stdout);
+  };
+  const train::StudyEnd end = train::run_study(folder, request);
+  print_results(folder);
+  if (!end.refused.empty()) throw UsageError(args.file + ": " + end.refused);
+  const std::string again = fmt::format("tessera study run {}{}", quoted(args.file),
+                                        args.out.empty() ? "" : " --out " + quoted(args.out));
+  if (end.signal != 0 || end.out_of_time)
+    fmt::print("{} after {} of {} cells. To go on:\n  {}\n",
+               end.signal != 0 ? "interrupted" : fmt::format("stopped by --minutes {:g}", request.minutes),
+               end.finished, end.cells, again);
+  if (end.signal != 0) return 128 + end.signal;
+  check(end.failed == 0, "study: ", end.failed, " of ", end.cells, " runs failed, first ", end.failure,
+        "; logs in ", (out / "logs").string(), "; the same command tries them again");
+  return 0;
+}
+
+}  // namespace
+
+void add_study(CLI::App& app, Action& action) {
+  auto* study = app.add_subcommand("study", "Compare settings of a training run over tasks and seeds");
+  study->require_subcommand(1);
+  auto args = std::make_shared<StudyArgs>();
+
+  auto* run = study->add_subcommand("run", "Run what is not finished of a study; docs/studies.md");
+  run->add_option("file", args->file, "TOML file: command, seeds, [flags], [[arm]], [[task]]")->required();
+  run->add_option("--out", args->out, "Folder of the study; default: runs/<name of the file>");
+  run->add_option("--minutes", args->request.minutes,
+                  "Stop running cells after a step when this time is over; 0: no limit")
+      ->check(kFinite)
+      ->check(between(0.0, 1e6));
+  run->add_option("--jobs", args->request.jobs,
+                  "Cells at the same time; step times then come from runs of their own")
+      ->check(whole(1, 1024));
+  run->add_option("--timing-steps", args->request.timing_steps, "Steps of a run for step times")
+      ->check(whole(10, 1'000'000));
+  run->add_flag("--list", args->list, "Print the cells with their state and command; run nothing");
+  run->footer("Example: tessera study run studies/demo.toml --minutes 5");
+  run->callback([&action, args] { action = [args] { return run_study_file(*args); }; });
+
+  auto* page = study->add_subcommand("page", "Write tables and page of a study again from its cells");
+  page->add_option("folder", args->out, "Folder of a study")->required();
+  page->footer("Example: tessera study page runs/demo");
+  page->callback([&action, args] {
+    action = [args] {
+      print_results(train::StudyFolder::open(args->out));
+      return 0;
+    };
+  });
+}
+
+}  // namespace tessera::cli

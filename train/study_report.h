@@ -1,0 +1,26 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "train/study_results.h"
+
+/// The files of a study's results:
+///   cells.csv        a row per cell: status, score, loss, reason of a failure
+///   curves.csv       every value that a cell logged, but for times and memory
+///   comparisons.csv  the arms next to the baseline: scores, paired differences, p-values
+///   results.json     the plan, cells and comparisons
+///   times.csv, times.json   step times, and on which GPU and build each cell ran
+///   study.sqlite     all these tables, if the build has SQLite
+///   report.html      one self-contained page
+/// The same plan gives the same bytes in all but the times, the database and the page, which have times.
+
+namespace tessera::train {
+
+/// Writes them all; returns the page's path.
+std::filesystem::path write_study_report(const std::filesystem::path& folder, const StudyResults& results);
+
+/// The comparisons as a text for a terminal.
+std::string format_study(const StudyResults& results);
+
+}  // namespace tessera::train

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "train/study.h"
+
+/// Runs the cells of a study, each as a process of its own.
+
+namespace tessera::train {
+
+struct StudyRequest {
+  std::string program;        // that has the subcommand `train`
+  double minutes = 0;         // after these running cells are stopped and saved; 0: no limit
+  int64_t jobs = 1;           // cells at the same time
+  int64_t timing_steps = 30;  // of a run for step times, where no cell of an arm ran alone
+  /// What is said along the way, whole lines.
+  std::function<void(const std::string& text)> say = [](const std::string&) {};
+};
+
+struct StudyEnd {
+  int signal = 0;            // that interrupted it; 0: none
+  bool out_of_time = false;  // stopped by `minutes`
+  int64_t cells = 0, finished = 0, failed = 0;
+  std::string failure;  // the first one: "cell: reason"
+  /// What is wrong with the plan, as a cell showed: `tessera train` refused its command line, as it would
+  /// that of each cell of the arm, or it did not log the metric. The study ends with it. "": nothing.
+  std::string refused;
+};
+
+/// Runs the cells that are not finished, in the order of cells_of, and what step times are still missing once
+/// all cells are done. A cell that was stopped, interrupted or killed goes on from its newest checkpoint; one
+/// that failed is tried again. A cell that fails or crashes is recorded, and the others run on. SIGINT,
+/// SIGTERM and the time limit are passed on to the running cells, which end after their current step. With
+/// `jobs` above 1, the processors are divided among them unless TESSERA_THREADS is set; no result depends on
+/// that.
+StudyEnd run_study(StudyFolder& folder, const StudyRequest& request);
+
+/// Whether the step time of an arm on a task has to be measured by a run of its own: no finished cell of them
+/// ran alone.
+bool lacks_step_time(const StudyFolder& folder, const std::string& arm, const std::string& task);
+
+}  // namespace tessera::train
