@@ -58,6 +58,7 @@
 #include "ops/grouped_mlp/grouped_mlp.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_swiglu.h"
+#include "ops/linear/slice.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/matmul/matmul.h"
 #include "ops/mlp/mlp.h"
@@ -94,6 +95,7 @@
 #include "nn/observe.h"
 #include "nn/prefix_block.h"
 #include "nn/sequential.h"
+#include "nn/slice_scope.h"
 #include "nn/summary.h"
 
 #include "models/bert.h"

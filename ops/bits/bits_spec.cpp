@@ -5,18 +5,14 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int64_t kAnyWord = int64_t{1} << 32;
-
-/// Words of an index input: numbers modulo 2^32.
-Tensor words_of(const Tensor& given) {
-  return given.defined() ? given.to(DType::i32) : given;
-}
-
-InputCase words(int64_t rows, int64_t count) {
-  return {.shape = {rows, count}, .fill = Fill::index, .high = kAnyWord};
+/// Half of the bits of `count` words per row, or of as many columns.
+InputCase words(int64_t rows, int64_t count, int64_t columns = -1) {
+  return {
+      .shape = {rows, count}, .fill = Fill::bits, .high = columns < 0 ? 32 * count : columns, .density = 0.5};
 }
 InputSpec bits_input(const char* name, const char* shape, bool optional = false) {
-  return {.name = name, .shape = shape, .optional = optional, .differentiable = false, .index = true};
+  return {
+      .name = name, .shape = shape, .optional = optional, .differentiable = false, .dtypes = {DType::i32}};
 }
 
 Case of(const Dims& dims, const Attrs& attrs = {}, Placement placement = Placement::pitched) {
@@ -25,26 +21,17 @@ Case of(const Dims& dims, const Attrs& attrs = {}, Placement placement = Placeme
 
 // ---- pack, unpack, transpose, count ----
 
-/// Numbers of which a third is 0.
-InputCase sparse_values(int64_t rows, int64_t columns) {
-  InputCase input{.shape = {rows, columns}};
-  if (rows * columns > 1 << 20) return input;  // a benchmark: no kernel looks at how many are 0
-  for (int64_t i = 0; i < rows * columns; ++i)
-    input.values.push_back(int64_t((uint32_t(i) * 2654435761u >> 13) % 3) - 1);
-  return input;
-}
-
 OpSpec pack_bits_spec() {
   OpSpec op{
       .name = "pack_bits",
       .summary = "bit j of word w: whether x[r, 32 w + j] is not zero",
       .inputs = {{.name = "x", .shape = "[R, C]", .differentiable = false}},
-      .outputs = {{"bits", "[R, ceil(C / 32)]", false}},
+      .outputs = {{"bits", "[R, ceil(C / 32)]", false, {DType::i32}}},
       .run = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{pack_bits(in[0])}; },
       .problem =
           [](const Dims& d, const Attrs&) {
             const int64_t rows = d.at("R"), columns = d.at("C");
-            return Problem{.inputs = {sparse_values(rows, columns)},
+            return Problem{.inputs = {{.shape = {rows, columns}, .density = 0.6}},
                            .forward_elements = double(rows) * double(columns),
                            .forward_bytes = 4 * double(rows) * double(bit_words(columns))};
           },
@@ -71,17 +58,15 @@ OpSpec unpack_bits_spec() {
       .summary = "y[r, c] = bit c % 32 of bits[r, c / 32], as f32",
       .inputs = {bits_input("bits", "[R, ceil(columns / 32)]")},
       .attrs = {{"columns", int64_t{1}, "columns of the mask"}},
-      .outputs = {{"y", "[R, columns]", false}},
+      .outputs = {{"y", "[R, columns]", false, {DType::f32}}},
       .cpu_dtypes = {DType::f32},
       .cuda_dtypes = {DType::f32},
-      .run =
-          [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            return std::vector{unpack_bits(words_of(in[0]), attrs.integer("columns"))};
-          },
+      .run = [](const std::vector<Tensor>& in,
+                const Attrs& attrs) { return std::vector{unpack_bits(in[0], attrs.integer("columns"))}; },
       .problem =
           [](const Dims& d, const Attrs& attrs) {
             const int64_t columns = attrs.integer("columns");
-            return Problem{.inputs = {words(d.at("R"), bit_words(columns))},
+            return Problem{.inputs = {words(d.at("R"), bit_words(columns), columns)},
                            .forward_bytes = 4 * double(d.at("R")) * double(columns + bit_words(columns))};
           },
       .benches = {of({{"R", 11008}}, {{"columns", int64_t{4096}}})},
@@ -99,17 +84,15 @@ OpSpec transpose_bits_spec() {
       .summary = "the mask whose rows are the columns",
       .inputs = {bits_input("bits", "[R, ceil(columns / 32)]")},
       .attrs = {{"columns", int64_t{1}, "columns of the mask"}},
-      .outputs = {{"out", "[columns, ceil(R / 32)]", false}},
+      .outputs = {{"out", "[columns, ceil(R / 32)]", false, {DType::i32}}},
       .cpu_dtypes = {DType::f32},
       .cuda_dtypes = {DType::f32},
-      .run =
-          [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            return std::vector{transpose_bits(words_of(in[0]), attrs.integer("columns"))};
-          },
+      .run = [](const std::vector<Tensor>& in,
+                const Attrs& attrs) { return std::vector{transpose_bits(in[0], attrs.integer("columns"))}; },
       .problem =
           [](const Dims& d, const Attrs& attrs) {
             const int64_t rows = d.at("R"), columns = attrs.integer("columns");
-            return Problem{.inputs = {words(rows, bit_words(columns))},
+            return Problem{.inputs = {words(rows, bit_words(columns), columns)},
                            .forward_bytes = 4 * (double(rows) * double(bit_words(columns)) +
                                                  double(columns) * double(bit_words(rows)))};
           },
@@ -133,11 +116,10 @@ OpSpec count_bits_spec() {
       .name = "count_bits",
       .summary = "set bits per row",
       .inputs = {bits_input("bits", "[R, W]")},
-      .outputs = {{"counts", "[R]", false}},
+      .outputs = {{"counts", "[R]", false, {DType::i32}}},
       .cpu_dtypes = {DType::f32},
       .cuda_dtypes = {DType::f32},
-      .run = [](const std::vector<Tensor>& in,
-                const Attrs&) { return std::vector{count_bits(words_of(in[0]))}; },
+      .run = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{count_bits(in[0])}; },
       .problem =
           [](const Dims& d, const Attrs&) {
             const double words_read = double(d.at("R")) * double(d.at("W"));
@@ -174,12 +156,12 @@ OpSpec bit_pairs_spec() {
       .inputs = {bits_input("a", "[M, W]"), bits_input("b", "[N, W]; none: a", true)},
       .attrs =
           {{"measure", std::string("overlap"), "how rows are compared", {"overlap", "hamming", "jaccard"}}},
-      .outputs = {{"y", "[M, N]", false}},
+      .outputs = {{"y", "[M, N]", false, {DType::i32, DType::f32}}},
       .cpu_dtypes = {DType::f32},
       .cuda_dtypes = {DType::f32},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            const Tensor a = words_of(in[0]), b = words_of(in[1]);
+            const Tensor a = in[0], b = in[1];
             return std::vector{bit_pairs(a, b.defined() ? b : a, measure_of(attrs))};
           },
       .problem =
@@ -219,12 +201,12 @@ OpSpec nearest_bits_spec() {
       .summary = "the k rows of bits that are nearest to each query by Hamming distance",
       .inputs = {bits_input("queries", "[M, W]"), bits_input("bits", "[N, W]; none: the queries", true)},
       .attrs = {{"k", int64_t{8}, "neighbours per query"}},
-      .outputs = {{"indices", "[M, k]", false}, {"distances", "[M, k]", false}},
+      .outputs = {{"indices", "[M, k]", false, {DType::i32}}, {"distances", "[M, k]", false, {DType::i32}}},
       .cpu_dtypes = {DType::f32},
       .cuda_dtypes = {DType::f32},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            const Tensor queries = words_of(in[0]), bits = words_of(in[1]);
+            const Tensor queries = in[0], bits = in[1];
             const NearestRows found =
                 nearest_bits(queries, bits.defined() ? bits : queries, attrs.integer("k"));
             return std::vector{found.indices, found.distances};
@@ -252,11 +234,11 @@ OpSpec hamming_histogram_spec() {
       .name = "hamming_histogram",
       .summary = "number of pairs of rows at each Hamming distance",
       .inputs = {bits_input("bits", "[R, W]")},
-      .outputs = {{"histogram", "[32 W + 1]", false}},
+      .outputs = {{"histogram", "[32 W + 1]", false, {DType::i64}}},
       .cpu_dtypes = {DType::f32},
       .cuda_dtypes = {DType::f32},
       .run = [](const std::vector<Tensor>& in,
-                const Attrs&) { return std::vector{hamming_histogram(words_of(in[0]))}; },
+                const Attrs&) { return std::vector{hamming_histogram(in[0])}; },
       .problem =
           [](const Dims& d, const Attrs&) {
             const double r = double(d.at("R")), w = double(d.at("W"));
