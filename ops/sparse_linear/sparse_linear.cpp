@@ -1,0 +1,176 @@
+#include "ops/sparse_linear/sparse_linear.h"
+
+#include "autograd/tape.h"
+#include "ops/gemm/gemm.h"
+#include "ops/sparse_linear/sparse_linear_kernels.h"
+
+namespace tessera::ops {
+namespace {
+
+/// What the choice of a variant depends on.
+struct SparseProblem {
+  SparseFormat format;
+  DType dtype;
+  int64_t tokens, out, in;
+};
+
+std::string describe_problem(const SparseProblem& p) {
+  return text_of(p.tokens, " tokens and a ", name_of(p.format), " weight ", p.dtype, "[", p.out, ", ", p.in,
+                 "]");
+}
+
+Reason lacks_common(const SparseProblem& p, const Gpu& gpu) {
+  if (size_of(p.dtype) != 2) return "bf16 or f16";
+  if (gpu.major < 9) return "compute capability 9.0";
+  return {};
+}
+
+Reason lacks_format(const SparseProblem& p, const Gpu& gpu, SparseFormat format, int64_t most) {
+  if (p.format != format) return text_of("a ", name_of(format), " weight");
+  if (p.tokens > most) return text_of("at most ", most, " tokens");
+  return lacks_common(p, gpu);
+}
+
+void run_gemm(const SparseCall& call);
+
+constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
+    {"columns",
+     [](const SparseProblem& p, const Gpu& gpu) {
+       return lacks_format(p, gpu, SparseFormat::dense_columns, kColumnTokens);
+     },
+     is_preferred<SparseProblem>,
+     [](const SparseCall& call) {
+       if constexpr (kCuda) sparse_columns_cuda(call);
+     }},
+    {"tiles",
+     [](const SparseProblem& p, const Gpu& gpu) {
+       return lacks_format(p, gpu, SparseFormat::tiled_cbc, kColumnTokens);
+     },
+     is_preferred<SparseProblem>,
+     [](const SparseCall& call) {
+       if constexpr (kCuda) sparse_tiles_cuda(call);
+     }},
+    {"bitmap",
+     [](const SparseProblem& p, const Gpu& gpu) {
+       return lacks_format(p, gpu, SparseFormat::tca_bme, kBitmapTokens);
+     },
+     is_preferred<SparseProblem>,
+     [](const SparseCall& call) {
+       if constexpr (kCuda) sparse_bitmap_cuda(call);
+     }},
+    {"gemm", lacks_common, is_otherwise<SparseProblem>, run_gemm, kGemmVariants}};
+
+SparseProblem problem_of(const SparseWeight& weight, int64_t tokens) {
+  return {weight.format, weight.dtype(), tokens, weight.out, weight.in};
+}
+
+/// Elements of decompressed rows that lie in memory at a time: 32 MB, which the L2 holds until the GEMM has
+/// read them.
+constexpr int64_t kChunk = int64_t{1} << 24;
+
+/// Applies the gate, and multiplies with rows that are decompressed for this call alone.
+void run_gemm(const SparseCall& call) {
+  const SparseWeight& weight = call.weight;
+  const Tensor x = call.gate.kind == Gate::Kind::none ? call.x : apply_gate(call.x, call.gate);
+  const PassVariant pass("sparse_linear", call.x);
+  const auto part = [](const Tensor& t, int dim, int64_t begin, int64_t end) {
+    return t.defined() ? t.slice(dim, begin, end) : t;
+  };
+  if (weight.format == SparseFormat::dense_columns) {
+    multiply(call.y, x, weight.values, {.bias = call.bias, .residual = call.residual});
+    return;
+  }
+  const int64_t step = weight.format == SparseFormat::tca_bme ? tca_bme::kGroupRows : tiled_cbc::kGroupRows;
+  const int64_t rows = std::max<int64_t>(1, kChunk / std::max<int64_t>(1, weight.in) / step) * step;
+  for (int64_t first = 0; first < weight.out; first += rows) {
+    const int64_t end = std::min(first + rows, weight.out);
+    const Tensor dense = Tensor::empty({end - first, weight.in}, weight.dtype(), call.x.device());
+    if constexpr (kCuda) decompress_cuda(dense, weight, first);
+    multiply(part(call.y, 1, first, end), x, dense.transpose(0, 1),
+             {.bias = part(call.bias, 0, first, end), .residual = part(call.residual, 1, first, end)});
+  }
+}
+
+void check_part(const Tensor& x, const SparsePart& part, size_t index) {
+  const SparseWeight& weight = part.weight;
+  check(weight.values.defined(), "sparse_linear: the weight of part ", index, " is undefined");
+  const DType dtype = weight.dtype();
+  const bool wider = x.device().is_cpu() && (x.dtype() == DType::f64 || x.dtype() == DType::f32);
+  check(dtype == x.dtype() || (wider && size_of(dtype) <= size_of(x.dtype())), "sparse_linear: x is ",
+        describe(x), ", but the weight of part ", index, " is ", dtype, "; expected ", dtype,
+        wider || x.device().is_cpu() ? ", f32 or f64" : "");
+  check(weight.device() == x.device(), "sparse_linear: x is ", describe(x), ", but the weight of part ",
+        index, " is on ", weight.device().name());
+  check(weight.in == x.size(-1), "sparse_linear: the weight of part ", index, " [", weight.out, ", ",
+        weight.in, "] takes ", weight.in, " features, but x has ", x.size(-1));
+  part.gate.validate(text_of("sparse_linear: part ", index), weight.in);
+  check(!part.gate.scales.defined() || part.gate.scales.device() == x.device(),
+        "sparse_linear: the gate's scales of part ", index, " are not on ", x.device().name());
+}
+
+void check_vector(const char* what, const Tensor& given, const Shape& expected, const Tensor& x) {
+  if (!given.defined()) return;
+  check(given.dtype() == x.dtype() && given.device() == x.device() && given.shape() == expected,
+        "sparse_linear: ", what, " is ", describe(given), "; expected ", x.dtype(), expected, " on ",
+        x.device().name());
+}
+
+/// The columns of one part; all of them: as it is.
+Tensor columns_of(const Tensor& rows, int64_t begin, int64_t end) {
+  return rows.defined() ? rows.slice(-1, begin, end) : rows;
+}
+
+}  // namespace
+
+int64_t most_sparse_tokens(SparseFormat format) {
+  return format == SparseFormat::tca_bme ? kBitmapTokens : kColumnTokens;
+}
+
+std::string sparse_linear_variant(const SparseWeight& weight, const Gate&, int64_t tokens) {
+  if (weight.device().is_cpu()) return "cpu";
+  return choose("sparse_linear", kVariants, problem_of(weight, tokens), Gpu(weight.device())).name;
+}
+
+Tensor sparse_linear(const Tensor& x, std::span<const SparsePart> parts, const Tensor& bias,
+                     const Tensor& residual, Site site) {
+  const CallScope call(site);
+  check(x.defined() && x.rank() >= 1, "sparse_linear: x is undefined or a scalar; expected [..., in]");
+  check(!parts.empty(), "sparse_linear: there are no parts; expected one or more compressed weights");
+  check(Tape::innermost() == nullptr,
+        "sparse_linear: a tape is recording, and compressed weights have no backward pass; open a NoTape, or "
+        "train the dense model");
+  int64_t out = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    check_part(x, parts[i], i);
+    out += parts[i].weight.out;
+  }
+  const Shape shape = x.shape().with(-1, out);
+  check_vector("bias", bias, {out}, x);
+  check_vector("residual", residual, shape, x);
+  const Tensor y = Tensor::empty(shape, x.dtype(), x.device()), to = flatten_leading(y, 1),
+               rows = flatten_leading(x.detach(), 1), bias_row = bias.defined() ? bias.detach() : bias,
+               added = residual.defined() ? flatten_leading(residual.detach(), 1) : residual;
+  if (y.count() == 0) return y;
+  int64_t first = 0;
+  for (const SparsePart& part : parts) {
+    const int64_t end = first + part.weight.out;
+    const Tensor y_part = columns_of(to, first, end), bias_part = columns_of(bias_row, first, end),
+                 residual_part = columns_of(added, first, end);
+    const SparseCall one{y_part, rows, part.weight, part.gate, bias_part, residual_part};
+    if (part.weight.out == 0) continue;
+    if (x.device().is_cpu())
+      sparse_linear_cpu(one);
+    else
+      choose("sparse_linear", kVariants, problem_of(part.weight, rows.size(0)), Gpu(x.device())).launch(one);
+    first = end;
+  }
+  return y;
+}
+
+Tensor sparse_linear(const Tensor& x, const SparseWeight& weight, const Gate& gate, const Tensor& bias,
+                     const Tensor& residual, Site site) {
+  const SparsePart part{weight, gate};
+  return sparse_linear(x, std::span(&part, 1), bias, residual, site);
+}
+
+}  // namespace tessera::ops

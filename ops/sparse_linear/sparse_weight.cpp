@@ -1,0 +1,317 @@
+#include "ops/sparse_linear/sparse_weight.h"
+
+#include <cmath>
+#include <limits>
+
+#include "ops/sparse_linear/sparse_walk_internal.h"
+#include "ops/variant.h"
+#include "runtime/parallel.h"
+
+namespace tessera::ops {
+
+using namespace sparse_internal;
+
+namespace {
+
+constexpr const char* kNames[] = {"dense-columns", "tiled-cbc", "tca-bme"};
+
+int64_t rounded_up(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+int64_t rows_of_group(SparseFormat format) {
+  return with_order(format, [](auto order) { return decltype(order)::kRows; });
+}
+int64_t columns_of_group(SparseFormat format) {
+  return with_order(format, [](auto order) { return decltype(order)::kColumns; });
+}
+
+bool same_memory(const Tensor& a, const Tensor& b) {
+  return a.defined() == b.defined() &&
+         (!a.defined() || (a.shares_storage(b) && a.layout().offset == b.layout().offset));
+}
+
+}  // namespace
+
+const char* name_of(SparseFormat format) {
+  return kNames[size_t(format)];
+}
+
+SparseFormat parse_sparse_format(std::string_view name) {
+  for (size_t i = 0; i < std::size(kNames); ++i)
+    if (name == kNames[i]) return SparseFormat(i);
+  fail_at(Site::here(), "sparse weight: there is no format \"", name,
+          "\"; expected dense-columns, tiled-cbc or tca-bme");
+}
+
+bool SparseWeight::operator==(const SparseWeight& other) const {
+  return format == other.format && out == other.out && in == other.in && same_memory(values, other.values) &&
+         same_memory(bitmaps, other.bitmaps) && same_memory(offsets, other.offsets) &&
+         same_memory(info, other.info);
+}
+
+int64_t SparseWeight::group_rows() const {
+  return format == SparseFormat::dense_columns
+             ? 0
+             : rounded_up(out, rows_of_group(format)) / rows_of_group(format);
+}
+int64_t SparseWeight::group_columns() const {
+  return format == SparseFormat::dense_columns
+             ? 0
+             : rounded_up(in, columns_of_group(format)) / columns_of_group(format);
+}
+
+uint64_t SparseWeight::bytes() const {
+  uint64_t sum = 0;
+  for (const Tensor* array : {&values, &bitmaps, &offsets, &info})
+    if (array->defined()) sum += array->bytes();
+  return sum;
+}
+
+double SparseWeight::sparsity() const {
+  const double all = double(out) * double(in);
+  return all > 0 ? 1 - double(stored) / all : 0;
+}
+
+SparseWeight SparseWeight::to(Device device) const {
+  SparseWeight moved = *this;
+  for (Tensor* array : {&moved.values, &moved.bitmaps, &moved.offsets, &moved.info})
+    if (array->defined()) *array = array->to(device);
+  return moved;
+}
+
+// ---- compression ----
+
+namespace {
+
+/// Non-zero elements of each group of one row of groups.
+template <class Order, class Bits>
+void mark_row(const SparseWeight& made, const Bits* dense, int64_t stride, int64_t group_row) {
+  const int64_t columns = made.group_columns();
+  int64_t* const bitmaps = made.bitmaps.data<int64_t>();
+  for (int64_t g = group_row * columns; g < (group_row + 1) * columns; ++g) {
+    const int64_t row = group_row * Order::kRows, column = g % columns * Order::kColumns;
+    for (int64_t b = 0; b < Order::kBitmaps; ++b) {
+      uint64_t bitmap = 0;
+      for (int bit = 0; bit < 64; ++bit) {
+        const int64_t r = row + Order::row_of(b) + Order::row_of_bit(bit),
+                      c = column + Order::column_of(b) + Order::column_of_bit(bit);
+        if (r < made.out && c < made.in && dense[r * stride + c] != 0) bitmap |= uint64_t{1} << bit;
+      }
+      bitmaps[g * Order::kBitmaps + b] = int64_t(bitmap);
+    }
+  }
+}
+
+int64_t count_bits(const int64_t* bitmaps, int64_t count) {
+  int64_t bits = 0;
+  for (int64_t b = 0; b < count; ++b) bits += std::popcount(uint64_t(bitmaps[b]));
+  return bits;
+}
+
+/// `info` of one group, from its bitmaps. Returns the number of its values.
+int64_t index_group(SparseFormat format, const int64_t* bitmaps, int32_t* info) {
+  int64_t values = 0;
+  if (format == SparseFormat::tca_bme) {
+    constexpr int64_t kOfMedian = tca_bme::kBitmaps / tca_bme::kMedians;
+    for (int64_t m = 0; m < tca_bme::kMedians; ++m) {
+      info[m] = int32_t(values);
+      values += count_bits(bitmaps + m * kOfMedian, kOfMedian);
+    }
+  } else {
+    for (int64_t c = 0; c < tiled_cbc::kGroupColumns; ++c) {
+      const int64_t count =
+          count_bits(bitmaps + c * tiled_cbc::kBitmapsOfColumn, tiled_cbc::kBitmapsOfColumn);
+      info[c] = int32_t(values << tiled_cbc::kCountBits | count);
+      values += count;
+    }
+  }
+  return values;
+}
+
+int64_t info_of_group(SparseFormat format) {
+  return format == SparseFormat::tca_bme ? tca_bme::kMedians : tiled_cbc::kGroupColumns;
+}
+
+template <class Order, class Bits>
+void compress_groups(SparseWeight& made, const Tensor& dense) {
+  const Device cpu = Device::cpu();
+  const int64_t groups = made.groups(), columns = made.group_columns();
+  made.bitmaps = Tensor::empty_packed({groups * Order::kBitmaps}, DType::i64, cpu);
+  made.offsets = Tensor::empty_packed({groups + 1}, DType::i32, cpu);
+  made.info = Tensor::empty_packed({groups * info_of_group(made.format)}, DType::i32, cpu);
+  const Bits* const from = static_cast<const Bits*>(dense.raw());
+  const int64_t stride = dense.rows() > 1 ? dense.row_stride() : 0;
+  parallel_for(made.group_rows(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) mark_row<Order, Bits>(made, from, stride, row);
+  });
+  const int64_t* const bitmaps = made.bitmaps.data<int64_t>();
+  int32_t* const offsets = made.offsets.data<int32_t>();
+  int64_t at = 0;
+  for (int64_t g = 0; g < groups; ++g) {
+    check(at <= std::numeric_limits<int32_t>::max(), "compress: weight ", describe(dense),
+          " has 2^31 values or more, which offsets of 32 bits cannot address; split its rows");
+    offsets[g] = int32_t(at);
+    const int64_t values = index_group(made.format, bitmaps + g * Order::kBitmaps,
+                                       made.info.data<int32_t>() + g * info_of_group(made.format));
+    made.stored += values;
+    if (made.format == SparseFormat::tca_bme)
+      made.most = std::max(made.most, rounded_up(values, tca_bme::kMostStep));
+    at = rounded_up(at + values, kValuesOfGroup);
+  }
+  check(at <= std::numeric_limits<int32_t>::max(), "compress: weight ", describe(dense),
+        " has 2^31 values or more, which offsets of 32 bits cannot address; split its rows");
+  offsets[groups] = int32_t(at);
+  made.values = Tensor::zeros({at}, dense.dtype(), cpu);
+  Bits* const to = static_cast<Bits*>(made.values.raw());
+  parallel_for(made.group_rows(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin * columns; g < end * columns; ++g) {
+      Bits* next = to + offsets[g];
+      for_each_stored<Order, Bits>(made, g,
+                                   [&](int64_t r, int64_t c, Bits) { *next++ = from[r * stride + c]; });
+    }
+  });
+}
+
+}  // namespace
+
+SparseWeight compress(const Tensor& weight, SparseFormat format) {
+  check(weight.defined() && weight.rank() == 2, "compress: weight is ",
+        weight.defined() ? text_of(describe(weight)) : "undefined", "; expected a matrix [out, in]");
+  const DType dtype = weight.dtype();
+  check(dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32, "compress: weight is ",
+        describe(weight), "; expected f16, bf16 or f32");
+  const Tensor dense = weight.detach().to(Device::cpu()).with_rows();
+  SparseWeight made{.format = format, .out = weight.size(0), .in = weight.size(1)};
+  if (format == SparseFormat::dense_columns) {
+    made.values = dense.transpose(0, 1).clone();
+    with_bits(dtype, [&]<class Bits>() {
+      const Bits* const from = static_cast<const Bits*>(dense.raw());
+      for (int64_t r = 0; r < made.out; ++r)
+        for (int64_t c = 0; c < made.in; ++c)
+          made.stored += from[r * (dense.rows() > 1 ? dense.row_stride() : 0) + c] != 0;
+    });
+  } else {
+    with_order(format, [&](auto order) {
+      with_bits(dtype, [&]<class Bits>() { compress_groups<decltype(order), Bits>(made, dense); });
+    });
+  }
+  return made.to(weight.device());
+}
+
+Tensor to_dense(const SparseWeight& given) {
+  const SparseWeight weight = given.to(Device::cpu());
+  if (weight.format == SparseFormat::dense_columns) return weight.values.transpose(0, 1).clone();
+  const Tensor dense = Tensor::zeros({weight.out, weight.in}, weight.dtype(), Device::cpu());
+  const int64_t stride = weight.out > 1 ? dense.row_stride() : 0;
+  with_order(weight.format, [&](auto order) {
+    with_bits(weight.dtype(), [&]<class Bits>() {
+      Bits* const to = static_cast<Bits*>(dense.raw());
+      parallel_for(weight.group_rows(), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t g = begin * weight.group_columns(); g < end * weight.group_columns(); ++g)
+          for_each_stored<decltype(order), Bits>(
+              weight, g, [&](int64_t r, int64_t c, Bits value) { to[r * stride + c] = value; });
+      });
+    });
+  });
+  return dense;
+}
+
+Tensor column_norms(const SparseWeight& given) {
+  const SparseWeight weight = given.to(Device::cpu());
+  std::vector<double> sums(size_t(weight.in), 0.0);
+  const auto add = [&](int64_t c, double value) { sums[size_t(c)] += value * value; };
+  dispatch_floating(weight.dtype(), "column_norms", [&]<class T>() {
+    if (weight.format == SparseFormat::dense_columns) {
+      for (int64_t c = 0; c < weight.in; ++c)
+        for (int64_t r = 0; r < weight.out; ++r)
+          add(c, double(weight.values.data<T>()[c * weight.values.layout().stride(0) + r]));
+      return;
+    }
+    with_order(weight.format, [&](auto order) {
+      for (int64_t g = 0; g < weight.groups(); ++g)
+        for_each_stored<decltype(order), T>(weight, g,
+                                            [&](int64_t, int64_t c, T value) { add(c, double(value)); });
+    });
+  });
+  std::vector<float> norms;
+  for (const double sum : sums) norms.push_back(float(std::sqrt(sum)));
+  return Tensor::from(norms, {weight.in});
+}
+
+// ---- validation ----
+
+namespace {
+
+void check_array(const std::string& name, const char* what, const Tensor& array, DType dtype, int64_t count) {
+  check(array.defined(), name, ": the array '", what, "' is missing");
+  check(array.dtype() == dtype && array.rank() == 1 && array.count() == count, name, ": the array '", what,
+        "' is ", describe(array), "; expected ", dtype, "[", count, "]");
+}
+
+/// Bits of a bitmap whose elements lie inside the matrix.
+template <class Order>
+uint64_t allowed_bits(const SparseWeight& weight, int64_t group, int64_t bitmap) {
+  const int64_t row = group / weight.group_columns() * Order::kRows + Order::row_of(bitmap),
+                column = group % weight.group_columns() * Order::kColumns + Order::column_of(bitmap);
+  uint64_t bits = 0;
+  for (int bit = 0; bit < 64; ++bit)
+    if (row + Order::row_of_bit(bit) < weight.out && column + Order::column_of_bit(bit) < weight.in)
+      bits |= uint64_t{1} << bit;
+  return bits;
+}
+
+template <class Order>
+void validate_groups(const SparseWeight& weight, const std::string& name) {
+  const int64_t groups = weight.groups(), per_group = info_of_group(weight.format);
+  check_array(name, "bitmaps", weight.bitmaps, DType::i64, groups * Order::kBitmaps);
+  check_array(name, "offsets", weight.offsets, DType::i32, groups + 1);
+  check_array(name, "info", weight.info, DType::i32, groups * per_group);
+  const int32_t* const offsets = weight.offsets.data<int32_t>();
+  check_array(name, "values", weight.values, weight.dtype(), offsets[groups]);
+  check(offsets[0] == 0, name, ": the values of the first group start at ", offsets[0], "; expected 0");
+  std::vector<int32_t> expected(size_t(per_group), 0);
+  int64_t stored = 0, most = 0;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t* const bitmaps = weight.bitmaps.data<int64_t>() + g * Order::kBitmaps;
+    const bool at_edge = (g / weight.group_columns() + 1) * Order::kRows > weight.out ||
+                         (g % weight.group_columns() + 1) * Order::kColumns > weight.in;
+    for (int64_t b = 0; at_edge && b < Order::kBitmaps; ++b)
+      check((uint64_t(bitmaps[b]) & ~allowed_bits<Order>(weight, g, b)) == 0, name, ": bitmap ", b,
+            " of group ", g, " has an element outside the matrix [", weight.out, ", ", weight.in, "]");
+    const int64_t values = index_group(weight.format, bitmaps, expected.data());
+    check(offsets[g + 1] >= offsets[g], name, ": offsets descend after group ", g, ", from ", offsets[g],
+          " to ", offsets[g + 1]);
+    check(offsets[g + 1] - offsets[g] == rounded_up(values, kValuesOfGroup), name, ": the bitmaps of group ",
+          g, " have ", values, " elements, but offsets ", offsets[g], " and ", offsets[g + 1],
+          " leave room for ", offsets[g + 1] - offsets[g]);
+    const int32_t* const info = weight.info.data<int32_t>() + g * per_group;
+    for (int64_t i = 0; i < per_group; ++i)
+      check(info[i] == expected[size_t(i)], name, ": entry ", i, " of group ", g, " in 'info' is ", info[i],
+            "; by the bitmaps it is ", expected[size_t(i)]);
+    stored += values;
+    if (weight.format == SparseFormat::tca_bme) most = std::max(most, rounded_up(values, tca_bme::kMostStep));
+  }
+  check(weight.stored == stored && weight.most == most, name, ": says ", weight.stored,
+        " stored elements, at most ", weight.most, " of a group; the bitmaps have ", stored, " and ", most);
+}
+
+}  // namespace
+
+void validate(const SparseWeight& weight, const std::string& name) {
+  constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();
+  check(weight.out >= 0 && weight.in >= 0 && weight.out <= kMostSize && weight.in <= kMostSize, name,
+        ": the matrix is [", weight.out, ", ", weight.in, "]; expected sizes of 0 to ", kMostSize);
+  check(weight.values.defined(), name, ": the array 'values' is missing");
+  const DType dtype = weight.dtype();
+  check(dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32, name, ": values are ", dtype,
+        "; expected f16, bf16 or f32");
+  if (weight.format != SparseFormat::dense_columns) {
+    with_order(weight.format, [&](auto order) { validate_groups<decltype(order)>(weight, name); });
+    return;
+  }
+  check(weight.values.shape() == Shape{weight.in, weight.out}, name, ": values are ", describe(weight.values),
+        "; expected [", weight.in, ", ", weight.out, "]");
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tensor/tensor.h"
+
+/// A weight matrix in a format that leaves zeros out, or lets a kernel leave inputs out: what sparse_linear
+/// multiplies with in place of a dense weight.
+
+namespace tessera::ops {
+
+/// dense_columns  Every element, with the outputs of one input next to each other ([in, out]): an input that
+///                a gate leaves out is a row that is not read.
+/// tiled_cbc      Column-wise bitmap compression in tiles (SPDP, arXiv:2607.21985): the unit that is
+///                compressed, and that a gate skips, is 256 rows of one column.
+/// tca_bme        Tensor-core-aware bitmap encoding (SpInfer, EuroSys 2025): tiles of 64 x 64 in the order in
+///                which mma.m16n8k16 takes its fragments.
+enum class SparseFormat : uint8_t { dense_columns, tiled_cbc, tca_bme };
+
+const char* name_of(SparseFormat format);                 // "dense-columns", "tiled-cbc", "tca-bme"
+SparseFormat parse_sparse_format(std::string_view name);  // throws, naming the choices
+
+/// The tiles of the formats. A matrix [out, in] is cut into groups of kGroupRows x kGroupColumns, in
+/// row-major order; at the lower and the right edge the elements outside the matrix have no bit.
+namespace tca_bme {
+/// A group is four medians of 16 rows, one below the other; a median is four tiles of 16 x 16, from left to
+/// right; a tile has four bitmaps of 8 x 8: top left, bottom left, top right, bottom right. Bit 8 r + c of a
+/// bitmap is element (r, c).
+inline constexpr int64_t kGroupRows = 64, kGroupColumns = 64, kMedians = 4, kBitmaps = 64;
+inline constexpr int64_t kMostStep = 64;  // SparseWeight::most is a multiple of it
+}  // namespace tca_bme
+namespace tiled_cbc {
+/// A group is 64 column tiles; a column tile has four bitmaps of 64 rows each, bit r for row r.
+inline constexpr int64_t kGroupRows = 256, kGroupColumns = 64, kBitmaps = 256, kBitmapsOfColumn = 4;
+/// An entry of `info`: where the column's values start in the group, and, in the lower bits, their number.
+inline constexpr int kCountBits = 9;
+}  // namespace tiled_cbc
+inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a multiple of so many: 16 bytes
+
+/// A compressed matrix [out, in]. An element is stored if its bits are not those of +0: the formats are
+/// lossless, a -0 stays. Elements are f16, bf16 or f32 (on a GPU f16 or bf16).
+///
+/// | array   | tca_bme                                   | tiled_cbc                            |
+/// dense_columns |
+/// |---------|-------------------------------------------|--------------------------------------|---------------|
+/// | values  | of all groups, bitmap by bitmap; each     | the same, column by column           | [in, out] |
+/// |         | group padded with zeros to 8              |                                      | | | bitmaps
+/// | i64 [groups * 64]                         | i64 [groups * 256]                   | undefined     | |
+/// offsets | i32 [groups + 1]: where a group's values  | the same                             | undefined |
+/// |         | start                                     |                                      | | | info |
+/// i32 [groups * 4]: where the values of a   | i32 [groups * 64]: start of a column | undefined     | | |
+/// median start in its group                 | in its group << 9 | number of values |               |
+struct SparseWeight {
+  SparseFormat format = SparseFormat::dense_columns;
+  int64_t out = 0, in = 0;
+  Tensor values, bitmaps, offsets, info;
+  int64_t stored = 0;  // elements that are stored, without padding
+  int64_t most = 0;    // tca_bme: the most values of a group, rounded up to a multiple of 64
+
+  void fields(auto&& visit) {
+    visit("format", format), visit("out", out), visit("in", in), visit("values", values);
+    visit("bitmaps", bitmaps), visit("offsets", offsets), visit("info", info), visit("stored", stored);
+    visit("most", most);
+  }
+  /// The same arrays in the same memory.
+  bool operator==(const SparseWeight& other) const;
+
+  DType dtype() const { return values.dtype(); }
+  Device device() const { return values.device(); }
+  int64_t group_rows() const;     // rows of groups, one below the other
+  int64_t group_columns() const;  // groups of such a row
+  int64_t groups() const { return group_rows() * group_columns(); }
+  /// Bytes of all arrays, as a kernel that skips nothing reads them.
+  uint64_t bytes() const;
+  uint64_t dense_bytes() const { return uint64_t(out) * uint64_t(in) * size_of(dtype()); }
+  /// Share of the elements that are not stored (dense_columns: that are zero), 0 for an empty matrix.
+  double sparsity() const;
+  SparseWeight to(Device device) const;
+};
+
+/// Compresses weight [out, in] (f16, bf16 or f32; any layout and device). The arrays are made on the CPU and
+/// copied to the weight's device. Throws if a group's values would start past 2^31 - 1.
+SparseWeight compress(const Tensor& weight, SparseFormat format);
+
+/// The matrix [out, in] on the CPU, bit for bit what was compressed. Of arrays that validate() has not seen,
+/// and that do not fit together, undefined.
+Tensor to_dense(const SparseWeight& weight);
+
+/// Throws, saying what does not fit, unless the arrays are what compress() could have made: dtypes and sizes,
+/// offsets that ascend and agree with the bitmaps, no bit outside the matrix. Takes no memory to speak of.
+/// `name` begins the message. Arrays on the CPU.
+void validate(const SparseWeight& weight, const std::string& name);
+
+/// f32 [in] on the CPU: the Euclidean norm of each column (WINA's c_j, arXiv:2505.19427), summed in f64 in
+/// the order of the rows.
+Tensor column_norms(const SparseWeight& weight);
+
+}  // namespace tessera::ops

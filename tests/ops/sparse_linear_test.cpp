@@ -1,0 +1,353 @@
+#include "ops/sparse_linear/sparse_linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "autograd/tape.h"
+#include "ops/linear/linear.h"
+#include "ops/sparse_linear/sparse_linear_kernels.h"
+#include "runtime/parallel.h"
+#include "tensor/random.h"
+#include "tests/errors.h"
+
+// Compressed weights: arrays, round trips, what validate() refuses; products under gates next to dense ones.
+
+namespace tessera::ops {
+namespace {
+
+constexpr SparseFormat kFormats[] = {SparseFormat::dense_columns, SparseFormat::tiled_cbc,
+                                     SparseFormat::tca_bme};
+
+/// A matrix of which about `density` of the elements are not 0; bits alone matter, so NaN, inf and -0 are
+/// among them.
+Tensor random_matrix(int64_t out, int64_t in, DType dtype, double density, Rng& rng) {
+  const Tensor matrix = Tensor::zeros({out, in}, dtype, Device::cpu());
+  const Tensor words = Tensor::empty_packed({2, out * in}, DType::i64, Device::cpu());
+  fill_integers(words, int64_t{1} << 32, rng);
+  const int64_t* const word = words.data<int64_t>();
+  for (int64_t r = 0; r < out; ++r)
+    for (int64_t c = 0; c < in; ++c) {
+      const int64_t i = r * in + c;
+      if (double(word[i]) >= density * 4294967296.0) continue;
+      char* const to =
+          static_cast<char*>(matrix.raw()) + size_t(r * matrix.row_stride() + c) * size_of(dtype);
+      std::memcpy(to, word + out * in + i, size_of(dtype));
+    }
+  return matrix;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.packed(), y = b.packed();
+  return x.shape() == y.shape() && x.dtype() == y.dtype() &&
+         (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
+}
+
+/// N(0, 1) rounded to the dtype, with zeros.
+Tensor sparse_normal(const Shape& shape, DType dtype, double sparsity, uint64_t seed) {
+  Rng rng(seed);
+  const Tensor values = Tensor::empty_packed(shape, DType::f32, Device::cpu()),
+               draws = Tensor::empty_packed(shape, DType::f32, Device::cpu());
+  fill_normal(values, 0, 1, rng);
+  fill_uniform(draws, 0, 1, rng);
+  for (int64_t i = 0; i < values.count(); ++i)
+    if (draws.data<float>()[i] < float(sparsity)) values.data<float>()[i] = 0;
+  return values.to(dtype);
+}
+
+TEST(SparseWeight, ReturnsEveryMatrixBitForBit) {
+  // 100,000 matrices: 24 sizes around the tiles' edges, three dtypes, all densities.
+  Rng rng(3);
+  const int64_t sizes[][2] = {{0, 0}, {0, 5}, {5, 0},  {1, 1},   {1, 9},   {9, 1},
+                              {7, 8}, {8, 8}, {9, 17}, {16, 16}, {17, 15}, {3, 31}};
+  const DType dtypes[] = {DType::f16, DType::bf16, DType::f32};
+  int64_t done = 0;
+  for (int64_t round = 0; done < 100'000; ++round)
+    for (const auto& [out, in] : sizes) {
+      const DType dtype = dtypes[round % 3];
+      const Tensor matrix = random_matrix(out, in, dtype, double(round % 11) / 10, rng);
+      for (const SparseFormat format : kFormats) {
+        const SparseWeight weight = compress(matrix, format);
+        if (!same_bits(to_dense(weight), matrix)) {
+          FAIL() << name_of(format) << " " << dtype << " [" << out << ", " << in << "] round " << round;
+        }
+        ++done;
+      }
+    }
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{64, 64},
+                                {65, 63},
+                                {128, 129},
+                                {255, 70},
+                                {256, 64},
+                                {257, 65},
+                                {300, 200},
+                                {1, 1000},
+                                {1000, 1}})
+    for (const DType dtype : dtypes)
+      for (const double density : {0.0, 0.05, 0.5, 1.0})
+        for (const SparseFormat format : kFormats) {
+          const Tensor matrix = random_matrix(out, in, dtype, density, rng);
+          const SparseWeight weight = compress(matrix, format);
+          validate(weight, "matrix");
+          EXPECT_TRUE(same_bits(to_dense(weight), matrix))
+              << name_of(format) << " [" << out << ", " << in << "]";
+        }
+}
+
+TEST(SparseWeight, LaysTcaBmeOutInTheOrderOfTheFragments) {
+  // One element in each corner of each level: the order of their values is the order of the format.
+  const Tensor matrix = Tensor::zeros({65, 66}, DType::f32, Device::cpu());
+  const auto put = [&](int64_t r, int64_t c, double value) { matrix.at({r, c}).fill(value); };
+  put(0, 0, 1), put(0, 7, 2), put(1, 0, 3);         // bitmap 0: row by row
+  put(8, 0, 4);                                     // bitmap 1: below
+  put(0, 8, 5), put(15, 15, 6);                     // bitmaps 2 and 3
+  put(3, 16, 7), put(12, 63, 8);                    // tiles 1 and 3 of the median
+  put(16, 0, 9), put(63, 63, 10);                   // medians 1 and 3
+  put(2, 64, 11), put(64, 1, 12), put(64, 65, 13);  // the other groups
+  const SparseWeight weight = compress(matrix, SparseFormat::tca_bme);
+  EXPECT_EQ(weight.stored, 13);
+  EXPECT_EQ(weight.most, 64);
+  EXPECT_EQ(weight.offsets.to_vector<int32_t>(), (std::vector<int32_t>{0, 16, 24, 32, 40}));
+  const std::vector<float> values = weight.values.to_vector<float>();
+  EXPECT_EQ(std::vector<float>(values.begin(), values.begin() + 16),
+            (std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(values[16], 11);
+  EXPECT_EQ(values[24], 12);
+  EXPECT_EQ(values[32], 13);
+  const std::vector<int32_t> info = weight.info.to_vector<int32_t>();
+  EXPECT_EQ(std::vector<int32_t>(info.begin(), info.begin() + 4), (std::vector<int32_t>{0, 8, 9, 9}));
+  const std::vector<int64_t> bitmaps = weight.bitmaps.to_vector<int64_t>();
+  EXPECT_EQ(bitmaps[0], 1 | 1 << 7 | 1 << 8);
+  EXPECT_EQ(bitmaps[1], 1);
+  EXPECT_EQ(bitmaps[2], 1);
+  EXPECT_EQ(uint64_t(bitmaps[3]), uint64_t{1} << 63);
+  EXPECT_EQ(bitmaps[4], int64_t{1} << 24);            // (3, 16): row 3, column 0
+  EXPECT_EQ(bitmaps[15], int64_t{1} << (8 * 4 + 7));  // (12, 63): bottom right of tile 3
+}
+
+TEST(SparseWeight, LaysTiledCbcOutColumnByColumn) {
+  const Tensor matrix = Tensor::zeros({257, 65}, DType::f32, Device::cpu());
+  const auto put = [&](int64_t r, int64_t c, double value) { matrix.at({r, c}).fill(value); };
+  put(0, 0, 1), put(255, 0, 2), put(64, 1, 3), put(0, 63, 4);
+  put(5, 64, 5), put(256, 2, 6), put(256, 64, 7);
+  const SparseWeight weight = compress(matrix, SparseFormat::tiled_cbc);
+  EXPECT_EQ(weight.offsets.to_vector<int32_t>(), (std::vector<int32_t>{0, 8, 16, 24, 32}));
+  const std::vector<float> values = weight.values.to_vector<float>();
+  EXPECT_EQ(std::vector<float>(values.begin(), values.begin() + 5), (std::vector<float>{1, 2, 3, 4, 0}));
+  const std::vector<int32_t> info = weight.info.to_vector<int32_t>();
+  EXPECT_EQ(info[0], 0 << 9 | 2);
+  EXPECT_EQ(info[1], 2 << 9 | 1);
+  EXPECT_EQ(info[2], 3 << 9 | 0);
+  EXPECT_EQ(info[63], 3 << 9 | 1);
+  const std::vector<int64_t> bitmaps = weight.bitmaps.to_vector<int64_t>();
+  EXPECT_EQ(bitmaps[0], 1);
+  EXPECT_EQ(uint64_t(bitmaps[3]), uint64_t{1} << 63);
+  EXPECT_EQ(bitmaps[5], 1);
+  // The sizes of the format: 4 bytes per group and one more, 4 per column tile, 8 per bitmap.
+  EXPECT_EQ(weight.bytes(), 4 * (4 + 1) + 4 * 4 * 64 + 8 * 4 * 256 + 4 * uint64_t(weight.values.count()));
+}
+
+TEST(SparseWeight, RefusesArraysThatDoNotFitTogether) {
+  Rng rng(7);
+  const Tensor matrix = random_matrix(130, 70, DType::f16, 0.5, rng);
+  for (const SparseFormat format : {SparseFormat::tiled_cbc, SparseFormat::tca_bme}) {
+    const auto broken = [&](const char* says, auto&& change) {
+      SparseWeight weight = compress(matrix, format);
+      change(weight);
+      EXPECT_NE(message_of([&] { validate(weight, "layer"); }).find(says), std::string::npos)
+          << name_of(format) << ": " << message_of([&] { validate(weight, "layer"); });
+    };
+    broken("offsets descend", [](SparseWeight& w) { w.offsets.data<int32_t>()[1] = -8; });
+    broken("leave room for", [](SparseWeight& w) { w.bitmaps.data<int64_t>()[0] = 0; });
+    broken("'info'", [](SparseWeight& w) { w.info.data<int32_t>()[1] += 1; });
+    broken("outside the matrix",
+           [](SparseWeight& w) { w.bitmaps.data<int64_t>()[w.bitmaps.count() - 1] |= int64_t{1} << 62; });
+    broken("first group start", [](SparseWeight& w) { w.offsets.data<int32_t>()[0] = 8; });
+    broken("'values' is", [](SparseWeight& w) { w.values = w.values.slice(0, 0, 8); });
+    broken("'values' is", [](SparseWeight& w) { w.offsets.data<int32_t>()[w.groups()] = -1; });
+    broken("'bitmaps' is", [](SparseWeight& w) { w.bitmaps = w.bitmaps.slice(0, 0, 64); });
+    broken("'bitmaps' is", [](SparseWeight& w) { w.out = 400; });
+    broken("'offsets' is", [](SparseWeight& w) { w.offsets = w.offsets.to(DType::i64); });
+    broken("'info' is missing", [](SparseWeight& w) { w.info = Tensor(); });
+    broken("'values' is missing", [](SparseWeight& w) { w.values = Tensor(); });
+    broken("stored elements", [](SparseWeight& w) { w.stored += 1; });
+    broken("expected sizes of", [](SparseWeight& w) { w.in = -1; });
+    broken("expected sizes of", [](SparseWeight& w) { w.in = int64_t{1} << 40; });
+    broken("values are i32",
+           [](SparseWeight& w) { w.values = Tensor::zeros({8}, DType::i32, Device::cpu()); });
+  }
+  SparseWeight columns = compress(matrix, SparseFormat::dense_columns);
+  columns.in = 71;
+  EXPECT_NE(message_of([&] { validate(columns, "layer"); }).find("expected [71, 130]"), std::string::npos);
+}
+
+TEST(SparseWeight, SaysWhatItCannotCompress) {
+  const auto says = [](const Tensor& weight) {
+    return message_of([&] { compress(weight, SparseFormat::tca_bme); });
+  };
+  EXPECT_NE(says({}).find("undefined"), std::string::npos);
+  EXPECT_NE(says(Tensor::zeros({3}, DType::f16, Device::cpu())).find("expected a matrix"), std::string::npos);
+  EXPECT_NE(says(Tensor::zeros({3, 3}, DType::f64, Device::cpu())).find("expected f16, bf16 or f32"),
+            std::string::npos);
+  EXPECT_NE(message_of([] { parse_sparse_format("csr"); }).find("tca-bme"), std::string::npos);
+}
+
+TEST(SparseWeight, NormsOfColumnsAreThoseOfTheMatrix) {
+  const Tensor matrix = sparse_normal({130, 70}, DType::bf16, 0.4, 2);
+  const std::vector<float> values = matrix.to(DType::f32).to_vector<float>();
+  for (const SparseFormat format : kFormats) {
+    const std::vector<float> norms = column_norms(compress(matrix, format)).to_vector<float>();
+    for (int64_t c = 0; c < 70; ++c) {
+      double sum = 0;
+      for (int64_t r = 0; r < 130; ++r) sum += std::pow(double(values[size_t(r * 70 + c)]), 2);
+      EXPECT_EQ(norms[size_t(c)], float(std::sqrt(sum))) << name_of(format) << " column " << c;
+    }
+  }
+}
+
+// ---- products ----
+
+/// What a gate leaves of x, by its definition.
+Tensor by_definition(const Tensor& x, const Gate& gate) {
+  const Tensor y = x.clone();
+  const int64_t in = x.size(1);
+  for (int64_t t = 0; t < x.size(0); ++t) {
+    std::vector<std::pair<float, int64_t>> order;
+    for (int64_t j = 0; j < in; ++j) {
+      const float c = gate.scales.defined() ? gate.scales.at({j}).item<float>() : 1.0f;
+      order.push_back({-std::fabs(x.at({t, j}).item<float>()) * c, j});
+    }
+    if (gate.kind == Gate::Kind::threshold)
+      for (int64_t j = 0; j < in; ++j)
+        if (-order[size_t(j)].first <= float(gate.threshold)) y.at({t, j}).fill(0);
+    if (gate.kind == Gate::Kind::top_k) {
+      std::stable_sort(order.begin(), order.end(),
+                       [](const auto& a, const auto& b) { return a.first < b.first; });
+      for (int64_t i = gate.keep; i < in; ++i) y.at({t, order[size_t(i)].second}).fill(0);
+    }
+  }
+  return y;
+}
+
+std::vector<Gate> gates_of(int64_t in) {
+  Rng rng(9);
+  const Tensor scales = Tensor::empty_packed({in}, DType::f32, Device::cpu());
+  fill_uniform(scales, 0.2, 2, rng);
+  return {Gate{},
+          {.kind = Gate::Kind::threshold, .threshold = 0.7},
+          {.kind = Gate::Kind::threshold, .threshold = 0.5, .scales = scales},
+          {.kind = Gate::Kind::top_k, .keep = in / 3},
+          {.kind = Gate::Kind::top_k, .keep = in / 2, .scales = scales},
+          {.kind = Gate::Kind::top_k, .keep = 0},
+          {.kind = Gate::Kind::threshold, .threshold = 1e9}};
+}
+
+TEST(SparseLinear, EqualsTheDenseProductOfTheGatedInputs) {
+  for (const auto& [out, in, tokens] :
+       {std::tuple<int64_t, int64_t, int64_t>{5, 7, 1}, {130, 70, 3}, {257, 129, 9}}) {
+    const Tensor weight = sparse_normal({out, in}, DType::bf16, 0.5, 4),
+                 x = sparse_normal({tokens, in}, DType::bf16, 0, 5),
+                 bias = sparse_normal({out}, DType::bf16, 0, 6),
+                 residual = sparse_normal({tokens, out}, DType::bf16, 0, 7);
+    for (const Gate& gate : gates_of(in)) {
+      const Tensor gated = by_definition(x, gate);
+      const Tensor expected =
+          linear(gated.to(DType::f64), weight.to(DType::f64), bias.to(DType::f64), residual.to(DType::f64));
+      for (const SparseFormat format : kFormats) {
+        const Tensor y = sparse_linear(x.to(DType::f64), compress(weight, format), gate, bias.to(DType::f64),
+                                       residual.to(DType::f64));
+        const std::vector<double> a = y.to_vector<double>(), b = expected.to_vector<double>();
+        for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-12 * (1 + double(in)));
+        EXPECT_TRUE(same_bits(apply_gate(x, gate), gated));
+      }
+    }
+  }
+}
+
+TEST(SparseLinear, GivesEqualBitsInEveryFormatAndWithAnyThreads) {
+  const Tensor weight = sparse_normal({521, 263}, DType::f16, 0.6, 4),
+               x = sparse_normal({5, 263}, DType::f32, 0, 5);
+  const Gate gate{.kind = Gate::Kind::threshold, .threshold = 0.4};
+  const Tensor first = sparse_linear(x, compress(weight, SparseFormat::dense_columns), gate);
+  const int threads = cpu_threads();
+  for (const int count : {1, 3}) {
+    set_cpu_threads(count);
+    for (const SparseFormat format : kFormats)
+      EXPECT_TRUE(same_bits(sparse_linear(x, compress(weight, format), gate), first)) << name_of(format);
+  }
+  set_cpu_threads(threads);
+}
+
+TEST(SparseLinear, PartsAreRowRangesWithGatesOfTheirOwn) {
+  const Tensor q = sparse_normal({70, 40}, DType::f32, 0.3, 1),
+               k = sparse_normal({33, 40}, DType::f32, 0.6, 2),
+               x = sparse_normal({2, 3, 40}, DType::f32, 0, 3), bias = sparse_normal({103}, DType::f32, 0, 4);
+  const Gate gate{.kind = Gate::Kind::threshold, .threshold = 0.9};
+  const std::vector<SparsePart> parts = {{compress(q, SparseFormat::tca_bme), gate},
+                                         {compress(k, SparseFormat::tiled_cbc), {}}};
+  const Tensor y = sparse_linear(x, parts, bias);
+  EXPECT_EQ(y.shape(), (Shape{2, 3, 103}));
+  EXPECT_TRUE(same_bits(y.slice(-1, 0, 70), sparse_linear(x, parts[0].weight, gate, bias.slice(0, 0, 70))));
+  EXPECT_TRUE(same_bits(y.slice(-1, 70, 103), sparse_linear(x, parts[1].weight, {}, bias.slice(0, 70, 103))));
+  EXPECT_FALSE(same_bits(y.slice(-1, 0, 70), sparse_linear(x, parts[0].weight, {}, bias.slice(0, 0, 70))));
+}
+
+TEST(SparseLinear, KeepsANanUnderEveryGate) {
+  const Tensor weight = sparse_normal({9, 20}, DType::f32, 0, 1),
+               x = sparse_normal({1, 20}, DType::f32, 0, 2);
+  x.at({0, 11}).fill(std::numeric_limits<double>::quiet_NaN());
+  for (const Gate& gate : gates_of(20)) {
+    if (gate.kind == Gate::Kind::top_k && gate.keep == 0) continue;
+    for (const SparseFormat format : kFormats)
+      EXPECT_TRUE(std::isnan(sparse_linear(x, compress(weight, format), gate).at({0, 3}).item<double>()));
+  }
+}
+
+TEST(SparseLinear, TakesEmptyOperands) {
+  for (const SparseFormat format : kFormats) {
+    const SparseWeight weight = compress(sparse_normal({4, 0}, DType::f32, 0, 1), format);
+    const Tensor bias = sparse_normal({4}, DType::f32, 0, 2);
+    const Tensor y = sparse_linear(Tensor::empty({3, 0}, DType::f32, Device::cpu()), weight, {}, bias);
+    for (int64_t t = 0; t < 3; ++t) EXPECT_TRUE(same_bits(y.select(0, t), bias));
+    EXPECT_EQ(sparse_linear(sparse_normal({3, 7}, DType::f32, 0, 1),
+                            compress(sparse_normal({0, 7}, DType::f32, 0, 1), format))
+                  .shape(),
+              (Shape{3, 0}));
+    EXPECT_EQ(sparse_linear(sparse_normal({0, 7}, DType::f32, 0, 1),
+                            compress(sparse_normal({5, 7}, DType::f32, 0, 1), format))
+                  .shape(),
+              (Shape{0, 5}));
+  }
+}
+
+TEST(SparseLinear, SaysWhatDoesNotFit) {
+  const SparseWeight weight = compress(sparse_normal({4, 6}, DType::f16, 0, 1), SparseFormat::tca_bme);
+  const Tensor x = sparse_normal({2, 6}, DType::f16, 0, 2);
+  const auto expect = [](const char* says, auto&& call) {
+    EXPECT_NE(message_of(call).find(says), std::string::npos) << message_of(call);
+  };
+  expect("has 5", [&] { sparse_linear(sparse_normal({2, 5}, DType::f16, 0, 2), weight); });
+  expect("is f16; expected f16, f32 or f64", [&] { sparse_linear(x.to(DType::bf16), weight); });
+  expect("no parts", [&] { sparse_linear(x, std::span<const SparsePart>()); });
+  expect("is undefined", [&] { sparse_linear(x, SparseWeight{}); });
+  expect("bias is", [&] { sparse_linear(x, weight, {}, sparse_normal({5}, DType::f16, 0, 1)); });
+  expect("residual is", [&] { sparse_linear(x, weight, {}, {}, sparse_normal({2, 5}, DType::f16, 0, 1)); });
+  expect("threshold is -1",
+         [&] { sparse_linear(x, weight, {.kind = Gate::Kind::threshold, .threshold = -1}); });
+  expect("threshold is nan",
+         [&] { sparse_linear(x, weight, {.kind = Gate::Kind::threshold, .threshold = std::nan("")}); });
+  expect("keeps 7 inputs of 6", [&] { sparse_linear(x, weight, {.kind = Gate::Kind::top_k, .keep = 7}); });
+  expect("scales are", [&] {
+    sparse_linear(x, weight,
+                  {.kind = Gate::Kind::threshold, .scales = Tensor::zeros({3}, DType::f32, Device::cpu())});
+  });
+  expect("a tape is recording", [&] {
+    const Tape tape;
+    sparse_linear(x, weight);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::ops
