@@ -136,6 +136,8 @@
 #include "pretrained/layers.h"
 #include "pretrained/load.h"
 #include "pretrained/names.h"
+#include "pretrained/sparse_file.h"
+#include "pretrained/sparse_model.h"
 
 #include "datasets/cholesky.h"
 #include "datasets/fourier.h"

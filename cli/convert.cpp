@@ -1,24 +1,62 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
-#include "pretrained/load.h"
+#include "pretrained/sparse_file.h"
 #include "runtime/interrupt.h"
 
 namespace tessera::cli {
 namespace {
 
 struct ConvertArgs {
-  std::string from, to, dtype;
+  std::string from, to, dtype, format;
   int64_t shard_megabytes = 5000;
   std::vector<std::string> ignored;
 };
+
+/// Sizes per layer: of a large model the first and the last ones.
+void print_layers(const pretrained::SparseConversion& done) {
+  constexpr size_t kShown = 14;
+  fmt::print("{:<44} {:>14} {:>8} {:>12} {:>12} {:>6}\n", "layer", "shape", "zeros", "bytes", "dense",
+             "ratio");
+  for (size_t i = 0; i < done.layers.size(); ++i) {
+    if (i == kShown && done.layers.size() > 2 * kShown) {
+      fmt::print("... {} more\n", done.layers.size() - 2 * kShown);
+      i = done.layers.size() - kShown;
+    }
+    const auto& [layer, bytes, dense_bytes] = done.layers[i];
+    const double all = double(layer.out) * double(layer.in);
+    fmt::print("{:<44} {:>14} {:>7.1f}% {:>12} {:>12} {:>5.2f}x\n", layer.name,
+               fmt::format("{} x {}", layer.out, layer.in),
+               all > 0 ? 100 * (1 - double(layer.stored) / all) : 0.0, bytes, dense_bytes,
+               bytes ? double(dense_bytes) / double(bytes) : 1.0);
+  }
+}
+
+int compress(const ConvertArgs& args, std::optional<DType> dtype) {
+  const auto done =
+      pretrained::convert_sparse(args.from, args.to, ops::parse_sparse_format(args.format), dtype,
+                                 {.ignored_fields = {args.ignored.begin(), args.ignored.end()}});
+  print_layers(done);
+  if (done.negative_zeros > 0) fmt::print("{} weights of -0 became 0\n", done.negative_zeros);
+  fmt::print("{} layers as {} in {}: {:.1f} MB, {:.1f} MB dense ({:.2f}x); fingerprint {}\n",
+             done.layers.size(), args.format, name_of(done.dtype), double(done.bytes) / 1e6,
+             double(done.dense_bytes) / 1e6, done.bytes ? double(done.dense_bytes) / double(done.bytes) : 1.0,
+             done.fingerprint);
+  return 0;
+}
 
 int convert(const ConvertArgs& args) {
   pretrained::SaveOptions options{.shard_bytes = uint64_t(args.shard_megabytes) * 1'000'000};
   const InterruptGuard interrupts(kGivingUp);
   if (!args.dtype.empty()) options.dtype = parse_dtype(args.dtype);
-  const pretrained::Conversion done = pretrained::convert(
-      args.from, args.to, options, {.ignored_fields = {args.ignored.begin(), args.ignored.end()}});
+  if (args.format == "dense" && options.dtype)
+    throw UsageError("--format dense: returns the weights bit for bit; leave out --dtype");
+  if (!args.format.empty() && args.format != "dense") return compress(args, options.dtype);
+  const pretrained::Conversion done =
+      args.format == "dense"
+          ? pretrained::convert_dense(args.from, args.to, options.shard_bytes)
+          : pretrained::convert(args.from, args.to, options,
+                                {.ignored_fields = {args.ignored.begin(), args.ignored.end()}});
   fmt::print("{} tensors, {:.1f} MB in {}\n", done.tensors, double(done.bytes) / 1e6, args.to);
   constexpr size_t kShown = 10;
   for (size_t i = 0; i < std::min(kShown, done.ignored.size()); ++i)
@@ -41,6 +79,12 @@ void add_convert(CLI::App& app, Action& action) {
   command.add_option("TO", args->to, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--dtype", args->dtype, "Dtype of floating tensors; default: unchanged")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  command
+      .add_option(
+          "--format", args->format,
+          "Compress the linear layers in the blocks of a pruned model, or leave out nothing but put columns "
+          "together\n(dense-columns, for gates); dense: decompress such a model, bit for bit")
+      ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns", "dense"}));
   command.add_option("--shard-mb", args->shard_megabytes, "Maximum file size in MB (1,000,000 bytes)")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));

@@ -24,6 +24,7 @@ struct PplArgs {
   std::vector<std::string> text;
   std::optional<int64_t> length;
   train::PerplexityOptions options;
+  SparseFlags sparse;
   bool json = false, any_bytes = false;
 };
 
@@ -72,6 +73,22 @@ Tokens tokens_of_shards(const PplArgs& args, const LanguageFolder& language) {
   return tokens;
 }
 
+/// The linear layers, with what their gates did on the first windows.
+nlohmann::json sparse_layers(LanguageFolder& language, const std::vector<train::PerplexityWindow>& windows) {
+  constexpr size_t kMost = 8;  // windows: the gates' inputs are counted on the host
+  std::map<std::string, pretrained::GateCounts> counts;
+  const bool has_gates = std::ranges::any_of(language.sparse, [](const pretrained::SparseModule& module) {
+    return module.gate.kind != ops::Gate::Kind::none;
+  });
+  if (has_gates) {
+    std::vector<std::vector<int64_t>> texts;
+    for (size_t i = 0; i < std::min(kMost, windows.size()); ++i)
+      texts.emplace_back(windows[i].tokens.begin(), windows[i].tokens.end());
+    counts = std::visit([&](auto& model) { return pretrained::count_gates(model, texts); }, language.model);
+  }
+  return sparse_json(language.sparse, counts);
+}
+
 int eval_ppl(PplArgs args) {
   if (args.text.empty() == args.data.empty())
     throw UsageError("eval ppl: give the text: --text FILE..., or --data DIR with shards of tokens");
@@ -80,7 +97,9 @@ int eval_ppl(PplArgs args) {
                                  *args.length));
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const bool tf32 = args.dtype == "tf32";
-  const LanguageFolder language = load_language(args.model, device, tf32 ? "f32" : args.dtype);
+  auto sparse = args.sparse.options(language_folder(args.model), 1);
+  if (sparse) sparse->whole_texts = true;
+  LanguageFolder language = load_language(args.model, device, tf32 ? "f32" : args.dtype, sparse);
   const F32MathScope math(tf32 ? F32Math::tf32 : F32Math::ieee);
   args.options.length = args.length.value_or(std::min(args.options.length, longest_of(language)));
   check(args.options.length <= longest_of(language), "eval ppl: windows of ", args.options.length,
@@ -113,7 +132,8 @@ int eval_ppl(PplArgs args) {
       result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
   const double rate = double(result.windows * args.options.length) / std::max(seconds, 1e-9);
   if (args.json) {
-    fmt::print("{}\n", io::json_text({{"model", language.path},
+    fmt::print("{}\n", io::json_text({{"sparse", sparse_layers(language, windows)},
+                                      {"model", language.path},
                                       {"type", language.config.type},
                                       {"dtype", tf32 ? args.dtype : name_of(dtype_of(language))},
                                       {"device", device.name()},
@@ -181,6 +201,7 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
       ->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}));
   ppl->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
       ->check(kDeviceName);
+  args->sparse.add_to(*ppl);
   ppl->add_flag("--json", args->json, "Machine-readable");
   ppl->callback([&action, args] { action = [args] { return eval_ppl(*args); }; });
 }

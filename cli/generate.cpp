@@ -27,6 +27,7 @@ using Clock = std::chrono::steady_clock;
 struct GenerateArgs {
   std::string model, file, dtype, device, json, graph = "on";
   std::vector<std::string> prompts, stops;
+  SparseFlags sparse;
   int64_t most_tokens = 256, samples = 1;
   models::Sampling sampling;
   bool greedy = false, ignore_end = false;
@@ -114,6 +115,25 @@ std::vector<int64_t> tokens_of(const std::string& prompt, const LanguageFolder& 
   return tokens;
 }
 
+/// The linear layers, with what their gates did on the texts.
+nlohmann::json sparse_layers(LanguageFolder& language, const models::Generator::Texts& given,
+                             const Writer& writer) {
+  std::map<std::string, pretrained::GateCounts> counts;
+  const bool has_gates = std::ranges::any_of(language.sparse, [](const pretrained::SparseModule& module) {
+    return module.gate.kind != ops::Gate::Kind::none;
+  });
+  if (has_gates) {
+    models::Generator::Texts texts;
+    for (size_t i = 0; i < writer.texts.size(); ++i) {
+      texts.push_back(given[std::min(i, given.size() - 1)]);
+      const std::vector<int64_t>& made = writer.texts[i].tokens;  // the last of them was never run
+      if (!made.empty()) texts.back().insert(texts.back().end(), made.begin(), made.end() - 1);
+    }
+    counts = std::visit([&](auto& model) { return pretrained::count_gates(model, texts); }, language.model);
+  }
+  return sparse_json(language.sparse, counts);
+}
+
 int run_generate(const GenerateArgs& args) {
   models::GenerateOptions options{.most_tokens = args.most_tokens,
                                   .sampling = args.sampling,
@@ -131,7 +151,9 @@ int run_generate(const GenerateArgs& args) {
 
   const std::string folder = language_folder(args.model);
   const io::Tokenizer tokenizer = io::Tokenizer::load(folder);
-  const LanguageFolder language = load_language(folder, device, args.dtype);
+  const size_t count = std::max(prompts.size(), size_t(args.samples));
+  const auto sparse = args.sparse.options(folder, int64_t(count));
+  LanguageFolder language = load_language(folder, device, args.dtype, sparse);
   models::Generator::Texts given;
   for (const std::string& prompt : prompts) given.push_back(tokens_of(prompt, language, tokenizer));
   size_t longest = 0;
@@ -139,7 +161,6 @@ int run_generate(const GenerateArgs& args) {
   const int64_t positions = longest_of(language), room = positions - int64_t(longest) + 1;
   check(room >= 1, "generate: the prompt has ", longest, " tokens; the model of ", language.path, " has ",
         positions, " ", limit_of(language));
-  const size_t count = std::max(given.size(), size_t(args.samples));
   Writer writer(args, language, tokenizer, count);
   bool was_graph = false;
   const InterruptGuard guard;
@@ -189,7 +210,8 @@ int run_generate(const GenerateArgs& args) {
                        {"end", text.end}});
     }
     const auto replace = nlohmann::json::error_handler_t::replace;  // a prompt may be no UTF-8
-    io::write_file(args.json, nlohmann::json{{"model", io::utf8_text(language.path)},
+    io::write_file(args.json, nlohmann::json{{"sparse", sparse_layers(language, given, writer)},
+                                             {"model", io::utf8_text(language.path)},
                                              {"type", language.config.type},
                                              {"dtype", name_of(dtype_of(language))},
                                              {"device", device.name()},
@@ -243,6 +265,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->add_option("--device", args->device,
                    "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
       ->check(kDeviceName);
+  args->sparse.add_to(*command);
   command->add_option("--graph", args->graph, "Replay one CUDA graph per token")
       ->check(CLI::IsMember({"on", "off"}));
   command->add_option("--json", args->json, "Write texts, tokens and times to this file");

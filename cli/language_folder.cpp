@@ -1,8 +1,11 @@
 #include "cli/language_folder.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "pretrained/load.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
 
@@ -18,7 +21,36 @@ std::string language_folder(const std::string& folder) {
                  : "; expected a Hugging Face model directory, or a run of a language model");
 }
 
-LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype) {
+namespace {
+
+using LanguageModel = std::variant<models::Gpt, models::Llama>;
+
+LanguageModel load_model(const std::string& path, const pretrained::Config& config, Rng& rng, Device device,
+                         const pretrained::LoadOptions& options, bool dense) {
+  const bool is_llama = std::holds_alternative<models::LlamaConfig>(config.model);
+  if (pretrained::is_sparse_folder(path))
+    return is_llama ? LanguageModel(pretrained::load_sparse_llama(path, rng, device, options, dense))
+                    : LanguageModel(pretrained::load_sparse_gpt(path, rng, device, options, dense));
+  return is_llama ? LanguageModel(pretrained::load_llama(path, rng, device, options))
+                  : LanguageModel(pretrained::load_gpt(path, rng, device, options));
+}
+
+/// The layers run by themselves then: says so where a step would have been one kernel.
+void tell_persistent(const std::vector<pretrained::SparseModule>& modules, const LanguageModel& model,
+                     Device device) {
+  if (!device.is_cuda() || !std::holds_alternative<models::Llama>(model)) return;
+  for (const pretrained::SparseModule& module : modules)
+    if (module.is_sparse)
+      return train::tell(
+          fmt::format("tessera: a step runs one operator after the other, not as one kernel for all "
+                      "layers: {} is {}\n",
+                      module.name, module.format));
+}
+
+}  // namespace
+
+LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype,
+                             const std::optional<pretrained::SparseOptions>& sparse) {
   const std::string path = language_folder(folder);
   pretrained::Config config = pretrained::read_config(path);
   check(!std::holds_alternative<models::BertConfig>(config.model), "model: ", path, " holds a ", config.type,
@@ -28,12 +60,16 @@ LanguageFolder load_language(const std::string& folder, Device device, const std
     options.dtype = parse_dtype(dtype);
   else if (device.is_cpu())
     options.dtype = DType::f32;
+  if (sparse) pretrained::check_sparse(path, *sparse);
   auto rng = std::make_unique<Rng>(0);
-  using Model = std::variant<models::Gpt, models::Llama>;
-  Model model = std::holds_alternative<models::LlamaConfig>(config.model)
-                    ? Model(pretrained::load_llama(path, *rng, device, options))
-                    : Model(pretrained::load_gpt(path, *rng, device, options));
-  return {path, std::move(config), std::move(rng), std::move(model)};
+  LanguageModel model = load_model(path, config, *rng, device, options, !sparse);
+  LanguageFolder language{path, std::move(config), std::move(rng), std::move(model)};
+  if (!sparse) return language;
+  language.sparse =
+      std::visit([&](auto& held) { return pretrained::make_sparse(held, *sparse, path); }, language.model);
+  tell_sparse(language.sparse, *sparse);
+  tell_persistent(language.sparse, language.model, device);
+  return language;
 }
 
 void check_vocabulary(const LanguageFolder& language, std::span<const int32_t> tokens,

@@ -5,6 +5,7 @@
 #include <string>
 #include <variant>
 
+#include "cli/sparse_flags.h"
 #include "io/tokenizer/tokenizer.h"
 #include "models/gpt.h"
 #include "models/llama.h"
@@ -19,6 +20,7 @@ struct LanguageFolder {
   pretrained::Config config;
   std::unique_ptr<Rng> rng;  // outlives the model
   std::variant<models::Gpt, models::Llama> model;
+  std::vector<pretrained::SparseModule> sparse = {};  // its linear layers, if they may run sparse
 };
 
 /// The folder with config.json: `folder` itself (as of Hugging Face), or the export of a finished run,
@@ -27,7 +29,10 @@ std::string language_folder(const std::string& folder);
 
 /// Reads the model. `dtype` f32, bf16, f16 or "": what config.json says, on the CPU f32. Throws, naming the
 /// folder, for a model that is no causal language model.
-LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype);
+/// `sparse`, if given: its linear layers run compressed or under gates (pretrained::make_sparse), which is
+/// told; without it a compressed model is decompressed.
+LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype,
+                             const std::optional<pretrained::SparseOptions>& sparse = {});
 
 /// Throws unless every token is one of the model's.
 void check_vocabulary(const LanguageFolder& language, std::span<const int32_t> tokens,

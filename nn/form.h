@@ -2,9 +2,11 @@
 
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "nn/module.h"
 #include "ops/linear/slice.h"
+#include "ops/sparse_linear/sparse_linear.h"
 
 namespace tessera::nn {
 
@@ -30,6 +32,16 @@ struct Scaled {
 /// GroupedLinear has no sliced backward pass and throws.
 using Slice = ops::Slice;
 
+/// y = gate(x) W^T + bias with W compressed (ops::sparse_linear): the layer has no dense weight, and throws
+/// while a tape is recording. Of a Linear alone; GroupedLinear throws.
+struct Compressed {
+  static constexpr const char* kKind = "compressed";
+  void fields(auto&& visit) { visit("parts", parts); }
+  bool operator==(const Compressed&) const = default;
+
+  std::vector<ops::SparsePart> parts;  // the rows of W, from the top
+};
+
 /// How a linear layer computes its GEMM: the field `form` of Linear and GroupedLinear, Dense unless it is
 /// set. It is part of the layer's state (its numbers and tensors are saved as "<layer>.form.<field>").
 ///
@@ -38,12 +50,12 @@ using Slice = ops::Slice;
 /// same slice), and otherwise calls its linear layers one after the other; what cannot do that
 /// (DecoderLayers) says which layer prevents it. A captured step whose layers have other forms than when it
 /// was captured is captured again.
-using Form = std::variant<Dense, Scaled, Slice>;
+using Form = std::variant<Dense, Scaled, Slice, Compressed>;
 
 inline bool is_dense(const Form& form) {
   return std::holds_alternative<Dense>(form);
 }
-/// "dense", "scaled", "slice"
+/// "dense", "scaled", "slice", "compressed"
 const char* name_of(const Form& form);
 
 /// Called by what computes a layer in its form: a graph that is being captured is replayed only while the

@@ -45,6 +45,13 @@ Tensor multiply(const Slice& slice, const Tensor& x, const Tensor& weight, const
   return ops::linear(x, weight, bias, residual, SliceScope::completed(slice));
 }
 
+Tensor multiply(const Compressed& compressed, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& residual) {
+  check(!weight.defined(), "linear: the layer is compressed, but it is called with a dense weight ",
+        weight.shape(), "; a layer that is tied to another's weight stays dense");
+  return ops::sparse_linear(x, compressed.parts, bias, residual);
+}
+
 Tensor multiply_groups(const Dense&, const Tensor& x, const Tensor& weight, const Tensor& bias, bool shared) {
   return ops::grouped_linear(x, weight, bias, shared);
 }
@@ -56,6 +63,10 @@ Tensor multiply_groups(const Slice& slice, const Tensor&, const Tensor&, const T
   fail_at(Site::here(),
           "nn: a grouped linear layer has no sliced backward pass (its slice: ", to_string(slice),
           "); set its form to Dense");
+}
+
+Tensor multiply_groups(const Compressed&, const Tensor&, const Tensor&, const Tensor&, bool) {
+  fail_at(Site::here(), "linear: layers in groups have no compressed form; leave this one dense");
 }
 
 }  // namespace

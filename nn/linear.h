@@ -27,7 +27,7 @@ struct Linear {
   void fields(auto&& visit) { visit("weight", weight), visit("bias", bias), visit("form", form); }
   LayerName layer_name;  // for messages
 
-  Tensor weight;  // [out, in], or undefined if tied
+  Tensor weight;  // [out, in], or undefined if tied or compressed
   Tensor bias;    // [out], or undefined
   Form form;
   int64_t in, out;  // part of the architecture, not of the state

@@ -14,6 +14,7 @@ std::vector<OpSpec> norm_specs();
 std::vector<OpSpec> attention_specs();
 std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
+std::vector<OpSpec> sparse_linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
 std::vector<OpSpec> grouped_mlp_specs();
@@ -47,6 +48,7 @@ constexpr Specs kFolders[] = {
     attention_specs,
     matmul_specs,
     linear_specs,
+    sparse_linear_specs,
     grouped_linear_specs,
     mlp_specs,
     grouped_mlp_specs,

@@ -22,7 +22,7 @@ LinearModules modules_of(Model& model) {
   for (const NameRule& rule : table.rules) rules.emplace(rule.ours, &rule);
   LinearModules modules{.prefix = table.prefix};
   nn::for_each<nn::Linear>(model, [&](const std::string& ours, nn::Linear& layer) {
-    if (!layer.weight.defined()) {
+    if (!layer.weight.defined() && nn::is_dense(layer.form)) {
       check(table.tied.size() == 1, "linear_modules: the table of names has no name of the tied layer '",
             ours, "'");
       modules.all.push_back({without_weight(table.tied[0]), ours, &layer, 0, layer.out});

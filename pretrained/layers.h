@@ -17,7 +17,7 @@ namespace tessera::pretrained {
 struct LinearModule {
   std::string name;   // in transformers
   std::string ours;   // "blocks.3.attention.qkv"
-  nn::Linear* layer;  // of the model; its weight is undefined where it is tied to the token embedding
+  nn::Linear* layer;  // of the model; its weight is undefined where it is tied, or compressed
   int64_t first = 0, rows = 0;
   bool transposed = false;  // files hold the weight as [in, out] (GPT-2's Conv1D)
 };

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "pretrained/companions_internal.h"
 #include "pretrained/load.h"
+#include "pretrained/sparse_file.h"
 
 namespace tessera::pretrained {
 namespace {
@@ -23,7 +23,10 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
   for (const auto& [name, tensor] : nn::parameters(model)) parameters.emplace(name, tensor);
   std::vector<io::WeightToWrite> weights;
   for (const NameRule& rule : name_table(config).rules) {
-    const Tensor ours = parameters.at(rule.ours);
+    const auto found = parameters.find(rule.ours);
+    check(found != parameters.end(), "save: '", rule.ours,
+          "' is no dense parameter; a compressed model is written by convert_sparse alone");
+    const Tensor ours = found->second;
     for_each_part(rule, [&](const NameRule::Part& part, int64_t row, int64_t rows) {
       weights.push_back({{part.theirs, config.dtype, part.shape},
                          [=, dtype = config.dtype] { return part_of(ours, rule, row, rows).to(dtype); }});
@@ -34,38 +37,6 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
   io::save_weights(files.path(), weights, options.shard_bytes);
   io::write_file(files.path() + "/config.json", config_text(config));
   files.publish();
-}
-
-/// What a folder holds besides weights that its user needs.
-constexpr const char* kCompanions[] = {"config.json", "generation_config.json",  "tokenizer.json",
-                                       "vocab.json",  "tokenizer_config.json",   "merges.txt",
-                                       "vocab.txt",   "special_tokens_map.json", "tokenizer.model",
-                                       "LICENSE",     "added_tokens.json"};
-
-/// A config.json that says what the weights are now, since loaders believe it, and has no field
-/// that was to be ignored, since other programs would not.
-std::string adapted(const std::string& config, std::optional<DType> dtype,
-                    const std::set<std::string>& ignored) {
-  auto fields = nlohmann::ordered_json::parse(config);
-  const bool is_new = fields.contains("dtype");
-  if (dtype && is_new) fields["dtype"] = dtype_name(*dtype);
-  if (dtype && (!is_new || fields.contains("torch_dtype"))) fields["torch_dtype"] = dtype_name(*dtype);
-  for (const std::string& field : ignored) {
-    fields.erase(field);
-    for (const char* const part : {"rope_scaling", "rope_parameters"})
-      if (fields.contains(part) && fields[part].is_object()) fields[part].erase(field);
-  }
-  return fields.dump(2) + "\n";
-}
-
-bool is_folder(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_directory(path, ignored);
-}
-
-bool is_file(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(path, ignored);
 }
 
 }  // namespace
@@ -95,6 +66,10 @@ void save(const models::Bert& model, const std::string& folder, const SaveOption
 
 Conversion convert(const std::string& from, const std::string& to, const SaveOptions& options,
                    const ConfigOptions& config_options) {
+  check(!is_sparse_folder(from), "convert: ", from,
+        " is compressed; --format dense makes a dense model of it");
+  check(!is_sparse_folder(to), "convert: ", to, " has weights already, in ", kSparseFile,
+        "; name another folder");
   const io::WeightSource source(from);
   Conversion done;
   std::vector<io::WeightToWrite> weights;
@@ -127,15 +102,7 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
   io::check_no_weights(to);
   io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
   io::save_weights(files.path(), weights, options.shard_bytes);
-  constexpr uint64_t kMost = uint64_t{256} << 20;  // of a tokenizer
-  for (const char* const name : kCompanions) {
-    if (!is_folder(from) || !is_file(from + "/" + name)) continue;
-    const std::string text = io::read_file(from + "/" + name, kMost);
-    const bool other =
-        std::string_view(name) == "config.json" && (options.dtype || !config_options.ignored_fields.empty());
-    io::write_file(files.path() + "/" + name,
-                   other ? adapted(text, options.dtype, config_options.ignored_fields) : text);
-  }
+  copy_companions(from, files.path(), options.dtype, config_options.ignored_fields);
   files.publish();
   return done;
 }

@@ -122,11 +122,22 @@ Tensor columns_of(const Tensor& rows, int64_t begin, int64_t end) {
 
 }  // namespace
 
+std::vector<std::string> sparse_linear_variants() {
+  return names_of(kVariants);
+}
+
 int64_t most_sparse_tokens(SparseFormat format) {
   return format == SparseFormat::tca_bme ? kBitmapTokens : kColumnTokens;
 }
 
-std::string sparse_linear_variant(const SparseWeight& weight, const Gate&, int64_t tokens) {
+std::string sparse_kernel_lacks(const SparseWeight& weight, int64_t tokens) {
+  const int64_t most = most_sparse_tokens(weight.format);
+  if (weight.device().is_cuda())
+    return lacks_format(problem_of(weight, tokens), Gpu(weight.device()), weight.format, most).str();
+  return tokens > most ? text_of("at most ", most, " tokens") : "";
+}
+
+std::string sparse_linear_variant(const SparseWeight& weight, int64_t tokens) {
   if (weight.device().is_cpu()) return "cpu";
   return choose("sparse_linear", kVariants, problem_of(weight, tokens), Gpu(weight.device())).name;
 }

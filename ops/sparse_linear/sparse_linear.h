@@ -47,7 +47,12 @@ Tensor sparse_linear(const Tensor& x, const SparseWeight& weight, const Gate& ga
 /// more of them a GPU decompresses ("gemm").
 int64_t most_sparse_tokens(SparseFormat format);
 
-/// What runs such a call on that device: "cpu", or a variant above.
-std::string sparse_linear_variant(const SparseWeight& weight, const Gate& gate, int64_t tokens);
+/// Why calls of so many tokens do not run the format's own kernel on the weight's device ("at most 8
+/// tokens"); empty if they do. On the CPU the limit of tokens is the same, though its loops have none: what
+/// runs there runs on a GPU.
+std::string sparse_kernel_lacks(const SparseWeight& weight, int64_t tokens);
+
+/// What runs such a call: "cpu", or a variant above. Throws if none can.
+std::string sparse_linear_variant(const SparseWeight& weight, int64_t tokens);
 
 }  // namespace tessera::ops

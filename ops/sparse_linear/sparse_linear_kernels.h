@@ -32,6 +32,9 @@ void apply_gate_cuda(const Tensor& y, const Tensor& x, const Gate& gate);
 /// packed.
 Tensor gate_bits_cuda(const Tensor& x, const Gate& gate);
 
+/// Names of the variants on CUDA.
+std::vector<std::string> sparse_linear_variants();
+
 /// The format's kernels take at most so many tokens.
 inline constexpr int64_t kColumnTokens = 8, kBitmapTokens = 32;
 

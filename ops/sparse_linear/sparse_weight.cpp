@@ -181,21 +181,16 @@ SparseWeight compress(const Tensor& weight, SparseFormat format) {
   const DType dtype = weight.dtype();
   check(dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32, "compress: weight is ",
         describe(weight), "; expected f16, bf16 or f32");
-  const Tensor dense = weight.detach().to(Device::cpu()).with_rows();
   SparseWeight made{.format = format, .out = weight.size(0), .in = weight.size(1)};
   if (format == SparseFormat::dense_columns) {
-    made.values = dense.transpose(0, 1).clone();
-    with_bits(dtype, [&]<class Bits>() {
-      const Bits* const from = static_cast<const Bits*>(dense.raw());
-      for (int64_t r = 0; r < made.out; ++r)
-        for (int64_t c = 0; c < made.in; ++c)
-          made.stored += from[r * (dense.rows() > 1 ? dense.row_stride() : 0) + c] != 0;
-    });
-  } else {
-    with_order(format, [&](auto order) {
-      with_bits(dtype, [&]<class Bits>() { compress_groups<decltype(order), Bits>(made, dense); });
-    });
+    made.values = weight.detach().transpose(0, 1).clone();
+    made.stored = weight.count();
+    return made;
   }
+  const Tensor dense = weight.detach().to(Device::cpu()).with_rows();
+  with_order(format, [&](auto order) {
+    with_bits(dtype, [&]<class Bits>() { compress_groups<decltype(order), Bits>(made, dense); });
+  });
   return made.to(weight.device());
 }
 
@@ -312,6 +307,8 @@ void validate(const SparseWeight& weight, const std::string& name) {
   }
   check(weight.values.shape() == Shape{weight.in, weight.out}, name, ": values are ", describe(weight.values),
         "; expected [", weight.in, ", ", weight.out, "]");
+  check(weight.stored == weight.out * weight.in && weight.most == 0, name, ": says ", weight.stored,
+        " stored elements; dense columns have ", weight.out * weight.in);
 }
 
 }  // namespace tessera::ops

@@ -56,7 +56,7 @@ struct SparseWeight {
   SparseFormat format = SparseFormat::dense_columns;
   int64_t out = 0, in = 0;
   Tensor values, bitmaps, offsets, info;
-  int64_t stored = 0;  // elements that are stored, without padding
+  int64_t stored = 0;  // elements that are stored, without padding; dense_columns: all
   int64_t most = 0;    // tca_bme: the most values of a group, rounded up to a multiple of 64
 
   void fields(auto&& visit) {
@@ -75,7 +75,7 @@ struct SparseWeight {
   /// Bytes of all arrays, as a kernel that skips nothing reads them.
   uint64_t bytes() const;
   uint64_t dense_bytes() const { return uint64_t(out) * uint64_t(in) * size_of(dtype()); }
-  /// Share of the elements that are not stored (dense_columns: that are zero), 0 for an empty matrix.
+  /// Share of the elements that are not stored; 0 for an empty matrix.
   double sparsity() const;
   SparseWeight to(Device device) const;
 };

@@ -1,0 +1,249 @@
+#pragma once
+
+#include "ops/sparse_linear/gated.cuh"
+
+/// y = gate(x) W^T for up to 8 tokens where W lies column by column: variants "columns" (every element of a
+/// column) and "tiles" (Tiled-CBC: bitmaps, and the elements that are stored).
+///
+/// A block has 256 outputs and one of the ranges that a cluster of up to 8 blocks cuts the inputs into. It
+/// reads its range of x, 1024 or 2048 inputs at a time, and writes those that count for one of the tokens,
+/// with each token's value (0 where that token's own gate is closed), to a list in shared memory, in
+/// ascending order: each warp votes on a part of the range, and one scan over the warps' counts places the
+/// parts. Then the warps take the list's entries in turns; a lane has 8 neighbouring outputs, 16 bytes of a
+/// dense column, and keeps their sums in f32 registers. At the end the block adds its warps in order, and the
+/// cluster its blocks, in order, through distributed shared memory: no workspace, no atomics, no second
+/// launch. Which warp adds which input depends on x alone, so bits repeat; the grid depends on the shapes
+/// alone.
+///
+/// Bound by memory: 2 bytes per element of a column that counts. Compaction costs each block its range of x,
+/// read once from L2 by every tile of outputs: in / 8 x 2 bytes against in / 8 x 512 of weights.
+
+namespace tessera::ops::sparse {
+
+inline constexpr int kColumnThreads = 256, kColumnWarps = kColumnThreads / kWarp, kTileOutputs = 256;
+
+template <class T>
+struct ColumnArgs {
+  Output<T> to;
+  const T* x;
+  int64_t x_stride;
+  DeviceGate gate;
+  int tokens, in, range, blocks;  // range: inputs of a block of the cluster
+  const T* values;
+  int64_t column_stride;           // columns
+  const uint32_t *bitmaps, *info;  // tiles
+  const int32_t* offsets;
+  int group_columns;
+};
+
+/// Inputs of one pass over x, per warp and lane.
+template <int kTokens>
+inline constexpr int kListSteps = kTokens >= 4 ? 4 : 8;
+template <int kTokens>
+inline constexpr int kListInputs = kListSteps<kTokens>* kColumnThreads;
+
+/// The list of the inputs that count, and, when they are multiplied, the sums of the warps.
+template <int kTokens>
+struct ColumnShared {
+  union {
+    struct {
+      int input[kListInputs<kTokens>];
+      alignas(16) float x[kListInputs<kTokens>][kTokens];
+    } list;
+    alignas(16) float warps[kColumnWarps][kTileOutputs];
+  };
+  alignas(16) float sums[kTokens][kTileOutputs];
+  int counts[kColumnWarps];
+};
+
+/// Fills the list with those of the inputs begin ... end - 1 that count. Returns their number. Contains
+/// barriers, the last after the list is written.
+template <class T, int kTokens>
+__device__ __forceinline__ int list_inputs(ColumnShared<kTokens>& shared, const ColumnArgs<T>& args,
+                                           int begin, int end) {
+  constexpr int kSteps = kListSteps<kTokens>;
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp,
+            first = begin + warp * (kSteps * kWarp) + lane;
+  float x[kSteps][kTokens];
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      const int j = first + s * kWarp;
+      x[s][t] = j < end && t < args.tokens ? float(args.x[t * args.x_stride + j]) : 0.0f;
+    }
+  unsigned votes[kSteps];
+  int count = 0;
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const int j = first + s * kWarp;
+    bool any = false;
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      const bool counts = j < end && t < args.tokens && args.gate.counts(t, j, x[s][t]);
+      if (!counts) x[s][t] = 0;
+      any |= counts;
+    }
+    votes[s] = __ballot_sync(0xFFFFFFFFu, any);
+    count += __popc(votes[s]);
+  }
+  __syncthreads();  // the list before is multiplied
+  if (lane == 0) shared.counts[warp] = count;
+  __syncthreads();
+  int at = 0, all = 0;
+#pragma unroll
+  for (int w = 0; w < kColumnWarps; ++w) {
+    if (w == warp) at = all;
+    all += shared.counts[w];
+  }
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const int place = at + __popc(votes[s] & ((1u << lane) - 1));
+    if (votes[s] >> lane & 1) {
+      shared.list.input[place] = first + s * kWarp;
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) shared.list.x[place][t] = x[s][t];
+    }
+    at += __popc(votes[s]);
+  }
+  __syncthreads();
+  return all;
+}
+
+template <int kTokens>
+__device__ __forceinline__ void add_column(float (&sum)[kTokens][8], const float (&weight)[8],
+                                           const float (&x)[kTokens]) {
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[t][i] += weight[i] * x[t];
+}
+
+/// Adds the warps' sums in order, then those of the cluster's blocks, and stores the results. Lane l has the
+/// outputs 8 l ... 8 l + 7 of the tile.
+template <class T, int kTokens>
+__device__ __forceinline__ void finish_columns(ColumnShared<kTokens>& shared, const ColumnArgs<T>& args,
+                                               int first, const float (&sum)[kTokens][8]) {
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    __syncthreads();  // the list, or the token before, is read
+    float4* const mine = reinterpret_cast<float4*>(&shared.warps[warp][lane * 8]);
+    mine[0] = {sum[t][0], sum[t][1], sum[t][2], sum[t][3]};
+    mine[1] = {sum[t][4], sum[t][5], sum[t][6], sum[t][7]};
+    __syncthreads();
+    float total = shared.warps[0][threadIdx.x];
+#pragma unroll
+    for (int w = 1; w < kColumnWarps; ++w) total += shared.warps[w][threadIdx.x];
+    shared.sums[t][threadIdx.x] = total;
+  }
+  reduce_cluster(&shared.sums[0][0], args.tokens * kTileOutputs, args.blocks, [&](int i, float value) {
+    const int row = first + i % kTileOutputs;
+    if (row < args.to.out) args.to.store(i / kTileOutputs, row, value);
+  });
+}
+
+/// kAhead columns are in flight per warp.
+template <class T, int kTokens, int kAhead, int kBlocks>
+__global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_columns(const ColumnArgs<T> args) {
+  __shared__ ColumnShared<kTokens> shared;
+  gpu::let_later_start();
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
+  const int first = int(blockIdx.x) / args.blocks * kTileOutputs,
+            from = int(blockIdx.x) % args.blocks * args.range, until = min(args.in, from + args.range);
+  const int left = args.to.out - (first + lane * 8);  // outputs of this lane that exist
+  const T* const mine = args.values + first + lane * 8;
+  gpu::wait_for_earlier();
+
+  float sum[kTokens][8] = {};
+  for (int begin = from; begin < until; begin += kListInputs<kTokens>) {
+    const int count = list_inputs<T, kTokens>(shared, args, begin, min(until, begin + kListInputs<kTokens>));
+    for (int base = warp; base < count; base += kColumnWarps * kAhead) {
+      gpu::Words<T> words[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int entry = base + a * kColumnWarps;
+        if (entry >= count || left <= 0) continue;
+        const T* const column = mine + shared.list.input[entry] * args.column_stride;
+        words[a] = left >= 8 ? gpu::load_once(column) : gpu::load_part(column, left);
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int entry = base + a * kColumnWarps;
+        if (entry >= count) continue;
+        float weight[8], x[kTokens];
+        gpu::unpack(weight, words[a]);
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t) x[t] = shared.list.x[entry][t];
+        add_column<kTokens>(sum, weight, x);
+      }
+    }
+  }
+  finish_columns<T, kTokens>(shared, args, first, sum);
+}
+
+/// Tiled-CBC. Lane l has rows 8 l ... 8 l + 7 of a column tile: one byte of its bitmaps, and as many values,
+/// next to each other, as the byte has bits. Where they start is a scan over the eight words of the tile.
+template <class T, int kTokens, int kAhead, int kBlocks>
+__global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_tiles(const ColumnArgs<T> args) {
+  __shared__ ColumnShared<kTokens> shared;
+  gpu::let_later_start();
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
+  const int group_row = int(blockIdx.x) / args.blocks, first = group_row * kTileOutputs,
+            from = int(blockIdx.x) % args.blocks * args.range, until = min(args.in, from + args.range);
+  const unsigned below = (1u << (lane % 4 * 8)) - 1;  // bits of the word that are other lanes', lower ones
+  gpu::wait_for_earlier();
+
+  float sum[kTokens][8] = {};
+  for (int begin = from; begin < until; begin += kListInputs<kTokens>) {
+    const int count = list_inputs<T, kTokens>(shared, args, begin, min(until, begin + kListInputs<kTokens>));
+    for (int base = warp; base < count; base += kColumnWarps * kAhead) {
+      uint32_t word[kAhead], start[kAhead];
+      const T* group[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int entry = base + a * kColumnWarps;
+        word[a] = 0, start[a] = 0, group[a] = args.values;
+        if (entry >= count) continue;
+        const int j = shared.list.input[entry];
+        const int64_t column = (int64_t(group_row) * args.group_columns + j / 64) * 64 + j % 64;
+        word[a] = args.bitmaps[column * 8 + lane / 4];
+        start[a] = args.info[column] >> tiled_cbc::kCountBits;
+        group[a] = args.values + args.offsets[column / 64];
+      }
+      T value[kAhead][8];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        // Bits of the words before this lane's: lanes of one word hold the same number.
+        const uint32_t own = uint32_t(__popc(word[a]));
+        uint32_t before = own;
+#pragma unroll
+        for (int step = 4; step < kWarp; step *= 2) {
+          const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, before, step);
+          if (lane >= step) before += other;
+        }
+        const T* next = group[a] + start[a] + (before - own) + uint32_t(__popc(word[a] & below));
+        const uint32_t byte = word[a] >> (lane % 4 * 8) & 0xFF;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          value[a][i].bits = 0;
+          if (byte >> i & 1) value[a][i] = *next++;
+        }
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int entry = base + a * kColumnWarps;
+        if (entry >= count) continue;
+        float weight[8], x[kTokens];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) weight[i] = float(value[a][i]);
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t) x[t] = shared.list.x[entry][t];
+        add_column<kTokens>(sum, weight, x);
+      }
+    }
+  }
+  finish_columns<T, kTokens>(shared, args, first, sum);
+}
+
+}  // namespace tessera::ops::sparse

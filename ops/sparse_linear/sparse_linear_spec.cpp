@@ -1,0 +1,154 @@
+#include "ops/op.h"
+#include "ops/sparse_linear/sparse_linear_kernels.h"
+
+namespace tessera::ops {
+namespace {
+
+enum Input : size_t { kX, kWeight, kBias, kResidual, kScales, kValues, kBitmaps, kOffsets, kInfo };
+
+/// Arrays that the format has not are empty.
+std::vector<Tensor> arrays_of(const SparseWeight& weight) {
+  const auto given = [&](const Tensor& array, DType dtype) {
+    return array.defined() ? array : Tensor::empty({0}, dtype, Device::cpu());
+  };
+  return {weight.values, given(weight.bitmaps, DType::i64), given(weight.offsets, DType::i32),
+          given(weight.info, DType::i32)};
+}
+
+SparseWeight weight_of(const std::vector<Tensor>& in, const Attrs& attrs) {
+  const auto kept = [&](const Tensor& array) { return array.count() > 0 ? array : Tensor(); };
+  SparseWeight weight{.format = parse_sparse_format(attrs.word("format")),
+                      .out = in[kWeight].size(0),
+                      .in = in[kWeight].size(1),
+                      .values = in[kValues],
+                      .bitmaps = kept(in[kBitmaps]),
+                      .offsets = kept(in[kOffsets]),
+                      .info = kept(in[kInfo])};
+  // That of the case's weight lies in the arrays, which may be on a GPU: the most that there can be.
+  weight.most = tca_bme::kGroupRows * tca_bme::kGroupColumns;
+  return weight;
+}
+
+Gate gate_of(const std::vector<Tensor>& in, const Attrs& attrs) {
+  const std::string& kind = attrs.word("gate");
+  Gate gate{.scales = in[kScales]};
+  if (kind == "threshold") gate.kind = Gate::Kind::threshold, gate.threshold = attrs.number("threshold");
+  if (kind == "top_k") gate.kind = Gate::Kind::top_k, gate.keep = attrs.integer("keep");
+  return gate;
+}
+
+/// T tokens, out, in; 1 if there are a bias, a residual, scales; density: of the weight, in percent.
+Problem problem_of(const Dims& d, const Attrs& attrs) {
+  const int64_t tokens = d.at("T"), out = d.at("out"), in = d.at("in");
+  const double density = double(d.at("density")) / 100, all = double(out) * double(in);
+  const auto given = [&](const char* name, const Shape& shape, Fill fill = Fill::normal) {
+    return InputCase{.shape = shape, .fill = d.contains(name) ? fill : Fill::absent};
+  };
+  const bool is_dense = attrs.word("format") == "dense-columns";
+  return {.inputs = {{.shape = {tokens, in}},
+                     {.shape = {out, in}, .density = density},
+                     given("bias", {out}),
+                     given("residual", {tokens, out}),
+                     given("scales", {in}, Fill::positive),
+                     {},
+                     {},
+                     {},
+                     {}},
+          .forward_flops = 2 * double(tokens) * all * density,
+          .forward_elements = double(tokens) * double(in + out) + (is_dense ? all : all * density),
+          .forward_bytes = is_dense ? 0 : all / 8};
+}
+
+std::vector<Case> cases_of() {
+  std::vector<Case> cases;
+  struct Size {
+    int64_t tokens, out, in, density;
+  };
+  const Size sizes[] = {{1, 1, 1, 100},   {1, 5, 7, 50},     {3, 64, 64, 50},   {1, 256, 64, 30},  {2, 257, 65, 50},
+                        {4, 130, 1, 100}, {5, 1, 130, 60},   {8, 300, 515, 20}, {1, 520, 2056, 50}, {7, 63, 200, 0},
+                        {9, 130, 70, 50}, {16, 100, 300, 50}, {31, 65, 129, 70}, {32, 192, 1000, 50}, {33, 70, 90, 40},
+                        {129, 257, 130, 50}, {0, 5, 7, 50},  {3, 0, 7, 50},     {3, 5, 0, 100},     {2, 700, 4099, 50}};
+  const auto add = [&](const Size& size, const char* format, const char* gate, std::initializer_list<const char*> with,
+                       Placement placement = Placement::pitched) {
+    Dims dims{{"T", size.tokens}, {"out", size.out}, {"in", size.in}, {"density", size.density}};
+    for (const char* const name : with) dims[name] = 1;
+    cases.push_back({.dims = dims,
+                     .attrs = {{"format", std::string(format)},
+                               {"gate", std::string(gate)},
+                               {"threshold", 0.6},
+                               {"keep", size.in / 2}},
+                     .placement = placement,
+                     .gradcheck = false});
+  };
+  for (const char* const format : {"dense-columns", "tiled-cbc", "tca-bme"}) {
+    for (const Size& size : sizes) add(size, format, "threshold", {"bias"});
+    for (const Size& size : {sizes[4], sizes[7], sizes[12]}) {
+      add(size, format, "none", {});
+      add(size, format, "top_k", {"residual"});
+      add(size, format, "top_k", {"bias", "residual", "scales"});
+      add(size, format, "threshold", {"scales", "residual"}, Placement::strided);
+      add(size, format, "threshold", {"bias", "residual"}, Placement::transposed);
+    }
+  }
+  return cases;
+}
+
+}  // namespace
+
+std::vector<OpSpec> sparse_linear_specs() {
+  const auto array = [](const char* name, const char* shape, DType dtype) {
+    return InputSpec{
+        .name = name, .shape = shape, .differentiable = false, .dtypes = {dtype}, .from = {"weight"}};
+  };
+  OpSpec op{
+      .name = "sparse_linear",
+      .summary = "y = gate(x) weight^T + bias + residual, the weight compressed",
+      .inputs = {{.name = "x", .shape = "[T, in]", .differentiable = false},
+                 {.name = "weight", .shape = "[out, in]: only its shape is used", .differentiable = false},
+                 {.name = "bias", .shape = "[out]", .optional = true, .differentiable = false},
+                 {.name = "residual", .shape = "[T, out]", .optional = true, .differentiable = false},
+                 {.name = "scales", .shape = "[in]", .optional = true, .differentiable = false, .dtypes = {DType::f32}},
+                 {.name = "values", .shape = "[stored]", .differentiable = false, .from = {"weight"}},
+                 array("bitmaps", "[bitmaps]", DType::i64), array("offsets", "[groups + 1]", DType::i32),
+                 array("info", "[entries]", DType::i32)},
+      .attrs = {{"format", std::string("tca-bme"), "of the weight", {"dense-columns", "tiled-cbc", "tca-bme"}},
+                {"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
+                {"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
+                {"keep", int64_t{0}, "top_k: inputs of a token that count"}},
+      .outputs = {{"y", "[T, out]", false}},
+      .cpu_dtypes = {DType::f32, DType::bf16, DType::f16},
+      .cuda_dtypes = {DType::bf16, DType::f16},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            return std::vector{
+                sparse_linear(in[kX], weight_of(in, attrs), gate_of(in, attrs), in[kBias], in[kResidual])};
+          },
+      .derive =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            return arrays_of(compress(in[kWeight], parse_sparse_format(attrs.word("format"))));
+          },
+      .problem = problem_of,
+      .cases = cases_of(),
+  };
+  op.variants = sparse_linear_variants();
+  for (const char* const format : {"dense-columns", "tiled-cbc", "tca-bme"})
+    for (const auto& [out, in] : {std::pair<int64_t, int64_t>{4096, 4096}, {11008, 4096}, {4096, 11008}})
+      op.benches.push_back({.dims = {{"T", 1}, {"out", out}, {"in", in}, {"density", 50}},
+                            .attrs = {{"format", std::string(format)},
+                                      {"gate", std::string(format) == "tca-bme" ? "none" : "top_k"},
+                                      {"keep", in / 2}}});
+  op.sweep = [](Draw& draw) {
+    static constexpr const char* kFormats[] = {"dense-columns", "tiled-cbc", "tca-bme"};
+    static constexpr const char* kGates[] = {"none", "threshold", "top_k"};
+    const int64_t in = draw.size(1, 5000);
+    return Case{.dims = {{"T", draw.size(1, 64)}, {"out", draw.size(1, 5000)}, {"in", in}, {"density", draw.size(1, 100)}},
+                .attrs = {{"format", std::string(kFormats[draw.size(0, 2)])},
+                          {"gate", std::string(kGates[draw.size(0, 2)])},
+                          {"threshold", 0.6},
+                          {"keep", in / 2}},
+                .gradcheck = false};
+  };
+  return {op};
+}
+
+}  // namespace tessera::ops

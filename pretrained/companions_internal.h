@@ -1,0 +1,21 @@
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+
+#include "tensor/dtype.h"
+
+/// What the commands that rewrite model directories share; not for their users.
+
+namespace tessera::pretrained {
+
+bool is_folder(const std::string& path);
+bool is_file(const std::string& path);
+
+/// Copies what folder `from` holds besides weights that its user needs (config.json, the tokenizer's files),
+/// config.json with another dtype if one is given, and without the ignored fields.
+void copy_companions(const std::string& from, const std::string& to, std::optional<DType> dtype,
+                     const std::set<std::string>& ignored);
+
+}  // namespace tessera::pretrained

@@ -1,0 +1,123 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "nn/observe.h"
+#include "pretrained/sparse_model.h"
+
+namespace tessera::pretrained {
+
+namespace {
+
+using nlohmann::json;
+
+ops::Gate gate_of(const json& value, const std::string& where) {
+  if (value.is_number()) {
+    const double threshold = value.get<double>();
+    check(std::isfinite(threshold) && threshold >= 0, where, " is ", threshold,
+          "; expected a threshold of 0 or more");
+    return {.kind = ops::Gate::Kind::threshold, .threshold = threshold};
+  }
+  const bool is_top_k = value.is_object() && value.size() == 1 && value.contains("top_k") &&
+                        value["top_k"].is_number_integer() && value["top_k"] >= 0 &&
+                        value["top_k"] <= int64_t{1} << 31;
+  check(is_top_k, where, " is neither a threshold nor {\"top_k\": a whole number}");
+  return {.kind = ops::Gate::Kind::top_k, .keep = value["top_k"].get<int64_t>()};
+}
+
+}  // namespace
+
+Gates read_gates(const std::string& path) {
+  constexpr uint64_t kMost = uint64_t{1} << 20;
+  json file;
+  try {
+    // A layer that is named twice would have one gate of two.
+    std::vector<std::set<std::string>> keys;
+    file = json::parse(io::read_file(path, kMost), [&](int, json::parse_event_t event, json& value) {
+      if (event == json::parse_event_t::object_start) keys.emplace_back();
+      if (event == json::parse_event_t::object_end) keys.pop_back();
+      if (event == json::parse_event_t::key)
+        check(keys.back().insert(value.get<std::string>()).second, "gates: ", path, " has '",
+              io::shown(value.get<std::string>()), "' twice");
+      return true;
+    });
+  } catch (const json::exception&) {
+    fail_at(Site::here(), "gates: ", path, " is no JSON");
+  }
+  check(file.is_object() && file.value("format", json()) == "tessera-gates" && file.contains("layers") &&
+            file["layers"].is_object(),
+        "gates: ", path, ": expected an object with \"format\": \"tessera-gates\" and \"layers\"");
+  for (const auto& [key, value] : file.items())
+    check(key == "format" || key == "layers" || key == "scale" || key == "fingerprint", "gates: ", path,
+          ": unknown field '", io::shown(key), "'; expected format, fingerprint, scale or layers");
+  const json scale = file.value("scale", json("one")), fingerprint = file.value("fingerprint", json(""));
+  check(scale == "one" || scale == "column-norm", "gates: ", path,
+        ": \"scale\" is neither \"one\" nor \"column-norm\"");
+  check(fingerprint.is_string(), "gates: ", path, ": \"fingerprint\" is no text");
+  Gates gates{.column_norms = scale == "column-norm", .fingerprint = fingerprint.get<std::string>()};
+  for (const auto& [name, value] : file["layers"].items())
+    gates.gates.emplace(name, gate_of(value, "gates: " + path + ": the gate of '" + io::shown(name) + "'"));
+  return gates;
+}
+
+// ---- counting ----
+
+namespace {
+
+/// Adds what gate and inputs of one call, [T, in] of one text, say.
+void count_call(GateCounts& counts, const Tensor& x, const ops::Gate& gate) {
+  const auto inputs = ops::counting_inputs(x, gate);
+  std::vector<bool> before;
+  for (const std::vector<int32_t>& token : inputs) {
+    counts.inputs += x.size(1), counts.counted += int64_t(token.size());
+    std::vector<bool> now(size_t(x.size(1)), false);
+    for (const int32_t j : token) now[size_t(j)] = true;
+    if (!before.empty()) {
+      counts.followed += int64_t(token.size());
+      for (const int32_t j : token) counts.repeated += before[size_t(j)];
+    }
+    before = std::move(now);
+  }
+}
+
+template <class Model>
+std::map<std::string, GateCounts> count(Model& model, const std::vector<std::vector<int64_t>>& texts) {
+  struct Gated {
+    std::string name;
+    ops::Gate gate;  // on the CPU
+  };
+  std::map<std::string, std::vector<Gated>> layers;  // by our name
+  std::map<const nn::Linear*, size_t> next;
+  for (const LinearModule& module : linear_modules(model).all)
+    if (const auto* const form = std::get_if<nn::Compressed>(&module.layer->form)) {
+      ops::Gate gate = form->parts.at(next[module.layer]++).gate;
+      if (gate.scales.defined()) gate.scales = gate.scales.to(Device::cpu());
+      layers[module.ours].push_back({module.name, gate});
+    }
+  std::map<std::string, GateCounts> counts;
+  const nn::Observe scope(model, {.forward = [&](const nn::LinearCall& call) {
+                            const auto found = layers.find(call.name);
+                            if (found == layers.end()) return;
+                            const Tensor x = call.input.to(Device::cpu()),
+                                         rows = x.reshaped({x.count() / x.size(-1), x.size(-1)});
+                            for (const Gated& gated : found->second)
+                              count_call(counts[gated.name], rows, gated.gate);
+                          }});
+  const NoTape no_tape;
+  for (const std::vector<int64_t>& text : texts)
+    if (!text.empty()) model(Tensor::from(text, {1, int64_t(text.size())}, model.token.weight.device()));
+  return counts;
+}
+
+}  // namespace
+
+std::map<std::string, GateCounts> count_gates(models::Gpt& model,
+                                              const std::vector<std::vector<int64_t>>& texts) {
+  return count(model, texts);
+}
+std::map<std::string, GateCounts> count_gates(models::Llama& model,
+                                              const std::vector<std::vector<int64_t>>& texts) {
+  return count(model, texts);
+}
+
+}  // namespace tessera::pretrained

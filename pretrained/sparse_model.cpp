@@ -1,0 +1,333 @@
+#include "pretrained/sparse_model.h"
+
+#include <algorithm>
+
+#include "nn/form.h"
+#include "ops/variant.h"
+
+namespace tessera::pretrained {
+namespace {
+
+using ops::text_of;
+
+/// Fills a model from a file: dense tensors into parameters, compressed ones into the forms of their layers.
+template <class Model>
+class Filler {
+ public:
+  Filler(Model& model, const NameTable& table, const SparseFile& file, bool dense)
+      : model_(model), file_(file), dense_(dense) {
+    for (const NameRule& rule : table.rules) rules_.emplace(rule.ours, &rule);
+  }
+
+  /// What the model has by now and has not been filled.
+  void fill() {
+    std::map<std::string, nn::Linear*> layers;
+    nn::for_each<nn::Linear>(model_, [&](const std::string& ours, nn::Linear& layer) {
+      layers.emplace(ours + ".weight", &layer);
+    });
+    for (const auto& [name, parameter] : nn::parameters(model_)) {
+      if (!done_.insert(name).second) continue;
+      const NameRule& rule = *rules_.at(name);
+      if (is_compressed_rule(rule) && !dense_) {
+        nn::Linear& layer = *layers.at(name);
+        const Device device = layer.weight.device();
+        nn::Compressed form;
+        for (const NameRule::Part& part : rule.parts)
+          form.parts.push_back({file_.load(file_.layers().at(module_of(part))).to(device), {}});
+        layer.weight = Tensor();
+        layer.form = std::move(form);
+        continue;
+      }
+      for_each_part(rule, [&, &parameter = parameter](const NameRule::Part& part, int64_t row, int64_t rows) {
+        const Tensor to = parameter.detach().slice(0, row, row + rows);
+        if (is_compressed_rule(rule))
+          to.copy_from(ops::to_dense(file_.load(file_.layers().at(module_of(part)))));
+        else
+          to.copy_from(rule.transposed ? file_.load(part.theirs).transpose(0, 1) : file_.load(part.theirs));
+      });
+    }
+  }
+
+ private:
+  Model& model_;
+  const SparseFile& file_;
+  bool dense_;
+  std::map<std::string, const NameRule*> rules_;
+  std::set<std::string> done_;
+};
+
+/// On a GPU weights and activations have one dtype.
+void check_dtypes(const SparseFile& file, Device device, DType dtype) {
+  for (const auto& [name, layer] : file.layers()) {
+    const DType held = file.entry(name + ".weight.values").dtype;
+    const bool wider = device.is_cpu() && dtype == DType::f32;
+    check(held == dtype || wider, "sparse weights: ", file.path(), ": layer '", name, "' is ", held, ", and ",
+          device.name(), " is to run in ", dtype, "; give --dtype ", held, device.is_cpu() ? " or f32" : "",
+          ", or convert the dense model with --dtype ", dtype);
+  }
+}
+
+template <class Model, class Block, class ModelConfig>
+Model load_by_blocks(const char* what, const std::string& folder, Rng& rng, Device device,
+                     const LoadOptions& options, bool dense) {
+  const Config config = read_config(folder, options.config);
+  const auto* const found = std::get_if<ModelConfig>(&config.model);
+  check(found != nullptr, "load: ", folder, " holds a model of type ", config.type, ", not ", what);
+  ModelConfig wanted = *found;
+  if (options.dtype) wanted.dtype = *options.dtype;
+  const SparseFile file(folder);
+  const NameTable table = name_table(wanted);
+  check_fits(table, file);
+  if (!dense) check_dtypes(file, device, wanted.dtype);
+  ModelConfig first = wanted;
+  first.layers = 1;
+  Model model(first, rng, device, models::Start::blank);
+  model.config = wanted;
+  model.blocks.reserve(size_t(wanted.layers));
+  Filler<Model> filler(model, table, file, dense);
+  filler.fill();
+  while (int64_t(model.blocks.size()) < wanted.layers) {
+    model.blocks.push_back(Block(wanted, rng, device));
+    filler.fill();
+  }
+  nn::set_training(model, false);
+  return model;
+}
+
+// ---- gates and the choice ----
+
+/// From which weight sparsity on a format without a gate is expected to be faster than dense: by its bytes
+/// and the decoding; see docs/sparse_inference.md.
+double break_even(ops::SparseFormat format) {
+  return format == ops::SparseFormat::dense_columns ? 1.0 : 0.3;
+}
+
+/// The modules of one of our layers, from its first row on.
+struct Layer {
+  nn::Linear* linear;
+  std::vector<LinearModule> modules;
+};
+
+template <class Model>
+std::vector<Layer> layers_in_blocks(Model& model) {
+  std::vector<Layer> layers;
+  for (const LinearModule& module : linear_modules(model).all) {
+    if (!module.ours.starts_with("blocks.")) continue;
+    if (layers.empty() || layers.back().linear != module.layer) layers.push_back({module.layer, {}});
+    layers.back().modules.push_back(module);
+  }
+  return layers;
+}
+
+void check_gates(const Gates& gates, const std::vector<Layer>& layers, const std::string& fingerprint) {
+  check(gates.fingerprint.empty() || gates.fingerprint == fingerprint,
+        "gates: they were calibrated on the model with fingerprint ", gates.fingerprint, ", this one has ",
+        fingerprint, "; calibrate them on this model");
+  std::set<std::string> known;
+  for (const Layer& layer : layers)
+    for (const LinearModule& module : layer.modules) {
+      known.insert(module.name);
+      check(gates.gates.contains(module.name), "gates: there is none for layer ", module.name,
+            "; a threshold of 0 leaves out zeros alone");
+    }
+  for (const auto& [name, gate] : gates.gates)
+    check(known.contains(name), "gates: this model has no layer '", io::shown(name), "'",
+          nearest(name, NameList(known)));
+}
+
+/// The gate of a module; its scales on the device of the weight.
+ops::Gate gate_of(const SparseOptions& options, const std::string& name, const ops::SparseWeight& weight) {
+  if (options.threshold) return {.kind = ops::Gate::Kind::threshold, .threshold = *options.threshold};
+  if (!options.gates) return {};
+  ops::Gate gate = options.gates->gates.at(name);
+  if (options.gates->column_norms) gate.scales = ops::column_norms(weight).to(weight.device());
+  gate.validate("gates: layer " + name, weight.in);
+  return gate;
+}
+
+/// Why a part runs as it does: the first is whether it is sparse.
+std::pair<bool, std::string> judge(const ops::SparsePart& part, const SparseOptions& options) {
+  const std::string lacks = ops::sparse_kernel_lacks(part.weight, options.whole_texts ? 1 : options.tokens);
+  if (!lacks.empty())
+    return {false, text_of("a step has ", options.tokens, " tokens in ", part.weight.dtype(),
+                           ", and the kernel of ", name_of(part.weight.format), " needs ", lacks)};
+  if (options.mode == SparseMode::required) return {true, "required"};
+  if (part.gate.kind != ops::Gate::Kind::none && part.weight.format != ops::SparseFormat::tca_bme)
+    return {true, "inputs that its gate leaves out are not read"};
+  const double from = break_even(part.weight.format);
+  const bool pays = part.weight.sparsity() >= from;
+  return {pays, text_of(int(100 * part.weight.sparsity() + 0.5), " % of the weights are zero, ",
+                        pays ? "at least" : "less than", " the break-even of ", int(100 * from), " %")};
+}
+
+void compress_columns(const Layer& layer) {
+  nn::Compressed form;
+  const Tensor weight = layer.linear->weight.detach();
+  for (const LinearModule& module : layer.modules)
+    form.parts.push_back({ops::compress(weight.slice(0, module.first, module.first + module.rows),
+                                        ops::SparseFormat::dense_columns),
+                          {}});
+  layer.linear->weight = Tensor();
+  layer.linear->form = std::move(form);
+}
+
+void make_dense(nn::Linear& linear) {
+  const nn::Compressed form = std::get<nn::Compressed>(linear.form);
+  const ops::SparseWeight& first = form.parts.at(0).weight;
+  const DType dtype = linear.bias.defined() ? linear.bias.dtype() : first.dtype();
+  Tensor weight = Tensor::empty({linear.out, linear.in}, dtype, first.device());
+  int64_t row = 0;
+  for (const ops::SparsePart& part : form.parts) {
+    weight.slice(0, row, row + part.weight.out).copy_from(ops::to_dense(part.weight));
+    row += part.weight.out;
+  }
+  nn::make_parameter(weight);
+  linear.weight = weight;
+  linear.form = nn::Dense{};
+}
+
+SparseModule describe_dense(const LinearModule& module, const std::string& reason) {
+  const uint64_t bytes =
+      uint64_t(module.rows) * uint64_t(module.layer->in) * size_of(module.layer->weight.dtype());
+  return {.name = module.name,
+          .reason = reason,
+          .format = "dense",
+          .variant = "dense",
+          .bytes = bytes,
+          .dense_bytes = bytes};
+}
+
+/// Decides over one layer, whose gates are set.
+void decide(const Layer& layer, const SparseOptions& options, std::vector<SparseModule>& all) {
+  std::vector<SparseModule> modules;
+  std::string against;
+  const nn::Compressed form = std::get<nn::Compressed>(layer.linear->form);
+  for (size_t i = 0; i < layer.modules.size(); ++i) {
+    const ops::SparsePart& part = form.parts.at(i);
+    const auto [is_sparse, reason] = judge(part, options);
+    const std::string& name = layer.modules[i].name;
+    check(is_sparse || options.mode != SparseMode::required, "--sparse required: layer ", name,
+          " cannot run sparse: ", reason, "; use --sparse auto, or a smaller batch");
+    if (!is_sparse && against.empty()) against = name + ": " + reason;
+    modules.push_back({.name = name,
+                       .is_sparse = true,
+                       .reason = reason,
+                       .format = name_of(part.weight.format),
+                       .bytes = part.weight.bytes(),
+                       .dense_bytes = part.weight.dense_bytes(),
+                       .sparsity = part.weight.sparsity(),
+                       .gate = part.gate});
+    // Of whole texts: any number of tokens that the formats' own kernels do not take.
+    const int64_t tokens = options.whole_texts ? 1024 : options.tokens;
+    if (is_sparse) modules.back().variant = ops::sparse_linear_variant(part.weight, tokens);
+  }
+  if (against.empty()) {
+    all.insert(all.end(), modules.begin(), modules.end());
+    return;
+  }
+  // Rows of one weight: a part of it that is dense makes all of it dense.
+  make_dense(*layer.linear);
+  for (const LinearModule& module : layer.modules) all.push_back(describe_dense(module, against));
+}
+
+template <class Model>
+std::vector<SparseModule> equip(Model& model, const SparseOptions& options, const std::string& folder) {
+  check(options.mode != SparseMode::off, "make_sparse: the mode is off; then there is nothing to do");
+  check(!options.threshold || !options.gates,
+        "make_sparse: a threshold for all gates and gates; expected one of them");
+  const std::vector<Layer> layers = layers_in_blocks(model);
+  if (options.gates) {
+    const bool is_compressed =
+        std::ranges::none_of(layers, [](const Layer& layer) { return nn::is_dense(layer.linear->form); });
+    std::string fingerprint;
+    if (!options.gates->fingerprint.empty()) {
+      check(!is_compressed || !folder.empty(),
+            "make_sparse: the gates have a fingerprint, and the model is compressed; name its folder");
+      fingerprint = is_compressed ? SparseFile(folder).fingerprint() : fingerprint_of(model);
+    }
+    check_gates(*options.gates, layers, fingerprint);
+  }
+  const bool has_gates = options.threshold || options.gates;
+  std::vector<SparseModule> all;
+  for (const Layer& layer : layers) {
+    nn::Form& form = layer.linear->form;
+    if (nn::is_dense(form)) {
+      check(
+          has_gates || options.mode != SparseMode::required, "--sparse required: layer ",
+          layer.modules[0].name,
+          " cannot run sparse: its weight is dense, and it has no gate; compress the model (tessera convert "
+          "--format), or give --gate-threshold or --gates");
+      if (!has_gates) {
+        for (const LinearModule& module : layer.modules)
+          all.push_back(describe_dense(module, "its weight is dense, and it has no gate"));
+        continue;
+      }
+      compress_columns(layer);
+    }
+    nn::Compressed* const compressed = std::get_if<nn::Compressed>(&form);
+    check(compressed != nullptr, "make_sparse: layer ", layer.modules[0].name, " is ", nn::name_of(form),
+          "; expected a dense or a compressed one");
+    for (size_t i = 0; i < layer.modules.size(); ++i)
+      compressed->parts.at(i).gate = gate_of(options, layer.modules[i].name, compressed->parts[i].weight);
+    decide(layer, options, all);
+  }
+  return all;
+}
+
+void check_tokens(const std::string& name, ops::SparseFormat format, const SparseOptions& options) {
+  const int64_t most = ops::most_sparse_tokens(format);
+  check(options.whole_texts || options.tokens <= most, "--sparse required: layer ", name,
+        " cannot run sparse: a step has ", options.tokens, " tokens, and the kernel of ", name_of(format),
+        " takes at most ", most, "; use --sparse auto, or a smaller batch");
+}
+
+}  // namespace
+
+models::Gpt load_sparse_gpt(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
+                            bool dense) {
+  return load_by_blocks<models::Gpt, models::GptBlock, models::GptConfig>("gpt2 or opt", folder, rng, device,
+                                                                          options, dense);
+}
+models::Llama load_sparse_llama(const std::string& folder, Rng& rng, Device device,
+                                const LoadOptions& options, bool dense) {
+  return load_by_blocks<models::Llama, models::LlamaBlock, models::LlamaConfig>(
+      "llama, mistral, qwen2, qwen3 or phi3", folder, rng, device, options, dense);
+}
+
+SparseMode parse_sparse_mode(const std::string& name) {
+  if (name == "off") return SparseMode::off;
+  if (name == "auto") return SparseMode::automatic;
+  check(name == "required", "sparse: there is no mode \"", name, "\"; expected off, auto or required");
+  return SparseMode::required;
+}
+
+void check_sparse(const std::string& folder, const SparseOptions& options) {
+  if (options.mode != SparseMode::required) return;
+  const bool has_gates = options.threshold || options.gates;
+  if (is_sparse_folder(folder)) {
+    const SparseFile file(folder);
+    for (const auto& [name, layer] : file.layers()) check_tokens(name, layer.format, options);
+    return;
+  }
+  const Config config = read_config(folder);
+  const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
+  const auto rule = std::ranges::find_if(table.rules, is_compressed_rule);
+  check(rule != table.rules.end(), "--sparse required: the model of ", folder,
+        " has no linear layers in blocks");
+  const std::string first = module_of(rule->parts.at(0));
+  check(has_gates, "--sparse required: layer ", first,
+        " cannot run sparse: its weight is dense, and it has no gate; compress the model (tessera convert "
+        "--format), or give --gate-threshold or --gates");
+  check_tokens(first, ops::SparseFormat::dense_columns, options);
+}
+
+std::vector<SparseModule> make_sparse(models::Gpt& model, const SparseOptions& options,
+                                      const std::string& folder) {
+  return equip(model, options, folder);
+}
+std::vector<SparseModule> make_sparse(models::Llama& model, const SparseOptions& options,
+                                      const std::string& folder) {
+  return equip(model, options, folder);
+}
+
+}  // namespace tessera::pretrained
