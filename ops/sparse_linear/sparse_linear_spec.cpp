@@ -64,12 +64,13 @@ std::vector<Case> cases_of() {
   struct Size {
     int64_t tokens, out, in, density;
   };
-  const Size sizes[] = {{1, 1, 1, 100},   {1, 5, 7, 50},     {3, 64, 64, 50},   {1, 256, 64, 30},  {2, 257, 65, 50},
-                        {4, 130, 1, 100}, {5, 1, 130, 60},   {8, 300, 515, 20}, {1, 520, 2056, 50}, {7, 63, 200, 0},
-                        {9, 130, 70, 50}, {16, 100, 300, 50}, {31, 65, 129, 70}, {32, 192, 1000, 50}, {33, 70, 90, 40},
-                        {129, 257, 130, 50}, {0, 5, 7, 50},  {3, 0, 7, 50},     {3, 5, 0, 100},     {2, 700, 4099, 50}};
-  const auto add = [&](const Size& size, const char* format, const char* gate, std::initializer_list<const char*> with,
-                       Placement placement = Placement::pitched) {
+  const Size sizes[] = {{1, 1, 1, 100},     {1, 5, 7, 50},       {3, 64, 64, 50},  {1, 256, 64, 30},
+                        {2, 257, 65, 50},   {4, 130, 1, 100},    {5, 1, 130, 60},  {8, 300, 515, 20},
+                        {1, 520, 2056, 50}, {7, 63, 200, 0},     {9, 130, 70, 50}, {16, 100, 300, 50},
+                        {31, 65, 129, 70},  {32, 192, 1000, 50}, {33, 70, 90, 40}, {129, 257, 130, 50},
+                        {0, 5, 7, 50},      {3, 0, 7, 50},       {3, 5, 0, 100},   {2, 700, 4099, 50}};
+  const auto add = [&](const Size& size, const char* format, const char* gate,
+                       std::initializer_list<const char*> with, Placement placement = Placement::pitched) {
     Dims dims{{"T", size.tokens}, {"out", size.out}, {"in", size.in}, {"density", size.density}};
     for (const char* const name : with) dims[name] = 1;
     cases.push_back({.dims = dims,
@@ -107,14 +108,20 @@ std::vector<OpSpec> sparse_linear_specs() {
                  {.name = "weight", .shape = "[out, in]: only its shape is used", .differentiable = false},
                  {.name = "bias", .shape = "[out]", .optional = true, .differentiable = false},
                  {.name = "residual", .shape = "[T, out]", .optional = true, .differentiable = false},
-                 {.name = "scales", .shape = "[in]", .optional = true, .differentiable = false, .dtypes = {DType::f32}},
+                 {.name = "scales",
+                  .shape = "[in]",
+                  .optional = true,
+                  .differentiable = false,
+                  .dtypes = {DType::f32}},
                  {.name = "values", .shape = "[stored]", .differentiable = false, .from = {"weight"}},
-                 array("bitmaps", "[bitmaps]", DType::i64), array("offsets", "[groups + 1]", DType::i32),
+                 array("bitmaps", "[bitmaps]", DType::i64),
+                 array("offsets", "[groups + 1]", DType::i32),
                  array("info", "[entries]", DType::i32)},
-      .attrs = {{"format", std::string("tca-bme"), "of the weight", {"dense-columns", "tiled-cbc", "tca-bme"}},
-                {"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
-                {"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
-                {"keep", int64_t{0}, "top_k: inputs of a token that count"}},
+      .attrs =
+          {{"format", std::string("tca-bme"), "of the weight", {"dense-columns", "tiled-cbc", "tca-bme"}},
+           {"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
+           {"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
+           {"keep", int64_t{0}, "top_k: inputs of a token that count"}},
       .outputs = {{"y", "[T, out]", false}},
       .cpu_dtypes = {DType::f32, DType::bf16, DType::f16},
       .cuda_dtypes = {DType::bf16, DType::f16},
@@ -141,7 +148,10 @@ std::vector<OpSpec> sparse_linear_specs() {
     static constexpr const char* kFormats[] = {"dense-columns", "tiled-cbc", "tca-bme"};
     static constexpr const char* kGates[] = {"none", "threshold", "top_k"};
     const int64_t in = draw.size(1, 5000);
-    return Case{.dims = {{"T", draw.size(1, 64)}, {"out", draw.size(1, 5000)}, {"in", in}, {"density", draw.size(1, 100)}},
+    return Case{.dims = {{"T", draw.size(1, 64)},
+                         {"out", draw.size(1, 5000)},
+                         {"in", in},
+                         {"density", draw.size(1, 100)}},
                 .attrs = {{"format", std::string(kFormats[draw.size(0, 2)])},
                           {"gate", std::string(kGates[draw.size(0, 2)])},
                           {"threshold", 0.6},
