@@ -6,10 +6,7 @@
 #include <optional>
 
 #include "cli/eval.h"
-#include "cli/language_folder.h"
-#include "datasets/tokenize.h"
-#include "datasets/tokens.h"
-#include "io/text_file.h"
+#include "cli/language_tokens.h"
 #include "io/utf8.h"
 #include "runtime/f32_math.h"
 #include "runtime/interrupt.h"
@@ -27,51 +24,6 @@ struct PplArgs {
   SparseFlags sparse;
   bool json = false, any_bytes = false;
 };
-
-struct Tokens {
-  std::vector<int64_t> ids;
-  uint64_t bytes = 0;  // of their text
-};
-
-/// The files' text, with an empty line between two files, in one piece.
-Tokens tokens_of_text(const PplArgs& args, const LanguageFolder& language) {
-  std::string text;
-  for (const std::string& path : args.text) {
-    if (!text.empty()) text += "\n\n";
-    text += io::read_text(path, datasets::kLargestText, args.any_bytes);
-  }
-  const io::Tokenizer tokenizer = io::Tokenizer::load(language.path);
-  const std::vector<int32_t> ids = tokenizer.encode(text).ids;
-  check_vocabulary(language, ids, tokenizer.path());
-  tell_invalid(io::invalid_bytes(text), text.size());
-  return {{ids.begin(), ids.end()}, text.size()};
-}
-
-/// What lies in shards; their tokenizer says how many bytes of text that is.
-Tokens tokens_of_shards(const PplArgs& args, const LanguageFolder& language) {
-  Tokens tokens;
-  std::vector<int32_t> ids;
-  std::string fingerprint;
-  for (const std::string& path : datasets::shard_paths(args.data, args.part)) {
-    const datasets::TokenShard shard(path);
-    check(fingerprint.empty() || fingerprint == shard.info().fingerprint, "eval ppl: ", path,
-          " was made by another tokenizer than the shards before it");
-    fingerprint = shard.info().fingerprint;
-    const size_t before = tokens.ids.size();
-    tokens.ids.resize(before + shard.info().tokens);
-    shard.read(0, std::span(tokens.ids).subspan(before));
-  }
-  const io::Tokenizer tokenizer = io::Tokenizer::load(args.data);
-  check(tokenizer.fingerprint() == fingerprint, "eval ppl: the shards of ", args.data,
-        " were not made by its tokenizer.json");
-  const std::string own = io::Tokenizer::load(language.path).fingerprint();
-  check(own == fingerprint, "eval ppl: the shards of ", args.data, " come from the tokenizer ", fingerprint,
-        ", the model in ", language.path, " has ", own, ": tokenize the text again, with the model's");
-  ids.assign(tokens.ids.begin(), tokens.ids.end());
-  check_vocabulary(language, ids, tokenizer.path());
-  tokens.bytes = tokenizer.decode(ids).size();
-  return tokens;
-}
 
 /// The linear layers, with what their gates did on the first windows.
 nlohmann::json sparse_layers(LanguageFolder& language, const std::vector<train::PerplexityWindow>& windows) {
@@ -106,7 +58,9 @@ int eval_ppl(PplArgs args) {
         " tokens; the model has ", longest_of(language), " positions: give a smaller --length");
   check(args.options.stride < args.options.length, "eval ppl: --stride ", args.options.stride,
         " in windows of ", args.options.length, " tokens, as many as the model has positions; expected less");
-  const Tokens tokens = args.data.empty() ? tokens_of_text(args, language) : tokens_of_shards(args, language);
+  const LanguageTokens tokens = args.data.empty()
+                                    ? tokens_of_text(language, args.text, args.any_bytes)
+                                    : tokens_of_shards("eval ppl", language, args.data, args.part);
   const std::vector<train::PerplexityWindow> windows = train::perplexity_windows(tokens.ids, args.options);
 
   const InterruptGuard guard;

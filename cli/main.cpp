@@ -60,6 +60,7 @@ int run(int argc, char** argv) {
   add_tokenizer(app, action);
   add_data(app, action);
   add_convert(app, action);
+  add_prune(app, action);
   be_strict(app);
   try {
     app.parse(argc, argv);

@@ -56,6 +56,9 @@ io::NamedTensors export_tensors(const io::NamedTensors& ours, const NameTable& t
 struct SaveOptions {
   std::optional<DType> dtype = {};  // of the files; else that of the parameters
   uint64_t shard_bytes = uint64_t{5'000'000'000};
+  /// A model directory whose config.json (with the dtype of the files), tokenizer and licence go along; "":
+  /// none, and a config.json of the model's own configuration.
+  std::string companions = "";
 };
 
 /// Writes config.json and safetensors that transformers and load_* read, all of them or nothing. Throws if

@@ -35,7 +35,10 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
   io::check_no_weights(folder);
   io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
   io::save_weights(files.path(), weights, options.shard_bytes);
-  io::write_file(files.path() + "/config.json", config_text(config));
+  if (options.companions.empty())
+    io::write_file(files.path() + "/config.json", config_text(config));
+  else
+    copy_companions(options.companions, files.path(), config.dtype, {});
   files.publish();
 }
 

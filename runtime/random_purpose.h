@@ -14,7 +14,8 @@ enum class RandomPurpose : uint64_t {
   dropout = 0xD509'5EED'0000'0003u,
   sequence_order = 0x0D4E'5EED'0000'0001u,  // of the windows of a text
   text_order = 0x0D3E'5EED'0000'0002u,      // of labelled texts
-  evaluation = 0xE7A1'5EED'0000'0001u       // tasks that training never meets
+  evaluation = 0xE7A1'5EED'0000'0001u,      // tasks that training never meets
+  calibration = 0xCA11'5EED'0000'0001u      // samples of a text
 };
 
 /// The seed of that purpose. Seeds of runs that differ by less than 2^32 share none.

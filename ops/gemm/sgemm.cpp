@@ -30,45 +30,38 @@ struct Shared {
   int users = 0, before = 1;
 };
 
-/// While it lives, OpenBLAS starts no threads for this thread's calls.
-class OneBlasThread {
- public:
-  OneBlasThread() : build_(openblas_get_parallel()) {
-    if (build_ == OPENBLAS_OPENMP) {
-      before_ = openmp().get();
-      if (before_ != 1) openmp().set(1);
-    } else if (build_ == OPENBLAS_THREAD) {
-      const std::lock_guard lock(shared().mutex);
-      if (shared().users++ > 0) return;
-      shared().before = openblas_get_num_threads();
-      if (shared().before != 1) openblas_set_num_threads(1);
-    }
-  }
-  ~OneBlasThread() {
-    if (build_ == OPENBLAS_OPENMP) {
-      if (before_ != 1) openmp().set(before_);
-    } else if (build_ == OPENBLAS_THREAD) {
-      const std::lock_guard lock(shared().mutex);
-      if (--shared().users == 0 && shared().before != 1) openblas_set_num_threads(shared().before);
-    }
-  }
-  OneBlasThread(const OneBlasThread&) = delete;
+const OpenMp& openmp() {
+  static const OpenMp found;
+  return found;
+}
 
- private:
-  static const OpenMp& openmp() {
-    static const OpenMp found;
-    return found;
-  }
-  static Shared& shared() {
-    static Shared one;
-    return one;
-  }
-
-  const int build_;
-  int before_ = 1;
-};
+Shared& shared() {
+  static Shared one;
+  return one;
+}
 
 }  // namespace
+
+OneBlasThread::OneBlasThread() : build_(openblas_get_parallel()) {
+  if (build_ == OPENBLAS_OPENMP) {
+    before_ = openmp().get();
+    if (before_ != 1) openmp().set(1);
+  } else if (build_ == OPENBLAS_THREAD) {
+    const std::lock_guard lock(shared().mutex);
+    if (shared().users++ > 0) return;
+    shared().before = openblas_get_num_threads();
+    if (shared().before != 1) openblas_set_num_threads(1);
+  }
+}
+
+OneBlasThread::~OneBlasThread() {
+  if (build_ == OPENBLAS_OPENMP) {
+    if (before_ != 1) openmp().set(before_);
+  } else if (build_ == OPENBLAS_THREAD) {
+    const std::lock_guard lock(shared().mutex);
+    if (--shared().users == 0 && shared().before != 1) openblas_set_num_threads(shared().before);
+  }
+}
 
 void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const SgemmOperand& a, const SgemmOperand& b,
            float beta, float* c, int64_t ldc) {

@@ -10,13 +10,25 @@ struct SgemmOperand {
   bool transposed = false;
 };
 
-/// c [m, n] = alpha op(a) op(b) + beta c by OpenBLAS, in the calling thread alone and with the same bits
-/// whatever OpenBLAS's build (sequential, POSIX threads, OpenMP) and its settings. Row-major; all sizes and
-/// leading dimensions fit an int. With beta 0, c is not read.
+/// While it lives, OpenBLAS (and LAPACK on it) starts no threads for this thread's calls, whatever its build
+/// (sequential, POSIX threads, OpenMP) and its settings, so that results have the same bits.
 ///
 /// The settings of the program are restored afterwards. OpenBLAS's build with POSIX threads knows only one
 /// number of threads per process: GEMMs that a program runs itself meanwhile use one thread too,
 /// and it must not change the number meanwhile.
+class OneBlasThread {
+ public:
+  OneBlasThread();
+  ~OneBlasThread();
+  OneBlasThread(const OneBlasThread&) = delete;
+
+ private:
+  const int build_;
+  int before_ = 1;
+};
+
+/// c [m, n] = alpha op(a) op(b) + beta c by OpenBLAS, as OneBlasThread has it. Row-major; all sizes and
+/// leading dimensions fit an int. With beta 0, c is not read.
 void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const SgemmOperand& a, const SgemmOperand& b,
            float beta, float* c, int64_t ldc);
 

@@ -1,0 +1,366 @@
+#include "sparsity/prune.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/language_tokens.h"
+#include "io/utf8.h"
+#include "runtime/interrupt.h"
+#include "sparsity/allocation_file.h"
+#include "sparsity/prune_report.h"
+#include "train/perplexity.h"
+#include "train/progress.h"
+
+namespace tessera::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using sparsity::PruneOptions;
+
+struct PruneArgs {
+  std::string model, data, out, config, device, dtype;
+  std::vector<std::string> text, eval_text;
+  std::string method = "wanda", update, pattern = "unstructured", within, allocation = "uniform", layers;
+  std::optional<double> sparsity;
+  std::optional<int64_t> length;
+  double validation = 0.1;
+  sparsity::SampleOptions samples;
+  PruneOptions options;
+  int64_t eval_windows = 0;
+  bool any_bytes = false, json = false, plan_only = false;
+};
+
+/// What is pruned with, and what is held out.
+struct Texts {
+  std::vector<int64_t> calibration, evaluation;
+};
+
+/// Turns the flags that are texts into options; what they say wrong is a mistake of the command line.
+void read_options(PruneArgs& args) {
+  PruneOptions& options = args.options;
+  try {
+    options.score = sparsity::parse_score(args.method);
+    const bool by_hessian = options.score == sparsity::Score::sparsegpt;
+    options.update = sparsity::parse_update(!args.update.empty() ? args.update : by_hessian ? "obs" : "none");
+    options.pattern = sparsity::parse_pattern(args.pattern);
+    const sparsity::Pattern& pattern = options.pattern;
+    options.sparsity =
+        args.sparsity.value_or(pattern.structured() ? double(pattern.zeros) / double(pattern.group) : 0.5);
+    if (!args.within.empty())
+      options.within = args.within == "row" ? ops::KeepWithin::row : ops::KeepWithin::matrix;
+    if (args.allocation == "owl" || args.allocation == "uniform")
+      options.allocation = sparsity::parse_allocation(args.allocation);
+    else
+      options.assigned = sparsity::read_allocation(args.allocation);
+    if (!args.layers.empty()) {
+      const size_t colon = args.layers.find(':');
+      const std::string first = args.layers.substr(0, colon),
+                        last = colon == std::string::npos ? "" : args.layers.substr(colon + 1);
+      std::string number = first, end = last;
+      check(colon != std::string::npos && kDecimal(number).empty() && kDecimal(end).empty(), "--layers: '",
+            args.layers, "'; expected FIRST:END as in 0:8");
+      options.first_block = std::stoll(first), options.last_block = std::stoll(last);
+    }
+    options.validate();
+  } catch (const Error& error) {
+    throw UsageError(error.message());
+  }
+}
+
+std::string describe_method(const PruneOptions& options) {
+  std::string text = options.method() + ", ";
+  if (options.pattern.structured())
+    return text + fmt::format("{} of each {} weights of a row dropped", options.pattern.zeros,
+                              options.pattern.group);
+  const bool by_blocks = options.score == sparsity::Score::sparsegpt;
+  const char* const where = options.keep_within() == ops::KeepWithin::row ? "each row"
+                            : by_blocks                                   ? "each block of columns"
+                                                                          : "each matrix";
+  return text + fmt::format("{:g} of the weights of {} dropped", options.sparsity, where);
+}
+
+Texts read_texts(const PruneArgs& args, const LanguageFolder& language) {
+  Texts texts;
+  if (!args.data.empty()) {
+    texts.calibration = tokens_of_shards("prune", language, args.data, "train").ids;
+    if (args.eval_text.empty() && args.validation > 0)
+      texts.evaluation = tokens_of_shards("prune", language, args.data, "validation").ids;
+  } else if (!args.text.empty()) {
+    texts.calibration = tokens_of_text(language, args.text, args.any_bytes).ids;
+    if (args.eval_text.empty() && args.validation > 0) {
+      const size_t held = size_t(double(texts.calibration.size()) * args.validation);
+      texts.evaluation.assign(texts.calibration.end() - int64_t(held), texts.calibration.end());
+      texts.calibration.resize(texts.calibration.size() - held);
+    }
+  }
+  if (!args.eval_text.empty())
+    texts.evaluation = tokens_of_text(language, args.eval_text, args.any_bytes).ids;
+  return texts;
+}
+
+double perplexity_of(const LanguageFolder& language, std::span<const train::PerplexityWindow> windows,
+                     Device device, int64_t batch) {
+  const auto progress = [](const train::Perplexity&) {
+    check_interrupt();
+    return true;
+  };
+  return std::visit(
+      [&](const auto& model) {
+        return train::measure_perplexity(model, windows, device, batch, progress).perplexity();
+      },
+      language.model);
+}
+
+std::string plan_text(const PruneArgs& args, const LanguageFolder& language, const sparsity::Samples& samples,
+                      Device device, const sparsity::PrunePlan& plan) {
+  constexpr double kGib = 1 << 30;
+  std::string text = fmt::format("{:<12} {} of {}, {} on {}\n", "model", language.config.type, language.path,
+                                 tessera::name_of(dtype_of(language)), device.name());
+  text += fmt::format("{:<12} {} matrices, {} weights: {}\n", "prune", plan.matrices,
+                      train::format_count(double(plan.weights)), describe_method(args.options));
+  if (samples.count() > 0)
+    text += fmt::format("{:<12} {} samples of {} tokens, seed {}\n", "calibration", samples.count(),
+                        samples.length, samples.seed);
+  text += fmt::format("{:<12} {:.2f} GiB: model {:.2f}, samples {:.2f}, statistics {:.2f}, work {:.2f}\n",
+                      "memory", plan.bytes() / kGib, plan.model_bytes / kGib, plan.sample_bytes / kGib,
+                      plan.statistics_bytes / kGib, plan.transient_bytes / kGib);
+  if (plan.seconds > 0)
+    text += fmt::format("{:<12} about {} and {:.3g} FLOPs, by the pace of the first block\n", "time",
+                        train::format_duration(plan.seconds), plan.flops);
+  return text;
+}
+
+ordered_json report_of(const PruneArgs& args, const LanguageFolder& language,
+                       const sparsity::Samples& samples, const sparsity::Pruned& pruned) {
+  ordered_json report;
+  report["model"] = pruned.masks.info.model;
+  report["type"] = language.config.type;
+  report["fingerprint"] = pruned.masks.info.fingerprint;
+  report["method"] = pruned.masks.info.method;
+  report["options"] = sparsity::to_json(args.options);
+  report["calibration"] = {{"samples", samples.count()},
+                           {"length", samples.length},
+                           {"seed", samples.seed},
+                           {"begins", samples.begins}};
+  report["sparsity"] = pruned.sparsity();
+  report["matrices"] = sparsity::matrices_to_json(pruned.matrices);
+  return report;
+}
+
+std::function<void(int64_t, const std::vector<sparsity::PrunedMatrix>&)> block_teller(int64_t blocks) {
+  return [blocks](int64_t block, const std::vector<sparsity::PrunedMatrix>& matrices) {
+    const sparsity::Pruned whole{.matrices = matrices, .masks = {}};
+    train::tell(fmt::format("block {} of {}: sparsity {:.4f}\n", block + 1, blocks, whole.sparsity()));
+    for (const sparsity::PrunedMatrix& matrix : matrices)
+      if (matrix.raised > 0)
+        train::tell(fmt::format("  {}: damping raised to {:g}: X^T X was not positive definite\n",
+                                matrix.name, matrix.damping));
+  };
+}
+
+int prune(PruneArgs args) {
+  read_options(args);
+  const bool has_text = !args.text.empty() || !args.data.empty();
+  if (args.options.needs_samples() && !has_text)
+    throw UsageError(fmt::format(
+        "prune: {} is calibrated with text: give --text FILE..., or --data DIR with shards of tokens",
+        args.options.method()));
+  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  if (!args.plan_only) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(args.out, ignored)) io::check_no_weights(args.out);
+  }
+  LanguageFolder language = load_language(args.model, device, args.dtype);
+  const DType of_file = std::visit([](const auto& config) { return config.dtype; }, language.config.model);
+  const DType saved = args.dtype.empty() ? of_file : dtype_of(language);
+  if (saved != dtype_of(language)) args.options.dtype = saved;
+  const int64_t longest = longest_of(language);
+  args.samples.length = args.length.value_or(std::min(args.samples.length, longest));
+  check(args.samples.length <= longest, "prune: samples of ", args.samples.length, " tokens; the model has ",
+        longest, " ", limit_of(language), ": give a smaller --length");
+  const Texts texts = read_texts(args, language);
+  const sparsity::Samples samples = args.options.needs_samples()
+                                        ? sparsity::choose_samples(texts.calibration, args.samples)
+                                        : sparsity::Samples{};
+  std::vector<train::PerplexityWindow> windows;
+  if (has_text || !args.eval_text.empty()) {
+    if (!texts.evaluation.empty() || args.validation > 0 || !args.eval_text.empty())
+      windows = train::perplexity_windows(texts.evaluation,
+                                          {.length = args.samples.length, .most_windows = args.eval_windows});
+  }
+  const InterruptGuard interrupts(
+      "\ntessera: stopping; finished blocks are kept, and the same command goes on after them\n");
+  const std::string plan =
+      plan_text(args, language, samples, device,
+                std::visit([&](auto& model) { return sparsity::plan_pruning(model, samples, args.options); },
+                           language.model));
+  if (args.json)
+    train::tell(plan);
+  else
+    fmt::print("{}", plan);
+  std::fflush(stdout);
+  if (args.plan_only) return 0;
+
+  const auto begin = std::chrono::steady_clock::now();
+  std::optional<double> before, after;
+  if (!windows.empty()) before = perplexity_of(language, windows, device, args.options.batch);
+  args.options.progress = args.out + ".partial";
+  args.options.on_block = block_teller(
+      std::visit([](const auto& model) { return int64_t(model.blocks.size()); }, language.model));
+  sparsity::Pruned pruned =
+      std::visit([&](auto& model) { return sparsity::prune(model, samples, args.options); }, language.model);
+  pruned.masks.info.model =
+      io::utf8_text(std::filesystem::path(args.model).lexically_normal().filename().string());
+  if (!windows.empty()) after = perplexity_of(language, windows, device, args.options.batch);
+
+  ordered_json report = report_of(args, language, samples, pruned);
+  if (before)
+    report["perplexity"] = {
+        {"length", args.samples.length}, {"windows", windows.size()}, {"before", *before}, {"after", *after}};
+  std::visit(
+      [&](const auto& model) {
+        sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
+                              {.dtype = saved, .companions = language.path});
+      },
+      language.model);
+  std::filesystem::remove_all(args.options.progress);
+  if (args.json) {
+    report["out"] = args.out;
+    report["resumed_blocks"] = pruned.resumed;
+    report["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    fmt::print("{}\n", io::json_text(report, 2));
+    return 0;
+  }
+  if (pruned.resumed > 0)
+    fmt::print("{:<12} {} blocks were pruned by an earlier call\n", "resumed", pruned.resumed);
+  fmt::print("\n{}", sparsity::sparsity_table(pruned.matrices));
+  fmt::print("\n{:<12} {:.6f}\n", "sparsity", pruned.sparsity());
+  if (before)
+    fmt::print("{:<12} {:.4f} before, {:.4f} after, on {} windows of {} tokens\n", "perplexity", *before,
+               *after, windows.size(), args.samples.length);
+  fmt::print("{:<12} {} ({}, {})\n", "written", args.out, sparsity::kMasksFile, sparsity::kReportFile);
+  return 0;
+}
+
+void add_text_flags(CLI::App& command, PruneArgs& args) {
+  auto* const text =
+      command.add_option("--text", args.text, "Text files for calibration; they are joined by blank lines");
+  add_any_bytes(command, args.any_bytes);
+  command.add_option("--data", args.data, "Directory of token shards, instead of --text")->excludes(text);
+  command.add_option("--eval-text", args.eval_text,
+                     "Text files for the perplexity; default: the end of --text");
+  command
+      .add_option("--validation", args.validation,
+                  "Share at the end of --text kept for the perplexity; 0: none")
+      ->check(kFinite)
+      ->check(between(0, 0.9));
+  command
+      .add_option("--eval-windows", args.eval_windows, "Maximum number of windows for the perplexity; 0: all")
+      ->check(kDecimal)
+      ->check(CLI::Range(0, 1 << 30));
+  command.add_option("--samples", args.samples.count, "Calibration samples")->check(whole(1, 1 << 24));
+  command
+      .add_option("--length", args.length,
+                  "Tokens per sample and window; default: 2048, or the model's maximum if that is less")
+      ->check(whole(2, 1 << 24));
+  command.add_option("--seed", args.samples.seed, "Random seed: which samples")->check(kDecimal);
+  command.add_option("--batch-size", args.options.batch, "Samples passed through a block at a time")
+      ->check(whole(1, 1 << 20));
+}
+
+void add_choice_flags(CLI::App& command, PruneArgs& args) {
+  PruneOptions& options = args.options;
+  command.add_option("--only", options.only,
+                     "Prune only these modules: \"k_proj\", \"model.layers.*.mlp.*\"");
+  command.add_option("--except", options.except, "Do not prune these modules");
+  command.add_option("--layers", args.layers, "Prune only blocks FIRST:END, END not included; default: all");
+  command.add_flag("--invert", options.invert,
+                   "Prune the other modules: those that --only, --except and --layers leave out");
+}
+
+void add_method_flags(CLI::App& command, PruneArgs& args) {
+  PruneOptions& options = args.options;
+  command.add_option("--method", args.method, "Score of a weight; the lowest are dropped")
+      ->check(CLI::IsMember({"magnitude", "wanda", "ria", "sparsegpt"}));
+  command
+      .add_option("--update", args.update,
+                  "Update of the weights that stay; default: obs for sparsegpt, else none")
+      ->check(CLI::IsMember({"none", "obs", "admm"}));
+  command.add_option("--sparsity", args.sparsity,
+                     "Share of the weights to drop; default: 0.5, or n/m of the pattern");
+  command.add_option("--pattern", args.pattern,
+                     "unstructured, or n:m: n zeros in each m consecutive inputs, as 2:4");
+  command
+      .add_option(
+          "--within", args.within,
+          "Drop the lowest scores of each row or of the matrix; default: matrix for magnitude and sparsegpt")
+      ->check(CLI::IsMember({"row", "matrix"}));
+  command.add_option("--allocation", args.allocation,
+                     "uniform, owl, or a JSON file of sparsities by module: {\"mlp.down_proj\": 0.6}");
+  command
+      .add_option("--owl-outlier", options.owl_outlier,
+                  "owl: outliers exceed this multiple of the mean score")
+      ->check(kFinite);
+  command
+      .add_option("--owl-range", options.owl_range, "owl: lambda, half the range of the blocks' sparsities")
+      ->check(kFinite);
+  command.add_option("--ria-power", options.ria_power, "ria: power of the input norm")->check(kFinite);
+  command.add_flag("--variant", options.variant, "wanda: drop the lowest share of each row's sum of scores");
+  command
+      .add_option("--damping", options.damping,
+                  "Share of the mean added to the Hessian's diagonal; raised if it must be")
+      ->check(kFinite);
+  command.add_option("--block-size", options.block_size, "obs: columns whose masks are chosen together")
+      ->check(whole(1, 512));
+  command
+      .add_option("--bits", options.bits, "obs: round the weights that stay to so many bits per row; 0: not")
+      ->check(whole(0, 8));
+  command.add_flag("--true-sequential", options.sequential,
+                   "Calibrate each layer on its block's pruned earlier layers");
+  command.add_option("--iterations", options.iterations, "admm: iterations")->check(whole(1, 100000));
+  command.add_option("--rho", options.rho, "admm: penalty")->check(kFinite);
+}
+
+}  // namespace
+
+void add_prune(CLI::App& app, Action& action) {
+  CLI::App& command =
+      *app.add_subcommand("prune", "Prune a language model: magnitude, Wanda, RIA or SparseGPT");
+  auto args = std::make_shared<PruneArgs>();
+  command.footer(
+      "Prints a plan, prunes block by block and writes a Hugging Face model directory with masks.safetensors "
+      "and\n"
+      "pruning.json in it. A call that was stopped goes on after its finished blocks.\n\nExample:\n"
+      "  tessera prune --model llama --text c4.txt --eval-text wikitext.txt --method wanda --pattern 2:4 "
+      "--out pruned");
+  command.add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run")
+      ->required();
+  command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
+  command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
+  add_method_flags(command, *args);
+  add_choice_flags(command, *args);
+  add_text_flags(command, *args);
+  command
+      .add_option("--dtype", args->dtype,
+                  "Dtype of the weights; default: the file's, on the CPU f32 until they are saved")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  command
+      .add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName);
+  command.add_flag("--plan", args->plan_only, "Print the plan and stop");
+  command.add_flag("--json", args->json, "Print the report as JSON at the end");
+  command.callback([&action, &command, args] {
+    action = [&command, args] {
+      apply_config(command, args->config);
+      return prune(*args);
+    };
+  });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "sparsity/calibration.h"
+#include "sparsity/targets.h"
+#include "sparsity/walk.h"
+
+namespace tessera::sparsity {
+
+/// The share of Wanda's scores of some matrices together that are larger than `factor` times their mean.
+double outlier_share(const std::vector<Tensor>& scores, double factor);
+
+/// The sparsity of each block by the outliers of its scores: its share of kept weights is 1 - sparsity + s -
+/// mean(s), where s is the outlier share, shifted and scaled to [0, 2 range] over the blocks (Yin et al.,
+/// arXiv:2310.05175, as its authors' program computes it). All the same if the shares are.
+std::vector<double> owl_sparsities(const std::vector<double>& outliers, double sparsity, double range);
+
+/// Sets the sparsity of all targets but those assigned by name, from scores of the dense model.
+template <class Model>
+void allocate_owl(Model& model, const Samples& samples, const PruneOptions& options,
+                  std::vector<Target>& targets);
+
+extern template void allocate_owl(models::Gpt&, const Samples&, const PruneOptions&, std::vector<Target>&);
+extern template void allocate_owl(models::Llama&, const Samples&, const PruneOptions&, std::vector<Target>&);
+
+}  // namespace tessera::sparsity

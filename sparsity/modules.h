@@ -1,0 +1,31 @@
+#pragma once
+
+#include <vector>
+
+#include "pretrained/layers.h"
+
+/// The matrices that are pruned: the linear modules of a model's blocks, as transformers has them.
+
+namespace tessera::sparsity {
+
+/// Those of all blocks, in order; the LM head is none of them.
+template <class Model>
+std::vector<pretrained::LinearModule> block_modules(Model& model) {
+  std::vector<pretrained::LinearModule> modules;
+  for (const pretrained::LinearModule& module : pretrained::linear_modules(model).all)
+    if (module.ours.starts_with("blocks.")) modules.push_back(module);
+  return modules;
+}
+
+/// The number of a module's block.
+inline int64_t block_of(const pretrained::LinearModule& module) {
+  constexpr size_t kPrefix = sizeof("blocks.") - 1;
+  return std::stoll(module.ours.substr(kPrefix));
+}
+
+/// Its rows of the layer's weight [rows, in]: a view, off the tape.
+inline Tensor weight_of(const pretrained::LinearModule& module) {
+  return module.layer->weight.detach().slice(0, module.first, module.first + module.rows);
+}
+
+}  // namespace tessera::sparsity

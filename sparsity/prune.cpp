@@ -1,0 +1,189 @@
+#include "sparsity/prune.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/file.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+#include "pretrained/load.h"
+#include "runtime/interrupt.h"
+#include "sparsity/allocation.h"
+#include "sparsity/fingerprint.h"
+#include "sparsity/prune_progress.h"
+#include "sparsity/scores.h"
+#include "sparsity/targets.h"
+#include "sparsity/update.h"
+#include "sparsity/walk.h"
+
+namespace tessera::sparsity {
+namespace {
+
+void check_weights(const std::vector<Target>& targets) {
+  for (const Target& target : targets) {
+    check_interrupt();
+    // 0 times an infinity or a NaN is a NaN.
+    const double sum = ops::sum(ops::scale(weight_of(target.module), 0)).item();
+    check(sum == 0, "prune: the weights of ", target.module.name,
+          " are not finite; the file of the model is damaged, or it was trained until it diverged");
+  }
+}
+
+/// The pruned matrix, f32.
+Tensor prune_matrix(const Tensor& weight, const InputStatistics* inputs, int64_t samples,
+                    const Target& target, const PruneOptions& options, PrunedMatrix& matrix) {
+  const bool by_hessian = options.score == Score::sparsegpt, obs = options.update == Update::obs;
+  HessianFactor hessian;
+  if (by_hessian || obs) {
+    hessian = factor_hessian(*inputs, samples, options.damping, target.module.name);
+    matrix.damping = hessian.damping, matrix.raised = hessian.raised;
+  }
+  if (by_hessian && obs) return update_obs(weight, {}, hessian.u, target.sparsity, options);
+  const Tensor keep =
+      by_hessian ? keep_by_hessian(weight, hessian.u, target.sparsity, options)
+                 : keep_by_score(score_matrix(weight, inputs, samples, options), target.sparsity, options);
+  if (obs) return update_obs(weight, keep, hessian.u, target.sparsity, options);
+  if (options.update == Update::admm) {
+    matrix.damping = options.damping;
+    return update_admm(weight, keep, *inputs, options, target.module.name);
+  }
+  return keep_elements(weight, keep);
+}
+
+template <class Model>
+class Pruner {
+ public:
+  Pruner(Model& model, const Samples& samples, const PruneOptions& options)
+      : model_(model), samples_(samples), options_(options), targets_(targets_of(model, options)) {
+    check(!options.needs_samples() || samples.count() > 0, "prune: the score ", name_of(options.score),
+          " and the update ", name_of(options.update), " need samples of a text; give some (--text)");
+    check_weights(targets_);
+  }
+
+  Pruned run() {
+    const NoTape no_tape;
+    const std::string fingerprint = fingerprint_of(model_);
+    std::optional<PruneProgress> progress;
+    if (!options_.progress.empty())
+      progress.emplace(options_.progress, request_digest(options_, samples_, fingerprint, model_));
+    if (options_.allocation == Allocation::owl) allocate_owl(model_, samples_, options_, targets_);
+    std::optional<BlockWalk<Model>> walk;
+    if (options_.needs_samples()) walk.emplace(model_, samples_, options_.batch);
+    const int64_t last = targets_.back().block;
+    for (int64_t block = 0; block <= last; ++block) {
+      check_interrupt();
+      const auto [begin, end] = std::ranges::equal_range(targets_, block, {}, &Target::block);
+      const std::span<const Target> own(begin, end);
+      std::vector<PrunedMatrix> matrices;
+      if (progress && progress->has(block)) {
+        matrices = progress->restore(block, own);
+        ++pruned_.resumed;
+      } else if (!own.empty()) {
+        matrices = prune_block(own, walk);
+        if (progress) progress->keep(block, own, matrices);
+      }
+      if (walk && block < last) walk->advance();
+      for (const Target& target : own)
+        pruned_.masks.layers.emplace_back(target.module.name, mask_of(weight_of(target.module)));
+      if (options_.on_block && !matrices.empty()) options_.on_block(block, matrices);
+      std::ranges::move(matrices, std::back_inserter(pruned_.matrices));
+    }
+    pruned_.masks.info = {.fingerprint = fingerprint,
+                          .model = "",
+                          .method = options_.method(),
+                          .pattern = options_.pattern.name(),
+                          .sparsity = nlohmann::json(options_.sparsity).dump(),
+                          .seed = options_.needs_samples() ? std::to_string(samples_.seed) : ""};
+    return std::move(pruned_);
+  }
+
+ private:
+  std::vector<PrunedMatrix> prune_block(std::span<const Target> own,
+                                        const std::optional<BlockWalk<Model>>& walk) {
+    std::vector<PrunedMatrix> matrices;
+    std::map<std::string, InputStatistics> statistics;
+    std::set<std::string> layers;
+    for (const Target& target : own) layers.insert(target.module.ours);
+    const auto sums =
+        options_.needs_products() ? InputStatistics::Sums::products : InputStatistics::Sums::squares;
+    if (walk && !options_.sequential)
+      statistics = walk->collect(sums, [&](const std::string& name) { return layers.contains(name); });
+    for (const Target& target : own) {
+      check_interrupt();
+      const std::string& layer = target.module.ours;
+      if (walk && options_.sequential && !statistics.contains(layer))
+        // Those of the layer alone: of the layers before it in this block nothing is needed any more.
+        statistics = walk->collect(sums, [&](const std::string& name) { return name == layer; });
+      const auto found = statistics.find(layer);
+      const InputStatistics* const inputs = found == statistics.end() ? nullptr : &found->second;
+      if (inputs) inputs->check_finite(target.module.name);
+      matrices.push_back(prune_target(target, inputs));
+    }
+    return matrices;
+  }
+
+  PrunedMatrix prune_target(const Target& target, const InputStatistics* inputs) const {
+    const Tensor stored = weight_of(target.module), weight = stored.to(DType::f32);
+    PrunedMatrix matrix{.name = target.module.name,
+                        .rows = stored.size(0),
+                        .columns = stored.size(1),
+                        .asked = target.sparsity,
+                        .dead = inputs ? inputs->dead() : 0,
+                        .error = {}};
+    // A copy: `weight` may be the stored one.
+    const Tensor dense = weight.shares_storage(stored) ? weight.clone() : weight;
+    Tensor pruned = prune_matrix(dense, inputs, samples_.count(), target, options_, matrix);
+    if (options_.dtype) pruned = pruned.to(*options_.dtype);
+    stored.copy_from(pruned);
+    const Mask mask = mask_of(stored);
+    matrix.zeros = mask.count() - mask.ones();
+    if (inputs && options_.needs_products())
+      matrix.error = relative_output_error(dense, stored.to(DType::f32), *inputs);
+    return matrix;
+  }
+
+  Model& model_;
+  const Samples& samples_;
+  const PruneOptions& options_;
+  std::vector<Target> targets_;
+  Pruned pruned_;
+};
+
+template <class Model>
+void save_model(const Model& model, const Pruned& pruned, const std::string& report,
+                const std::string& folder, const pretrained::SaveOptions& options) {
+  io::check_no_weights(folder);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
+  pretrained::save(model, files.path(), options);
+  save_masks(files.path() + "/" + kMasksFile, pruned.masks);
+  io::write_file(files.path() + "/" + kReportFile, report);
+  files.publish();
+}
+
+}  // namespace
+
+double Pruned::sparsity() const {
+  int64_t zeros = 0, all = 0;
+  for (const PrunedMatrix& matrix : matrices) zeros += matrix.zeros, all += matrix.rows * matrix.columns;
+  return all > 0 ? double(zeros) / double(all) : 0;
+}
+
+Pruned prune(models::Gpt& model, const Samples& samples, const PruneOptions& options) {
+  return Pruner(model, samples, options).run();
+}
+Pruned prune(models::Llama& model, const Samples& samples, const PruneOptions& options) {
+  return Pruner(model, samples, options).run();
+}
+
+void save_pruned(const models::Gpt& model, const Pruned& pruned, const std::string& report,
+                 const std::string& folder, const pretrained::SaveOptions& options) {
+  save_model(model, pruned, report, folder, options);
+}
+void save_pruned(const models::Llama& model, const Pruned& pruned, const std::string& report,
+                 const std::string& folder, const pretrained::SaveOptions& options) {
+  save_model(model, pruned, report, folder, options);
+}
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/gpt.h"
+#include "models/llama.h"
+#include "pretrained/load.h"
+#include "sparsity/calibration.h"
+#include "sparsity/masks.h"
+#include "sparsity/prune_options.h"
+
+/// Pruning a language model block by block: magnitude, Wanda (Sun et al., arXiv:2306.11695), RIA, SparseGPT
+/// (Frantar, Alistarh, arXiv:2301.00774), in any pattern, with or without an update of the weights that stay.
+
+namespace tessera::sparsity {
+
+/// What became of one matrix.
+struct PrunedMatrix {
+  std::string name;  // in transformers: "model.layers.3.self_attn.k_proj"
+  int64_t rows = 0, columns = 0;
+  int64_t zeros = 0;
+  double asked = 0;             // sparsity
+  int64_t dead = 0;             // inputs that were 0 for all samples
+  double damping = 0;           // of its Hessian, as a share of the diagonal's mean; 0: it has none
+  int64_t raised = 0;           // times that the damping was raised
+  std::optional<double> error;  // ||(W - V) X||^2 / ||W X||^2, where X^T X was collected
+
+  double sparsity() const { return double(zeros) / double(rows * columns); }
+};
+
+struct Pruned {
+  std::vector<PrunedMatrix> matrices;  // in the model's order
+  Masks masks;                         // (W != 0) of each of them
+  int64_t resumed = 0;                 // blocks that were taken from options.progress
+  /// Zeros of all pruned matrices, as a share of their weights.
+  double sparsity() const;
+};
+
+/// Prunes the matrices of the model's blocks in place. Block by block: statistics of the inputs that the
+/// blocks before it make, pruned already, then the block's matrices, then its outputs. q, k, v, gate and up
+/// are matrices of their own. `samples` may be empty where options.needs_samples() says so.
+///
+/// The result is a function of model, samples and options; on the CPU not of the number of threads. Throws
+/// for options out of range, a pattern that does not divide a matrix's columns (before anything is changed),
+/// weights or activations that are not finite. If it throws, blocks that were pruned stay so.
+Pruned prune(models::Gpt& model, const Samples& samples, const PruneOptions& options = {});
+Pruned prune(models::Llama& model, const Samples& samples, const PruneOptions& options = {});
+
+inline constexpr const char* kMasksFile = "masks.safetensors";
+inline constexpr const char* kReportFile = "pruning.json";
+
+/// A Hugging Face model directory with kMasksFile and `report` as kReportFile in it, all of it or nothing.
+/// Throws if the folder has weights already.
+void save_pruned(const models::Gpt& model, const Pruned& pruned, const std::string& report,
+                 const std::string& folder, const pretrained::SaveOptions& options = {});
+void save_pruned(const models::Llama& model, const Pruned& pruned, const std::string& report,
+                 const std::string& folder, const pretrained::SaveOptions& options = {});
+
+/// What pruning will take, before it starts.
+struct PrunePlan {
+  int64_t matrices = 0, weights = 0;  // to be pruned
+  double model_bytes = 0;             // parameters
+  double sample_bytes = 0;            // what the samples are between two blocks
+  double statistics_bytes = 0;        // of the block with the most
+  double transient_bytes = 0;  // activations of a batch within a block, or copies of the largest matrix
+  double flops = 0;            // of forward passes, statistics and updates
+  double seconds = 0;          // estimated from two timed passes through the first block; 0: nothing to time
+  double bytes() const { return model_bytes + sample_bytes + statistics_bytes + transient_bytes; }
+};
+PrunePlan plan_pruning(models::Gpt& model, const Samples& samples, const PruneOptions& options);
+PrunePlan plan_pruning(models::Llama& model, const Samples& samples, const PruneOptions& options);
+
+}  // namespace tessera::sparsity

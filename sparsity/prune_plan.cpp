@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "nn/module.h"
+#include "ops/matmul/matmul.h"
+#include "plan/plan.h"
+#include "sparsity/prune.h"
+#include "sparsity/targets.h"
+#include "sparsity/walk.h"
+
+namespace tessera::sparsity {
+namespace {
+
+/// Seconds of the second of two calls: the first one fills caches.
+template <class F>
+double timed(Device device, F&& f) {
+  f();
+  device.synchronize();
+  const auto begin = std::chrono::steady_clock::now();
+  f();
+  device.synchronize();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// GEMMs [rows, in] x [in, in] that an update of a matrix is worth: SparseGPT's sweep is half a GEMM, the
+/// error of the outputs two, ADMM one per iteration and one before.
+double update_gemms(const PruneOptions& options) {
+  if (!options.needs_products()) return 0;
+  return 2 + (options.update == Update::obs ? 0.5 : 0) +
+         (options.update == Update::admm ? double(options.iterations) + 1 : 0);
+}
+
+/// What one block takes: forward passes over the samples, and X^T X.
+struct BlockWork {
+  double statistics_bytes = 0, products_flops = 0;
+  int64_t layers = 0, widest = 0;
+};
+
+BlockWork work_of(const std::vector<const Target*>& own, bool products, Device device, double tokens) {
+  std::map<std::string, int64_t> inputs;
+  for (const Target* target : own) inputs[target->module.ours] = target->module.layer->in;
+  BlockWork work{.layers = int64_t(inputs.size())};
+  for (const auto& [layer, in] : inputs) {
+    const double bytes = device.is_cpu() ? 8 : 4;
+    work.statistics_bytes += bytes * double(in) * (products ? 1 + double(in) : 1);
+    if (products) work.products_flops += 2 * tokens * double(in) * double(in);
+    work.widest = std::max(work.widest, in);
+  }
+  return work;
+}
+
+template <class Model>
+class Planner {
+ public:
+  Planner(Model& model, const Samples& samples, const PruneOptions& options)
+      : model_(model),
+        samples_(samples),
+        options_(options),
+        targets_(targets_of(model, options)),
+        device_(model.token.weight.device()),
+        tokens_(double(samples.count()) * double(samples.length)) {}
+
+  PrunePlan plan() {
+    for (const nn::NamedParameter& parameter : nn::parameters(model_))
+      plan_.model_bytes += double(parameter.tensor.bytes());
+    std::map<int64_t, std::vector<const Target*>> blocks;
+    double update_flops = 0, matrix_bytes = 0;
+    for (const Target& target : targets_) {
+      blocks[target.block].push_back(&target);
+      const double rows = double(target.module.rows), in = double(target.module.layer->in);
+      plan_.matrices += 1, plan_.weights += int64_t(rows * in);
+      update_flops += 2 * rows * in * in * update_gemms(options_);
+      // The matrix in f32, and its scores while they are made; a Hessian's factor in f64 and f32 next to
+      // them.
+      const double factor = options_.needs_products() ? 12 * in * in : 0;
+      matrix_bytes = std::max(matrix_bytes, 5 * 4 * rows * in + factor);
+    }
+    if (!options_.needs_samples()) {
+      plan_.transient_bytes = matrix_bytes;
+      return plan_;
+    }
+    const double size = double(size_of(model_.config.dtype));
+    plan_.sample_bytes = 2 * tokens_ * double(model_.config.d_model) * size;
+    double products_flops = 0;
+    int64_t widest = 0, passes = targets_.back().block;  // to get from block to block
+    for (const auto& [block, own] : blocks) {
+      const BlockWork work = work_of(own, options_.needs_products(), device_, tokens_);
+      plan_.statistics_bytes = std::max(plan_.statistics_bytes, work.statistics_bytes);
+      products_flops += work.products_flops;
+      widest = std::max(widest, work.widest);
+      passes += options_.sequential ? work.layers : 1;
+    }
+    if (options_.allocation == Allocation::owl) passes += targets_.back().block + 1;
+    // Within a block: its widest activations, their gated halves and the residual; statistics read them as
+    // f32 (f64).
+    const double batch_tokens = double(std::min(options_.batch, samples_.count())) * double(samples_.length);
+    const double activations =
+        batch_tokens * (4 * double(widest) * size + 2 * double(widest) * (device_.is_cpu() ? 8 : 4));
+    plan_.transient_bytes = std::max(activations, matrix_bytes);
+    const plan::Flops forward = plan::count_flops(model_.config, samples_.count(), samples_.length);
+    const double pass_flops = (forward.gemms + forward.attention) / double(model_.config.layers);
+    plan_.flops = pass_flops * double(passes) + products_flops + update_flops;
+    plan_.seconds = estimate(double(passes), double(blocks.size()), update_flops);
+    return plan_;
+  }
+
+ private:
+  double estimate(double passes, double blocks, double update_flops) const {
+    const NoTape no_tape;
+    Samples first = samples_;
+    const int64_t count = std::min(options_.batch, samples_.count());
+    first.begins.resize(size_t(count));
+    first.tokens.resize(size_t(count * first.length));
+    const BlockWalk<Model> walk(model_, first, options_.batch);
+    const double batches = double((samples_.count() + count - 1) / count);
+    const auto sums =
+        options_.needs_products() ? InputStatistics::Sums::products : InputStatistics::Sums::squares;
+    const double plain = timed(device_, [&] { walk.run(); });
+    const double observed =
+        timed(device_, [&] { walk.collect(sums, [](const std::string&) { return true; }); });
+    double seconds = batches * (plain * (passes - blocks) + observed * blocks);
+    if (update_flops > 0) {
+      const int64_t in = targets_.front().module.layer->in, rows = targets_.front().module.rows;
+      const Tensor weight = weight_of(targets_.front().module).to(DType::f32);
+      const Tensor square = Tensor::zeros({in, in}, DType::f32, device_);
+      const double gemm = timed(device_, [&] { ops::matmul(weight, square); });
+      seconds += gemm * update_flops / (2 * double(rows) * double(in) * double(in));
+    }
+    return seconds;
+  }
+
+  Model& model_;
+  const Samples& samples_;
+  const PruneOptions& options_;
+  std::vector<Target> targets_;
+  Device device_;
+  double tokens_;
+  PrunePlan plan_;
+};
+
+}  // namespace
+
+PrunePlan plan_pruning(models::Gpt& model, const Samples& samples, const PruneOptions& options) {
+  return Planner(model, samples, options).plan();
+}
+PrunePlan plan_pruning(models::Llama& model, const Samples& samples, const PruneOptions& options) {
+  return Planner(model, samples, options).plan();
+}
+
+}  // namespace tessera::sparsity

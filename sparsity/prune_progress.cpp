@@ -1,0 +1,71 @@
+#include "sparsity/prune_progress.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "io/safetensors.h"
+#include "sparsity/prune_report.h"
+
+namespace tessera::sparsity {
+
+namespace fs = std::filesystem;
+
+PruneProgress::PruneProgress(std::string folder, std::string request)
+    : folder_(std::move(folder)), request_(std::move(request)) {
+  io::make_folder(folder_);
+  io::remove_stale_temporaries(folder_);
+  for (const auto& entry : fs::directory_iterator(folder_)) check_request(entry.path().string());
+}
+
+std::string PruneProgress::path_of(int64_t block) const {
+  return fmt::format("{}/block-{:05}.safetensors", folder_, block);
+}
+
+void PruneProgress::check_request(const std::string& path) const {
+  const io::SafetensorsFile file(path);
+  const auto found = file.metadata().find("request");
+  check(found != file.metadata().end() && found->second == request_, "prune: ", folder_,
+        " holds blocks of a pruning of another model, text or other options; remove it to start over, or "
+        "write to ",
+        "another folder");
+}
+
+bool PruneProgress::has(int64_t block) const {
+  std::error_code ignored;
+  return fs::is_regular_file(path_of(block), ignored);
+}
+
+std::vector<PrunedMatrix> PruneProgress::restore(int64_t block, std::span<const Target> targets) const {
+  const io::SafetensorsFile file(path_of(block));
+  const auto report = file.metadata().find("matrices");
+  check(report != file.metadata().end(), "prune: ", file.path(), " is damaged; remove ", folder_);
+  std::vector<PrunedMatrix> matrices =
+      matrices_from_json(nlohmann::ordered_json::parse(report->second), file.path());
+  for (const Target& target : targets) {
+    const Tensor weight = weight_of(target.module), kept = file.load(target.module.name);
+    check(kept.shape() == weight.shape(), "prune: ", file.path(), " is damaged; remove ", folder_);
+    weight.copy_from(kept);
+  }
+  return matrices;
+}
+
+void PruneProgress::keep(int64_t block, std::span<const Target> targets,
+                         const std::vector<PrunedMatrix>& matrices) const {
+  io::NamedTensors tensors;
+  for (const Target& target : targets) tensors.emplace_back(target.module.name, weight_of(target.module));
+  io::save_safetensors(path_of(block), tensors,
+                       {{"request", request_}, {"matrices", matrices_to_json(matrices).dump()}});
+}
+
+std::string request_digest(const PruneOptions& options, const Samples& samples,
+                           const std::string& fingerprint, Device device, DType dtype) {
+  io::Xxh3 sum;
+  sum.add(to_json(options).dump() + "\n" + fingerprint + "\n" + device.name() + "\n" +
+          tessera::name_of(dtype) + "\n" + std::to_string(samples.length) + "\n");
+  sum.add(samples.tokens.data(), samples.tokens.size() * sizeof(int64_t));
+  return sum.digits();
+}
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/checksum.h"
+#include "nn/module.h"
+#include "sparsity/prune.h"
+#include "sparsity/targets.h"
+
+namespace tessera::sparsity {
+
+/// Blocks that an earlier, killed call of prune() finished: a folder with a file of weights for each, which
+/// appears whole or not at all. Every file carries the digest of the request that it belongs to.
+class PruneProgress {
+ public:
+  /// Makes the folder. Throws, naming it, if it holds blocks of another request.
+  PruneProgress(std::string folder, std::string request);
+
+  bool has(int64_t block) const;
+  /// Puts the pruned weights of a block back.
+  std::vector<PrunedMatrix> restore(int64_t block, std::span<const Target> targets) const;
+  void keep(int64_t block, std::span<const Target> targets, const std::vector<PrunedMatrix>& matrices) const;
+
+ private:
+  std::string path_of(int64_t block) const;
+  void check_request(const std::string& path) const;
+  std::string folder_, request_;
+};
+
+/// A digest of all that decides the bits of the result.
+std::string request_digest(const PruneOptions& options, const Samples& samples,
+                           const std::string& fingerprint, Device device, DType dtype);
+template <class Model>
+std::string request_digest(const PruneOptions& options, const Samples& samples,
+                           const std::string& fingerprint, const Model& model) {
+  return request_digest(options, samples, fingerprint, model.token.weight.device(), model.config.dtype);
+}
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "sparsity/modules.h"
+#include "sparsity/prune_options.h"
+
+namespace tessera::sparsity {
+
+/// A matrix to be pruned, and by how much.
+struct Target {
+  pretrained::LinearModule module;
+  int64_t block = 0;
+  double sparsity = 0;
+};
+
+/// The names that fit a pattern of PruneOptions; throws if none does.
+inline std::set<std::string> names_fitting(const pretrained::LinearModules& modules,
+                                           const std::string& pattern) {
+  std::set<std::string> names;
+  const bool last_part = pattern.find('.') == std::string::npos;
+  for (const pretrained::LinearModule& module : modules.matching(last_part ? "**." + pattern : pattern))
+    names.insert(module.name);
+  return names;
+}
+
+/// The matrices that the options choose, in the model's order, with the sparsities that they assign. Throws
+/// for options out of range or patterns of names that fit nothing, if nothing is chosen, and if the pattern
+/// n:m does not divide the columns of a matrix.
+template <class Model>
+std::vector<Target> targets_of(Model& model, const PruneOptions& options) {
+  options.validate();
+  const pretrained::LinearModules modules = pretrained::linear_modules(model);
+  const int64_t blocks = int64_t(model.blocks.size());
+  check(options.first_block < blocks && options.last_block <= blocks, "prune: blocks ", options.first_block,
+        " to ", options.last_block, "; the model has ", blocks);
+  const int64_t end = options.last_block == -1 ? blocks : options.last_block;
+  std::set<std::string> only, except;
+  for (const std::string& pattern : options.only) only.merge(names_fitting(modules, pattern));
+  for (const std::string& pattern : options.except) except.merge(names_fitting(modules, pattern));
+  std::vector<Target> targets;
+  for (const pretrained::LinearModule& module : block_modules(model)) {
+    const int64_t block = block_of(module);
+    const bool chosen = options.first_block <= block && block < end &&
+                        (only.empty() || only.contains(module.name)) && !except.contains(module.name);
+    if (chosen != options.invert) targets.push_back({module, block, options.sparsity});
+  }
+  check(!targets.empty(),
+        "prune: no matrix of the model's blocks is chosen; check --only, --except, --layers and --invert");
+  for (const auto& [pattern, share] : options.assigned) {
+    const std::set<std::string> names = names_fitting(modules, pattern);
+    for (Target& target : targets)
+      if (names.contains(target.module.name)) target.sparsity = share;
+  }
+  const int64_t group = options.pattern.group;
+  for (const Target& target : targets)
+    check(group == 0 || target.module.layer->in % group == 0, "prune: ", target.module.name, " has ",
+          target.module.layer->in, " columns, which groups of ", group,
+          " do not divide; choose another pattern, or ", "leave it out (--except)");
+  return targets;
+}
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "models/gpt.h"
+#include "models/llama.h"
+#include "nn/observe.h"
+#include "runtime/interrupt.h"
+#include "sparsity/calibration.h"
+#include "sparsity/statistics.h"
+
+/// Passing samples through a language model block by block, so that the inputs of one block only are kept,
+/// and a block can be changed before the next one sees what it makes.
+
+namespace tessera::sparsity {
+
+/// Model: models::Gpt or models::Llama, or what has their config.layers, blocks and stages. It must outlive
+/// the walk and stay where it is; nothing is recorded.
+template <class Model>
+class BlockWalk {
+ public:
+  /// Embeds all samples; `batch` of them are passed through a block at a time. Memory: two tensors
+  /// [samples x length, d_model] of the model's dtype.
+  BlockWalk(const Model& model, const Samples& samples, int64_t batch) : model_(model) {
+    check(batch >= 1, "calibration: ", batch, " samples at a time; expected 1 or more");
+    const NoTape no_tape;
+    const Device device = model.token.weight.device();
+    for (int64_t begin = 0; begin < samples.count(); begin += batch) {
+      check_interrupt();
+      const int64_t count = std::min(batch, samples.count() - begin);
+      const auto ids =
+          std::span(samples.tokens).subspan(size_t(begin * samples.length), size_t(count * samples.length));
+      const Tensor tokens = Tensor::from(ids, {int64_t(ids.size())}, device);
+      nn::AttentionPass pass = model.begin(tokens, nn::Sequences::uniform(count, samples.length));
+      models::Residual x = model.embed(tokens, pass);
+      batches_.push_back({std::move(pass), std::move(x)});
+    }
+  }
+
+  int64_t blocks() const { return int64_t(model_.blocks.size()); }
+  /// The block whose inputs are at hand; blocks() after the last.
+  int64_t next() const { return next_; }
+
+  /// Runs the next block on all samples and forgets what it makes: for observers.
+  void run() const {
+    const NoTape no_tape;
+    for (const Batch& batch : batches_) {
+      check_interrupt();
+      model_.block(next_, batch.x, batch.pass);
+    }
+  }
+  /// Runs the next block as it is now; what it makes are the inputs of the one after it.
+  void advance() {
+    const NoTape no_tape;
+    for (Batch& batch : batches_) {
+      check_interrupt();
+      batch.x = model_.block(next_, batch.x, batch.pass);
+    }
+    ++next_;
+  }
+  /// The statistics of the inputs of the next block's linear layers, by our names of the layers
+  /// ("blocks.3.attention.qkv"); of those that `wanted` accepts.
+  std::map<std::string, InputStatistics> collect(
+      InputStatistics::Sums sums, const std::function<bool(const std::string&)>& wanted) const {
+    std::map<std::string, InputStatistics> statistics;
+    const nn::Observe scope(model_.blocks[size_t(next_)],
+                            {.forward =
+                                 [&](const nn::LinearCall& call) {
+                                   if (wanted(call.name))
+                                     statistics.try_emplace(call.name, sums).first->second.add(call.input);
+                                 }},
+                            "blocks." + std::to_string(next_));
+    run();
+    return statistics;
+  }
+
+ private:
+  struct Batch {
+    nn::AttentionPass pass;
+    models::Residual x;
+  };
+  const Model& model_;
+  std::vector<Batch> batches_;
+  int64_t next_ = 0;
+};
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,156 @@
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/language_model.h"
+
+// tessera prune: what it writes and says, and what is said of what cannot be.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kPrune = "prune --device cpu --model m --text t --length 16 --samples 8 ";
+
+std::string prune_text() {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "line " + std::to_string(i * i) + "\n";
+  return text;
+}
+
+TEST(PruneCommand, WritesAModelItsMasksAndAReport) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  at.put("t", prune_text());
+  const std::string out = said(at, std::string(kPrune) + "--pattern 2:4 --out p");
+  EXPECT_TRUE(holds_all(
+      out,
+      "8 matrices|wanda, 2 of each 4 weights|8 samples of 16 tokens, seed 0|memory|about|attn.c_proj|"
+      "transformer.h.1  |0.5000|perplexity|before|written      p"))
+      << out;
+  EXPECT_EQ(out.find("memory") < out.find("perplexity"), true);
+  for (const char* file :
+       {"p/config.json", "p/masks.safetensors", "p/model.safetensors", "p/pruning.json", "p/tokenizer.json"})
+    EXPECT_TRUE(fs::exists(at / file)) << file;
+  EXPECT_FALSE(fs::exists(at / "p.partial"));
+  EXPECT_EQ(at.get("p/config.json"), at.get("m/config.json"));
+  const json report = json::parse(at.get("p/pruning.json"));
+  EXPECT_EQ(report["matrices"].size(), 8u);
+  EXPECT_EQ(report["sparsity"], 0.5);
+  EXPECT_EQ(report["calibration"]["begins"].size(), 8u);
+  // The perplexity is that of eval ppl on the same windows.
+  const std::string text = prune_text();
+  at.put("held", text.substr(text.size() - size_t(double(text.size()) * 0.1)));
+  for (const auto& [model, when] : {std::pair("m", "before"), {"p", "after"}})
+    EXPECT_EQ(
+        json::parse(said(at, std::string("eval ppl --device cpu --text held --length 16 --json --model ") +
+                                 model))["perplexity"],
+        report["perplexity"][when])
+        << when;
+  // Same seed, same bytes; another seed, other samples.
+  const json again = json::parse(said(at, std::string(kPrune) + "--pattern 2:4 --out q --json"));
+  EXPECT_EQ(again["sparsity"], 0.5);
+  for (const char* file : {"masks.safetensors", "model.safetensors", "pruning.json"})
+    EXPECT_EQ(at.get(std::string("p/") + file), at.get(std::string("q/") + file)) << file;
+  said(at, std::string(kPrune) + "--pattern 2:4 --seed 1 --out r");
+  EXPECT_NE(at.get("p/masks.safetensors"), at.get("r/masks.safetensors"));
+}
+
+TEST(PruneCommand, MethodsAndUpdatesRun) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m", {.dtype = DType::bf16}); !why.empty())
+    GTEST_SKIP() << "skipped: " << why;
+  at.put("t", prune_text());
+  at.put("a.json", "{\"c_attn\": 0.25}");
+  at.put("c.toml", "method = \"ria\"\nsparsity = 0.25\n");
+  int number = 0;
+  const auto sparsity = [&](const std::string& flags) {
+    return json::parse(said(at, kPrune + flags + " --json --out o" + std::to_string(number++)))["sparsity"]
+        .get<double>();
+  };
+  EXPECT_EQ(sparsity("--method sparsegpt --block-size 8"), 0.5);
+  EXPECT_NEAR(sparsity("--method sparsegpt --bits 4 --true-sequential"), 0.5, 0.25);
+  EXPECT_EQ(sparsity("--method ria --update admm"), 0.5);
+  EXPECT_NEAR(sparsity("--allocation owl --sparsity 0.6"), 0.6, 0.05);
+  EXPECT_NEAR(sparsity("--variant --sparsity 0.4"), 0.4, 0.001);
+  EXPECT_EQ(sparsity("--allocation a.json --only c_attn"), 0.25);
+  EXPECT_EQ(sparsity("--config c.toml"), 0.25);
+  EXPECT_EQ(sparsity("--layers 1:2 --pattern 4:8"), 0.5);
+  EXPECT_EQ(json::parse(at.get("o7/pruning.json"))["matrices"].size(), 4u);
+  // Without text nothing is measured, and magnitude needs none.
+  const std::string out = said(at, "prune --device cpu --model m --method magnitude --out plain");
+  EXPECT_EQ(out.find("perplexity"), std::string::npos) << out;
+  EXPECT_TRUE(holds_all(said(at, std::string(kPrune) + "--plan --out never"), "memory|samples"));
+  EXPECT_FALSE(fs::exists(at / "never"));
+}
+
+TEST(PruneCommand, SaysWhatIsWrongAndWritesNothing) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  at.put("t", prune_text());
+  at.put("few", "abc");
+  at.put("bad.json", "{\"c_attn\": 2}");
+  at.put("other/notes", "no model");
+  const std::vector<std::string> before = at.files();
+  expect_failures(
+      at,
+      {{"prune --model m --text t", 2, "--out is required"},
+       {"prune --model m --text t --out p --method best", 2, "--method|best"},
+       {"prune --model m --text t --out p --sparsity 0", 2, "a sparsity of 0; expected more than 0"},
+       {"prune --model m --text t --out p --sparsity 1", 2,
+        "a sparsity of 1; expected more than 0 and less than 1"},
+       {"prune --model m --text t --out p --sparsity nan", 2, "nan"},
+       {"prune --model m --text t --out p --sparsity much", 2, "--sparsity"},
+       {"prune --model m --text t --out p --pattern 4:2", 2, "drops 4 of each 2 weights"},
+       {"prune --model m --text t --out p --pattern 2:2", 2, "expected n:m with 0 < n < m"},
+       {"prune --model m --text t --out p --pattern 0:4", 2, "expected n:m with 0 < n < m"},
+       {"prune --model m --text t --out p --pattern 2:", 2, "expected unstructured, or n:m as in 2:4"},
+       {"prune --model m --text t --out p --pattern 2:4 --sparsity 0.6", 2, "drops a share of 0.5, not 0.6"},
+       {"prune --model m --text t --out p --layers 3", 2, "expected FIRST:END"},
+       {"prune --model m --text t --out p --layers 2:1", 2, "expected the second to be larger"},
+       {"prune --model m --text t --out p --bits 4", 2, "part of the update obs"},
+       {"prune --model m --text t --out p --allocation bad.json", 2, "'c_attn' is 2"},
+       {"prune --model m --text t --out p --allocation none.json", 2, "none.json"},
+       {"prune --model m --out p", 2, "give --text FILE..., or --data DIR"},
+       {"prune --model m --text t --data d --out p", 2, "--text|--data"},
+       {"prune --device cpu --model m --text t --out p --length 16 --pattern 3:6", 1,
+        "groups of 6 do not divide"},
+       {"prune --device cpu --model m --text t --out p --length 16 --only nothing", 1,
+        "no linear module|nothing"},
+       {"prune --device cpu --model m --text t --out p --length 16 --layers 0:9", 1, "the model has 2"},
+       {"prune --device cpu --model m --text t --out p --length 65", 1, "the model has 64 positions"},
+       {"prune --device cpu --model m --text few --out p --length 16", 1, "fewer than one sample of 16"},
+       {"prune --device cpu --model m --text t --out p --length 16 --samples 4000", 1, "fewer than 4000"},
+       {"prune --device cpu --model m --text t --eval-text few --out p --length 16", 1,
+        "fewer than one window"},
+       {"prune --device cpu --model m --text missing --out p --length 16", 1, "missing"},
+       {"prune --device cpu --model m --text t --out m --length 16", 1, "m has model.safetensors already"},
+       {"prune --device cpu --model other --text t --out p", 1, "has no config.json"}});
+  EXPECT_EQ(at.files(), before);
+}
+
+TEST(PruneCommand, GoesOnAfterASignal) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  at.put("t", prune_text());
+  const std::string flags = "--method sparsegpt --samples 200 --eval-windows 2";
+  said(at, kPrune + flags + " --out whole");
+  {
+    Process process(at, words_of(kPrune + flags + " --out p"));
+    const bool running =
+        wait_for(process, [&] { return fs::exists(at / "p.partial/block-00000.safetensors"); });
+    if (running) process.send(SIGKILL);
+    process.wait();
+  }
+  if (!fs::exists(at / "p.partial")) return;  // it was faster than this test
+  const json report = json::parse(said(at, kPrune + flags + " --out p --json"));
+  EXPECT_GE(report["resumed_blocks"], 1);
+  for (const char* file : {"masks.safetensors", "model.safetensors", "pruning.json"})
+    EXPECT_EQ(at.get(std::string("p/") + file), at.get(std::string("whole/") + file)) << file;
+  EXPECT_FALSE(fs::exists(at / "p.partial"));
+}
+
+}  // namespace
+}  // namespace tessera::cli::test
