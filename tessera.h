@@ -44,7 +44,6 @@
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_attention/rope_to_cache.h"
 #include "ops/decoder_layers/decoder_layers.h"
-#include "ops/draw.h"
 #include "ops/dropout/dropout.h"
 #include "ops/dropout/philox_keys.h"
 #include "ops/embedding/embedding.h"
@@ -66,7 +65,6 @@
 #include "ops/mlp/mlp.h"
 #include "ops/norm/norm.h"
 #include "ops/obs_columns/obs_columns.h"
-#include "ops/op.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/reduction.h"
@@ -81,7 +79,6 @@
 #include "ops/sum_dtype.h"
 #include "ops/swiglu/swiglu.h"
 #include "ops/variant.h"
-#include "ops/verify.h"
 
 #include "nn/activation.h"
 #include "nn/attention.h"

@@ -1,18 +1,29 @@
-# tessera_library(<folder> DEPENDS <folders>...): the static library of a folder. Its sources are what lies in it: every
-# .cpp, and every .cu when the build has CUDA. Includes are rooted at the repository. UNITY: eight files are compiled together, so
-# that models and nlohmann/json are compiled once for all of them; names in their unnamed namespaces must then differ. Not for
-# folders with arithmetic of their own: what is inlined where decides which products and sums are fused.
-function(tessera_library folder)
-  cmake_parse_arguments(ARG "UNITY" "" "DEPENDS" ${ARGN})
+# tessera_library(<name> DEPENDS <names>...): the static library of a folder. Its sources are what lies in it: every
+# .cpp, and every .cu when the build has CUDA. Includes are rooted at the repository. FOLDER: the folder, if it is not called as the
+# library. WITHOUT, ONLY: an expression for the paths of .cpp files that are left out, or that are all of it. UNITY: eight files are
+# compiled together, so that models and nlohmann/json are compiled once for all of them; names in their unnamed namespaces must then
+# differ. Not for folders with arithmetic of their own: what is inlined where decides which products and sums are fused.
+function(tessera_library name)
+  cmake_parse_arguments(ARG "UNITY" "FOLDER;WITHOUT;ONLY" "DEPENDS" ${ARGN})
+  set(folder ${name})
+  if(ARG_FOLDER)
+    set(folder ${ARG_FOLDER})
+  endif()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
-  if(TESSERA_CUDA)
+  if(ARG_WITHOUT)
+    list(FILTER sources EXCLUDE REGEX ${ARG_WITHOUT})
+  endif()
+  set(kernels "")
+  if(ARG_ONLY)
+    list(FILTER sources INCLUDE REGEX ${ARG_ONLY})
+  elseif(TESSERA_CUDA)
     file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cu)
     if(kernels AND TESSERA_STRICT_PTXAS)
       set_source_files_properties(${kernels} PROPERTIES OBJECT_DEPENDS
         "${CMAKE_CURRENT_SOURCE_DIR}/cmake/strict_nvcc;${CMAKE_CURRENT_SOURCE_DIR}/cmake/allowed_spills.txt")
     endif()
   endif()
-  set(target tessera_${folder})
+  set(target tessera_${name})
   if(NOT sources AND NOT kernels)
     add_library(${target} INTERFACE)
     set(scope INTERFACE)
@@ -27,8 +38,8 @@ function(tessera_library folder)
       set_source_files_properties(${kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
   endif()
-  add_library(tessera::${folder} ALIAS ${target})
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
+  add_library(tessera::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   target_link_libraries(${target} ${scope} tessera_flags)
   target_include_directories(${target} ${scope} $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}>
                                                 $<INSTALL_INTERFACE:include/tessera>)

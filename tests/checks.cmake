@@ -24,6 +24,11 @@ tessera_check(measured ${Python3_EXECUTABLE} tests/measured/run)
 tessera_check(campaign tests/measured/campaign)
 tessera_check(measured_tables ${Python3_EXECUTABLE} tools/measured --check)
 
+# A program that links tessera::ops carries no declarations of operators.
+add_test(NAME specs_apart COMMAND ${CMAKE_COMMAND} -D NM=${CMAKE_NM} -D OPS=$<TARGET_FILE:tessera_ops>
+  -D SPECS=$<TARGET_FILE:tessera_op_specs> -P ${CMAKE_CURRENT_SOURCE_DIR}/specs_apart.cmake)
+set_tests_properties(specs_apart PROPERTIES LABELS tree)
+
 if(TESSERA_CUDA)
   tessera_check(strict_nvcc tests/strict_nvcc/run ${CMAKE_CUDA_COMPILER})
 endif()

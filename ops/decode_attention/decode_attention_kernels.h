@@ -39,6 +39,14 @@ struct RopeToCache {
   int64_t more = 0;
 };
 
+/// The operators (decode_attention.h, rope_to_cache.h), for cases that give `past`, the tokens of each
+/// sequence before the `more` new ones.
+Tensor decode_attention_past(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& past,
+                             int64_t more, const DecodeAttentionOptions& options);
+void append_past(Tensor& cache, const Tensor& x, const Tensor& past, int64_t more);
+Tensor rope_to_cache_past(const Tensor& qkv, const Tensor& table, const Tensor& past, int64_t more,
+                          Tensor& keys, Tensor& values);
+
 void decode_attention_cpu(const DecodeProblem& problem);
 void append_to_cache_cpu(const AppendProblem& problem);
 
@@ -46,6 +54,7 @@ void append_to_cache_cpu(const AppendProblem& problem);
 inline constexpr int64_t kMmaDim = 128;
 void decode_attention_fma_cuda(const DecodeProblem& problem);
 void decode_attention_mma_cuda(const DecodeProblem& problem);
+std::vector<std::string> decode_attention_variants();
 /// What is chosen for q [B, n, H, D] whose heads are padded to `dim` elements.
 std::string_view decode_attention_variant(const Tensor& q, int64_t dim, const Gpu& gpu);
 void append_to_cache_cuda(const AppendProblem& problem);

@@ -3,7 +3,6 @@
 #include "autograd/tape.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/gemm/gemm.h"
-#include "ops/op.h"
 #include "ops/rope/rope.h"
 
 namespace tessera::ops {
@@ -57,8 +56,10 @@ void on_cpu(const RopeToCache& p) {
   p.q.copy_from(rope(part(0, heads), p.table, at));
 }
 
-Tensor run(const Tensor& qkv, const Tensor& table, const Tensor& lengths, int64_t more, Tensor& keys,
-           Tensor& values) {
+}  // namespace
+
+Tensor rope_to_cache_past(const Tensor& qkv, const Tensor& table, const Tensor& lengths, int64_t more,
+                          Tensor& keys, Tensor& values) {
   check_operands(qkv, table, lengths, keys, values);
   const int64_t heads = qkv.size(2) - 2 * keys.size(2);
   const Tensor q = Tensor::empty({qkv.size(0), qkv.size(1), heads * qkv.size(3)}, qkv.dtype(), qkv.device())
@@ -82,59 +83,9 @@ Tensor run(const Tensor& qkv, const Tensor& table, const Tensor& lengths, int64_
   return q;
 }
 
-}  // namespace
-
 Tensor rope_to_cache(const Tensor& qkv, const Tensor& table, const Tensor& lengths, Tensor& keys,
                      Tensor& values) {
-  return run(qkv, table, lengths, 0, keys, values);
-}
-
-OpSpec rope_to_cache_spec() {
-  OpSpec spec;
-  spec.name = "rope_to_cache";
-  spec.summary = "q turned; k turned and v in the rows of the caches before a length on the device";
-  spec.inputs = {{"qkv", "[B, n, H + 2 Hk, D]", false, false},
-                 {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
-                 {"past", "[B]: tokens before the new ones", false, false, index_dtypes()},
-                 {"keys", "[B, capacity, Hk, D]", false, false},
-                 {"values", "[B, capacity, Hk, D]", false, false}};
-  spec.outputs = {{"q", "[B, n, H, D]", false},
-                  {"keys", "[B, capacity, Hk, D]", false},
-                  {"values", "[B, capacity, Hk, D]", false}};
-  spec.run = [](const std::vector<Tensor>& in, const Attrs&) {
-    Tensor keys = in[3].detach().clone(), values = in[4].detach().clone();
-    const Tensor q =
-        run(in[0], in[1].detach().to(sum_dtype(in[0].dtype())), in[2], in[0].size(1), keys, values);
-    return std::vector{q, keys, values};
-  };
-  spec.problem = [](const Dims& d, const Attrs&) {
-    const int64_t batch = d.at("B"), tokens = d.at("n"), capacity = d.at("capacity"), kv = d.at("Hk");
-    const Shape cache{batch, capacity, kv, d.at("D")};
-    const Shape qkv{batch, tokens, d.at("H") + 2 * kv, d.at("D")};
-    return Problem{.inputs = {{.shape = qkv},
-                              {.shape = {capacity, d.at("R")}},
-                              {.shape = {batch}, .fill = Fill::index, .high = capacity - tokens + 1},
-                              {.shape = cache},
-                              {.shape = cache}},
-                   .forward_flops = 3 * double(qkv.count()),
-                   .forward_elements = 2 * double(qkv.count()) + 4 * double(cache.count())};
-  };
-  const auto dims = [](int64_t batch, int64_t tokens, int64_t capacity, int64_t heads, int64_t kv,
-                       int64_t dim, int64_t rotary) {
-    return Dims{{"B", batch}, {"n", tokens}, {"capacity", capacity}, {"H", heads},
-                {"Hk", kv},   {"D", dim},    {"R", rotary}};
-  };
-  spec.cases = {{.dims = dims(1, 1, 1, 1, 1, 2, 2)},
-                {.dims = dims(2, 3, 9, 4, 2, 6, 6)},
-                {.dims = dims(2, 2, 7, 2, 1, 16, 16)},
-                {.dims = dims(1, 2, 5, 3, 3, 32, 16)},
-                {.dims = dims(0, 2, 5, 3, 3, 32, 16)},
-                {.dims = dims(2, 2, 7, 3, 1, 9, 4)},
-                {.dims = dims(2, 2, 7, 2, 1, 16, 16), .placement = Placement::strided},
-                {.dims = dims(2, 2, 7, 2, 1, 16, 12), .placement = Placement::transposed},
-                {.dims = dims(3, 8, 50, 8, 2, 128, 128)}};
-  spec.benches = {{.dims = dims(1, 1, 4096, 32, 32, 128, 128)}};
-  return spec;
+  return rope_to_cache_past(qkv, table, lengths, 0, keys, values);
 }
 
 }  // namespace tessera::ops

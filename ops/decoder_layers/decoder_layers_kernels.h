@@ -1,6 +1,8 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <vector>
 
 #include "ops/decoder_layers/decoder_layers.h"
 
@@ -19,6 +21,8 @@ struct Problem {
   double eps;
 };
 
+/// Names of the variants: "persistent" and "operators".
+std::vector<std::string> variants();
 /// Variant "persistent". Only if persistent_lacks() is empty.
 void decoder_layers_cuda(const Problem& problem);
 

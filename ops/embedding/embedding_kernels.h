@@ -17,6 +17,8 @@ void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tenso
 enum class EmbeddingWay : uint8_t { one_launch, count, sort };
 inline constexpr int kEmbeddingFew = 256;       // indices that every block sorts
 inline constexpr int kEmbeddingCounted = 8192;  // indices that are counted
+/// Their names.
+std::vector<std::string> embedding_variants();
 EmbeddingWay embedding_way(int64_t count, int64_t rows, const Gpu& gpu);
 
 }  // namespace tessera::ops

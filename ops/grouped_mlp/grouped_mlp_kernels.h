@@ -7,6 +7,8 @@ namespace tessera::ops {
 
 /// What variant "wgmma" needs and these operands, x as rows [rows, D], do not have; empty if it takes them.
 std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Tensor& down, const Gpu& gpu);
+/// Names of the variants.
+std::vector<std::string> grouped_mlp_variants();
 /// "wgmma" or "separate": several GEMMs and an activation.
 std::string_view grouped_mlp_variant(const Tensor& x, const Tensor& up, const Tensor& down, const Gpu& gpu);
 

@@ -23,6 +23,8 @@ void check_residual(const char* op, const Tensor& x, const Shape& y, const Tenso
 /// What linear chooses for x as a matrix: "gemv" or "gemm", which is multiply's choice.
 std::string_view linear_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu);
 
+/// Names of the variants of linear_swiglu.
+std::vector<std::string> linear_swiglu_variants();
 /// What linear_swiglu chooses.
 std::string_view linear_swiglu_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu);
 

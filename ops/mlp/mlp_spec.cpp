@@ -1,0 +1,96 @@
+#include <algorithm>
+
+#include "ops/gemm/gemm.h"
+#include "ops/mlp/mlp.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+
+std::vector<OpSpec> mlp_specs() {
+  OpSpec spec;
+  spec.name = "mlp";
+  spec.summary = "y = f(x up^T + up_bias) down^T + down_bias + residual";
+  spec.inputs = {{"x", "[..., D]"},        {"up", "[F, D]"},           {"down", "[E, F]"},
+                 {"up_bias", "[F]", true}, {"down_bias", "[E]", true}, {"residual", "[..., E]", true}};
+  std::vector<std::string> kinds;
+  for (const Activation kind : {Activation::none, Activation::relu, Activation::relu_squared,
+                                Activation::silu, Activation::gelu, Activation::gelu_tanh})
+    kinds.push_back(name_of(kind));
+  spec.attrs = {{"activation", std::string("silu"), "f", kinds}};
+  spec.outputs = {{"y", "[..., E]"}};
+  spec.honours_f32_math = true;
+  spec.tolerance_factor_f32 = 8;
+  spec.variants = gemm_variants();
+  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}};
+  spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
+  spec.cpu_extra_ulp = 2;
+  spec.cpu_extra_reason =
+      "h, a, da and dh are rounded before the products that use them; no sum hides that where F = 1";
+  spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
+    return std::vector{
+        mlp(in[0], in[1], in[2], parse_activation(attrs.word("activation")), in[3], in[4], in[5])};
+  };
+  // B batches (0: none) of T rows.
+  spec.problem = [](const Dims& d, const Attrs&) {
+    const int64_t batch = d.at("B"), rows = d.at("T"), wide = d.at("F"), in = d.at("D"), out = d.at("E");
+    const Fill bias = d.at("bias") ? Fill::normal : Fill::absent;
+    const double t = double(rows) * double(std::max<int64_t>(batch, 1));
+    const double io = double(in) + double(out), weights = double(wide) * io, hidden = t * double(wide);
+    const double extra = d.at("bias") ? hidden + t * double(out) : 0;
+    const auto of_rows = [&](int64_t width) {
+      return batch ? Shape{batch, rows, width} : Shape{rows, width};
+    };
+    const Fill residual = d.count("residual") ? Fill::normal : Fill::absent;
+    const double added = d.count("residual") ? t * double(out) : 0;
+    return Problem{.inputs = {{.shape = of_rows(in)},
+                              {.shape = {wide, in}, .scale = 0.5},
+                              {.shape = {out, wide}, .scale = 0.5},
+                              {.shape = {wide}, .fill = bias},
+                              {.shape = {out}, .fill = bias},
+                              {.shape = of_rows(out), .fill = residual}},
+                   .forward_flops = 2 * t * weights + hidden + extra + added,
+                   .backward_flops = 4 * t * weights + 2 * hidden + extra,
+                   .forward_elements = t * io + weights + hidden + added,
+                   .backward_elements = t * io + 2 * weights + hidden + t * double(in)};
+  };
+  const auto dims = [](int64_t batch, int64_t rows, int64_t in, int64_t wide, int64_t out, int64_t bias) {
+    return Dims{{"B", batch}, {"T", rows}, {"D", in}, {"F", wide}, {"E", out}, {"bias", bias}};
+  };
+  for (const std::string& kind : kinds)
+    spec.cases.push_back({.dims = dims(0, 5, 3, 7, 4, 1), .attrs = {{"activation", kind}}});
+  const std::vector<Case> more = {
+      {.dims = dims(0, 6, 4, 5, 3, 0)},
+      {.dims = dims(2, 3, 4, 5, 2, 1)},
+      {.dims = dims(0, 1, 1, 1, 1, 1)},
+      {.dims = dims(0, 0, 3, 4, 2, 1)},
+      {.dims = dims(0, 3, 0, 4, 2, 1)},
+      {.dims = dims(0, 3, 2, 0, 4, 1)},
+      {.dims = dims(0, 3, 2, 4, 0, 1)},
+      {.dims = dims(2, 3, 5, 7, 4, 1), .placement = Placement::strided},
+      {.dims = dims(0, 4, 5, 7, 3, 1), .placement = Placement::transposed},
+      {.dims = dims(0, 129, 64, 171, 65, 1), .gradcheck = false},
+      {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false},
+      {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false},  // edges of all tiles
+      {.dims = dims(0, 1000, 264, 345, 264, 0),
+       .gradcheck = false},  // both weights' gradients as one product,
+      {.dims = dims(0, 1000, 264, 345, 264, 1), .gradcheck = false}};  // and both biases'
+  spec.cases.insert(spec.cases.end(), more.begin(), more.end());
+  for (const Case& plain : {Case{.dims = dims(0, 6, 4, 5, 3, 0)},
+                            {.dims = dims(2, 3, 4, 5, 4, 1)},
+                            {.dims = dims(0, 3, 2, 0, 4, 1)},
+                            {.dims = dims(2, 3, 5, 7, 4, 1), .placement = Placement::strided},
+                            {.dims = dims(0, 129, 64, 171, 64, 0), .gradcheck = false},
+                            {.dims = dims(2, 70, 72, 300, 136, 1), .gradcheck = false}}) {
+    spec.cases.push_back(plain);
+    spec.cases.back().dims["residual"] = 1;
+  }
+  for (const int64_t tokens : {11000, 36096, 205000})
+    spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 512, 0)});
+  spec.sweep = [dims](Draw& draw) {
+    const int64_t in = draw.size(1, 2048), out = draw.chance(0.8) ? in : draw.size(1, 2048);
+    return Case{.dims = dims(0, draw.size(1, 200000), in, draw.size(1, 8192), out, draw.chance(0.3))};
+  };
+  return {std::move(spec)};
+}
+
+}  // namespace tessera::ops

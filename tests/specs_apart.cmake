@@ -1,0 +1,18 @@
+# The library of the operators has no symbol of their declarations; the library of the declarations has some, so this can fail.
+function(symbols library result)
+  execute_process(COMMAND ${NM} -C ${library} OUTPUT_VARIABLE text ERROR_QUIET COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^\n]*(ops::OpSpec|_specs\\(\\))[^\n]*" found "${text}")
+  list(LENGTH found count)
+  list(SUBLIST found 0 3 first)
+  set(${result} ${count} PARENT_SCOPE)
+  set(${result}_first "${first}" PARENT_SCOPE)
+endfunction()
+
+symbols(${SPECS} of_specs)
+symbols(${OPS} of_ops)
+if(of_specs EQUAL 0)
+  message(FATAL_ERROR "${SPECS} has no symbol of ops::OpSpec: what does this test look for?")
+endif()
+if(NOT of_ops EQUAL 0)
+  message(FATAL_ERROR "${OPS} has ${of_ops} symbols of declarations: ${of_ops_first}; they belong to *_spec.cpp")
+endif()
