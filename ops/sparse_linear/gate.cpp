@@ -26,8 +26,9 @@ void Gate::validate(const std::string& name, int64_t in) const {
     check(keep >= 0 && keep <= in, name, ": the gate keeps ", keep, " inputs of ", in, "; expected 0 to ",
           in);
   if (!scales.defined()) return;
-  check(scales.dtype() == DType::f32 && scales.rank() == 1 && scales.count() == in, name,
-        ": the gate's scales are ", describe(scales), "; expected f32[", in, "]");
+  check(scales.dtype() == DType::f32 && scales.rank() == 1 && scales.count() == in &&
+            scales.layout().is_packed(),
+        name, ": the gate's scales are ", describe(scales), "; expected f32[", in, "], packed");
 }
 
 namespace {

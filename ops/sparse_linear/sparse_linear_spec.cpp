@@ -31,7 +31,7 @@ SparseWeight weight_of(const std::vector<Tensor>& in, const Attrs& attrs) {
 
 Gate gate_of(const std::vector<Tensor>& in, const Attrs& attrs) {
   const std::string& kind = attrs.word("gate");
-  Gate gate{.scales = in[kScales]};
+  Gate gate{.scales = in[kScales].defined() ? in[kScales].packed() : Tensor()};
   if (kind == "threshold") gate.kind = Gate::Kind::threshold, gate.threshold = attrs.number("threshold");
   if (kind == "top_k") gate.kind = Gate::Kind::top_k, gate.keep = attrs.integer("keep");
   return gate;
