@@ -316,8 +316,10 @@ void add_method_flags(CLI::App& command, PruneArgs& args) {
       .add_option("--damping", options.damping,
                   "Share of the mean added to the Hessian's diagonal; raised if it must be")
       ->check(kFinite);
-  command.add_option("--block-size", options.block_size, "obs: columns whose masks are chosen together")
-      ->check(whole(1, 512));
+  command
+      .add_option("--block-size", options.block_size,
+                  "obs: columns whose masks are chosen together; at most 256 on a GPU")
+      ->check(whole(1, 1 << 20));
   command
       .add_option("--bits", options.bits, "obs: round the weights that stay to so many bits per row; 0: not")
       ->check(whole(0, 8));

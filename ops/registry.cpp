@@ -22,6 +22,9 @@ std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> select_specs();
 std::vector<OpSpec> bits_specs();
+std::vector<OpSpec> keep_largest_specs();
+std::vector<OpSpec> inverse_factor_specs();
+std::vector<OpSpec> obs_columns_specs();
 std::vector<OpSpec> shape_specs();
 std::vector<OpSpec> cross_entropy_specs();
 std::vector<OpSpec> linear_cross_entropy_specs();
@@ -56,6 +59,9 @@ constexpr Specs kFolders[] = {
     gather_specs,
     select_specs,
     bits_specs,
+    keep_largest_specs,
+    inverse_factor_specs,
+    obs_columns_specs,
     shape_specs,
     cross_entropy_specs,
     linear_cross_entropy_specs,

@@ -9,9 +9,9 @@
 #include "io/npy.h"
 #include "io/torch_file.h"
 #include "io/utf8.h"
+#include "ops/bits/bits.h"
 #include "pretrained/load.h"
 #include "runtime/interrupt.h"
-#include "runtime/parallel.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -20,31 +20,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "tessera masks 1";
 constexpr int64_t kWordBits = 32;
-
-int64_t words_of(int64_t columns) {
-  return (columns + kWordBits - 1) / kWordBits;
-}
-
-template <class T>
-Tensor pack_rows(const Tensor& weight) {
-  const int64_t rows = weight.size(0), columns = weight.size(1), words = words_of(columns);
-  const Tensor packed = Tensor::empty_packed({rows, words}, DType::i32, Device::cpu());
-  auto* const to = packed.data<int32_t>();
-  const T* const from = weight.data<T>();
-  constexpr int64_t kGrain = 1 << 18;  // elements for a thread
-  parallel_for(rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns)),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t r = begin; r < end; ++r)
-                   for (int64_t w = 0; w < words; ++w) {
-                     uint32_t word = 0;
-                     const int64_t first = w * kWordBits, last = std::min(first + kWordBits, columns);
-                     for (int64_t c = first; c < last; ++c)
-                       word |= uint32_t(from[r * columns + c] != T(0)) << (c - first);
-                     to[r * words + w] = int32_t(word);
-                   }
-               });
-  return packed;
-}
 
 /// The fields of MaskInfo by their names in the metadata.
 template <class Info, class Visit>
@@ -164,21 +139,12 @@ Tensor Mask::unpacked() const {
 
 Mask mask_of(const Tensor& weight) {
   check(weight.defined() && weight.rank() == 2, "mask_of: expected a matrix [rows, columns]");
-  const Tensor matrix = weight.detach().to(Device::cpu());
-  switch (matrix.dtype()) {
-    case DType::boolean:
-      return {pack_rows<bool>(matrix.packed()), matrix.size(1)};
-    case DType::u8:
-      return {pack_rows<uint8_t>(matrix.packed()), matrix.size(1)};
-    case DType::i32:
-      return {pack_rows<int32_t>(matrix.packed()), matrix.size(1)};
-    case DType::i64:
-      return {pack_rows<int64_t>(matrix.packed()), matrix.size(1)};
-    case DType::f64:
-      return {pack_rows<double>(matrix.packed()), matrix.size(1)};
-    default:  // every other floating dtype widens to f32 without a change
-      return {pack_rows<float>(matrix.to(DType::f32).packed()), matrix.size(1)};
-  }
+  const Tensor matrix = weight.detach();
+  // What is no operand widens to f32 without becoming 0 or ceasing to be.
+  const bool packs = is_floating(matrix.dtype()) && matrix.dtype() != DType::f8e4m3 &&
+                     (matrix.dtype() != DType::f64 || matrix.device().is_cpu());
+  const Tensor words = ops::pack_bits(packs ? matrix : matrix.to(DType::f32));
+  return {words.to(Device::cpu()).packed(), matrix.size(1)};
 }
 
 bool Masks::has(const std::string& name) const {
@@ -200,8 +166,8 @@ void save_masks(const std::string& path, const Masks& masks) {
   io::NamedTensors tensors;
   nlohmann::ordered_json columns = nlohmann::ordered_json::object(), order = nlohmann::ordered_json::array();
   for (const auto& [name, mask] : masks.layers) {
-    check(mask.words.size(1) == words_of(mask.columns), "save_masks: '", name, "' has ", mask.words.size(1),
-          " words per row for ", mask.columns, " columns");
+    check(mask.words.size(1) == ops::bit_words(mask.columns), "save_masks: '", name, "' has ",
+          mask.words.size(1), " words per row for ", mask.columns, " columns");
     tensors.emplace_back(name, mask.words);
     columns[name] = mask.columns;
     order.push_back(name);
@@ -236,7 +202,7 @@ Masks load_masks(const std::string& path) {
     const io::SafetensorsEntry& stored = file.entry(name);
     const auto count = columns[name].get<int64_t>();
     check(stored.dtype == DType::i32 && stored.shape.rank() == 2 && count >= 1 &&
-              count <= stored.shape[1] * kWordBits && stored.shape[1] == words_of(count),
+              count <= stored.shape[1] * kWordBits && stored.shape[1] == ops::bit_words(count),
           "masks: ", path, ": '", io::shown(name), "' is ", stored.dtype, stored.shape, " for ", count,
           " columns; expected i32 [rows, ceil(columns / 32)]");
     masks.layers.emplace_back(name, Mask{file.load(name).packed(), count});

@@ -127,8 +127,7 @@ void obs_columns_cuda(const ObsBlock& result, const Tensor& factor, const ObsCol
                   .zeros = int(how.zeros),
                   .highest = float(how.grid.levels - 1)};
   if (args.columns <= 128) return run<4>(args, device);
-  if (args.columns <= 256) return run<8>(args, device);
-  run<16>(args, device);
+  run<8>(args, device);
 }
 
 }  // namespace tessera::ops

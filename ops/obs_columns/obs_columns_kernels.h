@@ -8,6 +8,6 @@ namespace tessera::ops {
 void obs_columns_cpu(const ObsBlock& result, const Tensor& factor, const ObsColumns& how);
 void obs_columns_cuda(const ObsBlock& result, const Tensor& factor, const ObsColumns& how);
 
-inline constexpr int64_t kMostObsColumns = 512;  // on a GPU: 16 per lane; 32 would spill registers
+inline constexpr int64_t kMostObsColumns = 256;  // on a GPU: 8 per lane; 16 spill registers
 
 }  // namespace tessera::ops
