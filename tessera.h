@@ -33,6 +33,12 @@
 #include "autograd/gradient.h"
 #include "autograd/tape.h"
 
+#include "comm/communicator.h"
+#include "comm/deadline.h"
+#include "comm/dry.h"
+#include "comm/tcp.h"
+#include "comm/threads.h"
+
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_dropout.h"
@@ -115,6 +121,7 @@
 #include "optim/optimizer.h"
 #include "optim/rule.h"
 #include "optim/schedule.h"
+
 
 #include "io/checkpoint.h"
 #include "io/checkpoint_folder.h"

@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 # tessera::core is what a training loop of one's own needs; tessera::tessera is everything.
-set(core tessera_runtime tessera_tensor tessera_autograd tessera_ops tessera_nn tessera_models tessera_plan tessera_optim)
+set(core tessera_runtime tessera_tensor tessera_autograd tessera_comm tessera_ops tessera_nn tessera_models tessera_plan tessera_optim tessera_dist)
 get_property(all GLOBAL PROPERTY TESSERA_TARGETS)
 add_library(tessera_core INTERFACE)
 target_link_libraries(tessera_core INTERFACE ${core})

@@ -1,4 +1,5 @@
 # The outside libraries of cmake/outside.cmake, each linked to the targets that use it.
+target_link_libraries(tessera_comm PUBLIC ${CMAKE_DL_LIBS})  # nccl is loaded at run time
 target_link_libraries(tessera_ops PUBLIC ${BLAS_LIBRARIES} ${LAPACKE_LIBRARY} ${CMAKE_DL_LIBS})
 target_include_directories(tessera_ops SYSTEM PRIVATE ${CBLAS_INCLUDE})
 

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm/communicator.h"
+
+namespace tessera::comm {
+
+/// What calls of a dry communicator would have sent.
+struct DryCounts {
+  int64_t calls = 0;
+  int64_t bytes = 0;  // that leave this rank, as the transport tcp sends them
+};
+
+/// A communicator of `size` ranks of which only `rank` exists: calls check their tensors, change nothing but
+/// the part of a result that this rank gives itself, and are counted by name ("all_reduce"). Any device. For
+/// plans, and to see what a program would send.
+class DryRun {
+ public:
+  DryRun(int rank, int size);
+  const Communicator& communicator() const { return communicator_; }
+  std::map<std::string, DryCounts> counts() const;
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+  Communicator communicator_;
+  friend class DryTransport;
+};
+
+}  // namespace tessera::comm

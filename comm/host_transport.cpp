@@ -1,0 +1,211 @@
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "comm/links.h"
+#include "tensor/kernels.h"
+
+namespace tessera::comm {
+
+void fail_for(int rank, const std::string& message, Site site) {
+  throw RankFailure(message, rank, site.file, site.line);
+}
+
+std::string disagreement(const Call& ours, int our_rank, const Call& theirs, int their_rank) {
+  const bool ours_first = our_rank < their_rank;
+  const auto side = [](int rank, const Call& call) {
+    return "rank " + std::to_string(rank) + " calls " + call.text();
+  };
+  return "the ranks disagree: " + (ours_first ? side(our_rank, ours) : side(their_rank, theirs)) + ", " +
+         (ours_first ? side(their_rank, theirs) : side(our_rank, ours)) +
+         (ours.communicator != theirs.communicator ? ", of another communicator" : "") +
+         "; all ranks must make the same calls with the same shapes and dtypes";
+}
+
+void sum_in_tree(std::vector<Tensor>& parts) {
+  for (size_t step = 1; step < parts.size(); step *= 2)
+    for (size_t i = 0; i + step < parts.size(); i += 2 * step) accumulate(parts[i], parts[i + step]);
+}
+
+namespace {
+
+/// Elements that are reduced at a time: what is received for them is the scratch memory of a call, 16 MiB of
+/// f32 in all.
+constexpr int64_t kBlock = int64_t{1} << 22;
+
+class HostTransport : public Transport {
+ public:
+  HostTransport(std::shared_ptr<Links> links, std::vector<int> ranks, int rank)
+      : links_(std::move(links)), ranks_(std::move(ranks)), rank_(rank) {}
+
+  const char* name() const override { return links_->name(); }
+  int rank() const override { return rank_; }
+  int size() const override { return int(ranks_.size()); }
+  bool takes(Device device) const override { return device.is_cpu(); }
+  void fail(const std::string& cause) override { links_->fail(cause); }
+
+  std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t) override {
+    std::vector<int> inner;
+    for (const int rank : ranks) inner.push_back(ranks_[size_t(rank)]);
+    const int own = int(std::ranges::find(ranks, rank_) - ranks.begin());
+    return std::make_shared<HostTransport>(links_, std::move(inner), own);
+  }
+
+  void run(const Call& call, const Tensor& in, const Tensor& out) override {
+    call_ = &call;
+    switch (call.kind) {
+      case Kind::all_reduce:
+        return all_reduce(out);
+      case Kind::reduce_scatter:
+        return reduce_scatter(in, out);
+      case Kind::all_gather:
+        return all_gather(in, out);
+      case Kind::broadcast:
+        return broadcast(out, call.peer);
+      case Kind::all_to_all:
+        return all_to_all(in, out);
+      case Kind::send:
+        return go({sending(call.peer, in)});
+      case Kind::receive:
+        return go({receiving(call.peer, out)});
+      case Kind::barrier:
+        return barrier();
+    }
+  }
+
+ private:
+  Transfer sending(int peer, const Tensor& part) const {
+    return {Transfer::Way::send, ranks_[size_t(peer)], part.raw(), part.bytes()};
+  }
+  Transfer receiving(int peer, const Tensor& part) const {
+    return {Transfer::Way::receive, ranks_[size_t(peer)], part.raw(), part.bytes()};
+  }
+  void go(const std::vector<Transfer>& transfers) { links_->exchange(*call_, transfers, ranks_); }
+
+  /// The other ranks, beginning after this one, so that not all send to the same one first.
+  std::vector<int> others() const {
+    std::vector<int> list;
+    for (int i = 1; i < size(); ++i) list.push_back((rank_ + i) % size());
+    return list;
+  }
+
+  static Tensor flat(const Tensor& x) { return x.detach().reshape({x.count()}); }
+
+  /// Sums the elements of `mine`, this rank's part of each rank's tensor; the others are given by `theirs`.
+  /// Leaves the sum in mine, which may be overwritten.
+  template <class Part>
+  void sum_of_parts(const Tensor& mine, Part&& of_rank) {
+    std::vector<Tensor> parts(size_t(size()), mine);
+    std::vector<Transfer> transfers;
+    for (const int peer : others()) {
+      const Tensor part = of_rank(peer);
+      if (part.count() > 0) transfers.push_back(sending(peer, part));
+      if (mine.count() == 0) continue;
+      parts[size_t(peer)] = Tensor::empty_packed({mine.count()}, mine.dtype(), Device::cpu());
+      transfers.push_back(receiving(peer, parts[size_t(peer)]));
+    }
+    go(transfers);
+    if (mine.count() == 0) return;
+    sum_in_tree(parts);
+    if (rank_ != 0) mine.copy_from(parts[0]);
+  }
+
+  void all_reduce(const Tensor& tensor) {
+    const Tensor x = flat(tensor);
+    if (x.count() == 0) return barrier();
+    for (int64_t begin = 0; begin < x.count(); begin += kBlock) {
+      const Tensor block = x.slice(0, begin, std::min(begin + kBlock, x.count()));
+      const auto part = [&](int rank) {
+        return block.slice(0, block.count() * rank / size(), block.count() * (rank + 1) / size());
+      };
+      const Tensor mine = part(rank_);
+      sum_of_parts(mine, part);
+      std::vector<Transfer> transfers;
+      for (const int peer : others()) {
+        if (mine.count() > 0) transfers.push_back(sending(peer, mine));
+        if (part(peer).count() > 0) transfers.push_back(receiving(peer, part(peer)));
+      }
+      go(transfers);
+    }
+  }
+
+  void reduce_scatter(const Tensor& in, const Tensor& out) {
+    const Tensor from = flat(in), to = flat(out);
+    if (to.count() == 0) return barrier();
+    for (int64_t begin = 0; begin < to.count(); begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, to.count());
+      const auto part = [&](int rank) {
+        return from.slice(0, rank * to.count() + begin, rank * to.count() + end);
+      };
+      const Tensor mine = to.slice(0, begin, end);
+      mine.copy_from(part(rank_));
+      sum_of_parts(mine, part);
+    }
+  }
+
+  void all_gather(const Tensor& in, const Tensor& out) {
+    const Tensor from = flat(in), to = flat(out);
+    if (from.count() == 0) return barrier();
+    const auto part = [&](int rank) { return to.slice(0, rank * from.count(), (rank + 1) * from.count()); };
+    std::vector<Transfer> transfers;
+    for (const int peer : others())
+      transfers.push_back(sending(peer, from)), transfers.push_back(receiving(peer, part(peer)));
+    go(transfers);
+    part(rank_).copy_from(from);
+  }
+
+  void broadcast(const Tensor& x, int root) {
+    if (x.count() == 0) return barrier();
+    // An empty message back: the root learns, too, if a rank does something else.
+    const auto empty = [&](Transfer::Way way, int peer) {
+      return Transfer{way, ranks_[size_t(peer)], nullptr, 0};
+    };
+    if (rank_ != root) return go({empty(Transfer::Way::send, root), receiving(root, x)});
+    std::vector<Transfer> transfers;
+    for (const int peer : others())
+      transfers.push_back(sending(peer, x)), transfers.push_back(empty(Transfer::Way::receive, peer));
+    go(transfers);
+  }
+
+  void all_to_all(const Tensor& in, const Tensor& out) {
+    const Tensor from = flat(in), to = flat(out);
+    if (from.count() == 0) return barrier();
+    const int64_t each = from.count() / size();
+    const auto part = [&](const Tensor& whole, int rank) {
+      return whole.slice(0, rank * each, (rank + 1) * each);
+    };
+    std::vector<Transfer> transfers;
+    for (const int peer : others()) {
+      transfers.push_back(sending(peer, part(from, peer)));
+      transfers.push_back(receiving(peer, part(to, peer)));
+    }
+    go(transfers);
+    part(to, rank_).copy_from(part(from, rank_));
+  }
+
+  /// Empty messages: a rank leaves when it has heard of all others.
+  void barrier() {
+    std::vector<Transfer> transfers;
+    for (const int peer : others()) {
+      transfers.push_back({Transfer::Way::send, ranks_[size_t(peer)], nullptr, 0});
+      transfers.push_back({Transfer::Way::receive, ranks_[size_t(peer)], nullptr, 0});
+    }
+    go(transfers);
+  }
+
+  std::shared_ptr<Links> links_;
+  std::vector<int> ranks_;  // of the links, by rank here
+  int rank_;
+  const Call* call_ = nullptr;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_host_transport(std::shared_ptr<Links> links) {
+  std::vector<int> ranks(size_t(links->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const int rank = links->rank();
+  return std::make_shared<HostTransport>(std::move(links), std::move(ranks), rank);
+}
+
+}  // namespace tessera::comm

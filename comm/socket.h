@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "comm/deadline.h"
+
+/// Sockets as the tcp transport uses them: never blocking, every wait with a deadline.
+
+namespace tessera::comm {
+
+/// Owns a file descriptor.
+class File {
+ public:
+  explicit File(int number = -1) : number_(number) {}
+  ~File() { close(); }
+  File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  File& operator=(File&& other) noexcept {
+    if (this != &other) close(), number_ = std::exchange(other.number_, -1);
+    return *this;
+  }
+  int number() const { return number_; }
+  bool open() const { return number_ >= 0; }
+  void close();
+
+ private:
+  int number_;
+};
+
+/// A socket that listens; port 0: one that is free. `everywhere`: on all addresses of the machine, not only
+/// on its loopback. Throws, naming the port, if it is taken.
+File listen_on(int port, bool everywhere);
+/// Makes an inherited listening socket ready for use. Throws if it is none.
+File adopt_listener(int number);
+int port_of(const File& listener);
+/// A new connection, or a closed File if none is waiting.
+File accept_from(const File& listener);
+/// Connects, and tries again while the port is closed, until the deadline: then throws. `alarm`: a file
+/// descriptor that becomes readable to give up at once (the result is closed), or -1.
+File connect_to(const std::string& host, int port, const Deadline& deadline, int alarm);
+/// The address at the other end, as a number; "" if it has gone.
+std::string address_of_peer(const File& connection);
+bool is_loopback(const std::string& address);
+
+/// Reads what is there, at most `into`. Returns the bytes read, 0 if there is nothing now, -1 at the end.
+long read_some(const File& from, std::span<std::byte> into);
+/// Writes what fits. Returns the bytes written, 0 if nothing fits now, -1 if the other end is closed.
+long write_some(const File& to, std::span<const std::byte> bytes);
+/// Both whole, until the deadline; false at the end of the connection, the deadline or the alarm.
+bool read_all(const File& from, std::span<std::byte> into, const Deadline& deadline, int alarm);
+bool write_all(const File& to, std::span<const std::byte> bytes, const Deadline& deadline, int alarm);
+
+std::string host_name();
+
+}  // namespace tessera::comm

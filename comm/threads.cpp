@@ -1,0 +1,165 @@
+#include "comm/threads.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "comm/deadline.h"
+#include "comm/links.h"
+
+namespace tessera::comm {
+namespace {
+
+/// What the ranks of a process share. A sender leaves a note of its message and waits until the receiver has
+/// copied it.
+struct SharedBoxes {
+  struct Message {
+    Call call;
+    const void* data;
+    size_t bytes;
+    bool* taken;
+  };
+  explicit SharedBoxes(int size) : size(size), waiting(size_t(size) * size_t(size)) {}
+  std::deque<Message>& box(int from, int to) { return waiting[size_t(from) * size_t(size) + size_t(to)]; }
+
+  const int size;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::deque<Message>> waiting;
+  struct Failure {
+    int rank;
+    std::string text;
+  };
+  std::optional<Failure> failure;
+};
+
+class ThreadLinks : public Links {
+ public:
+  ThreadLinks(std::shared_ptr<SharedBoxes> boxes, int rank) : boxes_(std::move(boxes)), rank_(rank) {}
+  const char* name() const override { return "threads"; }
+  int rank() const override { return rank_; }
+  int size() const override { return boxes_->size; }
+
+  void fail(const std::string& cause) override { fail_with({rank_, cause}); }
+
+  void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
+    const Deadline deadline;
+    std::deque<bool> taken;  // keeps the addresses of its elements
+    {
+      const std::lock_guard lock(boxes_->mutex);
+      for (const Transfer& t : transfers)
+        if (t.way == Transfer::Way::send)
+          boxes_->box(rank_, t.peer).push_back({call, t.data, t.bytes, &taken.emplace_back(false)});
+    }
+    boxes_->changed.notify_all();
+    for (const Transfer& t : transfers)
+      if (t.way == Transfer::Way::receive) receive(call, t, ranks, deadline);
+    std::unique_lock lock(boxes_->mutex);
+    for (const bool& done : taken) await(lock, deadline, call, [&] { return done; });
+  }
+
+ private:
+  void receive(const Call& call, const Transfer& t, std::span<const int> ranks, const Deadline& deadline) {
+    std::unique_lock lock(boxes_->mutex);
+    auto& box = boxes_->box(t.peer, rank_);
+    await(lock, deadline, call, [&] { return !box.empty(); });
+    const SharedBoxes::Message message = box.front();
+    box.pop_front();
+    lock.unlock();
+    const int from = int(std::ranges::find(ranks, t.peer) - ranks.begin()),
+              self = int(std::ranges::find(ranks, rank_) - ranks.begin());
+    if (!call.agrees_with(message.call, self, from) || message.bytes != t.bytes) {
+      fail_with({-1, disagreement(call, rank_, message.call, t.peer)});
+      throw_failure(call);
+    }
+    if (t.bytes > 0) std::memcpy(t.data, message.data, t.bytes);
+    lock.lock();
+    *message.taken = true;
+    lock.unlock();
+    boxes_->changed.notify_all();
+  }
+
+  template <class State>
+  void await(std::unique_lock<std::mutex>& lock, const Deadline& deadline, const Call& call, State state) {
+    while (!boxes_->failure && !state()) {
+      if (deadline.passed()) {
+        std::ostringstream text;
+        text << "rank " << rank_ << " waited " << deadline.seconds() << " s for the others in "
+             << call.text();
+        lock.unlock();
+        fail_with({-1, text.str()});
+        lock.lock();
+        break;
+      }
+      const int most = deadline.milliseconds();
+      if (most < 0)
+        boxes_->changed.wait(lock);
+      else
+        boxes_->changed.wait_for(lock, std::chrono::milliseconds(most));
+    }
+    if (boxes_->failure) {
+      lock.unlock();
+      throw_failure(call);
+    }
+  }
+
+  void fail_with(SharedBoxes::Failure failure) {
+    {
+      const std::lock_guard lock(boxes_->mutex);
+      if (!boxes_->failure) boxes_->failure = std::move(failure);
+    }
+    boxes_->changed.notify_all();
+  }
+
+  [[noreturn]] void throw_failure(const Call& call) {
+    const std::lock_guard lock(boxes_->mutex);
+    const SharedBoxes::Failure& failure = *boxes_->failure;
+    if (failure.rank < 0) fail_for(-1, failure.text);
+    fail_for(failure.rank, "rank " + std::to_string(failure.rank) + " failed: " + failure.text + "; rank " +
+                               std::to_string(rank_) + " was in " + call.text());
+  }
+
+  std::shared_ptr<SharedBoxes> boxes_;
+  int rank_;
+};
+
+}  // namespace
+
+std::vector<Communicator> thread_communicators(int size) {
+  check(size >= 1, "thread_communicators: ", size, " ranks; expected at least 1");
+  auto boxes = std::make_shared<SharedBoxes>(size);
+  std::vector<Communicator> communicators;
+  for (int rank = 0; rank < size; ++rank)
+    communicators.emplace_back(make_host_transport(std::make_shared<ThreadLinks>(boxes, rank)));
+  return communicators;
+}
+
+void run_threads(int size, const std::function<void(Communicator&)>& main) {
+  std::vector<Communicator> communicators = thread_communicators(size);
+  std::mutex mutex;
+  std::exception_ptr first;
+  {
+    std::vector<std::jthread> threads;
+    for (Communicator& communicator : communicators)
+      threads.emplace_back([&] {
+        try {
+          main(communicator);
+        } catch (const std::exception& error) {
+          {
+            const std::lock_guard lock(mutex);
+            if (!first) first = std::current_exception();
+          }
+          communicator.fail(error.what());
+        }
+      });
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/call.h"
+
+namespace tessera::comm {
+
+/// A call failed because of another rank, or because the ranks disagree. Every rank of the job gets it, with
+/// the same cause: the message names the rank that failed first.
+class RankFailure : public Error {
+ public:
+  RankFailure(const std::string& message, int rank, const char* file, int line)
+      : Error(message, file, line), rank_(rank) {}
+  /// The rank that failed first; -1 if none of them did (the ranks disagree).
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
+
+[[noreturn]] void fail_for(int rank, const std::string& message, Site site = Site::here());
+
+/// What carries out the calls of a Communicator (comm/communicator.h), which has checked the tensors: packed,
+/// on a device that the transport takes. One thread at a time.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual const char* name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual bool takes(Device device) const = 0;
+  /// `in` is what the rank gives, `out` where the result goes; all_reduce and broadcast work in place
+  /// (in = out), send has no out and receive no in.
+  virtual void run(const Call& call, const Tensor& in, const Tensor& out) = 0;
+  /// The same for some of the ranks; `ranks` are theirs here, in the order of their new ranks. Called by
+  /// those alone; `id` is the same for all of them.
+  virtual std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t id) = 0;
+  /// Tells the other ranks that this one has failed and why; any thread.
+  virtual void fail(const std::string& cause) = 0;
+};
+
+}  // namespace tessera::comm
