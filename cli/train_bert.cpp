@@ -6,6 +6,7 @@
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "train/glue_run.h"
+#include "train/mlm_run.h"
 
 namespace tessera::cli {
 namespace {
@@ -15,34 +16,78 @@ namespace fs = std::filesystem;
 struct BertFlags {
   train::GlueStart start;
   train::GlueOptions options;
+  train::MlmStart mlm;
+  train::MlmOptions mlm_options;
   PrecisionFlag precision;
 
   void add_to(CLI::App& command) {
     add_flags(command, start.list());
     add_flags(command, options.list());
+    add_flags(command, mlm.list());
+    add_any_bytes(command, mlm.text.any_bytes)->group("Data");
+    add_flags(command, mlm_options.list());
     precision.add_to(command);
     command.get_option("--steps")->excludes("--epochs");
   }
 };
 
+/// The sizes of an encoder that begins from nothing.
+void check_sizes(const train::GlueStart& start, const train::Given& given) {
+  for (const char* only : {"--size", "--layers", "--d-model", "--n-head", "--d-ff", "--vocab-size"})
+    if (!start.settings.model.empty() && given.contains(only))
+      throw UsageError(std::string("train bert: ") + only + " is of --scratch; a --model has its own sizes");
+  try {
+    if (start.settings.model.empty()) start.scratch_config(given).validate();
+  } catch (const Error& error) {
+    throw UsageError(std::string("train bert: ") + error.what());
+  }
+}
+
 void check_usage(const train::GlueStart& start, const train::Given& given) {
+  for (const char* only :
+       {"--text", "--tokenizer", "--validation", "--piece", "--any-bytes", "--mask", "--eval-tokens"})
+    if (given.contains(only)) throw UsageError(std::string("train bert: ") + only + " is of --task mlm");
   for (const char* needed : {"--task", "--data"})
     if (!given.contains(needed)) throw UsageError(std::string("train bert: ") + needed + " is required");
   if (start.settings.model.empty() != start.scratch)
     throw UsageError(start.scratch ? "train bert: --model brings weights and --scratch does without; give one"
                                    : "train bert: --model FOLDER is required, or --scratch");
   if (start.pad && start.packed) throw UsageError("train bert: --pad and --packed contradict each other");
-  for (const char* only : {"--size", "--layers", "--d-model", "--n-head", "--d-ff", "--vocab-size"})
-    if (!start.scratch && given.contains(only))
-      throw UsageError(std::string("train bert: ") + only + " is of --scratch; a --model has its own sizes");
   try {
     datasets::parse_glue_task(start.settings.task);
-    if (start.scratch) start.scratch_config(given).validate();
   } catch (const Error& error) {
     throw UsageError(std::string("train bert: ") + error.what());
   }
+  check_sizes(start, given);
   check_kept_text("--data", fs::absolute(start.settings.data));
   if (!start.scratch) check_kept_text("--model", fs::absolute(start.settings.model));
+}
+
+void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
+  const auto refuse = [&](const char* flag, const std::string& why) {
+    if (given.contains(flag)) throw UsageError(std::string("train bert --task mlm: ") + flag + ": " + why);
+  };
+  if (flags.mlm.text.files.empty() && flags.start.settings.data.empty())
+    throw UsageError("train bert --task mlm: what to train on is not given: --text FILE... or --data DIR");
+  for (const char* of_text :
+       {"--text", "--tokenizer", "--vocab-size", "--validation", "--piece", "--any-bytes"})
+    if (!flags.start.settings.data.empty()) refuse(of_text, "--data has tokens, split and made already");
+  for (const char* of_task : {"--pad", "--packed", "--predict"})
+    refuse(of_task, "there are no labelled texts; sequences are of equal length");
+  if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer is made already");
+  if (flags.start.seeds != 1)
+    refuse("--seeds", "pretraining is one run, that of --seed; `tessera study` runs several");
+  if (!flags.start.settings.model.empty()) refuse("--scratch", "--model brings weights; give one of them");
+  check_sizes(flags.start, given);
+  for (const std::string& folder : {flags.start.settings.data, flags.start.settings.model})
+    if (!folder.empty()) check_kept_text("--data or --model", fs::absolute(folder));
+}
+
+int run_mlm(BertFlags& flags, const RunFlags& run, const CLI::App& command) {
+  if (run.resume.empty()) check_mlm_usage(flags, given_flags(command));
+  train::MlmRecipe recipe(flags.start, flags.mlm, flags.mlm_options);
+  recipe.on_invalid = tell_invalid;
+  return run_train(recipe, run, command, flags.start.settings.list());
 }
 
 int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRequest& request) {
@@ -65,13 +110,16 @@ int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
   check_run_flags(run, command);
   const InterruptGuard interrupts(kStopping);
   const bool resumed = !run.resume.empty();
+  flags.start.precision = flags.precision.given();
+  if (resumed ? train::is_mlm_run(train::RunFolder::open(run.resume).settings())
+              : flags.start.settings.task == "mlm")
+    return run_mlm(flags, run, command);
   if (resumed)
     refuse_settings(command, "--resume continues a run as it was", {}, flags.start.settings.list());
   else
     check_usage(flags.start, given_flags(command));
   if (!run.json.empty()) check_replaceable(run.json);
   train::RunRequest request = request_of(run, command);
-  flags.start.precision = flags.precision.given();
   train::GlueGroup group = resumed
                                ? train::GlueGroup(flags.start, flags.options, request)
                                : train::GlueGroup(flags.start, flags.options, request.given, request.device);
@@ -92,7 +140,8 @@ int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
 }  // namespace
 
 void add_train_bert(CLI::App& train, Action& action) {
-  auto* bert = train.add_subcommand("bert", "Fine-tune BERT or RoBERTa on a task of GLUE, several seeds");
+  auto* bert = train.add_subcommand(
+      "bert", "Fine-tune BERT or RoBERTa on a task of GLUE, several seeds; or pretrain one on text");
   auto flags = std::make_shared<BertFlags>();
   auto run = std::make_shared<RunFlags>();
   flags->add_to(*bert);

@@ -112,6 +112,12 @@ Tensor BertLanguageHead::operator()(const Tensor& x, const nn::Embedding& token,
   return decoder(norm(ops::activation(dense(x), activation)), token);
 }
 
+Tensor BertLanguageHead::loss(const Tensor& x, const Tensor& targets, const nn::Embedding& token,
+                              Site site) const {
+  const nn::LayerCall call(*this, site);
+  return decoder.loss(norm(ops::activation(dense(x), activation)), targets, token);
+}
+
 Bert::Bert(const BertConfig& given, Rng& rng, Device device, Start start)
     : config(validated(given)),
       token(config.vocabulary, config.d_model, rng, device, blank_table(config)),
@@ -150,6 +156,12 @@ nn::AttentionPass Bert::begin(const BertBatch& batch, bool first_alone) const {
   return pass;
 }
 
+nn::AttentionPass Bert::begin(const BertBatch& batch) const {
+  nn::AttentionPass pass = begin(batch, classifier.has_value());
+  if (language && batch.masked.defined()) pass.rows = batch.masked;
+  return pass;
+}
+
 Tensor Bert::embed(const BertBatch& batch, Site site) const {
   const nn::LayerCall call(*this, site);
   const Tensor kinds =
@@ -173,10 +185,11 @@ Tensor Bert::finish(const Tensor& x, Site site) const {
 Tensor Bert::finish(const Tensor& x, const Tensor& targets, Site site) const {
   const nn::LayerCall call(*this, site);
   check(config.head != BertHead::none, "bert: a model without a head has no loss");
-  const Tensor y = finish(x);
-  check(targets.defined() && targets.count() == y.size(0), "bert: targets is ",
-        targets.defined() ? targets.count() : 0, " numbers for ", y.size(0), " rows");
+  check(targets.defined() && targets.count() == x.size(0), "bert: targets is ",
+        targets.defined() ? targets.count() : 0, " numbers for ", x.size(0), " rows");
   const Tensor flat = targets.packed().reshape({targets.count()});
+  if (language) return language->loss(x, flat, token);
+  const Tensor y = finish(x);
   if (config.head != BertHead::regress) return ops::cross_entropy(y, flat);
   const Tensor error = ops::sub(ops::reshape(y, {y.size(0)}), flat.to(y.dtype()));
   return ops::mean(ops::mul(error, error));

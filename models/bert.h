@@ -68,6 +68,9 @@ struct BertBatch {
   Tensor first = {};      // [B] rows that the classifier reads; undefined: the first of every sequence
   Tensor starts = {};  // [B + 1], see ops::AttentionSequences: then rows past the last are padding rows, and
                        // `sequences` is not read
+  /// [R] different rows that a masked language head reads: the last block computes these alone, and logits
+  /// and targets are theirs. Undefined: every row.
+  Tensor masked = {};
 
   /// From rows [B, T] padded at the end and their lengths; on the device of `tokens`, which is read on the
   /// host. `types` [B, T] or undefined.
@@ -108,6 +111,8 @@ struct BertLanguageHead {
   BertLanguageHead(const BertConfig& config, Rng& rng, Device device);
   Tensor operator()(const Tensor& x, const nn::Embedding& token,
                     Site site = Site::here()) const;  // [N, d] -> [N, V]
+  Tensor loss(const Tensor& x, const Tensor& targets, const nn::Embedding& token,
+              Site site = Site::here()) const;
   void fields(auto&& visit) { visit("dense", dense), visit("norm", norm), visit("", decoder); }
   nn::LayerName layer_name;  // for messages
 
@@ -126,18 +131,20 @@ struct Bert {
   /// Hidden states of the first token of every sequence after the last block: [B, d]. The last block does not
   /// compute the others.
   Tensor encode_first(const BertBatch& batch, Site site = Site::here()) const;
-  /// Output of the head: [B, labels] of classify, [B, 1] of regress, [N, V] of masked_lm, and encode's of
-  /// none.
+  /// Output of the head: [B, labels] of classify, [B, 1] of regress, [N, V] of masked_lm ([R, V] with
+  /// batch.masked), and encode's of none.
   Tensor operator()(const BertBatch& batch, Site site = Site::here()) const;
   /// classify: mean cross-entropy of targets [B] (i64 or i32). regress: mean squared error of targets [B],
-  /// floating. masked_lm: mean cross-entropy of targets [N], -100 where nothing was masked. none: throws.
+  /// floating. masked_lm: mean cross-entropy of targets [N], or [R] with batch.masked, -100 where nothing was
+  /// masked; the logits never exist as a whole (nn::LmHead::loss). none: throws.
   Tensor loss(const BertBatch& batch, const Tensor& targets, Site site = Site::here()) const;
 
   /// The stages of a pass, of which these are composed: begin, embed, each block in turn, finish.
   /// begin: what all blocks share. If `first_alone`, the last block computes the first tokens alone, as a
   /// classifier reads them. Throws unless the batch fits together.
   nn::AttentionPass begin(const BertBatch& batch, bool first_alone) const;
-  nn::AttentionPass begin(const BertBatch& batch) const { return begin(batch, classifier.has_value()); }
+  /// As the head needs it.
+  nn::AttentionPass begin(const BertBatch& batch) const;
   Tensor embed(const BertBatch& batch, Site site = Site::here()) const;  // [N, d]
   Tensor block(int64_t i, const Tensor& x, const nn::AttentionPass& pass, Site site = Site::here()) const;
   /// What the last block returned -> the head's output, see operator().

@@ -1,11 +1,10 @@
 #include "train/glue_data.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "io/checksum.h"
-#include "io/tokenizer/train.h"
 #include "runtime/error.h"
+#include "train/language_data.h"
 
 namespace tessera::train {
 namespace {
@@ -88,11 +87,7 @@ std::string train_glue_tokenizer(GlueTask task, const std::string& folder, int64
     texts.emplace_back(data.first(i));
     if (!data.second(i).empty()) texts.emplace_back(data.second(i));
   }
-  const std::vector<std::string> special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
-  nlohmann::ordered_json file =
-      nlohmann::ordered_json::parse(io::train_bpe(texts, {.vocab_size = vocab_size, .special = special}));
-  file["post_processor"] = {{"type", "BertProcessing"}, {"sep", {"[SEP]", 3}}, {"cls", {"[CLS]", 2}}};
-  return file.dump(1) + "\n";
+  return train_bert_tokenizer(texts, vocab_size);
 }
 
 }  // namespace tessera::train

@@ -13,6 +13,7 @@
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
 #include "runtime/random_purpose.h"
+#include "train/bert_model.h"
 
 namespace tessera::train {
 
@@ -42,11 +43,11 @@ models::BertConfig bert_config(const std::string& path, const std::string& text,
 SettingList GlueSettings::list() {
   SettingList list;
   list.group("Data");
-  list.add("task", task, "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli").shown_as("");
+  list.add("task", task, "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or mlm: pretrain on --text")
+      .shown_as("");
   list.add("data", data, "Folder of the task's files (train.tsv, dev.tsv, ...), or of the tasks' folders");
   list.add("max_length", max_length,
-           "Tokens per text or pair; longer ones are cut; default: 128, if the model has positions for so "
-           "many")
+           "Tokens per text or pair; longer ones are cut; default: 128, or what the model has")
       .range(int64_t{1}, kLargest)
       .shown_as("");
   list.add("batch", batch, "Texts or pairs per step")
@@ -96,22 +97,8 @@ namespace {
 models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device,
                         pretrained::LoadReport& report) {
   const MemoryTag tag("parameters");
-  const datasets::GlueTask task = datasets::parse_glue_task(settings.task).task;
-  if (settings.model.empty()) return models::Bert(settings.bert, rng, device);
-  models::Bert model = pretrained::load_bert(
-      settings.model, rng, device, {.config = head_options(task), .dtype = settings.bert.dtype}, &report);
-  // Dropout may be the run's own; everything else is what the folder says.
-  model.config.hidden_dropout = settings.bert.hidden_dropout;
-  model.config.attention_dropout = settings.bert.attention_dropout;
-  model.config.classifier_dropout = settings.bert.classifier_dropout;
-  nn::for_each<nn::Dropout>(model, [&](const std::string& name, nn::Dropout& layer) {
-    layer.p = name.ends_with("attention.dropout") ? settings.bert.attention_dropout
-              : name.starts_with("classifier.")   ? settings.bert.classifier_dropout
-                                                  : settings.bert.hidden_dropout;
-  });
-  check(pretrained::config_text(model.config) == pretrained::config_text(settings.bert),
-        "bert: ", settings.model, " holds another model than the one that this run began with");
-  return model;
+  return settings.model.empty() ? models::Bert(settings.bert, rng, device)
+                                : load_bert_as(settings.bert, settings.model, rng, device, &report);
 }
 
 }  // namespace
@@ -174,21 +161,6 @@ void GlueJob::load(const datasets::GlueBatch& batch) {
 }
 
 // ---- evaluation ----
-
-namespace {
-
-/// No dropout while it lives, however the evaluation ends.
-class Evaluating {
- public:
-  explicit Evaluating(models::Bert& model) : model_(model) { nn::set_training(model_, false); }
-  ~Evaluating() { nn::set_training(model_, true); }
-  Evaluating(const Evaluating&) = delete;
-
- private:
-  models::Bert& model_;
-};
-
-}  // namespace
 
 GluePredictions predict_glue(GlueJob& job, const datasets::GlueItems& items) {
   const NoTape off;

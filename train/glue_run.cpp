@@ -12,6 +12,7 @@
 #include "pretrained/load.h"
 #include "report/facts.h"
 #include "runtime/error.h"
+#include "train/language_data.h"
 
 namespace tessera::train {
 
@@ -29,17 +30,6 @@ struct Size {
 };
 constexpr Size kSizes[] = {
     {"tiny", 2, 128}, {"mini", 4, 256}, {"small", 4, 512}, {"medium", 8, 512}, {"base", 12, 768}};
-
-std::string tokenizer_config() {
-  return json{{"tokenizer_class", "PreTrainedTokenizerFast"},
-              {"pad_token", "[PAD]"},
-              {"unk_token", "[UNK]"},
-              {"cls_token", "[CLS]"},
-              {"sep_token", "[SEP]"},
-              {"mask_token", "[MASK]"}}
-             .dump(2) +
-         "\n";
-}
 
 std::vector<std::pair<std::string, std::string>> settings_of(const GlueSettings& job) {
   std::vector<std::pair<std::string, std::string>> rows;
@@ -81,7 +71,8 @@ SettingList GlueStart::list() {
     if (setting.flag == "--lr") setting.help += "; default: 2e-5, with --scratch 5e-4";
     if (setting.flag == "--warmup") setting.help += "; default: 6 %";
     if (setting.flag == "--steps") setting.help += ", instead of --epochs";
-    if (setting.flag == "--seed") setting.help += "; the first of --seeds";
+    if (setting.flag == "--seed")
+      setting.help = "First of the --seeds: of the weights, the data's order and dropout";
     if (setting.flag == "--lr" || setting.flag == "--warmup" || setting.flag == "--steps") setting.shown = "";
   }
   SettingList more(Kept::never);
@@ -222,7 +213,7 @@ void GlueGroup::create_folder(const RunRequest& request) {
   fs::remove(folder_->checkpoints(), ignored);  // its seeds have their own
   if (!tokenizer_text_.empty()) {
     io::write_file((folder_->path() / "tokenizer.json").string(), tokenizer_text_);
-    io::write_file((folder_->path() / "tokenizer_config.json").string(), tokenizer_config());
+    io::write_file((folder_->path() / "tokenizer_config.json").string(), bert_tokenizer_config());
   }
   write_settings(request.options, {{"model", "bert"},
                                    {"started", report::utc_now()},

@@ -15,6 +15,37 @@ namespace tessera::train {
 
 namespace fs = std::filesystem;
 
+std::string train_bert_tokenizer(const std::vector<std::string>& texts, int64_t vocab_size) {
+  const std::vector<std::string> special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+  nlohmann::ordered_json file =
+      nlohmann::ordered_json::parse(io::train_bpe(texts, {.vocab_size = vocab_size, .special = special}));
+  file["post_processor"] = {{"type", "BertProcessing"}, {"sep", {"[SEP]", 3}}, {"cls", {"[CLS]", 2}}};
+  return file.dump(1) + "\n";
+}
+
+std::string bert_tokenizer_config() {
+  return nlohmann::json{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                        {"pad_token", "[PAD]"},
+                        {"unk_token", "[UNK]"},
+                        {"cls_token", "[CLS]"},
+                        {"sep_token", "[SEP]"},
+                        {"mask_token", "[MASK]"}}
+             .dump(2) +
+         "\n";
+}
+
+namespace {
+
+/// Of a tokenizer for language models: one special token.
+std::string language_tokenizer_config() {
+  const std::string end = "<|endoftext|>";
+  const nlohmann::json roles = {
+      {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end}, {"eos_token", end}};
+  return roles.dump(2) + "\n";
+}
+
+}  // namespace
+
 datasets::Tokenized write_language_data(const LanguageText& text, const std::string& folder) {
   io::make_folder(folder);
   if (!text.tokenizer.empty()) {
@@ -26,15 +57,13 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
       for (const std::string_view piece : datasets::split_pieces(whole, uint64_t(text.piece)))
         texts.emplace_back(datasets::split_text(piece, text.validation).train);
     }
-    const std::string json = text.kind == "byte" ? io::byte_tokenizer()
-                             : text.kind == "character"
-                                 ? io::character_tokenizer(texts)
-                                 : io::train_bpe(texts, {.vocab_size = text.vocab_size});
+    const std::string json = text.kind == "byte"        ? io::byte_tokenizer()
+                             : text.kind == "character" ? io::character_tokenizer(texts)
+                             : text.kind == "bert"      ? train_bert_tokenizer(texts, text.vocab_size)
+                                                   : io::train_bpe(texts, {.vocab_size = text.vocab_size});
     io::write_file(folder + "/tokenizer.json", json);
-    const std::string end = "<|endoftext|>";
-    const nlohmann::json roles = {
-        {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end}, {"eos_token", end}};
-    io::write_file(folder + "/tokenizer_config.json", roles.dump(2) + "\n");
+    io::write_file(folder + "/tokenizer_config.json",
+                   text.kind == "bert" ? bert_tokenizer_config() : language_tokenizer_config());
   }
   const datasets::Tokenized done = datasets::tokenize_files(text.files, io::Tokenizer::load(folder), folder,
                                                             {.validation = text.validation,

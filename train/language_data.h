@@ -16,8 +16,8 @@ namespace tessera::train {
 struct LanguageText {
   std::vector<std::string> files;
   std::string tokenizer;           // a file or folder as io::Tokenizer::load takes it; "": made of the text
-  std::string kind = "character";  // of what is made: bpe, character or byte
-  int64_t vocab_size = 1024;       // of bpe
+  std::string kind = "character";  // of what is made: bpe, character, byte or bert
+  int64_t vocab_size = 1024;       // of bpe and bert
   double validation = 0.1;         // share at the end of each document
   int64_t piece = 0;               // bytes of a document; 0: a whole file
   bool any_bytes = false;          // do not refuse what is not UTF-8 text (io/text_file.h)
@@ -26,6 +26,12 @@ struct LanguageText {
 /// Turns text into shards and a tokenizer in `folder`. A tokenizer made of the text has seen the training
 /// part only.
 datasets::Tokenized write_language_data(const LanguageText& text, const std::string& folder);
+
+/// A tokenizer for a BERT that begins from nothing: byte-level BPE of the texts, with BERT's special tokens
+/// ([PAD] is 0) and its frame [CLS] a [SEP] b [SEP], types 0 and 1. The same texts give the same bytes; the
+/// text of a tokenizer.json. bert_tokenizer_config: of the tokenizer_config.json next to it.
+std::string train_bert_tokenizer(const std::vector<std::string>& texts, int64_t vocab_size);
+std::string bert_tokenizer_config();
 
 /// Copies the files of a tokenizer (a tokenizer.json, a .model, or the folder of one) with what lies beside
 /// it and belongs to it.

@@ -128,6 +128,8 @@ RunUnits units_of(const RunFolder& run) {
   }
   check(model == "bert", "report: ", run.path().string(), ": run.json says that it is a run of \"", model,
         "\", which is unknown");
+  if (text_at("/job/task") == "mlm")
+    return {model, "nats per masked token", "held-out loss (nats per masked token)", ""};
   const datasets::GlueInfo& info = datasets::parse_glue_task(text_at("/job/task"));
   return {model, info.labels.empty() ? "squared error per text" : "nats per text",
           std::string("score on ") + info.folder, ""};

@@ -26,7 +26,8 @@ struct RunUnits {
   bool operator==(const RunUnits&) const = default;
 };
 /// By run.json: TNPs are compared with the Bayes-optimal prediction, language models with the n-gram that
-/// they were trained beside, BERT has the task's metric. Throws, naming the run, for a model that is unknown.
+/// they were trained beside, BERT has the task's metric or the loss of masked tokens. Throws, naming the run,
+/// for a model that is unknown.
 RunUnits units_of(const RunFolder& run);
 
 /// What the runs of a group came to, one number each.

@@ -17,7 +17,7 @@ namespace {
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
 bool is_loss(const std::string& metric) {
-  return metric.ends_with("loss");
+  return metric.ends_with("loss") || metric.ends_with("nll");
 }
 
 /// Of a metric for readers: "eval_accuracy" is "accuracy".
@@ -159,7 +159,8 @@ void write_run_report(const std::filesystem::path& path, const std::string& titl
   if (const std::string line = skipped_line(run.metrics()); !line.empty()) page.paragraph(line);
   page.chart("Training loss", "step", "loss", {loss_curve(run, "loss", -1, false)});
   bool evaluated = false;
-  for (const StepRecord& record : run.metrics()) evaluated |= record.values.contains("eval_loss");
+  for (const StepRecord& record : run.metrics())
+    for (const auto& [name, value] : record.values) evaluated |= name.starts_with("eval_");
   if (evaluated) {
     const SeedResults results = collect_seeds({run});
     page.table(header_of(results), table_of(results));

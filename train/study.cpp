@@ -361,7 +361,8 @@ std::optional<RunFolder> StudyFolder::run_of(const fs::path& runs, const StudyCe
 
 bool is_complete(const fs::path& run) {
   std::error_code ignored;
-  if (!fs::exists(run / "run.json", ignored) || !fs::exists(run / "report.html", ignored)) return false;
+  for (const char* const needed : {"run.json", "report.html", "checkpoints"})
+    if (!fs::exists(run / needed, ignored)) return false;
   const json job = RunFolder::open(run).settings().value("job", json::object());
   const auto newest = io::CheckpointFolder((run / "checkpoints").string()).latest();
   return newest.step && job.is_object() && job.value("steps", json()) == *newest.step;

@@ -349,6 +349,36 @@ TEST(Bert, RegressionIsTheSquaredError) {
   EXPECT_NEAR(model.loss(batch, Tensor::from(std::vector<float>{1, -2}, {2})).item(), wanted, kRounding);
 }
 
+TEST(Bert, AMaskedHeadOfSomeRowsIsThatOfAllWithoutTheOthersTargets) {
+  Rng rng(3);
+  const Bert model(small_bert(BertHead::masked_lm), rng, kCpu);
+  const Tensor weight = model.blocks[1].mlp.up.weight, table = model.token.weight;
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{3, 1, 2}, {2, 2, 2}}) {
+    BertBatch batch{tokens_of({4, 7, 2, 9, 5, 1}, {6}), {}, {lengths}};
+    const auto loss_and_gradients = [&](const Tensor& targets) {
+      Tape tape;
+      const Tensor loss = model.loss(batch, targets);
+      tape.backward(loss);
+      std::vector<Tensor> all{loss.detach()};
+      for (const Tensor& leaf :
+           {weight, table, model.blocks[0].attention.qkv.weight, model.language->decoder.out.bias})
+        all.push_back(grad(leaf).clone()), zero_grad(leaf);
+      return all;
+    };
+    const auto every = loss_and_gradients(tokens_of({-100, 3, -100, -100, 8, 2}, {6}));
+    const Tensor logits = model(batch);
+    batch.masked = tokens_of({1, 4, 5}, {3});
+    const auto some = loss_and_gradients(tokens_of({3, 8, 2}, {3}));
+    for (size_t i = 0; i < every.size(); ++i)
+      EXPECT_LT(largest_difference(some[i], every[i]), kRounding) << i;
+    const Tensor rows = model(batch);
+    ASSERT_EQ(rows.size(0), 3);
+    EXPECT_LT(largest_difference(rows.slice(0, 0, 1), logits.slice(0, 1, 2)), kRounding);
+    EXPECT_LT(largest_difference(rows.slice(0, 1, 3), logits.slice(0, 4, 6)), kRounding);
+    EXPECT_THROW(model.loss(batch, tokens_of({1, 2, 3, 4, 5, 6}, {6})), Error);
+  }
+}
+
 TEST(Bert, TheHeadsBlockMakesFirstTokensAlone) {
   // Results and gradients are those of a last block that makes all rows, of any lengths.
   Rng rng(3);

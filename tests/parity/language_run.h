@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -41,10 +42,21 @@ inline Tensor logits_of(const models::Bert& model, const Batches& batches, int64
   return model(bert_batch(batches, step));
 }
 inline Tensor loss_of(const models::Bert& model, const Batches& batches, int64_t step) {
-  const models::BertBatch batch = bert_batch(batches, step);
+  models::BertBatch batch = bert_batch(batches, step);
   Tensor targets = batches.of("targets", step);
+  const std::vector<int64_t>& lengths = batch.sequences.lengths;
   if (targets.rank() == 2) {  // a target a token
-    targets = models::BertBatch::from_padded(targets, {}, batch.sequences.lengths).tokens;
+    targets = models::BertBatch::from_padded(targets, {}, lengths).tokens;
+    // Sequences of one length are given as pretraining gives them: the head reads the rows with a target
+    // alone.
+    if (std::count(lengths.begin(), lengths.end(), lengths.front()) == int64_t(lengths.size())) {
+      std::vector<int64_t> rows, kept;
+      const auto all = targets.to_vector<int64_t>();
+      for (size_t i = 0; i < all.size(); ++i)
+        if (all[i] != -100) rows.push_back(int64_t(i)), kept.push_back(all[i]);
+      batch.masked = Tensor::from(rows, {int64_t(rows.size())}, targets.device());
+      targets = Tensor::from(kept, {int64_t(kept.size())}, targets.device());
+    }
   }
   return model.loss(batch, targets);
 }

@@ -1,0 +1,139 @@
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+
+// `tessera train bert --task mlm` as a user meets it: from text to an encoder that fine-tuning takes.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+const std::string kSmallMlm =
+    " --layers 1 --d-model 16 --n-head 2 --d-ff 16 --vocab-size 300 --batch-size 4 --max-length 24 --device "
+    "cpu "
+    "--quiet --log-every 1 --lr 1e-3";
+
+std::string mlm_text() {
+  std::string text;
+  for (int i = 0; i < 300; ++i)
+    text +=
+        "line " + std::to_string(i * i % 97) + " says that the film is " + (i % 3 ? "good" : "bad") + "\n";
+  return text;
+}
+
+TEST(TrainMlm, PretrainsAnEncoderThatFineTuningTakes) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  const std::string out = said(
+      at,
+      "train bert --task mlm --text t.txt --steps 20 --eval-every 10 --name m --save-model --json m.json" +
+          kSmallMlm);
+  EXPECT_TRUE(holds_all(
+      out, "masked language model|15 % masked|sequences held out|nats per masked token|model: |report: "))
+      << out;
+  for (const char* file :
+       {"model/config.json", "model/model.safetensors", "model/tokenizer.json", "report.html"})
+    EXPECT_TRUE(fs::exists(at / ("runs/m/" + std::string(file)))) << file;
+  EXPECT_TRUE(holds_all(at.get("runs/m/model/config.json"), "BertForMaskedLM"));
+  EXPECT_TRUE(holds_all(at.get("runs/m/report.html"), "accuracy|nll"));
+  const json run = json::parse(at.get("runs/m/run.json"));
+  EXPECT_EQ(run.at("model"), "bert");
+  EXPECT_EQ(run.at("job").at("task"), "mlm");
+  EXPECT_TRUE(json::parse(at.get("m.json")).at("evaluation").contains("eval_nll"));
+  EXPECT_TRUE(holds_all(said(at, "report runs/m --out p.html"), "held-out loss (nats per masked token)"));
+
+  said(at, "data glue --out glue --train 40 --dev 12 --test 6 --task sst2");
+  const std::string tuned = said(at,
+                                 "train bert --task sst2 --data glue --model runs/m/model --seeds 2 --steps "
+                                 "3 --batch-size 4 --max-length 24 "
+                                 "--device cpu --quiet --name g");
+  EXPECT_TRUE(holds_all(tuned, "initialised at random: classifier.dense.weight|not used: |mean +- deviation"))
+      << tuned;
+  // It goes on from its own weights, too.
+  const std::string more = said(at,
+                                "train bert --task mlm --text t.txt --model runs/m/model --steps 2 "
+                                "--batch-size 4 --max-length 24 --device cpu "
+                                "--quiet --name more");
+  EXPECT_TRUE(holds_all(more, "from |runs/m/model")) << more;
+}
+
+TEST(TrainMlm, AnInterruptedRunGoesOnToTheSameBytes) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  said(at, "train bert --task mlm --text t.txt --steps 400 --name whole" + kSmallMlm);
+  {
+    Process process(at, words_of("train bert --task mlm --text t.txt --steps 400 --name parts" + kSmallMlm));
+    ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/parts") > 5; }));
+    process.send(SIGINT);
+    const Outcome outcome = process.wait();
+    EXPECT_EQ(outcome.code, 130);
+    EXPECT_TRUE(holds_all(outcome.out, "To go on:|tessera train bert --resume runs/parts")) << outcome.out;
+  }
+  const Outcome other = run(at, "train bert --resume runs/parts --device cpu --quiet --mask 0.3");
+  EXPECT_EQ(other.code, 2);
+  EXPECT_TRUE(holds_all(other.err, "--mask cannot change it")) << other.err;
+  said(at, "train bert --resume runs/parts --device cpu --quiet");
+  EXPECT_EQ(curve_of(at, "runs/whole", {"loss", "grad_norm", "eval_"}),
+            curve_of(at, "runs/parts", {"loss", "grad_norm", "eval_"}));
+  EXPECT_EQ(at.get("runs/whole/checkpoints/step-000400.safetensors"),
+            at.get("runs/parts/checkpoints/step-000400.safetensors"));
+  EXPECT_EQ(at.get("runs/whole/model/model.safetensors"), at.get("runs/parts/model/model.safetensors"));
+}
+
+TEST(TrainMlm, TrainsOnShardsWithTheirTokenizer) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  said(at, "train bert --task mlm --text t.txt --steps 1 --name m" + kSmallMlm);
+  said(at, "data tokenize --text t.txt --tokenizer runs/m/data --out shards");
+  const std::string out = said(at,
+                               "train bert --task mlm --data shards --steps 2 --layers 1 --d-model 16 "
+                               "--n-head 2 --d-ff 16 --batch-size 4 "
+                               "--max-length 24 --device cpu --quiet --name s");
+  EXPECT_TRUE(holds_all(out, "masked language model|model: ")) << out;
+}
+
+TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  at.put("short.txt", "a b\nc\n");
+  expect_success(run(at, "tokenizer train --text t.txt --out tok.json --vocab-size 300"));
+  const std::string mlm = "train bert --task mlm --device cpu --quiet ";
+  const auto bad = [&](const std::string& flags, int code, const char* says) {
+    const Outcome outcome = run(at, mlm + flags);
+    EXPECT_EQ(outcome.code, code) << flags << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, says)) << flags << outcome.err;
+    EXPECT_FALSE(fs::exists(at / "runs/bad")) << flags;
+  };
+  bad("", 2, "--text FILE... or --data DIR");
+  bad("--text t.txt --data d", 2, "--text: --data has tokens");
+  bad("--text t.txt --pad", 2, "--pad: there are no labelled texts");
+  bad("--text t.txt --predict", 2, "--predict");
+  bad("--text t.txt --seeds 2", 2, "--seeds: pretraining is one run|tessera study");
+  bad("--text t.txt --scratch --model m", 2, "--scratch: --model brings weights");
+  bad("--text t.txt --model m --layers 2", 2, "--layers is of --scratch");
+  bad("--text t.txt --tokenizer tok.json --vocab-size 300", 2,
+      "--vocab-size: the --tokenizer is made already");
+  bad("--text t.txt --mask 0", 2, "--mask");
+  bad("--text t.txt --mask 1", 2, "--mask");
+  bad("--text t.txt --max-length 2 --name bad", 1, "--max-length is 2|3 ([CLS], a token, [SEP])");
+  bad("--text t.txt --max-length 4000 --size tiny --layers 0", 2, "--layers");
+  bad("--text none.txt --name bad", 1, "none.txt");
+  bad("--text short.txt --vocab-size 261 --validation 0 --name bad", 1, "6 tokens|give no window");
+  bad("--text t.txt --tokenizer tok.json --name bad", 1, "[CLS], [SEP] and [MASK]");
+  bad("--text t.txt --batch-size 100000 --name bad", 1, "--batch-size");
+  bad("--text t.txt --model none --name bad", 1, "none");
+  bad("--data t.txt --name bad", 1, "t.txt");
+  for (const char* flag :
+       {"--text t.txt", "--mask 0.2", "--tokenizer x", "--validation 0.2", "--piece 9", "--any-bytes"}) {
+    const Outcome outcome = run(at, std::string("train bert --task sst2 --data d --scratch ") + flag);
+    EXPECT_EQ(outcome.code, 2) << flag;
+    EXPECT_TRUE(holds_all(outcome.err, "is of --task mlm")) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli::test

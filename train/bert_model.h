@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+
+#include "models/bert.h"
+#include "pretrained/load.h"
+
+/// What the jobs of `train bert` share.
+
+namespace tessera::train {
+
+/// The model of `config`, its dropout and head included, with the weights of a Hugging Face model directory;
+/// parameters that its file lacks (a head) are drawn. Throws if the folder holds another model.
+models::Bert load_bert_as(const models::BertConfig& config, const std::string& folder, Rng& rng,
+                          Device device, pretrained::LoadReport* report = nullptr);
+
+/// No dropout while it lives, however the evaluation ends.
+class Evaluating {
+ public:
+  explicit Evaluating(models::Bert& model) : model_(model) { nn::set_training(model_, false); }
+  ~Evaluating() { nn::set_training(model_, true); }
+  Evaluating(const Evaluating&) = delete;
+
+ private:
+  models::Bert& model_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,192 @@
+#include "train/mlm_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "io/checkpoint_folder.h"
+#include "io/file.h"
+#include "ops/attention/attention.h"
+#include "pretrained/load.h"
+#include "runtime/error.h"
+
+namespace tessera::train {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+SettingList MlmStart::list() {
+  SettingList list(Kept::never);
+  list.group("Data");
+  list.add("text", text.files, "Text files for --task mlm; one document each");
+  list.add("tokenizer", text.tokenizer,
+           "Tokenizer for --task mlm; default: that of --data or --model, else made of --text");
+  list.add("validation", text.validation, "Share at the end of each text of --task mlm that is held out")
+      .range(0.0, 0.9);
+  list.add("piece", text.piece, "Bytes of a document of --task mlm, each with its held-out share; 0: a file")
+      .range(int64_t{0}, int64_t{1} << 40);
+  const SettingList own = settings.list();
+  for (const Setting& setting : own.all())
+    if (setting.key == "mask") list.all().push_back(setting);
+  return list;
+}
+
+SettingList MlmOptions::list() {
+  SettingList list(Kept::option);
+  list.group("Run");
+  list.add("eval_tokens", eval_tokens, "Held-out tokens per evaluation of --task mlm, at most")
+      .range(int64_t{1}, int64_t{1} << 40);
+  return list;
+}
+
+bool is_mlm_run(const json& run) {
+  const json job = run.value("job", json());
+  return job.is_object() && job.value("task", json()) == "mlm";
+}
+
+// ---- settings and data ----
+
+void MlmRecipe::begin(const Given& given, Device device) {
+  given_ = given;
+  const GlueSettings& asked = start_.settings;
+  settings_ = text_.settings;
+  static_cast<TrainingSettings&>(settings_) = asked;
+  settings_.task = "mlm", settings_.batch = asked.batch, settings_.max_length = asked.max_length;
+  settings_.data = asked.data, settings_.model = asked.model;
+  for (std::string* const folder : {&settings_.data, &settings_.model})
+    if (!folder->empty()) *folder = fs::absolute(*folder).lexically_normal().string();
+  if (!given.contains("--lr")) settings_.lr = settings_.model.empty() ? 5e-4 : 5e-5;
+  if (settings_.model.empty()) {
+    settings_.bert = start_.scratch_config(given);
+    settings_.bert.head = models::BertHead::masked_lm;
+  } else {
+    const pretrained::Config config =
+        pretrained::read_config(settings_.model, {.head = models::BertHead::masked_lm});
+    const auto* const bert = std::get_if<models::BertConfig>(&config.model);
+    check(bert != nullptr, "bert: ", settings_.model, " holds a model of type ", config.type,
+          "; expected bert or roberta");
+    settings_.bert = *bert;
+  }
+  if (given.contains("--dropout"))
+    settings_.bert.hidden_dropout = settings_.bert.attention_dropout = settings_.bert.classifier_dropout =
+        start_.dropout;
+  ops::applied_dropout(settings_.bert.attention_dropout);  // throws if it would become 0
+  settings_.set_precision(start_.precision.value_or(default_precision(device)));
+  if (!given.contains("--max-length"))
+    settings_.max_length = std::min<int64_t>(128, settings_.bert.longest());
+  check(settings_.max_length >= 3 && settings_.max_length <= settings_.bert.longest(),
+        "mlm: --max-length is ", settings_.max_length, "; expected 3 ([CLS], a token, [SEP]) to ",
+        settings_.bert.longest(), ", the positions of the model");
+}
+
+void MlmRecipe::resume(const std::string& path, const json& run, const Given& given) {
+  check(is_mlm_run(run), path, ": not a run of `train bert --task mlm`");
+  try {
+    settings_ = mlm_settings_from_json(run["job"]);
+  } catch (const Error& error) {
+    fail_at(Site::here(), path, ": ", error.what());
+  }
+  if (given.contains("--steps")) settings_.steps = start_.settings.steps;
+}
+
+void MlmRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
+  const std::string own = (run.path() / "data").string();
+  if (!resumed) make_data(own);
+  open_data(own);
+  const std::string& fingerprint = data_->tokenizer().fingerprint();
+  if (!resumed) settings_.fingerprint = fingerprint;
+  check(settings_.fingerprint == fingerprint, "mlm: the tokenizer in ", own, " has the fingerprint ",
+        fingerprint, "; the run's had ", settings_.fingerprint);
+  if (!resumed) set_steps();
+  const bool restart = !resumed || io::CheckpointFolder(run.checkpoints().string()).steps().empty();
+  job_.emplace(settings_, device, *data_, options_.eval_tokens, restart ? settings_.model : std::string());
+}
+
+/// Shards and tokenizer in the run's folder, or the tokenizer alone if the shards lie elsewhere.
+void MlmRecipe::make_data(const std::string& own) {
+  LanguageText text = text_.text;
+  if (text.tokenizer.empty()) text.tokenizer = !settings_.data.empty() ? settings_.data : settings_.model;
+  if (!settings_.data.empty()) {
+    check(fs::is_directory(settings_.data), "mlm: --data: ", settings_.data,
+          " is no folder; tessera data tokenize makes one of text");
+    io::make_folder(own);
+    copy_tokenizer(text.tokenizer, own);
+  } else {
+    text.kind = "bert", text.vocab_size = start_.vocab_size;
+    const datasets::Tokenized done = write_language_data(text, own);
+    on_invalid(done.invalid, done.bytes);
+  }
+  const int64_t tokens = io::Tokenizer::load(own).vocab_size();
+  if (settings_.model.empty()) settings_.bert.vocabulary = tokens;
+  check(tokens <= settings_.bert.vocabulary, "mlm: the tokenizer has ", tokens, " tokens, the model in ",
+        settings_.model, " has ", settings_.bert.vocabulary);
+}
+
+void MlmRecipe::open_data(const std::string& own) {
+  const int64_t length = settings_.text_length();
+  data_.emplace(settings_.data.empty() ? own : settings_.data, own, length, false, length);
+}
+
+void MlmRecipe::set_steps() {
+  const int64_t per_epoch = std::max<int64_t>(1, data_->train().size() / settings_.batch);
+  if (!given_.contains("--steps"))
+    settings_.steps = std::max<int64_t>(1, std::llround(start_.epochs * double(per_epoch)));
+  if (!given_.contains("--warmup")) settings_.warmup = settings_.steps * 6 / 100;
+  settings_.validate();
+}
+
+// ---- what is said of it ----
+
+std::string MlmRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
+  const Device device = job_->device();
+  const models::BertConfig& c = settings_.bert;
+  int64_t parameters = 0;
+  for (const auto& parameter : nn::parameters(job_->model())) parameters += parameter.tensor.count();
+  const double epochs = double(settings_.steps * settings_.batch) / double(data_->train().size());
+  std::string text = fmt::format("bert, masked language model, on {} ({}), {}{}\n", device.name(),
+                                 device.card().name, name_of(settings_.precision()),
+                                 device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
+  text += fmt::format("  model     {} parameters: {} blocks, d {}, {} heads, d_ff {}, vocabulary {}, {}\n",
+                      format_count(double(parameters)), c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary,
+                      settings_.model.empty() ? "from scratch" : "from " + settings_.model);
+  text += fmt::format(
+      "  data      {} tokens to train, {} sequences held out; {} sequences of {} a step, {:g} % masked\n",
+      format_count(double(data_->train().tokens())), job_->eval_sequences(), settings_.batch,
+      settings_.max_length, 100 * settings_.mask);
+  text += fmt::format("  training  steps {} to {} ({:.2f} epochs), lr {:g} ({}, {} of warm-up), seed {}\n",
+                      first_step, settings_.steps, epochs, settings_.lr, settings_.schedule, settings_.warmup,
+                      settings_.seed);
+  return text + fmt::format("  run       {}\n", run.path().string());
+}
+
+void MlmRecipe::report(const RunFolder& run, const TrainResult& result) {
+  if (result.outcome == Outcome::finished) {
+    io::AtomicFolder files((run.path() / "model").string(), io::AtomicFolder::Existing::replace);
+    pretrained::save(job_->model(), files.path());
+    copy_tokenizer((run.path() / "data").string(), files.path());
+    files.publish();
+  }
+  std::vector<std::pair<std::string, std::string>> rows;
+  const json settings = to_json(settings_);
+  for (const auto& [name, value] : settings.items())
+    rows.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
+  write_run_report(run.path() / "report.html", "BERT, masked language model", run, rows);
+}
+
+json MlmRecipe::throughput(const TrainResult& result) const {
+  return {{"texts_per_s", result.ms_per_step > 0 ? double(settings_.batch) / result.ms_per_step * 1e3 : 0.0}};
+}
+
+std::string MlmRecipe::conclusion(const RunFolder& run, const TrainResult& result) const {
+  std::string text;
+  const Values& e = result.evaluation;
+  if (const auto nll = e.find("eval_nll"); nll != e.end())
+    text = fmt::format("held-out text: {:.4f} nats per masked token (perplexity {:.2f}), accuracy {:.4f}\n",
+                       nll->second, std::exp(nll->second), e.at("eval_accuracy"));
+  return text + fmt::format("model: {}\n", fs::absolute(run.path() / "model").lexically_normal().string());
+}
+
+}  // namespace tessera::train
