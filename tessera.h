@@ -122,7 +122,6 @@
 #include "optim/rule.h"
 #include "optim/schedule.h"
 
-
 #include "io/checkpoint.h"
 #include "io/checkpoint_folder.h"
 #include "io/checksum.h"

@@ -25,10 +25,11 @@ datasets::GlueBatch make_batch(const models::BertConfig& config, int64_t count, 
           Tensor::from(classes, {count})};
 }
 
-Record measure_bert(const models::BertConfig& config, Precision precision, int64_t count, int64_t length,
-                    Device device, bool graph, const TimerOptions& timer) {
+Record measure_bert(const models::BertConfig& config, const train::SliceSettings& slice, Precision precision,
+                    int64_t count, int64_t length, Device device, bool graph, const TimerOptions& timer) {
   clear_memory(device);
   train::GlueSettings settings;
+  settings.slice = slice;
   settings.bert = config, settings.batch = count, settings.max_length = length;
   settings.lr = 1e-5, settings.clip_norm = 0, settings.steps = 1;
   settings.set_precision(precision);
@@ -45,6 +46,7 @@ Record measure_bert(const models::BertConfig& config, Precision precision, int64
                        {"layers", config.layers, usual.layers}});
   record.does["last block"] = "first token";  // nothing reads the rows of the others
   record.attrs["dropout"] = fmt::format("{:g}", config.hidden_dropout);
+  if (slice.slices()) record.attrs["slice"] = slice.description();
   record.dtype = name_of(precision);
   record.flops = plan::step_flops(config, double(count * length), double(length));
   record.tokens_per_s = double(count * length) / record.ms.p50 * 1e3;
@@ -61,8 +63,8 @@ std::vector<Record> bench_bert_step(const BertBenchOptions& options) {
         models::BertConfig config = options.model;
         config.head = models::BertHead::classify;
         config.hidden_dropout = config.attention_dropout = config.classifier_dropout = dropout;
-        records.push_back(
-            measure_bert(config, precision, count, length, options.device, graph, options.timer));
+        records.push_back(measure_bert(config, options.slice, precision, count, length, options.device, graph,
+                                       options.timer));
       }
     return records;
   });

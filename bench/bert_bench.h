@@ -6,6 +6,7 @@
 #include "bench/record.h"
 #include "models/bert.h"
 #include "tensor/precision.h"
+#include "train/slice_settings.h"
 
 namespace tessera::bench {
 
@@ -16,12 +17,14 @@ struct BertBenchOptions {
   Device device = Device::best();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<double> dropout = {0.1};      // everywhere, as the published config.json has it; 0: none
+  train::SliceSettings slice = {};          // of all of these
   std::vector<Precision> precisions;        // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
 
-/// Times forward + backward + AdamW on random tokens that stay on the device, as the peers do: f32 masters,
-/// no clipping. A configuration that does not fit into memory throws OutOfMemory.
+/// Records count the FLOPs of the dense step. Times forward + backward + AdamW on random tokens that stay on
+/// the device, as the peers do: f32 masters, no clipping. A configuration that does not fit into memory
+/// throws OutOfMemory.
 std::vector<Record> bench_bert_step(const BertBenchOptions& options);
 
 }  // namespace tessera::bench

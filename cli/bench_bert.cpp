@@ -2,12 +2,14 @@
 
 #include "bench/bert_bench.h"
 #include "cli/bench.h"
+#include "cli/setting_flags.h"
 
 namespace tessera::cli {
 namespace {
 
 struct BertArgs {
   models::BertConfig model;
+  train::SliceSettings slice;
   StepFlags step;
   std::string shape = "32x128,16x512", dropout = "0.1";
 };
@@ -42,11 +44,14 @@ std::vector<double> parse_dropout(const std::string& text) {
   return values;
 }
 
-int bench_bert(const BertArgs& args) {
+int bench_bert(const BertArgs& args, const train::Given& given) {
   bench::BertBenchOptions options;
   options.model = args.model;
+  options.slice = args.slice;
   try {
     options.model.validate();
+    options.slice.check_given(given);
+    options.slice.validate();
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
@@ -69,7 +74,12 @@ void add_bench_step_bert(CLI::App& step, Action& action) {
   command->add_option("--vocab-size", args->model.vocabulary, "Vocabulary size")->check(size);
   command->add_option("--dropout", args->dropout, "Dropout rates of all layers, such as 0.1,0");
   args->step.add_to(*command);
-  command->callback([&action, args] { action = [args] { return bench_bert(*args); }; });
+  train::SettingList slice;
+  args->slice.add_to(slice);
+  add_flags(*command, slice);
+  command->callback([&action, args, command] {
+    action = [args, command] { return bench_bert(*args, given_flags(*command)); };
+  });
 }
 
 }  // namespace tessera::cli

@@ -55,6 +55,8 @@ void check_usage(const train::GlueStart& start, const train::Given& given) {
   if (start.pad && start.packed) throw UsageError("train bert: --pad and --packed contradict each other");
   try {
     datasets::parse_glue_task(start.settings.task);
+    start.settings.slice.check_given(given);
+    start.settings.slice.validate();
   } catch (const Error& error) {
     throw UsageError(std::string("train bert: ") + error.what());
   }
@@ -74,6 +76,8 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     if (!flags.start.settings.data.empty()) refuse(of_text, "--data has tokens, split and made already");
   for (const char* of_task : {"--pad", "--packed", "--predict"})
     refuse(of_task, "there are no labelled texts; sequences are of equal length");
+  for (const char* of_slice : {"--slice", "--rows", "--threshold", "--weight-grad", "--slice-layers"})
+    refuse(of_slice, "backward passes are sliced in fine-tuning only");
   if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer is made already");
   if (flags.start.seeds != 1)
     refuse("--seeds", "pretraining is one run, that of --seed; `tessera study` runs several");

@@ -64,6 +64,7 @@ SettingList GlueSettings::list() {
                                                     datasets::parse_glue_task(task).task);
                                }});
   add_to(list);
+  slice.add_to(list);
   return list;
 }
 
@@ -80,6 +81,7 @@ void GlueSettings::validate() const {
   check(batches == "packed" || batches == "padded", "bert: batches is \"", batches,
         "\"; expected packed or padded");
   check(warmup <= steps, "bert: warmup is ", warmup, " of ", steps, " steps");
+  slice.validate();
 }
 
 json to_json(const GlueSettings& settings) {
@@ -107,11 +109,13 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
     : Job(device),
       settings_(settings),
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
+      slice_rng_(seed_for(RandomPurpose::row_choice, settings.seed)),
       model_(make_model(settings, rng_, device, loaded_)),
       optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype)),
       set_(set) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   nn::set_training(model_, true);
+  if (settings.slice.slices()) settings.slice.apply(pretrained::linear_modules(model_), &slice_rng_);
   if (set) {
     Rng order(seed_for(RandomPurpose::text_order, settings.seed));
     loader_.emplace(set->train, datasets::LoaderOptions{.size = settings.batch,
@@ -123,6 +127,7 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
   keep("model", model_);
   train_with(optimizer_);
   keep("rng", rng_);
+  if (settings.slice.slices()) keep("slice_rng", slice_rng_);
 }
 
 JobInfo GlueJob::info() const {

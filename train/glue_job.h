@@ -15,6 +15,7 @@
 #include "tensor/precision.h"
 #include "train/glue_data.h"
 #include "train/job.h"
+#include "train/slice_settings.h"
 #include "train/training_settings.h"
 
 /// Fine-tuning of BERT and RoBERTa on a task of GLUE: one seed. Several: train/seeds.h.
@@ -32,6 +33,7 @@ struct GlueSettings : TrainingSettings {
   std::string batches = "packed";  // packed: texts without padding; padded: each takes max_length tokens
   int64_t batch = 32;              // texts (or pairs) per step
   int64_t max_length = 128;        // tokens, special ones included; longer texts are cut
+  SliceSettings slice;
 
   GlueSettings() { lr = 2e-5, schedule = "linear", steps = 0, warmup = 0; }
   /// Every setting, with its flag; those of the encoder are its config.json, one JSON object.
@@ -82,7 +84,7 @@ class GlueJob : public Job {
 
  private:
   GlueSettings settings_;
-  Rng rng_;
+  Rng rng_, slice_rng_;
   pretrained::LoadReport loaded_;
   models::Bert model_;
   optim::Optimizer optimizer_;

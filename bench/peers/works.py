@@ -125,8 +125,62 @@ def linear_swiglu(b, shape, attrs, paddings):
     yield Way("eager", run, [b.normal(shape["T"], shape["in"]), b.normal(2 * shape["F"], shape["in"])])
 
 
+def sliced_rows(attrs, tokens):
+    """The chosen rows of dy, or a slice of the first ones, and their scale."""
+    n = min(int(attrs.get("rows", 0)) or max(int(float(attrs.get("share", 0)) * tokens), 1), tokens)
+
+    def norms(dy):
+        return torch.linalg.vector_norm(dy, dim=1, dtype=torch.float32)
+
+    def important(dy):  # without replacement, as far as PyTorch draws by norm; its scales are not ours
+        weights = norms(dy)
+        rows = torch.multinomial(weights, n)
+        return rows, (weights.sum() / (n * weights[rows]))[:, None].to(dy.dtype)
+    return {"first": lambda dy: (slice(0, n), None),
+            "top_norm": lambda dy: (torch.topk(norms(dy), n, sorted=False).indices, None),
+            "random": lambda dy: (torch.randperm(tokens, device=dy.device)[:n], tokens / n),
+            "importance": important}.get(attrs["slice"])
+
+
+class SlicedLinear(torch.autograd.Function):
+    """A linear layer whose backward pass multiplies the chosen rows: dx is filled with zeros, then they are written."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, choose, weight_grad):
+        ctx.save_for_backward(x, weight)
+        ctx.choose, ctx.weight_grad, ctx.has_bias = choose, weight_grad, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        rows, scale = ctx.choose(dy)
+        chosen = dy[rows] if scale is None else dy[rows] * scale
+        dx = torch.zeros_like(x)
+        dx[rows] = chosen @ weight
+        dweight = {"none": lambda: None, "slice": lambda: chosen.T @ x[rows], "full": lambda: dy.T @ x}[ctx.weight_grad]()
+        return dx, dweight, dy.sum(0) if ctx.has_bias else None, None, None
+
+
+def sliced_linear(b, shape, attrs, tokens):
+    """PyTorch has no sliced backward pass: torch slice + zero. None chooses by a threshold without waiting for the count."""
+    choose, kind = sliced_rows(attrs, tokens), attrs.get("weight_grad", "slice")
+    if choose is None:
+        return
+    inputs = [b.normal(tokens, shape["in"]), b.normal(shape["out"], shape["in"], grad=kind != "none")]
+    if shape.get("bias"):
+        inputs.append(b.normal(shape["out"]))
+
+    def run(x, weight, bias=None):
+        return SlicedLinear.apply(x, weight, bias, choose, kind)
+    yield Way("eager slice + zero", run, inputs)
+
+
 def linear(b, shape, attrs, paddings):
     tokens = max(shape.get("B", 0), 1) * shape["T"]
+    if attrs.get("slice", "none") != "none":
+        yield from sliced_linear(b, shape, attrs, tokens)
+        return
     for name, (d_in, d_out) in widths((shape["in"], shape["out"]), paddings):
         inputs = [b.normal(tokens, d_in), b.normal(d_out, d_in)]
         if shape.get("bias"):
@@ -153,7 +207,9 @@ def mlp(b, shape, attrs, paddings):
 
         def run(x, u, w, u_bias=None, w_bias=None):
             return F.linear(kind(F.linear(x, u, u_bias)), w, w_bias)
-        yield Way("eager" + name, run, inputs)
+        # A sliced backward pass has no peer; next to it stands the dense one.
+        dense = " dense backward" if attrs.get("slice", "none") != "none" else ""
+        yield Way("eager" + name + dense, run, inputs)
 
 
 def grouped_linear(b, shape, attrs, paddings):

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/gemm/gemm.h"
+#include "ops/linear/slice_spec_internal.h"
 #include "ops/mlp/mlp.h"
 #include "ops/op.h"
 
@@ -16,7 +17,9 @@ std::vector<OpSpec> mlp_specs() {
   for (const Activation kind : {Activation::none, Activation::relu, Activation::relu_squared,
                                 Activation::silu, Activation::gelu, Activation::gelu_tanh})
     kinds.push_back(name_of(kind));
-  spec.attrs = {{"activation", std::string("silu"), "f", kinds}};
+  spec.attrs = slice_attrs();
+  spec.attrs.insert(spec.attrs.begin(), {"activation", std::string("silu"), "f", kinds});
+  spec.seed = "seed";
   spec.outputs = {{"y", "[..., E]"}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
@@ -27,14 +30,23 @@ std::vector<OpSpec> mlp_specs() {
   spec.cpu_extra_reason =
       "h, a, da and dh are rounded before the products that use them; no sum hides that where F = 1";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
-    return std::vector{
-        mlp(in[0], in[1], in[2], parse_activation(attrs.word("activation")), in[3], in[4], in[5])};
+    SeededRng seeded(attrs.integer("seed"));
+    const auto slice = slice_of("mlp", attrs, seeded.rng());
+    const Activation kind = parse_activation(attrs.word("activation"));
+    return std::vector{slice ? mlp(in[0], in[1], in[2], kind, in[3], in[4], in[5], *slice)
+                             : mlp(in[0], in[1], in[2], kind, in[3], in[4], in[5])};
   };
   // B batches (0: none) of T rows.
-  spec.problem = [](const Dims& d, const Attrs&) {
+  spec.problem = [](const Dims& d, const Attrs& attrs) {
     const int64_t batch = d.at("B"), rows = d.at("T"), wide = d.at("F"), in = d.at("D"), out = d.at("E");
     const Fill bias = d.at("bias") ? Fill::normal : Fill::absent;
-    const double t = double(rows) * double(std::max<int64_t>(batch, 1));
+    const int64_t tokens = rows * std::max<int64_t>(batch, 1);
+    const double t = double(tokens), n = double(sliced_rows(attrs, tokens));
+    const std::string& weight_grad = attrs.word("weight_grad");
+    const bool sliced = attrs.word("slice") != "none";
+    // Rows that the gradients of up and of down are summed over.
+    const double of_up = sliced && weight_grad == "none" ? 0 : n;
+    const double of_down = sliced && weight_grad == "full" ? t : of_up;
     const double io = double(in) + double(out), weights = double(wide) * io, hidden = t * double(wide);
     const double extra = d.at("bias") ? hidden + t * double(out) : 0;
     const auto of_rows = [&](int64_t width) {
@@ -49,9 +61,13 @@ std::vector<OpSpec> mlp_specs() {
                               {.shape = {out}, .fill = bias},
                               {.shape = of_rows(out), .fill = residual}},
                    .forward_flops = 2 * t * weights + hidden + extra + added,
-                   .backward_flops = 4 * t * weights + 2 * hidden + extra,
+                   .backward_flops = 2 * n * weights +
+                                     2 * double(wide) * (of_up * double(in) + of_down * double(out)) +
+                                     2 * n * double(wide) + extra,
                    .forward_elements = t * io + weights + hidden + added,
-                   .backward_elements = t * io + 2 * weights + hidden + t * double(in)};
+                   .backward_elements = (d.at("bias") ? t : n) * double(out) + n * double(in) +
+                                        (of_up > 0 ? 2 : 1) * weights + std::max(n, of_down) * double(wide) +
+                                        t * double(in)};
   };
   const auto dims = [](int64_t batch, int64_t rows, int64_t in, int64_t wide, int64_t out, int64_t bias) {
     return Dims{{"B", batch}, {"T", rows}, {"D", in}, {"F", wide}, {"E", out}, {"bias", bias}};
@@ -84,6 +100,13 @@ std::vector<OpSpec> mlp_specs() {
     spec.cases.push_back(plain);
     spec.cases.back().dims["residual"] = 1;
   }
+  add_slice_cases(spec.cases, {.dims = dims(0, 9, 3, 7, 4, 1)}, 4);
+  add_slice_cases(
+      spec.cases,
+      {.dims = {{"B", 3}, {"T", 31}, {"D", 33}, {"F", 129}, {"E", 33}, {"bias", 1}, {"residual", 1}},
+       .placement = Placement::strided},
+      17);
+  add_slice_cases(spec.cases, {.dims = dims(0, 1000, 264, 345, 264, 1)}, 130);
   for (const int64_t tokens : {11000, 36096, 205000})
     spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 512, 0)});
   spec.sweep = [dims](Draw& draw) {

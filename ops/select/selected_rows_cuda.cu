@@ -151,6 +151,7 @@ __global__ void __launch_bounds__(kThreads)
     if (row < 0 || row >= rows) continue;
     T* const to = y + row * y_stride;
     const float* const from = x + n * x_stride;
+#pragma unroll 1
     for (int64_t at = int64_t(lane) * kPack; at < packed; at += gpu::kWarp * kPack) {
       gpu::Pack<T, kPack> values = gpu::load_pack<kPack>(to + at);
       const gpu::Pack<float, kPack> sums = gpu::load_pack<kPack>(from + at);
@@ -158,6 +159,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kPack; ++i) values.at[i] = T(float(values.at[i]) + sums.at[i]);
       gpu::store_pack<kPack>(to + at, values);
     }
+#pragma unroll 1
     for (int64_t at = packed + lane; at < columns; at += gpu::kWarp) to[at] = T(float(to[at]) + from[at]);
   }
 }

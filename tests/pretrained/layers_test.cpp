@@ -53,6 +53,44 @@ TEST(LinearModules, AreTheRowsThatFilesHoldUnderTheirNames) {
   });
 }
 
+TEST(SetForm, EquipsTheLayersThatPatternsName) {
+  Rng rng(3);
+  models::Bert bert(models::small_bert(models::BertHead::classify), rng, kCpu);
+  const LinearModules modules = linear_modules(bert);
+  const auto sliced = [&] {
+    std::vector<std::string> list;
+    nn::for_each_linear(bert, [&](const std::string& name, auto& layer) {
+      if (!nn::is_dense(layer.form)) list.push_back(name);
+      layer.form = nn::Dense{};
+    });
+    return list;
+  };
+  const nn::Form form = nn::Slice{.n = 3};
+  const std::vector<std::string> outputs{"blocks.0.mlp.down", "blocks.1.mlp.down"};
+  EXPECT_EQ(set_form(modules, "encoder.layer.*.output.dense", form), outputs);
+  EXPECT_EQ(sliced(), outputs);
+  EXPECT_EQ(set_form(modules, "encoder.layer.1.output.dense,encoder.layer.1.intermediate.dense", form),
+            (std::vector<std::string>{"blocks.1.mlp.up", "blocks.1.mlp.down"}));
+  sliced();
+  EXPECT_EQ(set_form(modules, "encoder.layer.0.attention.self.*", form),
+            (std::vector<std::string>{"blocks.0.attention.qkv"}));
+  sliced();
+  EXPECT_EQ(set_form(modules, "all", form).size(), 2 * 4 + 2u);
+  EXPECT_EQ(sliced().size(), 2 * 4 + 2u);
+  const auto message = [&](const char* patterns) {
+    return message_of([&] { set_form(modules, patterns, form); });
+  };
+  EXPECT_EQ(message("encoder.layer.0.attention.self.query,encoder.layer.*.output.dense"),
+            "set_form: 'bert.encoder.layer.0.attention.self.query' is one GEMM with "
+            "'bert.encoder.layer.0.attention.self.key' (blocks.0.attention.qkv), which "
+            "'encoder.layer.0.attention.self.query,encoder.layer.*.output.dense' leaves out; name both or "
+            "neither");
+  expect_parts(message("encoder.layer.7.output.dense"),
+               {"no linear module of this model fits", "the names are"});
+  expect_parts(message(""), {"the list of patterns is empty", "or all"});
+  EXPECT_TRUE(sliced().empty()) << "an error sets nothing";
+}
+
 TEST(LinearModules, AreFoundByTheNamesOfTransformers) {
   Rng rng(3);
   models::Llama llama(models::small_llama(), rng, kCpu);

@@ -133,6 +133,111 @@ TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
 INSTANTIATE_TEST_SUITE_P(Dropout, Padding, ::testing::Values(0.0, 0.3),
                          [](const auto& info) { return std::string(info.param > 0 ? "Some" : "None"); });
 
+/// Gradients of one batch with these slices.
+std::map<std::string, std::vector<float>> sliced_gradients(const Made& made, const GlueSet& set,
+                                                           const SliceSettings& slice,
+                                                           const std::string& batches) {
+  GlueSettings job = small_job(made, "rte");
+  job.slice = slice, job.batches = batches;
+  GlueJob session(job, Device::cpu());
+  session.load(set.train.batch(std::vector<int64_t>{3, 0, 7, 5}));
+  Tape tape;
+  tape.backward(session.loss());
+  std::map<std::string, std::vector<float>> all;
+  for (const nn::NamedParameter& one : nn::parameters(session.model()))
+    if (const Tensor gradient = grad(one.tensor); gradient.defined())
+      all[one.name] = gradient.to_vector<float>();
+  return all;
+}
+
+TEST(GlueSlices, PaddingChangesNeitherTheRowsNorTheirScales) {
+  const Made made(GlueTask::rte, 24, 8);
+  const GlueSet set = made.set(GlueTask::rte);
+  for (const char* const mode : {"first", "top_norm", "threshold", "random", "importance"})
+    for (const char* const rows : {"30%", "20"}) {
+      SliceSettings slice{.mode = mode, .layers = "all"};
+      if (slice.mode == "threshold")
+        slice.threshold = 0.01;
+      else
+        slice.rows = rows;
+      const auto packed = sliced_gradients(made, set, slice, "packed"),
+                 padded = sliced_gradients(made, set, slice, "padded");
+      ASSERT_EQ(packed.size(), padded.size());
+      for (const auto& [name, values] : packed)
+        for (size_t i = 0; i < values.size(); ++i)
+          EXPECT_NEAR(values[i], padded.at(name)[i], 1e-5) << mode << " " << rows << " " << name;
+    }
+}
+
+TEST(GlueSlices, OfAllRowsAreTheDenseRunAndNoneTrainsNoSlicedWeight) {
+  const Made made(GlueTask::rte, 24, 8);
+  const GlueSet set = made.set(GlueTask::rte);
+  const auto dense = sliced_gradients(made, set, {}, "packed");
+  EXPECT_EQ(sliced_gradients(made, set, {.mode = "random", .rows = "100%"}, "packed"), dense);
+  EXPECT_NE(sliced_gradients(made, set, {.mode = "random", .rows = "50%"}, "packed"), dense);
+  auto frozen = sliced_gradients(made, set, {.mode = "first", .rows = "10", .weight_grad = "none"}, "packed");
+  for (const auto& [name, values] : dense) {
+    const bool sliced = name.ends_with("mlp.up.weight") || name.ends_with("mlp.down.weight");
+    EXPECT_EQ(frozen.contains(name), !sliced) << name;
+  }
+}
+
+TEST(GlueSlices, TwoRunsAndOneThatIsResumedAreTheSame) {
+  const Made made(GlueTask::sst2, 64, 8);
+  const GlueSet set = made.set(GlueTask::sst2);
+  for (const char* const mode : {"random", "importance"}) {
+    GlueSettings job = small_job(made, "sst2");
+    job.slice = {.mode = mode, .rows = "25%"};
+    const auto step = [](GlueJob& session, uint64_t index) {
+      session.batch(index);
+      {
+        Tape tape;
+        tape.backward(session.loss());
+      }
+      session.optimizer().step(), session.optimizer().zero_grad();
+    };
+    const auto weights = [](GlueJob& session) {
+      std::vector<std::vector<float>> all;
+      for (const nn::NamedParameter& one : nn::parameters(session.model()))
+        all.push_back(one.tensor.detach().to_vector<float>());
+      return all;
+    };
+    GlueJob whole(job, Device::cpu(), &set), first(job, Device::cpu(), &set);
+    step(whole, 0), step(first, 0);
+    const TemporaryFolder folder;
+    const auto file = folder.path() / "c.safetensors";
+    first.checkpoint(1).save(file.string());
+    step(whole, 1);
+    GlueJob resumed(job, Device::cpu(), &set);
+    EXPECT_EQ(resumed.restore(file), 1);
+    step(resumed, 1);
+    EXPECT_EQ(weights(resumed), weights(whole)) << mode;
+
+    GlueSettings other = job;
+    other.slice.rows = "50%";
+    GlueJob wrong(other, Device::cpu(), &set);
+    const std::string said = message_of([&] { wrong.restore(file); });
+    EXPECT_NE(said.find("\"rows\" is \"25%\" in it, \"50%\" here"), std::string::npos) << said;
+    GlueSettings none = job;
+    none.slice = {};
+    GlueJob dense(none, Device::cpu(), &set);
+    EXPECT_NE(message_of([&] { dense.restore(file); }).find("and missing here"), std::string::npos);
+  }
+}
+
+TEST(GlueSlices, ADenseRunWritesNothingOfThem) {
+  const Made made(GlueTask::sst2, 8, 4);
+  const json dense = to_json(small_job(made, "sst2"));
+  for (const char* const key : {"slice", "rows", "slice_threshold", "weight_grad", "slice_layers"})
+    EXPECT_FALSE(dense.contains(key)) << key;
+  GlueSettings job = small_job(made, "sst2");
+  job.slice = {.mode = "first", .rows = "5", .weight_grad = "full", .layers = "all"};
+  const json stored = to_json(job);
+  EXPECT_EQ(stored["slice"], "first");
+  EXPECT_EQ(stored["rows"], "5");
+  EXPECT_EQ(to_json(glue_settings_from_json(stored)), stored);
+}
+
 TEST(GlueJob, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
   const Made made(GlueTask::cola, 64, 8);
   const GlueSet set = made.set(GlueTask::cola);

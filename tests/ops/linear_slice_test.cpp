@@ -138,7 +138,7 @@ Slice slice_of(SelectMode mode, WeightGrad kind, int64_t n, Rng& rng) {
 
 // Central differences of sum_i s_i <dy_i, y_i>, whose slope the sliced gradients are; for `full` and for
 // biases that see all rows, of the sum without the scales.
-TEST(SlicedBackward, GradientsAreTheSlopesOfTheScaledSum) {
+TEST(LinearSlice, GradientsAreTheSlopesOfTheScaledSum) {
   const std::vector<int32_t> indices{1, 2, 5};
   const std::vector<float> scales{2, 0.5, 3};
   Rng rng(7);
@@ -176,7 +176,7 @@ TEST(SlicedBackward, GradientsAreTheSlopesOfTheScaledSum) {
 }
 
 // Of the rows that each mode chooses by itself.
-TEST(SlicedBackward, IsTheDenseBackwardPassOfTheChosenRows) {
+TEST(LinearSlice, IsTheDenseBackwardPassOfTheChosenRows) {
   for (const Operator& op : all_operators(9))
     for (const SelectMode mode : kModes)
       for (const WeightGrad kind : kKinds) {
@@ -216,7 +216,7 @@ TEST(SlicedBackward, IsTheDenseBackwardPassOfTheChosenRows) {
       }
 }
 
-TEST(SlicedBackward, OfAllRowsIsBitwiseTheDensePass) {
+TEST(LinearSlice, OfAllRowsIsBitwiseTheDensePass) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const Operator& op : all_operators(6, dtype))
       for (const SelectMode mode : kModes)
@@ -237,7 +237,7 @@ TEST(SlicedBackward, OfAllRowsIsBitwiseTheDensePass) {
           }
 }
 
-TEST(SlicedBackward, ForwardIsThatOfTheDenseOperator) {
+TEST(LinearSlice, ForwardIsThatOfTheDenseOperator) {
   for (const DType dtype : {DType::f64, DType::bf16})
     for (const Operator& op : all_operators(6, dtype))
       for (const SelectMode mode : kModes) {
@@ -248,7 +248,7 @@ TEST(SlicedBackward, ForwardIsThatOfTheDenseOperator) {
       }
 }
 
-TEST(SlicedBackward, InputsOfAnyRankAndThoseThatOthersRead) {
+TEST(LinearSlice, InputsOfAnyRankAndThoseThatOthersRead) {
   Rng rng(3);
   const Tensor x0 = normal({2, 3, 4}, 1), weight = normal({4, 4}, 2), dy = normal({2, 3, 4}, 3);
   const auto gradient = [&](const Slice* slice, bool residual, const Tensor& gradient_of_y) {
@@ -277,7 +277,7 @@ TEST(SlicedBackward, InputsOfAnyRankAndThoseThatOthersRead) {
   }
 }
 
-TEST(SlicedBackward, TheMlpsInputMayBeItsResidual) {
+TEST(LinearSlice, TheMlpsInputMayBeItsResidual) {
   const Tensor x0 = normal({6, 4}, 1), up = normal({7, 4}, 2), down = normal({4, 7}, 3),
                dy = normal({6, 4}, 4);
   const auto gradient = [&](const Slice* slice, const Tensor& dy_of_branch) {
@@ -301,7 +301,7 @@ TEST(SlicedBackward, TheMlpsInputMayBeItsResidual) {
   }
 }
 
-TEST(SlicedBackward, FrozenPartsGetNothing) {
+TEST(LinearSlice, FrozenPartsGetNothing) {
   Rng rng(5);
   for (const Operator& op : all_operators(6))
     for (const SelectMode mode : {SelectMode::first, SelectMode::top_norm})
@@ -320,7 +320,7 @@ TEST(SlicedBackward, FrozenPartsGetNothing) {
 
 // ---- without bias ----
 
-TEST(SlicedBackward, RandomRowsAreUnbiasedOverAllSets) {
+TEST(LinearSlice, RandomRowsAreUnbiasedOverAllSets) {
   constexpr int64_t kRows = 6;
   for (const Operator& op : all_operators(kRows))
     for (const int64_t n : {2, 3}) {
@@ -349,7 +349,7 @@ TEST(SlicedBackward, RandomRowsAreUnbiasedOverAllSets) {
 
 // Rows of norms 4, 2, 1 and 1, of which two are drawn: p = 1, 1/2, 1/4, 1/4. Systematic sampling then has
 // four outcomes, one per quarter of the interval that its one random number is drawn from.
-TEST(SlicedBackward, ImportantRowsAreUnbiasedOverAllDraws) {
+TEST(LinearSlice, ImportantRowsAreUnbiasedOverAllDraws) {
   const std::vector<std::vector<int32_t>> draws{{0, 1}, {0, 1}, {0, 2}, {0, 3}};
   const std::vector<float> inverse{1, 2, 4, 4};
   for (const Operator& op : all_operators(4)) {
@@ -391,7 +391,7 @@ TEST(SlicedBackward, ImportantRowsAreUnbiasedOverAllDraws) {
 
 // ---- which rows ----
 
-TEST(SlicedBackward, ChoosesAmongTheValidRowsAlone) {
+TEST(LinearSlice, ChoosesAmongTheValidRowsAlone) {
   for (const Operator& op : all_operators(10))
     for (const SelectMode mode : kModes) {
       Rng rng(5);
@@ -412,7 +412,7 @@ TEST(SlicedBackward, ChoosesAmongTheValidRowsAlone) {
     }
 }
 
-TEST(SlicedBackward, AShareIsRoundedDownToOneRowAtLeast) {
+TEST(LinearSlice, AShareIsRoundedDownToOneRowAtLeast) {
   const auto rows = [](int64_t rows, double share) { return share_of_rows(rows, share); };
   EXPECT_EQ(rows(16384, 0.1), 1638);
   EXPECT_EQ(rows(10, 0.1), 1);
@@ -424,7 +424,7 @@ TEST(SlicedBackward, AShareIsRoundedDownToOneRowAtLeast) {
   EXPECT_EQ(message_of([&] { rows(7, 0); }), "select: a share of 0; expected a number above 0, at most 1");
 }
 
-TEST(SlicedBackward, RowsWithNanAreChosenByTheModesThatLook) {
+TEST(LinearSlice, RowsWithNanAreChosenByTheModesThatLook) {
   for (const Operator& op : all_operators(8))
     for (const SelectMode mode : {SelectMode::top_norm, SelectMode::threshold, SelectMode::importance}) {
       Rng rng(5);
@@ -439,7 +439,7 @@ TEST(SlicedBackward, RowsWithNanAreChosenByTheModesThatLook) {
     }
 }
 
-TEST(SlicedBackward, AThresholdThatNoRowReachesGivesZeros) {
+TEST(LinearSlice, AThresholdThatNoRowReachesGivesZeros) {
   Rng rng(5);
   for (const Operator& op : all_operators(8)) {
     Slice slice = slice_of(SelectMode::threshold, WeightGrad::slice, 0, rng);
@@ -451,7 +451,7 @@ TEST(SlicedBackward, AThresholdThatNoRowReachesGivesZeros) {
   }
 }
 
-TEST(SlicedBackward, NoRowsGiveGradientsOfZero) {
+TEST(LinearSlice, NoRowsGiveGradientsOfZero) {
   Rng rng(5);
   for (const Operator& op : all_operators(0))
     for (const SelectMode mode : kModes) {
@@ -466,7 +466,7 @@ TEST(SlicedBackward, NoRowsGiveGradientsOfZero) {
 
 // Two calls of one network: the second, whose backward pass runs first, chooses and scales; the first gets
 // the same rows as they are.
-TEST(SlicedBackward, CallsThatShareTheirRowsScaleThemOnce) {
+TEST(LinearSlice, CallsThatShareTheirRowsScaleThemOnce) {
   const Tensor up = normal({7, 5}, 2), down = normal({4, 7}, 3), dy = normal({9, 4}, 4);
   for (const SelectMode mode : kModes)
     for (const WeightGrad kind : kKinds) {
@@ -489,7 +489,7 @@ TEST(SlicedBackward, CallsThatShareTheirRowsScaleThemOnce) {
     }
 }
 
-TEST(SlicedBackward, KnownRowsAreAllThatForwardKeeps) {
+TEST(LinearSlice, KnownRowsAreAllThatForwardKeeps) {
   constexpr int64_t kRows = 1024, kWidth = 256;
   Tensor x = normal({kRows, kWidth}, 1, DType::f32), up = normal({kWidth, kWidth}, 2, DType::f32),
          down = normal({kWidth, kWidth}, 3, DType::f32);
@@ -515,7 +515,7 @@ TEST(SlicedBackward, KnownRowsAreAllThatForwardKeeps) {
   EXPECT_LE(kept(&looks), 0.7 * dense);  // a is made of the chosen rows of h
 }
 
-TEST(SlicedBackward, ARecomputedCallChoosesTheSameRows) {
+TEST(LinearSlice, ARecomputedCallChoosesTheSameRows) {
   const Tensor weight = normal({4, 5}, 2), dy = normal({9, 4}, 3);
   for (const SelectMode mode : {SelectMode::random, SelectMode::importance}) {
     const auto gradient = [&](bool recomputed) {
@@ -533,7 +533,7 @@ TEST(SlicedBackward, ARecomputedCallChoosesTheSameRows) {
   }
 }
 
-TEST(SlicedBackward, EachCallDrawsItsOwnRows) {
+TEST(LinearSlice, EachCallDrawsItsOwnRows) {
   Rng rng(11);
   const Operator op = linear_operator(40);
   const Tensor dy = normal({40, 4}, 8);
@@ -545,7 +545,7 @@ TEST(SlicedBackward, EachCallDrawsItsOwnRows) {
 
 // ---- errors ----
 
-TEST(SlicedBackward, SettingsThatDoNotGoTogether) {
+TEST(LinearSlice, SettingsThatDoNotGoTogether) {
   Rng rng(1);
   const Operator op = linear_operator(4);
   const auto message = [&](const Slice& slice) { return message_of([&] { op.run(op.inputs, &slice); }); };

@@ -1,0 +1,69 @@
+#include <algorithm>
+
+#include "ops/linear/slice_spec_internal.h"
+
+namespace tessera::ops {
+
+std::vector<AttrSpec> slice_attrs() {
+  return {
+      {"slice",
+       std::string("none"),
+       "rows of dy that backward multiplies",
+       {"none", "first", "top_norm", "threshold", "random", "importance"}},
+      {"rows", int64_t{0}, "how many rows a slice has; 0: share says it"},
+      {"share", 0.0, "share of the rows that a slice has; 0: rows says it"},
+      {"threshold", 0.0, "smallest norm of a row of slice threshold"},
+      {"weight_grad", std::string("slice"), "rows of a sliced weight gradient", {"none", "slice", "full"}},
+      {"seed", int64_t{0}, "random seed of slices random and importance"}};
+}
+
+std::optional<Slice> slice_of(const char* op, const Attrs& attrs, Rng& rng) {
+  const std::string& mode = attrs.word("slice");
+  const int64_t rows = attrs.integer("rows");
+  const double share = attrs.number("share"), threshold = attrs.number("threshold");
+  if (mode == "none") {
+    check(rows == 0 && share == 0 && threshold == 0, op, ": ",
+          rows         ? "rows"
+          : share != 0 ? "share"
+                       : "threshold",
+          " is of a slice; set slice=first, top_norm, ", "threshold, random or importance as well");
+    return std::nullopt;
+  }
+  Slice slice{.rows = parse_select_mode(mode),
+              .weight_grad = parse_weight_grad(attrs.word("weight_grad")),
+              .rng = &rng};
+  if (rows != 0) slice.n = rows;
+  if (share != 0) slice.share = share;
+  if (threshold != 0 || slice.rows == SelectMode::threshold) slice.threshold = threshold;
+  slice.validate(op);
+  return slice;
+}
+
+int64_t sliced_rows(const Attrs& attrs, int64_t rows) {
+  Rng rng(0);
+  const auto slice = slice_of("slice", attrs, rng);
+  if (!slice) return rows;
+  return slice->n ? std::min(*slice->n, rows) : slice->share ? share_of_rows(rows, *slice->share) : rows;
+}
+
+Attrs slice_case(SelectMode mode, int64_t count, WeightGrad kind) {
+  Attrs attrs{{"slice", std::string(name_of(mode))}, {"weight_grad", std::string(name_of(kind))}};
+  if (mode == SelectMode::threshold)
+    attrs.set("threshold", 1.5);
+  else
+    attrs.set("rows", count);
+  return attrs;
+}
+
+void add_slice_cases(std::vector<Case>& cases, const Case& plain, int64_t count) {
+  for (const SelectMode mode : {SelectMode::first, SelectMode::top_norm, SelectMode::threshold,
+                                SelectMode::random, SelectMode::importance})
+    for (const WeightGrad kind : {WeightGrad::none, WeightGrad::slice, WeightGrad::full}) {
+      Case one = plain;
+      for (const auto& [name, value] : slice_case(mode, count, kind).values()) one.attrs.set(name, value);
+      one.gradcheck = false;  // not the slope of y: tests/ops/linear_slice_test.cpp has that check
+      cases.push_back(one);
+    }
+}
+
+}  // namespace tessera::ops

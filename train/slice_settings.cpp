@@ -1,0 +1,89 @@
+#include "train/slice_settings.h"
+
+#include <charconv>
+
+#include "runtime/error.h"
+
+namespace tessera::train {
+namespace {
+
+/// "50" -> n, "12.5%" -> share.
+void parse_rows(const std::string& text, ops::Slice& slice) {
+  const bool is_share = text.ends_with('%');
+  const char* const begin = text.data();
+  const char* const end = begin + text.size() - (is_share ? 1 : 0);
+  double share = 0;
+  int64_t n = 0;
+  const auto [stop, bad] = is_share ? std::from_chars(begin, end, share) : std::from_chars(begin, end, n);
+  check(bad == std::errc() && stop == end, "slice: rows (--rows) is \"", text,
+        "\"; expected a number of rows such as 50, or a share such as 10%");
+  if (is_share)
+    slice.share = share / 100;
+  else
+    slice.n = n;
+}
+
+}  // namespace
+
+void SliceSettings::add_to(SettingList& list) {
+  const SliceSettings usual;
+  list.group("Training");
+  list.add("slice", mode, "Backward pass of linear layers by some of the rows: how they are chosen")
+      .one_of({"none", "first", "top_norm", "threshold", "random", "importance"})
+      .absent_means(usual.mode);
+  list.add("rows", rows, "Rows that --slice chooses: a number, or a share such as 10%")
+      .shown_as("")
+      .absent_means(usual.rows);
+  list.add("slice_threshold", threshold, "Smallest norm of a row that --slice threshold chooses")
+      .range(0.0, 1e30)
+      .shown_as("")
+      .absent_means(usual.threshold);
+  list.add("weight_grad", weight_grad, "Gradient of sliced weights: of no row, the chosen ones, or all")
+      .one_of({"none", "slice", "full"})
+      .absent_means(usual.weight_grad);
+  list.add("slice_layers", layers, "Layers to slice, by their names in transformers: patterns, or all")
+      .shown_as("the feed-forward layers")
+      .absent_means(usual.layers);
+}
+
+ops::Slice SliceSettings::slice(Rng* rng) const {
+  ops::Slice made{
+      .rows = ops::parse_select_mode(mode), .weight_grad = ops::parse_weight_grad(weight_grad), .rng = rng};
+  const bool by_threshold = made.rows == ops::SelectMode::threshold;
+  check(by_threshold || !rows.empty(), "slice: ", mode,
+        " (--slice) needs to know how many rows; give --rows N or --rows 10%");
+  check(by_threshold || threshold < 0,
+        "slice: a threshold (--slice-threshold) is of --slice threshold, not of ", mode, "; leave it out");
+  check(!by_threshold || threshold >= 0, "slice: threshold (--slice) needs --slice-threshold NORM");
+  check(!by_threshold || rows.empty(),
+        "slice: the threshold decides how many rows there are; leave --rows out");
+  if (by_threshold)
+    made.threshold = threshold;
+  else
+    parse_rows(rows, made);
+  made.validate("slice (--slice)");
+  return made;
+}
+
+void SliceSettings::validate() const {
+  if (!slices()) return;
+  Rng rng(0);
+  slice(&rng);
+}
+
+void SliceSettings::check_given(const Given& given) const {
+  for (const char* const flag : {"--rows", "--slice-threshold", "--weight-grad", "--slice-layers"})
+    check(slices() || !given.contains(flag), flag,
+          " is of --slice, which is not given; add --slice MODE, or leave ", flag, " out");
+}
+
+std::vector<std::string> SliceSettings::apply(const pretrained::LinearModules& modules, Rng* rng) const {
+  return pretrained::set_form(modules, layers, slice(rng));
+}
+
+std::string SliceSettings::description() const {
+  Rng rng(0);
+  return to_string(slice(&rng)) + ", of " + layers;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pretrained/layers.h"
+#include "runtime/rng.h"
+#include "train/setting.h"
+
+namespace tessera::train {
+
+/// Which linear layers of a model multiply some of their rows only in backward, and which rows
+/// (docs/sparse_backward.md).
+struct SliceSettings {
+  std::string mode = "none";  // none, or a mode of ops::SelectMode
+  std::string rows;           // "50", or a share such as "10%"
+  double threshold = -1;      // of mode threshold; below 0: not given
+  std::string weight_grad = "slice";
+  std::string layers = "encoder.layer.*.intermediate.dense,encoder.layer.*.output.dense";
+
+  /// In the group "Training". Values that are the usual ones are not written.
+  void add_to(SettingList& list);
+  bool slices() const { return mode != "none"; }
+  /// The form, drawing from `rng`. Only if slices(). Throws, naming the flag, for values that mean nothing or
+  /// do not go together.
+  ops::Slice slice(Rng* rng) const;
+  /// Throws as slice() does; also, with `given`, for flags that have no effect without --slice.
+  void validate() const;
+  void check_given(const Given& given) const;
+  /// Gives the layers their form. Returns their names in our model.
+  std::vector<std::string> apply(const pretrained::LinearModules& modules, Rng* rng) const;
+  /// "random 10%, weight_grad slice, of encoder.layer.*"; for a header.
+  std::string description() const;
+};
+
+}  // namespace tessera::train
