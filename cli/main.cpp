@@ -61,6 +61,7 @@ int run(int argc, char** argv) {
   add_data(app, action);
   add_convert(app, action);
   add_prune(app, action);
+  add_sparsity(app, action);
   be_strict(app);
   try {
     app.parse(argc, argv);

@@ -6,9 +6,9 @@
 
 #include "comm/socket.h"
 
-/// How the processes of a job find each other: rank 0, or the program that started the job, listens at one address;
-/// the others say who they are and get the list of all. Then each has two connections to rank 0, one for
-/// messages and one for notices of failures, and one to every other rank.
+/// How the processes of a job find each other: rank 0, or the program that started the job, listens at one
+/// address; the others say who they are and get the list of all. Then each has two connections to rank 0, one
+/// for messages and one for notices of failures, and one to every other rank.
 
 namespace tessera::comm {
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 #include "runtime/error.h"
 
@@ -26,14 +27,15 @@ struct Database::Handle {
 
 namespace {
 
-std::unique_ptr<sqlite3_stmt, decltype(&sqlite3_finalize)> prepared(sqlite3* connection, const std::string& sql,
+std::unique_ptr<sqlite3_stmt, decltype(&sqlite3_finalize)> prepared(sqlite3* connection,
+                                                                    const std::string& sql,
                                                                     const char** rest = nullptr) {
   sqlite3_stmt* statement = nullptr;
   sqlite3_prepare_v2(connection, sql.c_str(), int(sql.size()) + 1, &statement, rest);
   return {statement, &sqlite3_finalize};
 }
 
-void bind(sqlite3_stmt* statement, int index, const Value& value) {
+void bind(sqlite3_stmt* statement, int index, const TableCell& value) {
   if (const auto* integer = std::get_if<int64_t>(&value)) sqlite3_bind_int64(statement, index, *integer);
   if (const auto* number = std::get_if<double>(&value); number && std::isfinite(*number))
     sqlite3_bind_double(statement, index, *number);
@@ -41,7 +43,7 @@ void bind(sqlite3_stmt* statement, int index, const Value& value) {
     sqlite3_bind_text(statement, index, text->data(), int(text->size()), SQLITE_TRANSIENT);
 }
 
-Value value_of(sqlite3_stmt* statement, int column) {
+TableCell value_of(sqlite3_stmt* statement, int column) {
   switch (sqlite3_column_type(statement, column)) {
     case SQLITE_INTEGER:
       return int64_t{sqlite3_column_int64(statement, column)};
@@ -57,9 +59,10 @@ Value value_of(sqlite3_stmt* statement, int column) {
 }
 
 /// Steps to the end; false if the database reports an error.
-bool collect(sqlite3_stmt* statement, Rows& rows, int64_t most_rows) {
+bool collect(sqlite3_stmt* statement, Table& rows, int64_t most_rows) {
   const int columns = sqlite3_column_count(statement);
-  for (int column = 0; column < columns; ++column) rows.columns.emplace_back(sqlite3_column_name(statement, column));
+  for (int column = 0; column < columns; ++column)
+    rows.columns.emplace_back(sqlite3_column_name(statement, column));
   int code = SQLITE_ROW;
   while ((code = sqlite3_step(statement)) == SQLITE_ROW) {
     check(int64_t(rows.rows.size()) < most_rows, "query: more than ", most_rows,
@@ -72,8 +75,8 @@ bool collect(sqlite3_stmt* statement, Rows& rows, int64_t most_rows) {
 
 /// What a query may do: read. Attaching, pragmas and all writes are refused.
 int authorize(void*, int action, const char*, const char*, const char*, const char*) {
-  const bool reads =
-      action == SQLITE_SELECT || action == SQLITE_READ || action == SQLITE_FUNCTION || action == SQLITE_RECURSIVE;
+  const bool reads = action == SQLITE_SELECT || action == SQLITE_READ || action == SQLITE_FUNCTION ||
+                     action == SQLITE_RECURSIVE;
   return reads ? SQLITE_OK : SQLITE_DENY;
 }
 
@@ -85,10 +88,6 @@ struct Deadline {
 };
 
 }  // namespace
-
-bool has_database() {
-  return true;
-}
 
 Database::Database(std::unique_ptr<Handle> handle) : handle_(std::move(handle)) {}
 Database::Database(Database&&) noexcept = default;
@@ -108,28 +107,31 @@ Database Database::in_memory() {
 
 Database Database::read_only(const fs::path& path, int32_t application_id, const char* what) {
   std::error_code ignored;
-  check(fs::is_regular_file(path, ignored), "database ", path.string(), ": there is no such file; expected ", what);
+  check(fs::is_regular_file(path, ignored), "database ", path.string(), ": there is no such file; expected ",
+        what);
   auto handle = std::make_unique<Handle>();
   handle->name = "database " + path.string();
-  if (sqlite3_open_v2(path.c_str(), &handle->connection, SQLITE_OPEN_READONLY, nullptr) != SQLITE_OK) handle->fail();
-  Rows found;
+  if (sqlite3_open_v2(path.c_str(), &handle->connection, SQLITE_OPEN_READONLY, nullptr) != SQLITE_OK)
+    handle->fail();
+  Table found;
   const auto statement = prepared(handle->connection, "PRAGMA application_id");
   const bool read = statement && collect(statement.get(), found, 1);
-  check(read && !found.rows.empty() && found.rows[0][0] == Value(int64_t{application_id}), "database ", path.string(),
-        read ? ": it was made by another program" : ": it is no SQLite database", "; expected ", what);
+  check(read && !found.rows.empty() && found.rows[0][0] == TableCell(int64_t{application_id}), "database ",
+        path.string(), read ? ": it was made by another program" : ": it is no SQLite database",
+        "; expected ", what);
   return Database(std::move(handle));
 }
 
-Rows Database::run(const std::string& sql, const std::vector<Value>& values) {
+Table Database::run(const std::string& sql, const std::vector<TableCell>& values) {
   const auto statement = prepared(handle_->connection, sql);
   if (!statement) handle_->fail();
   for (size_t i = 0; i < values.size(); ++i) bind(statement.get(), int(i) + 1, values[i]);
-  Rows rows;
+  Table rows;
   if (!collect(statement.get(), rows, std::numeric_limits<int64_t>::max())) handle_->fail();
   return rows;
 }
 
-void Database::insert(const std::string& sql, const std::vector<std::vector<Value>>& rows) {
+void Database::insert(const std::string& sql, const std::vector<std::vector<TableCell>>& rows) {
   const auto statement = prepared(handle_->connection, sql);
   if (!statement) handle_->fail();
   for (const auto& row : rows) {
@@ -140,7 +142,7 @@ void Database::insert(const std::string& sql, const std::vector<std::vector<Valu
   }
 }
 
-Rows Database::query(const std::string& sql, double seconds, int64_t most_rows) {
+Table Database::query(const std::string& sql, double seconds, int64_t most_rows) {
   const char* rest = nullptr;
   sqlite3_set_authorizer(handle_->connection, authorize, nullptr);
   const auto statement = prepared(handle_->connection, sql, &rest);
@@ -158,7 +160,7 @@ Rows Database::query(const std::string& sql, double seconds, int64_t most_rows) 
                     std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                         std::chrono::duration<double>(seconds))};
   sqlite3_progress_handler(handle_->connection, 1000, Deadline::passed, &deadline);
-  Rows rows;
+  Table rows;
   const bool done = collect(statement.get(), rows, most_rows);
   sqlite3_progress_handler(handle_->connection, 0, nullptr, nullptr);
   if (!done && sqlite3_errcode(handle_->connection) == SQLITE_INTERRUPT)
@@ -186,10 +188,6 @@ namespace {
 
 struct Database::Handle {};
 
-bool has_database() {
-  return false;
-}
-
 Database::Database(std::unique_ptr<Handle> handle) : handle_(std::move(handle)) {}
 Database::Database(Database&&) noexcept = default;
 Database::~Database() = default;
@@ -202,13 +200,13 @@ Database Database::in_memory() {
 Database Database::read_only(const std::filesystem::path& path, int32_t, const char*) {
   no_sqlite("database " + path.string());
 }
-Rows Database::run(const std::string&, const std::vector<Value>&) {
+Table Database::run(const std::string&, const std::vector<TableCell>&) {
   no_sqlite("database");
 }
-void Database::insert(const std::string&, const std::vector<std::vector<Value>>&) {
+void Database::insert(const std::string&, const std::vector<std::vector<TableCell>>&) {
   no_sqlite("database");
 }
-Rows Database::query(const std::string&, double, int64_t) {
+Table Database::query(const std::string&, double, int64_t) {
   no_sqlite("database");
 }
 std::string Database::bytes() {

@@ -3,28 +3,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
-#include <variant>
 #include <vector>
 
+#include "report/table.h"
+
 /// SQLite databases: written by statements with bound values, and asked by users' queries that can neither
-/// write nor run for ever. In a build without SQLite every function throws, and says what to install.
+/// write nor run for ever. In a build without SQLite (has_database(), report/run_table.h) every function
+/// throws, and says what to install.
 
 namespace tessera::report {
-
-/// Whether this build has SQLite.
-bool has_database();
-
-/// A value of a row; nothing is NULL. A double that is not finite is stored as NULL.
-using Value = std::variant<std::monostate, int64_t, double, std::string>;
-
-/// What a query gives.
-struct Rows {
-  std::vector<std::string> columns;
-  std::vector<std::vector<Value>> rows;
-};
 
 class Database {
  public:
@@ -38,12 +26,12 @@ class Database {
   ~Database();
 
   /// One statement; ?1, ?2, ... are the values.
-  Rows run(const std::string& sql, const std::vector<Value>& values = {});
+  Table run(const std::string& sql, const std::vector<TableCell>& values = {});
   /// Runs it once per row of values.
-  void insert(const std::string& sql, const std::vector<std::vector<Value>>& rows);
+  void insert(const std::string& sql, const std::vector<std::vector<TableCell>>& rows);
   /// A single SELECT (or WITH ... SELECT) of a user. Throws if it would write, attach, or is more than one
   /// statement, if it runs longer than `seconds`, or gives more than `most_rows` rows.
-  Rows query(const std::string& sql, double seconds, int64_t most_rows);
+  Table query(const std::string& sql, double seconds, int64_t most_rows);
   /// The bytes of the database file.
   std::string bytes();
 
@@ -53,10 +41,7 @@ class Database {
   std::unique_ptr<Handle> handle_;
 };
 
-/// Rows as text: a table of Markdown, CSV (RFC 4180: quotes where they are needed, lines end in \n), or a JSON
-/// array of objects. Numbers have as many digits as it takes to read them back.
-std::string to_markdown(const Rows& rows);
-std::string to_csv(const Rows& rows);
-std::string to_json(const Rows& rows);
+/// A table of Markdown. CSV and JSON: report/table.h.
+std::string to_markdown(const Table& table);
 
 }  // namespace tessera::report

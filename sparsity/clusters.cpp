@@ -31,8 +31,12 @@ class Lloyd {
   using Sum = typename SumOf<T>::Type;
 
   Lloyd(const InnerProducts<T>& points, std::span<const int64_t> centres)
-      : points_(points), k_(int64_t(centres.size())), labels_(size_t(points.n)), best_(size_t(points.n)),
-        sums_(size_t(points.n * k_)), sizes_(size_t(k_)) {
+      : points_(points),
+        k_(int64_t(centres.size())),
+        labels_(size_t(points.n)),
+        best_(size_t(points.n)),
+        sums_(size_t(points.n * k_)),
+        sizes_(size_t(k_)) {
     for (int64_t c = 0; c < k_; ++c) {
       const T* const row = points.row(centres[size_t(c)]);
       std::copy(row, row + points.n, sum(c));
@@ -113,8 +117,8 @@ class Lloyd {
       for (int64_t i = 0; i < points_.n; ++i) {
         const auto own = size_t(labels_[size_t(i)]);
         if (sizes_[own] < 2) continue;
-        const double distance = double(points_.row(i)[i]) + means[own] -
-                                2 * double(sum(int64_t(own))[i]) / double(sizes_[own]);
+        const double distance =
+            double(points_.row(i)[i]) + means[own] - 2 * double(sum(int64_t(own))[i]) / double(sizes_[own]);
         if (distance > most) most = distance, farthest = i;
       }
       if (farthest < 0 || most <= 0) return filled;  // fewer distinct points than clusters
@@ -141,7 +145,8 @@ template <class T>
 std::vector<int64_t> draw_centres(const InnerProducts<T>& points, int64_t k, Draws& draws) {
   const int64_t n = points.n, trials = 2 + int64_t(std::log(double(k)));
   std::vector<int64_t> centres{draws.below(n)};
-  std::vector<double> closest(static_cast<size_t>(n)), tried(static_cast<size_t>(n)), best(static_cast<size_t>(n));
+  std::vector<double> closest(static_cast<size_t>(n)), tried(static_cast<size_t>(n)),
+      best(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) closest[size_t(i)] = std::max(0.0, squared(points, i, centres[0]));
   while (int64_t(centres.size()) < k) {
     const double all = std::accumulate(closest.begin(), closest.end(), 0.0);
@@ -154,7 +159,8 @@ std::vector<int64_t> draw_centres(const InnerProducts<T>& points, int64_t k, Dra
       }
       double potential = 0;
       for (int64_t i = 0; i < n; ++i)
-        potential += tried[size_t(i)] = std::min(closest[size_t(i)], std::max(0.0, squared(points, i, candidate)));
+        potential += tried[size_t(i)] =
+            std::min(closest[size_t(i)], std::max(0.0, squared(points, i, candidate)));
       if (potential < least) least = potential, chosen = candidate, best = tried;
     }
     centres.push_back(chosen);
@@ -187,7 +193,8 @@ std::vector<double> inner_products(const Tensor& x) {
   parallel_for(n, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t j = 0; j <= i; ++j) {
-        const double *a = wide.data<double>() + i * wide.row_stride(), *b = wide.data<double>() + j * wide.row_stride();
+        const double *a = wide.data<double>() + i * wide.row_stride(),
+                     *b = wide.data<double>() + j * wide.row_stride();
         double parts[4] = {};
         int64_t at = 0;
         for (; at + 4 <= d; at += 4)
@@ -203,8 +210,8 @@ std::vector<double> inner_products(const Tensor& x) {
 
 template <class T>
 Clusters k_means_from(const InnerProducts<T>& points, std::span<const int64_t> centres, int64_t iterations) {
-  check(!centres.empty() && int64_t(centres.size()) <= points.n, "k-means: k = ", centres.size(), " of ", points.n,
-        " points; expected 1 to ", points.n);
+  check(!centres.empty() && int64_t(centres.size()) <= points.n, "k-means: k = ", centres.size(), " of ",
+        points.n, " points; expected 1 to ", points.n);
   Lloyd<T> lloyd(points, centres);
   int64_t done = 0;
   while (done < iterations && lloyd.step()) ++done;
@@ -246,7 +253,8 @@ Separation separation_of(const InnerProducts<int32_t>& overlaps, std::span<const
       for (const int64_t i : members[size_t(a)])
         for (const int64_t j : members[size_t(b)]) sums[size_t(a * count + b)] += overlaps.row(i)[j];
   const auto mean_product = [&](int64_t a, int64_t b) {
-    return sums[size_t(a * count + b)] / (double(members[size_t(a)].size()) * double(members[size_t(b)].size()));
+    return sums[size_t(a * count + b)] /
+           (double(members[size_t(a)].size()) * double(members[size_t(b)].size()));
   };
   Separation found;
   Mean within_pairs, within_pairs_larger, within_means, within_means_larger;
@@ -285,8 +293,8 @@ Separation separation_of(const InnerProducts<int32_t>& overlaps, std::span<const
         }
       }
       between_pairs.add(cross.value());
-      const double distance = std::sqrt(
-          std::max(0.0, mean_product(a, a) + mean_product(b, b) - 2 * mean_product(a, b)));
+      const double distance =
+          std::sqrt(std::max(0.0, mean_product(a, a) + mean_product(b, b) - 2 * mean_product(a, b)));
       between_means.add(distance);
       if (larger) between_pairs_larger.add(cross.value()), between_means_larger.add(distance);
     }

@@ -73,8 +73,8 @@ struct Tsne {
   std::vector<double> x, y;
   double divergence = 0;  // Kullback-Leibler, of the map
 };
-/// Exact t-SNE (van der Maaten, Hinton, JMLR 9, 2008) from squared distances [n, n]: begins with the first two
-/// principal coordinates, early exaggeration 12 for a quarter of the iterations.
+/// Exact t-SNE (van der Maaten, Hinton, JMLR 9, 2008) from squared distances [n, n]: begins with the first
+/// two principal coordinates, early exaggeration 12 for a quarter of the iterations.
 Tsne tsne(std::span<const double> squared_distances, int64_t n, const TsneOptions& options);
 
 }  // namespace tessera::sparsity

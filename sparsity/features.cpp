@@ -42,10 +42,12 @@ double Features::density() const {
 }
 
 Features Features::select(std::span<const int64_t> indices) const {
-  const Features chosen{Tensor::empty({int64_t(indices.size()), bits.size(1)}, DType::i32, Device::cpu()), length};
+  const Features chosen{Tensor::empty({int64_t(indices.size()), bits.size(1)}, DType::i32, Device::cpu()),
+                        length};
   auto* const to = chosen.bits.data<int32_t>();
   for (size_t i = 0; i < indices.size(); ++i)
-    std::memcpy(to + int64_t(i) * chosen.bits.row_stride(), row_of(*this, indices[i]), size_t(bits.size(1)) * 4);
+    std::memcpy(to + int64_t(i) * chosen.bits.row_stride(), row_of(*this, indices[i]),
+                size_t(bits.size(1)) * 4);
   return chosen;
 }
 
@@ -67,8 +69,8 @@ Summary summarise(std::span<const double> values) {
 }
 
 PairMetrics compare_features(const Features& a, const Features& b) {
-  check(a.count() == b.count() && a.length == b.length, "compare: masks of ", a.count(), " features of ", a.length,
-        " and ", b.count(), " of ", b.length, " positions; expected two masks of one matrix");
+  check(a.count() == b.count() && a.length == b.length, "compare: masks of ", a.count(), " features of ",
+        a.length, " and ", b.count(), " of ", b.length, " positions; expected two masks of one matrix");
   PairMetrics metrics;
   for (int64_t i = 0; i < a.count(); ++i) {
     const uint32_t *x = row_of(a, i), *y = row_of(b, i);
@@ -107,8 +109,7 @@ Census census_of(const Features& features) {
     int64_t ones = 0;
     for (int64_t w = 0; w < features.bits.size(1); ++w) ones += std::popcount(row[w]);
     census.zero += ones == 0, census.one += ones == features.length;
-    census.duplicate +=
-        seen[{reinterpret_cast<const char*>(row), size_t(features.bits.size(1)) * 4}]++ > 0;
+    census.duplicate += seen[{reinterpret_cast<const char*>(row), size_t(features.bits.size(1)) * 4}]++ > 0;
   }
   for (const auto& [row, times] : seen) census.unique += times == 1;
   return census;

@@ -8,9 +8,9 @@
 #include "sparsity/masks.h"
 #include "tensor/tensor.h"
 
-/// Features of pruned matrices: the columns of a weight [out, in] (its rows where the input is the inner width
-/// of a feed-forward layer), as sets of the positions that are kept; and what is counted of them. Everything
-/// here is counted in integers from packed bits (ops/bits/bits.h).
+/// Features of pruned matrices: the columns of a weight [out, in] (its rows where the input is the inner
+/// width of a feed-forward layer), as sets of the positions that are kept; and what is counted of them.
+/// Everything here is counted in integers from packed bits (ops/bits/bits.h).
 
 namespace tessera::sparsity {
 
@@ -53,9 +53,9 @@ std::vector<double> value_cosine(const Tensor& a, const Tensor& b);
 // ---- one mask ----
 
 struct Census {
-  int64_t zero = 0, one = 0;   // features without a kept position, and without a pruned one
-  int64_t duplicate = 0;       // equal to an earlier feature
-  int64_t unique = 0;          // equal to no other feature
+  int64_t zero = 0, one = 0;  // features without a kept position, and without a pruned one
+  int64_t duplicate = 0;      // equal to an earlier feature
+  int64_t unique = 0;         // equal to no other feature
 };
 Census census_of(const Features& features);
 

@@ -22,8 +22,8 @@ uint32_t* row_of(const Features& features, int64_t index) {
   return static_cast<uint32_t*>(features.bits.raw()) + index * features.bits.row_stride();
 }
 
-/// 32 bits that are each 1 with probability `odds` / 2^24: from the lowest set bit of odds upwards, a random bit
-/// halves what has come so far and adds one half where odds has a one.
+/// 32 bits that are each 1 with probability `odds` / 2^24: from the lowest set bit of odds upwards, a random
+/// bit halves what has come so far and adds one half where odds has a one.
 uint32_t random_word(uint32_t odds, Draws& draws) {
   if (odds == 0) return 0;
   if (odds >> 24) return ~0u;
@@ -123,27 +123,14 @@ ChanceLevel chance_level(double observed, std::vector<double> draws) {
                     .low = quantile(draws, 0.025),
                     .high = quantile(draws, 0.975)};
   // Draws and observed figures are the same sums: what differs by rounding of the mean alone is equal.
-  const double slack = 1e-12 * std::max(1.0, std::abs(summary.mean)), away = std::abs(observed - summary.mean);
+  const double slack = 1e-12 * std::max(1.0, std::abs(summary.mean)),
+               away = std::abs(observed - summary.mean);
   level.effect = away <= slack ? 0 : summary.sd > 0 ? (observed - summary.mean) / summary.sd : kNan;
   const auto as_far = std::count_if(draws.begin(), draws.end(), [&](double value) {
     return std::abs(value - summary.mean) + slack >= away;
   });
   level.p = double(1 + as_far) / double(1 + draws.size());
   return level;
-}
-
-std::vector<double> corrected(std::span<const double> p) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < p.size(); ++i)
-    if (!std::isnan(p[i])) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(), [&](size_t i, size_t j) { return p[i] < p[j]; });
-  std::vector<double> result(p.begin(), p.end());
-  double least = 0;
-  for (size_t rank = 0; rank < order.size(); ++rank) {
-    least = std::max(least, std::min(1.0, p[order[rank]] * double(order.size() - rank)));
-    result[order[rank]] = least;
-  }
-  return result;
 }
 
 Interval bootstrap_mean(std::span<const double> values, int64_t resamples, Draws draws) {

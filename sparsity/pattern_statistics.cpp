@@ -13,10 +13,6 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-InnerProducts<int32_t> products_of(const Tensor& overlaps) {
-  return {{overlaps.data<int32_t>(), size_t(overlaps.count())}, overlaps.size(0)};
-}
-
 /// Products and overlaps of some of the features.
 template <class T>
 std::vector<T> chosen_products(const T* all, int64_t n, std::span<const int64_t> chosen) {
@@ -37,7 +33,8 @@ void add_pair_distances(Figures& figures, const Features& pool, const Tensor& ov
   std::vector<double> hamming, jaccard, cosine;
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = i + 1; j < n; ++j) {
-      const double shared = both[i * n + j], a = both[i * n + i], b = both[j * n + j], either = a + b - shared;
+      const double shared = both[i * n + j], a = both[i * n + i], b = both[j * n + j],
+                   either = a + b - shared;
       hamming.push_back((either - shared) / double(pool.length));
       jaccard.push_back(either == 0 ? 1 : shared / either);
       cosine.push_back(a == 0 || b == 0 ? double(a == b) : shared / std::sqrt(a * b));
@@ -104,7 +101,8 @@ std::vector<std::vector<ChanceLevel>> levels_of(const Figures& observed, int64_t
     check_interrupt();
     std::vector<Figures> drawn(static_cast<size_t>(draws));
     parallel_for(draws, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t number = begin; number < end; ++number) drawn[size_t(number)] = draw(uint64_t(number), model);
+      for (int64_t number = begin; number < end; ++number)
+        drawn[size_t(number)] = draw(uint64_t(number), model);
     });
     for (size_t f = 0; f < observed.size(); ++f) {
       std::vector<double> values;
@@ -122,7 +120,8 @@ void PatternOptions::validate() const {
     check(value >= least, "sparsity: ", flag, " is ", value, "; expected ", least, " or more");
   };
   positive(pool, 2, "--pool"), positive(nearest, 2, "--nearest"), positive(starts, 1, "--starts");
-  positive(executions, 1, "--executions"), positive(draws, 1, "--draws"), positive(resamples, 1, "--resamples");
+  positive(executions, 1, "--executions"), positive(draws, 1, "--draws"),
+      positive(resamples, 1, "--resamples");
   positive(group, 2, "--group");
   check(!clusters.empty(), "sparsity: --k is empty; expected numbers of clusters, as 4,8,16");
   for (const int64_t k : clusters) positive(k, 1, "--k");
@@ -186,14 +185,14 @@ Figures figures_of(const Features& pool, const Tensor& overlaps, const std::vect
   figures.emplace_back("duplicate_features", double(census.duplicate));
   figures.emplace_back("unique_features", double(census.unique));
   std::vector<double> at_positions, of_features;
-  for (const int64_t count : position_counts(pool)) at_positions.push_back(double(count) / double(pool.count()));
+  for (const int64_t count : position_counts(pool))
+    at_positions.push_back(double(count) / double(pool.count()));
   for (int64_t i = 0; i < pool.count(); ++i)
     of_features.push_back(double(overlaps.data<int32_t>()[i * pool.count() + i]) / double(pool.length));
   figures.emplace_back("feature_density_sd", summarise(of_features).sd);
   figures.emplace_back("position_density_sd", summarise(at_positions).sd);
   add_nearest(figures, pool, overlaps, options.group);
-  const std::vector<int64_t> members =
-      clustered_features(overlaps.data<int32_t>(), pool.count(), options, 0);
+  const std::vector<int64_t> members = clustered_features(overlaps.data<int32_t>(), pool.count(), options, 0);
   for (const Execution& execution : executions)
     if (execution.number == 0) add_clusters(figures, pool, execution, members, options.group);
   return figures;
@@ -244,7 +243,8 @@ Figures pair_figures(const Features& a, const Features& b, const Tensor& values_
 
 std::vector<std::vector<ChanceLevel>> pair_chance_levels(const Features& a, const Features& b,
                                                          const Tensor& values_a, const Tensor& values_b,
-                                                         const Figures& observed, const PatternOptions& options) {
+                                                         const Figures& observed,
+                                                         const PatternOptions& options) {
   return levels_of(observed, options.draws, [&](uint64_t number, NullModel model) {
     const Features drawn = draw_null(b, model, options.seed, number);
     return pair_figures(a, drawn, values_a, values_a.defined() ? move_values(values_b, drawn) : Tensor());

@@ -15,15 +15,15 @@
 namespace tessera::sparsity {
 
 struct PatternOptions {
-  int64_t pool = 512;                        // features that are looked at, drawn from all
-  int64_t nearest = 128;                     // of them, those nearest to a random reference are clustered
+  int64_t pool = 512;                          // features that are looked at, drawn from all
+  int64_t nearest = 128;                       // of them, those nearest to a random reference are clustered
   std::vector<int64_t> clusters = {4, 8, 16};  // k of k-means
-  int64_t starts = 10;                       // of k-means
-  int64_t executions = 10;                   // of the clustering, each with its own reference and seed
-  int64_t draws = 200;                       // of each null model
-  int64_t resamples = 1000;                  // of a bootstrap
-  int64_t group = 8;                         // features of a group, for nearest and exhaustive grouping
-  double perplexity = 30;                    // of t-SNE
+  int64_t starts = 10;                         // of k-means
+  int64_t executions = 10;                     // of the clustering, each with its own reference and seed
+  int64_t draws = 200;                         // of each null model
+  int64_t resamples = 1000;                    // of a bootstrap
+  int64_t group = 8;                           // features of a group, for nearest and exhaustive grouping
+  double perplexity = 30;                      // of t-SNE
   uint64_t seed = 42;
 
   /// Throws, naming the flag, for what cannot be.
@@ -60,8 +60,8 @@ Figures figures_of(const Features& pool, const Tensor& overlaps, const std::vect
 /// The same from the beginning, for draws.
 Figures figures_of(const Features& pool, const Tensor& values, const PatternOptions& options);
 
-/// Values of features [n, length] in which each feature's values that are not zero stand, in their order (from
-/// the first again if they do not suffice), where `mask` keeps a position.
+/// Values of features [n, length] in which each feature's values that are not zero stand, in their order
+/// (from the first again if they do not suffice), where `mask` keeps a position.
 Tensor move_values(const Tensor& values, const Features& mask);
 
 /// Each figure's chance levels under the three null models: [figure][model].
@@ -75,6 +75,7 @@ Figures pair_figures(const Features& a, const Features& b, const Tensor& values_
 /// Chance levels of those: b is drawn, a stays.
 std::vector<std::vector<ChanceLevel>> pair_chance_levels(const Features& a, const Features& b,
                                                          const Tensor& values_a, const Tensor& values_b,
-                                                         const Figures& observed, const PatternOptions& options);
+                                                         const Figures& observed,
+                                                         const PatternOptions& options);
 
 }  // namespace tessera::sparsity

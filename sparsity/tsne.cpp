@@ -12,7 +12,8 @@ namespace {
 
 using Vector = std::vector<double>;
 
-/// p_j|i of one point: the width of the Gaussian is found by bisection, so that the entropy is log(perplexity).
+/// p_j|i of one point: the width of the Gaussian is found by bisection, so that the entropy is
+/// log(perplexity).
 void fill_neighbours(double* p, const double* distances, int64_t n, int64_t i, double entropy) {
   double beta = 1, low = 0, high = std::numeric_limits<double>::infinity(), least = high;
   for (int64_t j = 0; j < n; ++j)
@@ -58,7 +59,8 @@ void begin_at_principal(std::span<const double> distances, int64_t n, Vector (&m
   }
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j < n; ++j)
-      centred[size_t(i * n + j)] = -0.5 * (distances[size_t(i * n + j)] - means[size_t(i)] - means[size_t(j)] + all);
+      centred[size_t(i * n + j)] =
+          -0.5 * (distances[size_t(i * n + j)] - means[size_t(i)] - means[size_t(j)] + all);
   double unit = 0;
   for (int dimension = 0; dimension < 2; ++dimension) {
     Vector& v = map[dimension];
@@ -78,7 +80,8 @@ void begin_at_principal(std::span<const double> distances, int64_t n, Vector (&m
     }
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = 0; j < n; ++j) centred[size_t(i * n + j)] -= value * v[size_t(i)] * v[size_t(j)];
-    // A coordinate is the eigenvector times the root of its eigenvalue; of both the first one's deviation is 1e-4.
+    // A coordinate is the eigenvector times the root of its eigenvalue; of both the first one's deviation is
+    // 1e-4.
     if (dimension == 0) unit = value > 0 ? 1e-4 * std::sqrt(double(n)) / std::sqrt(value) : 1e-4;
     const double scale = unit * std::sqrt(std::max(value, 0.0));
     for (double& x : v) x *= scale > 0 ? scale : 1e-4;

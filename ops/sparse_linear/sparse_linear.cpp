@@ -159,7 +159,8 @@ Tensor sparse_linear(const Tensor& x, std::span<const SparsePart> parts, const T
   check_vector("bias", bias, {out}, x);
   check_vector("residual", residual, shape, x);
   const Tensor y = Tensor::empty(shape, x.dtype(), x.device()), to = flatten_leading(y, 1),
-               rows = flatten_leading(x.detach(), 1), bias_row = bias.defined() ? bias.detach().packed() : bias,
+               rows = flatten_leading(x.detach(), 1),
+               bias_row = bias.defined() ? bias.detach().packed() : bias,
                added = residual.defined() ? flatten_leading(residual.detach(), 1) : residual;
   if (y.count() == 0) return y;
   int64_t first = 0;

@@ -1,0 +1,241 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "io/file.h"
+#include "io/utf8.h"
+#include "report/database.h"
+#include "runtime/error.h"
+#include "runtime/interrupt.h"
+#include "sparsity/pattern_page.h"
+#include "sparsity/patterns.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct SelectionArgs {
+  std::vector<std::string> only;
+  std::string axis;
+
+  void add_to(CLI::App& command) {
+    command
+        .add_option("--only", only,
+                    "Matrices whose name contains this, as layers.1. or down_proj; may be repeated")
+        ->allow_extra_args(false);
+    command
+        .add_option("--axis", axis,
+                    "Features: column or row; default: rows of a second FFN projection, else columns")
+        ->check(CLI::IsMember({"column", "row"}));
+  }
+  void apply(sparsity::AnalyzeOptions& options) const {
+    options.only = only;
+    if (!axis.empty()) options.axis = axis == "row" ? sparsity::Axis::row : sparsity::Axis::column;
+  }
+};
+
+struct AnalyzeArgs {
+  std::vector<std::string> inputs;
+  std::string out, k = "4,8,16";
+  SelectionArgs selection;
+  sparsity::AnalyzeOptions options;
+};
+
+std::vector<int64_t> numbers_of(const std::string& text, const char* flag) {
+  std::vector<int64_t> numbers;
+  for (const std::string& part : split_list(text, flag)) {
+    if (part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos)
+      throw UsageError(fmt::format("{}: \"{}\": expected whole numbers, as 4,8,16", flag, part));
+    numbers.push_back(std::stoll(part));
+  }
+  return numbers;
+}
+
+int run_analyze(AnalyzeArgs& args) {
+  const InterruptGuard interrupts(kGivingUp);
+  args.selection.apply(args.options);
+  args.options.patterns.clusters = numbers_of(args.k, "--k");
+  args.options.patterns.validate();
+  sparsity::analyze(args.inputs, args.out, args.options,
+                    [](const std::string& line) { fmt::print(stderr, "{}\n", io::utf8_text(line)); });
+  fmt::print("{}\n", (fs::path(args.out) / sparsity::kPatternsFile).string());
+  return 0;
+}
+
+struct CompareArgs {
+  std::string a, b, json;
+  SelectionArgs selection;
+};
+
+int run_compare(const CompareArgs& args) {
+  const InterruptGuard interrupts(kGivingUp);
+  if (!args.json.empty()) check_replaceable(args.json);
+  sparsity::AnalyzeOptions options;
+  args.selection.apply(options);
+  const auto all = sparsity::compare(args.a, args.b, options);
+  fmt::print("{:<40} {:>7} {:>9} {:>9} {:>18} {:>18} {:>18}\n", "matrix", "per", "sparsity", "sparsity",
+             "jaccard", "cosine", "hamming");
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const sparsity::MatrixComparison& one : all) {
+    const auto text = [](const sparsity::Summary& summary) {
+      return fmt::format("{:.4f} +- {:.4f}", summary.mean, summary.sd);
+    };
+    fmt::print("{:<40} {:>7} {:>9.4f} {:>9.4f} {:>18} {:>18} {:>18}\n", io::utf8_text(one.matrix),
+               sparsity::name_of(one.axis), one.sparsity_a, one.sparsity_b, text(one.jaccard),
+               text(one.cosine), text(one.hamming));
+    const auto object = [](const sparsity::Summary& summary) {
+      return nlohmann::ordered_json{
+          {"mean", summary.mean}, {"sd", summary.sd}, {"least", summary.least}, {"largest", summary.largest}};
+    };
+    json.push_back({{"matrix", one.matrix},
+                    {"axis", sparsity::name_of(one.axis)},
+                    {"sparsity", {one.sparsity_a, one.sparsity_b}},
+                    {"jaccard", object(one.jaccard)},
+                    {"cosine", object(one.cosine)},
+                    {"hamming", object(one.hamming)}});
+  }
+  if (!args.json.empty()) io::write_file(args.json, io::json_text(json, 1) + "\n");
+  return 0;
+}
+
+report::Database open_result(const std::string& folder) {
+  return report::Database::read_only(fs::path(folder) / sparsity::kPatternsFile, sparsity::kPatternsId,
+                                     sparsity::kPatternsWhat);
+}
+
+struct QueryArgs {
+  std::string result, sql, format = "markdown";
+  double seconds = 10;
+  int64_t rows = 100'000;
+};
+
+int run_query(const QueryArgs& args) {
+  report::Database database = open_result(args.result);
+  const report::Table rows = database.query(args.sql, args.seconds, args.rows);
+  fmt::print("{}", args.format == "csv"    ? report::csv_text(rows)
+                   : args.format == "json" ? report::to_json(rows).dump(1) + "\n"
+                                           : report::to_markdown(rows));
+  return 0;
+}
+
+struct ExportArgs {
+  std::string result, out;
+};
+
+int run_export(const ExportArgs& args) {
+  report::Database database = open_result(args.result);
+  const report::Table tables =
+      database.run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name");
+  io::AtomicFolder folder(args.out, io::AtomicFolder::Existing::merge);
+  for (const auto& row : tables.rows) {
+    const auto& name = std::get<std::string>(row[0]);
+    const report::Table rows = database.run("SELECT * FROM \"" + name + "\"");
+    io::write_file(folder.path() + "/" + name + ".csv", report::csv_text(rows));
+    fmt::print("{}.csv: {} rows\n", name, rows.rows.size());
+  }
+  folder.publish();
+  return 0;
+}
+
+struct PageArgs {
+  std::string result, out;
+};
+
+int run_page(const PageArgs& args) {
+  const std::string out = args.out.empty() ? (fs::path(args.result) / "sparsity.html").string() : args.out;
+  check_replaceable(out);
+  report::Database database = open_result(args.result);
+  io::write_file(out, sparsity::page_of(database));
+  fmt::print("{}\n", out);
+  return 0;
+}
+
+void add_analyze(CLI::App& group, Action& action) {
+  auto* command =
+      group.add_subcommand("analyze", "Figures of the masks' patterns, each next to its chance level");
+  auto args = std::make_shared<AnalyzeArgs>();
+  sparsity::PatternOptions& options = args->options.patterns;
+  command
+      ->add_option("inputs", args->inputs,
+                   "Pruned model directories, or files of masks (.safetensors, .pt, .npy)")
+      ->required();
+  command->add_option("--out", args->out, "Folder that sparsity.sqlite is written to")->required();
+  args->selection.add_to(*command);
+  const auto number = [&](const char* flag, int64_t& value, const char* help) {
+    command->add_option(flag, value, help)->check(whole(1, int64_t{1} << 31));
+  };
+  number("--pool", options.pool, "Features per matrix, drawn from all");
+  number("--nearest", options.nearest,
+         "Features that are clustered: the nearest to a random one of the pool");
+  command->add_option("--k", args->k, "Numbers of clusters");
+  number("--starts", options.starts, "Starts of k-means; the best is kept");
+  number("--executions", options.executions,
+         "Executions of the clustering, each with another reference and seed");
+  number("--draws", options.draws, "Draws of each null model");
+  number("--resamples", options.resamples, "Resamples of a bootstrap interval");
+  number("--group", options.group, "Features per group, for nearest and exhaustive grouping");
+  command->add_option("--perplexity", options.perplexity, "Perplexity of t-SNE")->check(between(1, 1000));
+  command->add_option("--seed", options.seed, "Random seed")->check(kDecimal);
+  command->footer("example: tessera sparsity analyze runs/wanda runs/sparsegpt --out runs/patterns");
+  command->callback([&action, args] { action = [args] { return run_analyze(*args); }; });
+}
+
+void add_compare(CLI::App& group, Action& action) {
+  auto* command =
+      group.add_subcommand("compare", "How alike the masks of two pruned models are, matrix by matrix");
+  auto args = std::make_shared<CompareArgs>();
+  command->add_option("a", args->a, "Pruned model directory or file of masks")->required();
+  command->add_option("b", args->b, "The other")->required();
+  args->selection.add_to(*command);
+  command->add_option("--json", args->json, "Write the figures to this file");
+  command->footer("example: tessera sparsity compare runs/wanda runs/sparsegpt --only layers.1.");
+  command->callback([&action, args] { action = [args] { return run_compare(*args); }; });
+}
+
+void add_query(CLI::App& group, Action& action) {
+  auto* command = group.add_subcommand("query", "Ask sparsity.sqlite: one SELECT, which cannot write");
+  auto args = std::make_shared<QueryArgs>();
+  command->add_option("result", args->result, "Folder with sparsity.sqlite")->required();
+  command->add_option("sql", args->sql, "The query")->required();
+  command->add_option("--format", args->format, "Output")->check(CLI::IsMember({"markdown", "csv", "json"}));
+  command->add_option("--seconds", args->seconds, "Time limit")->check(between(0, 86'400));
+  command->add_option("--rows", args->rows, "Maximum number of rows")->check(whole(1, int64_t{1} << 40));
+  command->footer("example: tessera sparsity query runs/patterns \"SELECT matrix, sparsity FROM matrices\"");
+  command->callback([&action, args] { action = [args] { return run_query(*args); }; });
+}
+
+void add_export(CLI::App& group, Action& action) {
+  auto* command = group.add_subcommand("export", "Write every table of sparsity.sqlite as CSV");
+  auto args = std::make_shared<ExportArgs>();
+  command->add_option("result", args->result, "Folder with sparsity.sqlite")->required();
+  command->add_option("--out", args->out, "Folder to write to")->required();
+  command->footer("example: tessera sparsity export runs/patterns --out runs/patterns/csv");
+  command->callback([&action, args] { action = [args] { return run_export(*args); }; });
+}
+
+void add_page(CLI::App& group, Action& action) {
+  auto* command = group.add_subcommand("page", "Make one HTML page of sparsity.sqlite");
+  auto args = std::make_shared<PageArgs>();
+  command->add_option("result", args->result, "Folder with sparsity.sqlite")->required();
+  command->add_option("--out", args->out, "Page to write; default: sparsity.html in that folder");
+  command->footer("example: tessera sparsity page runs/patterns");
+  command->callback([&action, args] { action = [args] { return run_page(*args); }; });
+}
+
+}  // namespace
+
+void add_sparsity(CLI::App& app, Action& action) {
+  auto* group = app.add_subcommand("sparsity", "Analyze the patterns of pruned models: structure or chance");
+  group->require_subcommand(1);
+  add_analyze(*group, action);
+  add_compare(*group, action);
+  add_query(*group, action);
+  add_export(*group, action);
+  add_page(*group, action);
+}
+
+}  // namespace tessera::cli

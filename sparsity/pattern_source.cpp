@@ -1,0 +1,75 @@
+#include "sparsity/pattern_source.h"
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "io/safetensors.h"
+#include "pretrained/load.h"
+
+namespace tessera::sparsity {
+
+namespace fs = std::filesystem;
+
+struct PatternSource::Weights {
+  io::WeightSource source;
+  struct Stored {
+    std::string name;
+    bool transposed = false;
+  };
+  std::map<std::string, Stored> stored;  // by the name of the module
+
+  explicit Weights(const std::string& path) : source(path) {
+    const pretrained::Config config = pretrained::read_config(path);
+    const pretrained::NameTable table =
+        std::visit([](const auto& model) { return pretrained::name_table(model); }, config.model);
+    const pretrained::Matched matched = pretrained::match_names(table, source, true);
+    constexpr std::string_view kWeight = ".weight";
+    for (const pretrained::NameRule& rule : table.rules)
+      for (const pretrained::NameRule::Part& part : rule.parts)
+        if (part.shape.rank() == 2)
+          stored[part.theirs.substr(0, part.theirs.size() - kWeight.size())] = {matched.names.at(part.theirs),
+                                                                                rule.transposed};
+  }
+};
+
+PatternSource::PatternSource(const std::string& path) : path_(path), masks_(read_masks(path)) {
+  const fs::path normal = fs::path(path).lexically_normal();
+  name_ = normal.has_filename() ? normal.filename().string() : normal.parent_path().filename().string();
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) return;
+  weights_ = std::make_unique<Weights>(path);
+  const fs::path noted = fs::path(path) / "masks.safetensors";
+  if (fs::exists(noted, ignored)) masks_.info = load_masks(noted.string()).info;
+}
+PatternSource::PatternSource(PatternSource&&) noexcept = default;
+PatternSource::~PatternSource() = default;
+
+Tensor PatternSource::weight(const std::string& matrix) const {
+  if (!weights_) return {};
+  const Weights::Stored& stored = weights_->stored.at(matrix);
+  const Tensor weight = weights_->source.load(stored.name).to(DType::f64);
+  const Tensor matrix_of = (stored.transposed ? weight.transpose(0, 1) : weight).clone();
+  const Tensor rows = matrix_of.with_rows();
+  for (int64_t i = 0; i < rows.size(0); ++i)
+    for (int64_t j = 0; j < rows.size(1); ++j)
+      check(std::isfinite(rows.data<double>()[i * rows.row_stride() + j]), "sparsity: ", path_, ": '",
+            io::shown(matrix), "' has a value that is not finite at [", i, ", ", j,
+            "]; prune the model again from finite weights");
+  return rows;
+}
+
+std::map<std::string, double> PatternSource::perplexities() const {
+  std::map<std::string, double> found;
+  std::error_code ignored;
+  const fs::path report = fs::path(path_) / "pruning.json";
+  if (!weights_ || !fs::exists(report, ignored)) return found;
+  const nlohmann::json json = nlohmann::json::parse(io::read_file(report.string(), 64 << 20), nullptr, false);
+  if (!json.is_object() || !json.contains("perplexity") || !json["perplexity"].is_object()) return found;
+  for (const auto& [name, value] : json["perplexity"].items())
+    if (value.is_number()) found[name] = value.get<double>();
+  return found;
+}
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sparsity/masks.h"
+
+namespace tessera::sparsity {
+
+/// A pruned model or a file of masks, as the analysis reads it.
+class PatternSource {
+ public:
+  explicit PatternSource(const std::string& path);
+  PatternSource(PatternSource&&) noexcept;
+  ~PatternSource();
+
+  /// Its name: the last part of the path.
+  const std::string& name() const { return name_; }
+  const Masks& masks() const { return masks_; }
+  /// The weight [rows, columns] in f64, or an undefined tensor if the input has masks alone. Throws for
+  /// values that are not finite.
+  Tensor weight(const std::string& matrix) const;
+  /// Perplexities that tessera prune has noted in the folder: what they are of, and the number.
+  std::map<std::string, double> perplexities() const;
+
+ private:
+  struct Weights;
+  std::string path_, name_;
+  Masks masks_;
+  std::unique_ptr<Weights> weights_;
+};
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sparsity/pattern_statistics.h"
+
+/// Analysis of the patterns of pruned models: which of them is structure and which is chance. What is found
+/// is a SQLite database, sparsity.sqlite in a folder; docs/sparsity_patterns.md describes its tables.
+
+namespace tessera::sparsity {
+
+/// The database's application_id: "tsp1".
+inline constexpr int32_t kPatternsId = 0x74737031;
+inline constexpr const char* kPatternsFile = "sparsity.sqlite";
+inline constexpr const char* kPatternsWhat = "sparsity.sqlite of tessera sparsity analyze";
+
+struct AnalyzeOptions {
+  PatternOptions patterns;
+  std::vector<std::string> only;  // matrices whose name contains one of these; empty: all
+  std::optional<Axis> axis;       // of the features; nothing: axis_of each module
+};
+
+/// Analyzes pruned models (Hugging Face model directories whose weights hold zeros) and files of masks, and
+/// writes `folder`/sparsity.sqlite, as one file that appears when it is complete; the same inputs and options
+/// give the same bytes. Matrices of one name in several inputs are compared pair by pair. `tell` gets a line
+/// per matrix. Throws for fewer than one input, inputs of different models, two inputs of one name, and a
+/// matrix that has values which are not finite.
+void analyze(const std::vector<std::string>& inputs, const std::string& folder, const AnalyzeOptions& options,
+             const std::function<void(const std::string&)>& tell);
+
+/// Overlap of two inputs, matrix by matrix, without chance levels: what `tessera sparsity compare` prints.
+struct MatrixComparison {
+  std::string matrix;
+  Axis axis = Axis::column;
+  double sparsity_a = 0, sparsity_b = 0;
+  Summary jaccard, cosine, hamming;
+};
+std::vector<MatrixComparison> compare(const std::string& a, const std::string& b,
+                                      const AnalyzeOptions& options);
+
+}  // namespace tessera::sparsity
