@@ -76,7 +76,7 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     if (!flags.start.settings.data.empty()) refuse(of_text, "--data has tokens, split and made already");
   for (const char* of_task : {"--pad", "--packed", "--predict"})
     refuse(of_task, "there are no labelled texts; sequences are of equal length");
-  for (const char* of_slice : {"--slice", "--rows", "--threshold", "--weight-grad", "--slice-layers"})
+  for (const char* of_slice : {"--slice", "--rows", "--slice-threshold", "--weight-grad", "--slice-layers"})
     refuse(of_slice, "backward passes are sliced in fine-tuning only");
   if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer is made already");
   if (flags.start.seeds != 1)
