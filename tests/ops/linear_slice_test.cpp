@@ -12,8 +12,10 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
 #include "runtime/allocator.h"
+#include "runtime/capture.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
+#include "tests/ops/expect.h"
 
 namespace tessera::ops {
 namespace {
@@ -298,6 +300,60 @@ TEST(LinearSlice, TheMlpsInputMayBeItsResidual) {
     slice.shared = fixed(6, rows, scales);
     expect_near(gradient(&slice, dy), add(gradient(nullptr, scaled_rows(dy, rows, scales)), dy), 1e-12,
                 name_of(mode));
+  }
+}
+
+TEST(LinearSlice, AddsToAGradientThatIsThereOnEveryDevice) {
+  const Tensor x0 = normal({300, 71}, 1), weight0 = normal({130, 71}, 2), dy0 = normal({300, 130}, 3);
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const SelectMode mode : kModes) {
+        const auto gradient = [&](DType own, Device at) {
+          const auto rounded = [&](const Tensor& t) { return t.to(dtype).to(own).to(at); };
+          Rng rng(5);
+          const Tensor weight = rounded(weight0), dy = rounded(dy0);
+          Slice slice{.rows = mode, .rng = &rng};
+          mode == SelectMode::threshold ? slice.threshold.emplace(11.5) : slice.share.emplace(0.5);
+          return gradient_of(rounded(x0), dy, [&](const Tensor& x) {
+            const Tensor before = scale(x, 1);
+            return add(linear(before, weight, {}, {}, slice), linear(before, weight));
+          });
+        };
+        const auto got = values(gradient(dtype, device)),
+                   wanted = values(gradient(DType::f64, Device::cpu()));
+        double largest = 0;
+        for (const double each : wanted) largest = std::max(largest, std::abs(each));
+        // Of bf16: dy's rows, rounded after their scale, the gradient that is added to, and the sum.
+        const double tolerance = (dtype == DType::bf16 ? 3 * 0x1p-8 : 64 * 0x1p-23) * largest;
+        for (size_t i = 0; i < got.size(); ++i)
+          ASSERT_NEAR(got[i], wanted[i], tolerance) << device.name() << dtype << name_of(mode) << " " << i;
+      }
+}
+
+TEST(LinearSlice, EveryReplayOfAGraphDrawsItsOwnRows) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Device gpu = Device::cuda();
+  for (const SelectMode mode : {SelectMode::random, SelectMode::importance}) {
+    Rng rng(5);
+    const Slice slice{.rows = mode, .n = 20, .rng = &rng};
+    Tensor x = normal({200, 64}, 1, DType::f32).to(gpu);
+    const Tensor weight = normal({32, 64}, 2, DType::f32).to(gpu),
+                 dy = normal({200, 32}, 3, DType::f32).to(gpu);
+    require_grad(x);
+    Captured step(gpu, [&] {
+      Tape tape;
+      tape.backward(std::vector{linear(x, weight, {}, {}, slice)}, std::vector{dy});
+      zero_grad(x);
+    });
+    std::vector<std::vector<double>> all;
+    for (int i = 0; i < 6; ++i) {
+      step();
+      all.push_back(x.grad_state()->grad.to_vector<double>());
+      int64_t rows = 0;
+      for (int64_t row = 0; row < 200; ++row) rows += all.back()[size_t(row * 64)] != 0;
+      EXPECT_EQ(rows, 20) << name_of(mode);
+    }
+    for (size_t i = 1; i < all.size(); ++i) EXPECT_NE(all[i], all[i - 1]) << name_of(mode) << i;
   }
 }
 
