@@ -59,9 +59,10 @@ PendingBackward prepare_backward(const ops::OpSpec& op, std::vector<Tensor> inpu
 
 }  // namespace
 
-Precision default_precision(const ops::OpSpec& op, Device device) {
-  if (ops::takes_floating(op)) return tessera::default_precision(device);
-  return (device.is_cpu() ? op.cpu_dtypes : op.cuda_dtypes).front();
+std::vector<Precision> precisions_of(const ops::OpSpec& op, const std::vector<Precision>& asked,
+                                     Device device) {
+  if (!ops::takes_floating(op)) return {(device.is_cpu() ? op.cpu_dtypes : op.cuda_dtypes).front()};
+  return asked.empty() ? std::vector{default_precision(device)} : asked;
 }
 
 namespace {
@@ -168,8 +169,7 @@ std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const s
 
 std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& options) {
   const Device device = options.device;
-  std::vector<Precision> precisions = options.precisions;
-  if (precisions.empty()) precisions = {default_precision(op, device)};
+  const std::vector<Precision> precisions = precisions_of(op, options.precisions, device);
   const std::vector<ops::Case>& cases = options.cases.empty() ? op.benches : options.cases;
   check(!cases.empty(), op.name, ": it has no default benchmark shapes; give --shape");
 

@@ -12,7 +12,7 @@ namespace tessera::bench {
 
 struct OpBenchOptions {
   Device device = Device::best();
-  std::vector<Precision> precisions;  // empty: default_precision(op, device)
+  std::vector<Precision> precisions;  // see precisions_of
   std::vector<std::string> modes = {"fwd", "bwd"};
   std::vector<ops::Case> cases;  // empty: the operator's committed list
   bool all_variants = false;     // every kernel variant, not only the chosen one
@@ -20,9 +20,10 @@ struct OpBenchOptions {
   TimerOptions timer;
 };
 
-/// What an operator is timed in unless told otherwise: default_precision, or the dtype of one without
-/// floating inputs.
-Precision default_precision(const ops::OpSpec& op, Device device);
+/// What an operator is timed in: the precisions asked for, or default_precision; one without floating inputs
+/// in its own dtype, whatever is asked for.
+std::vector<Precision> precisions_of(const ops::OpSpec& op, const std::vector<Precision>& asked,
+                                     Device device);
 
 /// Random inputs made where they are needed: the host-side generator of the checks would take minutes for
 /// large ones. Normal, but for Fill::positive, which is uniform in [0.5, 2). Packed bits, and inputs that are

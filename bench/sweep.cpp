@@ -179,7 +179,7 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
 
 std::vector<Case> sweep_cases(const OpSpec& op, const SweepOptions& options) {
   check(bool(op.sweep), op.name, ": it declares no random problems (OpSpec::sweep)");
-  const Precision precision = options.precision.value_or(default_precision(op, options.device));
+  const Precision precision = options.precision.value_or(precisions_of(op, {}, options.device).front());
   const Budget budget = budget_of(options.device, precision);
   uint64_t own = 14695981039346656037u;  // FNV-1a of the name: every operator has draws of its own
   for (const char c : op.name) own = (own ^ uint64_t(uint8_t(c))) * 1099511628211u;
@@ -201,7 +201,7 @@ std::vector<Case> sweep_cases(const OpSpec& op, const SweepOptions& options) {
 std::vector<Record> sweep_op(const OpSpec& op, const SweepOptions& options,
                              const std::function<void(int64_t)>& progress) {
   const Device device = options.device;
-  const Precision precision = options.precision.value_or(default_precision(op, device));
+  const Precision precision = options.precision.value_or(precisions_of(op, {}, device).front());
   std::vector<Record> records;
   int64_t number = 0;
   int thrown_in_a_row = 0;

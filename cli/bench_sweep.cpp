@@ -69,11 +69,10 @@ int bench_sweep(const SweepArgs& args) {
   if (!args.dtype.empty()) precisions = parse_precisions(args.dtype, "--dtype");
   options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
-  if (precisions.empty()) precisions = {default_precision(options.device)};
   const bool terminal = isatty(STDERR_FILENO);
   std::string wrong;
   for (const ops::OpSpec* op : list) {
-    for (const Precision precision : precisions) {
+    for (const Precision precision : bench::precisions_of(*op, precisions, options.device)) {
       options.precision = precision;
       const auto begin = std::chrono::steady_clock::now();
       auto records = bench::sweep_op(*op, options, [&](int64_t done) {

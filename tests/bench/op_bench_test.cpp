@@ -62,11 +62,15 @@ TEST(OpBench, AnOperatorWithoutFloatingInputsIsTimedInItsDType) {
   OpBenchOptions options;
   options.device = Device::cpu();
   options.modes = {"fwd"};
+  options.precisions = {DType::bf16, DType::f16};  // as asked of operators in general
   options.timer = kOnce;
   const auto records = bench_op(op, options);
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].dtype, "i32");
   EXPECT_EQ(records[0].bytes, 16 * (4 + 8));
+  EXPECT_EQ(precisions_of(op, {}, Device::cpu()), std::vector{Precision(DType::i32)});
+  EXPECT_EQ(precisions_of(ops::example_op(), options.precisions, Device::cpu()), options.precisions);
+  EXPECT_EQ(precisions_of(ops::example_op(), {}, Device::cpu()), std::vector{Precision(DType::f32)});
 }
 
 }  // namespace

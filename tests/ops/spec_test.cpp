@@ -25,7 +25,7 @@ Tensor bytes(const std::vector<uint8_t>& values) {
   return Tensor::from(values, {int64_t(values.size())});
 }
 
-TEST(Specs, AreWellFormed) {
+TEST(OpSpecs, AreWellFormed) {
   std::set<std::string> names;
   for (const OpSpec& op : tested_ops()) {
     SCOPED_TRACE(op.name);
@@ -53,7 +53,7 @@ TEST(Specs, AreWellFormed) {
   }
 }
 
-TEST(Specs, OfRandomOperatorsNameTheSeedThatDecides) {
+TEST(OpSpecs, OfRandomOperatorsNameTheSeedThatDecides) {
   int random = 0;
   for (const OpSpec& op : tested_ops()) {
     if (op.seed.empty()) continue;
@@ -86,7 +86,7 @@ TEST(Specs, OfRandomOperatorsNameTheSeedThatDecides) {
   EXPECT_GE(random, 5);
 }
 
-TEST(SeededRng, DrawsTheFirstStreamsOfItsSeed) {
+TEST(OpSpecs, SeededRngDrawsTheFirstStreamsOfItsSeed) {
   Rng plain(5);
   SeededRng random(5, 2);
   for (int stream = 0; stream < 2; ++stream) {
@@ -97,7 +97,7 @@ TEST(SeededRng, DrawsTheFirstStreamsOfItsSeed) {
   EXPECT_NE(message_of([&] { random.rng().reserve(Device::cpu()); }), "");
 }
 
-TEST(MakeInputs, GivesEveryRunTheSameBytesAndTheSameInputsMadeFromThem) {
+TEST(OpSpecs, MakingInputsGivesEveryRunTheSameBytesAndTheSameInputsMadeFromThem) {
   const OpSpec op = example_op();
   for (const Case& c : op.cases) {
     const std::vector<Tensor> oracle = made(op, c, DType::bf16, true);
@@ -118,7 +118,7 @@ TEST(MakeInputs, GivesEveryRunTheSameBytesAndTheSameInputsMadeFromThem) {
 }
 
 /// A weight in the operator's dtype made from another: the oracle's is the rounded one, not another one.
-TEST(MakeInputs, WidensTheOraclesDerivedInputs) {
+TEST(OpSpecs, MakingInputsWidensTheOraclesDerivedInputs) {
   OpSpec op = example_op();
   op.inputs[2] = {.name = "twice", .shape = "[R, C]", .from = {"x"}};
   op.derive = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{add(in[0], in[0])}; };
@@ -132,7 +132,7 @@ TEST(MakeInputs, WidensTheOraclesDerivedInputs) {
   }
 }
 
-TEST(InputValues, OfPackedBitsHaveTheDensityAndAnEmptyTail) {
+TEST(OpSpecs, ValuesOfPackedBitsHaveTheDensityAndAnEmptyTail) {
   for (const double density : {0.0, 0.25, 0.5, 1.0}) {
     const InputCase packed{.shape = {50, 3}, .fill = Fill::bits, .high = 70, .density = density};
     const auto words = input_values(packed, kSeed, 0).to_vector<int64_t>();
@@ -151,7 +151,7 @@ TEST(InputValues, OfPackedBitsHaveTheDensityAndAnEmptyTail) {
   }
 }
 
-TEST(InputValues, HaveTheirDensity) {
+TEST(OpSpecs, ValuesHaveTheirDensity) {
   const InputCase half{.shape = {4000}, .density = 0.5};
   const auto values = input_values(half, kSeed, 0).to_vector<double>(),
              whole = input_values({.shape = {4000}}, kSeed, 0).to_vector<double>();
@@ -160,7 +160,7 @@ TEST(InputValues, HaveTheirDensity) {
   EXPECT_NEAR(double(std::ranges::count(values, 0.0)), 2000, 6 * std::sqrt(1000.0));
 }
 
-TEST(DeriveInputs, MakesWhatIsLeftOutAndKeepsWhatIsGiven) {
+TEST(OpSpecs, DerivingMakesWhatIsLeftOutAndKeepsWhatIsGiven) {
   const OpSpec op = example_op();
   const Tensor x = Tensor::zeros({3, 2}, DType::f32, Device::cpu()), weights = bytes({2, 0, 1});
   std::vector<Tensor> inputs{x, weights, Tensor()};
@@ -179,7 +179,7 @@ TEST(DeriveInputs, MakesWhatIsLeftOutAndKeepsWhatIsGiven) {
   EXPECT_EQ(there[2].to_vector<int32_t>(), (std::vector<int32_t>{0, 2}));
 }
 
-TEST(CheckInputs, SaysWhatIsMissingAndWhichDTypesFit) {
+TEST(OpSpecs, CheckingInputsSaysWhatIsMissingAndWhichDTypesFit) {
   OpSpec op = example_op();
   const Tensor x = Tensor::zeros({3, 2}, DType::f32, Device::cpu()), weights = bytes({2, 0, 1});
   EXPECT_EQ(
@@ -208,7 +208,7 @@ TEST(CheckInputs, SaysWhatIsMissingAndWhichDTypesFit) {
             std::string::npos);
 }
 
-TEST(CheckOutputs, RefusesAnotherNumberOrDType) {
+TEST(OpSpecs, CheckingOutputsRefusesAnotherNumberOrDType) {
   OpSpec op = example_op();
   const std::vector<Tensor> inputs = made(op, op.cases[0], DType::bf16);
   const auto run = [&] { run_with_gradients(op, inputs, complete(op, {}), {}); };
@@ -222,7 +222,7 @@ TEST(CheckOutputs, RefusesAnotherNumberOrDType) {
 }
 
 /// Without floating inputs: words of bits in, numbers out.
-TEST(Verify, RunsOperatorsWithoutFloatingInputs) {
+TEST(OpSpecs, RunOperatorsWithoutFloatingInputs) {
   const OpSpec op{
       .name = "low_bits",
       .summary = "y = x as i64",
