@@ -36,6 +36,7 @@
 #include "comm/communicator.h"
 #include "comm/deadline.h"
 #include "comm/dry.h"
+#include "comm/nccl.h"
 #include "comm/tcp.h"
 #include "comm/threads.h"
 
@@ -121,6 +122,11 @@
 #include "optim/optimizer.h"
 #include "optim/rule.h"
 #include "optim/schedule.h"
+
+#include "dist/data_parallel.h"
+#include "dist/launch.h"
+#include "dist/place.h"
+#include "dist/world.h"
 
 #include "io/checkpoint.h"
 #include "io/checkpoint_folder.h"

@@ -35,6 +35,7 @@ void add_data(CLI::App& app, Action& action);
 void add_convert(CLI::App& app, Action& action);
 void add_prune(CLI::App& app, Action& action);
 void add_sparsity(CLI::App& app, Action& action);
+void add_launch(CLI::App& app, Action& action);
 
 /// The command line was understood by the parser, but says something wrong: exit code 2.
 class UsageError : public std::runtime_error {

@@ -12,6 +12,7 @@
 
 #include "cli/commands.h"
 #include "cli/explain.h"
+#include "comm/status.h"
 #include "report/facts.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
@@ -19,6 +20,13 @@
 
 namespace tessera::cli {
 namespace {
+
+/// The one line on why the command failed; the launcher reads it, too.
+void tell_error(const std::string& message) {
+  comm::Status& status = comm::own_status();
+  comm::copy_text(status.error, sizeof(status.error), message);
+  train::tell("tessera: " + message + "\n");
+}
 
 /// What was printed may still be in a buffer, and the disk full: then a command has not done what it was
 /// asked for, whatever `code` says.
@@ -62,34 +70,33 @@ int run(int argc, char** argv) {
   add_convert(app, action);
   add_prune(app, action);
   add_sparsity(app, action);
+  add_launch(app, action);
   be_strict(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& wanted) {  // --help, --version
     return checked_output(app.exit(wanted));
   } catch (const CLI::ParseError& error) {
-    train::tell(
-        fmt::format("tessera: {}\n", explain(app, error, std::vector<std::string>(argv + 1, argv + argc))));
+    tell_error(explain(app, error, std::vector<std::string>(argv + 1, argv + argc)));
     return 2;
   }
   try {
     return checked_output(action());
   } catch (const UsageError& error) {
-    train::tell(fmt::format("tessera: {}\n", error.what()));
+    tell_error(error.what());
     return 2;
   } catch (const Interrupted& interrupted) {
-    train::tell(fmt::format("tessera: {} before there was a result to save\n", interrupted.message()));
+    tell_error(interrupted.message() + " before there was a result to save");
     return 128 + interrupted.signal();
   } catch (const Error& error) {
     const std::string layer = error.module();
-    train::tell(fmt::format("tessera: {}{}\n", error.message(), layer.empty() ? "" : " (in " + layer + ")"));
+    tell_error(error.message() + (layer.empty() ? "" : " (in " + layer + ")"));
     return 1;
   } catch (const std::system_error& error) {  // of fmt::print, which does not say what it could not write to
-    train::tell(fmt::format("tessera: {}{}\n", std::ferror(stdout) ? "write: the standard output: " : "",
-                            std::ferror(stdout) ? error.code().message() : error.what()));
+    tell_error(std::ferror(stdout) ? "write: the standard output: " + error.code().message() : error.what());
     return 1;
   } catch (const std::exception& error) {
-    train::tell(fmt::format("tessera: {}\n", error.what()));
+    tell_error(error.what());
     return 1;
   }
 }

@@ -112,6 +112,8 @@ int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRe
 
 int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
   check_run_flags(run, command);
+  if (dist::own_place().size > 1)
+    throw UsageError("train bert: it trains on one rank; start it without a launcher");
   const InterruptGuard interrupts(kStopping);
   const bool resumed = !run.resume.empty();
   flags.start.precision = flags.precision.given();
@@ -123,7 +125,7 @@ int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
   else
     check_usage(flags.start, given_flags(command));
   if (!run.json.empty()) check_replaceable(run.json);
-  train::RunRequest request = request_of(run, command);
+  train::RunRequest request = request_of(run, command, device_of(run, dist::World()));
   train::GlueGroup group = resumed
                                ? train::GlueGroup(flags.start, flags.options, request)
                                : train::GlueGroup(flags.start, flags.options, request.given, request.device);

@@ -1,16 +1,35 @@
 #include "cli/train_run.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
+#include "comm/status.h"
+#include "report/facts.h"
 #include "runtime/interrupt.h"
 
 namespace tessera::cli {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+/// All words of the command but the program's name.
+std::string arguments_of_process() {
+  std::ifstream file("/proc/self/cmdline");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  text.erase(0, std::min(text.find('\0') + 1, text.size()));
+  std::ranges::replace(text, '\0', ' ');
+  return text;
+}
+
+}  // namespace
 
 // ---- flags ----
 
@@ -35,8 +54,23 @@ void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
   add_flags(command, list(default_name));
 }
 
-Device device_of(const RunFlags& flags) {
-  return flags.device.empty() ? Device::best() : Device::parse(flags.device);
+Device device_of(const RunFlags& flags, const dist::World& world) {
+  if (world.size() == 1) return flags.device.empty() ? Device::best() : Device::parse(flags.device);
+  if (flags.device.starts_with("cuda:"))
+    throw UsageError("--device " + flags.device +
+                     ": each rank has a GPU of its own; give --device cuda, or leave it out");
+  if (flags.device == "cuda") Device::parse(flags.device);  // or throws
+  return flags.device == "cpu" ? Device::cpu() : world.device();
+}
+
+dist::World join_job() {
+  return dist::World::join(fmt::format("{} {}", report::kRevision, arguments_of_process()),
+                           [](const std::string& message) {
+                             comm::Status& status = comm::own_status();
+                             comm::copy_text(status.error, sizeof(status.error), message);
+                             train::tell("tessera: " + message + "\n");
+                             ::_exit(1);  // a hanging kernel would hold up any other end
+                           });
 }
 
 void check_run_flags(const RunFlags& flags, const CLI::App& command) {
@@ -65,13 +99,15 @@ std::string quoted(const std::string& text) {
 }
 
 std::string resume_command(const std::string& model, const fs::path& folder, const RunFlags& flags) {
-  std::string command = "tessera train " + model + " --resume " + quoted(folder.string());
+  const char* const launched = std::getenv(kLaunchedVariable);
+  std::string command = launched ? launched : "tessera ";
+  command += "train " + model + " --resume " + quoted(folder.string());
   if (!flags.device.empty()) command += " --device " + flags.device;
   return command;
 }
 
-train::RunRequest request_of(const RunFlags& flags, const CLI::App& command) {
-  return {.device = device_of(flags),
+train::RunRequest request_of(const RunFlags& flags, const CLI::App& command, Device device) {
+  return {.device = device,
           .runs = flags.runs,
           .name = flags.name,
           .resume = flags.resume,
@@ -118,13 +154,15 @@ int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& comm
   const InterruptGuard interrupts(kStopping);
   // A resumed run is the one that its folder describes; flags that would change the curve are refused.
   if (!flags.resume.empty()) refuse_settings(command, "--resume continues a run as it was", {}, settings);
-  train::RunRequest request = request_of(flags, command);
+  const dist::World world = join_job();
+  train::RunRequest request = request_of(flags, command, device_of(flags, world));
+  request.world = &world;
   request.check = [check = request.check, &flags](train::Recipe& model, const train::SettingList& options) {
     check(model, options);
     if (!flags.json.empty()) check_replaceable(flags.json);
   };
   const train::RunEnd end = train::run_recipe(recipe, request);
-  print_end(recipe, end, resume_command(recipe.name(), end.folder.path(), flags));
+  if (world.leads()) print_end(recipe, end, resume_command(recipe.name(), end.folder.path(), flags));
   return end.result.outcome == train::Outcome::interrupted ? 128 + end.result.signal : 0;
 }
 

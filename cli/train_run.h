@@ -24,8 +24,13 @@ struct RunFlags {
   void add_to(CLI::App& command, const std::string& default_name);
 };
 
-/// What --device names; by default the first GPU, else the CPU.
-Device device_of(const RunFlags& flags);
+/// The ranks that train together: those of the launcher that started this process, else it alone. A job that
+/// fails while this rank computes ends the process, with one line.
+dist::World join_job();
+/// What --device names; by default the first GPU, else the CPU. Of several ranks on GPUs each has its own.
+Device device_of(const RunFlags& flags, const dist::World& world);
+/// The environment variable that says how this process was launched: "tessera launch -n 2 -- ".
+inline constexpr const char* kLaunchedVariable = "TESSERA_LAUNCHED";
 
 /// As a shell reads it back.
 std::string quoted(const std::string& text);
@@ -36,7 +41,7 @@ void check_run_flags(const RunFlags& flags, const CLI::App& command);
 extern const char* const kStopping;
 
 /// What the flags ask of run_recipe, but for the checks of the model's settings; says to the standard output.
-train::RunRequest request_of(const RunFlags& flags, const CLI::App& command);
+train::RunRequest request_of(const RunFlags& flags, const CLI::App& command, Device device);
 /// The command that continues the run in a folder.
 std::string resume_command(const std::string& model, const std::filesystem::path& folder,
                            const RunFlags& flags);

@@ -18,7 +18,7 @@ struct Transfer {
   size_t bytes;
 };
 
-/// Messages between the ranks of a job, in host memory: what collectives are made of (host_transport.cpp).
+/// Messages between the ranks of a job, what collectives are made of (host_transport.cpp).
 class Links {
  public:
   virtual ~Links() = default;
@@ -31,6 +31,11 @@ class Links {
   /// deadline. `ranks[i]` is the rank here of the communicator's rank i, for messages.
   virtual void exchange(const Call& call, std::span<const Transfer> transfers,
                         std::span<const int> ranks) = 0;
+  /// Sums x over all ranks in place, if the links themselves can by the order of sum_in_tree; else returns
+  /// false.
+  virtual bool sum(const Call&, const Tensor&, std::span<const int>) { return false; }
+  /// Where messages lie.
+  virtual bool takes(Device device) const { return device.is_cpu(); }
   virtual void fail(const std::string& cause) = 0;
 };
 

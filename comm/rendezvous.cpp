@@ -12,6 +12,7 @@
 
 #include "comm/status.h"
 #include "comm/transport.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::comm {
 namespace {
@@ -81,7 +82,10 @@ class Reception {
       for (const int file : watched) files.push_back({file, POLLIN, 0});
       for (const Unknown& unknown : unknown_) files.push_back({unknown.connection.number(), POLLIN, 0});
       const int ready = ::poll(files.data(), files.size(), deadline.milliseconds());
-      if (ready < 0 && errno == EINTR) continue;
+      if (ready < 0 && errno == EINTR) {
+        check_interrupt();
+        continue;
+      }
       if (ready <= 0) return std::nullopt;
       for (size_t i = 0; i < watched.size(); ++i)
         if (files[1 + i].revents != 0) return woke = i, std::nullopt;

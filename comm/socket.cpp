@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::comm {
 namespace {
@@ -33,6 +34,7 @@ bool await(int file, short events, const Deadline& deadline, int alarm) {
     if (alarm >= 0 && files[1].revents != 0) return false;
     if (ready > 0) return true;
     if (ready == 0 || errno != EINTR) return false;
+    check_interrupt();
   }
 }
 
@@ -127,6 +129,7 @@ File connect_to(const std::string& host, int port, const Deadline& deadline, int
     pollfd files[1] = {{alarm, POLLIN, 0}};
     const int ready = ::poll(files, alarm < 0 ? 0 : 1, deadline.milliseconds(kBetweenTries));
     if (ready > 0) return File();
+    check_interrupt();
     check(!deadline.passed(), "comm: no connection to ", host, ":", port, " within ", deadline.seconds(),
           " s: ", error != 0 ? std::strerror(error) : "the name is unknown",
           "; has rank 0 started there, and does the network let it through?");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <span>
 #include <vector>
@@ -28,6 +29,19 @@ concept ItemSource = requires(const Source& source, std::span<const int64_t> ind
   source.batch(indices);
 };
 
+/// The batches of one consumer among several: of every `period` consecutive ones those from `first` on,
+/// `count` of them.
+struct LoaderShare {
+  uint64_t period = 1, first = 0, count = 1;
+  /// The number of the consumer's k-th batch.
+  uint64_t number(uint64_t k) const { return k / count * period + first + k % count; }
+  /// Which of the consumer's batches is the first one not before `number`.
+  uint64_t index(uint64_t number) const {
+    const uint64_t within = number % period;
+    return number / period * count + (within < first ? 0 : std::min(within - first, count));
+  }
+};
+
 struct LoaderOptions {
   int64_t size = 1;        // items a batch; of an ItemSource
   Rng* shuffle = nullptr;  // a new order each epoch, from one stream of this generator; of an ItemSource
@@ -35,12 +49,14 @@ struct LoaderOptions {
   bool drop_last = false;  // leaves out the last batch of an epoch if it is smaller
   int workers = 1;         // threads; each makes whole batches on one core
   int depth = 3;           // batches that wait or are being made
+  LoaderShare share = {};  // next() gives these alone; all by default
   /// Where batches go: for a GPU their tensors are page-locked (Tensor::empty_pinned), so that copies run
   /// next to the host. A batch, and the loader, may be dropped while copies from it run.
   Device device = Device::best();
 };
 
-/// What next() will give: enough to go on exactly, in another process too.
+/// What next() will give, the first batch of the loader's share not before `batch`: enough to go on exactly,
+/// in another process too.
 struct LoaderState {
   uint64_t batch = 0;             // number of the next batch, counted over all epochs
   uint64_t seed = 0, stream = 0;  // of the shuffling
@@ -87,12 +103,15 @@ class Loader {
   /// the batch after it.
   Batch next() {
     if (!running_ || *running_ != state_) {
-      prefetcher_->start([make = Maker{source_, options_, state_}](uint64_t number) { return make(number); },
-                         state_.batch, end());
+      const LoaderShare& share = options_.share;
+      prefetcher_->start([make = Maker{source_, options_, state_}](
+                             uint64_t k) { return make(make.options.share.number(k)); },
+                         share.index(state_.batch), share.index(end()));
       running_ = state_;
     }
-    check(state_.batch < end(), "loader: there is no batch after batch ", end());
-    state_.batch += 1;
+    const uint64_t number = options_.share.number(options_.share.index(state_.batch));
+    check(number < end(), "loader: there is no batch after batch ", end());
+    state_.batch = number + 1;
     running_->batch = state_.batch;
     return *std::static_pointer_cast<Batch>(prefetcher_->next());
   }

@@ -210,6 +210,18 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
 
 void Optimizer::zero_grad() const {
   for (const nn::NamedParameter& parameter : parameters()) tessera::zero_grad(parameter.tensor);
+  state_->complete = false;
+}
+
+void Optimizer::complete_gradients() const {
+  const Buffers& buffers = *state_->buffers;
+  for (size_t i = 0; i < parameters().size(); ++i)
+    if (!grad(parameters()[i].tensor).defined()) buffers.packing.view(buffers.gradients, i).fill(0);
+  state_->complete = true;
+}
+
+void Optimizer::on_gradients(std::function<void(const Tensor& gradients)> f) {
+  state_->on_gradients = std::move(f);
 }
 
 void Optimizer::set_lr(double lr) {
@@ -312,7 +324,7 @@ void Optimizer::step() {
   for (size_t i = 0; i < list.size(); ++i) {
     if (grad(list[i].tensor).defined())
       arrived = true;
-    else
+    else if (!state_->complete)
       packing.view(buffers.gradients, i).fill(0);
   }
   if (const Tensor& scale = state_->scale; scale.defined()) {
@@ -322,6 +334,7 @@ void Optimizer::step() {
           "make the tape with Tape tape({.loss_scale = optimizer.loss_scale()})");
     state_->scale_version = scale.version();
   }
+  if (state_->on_gradients) state_->on_gradients(buffers.gradients);
 
   CaptureSession* const session = CaptureSession::current();
   if (session && session->device() == device) {

@@ -86,6 +86,12 @@ class Optimizer {
   void step();
   /// Forgets all gradients; the next backward pass overwrites them.
   void zero_grad() const;
+  /// Takes gradients that did not arrive since zero_grad() as zero now, as step() does else: gradients() is
+  /// then whole, and the next step() uses it as it is.
+  void complete_gradients() const;
+  /// step() calls `f` with gradients(), whole and before they are measured: data parallelism sums them over
+  /// the ranks there. Captured with the step. One function; an empty one ends that.
+  void on_gradients(std::function<void(const Tensor& gradients)> f);
   void set_lr(double lr);
   double lr() const;
   /// Steps done, skipped ones not counted.
@@ -150,6 +156,8 @@ class Optimizer {
     StepArgs args;
     PrepareOptions prepare;
     std::vector<std::shared_ptr<Rule>> rules;
+    bool complete = false;  // by complete_gradients(), since zero_grad()
+    std::function<void(const Tensor&)> on_gradients;
     void upload_lr();
   };
   void assign(std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "dist/data_parallel.h"
 #include "io/checkpoint.h"
 #include "runtime/device.h"
+#include "runtime/rng.h"
 #include "train/optimizer_ref.h"
 
 namespace tessera::train {
@@ -26,7 +28,8 @@ struct JobInfo {
   bool samples = false;    // sample() does something
   /// Every batch has the same shapes and comes into the same memory, so that a step may be captured.
   bool fixed_shapes = true;
-  int micro_batches = 1;  // per step: batch() and loss() run that often, the mean of the losses counts
+  /// Per step, on all ranks together: batch() and loss() run that often, the mean of the losses counts.
+  int micro_batches = 1;
   double tokens_per_step = 0;
   double flops_per_step = 0;
 };
@@ -71,6 +74,12 @@ class Job {
   /// to the compute stream. Never captured. The same index gives the same batch, so that a resumed run meets
   /// the data that it would have met.
   virtual void batch(uint64_t index) = 0;
+  /// Called before the first batch if the job trains on several ranks: of each step's micro-batches, batch()
+  /// will be asked for this share alone.
+  virtual void divide(const dist::Share&) {}
+  /// Called after a step of several ranks: the next one begins with micro-batch `index`. State that is kept
+  /// (the place in the data) is then what it is on any number of ranks.
+  virtual void advance(uint64_t index) { (void)index; }
   /// The forward pass, recorded on the step's tape; one element.
   virtual Tensor loss() = 0;
   /// After each step of the optimizer, captured with it.
@@ -92,6 +101,8 @@ class Job {
   /// checkpoint is of other settings. A file from before there was loss scaling leaves the loss scale as it
   /// is.
   int64_t restore(const std::filesystem::path& file);
+  /// What was given to draws_from(); null if nothing was.
+  Rng* random() const { return random_; }
 
  protected:
   /// The optimizer that updates the model; its state, if it has fields(), is kept as "optimizer".
@@ -100,6 +111,9 @@ class Job {
     trained_by_.emplace(optimizer);
     if constexpr (HasFields<O>) keep("optimizer", optimizer);
   }
+  /// The generator that loss() draws from (dropout): in a step on several ranks each micro-batch gets streams
+  /// by its index.
+  void draws_from(Rng& rng) { random_ = &rng; }
   /// Makes `part`, a member with fields() or a leaf of them, part of every checkpoint.
   template <class Part>
   void keep(const std::string& name, Part& part);
@@ -114,6 +128,7 @@ class Job {
 
   Device device_;
   std::optional<OptimizerRef> trained_by_;
+  Rng* random_ = nullptr;
   std::vector<Kept> kept_;
 };
 

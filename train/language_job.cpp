@@ -59,7 +59,7 @@ SettingList LanguageSettings::list() {
                      },
                  .set = [this](const json& stored) { set_model(stored); }});
   add_to(list);
-  list.add("accumulate", accumulate, "Micro-batches per step").range(int64_t{1}, kLargest);
+  add_ranks(list);
   list.add("final_lr", final_lr, "Learning rate at the end, as a share of the peak").range(0.0, 1.0);
   list.add("beta2", beta2, "Decay of AdamW's second moment").range(0.0, 0.9999999);
   list.add("ema", ema,
@@ -222,6 +222,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
   keep("model", model_);
   train_with(optimizer_);
   keep("ema", ema_), keep("rng", rng_), keep("loader", position_);
+  draws_from(rng_);
 }
 
 namespace {

@@ -38,7 +38,6 @@ struct LanguageSettings : TrainingSettings {
   int64_t length = 256;     // tokens per sequence
   int64_t stride = 0;       // from the beginning of a sequence to that of the next; 0: the length
   int64_t batch = 16;       // sequences per micro-batch
-  int64_t accumulate = 1;   // micro-batches per step
   bool documents = false;   // sequences end where documents do; see datasets::TokenWindowsOptions
   double beta2 = 0.95;
   /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
@@ -122,6 +121,8 @@ class LanguageJob : public Job {
   JobInfo info() const override;
   bool begin(const RunFolder& run) override;
   void batch(uint64_t index) override;
+  void divide(const dist::Share& share) override;
+  void advance(uint64_t index) override;
   Tensor loss() override;
   /// With `ema` it averages.
   void updated() override;
@@ -152,6 +153,7 @@ class LanguageJob : public Job {
   /// f(model), as the model is used: without dropout, and with the averages for weights.
   template <class F>
   auto as_used(F&& f);
+  datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
   bool keeps_best() const { return watch_.exported == "best"; }
   bool has_ended() const { return watch_.patience > 0 && best_.since >= watch_.patience; }
 

@@ -40,6 +40,11 @@ void LanguageRecipe::resume(const std::string& path, const nlohmann::json& run, 
   note_evaluation(given);
 }
 
+void LanguageRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
+  ranks_ = ranks;
+  settings_.set_ranks(ranks, given, resumed);
+}
+
 void LanguageRecipe::note_evaluation(const Given& given) {
   for (const auto& [flag, value] : {std::pair("--eval-every", eval_every),
                                     {"--eval-stride", watch.eval_stride},
@@ -136,7 +141,11 @@ void LanguageRecipe::set_steps(Device device) {
   if (epochs > 0)
     settings_.steps = std::max<int64_t>(
         1, std::llround(epochs * double(data_->train().tokens()) / double(settings_.tokens_per_step())));
-  if (minutes > 0) settings_.steps = steps_within(settings_, device, minutes * 60);
+  if (minutes > 0) {
+    LanguageSettings own = settings_;  // a step as one rank makes it
+    own.accumulate /= ranks_;
+    settings_.steps = steps_within(own, device, minutes * 60);
+  }
   settings_.validate();
 }
 
@@ -188,6 +197,9 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
                       data_->tokenizer().kind(), settings_.length, settings_.tokens_per_step());
   text += fmt::format("  training  steps {} to {} ({:.1f} epochs), lr {:g} ({}), seed {}\n", first_step,
                       settings_.steps, read_epochs(), settings_.lr, settings_.schedule, settings_.seed);
+  if (settings_.accumulate > 1)
+    text += fmt::format("  step      {} micro-batches, sums in the {} order\n", settings_.accumulate,
+                        settings_.order);
   text += fmt::format(
       "  memory    {} planned a step\n",
       format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch, settings_.length).total())));

@@ -22,6 +22,7 @@ class LanguageRecipe : public Recipe {
   SettingList options() override { return watch.list(); }
   void resume(const std::string& path, const nlohmann::json& run, const Given& given) override;
   std::string default_name() const override { return name(); }
+  void set_ranks(int ranks, const Given& given, bool resumed) override;
   void prepare(const RunFolder& run, Device device, bool resumed) override;
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }
@@ -54,6 +55,7 @@ class LanguageRecipe : public Recipe {
 
   bool llama_;
   std::string wants_evaluation_;
+  int ranks_ = 1;
   bool had_evaluation_ = false;  // a run that goes on has evaluated
   std::optional<LanguageData> data_;
   std::optional<LanguageJob> job_;

@@ -56,10 +56,7 @@ void LanguageJob::set_data(const LanguageData& data, const LanguageWatch& watch,
         ": give a smaller --batch-size or --length, or more text");
   data_ = &data, watch_ = watch, held_out_ = std::move(held_out), baseline_ = baseline;
   Rng order(seed_for(RandomPurpose::sequence_order, s.seed));
-  loader_.emplace(
-      data.train(),
-      datasets::LoaderOptions{
-          .size = s.batch, .shuffle = &order, .drop_last = true, .workers = 1, .device = device()});
+  loader_.emplace(data.train(), loader_options(order, {}));
   position_ = loader_->state();
   // A window of the evaluation has as many places as a training sequence, and the last place's target.
   const int64_t stride = evaluation_stride(s, watch);
@@ -69,6 +66,15 @@ void LanguageJob::set_data(const LanguageData& data, const LanguageWatch& watch,
                       std::back_inserter(windows_));
   tokens_per_byte_ = double(held_out_.targets) / double(std::max<uint64_t>(1, target_bytes(data, held_out_)));
   if (watch.sample_tokens > 0) prompt_ = sample_prompt(data, watch);
+}
+
+datasets::LoaderOptions LanguageJob::loader_options(Rng& order, const datasets::LoaderShare& share) const {
+  return {.size = settings_.batch,
+          .shuffle = &order,
+          .drop_last = true,
+          .workers = 1,
+          .share = share,
+          .device = device()};
 }
 
 JobInfo LanguageJob::info() const {
@@ -85,6 +91,18 @@ bool LanguageJob::begin(const RunFolder& run) {
   best_ = best_evaluation(run);
   // Stopped after it had ended early: what is left to do is what a run does at its end.
   return has_ended();
+}
+
+void LanguageJob::divide(const dist::Share& share) {
+  check(loader_.has_value(), settings_.family(), ": there is nothing to train on; call set_data()");
+  Rng order(seed_for(RandomPurpose::sequence_order, settings_.seed));
+  loader_.emplace(data_->train(), loader_options(order, {.period = uint64_t(settings_.accumulate),
+                                                         .first = uint64_t(share.first),
+                                                         .count = uint64_t(share.count)}));
+}
+
+void LanguageJob::advance(uint64_t index) {
+  position_.batch = index;
 }
 
 void LanguageJob::batch(uint64_t index) {

@@ -6,6 +6,8 @@
 #include <map>
 #include <optional>
 
+#include "comm/deadline.h"
+#include "comm/status.h"
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "io/utf8.h"
@@ -34,6 +36,11 @@ void record_or_warn(const fs::path& database, const RunFolder& run, const std::s
   }
 }
 
+void Recipe::set_ranks(int ranks, const Given&, bool) {
+  check(ranks == 1, "train ", name(), ": it trains on one rank, and this job has ", ranks,
+        "; start it without a launcher");
+}
+
 namespace {
 
 /// A new folder that holds no run yet goes with the error that kept the run from beginning.
@@ -59,6 +66,19 @@ class Run {
 
   RunEnd run() {
     const InterruptGuard interrupts;
+    if (world_ == nullptr) return lead();
+    try {
+      return world_->leads() ? lead() : follow();
+    } catch (const comm::RankFailure&) {
+      throw;
+    } catch (const std::exception& error) {
+      world_->fail(error.what());
+      throw;
+    }
+  }
+
+ private:
+  RunEnd lead() {
     settle();
     if (!folder_)
       folder_ = RunFolder::create(request_.runs,
@@ -70,6 +90,7 @@ class Run {
     write_settings();
     guard.keep();
     record("running");
+    announce();
     request_.say(recipe_.header(*folder_, options_.graph, first_step_) + optimizer_line());
     train();
     record(result_.outcome == Outcome::finished ? "finished" : "interrupted");
@@ -77,7 +98,63 @@ class Run {
     return {*folder_, first_step_, result_};
   }
 
- private:
+  /// Rank 0: tells the others which run this is, once it is as they will find it.
+  void announce() {
+    if (world_ == nullptr) return;
+    const std::string path = fs::absolute(folder_->path()).lexically_normal().string();
+    note_run(path);
+    world_->host().gather_texts(std::to_string(first_step_) + " " + path);
+    world_->host().barrier();  // all have read it
+  }
+
+  static void note_run(const std::string& path) {
+    comm::Status& status = comm::own_status();
+    comm::copy_text(status.run, sizeof(status.run), path);
+  }
+
+  /// The other ranks: the run that rank 0 has begun or resumed, as if it were resumed here; nothing is
+  /// written.
+  RunEnd follow() {
+    std::string told;
+    {
+      const comm::TimeoutScope patience(0);  // rank 0 may tokenize for hours
+      told = world_->host().gather_texts("")[0];
+    }
+    first_step_ = std::stoll(told);
+    const std::string path = told.substr(told.find(' ') + 1);
+    std::error_code ignored;
+    check(fs::exists(fs::path(path) / "run.json", ignored), "train: rank ", world_->rank(),
+          " finds no run in ", path,
+          ", where rank 0 began it; all machines of the job need a file system in common (--runs)");
+    note_run(path);
+    folder_ = RunFolder::open(path);
+    settings_ = folder_->settings_of(recipe_.name());
+    SettingList kept = kept_options();
+    recipe_.resume((folder_->path() / "run.json").string(), settings_, {});
+    take_options(kept, settings_, path, {});
+    recipe_.set_ranks(world_->size(), request_.given, true);
+    recipe_.prepare(*folder_, request_.device, true);
+    if (first_step_ > 0) {
+      const auto newest = io::CheckpointFolder(folder_->checkpoints().string(), int(options_.keep)).latest();
+      check(newest.step == first_step_, "train: rank ", world_->rank(), " finds no checkpoint of step ",
+            first_step_, " in ", folder_->checkpoints().string());
+      recipe_.job().restore(newest.file);
+    }
+    world_->host().barrier();
+    options_.steps = recipe_.training().steps;
+    options_.schedule = recipe_.training().make_schedule();
+    recipe_.decide(options_);
+    set_order();
+    Progress progress(Progress::Mode::quiet);
+    result_ = train::train(recipe_.job(), *folder_, options_, first_step_, progress);
+    return {*folder_, first_step_, result_};
+  }
+
+  void set_order() {
+    options_.world = world_;
+    options_.global_order = recipe_.training().order == "global";
+  }
+
   /// Settings and options, of the command or of the run that goes on: a resumed run is the one that its
   /// folder describes.
   void settle() {
@@ -92,6 +169,7 @@ class Run {
     } else {
       recipe_.begin(request_.given, request_.device);
     }
+    recipe_.set_ranks(world_ ? world_->size() : 1, request_.given, resumed_);
     if (request_.check) request_.check(recipe_, kept);
   }
 
@@ -152,6 +230,7 @@ class Run {
     options_.steps = recipe_.training().steps;
     options_.schedule = recipe_.training().make_schedule();
     recipe_.decide(options_);
+    set_order();
     Progress progress(request_.quiet ? Progress::Mode::quiet : Progress::Mode::automatic);
     try {
       result_ = train::train(recipe_.job(), *folder_, options_, first_step_, progress);
@@ -201,6 +280,7 @@ class Run {
 
   Recipe& recipe_;
   const RunRequest& request_;
+  const dist::World* const world_ = request_.world && request_.world->size() > 1 ? request_.world : nullptr;
   TrainerOptions options_;
   const bool resumed_;
   std::optional<RunFolder> folder_;

@@ -24,6 +24,8 @@ class Recipe {
   virtual void begin(const Given& given, Device device) = 0;
   /// The settings of the run.json at `path`, but for those in `given` that may change.
   virtual void resume(const std::string& path, const nlohmann::json& run, const Given& given) = 0;
+  /// The run is made by so many ranks together; after begin or resume. Throws if it cannot be.
+  virtual void set_ranks(int ranks, const Given& given, bool resumed);
   virtual std::string default_name() const = 0;  // of the run folder, without the time
   /// Brings data and model into memory; may write into the folder, and complete the settings.
   virtual void prepare(const RunFolder& run, Device device, bool resumed) = 0;
@@ -54,6 +56,9 @@ struct RunRequest {
   bool quiet = false;               // no progress line
   TrainerOptions options;
   Given given;
+  /// The ranks that train together; null: this process alone. Rank 0 begins or resumes the run; the others
+  /// follow what its run.json says.
+  const dist::World* world = nullptr;
   /// Called once the settings are known and before anything is written; throws to refuse them.
   std::function<void(Recipe&, const SettingList& options)> check = {};
   /// What is said along the way, whole lines.
@@ -71,7 +76,8 @@ std::string stamped(const std::string& name);
 
 /// Trains a new run, or continues one from its newest whole checkpoint: run.json, the row in runs.sqlite
 /// beside the folder, the page. A new folder goes with the error that kept its run from beginning. An
-/// interrupted run is saved, and a result. Throws for a run that has nothing left to do.
+/// interrupted run is saved, and a result. On several ranks all of them call this, and an error of one ends
+/// it on all. Throws for a run that has nothing left to do.
 RunEnd run_recipe(Recipe& recipe, const RunRequest& request);
 
 /// Writes the run's row (record_run). It is a convenience: where it cannot be written, a warning says so.

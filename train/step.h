@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include "dist/data_parallel.h"
 #include "runtime/capture.h"
 #include "train/job.h"
 
@@ -10,40 +11,55 @@ namespace tessera::train {
 struct StepOptions {
   bool graph = true;          // capture the step on a GPU, where the job's batches have fixed shapes
   bool check_finite = false;  // TapeOptions::check_finite; turns the graph off
+  /// The ranks that make the step together; null: this process alone. The job's optimizer must be one of
+  /// optim/, on which Step puts a dist::DataParallel.
+  const dist::World* world = nullptr;
+  /// The gradients of a step's micro-batches are added in the order of a binary tree over all of them, and
+  /// each draws random numbers by its index: the same bits on any number of ranks. Else each rank adds to its
+  /// gradients in place, which needs no further arenas.
+  bool global_order = false;
 };
 
 /// One training step of a job: forward, backward, update, and gradients ready for the next one; eager or
-/// captured. The only place that drives these; the trainer, benchmarks and searches for the largest batch run
-/// it. The job must outlive it.
+/// captured, on one rank or several. The only place that drives these; the trainer, benchmarks and searches
+/// for the largest batch run it. The job must outlive it.
 ///
-/// With one micro-batch per step the whole step is one graph. With several, one graph is a micro-batch and
-/// another the update: a graph either overwrites the gradients or adds to them, so all micro-batches add (but
-/// for the very first, which finds nothing), and the update leaves zeros.
+/// With one micro-batch per step (of this rank) the whole step is one graph. With several, one graph is a
+/// micro-batch and another the update: a graph either overwrites the gradients or adds to them, so all
+/// micro-batches add (but for the very first, which finds nothing), and the update leaves zeros. In the
+/// global order all overwrite, and their sums are formed between them (dist::GradientTree).
 class Step {
  public:
   explicit Step(Job& job, const StepOptions& options = {});
   Step(const Step&) = delete;
-  /// Runs all micro-batches and the update; load(k) brings micro-batch k before it is used.
+  /// Runs this rank's micro-batches and the update; load(k) brings micro-batch k of the step before it is
+  /// used.
   void operator()(const std::function<void(int micro)>& load);
   /// The same on the batch that the job holds.
   void operator()() {
     (*this)([](int) {});
   }
   /// The mean of the micro-batches' losses of the last step: f32, rank 0, on the device, the same memory
-  /// after every step.
+  /// after every step. Of several ranks, or in the global order, only a share of it: call mean_loss().
   const Tensor& loss() const { return loss_; }
+  /// The same as a number, of all ranks, which all call it; waits for the device.
+  double mean_loss() const;
   /// Whether steps are captured.
   bool is_captured() const { return graph_; }
 
  private:
   void micro_batch();
   void update();
+  void add_to_tree(int index);
 
   Job& job_;
   const StepOptions options_;
-  const int micro_batches_;
-  const bool graph_;
-  Tensor loss_;
+  const int micro_batches_;  // on all ranks
+  const dist::Share share_;  // this rank's
+  const bool tree_, graph_;
+  Tensor loss_, losses_;  // losses_: of the share's micro-batches, where they are added by the tree
+  std::optional<dist::DataParallel> reduce_;
+  std::optional<dist::GradientTree> sums_;
   Captured captured_, captured_update_;
 };
 

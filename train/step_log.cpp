@@ -19,8 +19,14 @@ constexpr double kGib = double(1 << 30);
 
 StepLog::StepLog(Device device, const JobInfo& info, const TrainerOptions& options, const RunFolder& run,
                  Progress& progress)
-    : info_(info), options_(options), device_(device), run_(run), progress_(progress), data_(device) {
-  if (io::EventWriter::available()) events_.emplace(run.path().string());
+    : info_(info),
+      options_(options),
+      device_(device),
+      run_(run),
+      progress_(progress),
+      data_(device),
+      writes_(!options.world || options.world->leads()) {
+  if (writes_ && io::EventWriter::available()) events_.emplace(run.path().string());
 }
 
 void StepLog::restart() {
@@ -73,6 +79,7 @@ StepRecord StepLog::record(int64_t step, double loss, double lr, double norm, co
 }
 
 void StepLog::write(const StepRecord& record) {
+  if (!writes_) return;
   written_ == record.step ? run_.replace_last(record) : run_.append(record);
   written_ = record.step;
 }

@@ -51,6 +51,7 @@ class StepLog {
   const RunFolder& run_;
   Progress& progress_;
   DataWait<> data_;
+  const bool writes_;  // of several ranks, rank 0
   Clock::time_point start_ = Clock::now();
   int64_t steps_ = 0;                 // since start_
   int64_t written_ = -1;              // the step of the last line

@@ -25,7 +25,9 @@ void TnpSettings::add_sizes(SettingList& list) {
   list.group("Data");
   list.add("context", context, "Context points per task").named("--m").range(int64_t{1}, kLargest);
   list.add("targets", targets, "Target points per task").named("--n").range(int64_t{1}, kLargest);
-  list.add("batch", batch, "Tasks per step").named("--batch-size").range(int64_t{1}, kLargest);
+  list.add("batch", batch, "Tasks per micro-batch, of which a step has --accumulate")
+      .named("--batch-size")
+      .range(int64_t{1}, kLargest);
   const auto size = [&](const char* key, int64_t& value, const char* help) -> Setting& {
     return list.add(std::string("model.") + key, value, help).range(int64_t{1}, kLargest);
   };
@@ -55,13 +57,18 @@ SettingList TnpSettings::list() {
       .one_of({"linear", "rbf", "matern52", "periodic"});
   list.add_hidden("task_stream", task_stream).absent_means(1);
   add_to(list);
+  add_ranks(list).absent_means(1);  // newer than runs that can still be read
   return list;
 }
 
 void TnpSettings::validate() const {
   model.validate();
   check_training("tnp", model.dtype,
-                 {{"context (--m)", context}, {"targets (--n)", targets}, {"batch (--batch-size)", batch}});
+                 {{"context (--m)", context},
+                  {"targets (--n)", targets},
+                  {"batch (--batch-size)", batch},
+                  {"accumulate (--accumulate)", accumulate}});
+  check(accumulate <= 1 << 20, "tnp: accumulate is ", accumulate);
   const Size widths[] = {{"features (--features)", model.features},
                          {"d_model (--d-model)", model.d_model},
                          {"d_ff (--d-ff)", model.d_ff},
@@ -141,14 +148,16 @@ TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
   keep("model", model_);
   train_with(optimizer_);
   keep("rng", rng_);
+  draws_from(rng_);
 }
 
 JobInfo TnpJob::info() const {
   const TnpSettings& s = settings_;
   const plan::Flops flops = plan::count_flops(s.model, s.batch, s.context, s.targets);
   return {.evaluates = true,
-          .tokens_per_step = double(s.batch * (s.context + s.targets)),
-          .flops_per_step = flops.step(s.model.checkpoint_every > 0)};
+          .micro_batches = int(s.accumulate),
+          .tokens_per_step = double(s.accumulate * s.batch * (s.context + s.targets)),
+          .flops_per_step = double(s.accumulate) * flops.step(s.model.checkpoint_every > 0)};
 }
 
 bool TnpJob::begin(const RunFolder&) {

@@ -26,7 +26,7 @@ struct TnpSettings : TrainingSettings {
   std::string prior = "linear";  // linear, rbf, matern52, periodic
   int64_t context = 64;          // M
   int64_t targets = 64;          // N
-  int64_t batch = 16;            // tasks per step
+  int64_t batch = 16;            // tasks per micro-batch
   /// datasets::kTaskStream of the build that made the run; settings without it are of a run of version 1.
   int64_t task_stream = datasets::kTaskStream;
 

@@ -25,8 +25,12 @@ void TnpRecipe::resume(const std::string& path, const nlohmann::json& run, const
   if (given.contains("--steps")) settings_.steps = given_settings().steps;
 }
 
-void TnpRecipe::prepare(const RunFolder&, Device device, bool) {
-  if (find_max_batch) settings_.batch = train::find_max_batch(settings_, device);
+void TnpRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
+  settings_.set_ranks(ranks, given, resumed);
+}
+
+void TnpRecipe::prepare(const RunFolder&, Device device, bool resumed) {
+  if (find_max_batch && !resumed) settings_.batch = train::find_max_batch(settings_, device);
   job_.emplace(settings_, device, eval_tasks);
 }
 
@@ -46,7 +50,11 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
   text += fmt::format("  data      prior {}, {} feature{}, M={} N={} B={}, {} tokens per step, drawn on {}\n",
                       settings_.prior, m.features, m.features == 1 ? "" : "s", settings_.context,
                       settings_.targets, settings_.batch,
-                      settings_.batch * (settings_.context + settings_.targets), device.name());
+                      settings_.accumulate * settings_.batch * (settings_.context + settings_.targets),
+                      device.name());
+  if (settings_.accumulate > 1)
+    text += fmt::format("  step      {} micro-batches, sums in the {} order\n", settings_.accumulate,
+                        settings_.order);
   text += fmt::format("  training  steps {} to {}, lr {:g} ({}), seed {}\n", first_step, settings_.steps,
                       settings_.lr, settings_.schedule, settings_.seed);
   text += fmt::format(
@@ -63,8 +71,9 @@ void TnpRecipe::report(const RunFolder& run, const TrainResult& result) {
 
 nlohmann::json TnpRecipe::throughput(const TrainResult& result) const {
   const double steps_per_s = result.ms_per_step > 0 ? 1e3 / result.ms_per_step : 0.0;
-  return {{"tasks_per_s", double(settings_.batch) * steps_per_s},
-          {"points_per_s", double(settings_.batch * settings_.targets) * steps_per_s}};
+  const double tasks = double(settings_.accumulate * settings_.batch);
+  return {{"tasks_per_s", tasks * steps_per_s},
+          {"points_per_s", tasks * double(settings_.targets) * steps_per_s}};
 }
 
 std::string TnpRecipe::conclusion(const RunFolder&, const TrainResult& result) const {

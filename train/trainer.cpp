@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "autograd/tape.h"
+#include "comm/status.h"
 #include "io/checkpoint_folder.h"
 #include "runtime/interrupt.h"
 #include "train/due.h"
@@ -52,7 +53,10 @@ class Trainer {
         info_(job.info()),
         optimizer_(prepared(job, options)),
         ended_(job.begin(run)),
-        step_(job, {.graph = options.graph, .check_finite = options.check_finite}),
+        step_(job, {.graph = options.graph,
+                    .check_finite = options.check_finite,
+                    .world = options.world,
+                    .global_order = options.global_order}),
         log_(job.device(), info_, options, run, progress),
         skips_(optimizer_),
         folder_(run.checkpoints().string(), int(options.keep)) {
@@ -67,6 +71,7 @@ class Trainer {
       run_step(step);
       over = after_step(step + 1);
     }
+    if (options_.world) options_.world->host().barrier();  // the last save is done, or has failed on all
     progress_.finish();
     log_.summarise(result_, result_.step - first_step_, seconds_since(begun_) - apart_seconds_);
     return result_;
@@ -75,16 +80,35 @@ class Trainer {
  private:
   void run_step(int64_t step) {
     if (options_.schedule) optimizer_.set_lr(options_.schedule->at(step));
+    comm::own_status().step = step + 1;
     const uint64_t first = uint64_t(step) * uint64_t(info_.micro_batches);
-    step_([&](int micro) { log_.load([&] { job_.batch(first + uint64_t(micro)); }); });
+    step_([&](int micro) {
+      draw_from(first + uint64_t(micro));
+      log_.load([&] { job_.batch(first + uint64_t(micro)); });
+    });
+    if (options_.global_order || options_.world) {
+      job_.advance(first + uint64_t(info_.micro_batches));
+      draw_from(first + uint64_t(info_.micro_batches));
+    }
     log_.stepped();
     result_.step = step + 1;
+  }
+
+  bool leads() const { return !options_.world || options_.world->leads(); }
+  /// The largest value of any rank, which all call this.
+  int agreed(int value) const { return options_.world ? int(options_.world->host().largest(value)) : value; }
+
+  /// In the global order a micro-batch draws by its index, whichever rank has it and whatever it draws.
+  void draw_from(uint64_t micro) const {
+    constexpr uint64_t kStreams = uint64_t{1} << 20;  // of a micro-batch, more than a model has dropouts
+    if (Rng* const random = options_.global_order ? job_.random() : nullptr)
+      random->set_state({random->state().seed, micro * kStreams});
   }
 
   /// Does all that is due after a step. Returns whether the run ends here.
   bool after_step(int64_t done) {
     Moment now{.done = done, .due = due_after(done, options_, info_)};
-    const int signal = InterruptGuard::signal_received();
+    const int signal = agreed(InterruptGuard::signal_received());
     // The last step ends the run anyway, unless its evaluation would delay the end that a signal asks for.
     if (signal != 0 && (!now.due.last || now.due.evaluate)) stop(now, signal);
     if (now.due.log || now.stop || done == first_step_ + 1) {
@@ -110,7 +134,7 @@ class Trainer {
 
   /// Reads loss and norm, which waits for the device; ends a run that has diverged.
   void look(Moment& now) {
-    const double loss = result_.loss = step_.loss().item<double>();
+    const double loss = result_.loss = step_.mean_loss();
     const optim::Optimizer* const counted = optimizer_.counted();
     const double norm = counted ? counted->grad_norm() : -1;
     skips_.look(std::isfinite(norm));
@@ -122,7 +146,7 @@ class Trainer {
     if (!now.due.log && now.stop) now.record.values["interrupted"] = 1;
     const bool diverged = skips_.fatal_row() >= options_.most_skips || (!counted && !std::isfinite(loss));
     if (diverged && (now.due.log || now.stop)) log_.write(now.record);
-    if (const std::string warning = skips_.warning(now.done); !warning.empty()) {
+    if (const std::string warning = skips_.warning(now.done); !warning.empty() && leads()) {
       progress_.finish();
       tell(warning);
     }
@@ -169,7 +193,9 @@ class Trainer {
 
   void sample(Moment& now) {
     if (!info_.samples || now.stop) return;
-    apart(now, [&] { job_.sample(now.done, run_); });
+    apart(now, [&] {
+      if (leads()) job_.sample(now.done, run_);
+    });
   }
 
   /// f() without a tape, which is no part of the steps' time and may be interrupted.
@@ -182,12 +208,14 @@ class Trainer {
     } catch (const Interrupted& interrupted) {
       stop(now, interrupted.signal());
     }
+    if (const int signal = agreed(now.stop ? result_.signal : 0)) stop(now, signal);
     apart_seconds_ += seconds_since(start);
   }
 
   void save(int64_t step) {
     job_.device().synchronize();
-    if (saved_ == step)  // before the evaluation that made it one to be kept
+    if (!leads()) return;  // all ranks have the same state
+    if (saved_ == step)    // before the evaluation that made it one to be kept
       folder_.prune(step, job_.spared());
     else
       folder_.save(step, job_.checkpoint(step), job_.spared());
@@ -208,6 +236,7 @@ class Trainer {
     } catch (const Interrupted& interrupted) {
       stop(now, interrupted.signal());
     }
+    if (const int signal = agreed(now.stop ? result_.signal : 0)) stop(now, signal);
     log_.restart();
     return over || now.stop;
   }
@@ -217,6 +246,8 @@ class Trainer {
   bool catch_up(bool over) {
     const NoTape off;
     const std::vector<StepRecord> records = run_.metrics();
+    const std::vector<Sample> samples = run_.samples();
+    if (options_.world) options_.world->host().barrier();  // all have read what rank 0 will write to
     StepRecord record{first_step_, {}};
     if (!records.empty() && records.back().step == first_step_) record = records.back();
     if (const auto loss = record.values.find("loss"); loss != record.values.end())
@@ -225,14 +256,15 @@ class Trainer {
     if (info_.evaluates && (pending || over)) result_.evaluation = job_.evaluate();
     if (info_.evaluates && pending) {
       for (const auto& [name, value] : result_.evaluation) record.values[name] = value;
-      run_.replace_last(record);
+      if (leads()) run_.replace_last(record);
       const Verdict verdict = job_.judge(first_step_, result_.evaluation);
       if (verdict.save) save(first_step_);
       over |= verdict.stop;
     }
     const bool due = over || (options_.sample_every > 0 && first_step_ % options_.sample_every == 0);
     const auto is_here = [&](const Sample& sample) { return sample.step == first_step_; };
-    if (info_.samples && due && std::ranges::none_of(run_.samples(), is_here)) job_.sample(first_step_, run_);
+    if (info_.samples && due && leads() && std::ranges::none_of(samples, is_here))
+      job_.sample(first_step_, run_);
     return over;
   }
 

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "dist/world.h"
 #include "optim/schedule.h"
 #include "train/job.h"
 #include "train/progress.h"
@@ -28,6 +29,12 @@ struct TrainerOptions {
   double ceiling_tflops = 0;  // denominator of the FLOP share; 0: not shown
   /// Sets the optimizer's learning rate before each step; without one it keeps its own.
   std::optional<optim::Schedule> schedule = {};
+
+  /// The ranks that train together; null: this process alone. Rank 0 writes the run's folder, evaluations run
+  /// on all ranks; a signal to one rank, or an interrupted evaluation, ends the run on all after the same
+  /// step.
+  const dist::World* world = nullptr;
+  bool global_order = false;  // StepOptions::global_order
 
   /// Those that every run has a flag for.
   SettingList list();

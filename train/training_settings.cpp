@@ -33,6 +33,32 @@ void TrainingSettings::add_to(SettingList& list) {
   list.add_hidden("f32_math", f32_math).absent_means(name_of(F32Math::ieee));
 }
 
+Setting& TrainingSettings::add_ranks(SettingList& list) {
+  list.add("order", order,
+           "Order of a step's sums: global, the same bits on any number of ranks; world, of this number "
+           "only, in less memory. Default: global on several ranks")
+      .one_of({"world", "global"})
+      .shown_as("")
+      .absent_means("world");
+  return list
+      .add("accumulate", accumulate, "Micro-batches per step, on all ranks together; default: one per rank")
+      .range(int64_t{1}, kLargest)
+      .shown_as("");
+}
+
+void TrainingSettings::set_ranks(int ranks, const Given& given, bool resumed) {
+  if (!resumed && !given.contains("--accumulate")) accumulate = std::max<int64_t>(accumulate, ranks);
+  if (!resumed && !given.contains("--order")) order = ranks > 1 ? "global" : "world";
+  const int64_t each = accumulate / ranks;
+  check(accumulate % ranks == 0, "train: --accumulate ", accumulate, " micro-batches per step on ", ranks,
+        " ranks; expected a multiple of ", ranks, ", such as ", std::max<int64_t>(1, each) * ranks,
+        resumed ? "; continue the run on a number of ranks that divides it" : "");
+  check(order == "world" || ranks == 1 || (each & (each - 1)) == 0, "train: --accumulate ", accumulate,
+        " on ", ranks, " ranks is ", each,
+        " micro-batches each; --order global needs a power of two, such as ", 2 * ranks,
+        " in all (or --order world, whose bits are those of one number of ranks)");
+}
+
 optim::Schedule TrainingSettings::make_schedule() const {
   return optim::Schedule({.kind = optim::parse_schedule(schedule),
                           .lr = lr,

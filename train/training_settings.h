@@ -20,11 +20,20 @@ struct TrainingSettings {
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
   F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
+  /// Of jobs that several ranks can train: micro-batches per step on all of them, and the order in which
+  /// their gradients are added, "world" or "global" (StepOptions::global_order).
+  int64_t accumulate = 1;
+  std::string order = "world";
 
   /// Of any size: sums and products of sizes then stay far below 2^63.
   static constexpr int64_t kLargest = int64_t(1) << 30;
 
-  /// Adds them all. The seed stands in the group "Data".
+  /// Adds `order` and `accumulate`, which it returns; for the lists of the jobs that have them.
+  Setting& add_ranks(SettingList& list);
+  /// Settles them for a run on so many ranks: what is not given follows from these. Throws, naming the
+  /// setting, if the ranks cannot share the micro-batches out.
+  void set_ranks(int ranks, const Given& given, bool resumed);
+  /// Adds all others. The seed stands in the group "Data".
   void add_to(SettingList& list);
   optim::Schedule make_schedule() const;
   /// For a model whose activations have the dtype, with the loss scale that this takes.

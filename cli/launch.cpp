@@ -1,0 +1,110 @@
+#include "dist/launch.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "cli/commands.h"
+#include "cli/train_run.h"
+#include "train/progress.h"
+
+namespace tessera::cli {
+namespace {
+
+/// This program's file, for the ranks.
+std::string own_program() {
+  std::string path(4096, 0);
+  const ssize_t size = ::readlink("/proc/self/exe", path.data(), path.size());
+  if (size <= 0 || size_t(size) == path.size()) throw UsageError("launch: /proc/self/exe cannot be read");
+  path.resize(size_t(size));
+  return path;
+}
+
+/// "train gpt --text a.txt" to the program and its arguments.
+std::vector<std::string> command_of(const std::vector<std::string>& words) {
+  if (words.empty())
+    throw UsageError("launch: what to run is not given; name it after --, such as -- train gpt --text FILE");
+  if (words[0].find('/') != std::string::npos) return words;
+  if (words[0] != "train")
+    throw UsageError(
+        "launch: \"" + words[0] +
+        "\" does not run on several ranks; expected train, or a program of your own with its path, "
+        "such as ./my_program");
+  std::vector<std::string> command = words;
+  command.insert(command.begin(), own_program());
+  return command;
+}
+
+/// What continues a run of `train` after a failure: the flags of where it runs are kept, all others are in
+/// its run.json.
+std::vector<std::string> resumed(const std::vector<std::string>& words, const std::string& run) {
+  std::vector<std::string> command = {own_program(), words[0]};
+  if (words.size() > 1) command.push_back(words[1]);
+  command.insert(command.end(), {"--resume", run});
+  for (size_t i = 2; i < words.size(); ++i)
+    for (const std::string flag : {"--device", "--json"})
+      if (words[i] == flag && i + 1 < words.size())
+        command.insert(command.end(), {flag, words[i + 1]});
+      else if (words[i].starts_with(flag + "="))
+        command.push_back(words[i]);
+  if (std::ranges::find(words, "--quiet") != words.end()) command.push_back("--quiet");
+  return command;
+}
+
+std::string prefix_of(const dist::LaunchOptions& options) {
+  std::string text = fmt::format("tessera launch -n {}", options.ranks);
+  if (options.nodes > 1)
+    text +=
+        fmt::format(" --nodes {} --node {} --master {}", options.nodes, options.node, quoted(options.master));
+  if (options.restarts > 0) text += fmt::format(" --restarts {}", options.restarts);
+  return text + " -- ";
+}
+
+int run_launch(dist::LaunchOptions options, const std::vector<std::string>& words) {
+  options.command = command_of(words);
+  if (words[0] == "train") options.resumed = [&words](const std::string& run) { return resumed(words, run); };
+  options.out = [](const std::string& line) {
+    fmt::print("{}", line);
+    std::fflush(stdout);
+  };
+  options.err = [](const std::string& line) { train::tell(line); };
+  ::setenv(kLaunchedVariable, prefix_of(options).c_str(), 1);
+  const dist::LaunchEnd end = dist::launch(options);
+  if (!end.cause.empty()) train::tell(fmt::format("tessera: {}\n", end.cause));
+  return end.code;
+}
+
+}  // namespace
+
+void add_launch(CLI::App& app, Action& action) {
+  auto* command =
+      app.add_subcommand("launch", "Start the ranks of a job on the GPUs or cores of this machine");
+  auto options = std::make_shared<dist::LaunchOptions>();
+  auto words = std::make_shared<std::vector<std::string>>();
+  command
+      ->add_option("-n,--ranks", options->ranks,
+                   "Ranks on this machine, each with a GPU of its own if there are GPUs")
+      ->check(whole(1, 4096));
+  command->add_option("--nodes", options->nodes, "Machines; start this command on each")
+      ->check(whole(1, 65536));
+  command->add_option("--node", options->node, "Which of them this is, from 0")->check(whole(0, 65535));
+  command->add_option("--master", options->master, "HOST:PORT: name of node 0 and a free port there")
+      ->default_str("");
+  command
+      ->add_option("--restarts", options->restarts,
+                   "Times to start all ranks again after a failure, from the newest checkpoint")
+      ->check(whole(0, 1000000));
+  command->add_option("--logs", options->logs, "Folder of rank-<N>.log, all that each rank says");
+  command->add_option("command", *words, "After --: train ..., or a program of your own with its path")
+      ->check(kMayBeEmpty);
+  command->footer(
+      "Gives the ranks the variables of torchrun, tags their lines, and ends all when one fails, naming that "
+      "one.\n"
+      "Example: tessera launch -n 2 --restarts 3 -- train gpt --text shakespeare.txt --accumulate 4");
+  command->callback(
+      [&action, options, words] { action = [options, words] { return run_launch(*options, *words); }; });
+}
+
+}  // namespace tessera::cli

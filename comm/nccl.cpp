@@ -1,0 +1,197 @@
+#include "comm/nccl.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "comm/deadline.h"
+#include "comm/links.h"
+
+#if defined(TESSERA_WITH_CUDA) && __has_include(<nccl.h>)
+#include <dlfcn.h>
+#include <nccl.h>
+
+#include "runtime/cuda.h"
+#define TESSERA_WITH_NCCL
+#endif
+
+namespace tessera::comm {
+
+#if defined(TESSERA_WITH_NCCL)
+
+namespace {
+
+/// The functions of the library.
+struct Api {
+  decltype(&ncclGetUniqueId) get_unique_id;
+  decltype(&ncclCommInitRankConfig) init;
+  decltype(&ncclCommGetAsyncError) async_error;
+  decltype(&ncclCommAbort) abort;
+  decltype(&ncclCommFinalize) finalize;
+  decltype(&ncclCommDestroy) destroy;
+  decltype(&ncclGetErrorString) error_string;
+  decltype(&ncclGroupStart) group_start;
+  decltype(&ncclGroupEnd) group_end;
+  decltype(&ncclSend) send;
+  decltype(&ncclRecv) receive;
+  decltype(&ncclAllReduce) all_reduce;
+  std::string lacks;
+
+  Api() {
+    void* const library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+      lacks = std::string("NCCL cannot be loaded (") + ::dlerror() +
+              "); install libnccl2, or name its folder in LD_LIBRARY_PATH";
+      return;
+    }
+    load(library, "ncclGetUniqueId", get_unique_id), load(library, "ncclCommInitRankConfig", init);
+    load(library, "ncclCommGetAsyncError", async_error), load(library, "ncclCommAbort", abort);
+    load(library, "ncclCommFinalize", finalize), load(library, "ncclCommDestroy", destroy);
+    load(library, "ncclGetErrorString", error_string), load(library, "ncclGroupStart", group_start);
+    load(library, "ncclGroupEnd", group_end), load(library, "ncclSend", send);
+    load(library, "ncclRecv", receive), load(library, "ncclAllReduce", all_reduce);
+  }
+
+  template <class F>
+  void load(void* library, const char* name, F& function) {
+    function = reinterpret_cast<F>(::dlsym(library, name));
+    if (!function) lacks = std::string("libnccl.so.2 has no ") + name + "; install NCCL 2.18 or newer";
+  }
+};
+
+const Api& api() {
+  static const Api loaded;
+  return loaded;
+}
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return ncclFloat64;
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::f16:
+      return ncclFloat16;
+    default:
+      return ncclUint8;
+  }
+}
+
+/// Messages between GPUs, and NCCL's own sum for two ranks.
+class NcclLinks : public Links {
+ public:
+  NcclLinks(const Communicator& host, Device device) : host_(host), device_(device) {
+    device.activate();
+    ncclUniqueId id{};
+    if (host.rank() == 0) demand(api().get_unique_id(&id), "ncclGetUniqueId");
+    const Tensor bytes = Tensor::empty_packed({int64_t(sizeof(id))}, DType::u8, Device::cpu());
+    std::memcpy(bytes.raw(), &id, sizeof(id));
+    host.broadcast(bytes, 0);
+    std::memcpy(&id, bytes.raw(), sizeof(id));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    settle(api().init(&comm_, host.size(), id, host.rank(), &config), "ncclCommInitRankConfig");
+    host.barrier();
+  }
+  /// After a failure the others may be gone: nothing is waited for.
+  ~NcclLinks() override { api().abort(comm_); }
+
+  const char* name() const override { return "nccl"; }
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  bool takes(Device device) const override { return device == device_; }
+  void fail(const std::string& cause) override { host_.fail(cause); }
+
+  void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
+    compare(call, ranks);
+    if (std::ranges::all_of(transfers, [](const Transfer& t) { return t.bytes == 0; }) &&
+        int(ranks.size()) == size())
+      return host_.barrier();
+    const cudaStream_t stream = device_.stream();
+    demand(api().group_start(), "ncclGroupStart");
+    for (const Transfer& t : transfers)
+      if (t.bytes > 0)
+        demand(t.way == Transfer::Way::send
+                   ? api().send(t.data, t.bytes, ncclUint8, t.peer, comm_, stream)
+                   : api().receive(t.data, t.bytes, ncclUint8, t.peer, comm_, stream),
+               "ncclSend or ncclRecv");
+    settle(api().group_end(), "ncclGroupEnd");
+  }
+
+  bool sum(const Call& call, const Tensor& x, std::span<const int> ranks) override {
+    if (ranks.size() != 2 || size() != 2) return false;  // its order of three and more is another one
+    compare(call, ranks);
+    settle(api().all_reduce(x.raw(), x.raw(), size_t(x.count()), type_of(x.dtype()), ncclSum, comm_,
+                            device_.stream()),
+           "ncclAllReduce");
+    return true;
+  }
+
+ private:
+  /// Once per call, on the host: a kernel of NCCL that waits for another call waits for ever.
+  void compare(const Call& call, std::span<const int> ranks) {
+    const bool between_two = call.kind == Kind::send || call.kind == Kind::receive;
+    if (between_two || int(ranks.size()) != size() ||
+        (call.number == compared_ && call.kind != Kind::barrier))
+      return;
+    compared_ = call.number;
+    const Tensor all = Tensor::empty_packed({size() * int64_t(sizeof(Call))}, DType::u8, Device::cpu());
+    const Tensor own = Tensor::empty_packed({int64_t(sizeof(Call))}, DType::u8, Device::cpu());
+    std::memcpy(own.raw(), &call, sizeof(call));
+    host_.all_gather(own, all);
+    for (int r = 0; r < size(); ++r) {
+      Call theirs;
+      std::memcpy(&theirs, static_cast<const char*>(all.raw()) + size_t(r) * sizeof(Call), sizeof(Call));
+      if (r != rank() && !call.agrees_with(theirs, rank(), r))
+        fail_for(-1, disagreement(call, rank(), theirs, r));
+    }
+  }
+
+  void demand(ncclResult_t result, const char* what) const {
+    check(result == ncclSuccess || result == ncclInProgress, "nccl: ", what, ": ", api().error_string(result),
+          "; NCCL_DEBUG=WARN says more");
+  }
+
+  /// Waits until the library has issued what it was asked for.
+  void settle(ncclResult_t result, const char* what) const {
+    demand(result, what);
+    for (const Deadline deadline; result == ncclInProgress; std::this_thread::yield()) {
+      demand(api().async_error(comm_, &result), what);
+      demand(result, what);
+      check(!deadline.passed(), "nccl: ", what, ": not done after ", deadline.seconds(), " s");
+    }
+  }
+
+  const Communicator host_;
+  const Device device_;
+  ncclComm_t comm_ = nullptr;
+  uint64_t compared_ = 0;
+};
+
+}  // namespace
+
+std::string nccl_lacks() {
+  return api().lacks;
+}
+
+Communicator connect_nccl(const Communicator& host, Device device) {
+  check(api().lacks.empty(), api().lacks);
+  return Communicator(make_host_transport(std::make_shared<NcclLinks>(host, device)));
+}
+
+#else
+
+std::string nccl_lacks() {
+  return kCuda ? "this build was made without nccl.h; install libnccl-dev and build again"
+               : "this build has no CUDA; build it with a CUDA toolkit";
+}
+
+Communicator connect_nccl(const Communicator&, Device) {
+  fail_at(Site::here(), nccl_lacks());
+}
+
+#endif
+
+}  // namespace tessera::comm

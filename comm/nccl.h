@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "comm/communicator.h"
+
+namespace tessera::comm {
+
+/// Why this process cannot use NCCL, and what to do: "" if it can. The library (libnccl.so.2) is loaded at
+/// run time, so that one program serves machines with and without it; the build needs its header.
+std::string nccl_lacks();
+
+/// The communicator of the ranks of `host`, each with a GPU of its own: calls are issued to the compute
+/// stream of `device` and may be captured. All ranks call it. `host` carries what they tell each other: the
+/// identifier, and, of calls that run or are captured (replays are not checked), what they are, so that
+/// different calls are an error before anything is sent. Two ranks add a + b in NCCL; more exchange messages
+/// and add in the order of the tree.
+///
+/// The communicators of NCCL do not block. A rank that fails is noticed through `host`.
+Communicator connect_nccl(const Communicator& host, Device device);
+
+}  // namespace tessera::comm

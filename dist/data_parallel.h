@@ -1,0 +1,54 @@
+#pragma once
+
+#include "dist/world.h"
+#include "optim/optimizer.h"
+
+namespace tessera::dist {
+
+struct DataParallelOptions {
+  /// The step uses the mean of the ranks' gradients; false: their sum, for losses that are shares of a mean
+  /// over all ranks already.
+  bool mean = true;
+};
+
+/// Makes an optimizer's steps those of all ranks together: in one line of a training loop,
+///
+///   optim::AdamW optimizer(nn::parameters(model), {...});
+///   dist::DataParallel reduce(optimizer, world);
+///
+/// each step() sums the gradients over the ranks first. Each rank computes its loss on data of its own; the
+/// ranks must make the same steps. All ranks begin with the weights of rank 0, which this copies, and stay
+/// equal to the bit, since the sums are (comm::Communicator). A gradient that is not finite on one rank is
+/// not finite on all: all skip that step. In a world of one rank it does nothing.
+///
+/// The optimizer and the world may be moved, but this must live as long as steps are made.
+class DataParallel {
+ public:
+  /// Throws on all ranks if their parameters differ in number, name, shape or dtype.
+  DataParallel(optim::Optimizer& optimizer, const World& world, const DataParallelOptions& options = {});
+};
+
+/// The micro-batches of a step that are a rank's: `count` of them, from `first` on.
+struct Share {
+  int first = 0, count = 1;
+};
+/// Ranks take consecutive micro-batches, equally many. Throws unless the ranks divide `micro_batches`.
+Share share_of(int micro_batches, int rank, int ranks);
+
+/// Adds the gradients of micro-batches in the order of a fixed binary tree over all micro-batches of a step,
+/// ((0 + 1) + (2 + 3)) + ..., so that their sum does not depend on how many ranks there are: the sum of a
+/// rank's 2^n micro-batches is a subtree, and all_reduce adds the ranks' sums by the rest of the tree. Holds
+/// log2 of a rank's micro-batches further arenas of gradients.
+class GradientTree {
+ public:
+  explicit GradientTree(optim::Optimizer& optimizer) : optimizer_(&optimizer) {}
+  /// After the backward pass of micro-batch `index` of `count` of this rank, which overwrote the gradients.
+  /// After the last one gradients() is the sum; before, the next pass is to overwrite them again.
+  void add(int index, int count);
+
+ private:
+  optim::Optimizer* optimizer_;
+  std::vector<Tensor> sums_;  // of 2^i micro-batches
+};
+
+}  // namespace tessera::dist

@@ -1,0 +1,410 @@
+#include "dist/launch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "comm/socket.h"
+#include "comm/status.h"
+#include "runtime/error.h"
+#include "runtime/parallel.h"
+
+namespace tessera::dist {
+namespace {
+
+using comm::Deadline;
+using comm::File;
+using comm::Status;
+
+/// Blocks these signals for this thread and makes them readable, while it lives.
+class Signals {
+ public:
+  Signals() {
+    sigemptyset(&set_);
+    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set_, signal);
+    ::pthread_sigmask(SIG_BLOCK, &set_, &before_);
+    file_ = File(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
+    check(file_.open(), "launch: signalfd: ", std::strerror(errno));
+  }
+  ~Signals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  Signals(const Signals&) = delete;
+  int file() const { return file_.number(); }
+  const sigset_t& before() const { return before_; }
+  /// The next signal that has arrived, or 0.
+  int take() const {
+    signalfd_siginfo info{};
+    return ::read(file_.number(), &info, sizeof(info)) == sizeof(info) ? int(info.ssi_signo) : 0;
+  }
+
+ private:
+  sigset_t set_{}, before_{};
+  File file_;
+};
+
+/// The page in which a rank notes what it does.
+class StatusPage {
+ public:
+  StatusPage() : file_(::memfd_create("tessera-status", MFD_CLOEXEC)) {
+    check(file_.open() && ::ftruncate(file_.number(), sizeof(Status)) == 0,
+          "launch: memfd_create: ", std::strerror(errno));
+    void* const page = ::mmap(nullptr, sizeof(Status), PROT_READ | PROT_WRITE, MAP_SHARED, file_.number(), 0);
+    check(page != MAP_FAILED, "launch: mmap: ", std::strerror(errno));
+    status_ = ::new (page) Status();
+  }
+  ~StatusPage() { ::munmap(status_, sizeof(Status)); }
+  StatusPage(const StatusPage&) = delete;
+  int file() const { return file_.number(); }
+  const Status& operator*() const { return *status_; }
+  const Status* operator->() const { return status_; }
+
+ private:
+  File file_;
+  Status* status_ = nullptr;
+};
+
+/// What a rank writes to one of its standard files, cut into lines.
+struct Stream {
+  File from = File();
+  bool is_error = false;
+  std::string rest = {};
+};
+
+struct Process {
+  int rank = 0;
+  pid_t pid = -1;
+  std::unique_ptr<StatusPage> page;
+  std::array<Stream, 2> streams;
+  File log;
+  bool ended = false, killed_by_us = false;
+  int status = 0;  // of waitpid
+  int order = 0;   // in which the failed ones ended; 0: not failed
+
+  bool failed() const { return ended && status != 0; }
+};
+
+std::string random_token() {
+  unsigned char bytes[16];
+  check(::getrandom(bytes, sizeof(bytes), 0) == sizeof(bytes), "launch: getrandom: ", std::strerror(errno));
+  std::string text;
+  for (const unsigned char byte : bytes)
+    text += "0123456789abcdef"[byte >> 4], text += "0123456789abcdef"[byte & 15];
+  return text;
+}
+
+struct Address {
+  std::string host;
+  int port = 0;
+};
+
+Address parse_master(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  Address address{text.substr(0, std::min(colon, text.size()))};
+  const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
+  const auto [end, code] = std::from_chars(port.data(), port.data() + port.size(), address.port);
+  check(!address.host.empty() && !port.empty() && code == std::errc() && end == port.data() + port.size() &&
+            address.port >= 1 && address.port <= 65535,
+        "launch: --master \"", text, "\"; expected HOST:PORT, such as node0:29500");
+  return address;
+}
+
+/// One start of all ranks of this machine, to their end.
+class Job {
+ public:
+  Job(const LaunchOptions& options, const std::vector<std::string>& command, const Signals& signals,
+      const File& listener, const Address& master, const std::string& token, int attempt)
+      : options_(options), signals_(signals) {
+    for (int local = 0; local < options.ranks; ++local) {
+      const std::map<std::string, std::string> variables = variables_of(local, master, token, attempt);
+      start(local, command, variables, listener, attempt);
+    }
+  }
+
+  ~Job() {
+    for (Process& process : processes_)
+      if (!process.ended) ::kill(process.pid, SIGKILL), ::waitpid(process.pid, nullptr, 0);
+  }
+  Job(const Job&) = delete;
+
+  void wait() {
+    while (!std::ranges::all_of(processes_, [](const Process& p) { return p.ended; })) {
+      std::vector<pollfd> files{{signals_.file(), POLLIN, 0}};
+      for (const Process& p : processes_)
+        for (const Stream& stream : p.streams) files.push_back({stream.from.number(), POLLIN, 0});
+      const int ready = ::poll(files.data(), files.size(), patience_ ? patience_->milliseconds() : -1);
+      check(ready >= 0 || errno == EINTR, "launch: poll: ", std::strerror(errno));
+      read_streams(false);
+      while (const int signal = signals_.take())
+        if (signal != SIGCHLD) pass_on(signal);
+      collect();
+      if (patience_ && patience_->passed()) kill_rest();
+    }
+    read_streams(true);
+  }
+
+  bool interrupted() const { return interrupted_; }
+  /// The rank that failed first; null if none did.
+  const Process* first_failed() const {
+    const Process* first = nullptr;
+    for (const Process& p : processes_)
+      if (p.failed() && !p.killed_by_us && (!first || p.order < first->order)) first = &p;
+    if (!first) return nullptr;
+    // It may have ended because of another one, which is collected after it.
+    const int blamed = (*first->page)->blames;
+    for (const Process& p : processes_)
+      if (p.rank == blamed && p.failed() && !p.killed_by_us) return &p;
+    return first;
+  }
+  int code() const {
+    int code = 0;
+    for (const Process& p : processes_)
+      if (code == 0) code = code_of(p);
+    return code;
+  }
+  static int code_of(const Process& p) {
+    return WIFSIGNALED(p.status) ? 128 + WTERMSIG(p.status) : WEXITSTATUS(p.status);
+  }
+  /// The folder of the run, if there is one already.
+  std::string run() const {
+    const auto& text = (*processes_.front().page)->run;
+    return std::string(text, ::strnlen(text, sizeof(text)));
+  }
+
+  std::string cause(const Process& p) const {
+    const Status& status = **p.page;
+    std::ostringstream text;
+    text << "rank " << p.rank << " (pid " << p.pid << " on " << comm::host_name() << ") ";
+    if (WIFSIGNALED(p.status))
+      text << "was killed by signal " << WTERMSIG(p.status) << " (" << ::strsignal(WTERMSIG(p.status)) << ")";
+    else
+      text << "ended with status " << WEXITSTATUS(p.status);
+    if (const int64_t step = status.step; step >= 0) text << " in step " << step;
+    if (status.call[0]) text << (status.in_call ? ", in " : ", after ") << terminated(status.call);
+    if (status.error[0]) text << ": " << terminated(status.error);
+    text << "; see " << log_of(p.rank);
+    return text.str();
+  }
+
+ private:
+  template <size_t N>
+  static std::string terminated(const char (&text)[N]) {
+    return std::string(text, ::strnlen(text, N));
+  }
+
+  int rank_of(int local) const { return options_.node * options_.ranks + local; }
+  std::string log_of(int rank) const { return options_.logs + "/rank-" + std::to_string(rank) + ".log"; }
+
+  std::map<std::string, std::string> variables_of(int local, const Address& master, const std::string& token,
+                                                  int attempt) const {
+    std::map<std::string, std::string> v = {
+        {"RANK", std::to_string(rank_of(local))},
+        {"WORLD_SIZE", std::to_string(options_.ranks * options_.nodes)},
+        {"LOCAL_RANK", std::to_string(local)},
+        {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
+        {"MASTER_ADDR", master.host},
+        {"MASTER_PORT", std::to_string(master.port)},
+        {"TESSERA_JOB",
+         token + "-" + std::to_string(attempt)},  // one that was killed may still be in the queue
+        {"TESSERA_RESTART", std::to_string(attempt)},
+        {"NCCL_NVLS_ENABLE", "0"}};
+    const char *own = std::getenv("TESSERA_THREADS"), *openmp = std::getenv("OMP_NUM_THREADS");
+    if (!(own && *own) && !(openmp && *openmp))
+      v["TESSERA_THREADS"] = std::to_string(std::max(1, cpu_threads() / options_.ranks));
+    return v;
+  }
+
+  void start(int local, const std::vector<std::string>& command,
+             const std::map<std::string, std::string>& variables, const File& listener, int attempt) {
+    Process process;
+    process.rank = rank_of(local);
+    process.page = std::make_unique<StatusPage>();
+    const std::string log = log_of(process.rank);
+    process.log =
+        File(::open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (attempt > 0 ? O_APPEND : O_TRUNC), 0666));
+    check(process.log.open(), "launch: ", log, ": ", std::strerror(errno));
+    int pipes[2][2];
+    for (auto& ends : pipes) check(::pipe2(ends, O_CLOEXEC) == 0, "launch: pipe: ", std::strerror(errno));
+    std::vector<char*> arguments;
+    for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    const pid_t parent = ::getpid();
+    process.pid = ::fork();
+    check(process.pid >= 0, "launch: fork: ", std::strerror(errno));
+    if (process.pid == 0) {
+      become(parent, pipes[0][1], pipes[1][1], process.page->file(),
+             local == 0 && options_.node == 0 ? listener.number() : -1, variables);
+      ::execvp(arguments[0], arguments.data());
+      const std::string text = "tessera: launch: " + command[0] + ": " + std::strerror(errno) + "\n";
+      if (::write(STDERR_FILENO, text.data(), text.size()) < 0) ::_exit(126);
+      ::_exit(127);
+    }
+    for (int i = 0; i < 2; ++i) {
+      ::close(pipes[i][1]);
+      process.streams[size_t(i)].from = File(pipes[i][0]), process.streams[size_t(i)].is_error = i == 1;
+      ::fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
+    }
+    if (options_.started) options_.started(process.rank, int(process.pid));
+    processes_.push_back(std::move(process));
+  }
+
+  /// In the child: the rank's files, variables and signals.
+  void become(pid_t parent, int out, int err, int page, int listener,
+              const std::map<std::string, std::string>& variables) const {
+    // A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(125);  // it died before
+    const int nothing = ::open("/dev/null", O_RDONLY);
+    ::dup2(nothing, STDIN_FILENO), ::dup2(out, STDOUT_FILENO), ::dup2(err, STDERR_FILENO);
+    for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
+    ::setenv(comm::kStatusVariable, std::to_string(::dup(page)).c_str(), 1);
+    if (listener >= 0)
+      ::setenv("TESSERA_LISTENER", std::to_string(::dup(listener)).c_str(), 1);
+    else
+      ::unsetenv("TESSERA_LISTENER");
+    ::pthread_sigmask(SIG_SETMASK, &signals_.before(), nullptr);
+  }
+
+  void read_streams(bool to_the_end) {
+    for (Process& p : processes_)
+      for (Stream& stream : p.streams) {
+        std::array<char, 1 << 16> bytes;
+        while (stream.from.open()) {
+          const ssize_t got = ::read(stream.from.number(), bytes.data(), bytes.size());
+          if (got > 0) {
+            keep(p, {bytes.data(), size_t(got)});
+            stream.rest.append(bytes.data(), size_t(got));
+            pass_lines(p, stream);
+          } else if (got == 0 || (errno != EINTR && errno != EAGAIN)) {
+            stream.from.close();
+          } else if (errno == EAGAIN) {
+            break;
+          }
+        }
+        if (!stream.rest.empty() && (to_the_end || !stream.from.open())) {
+          stream.rest += '\n';
+          pass_lines(p, stream);
+        }
+      }
+  }
+
+  static void keep(const Process& p, std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t put = ::write(p.log.number(), bytes.data(), bytes.size());
+      if (put < 0 && errno != EINTR) return;  // a full disk: what the rank said is still shown
+      bytes.remove_prefix(put > 0 ? size_t(put) : 0);
+    }
+  }
+
+  void pass_lines(const Process& p, Stream& stream) const {
+    size_t end;
+    while ((end = stream.rest.find('\n')) != std::string::npos) {
+      (stream.is_error ? options_.err
+                       : options_.out)("[" + std::to_string(p.rank) + "] " + stream.rest.substr(0, end + 1));
+      stream.rest.erase(0, end + 1);
+    }
+  }
+
+  void pass_on(int signal) {
+    interrupted_ = true;
+    for (const Process& p : processes_)
+      if (!p.ended) ::kill(p.pid, signal);
+  }
+
+  void collect() {
+    for (Process& p : processes_) {
+      if (p.ended || ::waitpid(p.pid, &p.status, WNOHANG) != p.pid) continue;
+      p.ended = true;
+      if (p.status == 0) continue;
+      p.order = ++failed_;
+      if (!patience_) patience_.emplace(options_.grace);
+    }
+  }
+
+  void kill_rest() {
+    patience_.reset();
+    for (Process& p : processes_)
+      if (!p.ended) p.killed_by_us = true, ::kill(p.pid, SIGKILL);
+  }
+
+  const LaunchOptions& options_;
+  const Signals& signals_;
+  std::vector<Process> processes_;
+  bool interrupted_ = false;
+  int failed_ = 0;
+  std::optional<Deadline> patience_;  // with the ranks that have not ended, after a failure
+};
+
+void check_options(const LaunchOptions& o) {
+  check(o.ranks >= 1 && o.ranks <= 4096, "launch: -n ", o.ranks, "; expected 1 to 4096 ranks per machine");
+  check(o.nodes >= 1, "launch: --nodes ", o.nodes, "; expected at least 1");
+  check(o.node >= 0 && o.node < o.nodes, "launch: --node ", o.node, " of --nodes ", o.nodes,
+        "; nodes count from 0");
+  check(o.nodes == 1 || !o.master.empty(), "launch: --nodes ", o.nodes,
+        " needs --master HOST:PORT, the name of node 0 and a free port there, the same on all nodes");
+  check(o.restarts >= 0, "launch: --restarts ", o.restarts, "; expected 0 or more");
+  check(!o.command.empty(), "launch: nothing to run; name it after --, such as -- train gpt --text FILE");
+}
+
+/// Nodes share no secret but what they were all told.
+std::string token_of(const LaunchOptions& options) {
+  if (options.nodes == 1) return random_token();
+  std::string text =
+      options.master + " " + std::to_string(options.nodes) + "x" + std::to_string(options.ranks);
+  for (size_t i = 1; i < options.command.size(); ++i) text += " " + options.command[i];
+  return std::to_string(std::hash<std::string>()(text));
+}
+
+}  // namespace
+
+LaunchEnd launch(const LaunchOptions& options) {
+  check_options(options);
+  Address master = options.master.empty() ? Address{"127.0.0.1", 0} : parse_master(options.master);
+  File listener;
+  if (options.node == 0) {
+    listener = comm::listen_on(master.port, !comm::is_loopback(master.host));
+    master.port = comm::port_of(listener);
+  }
+  std::error_code error;
+  std::filesystem::create_directories(options.logs, error);
+  check(!error, "launch: --logs ", options.logs, ": ", error.message());
+  const std::string token = token_of(options);
+  const Signals signals;
+  LaunchEnd end;
+  std::vector<std::string> command = options.command;
+  while (true) {
+    Job job(options, command, signals, listener, master, token, end.restarted);
+    job.wait();
+    const Process* const failed = job.first_failed();
+    end.code = job.code();
+    end.cause.clear();
+    if (!failed || job.interrupted()) return end;
+    end.code = Job::code_of(*failed);
+    end.cause = job.cause(*failed);
+    if (end.restarted >= options.restarts) return end;
+    end.restarted += 1;
+    options.err("tessera: " + end.cause + "\ntessera: restart " + std::to_string(end.restarted) + " of " +
+                std::to_string(options.restarts) + "\n");
+    if (options.resumed && !job.run().empty()) command = options.resumed(job.run());
+  }
+}
+
+}  // namespace tessera::dist

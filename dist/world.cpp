@@ -1,0 +1,37 @@
+#include "dist/world.h"
+
+#include "comm/nccl.h"
+
+namespace tessera::dist {
+
+World::World(comm::Communicator host, comm::Communicator data, Place place)
+    : place_(std::move(place)), host_(std::move(host)), data_(std::move(data)) {}
+
+World World::join(const std::string& what, std::function<void(const std::string& message)> lost) {
+  const Place place = own_place();
+  if (place.size == 1) return World();
+  const comm::Communicator host =
+      comm::connect_tcp({.meeting = meeting_of(place, what), .lost = std::move(lost)});
+  return World(host, host, place);
+}
+
+Device World::device() const {
+  const int gpus = Device::cuda_count();
+  if (gpus == 0) return Device::cpu();
+  check(place_.local_size <= gpus, "this machine has ", place_.local_size, " ranks and ", gpus,
+        gpus == 1 ? " GPU" : " GPUs",
+        "; each rank needs one of its own: start fewer ranks, or give --device cpu");
+  return Device::cuda(place_.local_rank);
+}
+
+const comm::Communicator& World::data(Device device) const {
+  if (data_.takes(device)) return data_;
+  if (!*gpu_) {
+    check(comm::nccl_lacks().empty(), "several ranks on ", device.name(), " need NCCL: ", comm::nccl_lacks(),
+          "; or train on the CPU (--device cpu)");
+    gpu_->emplace(comm::connect_nccl(host_, device));
+  }
+  return **gpu_;
+}
+
+}  // namespace tessera::dist

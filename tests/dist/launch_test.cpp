@@ -1,0 +1,138 @@
+#include "dist/launch.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+
+#include "comm/socket.h"
+#include "tests/dist/launched.h"
+#include "tests/errors.h"
+
+// Ranks as `tessera launch` starts them: here programs of the shell.
+
+namespace tessera::dist {
+namespace {
+
+using test::Folder;
+using test::launched;
+using test::Said;
+
+std::vector<std::string> shell(const std::string& script) {
+  return {"/bin/sh", "-c", script};
+}
+
+TEST(Launch, TagsLinesAndKeepsLogs) {
+  const Folder folder;
+  const Said said = launched(
+      folder,
+      {.ranks = 3,
+       .command = shell("echo I am $RANK of $WORLD_SIZE at $LOCAL_RANK; echo $RANK >&2; printf end")});
+  EXPECT_EQ(said.end.code, 0);
+  EXPECT_EQ(said.end.cause, "");
+  for (int r = 0; r < 3; ++r) {
+    const std::string n = std::to_string(r);
+    EXPECT_NE(said.out.find("[" + n + "] I am " + n + " of 3 at " + n + "\n"), std::string::npos) << said.out;
+    EXPECT_NE(said.out.find("[" + n + "] end\n"), std::string::npos) << said.out;
+    EXPECT_NE(said.err.find("[" + n + "] " + n + "\n"), std::string::npos) << said.err;
+    EXPECT_NE(folder.get("ranks/rank-" + n + ".log").find("I am " + n), std::string::npos);
+  }
+}
+
+TEST(Launch, GivesEveryRankItsVariables) {
+  const Folder folder;
+  const Said said =
+      launched(folder, {.ranks = 2,
+                        .nodes = 2,
+                        .node = 1,
+                        .master = "node0:4000",
+                        .command = shell("echo $RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT "
+                                         "$NCCL_NVLS_ENABLE ${TESSERA_LISTENER:-none}")});
+  EXPECT_NE(said.out.find("[2] 2 2 node0 4000 0 none\n"), std::string::npos) << said.out;
+  EXPECT_NE(said.out.find("[3] 3 2 node0 4000 0 none\n"), std::string::npos) << said.out;
+}
+
+TEST(Launch, NamesTheRankThatFailedAndItsStatus) {
+  const Folder folder;
+  const Said said = launched(
+      folder, {.ranks = 3, .command = shell("[ $RANK = 1 ] && exit 5; exec sleep 1000"), .grace = 0.01});
+  EXPECT_EQ(said.end.code, 5);
+  expect_parts(said.end.cause, {"rank 1 (pid ", "ended with status 5", "rank-1.log"});
+}
+
+TEST(Launch, NamesTheSignal) {
+  const Folder folder;
+  const Said said = launched(
+      folder, {.ranks = 3, .command = shell("[ $RANK = 2 ] && kill -9 $$; exec sleep 1000"), .grace = 0.01});
+  EXPECT_EQ(said.end.code, 128 + SIGKILL);
+  expect_parts(said.end.cause, {"rank 2 (pid ", "was killed by signal 9 (Killed)"});
+}
+
+TEST(Launch, LeavesNoProcess) {
+  const Folder folder;
+  std::vector<int> pids;
+  launched(folder, {.ranks = 4,
+                    .command = shell("[ $RANK = 0 ] && exit 1; exec sleep 1000"),
+                    .grace = 0.01,
+                    .started = [&](int, int pid) { pids.push_back(pid); }});
+  EXPECT_EQ(pids.size(), 4u);
+  for (const int pid : pids) EXPECT_NE(::kill(pid, 0), 0);
+}
+
+TEST(Launch, StartsAgain) {
+  const Folder folder;
+  const std::string script = "[ $RANK = 1 ] && [ $TESSERA_RESTART -lt 2 ] && exit 3; exit 0";
+  const Said said = launched(folder, {.ranks = 2, .restarts = 3, .command = shell(script)});
+  EXPECT_EQ(said.end.code, 0);
+  EXPECT_EQ(said.end.restarted, 2);
+  expect_parts(said.err, {"restart 1 of 3", "restart 2 of 3", "ended with status 3"});
+  const Said enough = launched(folder, {.ranks = 2, .restarts = 1, .command = shell(script)});
+  EXPECT_EQ(enough.end.code, 3);
+  EXPECT_EQ(enough.end.restarted, 1);
+}
+
+TEST(Launch, PassesSignalsOnOnce) {
+  const Folder folder;
+  std::atomic<int> ready = 0;
+  LaunchOptions options{
+      .ranks = 2,
+      .command = shell(
+          "n=0; trap 'n=$((n+1)); echo got $n; exit 7' TERM; echo ready; while :; do sleep 0.01; done")};
+  std::string out;
+  options.logs = folder / "ranks";
+  options.out = [&](const std::string& line) {
+    out += line;
+    if (line.find("ready") != std::string::npos && ++ready == 2) ::kill(::getpid(), SIGTERM);
+  };
+  const LaunchEnd end = launch(options);
+  EXPECT_EQ(end.code, 7);
+  EXPECT_EQ(end.cause, "") << "an end that was asked for is no failure";
+  expect_parts(out, {"[0] got 1", "[1] got 1"});
+}
+
+TEST(Launch, WhatCannotBeIsRefused) {
+  const auto refuses = [](const LaunchOptions& options, std::initializer_list<const char*> parts) {
+    const Folder folder;
+    expect_error([&] { launched(folder, options); }, parts);
+  };
+  refuses({.ranks = 0, .command = shell("")}, {"-n 0"});
+  refuses({.ranks = 5000, .command = shell("")}, {"-n 5000", "4096"});
+  refuses({.nodes = 2, .command = shell("")}, {"--nodes 2 needs --master HOST:PORT"});
+  refuses({.nodes = 2, .node = 2, .master = "a:1", .command = shell("")}, {"--node 2 of --nodes 2"});
+  refuses({.nodes = 0, .command = shell("")}, {"--nodes 0"});
+  refuses({.restarts = -1, .command = shell("")}, {"--restarts -1"});
+  for (const char* master : {"node0", "node0:", ":29500", "node0:x", "node0:0", "node0:70000", "node0:1 "})
+    refuses({.nodes = 2, .master = master, .command = shell("")}, {"--master \"", "expected HOST:PORT"});
+  refuses({}, {"nothing to run", "-- train gpt"});
+  const comm::File taken = comm::listen_on(0, false);
+  refuses({.master = "127.0.0.1:" + std::to_string(comm::port_of(taken)), .command = shell("")},
+          {"is taken by another program"});
+  const Folder folder;
+  const Said said = launched(folder, {.ranks = 2, .command = {"/no/such/program"}});
+  EXPECT_EQ(said.end.code, 127);
+  expect_parts(said.err, {"launch: /no/such/program: No such file"});
+}
+
+}  // namespace
+}  // namespace tessera::dist

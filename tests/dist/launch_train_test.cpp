@@ -1,0 +1,206 @@
+#if defined(TESSERA_PROGRAM)  // a build without the command has nothing to launch
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <map>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "tests/dist/launched.h"
+#include "tests/errors.h"
+#include "tests/place.h"
+
+// Runs of `tessera train` on several ranks: the same bits on any number of them, and a clean end when one
+// dies.
+
+namespace tessera::dist {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Folder;
+using test::launched;
+using test::Said;
+
+std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+std::vector<std::string> tessera(const std::string& line) {
+  std::vector<std::string> words = words_of(line);
+  words.insert(words.begin(), tessera::test::place("TESSERA_PROGRAM", TESSERA_PROGRAM));
+  return words;
+}
+
+const std::string kTnp =
+    " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 2 --emb-hidden 8 --components 2 --m 4 --n 4 "
+    "--batch-size 2 --eval-tasks 4 --quiet";
+
+/// A text of its own for language models: words in an order that repeats itself late.
+void write_text(const Folder& folder) {
+  std::ofstream out(folder.path / "text.txt");
+  for (int i = 0; i < 3000; ++i) out << "word" << (i * i) % 97 << (i % 11 ? " " : ".\n");
+}
+
+std::string gpt_flags(const Folder& folder) {
+  return " --device cpu --text " + folder / "text.txt" +
+         " --tokenizer-kind byte --d-model 16 --n-head 2 --layers 2 --d-ff 32 --length 16 --batch-size 2 "
+         "--dropout 0.1 "
+         "--ngram 0 --sample-tokens 0 --eval-tokens 64 --quiet";
+}
+
+std::string checkpoint(const Folder& folder, const std::string& run, int step) {
+  std::string digits = std::to_string(step);
+  return folder.get("runs/" + run + "/checkpoints/step-" + std::string(6 - digits.size(), '0') + digits +
+                    ".safetensors");
+}
+
+Said train(const Folder& folder, int ranks, const std::string& line) {
+  return launched(folder, {.ranks = ranks, .command = tessera("train " + line)});
+}
+
+/// Runs on 1, 2 and 4 ranks that end with the same bytes.
+void expect_same_end(const Folder& folder, const std::string& model, const std::string& flags, int steps) {
+  const std::string line = model + flags + " --runs " + folder / "runs" +
+                           " --accumulate 4 --order global --steps " + std::to_string(steps) +
+                           " --warmup 2 --name ";
+  for (const int ranks : {1, 2, 4}) {
+    const Said said = train(folder, ranks, line + "r" + std::to_string(ranks));
+    EXPECT_EQ(said.end.code, 0) << said.err << said.end.cause;
+  }
+  const std::string alone = checkpoint(folder, "r1", steps);
+  EXPECT_FALSE(alone.empty());
+  for (const char* run : {"r2", "r4"}) EXPECT_TRUE(checkpoint(folder, run, steps) == alone) << run;
+}
+
+TEST(LaunchTrain, TnpHasTheSameBitsOnAnyNumberOfRanks) {
+  const Folder folder;
+  expect_same_end(folder, "tnp", kTnp, 12);
+}
+
+TEST(LaunchTrain, GptWithDropoutHasTheSameBitsOnAnyNumberOfRanks) {
+  const Folder folder;
+  write_text(folder);
+  expect_same_end(folder, "gpt", gpt_flags(folder), 8);
+}
+
+TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
+  const Folder folder;
+  const std::string flags =
+      kTnp + " --runs " + folder / "runs" + " --accumulate 2 --schedule constant --warmup 0";
+  EXPECT_EQ(train(folder, 2, "tnp" + flags + " --steps 9 --name whole").end.code, 0);
+  EXPECT_EQ(train(folder, 2, "tnp" + flags + " --steps 3 --name parts").end.code, 0);
+  for (const int ranks : {1, 2}) {
+    const Said said = train(folder, ranks,
+                            "tnp --device cpu --quiet --resume " + folder / "runs/parts" + " --steps " +
+                                (ranks == 1 ? "6" : "9"));
+    EXPECT_EQ(said.end.code, 0) << said.err;
+  }
+  EXPECT_FALSE(checkpoint(folder, "whole", 9).empty());
+  // But for the number of steps the job was told first, which the file names.
+  EXPECT_EQ(checkpoint(folder, "whole", 9) == checkpoint(folder, "parts", 9), true);
+}
+
+TEST(LaunchTrain, RefusesWhatRanksCannotShare) {
+  const Folder folder;
+  const auto refuses = [&](int ranks, const std::string& line, int code,
+                           std::initializer_list<const char*> parts) {
+    const Said said = train(folder, ranks, line + kTnp + " --runs " + folder / "runs");
+    EXPECT_EQ(said.end.code, code) << said.err;
+    expect_parts(said.err, parts);
+    EXPECT_FALSE(fs::exists(folder.path / "runs") && !fs::is_empty(folder.path / "runs")) << line;
+  };
+  refuses(2, "tnp --accumulate 3", 1, {"--accumulate 3 micro-batches per step on 2 ranks", "multiple of 2"});
+  refuses(4, "tnp --accumulate 2", 1, {"--accumulate 2", "on 4 ranks", "multiple of 4"});
+  refuses(2, "tnp --accumulate 6", 1, {"3 micro-batches each", "power of two", "--order world"});
+  refuses(2, "tnp --order sideways", 2, {"--order", "sideways"});
+  refuses(2, "tnp --accumulate 0", 2, {"--accumulate"});
+}
+
+/// Kills a rank of a run in training as soon as `ready`, and expects what the others and the launcher say.
+void expect_killed(const Folder& folder, int dead, const std::function<bool()>& ready) {
+  std::map<int, int> pids;
+  std::atomic<int> target = 0;
+  LaunchOptions options{.ranks = 4,
+                        .command = tessera("train tnp" + kTnp + " --runs " + folder / "runs" +
+                                           " --name dead --steps 1000000 --log-every 1 --save-every 5"),
+                        .started = [&](int rank, int pid) {
+                          pids[rank] = pid;
+                          if (rank == 3) target = pids[dead];
+                        }};
+  std::jthread killer([&](const std::stop_token& stop) {
+    while (!stop.stop_requested() && (target == 0 || !ready())) ::usleep(1000);
+    if (target != 0) ::kill(target, SIGKILL);
+  });
+  const Said said = launched(folder, options);
+  EXPECT_EQ(said.end.code, 128 + SIGKILL) << said.err;
+  const std::string name = "rank " + std::to_string(dead) + " (pid " + std::to_string(pids[dead]);
+  expect_parts(said.end.cause, {name.c_str(), "was killed by signal 9"});
+  EXPECT_EQ(said.end.cause.find('\n'), std::string::npos);
+  for (const auto& [rank, pid] : pids) EXPECT_NE(::kill(pid, 0), 0) << "rank " << rank << " is left";
+  for (int r = 0; r < 4; ++r) {
+    if (r == dead) continue;
+    const std::string log = folder.get("ranks/rank-" + std::to_string(r) + ".log");
+    EXPECT_NE(log.find("rank " + std::to_string(dead)), std::string::npos) << "rank " << r << " says " << log;
+  }
+}
+
+class LaunchKilled : public ::testing::TestWithParam<int> {};
+
+TEST_P(LaunchKilled, InTraining) {
+  const Folder folder;
+  std::mt19937 engine{unsigned(GetParam())};
+  const size_t bytes = 1 + engine() % 4000;
+  expect_killed(folder, GetParam() % 4, [&] { return folder.get("runs/dead/metrics.jsonl").size() > bytes; });
+}
+
+TEST_P(LaunchKilled, InASave) {
+  const Folder folder;
+  expect_killed(folder, GetParam() % 4, [&] {
+    std::error_code code;
+    for (fs::directory_iterator at(folder.path / "runs/dead/checkpoints", code), end; !code && at != end;
+         at.increment(code))
+      if (at->path().filename().string().starts_with(".")) return true;
+    return false;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rank, LaunchKilled, ::testing::Range(0, 5));
+
+TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
+  const Folder folder;
+  const std::string flags =
+      kTnp + " --runs " + folder / "runs" + " --steps 400 --save-every 10 --log-every 1 --name ";
+  EXPECT_EQ(train(folder, 2, "tnp" + flags + "whole").end.code, 0);
+  std::atomic<int> victim = 0;
+  std::atomic<bool> killed = false;
+  LaunchOptions options{
+      .ranks = 2,
+      .restarts = 1,
+      .command = tessera("train tnp" + flags + "again"),
+      .resumed =
+          [&](const std::string& run) { return tessera("train tnp --device cpu --quiet --resume " + run); },
+      .started =
+          [&](int rank, int pid) {
+            if (rank == 1) victim = pid;
+          }};
+  std::jthread killer([&](const std::stop_token& stop) {
+    while (!stop.stop_requested() && !fs::exists(folder / "runs/again/checkpoints/step-000020.safetensors"))
+      ::usleep(1000);
+    if (!stop.stop_requested()) killed = ::kill(victim, SIGKILL) == 0;
+  });
+  const Said said = launched(folder, options);
+  EXPECT_TRUE(killed);
+  EXPECT_EQ(said.end.code, 0) << said.err;
+  EXPECT_EQ(said.end.restarted, 1) << said.err;
+  EXPECT_FALSE(checkpoint(folder, "whole", 400).empty());
+  EXPECT_TRUE(checkpoint(folder, "whole", 400) == checkpoint(folder, "again", 400));
+}
+
+}  // namespace
+}  // namespace tessera::dist
+#endif
