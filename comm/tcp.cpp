@@ -15,6 +15,7 @@
 #include <sstream>
 #include <thread>
 
+#include "comm/deadline.h"
 #include "comm/links.h"
 #include "comm/status.h"
 
@@ -347,7 +348,11 @@ class TcpLinks : public Links {
 Communicator connect_tcp(const TcpOptions& options) {
   Connections connections = meet(options.meeting);
   if (options.meeting.size == 1) return Communicator();
-  return Communicator(make_host_transport(std::make_shared<TcpLinks>(options, std::move(connections))));
+  const auto transport = make_host_transport(std::make_shared<TcpLinks>(options, std::move(connections)));
+  // None leaves before all have connected: that would look like a death to those that still wait.
+  const TimeoutScope patience(options.meeting.seconds);
+  transport->run(Call(), Tensor(), Tensor());
+  return Communicator(transport);
 }
 
 }  // namespace tessera::comm
