@@ -60,7 +60,8 @@ void add_slice_cases(std::vector<Case>& cases, const Case& plain, int64_t count)
                                 SelectMode::random, SelectMode::importance})
     for (const WeightGrad kind : {WeightGrad::none, WeightGrad::slice, WeightGrad::full}) {
       Case one = plain;
-      for (const auto& [name, value] : slice_case(mode, count, kind).values()) one.attrs.set(name, value);
+      const Attrs slice = slice_case(mode, count, kind);
+      for (const auto& [name, value] : slice.values()) one.attrs.set(name, value);
       one.gradcheck = false;  // not the slope of y: tests/ops/linear_slice_test.cpp has that check
       cases.push_back(one);
     }
