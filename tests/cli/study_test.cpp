@@ -278,14 +278,24 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
   EXPECT_TRUE(holds_all(unknown.err, "metric is \"eval_score\"|did not log|eval_nll")) << unknown.err;
 }
 
+/// A file of studies/.
+std::string study_of_repository(const std::string& name) {
+  std::ifstream in(tessera::test::place("TESSERA_TEST_DATA", TESSERA_TEST_DATA) + "/../studies/" + name);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(Study, TheCommandLinesOfTheRepositorysStudiesAreUnderstood) {
+  const Workplace at;
+  for (const char* name : {"demo.toml", "glue-backward.toml"}) {
+    at.put(name, study_of_repository(name));
+    EXPECT_TRUE(holds_all(said(at, std::string("study run --list ") + name), "pending      tessera train"))
+        << name;
+  }
+}
+
 TEST(SlowStudy, TheDemoOfTheRepositoryRuns) {
   const Workplace at;
-  const std::string demo =
-      tessera::test::place("TESSERA_TEST_DATA", TESSERA_TEST_DATA) + "/../studies/demo.toml";
-  at.put("demo.toml", [&] {
-    std::ifstream in(demo);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  }());
+  at.put("demo.toml", study_of_repository("demo.toml"));
   const std::string out = said(at, "study run demo.toml");
   EXPECT_TRUE(holds_all(out, "[18/18]|each arm at its best learning rate|muon")) << out;
   EXPECT_TRUE(fs::exists(at / "runs/demo/report.html"));
