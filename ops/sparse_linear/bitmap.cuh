@@ -37,7 +37,7 @@ struct BitmapArgs {
   int stages, stage_bytes, bitmaps_at;           // of a stage: values, bitmaps, info
 };
 
-/// Shared memory behind the stages.
+/// Shared memory after the stages.
 template <int kTiles>
 struct BitmapShared {
   gpu::Barrier full[kBitmapStages];
@@ -130,10 +130,10 @@ __device__ __forceinline__ void multiply_median(float (&sum)[kTiles][4], const c
       const uint32_t bits = halves[index];
       const int at = __shfl_sync(0xFFFFFFFFu, start, index) + __popc(bits & below);
       const uint32_t pair = bits >> bit & 3;
-      uint32_t first = 0, second = 0;
-      if (pair & 1) first = values[at];
-      if (pair & 2) second = values[at + int(pair & 1)];
-      a[b] = first | second << 16;
+      // Both are read in any case, at most two elements past the group's values, where its bitmaps lie: a
+      // branch would cost more.
+      const uint32_t first = values[at], second = values[at + int(pair & 1)];
+      a[b] = (pair & 1 ? first : 0) | (pair & 2 ? second << 16 : 0);
     }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {

@@ -53,7 +53,7 @@ void sparse_columns_cuda(const SparseCall& call) {
       if (args.tokens == 1)
         launch(device, args, tiles, multiply_columns<T, 1, 8, 3>);
       else if (args.tokens == 2)
-        launch(device, args, tiles, multiply_columns<T, 2, 8, 3>);
+        launch(device, args, tiles, multiply_columns<T, 2, 8, 2>);
       else if (args.tokens <= 4)
         launch(device, args, tiles, multiply_columns<T, 4, 8, 2>);
       else
@@ -80,7 +80,7 @@ void sparse_tiles_cuda(const SparseCall& call) {
       else if (args.tokens <= 4)
         launch(device, args, tiles, multiply_tiles<T, 4, 4, 2>);
       else
-        launch(device, args, tiles, multiply_tiles<T, 8, 2, 2>);
+        launch(device, args, tiles, multiply_tiles<T, 8, 2, 1>);
     }
   });
 }

@@ -42,17 +42,21 @@ inline constexpr int kListSteps = kTokens >= 4 ? 4 : 8;
 template <int kTokens>
 inline constexpr int kListInputs = kListSteps<kTokens>* kColumnThreads;
 
-/// The list of the inputs that count, and, when they are multiplied, the sums of the warps.
+/// The list of the inputs that count, and, when they are multiplied, the sums of the warps and of the block.
 template <int kTokens>
 struct ColumnShared {
-  union {
-    struct {
-      int input[kListInputs<kTokens>];
-      alignas(16) float x[kListInputs<kTokens>][kTokens];
-    } list;
-    alignas(16) float warps[kColumnWarps][kTileOutputs];
+  struct List {
+    int input[kListInputs<kTokens>];
+    alignas(16) float x[kListInputs<kTokens>][kTokens];
   };
-  alignas(16) float sums[kTokens][kTileOutputs];
+  struct Sums {
+    alignas(16) float of_warps[kColumnWarps][kTileOutputs];
+    alignas(16) float of_block[kTokens][kTileOutputs];
+  };
+  union {
+    List list;
+    Sums sums;
+  };
   int counts[kColumnWarps];
 };
 
@@ -128,22 +132,23 @@ __device__ __forceinline__ void finish_columns(ColumnShared<kTokens>& shared, co
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) {
     __syncthreads();  // the list, or the token before, is read
-    float4* const mine = reinterpret_cast<float4*>(&shared.warps[warp][lane * 8]);
+    float4* const mine = reinterpret_cast<float4*>(&shared.sums.of_warps[warp][lane * 8]);
     mine[0] = {sum[t][0], sum[t][1], sum[t][2], sum[t][3]};
     mine[1] = {sum[t][4], sum[t][5], sum[t][6], sum[t][7]};
     __syncthreads();
-    float total = shared.warps[0][threadIdx.x];
+    float total = shared.sums.of_warps[0][threadIdx.x];
 #pragma unroll
-    for (int w = 1; w < kColumnWarps; ++w) total += shared.warps[w][threadIdx.x];
-    shared.sums[t][threadIdx.x] = total;
+    for (int w = 1; w < kColumnWarps; ++w) total += shared.sums.of_warps[w][threadIdx.x];
+    shared.sums.of_block[t][threadIdx.x] = total;
   }
-  reduce_cluster(&shared.sums[0][0], args.tokens * kTileOutputs, args.blocks, [&](int i, float value) {
-    const int row = first + i % kTileOutputs;
-    if (row < args.to.out) args.to.store(i / kTileOutputs, row, value);
-  });
+  reduce_cluster(&shared.sums.of_block[0][0], args.tokens * kTileOutputs, args.blocks,
+                 [&](int i, float value) {
+                   const int row = first + i % kTileOutputs;
+                   if (row < args.to.out) args.to.store(i / kTileOutputs, row, value);
+                 });
 }
 
-/// kAhead columns are in flight per warp.
+/// kAhead columns are in flight per warp; a slot is filled again as soon as it was used.
 template <class T, int kTokens, int kAhead, int kBlocks>
 __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_columns(const ColumnArgs<T> args) {
   __shared__ ColumnShared<kTokens> shared;
@@ -156,26 +161,27 @@ __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_columns(cons
   gpu::wait_for_earlier();
 
   float sum[kTokens][8] = {};
+  gpu::Words<T> words[kAhead];
   for (int begin = from; begin < until; begin += kListInputs<kTokens>) {
     const int count = list_inputs<T, kTokens>(shared, args, begin, min(until, begin + kListInputs<kTokens>));
+    const auto load = [&](int a, int entry) {
+      if (entry >= count || left <= 0) return;
+      const T* const column = mine + shared.list.input[entry] * args.column_stride;
+      words[a] = left >= 8 ? gpu::load_once(column) : gpu::load_part(column, left);
+    };
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) load(a, warp + a * kColumnWarps);
     for (int base = warp; base < count; base += kColumnWarps * kAhead) {
-      gpu::Words<T> words[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
         const int entry = base + a * kColumnWarps;
-        if (entry >= count || left <= 0) continue;
-        const T* const column = mine + shared.list.input[entry] * args.column_stride;
-        words[a] = left >= 8 ? gpu::load_once(column) : gpu::load_part(column, left);
-      }
-#pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
-        const int entry = base + a * kColumnWarps;
-        if (entry >= count) continue;
+        if (entry >= count) break;
         float weight[8], x[kTokens];
         gpu::unpack(weight, words[a]);
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) x[t] = shared.list.x[entry][t];
         add_column<kTokens>(sum, weight, x);
+        load(a, entry + kColumnWarps * kAhead);
       }
     }
   }
@@ -183,10 +189,15 @@ __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_columns(cons
 }
 
 /// Tiled-CBC. Lane l has rows 8 l ... 8 l + 7 of a column tile: one byte of its bitmaps, and as many values,
-/// next to each other, as the byte has bits. Where they start is a scan over the eight words of the tile.
+/// next to each other, as the byte has bits. Where they start is a scan over the eight words of the tile. The
+/// values of a tile, up to 512 bytes from any place on, are read by aligned packs, one per lane, and pass
+/// through shared memory, where a lane finds its own; kAhead tiles at a time per warp.
+inline constexpr int kTileWords = (tiled_cbc::kGroupRows + 8) / 8;  // packs that a tile can touch
+
 template <class T, int kTokens, int kAhead, int kBlocks>
 __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_tiles(const ColumnArgs<T> args) {
   __shared__ ColumnShared<kTokens> shared;
+  __shared__ gpu::Words<T> staged[kColumnWarps][kAhead][kTileWords];
   gpu::let_later_start();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int group_row = int(blockIdx.x) / args.blocks, first = group_row * kTileOutputs,
@@ -198,22 +209,39 @@ __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_tiles(const 
   for (int begin = from; begin < until; begin += kListInputs<kTokens>) {
     const int count = list_inputs<T, kTokens>(shared, args, begin, min(until, begin + kListInputs<kTokens>));
     for (int base = warp; base < count; base += kColumnWarps * kAhead) {
-      uint32_t word[kAhead], start[kAhead];
-      const T* group[kAhead];
+      uint32_t word[kAhead], info[kAhead];
+      int start[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
         const int entry = base + a * kColumnWarps;
-        word[a] = 0, start[a] = 0, group[a] = args.values;
+        word[a] = 0, info[a] = 0, start[a] = 0;
         if (entry >= count) continue;
         const int j = shared.list.input[entry];
         const int64_t column = (int64_t(group_row) * args.group_columns + j / 64) * 64 + j % 64;
         word[a] = args.bitmaps[column * 8 + lane / 4];
-        start[a] = args.info[column] >> tiled_cbc::kCountBits;
-        group[a] = args.values + args.offsets[column / 64];
+        info[a] = args.info[column];
+        start[a] = args.offsets[column / 64];
       }
-      T value[kAhead][8];
+      gpu::Words<T> pack[kAhead], last[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
+        start[a] += int(info[a] >> tiled_cbc::kCountBits);
+        const int values = int(info[a] & ((1u << tiled_cbc::kCountBits) - 1));
+        const int packs = values == 0 ? 0 : (start[a] % 8 + values + 7) / 8;
+        const T* const aligned = args.values + start[a] / 8 * 8;
+        if (lane < packs) pack[a] = gpu::load_once(aligned + lane * 8);
+        if (kWarp + lane < packs) last[a] = gpu::load_once(aligned + (kWarp + lane) * 8);
+      }
+      __syncwarp();  // the tiles before are read
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        staged[warp][a][lane] = pack[a];
+        if (lane < kTileWords - kWarp) staged[warp][a][kWarp + lane] = last[a];
+      }
+      __syncwarp();
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int entry = base + a * kColumnWarps;
         // Bits of the words before this lane's: lanes of one word hold the same number.
         const uint32_t own = uint32_t(__popc(word[a]));
         uint32_t before = own;
@@ -222,21 +250,18 @@ __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_tiles(const 
           const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, before, step);
           if (lane >= step) before += other;
         }
-        const T* next = group[a] + start[a] + (before - own) + uint32_t(__popc(word[a] & below));
+        int at = start[a] % 8 + int(before - own) + __popc(word[a] & below);
         const uint32_t byte = word[a] >> (lane % 4 * 8) & 0xFF;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          value[a][i].bits = 0;
-          if (byte >> i & 1) value[a][i] = *next++;
-        }
-      }
-#pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
-        const int entry = base + a * kColumnWarps;
-        if (entry >= count) continue;
+        const T* const values = reinterpret_cast<const T*>(&staged[warp][a][0]);
         float weight[8], x[kTokens];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) weight[i] = float(value[a][i]);
+        for (int i = 0; i < 8; ++i) {
+          const bool stored = byte >> i & 1;
+          const float value = float(values[min(at, kTileWords * 8 - 1)]);  // read in any case: no branch
+          weight[i] = stored ? value : 0.0f;
+          at += stored;
+        }
+        if (entry >= count) continue;
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) x[t] = shared.list.x[entry][t];
         add_column<kTokens>(sum, weight, x);

@@ -16,8 +16,11 @@ std::vector<Tensor> arrays_of(const SparseWeight& weight) {
 }
 
 SparseWeight weight_of(const std::vector<Tensor>& in, const Attrs& attrs) {
-  const auto kept = [&](const Tensor& array) { return array.count() > 0 ? array : Tensor(); };
-  SparseWeight weight{.format = parse_sparse_format(attrs.word("format")),
+  const SparseFormat format = parse_sparse_format(attrs.word("format"));
+  const auto kept = [&](const Tensor& array) {
+    return format == SparseFormat::dense_columns ? Tensor() : array;
+  };
+  SparseWeight weight{.format = format,
                       .out = in[kWeight].size(0),
                       .in = in[kWeight].size(1),
                       .values = in[kValues],

@@ -183,6 +183,25 @@ TEST(SparseWeight, RefusesArraysThatDoNotFitTogether) {
   EXPECT_NE(message_of([&] { validate(columns, "layer"); }).find("expected [71, 130]"), std::string::npos);
 }
 
+TEST(SparseWeight, AcceptsOnlyArraysOfTheSameMatrix) {
+  // A changed bit of the index arrays is refused; what is accepted differs in values alone.
+  Rng rng(11);
+  const Tensor matrix = random_matrix(70, 66, DType::f16, 0.4, rng);
+  for (const SparseFormat format : {SparseFormat::tiled_cbc, SparseFormat::tca_bme}) {
+    const SparseWeight whole = compress(matrix, format);
+    for (int64_t round = 0; round < 3000; ++round) {
+      SparseWeight weight = whole;
+      Tensor* const arrays[] = {&weight.bitmaps, &weight.offsets, &weight.info};
+      Tensor& array = *arrays[round % 3];
+      array = array.clone();
+      const int64_t bit = (round * 7919) % int64_t(8 * array.bytes());
+      static_cast<unsigned char*>(array.raw())[bit / 8] ^= static_cast<unsigned char>(1 << bit % 8);
+      EXPECT_FALSE(message_of([&] { validate(weight, "layer"); }).empty())
+          << name_of(format) << " bit " << bit;
+    }
+  }
+}
+
 TEST(SparseWeight, SaysWhatItCannotCompress) {
   const auto says = [](const Tensor& weight) {
     return message_of([&] { compress(weight, SparseFormat::tca_bme); });
