@@ -145,6 +145,7 @@
 #include "io/weights.h"
 
 #include "pretrained/config.h"
+#include "pretrained/fingerprint.h"
 #include "pretrained/layers.h"
 #include "pretrained/load.h"
 #include "pretrained/names.h"

@@ -82,10 +82,16 @@ std::string text_of(const ops::Sampling& sampling) {
   return fmt::format("T={} k={} p={}", sampling.temperature, sampling.top_k, sampling.top_p);
 }
 
+/// What a record says of compressed weights and gates.
+std::string text_of(const DecodeSparse& sparse) {
+  const std::string format = sparse.format ? name_of(*sparse.format) : "dense-columns";
+  return fmt::format("{} w={} x={}", format, sparse.weight_sparsity, sparse.activation_sparsity);
+}
+
 template <class Model>
-void measure_model(const Model& model, const std::string& name, const DecodeBenchOptions& options,
+void measure_model(Model& model, const std::string& name, const DecodeBenchOptions& options,
                    std::vector<Record>& records) {
-  const double weights = bytes_of_step(model);
+  const double weights = bytes_of_step(model) + sparse_bytes(model, options.sparse.activation_sparsity);
   const plan::LanguageConfig config = model.config;
   for (const int64_t prompt : options.prompts) {
     models::Generator generator(model, options.batch, prompt + options.new_tokens - 1);
@@ -116,6 +122,8 @@ void measure_model(const Model& model, const std::string& name, const DecodeBenc
       record.op = "decode " + name;
       record.shape = {{"B", options.batch}, {"prompt", prompt}, {"new", options.new_tokens}};
       if (options.sampling.temperature > 0) record.attrs["sampling"] = text_of(options.sampling);
+      if (options.sparse.is_sparse()) record.attrs["sparse"] = text_of(options.sparse);
+      if (options.model_sparse) record.attrs["sparse"] = "of the model";
       record.dtype = name_of(model.config.dtype);
       record.device = options.device.name();
       record.gpu = options.device.card().name;
@@ -164,10 +172,18 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
     const auto config = pretrained::read_config(options.model).model;
     const std::string name = std::filesystem::path(options.model).filename().string();
     const pretrained::LoadOptions load{.dtype = options.dtype};
+    const bool is_sparse = pretrained::is_sparse_folder(options.model), dense = !options.model_sparse;
+    const auto measure = [&](auto model) {
+      if (options.model_sparse) pretrained::make_sparse(model, *options.model_sparse, options.model);
+      measure_model(model, name, options, records);
+    };
+    if (options.model_sparse) pretrained::check_sparse(options.model, *options.model_sparse);
     if (std::holds_alternative<models::LlamaConfig>(config))
-      measure_model(pretrained::load_llama(options.model, rng, options.device, load), name, options, records);
+      measure(is_sparse ? pretrained::load_sparse_llama(options.model, rng, options.device, load, dense)
+                        : pretrained::load_llama(options.model, rng, options.device, load));
     else
-      measure_model(pretrained::load_gpt(options.model, rng, options.device, load), name, options, records);
+      measure(is_sparse ? pretrained::load_sparse_gpt(options.model, rng, options.device, load, dense)
+                        : pretrained::load_gpt(options.model, rng, options.device, load));
     return records;
   }
   const auto found = shapes().find(options.shape);
@@ -178,9 +194,10 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   }());
   models::LlamaConfig config = found->second;
   config.dtype = options.dtype;
-  const models::Llama model(config, rng, options.device, models::Start::blank);
+  models::Llama model(config, rng, options.device, models::Start::blank);
   for (const auto& [name, parameter] : nn::parameters(model))
     if (parameter.rank() >= 2) fill_normal(parameter.detach(), 0, 0.02, rng);
+  if (options.sparse.is_sparse()) make_sparse(model, options.sparse, options.batch);
   measure_model(model, options.shape, options, records);
   return records;
 }

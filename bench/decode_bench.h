@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/decode_sparse.h"
 #include "bench/record.h"
 #include "ops/generation/sample.h"
 #include "tensor/tensor.h"
@@ -11,7 +12,10 @@ namespace tessera::bench {
 
 struct DecodeBenchOptions {
   std::string shape = "llama-2-7b";  // of decode_shapes(), with random weights; or
-  std::string model;                 // a Hugging Face model directory
+  std::string model;                 // a Hugging Face model directory, compressed or not
+  DecodeSparse sparse = {};          // of a shape
+  std::optional<pretrained::SparseOptions> model_sparse =
+      {};  // of a directory; without it its layers run dense
   std::vector<int64_t> prompts = {32, 2048};
   int64_t new_tokens = 128;  // 2 or more
   int64_t batch = 1;

@@ -2,13 +2,16 @@
 
 #include "bench/decode_bench.h"
 #include "cli/bench.h"
+#include "cli/sparse_flags.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
 namespace {
 
 struct DecodeArgs {
-  std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json;
+  std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json, format;
+  SparseFlags sparse;
+  double weight_sparsity = 0, activation_sparsity = 0;
   int64_t new_tokens = 128, batch = 1;
   ops::Sampling sampling{.temperature = 0};
   int repeats = 10, warmups = 2;
@@ -23,6 +26,22 @@ int bench_decode(const DecodeArgs& args) {
                                     .repeats = args.repeats,
                                     .warmups = args.warmups};
   if (!args.shape.empty()) options.shape = args.shape;
+  const bool random_sparse = !args.format.empty() || args.weight_sparsity > 0 || args.activation_sparsity > 0;
+  if (random_sparse && !args.model.empty())
+    throw UsageError(
+        "--format, --weight-sparsity, --activation-sparsity: of random weights (--shape); a model "
+        "directory has its own");
+  if (args.weight_sparsity > 0 && args.format.empty())
+    throw UsageError("--weight-sparsity: give the --format of the pruned weights, tca-bme or tiled-cbc");
+  if (!args.format.empty()) options.sparse.format = ops::parse_sparse_format(args.format);
+  options.sparse.weight_sparsity = args.weight_sparsity;
+  options.sparse.activation_sparsity = args.activation_sparsity;
+  if (args.model.empty() &&
+      (!args.sparse.mode.empty() || args.sparse.threshold || !args.sparse.gates.empty()))
+    throw UsageError(
+        "--sparse, --gate-threshold, --gates: of a --model directory; random weights (--shape) take "
+        "--format, --weight-sparsity and --activation-sparsity");
+  if (!args.model.empty()) options.model_sparse = args.sparse.options(args.model, args.batch);
   options.prompts.clear();
   for (const std::string& part : split_list(args.prompts, "--prompt-tokens")) {
     const bool digits = part.find_first_not_of("0123456789") == std::string::npos && part.size() <= 9;
@@ -53,6 +72,20 @@ void add_bench_decode(CLI::App& bench, Action& action) {
           ->check(CLI::IsMember(bench::decode_shapes()));
   command->add_option("--model", args->model, "Hugging Face model directory, instead of --shape")
       ->excludes(shape);
+  args->sparse.add_to(*command);
+  command->add_option("--format", args->format, "Compress the random weights of a --shape")
+      ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns"}));
+  command
+      ->add_option("--weight-sparsity", args->weight_sparsity,
+                   "Share of the random weights, the smallest, that are 0")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1.0));
+  command
+      ->add_option(
+          "--activation-sparsity", args->activation_sparsity,
+          "Share of the inputs of each layer that its gate leaves out, by a threshold from random tokens")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1.0));
   command->add_option("--prompt-tokens", args->prompts, "Prompt lengths in tokens, a,b,c");
   command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")
       ->check(kDecimal)

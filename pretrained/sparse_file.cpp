@@ -7,6 +7,7 @@
 #include "io/checksum.h"
 #include "io/weights.h"
 #include "pretrained/companions_internal.h"
+#include "pretrained/fingerprint.h"
 #include "pretrained/load.h"
 #include "runtime/interrupt.h"
 
@@ -34,28 +35,8 @@ std::string checksum_of(const io::Metadata& metadata) {
   return sum.digits();
 }
 
-void add_matrix(io::Xxh3& sum, const std::string& name, const Tensor& matrix) {
-  const Tensor wide = matrix.to(DType::f32).to(Device::cpu()).packed();
-  sum.add(name + " " + std::to_string(wide.size(0)) + " " + std::to_string(wide.size(1)) + "\n");
-  sum.add(wide.raw(), wide.bytes());
-}
-
 bool is_of_block(const std::string& ours) {
   return ours.starts_with("blocks.");
-}
-
-template <class Model>
-std::string fingerprint(Model& model) {
-  io::Xxh3 sum;
-  for (const LinearModule& module : linear_modules(model).all) {
-    if (!is_of_block(module.ours)) continue;
-    check_interrupt();
-    check(module.layer->weight.defined(), "fingerprint: layer ", module.name, " is ",
-          nn::name_of(module.layer->form), "; expected a dense one");
-    add_matrix(sum, module.name,
-               module.layer->weight.detach().slice(0, module.first, module.first + module.rows));
-  }
-  return sum.digits();
 }
 
 /// An array of a compressed weight, by its name in the file.
@@ -70,13 +51,6 @@ Tensor& array_of(ops::SparseWeight& weight, std::string_view name) {
 
 bool is_sparse_folder(const std::string& folder) {
   return is_file(folder + "/" + kSparseFile);
-}
-
-std::string fingerprint_of(models::Gpt& model) {
-  return fingerprint(model);
-}
-std::string fingerprint_of(models::Llama& model) {
-  return fingerprint(model);
 }
 
 // ---- reading ----
@@ -213,7 +187,7 @@ class Compressor {
   void add_layer(const std::string& name, const Tensor& matrix) {
     check_interrupt();
     const Tensor clean = cleaned(matrix.to(done.dtype), name, done.negative_zeros);
-    add_matrix(fingerprint_, name, clean);
+    add_to_fingerprint(fingerprint_, name, clean);
     ops::SparseWeight weight = ops::compress(clean, format_);
     done.layers.push_back({{name, format_, weight.out, weight.in, weight.stored, weight.most},
                            weight.bytes(),

@@ -20,7 +20,7 @@
 ///   tessera_sparse  the version of the format, 1
 ///   layers          JSON: module -> {"format", "shape": [out, in], "stored", "most"}
 ///   checksums       JSON: tensor -> XXH3 of its elements
-///   fingerprint     that of the dense model, with its zeros (fingerprint_of)
+///   fingerprint     that of the dense model, with its zeros (pretrained/fingerprint.h)
 ///   checksum        XXH3 of the four before
 
 namespace tessera::pretrained {
@@ -29,12 +29,6 @@ inline constexpr const char* kSparseFile = "sparse.safetensors";
 
 /// Whether the folder is such a directory.
 bool is_sparse_folder(const std::string& folder);
-
-/// 32 hexadecimal digits (XXH3) of the matrices of a model's blocks: name in transformers, shape [out, in]
-/// and elements as f32, so that the fingerprint does not depend on the dtype that a model is loaded in.
-/// Throws if a layer is compressed.
-std::string fingerprint_of(models::Gpt& model);
-std::string fingerprint_of(models::Llama& model);
 
 /// A linear module of a directory's file.
 struct SparseLayer {

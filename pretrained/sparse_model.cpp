@@ -4,6 +4,7 @@
 
 #include "nn/form.h"
 #include "ops/variant.h"
+#include "pretrained/fingerprint.h"
 
 namespace tessera::pretrained {
 namespace {
@@ -96,10 +97,12 @@ Model load_by_blocks(const char* what, const std::string& folder, Rng& rng, Devi
 
 // ---- gates and the choice ----
 
-/// From which weight sparsity on a format without a gate is expected to be faster than dense: by its bytes
-/// and the decoding; see docs/sparse_inference.md.
-double break_even(ops::SparseFormat format) {
-  return format == ops::SparseFormat::dense_columns ? 1.0 : 0.3;
+/// From which share of zeros on a format without a gate is taken instead of dense weights. On a GPU from
+/// none: measured on an H200, the kernels of compressed weights take longer than dense ones at 50 %
+/// (docs/ops/sparse_linear.md), and more was not measured. On the CPU, where time is about the same, by the
+/// bytes.
+double break_even(const ops::SparseWeight& weight) {
+  return weight.format == ops::SparseFormat::dense_columns || weight.device().is_cuda() ? 1.0 : 0.3;
 }
 
 /// The modules of one of our layers, from its first row on.
@@ -117,6 +120,13 @@ std::vector<Layer> layers_in_blocks(Model& model) {
     layers.back().modules.push_back(module);
   }
   return layers;
+}
+
+void check_tokens(const std::string& name, ops::SparseFormat format, const SparseOptions& options) {
+  const int64_t most = ops::most_sparse_tokens(format);
+  check(options.whole_texts || options.tokens <= most, "--sparse required: layer ", name,
+        " cannot run sparse: a step has ", options.tokens, " tokens, and the kernel of ", name_of(format),
+        " takes at most ", most, "; use --sparse auto, or a smaller batch");
 }
 
 void check_gates(const Gates& gates, const std::vector<Layer>& layers, const std::string& fingerprint) {
@@ -154,7 +164,7 @@ std::pair<bool, std::string> judge(const ops::SparsePart& part, const SparseOpti
   if (options.mode == SparseMode::required) return {true, "required"};
   if (part.gate.kind != ops::Gate::Kind::none && part.weight.format != ops::SparseFormat::tca_bme)
     return {true, "inputs that its gate leaves out are not read"};
-  const double from = break_even(part.weight.format);
+  const double from = break_even(part.weight);
   const bool pays = part.weight.sparsity() >= from;
   return {pays, text_of(int(100 * part.weight.sparsity() + 0.5), " % of the weights are zero, ",
                         pays ? "at least" : "less than", " the break-even of ", int(100 * from), " %")};
@@ -230,6 +240,19 @@ void decide(const Layer& layer, const SparseOptions& options, std::vector<Sparse
   for (const LinearModule& module : layer.modules) all.push_back(describe_dense(module, against));
 }
 
+/// What can be said before a layer is changed.
+void check_required(const std::vector<Layer>& layers, const SparseOptions& options) {
+  for (const Layer& layer : layers) {
+    const auto* const form = std::get_if<nn::Compressed>(&layer.linear->form);
+    check(form || options.threshold || options.gates, "--sparse required: layer ", layer.modules[0].name,
+          " cannot run sparse: its weight is dense, and it has no gate; compress the model (tessera convert "
+          "--format), or give --gate-threshold or --gates");
+    for (size_t i = 0; i < layer.modules.size(); ++i)
+      check_tokens(layer.modules[i].name,
+                   form ? form->parts.at(i).weight.format : ops::SparseFormat::dense_columns, options);
+  }
+}
+
 template <class Model>
 std::vector<SparseModule> equip(Model& model, const SparseOptions& options, const std::string& folder) {
   check(options.mode != SparseMode::off, "make_sparse: the mode is off; then there is nothing to do");
@@ -248,15 +271,11 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
     check_gates(*options.gates, layers, fingerprint);
   }
   const bool has_gates = options.threshold || options.gates;
+  if (options.mode == SparseMode::required) check_required(layers, options);
   std::vector<SparseModule> all;
   for (const Layer& layer : layers) {
     nn::Form& form = layer.linear->form;
     if (nn::is_dense(form)) {
-      check(
-          has_gates || options.mode != SparseMode::required, "--sparse required: layer ",
-          layer.modules[0].name,
-          " cannot run sparse: its weight is dense, and it has no gate; compress the model (tessera convert "
-          "--format), or give --gate-threshold or --gates");
       if (!has_gates) {
         for (const LinearModule& module : layer.modules)
           all.push_back(describe_dense(module, "its weight is dense, and it has no gate"));
@@ -272,13 +291,6 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
     decide(layer, options, all);
   }
   return all;
-}
-
-void check_tokens(const std::string& name, ops::SparseFormat format, const SparseOptions& options) {
-  const int64_t most = ops::most_sparse_tokens(format);
-  check(options.whole_texts || options.tokens <= most, "--sparse required: layer ", name,
-        " cannot run sparse: a step has ", options.tokens, " tokens, and the kernel of ", name_of(format),
-        " takes at most ", most, "; use --sparse auto, or a smaller batch");
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ Mask mask_of(const Tensor& weight);
 
 /// Where masks come from. Texts are free of control characters; empty where it is not known.
 struct MaskInfo {
-  std::string fingerprint;  // of the model before it was pruned: fingerprint_of (sparsity/fingerprint.h)
+  std::string fingerprint;  // of the model before it was pruned: fingerprint_of (pretrained/fingerprint.h)
   std::string model;        // the name of its folder
   std::string method;       // "wanda"
   std::string pattern;      // "unstructured", "2:4"

@@ -8,10 +8,10 @@
 #include "io/file.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
+#include "pretrained/fingerprint.h"
 #include "pretrained/load.h"
 #include "runtime/interrupt.h"
 #include "sparsity/allocation.h"
-#include "sparsity/fingerprint.h"
 #include "sparsity/prune_progress.h"
 #include "sparsity/scores.h"
 #include "sparsity/targets.h"
@@ -64,7 +64,7 @@ class Pruner {
 
   Pruned run() {
     const NoTape no_tape;
-    const std::string fingerprint = fingerprint_of(model_);
+    const std::string fingerprint = pretrained::fingerprint_of(model_);
     std::optional<PruneProgress> progress;
     if (!options_.progress.empty())
       progress.emplace(options_.progress, request_digest(options_, samples_, fingerprint, model_));

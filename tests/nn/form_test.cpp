@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "autograd/tape.h"
 #include "nn/embedding.h"
 #include "nn/lm_head.h"
 #include "nn/mlp.h"
@@ -12,6 +13,7 @@
 #include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/swiglu/swiglu.h"
+#include "tests/errors.h"
 #include "tests/nn/no_recorder.h"
 #include "tests/nn/random.h"
 
@@ -105,6 +107,38 @@ TEST(Form, OfEitherLayerOfAnMlpIsComputed) {
       mlp.down.form = Dense{};
       expect_equal(mlp(x, residual), dense);
     }
+}
+
+TEST(Form, CompressedComputesWhatTheDenseWeightDoes) {
+  Rng rng(1);
+  Mlp mlp(40, 70, rng, kCpu, {.gated = true, .bias = false});
+  const Tensor x = random({4, 40}, 2).to(DType::f32);
+  const NoTape no_tape;
+  const std::vector<float> dense = mlp(x).to_vector<float>();
+  for (Linear* const layer : {&mlp.up, &mlp.down}) {
+    const Tensor weight = layer->weight.detach();
+    const int64_t half = weight.size(0) / 2;
+    Compressed form;
+    form.parts.push_back({ops::compress(weight.slice(0, 0, half), ops::SparseFormat::tca_bme), {}});
+    form.parts.push_back(
+        {ops::compress(weight.slice(0, half, weight.size(0)), ops::SparseFormat::tiled_cbc), {}});
+    layer->form = form;
+    EXPECT_NE(message_of([&] {
+                (*layer)(layer == &mlp.up ? x : random({1, 70}, 3).to(DType::f32));
+              }).find("called with a dense weight"),
+              std::string::npos);
+    layer->weight = Tensor();
+    EXPECT_STREQ(name_of(layer->form), "compressed");
+    EXPECT_EQ(layer->form, Form(form));
+    const std::vector<float> sparse = mlp(x).to_vector<float>();
+    for (size_t i = 0; i < dense.size(); ++i) EXPECT_NEAR(sparse[i], dense[i], 1e-5);
+  }
+  GroupedLinear groups(2, 3, 2, rng);
+  groups.form = Compressed{};
+  EXPECT_NE(message_of([&] {
+              groups(random({5, 3}, 2).to(DType::f32));
+            }).find("no compressed form"),
+            std::string::npos);
 }
 
 TEST(Form, OfEitherLayerOfAGroupedMlpIsComputed) {

@@ -17,6 +17,7 @@ tessera_parity(language_parity dump_language)
 tessera_parity(train_parity tessera)
 tessera_parity(bert_glue tessera)
 tessera_parity(prune_parity tessera)
+tessera_parity(sparse_formats tessera)
 
 # What the command measures, bench/peers can measure too.
 add_test(NAME peers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/peers/run $<TARGET_FILE:tessera>)

@@ -1,0 +1,112 @@
+#include "bench/decode_sparse.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "nn/observe.h"
+#include "runtime/parallel.h"
+#include "tensor/random.h"
+
+namespace tessera::bench {
+namespace {
+
+/// The magnitude that a share of the elements does not exceed.
+float quantile(std::vector<float> magnitudes, double share) {
+  if (magnitudes.empty() || share <= 0) return 0;
+  const size_t at = std::min(magnitudes.size() - 1, size_t(double(magnitudes.size()) * share));
+  std::nth_element(magnitudes.begin(), magnitudes.begin() + std::ptrdiff_t(at), magnitudes.end());
+  return magnitudes[at];
+}
+
+std::vector<float> magnitudes_of(const Tensor& values, int64_t most) {
+  std::vector<float> all = values.to(DType::f32).to(Device::cpu()).to_vector<float>();
+  const size_t step = std::max<size_t>(1, all.size() / size_t(most));
+  std::vector<float> some;
+  for (size_t i = 0; i < all.size(); i += step) some.push_back(std::fabs(all[i]));
+  return some;
+}
+
+/// Compresses each matrix, its smallest elements set to 0.
+void compress_layers(models::Llama& model, ops::SparseFormat format, double sparsity) {
+  std::map<nn::Linear*, nn::Compressed> forms;
+  const pretrained::LinearModules modules = pretrained::linear_modules(model);
+  for (const pretrained::LinearModule& module : modules.all) {
+    if (!module.ours.starts_with("blocks.")) continue;
+    const Tensor part = module.layer->weight.detach().slice(0, module.first, module.first + module.rows);
+    const Tensor weight = part.to(Device::cpu()).clone();
+    constexpr int64_t kSampled = 100'000;
+    const float least = quantile(
+        magnitudes_of(weight.slice(0, 0, std::min<int64_t>(weight.size(0), 64)), kSampled), sparsity);
+    dispatch_floating(weight.dtype(), "decode", [&]<class T>() {
+      parallel_for(weight.size(0), 16, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          T* const row = weight.data<T>() + r * weight.layout().stride(0);
+          for (int64_t c = 0; c < weight.size(1); ++c)
+            if (sparsity > 0 && std::fabs(float(row[c])) < least) row[c] = T(0.0f);
+        }
+      });
+    });
+    nn::Compressed& form = forms[module.layer];
+    form.parts.push_back({ops::compress(weight, format).to(part.device()), {}});
+    if (module.first + module.rows == module.layer->out) {
+      module.layer->form = std::move(form);
+      module.layer->weight = Tensor();
+    }
+  }
+}
+
+/// Thresholds that leave out that share of the inputs, by layer.
+pretrained::Gates calibrated(models::Llama& model, double sparsity) {
+  std::map<std::string, std::vector<pretrained::LinearModule>> modules;
+  for (const pretrained::LinearModule& module : pretrained::linear_modules(model).all)
+    if (module.ours.starts_with("blocks.")) modules[module.ours].push_back(module);
+  pretrained::Gates gates;
+  const nn::Observe scope(model, {.forward = [&](const nn::LinearCall& call) {
+                            const auto found = modules.find(call.name);
+                            if (found == modules.end()) return;
+                            constexpr int64_t kSampled = 1'000'000;
+                            const double t = quantile(magnitudes_of(call.input.detach(), kSampled), sparsity);
+                            for (const pretrained::LinearModule& module : found->second)
+                              gates.gates[module.name] = {.kind = ops::Gate::Kind::threshold, .threshold = t};
+                          }});
+  const NoTape no_tape;
+  const Tensor tokens = Tensor::empty({1, 64}, DType::i64, Device::cpu());
+  Rng rng(3);
+  fill_integers(tokens, model.config.vocabulary, rng);
+  model(tokens.to(model.token.weight.device()));
+  return gates;
+}
+
+template <class Model>
+double bytes_of(Model& model, double activation_sparsity) {
+  double bytes = 0;
+  nn::for_each<nn::Linear>(model, [&](const std::string&, nn::Linear& layer) {
+    const auto* const form = std::get_if<nn::Compressed>(&layer.form);
+    if (!form) return;
+    for (const ops::SparsePart& part : form->parts) {
+      const bool skips =
+          part.gate.kind != ops::Gate::Kind::none && part.weight.format != ops::SparseFormat::tca_bme;
+      bytes += double(part.weight.bytes()) * (skips ? 1 - activation_sparsity : 1);
+    }
+  });
+  return bytes;
+}
+
+}  // namespace
+
+void make_sparse(models::Llama& model, const DecodeSparse& sparse, int64_t tokens) {
+  if (sparse.format) compress_layers(model, *sparse.format, sparse.weight_sparsity);
+  pretrained::SparseOptions options{.tokens = tokens};
+  if (sparse.activation_sparsity > 0) options.gates = calibrated(model, sparse.activation_sparsity);
+  pretrained::make_sparse(model, options);
+}
+
+double sparse_bytes(models::Llama& model, double activation_sparsity) {
+  return bytes_of(model, activation_sparsity);
+}
+double sparse_bytes(models::Gpt& model, double activation_sparsity) {
+  return bytes_of(model, activation_sparsity);
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,146 @@
+"""Compresses a small pruned model with `tessera convert --format` and compares every array with that of an encoder in numpy, which
+follows the descriptions of the formats (docs/ops/sparse_linear.md) element by element and shares no code with the library.
+
+usage: python sparse_formats.py TESSERA
+
+The matrices have edges in both directions, empty groups, rows and columns, and weights of -0, which become 0. Exit status 77: no numpy
+here, skipped.
+"""
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+except ImportError as missing:
+    print(f"skipped: no numpy ({missing})")
+    sys.exit(77)
+
+TESSERA = os.path.abspath(sys.argv[1])
+D, FF, LAYERS, HEADS, KV_HEADS, VOCABULARY = 96, 300, 2, 4, 2, 16
+TYPES = {"F16": np.float16, "I64": np.int64, "I32": np.int32}
+
+
+def write(path, tensors):
+    header, data = {}, b""
+    for name in sorted(tensors):
+        raw = tensors[name].tobytes()
+        header[name] = {"dtype": "F16", "shape": list(tensors[name].shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        size = struct.unpack("<Q", file.read(8))[0]
+        header, data = json.loads(file.read(size)), file.read()
+    metadata = header.pop("__metadata__")
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        arrays[name] = np.frombuffer(data[begin:end], TYPES[entry["dtype"]]).reshape(entry["shape"])
+    return arrays, metadata
+
+
+def word(bits):
+    """64 booleans, the first in the lowest bit, as a signed number."""
+    value = sum(1 << i for i, bit in enumerate(bits) if bit)
+    return value - (1 << 64) if value >> 63 else value
+
+
+def padded(matrix, rows, columns):
+    return np.pad(matrix, ((0, -matrix.shape[0] % rows), (0, -matrix.shape[1] % columns)))
+
+
+def close_group(values, offsets):
+    values.extend([0] * (-len(values) % 8))
+    offsets.append(len(values))
+
+
+def tca_bme(matrix):
+    values, bitmaps, offsets, info, most = [], [], [0], [], 0
+    whole = padded(matrix, 64, 64)
+    for top in range(0, whole.shape[0], 64):
+        for left in range(0, whole.shape[1], 64):
+            start = len(values)
+            for median in range(4):
+                info.append(len(values) - start)
+                for tile in range(4):
+                    for right in (0, 8):  # column-major: top left, bottom left, top right, bottom right
+                        for down in (0, 8):
+                            r, c = top + median * 16 + down, left + tile * 16 + right
+                            block = whole[r:r + 8, c:c + 8].reshape(-1)
+                            bitmaps.append(word(block != 0))
+                            values.extend(block[block != 0])
+            most = max(most, -(-(len(values) - start) // 64) * 64)
+            close_group(values, offsets)
+    return values, bitmaps, offsets, info, most
+
+
+def tiled_cbc(matrix):
+    values, bitmaps, offsets, info = [], [], [0], []
+    whole = padded(matrix, 256, 64)
+    for top in range(0, whole.shape[0], 256):
+        for left in range(0, whole.shape[1], 64):
+            start = len(values)
+            for column in range(left, left + 64):
+                tile = whole[top:top + 256, column]
+                info.append((len(values) - start) << 9 | int(np.count_nonzero(tile)))
+                for quarter in range(0, 256, 64):
+                    bitmaps.append(word(tile[quarter:quarter + 64] != 0))
+                values.extend(tile[tile != 0])
+            close_group(values, offsets)
+    return values, bitmaps, offsets, info, 0
+
+
+def model(rng):
+    tensors = {"model.embed_tokens.weight": rng.normal(size=(VOCABULARY, D)), "model.norm.weight": np.ones(D),
+               "lm_head.weight": rng.normal(size=(VOCABULARY, D))}
+    kv = D // HEADS * KV_HEADS
+    shapes = {"self_attn.q_proj": (D, D), "self_attn.k_proj": (kv, D), "self_attn.v_proj": (kv, D), "self_attn.o_proj": (D, D),
+              "mlp.gate_proj": (FF, D), "mlp.up_proj": (FF, D), "mlp.down_proj": (D, FF)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        tensors[at + "input_layernorm.weight"] = tensors[at + "post_attention_layernorm.weight"] = np.ones(D)
+        for name, shape in shapes.items():
+            matrix = rng.normal(size=shape)
+            matrix[rng.random(shape) < (0.5, 0.93)[layer]] *= 0  # half of the zeros are -0
+            matrix[3], matrix[:, 5] = 0, 0
+            matrix[:64, :64] *= layer  # an empty group
+            tensors[at + name + ".weight"] = matrix
+    return {name: tensor.astype(np.float16) for name, tensor in tensors.items()}
+
+
+tensors = model(np.random.default_rng(1))
+compared = 0
+with tempfile.TemporaryDirectory() as folder:
+    os.makedirs(folder + "/dense")
+    write(folder + "/dense/model.safetensors", tensors)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": VOCABULARY, "hidden_size": D,
+              "intermediate_size": FF, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+              "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "float16",
+              "tie_word_embeddings": False}
+    with open(folder + "/dense/config.json", "w") as file:
+        json.dump(config, file)
+    for name, encode in (("tca-bme", tca_bme), ("tiled-cbc", tiled_cbc)):
+        subprocess.run([TESSERA, "convert", folder + "/dense", f"{folder}/{name}", "--format", name], check=True,
+                       stdout=subprocess.DEVNULL)
+        arrays, metadata = read(f"{folder}/{name}/sparse.safetensors")
+        layers = json.loads(metadata["layers"])
+        for layer, about in layers.items():
+            values, bitmaps, offsets, info, most = encode(tensors[layer + ".weight"])
+            wanted = {"values": np.array(values, np.float16), "bitmaps": np.array(bitmaps, np.int64),
+                      "offsets": np.array(offsets, np.int32), "info": np.array(info, np.int32)}
+            for array, expected in wanted.items():
+                got = arrays[f"{layer}.weight.{array}"]
+                assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes(), f"{name}: {layer}: {array} differs"
+                compared += 1
+            assert about["most"] == most and about["stored"] == np.count_nonzero(tensors[layer + ".weight"]), (name, layer, about)
+        assert len(layers) == 7 * LAYERS
+print(f"{compared} arrays are those of the encoder in numpy")
