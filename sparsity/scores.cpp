@@ -94,15 +94,18 @@ Tensor keep_by_row_sums(const Tensor& scores, double sparsity) {
     for (const SortedRow& row : sorted) dropped += dropped_of(row, alpha);
     return double(dropped) / double(rows * columns);
   };
-  constexpr double kEnough = 0.001;
-  double low = 0, high = 0.8, alpha = 0.4, share = reached(alpha);
-  for (int step = 0; step < 100 && std::abs(share - sparsity) > kEnough; ++step) {
+  constexpr double kEnough = 0.001, kMostOff = 0.01;
+  double low = 0, high = 0.8, alpha = 0.4, share = reached(alpha), best = alpha;
+  double off = std::abs(share - sparsity);
+  for (int step = 0; step < 60 && off > kEnough; ++step) {
     (share > sparsity ? high : low) = alpha;
     alpha = (low + high) / 2;
     share = reached(alpha);
+    if (std::abs(share - sparsity) < off) off = std::abs(share - sparsity), best = alpha;
   }
-  check(std::abs(share - sparsity) <= kEnough, "prune: Wanda's variant drops a share of ", share,
-        " at most nearby, not ", sparsity, "; choose another sparsity, or leave out the variant");
+  alpha = best;
+  check(off <= kMostOff, "prune: Wanda's variant drops a share of ", reached(alpha), " at the nearest, not ",
+        sparsity, "; choose another sparsity, or leave out the variant");
   std::vector<uint8_t> keep(size_t(rows * columns), 1);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < dropped_of(sorted[size_t(r)], alpha); ++i)

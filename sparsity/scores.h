@@ -21,7 +21,8 @@ Tensor keep_by_score(const Tensor& scores, double sparsity, const PruneOptions& 
 
 /// Wanda's variant: in each row the weights are dropped whose scores, from the lowest on, add up to at most
 /// alpha times the row's sum; alpha by bisection from 0.4 within [0, 0.8], until the matrix's sparsity is
-/// within 0.001 of the asked one, at most 100 times. Computed on the host. Throws if no alpha gives that.
+/// within 0.001 of the asked one, or as near as it comes. Computed on the host. Throws if that is off by more
+/// than 0.01.
 Tensor keep_by_row_sums(const Tensor& scores, double sparsity);
 
 }  // namespace tessera::sparsity
