@@ -281,8 +281,15 @@ void derive_inputs(const OpSpec& op, std::vector<Tensor>& inputs, const Attrs& a
   check(std::ptrdiff_t(made.size()) == std::ranges::count_if(op.inputs, &InputSpec::is_derived), op.name,
         ": OpSpec::derive made ", made.size(), " inputs; expected one for each that names others");
   size_t next = 0;
-  for (size_t i = 0; i < inputs.size(); ++i)
-    if (op.inputs[i].is_derived()) inputs[i] = move_placed(made[next++], device);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const InputSpec& spec = op.inputs[i];
+    if (!spec.is_derived()) continue;
+    const Tensor& x = made[next++];
+    check(x.defined() && (spec.dtypes.empty() ? is_floating(x.dtype()) : among(spec.dtypes, x.dtype())),
+          op.name, ": OpSpec::derive made \"", spec.name, "\" as ", describe(x), "; expected ",
+          spec.dtypes.empty() ? "the dtype of the floating inputs" : listed(spec.dtypes));
+    inputs[i] = move_placed(x, device);
+  }
 }
 
 void check_outputs(const OpSpec& op, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) {

@@ -197,6 +197,7 @@ TEST(OpSpecs, CheckingInputsSaysWhatIsMissingAndWhichDTypesFit) {
               check_inputs(op, {x, weights, x});
             }),
             "weighted_rows: input \"rows\" is f32; expected i64 or i32");
+  const Tensor given = Tensor::from(std::vector<int32_t>{0, 2}, {2});
   op.inputs.push_back({.name = "count", .shape = "[]", .dtypes = {DType::i32}, .from = {"weights"}});
   EXPECT_EQ(message_of([&] {
               check_inputs(op, {x, weights, weights.to(DType::i32), Tensor()});
@@ -206,6 +207,10 @@ TEST(OpSpecs, CheckingInputsSaysWhatIsMissingAndWhichDTypesFit) {
   std::vector<Tensor> inputs{x, weights, Tensor(), Tensor()};
   EXPECT_NE(message_of([&] { derive_inputs(op, inputs, {}); }).find("OpSpec::derive made 1 inputs"),
             std::string::npos);
+  op.derive = [&](const std::vector<Tensor>&, const Attrs&) { return std::vector{given, x}; };
+  const std::string said = message_of([&] { derive_inputs(op, inputs, {}); });
+  EXPECT_NE(said.find("OpSpec::derive made \"count\" as "), std::string::npos) << said;
+  EXPECT_TRUE(said.ends_with("expected i32")) << said;
 }
 
 TEST(OpSpecs, CheckingOutputsRefusesAnotherNumberOrDType) {
