@@ -82,8 +82,8 @@ void add_convert(CLI::App& app, Action& action) {
   command
       .add_option(
           "--format", args->format,
-          "Compress the linear layers in the blocks of a pruned model, or leave out nothing but put columns "
-          "together\n(dense-columns, for gates); dense: decompress such a model, bit for bit")
+          "Compress the linear layers in the blocks of a pruned model; dense-columns: for\ngates alone; "
+                  "dense: decompress, bit for bit")
       ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns", "dense"}));
   command.add_option("--shard-mb", args->shard_megabytes, "Maximum file size in MB (1,000,000 bytes)")
       ->check(kDecimal)

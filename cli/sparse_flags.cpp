@@ -12,9 +12,8 @@ void SparseFlags::add_to(CLI::App& command) {
   command
       .add_option(
           "--sparse", mode,
-          "Run linear layers compressed, or under a gate: required (or end), auto (where that is expected to "
-          "be\nfaster; says so per layer), off. Default: required if the model is compressed or a gate is "
-          "given")
+          "Linear layers compressed or gated: all or none (required), where faster\n(auto, told per "
+                  "layer), none (off). Default: required for a compressed model\nor a gate")
       ->check(CLI::IsMember({"required", "auto", "off"}));
   auto* const one = command
                         .add_option("--gate-threshold", threshold,
