@@ -74,7 +74,9 @@ TEST_P(Killed, BeforeAllHaveCome) {
   Ranks ranks(4, [&](const Rank& rank, const Meeting& meeting) {
     rank.arrive();
     if (rank.number() == late || (rank.number() == dead && dead == 0)) rank.await();
-    connect_tcp({.meeting = meeting}).barrier();
+    Meeting own = meeting;
+    own.seconds = 3;  // if the dead one has not even come
+    connect_tcp({.meeting = own}).barrier();
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.await_arrival(r));
   ranks.send(dead, SIGKILL);
