@@ -106,7 +106,7 @@ std::vector<OpSpec> mlp_specs() {
       {.dims = {{"B", 3}, {"T", 31}, {"D", 33}, {"F", 129}, {"E", 33}, {"bias", 1}, {"residual", 1}},
        .placement = Placement::strided},
       17);
-  add_slice_cases(spec.cases, {.dims = dims(0, 1000, 264, 345, 264, 1)}, 130);
+  add_slice_cases(spec.cases, {.dims = dims(0, 150, 136, 172, 136, 1)}, 40);
   for (const int64_t tokens : {11000, 36096, 205000})
     spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 512, 0)});
   spec.sweep = [dims](Draw& draw) {
