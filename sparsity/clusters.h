@@ -67,14 +67,17 @@ std::vector<int64_t> order_by_label(std::span<const int32_t> labels);
 
 struct TsneOptions {
   double perplexity = 30;  // at most (n - 1) / 3 is used
-  int64_t iterations = 1000;
+  int64_t iterations = 2000;
+  int64_t starts = 8;  // maps differ by their local minimum: the best is kept
+  uint64_t seed = 42;
 };
 struct Tsne {
   std::vector<double> x, y;
   double divergence = 0;  // Kullback-Leibler, of the map
 };
-/// Exact t-SNE (van der Maaten, Hinton, JMLR 9, 2008) from squared distances [n, n]: begins with the first
-/// two principal coordinates, early exaggeration 12 for a quarter of the iterations.
+/// Exact t-SNE (van der Maaten, Hinton, JMLR 9, 2008) from squared distances [n, n], with early exaggeration
+/// 12 for a quarter of the iterations. The first start begins with the first two principal coordinates, the
+/// others at random.
 Tsne tsne(std::span<const double> squared_distances, int64_t n, const TsneOptions& options);
 
 }  // namespace tessera::sparsity

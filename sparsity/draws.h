@@ -12,7 +12,7 @@
 namespace tessera::sparsity {
 
 /// What a stream is for.
-enum class DrawFor : uint64_t { pool = 1, reference, clusters, cross_pairs, null_model, bootstrap };
+enum class DrawFor : uint64_t { pool = 1, reference, clusters, cross_pairs, null_model, bootstrap, map };
 
 class Draws {
  public:

@@ -27,6 +27,8 @@ constexpr Figure kFigures[] = {
     {"settings", "SELECT * FROM settings", false},
     {"matrices", "SELECT * FROM matrices ORDER BY id", false},
     {"perplexity", "SELECT * FROM perplexity", false},
+    {"bytes", "SELECT * FROM bytes", false},
+    {"skipped", "SELECT * FROM skipped_blocks", false},
     {"statistics", "SELECT * FROM statistics", false},
     {"nulls",
      "SELECT subject, subject_id, statistic, model, observed, mean, sd, low, high, effect, p, p_corrected, "

@@ -19,7 +19,7 @@ th,td{padding:.15rem .7rem .15rem 0;border-bottom:1px solid var(--line);text-ali
 figure{margin:.5rem 0;background:var(--panel);border-radius:6px;padding:.7rem;overflow:auto}figcaption{color:var(--soft);font-size:.88em}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:.8rem}canvas{max-width:100%;image-rendering:pixelated}
 details{font-size:.85em;color:var(--soft)}pre{white-space:pre-wrap;margin:.2rem 0}.chance{color:var(--soft)}.beyond{font-weight:600}
-svg text{fill:var(--soft);font-size:11px}svg{width:100%;height:auto}
+svg text{fill:var(--soft);font-size:11px}svg{width:100%;max-width:46rem;height:auto}
 </style></head><body>
 <h1>Sparsity patterns</h1><p id="summary"></p>
 <div id="controls"></div><main id="main"></main>
@@ -97,12 +97,13 @@ function heat(){const inputs=unique(T.matrices.map(m=>m.input)),cells=[];for(con
 const known=cells.map(c=>c.v).filter(v=>v!==null),low=Math.min(...known),high=Math.max(...known),t=$('table',{id:'heat'});t.append($('tr',{},$('th',{},'method'),...layers.map(l=>$('th',{},'layer '+(l<0?'–':l)))));
 for(const i of inputs)t.append($('tr',{},$('td',{},i),...layers.map(l=>{const c=cells.find(c=>c.i===i&&c.l===l),f=c.v===null?0:high>low?(c.v-low)/(high-low):.5;return $('td',{style:c.v===null?'':`background:hsl(210 60% ${f>.55?30:90-40*f}%);color:${f>.55?'#fff':'#111'}`},show(c.v))})));
 block('heatmap','Methods and layers',`${state.statistic} of ${state.projection}.`,['statistics','matrices'],t)}
+function worth(m){block('worth','What the pattern could buy','Bytes of the weights in each format, values of 2 bytes, and blocks of features x 1 position that are pruned as a whole. A bound is what memory traffic allows at best; nothing here is measured.',['bytes','skipped'],...table('byte_rows',of('bytes',m),[['format','format'],['bytes','bytes'],['of_dense','of dense'],['bound','bound']]),...table('skip_rows',of('skipped',m),[['feature_order','order'],['group_size','features per block'],['share','blocks skipped'],['bound','bound']]))}
 function features(m){const rows=of('features',m).filter(f=>f.norm===null||f.norm>=state.threshold);block('features','Features of the pool','Click a column to sort by it.',['features'],...table('feature_rows',rows,[['feature','feature'],['kept','kept'],['density','density'],['norm','norm'],['nearest','nearest'],['nearest_distance','distance'],['cluster_masks','cluster (masks)'],['cluster_values','cluster (values)']],100))}
 function draw(){const top=scrollY;main.replaceChildren();const m=matrix();document.getElementById('summary').textContent=`${T.matrices.length} matrices of ${unique(T.matrices.map(m=>m.input)).length} inputs`+(raw.last_matrix<T.matrices.length?`; features and bits of the first ${raw.last_matrix}`:'');
 if(T.perplexity.length)block('perplexity','Perplexity','As tessera prune noted it.',['perplexity'],...table('perplexities',T.perplexity,[['input','method'],['text','text'],['value','perplexity']]));
 if(!m){main.append(empty('This method has no such matrix.'));heat();return}
 block('matrix','Matrix '+m.matrix,'',['matrices'],...table('matrix_rows',[m],[['rows','rows'],['columns','columns'],['sparsity','sparsity'],['axis','features are'],['features','features'],['zero_features','all zero'],['one_features','all kept'],['duplicate_features','duplicates'],['unique_features','unique']]));
-verdicts(m);pairs(m);density(m);bits(m);tsne(m);histogram(m);ratios(m);heat();features(m);scrollTo(0,top)}
+verdicts(m);pairs(m);density(m);bits(m);tsne(m);histogram(m);ratios(m);heat();worth(m);features(m);scrollTo(0,top)}
 draw();
 )js";
 

@@ -16,8 +16,9 @@ class PatternSource {
   PatternSource(PatternSource&&) noexcept;
   ~PatternSource();
 
-  /// Its name: the last part of the path.
+  /// Its name: the last part of the path, or the whole of it where that is ambiguous.
   const std::string& name() const { return name_; }
+  void use_whole_path() { name_ = path_; }
   const Masks& masks() const { return masks_; }
   /// The weight [rows, columns] in f64, or an undefined tensor if the input has masks alone. Throws for
   /// values that are not finite.

@@ -39,6 +39,9 @@ inline constexpr const char* kTables[] = {
     "CREATE TABLE nulls (subject TEXT, subject_id INTEGER, statistic TEXT, model TEXT, observed REAL, draws "
     "INTEGER, "
     "mean REAL, sd REAL, low REAL, high REAL, effect REAL, p REAL, p_corrected REAL, within_chance INTEGER)",
+    "CREATE TABLE bytes (matrix_id INTEGER, format TEXT, bytes INTEGER, of_dense REAL, bound REAL)",
+    "CREATE TABLE skipped_blocks (matrix_id INTEGER, feature_order TEXT, group_size INTEGER, share REAL, "
+    "bound REAL)",
     "CREATE TABLE perplexity (input TEXT, text TEXT, value REAL)",
     "CREATE TABLE maps (matrix_id INTEGER PRIMARY KEY, height INTEGER, width INTEGER, density BLOB)",
     "CREATE TABLE bits (matrix_id INTEGER PRIMARY KEY, features INTEGER, length INTEGER, words_per_feature "

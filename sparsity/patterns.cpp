@@ -14,6 +14,7 @@
 #include "ops/bits/bits.h"
 #include "report/database.h"
 #include "runtime/interrupt.h"
+#include "sparsity/pattern_bytes.h"
 #include "sparsity/pattern_source.h"
 #include "sparsity/pattern_tables.h"
 #include "train/statistics.h"
@@ -73,14 +74,17 @@ std::vector<PatternSource> open_inputs(const std::vector<std::string>& inputs,
                                        const AnalyzeOptions& options) {
   check(!inputs.empty(), "sparsity: no input; expected pruned model directories or files of masks");
   std::vector<PatternSource> sources;
-  std::set<std::string> names;
   for (const std::string& input : inputs) {
     check_interrupt();
+    check(std::count(inputs.begin(), inputs.end(), input) == 1, "sparsity: '", io::shown(input),
+          "' is given twice; expected different inputs");
     sources.emplace_back(input);
-    check(names.insert(sources.back().name()).second, "sparsity: two inputs are named '",
-          sources.back().name(), "'; rename one of the folders or files");
     check_same_model(sources.front().masks(), sources.back().masks());
   }
+  std::map<std::string, int64_t> named;
+  for (const PatternSource& source : sources) ++named[source.name()];
+  for (PatternSource& source : sources)
+    if (named[source.name()] > 1) source.use_whole_path();
   const auto& layers = sources.front().masks().layers;
   check(std::any_of(layers.begin(), layers.end(),
                     [&](const auto& layer) { return is_wanted(layer.first, options); }),
@@ -111,7 +115,7 @@ struct Pool {
 /// All tables, filled matrix by matrix.
 struct Tables {
   Table matrices, features, neighbours, distances, clusters, labels, statistics, pairs, quantiles, nulls,
-      perplexity, maps, bits;
+      perplexity, maps, bits, bytes, skipped;
   size_t bits_text = 0;
 };
 
@@ -210,7 +214,7 @@ void add_features(Tables& tables, const Pool& pool, const std::vector<Execution>
     std::vector<double> squared;
     for (const int64_t i : members)
       for (const int64_t j : members) squared.push_back(double(hamming_from(both, n, i, j)));
-    map = tsne(squared, count, {.perplexity = options.perplexity});
+    map = tsne(squared, count, {.perplexity = options.perplexity, .seed = options.seed});
   }
   const int64_t shown = options.clusters[options.clusters.size() / 2];
   const auto label = [&](ClusterSource source, int64_t at) -> Value {
@@ -331,6 +335,10 @@ Pool analyze_matrix(Tables& tables, const PatternSource& source, int64_t id, con
   add_executions(tables, pool, executions, patterns);
   add_features(tables, pool, executions, patterns);
   add_pictures(tables, pool, mask, patterns);
+  for (const FormatBytes& one : format_bytes(mask))
+    tables.bytes.push_back({id, one.format, one.bytes, one.of_dense, number(one.bound)});
+  for (const SkippedBlocks& one : skipped_blocks(pool.features, pool.overlaps, patterns.group))
+    tables.skipped.push_back({id, one.order, one.group, one.share, number(one.bound)});
   const Tensor histogram = ops::hamming_histogram(pool.features.bits);
   for (int64_t distance = 0; distance < histogram.count(); ++distance)
     if (const int64_t pairs = histogram.data<int64_t>()[distance]; pairs > 0)
@@ -418,6 +426,7 @@ std::string database_bytes(const Tables& tables, const AnalyzeOptions& options) 
   fill("pair_quantiles", tables.quantiles), fill("nulls", tables.nulls),
       fill("perplexity", tables.perplexity);
   fill("maps", tables.maps), fill("bits", tables.bits);
+  fill("bytes", tables.bytes), fill("skipped_blocks", tables.skipped);
   add_views(database, tables.matrices);
   database.run("COMMIT");
   return database.bytes();

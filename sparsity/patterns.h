@@ -26,7 +26,7 @@ struct AnalyzeOptions {
 /// Analyzes pruned models (Hugging Face model directories whose weights hold zeros) and files of masks, and
 /// writes `folder`/sparsity.sqlite, as one file that appears when it is complete; the same inputs and options
 /// give the same bytes. Matrices of one name in several inputs are compared pair by pair. `tell` gets a line
-/// per matrix. Throws for fewer than one input, inputs of different models, two inputs of one name, and a
+/// per matrix. Throws for fewer than one input, inputs of different models, an input given twice, and a
 /// matrix that has values which are not finite.
 void analyze(const std::vector<std::string>& inputs, const std::string& folder, const AnalyzeOptions& options,
              const std::function<void(const std::string&)>& tell);

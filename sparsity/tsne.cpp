@@ -88,21 +88,11 @@ void begin_at_principal(std::span<const double> distances, int64_t n, Vector (&m
   }
 }
 
-}  // namespace
-
-Tsne tsne(std::span<const double> squared_distances, int64_t n, const TsneOptions& options) {
-  check(int64_t(squared_distances.size()) == n * n, "t-SNE: ", squared_distances.size(), " distances of ", n,
-        " points; expected all pairs");
-  check(n >= 4, "t-SNE: ", n, " points; expected 4 or more");
-  check(options.perplexity >= 1, "t-SNE: perplexity ", options.perplexity, "; expected 1 or more");
-  const Vector p = joint_probabilities(squared_distances, n, std::min(options.perplexity, double(n - 1) / 3));
-  Vector map[2];
-  begin_at_principal(squared_distances, n, map);
+/// Gradient descent from a map, and its divergence.
+Tsne descend(const Vector& p, int64_t n, Vector (&map)[2], int64_t iterations) {
   Vector step[2], gain[2], gradient[2], kernel(static_cast<size_t>(n * n));
-  for (int d = 0; d < 2; ++d)
-    step[d].assign(size_t(n), 0), gain[d].assign(size_t(n), 1), gradient[d].assign(size_t(n), 0);
   const double rate = std::max(double(n) / 12 / 4, 50.0);
-  const int64_t early = options.iterations / 4;
+  const int64_t early = iterations / 4;
   double normaliser = 1;
   const auto fill_kernel = [&] {
     normaliser = 0;
@@ -114,8 +104,10 @@ Tsne tsne(std::span<const double> squared_distances, int64_t n, const TsneOption
         normaliser += value;
       }
   };
-  for (int64_t iteration = 0; iteration < options.iterations; ++iteration) {
-    check_interrupt();
+  for (int64_t iteration = 0; iteration < iterations; ++iteration) {
+    if (iteration == 0 || iteration == early)  // the exaggerated phase leaves no momentum
+      for (int d = 0; d < 2; ++d)
+        step[d].assign(size_t(n), 0), gain[d].assign(size_t(n), 1), gradient[d].assign(size_t(n), 0);
     const double exaggeration = iteration < early ? 12 : 1, momentum = iteration < early ? 0.5 : 0.8;
     fill_kernel();
     for (int64_t i = 0; i < n; ++i) {
@@ -142,6 +134,34 @@ Tsne tsne(std::span<const double> squared_distances, int64_t n, const TsneOption
       if (i != j) found.divergence += p[at] * std::log(p[at] / std::max(kernel[at] / normaliser, 1e-12));
     }
   return found;
+}
+
+}  // namespace
+
+Tsne tsne(std::span<const double> squared_distances, int64_t n, const TsneOptions& options) {
+  check(int64_t(squared_distances.size()) == n * n, "t-SNE: ", squared_distances.size(), " distances of ", n,
+        " points; expected all pairs");
+  check(n >= 4, "t-SNE: ", n, " points; expected 4 or more");
+  check(options.perplexity >= 1, "t-SNE: perplexity ", options.perplexity, "; expected 1 or more");
+  check(options.starts >= 1, "t-SNE: ", options.starts, " starts; expected 1 or more");
+  const Vector p = joint_probabilities(squared_distances, n, std::min(options.perplexity, double(n - 1) / 3));
+  std::vector<Tsne> maps(static_cast<size_t>(options.starts));
+  parallel_for(options.starts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t start = begin; start < end; ++start) {
+      check_interrupt();
+      Vector map[2];
+      if (start == 0) {
+        begin_at_principal(squared_distances, n, map);
+      } else {
+        Draws draws(options.seed, DrawFor::map, uint64_t(start));
+        for (Vector& coordinate : map)
+          for (int64_t i = 0; i < n; ++i) coordinate.push_back(1e-4 * (2 * draws.uniform() - 1));
+      }
+      maps[size_t(start)] = descend(p, n, map, options.iterations);
+    }
+  });
+  return *std::min_element(maps.begin(), maps.end(),
+                           [](const Tsne& a, const Tsne& b) { return a.divergence < b.divergence; });
 }
 
 }  // namespace tessera::sparsity

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / gpu::kWarp;
 constexpr int kChunks = 4;
+constexpr int64_t kMostSharedBins = 12'000;  // of a histogram: 48 KB
 constexpr uint32_t kAll = 0xFFFFFFFFu;
 
 /// Bit i: whether element i of the pack is not zero.
@@ -213,14 +214,32 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Adds the pairs (first + row, j) with j > first + row. Integer atomics: no order shows.
+/// Adds the pairs (first + row, j) with j > first + row. Most distances are nearly equal, so a block counts
+/// in shared memory, if it has room for all bins, and adds to global memory once. Integer atomics: no order
+/// shows.
+template <bool kShared>
 __global__ void __launch_bounds__(kThreads)
     histogram_kernel(unsigned long long* histogram, const int32_t* distances, int64_t stride, int64_t first,
-                     int n) {
+                     int64_t rows, int n, int bins) {
+  extern __shared__ uint32_t counts[];
   gpu::take_turn();
-  const int64_t row = blockIdx.x;
-  for (int64_t j = first + row + 1 + threadIdx.x; j < n; j += kThreads)
-    atomicAdd(&histogram[distances[row * stride + j]], 1ull);
+  if constexpr (kShared) {
+    for (int bin = int(threadIdx.x); bin < bins; bin += kThreads) counts[bin] = 0;
+    __syncthreads();
+  }
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x)
+    for (int64_t j = first + row + 1 + threadIdx.x; j < n; j += kThreads) {
+      const int32_t distance = distances[row * stride + j];
+      if constexpr (kShared)
+        atomicAdd(&counts[distance], 1u);
+      else
+        atomicAdd(&histogram[distance], 1ull);
+    }
+  if constexpr (kShared) {
+    __syncthreads();
+    for (int bin = int(threadIdx.x); bin < bins; bin += kThreads)
+      if (counts[bin] > 0) atomicAdd(&histogram[bin], (unsigned long long)counts[bin]);
+  }
 }
 
 int64_t blocks_for(Device device, int64_t items, int64_t of_block) {
@@ -290,9 +309,19 @@ void nearest_of_distances_cuda(const NearestRows& out, const Tensor& distances, 
 }
 
 void add_to_histogram_cuda(const Tensor& histogram, const Tensor& distances, int64_t first) {
-  gpu::launch_chained(distances.device(), {gpu::grid_of(distances.size(0)), kThreads}, histogram_kernel,
-                      reinterpret_cast<unsigned long long*>(histogram.data<int64_t>()),
-                      distances.data<int32_t>(), distances.row_stride(), first, int(distances.size(1)));
+  const Device device = distances.device();
+  const int64_t bins = histogram.count(), rows = distances.size(0);
+  const auto run = [&](auto* kernel, int64_t blocks, size_t shared_bytes) {
+    gpu::launch_chained(
+        device, {.grid = gpu::grid_of(blocks), .block = kThreads, .shared_bytes = shared_bytes}, kernel,
+        reinterpret_cast<unsigned long long*>(histogram.data<int64_t>()), distances.data<int32_t>(),
+        distances.row_stride(), first, rows, int(distances.size(1)), int(bins));
+  };
+  if (bins <= kMostSharedBins)
+    run(histogram_kernel<true>, std::min<int64_t>(rows, 4 * int64_t(device.multiprocessors())),
+        size_t(bins) * sizeof(uint32_t));
+  else
+    run(histogram_kernel<false>, rows, 0);
 }
 
 }  // namespace tessera::ops

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -15,9 +16,11 @@
 #include "report/database.h"
 #include "report/run_table.h"
 #include "runtime/parallel.h"
+#include "sparsity/pattern_bytes.h"
 #include "sparsity/pattern_page.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
+#include "tests/sparsity/page_driver.h"
 
 /// Expectations with many digits are what tests/parity/patterns_golden.py prints (numpy, scipy,
 /// scikit-learn), of masks and values made from the same hash.
@@ -144,6 +147,46 @@ TEST(PatternMetrics, GroupingIsAPermutationThatFindsThePrototypes) {
   const std::vector<int64_t> nearest = nearest_order(overlaps.data<int32_t>(), kCount, 7);
   EXPECT_EQ(nearest.front(), 7);
   for (size_t i = 0; i < 15; ++i) EXPECT_EQ(nearest[i] % 4, 3);
+}
+
+// ---- what a pattern buys ----
+
+TEST(PatternBytes, AreThoseOfEachFormat) {
+  // 2 rows of 40: row 0 keeps columns 0 and 20 (19 skipped: one filler), row 1 columns 3 and 39 (35: two).
+  std::vector<float> values(80);
+  values[0] = values[20] = values[43] = values[79] = 1;
+  const auto of = [](const std::vector<float>& x) {
+    std::vector<std::pair<std::string, int64_t>> bytes;
+    for (const FormatBytes& one : format_bytes(mask_of(Tensor::from(x, {2, 40})))) {
+      bytes.emplace_back(one.format, one.bytes);
+      EXPECT_EQ(one.of_dense, double(one.bytes) / 160);
+      EXPECT_EQ(one.bound, 160 / double(one.bytes));
+    }
+    return bytes;
+  };
+  using Bytes = std::vector<std::pair<std::string, int64_t>>;
+  EXPECT_EQ(of(values), (Bytes{{"dense", 160},
+                               {"csr", 8 + 8 + 12},
+                               {"bitmap", 8 + 10},
+                               {"column_tiles", 8 + 40 * 36},
+                               {"gaps", 7 * 2 + 4},
+                               {"2:4", 80 + 10}}));
+  values[1] = values[2] = 1;  // three of a group of four
+  EXPECT_EQ(of(values).back().first, "gaps");
+}
+
+TEST(PatternBytes, BlocksAreSkippedWhereAllOfTheirFeaturesArePruned) {
+  // Features 0 and 2 are alike, and so are 1 and 3: the permutation brings them together.
+  const Features found =
+      features(Tensor::from(std::vector<float>{1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1}, {4, 4}));
+  const std::vector<SkippedBlocks> blocks = skipped_blocks(found, overlaps_of(found), 2);
+  ASSERT_EQ(blocks.size(), 3u);
+  EXPECT_EQ(blocks[0].share, 0.5);
+  EXPECT_EQ(blocks[1].share, 0);
+  EXPECT_EQ(blocks[1].bound, 1);
+  EXPECT_EQ(blocks[2].order, "exhaustive");
+  EXPECT_EQ(blocks[2].share, 0.5);
+  EXPECT_EQ(blocks[2].bound, 2);
 }
 
 // ---- clusters ----
@@ -360,6 +403,32 @@ TEST(Patterns, ThePageHoldsWhatTheDatabaseHolds) {
   }
 }
 
+TEST(SlowPatterns, EveryControlOfThePageWorksInABrowser) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
+  if (std::system("command -v chromium > /dev/null 2>&1") != 0) GTEST_SKIP() << "skipped: no Chromium";
+  const TemporaryFolder folder;
+  put_masks(folder / "a.safetensors", 1, "wanda"), put_masks(folder / "b.safetensors", 2, "sparsegpt");
+  analyze({folder / "a.safetensors", folder / "b.safetensors"}, folder / "r", small_options(), no_lines);
+  report::Database found =
+      report::Database::read_only((folder / "r") + "/sparsity.sqlite", kPatternsId, kPatternsWhat);
+  std::string page = page_of(found);
+  page.replace(page.rfind("</body>"), 7, kPageDriver);
+  io::write_file(folder / "page.html", page);
+  const std::string command =
+      "chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr "
+      "--user-data-dir=" +
+      (folder / "profile") +
+      " --host-resolver-rules='MAP * ~NOTFOUND' "
+      "--virtual-time-budget=5000 --dump-dom file://" +
+      (folder / "page.html") + " > " + (folder / "dom.html") + " 2> " + (folder / "log");
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const std::string dom = io::read_file(folder / "dom.html", 64 << 20),
+                    log = io::read_file(folder / "log", 1 << 20);
+  const size_t title = dom.find("<title>");
+  EXPECT_NE(dom.find(" problems 0 </title>"), std::string::npos) << dom.substr(title, 600);
+  EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
+}
+
 TEST(Patterns, TwoInputsAreComparedMatrixByMatrix) {
   const TemporaryFolder folder;
   put_masks(folder / "a.safetensors", 1, "wanda"), put_masks(folder / "b.safetensors", 2, "sparsegpt");
@@ -384,7 +453,7 @@ TEST(Patterns, ErrorsSayWhatToDoAndLeaveNothing) {
     expect_error([&] { analyze(inputs, out, options, no_lines); }, parts);
   };
   fails({}, {}, {"no input"});
-  fails({a, a}, {}, {"two inputs are named 'a.safetensors'", "rename"});
+  fails({a, a}, {}, {"is given twice", "expected different inputs"});
   fails({folder / "none"}, {}, {"none"});
   fails({a, folder / "c.safetensors"}, {}, {"model.layers.1.mlp.down_proj"});
   AnalyzeOptions options;
