@@ -14,7 +14,7 @@ const rows=()=>document.getElementById('feature_rows').rows.length;const all=row
 document.querySelectorAll('#feature_rows th button')[1].click();const kept=[...document.getElementById('feature_rows').rows].slice(1).map(r=>Number(r.cells[1].textContent));check(kept.every((v,i)=>!i||kept[i-1]<=v),'sorting');
 document.getElementById('density').dispatchEvent(new MouseEvent('click',{clientX:100,clientY:100}));const o=document.getElementById('offset');o.value=o.max;o.dispatchEvent(new Event('input'));
 const c=document.getElementById('spy').getContext('2d').getImageData(0,0,document.getElementById('spy').width,document.getElementById('spy').height).data;check(c.some(v=>v!==c[0]),'bits are drawn');
-document.title='checks '+n+' problems '+problems.length+' '+problems.join(' | ')}catch(e){document.title='threw '+e.stack}
+document.title='checks '+n+' problems '+problems.length+'. '+problems.join(' | ')}catch(e){document.title='threw '+e.stack}
 </script></body>)js";
 
 }  // namespace tessera::sparsity

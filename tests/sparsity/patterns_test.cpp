@@ -6,6 +6,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -422,10 +424,13 @@ TEST(SlowPatterns, EveryControlOfThePageWorksInABrowser) {
       "--virtual-time-budget=5000 --dump-dom file://" +
       (folder / "page.html") + " > " + (folder / "dom.html") + " 2> " + (folder / "log");
   ASSERT_EQ(std::system(command.c_str()), 0);
-  const std::string dom = io::read_file(folder / "dom.html", 64 << 20),
-                    log = io::read_file(folder / "log", 1 << 20);
+  const auto text_of = [](const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string dom = text_of(folder / "dom.html"), log = text_of(folder / "log");
   const size_t title = dom.find("<title>");
-  EXPECT_NE(dom.find(" problems 0 </title>"), std::string::npos) << dom.substr(title, 600);
+  EXPECT_NE(dom.find(" problems 0."), std::string::npos) << dom.substr(title, 600);
   EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
 }
 
