@@ -164,18 +164,32 @@ std::function<void(int64_t, const std::vector<sparsity::PrunedMatrix>&)> block_t
   };
 }
 
-int prune(PruneArgs args) {
-  read_options(args);
+/// What a pruning works on. `windows` refer to `texts`: not to be copied.
+struct Work {
+  Device device;
+  LanguageFolder language;
+  DType saved;  // dtype of the files
+  Texts texts;
+  sparsity::Samples samples;
+  std::vector<train::PerplexityWindow> windows;
+
+  /// f(model)
+  template <class F>
+  auto with_model(F&& f) {
+    return std::visit(f, language.model);
+  }
+  double perplexity(int64_t batch) const { return perplexity_of(language, windows, device, batch); }
+};
+
+std::unique_ptr<Work> prepare(PruneArgs& args) {
   const bool has_text = !args.text.empty() || !args.data.empty();
   if (args.options.needs_samples() && !has_text)
     throw UsageError(fmt::format(
         "prune: {} is calibrated with text: give --text FILE..., or --data DIR with shards of tokens",
         args.options.method()));
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
-  if (!args.plan_only) {
-    std::error_code ignored;
-    if (std::filesystem::is_directory(args.out, ignored)) io::check_no_weights(args.out);
-  }
+  std::error_code ignored;
+  if (!args.plan_only && std::filesystem::is_directory(args.out, ignored)) io::check_no_weights(args.out);
   LanguageFolder language = load_language(args.model, device, args.dtype);
   const DType of_file = std::visit([](const auto& config) { return config.dtype; }, language.config.model);
   const DType saved = args.dtype.empty() ? of_file : dtype_of(language);
@@ -184,22 +198,59 @@ int prune(PruneArgs args) {
   args.samples.length = args.length.value_or(std::min(args.samples.length, longest));
   check(args.samples.length <= longest, "prune: samples of ", args.samples.length, " tokens; the model has ",
         longest, " ", limit_of(language), ": give a smaller --length");
-  const Texts texts = read_texts(args, language);
-  const sparsity::Samples samples = args.options.needs_samples()
-                                        ? sparsity::choose_samples(texts.calibration, args.samples)
-                                        : sparsity::Samples{};
-  std::vector<train::PerplexityWindow> windows;
-  if (has_text || !args.eval_text.empty()) {
-    if (!texts.evaluation.empty() || args.validation > 0 || !args.eval_text.empty())
-      windows = train::perplexity_windows(texts.evaluation,
-                                          {.length = args.samples.length, .most_windows = args.eval_windows});
+  auto work = std::unique_ptr<Work>(new Work{device, std::move(language), saved, {}, {}, {}});
+  work->texts = read_texts(args, work->language);
+  if (args.options.needs_samples())
+    work->samples = sparsity::choose_samples(work->texts.calibration, args.samples);
+  if (!args.eval_text.empty() || (has_text && args.validation > 0))
+    work->windows = train::perplexity_windows(
+        work->texts.evaluation, {.length = args.samples.length, .most_windows = args.eval_windows});
+  return work;
+}
+
+/// Blocks that are finished when it is interrupted, or killed, stay for the next call; an error would come
+/// again.
+sparsity::Pruned prune_blocks(PruneArgs& args, Work& work) {
+  args.options.progress = args.out + ".partial";
+  args.options.on_block =
+      block_teller(work.with_model([](const auto& model) { return int64_t(model.blocks.size()); }));
+  std::error_code ignored;
+  const bool resumes = std::filesystem::exists(args.options.progress, ignored);
+  try {
+    sparsity::Pruned pruned =
+        work.with_model([&](auto& model) { return sparsity::prune(model, work.samples, args.options); });
+    pruned.masks.info.model =
+        io::utf8_text(std::filesystem::path(args.model).lexically_normal().filename().string());
+    return pruned;
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const Error&) {
+    if (!resumes) std::filesystem::remove_all(args.options.progress, ignored);
+    throw;
   }
+}
+
+void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const ordered_json& report) {
+  if (pruned.resumed > 0)
+    fmt::print("{:<12} {} blocks were pruned by an earlier call\n", "resumed", pruned.resumed);
+  fmt::print("\n{}\n{:<12} {:.6f}\n", sparsity::sparsity_table(pruned.matrices), "sparsity",
+             pruned.sparsity());
+  if (const auto found = report.find("perplexity"); found != report.end())
+    fmt::print("{:<12} {:.4f} before, {:.4f} after, on {} windows of {} tokens\n", "perplexity",
+               found->at("before").get<double>(), found->at("after").get<double>(),
+               found->at("windows").get<int64_t>(), found->at("length").get<int64_t>());
+  fmt::print("{:<12} {} ({}, {})\n", "written", args.out, sparsity::kMasksFile, sparsity::kReportFile);
+}
+
+int prune(PruneArgs args) {
+  read_options(args);
+  const std::unique_ptr<Work> work = prepare(args);
   const InterruptGuard interrupts(
       "\ntessera: stopping; finished blocks are kept, and the same command goes on after them\n");
   const std::string plan =
-      plan_text(args, language, samples, device,
-                std::visit([&](auto& model) { return sparsity::plan_pruning(model, samples, args.options); },
-                           language.model));
+      plan_text(args, work->language, work->samples, work->device, work->with_model([&](auto& model) {
+        return sparsity::plan_pruning(model, work->samples, args.options);
+      }));
   if (args.json)
     train::tell(plan);
   else
@@ -208,43 +259,28 @@ int prune(PruneArgs args) {
   if (args.plan_only) return 0;
 
   const auto begin = std::chrono::steady_clock::now();
-  std::optional<double> before, after;
-  if (!windows.empty()) before = perplexity_of(language, windows, device, args.options.batch);
-  args.options.progress = args.out + ".partial";
-  args.options.on_block = block_teller(
-      std::visit([](const auto& model) { return int64_t(model.blocks.size()); }, language.model));
-  sparsity::Pruned pruned =
-      std::visit([&](auto& model) { return sparsity::prune(model, samples, args.options); }, language.model);
-  pruned.masks.info.model =
-      io::utf8_text(std::filesystem::path(args.model).lexically_normal().filename().string());
-  if (!windows.empty()) after = perplexity_of(language, windows, device, args.options.batch);
-
-  ordered_json report = report_of(args, language, samples, pruned);
-  if (before)
-    report["perplexity"] = {
-        {"length", args.samples.length}, {"windows", windows.size()}, {"before", *before}, {"after", *after}};
-  std::visit(
-      [&](const auto& model) {
-        sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
-                              {.dtype = saved, .companions = language.path});
-      },
-      language.model);
+  const bool measures = !work->windows.empty();
+  const double before = measures ? work->perplexity(args.options.batch) : 0;
+  const sparsity::Pruned pruned = prune_blocks(args, *work);
+  ordered_json report = report_of(args, work->language, work->samples, pruned);
+  if (measures)
+    report["perplexity"] = {{"length", args.samples.length},
+                            {"windows", work->windows.size()},
+                            {"before", before},
+                            {"after", work->perplexity(args.options.batch)}};
+  work->with_model([&](const auto& model) {
+    sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
+                          {.dtype = work->saved, .companions = work->language.path});
+  });
   std::filesystem::remove_all(args.options.progress);
-  if (args.json) {
-    report["out"] = args.out;
-    report["resumed_blocks"] = pruned.resumed;
-    report["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    fmt::print("{}\n", io::json_text(report, 2));
+  if (!args.json) {
+    print_result(args, pruned, report);
     return 0;
   }
-  if (pruned.resumed > 0)
-    fmt::print("{:<12} {} blocks were pruned by an earlier call\n", "resumed", pruned.resumed);
-  fmt::print("\n{}", sparsity::sparsity_table(pruned.matrices));
-  fmt::print("\n{:<12} {:.6f}\n", "sparsity", pruned.sparsity());
-  if (before)
-    fmt::print("{:<12} {:.4f} before, {:.4f} after, on {} windows of {} tokens\n", "perplexity", *before,
-               *after, windows.size(), args.samples.length);
-  fmt::print("{:<12} {} ({}, {})\n", "written", args.out, sparsity::kMasksFile, sparsity::kReportFile);
+  report["out"] = args.out;
+  report["resumed_blocks"] = pruned.resumed;
+  report["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  fmt::print("{}\n", io::json_text(report, 2));
   return 0;
 }
 

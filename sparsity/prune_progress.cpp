@@ -14,7 +14,8 @@ namespace fs = std::filesystem;
 
 PruneProgress::PruneProgress(std::string folder, std::string request)
     : folder_(std::move(folder)), request_(std::move(request)) {
-  io::make_folder(folder_);
+  std::error_code none;
+  if (!fs::is_directory(folder_, none)) return;
   io::remove_stale_temporaries(folder_);
   for (const auto& entry : fs::directory_iterator(folder_)) check_request(entry.path().string());
 }
@@ -53,6 +54,7 @@ std::vector<PrunedMatrix> PruneProgress::restore(int64_t block, std::span<const 
 
 void PruneProgress::keep(int64_t block, std::span<const Target> targets,
                          const std::vector<PrunedMatrix>& matrices) const {
+  io::make_folder(folder_);
   io::NamedTensors tensors;
   for (const Target& target : targets) tensors.emplace_back(target.module.name, weight_of(target.module));
   io::save_safetensors(path_of(block), tensors,

@@ -15,7 +15,8 @@ namespace tessera::sparsity {
 /// appears whole or not at all. Every file carries the digest of the request that it belongs to.
 class PruneProgress {
  public:
-  /// Makes the folder. Throws, naming it, if it holds blocks of another request.
+  /// The folder is made with the first block that is kept. Throws, naming it, if it holds blocks of another
+  /// request.
   PruneProgress(std::string folder, std::string request);
 
   bool has(int64_t block) const;
