@@ -4,8 +4,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "autograd/gradient.h"
 #include "io/file.h"
 #include "ops/attention/attention.h"
+#include "ops/bits/bits.h"
+#include "ops/pointwise/pointwise.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
@@ -66,6 +69,9 @@ SettingList LanguageSettings::list() {
            "Evaluate and export averages of the weights with this decay per step, such as 0.999; 0: the "
            "weights")
       .range(0.0, 0.9999999);
+  list.add("keep_zeros", keep_zeros,
+           "Weights of the blocks' matrices that are 0 in --model stay 0 (tessera prune)")
+      .absent_means(false);
   return list;
 }
 
@@ -104,6 +110,11 @@ void LanguageSettings::validate() const {
   check(beta2 > 0 && beta2 < 1, family(), ": beta2 is ", beta2, "; expected more than 0 and less than 1");
   check(dropout >= 0 && dropout < 1 && ema >= 0 && ema < 1, family(), ": dropout is ", dropout, " and ema ",
         ema, "; expected 0 to less than 1");
+  check(!keep_zeros || !start.empty(), family(),
+        ": keep_zeros keeps the zeros of a pruned model; name its directory (--model)");
+  check(!keep_zeros || optimizer != "muon", family(),
+        ": keep_zeros with the optimizer muon, which mixes the elements of a matrix and so moves its zeros; "
+        "choose adamw or sgd (--optimizer)");
   check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
 }
@@ -215,6 +226,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
                                           {.contains = "position.weight", .weight_decay = 0.0}})) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});
+  if (settings.keep_zeros) find_zeros(!weights.empty());
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
   targets_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
@@ -254,6 +266,31 @@ Tensor LanguageJob::loss() {
                                    : model.loss(inputs_, targets_);
       },
       model_);
+}
+
+void LanguageJob::find_zeros(bool of_start) {
+  const MemoryTag tag("masks");
+  int64_t zeros = 0;
+  std::visit(
+      [&](auto& model) {
+        nn::for_each<nn::Linear>(model, [&](const std::string& name, nn::Linear& layer) {
+          if (!name.starts_with("blocks.")) return;
+          const Tensor bits = ops::pack_bits(layer.weight.detach());
+          for (const int64_t ones : ops::count_bits(bits).to_vector<int64_t>()) zeros += layer.in - ones;
+          sparse_.push_back({layer.weight, bits});
+        });
+      },
+      model_);
+  // A run that goes on gets the bits, as the weights, from its checkpoint.
+  check(!of_start || zeros > 0, settings_.family(), ": keep_zeros: no weight of ", settings_.start,
+        "'s blocks is 0; prune the model first (tessera prune)");
+  // Elementwise rules leave a 0 with the gradient 0 as it is, and its master too.
+  for (const Sparse& matrix : sparse_)
+    on_grad(matrix.weight, [&matrix](const Tensor& gradient) {
+      gradient.copy_from(
+          ops::mul(gradient, ops::unpack_bits(matrix.bits, gradient.size(1), gradient.dtype())));
+    });
+  keep("zeros", sparse_);
 }
 
 void LanguageJob::updated() {

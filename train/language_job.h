@@ -42,7 +42,8 @@ struct LanguageSettings : TrainingSettings {
   double beta2 = 0.95;
   /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
   double dropout = 0;
-  double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
+  double ema = 0;           // decay of the averages of the weights (optim::Ema); 0: none
+  bool keep_zeros = false;  // weights of the blocks' matrices that are 0 in `start` stay 0
 
   LanguageSettings() { weight_decay = 0.1, final_lr = 0.1; }
   /// Every setting, with its flag; those of the model are its config.json, one JSON object.
@@ -155,6 +156,7 @@ class LanguageJob : public Job {
   auto as_used(F&& f);
   datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
   bool keeps_best() const { return watch_.exported == "best"; }
+  void find_zeros(bool of_start);
   bool has_ended() const { return watch_.patience > 0 && best_.since >= watch_.patience; }
 
   LanguageSettings settings_;
@@ -162,6 +164,12 @@ class LanguageJob : public Job {
   Model model_;
   optim::Optimizer optimizer_;
   std::optional<optim::Ema> ema_;
+  /// A matrix with zeros that stay: `bits` are those of its other weights (ops/bits/bits.h).
+  struct Sparse {
+    Tensor weight, bits;
+    void fields(auto&& visit) { visit("bits", bits); }
+  };
+  std::vector<Sparse> sparse_;
   Tensor inputs_, targets_;  // [B, T]
   nn::Sequences sequences_;  // with `documents`
   datasets::LoaderState position_;
