@@ -157,6 +157,8 @@ struct OpSpec {
   std::vector<Case> benches;  // timed by default
   /// Draws a random problem for `tessera bench sweep`; its budget refuses what is too large. None: not swept.
   std::function<Case(Draw&)> sweep = {};
+  /// False: on a GPU the host waits for an answer (whether a factor exists), so no graph can capture it.
+  bool captures = true;
   /// Whether f32 operands are multiplied as f32_math() says; then every case runs in TF32 as well.
   bool honours_f32_math = false;
   /// The factor k of the tolerance max|y-ref| <= k * max|baseline-ref| + 2 ulp * max|ref|, and the reason if

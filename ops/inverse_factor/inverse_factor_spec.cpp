@@ -40,6 +40,7 @@ OpSpec inverse_factor_spec() {
       .cases = {of(1, 1), of(2, 5), of(17, 40), of(33, 7), of(64, 100), of(129, 300),
                 of(31, 50, Placement::strided), of(31, 50, Placement::transposed)},
       .benches = {of(768, 1024), of(4096, 4096), of(11008, 1024)},
+      .captures = false,
   };
 }
 
