@@ -135,17 +135,19 @@ TEST(PruneCommand, GoesOnAfterASignal) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
   at.put("t", prune_text());
-  const std::string flags = "--method sparsegpt --samples 200 --eval-windows 2";
-  said(at, kPrune + flags + " --out whole");
+  const std::string command =
+      "prune --device cpu --model m --text t --length 16 --samples 200 --method sparsegpt --eval-windows 2 "
+      "--out ";
+  said(at, command + "whole");
   {
-    Process process(at, words_of(kPrune + flags + " --out p"));
+    Process process(at, words_of(command + "p"));
     const bool running =
         wait_for(process, [&] { return fs::exists(at / "p.partial/block-00000.safetensors"); });
     if (running) process.send(SIGKILL);
     process.wait();
   }
   if (!fs::exists(at / "p.partial")) return;  // it was faster than this test
-  const json report = json::parse(said(at, kPrune + flags + " --out p --json"));
+  const json report = json::parse(said(at, command + "p --json"));
   EXPECT_GE(report["resumed_blocks"], 1);
   for (const char* file : {"masks.safetensors", "model.safetensors", "pruning.json"})
     EXPECT_EQ(at.get(std::string("p/") + file), at.get(std::string("whole/") + file)) << file;
