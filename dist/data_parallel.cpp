@@ -15,7 +15,8 @@ constexpr int64_t kBlock = int64_t{1} << 24;
 
 void check_same_parameters(const optim::Optimizer& optimizer, const World& world) {
   std::ostringstream list;
-  for (const auto& [name, tensor] : optimizer.parameters()) list << name << ' ' << describe(tensor) << '\n';
+  for (const auto& [name, tensor] : optimizer.parameters())  // without the device, which is each rank's own
+    list << name << ' ' << tensor.dtype() << tensor.shape() << '\n';
   const std::string text = list.str();
   std::ostringstream own;
   own << optimizer.parameters().size() << " parameters, digest " << std::hash<std::string>()(text) << ", of "
