@@ -83,7 +83,7 @@ void add_convert(CLI::App& app, Action& action) {
       .add_option(
           "--format", args->format,
           "Compress the linear layers in the blocks of a pruned model; dense-columns: for\ngates alone; "
-                  "dense: decompress, bit for bit")
+          "dense: decompress, bit for bit")
       ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns", "dense"}));
   command.add_option("--shard-mb", args->shard_megabytes, "Maximum file size in MB (1,000,000 bytes)")
       ->check(kDecimal)

@@ -10,9 +10,8 @@ namespace tessera::cli {
 
 void SparseFlags::add_to(CLI::App& command) {
   command
-      .add_option(
-          "--sparse", mode,
-          "Linear layers compressed or gated: all or none (required), where faster\n(auto, told per "
+      .add_option("--sparse", mode,
+                  "Linear layers compressed or gated: all or none (required), where faster\n(auto, told per "
                   "layer), none (off). Default: required for a compressed model\nor a gate")
       ->check(CLI::IsMember({"required", "auto", "off"}));
   auto* const one = command
