@@ -5,7 +5,7 @@ namespace {
 
 /// Fitted on an H100 SXM (wgmma, narrow, cublas, padding) and on an H200 (stream, TF32); the two share their
 /// SMs and clocks.
-constexpr GemmCosts kH200{
+constexpr GemmCosts kH100{
     .wgmma = {.clock = 1.6e9,
               .ends = 4800,
               .clusters = 2100,
@@ -16,6 +16,7 @@ constexpr GemmCosts kH200{
               .threads = 0.35,
               .part = 1100,
               .most_parts = 16,
+              .shared = 1,
               .alone = 1.3,
               .across_lines = 2,
               .least = 5.2e-6,
@@ -72,8 +73,19 @@ constexpr GemmCosts kH200{
     .tf32 = {.along = 335e12, .across = 280e12, .copy_bytes = 2e12, .launch = 4e-6},
     .column_sums = {.two_launches = 9e-6, .bytes_per_second = 2.4e12}};
 
-/// Nothing was found that an H100 needs otherwise.
-constexpr GemmCosts kH100 = kH200;
+/// Tiles fitted to 306 GEMMs in all of them, half of drawn extents (docs/ops/gemm.md).
+constexpr GemmCosts on_h200() {
+  GemmCosts costs = kH100;
+  WgmmaCosts& tiles = costs.wgmma;
+  tiles.clock = 1.66e9;
+  tiles.ends = 10750, tiles.clusters = 2000, tiles.epilogue = 1300;
+  tiles.bytes_per_clock = 58, tiles.byte = 0.0031, tiles.stored_per_clock = 45;
+  tiles.threads = 0.54, tiles.part = 1650;
+  tiles.shared = 0.88, tiles.alone = 1.11, tiles.across_lines = 1.5;
+  tiles.round = 0.4e-6;
+  return costs;
+}
+constexpr GemmCosts kH200 = on_h200();
 
 }  // namespace
 

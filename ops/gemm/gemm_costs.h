@@ -23,8 +23,9 @@ struct WgmmaCosts {
   double threads;           // clocks per element of D that the threads store
   double part;              // clocks per split whose partial sums are waited for
   int64_t most_parts;       // beyond so many splits that grows no more
-  double alone;             // factor of a ping-pong warpgroup's MMAs if the other has no tile
-  double across_lines;      // factor of the bytes of an operand whose rows lie across 128-byte lines
+  double shared;        // factor of the clocks that shared memory takes for the operands at 128 bytes each
+  double alone;         // factor of a ping-pong warpgroup's MMAs if the other has no tile
+  double across_lines;  // factor of the bytes of an operand whose rows lie across 128-byte lines
 
   double least;             // a small GEMM takes at least this and its bytes
   double round;             // a wave of tiles, next to the clocks above

@@ -58,7 +58,7 @@ ProductChoice choose_product(const Gemm& g, const Gpu& gpu, int forced) {
     // 64 of k: the tensor cores' time, and that of shared memory at 128 bytes per clock, where both operands
     // are written once, a is read once and b for every 64 rows.
     const double products = std::max(double(tile.rows) * tile.columns / 32,
-                                     2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0));
+                                     c.shared * (2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0)));
     const double loaded = 128.0 * (double(tile.rows) / tile.side() + double(tile.columns) / tile.down());
     const double lines =
         128.0 * (double(tile.rows) / tile.side() * across_a + double(tile.columns) / tile.down() * across_b);
