@@ -227,9 +227,7 @@ void add_op(CLI::App& app, Action& action) {
   auto* list =
       command->add_flag("--list", args->list, "List every operator: inputs, attributes, outputs, dtypes");
   command->add_flag("--json", args->json, "With --list: machine-readable")->needs(list);
-  command->add_option(
-      "--in", args->in,
-      "Safetensors file: inputs by name (those made from others optional), d_<output> with --grad");
+  command->add_option("--in", args->in, "Safetensors file: the inputs by name, and d_<output> with --grad");
   command->add_option("--out", args->out,
                       "Safetensors file to write: the outputs by name (and d_<input> with --grad)");
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);

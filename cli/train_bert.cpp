@@ -117,13 +117,12 @@ int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
   const InterruptGuard interrupts(kStopping);
   const bool resumed = !run.resume.empty();
   flags.start.precision = flags.precision.given();
+  if (resumed)
+    refuse_settings(command, "--resume continues a run as it was", {}, flags.start.settings.list());
   if (resumed ? train::is_mlm_run(train::RunFolder::open(run.resume).settings())
               : flags.start.settings.task == "mlm")
     return run_mlm(flags, run, command);
-  if (resumed)
-    refuse_settings(command, "--resume continues a run as it was", {}, flags.start.settings.list());
-  else
-    check_usage(flags.start, given_flags(command));
+  if (!resumed) check_usage(flags.start, given_flags(command));
   if (!run.json.empty()) check_replaceable(run.json);
   train::RunRequest request = request_of(run, command, device_of(run, dist::World()));
   train::GlueGroup group = resumed

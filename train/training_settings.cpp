@@ -35,8 +35,7 @@ void TrainingSettings::add_to(SettingList& list) {
 
 Setting& TrainingSettings::add_ranks(SettingList& list) {
   list.add("order", order,
-           "Order of a step's sums: global, the same bits on any number of ranks; world, of this number "
-           "only, in less memory. Default: global on several ranks")
+           "Order of a step's sums: global (any ranks, same bits; default of several) or world")
       .one_of({"world", "global"})
       .shown_as("")
       .absent_means("world");

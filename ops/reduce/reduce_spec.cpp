@@ -67,8 +67,9 @@ std::vector<OpSpec> reduce_specs() {
         .run =
             [all_of = all_of, along = along](const std::vector<Tensor>& in, const Attrs& attrs) {
               const int dim = attrs.dimension("dim");
-              return std::vector{dim == kAll ? all_of(in[0], Site::here())
-                                             : along(in[0], dim, attrs.flag("keep"), Site::here())};
+              const bool keep = attrs.flag("keep");  // of all: refused by the function of one dimension
+              return std::vector{dim == kAll && !keep ? all_of(in[0], Site::here())
+                                                      : along(in[0], dim, keep, Site::here())};
             },
         .problem =
             [=, forward_flops = forward_flops, backward_flops = backward_flops,

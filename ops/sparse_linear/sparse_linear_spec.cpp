@@ -155,8 +155,8 @@ std::vector<OpSpec> sparse_linear_specs() {
                          {"out", draw.size(1, 5000)},
                          {"in", in},
                          {"density", draw.size(1, 100)}},
-                .attrs = {{"format", std::string(kFormats[draw.size(0, 2)])},
-                          {"gate", std::string(kGates[draw.size(0, 2)])},
+                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2})])},
+                          {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
                           {"threshold", 0.6},
                           {"keep", in / 2}},
                 .gradcheck = false};
