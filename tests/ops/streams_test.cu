@@ -1,6 +1,7 @@
 #include <cuda.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -82,8 +83,9 @@ bool make_work(const OpSpec& op, const Case& c, DType dtype, int row, Device gpu
 /// eight SMs do in some milliseconds.
 std::vector<Case> problems(const OpSpec& op, bool benches) {
   std::vector<Case> some;
+  const bool has_gradients = std::ranges::any_of(op.inputs, &InputSpec::has_gradient);
   for (const Case& c : op.cases)
-    if (c.gradcheck) some.push_back(c);
+    if (c.gradcheck || !has_gradients) some.push_back(c);
   if (!benches) return some;
   for (const Case& c : op.benches) {
     const Problem problem = op.problem(c.dims, complete(op, c.attrs));
