@@ -57,7 +57,7 @@ Tensor sparse_normal(const Shape& shape, DType dtype, double sparsity, uint64_t 
   return values.to(dtype);
 }
 
-TEST(SparseWeight, ReturnsEveryMatrixBitForBit) {
+TEST(SparseLinearWeight, ReturnsEveryMatrixBitForBit) {
   // 100,000 matrices: 24 sizes around the tiles' edges, three dtypes, all densities.
   Rng rng(3);
   const int64_t sizes[][2] = {{0, 0}, {0, 5}, {5, 0},  {1, 1},   {1, 9},   {9, 1},
@@ -96,7 +96,7 @@ TEST(SparseWeight, ReturnsEveryMatrixBitForBit) {
         }
 }
 
-TEST(SparseWeight, LaysTcaBmeOutInTheOrderOfTheFragments) {
+TEST(SparseLinearWeight, LaysTcaBmeOutInTheOrderOfTheFragments) {
   // One element in each corner of each level: the order of their values is the order of the format.
   const Tensor matrix = Tensor::zeros({65, 66}, DType::f32, Device::cpu());
   const auto put = [&](int64_t r, int64_t c, double value) { matrix.at({r, c}).fill(value); };
@@ -127,7 +127,7 @@ TEST(SparseWeight, LaysTcaBmeOutInTheOrderOfTheFragments) {
   EXPECT_EQ(bitmaps[15], int64_t{1} << (8 * 4 + 7));  // (12, 63): bottom right of tile 3
 }
 
-TEST(SparseWeight, LaysTiledCbcOutColumnByColumn) {
+TEST(SparseLinearWeight, LaysTiledCbcOutColumnByColumn) {
   const Tensor matrix = Tensor::zeros({257, 65}, DType::f32, Device::cpu());
   const auto put = [&](int64_t r, int64_t c, double value) { matrix.at({r, c}).fill(value); };
   put(0, 0, 1), put(255, 0, 2), put(64, 1, 3), put(0, 63, 4);
@@ -149,7 +149,7 @@ TEST(SparseWeight, LaysTiledCbcOutColumnByColumn) {
   EXPECT_EQ(weight.bytes(), 4 * (4 + 1) + 4 * 4 * 64 + 8 * 4 * 256 + 4 * uint64_t(weight.values.count()));
 }
 
-TEST(SparseWeight, RefusesArraysThatDoNotFitTogether) {
+TEST(SparseLinearWeight, RefusesArraysThatDoNotFitTogether) {
   Rng rng(7);
   const Tensor matrix = random_matrix(130, 70, DType::f16, 0.5, rng);
   for (const SparseFormat format : {SparseFormat::tiled_cbc, SparseFormat::tca_bme}) {
@@ -183,7 +183,7 @@ TEST(SparseWeight, RefusesArraysThatDoNotFitTogether) {
   EXPECT_NE(message_of([&] { validate(columns, "layer"); }).find("expected [71, 130]"), std::string::npos);
 }
 
-TEST(SparseWeight, AcceptsOnlyArraysOfTheSameMatrix) {
+TEST(SparseLinearWeight, AcceptsOnlyArraysOfTheSameMatrix) {
   // A changed bit of the index arrays is refused; what is accepted differs in values alone.
   Rng rng(11);
   const Tensor matrix = random_matrix(70, 66, DType::f16, 0.4, rng);
@@ -202,7 +202,7 @@ TEST(SparseWeight, AcceptsOnlyArraysOfTheSameMatrix) {
   }
 }
 
-TEST(SparseWeight, SaysWhatItCannotCompress) {
+TEST(SparseLinearWeight, SaysWhatItCannotCompress) {
   const auto says = [](const Tensor& weight) {
     return message_of([&] { compress(weight, SparseFormat::tca_bme); });
   };
@@ -213,7 +213,7 @@ TEST(SparseWeight, SaysWhatItCannotCompress) {
   EXPECT_NE(message_of([] { parse_sparse_format("csr"); }).find("tca-bme"), std::string::npos);
 }
 
-TEST(SparseWeight, NormsOfColumnsAreThoseOfTheMatrix) {
+TEST(SparseLinearWeight, NormsOfColumnsAreThoseOfTheMatrix) {
   const Tensor matrix = sparse_normal({130, 70}, DType::bf16, 0.4, 2);
   const std::vector<float> values = matrix.to(DType::f32).to_vector<float>();
   for (const SparseFormat format : kFormats) {
