@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
 #include "io/utf8.h"
-#include "report/sqlite_internal.h"
-#include "runtime/error.h"
+#include "report/database.h"
 
 namespace tessera::report {
 namespace {
@@ -57,7 +55,6 @@ nlohmann::json to_json(const Table& table) {
   return rows;
 }
 
-#if defined(TESSERA_WITH_SQLITE)
 namespace {
 
 /// As an identifier of SQL.
@@ -67,49 +64,29 @@ std::string sql_name(const std::string& name) {
   return quoted + "\"";
 }
 
-void insert_table(const std::filesystem::path& path, sqlite3* handle, const Table& table) {
+void insert_table(Database& database, const Table& table) {
   const auto listed = [&](auto&& text) {
     std::string list = csv_line(table.columns, text);
     list.pop_back();
     return "(" + list + ")";
   };
-  Statement(path, handle, "CREATE TABLE " + sql_name(table.name) + " " + listed(sql_name)).run();
-  const std::string insert = "INSERT INTO " + sql_name(table.name) + " VALUES " +
-                             listed([](const std::string&) { return std::string("?"); });
-  for (const auto& row : table.rows) {
-    Statement statement(path, handle, insert);
-    for (size_t i = 0; i < row.size(); ++i) {
-      const int at = int(i) + 1;
-      if (const auto* const whole = std::get_if<int64_t>(&row[i])) statement.bind(at, *whole);
-      if (const auto* const number = std::get_if<double>(&row[i]); number && std::isfinite(*number))
-        statement.bind(at, *number);
-      if (const auto* const text = std::get_if<std::string>(&row[i]))
-        statement.bind(at, io::utf8_text(*text));
-    }
-    statement.run();
-  }
+  database.run("CREATE TABLE " + sql_name(table.name) + " " + listed(sql_name));
+  auto rows = table.rows;
+  for (auto& row : rows)
+    for (TableCell& cell : row)
+      if (auto* const text = std::get_if<std::string>(&cell)) *text = io::utf8_text(*text);
+  database.insert("INSERT INTO " + sql_name(table.name) + " VALUES " +
+                      listed([](const std::string&) { return std::string("?"); }),
+                  rows);
 }
 
 }  // namespace
 
 void write_database(const std::filesystem::path& path, const std::vector<Table>& tables) {
-  sqlite3* handle = nullptr;
-  const int code = sqlite3_open(":memory:", &handle);
-  const std::unique_ptr<sqlite3, decltype(&sqlite3_close)> closes(handle, &sqlite3_close);
-  check(code == SQLITE_OK, "results database ", path.string(), ": ", sqlite3_errmsg(handle));
-  for (const Table& table : tables) insert_table(path, handle, table);
   // Made in memory and written as a whole: a reader finds the former database or this one.
-  sqlite3_int64 bytes = 0;
-  const std::unique_ptr<unsigned char, decltype(&sqlite3_free)> image(
-      sqlite3_serialize(handle, "main", &bytes, 0), &sqlite3_free);
-  check(image != nullptr, "results database ", path.string(), ": ", sqlite3_errmsg(handle));
-  io::write_file(path.string(), {reinterpret_cast<const char*>(image.get()), size_t(bytes)});
+  Database database = Database::in_memory();
+  for (const Table& table : tables) insert_table(database, table);
+  io::write_file(path.string(), database.bytes());
 }
-#else
-void write_database(const std::filesystem::path& path, const std::vector<Table>&) {
-  fail_at(Site::here(), "results database ", path.string(),
-          ": this build has no SQLite; install libsqlite3-dev and build again");
-}
-#endif
 
 }  // namespace tessera::report

@@ -44,8 +44,8 @@ struct StudyPlan {
   bool one_seed_per_run = false;  // the command takes --seeds, which is then 1
 
   /// Throws, saying what is wrong and what to do: no arms or seeds, names that are no part of a file's name
-  /// or are given twice, a baseline that is no arm, a learning rate that is none or given in two ways, a flag
-  /// that the study sets itself.
+  /// or are given twice, a baseline that no arm is called, a learning rate that is not a positive number or
+  /// given in two ways, a flag that the study sets itself.
   void validate() const;
 };
 

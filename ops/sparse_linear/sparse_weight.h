@@ -42,16 +42,12 @@ inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a mul
 /// A compressed matrix [out, in]. An element is stored if its bits are not those of +0: the formats are
 /// lossless, a -0 stays. Elements are f16, bf16 or f32 (on a GPU f16 or bf16).
 ///
-/// | array   | tca_bme                                   | tiled_cbc                            |
-/// dense_columns |
-/// |---------|-------------------------------------------|--------------------------------------|---------------|
-/// | values  | of all groups, bitmap by bitmap; each     | the same, column by column           | [in, out] |
-/// |         | group padded with zeros to 8              |                                      | | | bitmaps
-/// | i64 [groups * 64]                         | i64 [groups * 256]                   | undefined     | |
-/// offsets | i32 [groups + 1]: where a group's values  | the same                             | undefined |
-/// |         | start                                     |                                      | | | info |
-/// i32 [groups * 4]: where the values of a   | i32 [groups * 64]: start of a column | undefined     | | |
-/// median start in its group                 | in its group << 9 | number of values |               |
+/// values    tca_bme, tiled_cbc: of all groups, bitmap by bitmap, each group padded with zeros to 8;
+///           dense_columns: [in, out]. The other arrays are undefined for dense_columns.
+/// bitmaps   i64; tca_bme [groups * 64], tiled_cbc [groups * 256]
+/// offsets   i32 [groups + 1]: where a group's values start
+/// info      i32; tca_bme [groups * 4]: where the values of a median start in its group; tiled_cbc [groups *
+///           64]: where those of a column start in its group << 9 | how many there are
 struct SparseWeight {
   SparseFormat format = SparseFormat::dense_columns;
   int64_t out = 0, in = 0;

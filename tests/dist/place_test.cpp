@@ -6,7 +6,7 @@
 
 #include "tests/errors.h"
 
-// What launchers leave in the environment, as recorded from them, and what contradicts itself.
+// What launchers leave in the environment, by their documentation, and what contradicts itself.
 
 namespace tessera::dist {
 namespace {
