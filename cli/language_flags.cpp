@@ -1,5 +1,7 @@
 #include "cli/language_flags.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "cli/setting_flags.h"
@@ -28,9 +30,20 @@ train::SettingList LanguageFlags::model_list() {
     add("kv_heads", kv_heads_, "Heads of keys and values; default: as many as --n-head");
     add("head_dim", head_dim_, "Elements of a head; default: --d-model / --n-head, of qwen3 128");
     list.add("type", type_, "Which model of LLaMA's shape")
-        .one_of({"llama", "mistral", "qwen2", "qwen3", "phi3"});
+        .one_of({"llama", "mistral", "qwen2", "qwen3", "phi3", "arcee"});
   }
   add("d_ff", d_ff_, "Hidden width of the MLPs");
+  if (llama) {
+    list.add("ffn", ffn_,
+             "Feed-forward networks: swiglu, or without a gate relu2 (squared ReLU) or relu, as an arcee")
+        .one_of({"swiglu", "relu2", "relu"})
+        .shown_as("swiglu; of --type arcee relu2");
+    list.add("ffn_ratio", ffn_ratio_,
+             "Hidden width as a multiple of the --size's, rounded to a multiple of 8; default: 1, without a "
+             "gate 1.5 (as many parameters)")
+        .range(0.01, 100.0)
+        .shown_as("");
+  }
   if (llama)
     list.add("tied", tied_, "The LM head shares the token embedding's matrix");
   else
@@ -90,6 +103,25 @@ void LanguageFlags::add_training(CLI::App& command, const char* default_size) {
   precision.add_to(command);
 }
 
+/// Sizes are those of SwiGLU networks, whose gate is a third of the parameters.
+void LanguageFlags::set_ffn(models::LlamaConfig& model) const {
+  const std::string ffn = !ffn_.empty() ? ffn_ : type_ == "arcee" ? "relu2" : "swiglu";
+  if (ffn != "swiglu") {
+    if (type_ != "llama" && type_ != "arcee")
+      throw UsageError("--ffn " + ffn + " and --type " + type_ + ": its networks have a gate; leave one out");
+    model.family = models::LlamaFamily::arcee;
+    model.gated = false;
+    model.activation = ffn == "relu" ? ops::Activation::relu : ops::Activation::relu_squared;
+  } else if (type_ == "arcee") {
+    throw UsageError("--ffn swiglu and --type arcee: its networks have no gate; leave one out");
+  }
+  if (d_ff_ && ffn_ratio_ > 0)
+    throw UsageError("--d-ff and --ffn-ratio: one or the other says the hidden width");
+  const double ratio = ffn_ratio_ > 0 ? ffn_ratio_ : model.gated ? 1 : 1.5;
+  if (!d_ff_ && ratio != 1)
+    model.d_ff = std::max<int64_t>(8, std::llround(double(model.d_ff) * ratio / 8) * 8);
+}
+
 train::LanguageSettings LanguageFlags::job() const {
   train::LanguageSettings job = job_;
   try {
@@ -107,6 +139,7 @@ train::LanguageSettings LanguageFlags::job() const {
             model.family = models::parse_llama_family(type_);
             model.head = head_dim_ ? head_dim_ : model.qk_norm() ? 128 : 0;
             model.tied = tied_;
+            set_ffn(model);
           } else {
             model.tied = !untied_;
             model.embedding_dropout = model.residual_dropout = std::exchange(job.dropout, 0.0);

@@ -30,7 +30,9 @@ class LanguageFlags {
   train::SettingList model_list();
   train::SettingList text_list();
   train::LanguageSettings job_;
-  std::string size_, type_ = "llama";
+  void set_ffn(models::LlamaConfig& model) const;
+  std::string size_, type_ = "llama", ffn_;
+  double ffn_ratio_ = 0;
   int64_t vocabulary_ = 0, layers_ = 0, d_model_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, d_ff_ = 0;
   bool untied_ = false, tied_ = false;
 };

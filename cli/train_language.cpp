@@ -39,7 +39,7 @@ class LanguageCommand : public train::LanguageRecipe {
       throw UsageError("--vocab-size: of --tokenizer-kind bpe only; a " + flags.text.kind +
                        " tokenizer has as many tokens as it needs");
     for (const char* size : {"--size", "--layers", "--d-model", "--n-head", "--kv-heads", "--head-dim",
-                             "--type", "--d-ff", "--tied", "--untied", "--dropout"})
+                             "--type", "--d-ff", "--ffn", "--ffn-ratio", "--tied", "--untied", "--dropout"})
       together("--model", size, "the folder says what the model is");
     together("--steps", "--epochs", "one or the other");
     together("--steps", "--minutes", "one or the other");
@@ -61,7 +61,7 @@ class LanguageCommand : public train::LanguageRecipe {
     if (is_llama() ? !std::holds_alternative<models::LlamaConfig>(config.model)
                    : !std::holds_alternative<models::GptConfig>(config.model))
       throw UsageError("--model: " + path + " is a model of the type " + config.type + "; expected " +
-                       (is_llama() ? "llama, mistral, qwen2, qwen3 or phi3" : "gpt2 or opt"));
+                       (is_llama() ? "llama, mistral, qwen2, qwen3, phi3 or arcee" : "gpt2 or opt"));
     if (const auto* model = std::get_if<models::LlamaConfig>(&config.model)) settings_.model = *model;
     if (const auto* model = std::get_if<models::GptConfig>(&config.model)) settings_.model = *model;
     settings_.set_precision(flags.precision.on(device));

@@ -11,7 +11,7 @@ using namespace language_internal;
 
 namespace {
 
-constexpr const char* kFamilies[] = {"llama", "mistral", "qwen2", "qwen3", "phi3"};
+constexpr const char* kFamilies[] = {"llama", "mistral", "qwen2", "qwen3", "phi3", "arcee"};
 
 }  // namespace
 
@@ -23,7 +23,7 @@ LlamaFamily parse_llama_family(std::string_view name) {
   for (size_t i = 0; i < std::size(kFamilies); ++i)
     if (name == kFamilies[i]) return LlamaFamily(i);
   fail_at(Site::here(), "llama: there is no family \"", name,
-          "\"; expected llama, mistral, qwen2, qwen3 or phi3");
+          "\"; expected llama, mistral, qwen2, qwen3, phi3 or arcee");
 }
 
 int64_t LlamaConfig::longest() const {
@@ -57,13 +57,14 @@ void LlamaConfig::validate() const {
     for (const int64_t length : {rope.trained_length, rope.trained_length + 1})
       ops::rope_frequencies(rope, rotary(), length);  // or throws: another number of factors
   // What a config.json of the family cannot say would be lost when the model is saved.
-  const bool is_llama = family == LlamaFamily::llama;
+  const bool is_llama = family == LlamaFamily::llama, is_arcee = family == LlamaFamily::arcee;
   const std::pair<const char*, bool> settings[] = {
-      {"attention_bias", attention_bias && !is_llama && family != LlamaFamily::qwen3},
-      {"mlp_bias", mlp_bias && !is_llama},
-      {"an MLP without gate", !gated && !is_llama},
+      {"attention_bias", attention_bias && !is_llama && !is_arcee && family != LlamaFamily::qwen3},
+      {"mlp_bias", mlp_bias && !is_llama && !is_arcee},
+      {"an MLP without gate", !gated && !is_llama && !is_arcee},
+      {"a gated MLP", gated && is_arcee},
       {"partial_rotary below 1", partial_rotary != 1 && family != LlamaFamily::phi3},
-      {"a sliding window", window > 0 && is_llama}};
+      {"a sliding window", window > 0 && (is_llama || is_arcee)}};
   for (const auto& [setting, foreign] : settings)
     check(!foreign, name, ": there is no ", name, " with ", setting);
 }

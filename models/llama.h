@@ -22,7 +22,9 @@ namespace tessera::models {
 ///   qwen3    Yang et al., arXiv:2505.09388: RMSNorm of each head of q and k; a sliding window
 ///   phi3     Abdin et al., arXiv:2404.14219: partial rotation, a sliding window; in its files q, k and v
 ///            are one matrix, and so are gate and up
-enum class LlamaFamily : uint8_t { llama, mistral, qwen2, qwen3, phi3 };
+///   arcee    Arcee AI's AFM-4.5B (transformers' arcee): a feed-forward network without a gate, with the
+///            squared ReLU of So et al., arXiv:2109.08668
+enum class LlamaFamily : uint8_t { llama, mistral, qwen2, qwen3, phi3, arcee };
 
 const char* name_of(LlamaFamily family);                // "qwen2": the model_type of transformers
 LlamaFamily parse_llama_family(std::string_view name);  // throws, naming the choices
@@ -48,12 +50,12 @@ struct LlamaConfig {
   ops::RopeOptions rope = {};
   double partial_rotary = 1;  // share of a head's elements, from its first on, that positions rotate; phi3
   /// Keys that a token sees, its own included; 0: all. Attention here has no window, so longer texts are
-  /// refused. Not in llama.
+  /// refused. Not in llama and arcee.
   int64_t window = 0;
   ops::Activation activation = ops::Activation::silu;
   bool gated = true;
-  bool attention_bias = false;  // of q, k, v and the output projection; llama and qwen3
-  bool mlp_bias = false;        // llama
+  bool attention_bias = false;  // of q, k, v and the output projection; llama, qwen3 and arcee
+  bool mlp_bias = false;        // llama and arcee
   // While training. A config.json has a field for that of attention alone, but phi3's for all three.
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   bool tied = false;

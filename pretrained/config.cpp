@@ -278,9 +278,11 @@ LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::
                                     {32000, 131072, 4096, 14336, 8, 0, 1e-6},
                                     {151936, 32768, 4096, 22016, 32, 0, 1e-6},
                                     {151936, 32768, 4096, 22016, 32, 128, 1e-6},
-                                    {32064, 4096, 3072, 8192, 0, 0, 1e-5}};
+                                    {32064, 4096, 3072, 8192, 0, 0, 1e-5},
+                                    {32000, 4096, 2560, 18432, 0, 0, 1e-5}};
   const Defaults& usual = kDefaults[size_t(family)];
   const bool is_llama = family == LlamaFamily::llama, is_phi3 = family == LlamaFamily::phi3;
+  const bool is_arcee = family == LlamaFamily::arcee;
   LlamaConfig c{.family = family,
                 .vocabulary = reader.integer("vocab_size", usual.vocabulary),
                 .positions = reader.integer("max_position_embeddings", usual.positions),
@@ -290,7 +292,8 @@ LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::
                 .head = reader.integer("head_dim", usual.head),
                 .layers = layers(reader, "num_hidden_layers", 32),
                 .eps = reader.number("rms_norm_eps", usual.eps),
-                .activation = activation(reader, "hidden_act", "silu"),
+                .activation = activation(reader, "hidden_act", is_arcee ? "relu2" : "silu"),
+                .gated = !is_arcee,
                 .attention_dropout = reader.number("attention_dropout", 0.0),
                 .tied = reader.flag("tie_word_embeddings", false),
                 .init_deviation = reader.number("initializer_range", 0.02)};
@@ -298,11 +301,12 @@ LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::
   c.kv_heads = reader.integer("num_key_value_heads", as_many ? c.heads : usual.kv_heads);
   if (is_llama) {
     c.gated = reader.flag("gated_mlp", true);  // of tessera's own
-    c.mlp_bias = reader.flag("mlp_bias", false);
     reader.ignore({"pretraining_tp", "is_llama_config"});  // how a product is cut: the same sums; what it is
     reader.expect("rope_interleaved", false, "the elements of a pair are half a head apart");
   }
-  if (is_llama || family == LlamaFamily::qwen3) c.attention_bias = reader.flag("attention_bias", false);
+  if (is_llama || is_arcee) c.mlp_bias = reader.flag("mlp_bias", false);
+  if (is_llama || is_arcee || family == LlamaFamily::qwen3)
+    c.attention_bias = reader.flag("attention_bias", false);
   if (family == LlamaFamily::mistral) c.window = window(reader, 4096);
   if (family == LlamaFamily::qwen2 || family == LlamaFamily::qwen3) {
     c.window = qwen_window(reader, c.layers);
@@ -376,7 +380,7 @@ BertConfig bert(ConfigReader& reader, BertFamily family, const ConfigOptions& op
 }
 
 constexpr LlamaFamily kLlamaFamilies[] = {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2,
-                                          LlamaFamily::qwen3, LlamaFamily::phi3};
+                                          LlamaFamily::qwen3, LlamaFamily::phi3,    LlamaFamily::arcee};
 
 std::optional<LlamaFamily> llama_family(std::string_view type) {
   for (const LlamaFamily family : kLlamaFamilies)
@@ -387,7 +391,7 @@ std::optional<LlamaFamily> llama_family(std::string_view type) {
 /// As transformers calls the class of its language model.
 const char* architecture_name(LlamaFamily family) {
   constexpr const char* kNames[] = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
-                                    "Qwen3ForCausalLM", "Phi3ForCausalLM"};
+                                    "Qwen3ForCausalLM", "Phi3ForCausalLM",  "ArceeForCausalLM"};
   return kNames[size_t(family)];
 }
 
@@ -440,7 +444,7 @@ Config parse_config(const std::string& path, std::string_view text, const Config
     keep(bert(reader, BertFamily::roberta, options));
   else
     fail_at(Site::here(), "config: ", path, ": model_type is \"", config.type.substr(0, 60),
-            "\"; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3, bert or roberta");
+            "\"; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3, arcee, bert or roberta");
   return config;
 }
 
@@ -489,6 +493,7 @@ std::string config_text(const GptConfig& c) {
 
 std::string config_text(const LlamaConfig& c) {
   const bool is_llama = c.family == LlamaFamily::llama, is_phi3 = c.family == LlamaFamily::phi3;
+  const bool is_arcee = c.family == LlamaFamily::arcee;
   json text = common(name_of(c.family), architecture_name(c.family), c.dtype);
   text.update({{"vocab_size", c.vocabulary},
                {"max_position_embeddings", c.positions},
@@ -504,10 +509,10 @@ std::string config_text(const LlamaConfig& c) {
                {"tie_word_embeddings", c.tied},
                {"initializer_range", c.init_deviation},
                {"rope_theta", c.rope.base}});
-  if (is_llama) text["mlp_bias"] = c.mlp_bias;
-  if (is_llama || c.family == LlamaFamily::qwen3) text["attention_bias"] = c.attention_bias;
-  if (!c.gated) text["gated_mlp"] = false;
-  if (!is_llama) text["sliding_window"] = c.window > 0 ? json(c.window) : json(nullptr);
+  if (is_llama || is_arcee) text["mlp_bias"] = c.mlp_bias;
+  if (is_llama || is_arcee || c.family == LlamaFamily::qwen3) text["attention_bias"] = c.attention_bias;
+  if (!c.gated && !is_arcee) text["gated_mlp"] = false;
+  if (!is_llama && !is_arcee) text["sliding_window"] = c.window > 0 ? json(c.window) : json(nullptr);
   if (c.family == LlamaFamily::qwen2 || c.family == LlamaFamily::qwen3)
     text.update({{"use_sliding_window", c.window > 0}, {"max_window_layers", c.window > 0 ? 0 : c.layers}});
   if (is_phi3)

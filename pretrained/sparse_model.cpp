@@ -303,7 +303,7 @@ models::Gpt load_sparse_gpt(const std::string& folder, Rng& rng, Device device, 
 models::Llama load_sparse_llama(const std::string& folder, Rng& rng, Device device,
                                 const LoadOptions& options, bool dense) {
   return load_by_blocks<models::Llama, models::LlamaBlock, models::LlamaConfig>(
-      "llama, mistral, qwen2, qwen3 or phi3", folder, rng, device, options, dense);
+      "llama, mistral, qwen2, qwen3, phi3 or arcee", folder, rng, device, options, dense);
 }
 
 SparseMode parse_sparse_mode(const std::string& name) {

@@ -80,7 +80,7 @@ void LanguageSettings::set_model(const json& stored) {
   const auto* gpt = std::get_if<models::GptConfig>(&config.model);
   const auto* llama = std::get_if<models::LlamaConfig>(&config.model);
   check(gpt || llama, "language job: \"model\" is of the type ", config.type,
-        "; expected gpt2, opt, llama, mistral, qwen2, qwen3 or phi3");
+        "; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3 or arcee");
   if (gpt) model = *gpt;
   if (llama) model = *llama;
 }

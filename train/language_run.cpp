@@ -180,11 +180,14 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
         std::string heads = fmt::format("{} heads", m.heads);
         if constexpr (requires { m.kv_heads; })
           if (m.kv_heads != m.heads) heads += fmt::format(" ({} of keys)", m.kv_heads);
+        std::string ffn;
+        if constexpr (requires { m.gated; })
+          if (!m.gated) ffn = fmt::format(" without a gate ({})", ops::name_of(m.activation));
         const double dropped = ops::applied_dropout(m.attention_dropout);
         text += fmt::format(
-            "  model     {} parameters: {} blocks, d {}, {}, d_ff {}, {} tokens{}{}\n",
+            "  model     {} parameters: {} blocks, d {}, {}, d_ff {}{}, {} tokens{}{}\n",
             format_count(double(plan::count_parameters(settings_.model))), m.layers, m.d_model, heads, m.d_ff,
-            m.vocabulary,
+            ffn, m.vocabulary,
             dropped > 0 ? fmt::format(", dropout of {:.4g} of the attention probabilities", dropped) : "",
             settings_.start.empty() ? "" : fmt::format(", from {}", settings_.start));
       },
@@ -265,6 +268,11 @@ std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& 
   text += fmt::format(
       "model: {}{}\n", fs::absolute(run.path() / "model").lexically_normal().string(),
       watch.exported == "best" ? fmt::format(" (of step {}, chosen on the held-out text)", best_.step) : "");
+  if (const auto* model = std::get_if<models::LlamaConfig>(&settings_.model); model && !model->gated)
+    text += model->family == models::LlamaFamily::arcee
+                ? "  its networks have no gate, so it is of the type arcee: transformers reads it since 4.53, "
+                  "what knows only llama does not\n"
+                : "  its networks have no gate, which no llama of other software has: tessera alone reads it\n";
   return text;
 }
 

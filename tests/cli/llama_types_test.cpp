@@ -53,7 +53,7 @@ TEST_P(LlamaType, IsTrainedExportedAndUsed) {
   // Two blocks: biases of 4 + 2 + 2 heads, or two norms of a head.
   EXPECT_EQ(more, type == "qwen2" ? 2 * 8 * 12 : type == "qwen3" ? 2 * 2 * 12 : 0);
 }
-INSTANTIATE_TEST_SUITE_P(Types, LlamaType, ::testing::Values("mistral", "qwen2", "qwen3", "phi3"),
+INSTANTIATE_TEST_SUITE_P(Types, LlamaType, ::testing::Values("mistral", "qwen2", "qwen3", "phi3", "arcee"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(LlamaWindow, ATextThatDoesNotFitIsRefusedAndNamed) {

@@ -190,7 +190,7 @@ TEST(Llama, FamiliesHaveTheBiasesAndNormsOfTheirOwn) {
     EXPECT_EQ(parse_llama_family(name_of(family)), family);
   }
   EXPECT_EQ(message_of([&] { parse_llama_family("gemma"); }),
-            "llama: there is no family \"gemma\"; expected llama, mistral, qwen2, qwen3 or phi3");
+            "llama: there is no family \"gemma\"; expected llama, mistral, qwen2, qwen3, phi3 or arcee");
 }
 
 TEST(Llama, NormsOfQueriesAndKeysTakeTheirSizeAway) {
@@ -246,6 +246,8 @@ TEST(Llama, AFamilyHasNoSettingsOfAnother) {
             "mistral: there is no mistral with mlp_bias");
   EXPECT_EQ(error(LlamaFamily::qwen3, [](auto& c) { c.gated = false; }),
             "qwen3: there is no qwen3 with an MLP without gate");
+  EXPECT_EQ(error(LlamaFamily::arcee, [](auto& c) { c.gated = true; }),
+            "arcee: there is no arcee with a gated MLP");
   EXPECT_EQ(error(LlamaFamily::llama, [](auto& c) { c.window = 4; }),
             "llama: there is no llama with a sliding window");
   EXPECT_EQ(error(LlamaFamily::mistral, [](auto& c) { c.partial_rotary = 0.7; }),

@@ -44,7 +44,9 @@ inline LlamaConfig small_llama(ops::RopeScaling scaling = ops::RopeScaling::none
 inline LlamaConfig small_family(LlamaFamily family) {
   LlamaConfig config = small_llama();
   config.family = family;
-  config.window = family == LlamaFamily::llama ? 0 : 12;
+  const bool is_arcee = family == LlamaFamily::arcee;
+  config.window = family == LlamaFamily::llama || is_arcee ? 0 : 12;
+  if (is_arcee) config.gated = false, config.activation = ops::Activation::relu_squared;
   if (family != LlamaFamily::phi3) return config;
   config.partial_rotary = 0.7;
   config.rope = {.base = 100,
@@ -56,7 +58,7 @@ inline LlamaConfig small_family(LlamaFamily family) {
   return config;
 }
 inline constexpr LlamaFamily kFamilies[] = {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2,
-                                            LlamaFamily::qwen3, LlamaFamily::phi3};
+                                            LlamaFamily::qwen3, LlamaFamily::phi3,    LlamaFamily::arcee};
 
 inline BertConfig small_bert(BertHead head, BertFamily family = BertFamily::bert) {
   return {.family = family,

@@ -27,7 +27,7 @@ try:
     import torch.nn.functional as F
     import transformers
     from safetensors.torch import load_file, save_file
-    from transformers import (AutoModel, BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,
+    from transformers import (ArceeConfig, ArceeForCausalLM, AutoModel, BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,
                               LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM, Phi3Config,
                               Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, RobertaConfig,
                               RobertaForMaskedLM, RobertaForSequenceClassification)
@@ -108,6 +108,8 @@ MODELS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED | dict(head_dim=10))),
     "qwen3-tied": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, tie_word_embeddings=True, attention_bias=True)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**PHI3)),
+    "arcee": lambda: ArceeForCausalLM(ArceeConfig(**LLAMA)),
+    "arcee-tied": lambda: ArceeForCausalLM(ArceeConfig(**LLAMA, tie_word_embeddings=True, mlp_bias=True, attention_bias=True)),
     "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**phi3(16, partial_rotary_factor=0.7, sliding_window=32))),
     "phi3-longrope": lambda: Phi3ForCausalLM(Phi3Config(**phi3(8))),
     "phi3-long": lambda: Phi3ForCausalLM(Phi3Config(**phi3(3), tie_word_embeddings=True)),

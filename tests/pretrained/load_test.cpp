@@ -137,6 +137,8 @@ TEST_F(Load, NamesOfEachFamilyAreThoseOfTransformersAndStay) {
       {LlamaFamily::qwen2, all({apart, biases}), all({together, norms, others})},
       {LlamaFamily::qwen3, all({apart, norms}), all({together, biases, others})},
       {LlamaFamily::phi3, together, all({apart, norms, biases, others})},
+      {LlamaFamily::arcee, {"self_attn.q_proj.weight", "mlp.up_proj.weight"},
+       all({{"mlp.gate_proj.weight"}, together, norms, biases, others})},
   };
   for (const Family& one : families)
     for (const bool tied : {false, true}) {
@@ -149,6 +151,7 @@ TEST_F(Load, NamesOfEachFamilyAreThoseOfTransformersAndStay) {
                                  .kv_heads = 2,
                                  .head = 6,
                                  .layers = 2,
+                                 .gated = one.family != LlamaFamily::arcee,
                                  .tied = tied,
                                  .init_deviation = 0.3},
                                 rng, kCpu);
@@ -206,7 +209,7 @@ TEST_F(Load, AMismatchIsListedWhole) {
       std::string::npos);  // 28 missing and one unexpected: 20 lines and the rest
   EXPECT_NE(message_of([&] {
               load_llama(folder / "good", rng, kCpu);
-            }).find("holds a model of type gpt2, not llama, mistral, qwen2, qwen3 or phi3"),
+            }).find("holds a model of type gpt2, not llama, mistral, qwen2, qwen3, phi3 or arcee"),
             std::string::npos);
 }
 
