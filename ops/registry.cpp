@@ -14,6 +14,7 @@ std::vector<OpSpec> norm_specs();
 std::vector<OpSpec> attention_specs();
 std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
+std::vector<OpSpec> linear_activation_specs();
 std::vector<OpSpec> sparse_linear_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
@@ -51,6 +52,7 @@ constexpr Specs kFolders[] = {
     attention_specs,
     matmul_specs,
     linear_specs,
+    linear_activation_specs,
     sparse_linear_specs,
     grouped_linear_specs,
     mlp_specs,
