@@ -1,0 +1,125 @@
+#include "autograd/tape.h"
+#include "ops/gemm/gemm.h"
+#include "ops/sparse24/sparse24_kernels.h"
+#include "ops/sum_dtype.h"
+#include "tensor/kernels.h"
+
+/// The GEMM of a 2:4 matrix: checks, the choice of a variant, and the GEMM of the decompressed matrix, which
+/// is also the CPU's.
+
+namespace tessera::ops {
+namespace {
+
+/// What the choice of a variant depends on.
+struct Problem24 {
+  int64_t m, n, k;
+  DType dtype;
+};
+std::string describe_problem(const Problem24& p) {
+  return text_of("a 2:4 matrix ", p.dtype, "[", p.m, ", ", p.k, "] times [", p.k, ", ", p.n, "]");
+}
+Problem24 problem_of(const Multiply24Call& call) {
+  return {call.a.m(), call.b.size(1), call.a.k(), call.a.dtype()};
+}
+
+/// A itself, dense, as a view of x.
+Tensor dense_operand(const Sparse24& a) {
+  const Tensor x = masked24({}, a);
+  return a.along == Along24::features ? x : x.transpose(0, 1);
+}
+
+void run_decompressed(const Multiply24Call& call) {
+  const auto& [d, sparse, b, options] = call;
+  const PassVariant pass("multiply24", d);
+  const Tensor a = dense_operand(sparse);
+  const bool turned = !writable(d), along_m = options.bias.defined() && options.bias.rank() == 2;
+  const auto view = [&](const Tensor& x) { return x.defined() && turned ? x.transpose(0, 1) : x; };
+  if (!options.bias.defined() || turned == along_m) {
+    const Tensor bias = along_m ? options.bias.reshape({d.size(0)}) : options.bias;
+    multiply(view(d), turned ? b.transpose(0, 1) : a, turned ? a.transpose(0, 1) : b,
+             {.alpha = options.alpha,
+              .accumulate = options.accumulate,
+              .bias = bias,
+              .residual = view(options.residual)});
+    return;
+  }
+  // multiply() knows a bias along d's dense side alone: the others are added to a wider sum.
+  const Tensor sum = Tensor::empty(d.shape(), sum_dtype(d.dtype()), d.device());
+  if (d.device().is_cpu() && sum.dtype() != a.dtype())
+    multiply(sum, a.to(sum.dtype()), b.to(sum.dtype()), {.alpha = options.alpha});
+  else
+    multiply(sum, a, b, {.alpha = options.alpha});
+  tessera::accumulate(sum, options.bias.expand(d.shape()));
+  if (options.residual.defined()) tessera::accumulate(sum, options.residual);
+  d.copy_from(sum);
+}
+
+constexpr Variant<Problem24, void(const Multiply24Call&)> kVariants[] = {
+    {"decompressed", lacks_nothing<Problem24>, is_otherwise<Problem24>, run_decompressed, kGemmVariants}};
+
+void check_call(const Multiply24Call& call) {
+  const auto& [d, a, b, options] = call;
+  constexpr const char* kOp = "multiply24";
+  validate(a, kOp);
+  const DType dtype = a.dtype();
+  check(b.defined() && b.rank() == 2 && b.dtype() == dtype && b.device() == a.device() && b.size(0) == a.k(),
+        kOp, ": b is ", b.defined() ? text_of(describe(b)) : "undefined", "; expected ", dtype, "[", a.k(),
+        ", n] on ", a.device().name(), ", as the 2:4 matrix is [", a.m(), ", ", a.k(), "]");
+  const Shape shape{a.m(), b.size(1)};
+  check(d.defined() && d.shape() == shape && d.device() == a.device() &&
+            (d.dtype() == dtype || (size_of(dtype) == 2 && d.dtype() == DType::f32)),
+        kOp, ": d is ", d.defined() ? text_of(describe(d)) : "undefined", "; expected ", dtype,
+        size_of(dtype) == 2 ? " or f32 " : " ", shape, " on ", a.device().name());
+  check(d.count() == 0 || writable(d) || writable(d.transpose(0, 1)), kOp, ": d ", describe(d),
+        " has neither dense rows nor dense columns");
+  if (const Tensor& bias = options.bias; bias.defined()) {
+    check(!options.accumulate, kOp, ": a bias and accumulate do not go together");
+    check((bias.shape() == Shape{shape[1]} || bias.shape() == Shape{shape[0], 1}) && bias.dtype() == dtype &&
+              bias.device() == a.device(),
+          kOp, ": bias is ", describe(bias), "; expected ", dtype, "[", shape[1], "] or [", shape[0],
+          ", 1] on ", a.device().name());
+  }
+  if (const Tensor& residual = options.residual; residual.defined()) {
+    check(!options.accumulate, kOp, ": a residual and accumulate do not go together");
+    check(residual.shape() == shape && residual.dtype() == d.dtype() && residual.device() == a.device(), kOp,
+          ": residual is ", describe(residual), "; expected ", d.dtype(), shape, " on ", a.device().name());
+  }
+}
+
+Multiply24Call checked(const Tensor& d, const Sparse24& a, const Tensor& b,
+                       const Multiply24Options& options) {
+  check_call({d, a, b, options});
+  Multiply24Call call{d.detach(), a, b.detach(), options};
+  call.options.bias = options.bias.defined() ? options.bias.detach() : options.bias;
+  call.options.residual = options.residual.defined() ? options.residual.detach() : options.residual;
+  return call;
+}
+
+}  // namespace
+
+std::vector<std::string> multiply24_variants() {
+  std::vector<std::string> names = names_of(kVariants);
+  for (const std::string& name : gemm_variants()) names.push_back(name);
+  return names;
+}
+
+void multiply24(const Tensor& d, const Sparse24& a, const Tensor& b, const Multiply24Options& options,
+                Site site) {
+  const CallScope scope(site);
+  const Multiply24Call call = checked(d, a, b, options);
+  if (d.count() == 0) return;
+  if (a.k() == 0 || d.device().is_cpu())
+    run_decompressed(call);
+  else
+    choose("multiply24", kVariants, problem_of(call), Gpu(d.device())).launch(call);
+  d.bump_version();
+}
+
+std::string multiply24_variant(const Tensor& d, const Sparse24& a, const Tensor& b,
+                               const Multiply24Options& options) {
+  const Multiply24Call call = checked(d, a, b, options);
+  if (d.device().is_cpu()) return "cpu";
+  return choose("multiply24", kVariants, problem_of(call), Gpu(d.device())).name;
+}
+
+}  // namespace tessera::ops
