@@ -65,7 +65,7 @@ int run_eval(const EvalArgs& args) {
 
 void add_eval_tnp(CLI::App& eval, Action& action) {
   auto* tnp = eval.add_subcommand(
-      "tnp", "Negative log-likelihood beside the Bayes-optimal one, on fresh tasks of the prior");
+      "tnp", "Negative log-likelihood next to the Bayes-optimal one, on fresh tasks of the prior");
   auto args = std::make_shared<EvalArgs>();
   tnp->add_option("run", args->run, "Run folder")->required();
   tnp->add_option("--eval-tasks,--tasks", args->tasks, "Fresh tasks")

@@ -207,12 +207,12 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
       "  memory    {} planned a step\n",
       format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch, settings_.length).total())));
   if (held_out_.targets > 0)
-    text += fmt::format("  held out  {} tokens to predict, {} at a time, each behind {} or more{}\n",
+    text += fmt::format("  held out  {} tokens to predict, {} at a time, each after {} or more{}\n",
                         format_count(double(held_out_.targets)), watch.eval_stride,
                         settings_.length - watch.eval_stride + 1,
-                        held_out_.continued  ? "; a document goes on behind its training part"
+                        held_out_.continued  ? "; a document continues after its training part"
                         : data_->documents() ? "; each document alone"
-                                             : "; one document behind the other");
+                                             : "; one document after the other");
   if (baseline_.order > 0)
     text += fmt::format("  baseline  {}-gram: {:.4f} nats per token{}\n", baseline_.order, baseline_.nll,
                         baseline_.trained < data_->train().tokens()

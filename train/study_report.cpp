@@ -293,7 +293,7 @@ void write_page(const fs::path& path, const StudyResults& results) {
       "of the noise.",
       results.plan.metric, results.plan.higher ? "higher" : "lower", results.plan.baseline));
   page.paragraph(
-      "Step times are medians of steps beside which no other cell ran; training time is steps times step "
+      "Step times are medians of steps during which no other cell ran; training time is steps times step "
       "time, "
       "without evaluations. \"To 95 %\": the first evaluation at most 5 % short of the baseline's mean "
       "score.");

@@ -160,7 +160,7 @@ TEST(TrainLanguageRuns, StoppedEarlyWithAveragesEndsTheSameHoweverOftenItIsInter
   EXPECT_EQ(settings.at("evaluation").at("stride"), 5);
   EXPECT_EQ(settings.at("evaluation").at("behind_training_part"), true);
   EXPECT_TRUE(holds_all(resumed.out,
-                        "12 or more; a document goes on behind its training part|lowest of |ended "
+                        "12 or more; a document continues after its training part|lowest of |ended "
                         "early (--patience)|model (of step " +
                             std::to_string(best) + ", chosen on the held-out text)"))
       << resumed.out;
