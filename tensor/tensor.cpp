@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kRowAlign = 16;  // bytes: the unit of vector loads and of TMA strides
 // A row of a tile that TMA brings is 128 bytes; where it lies across two lines it takes 2.5 times
-// as long (docs/ops/gemm.md). Rows from kLongRow bytes on start on lines where that adds at most a
+// as long (docs/ops/gemm_attempts.md). Rows from kLongRow bytes on start on lines where that adds at most a
 // quarter to them: all of 512 bytes and more.
 constexpr int64_t kLine = 128, kLongRow = 256;
 

@@ -73,7 +73,7 @@ constexpr GemmCosts kH100{
     .tf32 = {.along = 335e12, .across = 280e12, .copy_bytes = 2e12, .launch = 4e-6},
     .column_sums = {.two_launches = 9e-6, .bytes_per_second = 2.4e12}};
 
-/// Tiles fitted to 306 GEMMs in all of them, half of drawn extents (docs/ops/gemm.md).
+/// Tiles fitted to 306 GEMMs in all of them, half of drawn extents (docs/ops/gemm_costs.md).
 constexpr GemmCosts on_h200() {
   GemmCosts costs = kH100;
   WgmmaCosts& tiles = costs.wgmma;

@@ -6,7 +6,7 @@
 
 /// The constants of the cost models by which `multiply` and its relatives choose: one struct per model, one
 /// instance of all of them per GPU model. Times are seconds unless a field says clocks. How they were fitted:
-/// docs/ops/gemm.md, gemm_narrow.md, linear.md.
+/// docs/ops/gemm_costs.md, gemm_narrow.md, linear.md.
 
 namespace tessera::ops {
 
