@@ -16,6 +16,7 @@ std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> linear_activation_specs();
 std::vector<OpSpec> sparse_linear_specs();
+std::vector<OpSpec> sparse24_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
 std::vector<OpSpec> grouped_mlp_specs();
@@ -54,6 +55,7 @@ constexpr Specs kFolders[] = {
     linear_specs,
     linear_activation_specs,
     sparse_linear_specs,
+    sparse24_specs,
     grouped_linear_specs,
     mlp_specs,
     grouped_mlp_specs,

@@ -352,6 +352,67 @@ def scatter_rows(b, shape, attrs, paddings):
     yield Way("eager", lambda x: x.new_zeros(count, shape["B"]).index_add(0, indices, x), [b.normal(shape["N"], shape["B"])])
 
 
+def pruned24(x):
+    """Two of four neighbours along the last dimension, of largest magnitude."""
+    groups = x.unflatten(-1, (-1, 4))
+    kept = groups.abs().topk(2, -1, sorted=False).indices
+    return torch.zeros_like(groups).scatter(-1, kept, groups.gather(-1, kept)).flatten(-2)
+
+
+def cusparselt_search(compressed, dense, transposed):
+    """(algorithm, split k, its mode) that cuSPARSELt's search finds, as far as this PyTorch hands it on."""
+    try:
+        from torch._C import _cusparselt
+        algorithm, split_k, mode, _ = _cusparselt.mm_search(compressed, dense, None, None, None, transposed)
+        return {"alg_id": algorithm, "split_k": split_k, "split_k_mode": mode}
+    except (ImportError, AttributeError, TypeError):
+        return {"alg_id": torch._cslt_sparse_mm_search(compressed, dense, transpose_result=transposed)}
+
+
+def multiply24(b, shape, attrs, paddings):
+    """cuBLAS on the dense matrix; cuSPARSELt with its default and its searched algorithm, d written either way. A is compressed
+    before the timed part. Its extents must be multiples of 16, b's too."""
+    features = attrs.get("along", "features") == "features"
+    m, k, n = (shape["T"], shape["F"], shape["n"]) if features else (shape["F"], shape["T"], shape["n"])
+    a = b.normal(m, k, grad=False)
+    right = b.normal(n, k, grad=False).T if attrs.get("b_transposed") == "true" else b.normal(k, n, grad=False)
+    yield Way("eager dense", torch.matmul, [a, right], compiles=False)
+    if not b.on_gpu or not torch.backends.cusparselt.is_available() or m % 16 or k % 16 or n % 16:
+        return
+    compressed = torch._cslt_compress(pruned24(a))
+    version = torch.backends.cusparselt.version()
+    for transposed in (False, True):
+        order = " transposed" if transposed else ""
+        for name, found in (("default", {}), ("searched", cusparselt_search(compressed, right, transposed))):
+            yield Way(f"cuSPARSELt {version} {name}{order}",
+                      lambda a, x, found=found, transposed=transposed: torch._cslt_sparse_mm(
+                          a, x, transpose_result=transposed, **found),
+                      [compressed, right], compiles=False)
+
+
+def compress24(b, shape, attrs, paddings):
+    """cuSPARSELt compresses a matrix that is 2:4 already; PyTorch's own kernel chooses, too, in tiles of 4 x 4."""
+    x = b.normal(shape["T"], shape["F"], grad=False)
+    if attrs.get("along", "features") == "tokens":
+        x = x.T.contiguous()
+    if b.on_gpu and torch.backends.cusparselt.is_available():
+        yield Way(f"cuSPARSELt {torch.backends.cusparselt.version()} without choosing", torch._cslt_compress, [pruned24(x)],
+                  compiles=False)
+    yield Way("eager choice alone", pruned24, [x])
+
+
+def decompress24(b, shape, attrs, paddings):
+    """PyTorch decompresses by a GEMM with the identity; the bound is a copy of the dense matrix."""
+    yield Way("eager copy of the dense matrix", torch.clone, [b.normal(shape["T"], shape["F"], grad=False)], compiles=False)
+
+
+def sparse24_linear(b, shape, attrs, paddings):
+    """The dense layer: PyTorch 2.11 has no 2:4 activations with gradients."""
+    tokens = max(shape.get("B", 0), 1) * shape["T"]
+    inputs = [b.normal(tokens, shape["in"]), b.normal(shape["out"], shape["in"])]
+    yield Way("eager dense", F.linear, inputs + ([b.normal(shape["out"])] if shape.get("bias") else []))
+
+
 def select(b, shape, attrs, paddings):
     """Ascending indices, as ours. PyTorch draws by norm without replacement, not by systematic sampling, and waits for the
     number of rows above a threshold."""
@@ -390,6 +451,7 @@ WORKS = {
     "gmm_nll": mixture, "layernorm": layernorm, "rmsnorm": rmsnorm,
     "add_layernorm": add_layernorm, "add_rmsnorm": add_rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,
     "linear_cross_entropy": linear_cross_entropy,
+    "multiply24": multiply24, "compress24": compress24, "decompress24": decompress24, "sparse24_linear": sparse24_linear,
     "gather_rows": gather_rows, "scatter_rows": scatter_rows,
     "select": select, "row_norms": row_norms, "gather_selected": gather_selected, "scatter_selected": scatter_selected,
     "relu": rows(lambda x, _: F.relu(x)), "relu_squared": rows(lambda x, _: F.relu(x).square()),

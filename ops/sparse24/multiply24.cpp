@@ -1,7 +1,10 @@
-#include "autograd/tape.h"
+#include <algorithm>
+#include <limits>
+
 #include "ops/gemm/gemm.h"
-#include "ops/sparse24/sparse24_kernels.h"
+#include "ops/sparse24/multiply24_internal.h"
 #include "ops/sum_dtype.h"
+#include "runtime/call_site.h"
 #include "tensor/kernels.h"
 
 /// The GEMM of a 2:4 matrix: checks, the choice of a variant, and the GEMM of the decompressed matrix, which
@@ -9,18 +12,6 @@
 
 namespace tessera::ops {
 namespace {
-
-/// What the choice of a variant depends on.
-struct Problem24 {
-  int64_t m, n, k;
-  DType dtype;
-};
-std::string describe_problem(const Problem24& p) {
-  return text_of("a 2:4 matrix ", p.dtype, "[", p.m, ", ", p.k, "] times [", p.k, ", ", p.n, "]");
-}
-Problem24 problem_of(const Multiply24Call& call) {
-  return {call.a.m(), call.b.size(1), call.a.k(), call.a.dtype()};
-}
 
 /// A itself, dense, as a view of x.
 Tensor dense_operand(const Sparse24& a) {
@@ -54,8 +45,44 @@ void run_decompressed(const Multiply24Call& call) {
   d.copy_from(sum);
 }
 
-constexpr Variant<Problem24, void(const Multiply24Call&)> kVariants[] = {
-    {"decompressed", lacks_nothing<Problem24>, is_otherwise<Problem24>, run_decompressed, kGemmVariants}};
+Reason lacks_sm90(const Described24& problem, const Gpu& gpu) {
+  const Gemm24& g = problem.gemm;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  if (gpu.major != 9) return "a GPU of compute capability 9.0";
+  if (size_of(g.dtype) != 2) return "bf16 or f16";
+  if (std::max({g.m, g.n, g.k}) > kMost) return "extents of at most 2^30";
+  return problem.lacks;
+}
+
+template <bool kRegisters>
+Estimate estimate_sm90(const Described24& problem, const Gpu& gpu) {
+  return {choose24(problem.gemm, gpu, kRegisters).seconds};
+}
+
+template <bool kRegisters>
+void run_sm90(const Multiply24Call& call) {
+  if constexpr (kCuda) {
+    const Gemm24 gemm = describe24(call).gemm;
+    const Device device = call.d.device();
+    const int tile = choose24(gemm, Gpu(device), kRegisters).tile;
+    // The kernels add to d what lies as d does.
+    if (call.options.residual.defined()) call.d.copy_from(call.options.residual);
+    if (gemm.dtype == DType::bf16)
+      multiply24_sm90<bf16, kRegisters>(gemm, tile, device);
+    else
+      multiply24_sm90<f16, kRegisters>(gemm, tile, device);
+  }
+}
+
+constexpr Variant<Described24, void(const Multiply24Call&)> kVariants[] = {
+    {"wgmma", lacks_sm90, estimate_sm90<false>, run_sm90<false>},
+    {"wgmma registers", lacks_sm90, estimate_sm90<true>, run_sm90<true>},
+    {"decompressed", lacks_nothing<Described24>,
+     [](const Described24& problem, const Gpu& gpu) -> Estimate {
+       if (!lacks_sm90(problem, gpu).empty()) return Estimate::otherwise();
+       return {decompressed24_seconds(problem.gemm, gpu)};
+     },
+     run_decompressed, kGemmVariants}};
 
 void check_call(const Multiply24Call& call) {
   const auto& [d, a, b, options] = call;
@@ -97,6 +124,11 @@ Multiply24Call checked(const Tensor& d, const Sparse24& a, const Tensor& b,
 
 }  // namespace
 
+std::string describe_problem(const Described24& problem) {
+  const Gemm24& g = problem.gemm;
+  return text_of("a 2:4 matrix ", g.dtype, "[", g.m, ", ", g.k, "] times [", g.k, ", ", g.n, "]");
+}
+
 std::vector<std::string> multiply24_variants() {
   std::vector<std::string> names = names_of(kVariants);
   for (const std::string& name : gemm_variants()) names.push_back(name);
@@ -111,15 +143,21 @@ void multiply24(const Tensor& d, const Sparse24& a, const Tensor& b, const Multi
   if (a.k() == 0 || d.device().is_cpu())
     run_decompressed(call);
   else
-    choose("multiply24", kVariants, problem_of(call), Gpu(d.device())).launch(call);
+    choose("multiply24", kVariants, describe24(call), Gpu(d.device())).launch(call);
   d.bump_version();
+}
+
+std::string multiply24_lacks(const Tensor& d, const Sparse24& a, const Tensor& b) {
+  const Multiply24Call call = checked(d, a, b, {});
+  if (d.device().is_cpu()) return "a GPU of compute capability 9.0";
+  return lacks_sm90(describe24(call), Gpu(d.device())).str();
 }
 
 std::string multiply24_variant(const Tensor& d, const Sparse24& a, const Tensor& b,
                                const Multiply24Options& options) {
   const Multiply24Call call = checked(d, a, b, options);
   if (d.device().is_cpu()) return "cpu";
-  return choose("multiply24", kVariants, problem_of(call), Gpu(d.device())).name;
+  return choose("multiply24", kVariants, describe24(call), Gpu(d.device())).name;
 }
 
 }  // namespace tessera::ops

@@ -11,7 +11,7 @@ using namespace sparse24;
 
 namespace {
 
-/// A, m x k, as it lies in x: the distances of its rows and of its elements along k.
+/// A, m x k, in place in x: the distances of its rows and of its elements along k.
 template <class T>
 struct Operand {
   T* data;
@@ -68,10 +68,11 @@ void compress_one(const Sparse24& to, const Tensor& x, const Selection24& select
     read_group(from, m, k, elements);
     Kept<T> kept{{0, 1}, {T(0.0f), T(0.0f)}};  // of padding
     if (m < from.m && k < from.k) {
-      Draws draws;
       if (selection.method == Method24::mvue)
-        draws = draws_of(seed, offset, to.along, group_number(to.along, m, k / 4, numbered));
-      kept = select_of_group(selection.method, elements, scale, draws);
+        kept = select_drawn(elements,
+                            draws_of(seed, offset, to.along, group_number(to.along, m, k / 4, numbered)));
+      else
+        kept = select_plain(selection.method, elements, scale);
     }
     T* const values = to.values.data<T>() + value_index(tile, row, group);
     values[0] = kept.values[0], values[1] = kept.values[1];

@@ -6,7 +6,7 @@
 
 /// Where the elements of a 2:4 matrix lie in memory: in the order in which `wgmma.sp` of sm_90a takes its
 /// fragments (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", sparse wgmma), so that each thread
-/// of a warpgroup loads the 16 bytes of its A fragment and the 32-bit word of its metadata as they lie, with
+/// of a warpgroup loads the 16 bytes of its A fragment and the 32-bit word of its metadata at once, with
 /// all 32 lanes side by side. It is also the order in which a tensor core GEMM leaves its sums, but for
 /// exchanges among four neighbouring lanes: an epilogue can write it without shared memory.
 ///

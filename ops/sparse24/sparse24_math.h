@@ -38,6 +38,13 @@ struct Positions {
   static TESSERA_HD Positions of_two(int a, int b) { return a < b ? Positions{a, b} : Positions{b, a}; }
 };
 
+/// x[index] without an address: registers have none.
+template <class T>
+TESSERA_HD T pick(const T (&x)[4], int index) {
+  const T low = index & 1 ? x[1] : x[0], high = index & 1 ? x[3] : x[2];
+  return index & 2 ? high : low;
+}
+
 /// The two largest, of equal ones the lower index.
 template <class T>
 TESSERA_HD Positions two_largest(const T (&x)[4]) {
@@ -45,9 +52,7 @@ TESSERA_HD Positions two_largest(const T (&x)[4]) {
   // Wins of each against the others; an element is kept if it wins at least two of three.
   const int w01 = m0 >= m1, w02 = m0 >= m2, w03 = m0 >= m3, w12 = m1 >= m2, w13 = m1 >= m3, w23 = m2 >= m3;
   const int wins0 = w01 + w02 + w03, wins1 = 1 - w01 + w12 + w13, wins2 = 2 - w02 - w12 + w23;
-  if (wins0 >= 2) return {0, wins1 >= 2 ? 1 : wins2 >= 2 ? 2 : 3};
-  if (wins1 >= 2) return {1, wins2 >= 2 ? 2 : 3};
-  return {2, 3};
+  return {wins0 >= 2 ? 0 : wins1 >= 2 ? 1 : 2, wins0 + wins1 >= 5 ? 1 : wins0 + wins1 + wins2 <= 4 ? 3 : 2};
 }
 
 /// The third-largest magnitude: the larger one of those that are not kept.
@@ -124,7 +129,7 @@ TESSERA_HD C inclusion(const float (&a)[4], int index) {
       if (i != j) others += C(a[i]);
     probability += C(a[j]) / others;
   }
-  return C(a[index]) / sum * (1 + probability);
+  return C(pick(a, index)) / sum * (1 + probability);
 }
 
 /// What a method needs of its group, next to the elements.
@@ -151,29 +156,30 @@ struct Kept {
   T values[2];
 };
 
-/// Of one group; elements past the edge are zeros.
+/// Of one group, by any method but mvue; elements past the edge are zeros.
 template <class T>
-TESSERA_HD Kept<T> select_of_group(Method24 method, const T (&x)[4], float scale, const Draws& draws) {
+TESSERA_HD Kept<T> select_plain(Method24 method, const T (&x)[4], float scale) {
   using C = Compute<T>;
   if (method == Method24::fast) return {{0, 1}, {x[0], x[1]}};
-  if (method == Method24::mvue) {
-    float a[4];
-    if (draw_weights(x, a)) {
-      const int first = drawn_index(a, -1, draws.first), second = drawn_index(a, first, draws.second);
-      const Positions at = Positions::of_two(first, second);
-      return {
-          at,
-          {T(C(x[at.first]) / inclusion<C>(a, at.first)), T(C(x[at.second]) / inclusion<C>(a, at.second))}};
-    }
-  }
   const Positions at = two_largest(x);
-  if (method == Method24::soft_threshold || method == Method24::soft_dynamic) {
-    const C threshold = third_largest(x, at);
-    return {at,
-            {T(soft_thresholded(x[at.first], threshold) * C(scale)),
-             T(soft_thresholded(x[at.second], threshold) * C(scale))}};
-  }
-  return {at, {x[at.first], x[at.second]}};
+  const T first = pick(x, at.first), second = pick(x, at.second);
+  if (method == Method24::naive) return {at, {first, second}};
+  const C threshold = third_largest(x, at);
+  return {
+      at,
+      {T(soft_thresholded(first, threshold) * C(scale)), T(soft_thresholded(second, threshold) * C(scale))}};
+}
+/// By mvue.
+template <class T>
+TESSERA_HD Kept<T> select_drawn(const T (&x)[4], const Draws& draws) {
+  using C = Compute<T>;
+  float a[4];
+  if (!draw_weights(x, a)) return select_plain(Method24::naive, x, 1);
+  const int first = drawn_index(a, -1, draws.first);
+  const Positions at = Positions::of_two(first, drawn_index(a, first, draws.second));
+  return {at,
+          {T(C(pick(x, at.first)) / inclusion<C>(a, at.first)),
+           T(C(pick(x, at.second)) / inclusion<C>(a, at.second))}};
 }
 
 }  // namespace tessera::ops::sparse24

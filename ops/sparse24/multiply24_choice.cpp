@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <limits>
+
+#include "ops/gemm/gemm_models_internal.h"
+#include "ops/sparse24/multiply24_internal.h"
+#include "tensor/pads.h"
+
+namespace tessera::ops {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// Costs of the sparse kernels, in clocks; to be fitted on a GPU, they follow from the bytes of shared memory
+/// (sparse24_sm90.cuh) until then.
+struct Costs24 {
+  double clock = 1.55e9;        // under this load
+  double ends = 6000;           // start and end of the kernel
+  double epilogue = 2600;       // of a tile, as far as no MMAs hide it
+  double through_shared = 940;  // 64 of k of a tile of 128 x 256
+  double from_l2_wide = 860;    // likewise, A to registers
+  double from_l2_tall = 820;    // of 256 x 128
+  double bytes_per_clock = 44;  // that an SM gets from L2
+  double decompress = 3.4e12;   // bytes per second
+  double launch = 4e-6;
+};
+constexpr Costs24 kCosts;
+
+/// Whether rows of so many elements, `ld` apart, start on 16 bytes.
+bool on_vectors(const void* data, int64_t rows, int64_t ld, DType dtype) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (rows <= 1 || ld * int64_t(size_of(dtype)) % 16 == 0);
+}
+
+/// How a matrix [rows, columns] lies: dense rows, dense columns, or neither.
+struct Lies {
+  bool rows = false, columns = false;
+  int64_t ld = 0;
+
+  explicit Lies(const Tensor& x) {
+    const int64_t r = x.size(0), c = x.size(1), down = x.layout().stride(0), across = x.layout().stride(1);
+    rows = (c <= 1 || across == 1) && (r <= 1 || down >= c);
+    columns = !rows && (r <= 1 || down == 1) && (c <= 1 || across >= r);
+    // Of a single row or column the distance to the next is free.
+    const int64_t next = rows ? (r > 1 ? down : 0) : (c > 1 ? across : 0);
+    ld = next ? next : row_pitch(rows ? c : r, x.dtype());
+  }
+};
+
+}  // namespace
+
+Described24 describe24(const Multiply24Call& call) {
+  const auto& [d, a, b, options] = call;
+  const Lies of_b(b), of_d(d);
+  const auto raw = [](const Tensor& x) { return x.defined() ? x.raw() : nullptr; };
+  const bool by_m = options.bias.defined() && options.bias.rank() == 2;
+  Described24 made;
+  Gemm24& g = made.gemm;
+  g.m = a.m(), g.n = b.size(1), g.k = a.k();
+  g.dtype = a.dtype(), g.wide = d.dtype() != a.dtype(), g.a_across = a.along == Along24::tokens;
+  g.values = a.values.raw(), g.metadata = a.metadata.raw();
+  g.b = b.raw(), g.ldb = of_b.ld, g.b_along_k = of_b.columns;
+  g.d = d.raw(), g.ldd = of_d.ld, g.turned = of_d.columns;
+  g.accumulate = options.accumulate || options.residual.defined();
+  g.alpha = float(options.alpha);
+  g.bias_n = by_m ? nullptr : raw(options.bias), g.bias_m = by_m ? raw(options.bias) : nullptr;
+  const Tensor rows = g.turned ? d.transpose(0, 1) : d;
+  const int64_t vector = 16 / int64_t(size_of(d.dtype())), width = rows.size(1);
+  g.by_threads = !on_vectors(g.d, rows.size(0), g.ldd, d.dtype()) ||
+                 (width % vector != 0 && !owns_pads(rows, ceil_div(width, vector) * vector));
+  if (!of_b.rows && !of_b.columns)
+    made.lacks = "b with dense rows or columns";
+  else if (!on_vectors(g.b, g.b_along_k ? g.n : g.k, g.ldb, g.dtype))
+    made.lacks = "b whose rows start on 16-byte boundaries";
+  else if (options.bias.defined() && !options.bias.layout().is_packed())
+    made.lacks = "a packed bias";
+  return made;
+}
+
+Choice24 choose24(const Gemm24& g, const Gpu& gpu, bool registers, int forced) {
+  const Costs24& c = kCosts;
+  Choice24 best;
+  for (int index = 0; index < int(std::size(kTiles24)); ++index) {
+    const Tile24& tile = kTiles24[index];
+    if (tile.registers != registers || (forced >= 0 && index != forced)) continue;
+    const int64_t tiles = ceil_div(g.m, tile.rows * tile.cluster) * ceil_div(g.n, tile.columns),
+                  slots = gpu.multiprocessors / tile.cluster, rounds = ceil_div(tiles, slots),
+                  blocks = ceil_div(g.k, 64);
+    const double share = double(tile.rows) * tile.columns / (128 * 256);
+    const double shared = !registers                 ? c.through_shared
+                          : tile.columns > tile.rows ? c.from_l2_wide
+                                                     : c.from_l2_tall;
+    const double loaded = tile.rows * 72.0 + tile.columns * 128.0 / tile.cluster;
+    const double block = std::max(shared * share, loaded / c.bytes_per_clock);
+    const double seconds =
+        (c.ends + double(rounds) * (double(blocks) * block + c.epilogue * share * (g.wide ? 2 : 1))) /
+        c.clock;
+    if (best.seconds == 0 || seconds < best.seconds) best = {index, seconds};
+  }
+  return best;
+}
+
+double decompressed24_seconds(const Gemm24& g, const Gpu& gpu) {
+  Gemm dense{.m = g.m, .n = g.n, .k = g.k, .in = g.dtype, .out = g.wide ? DType::f32 : g.dtype};
+  dense.transpose_a = g.a_across, dense.transpose_b = g.b_along_k;
+  dense.lda = row_pitch(g.a_across ? g.m : g.k, g.dtype),
+  dense.ldb = row_pitch(g.b_along_k ? g.k : g.n, g.dtype);
+  dense.ldd = row_pitch(g.n, dense.out);
+  if (g.accumulate) dense.beta = 1;
+  const GemmOnGpu& problem = gemm_on_gpu(dense, gpu);
+  double seconds = problem.cublas_seconds();
+  if (gemm_sm90_lacks(dense, gpu).empty() && problem.wgmma().seconds > 0)
+    seconds = std::min(seconds, problem.wgmma().seconds);
+  const double bytes = double(g.m) * double(g.k) * (1.5 * double(size_of(g.dtype)) + 0.125);
+  return seconds + kCosts.launch + bytes / kCosts.decompress;
+}
+
+}  // namespace tessera::ops
