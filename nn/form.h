@@ -6,6 +6,7 @@
 
 #include "nn/module.h"
 #include "ops/linear/slice.h"
+#include "ops/mlp/mlp_sparse24.h"
 #include "ops/sparse_linear/sparse_linear.h"
 
 namespace tessera::nn {
@@ -42,20 +43,44 @@ struct Compressed {
   std::vector<ops::SparsePart> parts;  // the rows of W, from the top
 };
 
+/// Training with 2:4 sparse hidden activations (ops::mlp_sparse24): the form of both layers of an Mlp without
+/// a gate, which nn::set_sparse24 (nn/sparse24.h) gives them. It holds while a tape records the network;
+/// else, and where a layer is observed or called by itself, they are dense. GroupedLinear throws.
+struct Sparse24 {
+  static constexpr const char* kKind = "sparse24";
+  void fields(auto&& visit) {
+    visit("how", how), visit("counts", counts), visit("step", dynamic.step), visit("scale", dynamic.scale);
+    visit("fitted", how.scale);
+  }
+  /// Of what a captured graph depends on.
+  bool operator==(const Sparse24& other) const {
+    return how == other.how && active == other.active && order == other.order && seed == other.seed;
+  }
+
+  ops::MlpSparse24 how;        // its generator must outlive the layer
+  bool active = true;          // false: every GEMM is dense for now, and columns are still counted
+  std::string order = "none";  // of tokens, for ops::token_order24, or "none"
+  uint64_t seed = 0;           // of that order
+  // Of the first layer's form alone.
+  Tensor counts;                        // i32 [hidden]: of the last recorded call
+  mutable ops::DynamicScale24 dynamic;  // of soft_dynamic
+  mutable Tensor tokens;                // the order of as many tokens as the last call had
+};
+
 /// How a linear layer computes its GEMM: the field `form` of Linear and GroupedLinear, Dense unless it is
 /// set. It is part of the layer's state (its numbers and tensors are saved as "<layer>.form.<field>").
 ///
 /// The set is closed. Every linear layer computes every form, or throws; a layer that covers several GEMMs
 /// with one operator (Mlp, GroupedMlp, LmHead) does so only while all of them are dense (Mlp: or carry the
-/// same slice), and otherwise calls its linear layers one after the other; what cannot do that
+/// same slice, or sparse24), and otherwise calls its linear layers one after the other; what cannot do that
 /// (DecoderLayers) says which layer prevents it. A captured step whose layers have other forms than when it
 /// was captured is captured again.
-using Form = std::variant<Dense, Scaled, Slice, Compressed>;
+using Form = std::variant<Dense, Scaled, Slice, Compressed, Sparse24>;
 
 inline bool is_dense(const Form& form) {
   return std::holds_alternative<Dense>(form);
 }
-/// "dense", "scaled", "slice", "compressed"
+/// "dense", "scaled", "slice", "compressed", "sparse24"
 const char* name_of(const Form& form);
 
 /// Called by what computes a layer in its form: a graph that is being captured is replayed only while the

@@ -52,6 +52,12 @@ Tensor multiply(const Compressed& compressed, const Tensor& x, const Tensor& wei
   return ops::sparse_linear(x, compressed.parts, bias, residual);
 }
 
+/// A layer by itself has no hidden activations.
+Tensor multiply(const Sparse24&, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& residual) {
+  return ops::linear(x, weight, bias, residual);
+}
+
 Tensor multiply_groups(const Dense&, const Tensor& x, const Tensor& weight, const Tensor& bias, bool shared) {
   return ops::grouped_linear(x, weight, bias, shared);
 }
@@ -67,6 +73,9 @@ Tensor multiply_groups(const Slice& slice, const Tensor&, const Tensor&, const T
 
 Tensor multiply_groups(const Compressed&, const Tensor&, const Tensor&, const Tensor&, bool) {
   fail_at(Site::here(), "linear: layers in groups have no compressed form; leave this one dense");
+}
+Tensor multiply_groups(const Sparse24&, const Tensor&, const Tensor&, const Tensor&, bool) {
+  fail_at(Site::here(), "linear: layers in groups have no sparse24 form; leave this one dense");
 }
 
 }  // namespace

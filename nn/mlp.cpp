@@ -2,6 +2,7 @@
 
 #include "nn/observe.h"
 #include "nn/slice_scope.h"
+#include "nn/sparse24.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
 #include "ops/linear/linear_swiglu.h"
 #include "ops/mlp/mlp.h"
@@ -30,8 +31,20 @@ Mlp::Mlp(int64_t in, int64_t hidden, Rng& rng, Device device, MlpOptions options
       activation(options.activation),
       gated(options.gated) {}
 
+Tensor Mlp::sparse24(const Tensor& x, const Tensor& residual, const Sparse24& form) const {
+  note_form(up.form), note_form(down.form);
+  if (!Tape::recording(x, up.weight, down.weight, up.bias, down.bias, residual))
+    return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
+  const ops::MlpSparse24Result result =
+      ops::mlp_sparse24(x, up.weight, down.weight, call_of(form, x), up.bias, down.bias, residual);
+  form.counts.copy_from(result.counts);
+  return result.y;
+}
+
 Tensor Mlp::operator()(const Tensor& x, const Tensor& residual, Site site) const {
   const LayerCall call(*this, site);
+  if (const auto* const form = sparse24_of(*this); form && !Observe::sees(&up) && !Observe::sees(&down))
+    return sparse24(x, residual, *form);
   if (!gated && !run_separately(up, down))
     return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
   const Slice* const slice = common_slice(up, down);

@@ -21,7 +21,8 @@ struct MlpOptions {
 ///   y = down(activation(gate(x)) up(x)) + residual
 /// While up and down are dense (or carry the same slice) and not observed, it is ops::mlp, or, gated, with
 /// SiLU and without biases, ops::linear_swiglu and ops::linear. Up and down that carry the same slice choose
-/// their rows together, once, by the gradient that arrives at down.
+/// their rows together, once, by the gradient that arrives at down. Sparse24 is a form of both layers of a
+/// network without a gate: ops::mlp_sparse24 while a tape records it, else as if they were dense.
 struct Mlp {
   static constexpr const char* kKind = "Mlp";
 
@@ -36,6 +37,7 @@ struct Mlp {
 
  private:
   Tensor hidden(const Tensor& x) const;
+  Tensor sparse24(const Tensor& x, const Tensor& residual, const Sparse24& form) const;
 };
 
 struct GroupedMlpOptions {

@@ -19,6 +19,7 @@ std::vector<OpSpec> sparse_linear_specs();
 std::vector<OpSpec> sparse24_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
+std::vector<OpSpec> mlp_sparse24_specs();
 std::vector<OpSpec> grouped_mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
@@ -58,6 +59,7 @@ constexpr Specs kFolders[] = {
     sparse24_specs,
     grouped_linear_specs,
     mlp_specs,
+    mlp_sparse24_specs,
     grouped_mlp_specs,
     gmm_nll_specs,
     gather_specs,

@@ -14,6 +14,7 @@ enum class RandomPurpose : uint64_t {
   dropout = 0xD509'5EED'0000'0003u,
   sequence_order = 0x0D4E'5EED'0000'0001u,  // of the windows of a text
   text_order = 0x0D3E'5EED'0000'0002u,      // of labelled texts
+  activation_choice = 0x2424'5EED'0000'0005u,  // of 2:4 activations
   row_choice = 0x511C'5EED'0000'0004u,      // of sliced backward passes
   evaluation = 0xE7A1'5EED'0000'0001u,      // tasks that training never meets
   calibration = 0xCA11'5EED'0000'0001u,     // samples of a text

@@ -57,7 +57,8 @@ void launch(const Tensor& counts, const Tensor& x) {
   // Some four blocks per SM, of 64 rows or more.
   const int64_t wanted =
       std::max<int64_t>(1, gpu::ceil_div(int64_t(4 * x.device().multiprocessors()), tiles));
-  const int64_t chunk = std::max<int64_t>(64, gpu::ceil_div(rows, wanted)), chunks = gpu::ceil_div(rows, chunk);
+  const int64_t chunk = std::max<int64_t>(64, gpu::ceil_div(rows, wanted)),
+                chunks = gpu::ceil_div(rows, chunk);
   gpu::launch(x.device(),
               {.grid = dim3(unsigned(tiles), unsigned(std::min<int64_t>(chunks, 65535))),
                .block = dim3(kLanes * kWays)},
@@ -84,7 +85,8 @@ void column_counts_cuda(const Tensor& counts, const Tensor& x) {
   });
 }
 
-void activation_gradient_of_result_cuda(const Tensor& dh, const Tensor& dy, const Tensor& y, Activation kind) {
+void activation_gradient_of_result_cuda(const Tensor& dh, const Tensor& dy, const Tensor& y,
+                                        Activation kind) {
   dispatch_floating_cuda(y.dtype(), name_of(kind), [&]<class T>() {
     if (kind == Activation::relu)
       gpu::elementwise<T, T, T>(dh, SlopeOfResult<Activation::relu, T>{}, dy, y);

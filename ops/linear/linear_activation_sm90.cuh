@@ -3,13 +3,13 @@
 #include "ops/linear/linear_activation_kernels.h"
 #include "ops/mlp/mlp_sm90.cuh"
 
-/// Variant "epilogue" of linear_activation: y = f(x weight^T + bias) and the counts of its columns, on the main
-/// loop of ops/gemm/gemm_sm90.cuh; 2 T in out FLOPs and 2 T out bytes. The activation is applied to the sums
-/// in registers, and each warpgroup counts what it stores before it stores it: a thread holds up to four rows
-/// of each of its columns, whose counts travel in bytes (at most 32 of a warp's rows per part), four to a
-/// register, so that three exchanges add those of the eight lanes with the same columns. One integer atomic
-/// per warp, column and tile then adds to the counts in global memory; such sums depend on no order. Ping-pong
-/// hides all of it under the MMAs of the other warpgroup.
+/// Variant "epilogue" of linear_activation: y = f(x weight^T + bias) and the counts of its columns, on the
+/// main loop of ops/gemm/gemm_sm90.cuh; 2 T in out FLOPs and 2 T out bytes. The activation is applied to the
+/// sums in registers, and each warpgroup counts what it stores before it stores it: a thread holds up to four
+/// rows of each of its columns, whose counts travel in bytes (at most 32 of a warp's rows per part), four to
+/// a register, so that three exchanges add those of the eight lanes with the same columns. One integer atomic
+/// per warp, column and tile then adds to the counts in global memory; such sums depend on no order.
+/// Ping-pong hides all of it under the MMAs of the other warpgroup.
 
 namespace tessera::ops {
 namespace {

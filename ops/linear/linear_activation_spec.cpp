@@ -34,15 +34,14 @@ OpSpec linear_activation_spec() {
     const int64_t batch = d.at("B"), rows = d.at("T"), in = d.at("in"), out = d.at("out");
     const bool bias = d.at("bias") != 0;
     const double t = double(rows * std::max<int64_t>(batch, 1)), i = double(in), o = double(out);
-    return Problem{
-        .inputs = {{.shape = batch ? Shape{batch, rows, in} : Shape{rows, in}},
-                   {.shape = {out, in}},
-                   {.shape = {out}, .fill = bias ? Fill::normal : Fill::absent}},
-        .forward_flops = 2 * t * i * o + t * o,
-        .backward_flops = 4 * t * i * o + t * o,
-        .forward_elements = t * i + i * o + t * o,
-        .backward_elements = 2 * t * o + 2 * t * i + 2 * i * o,
-        .forward_bytes = 4 * o};
+    return Problem{.inputs = {{.shape = batch ? Shape{batch, rows, in} : Shape{rows, in}},
+                              {.shape = {out, in}},
+                              {.shape = {out}, .fill = bias ? Fill::normal : Fill::absent}},
+                   .forward_flops = 2 * t * i * o + t * o,
+                   .backward_flops = 4 * t * i * o + t * o,
+                   .forward_elements = t * i + i * o + t * o,
+                   .backward_elements = 2 * t * o + 2 * t * i + 2 * i * o,
+                   .forward_bytes = 4 * o};
   };
   for (const char* const kind : {"none", "relu", "relu_squared"}) {
     spec.cases.push_back({.dims = sizes(0, 7, 5, 3, 1), .attrs = {{"activation", std::string(kind)}}});
@@ -64,11 +63,12 @@ OpSpec linear_activation_spec() {
       {.dims = sizes(0, 1, 64, 1365, 1), .gradcheck = false},
       {.dims = sizes(0, 700, 136, 345, 1), .gradcheck = false}};
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
-  for (const auto& [rows, in, out] : {std::tuple{16384, 4096, 16384}, {16384, 2048, 8192}, {11000, 512, 1365}})
+  for (const auto& [rows, in, out] :
+       {std::tuple{16384, 4096, 16384}, {16384, 2048, 8192}, {11000, 512, 1365}})
     spec.benches.push_back({.dims = sizes(0, rows, in, out, 0)});
   spec.sweep = [](Draw& draw) {
-    return Case{
-        .dims = sizes(0, draw.size(1, 100000), draw.size(1, 4096), draw.size(1, 8192), draw.chance(0.5))};
+    return Case{.dims =
+                    sizes(0, draw.size(1, 100000), draw.size(1, 4096), draw.size(1, 8192), draw.chance(0.5))};
   };
   return spec;
 }

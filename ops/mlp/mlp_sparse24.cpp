@@ -1,0 +1,425 @@
+#include "ops/mlp/mlp_sparse24.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "autograd/tape.h"
+#include "ops/gather/gather.h"
+#include "ops/gemm/gemm.h"
+#include "ops/linear/linear_activation_kernels.h"
+#include "ops/linear/linear_kernels.h"
+#include "ops/mlp/mlp_sparse24_kernels.h"
+#include "ops/mlp/move_columns.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/select/select.h"
+#include "runtime/philox.h"
+#include "tensor/pads.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr const char* kForms[] = {"dense", "sparse", "split"};
+
+bool changes_values(Method24 method) {
+  return method == Method24::mvue || method == Method24::soft_threshold || method == Method24::soft_dynamic;
+}
+
+/// x as a matrix with the tokens along the rows, off the tape.
+Tensor by_token(const Tensor& x) {
+  return x.rank() >= 2 ? flatten_leading(x, 1) : x.detach().reshape({1, x.count()});
+}
+
+Tensor scratch(int64_t rows, int64_t columns, const Tensor& like) {
+  return as_scratch(Tensor::empty({rows, columns}, like.dtype(), like.device()));
+}
+
+Tensor columns_of(const Tensor& x, const Tensor& indices, bool clears = false) {
+  const Tensor part = scratch(x.size(0), indices.count(), x);
+  take_columns(part, x, indices, clears);
+  return part;
+}
+Tensor rows_of(const Tensor& x, const Tensor& indices) {
+  const Tensor part = scratch(indices.count(), x.size(1), x);
+  take_columns(part.transpose(0, 1), x.transpose(0, 1), indices, false);
+  return part;
+}
+
+/// The columns of the largest counts: i32 [n], ascending.
+Tensor densest_columns(const MlpSparse24& how, int64_t hidden, Device device) {
+  const Tensor counts = how.previous.defined() ? how.previous.detach().to(DType::f32)
+                                               : Tensor::zeros({hidden}, DType::f32, device);
+  return Selection::top_norm(counts, how.dense_columns(hidden)).indices;
+}
+
+void multiply_required(const MlpSparse24& how, const char* gemm, const Tensor& d, const Sparse24& a,
+                       const Tensor& b, const Multiply24Options& options = {}) {
+  if (how.required) {
+    const std::string variant = multiply24_variant(d, a, b, options);
+    check(variant.starts_with("wgmma"), "mlp_sparse24: sparse tensor cores are required, but the GEMM of ",
+          gemm, " would run as \"", variant, "\"; make it dense, or do not require them");
+  }
+  multiply24(d, a, b, options);
+}
+
+/// What forward leaves to backward. a: without its dense columns if y is split.
+struct Hidden {
+  Tensor a;         // if kept
+  Sparse24 kept;    // S(a) along features, unless y is dense
+  Sparse24 slopes;  // S'(a) f'(h) at its places, of methods that change values
+  Tensor columns;   // i32 [n]: the densest, if a GEMM is split
+  Tensor dense;     // a in these columns, if y is split
+};
+
+Selection24 selection_of(const MlpSparse24& how, const Tensor& a) {
+  Selection24 selection{.method = how.method, .scale = how.scale};
+  if (how.method == Method24::mvue) selection = Selection24::mvue(*how.rng, a.device());
+  if (how.method == Method24::soft_dynamic) selection.scale = how.dynamic->next(a);
+  return selection;
+}
+
+/// The saved tensors of a recorded call.
+struct Pass {
+  MlpSparse24 how;
+  Saved x, up, down, a, values, metadata, slope_values, columns, dense;
+  int64_t tokens, hidden;
+  Shape shape;  // of x
+  Selection24 token_selection, token_selection_of_gradient;
+
+  Sparse24 kept() const {
+    return {.along = Along24::features,
+            .tokens = tokens,
+            .features = hidden,
+            .values = values.get(),
+            .metadata = metadata.get(),
+            .scales = {}};
+  }
+  Tensor activations() const;
+  Tensor hidden_gradient(const Tensor& dy, const Tensor& act) const;
+  void input_gradient(Backward& b, const Tensor& act, const Tensor& dh, const Tensor& dh_sparse,
+                      const Tensor& dh_dense) const;
+  void weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, const Tensor& dh,
+                        const Tensor& dh_sparse, const Tensor& dh_dense) const;
+  void operator()(Backward& b);
+};
+
+/// S(a) with its dense columns.
+Tensor Pass::activations() const {
+  Tensor act = values.defined() ? decompress24(kept()) : a.get().clone();
+  if (dense.defined()) add_columns(act, dense.get(), columns.get());
+  return as_scratch(std::move(act));
+}
+
+/// dh = (dy down) S'(a) f'(h)
+Tensor Pass::hidden_gradient(const Tensor& dy, const Tensor& act) const {
+  const Tensor dh = as_scratch(linear_input_gradient(dy, down.get()));
+  if (!how.masks_gradient && a.defined()) {
+    Tensor whole = a.get();
+    if (dense.defined()) {
+      whole = a.get().clone();  // forward cleared these columns
+      add_columns(whole, dense.get(), columns.get());
+    }
+    activation_gradient_of_result(dh, dh, whole, how.activation);
+  } else if (slope_values.defined()) {
+    Sparse24 slopes = kept();
+    slopes.values = slope_values.get();
+    const Tensor all = decompress24(slopes);
+    if (dense.defined()) {
+      const Tensor ones = Tensor::full(dense.get().shape(), 1, act.dtype(), act.device());
+      activation_gradient_of_result(ones, ones, dense.get(), how.activation);
+      add_columns(all, ones, columns.get());
+    }
+    return as_scratch(mul(dh, all));
+  } else {
+    activation_gradient_of_result(dh, dh, act, how.activation);
+  }
+  return dh;
+}
+
+void Pass::input_gradient(Backward& b, const Tensor& act, const Tensor& dh, const Tensor& dh_sparse,
+                          const Tensor& dh_dense) const {
+  if (!b.needs(0)) return;
+  const Tensor& weight = up.get();
+  if (how.dx == Gemm24::dense)
+    return linear_input_gradient(b, 0, shape, dh.reshape(shape.with(-1, hidden)), weight);
+  Tensor dx = Tensor::empty(shape, dh.dtype(), dh.device());
+  const bool as_forward = values.defined() && (how.dx == how.y);
+  const Tensor& operand = how.dx == Gemm24::split ? dh_sparse : dh;
+  Sparse24 pattern;
+  if (as_forward) {
+    pattern = kept();
+  } else if (how.dx == Gemm24::split) {
+    const Tensor rest = act.clone();
+    columns_of(rest, columns.get(), true);
+    pattern = compress24(rest, Along24::features);
+  } else {
+    pattern = compress24(act, Along24::features);
+  }
+  Multiply24Options options;
+  if (how.dx == Gemm24::split)
+    options.residual = linear_input_gradient(dh_dense, rows_of(weight, columns.get()));
+  multiply_required(how, "dx", by_token(dx), compress24_like(operand, pattern), weight, options);
+  b.give(0, std::move(dx));
+}
+
+/// Hands [rows, columns] of the weight's shape, made by `multiply(d, accumulate)`, to that input.
+template <class F>
+void give_weight_gradient(Backward& b, int input, const Tensor& weight, F&& multiply) {
+  const DType wide = sum_dtype(weight.dtype());
+  GradTarget target = b.target(input);
+  if (!target.grad.defined() || target.grad.dtype() != wide || !writable(target.grad))
+    target = {Tensor::empty(weight.shape(), wide, weight.device()), false};
+  multiply(target.grad, target.accumulate);
+  b.written(input, target);
+}
+
+void Pass::weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, const Tensor& dh,
+                            const Tensor& dh_sparse, const Tensor& dh_dense) const {
+  const Tensor rows = b.needs(1) ? by_token(x.get()) : Tensor();
+  const auto ordered = [&](const Tensor& matrix) {
+    return how.order.defined() ? gather_rows(matrix, how.order) : matrix;
+  };
+  // S(a) of the columns that the form takes, compressed along the tokens.
+  const auto by_tokens = [&](Gemm24 form) {
+    Tensor operand = act;
+    if (form == Gemm24::split) {
+      operand = act.clone();
+      columns_of(operand, columns.get(), true);
+    }
+    return compress24(ordered(operand), Along24::tokens, token_selection);
+  };
+  std::optional<Sparse24> split, sparse;
+  const auto pattern = [&](Gemm24 form) -> const Sparse24& {
+    std::optional<Sparse24>& one = form == Gemm24::split ? split : sparse;
+    if (!one) one = by_tokens(form);
+    return *one;
+  };
+  if (how.ddown == Gemm24::dense) {
+    linear_parameter_gradients(b, 2, 4, down.get(), act, dy);
+  } else if (b.needs(2)) {
+    give_weight_gradient(b, 2, down.get(), [&](const Tensor& d, bool accumulate) {
+      multiply_required(how, "ddown", d.transpose(0, 1), pattern(how.ddown), ordered(dy),
+                        {.accumulate = accumulate});
+      if (how.ddown != Gemm24::split) return;
+      const Tensor part = Tensor::empty({d.size(0), columns.get().count()}, d.dtype(), d.device());
+      multiply(part, dy.transpose(0, 1), columns_of(act, columns.get()));
+      add_columns(d, part, columns.get());
+    });
+  }
+  if (how.ddown != Gemm24::dense) bias_gradient(b, 4, dy);
+  if (how.dup == Gemm24::dense) {
+    linear_parameter_gradients(b, 1, 3, up.get(), rows, dh);
+    return;
+  }
+  bias_gradient(b, 3, dh);
+  if (!b.needs(1)) return;
+  give_weight_gradient(b, 1, up.get(), [&](const Tensor& d, bool accumulate) {
+    const Tensor operand = ordered(how.dup == Gemm24::split ? dh_sparse : dh);
+    const Sparse24 compressed = how.token_method == Method24::mvue
+                                    ? compress24(operand, Along24::tokens, token_selection_of_gradient)
+                                    : compress24_like(operand, pattern(how.dup));
+    multiply_required(how, "dup", d, compressed, ordered(rows), {.accumulate = accumulate});
+    if (how.dup != Gemm24::split) return;
+    const Tensor part = Tensor::empty({columns.get().count(), d.size(1)}, d.dtype(), d.device());
+    multiply(part, dh_dense.transpose(0, 1), rows);
+    add_columns(d.transpose(0, 1), part.transpose(0, 1), columns.get());
+  });
+}
+
+void Pass::operator()(Backward& b) {
+  const Tensor dy = by_token(b.grad());
+  const bool further = b.needs(0) || b.needs(1) || b.needs(3);
+  const Tensor act = activations();
+  Tensor dh, dh_sparse, dh_dense;
+  if (further) {
+    dh = hidden_gradient(dy, act);
+    if (how.dx == Gemm24::split || how.dup == Gemm24::split) {
+      // Without a GEMM that reads all columns the dense ones are taken out in place.
+      const bool whole = how.dx != Gemm24::split || how.dup != Gemm24::split || b.needs(3);
+      dh_sparse = whole ? as_scratch(dh.clone()) : dh;
+      dh_dense = columns_of(dh_sparse, columns.get(), true);
+    }
+  }
+  if (further) {
+    weight_gradients(b, act, dy, dh, dh_sparse, dh_dense);
+  } else if (b.needs(2) || b.needs(4)) {
+    weight_gradients(b, act, dy, {}, {}, {});
+  }
+  // Before dx, which is added to dy where x is the residual, and after everything that reads dy.
+  b.pass(0, {5});
+  input_gradient(b, act, dh, dh_sparse, dh_dense);
+}
+
+/// y, and what backward needs.
+Hidden forward(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& up, const Tensor& down,
+               const Tensor& up_bias, const Tensor& down_bias, const Tensor& residual, const MlpSparse24& how,
+               bool records) {
+  Hidden hidden;
+  hidden.a = scratch(x.size(0), up.size(0), x);
+  linear_activation_forward(hidden.a, counts, x, up, up_bias, how.activation);
+  if (how.splits()) {
+    hidden.columns = densest_columns(how, up.size(0), x.device());
+    if (how.y == Gemm24::split) hidden.dense = columns_of(hidden.a, hidden.columns, true);
+  }
+  if (how.y == Gemm24::dense) {
+    linear_forward(y, hidden.a, down, down_bias, residual);
+    return hidden;
+  }
+  const Selection24 selection = selection_of(how, hidden.a);
+  hidden.kept = compress24(hidden.a, Along24::features, selection);
+  Multiply24Options options{.bias = down_bias, .residual = residual};
+  if (how.y == Gemm24::split) {
+    const Tensor part = scratch(y.size(0), y.size(1), y);
+    linear_forward(part, hidden.dense, columns_of(down, hidden.columns), {}, residual);
+    options.residual = part;
+  }
+  multiply_required(how, "y", y, hidden.kept, down.transpose(0, 1), options);
+  if (records && changes_values(how.method) && how.masks_gradient) {
+    const Tensor slopes = decompress24(hidden.kept);
+    slopes24(slopes, hidden.a, slopes, selection, how.activation);
+    hidden.slopes = compress24_like(slopes, hidden.kept);
+  }
+  if (how.masks_gradient) hidden.a = Tensor();
+  return hidden;
+}
+
+void check_call(const Tensor& x, const Tensor& up, const MlpSparse24& how) {
+  const int64_t hidden = up.size(0);
+  const auto check_ints = [&](const char* name, const Tensor& list, int64_t count, const char* of) {
+    if (!list.defined()) return;
+    check(list.dtype() == DType::i32 && list.shape() == Shape{count} && list.device() == x.device(),
+          "mlp_sparse24: ", name, " is ", describe(list), "; expected i32 [", count, "], ", of, ", on ",
+          x.device().name());
+  };
+  check_ints("previous", how.previous, hidden, "a count per column of up");
+  check_ints("order", how.order, by_token(x).size(0), "a place per token");
+}
+
+}  // namespace
+
+const char* name_of(Gemm24 form) {
+  return kForms[size_t(form)];
+}
+
+Gemm24 parse_gemm24(std::string_view name) {
+  for (size_t i = 0; i < std::size(kForms); ++i)
+    if (name == kForms[i]) return Gemm24(i);
+  fail_at(Site::here(), "mlp_sparse24: a GEMM is \"", name, "\"; expected dense, sparse or split");
+}
+
+bool MlpSparse24::operator==(const MlpSparse24& other) const {
+  return activation == other.activation && y == other.y && dx == other.dx && dup == other.dup &&
+         ddown == other.ddown && dense_share == other.dense_share && method == other.method &&
+         token_method == other.token_method && masks_gradient == other.masks_gradient &&
+         required == other.required;
+}
+
+bool MlpSparse24::splits() const {
+  return std::ranges::any_of(std::initializer_list<Gemm24>{y, dx, dup, ddown},
+                             [](Gemm24 form) { return form == Gemm24::split; });
+}
+
+bool MlpSparse24::is_dense() const {
+  return std::ranges::all_of(std::initializer_list<Gemm24>{y, dx, dup, ddown},
+                             [](Gemm24 form) { return form == Gemm24::dense; });
+}
+
+int64_t MlpSparse24::dense_columns(int64_t hidden) const {
+  return splits() && hidden > 0 ? share_of_rows(hidden, dense_share) : 0;
+}
+
+void MlpSparse24::validate(const std::string& what) const {
+  check(activation == Activation::relu || activation == Activation::relu_squared, what,
+        ": the activation is ", name_of(activation),
+        ", whose results are not zero; 2:4 sparsity needs relu or relu_squared");
+  check(dense_share >= 0 && dense_share <= 1, what, ": dense_share is ", dense_share, "; expected 0 to 1");
+  check(!splits() || dense_share > 0, what,
+        ": dense_share is 0, so there are no columns to split off; make the GEMMs sparse");
+  check(token_method == Method24::naive || token_method == Method24::mvue || token_method == Method24::fast,
+        what, ": token_method is ", name_of(token_method), "; expected naive, mvue or fast");
+  if (is_dense()) return;
+  const bool draws = (y != Gemm24::dense && method == Method24::mvue) || token_method == Method24::mvue;
+  check(!draws || rng, what, ": mvue draws random numbers, and there is no generator; set rng");
+  check(y == Gemm24::dense || method != Method24::soft_threshold || scale.defined(), what,
+        ": soft_threshold needs its scale; soft_scale() fits one to a weight");
+  check(y == Gemm24::dense || method != Method24::soft_dynamic || dynamic, what,
+        ": soft_dynamic needs a DynamicScale24 that lives as long as the training");
+}
+
+Tensor token_order24(const std::string& kind, int64_t tokens, uint64_t seed, Device device) {
+  check(kind == "random" || kind == "stride", "mlp_sparse24: the order of tokens is \"", kind,
+        "\"; expected random or stride");
+  std::vector<int32_t> order;
+  order.reserve(size_t(tokens));
+  if (kind == "stride") {
+    const int64_t quarter = (tokens + 3) / 4;
+    for (int64_t first = 0; first < quarter; ++first)
+      for (int64_t token = first; token < tokens; token += quarter) order.push_back(int32_t(token));
+  } else {
+    order.resize(size_t(tokens));
+    std::iota(order.begin(), order.end(), 0);
+    for (int64_t i = tokens - 1; i > 0; --i) {
+      const Uint4 words = philox(seed, 0, uint64_t(i));
+      const uint64_t word = uint64_t(words.word[1]) << 32 | words.word[0];
+      std::swap(order[size_t(i)], order[size_t(word % uint64_t(i + 1))]);
+    }
+  }
+  return Tensor::from(order, {tokens}, device);
+}
+
+void slopes24(const Tensor& slopes, const Tensor& a, const Tensor& kept, const Selection24& selection,
+              Activation kind) {
+  if (a.count() == 0) return;
+  if (a.device().is_cpu()) {
+    slopes24_cpu(slopes, a, kept, selection, kind);
+  } else if constexpr (kCuda) {
+    slopes24_cuda(slopes, a, kept, selection, kind);
+  }
+}
+
+MlpSparse24Result mlp_sparse24(const Tensor& x, const Tensor& up, const Tensor& down, const MlpSparse24& how,
+                               const Tensor& up_bias, const Tensor& down_bias, const Tensor& residual,
+                               Site site) {
+  const CallScope call(site);
+  check_operand("mlp_sparse24", "x", x, x);
+  check(x.rank() >= 1, "mlp_sparse24: x is a scalar; expected [..., D]");
+  check_linear("mlp_sparse24", "up", x, x.size(-1), up, up_bias);
+  check_linear("mlp_sparse24", "down", x, up.size(0), down, down_bias);
+  const Shape shape = x.shape().with(-1, down.size(0));
+  check_residual("mlp_sparse24", x, shape, residual);
+  how.validate("mlp_sparse24");
+  check_call(x, up, how);
+  const PassVariant pass("mlp_sparse24", x);
+  Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias, residual);
+  MlpSparse24Result result{Tensor::empty(shape, x.dtype(), x.device()),
+                           Tensor::empty_packed({up.size(0)}, DType::i32, x.device())};
+  const Tensor added = residual.defined() ? by_token(residual) : residual;
+  const Hidden hidden = forward(by_token(result.y), result.counts, by_token(x), up.detach(), down.detach(),
+                                up_bias.detach(), down_bias.detach(), added, how, tape != nullptr);
+  if (!tape) return result;
+  Pass saved{.how = how,
+             .x = requires_grad(up) ? Saved(x) : Saved(),
+             .up = Saved(up),
+             .down = Saved(down),
+             .a = Saved(hidden.a),
+             .values = Saved(hidden.kept.values),
+             .metadata = Saved(hidden.kept.metadata),
+             .slope_values = Saved(hidden.slopes.values),
+             .columns = Saved(hidden.columns),
+             .dense = Saved(hidden.dense),
+             .tokens = by_token(x).size(0),
+             .hidden = up.size(0),
+             .shape = x.shape(),
+             .token_selection = {.method = how.token_method},
+             .token_selection_of_gradient = {.method = how.token_method}};
+  if (how.token_method == Method24::mvue && !how.is_dense()) {
+    saved.token_selection = Selection24::mvue(*how.rng, x.device());
+    saved.token_selection_of_gradient = Selection24::mvue(*how.rng, x.device());
+  }
+  saved.how.previous = Tensor();  // belongs to the forward pass; the caller may write over it
+  saved.how.dynamic = nullptr;
+  tape->record("mlp_sparse24", {&x, &up, &down, &up_bias, &down_bias, &residual}, {&result.y},
+               std::move(saved));
+  return result;
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "ops/mlp/mlp_sparse24.h"
+
+namespace tessera::ops {
+
+/// slopes = S'(a) f'(h), by a = f(h) and what S made of it, `kept` (0 where it kept nothing), for the methods
+/// that change values: by mvue S' is kept / a, by the soft methods `scale` (f32 [1]). Of one shape and
+/// floating dtype; written to `slopes`, which may be `kept`.
+void slopes24(const Tensor& slopes, const Tensor& a, const Tensor& kept, const Selection24& selection,
+              Activation kind);
+void slopes24_cpu(const Tensor& slopes, const Tensor& a, const Tensor& kept, const Selection24& selection,
+                  Activation kind);
+void slopes24_cuda(const Tensor& slopes, const Tensor& a, const Tensor& kept, const Selection24& selection,
+                   Activation kind);
+
+}  // namespace tessera::ops

@@ -1,0 +1,118 @@
+#include "nn/sparse24.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "autograd/tape.h"
+#include "nn/observe.h"
+#include "ops/mlp/mlp.h"
+#include "ops/pointwise/pointwise.h"
+#include "tests/errors.h"
+#include "tests/nn/random.h"
+
+namespace tessera::nn {
+namespace {
+
+Mlp squared(Rng& rng, bool gated = false, ops::Activation kind = ops::Activation::relu_squared) {
+  return Mlp(12, 40, rng, kCpu, {.activation = kind, .gated = gated, .bias = false, .dtype = DType::f64});
+}
+
+std::vector<double> values(const Tensor& x) {
+  return x.detach().to_vector<double>();
+}
+
+/// y of a recorded call.
+Tensor recorded(const Mlp& mlp, const Tensor& x) {
+  Tape tape;
+  return mlp(x).detach();
+}
+
+TEST(Sparse24Form, HoldsWhileATapeRecords) {
+  Rng rng(1);
+  Mlp mlp = squared(rng);
+  const Tensor x = random({16, 12}, 2);
+  const std::vector<double> dense = values(mlp(x));
+  set_sparse24(mlp, {});
+  EXPECT_STREQ(name_of(mlp.up.form), "sparse24");
+  EXPECT_EQ(values(mlp(x)), dense);  // no tape
+  const ops::MlpSparse24Result expected = ops::mlp_sparse24(x, mlp.up.weight, mlp.down.weight, {});
+  EXPECT_EQ(values(recorded(mlp, x)), values(expected.y));
+  EXPECT_NE(values(expected.y), dense);
+  {
+    const Observe observed(mlp, {.forward = [](const LinearCall&) {}});
+    EXPECT_EQ(values(recorded(mlp, x)), dense);  // layer by layer
+  }
+  sparse24_of(mlp)->active = false;
+  const std::vector<double> inactive = values(recorded(mlp, x));
+  for (size_t i = 0; i < dense.size(); ++i) EXPECT_NEAR(inactive[i], dense[i], 1e-12);
+}
+
+TEST(Sparse24Form, KeepsTheCountsOfTheLastRecordedCall) {
+  Rng rng(1);
+  Mlp mlp = squared(rng);
+  set_sparse24(mlp, {.how = {.dense_share = 0.1}});
+  const Tensor x = random({16, 12}, 2), other = random({16, 12}, 3);
+  const Sparse24& form = *sparse24_of(mlp);
+  EXPECT_EQ(values(form.counts), std::vector<double>(40, 0));
+  mlp(x);
+  EXPECT_EQ(values(form.counts), std::vector<double>(40, 0));  // no tape
+  recorded(mlp, x);
+  const Tensor counts = ops::mlp_sparse24(x, mlp.up.weight, mlp.down.weight, {.dense_share = 0.1}).counts;
+  EXPECT_EQ(values(form.counts), values(counts));
+  // The next call takes the densest columns by them.
+  EXPECT_EQ(values(recorded(mlp, other)), values(ops::mlp_sparse24(other, mlp.up.weight, mlp.down.weight,
+                                                                   {.dense_share = 0.1, .previous = counts})
+                                                     .y));
+}
+
+TEST(Sparse24Form, IsStateOfTheModel) {
+  Rng rng(1);
+  Mlp mlp = squared(rng);
+  set_sparse24(mlp, {});
+  std::vector<std::string> names;
+  for_each_field(mlp, [&](const std::string& name, auto&) { names.push_back(name); });
+  const auto has = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
+  EXPECT_TRUE(has("up.form.counts"));
+  EXPECT_TRUE(has("up.form.how.method"));
+  EXPECT_TRUE(has("up.form.scale"));
+  EXPECT_EQ(parameters(mlp).size(), 2u);  // none of it is trained
+}
+
+TEST(Sparse24Form, AChangedScheduleOrSettingIsAnotherGraph) {
+  const Sparse24 one{.how = {.dense_share = 0.1}};
+  Sparse24 other = one;
+  EXPECT_EQ(Form(one), Form(other));
+  other.active = false;
+  EXPECT_NE(Form(one), Form(other));
+  other = one, other.how.dx = ops::Gemm24::dense;
+  EXPECT_NE(Form(one), Form(other));
+  other = one, other.order = "stride";
+  EXPECT_NE(Form(one), Form(other));
+}
+
+TEST(Sparse24Form, RefusesWhatItCannotBe) {
+  Rng rng(1);
+  Mlp gated = squared(rng, true), silu = squared(rng, false, ops::Activation::silu), mlp = squared(rng);
+  EXPECT_EQ(
+      message_of([&] { set_sparse24(gated, {}); }),
+      "sparse24: the network has a gate, whose product with the hidden features has no zeros; it needs one "
+      "without (relu or relu_squared)");
+  EXPECT_EQ(message_of([&] { set_sparse24(silu, {}); }),
+            "sparse24: the network's activation is silu, that of the form relu_squared");
+  EXPECT_EQ(message_of([&] { set_sparse24(mlp, {.order = "zigzag"}); }),
+            "sparse24: the order of tokens is \"zigzag\"; expected none, random or stride");
+  EXPECT_EQ(message_of([&] { set_sparse24(mlp, {.how = {.method = ops::Method24::mvue}}); }),
+            "sparse24: mvue draws random numbers, and there is no generator; set rng");
+  mlp.up.form = Sparse24{};
+  EXPECT_NE(message_of([&] {
+              mlp(random({2, 12}, 1));
+            }).find("set it with nn::set_sparse24"),
+            std::string::npos);
+  GroupedMlp grouped(2, 3, 7, 5, rng, kCpu, {.bias = false, .dtype = DType::f64});
+  grouped.up.form = Sparse24{};
+  EXPECT_NE(message_of([&] { grouped(random({4, 3}, 2)); }).find("have no sparse24 form"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::nn
