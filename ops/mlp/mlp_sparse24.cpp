@@ -99,12 +99,24 @@ struct Pass {
                       const Tensor& dh_dense) const;
   void weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, const Tensor& dh,
                         const Tensor& dh_sparse, const Tensor& dh_dense) const;
+  /// Whether all four GEMMs are alike and dh follows from what is kept: it then exists compressed only.
+  bool stays_compressed(const Backward& b) const {
+    return how.y != Gemm24::dense && how.dx == how.y && how.dup == how.y && how.ddown == how.y &&
+           how.masks_gradient && !slope_values.defined() && how.token_method != Method24::mvue && !b.needs(3);
+  }
+  void run_compressed(Backward& b, const Tensor& dy) const;
   void operator()(Backward& b);
 };
 
+/// The rows of a matrix in the order in which tokens form groups.
+Tensor in_order(const MlpSparse24& how, const Tensor& matrix) {
+  return how.order.defined() ? gather_rows(matrix, how.order) : matrix;
+}
+
 /// S(a) with its dense columns.
 Tensor Pass::activations() const {
-  Tensor act = values.defined() ? decompress24(kept()) : a.get().clone();
+  if (!values.defined()) return a.get();
+  Tensor act = decompress24(kept());
   if (dense.defined()) add_columns(act, dense.get(), columns.get());
   return as_scratch(std::move(act));
 }
@@ -172,12 +184,15 @@ void give_weight_gradient(Backward& b, int input, const Tensor& weight, F&& mult
   b.written(input, target);
 }
 
+/// The columns that a split GEMM takes as they are: part [rows, n] or [n, columns] of a gradient.
+Tensor empty_part(int64_t rows, int64_t columns, const Tensor& like) {
+  return Tensor::empty({rows, columns}, like.dtype(), like.device());
+}
+
 void Pass::weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, const Tensor& dh,
                             const Tensor& dh_sparse, const Tensor& dh_dense) const {
   const Tensor rows = b.needs(1) ? by_token(x.get()) : Tensor();
-  const auto ordered = [&](const Tensor& matrix) {
-    return how.order.defined() ? gather_rows(matrix, how.order) : matrix;
-  };
+  const auto ordered = [&](const Tensor& matrix) { return in_order(how, matrix); };
   // S(a) of the columns that the form takes, compressed along the tokens.
   const auto by_tokens = [&](Gemm24 form) {
     Tensor operand = act;
@@ -200,7 +215,7 @@ void Pass::weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, co
       multiply_required(how, "ddown", d.transpose(0, 1), pattern(how.ddown), ordered(dy),
                         {.accumulate = accumulate});
       if (how.ddown != Gemm24::split) return;
-      const Tensor part = Tensor::empty({d.size(0), columns.get().count()}, d.dtype(), d.device());
+      const Tensor part = empty_part(d.size(0), columns.get().count(), d);
       multiply(part, dy.transpose(0, 1), columns_of(act, columns.get()));
       add_columns(d, part, columns.get());
     });
@@ -219,14 +234,62 @@ void Pass::weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, co
                                     : compress24_like(operand, pattern(how.dup));
     multiply_required(how, "dup", d, compressed, ordered(rows), {.accumulate = accumulate});
     if (how.dup != Gemm24::split) return;
-    const Tensor part = Tensor::empty({columns.get().count(), d.size(1)}, d.dtype(), d.device());
+    const Tensor part = empty_part(columns.get().count(), d.size(1), d);
     multiply(part, dh_dense.transpose(0, 1), rows);
     add_columns(d.transpose(0, 1), part.transpose(0, 1), columns.get());
   });
 }
 
+/// The same results, to the bit, without dh or S(a) as a matrix but for one copy: a slope is that of a kept
+/// value, wherever the value lies.
+void Pass::run_compressed(Backward& b, const Tensor& dy) const {
+  const bool splits = how.y == Gemm24::split, further = b.needs(0) || b.needs(1);
+  const auto slope = [&](const Sparse24& da, const Sparse24& of) {
+    activation_gradient_of_result(da.values, da.values, of.values, how.activation);
+    return da;
+  };
+  Sparse24 by_tokens;
+  if (b.needs(1) || b.needs(2))
+    by_tokens = compress24(in_order(how, decompress24(kept())), Along24::tokens, token_selection);
+  if (b.needs(2))
+    give_weight_gradient(b, 2, down.get(), [&](const Tensor& d, bool accumulate) {
+      multiply_required(how, "ddown", d.transpose(0, 1), by_tokens, in_order(how, dy),
+                        {.accumulate = accumulate});
+      if (!splits) return;
+      const Tensor part = empty_part(d.size(0), columns.get().count(), d);
+      multiply(part, dy.transpose(0, 1), dense.get());
+      add_columns(d, part, columns.get());
+    });
+  bias_gradient(b, 4, dy);
+  Tensor da, dh_dense;
+  if (further) da = as_scratch(linear_input_gradient(dy, down.get()));
+  if (further && splits) {
+    dh_dense = columns_of(da, columns.get());
+    activation_gradient_of_result(dh_dense, dh_dense, dense.get(), how.activation);
+  }
+  if (b.needs(1))
+    give_weight_gradient(b, 1, up.get(), [&](const Tensor& d, bool accumulate) {
+      const Tensor rows = by_token(x.get());
+      multiply_required(how, "dup", d, slope(compress24_like(in_order(how, da), by_tokens), by_tokens),
+                        in_order(how, rows), {.accumulate = accumulate});
+      if (!splits) return;
+      const Tensor part = empty_part(columns.get().count(), d.size(1), d);
+      multiply(part, dh_dense.transpose(0, 1), rows);
+      add_columns(d.transpose(0, 1), part.transpose(0, 1), columns.get());
+    });
+  by_tokens = {};
+  b.pass(0, {5});  // before dx: see operator()
+  if (!b.needs(0)) return;
+  Tensor dx = Tensor::empty(shape, da.dtype(), da.device());
+  Multiply24Options options;
+  if (splits) options.residual = linear_input_gradient(dh_dense, rows_of(up.get(), columns.get()));
+  multiply_required(how, "dx", by_token(dx), slope(compress24_like(da, kept()), kept()), up.get(), options);
+  b.give(0, std::move(dx));
+}
+
 void Pass::operator()(Backward& b) {
   const Tensor dy = by_token(b.grad());
+  if (stays_compressed(b)) return run_compressed(b, dy);
   const bool further = b.needs(0) || b.needs(1) || b.needs(3);
   const Tensor act = activations();
   Tensor dh, dh_sparse, dh_dense;

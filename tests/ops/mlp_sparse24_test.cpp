@@ -356,6 +356,26 @@ TEST(MlpSparse24, RepeatsItsBitsAndTheFirstColumnsAreDenseWithoutCounts) {
   EXPECT_NE(values(once.y), values(run(in, {.previous = previous}).y));
 }
 
+TEST(MlpSparse24, WithoutABiasGradientTheHiddenGradientStaysCompressedToTheSameBits) {
+  const Inputs in = inputs_of(46, 20, 72, 16, DType::f32);
+  for (const Gemm24 form : {Gemm24::sparse, Gemm24::split})
+    for (const Activation kind : {Activation::relu, Activation::relu_squared})
+      for (const char* const order : {"", "stride"}) {
+        MlpSparse24 how{.activation = kind, .y = form, .dx = form, .dup = form, .ddown = form};
+        if (*order) how.order = token_order24(order, 46, 0, Device::cpu());
+        const Results whole = run(in, how);
+        Tensor x = in.x.clone(), up = in.up.clone(), down = in.down.clone();
+        for (Tensor* const leaf : {&x, &up, &down}) require_grad(*leaf);
+        Tape tape;
+        const std::vector<Tensor> y{mlp_sparse24(x, up, down, how, in.up_bias, in.down_bias, in.residual).y},
+            dy{in.dy};
+        tape.backward(y, dy);
+        EXPECT_EQ(values(grad(x)), values(whole.dx));
+        EXPECT_EQ(values(grad(up)), values(whole.dup));
+        EXPECT_EQ(values(grad(down)), values(whole.ddown));
+      }
+}
+
 TEST(MlpSparse24, AcceptsNothing) {
   for (const auto& [tokens, hidden] : {std::pair{0, 8}, {5, 0}, {1, 1}}) {
     const Results results = run(inputs_of(tokens, 3, hidden, 4), {.dense_share = 0.5});
