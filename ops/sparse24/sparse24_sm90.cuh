@@ -127,14 +127,11 @@ struct Fragments24 {
     for (int part = 0; part < Tile::kParts; ++part) {
 #pragma unroll
       for (int step = 0; step < 2; ++step)
-        gpu::load_shared(a[part][step],
-                         at + uint32_t((row + part) * Tile::kValueBytes + step * 2048) + thread * 16);
-      asm volatile("ld.shared.b32 %0, [%1];"
-                   : "=r"(metadata[part])
-                   : "r"(at +
-                         uint32_t(Tile::kTilesOfA * Tile::kValueBytes + (row + part) * Tile::kWordBytes) +
-                         thread * 4)
-                   : "memory");
+        gpu::load_fragment(a[part][step],
+                           at + uint32_t((row + part) * Tile::kValueBytes + step * 2048) + thread * 16);
+      gpu::load_fragment(
+          metadata[part],
+          at + uint32_t(Tile::kTilesOfA * Tile::kValueBytes + (row + part) * Tile::kWordBytes) + thread * 4);
     }
   }
   /// `values`, `words`: this thread's first of the warpgroup's first tile; `down`: tiles to the next 64 rows.
@@ -144,16 +141,9 @@ struct Fragments24 {
     for (int part = 0; part < Tile::kParts; ++part) {
       const int64_t tile = part * down + block;
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const uint4* const from = values + tile * (Tile::kValueBytes / 16) + step * 128;
-        asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(a[part][step][0]), "=r"(a[part][step][1]), "=r"(a[part][step][2]),
-                       "=r"(a[part][step][3])
-                     : "l"(from));
-      }
-      asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];"
-                   : "=r"(metadata[part])
-                   : "l"(words + tile * sparse24::kTileWords));
+      for (int step = 0; step < 2; ++step)
+        gpu::load_fragment(a[part][step], values + tile * (Tile::kValueBytes / 16) + step * 128);
+      gpu::load_fragment(metadata[part], words + tile * sparse24::kTileWords);
     }
   }
 };

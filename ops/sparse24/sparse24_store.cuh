@@ -1,7 +1,7 @@
 #pragma once
 
 #include "gpu/mma.cuh"
-#include "ops/gemm/gemm_sm90_store.cuh"
+#include "ops/gemm/gemm_sm90.cuh"
 
 /// The epilogue of sparse24_sm90.cuh: d = alpha sum + bias + beta c, rounded once, where d's rows or its
 /// columns are dense. As in gemm_sm90_store.cuh, panels of 64 rows of d and 128 bytes go through swizzled

@@ -310,6 +310,42 @@ TEST(Sparse24, PaddingIsZerosAtTheFirstTwoPositions) {
     }
 }
 
+/// What a warpgroup would compute, thread by thread, from PTX ISA's description of wgmma.mma_async.sp
+/// (m64nNk32, A in registers) and not from sparse24_layout.h: A fragment and metadata are loaded as the
+/// kernels load them.
+TEST(Sparse24, TheFragmentsAreThoseOfTheInstruction) {
+  constexpr int64_t kM = 128, kK = 192, kTilesOfK = 3;
+  const Tensor x = normal({kM, kK}, 31, DType::bf16);
+  const Sparse24 made = compress24(x, Along24::features);
+  const auto values = made.values.to_vector<float>();
+  const auto metadata = made.metadata.to_vector<int32_t>();
+  const auto expected = decompress24(made).to_vector<float>();
+  std::vector<float> a(size_t(kM * kK), 0);
+  int64_t found = 0;
+  for (int64_t tile = 0; tile < kM / 64 * kTilesOfK; ++tile)
+    for (int step = 0; step < 2; ++step)
+      for (int thread = 0; thread < 128; ++thread) {
+        const int warp = thread / 32, g = thread % 32 / 4, c = thread % 4;
+        for (int word = 0; word < 4; ++word) {
+          // a0: row g, k 4c ...; a1: row g + 8; a2: row g, k 16 + 4c ...; a3: row g + 8.
+          const int row = 16 * warp + g + (word & 1) * 8, half = word / 2;
+          // The metadata of k 0 ... 15 (16 ... 31) of the step with selector s comes from lane 2 s (2 s + 1)
+          // of the quad, that of row g + 8 from its upper half.
+          const int lane = warp * 32 + g * 4 + 2 * step + half;
+          const uint32_t bits = uint32_t(metadata[size_t(tile * 128 + lane)]) >> ((word & 1) * 16 + 4 * c);
+          const int first = int(bits & 3), second = int(bits >> 2 & 3);
+          ASSERT_LT(first, second);
+          const int64_t at =
+              ((tile / kTilesOfK) * 64 + row) * kK + tile % kTilesOfK * 64 + step * 32 + half * 16 + c * 4;
+          const size_t from = size_t(((tile * 2 + step) * 128 + thread) * 8 + word * 2);
+          a[size_t(at + first)] = values[from], a[size_t(at + second)] = values[from + 1];
+          found += 2;
+        }
+      }
+  EXPECT_EQ(found, kM * kK / 2);
+  EXPECT_EQ(a, expected);
+}
+
 /// Every place of a tile occurs once.
 TEST(Sparse24, TheLayoutIsAPermutation) {
   std::vector<int> values(kTileValues, 0), bits(size_t(kTileWords) * 32, 0);
