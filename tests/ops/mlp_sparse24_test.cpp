@@ -448,6 +448,21 @@ TEST(LinearActivation, CountsWhatIsStored) {
   }
 }
 
+TEST(LinearActivation, CountsItsOwnResultOnEveryDeviceAndTileEdge) {
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (const auto& [tokens, in, out] :
+           {std::tuple{700, 136, 345}, {64, 64, 128}, {129, 40, 8}, {3000, 24, 520}})
+        for (const Activation kind : {Activation::none, Activation::relu, Activation::relu_squared}) {
+          const ActivatedLinear result = linear_activation(normal({tokens, in}, 1, dtype).to(device),
+                                                           normal({out, in}, 2, dtype).to(device), kind,
+                                                           normal({out}, 3, dtype).to(device));
+          EXPECT_EQ(result.counts.to_vector<int64_t>(),
+                    column_counts(result.y.to(Device::cpu())).to_vector<int64_t>())
+              << device.name() << " " << name_of(dtype) << " " << tokens << " " << name_of(kind);
+        }
+}
+
 TEST(LinearActivation, SaysWhatIsWrong) {
   const Tensor x = normal({2, 3}, 1), weight = normal({4, 3}, 2);
   EXPECT_EQ(message_of([&] { linear_activation(x, weight, Activation::gelu); }),
