@@ -15,6 +15,7 @@ std::vector<OpSpec> attention_specs();
 std::vector<OpSpec> matmul_specs();
 std::vector<OpSpec> linear_specs();
 std::vector<OpSpec> linear_activation_specs();
+std::vector<OpSpec> sparse_low_rank_specs();
 std::vector<OpSpec> sparse_linear_specs();
 std::vector<OpSpec> sparse24_specs();
 std::vector<OpSpec> grouped_linear_specs();
@@ -26,6 +27,7 @@ std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> select_specs();
 std::vector<OpSpec> bits_specs();
 std::vector<OpSpec> keep_largest_specs();
+std::vector<OpSpec> factor_specs();
 std::vector<OpSpec> inverse_factor_specs();
 std::vector<OpSpec> obs_columns_specs();
 std::vector<OpSpec> shape_specs();
@@ -55,6 +57,7 @@ constexpr Specs kFolders[] = {
     matmul_specs,
     linear_specs,
     linear_activation_specs,
+    sparse_low_rank_specs,
     sparse_linear_specs,
     sparse24_specs,
     grouped_linear_specs,
@@ -66,6 +69,7 @@ constexpr Specs kFolders[] = {
     select_specs,
     bits_specs,
     keep_largest_specs,
+    factor_specs,
     inverse_factor_specs,
     obs_columns_specs,
     shape_specs,
