@@ -4,10 +4,42 @@
 
 namespace tessera::optim {
 
-std::shared_ptr<Rule> adamw_rule(double beta1, double beta2, double eps) {
+namespace {
+
+/// AdamW whose moments begin again after every so many steps.
+class RestartedAdamW : public Rule {
+ public:
+  RestartedAdamW(const AdamWRule& formula, int64_t every) : formula_(formula), every_(every) {}
+  const char* name() const override { return "adamw"; }
+  Betas betas() const override { return {formula_.beta1, formula_.beta2}; }
+  void begin() override {
+    m_ = arena("m"), v_ = arena("v");
+    reset_ = every("adamw.reset_in", every_, every_ - 1);
+    restarts();
+  }
+  void step() override {
+    apply(formula_, {m_, v_});
+    if (!due(reset_) || !applies()) return;
+    restart_moments({m_, v_});
+    done(reset_);
+  }
+
+ private:
+  AdamWRule formula_;
+  int64_t every_;
+  Tensor m_, v_;
+  size_t reset_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Rule> adamw_rule(double beta1, double beta2, double eps, int64_t momentum_reset) {
   check(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "AdamW: beta1 = ", beta1, " and beta2 = ", beta2,
         " must be in [0, 1)");
   check(eps >= 0, "AdamW: eps = ", eps, " must not be negative");
+  check(momentum_reset >= 0, "AdamW: momentum_reset = ", momentum_reset, " must not be negative");
+  if (momentum_reset > 0)
+    return std::make_shared<RestartedAdamW>(AdamWRule{beta1, beta2, eps}, momentum_reset);
   return std::make_shared<Elementwise<AdamWRule>>("adamw", AdamWRule{beta1, beta2, eps},
                                                   std::vector<const char*>{"m", "v"}, Betas{beta1, beta2});
 }
@@ -19,7 +51,7 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
                  .max_norm = options.max_norm,
                  .groups = options.groups,
                  .loss_scale = options.loss_scale},
-                {{adamw_rule(options.beta1, options.beta2, options.eps)}}) {}
+                {{adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset)}}) {}
 
 AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   return AdamW(std::move(parameters), {.lr = options.lr,
@@ -27,6 +59,7 @@ AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptio
                                        .beta2 = options.beta2,
                                        .weight_decay = options.weight_decay,
                                        .max_norm = options.max_norm,
+                                       .momentum_reset = options.momentum_reset,
                                        .groups = options.groups,
                                        .loss_scale = options.loss_scale});
 }

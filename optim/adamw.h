@@ -10,6 +10,7 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 0.01;  // where the no-decay rule allows it
   double max_norm = 0;         // clips the norm of all gradients; 0: no clipping
+  int64_t momentum_reset = 0;  // steps after which the moments become zeros, again and again; 0: never
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
 };
@@ -18,7 +19,8 @@ struct AdamWOptions {
 /// results as torch.optim.AdamW:
 ///   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2;   w = w - lr weight_decay w
 ///   w = w - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
-/// Computed in f32 (f64 for f64 parameters). See Optimizer for what a step does around it.
+/// Computed in f32 (f64 for f64 parameters). With momentum_reset (arXiv:2505.22922, section 4) m, v and t
+/// begin again after every so many steps. See Optimizer for what a step does around it.
 class AdamW : public Optimizer {
  public:
   static constexpr const char* kName = "adamw";
@@ -28,7 +30,8 @@ class AdamW : public Optimizer {
 };
 
 /// The rule "adamw" with states m and v, for optimizers of several rules. Throws unless the betas are in
-/// [0, 1) and eps is not negative.
-std::shared_ptr<Rule> adamw_rule(double beta1 = 0.9, double beta2 = 0.999, double eps = 1e-8);
+/// [0, 1), and eps and momentum_reset are not negative.
+std::shared_ptr<Rule> adamw_rule(double beta1 = 0.9, double beta2 = 0.999, double eps = 1e-8,
+                                 int64_t momentum_reset = 0);
 
 }  // namespace tessera::optim

@@ -3,6 +3,8 @@
 #include <tuple>
 
 #include "optim/adamw.h"
+#include "optim/galore.h"
+#include "optim/loro.h"
 #include "optim/muon.h"
 #include "optim/sgd.h"
 
@@ -10,18 +12,28 @@
 
 namespace tessera::optim {
 
-using Bundled = std::tuple<AdamW, Muon, Sgd>;
+using Bundled = std::tuple<AdamW, Muon, Sgd, Galore, Loro>;
+
+/// What optimizers of matrices know of a model beyond its parameters.
+struct ModelStructure {
+  MatrixRows matrices = {};             // Galore: parameters that are several matrices
+  std::vector<FactorNames> pairs = {};  // Loro: parameters that are the factors of one weight
+};
 
 /// What a bundled optimizer is made of by name; each takes what it knows.
 struct BundledOptions {
   double lr = 1e-3, weight_decay = 0, max_norm = 0;
   double momentum = 0.95;             // Sgd, Muon
   double beta1 = 0.9, beta2 = 0.999;  // AdamW, and Muon's parameters that AdamW updates
+  int64_t momentum_reset = 0;         // AdamW, Galore, Loro
+  ModelStructure structure = {};
+  GaloreOptions galore = {};  // what only it has
+  LoroOptions loro = {};
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};
 };
 
-/// "adamw", "muon", "sgd".
+/// "adamw", "muon", "sgd", "galore", "loro".
 std::vector<std::string> optimizer_names();
 /// Throws if the name is unknown.
 Optimizer make_optimizer(const std::string& name, std::vector<nn::NamedParameter> parameters,

@@ -18,8 +18,9 @@ struct StepArgs {
   void* states[2] = {};
   int64_t first_state = 0;  // the element of the arena of gradients at which those of the states begin
   void* masters = nullptr;
-  double* status = nullptr;   // StatusSlot
-  int64_t* counts = nullptr;  // CountSlot
+  double* status = nullptr;           // StatusSlot
+  int64_t* counts = nullptr;          // CountSlot
+  const int64_t* restarts = nullptr;  // [kMostRules], see prepare(); null: never
   ScaleState scaling;
   int rule = 0;  // whose bias corrections in `status`
 };

@@ -30,6 +30,7 @@ template void update_cpu(const StepArgs&, const MomentumRule&);
 template void update_cpu(const StepArgs&, const TakeRule&);
 template void update_cpu(const StepArgs&, const DescendRule&);
 template void update_cpu(const StepArgs&, const DirectionRule&);
+template void update_cpu(const StepArgs&, const MomentsRule&);
 template void update_cpu(const StepArgs&, const AverageRule&);
 
 void commit_cpu(void* to, const void* from, size_t bytes, const double* status) {
@@ -43,7 +44,7 @@ void measure_cpu(DType compute, const StepArgs& args, double* partials, const Pr
     });
   });
   prepare(args.status, args.counts, args.scaling,
-          std::accumulate(partials, partials + args.norm_block_count, 0.0), options);
+          std::accumulate(partials, partials + args.norm_block_count, 0.0), options, args.restarts);
 }
 
 }  // namespace tessera::optim

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, kNormBlocks)
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < args.norm_block_count; i += kThreads) sum += partials[i];
   sum = gpu::block_sum(sum);
-  if (threadIdx.x == 0) prepare(args.status, args.counts, args.scaling, sum, options);
+  if (threadIdx.x == 0) prepare(args.status, args.counts, args.scaling, sum, options, args.restarts);
 }
 
 __global__ void commit_kernel(unsigned char* to, const unsigned char* from, int64_t words, int64_t bytes,
@@ -89,6 +89,7 @@ template void update_cuda(Device, const StepArgs&, const MomentumRule&);
 template void update_cuda(Device, const StepArgs&, const TakeRule&);
 template void update_cuda(Device, const StepArgs&, const DescendRule&);
 template void update_cuda(Device, const StepArgs&, const DirectionRule&);
+template void update_cuda(Device, const StepArgs&, const MomentsRule&);
 template void update_cuda(Device, const StepArgs&, const AverageRule&);
 
 void commit_cuda(Device device, void* to, const void* from, size_t bytes, const double* status) {

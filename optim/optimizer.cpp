@@ -183,6 +183,7 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
     rule.args_.chunk_count = rule.range_.chunks;
     rule.args_.first_state = rule.range_.first;
     rule.args_.rule = int(r);
+    rule.counts_ = state_->counts, rule.status_ = state_->status;
     for (const size_t i : rule.members_) {
       const auto& [name, tensor] = packing.parameters()[i];
       rule.parameters_.push_back(
@@ -194,10 +195,14 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
            .weight_decay = packing.places()[i].weight_decay});
     }
     rule.begin();
+    if (rule.restarts_ && !state_->restarts.defined())
+      state_->restarts = Tensor::zeros({kMostRules}, DType::i64, packing.device());
     state_->prepare.betas[r] = rule.betas();
     for (const Rule::NamedState& state : rule.saved_) state_->parts.push_back({state.name, state.tensor});
     state_->rules.push_back(rules[r].rule);
   }
+  for (const RuleUse& use : rules) use.rule->restart_counts_ = state_->restarts;
+  if (state_->restarts.defined()) common.restarts = state_->restarts.data<int64_t>();
   for (size_t i = 0; i < packing.parameters().size(); ++i)
     if (packing.has_master(i))
       state_->parts.push_back(
@@ -304,6 +309,25 @@ size_t Optimizer::bytes() const {
   return bytes;
 }
 
+bool Optimizer::State::waits_for_host() const {
+  return std::any_of(rules.begin(), rules.end(), [](const auto& rule) { return rule->waits_for_host(); });
+}
+
+void Optimizer::State::tick() const {
+  for (const auto& rule : rules) rule->tick();
+}
+
+bool Optimizer::waits_for_host() const {
+  return state_->waits_for_host();
+}
+
+std::string Optimizer::report() const {
+  std::string text;
+  for (const auto& rule : state_->rules)
+    if (const std::string line = rule->report(); !line.empty()) text += line + "\n";
+  return text;
+}
+
 void Optimizer::State::upload_lr() {
   if (uploaded_lr == lr) return;
   if (status.device().is_cpu()) {
@@ -337,11 +361,17 @@ void Optimizer::step() {
   if (state_->on_gradients) state_->on_gradients(buffers.gradients);
 
   CaptureSession* const session = CaptureSession::current();
-  if (session && session->device() == device) {
+  const bool captured = session && session->device() == device;
+  if (captured) {
+    check(!state_->waits_for_host(), buffers.name,
+          ": this step factorises matrices on the host, or does something else there, and cannot be "
+          "captured; run it "
+          "in an EagerScope while waits_for_host()");
     session->add({.key = state_.get(),
                   .before_launch = [state = state_] { state->upload_lr(); },
                   .capture_end = [] {},
-                  .after_launch = [] {}});
+                  .after_launch = [state = state_] { state->tick(); },
+                  .still_matches = [state = state_] { return !state->waits_for_host(); }});
   } else {
     state_->upload_lr();
   }
@@ -360,6 +390,7 @@ void Optimizer::step() {
   }
   const NoTape off;
   for (const auto& rule : state_->rules) rule->step();
+  if (!captured) state_->tick();
   for (const nn::NamedParameter& parameter : list) parameter.tensor.bump_version();
 }
 

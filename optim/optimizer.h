@@ -83,7 +83,14 @@ class Optimizer {
   Optimizer(Optimizer&&) = default;
   Optimizer& operator=(Optimizer&&) = default;
 
+  /// A step in which waits_for_host() cannot be captured: it throws then. train::Step runs it within an
+  /// EagerScope, as programs do that capture steps themselves.
   void step();
+  /// Whether the next step does something on the host, such as the factorisation of gradients of
+  /// optim::GaLore.
+  bool waits_for_host() const;
+  /// What rules have to tell of the steps so far, in lines; empty: nothing.
+  std::string report() const;
   /// Forgets all gradients; the next backward pass overwrites them.
   void zero_grad() const;
   /// Takes gradients that did not arrive since zero_grad() as zero now, as step() does else: gradients() is
@@ -133,6 +140,7 @@ class Optimizer {
     visit("lr", state.lr);
     visit("counts", state.counts);
     if (state.scale.defined()) visit(kScaleField, state.scale), visit(kScaleCountsField, state.scale_counts);
+    if (state.restarts.defined()) visit("restarts", state.restarts);
     for (NamedState& part : state.parts) visit(part.name, part.tensor);
   }
 
@@ -150,6 +158,7 @@ class Optimizer {
     LossScale scale_options;
     Tensor scale;                // f32, rank 0; undefined without loss scaling
     Tensor scale_counts;         // i64 [kScaleCountSlots]; likewise
+    Tensor restarts;             // i64 [kMostRules], see prepare(); undefined: no rule restarts its moments
     uint64_t scale_version = 0;  // of the scale at the last step; each backward pass with it bumps that
     std::vector<NamedState> parts;
     std::shared_ptr<Buffers> buffers;
@@ -159,6 +168,8 @@ class Optimizer {
     bool complete = false;  // by complete_gradients(), since zero_grad()
     std::function<void(const Tensor&)> on_gradients;
     void upload_lr();
+    bool waits_for_host() const;
+    void tick() const;
   };
   void assign(std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
               const std::vector<RuleUse>& rules);

@@ -31,6 +31,52 @@ void Rule::keep(const std::string& name, const Tensor& state) {
   saved_.push_back({name, state});
 }
 
+size_t Rule::every(const std::string& name, int64_t period, int64_t first) {
+  const Tensor left = Tensor::full({1}, double(period > 0 ? first : -1), DType::i64, Device::cpu());
+  countdowns_.push_back({left, period});
+  if (period > 0) saved_.push_back({name, left});
+  return countdowns_.size() - 1;
+}
+
+bool Rule::due(size_t countdown) const {
+  return countdowns_[countdown].left.data<int64_t>()[0] == 0;
+}
+
+void Rule::done(size_t countdown) const {
+  const Countdown& one = countdowns_[countdown];
+  one.left.data<int64_t>()[0] = one.period;
+}
+
+void Rule::tick() const {
+  for (const Countdown& one : countdowns_)
+    if (int64_t& left = one.left.data<int64_t>()[0]; left > 0) left -= 1;
+}
+
+bool Rule::waits_for_host() const {
+  for (size_t i = 0; i < countdowns_.size(); ++i)
+    if (due(i)) return true;
+  return false;
+}
+
+double Rule::status_of(StatusSlot slot) const {
+  return status_.at({int64_t(slot)}).item<double>();
+}
+
+bool Rule::applies() const {
+  return status_of(kApply) != 0;
+}
+
+std::pair<double, double> Rule::bias_corrections() const {
+  const int first = kBias1 + 2 * args_.rule;
+  return {status_of(StatusSlot(first)), status_of(StatusSlot(first + 1))};
+}
+
+void Rule::restart_moments(std::initializer_list<Tensor> states) const {
+  check(restarts_, name(), ": restart_moments() without restarts() in begin()");
+  for (const Tensor& state : states) state.fill(0);
+  restart_counts_.at({args_.rule}).copy_from(counts_.at({kSteps}));
+}
+
 Tensor Rule::view(const Tensor& arena, size_t parameter) const {
   return packing_->view(arena, members_[parameter], range_.first);
 }

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "optim/kernels.h"
@@ -46,6 +47,10 @@ class Rule {
   /// Called once, before the first step.
   virtual void begin() = 0;
   virtual void step() = 0;
+  /// What there is to tell of the steps so far (counted failures); empty: nothing.
+  virtual std::string report() const { return ""; }
+  /// Whether the next step does something on the host (every()).
+  bool waits_for_host() const;
   /// Bytes of states and scratch.
   size_t bytes() const;
 
@@ -63,6 +68,13 @@ class Rule {
   Tensor scratch_arena();
   /// Makes a tensor of any shape a state: saved under this name, which must not be another one's.
   void keep(const std::string& name, const Tensor& state);
+  /// For what step() does on the host from time to time, such as a factorisation: a countdown of steps, saved
+  /// under the name. It is due after `first` steps, and then `period` steps after each done(); a period of 0:
+  /// never. Skipped steps count. A step in which one is due is not captured (Optimizer::step). Returns its
+  /// number.
+  size_t every(const std::string& name, int64_t period, int64_t first);
+  /// Lets restart_moments() be called.
+  void restarts() { restarts_ = true; }
 
   // Then:
   /// The i-th parameter's part of an arena, in its shape.
@@ -85,6 +97,20 @@ class Rule {
   }
   void take_gradients(const Tensor& arena) const { apply(TakeRule{}, {arena}); }
   void descend(const Tensor& arena) const { apply(DescendRule{}, {arena}); }
+
+  // In a step in which a countdown is due:
+  bool due(size_t countdown) const;
+  void done(size_t countdown) const;
+  /// Whether the step is not skipped; of one that is, the countdown stays due. Waits for the device, as do
+  /// the others.
+  bool applies() const;
+  double status_of(StatusSlot slot) const;
+  /// The two bias corrections of this rule.
+  std::pair<double, double> bias_corrections() const;
+  /// The states become zeros, and the bias corrections count from here.
+  void restart_moments(std::initializer_list<Tensor> states) const;
+  const double* status() const { return args_.status; }  // on the device
+  int number() const { return args_.rule; }              // of the rule, for bias corrections
   /// Both packed, of one dtype and size, on the rule's device.
   void commit(const Tensor& state, const Tensor& value) const;
 
@@ -100,7 +126,16 @@ class Rule {
   std::vector<RuleParameter> parameters_;
   std::vector<Tensor> memory_;
   std::vector<NamedState> saved_;
-  StepArgs args_;  // with this rule's chunks
+  struct Countdown {
+    Tensor left;  // i64 [1], on the CPU
+    int64_t period;
+  };
+  /// After each step, or launch of a captured one.
+  void tick() const;
+  std::vector<Countdown> countdowns_;
+  bool restarts_ = false;
+  Tensor counts_, restart_counts_, status_;  // the optimizer's
+  StepArgs args_;                            // with this rule's chunks
 };
 
 /// The rule whose formula is R, one of optim/rules.h or one's own.

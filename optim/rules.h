@@ -126,6 +126,20 @@ enum StatusSlot : int {
   kStatusSlots = kBias1 + 2 * kMostRules
 };
 
+/// The first half of a rule that computes a step from the two moments of AdamWRule: these alone. The weight
+/// stays.
+struct MomentsRule {
+  static constexpr int kStates = 2;
+  static constexpr bool kGradient = true, kWritesWeight = false;
+  double beta1, beta2;
+
+  template <class C>
+  TESSERA_HD void operator()(C&, C g, C* s, const Scalars<C>&) const {
+    s[0] = C(beta1) * s[0] + C(1 - beta1) * g;
+    s[1] = C(beta2) * s[1] + C(1 - beta2) * g * g;
+  }
+};
+
 /// Slots of the i64 tensor on the device.
 enum CountSlot : int { kSteps, kSkipped, kCountSlots };
 
@@ -170,19 +184,20 @@ TESSERA_HD void adapt(const ScaleState& state, bool finite, const LossScale& opt
 
 /// Decides about a step from the sum of squares of all gradients, which are multiplied by the loss scale if
 /// there is one: counts it, or skips it if the norm is not finite; the factor of clipping as PyTorch's,
-/// max_norm / (norm + 1e-6) up to 1; the bias corrections; the next loss scale.
+/// max_norm / (norm + 1e-6) up to 1; the bias corrections; the next loss scale. `restarts`: the step after
+/// which the moments of each rule began at zero again, or null.
 TESSERA_HD void prepare(double* status, int64_t* counts, const ScaleState& scaling, double sum_of_squares,
-                        const PrepareOptions& options) {
+                        const PrepareOptions& options, const int64_t* restarts = nullptr) {
   const double inverse = scaling.scale ? 1 / double(*scaling.scale) : 1.0;
   const double norm = std::sqrt(sum_of_squares) * inverse;
   const bool finite = norm - norm == 0;
   const double clip = options.max_norm > 0 ? options.max_norm / (norm + 1e-6) : 1.0;
   counts[finite ? kSteps : kSkipped] += 1;
-  const double t = double(counts[kSteps]);
   status[kNorm] = norm;
   status[kClip] = (clip < 1 ? clip : 1.0) * inverse;
   status[kApply] = finite ? 1 : 0;
   for (int rule = 0; rule < kMostRules; ++rule) {  // a number known to the compiler: no indexed copy
+    const double t = double(counts[kSteps] - (restarts ? restarts[rule] : 0));
     status[kBias1 + 2 * rule] = 1 - std::pow(options.betas[rule].beta1, t);
     status[kBias2 + 2 * rule] = std::sqrt(1 - std::pow(options.betas[rule].beta2, t));
   }

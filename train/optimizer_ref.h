@@ -34,6 +34,8 @@ class OptimizerRef {
     else
       zero_grad();
   }
+  /// Whether the next step cannot be captured (optim::Optimizer::waits_for_host).
+  bool waits_for_host() const { return counted_ && counted_->waits_for_host(); }
   /// The optimizer with its norm, its counts of skipped steps and its loss scale; null for a foreign one.
   optim::Optimizer* counted() const { return counted_; }
   /// For TapeOptions::loss_scale; undefined without loss scaling.

@@ -63,14 +63,21 @@ void Step::operator()(const std::function<void(int micro)>& load) {
   for (int index = 0; index < share_.count; ++index) {
     load(share_.first + index);
     if (graph_) {
-      captured_();
+      run(captured_, share_.count == 1);
     } else {
       micro_batch();
       if (share_.count == 1) update();
     }
     if (tree_) add_to_tree(index);
   }
-  if (share_.count > 1) graph_ ? captured_update_() : update();
+  if (share_.count > 1) graph_ ? run(captured_update_, true) : update();
+}
+
+/// Eagerly where the optimizer needs the host; the next step is captured again.
+void Step::run(Captured& captured, bool updates) {
+  std::optional<EagerScope> eager;
+  if (updates && job_.trained_by().waits_for_host()) eager.emplace();
+  captured();
 }
 
 void Step::add_to_tree(int index) {

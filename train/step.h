@@ -50,6 +50,7 @@ class Step {
  private:
   void micro_batch();
   void update();
+  void run(Captured& captured, bool updates);
   void add_to_tree(int index);
 
   Job& job_;

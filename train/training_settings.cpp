@@ -15,12 +15,50 @@ void TrainingSettings::add_to(SettingList& list) {
   list.group("Training");
   list.add("steps", steps, "Training steps").range(int64_t{1}, kLargest).may_change();
   list.add("optimizer", optimizer,
-           "What updates the weights; muon: matrices of hidden layers by Muon, all else by AdamW")
+           "What updates the weights; muon, galore: matrices of hidden layers, loro: factors; all else by "
+           "AdamW")
       .one_of(optim::optimizer_names())
       .absent_means("adamw");
   list.add("momentum", momentum, "Momentum of sgd and muon")
       .range(0.0, 0.9999999)
       .absent_means(TrainingSettings().momentum);
+  const TrainingSettings usual;
+  list.add("momentum_reset", momentum_reset,
+           "Steps after which the moments of adamw, galore and loro begin again")
+      .range(int64_t{0}, kLargest)
+      .absent_means(usual.momentum_reset);
+  list.add("galore_rank", galore_rank, "Rank of galore's projected gradients")
+      .range(int64_t{1}, kLargest)
+      .absent_means(usual.galore_rank);
+  list.add("galore_every", galore_every, "Steps between galore's decompositions of the gradients")
+      .range(int64_t{1}, kLargest)
+      .absent_means(usual.galore_every);
+  list.add("galore_scale", galore_scale, "Factor of galore's directions")
+      .range(1e-6, 1e6)
+      .absent_means(usual.galore_scale);
+  list.add("galore_projection", galore_projection, "Side from which galore projects; std: the shorter one")
+      .one_of({"std", "reverse_std", "right", "left", "full"})
+      .absent_means(usual.galore_projection);
+  list.add("galore_svd", galore_svd, "How galore decomposes: exactly, or by a random sketch, which is faster")
+      .one_of({"exact", "sketch"})
+      .absent_means(usual.galore_svd);
+  list.add("loro_every", loro_every, "Steps between loro's exact steps on the product of factors; 0: none")
+      .range(int64_t{0}, kLargest)
+      .absent_means(usual.loro_every);
+  list.add("loro_lr_scale", loro_lr_scale, "Factor of lr in loro's steps on factors; -1: rank / size")
+      .range(-1.0, 1e6)
+      .absent_means(usual.loro_lr_scale);
+  list.add("loro_moments", loro_moments, "Moments after an exact step of loro")
+      .one_of({"reset", "keep"})
+      .absent_means(usual.loro_moments);
+  list.add("loro_singular", loro_singular,
+           "Singular factor in an exact step of loro: end, or a cheap step, counted")
+      .one_of({"error", "cheap"})
+      .absent_means(usual.loro_singular);
+  list.add("refactor_every", refactor_every,
+           "Steps after which loro balances the factors by an SVD; 0: never")
+      .range(int64_t{0}, kLargest)
+      .absent_means(usual.refactor_every);
   list.add("lr", lr, "Peak learning rate").range(1e-30, 1e30);
   list.add("warmup", warmup, "Steps of linear warm-up, at most half of all").range(int64_t{0}, kLargest);
   list.add("schedule", schedule, "Learning rate after warm-up")
@@ -68,7 +106,8 @@ optim::Schedule TrainingSettings::make_schedule() const {
 
 optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter> parameters,
                                                   DType activations, double beta2,
-                                                  std::vector<optim::Group> groups) const {
+                                                  std::vector<optim::Group> groups,
+                                                  optim::ModelStructure structure) const {
   const MemoryTag tag("optimizer");
   return optim::make_optimizer(optimizer, std::move(parameters),
                                {.lr = lr,
@@ -76,8 +115,34 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
                                 .max_norm = clip_norm,
                                 .momentum = momentum,
                                 .beta2 = beta2,
+                                .momentum_reset = momentum_reset,
+                                .structure = std::move(structure),
+                                .galore = {.rank = galore_rank,
+                                           .every = galore_every,
+                                           .scale = galore_scale,
+                                           .projection = optim::parse_galore_projection(galore_projection),
+                                           .svd = optim::parse_galore_svd(galore_svd)},
+                                .loro = {.every = loro_every,
+                                         .lr_scale = loro_lr_scale,
+                                         .refresh = loro_moments == "reset",
+                                         .refactor_every = refactor_every,
+                                         .singular = optim::parse_singular_factor(loro_singular)},
                                 .groups = std::move(groups),
                                 .loss_scale = optim::default_loss_scale(activations)});
+}
+
+void TrainingSettings::check_optimizer_flags(const Given& given) const {
+  const auto only = [&](std::initializer_list<const char*> flags, bool has_effect, const char* of) {
+    for (const char* const flag : flags)
+      check(has_effect || !given.contains(flag), flag, " is of ", of, ", and --optimizer is ", optimizer,
+            "; leave it out");
+  };
+  only({"--galore-rank", "--galore-every", "--galore-scale", "--galore-projection", "--galore-svd"},
+       optimizer == "galore", "galore");
+  only({"--loro-every", "--loro-lr-scale", "--loro-moments", "--loro-singular", "--refactor-every"},
+       optimizer == "loro", "loro");
+  only({"--momentum-reset"}, optimizer == "adamw" || optimizer == "galore" || optimizer == "loro",
+       "adamw, galore and loro");
 }
 
 void TrainingSettings::check_training(const char* family, DType dtype, const std::vector<Size>& sizes) const {
@@ -95,6 +160,17 @@ void TrainingSettings::check_training(const char* family, DType dtype, const std
         optimizer, "\"; see --help for those that there are");
   check(momentum >= 0 && momentum < 1, family, ": momentum is ", momentum,
         "; it must be from 0 to less than 1");
+  check(
+      momentum_reset >= 0 && galore_rank >= 1 && galore_every >= 1 && loro_every >= 0 && refactor_every >= 0,
+      family, ": momentum_reset is ", momentum_reset, ", galore_rank ", galore_rank, ", galore_every ",
+      galore_every, ", loro_every ", loro_every, " and refactor_every ", refactor_every,
+      "; they must not be negative, and galore's at least 1");
+  check(loro_lr_scale == -1 || loro_lr_scale > 0, family, ": loro_lr_scale (--loro-lr-scale) is ",
+        loro_lr_scale, "; expected more than 0, or -1: rank / size");
+  optim::parse_galore_projection(galore_projection), optim::parse_galore_svd(galore_svd);  // throw
+  optim::parse_singular_factor(loro_singular);
+  check(loro_moments == "reset" || loro_moments == "keep", family, ": loro_moments is \"", loro_moments,
+        "\"; expected reset or keep");
   check(weight_decay >= 0 && clip_norm >= 0, family, ": weight_decay is ", weight_decay, " and clip_norm ",
         clip_norm, "; they must not be negative");
   make_schedule();

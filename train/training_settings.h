@@ -16,7 +16,16 @@ struct TrainingSettings {
   double final_lr = 0;  // where the schedule falls to, as a share of lr; declared by those that set it
   std::string optimizer = "adamw";  // optim::optimizer_names()
   double momentum = 0.95;           // of sgd and muon
-  std::string schedule = "cosine";  // constant, linear, cosine, wsd
+  int64_t momentum_reset = 0;       // steps; of adamw, galore and loro
+  int64_t galore_rank = 128, galore_every = 200;
+  double galore_scale = 0.25;
+  std::string galore_projection = "std",
+              galore_svd = "exact";  // names of optim::GaloreProjection and GaloreSvd
+  int64_t loro_every = 500, refactor_every = 0;
+  double loro_lr_scale = -1;
+  std::string loro_moments = "reset";   // or "keep": after an exact step
+  std::string loro_singular = "error";  // a name of optim::SingularFactor
+  std::string schedule = "cosine";      // constant, linear, cosine, wsd
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
   F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
@@ -33,12 +42,15 @@ struct TrainingSettings {
   /// Settles them for a run on so many ranks: what is not given follows from these. Throws, naming the
   /// setting, if the ranks cannot share the micro-batches out.
   void set_ranks(int ranks, const Given& given, bool resumed);
+  /// Throws, naming the flag, for flags of another optimizer than the one that is used.
+  void check_optimizer_flags(const Given& given) const;
   /// Adds all others. The seed stands in the group "Data".
   void add_to(SettingList& list);
   optim::Schedule make_schedule() const;
   /// For a model whose activations have the dtype, with the loss scale that this takes.
   optim::Optimizer make_optimizer(std::vector<nn::NamedParameter> parameters, DType activations,
-                                  double beta2 = 0.999, std::vector<optim::Group> groups = {}) const;
+                                  double beta2 = 0.999, std::vector<optim::Group> groups = {},
+                                  optim::ModelStructure structure = {}) const;
 
   /// A size with its name for messages, "batch (--batch-size)".
   using Size = std::pair<const char*, int64_t>;

@@ -101,7 +101,9 @@ TEST(TnpJob, EveryOptimizerResumesToTheSameBits) {
   for (const std::string& name : optim::optimizer_names())
     for (const DType dtype : {DType::f32, DType::bf16}) {
       TnpSettings job = small_tnp_job();
+      if (name == "loro") continue;  // for weights made of factors, which a TNP has none of
       job.optimizer = name, job.model.dtype = dtype, job.steps = 9;
+      job.galore_rank = 2, job.galore_every = 3;
       const auto steps = [](TnpJob& session, uint64_t from, uint64_t to) {
         Step step(session);
         for (uint64_t i = from; i < to; ++i) step([&](int) { session.batch(i); });
