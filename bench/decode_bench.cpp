@@ -126,7 +126,7 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
       if (options.model_sparse) record.attrs["sparse"] = "of the model";
       record.dtype = name_of(model.config.dtype);
       record.device = options.device.name();
-      record.gpu = options.device.card().name;
+      record.gpu = options.device.info().name;
       record.does["host"] = "reads every token while the next is computed";
       record.implementation = graph ? "tessera graph" : "tessera eager";
       record.build = report::kRevision;

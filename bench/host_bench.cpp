@@ -23,7 +23,7 @@ Record make_record(Device device, int64_t count, const char* mode, std::vector<d
   record.shape = {{"count", count}};
   record.dtype = "f32";
   record.device = device.name();
-  record.gpu = device.card().name;
+  record.gpu = device.info().name;
   record.mode = mode;
   record.ms = {times.front(), times[times.size() / 2], times.back(), int(times.size())};
   record.build = report::kRevision;

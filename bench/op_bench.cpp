@@ -116,7 +116,7 @@ Record describe_work(const ops::OpSpec& op, const ops::Case& c, Precision precis
   for (const auto& [name, value] : c.attrs.values()) record.attrs[name] = attr_text(value);
   record.dtype = name_of(precision);
   record.device = device.name();
-  record.gpu = device.card().name;
+  record.gpu = device.info().name;
   record.mode = mode;
   record.flops = forward * problem.forward_flops + backward * problem.backward_flops;
   record.bytes = (forward * problem.forward_elements + backward * problem.backward_elements) *

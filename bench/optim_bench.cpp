@@ -16,7 +16,7 @@ Record describe_step(Device device, DType dtype) {
   Record record;
   record.dtype = name_of(dtype);
   record.device = device.name();
-  record.gpu = device.card().name;
+  record.gpu = device.info().name;
   record.build = report::kRevision;
   record.time = report::utc_now();
   return record;

@@ -29,7 +29,7 @@ inline Record measure_step(train::Job& job, bool graph, const TimerOptions& time
       device, [&] { step(); }, timer);
   device.synchronize();
   record.device = device.name();
-  record.gpu = device.card().name;
+  record.gpu = device.info().name;
   record.mode = "step";
   record.implementation = graph ? "tessera graph" : "tessera eager";
   record.peak_bytes = double(device.allocator().stats().reserved_peak);

@@ -23,7 +23,7 @@ double percentile(const std::vector<double>& sorted, double share) {
 /// Twice the L2 cache, read before each cold repeat.
 Tensor make_flush(Device device) {
   if (device.is_cpu()) return Tensor();
-  const int64_t bytes = std::max<int64_t>(int64_t(device.card().l2_bytes) * 2, 64 << 20);
+  const int64_t bytes = std::max<int64_t>(int64_t(device.info().l2_bytes) * 2, 64 << 20);
   const Tensor flush = Tensor::empty_packed({bytes / 4}, DType::f32, device);
   flush.fill(0);
   return flush;

@@ -73,7 +73,8 @@ void add_convert(CLI::App& app, Action& action) {
   auto args = std::make_shared<ConvertArgs>();
   command.footer(
       "Nothing in a .bin or .pt file is executed. With a config.json of gpt2, opt, llama, mistral, qwen2, "
-      "qwen3,\nphi3, arcee, bert or roberta the names are checked and translated to those of transformers; the "
+      "qwen3,\nphi3, arcee, bert or roberta the names are checked and translated to those of transformers; "
+      "the "
       "tokenizer's files are copied.");
   command.add_option("FROM", args->from, "Hugging Face model directory, or weights file")->required();
   command.add_option("TO", args->to, "Directory to write; it must not contain weights yet")->required();

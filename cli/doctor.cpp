@@ -31,15 +31,15 @@ std::vector<Part> parts() {
   if (kCuda && gpus == 0)
     found.push_back({"GPU", "none", "no usable GPU or driver on this machine: CPU only", false});
   for (int i = 0; i < gpus; ++i) {
-    const CardInfo card = Device::card_of(i);
+    const DeviceInfo info = Device::gpu_info(i);
     found.push_back(
         {"cuda:" + std::to_string(i),
-         fmt::format("{}, sm_{}{}, {} SMs, {}, L2 {}", card.name, card.major, card.minor,
-                     card.multiprocessors, format_bytes(card.memory_bytes), format_bytes(card.l2_bytes)),
+         fmt::format("{}, sm_{}{}, {} SMs, {}, L2 {}", info.name, info.major, info.minor,
+                     info.multiprocessors, format_bytes(info.memory_bytes), format_bytes(info.l2_bytes)),
          "", true});
   }
   const Device host = Device::cpu();
-  const CardInfo& cpu = host.card();
+  const DeviceInfo& cpu = host.info();
   found.push_back(
       {"CPU", fmt::format("{} threads, {}", cpu.multiprocessors, format_bytes(cpu.memory_bytes)), "", true});
   found.push_back({"BLAS", report::kBlas, "", true});

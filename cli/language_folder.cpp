@@ -54,7 +54,8 @@ LanguageFolder load_language(const std::string& folder, Device device, const std
   const std::string path = language_folder(folder);
   pretrained::Config config = pretrained::read_config(path);
   check(!std::holds_alternative<models::BertConfig>(config.model), "model: ", path, " holds a ", config.type,
-        ", which does not predict the next token; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3 or arcee");
+        ", which does not predict the next token; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3 or "
+        "arcee");
   pretrained::LoadOptions options;
   if (!dtype.empty())
     options.dtype = parse_dtype(dtype);

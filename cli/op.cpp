@@ -132,41 +132,84 @@ class NamedTensors {
   std::map<std::string, Tensor> left_;
 };
 
-int run_op(const OpArgs& args) {
+/// The operator that the command line names, once all that it says is checked, before a file or a GPU is
+/// touched.
+const ops::OpSpec& checked_op(const OpArgs& args) {
   if (args.name.empty()) throw UsageError("op: name an operator, or use --list");
   const ops::OpSpec* found = nullptr;
-  try {  // what the command line says, before any file or GPU is touched
+  try {
     found = &ops::find_op(args.name);
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
   const ops::OpSpec& op = *found;
-  const ops::Attrs given = parse_attrs(op, args.set);
   if (args.in.empty() || args.out.empty()) throw UsageError("op " + op.name + ": --in and --out are needed");
   check_not_input(args.out, {args.in});
   check_variant(op, args.variant, args.device == "cpu");
   if (args.grad && std::ranges::none_of(op.outputs, &ops::OutputSpec::differentiable))
     throw UsageError("op " + op.name + ": it has no gradient; run without --grad");
-  const Device device = Device::parse(args.device);
-  check_replaceable(args.out);
-  const ops::Attrs attrs = ops::complete(op, given);
+  return op;
+}
 
+/// What the file holds for an operator.
+struct OpTensors {
+  std::vector<Tensor> inputs,
+      output_grads;  // output_grads: with --grad only; undefined where the file has none
+};
+
+OpTensors read_tensors(const OpArgs& args, const ops::OpSpec& op, const ops::Attrs& attrs, Device device) {
   NamedTensors file(args.in, device);
-  std::vector<Tensor> inputs, output_grads;
+  OpTensors tensors;
   std::vector<std::string> wanted;
   for (const auto& input : op.inputs) {
-    inputs.push_back(file.take(input.name));
+    tensors.inputs.push_back(file.take(input.name));
     wanted.push_back(input.name);
   }
   if (args.grad) {
     for (const auto& output : op.outputs) {
-      output_grads.push_back(output.differentiable ? file.take("d_" + output.name) : Tensor());
+      tensors.output_grads.push_back(output.differentiable ? file.take("d_" + output.name) : Tensor());
       if (output.differentiable) wanted.push_back("d_" + output.name);
     }
   }
   file.expect_empty(op, wanted);
-  ops::check_inputs(op, inputs);
-  ops::derive_inputs(op, inputs, attrs);
+  ops::check_inputs(op, tensors.inputs);
+  ops::derive_inputs(op, tensors.inputs, attrs);
+  return tensors;
+}
+
+/// Runs backward from the outputs whose gradients the file has.
+void run_backward(const OpArgs& args, const ops::OpSpec& op, Tape& tape, const std::vector<Tensor>& outputs,
+                  const std::vector<Tensor>& output_grads) {
+  std::vector<Tensor> on_tape, grads;
+  std::ostringstream absent;  // the gradients that could have been given
+  for (size_t n = 0; n < outputs.size(); ++n) {
+    if (!op.outputs[n].differentiable || !requires_grad(outputs[n])) continue;
+    if (!output_grads[n].defined()) {
+      absent << (absent.tellp() > 0 ? ", or " : "") << "\"d_" << op.outputs[n].name << "\" "
+             << outputs[n].dtype() << outputs[n].shape();
+      continue;
+    }
+    const Tensor& d = output_grads[n];
+    check(d.shape() == outputs[n].shape(), args.in, ": \"d_", op.outputs[n].name, "\" is ", describe(d),
+          "; the output is ", describe(outputs[n]));
+    check(is_floating(d.dtype()), args.in, ": \"d_", op.outputs[n].name, "\" is ", d.dtype(), "; expected ",
+          outputs[n].dtype());
+    on_tape.push_back(outputs[n]);
+    grads.push_back(d.to(outputs[n].dtype()));
+  }
+  check(!on_tape.empty() || absent.tellp() == 0, args.in, ": --grad needs ", absent.str());
+  check(!on_tape.empty(), op.name, ": no output has a gradient; run without --grad");
+  tape.backward(on_tape, grads);
+}
+
+int run_op(const OpArgs& args) {
+  const ops::OpSpec& op = checked_op(args);
+  const ops::Attrs given = parse_attrs(op, args.set);
+  const Device device = Device::parse(args.device);
+  check_replaceable(args.out);
+  const ops::Attrs attrs = ops::complete(op, given);
+  auto [inputs, output_grads] = read_tensors(args, op, attrs, device);
+
   std::optional<ops::ForceVariant> force;
   if (!args.variant.empty()) force.emplace(op.name, args.variant);
   std::optional<ops::ChoiceLog> choices;
@@ -181,26 +224,7 @@ int run_op(const OpArgs& args) {
         require_grad(inputs[i]);
     Tape tape;
     outputs = op.run(inputs, attrs);
-    std::vector<Tensor> on_tape, grads;
-    std::ostringstream absent;  // the gradients that could have been given
-    for (size_t n = 0; n < outputs.size(); ++n) {
-      if (!op.outputs[n].differentiable || !requires_grad(outputs[n])) continue;
-      if (!output_grads[n].defined()) {
-        absent << (absent.tellp() > 0 ? ", or " : "") << "\"d_" << op.outputs[n].name << "\" "
-               << outputs[n].dtype() << outputs[n].shape();
-        continue;
-      }
-      const Tensor& d = output_grads[n];
-      check(d.shape() == outputs[n].shape(), args.in, ": \"d_", op.outputs[n].name, "\" is ", describe(d),
-            "; the output is ", describe(outputs[n]));
-      check(is_floating(d.dtype()), args.in, ": \"d_", op.outputs[n].name, "\" is ", d.dtype(), "; expected ",
-            outputs[n].dtype());
-      on_tape.push_back(outputs[n]);
-      grads.push_back(d.to(outputs[n].dtype()));
-    }
-    check(!on_tape.empty() || absent.tellp() == 0, args.in, ": --grad needs ", absent.str());
-    check(!on_tape.empty(), op.name, ": no output has a gradient; run without --grad");
-    tape.backward(on_tape, grads);
+    run_backward(args, op, tape, outputs, output_grads);
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!requires_grad(inputs[i])) continue;
       const Tensor d_input = grad(inputs[i]);

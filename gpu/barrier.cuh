@@ -155,22 +155,22 @@ __device__ __forceinline__ void cluster_sync() {
 /// setmaxnreg ("setmaxnreg"): the warpgroup's registers a thread from here on; 24 ... 256, a multiple of 8.
 /// All four warps call it. The kernel needs __launch_bounds__ with both numbers, or it is ignored (C7508).
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// griddepcontrol ("griddepcontrol"), for kernels launched with LaunchShape::overlaps. `wait_for_earlier`
+/// griddepcontrol ("griddepcontrol"), for kernels launched with LaunchShape::overlaps. `grid_dependency_wait`
 /// returns when all earlier kernels of the stream are done and their writes visible: before it, a kernel
-/// may only touch what no kernel writes. `let_later_start` lets the next kernel's blocks begin when every
+/// may only touch what no kernel writes. `launch_dependents` lets the next kernel's blocks begin when every
 /// block of this one has said so or ended. Neither does anything in a kernel that was launched without.
-__device__ __forceinline__ void wait_for_earlier() {
+__device__ __forceinline__ void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-__device__ __forceinline__ void let_later_start() {
+__device__ __forceinline__ void launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 

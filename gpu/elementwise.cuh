@@ -3,7 +3,7 @@
 #include <tuple>
 #include <utility>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/divide.cuh"
 #include "gpu/pack.cuh"
 #include "tensor/elementwise.h"
@@ -105,7 +105,7 @@ __device__ __forceinline__ void elementwise_pack(const ElementwiseArgs<Out, In..
 
 template <int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256, 4) any_layout(ElementwiseArgs<Out, In...> args, F f) {
-  take_turn();
+  wait_and_launch_dependents();
   for (int64_t pack = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; pack < args.packs;
        pack += int64_t(gridDim.x) * blockDim.x)
     elementwise_pack<kPack>(args, f, pack, std::index_sequence_for<In...>{});
@@ -207,7 +207,7 @@ __device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& a
 
 template <int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args, F f) {
-  take_turn();
+  wait_and_launch_dependents();
   aligned_rows_of<kPack>(args, f, std::index_sequence_for<In...>{});
 }
 
@@ -260,7 +260,7 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
       for (size_t operand = 0; operand <= sizeof...(In); ++operand)
         rows.strides[operand] = inner == 1 ? loop.strides[operand][0] : 0;
       const int64_t pitch = args.packs_per_row * kPack;
-      bool one_row = inner == 1 && owns_pads(y, pitch);
+      bool one_row = inner == 1 && owns_row_padding(y, pitch);
       size_t operand = 0;
       for (const size_t size : {sizeof(Out), sizeof(In)...}) {
         const int64_t unit = std::min<int64_t>(kPack, 16 / int64_t(size));  // read whole once it is begun
@@ -274,8 +274,8 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
       // Small tensors are spread over all SMs.
       const int64_t threads = ceil_div(args.packs, kPacks);
       const int block = threads >= int64_t(y.device().multiprocessors()) * 1024 ? 256 : 64;
-      launch_chained(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
-                     aligned_rows<kPack, F, Out, In...>, rows, f);
+      launch_dependent(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
+                       aligned_rows<kPack, F, Out, In...>, rows, f);
       return;
     }
   }
@@ -287,9 +287,9 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
       std::min<int64_t>(ceil_div(args.packs, 256), int64_t(y.device().multiprocessors()) * 32);
   const LaunchShape shape{dim3(unsigned(blocks)), 256};
   if constexpr (sizeof...(In) == 0) {
-    if (singly) return launch_chained(y.device(), shape, any_layout<1, F, Out>, args, f);
+    if (singly) return launch_dependent(y.device(), shape, any_layout<1, F, Out>, args, f);
   }
-  launch_chained(y.device(), shape, any_layout<kPack, F, Out, In...>, args, f);
+  launch_dependent(y.device(), shape, any_layout<kPack, F, Out, In...>, args, f);
 }
 
 }  // namespace tessera::gpu

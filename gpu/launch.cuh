@@ -21,7 +21,7 @@ struct LaunchShape {
   dim3 block;
   size_t shared_bytes = 0;
   int cluster = 1;           // blocks of a cluster, along x; divides the grid
-  bool overlaps = false;     // may start before the stream's earlier kernels end: see wait_for_earlier
+  bool overlaps = false;     // may start before the stream's earlier kernels end: see grid_dependency_wait
   bool cooperative = false;  // all blocks co-resident, or the launch is refused: for grid-wide barriers
 };
 

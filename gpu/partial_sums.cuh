@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/reduce.cuh"
 #include "tensor/tensor.h"
 
@@ -41,7 +41,7 @@ template <int kSums, class Out>
 __global__ void __launch_bounds__(kWarp* kWarp)
     add_partial_sums_kernel(PartialSums<Out> first, PartialSums<Out> second, int64_t rows, int64_t width,
                             int64_t stride) {
-  take_turn();
+  wait_and_launch_dependents();
   add_columns(kSums == 1 || blockIdx.y == 0 ? first : second, blockIdx.x, rows, width, stride);
 }
 
@@ -55,11 +55,11 @@ void add_partial_sums(Device device, PartialSums<Out> first, std::type_identity_
   const unsigned blocks = unsigned(ceil_div(width, kWarp));
   const dim3 threads(kWarp, kWarp);
   if (second.to) {
-    launch_chained(device, {dim3(blocks, 2), threads}, add_partial_sums_kernel<2, Out>, first, second, rows,
-                   width, stride);
+    launch_dependent(device, {dim3(blocks, 2), threads}, add_partial_sums_kernel<2, Out>, first, second, rows,
+                     width, stride);
   } else {
-    launch_chained(device, {dim3(blocks), threads}, add_partial_sums_kernel<1, Out>, first, second, rows,
-                   width, stride);
+    launch_dependent(device, {dim3(blocks), threads}, add_partial_sums_kernel<1, Out>, first, second, rows,
+                     width, stride);
   }
 }
 

@@ -114,9 +114,9 @@ struct RowAccess {
 };
 
 /// visit(base, columns) for the pieces of a row that is too long to be held at once.
-template <int kPiece, class Visit>
-__device__ __forceinline__ void for_pieces(int64_t width, Visit&& visit) {
-  for (int64_t base = 0; base < width; base += kPiece) visit(base, int(min(width - base, int64_t(kPiece))));
+template <int kChunk, class Visit>
+__device__ __forceinline__ void for_chunks(int64_t width, Visit&& visit) {
+  for (int64_t base = 0; base < width; base += kChunk) visit(base, int(min(width - base, int64_t(kChunk))));
 }
 
 /// Rows that a block has at once if kThreads share one: a thread, a warp or the block.
@@ -153,8 +153,8 @@ class RowReduce {
       for (int v = 0; v < kCount; ++v) values[v] = warp_reduce(values[v], op);
     if constexpr (kThreads > kWarp) {
       constexpr int kWarps = kThreads / kWarp;
-      float* const place = scratch_ + turn_ * (kValues * kWarps);
-      turn_ ^= 1;
+      float* const place = scratch_ + slot_ * (kValues * kWarps);
+      slot_ ^= 1;
       if (threadIdx.x % kWarp == 0)
 #pragma unroll
         for (int v = 0; v < kCount; ++v) place[v * kWarps + int(threadIdx.x) / kWarp] = values[v];
@@ -170,7 +170,7 @@ class RowReduce {
 
  private:
   float* scratch_;
-  int turn_ = 0;
+  int slot_ = 0;
 };
 
 /// Combines the values of the threads that share a row: a warp (kThreads = 32) or the whole block; every

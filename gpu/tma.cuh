@@ -30,14 +30,14 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
 /// cp.async.bulk.tensor ("cp.async.bulk.tensor"), global to shared: the map's box at these coordinates,
 /// innermost first, lands at `to` and counts its whole size in bytes on `barrier`; outside the tensor it
 /// reads zeros.
-__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& barrier, int c0, int c1) {
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, Barrier& barrier, int c0, int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
       "%4}], [%2];" ::"r"(shared_address(to)),
       "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1)
       : "memory");
 }
-__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& barrier, int c0, int c1,
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, Barrier& barrier, int c0, int c1,
                                          int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier
       "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& barrier, int c0, int c1,
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, Barrier& barrier, int c0, int c1,
                                          int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier
       : "memory");
 }
 /// The same with an L2 policy.
-__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& barrier, uint64_t policy,
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, Barrier& barrier, uint64_t policy,
                                          int c0, int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier
       "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1), "l"(policy)
       : "memory");
 }
-__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& barrier, uint64_t policy,
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, Barrier& barrier, uint64_t policy,
                                          int c0, int c1, int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
@@ -73,7 +73,7 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier
       "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
       : "memory");
 }
-__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& barrier, uint64_t policy,
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, Barrier& barrier, uint64_t policy,
                                          int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier
 }
 /// The same to every block of the cluster whose bit is set in `blocks`: the box lands at the same place in
 /// each, and each one's own barrier at that place counts the bytes it gets.
-__device__ __forceinline__ void load_box_multicast(void* to, const TensorMap& map, Barrier& barrier,
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, Barrier& barrier,
                                                    uint16_t blocks, int c0, int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -93,7 +93,7 @@ __device__ __forceinline__ void load_box_multicast(void* to, const TensorMap& ma
       "l"(&map), "r"(shared_address(&barrier)), "h"(blocks), "r"(c0), "r"(c1)
       : "memory");
 }
-__device__ __forceinline__ void load_box_multicast(void* to, const TensorMap& map, Barrier& barrier,
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, Barrier& barrier,
                                                    uint16_t blocks, int c0, int c1, int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -104,11 +104,11 @@ __device__ __forceinline__ void load_box_multicast(void* to, const TensorMap& ma
 }
 
 /// cp.async.bulk.prefetch.tensor ("cp.async.bulk.prefetch.tensor"): brings the box to L2.
-__device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c1) {
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int c0, int c1) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(c0), "r"(c1)
                : "memory");
 }
-__device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c1, int c2) {
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int c0, int c1, int c2) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(c0),
                "r"(c1), "r"(c2)
                : "memory");
@@ -117,18 +117,18 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c
 /// Shared to global; rows outside the tensor are not written. The innermost extent counts rounded up to 16
 /// bytes here: up to 7 elements of 16 bits after a row's end are overwritten (what the box holds there), so
 /// they must be pads of the tensor's own. Part of the thread's bulk group.
-__device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c0, int c1) {
+__device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int c0, int c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
                "r"(shared_address(from)), "r"(c0), "r"(c1)
                : "memory");
 }
-__device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c0, int c1, int c2) {
+__device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int c0, int c1, int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
       "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-__device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c0, int c1, int c2,
+__device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int c0, int c1, int c2,
                                           int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
@@ -170,8 +170,8 @@ __device__ __forceinline__ void add_floats(float* to, const float* from, uint32_
 
 /// cp.reduce.async.bulk.tensor ("cp.reduce.async.bulk.tensor"): adds a box of floats in shared memory to the
 /// map's, an element at a time. Outside the tensor nothing, but the innermost extent is rounded up to 16
-/// bytes as in store_box. Part of the thread's bulk group.
-__device__ __forceinline__ void add_box(const TensorMap& map, const void* from, int c0, int c1) {
+/// bytes as in tma_store. Part of the thread's bulk group.
+__device__ __forceinline__ void tma_reduce_add(const TensorMap& map, const void* from, int c0, int c1) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
           &map),

@@ -13,22 +13,22 @@
 /// and of an a in registers the same rows: a[0] (g; k 2c, 2c+1), a[1] (g + 8; the same), a[2] (g; k 2c + 8,
 /// 9), a[3] (g + 8; the same). So columns 16 k ... 16 k + 15 of d, packed in pairs, are the a of k step k.
 ///
-/// Order: fence_products (before the first product and after any other access to accumulators or a in
-/// registers), products, commit_products, wait_products before d is read or shared memory written again.
+/// Order: warpgroup_arrive (before the first product and after any other access to accumulators or a in
+/// registers), products, warpgroup_commit, warpgroup_wait before d is read or shared memory written again.
 
 namespace tessera::gpu {
 
 /// wgmma.fence ("wgmma.fence")
-__device__ __forceinline__ void fence_products() {
+__device__ __forceinline__ void warpgroup_arrive() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 /// wgmma.commit_group ("wgmma.commit_group")
-__device__ __forceinline__ void commit_products() {
+__device__ __forceinline__ void warpgroup_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 /// wgmma.wait_group ("wgmma.wait_group"): until all but the newest kPending groups are done.
 template <int kPending>
-__device__ __forceinline__ void wait_products() {
+__device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 /// Keeps the compiler from moving its own accesses to these registers across this place.
@@ -45,23 +45,23 @@ __device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
 
 /// How a tile of 16-bit elements lies in shared memory, as TMA writes it: boxes of 64 adjacent
 /// elements (128 bytes, Swizzle::k128) times some rows, at multiples of 1024 bytes.
-///   along_k   rows are the m (or n) of the product, the 64 adjacent elements its k: one box a 64 of k
-///   across_k  rows are k, the 64 adjacent elements m (or n): one box a 64 of m (or n)
-enum class TileOrder : uint8_t { along_k = 0, across_k = 1 };
+///   k_major   rows are the m (or n) of the product, the 64 adjacent elements its k: one box a 64 of k
+///   mn_major  rows are k, the 64 adjacent elements m (or n): one box a 64 of m (or n)
+enum class TileOrder : uint8_t { k_major = 0, mn_major = 1 };
 
 /// The descriptor of a tile of boxes ("Matrix descriptor format"). `row` is the first row of the tile's box
-/// that the product reads (along_k: the first m or n, a multiple of 8; across_k: the first k, a multiple of
-/// 8); `box_bytes` is the distance between boxes (across_k only: neighbouring 64s of m or n).
+/// that the product reads (k_major: the first m or n, a multiple of 8; mn_major: the first k, a multiple of
+/// 8); `box_bytes` is the distance between boxes (mn_major only: neighbouring 64s of m or n).
 template <TileOrder kOrder>
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t box_bytes = 1024) {
-  const uint64_t leading = kOrder == TileOrder::along_k ? 1 : (box_bytes & 0x3FFFF) >> 4;
+  const uint64_t leading = kOrder == TileOrder::k_major ? 1 : (box_bytes & 0x3FFFF) >> 4;
   return uint64_t((address & 0x3FFFF) >> 4) | leading << 16 | uint64_t(1024 >> 4) << 32 |
          uint64_t(Swizzle::k128) << 62;
 }
 /// What to add to a descriptor for the k-th step of 16 inside the tile: 32 bytes along a box's rows, or 16
 /// rows of 128 bytes. Along k a box ends after four steps.
 template <TileOrder kOrder>
-inline constexpr uint64_t kDescriptorStep = kOrder == TileOrder::along_k ? 32 >> 4 : 16 * 128 >> 4;
+inline constexpr uint64_t kDescriptorStep = kOrder == TileOrder::k_major ? 32 >> 4 : 16 * 128 >> 4;
 
 /// d (+)= a b with both in shared memory; `add` 0 overwrites d. kA, kB: how the tiles lie.
 template <class T, TileOrder kA, TileOrder kB, int kAccumulators>

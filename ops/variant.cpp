@@ -17,25 +17,25 @@ bool has_word(std::string_view name, std::string_view word) {
 
 }  // namespace
 
-Gpu::Gpu(const CardInfo& card, int multiprocessors)
-    : name(card.name), major(card.major), minor(card.minor), multiprocessors(multiprocessors) {
+Gpu::Gpu(const DeviceInfo& info, int multiprocessors)
+    : name(info.name), major(info.major), minor(info.minor), multiprocessors(multiprocessors) {
   const bool h100 = has_word(name, "H100");
   model = h100 ? GpuModel::h100 : GpuModel::h200;
   fitted = h100 || has_word(name, "H200");
 }
 
 Gpu::Gpu(Device device)
-    : name(device.card().name),
-      major(device.card().major),
-      minor(device.card().minor),
+    : name(device.info().name),
+      major(device.info().major),
+      minor(device.info().minor),
       multiprocessors(device.multiprocessors()) {
-  thread_local const CardInfo* known =
+  thread_local const DeviceInfo* known =
       nullptr;  // a device's is immortal, and its name need not be read again
   thread_local GpuModel known_model{};
   thread_local bool known_fitted = false;
-  if (const CardInfo* const card = &device.card(); card != known) {
-    const Gpu read(*card, multiprocessors);
-    known = card, known_model = read.model, known_fitted = read.fitted;
+  if (const DeviceInfo* const info = &device.info(); info != known) {
+    const Gpu read(*info, multiprocessors);
+    known = info, known_model = read.model, known_fitted = read.fitted;
   }
   model = known_model, fitted = known_fitted;
 }

@@ -29,7 +29,7 @@ struct Gpu {
   bool fitted = false;              // whether they were measured on this GPU model, or it is the nearest
 
   /// Refers to the name of the first argument, which must outlive the value.
-  Gpu(const CardInfo& card, int multiprocessors);
+  Gpu(const DeviceInfo& info, int multiprocessors);
   /// The GPU, with the SMs that this thread plans for.
   explicit Gpu(Device device);
 };

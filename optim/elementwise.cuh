@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/pack.cuh"
 #include "optim/kernels.h"
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ void update_chunk(const StepArgs& args, const R& rule
 
 template <class R>
 __global__ void __launch_bounds__(kThreads, kBlocks) update_kernel(StepArgs args, R rule) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   if (args.status[kApply] == 0) return;
   const Chunk chunk = args.chunks[blockIdx.x];
   const Place place = args.places[chunk.place];
@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) update_kernel(StepArgs args
 template <class R>
 void update_cuda(Device device, const StepArgs& args, const R& rule) {
   if (args.chunk_count == 0) return;
-  gpu::launch_chained(device, {dim3(unsigned(args.chunk_count)), elementwise::kThreads},
-                      elementwise::update_kernel<R>, args, rule);
+  gpu::launch_dependent(device, {dim3(unsigned(args.chunk_count)), elementwise::kThreads},
+                        elementwise::update_kernel<R>, args, rule);
 }
 
 }  // namespace tessera::optim

@@ -26,7 +26,7 @@ constexpr int kInFlight = 4;    // packs a thread reads at once for the norm
 
 __global__ void __launch_bounds__(kThreads, kNormBlocks)
     measure_kernel(StepArgs args, double* partials, PrepareOptions options, unsigned* arrived) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   using Pack = gpu::Pack<float, kPack>;
   const auto squares = [](const Pack& pack) {
     double sum = 0;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, kNormBlocks)
 
 __global__ void commit_kernel(unsigned char* to, const unsigned char* from, int64_t words, int64_t bytes,
                               const double* status) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   if (status[kApply] == 0) return;
   const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = thread; i < words; i += step)
@@ -72,12 +72,12 @@ __global__ void commit_kernel(unsigned char* to, const unsigned char* from, int6
 }
 
 __global__ void prepare_average_kernel(StepArgs args, double decay, bool warmup) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   prepare_average(args.status, args.counts, decay, warmup);
 }
 
 __global__ void write_status_kernel(double* status, int slot, double value) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   status[slot] = value;
 }
 
@@ -100,24 +100,24 @@ void commit_cuda(Device device, void* to, const void* from, size_t bytes, const 
   const int64_t blocks =
       std::clamp<int64_t>((std::max(words, int64_t(bytes) - words * 16) + kThreads - 1) / kThreads, 1,
                           int64_t(device.multiprocessors()) * 4);
-  gpu::launch_chained(device, {dim3(unsigned(blocks)), kThreads}, commit_kernel,
-                      static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), words,
-                      int64_t(bytes), status);
+  gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, commit_kernel,
+                        static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), words,
+                        int64_t(bytes), status);
 }
 
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options) {
   const int64_t resident = int64_t(device.multiprocessors()) * kNormBlocks;
   const int64_t blocks = std::clamp<int64_t>(args.norm_block_count, 1, resident);
-  gpu::launch_chained(device, {dim3(unsigned(blocks)), kThreads}, measure_kernel, args, partials, options,
-                      device.counters(1));
+  gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, measure_kernel, args, partials, options,
+                        device.counters(1));
 }
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup) {
-  gpu::launch_chained(device, {1, 1}, prepare_average_kernel, args, decay, warmup);
+  gpu::launch_dependent(device, {1, 1}, prepare_average_kernel, args, decay, warmup);
 }
 
 void write_status_cuda(Device device, double* status, StatusSlot slot, double value) {
-  gpu::launch_chained(device, {1, 1}, write_status_kernel, status, int(slot), value);
+  gpu::launch_dependent(device, {1, 1}, write_status_kernel, status, int(slot), value);
 }
 
 }  // namespace tessera::optim

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/sum.cuh"
 #include "optim/muon_kernels.h"
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void for_each_element(const Extent& extent, F&& f) {
 
 __global__ void __launch_bounds__(kThreads)
     squares_kernel(Matrices<const float> d, Extent extent, double* partials) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   double sum = 0;
   for_each_element(extent, [&](int64_t row, int64_t column) {
     const double value = d.row(blockIdx.y, row)[column];
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     normalize_kernel(Matrices<T> x, Matrices<const float> d, Extent extent, const double* partials) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   __shared__ double inverse;  // may exceed f32: momentum decays to subnormal numbers where no gradient comes
   double sum = 0;
   for (unsigned part = threadIdx.x; part < gridDim.x; part += kThreads)
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     begin_polynomial_kernel(Matrices<T> p, Matrices<const T> gram, Extent extent, float a, float b) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   for_each_element(extent, [&](int64_t row, int64_t column) {
     const float value = b * float(gram.row(blockIdx.y, row)[column]);
     p.row(blockIdx.y, row)[column] = T(value + (row == column ? a : 0.0f));
@@ -99,18 +99,18 @@ gpu::LaunchShape shape_of(const Tensor& batch) {
 
 void normalize_cuda(const Tensor& x, const Tensor& d, const Tensor& partials) {
   const Device device = d.device();
-  gpu::launch_chained(device, shape_of(d), squares_kernel, matrices<const float>(d), extent_of(d),
-                      partials.data<double>());
+  gpu::launch_dependent(device, shape_of(d), squares_kernel, matrices<const float>(d), extent_of(d),
+                        partials.data<double>());
   dispatch_floating_cuda(x.dtype(), "muon", [&]<class T>() {
-    gpu::launch_chained(device, shape_of(d), normalize_kernel<T>, matrices<T>(x), matrices<const float>(d),
-                        extent_of(d), static_cast<const double*>(partials.data<double>()));
+    gpu::launch_dependent(device, shape_of(d), normalize_kernel<T>, matrices<T>(x), matrices<const float>(d),
+                          extent_of(d), static_cast<const double*>(partials.data<double>()));
   });
 }
 
 void begin_polynomial_cuda(const Tensor& p, const Tensor& gram, double a, double b) {
   dispatch_floating_cuda(p.dtype(), "muon", [&]<class T>() {
-    gpu::launch_chained(p.device(), shape_of(p), begin_polynomial_kernel<T>, matrices<T>(p),
-                        matrices<const T>(gram), extent_of(p), float(a), float(b));
+    gpu::launch_dependent(p.device(), shape_of(p), begin_polynomial_kernel<T>, matrices<T>(p),
+                          matrices<const T>(gram), extent_of(p), float(a), float(b));
   });
 }
 

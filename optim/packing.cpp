@@ -12,7 +12,7 @@ int64_t round_up(int64_t value, int64_t unit) {
 
 /// True if the weight's pads are those that its own storage put between its rows (see Storage): then they may
 /// be read and written like elements.
-bool owns_pads(const Tensor& tensor) {
+bool owns_row_padding(const Tensor& tensor) {
   const Storage& storage = *tensor.storage();
   const int64_t size = int64_t(size_of(tensor.dtype())), pitch = tensor.row_stride() * size,
                 first = tensor.layout().offset * size;
@@ -27,7 +27,7 @@ struct Rows {
 
 Rows rows_of(const Tensor& tensor) {
   if (tensor.layout().is_packed()) return {1, tensor.count()};
-  if (owns_pads(tensor)) return {1, (tensor.rows() - 1) * tensor.row_stride() + tensor.row_length()};
+  if (owns_row_padding(tensor)) return {1, (tensor.rows() - 1) * tensor.row_stride() + tensor.row_length()};
   return {tensor.rows(), tensor.row_length()};
 }
 

@@ -274,12 +274,10 @@ LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::
     int64_t vocabulary, positions, d_model, d_ff, kv_heads, head;  // kv_heads 0: as many as heads
     double eps;
   };
-  constexpr Defaults kDefaults[] = {{32000, 2048, 4096, 11008, 0, 0, 1e-6},
-                                    {32000, 131072, 4096, 14336, 8, 0, 1e-6},
-                                    {151936, 32768, 4096, 22016, 32, 0, 1e-6},
-                                    {151936, 32768, 4096, 22016, 32, 128, 1e-6},
-                                    {32064, 4096, 3072, 8192, 0, 0, 1e-5},
-                                    {32000, 4096, 2560, 18432, 0, 0, 1e-5}};
+  constexpr Defaults kDefaults[] = {
+      {32000, 2048, 4096, 11008, 0, 0, 1e-6},    {32000, 131072, 4096, 14336, 8, 0, 1e-6},
+      {151936, 32768, 4096, 22016, 32, 0, 1e-6}, {151936, 32768, 4096, 22016, 32, 128, 1e-6},
+      {32064, 4096, 3072, 8192, 0, 0, 1e-5},     {32000, 4096, 2560, 18432, 0, 0, 1e-5}};
   const Defaults& usual = kDefaults[size_t(family)];
   const bool is_llama = family == LlamaFamily::llama, is_phi3 = family == LlamaFamily::phi3;
   const bool is_arcee = family == LlamaFamily::arcee;
@@ -300,7 +298,7 @@ LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::
   const bool as_many = usual.kv_heads == 0 || reader.is_null("num_key_value_heads");
   c.kv_heads = reader.integer("num_key_value_heads", as_many ? c.heads : usual.kv_heads);
   if (is_llama) {
-    c.gated = reader.flag("gated_mlp", true);  // of tessera's own
+    c.gated = reader.flag("gated_mlp", true);              // of tessera's own
     reader.ignore({"pretraining_tp", "is_llama_config"});  // how a product is cut: the same sums; what it is
     reader.expect("rope_interleaved", false, "the elements of a pair are half a head apart");
   }
@@ -391,7 +389,7 @@ std::optional<LlamaFamily> llama_family(std::string_view type) {
 /// As transformers calls the class of its language model.
 const char* architecture_name(LlamaFamily family) {
   constexpr const char* kNames[] = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
-                                    "Qwen3ForCausalLM", "Phi3ForCausalLM",  "ArceeForCausalLM"};
+                                    "Qwen3ForCausalLM", "Phi3ForCausalLM",    "ArceeForCausalLM"};
   return kNames[size_t(family)];
 }
 

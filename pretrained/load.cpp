@@ -157,8 +157,8 @@ models::Gpt load_gpt(const std::string& folder, Rng& rng, Device device, const L
 }
 models::Llama load_llama(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
                          LoadReport* report) {
-  return load<models::Llama, models::LlamaConfig>("llama, mistral, qwen2, qwen3, phi3 or arcee", folder, rng, device,
-                                                  options, report);
+  return load<models::Llama, models::LlamaConfig>("llama, mistral, qwen2, qwen3, phi3 or arcee", folder, rng,
+                                                  device, options, report);
 }
 models::Bert load_bert(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
                        LoadReport* report) {

@@ -244,9 +244,10 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
   check(!is_sparse_folder(to), "convert: ", to, " has weights already, in ", kSparseFile,
         "; name another folder");
   const Config config = read_config(from, config_options);
-  check(
-      !std::holds_alternative<models::BertConfig>(config.model), "convert: ", from, " holds a ", config.type,
-      "; compressed weights are for causal language models (gpt2, opt, llama, mistral, qwen2, qwen3, phi3, arcee)");
+  check(!std::holds_alternative<models::BertConfig>(config.model), "convert: ", from, " holds a ",
+        config.type,
+        "; compressed weights are for causal language models (gpt2, opt, llama, mistral, qwen2, qwen3, phi3, "
+        "arcee)");
   const io::WeightSource source(from);
   const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
   const Matched matched = match_names(table, source, false);

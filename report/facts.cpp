@@ -22,7 +22,7 @@ nlohmann::json build_facts() {
       {"blas", kBlas},
       {"system", std::string(system.sysname) + " " + system.release + " " + system.machine},
       {"cpu_threads", cpu_threads()}};
-  for (int i = 0; i < Device::cuda_count(); ++i) facts["gpus"].push_back(Device::card_of(i).name);
+  for (int i = 0; i < Device::cuda_count(); ++i) facts["gpus"].push_back(Device::gpu_info(i).name);
   return facts;
 }
 

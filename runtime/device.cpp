@@ -30,9 +30,9 @@ double now_seconds() {
 DeviceContext* make_cpu_context() {
   auto* context = new DeviceContext{};
   context->name = "cpu";
-  context->card.name = "cpu";
-  context->card.multiprocessors = cpu_threads();
-  context->card.memory_bytes = total_memory();
+  context->info.name = "cpu";
+  context->info.multiprocessors = cpu_threads();
+  context->info.memory_bytes = total_memory();
   context->allocator = std::make_unique<Allocator>(host_memory(memory_within_reach));
   return context;
 }
@@ -80,7 +80,7 @@ DeviceContext* make_cuda_context(int index) {
   context->kind = DeviceKind::cuda;
   context->index = index;
   context->name = "cuda:" + std::to_string(index);
-  context->card = Device::card_of(index);
+  context->info = Device::gpu_info(index);
   activate_gpu(index);
   check(cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking));
   MemorySource source = memory_of(context);
@@ -205,17 +205,17 @@ int Device::cuda_count() {
 #endif
 }
 
-CardInfo Device::card_of(int index) {
-  check(index >= 0 && index < cuda_count(), "card_of: GPU ", index, " of ", cuda_count());
-  CardInfo card;
+DeviceInfo Device::gpu_info(int index) {
+  check(index >= 0 && index < cuda_count(), "gpu_info: GPU ", index, " of ", cuda_count());
+  DeviceInfo info;
 #if defined(TESSERA_WITH_CUDA)
   cudaDeviceProp prop{};
   check(cudaGetDeviceProperties(&prop, index));
-  card = {prop.name,           prop.major,
+  info = {prop.name,           prop.major,
           prop.minor,          prop.multiProcessorCount,
           prop.totalGlobalMem, size_t(prop.l2CacheSize)};
 #endif
-  return card;
+  return info;
 }
 
 Device Device::cuda(int index) {
@@ -259,13 +259,13 @@ int Device::index() const {
 std::string Device::name() const {
   return context_->name;
 }
-const CardInfo& Device::card() const {
-  return context_->card;
+const DeviceInfo& Device::info() const {
+  return context_->info;
 }
 int Device::multiprocessors() const {
   const StreamScope* const scope = StreamScope::current(*this);
   return scope && scope->options_.multiprocessors > 0 ? scope->options_.multiprocessors
-                                                      : context_->card.multiprocessors;
+                                                      : context_->info.multiprocessors;
 }
 Allocator& Device::allocator() const {
   const StreamScope* const scope = StreamScope::current(*this);

@@ -22,7 +22,7 @@ using StreamHandle = CUstream_st*;
 enum class DeviceKind : uint8_t { cpu, cuda };
 
 /// What the driver says of a GPU.
-struct CardInfo {
+struct DeviceInfo {
   std::string name;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
@@ -51,10 +51,10 @@ class Device {
   bool is_cuda() const { return kind() == DeviceKind::cuda; }
   int index() const;
   std::string name() const;  // "cpu", "cuda:0"
-  const CardInfo& card() const;
+  const DeviceInfo& info() const;
   /// What the driver says of the GPU of that index, 0 <= index < cuda_count(), without creating a context
   /// there.
-  static CardInfo card_of(int index);
+  static DeviceInfo gpu_info(int index);
   /// How many SMs kernels plan for, and the only number that they plan by: those of the GPU, or what the
   /// thread's StreamScope says. On the CPU, its threads. Results may depend on it, as they do on the GPU.
   /// Kernels finish however few of these SMs are free, except ops::decoder_layers, whose blocks must all run

@@ -34,7 +34,7 @@ struct DeviceContext {
   DeviceKind kind = DeviceKind::cpu;
   int index = 0;
   std::string name;
-  CardInfo card;
+  DeviceInfo info;
   StreamHandle stream = nullptr;
   std::atomic<bool> capturing = false;           // by the thread that has the CaptureSession
   std::atomic<StreamHandle> captured = nullptr;  // the stream that it captures

@@ -12,13 +12,13 @@ namespace tessera {
 enum class RandomPurpose : uint64_t {
   initialisation = 0,
   dropout = 0xD509'5EED'0000'0003u,
-  sequence_order = 0x0D4E'5EED'0000'0001u,  // of the windows of a text
-  text_order = 0x0D3E'5EED'0000'0002u,      // of labelled texts
+  sequence_order = 0x0D4E'5EED'0000'0001u,     // of the windows of a text
+  text_order = 0x0D3E'5EED'0000'0002u,         // of labelled texts
   activation_choice = 0x2424'5EED'0000'0005u,  // of 2:4 activations
-  row_choice = 0x511C'5EED'0000'0004u,      // of sliced backward passes
-  evaluation = 0xE7A1'5EED'0000'0001u,      // tasks that training never meets
-  calibration = 0xCA11'5EED'0000'0001u,     // samples of a text
-  masking = 0x3A5C'5EED'0000'0004u          // which tokens a language model predicts, and what stands there
+  row_choice = 0x511C'5EED'0000'0004u,         // of sliced backward passes
+  evaluation = 0xE7A1'5EED'0000'0001u,         // tasks that training never meets
+  calibration = 0xCA11'5EED'0000'0001u,        // samples of a text
+  masking = 0x3A5C'5EED'0000'0004u  // which tokens a language model predicts, and what stands there
 };
 
 /// The seed of that purpose. Seeds of runs that differ by less than 2^32 share none.

@@ -15,7 +15,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// Products and overlaps of some of the features.
 template <class T>
-std::vector<T> chosen_products(const T* all, int64_t n, std::span<const int64_t> chosen) {
+std::vector<T> chosen_gemms(const T* all, int64_t n, std::span<const int64_t> chosen) {
   std::vector<T> products;
   products.reserve(chosen.size() * chosen.size());
   for (const int64_t i : chosen)
@@ -146,7 +146,7 @@ std::vector<Execution> cluster(const Features& pool, const Tensor& overlaps, con
   const int64_t n = pool.count();
   const std::vector<int64_t> members = clustered_features(both, n, options, number);
   const auto count = int64_t(members.size());
-  const std::vector<int32_t> products = chosen_products(both, n, members);
+  const std::vector<int32_t> products = chosen_gemms(both, n, members);
   std::vector<double> value_products;
   if (values.defined()) {
     const Tensor wide = values.to(DType::f64).with_rows();

@@ -33,7 +33,7 @@ double update_gemms(const PruneOptions& options) {
 
 /// What one block takes: forward passes over the samples, and X^T X.
 struct BlockWork {
-  double statistics_bytes = 0, products_flops = 0;
+  double statistics_bytes = 0, gemm_flops = 0;
   int64_t layers = 0, widest = 0;
 };
 
@@ -44,7 +44,7 @@ BlockWork work_of(const std::vector<const Target*>& own, bool products, Device d
   for (const auto& [layer, in] : inputs) {
     const double bytes = device.is_cpu() ? 8 : 4;
     work.statistics_bytes += bytes * double(in) * (products ? 1 + double(in) : 1);
-    if (products) work.products_flops += 2 * tokens * double(in) * double(in);
+    if (products) work.gemm_flops += 2 * tokens * double(in) * double(in);
     work.widest = std::max(work.widest, in);
   }
   return work;
@@ -82,12 +82,12 @@ class Planner {
     }
     const double size = double(size_of(model_.config.dtype));
     plan_.sample_bytes = 2 * tokens_ * double(model_.config.d_model) * size;
-    double products_flops = 0;
+    double gemm_flops = 0;
     int64_t widest = 0, passes = targets_.back().block;  // to get from block to block
     for (const auto& [block, own] : blocks) {
       const BlockWork work = work_of(own, options_.needs_products(), device_, tokens_);
       plan_.statistics_bytes = std::max(plan_.statistics_bytes, work.statistics_bytes);
-      products_flops += work.products_flops;
+      gemm_flops += work.gemm_flops;
       widest = std::max(widest, work.widest);
       passes += options_.sequential ? work.layers : 1;
     }
@@ -100,7 +100,7 @@ class Planner {
     plan_.transient_bytes = std::max(activations, matrix_bytes);
     const plan::Flops forward = plan::count_flops(model_.config, samples_.count(), samples_.length);
     const double pass_flops = (forward.gemms + forward.attention) / double(model_.config.layers);
-    plan_.flops = pass_flops * double(passes) + products_flops + update_flops;
+    plan_.flops = pass_flops * double(passes) + gemm_flops + update_flops;
     plan_.seconds = estimate(double(passes), double(blocks.size()), update_flops);
     return plan_;
   }

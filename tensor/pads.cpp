@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-bool owns_pads(const Tensor& x, int64_t columns) {
+bool owns_row_padding(const Tensor& x, int64_t columns) {
   const int64_t size = int64_t(size_of(x.dtype())), pitch = x.storage()->pitch_bytes;
   if (pitch == 0) return false;
   const int64_t first = x.layout().offset * size % pitch;
@@ -18,8 +18,8 @@ Tensor as_scratch(Tensor x) {
   return x;
 }
 
-bool owns_scratch_pads(const Tensor& x, int64_t columns) {
-  return x.storage()->is_scratch && owns_pads(x, columns);
+bool owns_scratch_padding(const Tensor& x, int64_t columns) {
+  return x.storage()->is_scratch && owns_row_padding(x, columns);
 }
 
 }  // namespace tessera

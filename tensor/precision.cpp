@@ -20,7 +20,7 @@ double epsilon(Precision precision) {
 }
 
 Precision default_precision(Device device) {
-  return device.is_cuda() && device.card().major >= 8 ? DType::bf16 : DType::f32;
+  return device.is_cuda() && device.info().major >= 8 ? DType::bf16 : DType::f32;
 }
 
 Tensor rounded_to_tf32(const Tensor& x) {

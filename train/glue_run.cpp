@@ -218,7 +218,7 @@ void GlueGroup::create_folder(const RunRequest& request) {
   write_settings(request.options, {{"model", "bert"},
                                    {"started", report::utc_now()},
                                    {"device", request.device.name()},
-                                   {"gpu", request.device.card().name},
+                                   {"gpu", request.device.info().name},
                                    {"seeds", count_},
                                    {"data",
                                     {{"train", set_->train.size()},
@@ -312,7 +312,7 @@ std::string GlueRecipe::header(const RunFolder& run, bool graph, int64_t first_s
   const Device device = job_->device();
   std::string text =
       fmt::format("seed {} on {} ({}), {}{}: steps {} to {}, {}\n", settings_.seed, device.name(),
-                  device.card().name, name_of(settings_.precision()),
+                  device.info().name, name_of(settings_.precision()),
                   device.is_cuda() ? graph && settings_.batches == "padded" ? ", captured" : ", eager" : "",
                   first_step, settings_.steps, run.path().string());
   return first_step == 0 ? text + origin() : text;

@@ -172,7 +172,7 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
   std::string text;
   const Device device = job_->device();
   const bool captured = graph && !settings_.documents;
-  text += fmt::format("{} on {} ({}), {}{}\n", name(), device.name(), device.card().name,
+  text += fmt::format("{} on {} ({}), {}{}\n", name(), device.name(), device.info().name,
                       name_of(settings_.precision()),
                       device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
   std::visit(
@@ -269,10 +269,11 @@ std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& 
       "model: {}{}\n", fs::absolute(run.path() / "model").lexically_normal().string(),
       watch.exported == "best" ? fmt::format(" (of step {}, chosen on the held-out text)", best_.step) : "");
   if (const auto* model = std::get_if<models::LlamaConfig>(&settings_.model); model && !model->gated)
-    text += model->family == models::LlamaFamily::arcee
-                ? "  its networks have no gate, so it is of the type arcee: transformers reads it since 4.53, "
-                  "what knows only llama does not\n"
-                : "  its networks have no gate, which no llama of other software has: tessera alone reads it\n";
+    text +=
+        model->family == models::LlamaFamily::arcee
+            ? "  its networks have no gate, so it is of the type arcee: transformers reads it since 4.53, "
+              "what knows only llama does not\n"
+            : "  its networks have no gate, which no llama of other software has: tessera alone reads it\n";
   return text;
 }
 

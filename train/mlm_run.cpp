@@ -147,7 +147,7 @@ std::string MlmRecipe::header(const RunFolder& run, bool graph, int64_t first_st
   for (const auto& parameter : nn::parameters(job_->model())) parameters += parameter.tensor.count();
   const double epochs = double(settings_.steps * settings_.batch) / double(data_->train().size());
   std::string text = fmt::format("bert, masked language model, on {} ({}), {}{}\n", device.name(),
-                                 device.card().name, name_of(settings_.precision()),
+                                 device.info().name, name_of(settings_.precision()),
                                  device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
   text += fmt::format("  model     {} parameters: {} blocks, d {}, {} heads, d_ff {}, vocabulary {}, {}\n",
                       format_count(double(parameters)), c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary,

@@ -183,7 +183,7 @@ class Run {
     settings_ = {{"model", recipe_.name()},
                  {"started", report::utc_now()},
                  {"device", request_.device.name()},
-                 {"gpu", request_.device.card().name}};
+                 {"gpu", request_.device.info().name}};
   }
 
   void restore() {
@@ -263,7 +263,7 @@ class Run {
     const json out = {{"config", recipe_.job().settings_json()},
                       {"build", report::build_facts()},
                       {"device", device.name()},
-                      {"gpu", device.card().name},
+                      {"gpu", device.info().name},
                       {"run", folder_->path().string()},
                       {"steps", result_.step},
                       {"outcome", result_.outcome == Outcome::finished ? "finished" : "interrupted"},

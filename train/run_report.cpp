@@ -29,7 +29,7 @@ std::string skipped_line(const std::vector<StepRecord>& records) {
 
 void add_outcome(report::Page& page, const RunFolder& run, Device device, const TrainResult& result) {
   page.paragraph(fmt::format("{}, {}. {} steps, {:.1f} s of training, {:.0f} tokens/s, {:.2f} ms/step.",
-                             run.path().filename().string(), device.card().name, result.step, result.seconds,
+                             run.path().filename().string(), device.info().name, result.step, result.seconds,
                              result.tokens_per_s, result.ms_per_step));
   if (const std::string line = skipped_line(run.metrics()); !line.empty()) page.paragraph(line);
 }

@@ -40,7 +40,7 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
   std::string text =
       find_max_batch ? fmt::format("largest batch that fits: {}\n", settings_.batch) : std::string();
   text +=
-      fmt::format("tnp on {} ({}), {}{}\n", device.name(), device.card().name, name_of(settings_.precision()),
+      fmt::format("tnp on {} ({}), {}{}\n", device.name(), device.info().name, name_of(settings_.precision()),
                   device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
   text +=
       fmt::format("  model     {} parameters: {} blocks, d {}, {} heads of {}, d_ff {}, {} components{}\n",

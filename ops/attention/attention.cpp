@@ -139,7 +139,7 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
   }
 }
 
-void check_starts(const char* name, const Tensor& starts, const Tensor& q) {
+void check_cu_seqlens(const char* name, const Tensor& starts, const Tensor& q) {
   check(starts.dtype() == DType::i32 || starts.dtype() == DType::i64, "attention: ", name, " is ",
         describe(starts), "; expected i32 or i64");
   check(starts.rank() == 1 && starts.size(0) >= 1, "attention: ", name, " is ", describe(starts),
@@ -174,29 +174,30 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
   }
   AttentionResult result{packed ? without_batch(o) : o, packed ? without_batch(lse) : lse};
   if (Tape* tape = Tape::recording(given[0], given[1], given[2])) {
-    tape->record("attention", {&given[0], &given[1], &given[2]}, {&result.o},
-                 [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows),
-                  lse = Saved(lse), q_starts = Saved(problem.q_starts), k_starts = Saved(problem.k_starts),
-                  options = AttentionOptions(problem), drop = problem.drop, math = problem.math, dim,
-                  padded](Backward& b) {
-                   const AttentionProblem problem{options, q_starts.get(), k_starts.get(), drop, math};
-                   const bool packed = problem.packed();
-                   const Tensor dout = as_heads(packed ? as_batch(b.grad()) : b.grad(), padded);
-                   const bool keys_wanted = b.needs(1) || b.needs(2);
-                   Place dq = b.needs(0) ? place_of(b, 0, q.get(), dim, packed) : Place{};
-                   Place dk = keys_wanted ? place_of(b, 1, k.get(), dim, packed) : Place{};
-                   Place dv = keys_wanted ? place_of(b, 2, v.get(), dim, packed) : Place{};
-                   if (dout.device().is_cpu()) {
-                     attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
-                                            o.get(), lse.get(), problem);
-                   } else if constexpr (kCuda) {
-                     attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(),
-                                             o.get(), lse.get(), problem);
-                   }
-                   if (b.needs(0)) write(b, 0, dq, dim, packed);
-                   if (b.needs(1)) write(b, 1, dk, dim, packed);
-                   if (b.needs(2)) write(b, 2, dv, dim, packed);
-                 });
+    tape->record(
+        "attention", {&given[0], &given[1], &given[2]}, {&result.o},
+        [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows), lse = Saved(lse),
+         cu_seqlens_q = Saved(problem.cu_seqlens_q), cu_seqlens_k = Saved(problem.cu_seqlens_k),
+         options = AttentionOptions(problem), drop = problem.drop, math = problem.math, dim,
+         padded](Backward& b) {
+          const AttentionProblem problem{options, cu_seqlens_q.get(), cu_seqlens_k.get(), drop, math};
+          const bool packed = problem.packed();
+          const Tensor dout = as_heads(packed ? as_batch(b.grad()) : b.grad(), padded);
+          const bool keys_wanted = b.needs(1) || b.needs(2);
+          Place dq = b.needs(0) ? place_of(b, 0, q.get(), dim, packed) : Place{};
+          Place dk = keys_wanted ? place_of(b, 1, k.get(), dim, packed) : Place{};
+          Place dv = keys_wanted ? place_of(b, 2, v.get(), dim, packed) : Place{};
+          if (dout.device().is_cpu()) {
+            attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
+                                   lse.get(), problem);
+          } else if constexpr (kCuda) {
+            attention_backward_cuda(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
+                                    lse.get(), problem);
+          }
+          if (b.needs(0)) write(b, 0, dq, dim, packed);
+          if (b.needs(1)) write(b, 1, dk, dim, packed);
+          if (b.needs(2)) write(b, 2, dv, dim, packed);
+        });
   }
   return result;
 }
@@ -224,21 +225,21 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
                                    const AttentionSequences& sequences, const AttentionOptions& options,
                                    Site site) {
   const CallScope call(site);
-  check(q.defined() && k.defined() && v.defined() && sequences.q_starts.defined(),
-        "attention: q, k, v or q_starts is undefined");
+  check(q.defined() && k.defined() && v.defined() && sequences.cu_seqlens_q.defined(),
+        "attention: q, k, v or cu_seqlens_q is undefined");
   check(q.rank() == 3 && k.rank() == 3 && v.rank() == 3, "attention: q is ", describe(q), ", k ", describe(k),
         ", v ", describe(v), "; expected [N, H, D], [M, Hk, D] and [M, Hk, D] of sequences");
-  const Tensor& q_starts = sequences.q_starts;
-  const Tensor& k_starts = sequences.k_starts.defined() ? sequences.k_starts : q_starts;
-  check_starts("q_starts", q_starts, q);
-  check_starts("k_starts", k_starts, q);
-  check(q_starts.size(0) == k_starts.size(0) && q_starts.dtype() == k_starts.dtype(),
-        "attention: q_starts is ", describe(q_starts), " but k_starts ", describe(k_starts),
+  const Tensor& cu_seqlens_q = sequences.cu_seqlens_q;
+  const Tensor& cu_seqlens_k = sequences.cu_seqlens_k.defined() ? sequences.cu_seqlens_k : cu_seqlens_q;
+  check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q);
+  check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q);
+  check(cu_seqlens_q.size(0) == cu_seqlens_k.size(0) && cu_seqlens_q.dtype() == cu_seqlens_k.dtype(),
+        "attention: cu_seqlens_q is ", describe(cu_seqlens_q), " but cu_seqlens_k ", describe(cu_seqlens_k),
         "; expected as many sequences, in one dtype");
-  check(sequences.k_starts.defined() || q.size(0) == k.size(0), "attention: q is ", describe(q),
-        " but k and v are ", describe(k), "; without k_starts they have as many rows");
+  check(sequences.cu_seqlens_k.defined() || q.size(0) == k.size(0), "attention: q is ", describe(q),
+        " but k and v are ", describe(k), "; without cu_seqlens_k they have as many rows");
   return record_attention({q, k, v}, as_batch(q), as_batch(k), as_batch(v),
-                          {options, q_starts.detach(), k_starts.detach()});
+                          {options, cu_seqlens_q.detach(), cu_seqlens_k.detach()});
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,

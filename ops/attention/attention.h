@@ -22,8 +22,8 @@ struct AttentionResult {
 /// (equal neighbours: an empty sequence), the last at most the number of rows; rows from there on belong to
 /// no sequence.
 struct AttentionSequences {
-  Tensor q_starts;
-  Tensor k_starts = {};  // undefined: the same as q_starts
+  Tensor cu_seqlens_q;
+  Tensor cu_seqlens_k = {};  // undefined: the same as cu_seqlens_q
 };
 
 /// Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, section 3.2.1), of every batch and head:

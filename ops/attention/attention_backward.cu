@@ -34,7 +34,7 @@ static_assert(kWalked == kAttentionPad && kOwned <= kAttentionPad);
 
 template <int kD, bool kDrops>
 struct BackwardTile {
-  static constexpr bool kHeld = kD <= 64;  // own rows in registers
+  static constexpr bool kInRegisters = kD <= 64;  // own rows in registers
   static constexpr size_t kTileBytes = size_t(kOwned + 2 * kWalked) * 2 * kD * 2;
   static constexpr size_t kStatisticsBytes = 2 * 2 * kWalked * sizeof(float);
   // Blocks per SM; one less where dropout needs the registers.
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
   const int first = place.sequence.tile * kOwned;
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
 
-  RowOperand<kD, kM, Tile::kHeld> k(k_tile, warp_row), v(v_tile, warp_row);
+  RowOperand<kD, kM, Tile::kInRegisters> k(k_tile, warp_row), v(v_tile, warp_row);
   // Earlier queries see none of the block's keys. The heads that read them come one after the other.
   const int begin = place.first_query(args.causal, first) / kWalked * kWalked;
   const auto load_queries = [&](int h, int query, int stage) {
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBloc
   const int first = place.sequence.tile * kOwned, rows = min(place.sequence.queries - first, kOwned);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
 
-  RowOperand<kD, kM, Tile::kHeld> q(q_tile, warp_row), dout(dout_tile, warp_row);
+  RowOperand<kD, kM, Tile::kInRegisters> q(q_tile, warp_row), dout(dout_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kWalked, stage = tile % 2 * kWalked * kD;
     load_tile<kD, kWalked, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,

@@ -1,9 +1,9 @@
 #include <algorithm>
 
-#include "gpu/again.cuh"
 #include "gpu/approx.cuh"
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/pack.cuh"
+#include "gpu/reread.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_tile.cuh"
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
   float* const lse2 = reinterpret_cast<float*>(ds_tile + kTile * kRows);  // +inf where P is 0
   float* const delta = lse2 + kRows;
   __shared__ AttentionPlace place;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   if (!find_place<false>(args, few.range, place)) return;
   const int lane = int(threadIdx.x) % 32;
   const int queries = place.sequence.queries, keys = place.sequence.keys;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
 
 #pragma unroll 1
   for (int key = first, stage = 0; key < end; key += kTile, stage ^= 1) {
-    const int thread = gpu::thread_again();
+    const int thread = gpu::reread_thread();
     const int lane = thread % 32, warp_row = thread / 32 * 16;
     gpu::cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and all are done with the other stage and with dS
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(kThreads)
     attention_backward_few_finish_kernel(const __grid_constant__ FewArgs<T> few) {
   __shared__ float4 sums[kThreads];
   const AttentionArgs<T>& args = few.attention;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int h = int(blockIdx.x % unsigned(args.heads));
   const int64_t q_row = blockIdx.x / unsigned(args.heads);  // of all batches
   int b = 0;
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Keys of a block: the fewest waves of blocks, `blocks` per SM, times the time of a block in tiles, its
 /// start and end counting as two. Of sequences, whose lengths are not known: two waves of whole ranges.
-int keys_of_block(const SequenceStarts& starts, int64_t heads, int64_t keys, int blocks, int sms) {
+int keys_of_block(const CuSeqlens& starts, int64_t heads, int64_t keys, int blocks, int sms) {
   const int64_t at_once = sms * int64_t(blocks), tiles = gpu::ceil_div(keys, kTile);
   if (starts.packed()) return kTile * int(std::max<int64_t>(1, gpu::ceil_div(heads * tiles, 2 * at_once)));
   int64_t best = tiles, least = INT64_MAX;
@@ -393,11 +393,11 @@ void run(const Tensor& q, const Tensor& k, FewArgs<T> few) {
     partial = Tensor::empty_packed({heads * few.slots * few.rows, args.dim}, DType::f32, device);
     few.partial = partial.data<float>();
   }
-  gpu::launch_chained(device, {dim3(unsigned(heads * few.slots)), dim3(kThreads), Tile::kBytes},
-                      attention_backward_few_kernel<T, kD, kRows, kDrops>, few);
+  gpu::launch_dependent(device, {dim3(unsigned(heads * few.slots)), dim3(kThreads), Tile::kBytes},
+                        attention_backward_few_kernel<T, kD, kRows, kDrops>, few);
   if (adds)
-    gpu::launch_chained(device, {dim3(unsigned(q.size(0) * q.size(1) * q.size(2))), dim3(kThreads)},
-                        attention_backward_few_finish_kernel<T>, few);
+    gpu::launch_dependent(device, {dim3(unsigned(q.size(0) * q.size(1) * q.size(2))), dim3(kThreads)},
+                          attention_backward_few_finish_kernel<T>, few);
 }
 
 }  // namespace

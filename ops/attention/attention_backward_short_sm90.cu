@@ -66,15 +66,15 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const g
   const int b = run.b, h = run.h;
   RingPlace<kStages> place;
   barriers.keys.arrive_expect(2 * kBox);
-  load_box(shared + kK, map_k, barriers.keys, 0, 0, h / args.group, b);
-  load_box(shared + kV, map_v, barriers.keys, 0, 0, h / args.group, b);
+  tma_load(shared + kK, map_k, barriers.keys, 0, 0, h / args.group, b);
+  tma_load(shared + kV, map_v, barriers.keys, 0, 0, h / args.group, b);
   for (int tile = run.begin; tile < run.end; ++tile) {
     barriers.queries.empty[place.stage].wait(place.parity ^ 1);
     Barrier& full = barriers.queries.full[place.stage];
     full.arrive_expect(3 * kBox);
-    load_box(shared + kQ + place.stage * kBox, map_q, full, 0, tile * kQueryTile, h, b);
-    load_box(shared + kDout + place.stage * kBox, map_dout, full, 0, tile * kQueryTile, h, b);
-    load_box(shared + kO + place.stage * kBox, map_o, full, 0, tile * kQueryTile, h, b);
+    tma_load(shared + kQ + place.stage * kBox, map_q, full, 0, tile * kQueryTile, h, b);
+    tma_load(shared + kDout + place.stage * kBox, map_dout, full, 0, tile * kQueryTile, h, b);
+    tma_load(shared + kO + place.stage * kBox, map_o, full, 0, tile * kQueryTile, h, b);
     place.advance();
   }
 }
@@ -141,8 +141,8 @@ __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const g
     fence_async_shared();
     sync_named(1, 128);
     if (threadIdx.x == 0) {
-      store_box(map_dv, shared + kV, 0, 0, h, b);
-      store_box(map_dk, shared + kK, 0, 0, h, b);
+      tma_store(map_dv, shared + kV, 0, 0, h, b);
+      tma_store(map_dk, shared + kK, 0, 0, h, b);
       commit_stores();
     }
   } else {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     const __grid_constant__ gpu::TensorMap map_dk, const __grid_constant__ gpu::TensorMap map_dv,
     const __grid_constant__ ShortArgs args) {
   using namespace gpu;
-  constexpr TileOrder kAlong = TileOrder::along_k, kAcross = TileOrder::across_k;
+  constexpr TileOrder kAlong = TileOrder::k_major, kAcross = TileOrder::mn_major;
   extern __shared__ __align__(1024) char shared[];
   Barriers& barriers = *reinterpret_cast<Barriers*>(shared + kBarriers);
   const int warpgroup = uniform(int(threadIdx.x) / 128);
@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     fence_barrier_init();
   }
   __syncthreads();
-  wait_for_earlier();
+  grid_dependency_wait();
 
   if (warpgroup == 1) {
-    give_registers<40>();
+    warpgroup_reg_dealloc<40>();
     if (warp == 0) {
       if (elect_one()) bring_tiles(map_q, map_k, map_v, map_o, map_dout, args, run, shared);
     } else if (warp <= 2) {
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     return;
   }
 
-  take_registers<208>();
+  warpgroup_reg_alloc<208>();
   RingPlace<kStages> place;
   barriers.keys.wait(0);
   uint32_t k[4][4];  // K^T
@@ -209,22 +209,22 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     const float* const statistics =
         reinterpret_cast<const float*>(shared + kStatistics) + place.stage * 2 * kQueryTile;
     barriers.queries.full[place.stage].wait(place.parity);
-    fence_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
       multiply<T, kAlong, kAlong>(
           s, tile_descriptor<kAlong>(shared_address(shared + kK)) + step * kDescriptorStep<kAlong>,
           tile_descriptor<kAlong>(q_tile) + step * kDescriptorStep<kAlong>, step > 0);
-    commit_products();
-    fence_products();
+    warpgroup_commit();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
       multiply<T, kAlong, kAlong>(
           dp, tile_descriptor<kAlong>(shared_address(shared + kV)) + step * kDescriptorStep<kAlong>,
           tile_descriptor<kAlong>(dout_tile) + step * kDescriptorStep<kAlong>, step > 0);
-    commit_products();
+    warpgroup_commit();
     barriers.statistics[place.stage].wait(place.parity);
-    wait_products<1>();
+    warpgroup_wait<1>();
     pin(s);
     const int query = tile * kQueryTile,
               shift = args.queries - args.keys;  // the last key that query i sees is i - shift
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
         s[j * 4 + e] = exp2_approx(fmaf(s[j * 4 + e], args.scale2, own));
       }
     }
-    wait_products<0>();
+    warpgroup_wait<0>();
     pin(dp);
     uint32_t p[4][4], ds[4][4];
 #pragma unroll
@@ -266,22 +266,22 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     if (threadIdx.x == 0) wait_stores_read<0>();  // the last tile's dQ has left
     sync_named(1, 128);
     float dq[32];
-    fence_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       multiply<T, kAcross>(
           dq, k[j], tile_descriptor<kAcross>(shared_address(shared + kDs)) + j * kDescriptorStep<kAcross>,
           j > 0);
-    commit_products();
-    fence_products();
+    warpgroup_commit();
+    warpgroup_arrive();
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       multiply<T, kAcross>(dv, p[j], tile_descriptor<kAcross>(dout_tile) + j * kDescriptorStep<kAcross>);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       multiply<T, kAcross>(dk, ds[j], tile_descriptor<kAcross>(q_tile) + j * kDescriptorStep<kAcross>);
-    commit_products();
-    wait_products<1>();
+    warpgroup_commit();
+    warpgroup_wait<1>();
     pin(dq);
     if (args.wants_queries) {
       // The accumulator is dQ^T: rows are columns of the head.
@@ -298,12 +298,12 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
       }
       fence_async_shared();
     }
-    wait_products<0>();
+    warpgroup_wait<0>();
     if (lane == 0) barriers.queries.empty[place.stage].arrive();
     place.advance();
     sync_named(1, 128);  // dQ is there, and all have read dS
     if (args.wants_queries && threadIdx.x == 0) {
-      store_box(map_dq, shared + kDq, 0, query, run.h, run.b);
+      tma_store(map_dq, shared + kDq, 0, query, run.h, run.b);
       commit_stores();
     }
   }
@@ -319,7 +319,7 @@ template <class T>
 __global__ void __launch_bounds__(256)
     attention_backward_short_finish_kernel(const float* partial, HeadRows<T> dk, HeadRows<T> dv, int heads,
                                            int splits, int keys, int dim, float gradient_scale) {
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
   const int head_row = int(blockIdx.x) / 8, place = int(blockIdx.x) % 8 * 256 + int(threadIdx.x);
   const float4* from = reinterpret_cast<const float4*>(partial) + head_row * int64_t(splits) * 2048 + place;
   float4 sum = make_float4(0, 0, 0, 0);

@@ -17,13 +17,13 @@ using namespace sm90;
 /// What the first and the last kernel are given.
 template <class T>
 struct PassArgs {
-  SequenceStarts starts;
+  CuSeqlens starts;
   HeadRows<const T> o, dout;
   HeadRows<T> dq;
   const float* lse;  // [B * H, lse_stride]
   int64_t lse_stride;
   float *statistics, *dq_sum;
-  int* turns;
+  int* dq_semaphores;
   int64_t turn_count, sum_units;  // units of one sum
   int sums;
   int heads, query_slots, queries, keys, dim;
@@ -41,8 +41,8 @@ struct PassArgs {
 /// One block per query slot: its statistics, four threads per row. Clears the turns.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArgs<T> args) {
-  gpu::let_later_start();
-  gpu::wait_for_earlier();
+  gpu::launch_dependents();
+  gpu::grid_dependency_wait();
   const int64_t head_row = blockIdx.x / unsigned(args.query_slots);
   const AttentionSequence sequence = args.sequence_of(int(blockIdx.x % unsigned(args.query_slots)));
   const int64_t b = head_row / args.heads, h = head_row % args.heads;
@@ -66,14 +66,14 @@ __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArg
     statistics[kQueryTile] = sum * args.keep;
   }
   for (int64_t at = blockIdx.x * 256 + threadIdx.x; at < args.turn_count; at += int64_t(gridDim.x) * 256)
-    args.turns[at] = 0;
+    args.dq_semaphores[at] = 0;
 }
 
 /// dQ in its dtype: one block a unit of 64 queries and 64 columns of a head, transposed in shared memory.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs<T> args) {
   __shared__ float4 unit[kUnit / 4];
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
   const int units = args.dim > 64 ? 2 : 1;
   const int64_t index = blockIdx.x / units;
   const int box = int(blockIdx.x) % units;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
 template <class T, int kHead>
 __global__ void __launch_bounds__(256) attention_backward_chunks_kernel(BackwardArgs<T> args) {
   constexpr int kPlaces = kKeyTile * kHead / 2;  // of dK, then of dV
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
   const int place = int(blockIdx.x % (kPlaces / 256)) * 256 + int(threadIdx.x);
   const int64_t tile = blockIdx.x / (kPlaces / 256);
   const int kv_row = int(tile / args.key_slots), slot = int(tile % args.key_slots);
@@ -218,7 +218,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
                     const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
                     const AttentionProblem& problem) {
   const Device device = q.device();
-  const SequenceStarts starts = sequence_starts(problem, q, k);
+  const CuSeqlens starts = cu_seqlens(problem, q, k);
   const int64_t head_rows = q.size(0) * q.size(2), kv_rows = k.size(0) * k.size(2);
   const int64_t query_slots = starts.slots(q.size(1), kQueryTile),
                 key_slots = starts.slots(k.size(1), kKeyTile);
@@ -240,14 +240,14 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   const bool adds = chunks > 1 && dk.defined();
   const Tensor partial = Tensor::empty_packed(
       {adds ? kv_rows * key_slots * chunks : 1, 2, kKeyTile * Config::kHead}, DType::f32, device);
-  const Tensor turns = Tensor::empty_packed({sums * units + 1}, DType::i32, device);
+  const Tensor dq_semaphores = Tensor::empty_packed({sums * units + 1}, DType::i32, device);
 
   BackwardArgs<T> args{};
   args.starts = starts;
   args.statistics = statistics.data<float>();
   args.dq_sum = dq_sum.data<float>();
-  args.ticket = turns.data<int32_t>();
-  args.turns = args.ticket + 1;
+  args.ticket = dq_semaphores.data<int32_t>();
+  args.dq_semaphores = args.ticket + 1;
   args.heads = int(q.size(2));
   args.kv_heads = int(k.size(2));
   args.group = args.heads / args.kv_heads;
@@ -285,7 +285,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   pass.lse_stride = lse.row_stride();
   pass.statistics = statistics.data<float>();
   pass.dq_sum = dq_sum.data<float>();
-  pass.turns = args.ticket;
+  pass.dq_semaphores = args.ticket;
   pass.turn_count = sums * units + 1;
   pass.sums = args.sums;
   pass.sum_units = units;

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "gpu/again.cuh"
 #include "gpu/approx.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/global.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/mma.cuh"
+#include "gpu/reread.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
 #include "ops/attention/attention_dropout.cuh"
@@ -31,12 +31,12 @@ TESSERA_HD constexpr int statistics_place(int i) {
 
 template <class T>
 struct BackwardArgs {
-  SequenceStarts starts;
+  CuSeqlens starts;
   HeadRows<T> dk, dv;
   const float* statistics;     // [head rows, query slots, 2, kQueryTile]: -lse log2(e), -inf where P is 0;
                                // delta, times dropout's 1 - p
   float* dq_sum;               // [sums, head rows, query slots, kHead / 64, kUnit]
-  int* turns;                  // [sums, head rows, query slots, kHead / 64]: key tiles that have added
+  int* dq_semaphores;          // [sums, head rows, query slots, kHead / 64]: key tiles that have added
   int* ticket;                 // blocks that have started
   int heads, kv_heads, group;  // group: query heads that read one key head
   int kv_rows, rounds;         // B * kv_heads, in so many rounds; kv_rows * rounds < 2^31
@@ -188,7 +188,7 @@ template <class Config>
 __device__ __forceinline__ void send_sum(char* shared, typename Config::Barriers& barriers, int lane,
                                          const float (&sum)[kQueryTile / 2], int stage) {
   float4* const to =
-      reinterpret_cast<float4*>(shared + Config::kDq) + stage * kUnit / 4 + gpu::thread_again() % 128;
+      reinterpret_cast<float4*>(shared + Config::kDq) + stage * kUnit / 4 + gpu::reread_thread() % 128;
 #pragma unroll
   for (int j = 0; j < kQueryTile / 8; ++j)
     to[j * 128] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
@@ -212,8 +212,8 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const g
   barriers.keys.arrive_expect(2 * kBoxes * kKeyBox);
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
-    load_box(shared + Config::kK + box * kKeyBox, map_k, barriers.keys, box * 64, key, item.kv_head, b);
-    load_box(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64, key, item.kv_head, b);
+    tma_load(shared + Config::kK + box * kKeyBox, map_k, barriers.keys, box * 64, key, item.kv_head, b);
+    tma_load(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64, key, item.kv_head, b);
   }
   RingPlace<kStages> place;
   for (int step = 0; step < item.count; ++step) {
@@ -226,8 +226,8 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const g
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         const int at = (place.stage * kBoxes + box) * kQueryBox;
-        load_box(shared + Config::kQ + at, map_q, full, box * 64, query, h, b);
-        load_box(shared + Config::kDout + at, map_dout, full, box * 64, query, h, b);
+        tma_load(shared + Config::kQ + at, map_q, full, box * 64, query, h, b);
+        tma_load(shared + Config::kDout + at, map_dout, full, box * 64, query, h, b);
       }
       load_bytes(shared + Config::kStatistics + place.stage * 2 * kQueryTile * 4,
                  args.statistics + item.place(args, member, tile) * 2 * kQueryTile, 2 * kQueryTile * 4, full);
@@ -259,7 +259,7 @@ __device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const Ba
     const int tile = item.query_tile(step), h = item.kv_head * args.group + member;
     const int64_t at = first + item.place(args, member, tile) * kBoxes;
     member += Config::kSums / kBoxes;
-    while (turn > 0 && gpu::load_acquire(args.turns + at) != turn) {
+    while (turn > 0 && gpu::load_acquire(args.dq_semaphores + at) != turn) {
     }
     if (Config::kApart && args.ends_sums &&
         is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
@@ -271,7 +271,7 @@ __device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const Ba
       }
       barriers.dq.full[unit].wait(parity);
       parity ^= 1;
-      store_box(map_dq, from, 0, tile * kQueryTile, h, item.b);
+      tma_store(map_dq, from, 0, tile * kQueryTile, h, item.b);
       commit_stores();
       wait_stores_read<0>();
       barriers.dq.empty[unit].arrive();
@@ -288,7 +288,7 @@ __device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const Ba
     wait_stores_read<0>();
     barriers.dq.empty[unit].arrive();
     wait_stores<0>();
-    gpu::store_release(args.turns + at, turn + 1);
+    gpu::store_release(args.dq_semaphores + at, turn + 1);
   }
   wait_stores<0>();
 }
@@ -298,7 +298,7 @@ template <class T, class Config>
 __device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, char* shared, int warp,
                                                  int lane) {
   using namespace gpu;
-  constexpr TileOrder kAcross = TileOrder::across_k;
+  constexpr TileOrder kAcross = TileOrder::mn_major;
   constexpr int kKeyBox = Config::kKeyBox;
   auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
   const BackwardItem& item = barriers.item;
@@ -320,7 +320,7 @@ __device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, ch
     float sum[kQueryTile / 2];
     const uint64_t right =
         tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + ds.stage * kKeyBox);
-    fence_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kKeyTile / 16; ++step)
       if constexpr (Config::kBeside)
@@ -328,9 +328,9 @@ __device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, ch
                                       right + step * kDescriptorStep<kAcross>, step > 0);
       else
         multiply<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
-    commit_products();
+    warpgroup_commit();
     if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
-    wait_products<0>();
+    warpgroup_wait<0>();
     pin(sum);
     if (lane == 0) barriers.ds.empty[ds.stage].arrive();
     ds.advance();
@@ -380,7 +380,7 @@ __device__ __forceinline__ void store_chunk(const BackwardArgs<T>& args, const B
                                             const float (&dk)[Config::kHead / 2],
                                             const float (&dv)[Config::kHead / 2]) {
   constexpr int kHead = Config::kHead;
-  const int thread = gpu::thread_again();
+  const int thread = gpu::reread_thread();
   const int64_t kv_row = int64_t(item.b) * args.kv_heads + item.kv_head;
   const int64_t place = (kv_row * args.key_slots + item.key_slot) * args.chunks + item.chunk;
   // The two warpgroups are threads 128 ... 383.
@@ -438,8 +438,8 @@ __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const g
     char* const dk_rows = shared + Config::kDs + ds.stage * kKeyBox + half * 64 * 128;
     if (left_keys >= 64) {
       if (warp == 0 && elect_one()) {
-        store_box(map_dv, dv_rows, box * 64, k_row, h, b);
-        store_box(map_dk, dk_rows, box * 64, k_row, h, b);
+        tma_store(map_dv, dv_rows, box * 64, k_row, h, b);
+        tma_store(map_dk, dk_rows, box * 64, k_row, h, b);
         commit_stores();
       }
     } else {  // the rows that follow may belong to another sequence
@@ -521,7 +521,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
                                               const BackwardArgs<T>& args, char* shared, int half, int warp,
                                               int lane) {
   using namespace gpu;
-  constexpr TileOrder kAlong = TileOrder::along_k, kAcross = TileOrder::across_k;
+  constexpr TileOrder kAlong = TileOrder::k_major, kAcross = TileOrder::mn_major;
   constexpr int kHead = Config::kHead, kBoxes = Config::kBoxes, kStages = Config::kStages;
   constexpr int kKeyBox = Config::kKeyBox, kQueryBox = Config::kQueryBox;
   auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
@@ -549,7 +549,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
 
   // scores (+)= own rows of K or V times the tile's rows of Q or dO, over the head.
   const auto multiply_rows = [&](float(&d)[kQueryTile / 2], const auto& held, uint32_t own, uint32_t tile) {
-    fence_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kHead / 16; ++step) {
       const uint64_t right =
@@ -561,7 +561,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
             d, tile_descriptor<kAlong>(own + step / 4 * kKeyBox) + step % 4 * kDescriptorStep<kAlong>, right,
             step > 0);
     }
-    commit_products();
+    warpgroup_commit();
   };
   const auto tile_at = [&](int offset) {
     return shared_address(shared + offset) + place.stage * kBoxes * kQueryBox;
@@ -579,11 +579,11 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
   for (int left = uniform(item.count) * args.group; left > 0; --left) {
     barriers.queries.full[place.stage].wait(place.parity);
     multiply_rows(s, k, own_k, tile_at(Config::kQ));
-    wait_products<1>();  // the last tile's dV and dK
+    warpgroup_wait<1>();  // the last tile's dV and dK
     if (started && lane == 0)
       barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
     multiply_rows(dp, v, own_v, tile_at(Config::kDout));
-    const int place_of_lane = Config::kDrops || Config::kBeside ? lane_again() : lane;
+    const int place_of_lane = Config::kDrops || Config::kBeside ? reread_lane() : lane;
     if constexpr (Config::kDrops) {
       const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
                                               uint32_t(item.kv_head * args.group + member));
@@ -593,7 +593,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
     }
     const float* const statistics =
         reinterpret_cast<const float*>(shared + Config::kStatistics) + place.stage * 2 * kQueryTile;
-    wait_products<1>();
+    warpgroup_wait<1>();
     pin(s);
     if (partial)  // keys past the last would make P of nothing
       hide_keys(s, item.queries - shift - warp * 16 - place_of_lane / 4);
@@ -602,7 +602,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
     make_probabilities(s, statistics, args.scale2, place_of_lane);
     uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
     const auto multiply_dv = [&] {
-      fence_products();
+      warpgroup_arrive();
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
         multiply<T, kAcross>(
@@ -622,10 +622,10 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
       empty.wait(ds.parity ^ 1);
       if (int(signs) < 0) empty.wait(ds.parity ^ 1);
       multiply_dv();
-      commit_products();
-      wait_products<1>();
+      warpgroup_commit();
+      warpgroup_wait<1>();
     } else {
-      wait_products<0>();
+      warpgroup_wait<0>();
     }
     pin(dp);
     make_score_gradients<T, Config>(p, dscore, s, dp, statistics + kQueryTile, word[0], place_of_lane);
@@ -640,30 +640,30 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
     if (lane == 0) barriers.ds.full[ds.stage].arrive();
     ds.advance();
     if constexpr (!Config::kBeside) multiply_dv();
-    if constexpr (Config::kBeside) fence_products();
+    if constexpr (Config::kBeside) warpgroup_arrive();
     if constexpr (!Config::kApart) {
       // Of dQ^T = K^T dS^T each of the two makes the 64 columns of the head that are its number.
-      commit_products();
+      warpgroup_commit();
       barriers.ds.full[made.stage].wait(made.parity);
       const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + half * kKeyBox);
       const uint64_t right =
           tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + made.stage * kKeyBox);
-      fence_products();
+      warpgroup_arrive();
 #pragma unroll
       for (int j = 0; j < kKeyTile / 16; ++j)
         multiply<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
                                       right + j * kDescriptorStep<kAcross>, j > 0);
-      commit_products();
-      fence_products();
+      warpgroup_commit();
+      warpgroup_arrive();
     }
 #pragma unroll
     for (int j = 0; j < kQueryTile / 16; ++j)
       multiply<T, kAcross>(
           dk, dscore[j],
           tile_descriptor<kAcross>(tile_at(Config::kQ), kQueryBox) + j * kDescriptorStep<kAcross>);
-    commit_products();
+    warpgroup_commit();
     if constexpr (!Config::kApart) {
-      wait_products<1>();
+      warpgroup_wait<1>();
       pin(sum);
       if (lane == 0) barriers.ds.empty[made.stage].arrive();
       made.advance();
@@ -681,7 +681,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
       query -= kQueryTile;
     }
   }
-  wait_products<0>();
+  warpgroup_wait<0>();
   pin(dk);
   pin(dv);
   if (!args.wants_keys) return;
@@ -705,7 +705,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
   const int warpgroup = uniform(int(threadIdx.x) / 128);
   const int warp = uniform(int(threadIdx.x) / 32) % 4, lane = int(threadIdx.x) % 32;
 
-  let_later_start();
+  launch_dependents();
   if (threadIdx.x < 32) {
     if (lane == 0) {
       prefetch_map(map_q);
@@ -719,7 +719,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
       for (Barrier& sum : barriers.sum) sum.init(1);
       fence_barrier_init();
     }
-    wait_for_earlier();
+    grid_dependency_wait();
     // Atomic ticket: every block that this one waits for has already started.
     int ticket = 0;
     if (lane == 0) ticket = atomicAdd(args.ticket, 1);
@@ -727,24 +727,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
     if constexpr (Config::kDrops) item.stream = args.drop.stream();
     if (lane == 0) barriers.item = item;
   } else {
-    wait_for_earlier();
+    grid_dependency_wait();
   }
   __syncthreads();
   const BackwardItem& item = barriers.item;
   if (!item.exists) return;
 
   if (warpgroup == 0) {
-    give_registers<24>();
+    warpgroup_reg_dealloc<24>();
     if (warp == 0) {
       if (elect_one()) detail::bring_tiles<T, Config>(map_q, map_k, map_v, map_dout, args, shared);
     } else if (warp <= Config::kSums) {
       if (args.wants_queries && elect_one()) detail::add_units<T, Config>(map_dq, args, shared, warp - 1);
     }
   } else if (Config::kApart && warpgroup == 3) {
-    give_registers<Config::kSumRegisters>();
+    warpgroup_reg_dealloc<Config::kSumRegisters>();
     detail::multiply_queries<T, Config>(args, shared, warp, lane);
   } else {
-    take_registers<Config::kMainRegisters>();
+    warpgroup_reg_alloc<Config::kMainRegisters>();
     detail::multiply_keys<T, Config>(map_dk, map_dv, args, shared, warpgroup - 1, warp, lane);
   }
 }

@@ -23,7 +23,7 @@ template <int kD>
 struct BackwardTile {
   static constexpr bool kWide = kD > 64;
   static constexpr int kWarps = kWide ? 8 : 4, kThreads = kWarps * 32, kOwned = kWarps * 16;
-  static constexpr bool kHeld = !kWide;          // own rows in registers
+  static constexpr bool kInRegisters = !kWide;   // own rows in registers
   static constexpr int kStages = kWide ? 1 : 2;  // of the walked tiles
   static constexpr int kBlocks = kWide ? 1 : 2;  // per SM
   static constexpr int kWalkedFloats = kWalked * tf32::kPitch<kD>;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
   const int first = place.sequence.tile * kOwned;
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * 16;
 
-  tf32::RowOperand<kD, 1, Tile::kHeld> k(k_tile, warp_row), v(v_tile, warp_row);
+  tf32::RowOperand<kD, 1, Tile::kInRegisters> k(k_tile, warp_row), v(v_tile, warp_row);
   // Earlier queries see none of the block's keys. The heads that read them come one after the other.
   const int begin = place.first_query(args.causal, first) / kWalked * kWalked;
   const auto load_queries = [&](int h, int query, int stage) {
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
   const int first = place.sequence.tile * kOwned, rows = min(place.sequence.queries - first, kOwned);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * 16;
 
-  tf32::RowOperand<kD, 1, Tile::kHeld> q(q_tile, warp_row), dout(dout_tile, warp_row);
+  tf32::RowOperand<kD, 1, Tile::kInRegisters> q(q_tile, warp_row), dout(dout_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kWalked, stage = tile % kStages * Tile::kWalkedFloats;
     tf32::load_tile<kD, kWalked, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key),

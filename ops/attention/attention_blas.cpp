@@ -32,18 +32,18 @@ Sizes sizes_of(const Tensor& q, const Tensor& k) {
 }
 
 /// c [m, n] = a [m, k] b [n, k]^T
-void product_nt(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
-                float* c, int64_t ldc) {
+void gemm_nt(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
+             float* c, int64_t ldc) {
   sgemm(m, n, k, 1, {a, lda}, {b, ldb, true}, 0, c, ldc);
 }
 /// c [m, n] = factor a [m, k] b [k, n]
-void product_nn(int64_t m, int64_t n, int64_t k, float factor, const float* a, int64_t lda, const float* b,
-                int64_t ldb, float* c, int64_t ldc) {
+void gemm_nn(int64_t m, int64_t n, int64_t k, float factor, const float* a, int64_t lda, const float* b,
+             int64_t ldb, float* c, int64_t ldc) {
   sgemm(m, n, k, factor, {a, lda}, {b, ldb}, 0, c, ldc);
 }
 /// c [m, n] += factor a [k, m]^T b [k, n]
-void add_product_tn(int64_t m, int64_t n, int64_t k, float factor, const float* a, int64_t lda,
-                    const float* b, int64_t ldb, float* c, int64_t ldc) {
+void add_gemm_tn(int64_t m, int64_t n, int64_t k, float factor, const float* a, int64_t lda, const float* b,
+                 int64_t ldb, float* c, int64_t ldc) {
   sgemm(m, n, k, factor, {a, lda, true}, {b, ldb}, 1, c, ldc);
 }
 
@@ -79,8 +79,7 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
       const int64_t first = piece % n.tiles * n.tile, last = std::min(first + n.tile, n.queries);
       const int64_t keys = keys_of_tile(n, last, problem.causal);
       if (keys > 0)
-        product_nt(last - first, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, scores.get(),
-                   keys);
+        gemm_nt(last - first, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, scores.get(), keys);
       for (int64_t i = first; i < last; ++i) {
         float* const p = &scores[size_t((i - first) * keys)];
         const int64_t seen = visible_keys(i, n.queries, n.keys, problem.causal);
@@ -103,8 +102,8 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
         lse[head * lse_stride + i] = sum == 0 ? lowest : base + std::log(sum);
       }
       if (keys > 0) {
-        product_nn(last - first, n.dim, keys, 1, scores.get(), keys, v.at(b, kv), v.row, o.at(b, h, first),
-                   o.row);
+        gemm_nn(last - first, n.dim, keys, 1, scores.get(), keys, v.at(b, kv), v.row, o.at(b, h, first),
+                o.row);
       } else {
         for (int64_t i = first; i < last; ++i) std::fill_n(o.at(b, h, i), n.dim, 0.0f);
       }
@@ -138,8 +137,8 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
         const int64_t end_row = std::min(first + n.tile, n.queries), rows = end_row - first;
         const int64_t keys = keys_of_tile(n, end_row, problem.causal);
         if (keys > 0) {
-          product_nt(rows, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, p.get(), keys);
-          product_nt(rows, keys, n.dim, dout.at(b, h, first), dout.row, v.at(b, kv), v.row, ds.get(), keys);
+          gemm_nt(rows, keys, n.dim, q.at(b, h, first), q.row, k.at(b, kv), k.row, p.get(), keys);
+          gemm_nt(rows, keys, n.dim, dout.at(b, h, first), dout.row, v.at(b, kv), v.row, ds.get(), keys);
         }
         for (int64_t i = first; i < end_row; ++i) {
           float* const p_row = &p[size_t((i - first) * keys)];
@@ -166,16 +165,16 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
         }
         if (keys > 0 && dk_.defined()) {
           const auto dk = head_rows<float>(dk_), dv = head_rows<float>(dv_);
-          add_product_tn(keys, n.dim, rows, drop.scale, p.get(), keys, dout.at(b, h, first), dout.row,
-                         dv.at(b, kv), dv.row);
-          add_product_tn(keys, n.dim, rows, last_scale, ds.get(), keys, q.at(b, h, first), q.row,
-                         dk.at(b, kv), dk.row);
+          add_gemm_tn(keys, n.dim, rows, drop.scale, p.get(), keys, dout.at(b, h, first), dout.row,
+                      dv.at(b, kv), dv.row);
+          add_gemm_tn(keys, n.dim, rows, last_scale, ds.get(), keys, q.at(b, h, first), q.row, dk.at(b, kv),
+                      dk.row);
         }
         if (!dq_.defined()) continue;
         const auto dq = head_rows<float>(dq_);
         if (keys > 0) {
-          product_nn(rows, n.dim, keys, last_scale, ds.get(), keys, k.at(b, kv), k.row, dq.at(b, h, first),
-                     dq.row);
+          gemm_nn(rows, n.dim, keys, last_scale, ds.get(), keys, k.at(b, kv), k.row, dq.at(b, h, first),
+                  dq.row);
         } else {
           for (int64_t i = first; i < end_row; ++i) std::fill_n(dq.at(b, h, i), n.dim, 0.0f);
         }

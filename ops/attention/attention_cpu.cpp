@@ -164,16 +164,17 @@ std::vector<int64_t> starts_of(const char* name, const Tensor& tensor, int64_t r
 /// key.
 template <class F>
 void for_each_sequence(const Tensor& q, const Tensor& k, const AttentionProblem& problem, F&& f) {
-  const auto q_starts = starts_of("q_starts", problem.q_starts, q.size(1)),
-             k_starts = starts_of("k_starts", problem.k_starts, k.size(1));
+  const auto cu_seqlens_q = starts_of("cu_seqlens_q", problem.cu_seqlens_q, q.size(1)),
+             cu_seqlens_k = starts_of("cu_seqlens_k", problem.cu_seqlens_k, k.size(1));
   const auto cut = [](int64_t begin, int64_t end) {
     return [=](const Tensor& x, int dim = 1) { return x.defined() ? x.slice(dim, begin, end) : x; };
   };
-  const size_t count = q_starts.size() - 2;
+  const size_t count = cu_seqlens_q.size() - 2;
   for (size_t s = 0; s < count; ++s)
-    f(cut(q_starts[s], q_starts[s + 1]), cut(k_starts[s], k_starts[s + 1]), problem.of_one(q_starts[s]));
-  f(cut(q_starts[count], q.size(1)), cut(0, 0), problem.of_one(0));
-  f(cut(0, 0), cut(k_starts[count], k.size(1)), problem.of_one(0));
+    f(cut(cu_seqlens_q[s], cu_seqlens_q[s + 1]), cut(cu_seqlens_k[s], cu_seqlens_k[s + 1]),
+      problem.of_one(cu_seqlens_q[s]));
+  f(cut(cu_seqlens_q[count], q.size(1)), cut(0, 0), problem.of_one(0));
+  f(cut(0, 0), cut(cu_seqlens_k[count], k.size(1)), problem.of_one(0));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ template <class T>
 struct AttentionArgs {
   HeadRows<const T> q, k, v, o, dout;  // o and dout only in backward
   HeadRows<T> out, dq, dk, dv;
-  SequenceStarts starts;
+  CuSeqlens starts;
   float* lse;          // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;  // elements
   float* lse2;         // backward: lse * log2(e), or +inf where a query sees nothing or is none: P is then 0
@@ -125,7 +125,7 @@ AttentionArgs<T> attention_args(const Tensor& lse, const Tensor& q, const Tensor
   args.q = const_head_rows<T>(q);
   args.k = const_head_rows<T>(k);
   args.v = const_head_rows<T>(v);
-  args.starts = sequence_starts(problem, q, k);
+  args.starts = cu_seqlens(problem, q, k);
   args.lse = lse.data<float>();
   args.lse_stride = lse.row_stride();
   args.heads = int(q.size(2));

@@ -27,7 +27,7 @@ struct ForwardTile {
   static constexpr int kWarps = 4, kThreads = kWarps * 32;
   static constexpr int kM = 2;  // m16 products per warp and step
   static constexpr int kRows = kWarps * kM * 16, kKeys = kD > 64 ? 32 : 64;
-  static constexpr bool kHeldQ = kD <= 64;
+  static constexpr bool kQInRegisters = kD <= 64;
   static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * kD * 2;
 };
 
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
             rows = min(place.sequence.queries - first, Tile::kRows);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
 
-  RowOperand<kD, kM, Tile::kHeldQ> q(q_tile, warp_row);
+  RowOperand<kD, kM, Tile::kQInRegisters> q(q_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys, stage = tile % 2 * kKeys * kD;
     load_tile<kD, kKeys, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
                                              uint32_t((tile * kBlocks + own % kBlocks) * 8 + lane % 8));
 #pragma unroll
         for (int block = 0; block < 4; ++block)
-          RowBits(word, block * 8, gpu::lane_again())
+          RowBits(word, block * 8, gpu::reread_lane())
               .keep_doubled<T>(p[(four + block) / kBlocks][(four + block) % kBlocks]);
       }
     }

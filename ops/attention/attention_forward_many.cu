@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "gpu/approx.cuh"
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_tile.cuh"
 #include "ops/attention/attention_variants.h"
@@ -56,7 +56,7 @@ template <class T, int kD>
 __global__ void __launch_bounds__(kThreads, ManyTile<kD>::kBlocks)
     attention_forward_many_kernel(AttentionArgs<T> args, int chunks, int chunk_heads) {
   using Tile = ManyTile<kD>;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   extern __shared__ __align__(1024) uint4 shared[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   T* const q_tiles = reinterpret_cast<T*>(shared) + warp * Tile::kWarpElements;
@@ -186,9 +186,9 @@ void launch_many(const Tensor& q, const AttentionArgs<T>& args) {
   const int64_t chunk_heads = kWarps * heads, chunks = gpu::ceil_div(args.heads, chunk_heads);
   check(tiles * chunks <= int64_t{0x7FFFFFFF}, "attention: ", describe(q), " needs ", tiles * chunks,
         " blocks; expected at most 2^31 - 1 (split the batch)");
-  gpu::launch_chained(q.device(),
-                      {dim3(unsigned(tiles * chunks)), dim3(kThreads), ManyTile<kD>::kSharedBytes},
-                      attention_forward_many_kernel<T, kD>, args, int(chunks), int(chunk_heads));
+  gpu::launch_dependent(q.device(),
+                        {dim3(unsigned(tiles * chunks)), dim3(kThreads), ManyTile<kD>::kSharedBytes},
+                        attention_forward_many_kernel<T, kD>, args, int(chunks), int(chunk_heads));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace tessera::ops {
 template <class T>
 struct ForwardSm90 {
   AttentionSchedule schedule;  // of fixed lengths
-  SequenceStarts starts;
+  CuSeqlens starts;
   HeadRows<T> o;
   float* lse;  // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;
@@ -66,7 +66,7 @@ struct ForwardShape {
   static constexpr int kSharedBytes = kStreamOffset + (kDrops ? 4 : 0);
   static_assert(kSharedBytes <= 227 * 1024 && (!kDrops || kKeys % 64 == 0));
   // Floats of a piece of a split tile: O in fragment order, then the base and the sum of every row.
-  static constexpr int64_t kPieceFloats = int64_t(kRows) * kD + 2 * kRows;
+  static constexpr int64_t kSplitFloats = int64_t(kRows) * kD + 2 * kRows;
 };
 
 /// A warpgroup's softmax over the steps of its tile, two rows per thread: g and g + 8 of the warp's 16.

@@ -6,8 +6,8 @@ namespace {
 
 /// Before the kernel of sequences, which takes its tiles by this counter.
 __global__ void attention_clear_kernel(int* ticket) {
-  gpu::let_later_start();
-  gpu::wait_for_earlier();
+  gpu::launch_dependents();
+  gpu::grid_dependency_wait();
   *ticket = 0;
 }
 
@@ -18,12 +18,12 @@ constexpr int kSlices = 4;
 /// thread what the thread at its place has left of them.
 template <class T, class Shape>
 __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> args) {
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
   const AttentionSchedule& schedule = args.schedule;
   constexpr int kChunks = Shape::kD / 8 / kSlices;
   const int slice = int(blockIdx.x) % kSlices, group = int(blockIdx.x) / kSlices % Shape::kGroups,
             tile_of_rest = int(blockIdx.x) / kSlices / Shape::kGroups;
-  const AttentionPieces pieces(schedule, tile_of_rest / schedule.tiles_of_job(),
+  const AttentionSplits pieces(schedule, tile_of_rest / schedule.tiles_of_job(),
                                tile_of_rest % schedule.tiles_of_job());
   if (pieces.none && !pieces.blind) return;
   const int first_block = pieces.first, last_block = pieces.none ? pieces.first - 1 : pieces.last;
@@ -31,19 +31,19 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> a
   const int warp = group * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int row = warp * 16 + lane / 4;
   if (tile * Shape::kRows + warp * 16 >= schedule.queries) return;  // padding rows have no partial results
-  const auto piece_at = [&](int block) {
-    return args.partial + pieces.piece_of(schedule, block) * Shape::kPieceFloats;
+  const auto split_at = [&](int block) {
+    return args.partial + pieces.split_of(schedule, block) * Shape::kSplitFloats;
   };
   float base[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 #pragma unroll 4
   for (int block = first_block; block <= last_block; ++block) {
-    const float* const statistics = piece_at(block) + Shape::kRows * Shape::kD;
+    const float* const statistics = split_at(block) + Shape::kRows * Shape::kD;
     for (int half = 0; half < 2; ++half) base[half] = fmaxf(base[half], statistics[row + 8 * half]);
   }
   float acc[4 * kChunks] = {};
 #pragma unroll 4
   for (int block = first_block; block <= last_block; ++block) {
-    const float* const piece = piece_at(block);
+    const float* const piece = split_at(block);
     const float* const statistics = piece + Shape::kRows * Shape::kD;
     float factor[2];
     for (int half = 0; half < 2; ++half) {
@@ -85,7 +85,7 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   constexpr double kLog2E = 1.44269504088896340736;
   const Device device = q.device();
   ForwardSm90<T> args{};
-  args.starts = sequence_starts(problem, q, k);
+  args.starts = cu_seqlens(problem, q, k);
   const bool packed = problem.packed();
   const int64_t heads = q.size(0) * q.size(2), tiles = args.starts.slots(q.size(1), Shape::kRows);
   check(heads * tiles <= int64_t{0x3FFFFFFF}, "attention: ", describe(q), " has ", heads * tiles,
@@ -114,7 +114,7 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   }
   const bool cut = !packed && args.schedule.rest() > 0;
   if (cut) {
-    pieces = Tensor::empty_packed({blocks * kPiecesPerBlock, Shape::kPieceFloats}, DType::f32, device);
+    pieces = Tensor::empty_packed({blocks * kSplitsPerBlock, Shape::kSplitFloats}, DType::f32, device);
     args.partial = pieces.data<float>();
   }
   args.o = head_rows<T>(o);

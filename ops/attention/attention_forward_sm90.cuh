@@ -1,7 +1,7 @@
 #pragma once
 
-#include "gpu/again.cuh"
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
+#include "gpu/reread.cuh"
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_forward_shape.cuh"
 #include "ops/attention/attention_sm90.cuh"
@@ -135,7 +135,7 @@ __device__ __forceinline__ void plan_tiles(const ForwardSm90<T>& args, ForwardSh
   work.queries = args.schedule.queries;
   work.keys = args.schedule.keys;
   for (int item = 0;; ++item) {
-    const bool some = attention_work(args.schedule, gpu::grid_again(), gpu::block_again(), item, work);
+    const bool some = attention_work(args.schedule, gpu::reread_grid(), gpu::reread_block(), item, work);
     if (!some) work.tile = -1;
     work.b = work.head_row / args.heads;
     work.h = work.head_row % args.heads;
@@ -201,11 +201,11 @@ struct ForwardRows {
 
 /// Epilogue of a split tile: O in fragment order and the statistics, to be joined by another kernel.
 template <class T, class Shape>
-__device__ __forceinline__ void store_piece(const ForwardSm90<T>& args, const ForwardRows& rows,
+__device__ __forceinline__ void store_split(const ForwardSm90<T>& args, const ForwardRows& rows,
                                             const OnlineSoftmax<Shape>& softmax, const float (&total)[2],
                                             const float (&o)[Shape::kD / 2]) {
   constexpr int kD = Shape::kD;
-  float* const piece = args.partial + rows.piece * Shape::kPieceFloats;
+  float* const piece = args.partial + rows.piece * Shape::kSplitFloats;
   float4* const out = reinterpret_cast<float4*>(piece) + rows.warp * (kD / 8) * 32 + rows.place;
 #pragma unroll
   for (int j = 0; j < kD / 8; ++j)
@@ -259,13 +259,13 @@ __device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const Fo
     if (lane == 0) {
 #pragma unroll
       for (int box = 0; box < kD / kBoxWidth; ++box)
-        gpu::store_box(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth, rows.q_row, rows.h,
+        gpu::tma_store(o_map, o_rows + box * GroupTile::kBoxBytes, box * kBoxWidth, rows.q_row, rows.h,
                        rows.b);
       gpu::commit_stores();
     }
   } else {  // the rows that follow may belong to another sequence
 #pragma unroll 1
-    for (int index = gpu::lane_again(); index < left * (kD / 8); index += 32) {
+    for (int index = gpu::reread_lane(); index < left * (kD / 8); index += 32) {
       const int i = index / (kD / 8), chunk = index % (kD / 8);
       if (chunk * 8 < args.dim)
         *reinterpret_cast<uint4*>(args.o.at(rows.b, rows.h, rows.q_row + i) + chunk * 8) =
@@ -333,12 +333,12 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
   auto& barriers = shared.barriers();
   ForwardWork* const works = shared.works();
   const int group = warp / 4 - 1, lane = int(threadIdx.x) % 32;
-  const int turn = 1 + group, next_turn = 1 + (group + 1) % kGroups;
+  const int own_barrier = 1 + group, next_barrier = 1 + (group + 1) % kGroups;
   char* const o_rows = shared.o(group, warp % 4);
-  if (group == kGroups - 1) gpu::arrive_named(next_turn, 256);
+  if (group == kGroups - 1) gpu::arrive_named(next_barrier, 256);
 
-  RingTurn<kStages> block{0};  // of K and V
-  for (RingTurn<kQStages> tile{0};; ++tile.count) {
+  PipelineState<kStages> block{0};  // of K and V
+  for (PipelineState<kQStages> tile{0};; ++tile.count) {
     barriers.work.full[tile.stage()].wait(tile.parity());
     AttentionWork work = works[tile.stage()];
     work.tile = in_uniform_register(work.tile);
@@ -355,17 +355,17 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
     const int clear = own.key_limit(args.causal, group_first);
     const int row = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile, and row + 8
 
-    const auto wait_full = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
+    const auto wait_full = [&](gpu::Ring<kStages>& ring, PipelineState<kStages> at) {
       ring.full[at.stage()].wait(at.parity());
     };
-    const auto release = [&](gpu::Ring<kStages>& ring, RingTurn<kStages> at) {
+    const auto release = [&](gpu::Ring<kStages>& ring, PipelineState<kStages> at) {
       if (lane == 0) ring.empty[at.stage()].arrive();
     };
     // Skip KV blocks that are fully masked for this warpgroup.
     for (int n = work.end; n > max(end, work.begin); --n) {
       {
-        gpu::sync_named(turn, 256);
-        gpu::arrive_named(next_turn, 256);
+        gpu::sync_named(own_barrier, 256);
+        gpu::arrive_named(next_barrier, 256);
       }
       wait_full(barriers.k, block);
       release(barriers.k, block);
@@ -391,33 +391,33 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         // are used, and what is 0 for every head (D <= 128) it cannot see.
         int none = 0;
         if constexpr (Shape::kDrops) none = int(words[0] & words[kKeys / 64 - 1] & uint32_t(args.dim)) >> 8;
-        gpu::sync_named(turn + none, 256);
-        const uint64_t a = gpu::tile_descriptor<along_k>(gpu::shared_address(shared.q(tile.stage(), group)));
-        const uint64_t b = gpu::tile_descriptor<along_k>(gpu::shared_address(shared.k()) +
+        gpu::sync_named(own_barrier + none, 256);
+        const uint64_t a = gpu::tile_descriptor<k_major>(gpu::shared_address(shared.q(tile.stage(), group)));
+        const uint64_t b = gpu::tile_descriptor<k_major>(gpu::shared_address(shared.k()) +
                                                          block.stage() * Shape::kTileBytes);
-        gpu::fence_products();
+        gpu::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kD / 16; ++step)
-          gpu::multiply<T, along_k, along_k>(s, a + GroupTile::along(step), b + KeyTile::along(step),
+          gpu::multiply<T, k_major, k_major>(s, a + GroupTile::along(step), b + KeyTile::along(step),
                                              step > 0);
-        gpu::commit_products();
+        gpu::warpgroup_commit();
       };
-      const auto issue_values = [&](RingTurn<kStages> at) {
+      const auto issue_values = [&](PipelineState<kStages> at) {
         wait_full(barriers.v, at);
-        const uint64_t b = gpu::tile_descriptor<across_k>(
+        const uint64_t b = gpu::tile_descriptor<mn_major>(
             gpu::shared_address(shared.v()) + at.stage() * Shape::kTileBytes, KeyTile::kBoxBytes);
-        gpu::fence_products();
+        gpu::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step)
-          gpu::multiply<T, across_k>(o, p[step], b + step * gpu::kDescriptorStep<across_k>);
-        gpu::commit_products();
+          gpu::multiply<T, mn_major>(o, p[step], b + step * gpu::kDescriptorStep<mn_major>);
+        gpu::warpgroup_commit();
       };
       const auto mask = [&](int n) {
         mask_scores<Shape>(s, works[tile.stage()], args.causal, first + row, n * kKeys + lane % 4 * 2);
       };
       const auto convert = [&] { round_probabilities<T, Shape>(p, s, words, lane); };
-      const auto finish_values = [&](RingTurn<kStages> at) {
-        gpu::wait_products<0>();
+      const auto finish_values = [&](PipelineState<kStages> at) {
+        gpu::warpgroup_wait<0>();
         gpu::pin(o);
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
@@ -428,8 +428,8 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
       draw(n);
       wait_full(barriers.k, block);
       issue_scores();
-      gpu::arrive_named(next_turn, 256);
-      gpu::wait_products<0>();
+      gpu::arrive_named(next_barrier, 256);
+      gpu::warpgroup_wait<0>();
       gpu::pin(s);
       release(barriers.k, block);
       if ((n + 1) * kKeys > clear) mask(n);
@@ -444,8 +444,8 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         draw(n);
         issue_scores();
         issue_values(block + -1);
-        gpu::arrive_named(next_turn, 256);
-        gpu::wait_products<1>();
+        gpu::arrive_named(next_barrier, 256);
+        gpu::warpgroup_wait<1>();
         gpu::pin(s);
         release(barriers.k, block);
         if constexpr (kMasked) mask(n);
@@ -480,7 +480,7 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
                            .b = own.b,
                            .piece = own.piece,
                            .lane = lane,
-                           .place = Shape::kDrops ? gpu::lane_again() : lane};
+                           .place = Shape::kDrops ? gpu::reread_lane() : lane};
     __syncwarp();
     if (lane == 0) {
       barriers.work.empty[tile.stage()].arrive();
@@ -496,7 +496,7 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
     if (rows.piece < 0)
       store_rows<T, Shape>(o_map, args, rows, softmax, total, o, o_rows);
     else if (rows.own() < rows.queries)  // padding rows past the last sequence are never read
-      store_piece<T, Shape>(args, rows, softmax, total, o);
+      store_split<T, Shape>(args, rows, softmax, total, o);
   }
   if (lane == 0) gpu::wait_stores_read<0>();
 }
@@ -526,16 +526,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     gpu::fence_barrier_init();
   }
   __syncthreads();
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
 
   if (warp < 4) {
-    gpu::give_registers<Shape::kProducerRegisters>();
+    gpu::warpgroup_reg_dealloc<Shape::kProducerRegisters>();
     if (warp == 1)
       plan_tiles<T, Shape>(args, shared);
     else if (warp == 0 && gpu::elect_one())
       bring_tiles<T, Shape>(q_map, k_map, v_map, args, shared);
   } else {
-    gpu::take_registers<Shape::kConsumerRegisters>();
+    gpu::warpgroup_reg_alloc<Shape::kConsumerRegisters>();
     attend<T, Shape>(o_map, args, shared, warp);
   }
 }

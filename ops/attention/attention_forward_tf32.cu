@@ -23,7 +23,7 @@ struct ForwardTile {
   static constexpr int kWarps = kD > 64 ? 8 : 4, kThreads = kWarps * 32;
   static constexpr int kM = 2;  // m16 MMAs per warp and step
   static constexpr int kRows = kWarps * kM * 16, kKeys = 32;
-  static constexpr bool kHeldQ = kD <= 64;
+  static constexpr bool kQInRegisters = kD <= 64;
   static constexpr int kBlocks = kD > 64 ? 1 : 2;  // per SM
   static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * tf32::kPitch<kD> * sizeof(float);
 };
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
             rows = min(place.sequence.queries - first, Tile::kRows);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
 
-  tf32::RowOperand<kD, kM, Tile::kHeldQ> q(q_tile, warp_row);
+  tf32::RowOperand<kD, kM, Tile::kQInRegisters> q(q_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys, stage = tile % 2 * kTileFloats;
     tf32::load_tile<kD, kKeys, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
                                            uint32_t((tile * kAcross + own % kAcross) * 8 + lane % 8));
 #pragma unroll
       for (int block = 0; block < 4; ++block) {
-        const RowBits bits(word, block * 8, gpu::lane_again());
+        const RowBits bits(word, block * 8, gpu::reread_lane());
 #pragma unroll
         for (int eight = 0; eight < 2; ++eight)
 #pragma unroll

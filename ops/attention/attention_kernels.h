@@ -30,12 +30,12 @@ HeadRows<const T> const_head_rows(const Tensor& x) {
 /// What attention computes, besides its operands: `scale` is filled in. With `starts` (both or none) batches
 /// are one, and sequences as AttentionSequences says.
 struct AttentionProblem : AttentionOptions {
-  Tensor q_starts, k_starts;
+  Tensor cu_seqlens_q, cu_seqlens_k;
   AttentionDropout drop = {};    // what `dropout` and `rng` came to
   F32Math math = F32Math::ieee;  // of f32 operands
   int64_t first_query = 0;       // of `drop`: the row of the sequence's first query
 
-  bool packed() const { return q_starts.defined(); }
+  bool packed() const { return cu_seqlens_q.defined(); }
   /// The same for the sequence alone whose queries start there.
   AttentionProblem of_one(int64_t start) const {
     return {AttentionOptions(*this), {}, {}, drop, math, start};

@@ -49,7 +49,7 @@ struct AttentionSchedule {
 };
 
 /// A block's share touches at most two jobs of two tiles.
-inline constexpr int kPiecesPerBlock = 4;
+inline constexpr int kSplitsPerBlock = 4;
 
 inline AttentionSchedule attention_schedule(int64_t queries, int64_t keys, int64_t heads, bool causal,
                                             int rows, int key_rows, int64_t grid) {
@@ -120,7 +120,7 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
       work.end = last < start + blocks ? last - start : blocks;
       if (work.begin >= work.end) continue;
       const bool alone = work.end - work.begin == blocks;
-      work.piece = alone ? -1 : kPiecesPerBlock * int64_t(place) + nth;
+      work.piece = alone ? -1 : kSplitsPerBlock * int64_t(place) + nth;
     }
     work.head_row = job / schedule.jobs;
     return true;
@@ -130,13 +130,13 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
 /// The pieces of a tile of a remaining job: of the grid's blocks first ... last, in the order of the keys. No
 /// pieces if only one block worked on it, which wrote the result, or (`blind`) none, since no query sees a
 /// key.
-struct AttentionPieces {
+struct AttentionSplits {
   int head_row, tile;
   int first, last;
   bool none, blind;
   int rest_job, which;
 
-  TESSERA_HD AttentionPieces(const AttentionSchedule& schedule, int rest_job, int which)
+  TESSERA_HD AttentionSplits(const AttentionSchedule& schedule, int rest_job, int which)
       : rest_job(rest_job), which(which) {
     const int job = schedule.whole + rest_job;
     head_row = job / schedule.jobs;
@@ -148,10 +148,10 @@ struct AttentionPieces {
     blind = tile >= 0 && blocks == 0;
     none = tile < 0 || blind || first == last;
   }
-  TESSERA_HD int64_t piece_of(const AttentionSchedule& schedule, int place) const {
+  TESSERA_HD int64_t split_of(const AttentionSchedule& schedule, int place) const {
     const int nth =
         (rest_job - place * schedule.share / schedule.job_blocks) * schedule.tiles_of_job() + which;
-    return kPiecesPerBlock * int64_t(place) + nth;
+    return kSplitsPerBlock * int64_t(place) + nth;
   }
 };
 

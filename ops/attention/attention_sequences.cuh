@@ -25,7 +25,7 @@ struct SequenceOrder {
   int before, tiles;
 };
 
-struct SequenceStarts {
+struct CuSeqlens {
   const void *q = nullptr, *k = nullptr;  // null: fixed lengths
   bool wide = false;                      // i64
   int count = 0;                          // sequences; that of index `count` are the padding rows
@@ -117,13 +117,13 @@ struct SequenceStarts {
   }
 };
 
-inline SequenceStarts sequence_starts(const AttentionProblem& problem, const Tensor& q, const Tensor& k) {
-  SequenceStarts starts;
+inline CuSeqlens cu_seqlens(const AttentionProblem& problem, const Tensor& q, const Tensor& k) {
+  CuSeqlens starts;
   if (!problem.packed()) return starts;
-  starts.q = problem.q_starts.raw();
-  starts.k = problem.k_starts.raw();
-  starts.wide = problem.q_starts.dtype() == DType::i64;
-  starts.count = int(problem.q_starts.size(0)) - 1;
+  starts.q = problem.cu_seqlens_q.raw();
+  starts.k = problem.cu_seqlens_k.raw();
+  starts.wide = problem.cu_seqlens_q.dtype() == DType::i64;
+  starts.count = int(problem.cu_seqlens_q.size(0)) - 1;
   starts.q_rows = int(q.size(1));
   starts.k_rows = int(k.size(1));
   return starts;

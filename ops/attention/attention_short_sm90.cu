@@ -1,5 +1,5 @@
 #include "gpu/approx.cuh"
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "ops/attention/attention_sm90.cuh"
 #include "ops/attention/attention_variants.h"
 
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     gpu::fence_barrier_init();
   }
   __syncthreads();
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
 
   const ShortBlock block(args, Shape::kHeads);
   if (warp == 4 * kGroups) {  // the producer
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         for (int part = 0; part < parts; ++part)
 #pragma unroll
           for (int box = 0; box < QueryTile::kBoxes; ++box)
-            gpu::load_box(slot + box * QueryTile::kBoxBytes + part * 16 * 128, q_map, ring.full[place.stage],
+            gpu::tma_load(slot + box * QueryTile::kBoxBytes + part * 16 * 128, q_map, ring.full[place.stage],
                           box * kBoxWidth, first + part * 16, block.first_head + head, block.b);
         if (group == kGroups - 1) place.advance();
         ++item;
@@ -131,19 +131,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     float s[kKeys / 2];
     keys_full[head].wait(0);
     ring.full[place.stage].wait(place.parity);
-    const uint64_t q_tile = gpu::tile_descriptor<along_k>(gpu::shared_address(slot));
-    const uint64_t k_tile = gpu::tile_descriptor<along_k>(keys);
-    gpu::fence_products();
+    const uint64_t q_tile = gpu::tile_descriptor<k_major>(gpu::shared_address(slot));
+    const uint64_t k_tile = gpu::tile_descriptor<k_major>(keys);
+    gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step)
-      gpu::multiply<T, along_k, along_k>(s, q_tile + QueryTile::along(step), k_tile + KeyTile::along(step),
+      gpu::multiply<T, k_major, k_major>(s, q_tile + QueryTile::along(step), k_tile + KeyTile::along(step),
                                          step > 0);
-    gpu::commit_products();
+    gpu::warpgroup_commit();
     if (lane == 0 && previous >= 0) {
       gpu::wait_stores_read<0>();
       ring.empty[previous].arrive();
     }
-    gpu::wait_products<0>();
+    gpu::warpgroup_wait<0>();
     gpu::pin(s);
 
     const int row = first + warp_row + lane / 4;  // and row + 8
@@ -188,12 +188,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         p[step][i] = gpu::pack_halves<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
 
     float o[kD / 2];
-    const uint64_t v_tile = gpu::tile_descriptor<across_k>(keys + Shape::kKeyBytes, KeyTile::kBoxBytes);
-    gpu::fence_products();
+    const uint64_t v_tile = gpu::tile_descriptor<mn_major>(keys + Shape::kKeyBytes, KeyTile::kBoxBytes);
+    gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
-      gpu::multiply<T, across_k>(o, p[step], v_tile + step * gpu::kDescriptorStep<across_k>, step > 0);
-    gpu::commit_products();
+      gpu::multiply<T, mn_major>(o, p[step], v_tile + step * gpu::kDescriptorStep<mn_major>, step > 0);
+    gpu::warpgroup_commit();
     float inverse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         args.lse[(int64_t(block.b) * args.heads + block.first_head + head) * args.lse_stride + query] =
             total[half] == 0 ? -INFINITY : fmaf(base[half], 0.693147180559945f, logf(total[half]));
     }
-    gpu::wait_products<0>();
+    gpu::warpgroup_wait<0>();
     gpu::pin(o);
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       if (first + warp_row < block.end) {
 #pragma unroll
         for (int box = 0; box < kD / kBoxWidth; ++box)
-          gpu::store_box(o_map, o_rows + box * QueryTile::kBoxBytes, box * kBoxWidth, first + warp_row,
+          gpu::tma_store(o_map, o_rows + box * QueryTile::kBoxBytes, box * kBoxWidth, first + warp_row,
                          block.first_head + head, block.b);
       }
       gpu::commit_stores();

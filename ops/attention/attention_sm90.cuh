@@ -22,13 +22,13 @@ __device__ __forceinline__ int in_uniform_register(int value) {
 
 /// The n-th use of a ring of kStages (a power of two): one register instead of the two of gpu::RingPlace.
 template <int kStages>
-struct RingTurn {
+struct PipelineState {
   static_assert((kStages & (kStages - 1)) == 0);
   uint32_t count;
 
   __device__ __forceinline__ int stage() const { return int(count % kStages); }
   __device__ __forceinline__ uint32_t parity() const { return count / kStages % 2; }
-  __device__ __forceinline__ RingTurn operator+(int n) const { return {count + uint32_t(n)}; }
+  __device__ __forceinline__ PipelineState operator+(int n) const { return {count + uint32_t(n)}; }
 };
 
 /// The map of a [B, L, H, D] tensor with coordinates (d, i, h, b); a box is 64 columns of `rows` tokens of
@@ -53,12 +53,12 @@ struct HeadTile {
                                               int first, int h, int b) {
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box)
-      gpu::load_box(to + box * kBoxBytes, map, barrier, box * kBoxWidth, first, h, b);
+      gpu::tma_load(to + box * kBoxBytes, map, barrier, box * kBoxWidth, first, h, b);
   }
-  /// What to add to the descriptor of a tile that lies along_k for columns 16 step ... 16 step + 15.
+  /// What to add to the descriptor of a tile that lies k_major for columns 16 step ... 16 step + 15.
   static __device__ __forceinline__ constexpr uint64_t along(int step) {
     return uint64_t(step / 4 * (kBoxBytes >> 4)) +
-           uint64_t(step % 4) * gpu::kDescriptorStep<gpu::TileOrder::along_k>;
+           uint64_t(step % 4) * gpu::kDescriptorStep<gpu::TileOrder::k_major>;
   }
 };
 

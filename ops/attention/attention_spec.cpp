@@ -52,14 +52,15 @@ Problem problem(const Dims& dims, const Attrs& attrs) {
   if (sequences > 0) {
     const bool even = size_or(dims, "even", 0) != 0, self = queries == keys;
     const int64_t rest = size_or(dims, "rest", 0);
-    const auto q_starts = starts_of(sequences, queries, even ? Lengths::even : Lengths::rising);
-    const auto k_starts =
-        self ? q_starts : starts_of(sequences, keys, even ? Lengths::even : Lengths::falling);
+    const auto cu_seqlens_q = starts_of(sequences, queries, even ? Lengths::even : Lengths::rising);
+    const auto cu_seqlens_k =
+        self ? cu_seqlens_q : starts_of(sequences, keys, even ? Lengths::even : Lengths::falling);
     pairs = 0;
     for (size_t s = 0; s < size_t(sequences); ++s)
-      pairs += visible_pairs(q_starts[s + 1] - q_starts[s], k_starts[s + 1] - k_starts[s], causal);
-    InputCase q_case{.shape = {sequences + 1}, .fill = Fill::index, .values = q_starts}, k_case = q_case;
-    k_case.values = k_starts;
+      pairs +=
+          visible_pairs(cu_seqlens_q[s + 1] - cu_seqlens_q[s], cu_seqlens_k[s + 1] - cu_seqlens_k[s], causal);
+    InputCase q_case{.shape = {sequences + 1}, .fill = Fill::index, .values = cu_seqlens_q}, k_case = q_case;
+    k_case.values = cu_seqlens_k;
     if (self) k_case = {.shape = {sequences + 1}, .fill = Fill::absent};
     made.inputs = {{.shape = {queries + rest, heads, dim}},
                    {.shape = {keys + rest, kv_heads, dim}},
@@ -278,9 +279,8 @@ Case sweep(Draw& draw) {
   return drawn;
 }
 
-}  // namespace
-
-std::vector<OpSpec> attention_specs() {
+/// The shapes that `bench op attention` times by default.
+std::vector<Case> benches() {
   const auto rectangle = [](int64_t context, int64_t targets, int64_t batch) {
     return Case{.dims = {{"B", batch}, {"M", context}, {"N", targets}, {"H", 8}, {"D", 64}}};
   };
@@ -305,6 +305,41 @@ std::vector<OpSpec> attention_specs() {
     base.attrs.set("dropout", 0.1);
     return base;
   };
+  return {rectangle(64, 500, 64),
+          rectangle(10000, 1000, 1),
+          rectangle(10000, 1000, 4),
+          rectangle(200000, 5000, 1),
+          square(16, 1024, 32, 64, false),
+          square(16, 1024, 32, 64, true),
+          square(4, 4096, 32, 64, false),
+          square(4, 4096, 32, 64, true),
+          square(1, 16384, 32, 64, false),
+          square(1, 16384, 32, 64, true),
+          square(16, 1024, 16, 128, false),
+          square(16, 1024, 16, 128, true),
+          square(4, 4096, 16, 128, false),
+          square(4, 4096, 16, 128, true),
+          square(1, 16384, 16, 128, false),
+          square(1, 16384, 16, 128, true),
+          square(4, 4096, 32, 128, true),
+          group(4, 4096, true),
+          group(1, 4096, true),
+          packed(16, 1024, 32, 64, false, true),
+          packed(16, 1024, 32, 64, true, true),
+          packed(4, 4096, 16, 128, false, true),
+          packed(4, 4096, 16, 128, true, true),
+          packed(16, 1024, 32, 64, true, false),
+          packed(4, 4096, 16, 128, true, false),
+          packed(32, 512, 12, 64, false, false),
+          dropped(square(16, 512, 12, 64, false)),
+          dropped(square(32, 128, 12, 64, false)),
+          dropped(packed(16, 512, 12, 64, false, true)),
+          dropped(square(16, 1024, 16, 128, true))};
+}
+
+}  // namespace
+
+std::vector<OpSpec> attention_specs() {
   return {{
       .name = "attention",
       .summary =
@@ -312,13 +347,13 @@ std::vector<OpSpec> attention_specs() {
       .inputs = {{.name = "q", .shape = "[B, Lq, H, D], or [N, H, D] of sequences"},
                  {.name = "k", .shape = "[B, Lk, Hk, D], or [M, Hk, D]"},
                  {.name = "v", .shape = "as k"},
-                 {.name = "q_starts",
+                 {.name = "cu_seqlens_q",
                   .shape = "[S + 1], of sequences: 0, where each next one starts, the end",
                   .optional = true,
                   .differentiable = false,
                   .dtypes = index_dtypes()},
-                 {.name = "k_starts",
-                  .shape = "[S + 1]; absent: as q_starts",
+                 {.name = "cu_seqlens_k",
+                  .shape = "[S + 1]; absent: as cu_seqlens_q",
                   .optional = true,
                   .differentiable = false,
                   .dtypes = index_dtypes()}},
@@ -334,7 +369,7 @@ std::vector<OpSpec> attention_specs() {
                                            .scale = attrs.number("scale"),
                                            .dropout = attrs.number("dropout"),
                                            .rng = &random.rng()};
-            check(in[3].defined() || !in[4].defined(), "attention: k_starts without q_starts");
+            check(in[3].defined() || !in[4].defined(), "attention: cu_seqlens_k without cu_seqlens_q");
             const AttentionResult result =
                 in[3].defined()
                     ? attention_with_lse(in[0], in[1], in[2], AttentionSequences{in[3], in[4]}, options)
@@ -344,36 +379,7 @@ std::vector<OpSpec> attention_specs() {
       .seed = "dropout_seed",
       .problem = problem,
       .cases = cases(),
-      .benches = {rectangle(64, 500, 64),
-                  rectangle(10000, 1000, 1),
-                  rectangle(10000, 1000, 4),
-                  rectangle(200000, 5000, 1),
-                  square(16, 1024, 32, 64, false),
-                  square(16, 1024, 32, 64, true),
-                  square(4, 4096, 32, 64, false),
-                  square(4, 4096, 32, 64, true),
-                  square(1, 16384, 32, 64, false),
-                  square(1, 16384, 32, 64, true),
-                  square(16, 1024, 16, 128, false),
-                  square(16, 1024, 16, 128, true),
-                  square(4, 4096, 16, 128, false),
-                  square(4, 4096, 16, 128, true),
-                  square(1, 16384, 16, 128, false),
-                  square(1, 16384, 16, 128, true),
-                  square(4, 4096, 32, 128, true),
-                  group(4, 4096, true),
-                  group(1, 4096, true),
-                  packed(16, 1024, 32, 64, false, true),
-                  packed(16, 1024, 32, 64, true, true),
-                  packed(4, 4096, 16, 128, false, true),
-                  packed(4, 4096, 16, 128, true, true),
-                  packed(16, 1024, 32, 64, true, false),
-                  packed(4, 4096, 16, 128, true, false),
-                  packed(32, 512, 12, 64, false, false),
-                  dropped(square(16, 512, 12, 64, false)),
-                  dropped(square(32, 128, 12, 64, false)),
-                  dropped(packed(16, 512, 12, 64, false, true)),
-                  dropped(square(16, 1024, 16, 128, true))},
+      .benches = benches(),
       .sweep = sweep,
       .honours_f32_math = true,
       .tolerance_factor_f32 = 6,

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "gpu/again.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/mma.cuh"
+#include "gpu/reread.cuh"
 #include "tensor/dtype.h"
 
 /// Tiles of 16-bit rows in shared memory and the products of a warp with them. T is bf16 or f16; kD, the row
@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, int64_t stride
   constexpr int kLanes = kD / 8 % 8 == 0 ? 8 : 4;  // chunks of a row side by side
   constexpr int kRowStep = kThreads / kLanes;      // a multiple of 8
   static_assert(kRows % kRowStep == 0 && kRowStep % 8 == 0);
-  const int thread = gpu::thread_again();
+  const int thread = gpu::reread_thread();
   const int row = thread / kLanes, chunk = thread % kLanes;
   const uint32_t to = gpu::shared_address(tile) + 2 * uint32_t(tile_offset<kD>(row, chunk));
   const T* source = from + row * stride + chunk * 8;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, int64_t stride
 
 /// The left operand of a product: kM * 16 rows of a tile from `row` on, held in registers or read at each
 /// use.
-template <int kD, int kM, bool kHeld>
+template <int kD, int kM, bool kInRegisters>
 class RowOperand {
  public:
   template <class T>
@@ -65,18 +65,18 @@ class RowOperand {
   }
   /// Once the tile has landed, before the first get().
   __device__ __forceinline__ void hold() {
-    if constexpr (kHeld) {
+    if constexpr (kInRegisters) {
 #pragma unroll
-      for (int k = 0; k < kD / 16; ++k) fetch(k, held_[k]);
+      for (int k = 0; k < kD / 16; ++k) fetch(k, fragments_[k]);
     }
   }
   /// Columns 16 k ... 16 k + 15.
   __device__ __forceinline__ void get(int k, uint32_t (&a)[kM][4]) const {
-    if constexpr (kHeld) {
+    if constexpr (kInRegisters) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = held_[k][m][i];
+        for (int i = 0; i < 4; ++i) a[m][i] = fragments_[k][m][i];
     } else {
       fetch(k, a);
     }
@@ -88,15 +88,16 @@ class RowOperand {
     for (int m = 0; m < kM; ++m)
       gpu::ldmatrix_x4(a[m], skip_chunks<kD>(address_, k) + 2 * uint32_t(m * 16 * kD));
   }
-  uint32_t held_[kHeld ? kD / 16 : 1][kM][4];
+  uint32_t fragments_[kInRegisters ? kD / 16 : 1][kM][4];
   uint32_t address_;
 };
 
 /// acc [kM * 16, kN * 8] += A B^T: A the operand, B the kN * 8 rows of a tile from `row` (a multiple of 8)
 /// on.
-template <class T, int kD, int kM, int kN, bool kHeld>
-__device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4], const RowOperand<kD, kM, kHeld>& a,
-                                              const T* tile, int row) {
+template <class T, int kD, int kM, int kN, bool kInRegisters>
+__device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4],
+                                              const RowOperand<kD, kM, kInRegisters>& a, const T* tile,
+                                              int row) {
   static_assert(kN % 2 == 0);
   const int lane = int(threadIdx.x) % 32;
   // Matrices of one ldmatrix: rows 0-7 and 8-15 (lane / 16) by columns 0-7 and 8-15 (lane / 8 % 2).

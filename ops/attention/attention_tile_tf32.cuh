@@ -1,8 +1,8 @@
 #pragma once
 
-#include "gpu/again.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/mma_tf32.cuh"
+#include "gpu/reread.cuh"
 
 /// Tiles of f32 rows in shared memory and the GEMMs of a warp with them, on tensor cores in TF32. A tile is
 /// rounded (cvt.rna) once it has landed, by the threads that asked for it; what comes from registers is
@@ -27,7 +27,7 @@ template <int kD, int kRows, int kThreads>
 __device__ __forceinline__ void load_tile(float* tile, const float* from, int64_t stride, int rows, int dim) {
   constexpr int kLanes = 8, kRowStep = kThreads / kLanes;  // lanes per row, 16 bytes each
   static_assert(kRows % kRowStep == 0 && kD % 32 == 0);
-  const int thread = gpu::thread_again();
+  const int thread = gpu::reread_thread();
   const int row = thread / kLanes, chunk = thread % kLanes;
   const uint32_t to = gpu::shared_address(tile) + 4 * uint32_t(row * kPitch<kD> + chunk * 4);
   const float* source = from + row * stride + chunk * 4;
@@ -48,7 +48,7 @@ __device__ __forceinline__ void load_tile(float* tile, const float* from, int64_
 template <int kD, int kRows, int kThreads>
 __device__ __forceinline__ void round_tile(float* tile) {
   constexpr int kLanes = 8, kRowStep = kThreads / kLanes;
-  const int thread = gpu::thread_again();
+  const int thread = gpu::reread_thread();
   float* const own = tile + thread / kLanes * kPitch<kD> + thread % kLanes * 4;
 #pragma unroll
   for (int i = 0; i < kRows / kRowStep; ++i)
@@ -61,7 +61,7 @@ __device__ __forceinline__ void round_tile(float* tile) {
 }
 
 /// The left operand of a GEMM: kM * 16 rows of a tile from `row` on, held in registers or read at each use.
-template <int kD, int kM, bool kHeld>
+template <int kD, int kM, bool kInRegisters>
 class RowOperand {
  public:
   __device__ __forceinline__ RowOperand(const float* tile, int row) {
@@ -70,18 +70,18 @@ class RowOperand {
   }
   /// Once the tile has landed, before the first get().
   __device__ __forceinline__ void hold() {
-    if constexpr (kHeld) {
+    if constexpr (kInRegisters) {
 #pragma unroll
-      for (int k = 0; k < kD / 8; ++k) fetch(k, held_[k]);
+      for (int k = 0; k < kD / 8; ++k) fetch(k, fragments_[k]);
     }
   }
   /// Columns 8 k ... 8 k + 7.
   __device__ __forceinline__ void get(int k, uint32_t (&a)[kM][4]) const {
-    if constexpr (kHeld) {
+    if constexpr (kInRegisters) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = held_[k][m][i];
+        for (int i = 0; i < 4; ++i) a[m][i] = fragments_[k][m][i];
     } else {
       fetch(k, a);
     }
@@ -92,13 +92,13 @@ class RowOperand {
 #pragma unroll
     for (int m = 0; m < kM; ++m) gpu::ldmatrix_x4(a[m], address_ + 4 * uint32_t(m * 16 * kPitch<kD> + k * 8));
   }
-  uint32_t held_[kHeld ? kD / 8 : 1][kM][4];
+  uint32_t fragments_[kInRegisters ? kD / 8 : 1][kM][4];
   uint32_t address_;
 };
 
 /// acc [kM * 16, kN * 8] += A B^T: A the operand, B the kN * 8 rows of a tile from `row` on.
-template <int kD, int kM, int kN, bool kHeld>
-__device__ __forceinline__ void add_rows(float (&acc)[kM][kN][4], const RowOperand<kD, kM, kHeld>& a,
+template <int kD, int kM, int kN, bool kInRegisters>
+__device__ __forceinline__ void add_rows(float (&acc)[kM][kN][4], const RowOperand<kD, kM, kInRegisters>& a,
                                          const float* tile, int row) {
   static_assert(kN % 2 == 0);
   const int lane = int(threadIdx.x) % 32;

@@ -21,7 +21,7 @@ bool mma_is_faster(bool forward, const Tensor& q, const Tensor& k, const Attenti
     if (problem.drop.drops()) return false;
     // Many short sequences: tiles of 128 keys or 192 queries are empty but for a few rows.
     if (forward) return attention_is_many_short(q, k, problem);
-    const int64_t count = std::max<int64_t>(1, problem.q_starts.size(0) - 1);
+    const int64_t count = std::max<int64_t>(1, problem.cu_seqlens_q.size(0) - 1);
     return group == 1 && q.size(1) / count <= 16 && k.size(1) / count <= 32;
   }
   if (forward) return cuts_keys(q, k, problem) || attention_is_many_short(q, k, problem);
@@ -39,7 +39,7 @@ bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProb
 
 bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   if (q.dtype() == DType::f32 || problem.drop.drops() || q.count() == 0) return false;
-  const int64_t count = problem.packed() ? problem.q_starts.size(0) - 1 : 1;
+  const int64_t count = problem.packed() ? problem.cu_seqlens_q.size(0) - 1 : 1;
   if (problem.packed() ? count < 3 : cuts_keys(q, k, problem)) return false;
   const auto tiles = [&](int64_t rows) {  // of one of mean length
     return std::max<int64_t>(1, (rows + 16 * count - 1) / (16 * count));
@@ -51,7 +51,7 @@ bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionPr
 bool attention_has_few_queries(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   const int64_t queries = problem.drop.drops() ? (q.size(1) + 15) / 16 * 16 : q.size(1);
   // Each sequence has a place in scratch memory for all rows.
-  const bool many = problem.packed() && problem.q_starts.size(0) > 512;
+  const bool many = problem.packed() && problem.cu_seqlens_q.size(0) > 512;
   return q.dtype() != DType::f32 && !many && k.size(1) > 0 && queries > 0 &&
          queries * (q.size(2) / k.size(2)) <= 64;
 }
@@ -73,7 +73,7 @@ std::string describe_problem(const Pass& pass) {
        << describe(pass.k());
   if (pass.problem.causal) text << ", causal";
   if (pass.problem.drop.drops()) text << ", dropout";
-  if (pass.problem.packed()) text << ", " << pass.problem.q_starts.size(0) - 1 << " sequences";
+  if (pass.problem.packed()) text << ", " << pass.problem.cu_seqlens_q.size(0) - 1 << " sequences";
   return text.str();
 }
 

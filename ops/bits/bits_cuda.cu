@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "gpu/pack.cuh"
 #include "ops/bits/bits_kernels.h"
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
     pack_kernel(int32_t* bits, int64_t bits_stride, const T* x, int64_t x_stride, int columns, int groups,
                 uint32_t total, bool aligned) {
   constexpr int kPack = gpu::kPackOf<T>, kLanes = 32 / kPack, kChunk = gpu::kWarp * kPack;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int lane = int(threadIdx.x) % gpu::kWarp;
   for (uint32_t item = blockIdx.x * kWarps + threadIdx.x / gpu::kWarp; item < total;
        item += gridDim.x * kWarps) {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
     unpack_kernel(T* y, int64_t y_stride, const int32_t* bits, int64_t bits_stride, int columns, int packs,
                   int64_t total, bool aligned) {
   constexpr int kPack = gpu::kPackOf<T>;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   for (int64_t item = blockIdx.x * int64_t(kThreads) + threadIdx.x; item < total;
        item += int64_t(gridDim.x) * kThreads) {
     const int64_t row = item / packs;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     transpose_kernel(int32_t* out, int64_t out_stride, const int32_t* bits, int64_t bits_stride, int64_t rows,
                      int64_t words, int64_t columns, int64_t total) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int lane = int(threadIdx.x) % gpu::kWarp;
   for (int64_t item = blockIdx.x * int64_t(kWarps) + threadIdx.x / gpu::kWarp; item < total;
        item += int64_t(gridDim.x) * kWarps) {
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     count_kernel(int32_t* counts, const int32_t* bits, int64_t stride, int64_t rows, int words, int packs) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int lane = int(threadIdx.x) % gpu::kWarp;
   for (int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / gpu::kWarp; row < rows;
        row += int64_t(gridDim.x) * kWarps) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads)
                 int64_t b_stride, const int32_t* of_a, const int32_t* of_b, int m, int n, int words,
                 BitMeasure measure, bool mirrored) {
   __shared__ uint32_t rows_a[kDepth][kSide + 1], rows_b[kDepth][kSide + 1];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int m0 = int(blockIdx.y) * kSide, n0 = int(blockIdx.x) * kSide;
   if (mirrored && n0 < m0) return;
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     nearest_kernel(int32_t* indices, int32_t* distances, const int32_t* from, int64_t stride, int n, int k) {
   __shared__ uint64_t of_warp[kWarps];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int64_t row = blockIdx.x;
   from += row * stride, indices += row * k, distances += row * k;
   uint64_t last = 0;  // the next entry is at least this
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
     histogram_kernel(unsigned long long* histogram, const int32_t* distances, int64_t stride, int64_t first,
                      int64_t rows, int n, int bins) {
   extern __shared__ uint32_t counts[];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   if constexpr (kShared) {
     for (int bin = int(threadIdx.x); bin < bins; bin += kThreads) counts[bin] = 0;
     __syncthreads();
@@ -255,9 +255,10 @@ void pack_bits_cuda(const Tensor& bits, const Tensor& x) {
     const int64_t groups = gpu::ceil_div(x.size(1), kChunks * gpu::kWarp * kPack), total = x.size(0) * groups;
     check(total < int64_t{1} << 31, "pack_bits: x is ", describe(x), "; a launch takes at most ",
           (int64_t{1} << 31) * kChunks * gpu::kWarp * kPack, " elements (split the rows over several calls)");
-    gpu::launch_chained(device, {gpu::grid_of(blocks_for(device, total, kWarps)), kThreads}, pack_kernel<T>,
-                        bits.data<int32_t>(), bits.row_stride(), x.data<T>(), x.row_stride(), int(x.size(1)),
-                        int(groups), uint32_t(total), gpu::packs(x.data<T>(), x.row_stride(), kPack));
+    gpu::launch_dependent(device, {gpu::grid_of(blocks_for(device, total, kWarps)), kThreads}, pack_kernel<T>,
+                          bits.data<int32_t>(), bits.row_stride(), x.data<T>(), x.row_stride(),
+                          int(x.size(1)), int(groups), uint32_t(total),
+                          gpu::packs(x.data<T>(), x.row_stride(), kPack));
   });
 }
 
@@ -266,34 +267,34 @@ void unpack_bits_cuda(const Tensor& y, const Tensor& bits) {
   dispatch_floating_cuda(y.dtype(), "unpack_bits", [&]<class T>() {
     constexpr int kPack = gpu::kPackOf<T>;
     const int64_t packs = gpu::ceil_div(y.size(1), kPack), total = y.size(0) * packs;
-    gpu::launch_chained(device, {gpu::grid_of(blocks_for(device, total, kThreads)), kThreads},
-                        unpack_kernel<T>, y.data<T>(), y.row_stride(), bits.data<int32_t>(),
-                        bits.row_stride(), int(y.size(1)), int(packs), total,
-                        gpu::packs(y.data<T>(), y.row_stride(), kPack));
+    gpu::launch_dependent(device, {gpu::grid_of(blocks_for(device, total, kThreads)), kThreads},
+                          unpack_kernel<T>, y.data<T>(), y.row_stride(), bits.data<int32_t>(),
+                          bits.row_stride(), int(y.size(1)), int(packs), total,
+                          gpu::packs(y.data<T>(), y.row_stride(), kPack));
   });
 }
 
 void transpose_bits_cuda(const Tensor& out, const Tensor& bits) {
   const Device device = bits.device();
   const int64_t total = out.size(1) * bits.size(1);
-  gpu::launch_chained(device, {gpu::grid_of(blocks_for(device, total, kWarps)), kThreads}, transpose_kernel,
-                      out.data<int32_t>(), out.row_stride(), bits.data<int32_t>(), bits.row_stride(),
-                      bits.size(0), bits.size(1), out.size(0), total);
+  gpu::launch_dependent(device, {gpu::grid_of(blocks_for(device, total, kWarps)), kThreads}, transpose_kernel,
+                        out.data<int32_t>(), out.row_stride(), bits.data<int32_t>(), bits.row_stride(),
+                        bits.size(0), bits.size(1), out.size(0), total);
 }
 
 void count_bits_cuda(const Tensor& counts, const Tensor& bits) {
   const Device device = bits.device();
   const int words = int(bits.size(1));
   const int packs = gpu::packs(bits.data<int32_t>(), bits.row_stride(), 4) ? words / 4 : 0;
-  gpu::launch_chained(device, {gpu::grid_of(blocks_for(device, bits.size(0), kWarps)), kThreads},
-                      count_kernel, counts.data<int32_t>(), bits.data<int32_t>(), bits.row_stride(),
-                      bits.size(0), words, packs);
+  gpu::launch_dependent(device, {gpu::grid_of(blocks_for(device, bits.size(0), kWarps)), kThreads},
+                        count_kernel, counts.data<int32_t>(), bits.data<int32_t>(), bits.row_stride(),
+                        bits.size(0), words, packs);
 }
 
 void bit_pairs_popc(const BitPairs& call) {
   const Device device = call.a.device();
   const auto counts = [](const Tensor& of) { return of.defined() ? of.data<int32_t>() : nullptr; };
-  gpu::launch_chained(
+  gpu::launch_dependent(
       device,
       {gpu::grid_of(gpu::ceil_div(call.b.size(0), kSide), gpu::ceil_div(call.a.size(0), kSide)), kThreads},
       popc_kernel, static_cast<uint32_t*>(call.out.raw()), call.out.row_stride(), call.a.data<int32_t>(),
@@ -303,16 +304,16 @@ void bit_pairs_popc(const BitPairs& call) {
 
 void nearest_of_distances_cuda(const NearestRows& out, const Tensor& distances, int64_t first) {
   const int64_t k = out.indices.size(1);
-  gpu::launch_chained(distances.device(), {gpu::grid_of(distances.size(0)), kThreads}, nearest_kernel,
-                      out.indices.data<int32_t>() + first * k, out.distances.data<int32_t>() + first * k,
-                      distances.data<int32_t>(), distances.row_stride(), int(distances.size(1)), int(k));
+  gpu::launch_dependent(distances.device(), {gpu::grid_of(distances.size(0)), kThreads}, nearest_kernel,
+                        out.indices.data<int32_t>() + first * k, out.distances.data<int32_t>() + first * k,
+                        distances.data<int32_t>(), distances.row_stride(), int(distances.size(1)), int(k));
 }
 
 void add_to_histogram_cuda(const Tensor& histogram, const Tensor& distances, int64_t first) {
   const Device device = distances.device();
   const int64_t bins = histogram.count(), rows = distances.size(0);
   const auto run = [&](auto* kernel, int64_t blocks, size_t shared_bytes) {
-    gpu::launch_chained(
+    gpu::launch_dependent(
         device, {.grid = gpu::grid_of(blocks), .block = kThreads, .shared_bytes = shared_bytes}, kernel,
         reinterpret_cast<unsigned long long*>(histogram.data<int64_t>()), distances.data<int32_t>(),
         distances.row_stride(), first, rows, int(distances.size(1)), int(bins));

@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "gpu/again.cuh"
 #include "gpu/barrier.cuh"
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "gpu/pack.cuh"
+#include "gpu/reread.cuh"
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
@@ -75,8 +75,8 @@ __device__ __forceinline__ void bring_rows(const PairsMaps& maps, const PairsArg
       gpu::Barrier& full = ring.full[place.stage];
       ring.empty[place.stage].wait(place.parity ^ 1);
       full.arrive_expect(kStageBytes);
-      gpu::load_box(to, maps.a, full, box * kBoxWords, tile.m);
-      gpu::load_box(to + kBoxBytes, maps.b, full, box * kBoxWords, tile.n);
+      gpu::tma_load(to, maps.a, full, box * kBoxWords, tile.m);
+      gpu::tma_load(to + kBoxBytes, maps.b, full, box * kBoxWords, tile.n);
       place.advance();
     }
   }
@@ -89,25 +89,25 @@ __device__ __forceinline__ void count_tile(uint32_t (&sums)[kSums], int boxes, i
     if (threadIdx.x % gpu::kWarp == 0) ring.empty[stage].arrive();
   };
   const uint32_t start = gpu::shared_address(stages);
-  const uint64_t a_tile = gpu::tile_descriptor<gpu::TileOrder::along_k>(start + uint32_t(group) * 64 * 128);
-  const uint64_t b_tile = gpu::tile_descriptor<gpu::TileOrder::along_k>(start + kBoxBytes);
+  const uint64_t a_tile = gpu::tile_descriptor<gpu::TileOrder::k_major>(start + uint32_t(group) * 64 * 128);
+  const uint64_t b_tile = gpu::tile_descriptor<gpu::TileOrder::k_major>(start + kBoxBytes);
   int before = 0;
   for (int box = 0; box < boxes; ++box) {
     ring.full[place.stage].wait(place.parity);
     const uint64_t at = uint64_t(place.stage * (kStageBytes >> 4));
     gpu::pin(sums);
-    gpu::fence_products();
+    gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       gpu::detail::WgmmaBits<kTile>::ss(sums, a_tile + at + step * kStepOfDescriptor,
                                         b_tile + at + step * kStepOfDescriptor, box | step);
-    gpu::commit_products();
-    gpu::wait_products<1>();
+    gpu::warpgroup_commit();
+    gpu::warpgroup_wait<1>();
     if (box > 0) release(before);
     before = place.stage;
     place.advance();
   }
-  gpu::wait_products<0>();
+  gpu::warpgroup_wait<0>();
   gpu::pin(sums);
   release(before);
 }
@@ -115,7 +115,7 @@ __device__ __forceinline__ void count_tile(uint32_t (&sums)[kSums], int boxes, i
 /// Epilogue: thread t holds rows 16 w + g and + 8, columns 8 j + 2 c and + 1 (gpu/wgmma.cuh).
 __device__ __forceinline__ void store_tile(const PairsArgs& args, const TilePlace& tile, int group,
                                            uint32_t (&sums)[kSums]) {
-  const int thread = gpu::thread_again() % 128, lane = thread % gpu::kWarp;
+  const int thread = gpu::reread_thread() % 128, lane = thread % gpu::kWarp;
   const int row = tile.m + group * 64 + thread / gpu::kWarp * 16 + lane / 4, first = tile.n + lane % 4 * 2;
   const bool counted = args.measure != BitMeasure::overlap, transposed = args.mirrored && tile.n > tile.m;
 #pragma unroll
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     gpu::prefetch_map(maps.b);
   }
   __syncthreads();
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   if (group == kGroups) {
     if (threadIdx.x % gpu::kWarp == 0) bring_rows(maps, args, shared, ring);
     return;
@@ -204,8 +204,9 @@ void bit_pairs_wgmma(const BitPairs& call) {
                        .mirrored = call.mirrored,
                        .wide = gpu::packs(static_cast<uint32_t*>(call.out.raw()), call.out.row_stride(), 2)};
   const int64_t blocks = std::min<int64_t>(items, 2 * int64_t(device.multiprocessors()));
-  gpu::launch_chained(device, {.grid = gpu::grid_of(blocks), .block = kThreads, .shared_bytes = kSharedBytes},
-                      pairs_kernel, maps, args);
+  gpu::launch_dependent(device,
+                        {.grid = gpu::grid_of(blocks), .block = kThreads, .shared_bytes = kSharedBytes},
+                        pairs_kernel, maps, args);
 }
 
 }  // namespace tessera::ops

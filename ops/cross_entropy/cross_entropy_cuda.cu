@@ -69,8 +69,8 @@ void launch_in_place(const CrossEntropyForward& args, const CrossEntropyRows<T>&
   const unsigned blocks = gpu::resident_blocks(device, kernel, kThreads, size_t(held) * 16, rows.rows);
   const Tensor partial = doubles(blocks, device);
   sink.partial = as_doubles(partial);
-  gpu::launch_chained(device, {blocks, kThreads, size_t(held) * 16}, kernel, rows, args.logits.data<T>(),
-                      sink, held, float(1 - smoothing + off), float(off), dloss);
+  gpu::launch_dependent(device, {blocks, kThreads, size_t(held) * 16}, kernel, rows, args.logits.data<T>(),
+                        sink, held, float(1 - smoothing + off), float(off), dloss);
 }
 
 }  // namespace
@@ -98,8 +98,8 @@ void cross_entropy_forward_cuda(const CrossEntropyForward& args) {
                          device, kernel, kBlockThreads, 0, ceil_div(rows.rows, kBlockThreads / kThreads));
                      const Tensor partial = doubles(2 * int64_t(blocks), device);
                      sink.partial = as_doubles(partial);
-                     gpu::launch_chained(device, {blocks, kBlockThreads}, kernel, rows, sink,
-                                         args.top.data<float>(), args.log_sum.data<float>());
+                     gpu::launch_dependent(device, {blocks, kBlockThreads}, kernel, rows, sink,
+                                           args.top.data<float>(), args.log_sum.data<float>());
                    });
   });
 }
@@ -112,7 +112,7 @@ void cross_entropy_backward_cuda(const CrossEntropyBackward& args) {
     const bool mean = args.options.reduction == Reduction::mean;
     for_row_length(args.logits.device(), rows.rows, ceil_div(rows.classes, kPackOf<T>),
                    [&]<int kThreads, int kBlockThreads, int kUnroll>() {
-                     gpu::launch_chained(
+                     gpu::launch_dependent(
                          args.logits.device(),
                          {gpu::grid_of(ceil_div(rows.rows, kBlockThreads / kThreads)), kBlockThreads},
                          cross_entropy_backward<T, kThreads, kBlockThreads, kUnroll>, rows,
@@ -132,9 +132,9 @@ void cross_entropy_in_place_cuda(const CrossEntropyForward& args, const Tensor& 
     if (mean) {
       const int64_t blocks = std::clamp<int64_t>(ceil_div(rows.rows, 16 * kCountThreads), 1, 256);
       const Tensor partial = doubles(blocks, device);
-      gpu::launch_chained(device, {dim3(unsigned(blocks)), kCountThreads}, cross_entropy_count, rows.targets,
-                          rows.rows, rows.ignored, as_doubles(partial), device.counters(1),
-                          args.count.data<float>());
+      gpu::launch_dependent(device, {dim3(unsigned(blocks)), kCountThreads}, cross_entropy_count,
+                            rows.targets, rows.rows, rows.ignored, as_doubles(partial), device.counters(1),
+                            args.count.data<float>());
     }
     const LossSink sink{
         nullptr, args.loss.data<float>(), nullptr, device.counters(1), args.count.data<float>(), mean, false};
@@ -159,9 +159,9 @@ void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss, const 
     const int64_t rows = dlogits.rows(), classes = dlogits.row_length(), stride = dlogits.row_stride();
     const unsigned blocks = gpu::resident_blocks(device, cross_entropy_scale<T>, kBlock, 0,
                                                  ceil_div(rows * ceil_div(classes, kPackOf<T>), kBlock));
-    gpu::launch_chained(device, {blocks, kBlock}, cross_entropy_scale<T>, dlogits.data<T>(), stride, rows,
-                        classes, gpu::packs(dlogits.data<T>(), stride, kPackOf<T>), dloss.data<float>(),
-                        made_for.defined() ? made_for.data<float>() : nullptr);
+    gpu::launch_dependent(device, {blocks, kBlock}, cross_entropy_scale<T>, dlogits.data<T>(), stride, rows,
+                          classes, gpu::packs(dlogits.data<T>(), stride, kPackOf<T>), dloss.data<float>(),
+                          made_for.defined() ? made_for.data<float>() : nullptr);
   });
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/sum.cuh"
 #include "ops/cross_entropy/cross_entropy_row.cuh"
@@ -58,7 +58,7 @@ inline constexpr int kCountThreads = 256;
 static __global__ void __launch_bounds__(kCountThreads)
     cross_entropy_count(Indices targets, int64_t rows, int64_t ignored, double* partial, unsigned* arrived,
                         float* count) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   double counted = 0;  // exact: a sum of ones
   for (int64_t row = blockIdx.x * int64_t(kCountThreads) + threadIdx.x; row < rows;
        row += int64_t(gridDim.x) * kCountThreads)
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     cross_entropy_forward(CrossEntropyRows<T> args, LossSink sink, float* tops, float* log_sums) {
   constexpr int kPack = gpu::kPackOf<T>, kRows = kBlockThreads / kThreads;
   __shared__ float scratch[gpu::kWarp];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int rank = int(threadIdx.x) % kThreads;
   double sum = 0, counted = 0;
   // Every thread makes the same number of rounds: shuffles and barriers need them all.
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kBlockThreads)
                            bool each, const float* count, const float* tops, const float* log_sums, float on,
                            float off) {
   constexpr int kPack = gpu::kPackOf<T>, kRows = kBlockThreads / kThreads;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int rank = int(threadIdx.x) % kThreads;
   const int64_t row = blockIdx.x * int64_t(kRows) + threadIdx.x / kThreads;
   if (row >= args.rows) return;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   const auto base = uint32_t(__cvta_generic_to_shared(shared));
   const int rank = int(threadIdx.x), full = int(args.classes / kPack);  // packs that lie inside the row
   const int group = (held + kThreads * kGroups - 1) / (kThreads * kGroups) * kThreads;  // packs of a group
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const float g = (dloss ? *dloss : 1.0f) / (sink.mean ? *sink.count : 1.0f);
   const auto fetch = [&](const T* x, int pack) {
     if (pack < full) {
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(256)
     cross_entropy_scale(T* dlogits, int64_t stride, int64_t rows, int64_t classes, bool whole,
                         const float* dloss, const float* made_for) {
   constexpr int kPack = gpu::kPackOf<T>;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const float g = made_for ? *dloss / *made_for : *dloss;
   if (g == 1.0f) return;
   const int64_t packs_per_row = gpu::ceil_div(classes, kPack);

@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) 
   constexpr int kPack = kPackOf<T>, kAhead = kRows == 1 && kChunks <= 4 ? 4 / kChunks * 2 : 1;
   constexpr int kStep = kWarp / kLanes * kAhead;
   __shared__ Found<kRows, kChunks * kLanes * kPack> found;
-  gpu::let_later_start();
-  gpu::wait_for_earlier();
+  gpu::launch_dependents();
+  gpu::grid_dependency_wait();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp, rank = lane % kLanes,
             group = lane / kLanes;
   const Unit unit(args, int(blockIdx.x));
@@ -135,12 +135,12 @@ constexpr int kJoinThreads = 256;
 /// A block for each query; four elements per thread, pieces shared out among the threads that are left.
 /// Pieces that were not made are loaded too, and thrown away.
 template <class T>
-__global__ void __launch_bounds__(kJoinThreads) join_pieces(Args<T> args) {
+__global__ void __launch_bounds__(kJoinThreads) combine_splits(Args<T> args) {
   constexpr int kAhead = 8;
   __shared__ float4 sums[kJoinThreads];
   __shared__ float totals[kJoinThreads];
-  gpu::let_later_start();
-  gpu::wait_for_earlier();
+  gpu::launch_dependents();
+  gpu::grid_dependency_wait();
   const int query = int(blockIdx.x), head = query % args.heads, token = query / args.heads % args.tokens,
             b = query / args.heads / args.tokens;
   const int lanes = args.dim / 4, ways = kJoinThreads / lanes;
@@ -214,8 +214,8 @@ struct Append {
 
 template <class Word>
 __global__ void __launch_bounds__(256) append_rows(Word* cache, const Word* x, Append append) {
-  gpu::let_later_start();
-  gpu::wait_for_earlier();
+  gpu::launch_dependents();
+  gpu::grid_dependency_wait();
   for (int64_t at = blockIdx.x * 256ll + threadIdx.x; at < append.count; at += gridDim.x * 256ll) {
     const int64_t head = at / append.dim, d = at - head * append.dim;
     const int64_t token = head / append.heads, h = head - token * append.heads;
@@ -262,7 +262,7 @@ void join(Device device, const Args<T>& args) {
                 {.grid = dim3(unsigned(args.batch * args.tokens * args.heads)),
                  .block = kJoinThreads,
                  .overlaps = true},
-                join_pieces<T>, args);
+                combine_splits<T>, args);
 }
 template void join<float>(Device, const Args<float>&);
 template void join<bf16>(Device, const Args<bf16>&);

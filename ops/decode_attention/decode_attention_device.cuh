@@ -25,7 +25,7 @@ using gpu::Words;
 
 inline constexpr int kWarps = 4, kThreads = kWarps * kWarp;  // of a block of the first kernel
 inline constexpr int kKeys = 16;                             // of a warp at a time
-inline constexpr int kTurn = kWarps * kKeys;                 // of a block; pieces are multiples of this
+inline constexpr int kKeysPerStep = kWarps * kKeys;          // of a block; pieces are multiples of this
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 template <class T>
@@ -50,7 +50,8 @@ __device__ __forceinline__ int64_t length_of(const Args<T>& args, int b) {
   return args.more + (args.wide ? static_cast<const long long*>(args.lengths)[b]
                                 : static_cast<const int*>(args.lengths)[b]);
 }
-/// The same for a guess ahead of gpu::wait_for_earlier: the line stays out of L1, where it would be stale.
+/// The same for a guess ahead of gpu::grid_dependency_wait: the line stays out of L1, where it would be
+/// stale.
 template <class T>
 __device__ __forceinline__ int64_t length_past_l1(const Args<T>& args, int b) {
   if (!args.lengths) return args.capacity;
@@ -68,7 +69,7 @@ struct Pieces {
     valid = !args.lengths || (args.tokens <= given && given <= args.capacity);
     length = valid ? int(given) : 0;
     const int even = (length + args.splits - 1) / args.splits;
-    keys = max((even + kTurn - 1) / kTurn * kTurn, kTurn);
+    keys = max((even + kKeysPerStep - 1) / kKeysPerStep * kKeysPerStep, kKeysPerStep);
     used = (length + keys - 1) / keys;
   }
 };
@@ -207,7 +208,7 @@ Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
   args.tiles = int(gpu::ceil_div(args.queries, tile));
   const int64_t each = int64_t(args.batch) * args.kv_heads * args.tiles;
   const int64_t slots = int64_t(p.q.device().multiprocessors()) * resident;
-  args.splits = int(std::clamp<int64_t>(slots / each, 1, gpu::ceil_div(args.capacity, kTurn)));
+  args.splits = int(std::clamp<int64_t>(slots / each, 1, gpu::ceil_div(args.capacity, kKeysPerStep)));
   plan.blocks = each * args.splits;
   if (args.splits > 1) {
     const int64_t parts = int64_t(args.batch) * args.tokens * args.heads * args.splits;

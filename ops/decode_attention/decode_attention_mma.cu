@@ -60,7 +60,7 @@ template <class T, int kDim, int kQueries>
 __global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_mma(Args<T> args) {
   constexpr int kKeyChunks = kDim / 32, kValueChunks = (kDim + 63) / 64, kHalves = kQueries / 8;
   __shared__ Found<kQueries, kDim> found;
-  gpu::let_later_start();
+  gpu::launch_dependents();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp, g = lane / 4, t = lane % 4;
   const Unit unit(args, int(blockIdx.x));
   const T* const k_head = args.k + unit.b * args.k_stride[0] + unit.kv_head * args.k_stride[2];
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_
         gpu::prefetch_line(v_head + j * args.v_stride[1] + d);
       }
   }
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
   const Pieces pieces(args, length_of(args, unit.b));
   const int begin = unit.split * pieces.keys, end = min(begin + pieces.keys, pieces.length);
   if (begin >= end && (pieces.valid || args.splits > 1)) return;
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_
   }
   const int seen_by_all = min(seen_by(args, pieces, first_row), end);
 
-  for (int j0 = first; j0 < end; j0 += kTurn) {
+  for (int j0 = first; j0 < end; j0 += kKeysPerStep) {
     float s[2][4] = {};
 #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_
                                  kHalves > 1 ? q[kHalves - 1][c].word[step * 2 + 1] : 0};
           gpu::mma_m16n8k16<T>(s[n], a, keys[n][c].word[step * 2], keys[n][c].word[step * 2 + 1]);
         }
-    load_keys(j0 + kTurn);
+    load_keys(j0 + kKeysPerStep);
     if (j0 + kKeys > seen_by_all) {
 #pragma unroll
       for (int n = 0; n < 2; ++n)
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) gpu::mma_m16n8k16<T>(o[h][c * 4 + w], a, p[h][0], p[h][1]);
       }
-    load_values(j0 + kTurn);
+    load_values(j0 + kKeysPerStep);
   }
 
 #pragma unroll

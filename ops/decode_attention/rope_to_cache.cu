@@ -1,7 +1,7 @@
 #include "gpu/barrier.cuh"
 #include "gpu/row.cuh"
 #include "ops/decode_attention/decode_attention_kernels.h"
-#include "ops/rope/rope_turn.cuh"
+#include "ops/rope/rope_rotate.cuh"
 
 /// A thread takes one pack of 16 bytes from the first half of what turns of a head, and its partner from the
 /// second, or a pack of what does not turn; values go the same way with nothing turned. A few thousand
@@ -32,8 +32,8 @@ struct Args {
 
 template <class T, int kPack>
 __global__ void __launch_bounds__(kBlock) turn_and_append(Args<T> args) {
-  gpu::let_later_start();
-  gpu::wait_for_earlier();
+  gpu::launch_dependents();
+  gpu::grid_dependency_wait();
   const int64_t at = blockIdx.x * int64_t(kBlock) + threadIdx.x;
   if (at >= args.count) return;
   const int64_t all = args.heads + 2 * args.kv_heads;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kBlock) turn_and_append(Args<T> args) {
 #pragma unroll
     for (int k = 0; k < kPack; ++k) {
       const float cosine = valid ? row[k] : nan, sine = row[args.half + k];
-      turn(first[k], second[k], cosine, sine);
+      rotate_pair(first[k], second[k], cosine, sine);
     }
   }
   store_row(out, begin, args.half, kWhole, first);

@@ -3,7 +3,7 @@
 #include "gpu/approx.cuh"
 #include "gpu/mma.cuh"
 #include "ops/decoder_layers/decoder_ring.cuh"
-#include "ops/rope/rope_turn.cuh"
+#include "ops/rope/rope_rotate.cuh"
 
 /// The attention phase of decoder_layers_sm90.cu. A unit is one key head, up to 4 of its query heads, and one
 /// split of the keys. Its warps take batches of 8 (D = 128) or 16 (D = 64) keys with their values from their
@@ -30,7 +30,7 @@ __device__ __forceinline__ float rotated(const Args<T>& args, const float* head,
   if (i >= args.rotary) return __ldcg(head + i);
   const int pair = i < half ? i : i - half;
   float a = __ldcg(head + pair), b = __ldcg(head + pair + half);
-  turn(a, b, angles[pair], angles[half + pair]);
+  rotate_pair(a, b, angles[pair], angles[half + pair]);
   return i < half ? a : b;
 }
 
@@ -206,7 +206,7 @@ __device__ __forceinline__ void attend(const Args<T>& args, const Layer<T>& laye
   // The new key is a batch of its own, the one after those in the cache.
   const int batches = (own.stored - own.begin + kBatch - 1) / kBatch;
   bool newest = own.end == own.length && warp == batches % kWarps;
-  for (int j = own.begin + warp * kBatch; j < own.stored || newest; j += Keys<kDim>::kTurn) {
+  for (int j = own.begin + warp * kBatch; j < own.stored || newest; j += Keys<kDim>::kKeysPerStep) {
     if (j < own.stored) {
       const T* const tile = ring.wait();
       found.add(tile, tile + kColumns, min(kBatch, own.stored - j), args.scale);

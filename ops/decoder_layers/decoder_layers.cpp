@@ -149,7 +149,7 @@ std::vector<std::string> decoder::variants() {
 
 std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor& table) {
   const Tensor& norm = layers[0].norm1;
-  if (!norm.device().is_cuda() || norm.device().card().major < 9) return "a GPU of compute capability 9.0";
+  if (!norm.device().is_cuda() || norm.device().info().major < 9) return "a GPU of compute capability 9.0";
   if (norm.dtype() != DType::bf16 && norm.dtype() != DType::f16) return "bf16 or f16";
   if (int64_t(layers.size()) > decoder::kMaxLayers) return "at most 256 layers";
   const DecoderLayer& first = layers[0];

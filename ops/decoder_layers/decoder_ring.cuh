@@ -66,8 +66,8 @@ struct Args {
 /// The keys of one attention unit. A warp takes every kWarps-th batch of them.
 template <int kDim>
 struct Keys {
-  static constexpr int kBatch = kColumns / kDim;  // keys of a stage, which holds their values too
-  static constexpr int kTurn = kBatch * kWarps;   // of a block
+  static constexpr int kBatch = kColumns / kDim;        // keys of a stage, which holds their values too
+  static constexpr int kKeysPerStep = kBatch * kWarps;  // of a block
 
   int kv, tile, split, length, begin, end, stored, used;  // stored: end of those in the cache; used: splits
   bool valid;                                             // the length is one that the cache can have
@@ -81,7 +81,7 @@ struct Keys {
     valid = 1 <= given && given <= args.limit;
     length = valid ? int(given) : 0;
     const int even = (length + args.splits - 1) / args.splits;
-    const int keys = max((even + kBatch - 1) / kBatch * kBatch, kTurn);
+    const int keys = max((even + kBatch - 1) / kBatch * kBatch, kKeysPerStep);
     used = (length + keys - 1) / keys;
     begin = min(split * keys, length), end = min(begin + keys, length);
     stored = min(end, length - 1);
@@ -161,7 +161,7 @@ class Ring {
       issue_keys(args, stage);
     else if (lane_ == 0)
       issue_weights(args, stage);
-    load_.column += keys ? Keys<kDim>::kTurn : kColumns;
+    load_.column += keys ? Keys<kDim>::kKeysPerStep : kColumns;
     if (load_.column < load_.end) return;
     load_.unit += keys ? int(gridDim.x) : step();
     settle(args);

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/pack.cuh"
 #include "ops/dropout/dropout_mask.cuh"
 #include "tensor/elementwise.h"
@@ -22,7 +22,7 @@ template <class T, bool kDense>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(const StridedLoop<2> loop, T* y, const T* x, const DropoutDraw draw,
                    const int64_t packs_per_row, const int64_t packs, const bool aligned) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   constexpr int kPack = gpu::kPackOf<T>;
   const uint64_t offset = draw.offset();
   const float scale = draw.scale;
@@ -80,8 +80,8 @@ void dropout_cuda(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
     const int64_t blocks =
         std::min<int64_t>(gpu::ceil_div(packs, kThreads), int64_t(device.multiprocessors()) * 32);
     const auto launch = [&](auto kernel) {
-      gpu::launch_chained(device, {dim3(unsigned(blocks)), kThreads}, kernel, loop, out, in,
-                          DropoutDraw(mask), packs_per_row, packs, aligned);
+      gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, kernel, loop, out, in,
+                            DropoutDraw(mask), packs_per_row, packs, aligned);
     };
     if (loop.rank == 1)
       launch(dropout_kernel<T, true>);

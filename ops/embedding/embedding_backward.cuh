@@ -23,7 +23,7 @@ struct BackwardArgs {
   const T* dy;
   int64_t to_stride, stride, rows, width, count;
   bool to_whole, whole, adds;  // rows of dtable, of dy start on 16 bytes
-  bool clears_pads;            // dtable's rows may be cleared in whole packs
+  bool clears_row_padding;     // dtable's rows may be cleared in whole packs
   uint32_t packs_per_row;      // of 16 bytes, of dtable
   gpu::Divider by_packs_per_row;
   int rows_of_warp;  // that a warp clears, up to 32
@@ -172,7 +172,7 @@ __device__ __forceinline__ void clear_rows(const BackwardArgs<T, Out>& args, int
                                            unsigned touched) {
   constexpr int kPack = kPackOf<Out>;
   const uint32_t packs = uint32_t(rows) * args.packs_per_row;
-  const bool words = args.to_whole && (args.clears_pads || args.width % kPack == 0);
+  const bool words = args.to_whole && (args.clears_row_padding || args.width % kPack == 0);
   for (uint32_t pack = threadIdx.x % kWarp; pack < packs; pack += kWarp) {
     const uint32_t row = args.by_packs_per_row.divide(pack);
     if (touched >> row & 1) continue;

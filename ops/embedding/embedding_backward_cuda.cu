@@ -2,7 +2,7 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <limits>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "ops/embedding/embedding_backward.cuh"
 #include "tensor/pads.h"
@@ -45,7 +45,7 @@ __device__ __forceinline__ uint32_t key_of(int64_t index, int64_t rows) {
 __global__ void __launch_bounds__(kBlock)
     sort_by_counting(uint32_t* sorted_keys, uint32_t* positions, Indices indices, int count, int64_t rows) {
   __shared__ __align__(16) uint32_t codes[kMostCounted];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int fours = (count + 3) / 4;
 #pragma unroll 8
   for (int i = int(threadIdx.x); i < 4 * fours; i += kBlock)
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ uint32_t sorted_keys[kMost], sorted_positions[kMost], raw[kThreads == kFewThreads ? kMost : 1];
   __shared__ unsigned touched[kBlockWarps];
   __shared__ float parts[kBlockWarps][kPack][kWarp];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int thread = int(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp, count = int(args.count);
   if (int(blockIdx.x) >= tiles) {
     const int64_t base = (blockIdx.x - tiles) * int64_t(args.rows_of_warp * kBlockWarps),
@@ -141,7 +141,7 @@ template <class T, class Out>
 __global__ void __launch_bounds__(kBlock) walk_chunks(BackwardArgs<T, Out> args, Chunks chunks, int lanes,
                                                       unsigned walkers, float* parts, int64_t part_stride) {
   constexpr int kPack = kPackOf<T>;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int thread = int(threadIdx.x), lane = thread % kWarp;
   if (blockIdx.x >= walkers) {
     const int64_t block = (blockIdx.x - walkers) * int64_t(gridDim.y) + blockIdx.y,
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
     join_parts(BackwardArgs<T, Out> args, Chunks chunks, int all, const float* parts, int64_t part_stride) {
   __shared__ float4 shares[kJoinWarps][kWarp];
   __shared__ int ends[kWarp];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp, base = int(blockIdx.x) * kWarp;
   const bool begins = base + lane < all && begins_parts(chunks, base + lane) &&
                       chunks.keys[(base + lane + 1) * int64_t(chunks.length)] < args.rows;
@@ -262,7 +262,7 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
       .to_whole = gpu::packs(dtable.data<Out>(), dtable.row_stride(), kPackOf<Out>),
       .whole = gpu::packs(dy.data<T>(), dy.row_stride(), kPackOf<T>),
       .adds = adds,
-      .clears_pads = owns_pads(dtable, int64_t(packs_per_row) * kPackOf<Out>),
+      .clears_row_padding = owns_row_padding(dtable, int64_t(packs_per_row) * kPackOf<Out>),
       .packs_per_row = packs_per_row,
       .by_packs_per_row = gpu::Divider(packs_per_row),
       .rows_of_warp = rows_of_warp};
@@ -274,17 +274,17 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
                   clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kBlockWarps);
     int length = kShortChunk;
     while (length * kBlockWarps < count) length *= 2;
-    gpu::launch_chained(device, {gpu::grid_of(adding + clearing), kThreads},
-                        backward_of_few<T, Out, kThreads>, args, Indices(indices), keys, positions,
-                        int(adding), length);
+    gpu::launch_dependent(device, {gpu::grid_of(adding + clearing), kThreads},
+                          backward_of_few<T, Out, kThreads>, args, Indices(indices), keys, positions,
+                          int(adding), length);
   };
   if (way == EmbeddingWay::one_launch) return few.template operator()<kFewThreads>(nullptr, nullptr);
   const Tensor arrays = Tensor::empty_packed({4 * count}, DType::i32, device);
   const auto array = [&](int which) { return static_cast<uint32_t*>(arrays.raw()) + which * count; };
   uint32_t *const keys = array(0), *const positions = array(1);
   if (way == EmbeddingWay::count) {
-    gpu::launch_chained(device, {gpu::grid_of(ceil_div(count * kCounters, kBlock)), kBlock}, sort_by_counting,
-                        keys, positions, Indices(indices), int(count), rows);
+    gpu::launch_dependent(device, {gpu::grid_of(ceil_div(count * kCounters, kBlock)), kBlock},
+                          sort_by_counting, keys, positions, Indices(indices), int(count), rows);
     if (count <= kSorted) return few.template operator()<kSortedThreads>(keys, positions);
   } else if (count > 0) {
     uint32_t *const raw_keys = array(2), *const raw_positions = array(3);
@@ -311,11 +311,11 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
   const int lanes = int(std::min<uint64_t>(std::bit_ceil(uint64_t(packs)), kWarp));
   const int64_t walkers = ceil_div(all, kBlock / lanes), deep = std::min<int64_t>(tiles, 65535),
                 clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kWarps);
-  gpu::launch_chained(device, {gpu::grid_of(walkers + ceil_div(clearing, deep), deep), kBlock},
-                      walk_chunks<T, Out>, args, chunks, lanes, unsigned(walkers), parts.data<float>(),
-                      part_stride);
+  gpu::launch_dependent(device, {gpu::grid_of(walkers + ceil_div(clearing, deep), deep), kBlock},
+                        walk_chunks<T, Out>, args, chunks, lanes, unsigned(walkers), parts.data<float>(),
+                        part_stride);
   if (all > 1)
-    gpu::launch_chained(
+    gpu::launch_dependent(
         device,
         {gpu::grid_of(ceil_div(all, kWarp), ceil_div(width, kWarp * kJoinColumns)), kJoinWarps * kWarp},
         join_parts<T, Out>, args, chunks, int(all), parts.data<float>(), part_stride);

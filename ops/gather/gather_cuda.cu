@@ -1,7 +1,7 @@
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "gpu/pack.cuh"
 #include "ops/gather/gather_kernels.h"
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
     gather_kernel(RowWalk walk, Word* y, int64_t y_stride, const Word* x, int64_t x_stride, int64_t rows,
                   const Index* indices, int64_t index_stride, int64_t total, Word filler) {
   constexpr int kPack = gpu::kPackOf<Word>;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   for (int64_t item = blockIdx.x * int64_t(kThreads) + threadIdx.x; item < total;
        item += int64_t(gridDim.x) * kThreads) {
     // A 64-bit division costs more than the move.
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kThreads)
                 int64_t index_stride, int count, int64_t rows) {
   constexpr int kPack = gpu::kPackOf<T>, kWarps = kThreads / gpu::kWarp;
   __shared__ int64_t named[kFew];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   for (int n = int(threadIdx.x); n < count; n += kThreads) named[n] = int64_t(indices[n * index_stride]);
   __syncthreads();
   const int lane = int(threadIdx.x) % gpu::kWarp;
@@ -258,10 +258,10 @@ void gather_rows_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, O
       const RowWalk walk = walk_rows<Word>(y, x);
       const int64_t total = y.size(0) * walk.packs;
       const Word filler = rule == OutOfRange::ones ? Word(~Word(0)) : Word(0);
-      gpu::launch_chained(y.device(), grid_for(y.device(), total), gather_kernel<Word, Index>, walk,
-                          static_cast<Word*>(y.raw()), y.layout().stride(0),
-                          static_cast<const Word*>(x.raw()), x.layout().stride(0), rows,
-                          indices.data<Index>(), indices.layout().stride(0), total, filler);
+      gpu::launch_dependent(y.device(), grid_for(y.device(), total), gather_kernel<Word, Index>, walk,
+                            static_cast<Word*>(y.raw()), y.layout().stride(0),
+                            static_cast<const Word*>(x.raw()), x.layout().stride(0), rows,
+                            indices.data<Index>(), indices.layout().stride(0), total, filler);
     });
   });
 }
@@ -281,9 +281,9 @@ bool scatter_rows_of_few(const Tensor& y, const Tensor& x, const Tensor& indices
                   most = gpu::ceil_div(int64_t(device.multiprocessors()) * 32, tiles);
     const int64_t blocks = std::min(gpu::ceil_div(rows, kThreads / gpu::kWarp), most);
     dispatch_index(indices.dtype(), "scatter_rows", [&]<class Index>() {
-      gpu::launch_chained(device, {gpu::grid_of(blocks, tiles), kThreads}, scatter_few<T, Index>, walk,
-                          y.data<T>(), y.layout().stride(0), x.data<T>(), x.layout().stride(0),
-                          indices.data<Index>(), indices.layout().stride(0), int(indices.count()), rows);
+      gpu::launch_dependent(device, {gpu::grid_of(blocks, tiles), kThreads}, scatter_few<T, Index>, walk,
+                            y.data<T>(), y.layout().stride(0), x.data<T>(), x.layout().stride(0),
+                            indices.data<Index>(), indices.layout().stride(0), int(indices.count()), rows);
     });
   });
   return taken;

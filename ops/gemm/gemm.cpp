@@ -153,13 +153,13 @@ struct Products {
     gemm.bias = bias.defined() ? bias.raw() : nullptr;
     const auto copied = [&](const Tensor& x, const Tensor& rows) {  // rows: with k along them
       const int64_t whole = (k + 7) / 8 * 8;
-      if (!is_half(x.dtype()) || k % 8 == 0 || owns_scratch_pads(rows, whole)) return 0.0;
+      if (!is_half(x.dtype()) || k % 8 == 0 || owns_scratch_padding(rows, whole)) return 0.0;
       return double(x.count()) * double(size_of(x.dtype()));
     };
     if (!gemm.transpose_a) gemm.copied += copied(a, a);
     if (gemm.transpose_b) gemm.copied += copied(b, b.transpose(-1, -2));
     const int64_t unit = std::max<int64_t>(16 / int64_t(size_of(d.dtype())), 1);
-    gemm.pads_d = owns_pads(d, (n + unit - 1) / unit * unit);
+    gemm.owns_d_padding = owns_row_padding(d, (n + unit - 1) / unit * unit);
   }
 
   /// Calls `one` for each; a bias it does not take along is what d starts as.
@@ -188,7 +188,7 @@ struct Products {
 
 }  // namespace
 
-bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
+bool multiply_in_chunks(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
                         int64_t most) {
   // Of the dimension that is `back` from the end, [begin, end); a dimension that is broadcast stays.
   const auto cut = [](const Tensor& x, int back, int64_t begin, int64_t end) {
@@ -202,12 +202,12 @@ bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const
       piece.sums = {};
       if (back == 0) {
         if (begin > 0) piece.bias = piece.residual = {}, piece.accumulate = true;
-        multiply_in_pieces(d, a.slice(-1, begin, end), b.slice(-2, begin, end), piece, most);
+        multiply_in_chunks(d, a.slice(-1, begin, end), b.slice(-2, begin, end), piece, most);
         continue;
       }
       piece.bias = back == 2 ? options.bias : cut(options.bias, back, begin, end);
       piece.residual = cut(options.residual, back, begin, end);
-      multiply_in_pieces(cut(d, back, begin, end), back == 1 ? a : cut(a, back, begin, end),
+      multiply_in_chunks(cut(d, back, begin, end), back == 1 ? a : cut(a, back, begin, end),
                          back == 2 ? b : cut(b, back, begin, end), piece, most);
     }
   };
@@ -271,7 +271,7 @@ bool run_wgmma(Multiplication& call) {
   Gemm& gemm = call.products.gemm;
   if (call.options.sums.defined() && call.products.calls == 1 && gemm_sm90_sums(gemm))
     gemm.sums = call.options.sums.data<float>();
-  run_own(call, gemm_wgmma);  // product_sm90 in gemm_sm90_rows.cuh, or product_stream_sm90
+  run_own(call, gemm_wgmma);  // gemm_sm90 in gemm_sm90_rows.cuh, or gemm_stream_sm90
   return gemm.sums != nullptr;
 }
 
@@ -365,7 +365,7 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   }
   check(writable(d), "multiply: the result ", describe(d), " has no dense rows");
   if (d.device().is_cuda() && std::max({d.count() / n, n, k}) > kMostExtent)
-    return multiply_in_pieces(d, a_given, b_given, options, kMostExtent);
+    return multiply_in_chunks(d, a_given, b_given, options, kMostExtent);
 
   Tensor a = a_given.detach(), b = b_given.detach(), bias = options.bias.detach();
   if (!stored(a).fits) a = a.clone();
@@ -425,7 +425,7 @@ bool is_long(const Sum& sum, Tensor& a, Tensor& b) {
   return a.defined() && b.defined();
 }
 
-bool pads_are_columns(const Sum& sum) {
+bool row_padding_is_columns(const Sum& sum) {
   return sum.d.count() == sum.d.size(-1) * sum.d.size(-2) && pads_to_long(sum.a);
 }
 
@@ -468,7 +468,7 @@ bool multiply_terms(const Sum& sum, bool accumulate) {
                   .stride_a = a.layout().stride(0),
                   .stride_b = b.layout().stride(0),
                   .beta = accumulate ? 1.0 : 0.0,
-                  .pads_d = owns_pads(sum.d, (n + unit - 1) / unit * unit),
+                  .owns_d_padding = owns_row_padding(sum.d, (n + unit - 1) / unit * unit),
                   .copied = double(a.count()) * double(size_of(a.dtype()))};
   const Device device = sum.d.device();
   const Gpu gpu(device);
@@ -479,10 +479,10 @@ bool multiply_terms(const Sum& sum, bool accumulate) {
 
 }  // namespace
 
-bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b) {
+bool sum_is_one_gemm(const Tensor& d, const Tensor& a, const Tensor& b) {
   const Sum sum = spread_sum(d, a, b);
   Tensor left, right;
-  return sum.terms <= 1 || is_long(sum, left, right) || pads_are_columns(sum);
+  return sum.terms <= 1 || is_long(sum, left, right) || row_padding_is_columns(sum);
 }
 
 bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate, const Tensor& sums) {
@@ -494,13 +494,13 @@ bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumu
     return false;
   }
   Tensor long_a, long_b;
-  bool one_product = is_long(sum, long_a, long_b);
-  if (!one_product && pads_are_columns(sum)) {
+  bool one_gemm = is_long(sum, long_a, long_b);
+  if (!one_gemm && row_padding_is_columns(sum)) {
     if (multiply_terms(sum, accumulate)) return false;
     std::tie(long_a, long_b) = pad_to_long(sum.a, sum.b);
-    one_product = true;
+    one_gemm = true;
   }
-  if (one_product)
+  if (one_gemm)
     return multiply(sum.d.reshape({d.size(-2), d.size(-1)}), long_a.transpose(0, 1), long_b,
                     {.accumulate = accumulate, .sums = sums});
   for (int64_t term = 0; term < sum.terms; ++term) {
@@ -541,7 +541,7 @@ GradTarget gradient_target(Backward& entry, int input, const Tensor& like, Gradi
 
 bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
                        const Tensor& b, const Tensor& sums) {
-  const bool once = sum_is_one_product(like.detach(), a, b);
+  const bool once = sum_is_one_gemm(like.detach(), a, b);
   const GradTarget target = gradient_target(entry, input, like, dtype, once);
   const bool summed = multiply_sum(target.grad, a, b, target.accumulate, sums);
   entry.written(input, target);

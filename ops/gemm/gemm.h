@@ -42,8 +42,8 @@ struct Gemm {
   int64_t stride_a = 0, stride_b = 0, stride_d = 0, stride_bias = 0;
   double alpha = 1, beta = 0;
   bool tf32 = false;
-  bool pads_d = false;  // D's row padding up to the next 16-byte boundary may be overwritten
-  double copied = 0;    // bytes of operands that row "cublas padded" would copy to round k up
+  bool owns_d_padding = false;  // D's row padding up to the next 16-byte boundary may be overwritten
+  double copied = 0;            // bytes of operands that row "cublas padded" would copy to round k up
 };
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).
@@ -100,7 +100,7 @@ struct MultiplyOptions {
 bool multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// The same by pieces of at most `most` rows (over all leading dimensions), columns and k. Returns false.
-bool multiply_in_pieces(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
+bool multiply_in_chunks(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
                         int64_t most);
 
 /// y = silu(x gate^T) (x up^T) as one kernel: y [T, F], x [T, in], weight [2F, in], gate's rows first. Gate
@@ -115,11 +115,11 @@ void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight);
 /// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
 /// sum over them. One product with a long k where the operands' layouts allow it (rows of a 16-bit a that are
 /// pitched are no hindrance on CUDA), else one product after the other in a fixed order, rounding to d's
-/// dtype each time: see `sum_is_one_product`. `sums` and the result as in multiply.
+/// dtype each time: see `sum_is_one_gemm`. `sums` and the result as in multiply.
 bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate = false,
                   const Tensor& sums = {});
 /// Whether multiply_sum(d, a, b) rounds once.
-bool sum_is_one_product(const Tensor& d, const Tensor& a, const Tensor& b);
+bool sum_is_one_gemm(const Tensor& d, const Tensor& a, const Tensor& b);
 
 /// Whether multiply can write a tensor as it is: dense elements in a row, rows that do not overlap.
 bool writable(const Tensor& d);

@@ -37,7 +37,7 @@ bool gemm_stores_by_tma(const Gemm& g) {
   if (!gemm_on_vectors(g.d, g.ldd, g.stride_d, g.out) ||
       (g.c && !gemm_on_vectors(g.c, g.ldd, g.stride_d, g.out)))
     return false;
-  return g.pads_d || g.n * int64_t(size_of(g.out)) % 16 == 0;
+  return g.owns_d_padding || g.n * int64_t(size_of(g.out)) % 16 == 0;
 }
 
 bool GemmOnGpu::lacks_wgmma() const {
@@ -45,8 +45,8 @@ bool GemmOnGpu::lacks_wgmma() const {
   return *lacks_wgmma_;
 }
 
-const ProductChoice& GemmOnGpu::wgmma() const {
-  if (!wgmma_) wgmma_ = choose_product(gemm_, gpu_);
+const GemmChoice& GemmOnGpu::wgmma() const {
+  if (!wgmma_) wgmma_ = choose_gemm(gemm_, gpu_);
   return *wgmma_;
 }
 
@@ -89,7 +89,7 @@ bool GemmOnGpu::wgmma_pays() const {
   const WgmmaCosts& c = costs().wgmma;
   const int64_t few = std::min(gemm_.m, gemm_.n);
   if (few < 2) return false;
-  const ProductChoice& choice = wgmma();
+  const GemmChoice& choice = wgmma();
   if (choice.tile != kStreamTile && few <= c.few && (!gemm_stores_by_tma(gemm_) || choice.splits > 1))
     return false;
   return choice.seconds < c.clearly_from ||
@@ -134,8 +134,8 @@ int64_t alignment(const void* pointer) {
 Key key_of(const Gemm& g, const Gpu& gpu) {
   const int64_t flags = int64_t(g.in) | int64_t(g.out) << 8 | int64_t(g.transpose_a) << 16 |
                         int64_t(g.transpose_b) << 17 | int64_t(g.bias != nullptr) << 18 |
-                        int64_t(g.beta == 0) << 19 | int64_t(g.pads_d) << 20 | int64_t(gpu.model) << 24 |
-                        int64_t(gpu.major) << 32;
+                        int64_t(g.beta == 0) << 19 | int64_t(g.owns_d_padding) << 20 |
+                        int64_t(gpu.model) << 24 | int64_t(gpu.major) << 32;
   const int64_t aligned = alignment(g.a) | alignment(g.b) << 16 | alignment(g.d) << 32 | alignment(g.c) << 48;
   return {g.m,
           g.n,

@@ -31,7 +31,7 @@ class GemmOnGpu {
   const GemmCosts& costs() const { return gemm_costs(gpu_); }
 
   /// Tile and splits in variant "wgmma", with its seconds. Only if gemm_sm90_lacks nothing.
-  const ProductChoice& wgmma() const;
+  const GemmChoice& wgmma() const;
   /// In variant "narrow". Only if gemm_narrow_lacks nothing.
   const NarrowChoice& narrow() const;
   /// What cuBLASLt is expected to take, with rounded extents or as they are, without a launch for the bias.
@@ -55,7 +55,7 @@ class GemmOnGpu {
   Gemm gemm_;
   Gpu gpu_;
   mutable std::optional<bool> lacks_wgmma_;
-  mutable std::optional<ProductChoice> wgmma_;
+  mutable std::optional<GemmChoice> wgmma_;
   mutable std::optional<NarrowChoice> narrow_;
   mutable std::optional<size_t> unforced_;
 };

@@ -6,7 +6,7 @@ namespace tessera::ops {
 namespace {
 
 template <class T>
-NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool along_k) {
+NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool k_major) {
   const T* const start = static_cast<const T*>(data);
   const T one(1.0f);
   uint32_t ones;
@@ -14,7 +14,7 @@ NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool alon
     ones = std::bit_cast<uint32_t>(one);
   else
     ones = one.bits * 0x10001u;
-  return {start, ld, stride, along_k, gpu::packs(start, ld, gpu::kPackOf<T>) && stride % gpu::kPackOf<T> == 0,
+  return {start, ld, stride, k_major, gpu::packs(start, ld, gpu::kPackOf<T>) && stride % gpu::kPackOf<T> == 0,
           ones};
 }
 
@@ -23,8 +23,8 @@ void launch_tile(Device device, int tile, unsigned blocks, const NarrowArgs<T>& 
   if constexpr (kIndex < int(std::size(kNarrowTiles))) {
     constexpr NarrowTile kTile = kNarrowTiles[kIndex];
     if (tile != kIndex) return launch_tile<T, kIndex + 1>(device, tile, blocks, args);
-    gpu::launch_chained(device, {dim3(blocks), dim3(kNarrowThreads)},
-                        narrow_kernel<T, kTile.rows, kTile.columns, narrow_depth(kTile, sizeof(T))>, args);
+    gpu::launch_dependent(device, {dim3(blocks), dim3(kNarrowThreads)},
+                          narrow_kernel<T, kTile.rows, kTile.columns, narrow_depth(kTile, sizeof(T))>, args);
   }
 }
 
@@ -39,7 +39,7 @@ void narrow_cuda(const Gemm& g, const NarrowChoice& choice, Device device) {
       narrow_launch(g, choice, tile.rows, tile.columns, narrow_depth(tile, sizeof(T)), a, b, device);
   // Of a side that is narrower than a pack, one element at a time.
   NarrowOperand<T>& right = launch.args.right;
-  right.packs = right.packs && (right.along_k || tile.columns >= gpu::kPackOf<T>);
+  right.packs = right.packs && (right.k_major || tile.columns >= gpu::kPackOf<T>);
   launch_tile<T>(device, choice.tile, launch.blocks, launch.args);
 }
 

@@ -43,17 +43,17 @@ class NarrowPanel {
       : x_(x) {
     const int number = int(threadIdx.x) * (x.packs ? kPack : 1);
     const int inner = number % inner_size(), outer = number / inner_size();
-    inner_left_ = (x.along_k ? end - begin : extent - first) - inner;
-    outer_left_ = (x.along_k ? extent - first : end - begin) - outer;
-    from_ = x.data + matrix * x.stride + ((x.along_k ? first : begin) + outer) * x.ld +
-            (x.along_k ? begin : first) + inner;
-    to_ = x.along_k ? place(inner, outer) : place(outer, inner);
+    inner_left_ = (x.k_major ? end - begin : extent - first) - inner;
+    outer_left_ = (x.k_major ? extent - first : end - begin) - outer;
+    from_ = x.data + matrix * x.stride + ((x.k_major ? first : begin) + outer) * x.ld +
+            (x.k_major ? begin : first) + inner;
+    to_ = x.k_major ? place(inner, outer) : place(outer, inner);
   }
 
   /// Where element (k, w) lies in shared memory: k first. If k is what is dense in memory, every eighth of it
   /// is followed by a gap, so that threads with neighbouring packs write to different banks.
   __device__ __forceinline__ int place(int k, int w) const {
-    return k * kWide + (x_.along_k ? k / 8 * 4 : 0) + w;
+    return k * kWide + (x_.k_major ? k / 8 * 4 : 0) + w;
   }
 
   /// The next kDepth of k into registers. Nothing is loaded under a condition of its own, so that all of it
@@ -82,7 +82,7 @@ class NarrowPanel {
         }
       }
     }
-    if (x_.along_k)
+    if (x_.k_major)
       from_ += kDepth, inner_left_ -= kDepth;
     else
       from_ += kDepth * x_.ld, outer_left_ -= kDepth;
@@ -91,10 +91,10 @@ class NarrowPanel {
   /// What was loaded last.
   __device__ __forceinline__ void store(float* shared) const {
     if (!used()) return;
-    const int inner = inner_left_ + (x_.along_k ? kDepth : 0),
-              outer = outer_left_ + (x_.along_k ? 0 : kDepth);
+    const int inner = inner_left_ + (x_.k_major ? kDepth : 0),
+              outer = outer_left_ + (x_.k_major ? 0 : kDepth);
     float* const to = shared + to_;
-    const int stride = x_.along_k ? step() : step() * kWide;
+    const int stride = x_.k_major ? step() : step() * kWide;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       float values[kPack];
@@ -103,7 +103,7 @@ class NarrowPanel {
         const int count = slot * step() < outer ? inner : 0;
 #pragma unroll
         for (int e = 0; e < kPack; ++e) values[e] = e < count ? values[e] : 0;
-        if (x_.along_k) {
+        if (x_.k_major) {
 #pragma unroll
           for (int e = 0; e < kPack; ++e) to[slot * stride + e * kWide] = values[e];
         } else {
@@ -122,7 +122,7 @@ class NarrowPanel {
 
  private:
   __device__ __forceinline__ int inner_size() const {
-    return x_.along_k ? kDepth : kWide;
+    return x_.k_major ? kDepth : kWide;
   }
   __device__ __forceinline__ int step() const {
     return kNarrowThreads * (x_.packs ? kPack : 1) / inner_size();
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 3) narrow_kernel(const __grid_
   __shared__ __align__(16) float shared[kPanels > kSums ? kPanels : kSums];
   float* const left_shared = shared;
   float* const right_shared = shared + Left::kFloats;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
 
   const NarrowPlace place(g);
   const int tile_of_all = place.tile_of_all, split = place.split, matrix = place.matrix;

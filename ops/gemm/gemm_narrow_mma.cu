@@ -12,37 +12,37 @@ int log_of(int64_t x) {
 }
 
 template <class T>
-NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool along_k, int64_t inner,
+NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool k_major, int64_t inner,
                          int most) {
   const T* const start = static_cast<const T*>(data);
   const bool packs = gpu::packs(start, ld, 8) && stride % 8 == 0;
   return {start,
           ld,
           stride,
-          along_k,
+          k_major,
           packs,
           0,
-          log_of(std::min<int64_t>(std::max<int64_t>(inner, along_k ? 16 : 1), most))};
+          log_of(std::min<int64_t>(std::max<int64_t>(inner, k_major ? 16 : 1), most))};
 }
 
 template <class T, int kIndex, bool kLeft, bool kRight>
 void launch_order(Device device, unsigned blocks, const NarrowArgs<T>& args) {
-  gpu::launch_chained(device,
-                      {.grid = dim3(blocks),
-                       .block = dim3(kNarrowThreads),
-                       .shared_bytes = narrow_bytes(kNarrowMmaTiles[kIndex], args.depth)},
-                      narrow_mma_kernel<T, kIndex, kLeft, kRight>, args);
+  gpu::launch_dependent(device,
+                        {.grid = dim3(blocks),
+                         .block = dim3(kNarrowThreads),
+                         .shared_bytes = narrow_bytes(kNarrowMmaTiles[kIndex], args.depth)},
+                        narrow_mma_kernel<T, kIndex, kLeft, kRight>, args);
 }
 
 template <class T, int kIndex = 0>
 void launch_tile(Device device, int tile, unsigned blocks, const NarrowArgs<T>& args) {
   if constexpr (kIndex < int(std::size(kNarrowMmaTiles))) {
     if (tile != kIndex) return launch_tile<T, kIndex + 1>(device, tile, blocks, args);
-    if (args.left.along_k)
-      args.right.along_k ? launch_order<T, kIndex, true, true>(device, blocks, args)
+    if (args.left.k_major)
+      args.right.k_major ? launch_order<T, kIndex, true, true>(device, blocks, args)
                          : launch_order<T, kIndex, true, false>(device, blocks, args);
     else
-      args.right.along_k ? launch_order<T, kIndex, false, true>(device, blocks, args)
+      args.right.k_major ? launch_order<T, kIndex, false, true>(device, blocks, args)
                          : launch_order<T, kIndex, false, false>(device, blocks, args);
   }
 }
@@ -60,7 +60,7 @@ void narrow_mma_cuda(const Gemm& g, const NarrowChoice& choice, Device device) {
                          b = operand<T>(g.b, g.ldb, g.stride_b, g.transpose_b, g.transpose_b ? g.k : g.n,
                                         g.transpose_b ? tile.depth : wide_b);
   NarrowLaunch<T> launch = narrow_launch(g, choice, tile.rows, tile.columns, tile.depth, a, b, device);
-  launch.args.pads = g.pads_d;
+  launch.args.pads = g.owns_d_padding;
   launch_tile<T>(device, choice.tile, launch.blocks, launch.args);
 }
 

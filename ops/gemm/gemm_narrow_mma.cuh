@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   using Right = MmaPanel<T, kN, kDepth, kRightAlong>;
   constexpr int kStage = Left::kBytes + Right::kBytes;
   extern __shared__ __align__(128) char shared[];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
 
   const NarrowPlace place(g);
   const int tile_of_all = place.tile_of_all, split = place.split, matrix = place.matrix;

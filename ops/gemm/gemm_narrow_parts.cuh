@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/divide.cuh"
 #include "gpu/pack.cuh"
 #include "ops/gemm/gemm_narrow.h"
@@ -17,7 +17,7 @@ template <class T>
 struct NarrowOperand {
   const T* data;
   int64_t ld, stride;
-  bool along_k;   // the dense dimension is k
+  bool k_major;   // the dense dimension is k
   bool packs;     // may be read in packs
   uint32_t ones;  // what a word of it holds if data is null
   int lanes_log;  // one element at a time: log2 of the threads next to each other along the dense dimension

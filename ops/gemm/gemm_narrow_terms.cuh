@@ -37,10 +37,10 @@ __device__ __forceinline__ void store_terms(const NarrowArgs<T>& g, int matrix, 
   constexpr int kPairs = kSteps * 8;  // of k
   const NarrowOperand<T>& b = g.right;
   const T* const from = b.data + matrix * b.stride;
-  const int64_t along = b.along_k ? 1 : b.ld, across = b.along_k ? b.ld : 1;
+  const int64_t along = b.k_major ? 1 : b.ld, across = b.k_major ? b.ld : 1;
 #pragma unroll 4
   for (int i = int(threadIdx.x); i < kPairs * range; i += kNarrowThreads) {
-    const int pair = b.along_k ? i % kPairs : i / range, in_range = b.along_k ? i / kPairs : i % range;
+    const int pair = b.k_major ? i % kPairs : i / range, in_range = b.k_major ? i / kPairs : i % range;
     const int k = pair * 2, column = first + in_range;
     uint32_t low = 0, high = 0;
     const T* const at = from + k * along + column * across;
@@ -57,8 +57,8 @@ __device__ __forceinline__ void store_terms(const NarrowArgs<T>& g, int matrix, 
 template <class T>
 __device__ __forceinline__ uint32_t load_terms(const NarrowArgs<T>& g, const T* row, int k, bool inside) {
   if (!inside || k >= g.k) return 0;
-  const int64_t along = g.left.along_k ? 1 : g.left.ld;
-  if (g.left.packs && g.left.along_k && k + 1 < g.k) return *reinterpret_cast<const uint32_t*>(row + k);
+  const int64_t along = g.left.k_major ? 1 : g.left.ld;
+  if (g.left.packs && g.left.k_major && k + 1 < g.k) return *reinterpret_cast<const uint32_t*>(row + k);
   const uint32_t low = row[k * along].bits;
   return k + 1 < g.k ? low | uint32_t(row[(k + 1) * along].bits) << 16 : low;
 }
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kNarrowThreads, kSteps == 1 ? 4 : 3)
   constexpr int kPack = gpu::kPackOf<Out>, kPasses = 8 / kPack, kWide = 16 * kPack;
   using Pack = gpu::Pack<Out, kPack>;
   extern __shared__ __align__(16) uint32_t fragments[];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const NarrowPlace place(g);
   const int first_column = place.column_tile * range, columns = min(g.n - first_column, range);
   float* const bias = reinterpret_cast<float*>(fragments + range * kSteps * 8);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kNarrowThreads, kSteps == 1 ? 4 : 3)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int r = row + i % 2 * 8;
-        a[step][i] = load_terms(g, left + r * (g.left.along_k ? g.left.ld : 1),
+        a[step][i] = load_terms(g, left + r * (g.left.k_major ? g.left.ld : 1),
                                 step * 16 + i / 2 * 8 + lane % 4 * 2, r < g.m);
       }
     for (int wide = 0; wide < columns; wide += kWide) {

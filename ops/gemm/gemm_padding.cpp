@@ -54,7 +54,7 @@ Tensor prolonged(const Tensor& x, int64_t columns) {
 
 /// Of a tensor that is an operator's scratch: its padding is never read. Not a write that the tape must
 /// hear of: the elements stay.
-void zero_pads(const Tensor& x, int64_t columns) {
+void zero_row_padding(const Tensor& x, int64_t columns) {
   Layout pads = distinct(x);
   pads.offset += x.size(-1);
   pads.shape = pads.shape.with(-1, columns - x.size(-1));
@@ -70,7 +70,7 @@ Tensor padded_copy(const Tensor& x, int64_t rows, int64_t columns) {
 }
 
 /// How an operand gets its extents.
-enum class Way : uint8_t { as_it_lies, pads, zeroed_pads, copy };
+enum class Way : uint8_t { as_it_lies, pads, zeroed_row_padding, copy };
 
 /// An operand as rows: the dense dimension last.
 struct Operand {
@@ -83,8 +83,8 @@ struct Operand {
     if (rows != x.size(-2) || !aligned(x)) return;
     if (columns == x.size(-1)) {
       way = Way::as_it_lies;
-    } else if (sums_columns ? owns_scratch_pads(x, columns) : owns_pads(x, columns)) {
-      way = sums_columns ? Way::zeroed_pads : Way::pads;
+    } else if (sums_columns ? owns_scratch_padding(x, columns) : owns_row_padding(x, columns)) {
+      way = sums_columns ? Way::zeroed_row_padding : Way::pads;
     }
   }
 
@@ -95,7 +95,7 @@ struct Operand {
       case Way::as_it_lies:
       case Way::pads:
         return 0;
-      case Way::zeroed_pads:
+      case Way::zeroed_row_padding:
         return c.launch + matrices * double(x.size(-2)) * 2 * kSectorBytes / c.bytes_per_second;
       default:
         return c.launch + double(size_of(x.dtype())) *
@@ -109,15 +109,15 @@ struct Operand {
     if (way == Way::copy) {
       made = padded_copy(x, rows, columns);
     } else if (way != Way::as_it_lies) {
-      if (way == Way::zeroed_pads) zero_pads(x, columns);
+      if (way == Way::zeroed_row_padding) zero_row_padding(x, columns);
       made = prolonged(x, columns);
     }
     return transposed ? made.transpose(-1, -2) : made;
   }
 };
 
-double product_seconds(double rows, int64_t n, int64_t k, double bytes, double flops_per_second,
-                       const PaddingCosts& c) {
+double gemm_seconds(double rows, int64_t n, int64_t k, double bytes, double flops_per_second,
+                    const PaddingCosts& c) {
   const double flops = 2 * rows * double(round_up(n, kTile)) * double(k);
   return std::max(flops / flops_per_second, bytes / c.bytes_per_second);
 }
@@ -142,7 +142,7 @@ struct PaddedGemm {
                    g.transpose_b);
   }
   bool in_place(const CublasGemm& g) const {
-    return to_m == m && aligned(g.d) && (to_n == n || owns_pads(g.d, to_n));
+    return to_m == m && aligned(g.d) && (to_n == n || owns_row_padding(g.d, to_n));
   }
   bool copies_bias(const CublasGemm& g) const { return g.options.bias.defined() && to_n != n; }
 };
@@ -177,8 +177,8 @@ Estimate padded_estimate(const CublasGemm& g, const Gpu& gpu) {
               rows * double(p.to_m) / double(p.m) * double(p.to_n) * double(size_of(scratch_dtype(g)))) /
                  c.bytes_per_second;
   const double share = 2 / double(size_of(g.a.dtype()));  // of the rates
-  const double fast = product_seconds(rows * double(p.to_m) / double(p.m), p.to_n, p.to_k, bytes_once(g),
-                                      share * c.fast_flops, c);
+  const double fast = gemm_seconds(rows * double(p.to_m) / double(p.m), p.to_n, p.to_k, bytes_once(g),
+                                   share * c.fast_flops, c);
   return {fast + extra, extra > 0 ? fast + extra : 0};
 }
 
@@ -186,7 +186,7 @@ Estimate plain_estimate(const CublasGemm& g, const Gpu& gpu) {
   if (!padded_lacks(g, gpu).empty()) return Estimate::otherwise();
   const PaddingCosts& c = gemm_costs(gpu).padding;
   const double rows = double(g.d.count()) / double(g.d.size(-1)), share = 2 / double(size_of(g.a.dtype()));
-  return {product_seconds(rows, g.d.size(-1), g.a.size(-1), bytes_once(g), share * c.slow_flops, c)};
+  return {gemm_seconds(rows, g.d.size(-1), g.a.size(-1), bytes_once(g), share * c.slow_flops, c)};
 }
 
 void run_padded(const CublasGemm& g) {
@@ -244,7 +244,7 @@ bool pads_to_long(const Tensor& a) {
   if (!a.device().is_cuda() || !tensor_cores || (forced && *forced == "cublas") || a.count() == 0)
     return false;
   const int64_t columns = a.storage()->pitch_bytes / int64_t(size_of(a.dtype()));
-  if (columns <= a.size(-1) || !aligned(a) || !owns_pads(a, columns)) return false;
+  if (columns <= a.size(-1) || !aligned(a) || !owns_row_padding(a, columns)) return false;
   const Tensor x = prolonged(a, columns).transpose(-1, -2);
   return x.can_reshape({x.count() / x.size(-1), x.size(-1)});
 }
@@ -252,8 +252,8 @@ bool pads_to_long(const Tensor& a) {
 std::pair<Tensor, Tensor> pad_to_long(const Tensor& a, const Tensor& b) {
   const int64_t columns = a.storage()->pitch_bytes / int64_t(size_of(a.dtype()));
   Tensor x;
-  if (owns_scratch_pads(a, columns)) {
-    zero_pads(a, columns);
+  if (owns_scratch_padding(a, columns)) {
+    zero_row_padding(a, columns);
     x = prolonged(a, columns);
   } else {
     // A copy with m first, so that the leading dimensions and the columns continue each other.

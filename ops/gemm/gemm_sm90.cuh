@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "gpu/again.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/launch.cuh"
+#include "gpu/reread.cuh"
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
@@ -38,7 +38,7 @@ namespace tessera::ops {
 /// ring, turns, cluster, whether its tiles are neighbours along n and share a, and whether a may be summed.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
           int kRing, bool kTurns, int kBlocks, bool kAlongN = false, bool kSums = false>
-struct ProductTile {
+struct GemmTile {
   using T = Element;
   static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
@@ -50,7 +50,7 @@ struct ProductTile {
   static constexpr int kParts = kRows / 64;             // products of 64 rows per warpgroup
   static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
   static constexpr int kBytesA = kM * 128;
-  static constexpr int kBytesB = (kB == gpu::TileOrder::along_k ? kN : (kN + 63) / 64 * 64) * 128;
+  static constexpr int kBytesB = (kB == gpu::TileOrder::k_major ? kN : (kN + 63) / 64 * 64) * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static constexpr bool kSumsA = kSums;
   static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
@@ -58,7 +58,7 @@ struct ProductTile {
 
 /// What a block works on: rows m ..., columns n ... of d number `batch`, from `blocks` times 64 of k from
 /// `first` on. With splits > 1 the sums are partial, part `split` of the split tile (of a cluster) `number`.
-struct ProductPart {
+struct WorkTile {
   int m, n, batch, split, first, blocks, splits, number;
 };
 
@@ -66,7 +66,7 @@ struct ProductPart {
 /// at the same time shares operands. Tiles may be split along k, all or those that do not fill a round of the
 /// grid: the first `whole` are not. The splits of a tile are neighbours, and the grid is a multiple of them
 /// and divides `whole`, so that they run at the same time, each in the same round of its block.
-struct ProductPlan {
+struct GemmPlan {
   int m = 0, n = 0, k = 0, batch = 1, splits = 1;
   int blocks = 0;                 // of 64 along k, of all terms
   int term_blocks = 0;            // of a term
@@ -102,7 +102,7 @@ struct ProductPlan {
   }
 
   template <class Tile>
-  __device__ __forceinline__ ProductPart part(int item, int rank) const {
+  __device__ __forceinline__ WorkTile part(int item, int rank) const {
     const int number = max(item - whole, 0) / splits, split = max(item - whole, 0) - number * splits;
     const bool splitted = item >= whole;
     const int in_all = min(item, whole) + number, tiles = rows * columns;
@@ -125,25 +125,25 @@ struct ProductPlan {
 /// The operands as TMA sees them: three dimensions, the last the batch. Problems of the same
 /// extents whose matrices lie anywhere may be a batch as well, each with maps of its own.
 template <int kProblems>
-struct ProductMapsOf {
+struct GemmMapsOf {
   gpu::TensorMap a[kProblems], b[kProblems];
 };
-using ProductMaps = ProductMapsOf<1>;
+using GemmMaps = GemmMapsOf<1>;
 
 /// An epilogue is a class with
 ///   struct Params                                a kernel parameter, tensor maps and all
 ///   static constexpr int kSharedBytes            of a warpgroup, a multiple of 1024
 ///   static constexpr int kBarriers               of a warpgroup, each initialised to one arrival
 ///   Epilogue(const Params&, char* shared, gpu::Barrier*, int group)     by all threads of the warpgroup
-///   void begin(const ProductPart&, int row)      before the products: ask for what finish() will need
-///   void finish(const ProductPart&, int row, float (&sums)[kParts][kN / 2])
+///   void begin(const WorkTile&, int row)      before the products: ask for what finish() will need
+///   void finish(const WorkTile&, int row, float (&sums)[kParts][kN / 2])
 ///   void end()                                   after the last tile
 /// `row` is the warpgroup's first row in the tile; sums lie as gpu/wgmma.cuh says, 64 rows a part. Rows and
 /// columns past the edge hold zeros. Its barriers among the warpgroup's threads are sync_named(1 + group,
 /// 128).
 
 template <class Tile, class Epilogue>
-struct ProductShared {
+struct GemmShared {
   static constexpr int kEpilogueAt = Tile::kStages * Tile::kStageBytes;
   static constexpr int kRingAt = kEpilogueAt + Tile::kGroups * Epilogue::kSharedBytes;
   static constexpr int kBytes = kRingAt + int(sizeof(gpu::Ring<Tile::kStages>)) +
@@ -160,13 +160,13 @@ __device__ __forceinline__ void advance(gpu::RingPlace<kStages>& place, int bloc
 
 /// The copying thread.
 template <class Tile, int kProblems>
-__device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& maps, const ProductPlan& plan,
+__device__ __forceinline__ void bring_operands(const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
                                                char* stages, gpu::Ring<Tile::kStages>& ring, int rank) {
   using enum gpu::TileOrder;
   gpu::RingPlace<Tile::kStages> place;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster) {
-    const ProductPart part = plan.part<Tile>(item, rank);
+    const WorkTile part = plan.part<Tile>(item, rank);
     const int problem = kProblems > 1 ? part.batch : 0;
     // Of the batch or of the terms: one of them is 1.
     int matrix = part.first / plan.term_blocks, k = (part.first - matrix * plan.term_blocks) * Tile::kDepth;
@@ -180,23 +180,23 @@ __device__ __forceinline__ void bring_operands(const ProductMapsOf<kProblems>& m
       const bool for_both = (block & 1) == rank;
       const auto bring = [&]<bool kShared>(char* to, const gpu::TensorMap& map, int c0, int c1, int c2) {
         if constexpr (kShared)
-          gpu::load_box_multicast(to, map, full, 3, c0, c1, c2);
+          gpu::tma_load_multicast(to, map, full, 3, c0, c1, c2);
         else
-          gpu::load_box(to, map, full, c0, c1, c2);
+          gpu::tma_load(to, map, full, c0, c1, c2);
       };
       if (!Tile::kSharesA || for_both) {
 #pragma unroll
-        for (int box = 0; box < (Tile::kA == along_k ? 1 : Tile::kM / 64); ++box)
+        for (int box = 0; box < (Tile::kA == k_major ? 1 : Tile::kM / 64); ++box)
           bring.template operator()<Tile::kSharesA>(a + box * 8192, maps.a[problem],
-                                                    Tile::kA == along_k ? k : part.m + box * 64,
-                                                    Tile::kA == along_k ? part.m : k, matrix * plan.step_a);
+                                                    Tile::kA == k_major ? k : part.m + box * 64,
+                                                    Tile::kA == k_major ? part.m : k, matrix * plan.step_a);
       }
       if (Tile::kDown == 1 || for_both) {
 #pragma unroll
-        for (int box = 0; box < (Tile::kB == along_k ? 1 : (Tile::kN + 63) / 64); ++box)
+        for (int box = 0; box < (Tile::kB == k_major ? 1 : (Tile::kN + 63) / 64); ++box)
           bring.template operator()<(Tile::kDown > 1)>(
-              b + box * 8192, maps.b[problem], Tile::kB == along_k ? k : part.n + box * 64,
-              Tile::kB == along_k ? part.n : k, matrix * plan.step_b);
+              b + box * 8192, maps.b[problem], Tile::kB == k_major ? k : part.n + box * 64,
+              Tile::kB == k_major ? part.n : k, matrix * plan.step_b);
       }
       place.advance();
       k += Tile::kDepth;
@@ -231,7 +231,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
     const uint64_t at = uint64_t(place.stage * (Tile::kStageBytes >> 4));
 #pragma unroll
     for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
-    gpu::fence_products();
+    gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
 #pragma unroll
@@ -239,8 +239,8 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
         gpu::multiply<T, Tile::kA, Tile::kB>(
             sums[part], a_tile + at + uint64_t(part * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
             b_tile + at + step * gpu::kDescriptorStep<Tile::kB>, block | step);
-    gpu::commit_products();
-    gpu::wait_products<1>();
+    gpu::warpgroup_commit();
+    gpu::warpgroup_wait<1>();
     if (block > 0) release(before);
     before = place.stage;
     if constexpr (Tile::kSumsA) {
@@ -249,7 +249,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
     place.advance();
   }
   issued();
-  gpu::wait_products<0>();
+  gpu::warpgroup_wait<0>();
 #pragma unroll
   for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
   release(before);
@@ -257,10 +257,9 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
 
 template <class Tile, class Epilogue, int kProblems>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    product_kernel(const __grid_constant__ ProductMapsOf<kProblems> maps,
-                   const __grid_constant__ ProductPlan plan,
-                   const __grid_constant__ typename Epilogue::Params params) {
-  using Shared = ProductShared<Tile, Epilogue>;
+    gemm_kernel(const __grid_constant__ GemmMapsOf<kProblems> maps, const __grid_constant__ GemmPlan plan,
+                const __grid_constant__ typename Epilogue::Params params) {
+  using Shared = GemmShared<Tile, Epilogue>;
   extern __shared__ __align__(1024) char shared[];
   auto& ring = *reinterpret_cast<gpu::Ring<Tile::kStages>*>(shared + Shared::kRingAt);
   auto* const turns = reinterpret_cast<gpu::Barrier*>(&ring + 1);  // a warpgroup's own: it may multiply
@@ -281,11 +280,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     gpu::cluster_sync();
   else
     __syncthreads();
-  gpu::wait_for_earlier();
-  gpu::let_later_start();  // PDL: lets the next kernel start on idle SMs
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();  // PDL: lets the next kernel start on idle SMs
 
   if (group < 0) {
-    gpu::give_registers<Tile::kMany ? 24 : 40>();
+    gpu::warpgroup_reg_dealloc<Tile::kMany ? 24 : 40>();
     if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
       const int warp = gpu::uniform(int(threadIdx.x) / 32);
@@ -297,7 +296,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     __syncwarp();
   } else {
-    gpu::take_registers<Tile::kMany ? 240 : 232>();
+    gpu::warpgroup_reg_alloc<Tile::kMany ? 240 : 232>();
     const int row = Tile::kPingPong ? 0 : group * Tile::kRows;
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
                       barriers + group * Epilogue::kBarriers, group);
@@ -305,7 +304,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     int number = 0;  // of this block's tile
     for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
          item += int(gridDim.x) / Tile::kCluster, ++number) {
-      const ProductPart part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
+      const WorkTile part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
       if (Tile::kPingPong && number % 2 != group) {
         advance(place, part.blocks);
         continue;
@@ -348,17 +347,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     gpu::cluster_sync();  // no remote arrive may reach a block that has exited
 }
 
-/// An operand of a product, rows x columns as it is stored: along_k rows of m (n) and columns of k, across_k
+/// An operand of a product, rows x columns as it is stored: k_major rows of m (n) and columns of k, mn_major
 /// the other way round.
 template <class T>
-struct ProductOperand {
+struct GemmOperand {
   const T* data;
   int64_t ld, stride;  // stride of the batch; 0: the same matrix for all
 };
 
 template <class T, gpu::TileOrder kOrder>
-gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k, int64_t batch, int boxed) {
-  constexpr bool kAlong = kOrder == gpu::TileOrder::along_k;
+gpu::TensorMap operand_map(const GemmOperand<T>& x, int64_t extent, int64_t k, int64_t batch, int boxed) {
+  constexpr bool kAlong = kOrder == gpu::TileOrder::k_major;
   return gpu::tensor_map<T, 3>(x.data, {kAlong ? k : extent, kAlong ? extent : k, x.stride ? batch : 1},
                                {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
 }
@@ -366,9 +365,9 @@ gpu::TensorMap operand_map(const ProductOperand<T>& x, int64_t extent, int64_t k
 /// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) after
 /// `whole` tiles that are not split; of the sum of `terms` such products.
 template <class Tile>
-ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0,
-                         int64_t terms = 1) {
-  ProductPlan plan{.m = int(m), .n = int(n), .k = int(k), .batch = int(batch)};
+GemmPlan gemm_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0,
+                   int64_t terms = 1) {
+  GemmPlan plan{.m = int(m), .n = int(n), .k = int(k), .batch = int(batch)};
   plan.term_blocks = int(gpu::ceil_div(k, Tile::kDepth));
   plan.blocks = int(terms) * plan.term_blocks;
   plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
@@ -384,17 +383,17 @@ ProductPlan product_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int spl
 }
 
 template <class Tile, class Epilogue, int kProblems>
-void launch_product(Device device, const ProductMapsOf<kProblems>& maps, const ProductPlan& plan,
-                    const typename Epilogue::Params& params) {
+void launch_gemm(Device device, const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
+                 const typename Epilogue::Params& params) {
   const int slots = device.multiprocessors() / Tile::kCluster;
   const int clusters = std::min(plan.items, slots - slots % plan.splits);
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * Tile::kCluster)),
                .block = dim3(Tile::kThreads),
-               .shared_bytes = size_t(ProductShared<Tile, Epilogue>::kBytes),
+               .shared_bytes = size_t(GemmShared<Tile, Epilogue>::kBytes),
                .cluster = Tile::kCluster,
                .overlaps = true},
-              product_kernel<Tile, Epilogue, kProblems>, maps, plan, params);
+              gemm_kernel<Tile, Epilogue, kProblems>, maps, plan, params);
 }
 
 }  // namespace tessera::ops

@@ -30,49 +30,70 @@ bool gemm_sm90_sums(const Gemm& g) {
          g.m <= kMostSummedRows;
 }
 
-ProductChoice choose_product(const Gemm& g, const Gpu& gpu, int forced) {
-  const WgmmaCosts& c = gemm_costs(gpu).wgmma;
-  const int multiprocessors = gpu.multiprocessors;
-  constexpr int64_t kMostTiles = 1024;  // in parts
-  const int64_t blocks = g.terms * ceil_div(g.k, 64);
-  const bool by_engine = gemm_stores_by_tma(g), wide = g.out != g.in,
-             gradient = product_is_gradient(!g.transpose_a, g.transpose_b);
-  // Only of products that take a while: short ones are bound by their ends.
-  const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.terms * g.k);
-  const bool takes_long = std::max(flops / c.flops, gemm_bytes(g) / c.bytes_per_second) > c.takes_long;
-  const auto across = [&](const void* data, int64_t ld, int64_t stride) {
-    return takes_long && !gemm_on_lines(data, ld, stride) ? c.across_lines : 1;
-  };
-  const double across_a = across(g.a, g.lda, g.stride_a), across_b = across(g.b, g.ldb, g.stride_b);
-  ProductChoice best;
-  double fewest = 0;  // clocks
-  int64_t rounds_of_best = 0;
-  for (int index = 0; index < int(std::size(kProductTiles)); ++index) {
-    const ProductTileShape& tile = kProductTiles[index];
-    if ((forced >= 0 && index != forced) || !tile.takes(!g.transpose_a, g.transpose_b)) continue;
-    const bool stores = by_engine && (wide ? gradient && (g.beta == 0 ? tile.wide : tile.wide_adds)
-                                           : (g.beta == 0 ? tile.stores : tile.adds));
-    const int64_t tiles =
-        g.batch * ceil_div(g.m, tile.rows * tile.down()) * ceil_div(g.n, tile.columns * tile.side());
-    const int64_t slots = multiprocessors / tile.cluster;
+namespace {
+
+/// The modelled clocks of one tile shape on one GEMM.
+class TileModel {
+ public:
+  TileModel(const Gemm& g, const WgmmaCosts& costs, const GemmTileShape& tile)
+      : costs_(costs), tile_(tile), blocks_(g.terms * ceil_div(g.k, 64)), wide_out_(g.out == DType::f32) {
     // 64 of k: the tensor cores' time, and that of shared memory at 128 bytes per clock, where both operands
     // are written once, a is read once and b for every 64 rows.
-    const double products = std::max(double(tile.rows) * tile.columns / 32,
-                                     c.shared * (2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0)));
-    const double loaded = 128.0 * (double(tile.rows) / tile.side() + double(tile.columns) / tile.down());
-    const double lines =
-        128.0 * (double(tile.rows) / tile.side() * across_a + double(tile.columns) / tile.down() * across_b);
-    const double piece = double(tile.rows) * tile.columns;
-    const auto round = [&](int64_t splits, bool by_threads,
-                           bool turns) {  // the clocks of one round of the grid
-      const int64_t depth = ceil_div(blocks, splits);
-      const double stored = piece * (splits > 1 || g.out == DType::f32 ? 4 : 2);
-      const double block = std::max({(turns ? products : products * c.alone) + loaded * c.byte,
-                                     lines / c.bytes_per_clock, stored / double(depth) / c.stored_per_clock});
-      const double writing = by_threads ? c.threads * piece / double(splits) : 0;
-      const double adding = splits > 1 ? double(std::min(splits, c.most_parts)) * c.part : 0;
-      return double(depth) * block + (tile.ping_pong ? 0 : c.epilogue) + writing + adding;
+    mma_ = std::max(double(tile.rows) * tile.columns / 32,
+                    costs.shared * (2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0)));
+    const double a = 128.0 * double(tile.rows) / tile.side(), b = 128.0 * double(tile.columns) / tile.down();
+    loaded_ = a + b;
+    // Only of GEMMs that take a while: short ones are bound by their ends.
+    const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.terms * g.k);
+    const bool takes_long =
+        std::max(flops / costs.flops, gemm_bytes(g) / costs.bytes_per_second) > costs.takes_long;
+    const auto across = [&](const void* data, int64_t ld, int64_t stride) {
+      return takes_long && !gemm_on_lines(data, ld, stride) ? costs.across_lines : 1;
     };
+    lines_ = a * across(g.a, g.lda, g.stride_a) + b * across(g.b, g.ldb, g.stride_b);
+  }
+
+  /// One round of the grid. `ping_pong`: epilogues run under the next tile's MMAs.
+  double round(int64_t splits, bool by_threads, bool ping_pong) const {
+    const int64_t depth = ceil_div(blocks_, splits);
+    const double elements = double(tile_.rows) * tile_.columns;
+    const double stored = elements * (splits > 1 || wide_out_ ? 4 : 2);
+    const double block =
+        std::max({(ping_pong ? mma_ : mma_ * costs_.alone) + loaded_ * costs_.byte,
+                  lines_ / costs_.bytes_per_clock, stored / double(depth) / costs_.stored_per_clock});
+    const double writing = by_threads ? costs_.threads * elements / double(splits) : 0;
+    const double adding = splits > 1 ? double(std::min(splits, costs_.most_parts)) * costs_.part : 0;
+    return double(depth) * block + (tile_.ping_pong ? 0 : costs_.epilogue) + writing + adding;
+  }
+
+ private:
+  const WgmmaCosts& costs_;
+  const GemmTileShape& tile_;
+  int64_t blocks_;
+  bool wide_out_;
+  double mma_ = 0, loaded_ = 0, lines_ = 0;
+};
+
+}  // namespace
+
+GemmChoice choose_gemm(const Gemm& g, const Gpu& gpu, int forced) {
+  const WgmmaCosts& c = gemm_costs(gpu).wgmma;
+  constexpr int64_t kMostTiles = 1024;  // in parts
+  const int64_t blocks = g.terms * ceil_div(g.k, 64);
+  const bool by_tma = gemm_stores_by_tma(g), wide = g.out != g.in,
+             gradient = product_is_gradient(!g.transpose_a, g.transpose_b);
+  GemmChoice best;
+  double fewest = 0;  // clocks
+  int64_t rounds_of_best = 0;
+  for (int index = 0; index < int(std::size(kGemmTiles)); ++index) {
+    const GemmTileShape& tile = kGemmTiles[index];
+    if ((forced >= 0 && index != forced) || !tile.takes(!g.transpose_a, g.transpose_b)) continue;
+    const bool stores = by_tma && (wide ? gradient && (g.beta == 0 ? tile.wide : tile.wide_adds)
+                                        : (g.beta == 0 ? tile.stores : tile.adds));
+    const int64_t tiles =
+        g.batch * ceil_div(g.m, tile.rows * tile.down()) * ceil_div(g.n, tile.columns * tile.side());
+    const int64_t slots = gpu.multiprocessors / tile.cluster;
+    const TileModel model(g, c, tile);
     // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks
     // of k each.
     const int64_t last = tiles % slots == 0 ? slots : tiles % slots;
@@ -85,10 +106,10 @@ ProductChoice choose_product(const Gemm& g, const Gpu& gpu, int forced) {
       if (by_threads && (!tile.by_threads || (tiles - whole) * tile.cluster > kMostTiles)) continue;
       const int64_t whole_rounds = ceil_div(whole, grid),
                     split_rounds = ceil_div((tiles - whole) * splits, grid);
-      const bool turns = !tile.ping_pong || tile.cluster > 1 || whole_rounds + split_rounds > 1;
+      const bool ping_pong = !tile.ping_pong || tile.cluster > 1 || whole_rounds + split_rounds > 1;
       const double clocks = c.ends + (tile.cluster > 1 ? c.clusters : 0) +
-                            double(whole_rounds) * round(1, by_threads, turns) +
-                            double(split_rounds) * round(splits, by_threads, turns);
+                            double(whole_rounds) * model.round(1, by_threads, ping_pong) +
+                            double(split_rounds) * model.round(splits, by_threads, ping_pong);
       if (fewest != 0 && clocks >= fewest) continue;
       fewest = clocks;
       rounds_of_best = whole_rounds + split_rounds;
@@ -108,20 +129,20 @@ ProductChoice choose_product(const Gemm& g, const Gpu& gpu, int forced) {
                            ? weight >= skinny.small && (dense || std::min(g.m, g.n) > skinny.few_tokens)
                            : forced == kStreamTile;
   if (streams && gemm_stream_lacks(g).empty()) {
-    const ProductChoice stream = choose_stream(g, gpu);
+    const GemmChoice stream = choose_stream(g, gpu);
     if (best.seconds == 0 || stream.seconds < best.seconds) return stream;
   }
   return best;
 }
 
-ProductChoice choose_pair(const Gemm& first, const Gpu& gpu, int forced) {
+GemmChoice choose_pair(const Gemm& first, const Gpu& gpu, int forced) {
   Gemm both = first;
   both.batch = 2;
   both.stride_a = both.stride_b = both.stride_d = 64;  // other matrices, whose places do not matter
-  ProductChoice best;
+  GemmChoice best;
   for (const int tile : kPairTiles) {
     if (forced >= 0 && tile != forced) continue;
-    const ProductChoice choice = choose_product(both, gpu, tile);
+    const GemmChoice choice = choose_gemm(both, gpu, tile);
     if (choice.seconds > 0 && (best.seconds == 0 || choice.seconds < best.seconds)) best = choice;
   }
   return best;
@@ -176,21 +197,21 @@ bool gemm_pair_pays(const Gemm& first, const Gemm& second, const Gpu& gpu) {
 
 void gemm_pair(const Gemm& first, const Gemm& second, Device device) {
   if constexpr (kCuda) {
-    const ProductChoice choice = choose_pair(first, Gpu(device));
+    const GemmChoice choice = choose_pair(first, Gpu(device));
     if (first.in == DType::bf16)
-      product_pair_sm90<bf16>(first, second, choice, device);
+      gemm_pair_sm90<bf16>(first, second, choice, device);
     else
-      product_pair_sm90<f16>(first, second, choice, device);
+      gemm_pair_sm90<f16>(first, second, choice, device);
   }
 }
 
 void gemm_wgmma(const Gemm& gemm, Device device) {
   if constexpr (kCuda) {
-    const ProductChoice& choice = gemm_on_gpu(gemm, Gpu(device)).wgmma();
+    const GemmChoice& choice = gemm_on_gpu(gemm, Gpu(device)).wgmma();
     if (gemm.in == DType::bf16)
-      product_sm90<bf16>(gemm, choice, device);
+      gemm_sm90<bf16>(gemm, choice, device);
     else
-      product_sm90<f16>(gemm, choice, device);
+      gemm_sm90<f16>(gemm, choice, device);
   }
 }
 

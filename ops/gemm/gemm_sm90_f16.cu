@@ -2,6 +2,6 @@
 
 namespace tessera::ops {
 
-template void product_sm90<f16>(const Gemm& gemm, const ProductChoice& choice, Device device);
+template void gemm_sm90<f16>(const Gemm& gemm, const GemmChoice& choice, Device device);
 
 }  // namespace tessera::ops

@@ -17,10 +17,10 @@ Tensor room_for_sums(const Gemm& gemm, int parts, int64_t covered, Device device
 }
 
 template <int kIndex, class T, bool kSums>
-void run_pair(const Gemm& first, const Gemm& second, const ProductChoice& choice, Device device) {
-  using Tile = typename TileOf<kIndex, T, gpu::TileOrder::across_k, gpu::TileOrder::across_k, kSums>::type;
+void run_pair(const Gemm& first, const Gemm& second, const GemmChoice& choice, Device device) {
+  using Tile = typename TileOf<kIndex, T, gpu::TileOrder::mn_major, gpu::TileOrder::mn_major, kSums>::type;
   using Epilogue = SumEpilogue<Tile, true>;
-  ProductPlan plan = product_plan<Tile>(first.m, first.n, first.k, 2, choice.splits, choice.whole);
+  GemmPlan plan = gemm_plan<Tile>(first.m, first.n, first.k, 2, choice.splits, choice.whole);
   Tensor parts_a, parts_b;
   if constexpr (kSums) {
     plan.sums_pitch = int(gpu::ceil_div(first.m, Tile::kM) * Tile::kM);
@@ -29,7 +29,7 @@ void run_pair(const Gemm& first, const Gemm& second, const ProductChoice& choice
     parts_b = room_for_sums(second, plan.summing_b<Tile>() * plan.splits, plan.sums_b_pitch, device);
     plan.sums = first.sums, plan.partial_sums = parts_a.defined() ? parts_a.data<float>() : nullptr;
     plan.sums_b = second.sums, plan.partial_sums_b = parts_b.defined() ? parts_b.data<float>() : nullptr;
-    plan.sums_arrived = reinterpret_cast<int*>(device.counters(kProductCounters) + kSumsAt);
+    plan.sums_arrived = reinterpret_cast<int*>(device.counters(kGemmCounters) + kSumsAt);
   }
   typename Epilogue::Params params{.d = first.d, .c = first.d, .ld = first.ldd, .stride = 0};
   params.wide = first.out == DType::f32;
@@ -38,13 +38,13 @@ void run_pair(const Gemm& first, const Gemm& second, const ProductChoice& choice
   params.m = plan.m, params.n = plan.n;
   params.alpha = 1, params.beta = float(first.beta);
   const Tensor scratch = room_for_parts<Epilogue>(plan, params, device);
-  const ProductMaps one = operand_maps<Tile>(first), other = operand_maps<Tile>(second);
-  const ProductMapsOf<2> maps{{one.a[0], other.a[0]}, {one.b[0], other.b[0]}};
-  launch_product<Tile, Epilogue>(device, maps, plan, params);
+  const GemmMaps one = operand_maps<Tile>(first), other = operand_maps<Tile>(second);
+  const GemmMapsOf<2> maps{{one.a[0], other.a[0]}, {one.b[0], other.b[0]}};
+  launch_gemm<Tile, Epilogue>(device, maps, plan, params);
 }
 
 template <int kIndex, class T>
-void run_pair(const Gemm& first, const Gemm& second, const ProductChoice& choice, Device device) {
+void run_pair(const Gemm& first, const Gemm& second, const GemmChoice& choice, Device device) {
   if (first.sums || second.sums)
     run_pair<kIndex, T, true>(first, second, choice, device);
   else
@@ -54,7 +54,7 @@ void run_pair(const Gemm& first, const Gemm& second, const ProductChoice& choice
 }  // namespace
 
 template <class T>
-void product_pair_sm90(const Gemm& first, const Gemm& second, const ProductChoice& choice, Device device) {
+void gemm_pair_sm90(const Gemm& first, const Gemm& second, const GemmChoice& choice, Device device) {
   if (choice.tile == kPairTiles[0])
     run_pair<kPairTiles[0], T>(first, second, choice, device);
   else

@@ -2,7 +2,7 @@
 
 namespace tessera::ops {
 
-template void product_pair_sm90<bf16>(const Gemm& first, const Gemm& second, const ProductChoice& choice,
-                                      Device device);
+template void gemm_pair_sm90<bf16>(const Gemm& first, const Gemm& second, const GemmChoice& choice,
+                                   Device device);
 
 }  // namespace tessera::ops

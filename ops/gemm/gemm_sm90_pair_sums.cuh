@@ -135,14 +135,14 @@ __device__ __forceinline__ void add_pair_sums(const Plan& plan, int group) {
   constexpr int kRowsA = Sums::kBoxesA * 2, kRowsB = Sums::kBoxesB * 2;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster) {
-    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
+    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
     const SummedRows rows = summed_rows<Tile>(plan, part, group);
     if (!rows.to) continue;
     gpu::sync_named(3 + group, 160);
     if (rows.first >= rows.extent) continue;
     const int parts = rows.tiles * plan.splits;
     int come = 0;
-    if (gpu::lane_again() == 0) {
+    if (gpu::reread_lane() == 0) {
       int* const there = plan.sums_arrived + rows.counters + rows.first / 64;
       const int weight = weight_of_sums(plan, part);
       come = gpu::add_acquire_release(there, weight);

@@ -10,8 +10,8 @@
 namespace tessera::ops {
 
 /// How a product is cut up. A function of the problem and the number of SMs alone.
-struct ProductChoice {
-  int tile = 0;             // of kProductTiles, or kStreamTile
+struct GemmChoice {
+  int tile = 0;             // of kGemmTiles, or kStreamTile
   int splits = 1;           // parts of k, summed in their order; kStreamTile: thread blocks of a cluster
   int whole = 0;            // the tiles (of a cluster) that are not split
   bool by_threads = false;  // gemm_sm90_sum.cuh: splits, or a d that TMA cannot write
@@ -21,15 +21,15 @@ struct ProductChoice {
 
 /// Whether operands lie as those of a weight's gradient do: what such products alone need is there for no
 /// other.
-constexpr bool product_is_gradient(bool a_along_k, bool b_along_k) {
-  return !a_along_k && !b_along_k;
+constexpr bool product_is_gradient(bool a_k_major, bool b_k_major) {
+  return !a_k_major && !b_k_major;
 }
 
 /// Rows and columns of a block's tile, blocks of a cluster, whether they are neighbours along n, whether
 /// warpgroups take turns, stages of the ring; what may become of the sums: a d in the operands' dtype by the
 /// TMA, plus another one; a d written by the threads (176 accumulators leave them no registers); an
 /// f32 d by TMA, plus another one (gradients only).
-struct ProductTileShape {
+struct GemmTileShape {
   int rows, columns, cluster;
   bool along_n, ping_pong;
   int stages;
@@ -38,11 +38,11 @@ struct ProductTileShape {
   constexpr int down() const { return along_n ? 1 : cluster; }
   constexpr int side() const { return along_n ? cluster : 1; }
   /// Boxes of a b that lies across k are 64 columns wide, on lines of memory of their own if tiles are too.
-  constexpr bool takes(bool a_along_k, bool b_along_k) const {
-    return (b_along_k || columns % 64 == 0) && (stores || product_is_gradient(a_along_k, b_along_k));
+  constexpr bool takes(bool a_k_major, bool b_k_major) const {
+    return (b_k_major || columns % 64 == 0) && (stores || product_is_gradient(a_k_major, b_k_major));
   }
 };
-inline constexpr ProductTileShape kProductTiles[] = {
+inline constexpr GemmTileShape kGemmTiles[] = {
     {128, 128, 1, false, true, 5, true, true, true, true, true},
     {128, 128, 2, false, true, 5, true, true, true, true, true},
     {128, 176, 1, false, true, 5, true, false, false, false, false},
@@ -59,7 +59,7 @@ inline constexpr ProductTileShape kProductTiles[] = {
 
 /// The "tile" of skinny GEMMs (gemm_sm90_stream.cuh): at most kStreamTokens rows or columns of d, the tokens,
 /// against the rows of the other operand, the weight.
-inline constexpr int kStreamTile = int(std::size(kProductTiles));
+inline constexpr int kStreamTile = int(std::size(kGemmTiles));
 inline constexpr int64_t kStreamTokens = 64;
 inline constexpr int64_t kStreamRows = 128;  // of the weight per tile, at most
 /// Whether d's rows are the tokens, else its columns are.
@@ -67,13 +67,13 @@ bool stream_tokens_are_rows(const Gemm& gemm);
 /// What it needs beyond gemm_sm90_lacks(), or an empty string.
 std::string gemm_stream_lacks(const Gemm& gemm);
 /// Only if it lacks nothing. `gated`: d = silu(gate) up is made of n gates and ups; d's rows are the tokens.
-ProductChoice choose_stream(const Gemm& gemm, const Gpu& gpu, bool gated = false);
+GemmChoice choose_stream(const Gemm& gemm, const Gpu& gpu, bool gated = false);
 /// d = silu(a gate^T) (a up^T), rounded once, with b [2n, k] transposed, gate first; no alpha, beta, bias.
 /// T: bf16 or f16, the dtype of a and b.
 template <class T>
-void swiglu_stream_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
+void swiglu_stream_sm90(const Gemm& gemm, const GemmChoice& choice, Device device);
 template <class T>
-void product_stream_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
+void gemm_stream_sm90(const Gemm& gemm, const GemmChoice& choice, Device device);
 
 /// Whether the variant computes Gemm::sums next to the GEMM: of up to so many rows.
 inline constexpr int64_t kMostSummedRows = 1 << 17;
@@ -81,7 +81,7 @@ bool gemm_sm90_sums(const Gemm& gemm);
 /// What the variant needs and the problem lacks, or an empty string.
 std::string gemm_sm90_lacks(const Gemm& gemm, const Gpu& gpu);
 /// Only if it lacks nothing. `tile` -1: the best by the model.
-ProductChoice choose_product(const Gemm& gemm, const Gpu& gpu, int tile = -1);
+GemmChoice choose_gemm(const Gemm& gemm, const Gpu& gpu, int tile = -1);
 /// Two GEMMs of weights' gradients as one launch (gemm_sm90_pair.cuh). The same m, n and k, both operands
 /// k-first, alpha 1, no bias, no batch; but `second` describes the transposed of what is wanted: its d is
 /// written (or added to) with m along the rows. first.sums gets the sums of op(A)'s rows, second.sums those
@@ -89,17 +89,17 @@ ProductChoice choose_product(const Gemm& gemm, const Gpu& gpu, int tile = -1);
 /// variant "wgmma", and both would run in that.
 bool gemm_pair_pays(const Gemm& first, const Gemm& second, const Gpu& gpu);
 void gemm_pair(const Gemm& first, const Gemm& second, Device device);
-/// Tiles of kProductTiles that pairs have; `tile` -1: the best by the model.
+/// Tiles of kGemmTiles that pairs have; `tile` -1: the best by the model.
 inline constexpr int kPairTiles[] = {6, 8};
-ProductChoice choose_pair(const Gemm& first, const Gpu& gpu, int tile = -1);
+GemmChoice choose_pair(const Gemm& first, const Gpu& gpu, int tile = -1);
 
 /// Variant "wgmma".
 void gemm_wgmma(const Gemm& gemm, Device device);
 
 /// T: bf16 or f16, the dtype of a and b.
 template <class T>
-void product_pair_sm90(const Gemm& first, const Gemm& second, const ProductChoice& choice, Device device);
+void gemm_pair_sm90(const Gemm& first, const Gemm& second, const GemmChoice& choice, Device device);
 template <class T>
-void product_sm90(const Gemm& gemm, const ProductChoice& choice, Device device);
+void gemm_sm90(const Gemm& gemm, const GemmChoice& choice, Device device);
 
 }  // namespace tessera::ops

@@ -10,14 +10,14 @@ namespace {
 
 template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB, bool kSums = false>
 struct TileOf {
-  static constexpr ProductTileShape kShape = kProductTiles[kIndex];
+  static constexpr GemmTileShape kShape = kGemmTiles[kIndex];
   static constexpr int kRows = kShape.ping_pong ? kShape.rows : kShape.rows / 2;
-  using type = ProductTile<T, kA, kB, kRows, kShape.columns, kShape.stages, kShape.ping_pong, kShape.cluster,
-                           kShape.along_n, kSums>;
+  using type = GemmTile<T, kA, kB, kRows, kShape.columns, kShape.stages, kShape.ping_pong, kShape.cluster,
+                        kShape.along_n, kSums>;
 };
 
 template <class Tile>
-ProductMaps operand_maps(const Gemm& g) {
+GemmMaps operand_maps(const Gemm& g) {
   using T = typename Tile::T;
   const int64_t matrices = g.batch * g.terms;
   return {
@@ -27,13 +27,13 @@ ProductMaps operand_maps(const Gemm& g) {
 }
 
 template <class T>
-ProductBias<T> bias_of(const Gemm& g) {
+GemmBias<T> bias_of(const Gemm& g) {
   if (!g.bias) return {};
   return {static_cast<const T*>(g.bias), g.stride_bias, int(g.n)};
 }
 
 template <class Tile, class Out, bool kAdds>
-void store_product(const Gemm& g, const ProductPlan& plan, Device device) {
+void store_gemm(const Gemm& g, const GemmPlan& plan, Device device) {
   using T = typename Tile::T;
   // All of what is added is loaded before the main loop ends, where there is room for that many panels. 64 x
   // 192 per warpgroup are three panels, and the buffers must divide them.
@@ -49,7 +49,7 @@ void store_product(const Gemm& g, const ProductPlan& plan, Device device) {
     params.operand = g.c ? Epilogue::map(static_cast<const Out*>(g.c), g.m, g.n, g.batch, g.ldd, g.stride_d)
                          : params.outputs[0];
   }
-  launch_product<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
+  launch_gemm<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
 }
 
 /// Whether two neighbours of d can be written at once.
@@ -60,22 +60,22 @@ bool writes_pairs(const Gemm& g) {
 
 /// The memory through which parts of k meet.
 template <class Epilogue>
-Tensor room_for_parts(const ProductPlan& plan, typename Epilogue::Params& params, Device device) {
+Tensor room_for_parts(const GemmPlan& plan, typename Epilogue::Params& params, Device device) {
   params.splits = plan.splits;
   if (plan.splits == 1) return {};
   const int64_t warpgroups = int64_t(device.multiprocessors()) * Epilogue::kGroups;
-  check(Epilogue::pieces(plan) <= kMostPieces && warpgroups <= kMostRunning &&
-            unsigned(plan.splits) <= Meeting::kMost && Epilogue::pieces(plan) * plan.splits <= kMostLeft * 32,
+  check(Epilogue::pieces(plan) <= kMaxTiles && warpgroups <= kMaxRunning &&
+            unsigned(plan.splits) <= Meeting::kMost && Epilogue::pieces(plan) * plan.splits <= kMaxLeft * 32,
         "gemm: ", Epilogue::pieces(plan), " pieces of d in ", plan.splits, " splits of k, by ", warpgroups,
         " warpgroups");
   const Tensor scratch = Tensor::empty_packed(Shape{Epilogue::scratch_bytes(plan) / 4}, DType::f32, device);
   params.scratch = reinterpret_cast<float4*>(scratch.data<float>());
-  params.counters = device.counters(kProductCounters);
+  params.counters = device.counters(kGemmCounters);
   return scratch;
 }
 
 template <class Tile>
-void sum_product(const Gemm& g, const ProductPlan& plan, Device device) {
+void sum_gemm(const Gemm& g, const GemmPlan& plan, Device device) {
   using T = typename Tile::T;
   using Epilogue = SumEpilogue<Tile>;
   typename Epilogue::Params params{.d = g.d, .c = g.c ? g.c : g.d, .ld = g.ldd, .stride = g.stride_d};
@@ -85,16 +85,16 @@ void sum_product(const Gemm& g, const ProductPlan& plan, Device device) {
   params.m = plan.m, params.n = plan.n;
   params.alpha = float(g.alpha), params.beta = float(g.beta);
   params.bias = bias_of<T>(g);
-  launch_product<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
+  launch_gemm<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
 }
 
 template <class Tile, class Out, bool kStores, bool kAdds>
-void store_or_add(const Gemm& g, const ProductPlan& plan, Device device) {
+void store_or_add(const Gemm& g, const GemmPlan& plan, Device device) {
   if constexpr (kAdds) {
-    if (g.beta != 0) return store_product<Tile, Out, true>(g, plan, device);
+    if (g.beta != 0) return store_gemm<Tile, Out, true>(g, plan, device);
   }
   if constexpr (kStores) {
-    if (g.beta == 0) return store_product<Tile, Out, false>(g, plan, device);
+    if (g.beta == 0) return store_gemm<Tile, Out, false>(g, plan, device);
   }
   check(false, "gemm: a tile of ", Tile::kM, " x ", Tile::kN, " cannot write such a d");
 }
@@ -102,23 +102,23 @@ void store_or_add(const Gemm& g, const ProductPlan& plan, Device device) {
 /// A gradient of 16 bits by TMA is stored without sums: 192 accumulators leave its epilogue no
 /// registers.
 template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB>
-void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
-  constexpr ProductTileShape kShape = kProductTiles[kIndex];
+void run_gemm(const Gemm& g, const GemmChoice& choice, Device device) {
+  constexpr GemmTileShape kShape = kGemmTiles[kIndex];
   constexpr bool kGradient =
-      product_is_gradient(kA == gpu::TileOrder::along_k, kB == gpu::TileOrder::along_k);
+      product_is_gradient(kA == gpu::TileOrder::k_major, kB == gpu::TileOrder::k_major);
   using Plain = typename TileOf<kIndex, T, kA, kB>::type;
   using Tile = typename TileOf<kIndex, T, kA, kB, kGradient>::type;
-  ProductPlan plan = product_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits, choice.whole, g.terms);
+  GemmPlan plan = gemm_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits, choice.whole, g.terms);
   plan.step_a = g.stride_a != 0, plan.step_b = g.stride_b != 0;
   Tensor partial_sums;
   if (Tile::kSumsA && g.sums) {
     plan.sums_pitch = int(gpu::ceil_div(g.m, 128) * 128);
     partial_sums = Tensor::empty_packed(Shape{plan.sum_parts<Tile>(), plan.sums_pitch}, DType::f32, device);
     plan.sums = g.sums, plan.partial_sums = partial_sums.data<float>();
-    plan.sums_arrived = reinterpret_cast<int*>(device.counters(kProductCounters) + kSumsAt);
+    plan.sums_arrived = reinterpret_cast<int*>(device.counters(kGemmCounters) + kSumsAt);
   }
   if constexpr (kShape.by_threads) {
-    if (choice.by_threads) return sum_product<Tile>(g, plan, device);
+    if (choice.by_threads) return sum_gemm<Tile>(g, plan, device);
   }
   if (g.out == DType::f32)
     store_or_add<Tile, float, kGradient && kShape.wide, kGradient && kShape.wide_adds>(g, plan, device);
@@ -127,11 +127,11 @@ void run_product(const Gemm& g, const ProductChoice& choice, Device device) {
 }
 
 template <class T, gpu::TileOrder kA, gpu::TileOrder kB, int kIndex = 0>
-void run_order(const Gemm& g, const ProductChoice& choice, Device device) {
-  if constexpr (kIndex < int(std::size(kProductTiles))) {
-    constexpr ProductTileShape kShape = kProductTiles[kIndex];
-    if constexpr (kShape.takes(kA == gpu::TileOrder::along_k, kB == gpu::TileOrder::along_k)) {
-      if (choice.tile == kIndex) return run_product<kIndex, T, kA, kB>(g, choice, device);
+void run_order(const Gemm& g, const GemmChoice& choice, Device device) {
+  if constexpr (kIndex < int(std::size(kGemmTiles))) {
+    constexpr GemmTileShape kShape = kGemmTiles[kIndex];
+    if constexpr (kShape.takes(kA == gpu::TileOrder::k_major, kB == gpu::TileOrder::k_major)) {
+      if (choice.tile == kIndex) return run_gemm<kIndex, T, kA, kB>(g, choice, device);
     }
     run_order<T, kA, kB, kIndex + 1>(g, choice, device);
   } else {
@@ -142,18 +142,18 @@ void run_order(const Gemm& g, const ProductChoice& choice, Device device) {
 }  // namespace
 
 template <class T>
-void product_sm90(const Gemm& g, const ProductChoice& choice, Device device) {
+void gemm_sm90(const Gemm& g, const GemmChoice& choice, Device device) {
   using enum gpu::TileOrder;
-  if (choice.tile == kStreamTile) return product_stream_sm90<T>(g, choice, device);
+  if (choice.tile == kStreamTile) return gemm_stream_sm90<T>(g, choice, device);
   if (g.transpose_a) {
     if (g.transpose_b)
-      run_order<T, across_k, along_k>(g, choice, device);
+      run_order<T, mn_major, k_major>(g, choice, device);
     else
-      run_order<T, across_k, across_k>(g, choice, device);
+      run_order<T, mn_major, mn_major>(g, choice, device);
   } else if (g.transpose_b) {
-    run_order<T, along_k, along_k>(g, choice, device);
+    run_order<T, k_major, k_major>(g, choice, device);
   } else {
-    run_order<T, along_k, across_k>(g, choice, device);
+    run_order<T, k_major, mn_major>(g, choice, device);
   }
 }
 

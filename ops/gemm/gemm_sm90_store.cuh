@@ -18,23 +18,23 @@ namespace tessera::ops {
 
 /// Two neighbours of an output.
 template <class Out>
-struct ProductPair {
+struct GemmPair {
   using type = uint32_t;
 };
 template <>
-struct ProductPair<float> {
+struct GemmPair<float> {
   using type = float2;
 };
 
 template <class Out>
-__device__ __forceinline__ typename ProductPair<Out>::type make_pair(float low, float high) {
+__device__ __forceinline__ typename GemmPair<Out>::type make_pair(float low, float high) {
   if constexpr (std::is_same_v<Out, float>)
     return make_float2(low, high);
   else
     return gpu::pack_halves<Out>(low, high);
 }
 template <class Out>
-__device__ __forceinline__ float2 read_pair(typename ProductPair<Out>::type pair) {
+__device__ __forceinline__ float2 read_pair(typename GemmPair<Out>::type pair) {
   if constexpr (std::is_same_v<Out, float>)
     return pair;
   else
@@ -49,7 +49,7 @@ __device__ __forceinline__ float2 read_pair(typename ProductPair<Out>::type pair
 /// Columns past the edge are asked for as well.
 template <class Tile, class Out, class Math, int kMostBuffers>
 class StoreEpilogue {
-  using Pair = typename ProductPair<Out>::type;
+  using Pair = typename GemmPair<Out>::type;
   static constexpr int kPanel = 128 / int(sizeof(Out));  // columns
   static constexpr int kPanelBytes = 64 * 128;
   static constexpr int kAcross = (Tile::kN + kPanel - 1) / kPanel, kPanels = Tile::kParts * kAcross;
@@ -83,7 +83,7 @@ class StoreEpilogue {
         thread_(int(threadIdx.x) % 128),
         leads_(thread_ == 0) {}
 
-  __device__ __forceinline__ void begin(const ProductPart& part, int row) {
+  __device__ __forceinline__ void begin(const WorkTile& part, int row) {
     if constexpr (Math::kOperand) {
       if (!leads_) return;
       gpu::wait_stores_read<0>();
@@ -92,7 +92,7 @@ class StoreEpilogue {
     }
   }
 
-  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+  __device__ __forceinline__ void finish(const WorkTile& part, int row,
                                          float (&sums)[Tile::kParts][Tile::kN / 2]) {
     const int z = part.batch * params_.splits + part.split;
 #pragma unroll
@@ -111,7 +111,7 @@ class StoreEpilogue {
       if (!leads_) continue;
 #pragma unroll
       for (int output = 0; output < Math::kOutputs; ++output)
-        gpu::store_box(params_.outputs[output], at(output, buffer), part.n + column,
+        gpu::tma_store(params_.outputs[output], at(output, buffer), part.n + column,
                        part.m + row + panel % Tile::kParts * 64, z);
       gpu::commit_stores();
       if constexpr (Math::kOperand && kPanels > kBuffers) {
@@ -134,15 +134,15 @@ class StoreEpilogue {
   __device__ __forceinline__ char* at(int output, int buffer) const {
     return shared_ + (output * kBuffers + buffer) * kPanelBytes;
   }
-  __device__ __forceinline__ void ask(const ProductPart& part, int row, int panel) {
+  __device__ __forceinline__ void ask(const WorkTile& part, int row, int panel) {
     gpu::Barrier& landed = landed_[panel % kBuffers];
     landed.arrive_expect(kPanelBytes);
-    gpu::load_box(at(0, panel % kBuffers), params_.operand, landed, part.n + column_of(panel),
+    gpu::tma_load(at(0, panel % kBuffers), params_.operand, landed, part.n + column_of(panel),
                   part.m + row + panel % Tile::kParts * 64, part.batch);
   }
   /// The panel whose first column is column `from` of the tile, `first` of d. What comes from memory comes
   /// first, so that the arithmetic of all its elements can overlap.
-  __device__ __forceinline__ void fill(const ProductPart& part, const float (&sums)[Tile::kN / 2], int first,
+  __device__ __forceinline__ void fill(const WorkTile& part, const float (&sums)[Tile::kN / 2], int first,
                                        int from, char* panel) {
     constexpr int kBlocks = kPanel / 8;
     const int lane = thread_ % 32, warp = thread_ / 32;
@@ -203,7 +203,7 @@ class StoreEpilogue {
 
 /// A row of biases, or none.
 template <class T>
-struct ProductBias {
+struct GemmBias {
   const T* values = nullptr;
   int64_t stride = 0;  // of the batch
   int n = 0;
@@ -220,9 +220,9 @@ template <class T, class Out, bool kAdds>
 struct ScaleAndAdd {
   static constexpr int kOutputs = 1;
   static constexpr bool kOperand = kAdds;
-  using Pair = typename ProductPair<Out>::type;
+  using Pair = typename GemmPair<Out>::type;
   float alpha = 1, beta = 0;
-  ProductBias<T> bias;
+  GemmBias<T> bias;
 
   __device__ __forceinline__ float2 columns(int batch, int column) const { return bias.at(batch, column); }
   __device__ __forceinline__ void operator()(float x0, float x1, float2 added, Pair operand,

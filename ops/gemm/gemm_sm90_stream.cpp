@@ -24,7 +24,7 @@ std::string gemm_stream_lacks(const Gemm& g) {
   return {};
 }
 
-ProductChoice choose_stream(const Gemm& g, const Gpu& gpu, bool gated) {
+GemmChoice choose_stream(const Gemm& g, const Gpu& gpu, bool gated) {
   const StreamCosts& c = gemm_costs(gpu).stream;
   const int multiprocessors = gpu.multiprocessors;
   const bool few_rows = gated || stream_tokens_are_rows(g),
@@ -37,7 +37,7 @@ ProductChoice choose_stream(const Gemm& g, const Gpu& gpu, bool gated) {
       ((few_rows ? gemm_on_lines(g.b, g.ldb, g.stride_b) : gemm_on_lines(g.a, g.lda, g.stride_a))
            ? 1
            : c.across_lines);
-  ProductChoice best;
+  GemmChoice best;
   // Clusters of 4 leave SMs idle: GPCs have 16 or 18, of which some clusters of 8 lack one too.
   for (const int64_t splits : {1, 2, 8}) {
     const int64_t clusters = multiprocessors / splits - (splits > 2 ? 1 : 0);
@@ -96,7 +96,7 @@ void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight) {
     Gemm g = gate_and_up(x, weight);
     g.n /= 2;
     g.d = y.raw(), g.ldd = y.layout().stride(0);
-    const ProductChoice choice = choose_stream(g, Gpu(device), true);
+    const GemmChoice choice = choose_stream(g, Gpu(device), true);
     if (g.in == DType::bf16)
       swiglu_stream_sm90<bf16>(g, choice, device);
     else

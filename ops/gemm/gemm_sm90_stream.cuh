@@ -65,7 +65,7 @@ class StreamKernel {
   static constexpr int kAcross = kTokens / 8, kHalves = kGated ? 2 : 1;
   static constexpr int kStagedPitch = 68;  // floats: what a warp writes together is in different banks
   static constexpr int kStagedPart = kTokens * kStagedPitch;
-  static_assert(!kGated || kOrder == gpu::TileOrder::along_k);
+  static_assert(!kGated || kOrder == gpu::TileOrder::k_major);
 
  public:
   /// Of the epilogue: 64 rows (of gate and up); with split-K the whole tile, where the ring was.
@@ -85,9 +85,9 @@ class StreamKernel {
     if (first_tile < g.all_tiles)
       for (int block = 0; block < min(count, g.stages); ++block)
         on_boxes(
-            first_tile, [&](int, int c0, int c1, int c2) { gpu::prefetch_box(weights, c0, c1, c2); },
+            first_tile, [&](int, int c0, int c1, int c2) { gpu::tma_prefetch(weights, c0, c1, c2); },
             (first + block) * 64);
-    gpu::wait_for_earlier();
+    gpu::grid_dependency_wait();
     int stage = 0;
     uint32_t parity = 1;
     for (int tile = first_tile; tile < g.all_tiles; tile += step)
@@ -99,9 +99,9 @@ class StreamKernel {
         full.arrive_expect(uint32_t(g.loaded_bytes));
         on_boxes(
             tile,
-            [&](int at, int c0, int c1, int c2) { gpu::load_box(to + at, weights, full, once, c0, c1, c2); },
+            [&](int at, int c0, int c1, int c2) { gpu::tma_load(to + at, weights, full, once, c0, c1, c2); },
             k);
-        gpu::load_box(to + g.weight_bytes, tokens, full, often, k, 0, tile / g.tiles * g.batched_tokens);
+        gpu::tma_load(to + g.weight_bytes, tokens, full, often, k, 0, tile / g.tiles * g.batched_tokens);
         if (++stage == g.stages) stage = 0, parity ^= 1;
       }
   }
@@ -116,10 +116,10 @@ class StreamKernel {
       for (int block = 0; block < count; ++block) {
         ring.full[stage].wait(parity);
         const uint32_t from = gpu::shared_address(stages) + uint32_t(stage * g.stage_bytes);
-        const uint64_t x = gpu::tile_descriptor<gpu::TileOrder::along_k>(from + uint32_t(g.weight_bytes));
+        const uint64_t x = gpu::tile_descriptor<gpu::TileOrder::k_major>(from + uint32_t(g.weight_bytes));
 #pragma unroll
         for (int part = 0; part < kParts; ++part) gpu::pin(sums[part]);
-        gpu::fence_products();
+        gpu::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
 #pragma unroll
@@ -127,18 +127,18 @@ class StreamKernel {
             const uint32_t rows = kGated && part >= kParts / 2
                                       ? uint32_t(g.weight_bytes / 2 + (part - kParts / 2) * 8192)
                                       : uint32_t(part * 8192);
-            gpu::multiply<T, kOrder, gpu::TileOrder::along_k>(
+            gpu::multiply<T, kOrder, gpu::TileOrder::k_major>(
                 sums[part],
                 gpu::tile_descriptor<kOrder>(from + rows, 8192) + step * gpu::kDescriptorStep<kOrder>,
-                x + step * gpu::kDescriptorStep<gpu::TileOrder::along_k>, block | step);
+                x + step * gpu::kDescriptorStep<gpu::TileOrder::k_major>, block | step);
           }
-        gpu::commit_products();
-        gpu::wait_products<1>();
+        gpu::warpgroup_commit();
+        gpu::warpgroup_wait<1>();
         if (block > 0 && threadIdx.x % 32 == 0) ring.empty[before].arrive();
         before = stage;
         if (++stage == g.stages) stage = 0, parity ^= 1;
       }
-      gpu::wait_products<0>();
+      gpu::warpgroup_wait<0>();
 #pragma unroll
       for (int part = 0; part < kParts; ++part) gpu::pin(sums[part]);
       if (count > 0 && threadIdx.x % 32 == 0) ring.empty[before].arrive();
@@ -155,7 +155,7 @@ class StreamKernel {
   __device__ __forceinline__ void on_boxes(int tile_of_all, One&& one, int k) const {
     const int matrix = tile_of_all / g.tiles, row = (tile_of_all - matrix * g.tiles) * g.tile,
               z = matrix * g.batched_weights;
-    if constexpr (kOrder == gpu::TileOrder::along_k) {
+    if constexpr (kOrder == gpu::TileOrder::k_major) {
       one(0, k, row, z);
       if constexpr (kGated) one(g.weight_bytes / 2, k, g.rows + row, z);
     } else {
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
   extern __shared__ __align__(1024) char stages[];
   __shared__ StreamRing ring;
   __shared__ float staged[Kernel::kStagedBytes / 4];
-  gpu::let_later_start();
+  gpu::launch_dependents();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < g.stages; ++stage) {
       ring.full[stage].init(1);
@@ -268,10 +268,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2)
   if (gpu::uniform(int(threadIdx.x) / 32) == 4) {
     if (gpu::elect_one()) kernel.produce(weights, tokens);
     __syncwarp();
-    gpu::wait_for_earlier();
+    gpu::grid_dependency_wait();
     if (g.splits > 1) gpu::cluster_sync();
   } else {
-    gpu::wait_for_earlier();
+    gpu::grid_dependency_wait();
     kernel.consume(staged);
   }
   if (g.splits > 1) gpu::cluster_sync();  // the others have read this thread block's sums

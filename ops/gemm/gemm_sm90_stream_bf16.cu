@@ -2,7 +2,7 @@
 
 namespace tessera::ops {
 
-template void product_stream_sm90<bf16>(const Gemm& gemm, const ProductChoice& choice, Device device);
-template void swiglu_stream_sm90<bf16>(const Gemm& gemm, const ProductChoice& choice, Device device);
+template void gemm_stream_sm90<bf16>(const Gemm& gemm, const GemmChoice& choice, Device device);
+template void swiglu_stream_sm90<bf16>(const Gemm& gemm, const GemmChoice& choice, Device device);
 
 }  // namespace tessera::ops

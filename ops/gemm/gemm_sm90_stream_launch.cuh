@@ -68,7 +68,7 @@ void run_stream(const StreamArgs<T>& args, const StreamOperand<T>& weight, const
 
 /// Everything but the ring. `few_rows`: d's rows are the tokens.
 template <class T>
-StreamArgs<T> stream_args(const Gemm& g, const ProductChoice& choice, bool few_rows) {
+StreamArgs<T> stream_args(const Gemm& g, const GemmChoice& choice, bool few_rows) {
   StreamArgs<T> args{.y = g.d,
                      .c = g.c ? g.c : g.d,
                      .bias = static_cast<const T*>(g.bias),
@@ -97,23 +97,23 @@ StreamArgs<T> stream_args(const Gemm& g, const ProductChoice& choice, bool few_r
 }  // namespace
 
 template <class T>
-void product_stream_sm90(const Gemm& g, const ProductChoice& choice, Device device) {
+void gemm_stream_sm90(const Gemm& g, const GemmChoice& choice, Device device) {
   const bool few_rows = stream_tokens_are_rows(g);
   const StreamArgs<T> args = stream_args<T>(g, choice, few_rows);
   const StreamOperand<T> a{static_cast<const T*>(g.a), g.m, g.lda, g.stride_a, g.transpose_a},
       b{static_cast<const T*>(g.b), g.n, g.ldb, g.stride_b, !g.transpose_b};
   const StreamOperand<T>&weight = few_rows ? b : a, &tokens = few_rows ? a : b;
   if (weight.k_first)
-    run_stream<T, gpu::TileOrder::across_k, false>(args, weight, tokens, g, device);
+    run_stream<T, gpu::TileOrder::mn_major, false>(args, weight, tokens, g, device);
   else
-    run_stream<T, gpu::TileOrder::along_k, false>(args, weight, tokens, g, device);
+    run_stream<T, gpu::TileOrder::k_major, false>(args, weight, tokens, g, device);
 }
 
 template <class T>
-void swiglu_stream_sm90(const Gemm& g, const ProductChoice& choice, Device device) {
+void swiglu_stream_sm90(const Gemm& g, const GemmChoice& choice, Device device) {
   const StreamOperand<T> a{static_cast<const T*>(g.a), g.m, g.lda, g.stride_a, false},
       b{static_cast<const T*>(g.b), 2 * g.n, g.ldb, g.stride_b, false};
-  run_stream<T, gpu::TileOrder::along_k, true>(stream_args<T>(g, choice, true), b, a, g, device);
+  run_stream<T, gpu::TileOrder::k_major, true>(stream_args<T>(g, choice, true), b, a, g, device);
 }
 
 }  // namespace tessera::ops

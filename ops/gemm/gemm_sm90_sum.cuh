@@ -1,7 +1,7 @@
 #pragma once
 
-#include "gpu/again.cuh"
 #include "gpu/global.cuh"
+#include "gpu/reread.cuh"
 #include "ops/gemm/gemm_sm90_store.cuh"
 
 /// The epilogue for sums that TMA cannot write as they come: parts of k that have to be added up,
@@ -9,7 +9,7 @@
 /// row (16 of a 16-bit d) together: what leaves this way is small (a weight's gradient) or odd.
 ///
 /// Split-K: the warpgroups that hold the splits of one piece of d run on different SMs at the same time, if
-/// the GPU is theirs (see ProductPlan), so they add up on the spot. Each writes its sums to scratch as they
+/// the GPU is theirs (see GemmPlan), so they add up on the spot. Each writes its sums to scratch as they
 /// are in its registers, which is 16 dense bytes per thread, counts itself as arrived, waits for the others,
 /// and makes its own share of d from all partial sums, in the order of k. Nothing depends on which comes
 /// first. With 22 tiles of 128 x 256 and six splits, that is 128 KiB out to L2 and back for an SM and one
@@ -31,10 +31,10 @@ namespace {
 
 /// Where the counters of a product (Device::counters) are: one per piece, per warpgroup of a cluster's
 /// splits, per 64 rows whose sums are made (gemm_sm90_sums.cuh), and a bit per piece and split.
-constexpr int kMostPieces = 4096, kMostRunning = 1024, kMostLeft = 4096;
-constexpr int kRunningAt = kMostPieces, kSumsAt = kRunningAt + kMostRunning,
-              kLeftAt = kSumsAt + int(kMostSummedRows / 64), kProductCounters = kLeftAt + kMostLeft;
-static_assert(kProductCounters <= Device::kCounters);
+constexpr int kMaxTiles = 4096, kMaxRunning = 1024, kMaxLeft = 4096;
+constexpr int kRunningAt = kMaxTiles, kSumsAt = kRunningAt + kMaxRunning,
+              kLeftAt = kSumsAt + int(kMostSummedRows / 64), kGemmCounters = kLeftAt + kMaxLeft;
+static_assert(kGemmCounters <= Device::kCounters);
 
 /// The counter of a piece: splits that have arrived, that left without waiting, and that have seen all
 /// arrive. The last use makes it 0.
@@ -62,21 +62,21 @@ class SumEpilogue {
     bool wide;           // d is f32, not T
     bool pairs;          // two neighbours can be written at once
     float4* scratch;     // where splits > 1: scratch_bytes()
-    unsigned* counters;  // likewise: kProductCounters
+    unsigned* counters;  // likewise: kGemmCounters
     int splits;          // of the plan
     int m, n;
     float alpha, beta;
-    ProductBias<T> bias;
+    GemmBias<T> bias;
     struct {  // of a pair's second problem: d (+)= the transposed sums
       void* d;
       int64_t ld;
       bool wide, adds;
     } second;
   };
-  static int64_t pieces(const ProductPlan& plan) {
+  static int64_t pieces(const GemmPlan& plan) {
     return int64_t(plan.batch * plan.rows * plan.columns - plan.whole) * Tile::kCluster * kShares;
   }
-  static int64_t scratch_bytes(const ProductPlan& plan) {
+  static int64_t scratch_bytes(const GemmPlan& plan) {
     return pieces(plan) * plan.splits * kFragments * 128 * int64_t(sizeof(float4));
   }
 
@@ -85,9 +85,9 @@ class SumEpilogue {
     if (params.splits > 1 && thread_ == 0) atomicAdd(running(), 1u);
   }
 
-  __device__ __forceinline__ void begin(const ProductPart&, int) {}
+  __device__ __forceinline__ void begin(const WorkTile&, int) {}
 
-  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+  __device__ __forceinline__ void finish(const WorkTile& part, int row,
                                          float (&sums)[Tile::kParts][Tile::kN / 2]) {
     const auto fragment = [&](int i) {
       const float* const at = &sums[i / kAcross][i % kAcross * 4];
@@ -159,23 +159,22 @@ class SumEpilogue {
   /// How many of the warpgroups run that take the splits of the same tiles: those of the same number in
   /// blocks of the same rank in `splits` neighbouring clusters.
   __device__ __forceinline__ unsigned* running() const {
-    const int block = gpu::block_again();
+    const int block = gpu::reread_block();
     const int of_splits = block / Tile::kCluster / params_.splits * Tile::kCluster + block % Tile::kCluster;
     return params_.counters + kRunningAt + of_splits * Tile::kGroups + group_;
   }
 
   /// Whether a split left the piece: a bit each.
-  __device__ __forceinline__ unsigned* left_word(int piece, const ProductPart& part, int split) const {
+  __device__ __forceinline__ unsigned* left_word(int piece, const WorkTile& part, int split) const {
     return params_.counters + kLeftAt + (piece * part.splits + split) / 32;
   }
-  __device__ __forceinline__ static unsigned left_bit(int piece, const ProductPart& part, int split) {
+  __device__ __forceinline__ static unsigned left_bit(int piece, const WorkTile& part, int split) {
     return 1u << (piece * part.splits + split) % 32;
   }
   /// Where some splits left the piece: its own share, and theirs if this is the first that has waited, or, if
   /// none waits, the last to arrive. True if it leaves its own. `leaves`, `word` and `before` are thread 0's.
-  __device__ __forceinline__ bool add_for_others(const ProductPart& part, int row, int piece,
-                                                 const float4* all, bool leaves, unsigned word,
-                                                 unsigned before) const {
+  __device__ __forceinline__ bool add_for_others(const WorkTile& part, int row, int piece, const float4* all,
+                                                 bool leaves, unsigned word, unsigned before) const {
     const bool none_waits = Meeting::left(word) == unsigned(part.splits);
     const bool first = leaves ? none_waits : thread_ == 0 && Meeting::seen(before) == 0;
     const bool cleans = gpu::any_named(1 + group_, 128, first);
@@ -195,7 +194,7 @@ class SumEpilogue {
   /// A split's share of the piece, kTerms splits and kSome fragments at a time, whose loads are in flight
   /// together. The order of the sum does not depend on them.
   template <int kTerms, int kSome = 16 / kTerms>
-  __device__ __forceinline__ void add(const ProductPart& part, int share, int row, const float4* all) const {
+  __device__ __forceinline__ void add(const WorkTile& part, int share, int row, const float4* all) const {
     const int splits = part.splits, end = (share + 1) * kFragments / splits;
     for (int first = share * kFragments / splits; first < end; first += kSome) {
       float4 total[kSome] = {};
@@ -221,7 +220,7 @@ class SumEpilogue {
 
   /// Fragments first ... of the piece, those before `end`.
   template <int kCount>
-  __device__ __forceinline__ void write(const ProductPart& part, int row, int first, int end,
+  __device__ __forceinline__ void write(const WorkTile& part, int row, int first, int end,
                                         const float4 (&sums)[kCount]) const {
     if (kPair && part.batch == 1 ? params_.second.wide : params_.wide)
       write_as<float>(part, row, first, end, sums);
@@ -229,9 +228,9 @@ class SumEpilogue {
       write_as<T>(part, row, first, end, sums);
   }
   template <class Out, int kCount>
-  __device__ __forceinline__ void write_as(const ProductPart& part, int row, int first, int end,
+  __device__ __forceinline__ void write_as(const WorkTile& part, int row, int first, int end,
                                            const float4 (&sums)[kCount]) const {
-    using Pair = typename ProductPair<Out>::type;
+    using Pair = typename GemmPair<Out>::type;
     const int lane = thread_ % 32, line = part.m + row + thread_ / 32 * 16 + lane / 4;
     const auto place = [&](int i, int down, int& inside) {  // of the pair in d; how many of it are inside
       const int r = line + (first + i) / kAcross * 64 + down * 8;

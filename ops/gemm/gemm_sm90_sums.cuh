@@ -1,9 +1,9 @@
 #pragma once
 
-#include "gpu/again.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/global.cuh"
 #include "gpu/mma.cuh"
+#include "gpu/reread.cuh"
 #include "gpu/wgmma.cuh"
 #include "ops/gemm/gemm_sm90_plan.h"
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_sums(const Plan& plan, int group) {
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster, ++number) {
     if (Tile::kPingPong && number % 2 != group) continue;
-    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
+    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
     const int first = part.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
     if (part.n / Tile::kN >= plan.template summing<Tile>()) continue;
     gpu::sync_named(3 + group, 160);

@@ -8,7 +8,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int64_t kPiece = 1024;  // elements whose losses are added to one partial sum
+constexpr int64_t kChunk = 1024;  // elements whose losses are added to one partial sum
 
 /// y, or its gradient, in the parameters' dtype T or in f32.
 template <class T>
@@ -36,11 +36,11 @@ void gmm_nll_forward_cpu(const Tensor& loss, const Tensor& params, const Tensor&
     const Targets<T> target(y);
     C* const to = loss.data<C>();
     const bool each = reduction == Reduction::none;
-    const int64_t pieces = (count + kPiece - 1) / kPiece;
+    const int64_t pieces = (count + kChunk - 1) / kChunk;
     std::vector<double> sums(size_t(pieces), 0.0);  // of fixed pieces: the same for any number of threads
     parallel_for(pieces, 4, [&](int64_t begin, int64_t end) {
       for (int64_t piece = begin; piece < end; ++piece)
-        for (int64_t t = piece * kPiece; t < std::min(count, (piece + 1) * kPiece); ++t) {
+        for (int64_t t = piece * kChunk; t < std::min(count, (piece + 1) * kChunk); ++t) {
           const C value = mix<C>(theta + 3 * components * t, components, target[t]).loss();
           sums[size_t(piece)] += double(value);
           if (each) to[t] = value;
@@ -64,7 +64,7 @@ void gmm_nll_backward_cpu(const Tensor& dparams, const Tensor& dy, const Tensor&
     const Targets<T> dtarget(dy);
     const C* const grads = dloss.data<C>();
     const C share = reduction == Reduction::mean ? C(1) / C(count) : C(1);
-    parallel_for(count, 4 * kPiece, [&](int64_t begin, int64_t end) {
+    parallel_for(count, 4 * kChunk, [&](int64_t begin, int64_t end) {
       std::vector<T> unwanted(size_t(3 * components));
       for (int64_t t = begin; t < end; ++t) {
         const C g = reduction == Reduction::none ? grads[t] : *grads * share;

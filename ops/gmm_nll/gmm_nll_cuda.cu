@@ -34,7 +34,7 @@ void launch_tiles(Device device, GmmArgs<T> args) {
   const size_t bytes = size_t(kGmmStages<T>) * kGmmThreads * 3 * size_t(args.components) * sizeof(T);
   const unsigned blocks =
       gpu::resident_blocks(device, kernel, kGmmThreads, bytes, gpu::ceil_div(args.count, kGmmThreads));
-  gpu::launch_chained(device, {blocks, kGmmThreads, bytes}, kernel, args);
+  gpu::launch_dependent(device, {blocks, kGmmThreads, bytes}, kernel, args);
 }
 
 template <class T, GmmPass kPass>
@@ -47,7 +47,7 @@ void launch_pass(Device device, GmmArgs<T> args) {
   const auto kernel = gmm_wide<T, kPass>;
   const unsigned blocks =
       gpu::resident_blocks(device, kernel, kGmmThreads, 0, gpu::ceil_div(args.count, kGmmWarps));
-  gpu::launch_chained(device, {blocks, kGmmThreads}, kernel, args);
+  gpu::launch_dependent(device, {blocks, kGmmThreads}, kernel, args);
 }
 
 template <class T>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/mma.cuh"
 #include "gpu/reduce.cuh"
 #include "gpu/sum.cuh"
@@ -88,7 +88,7 @@ template <class T, int kMost, GmmPass kPass, int kStages, int kBlocks>
 __global__ void __launch_bounds__(kGmmThreads, kBlocks) gmm_tiles(GmmArgs<T> args) {
   constexpr bool kGradients = kPass != GmmPass::loss, kLoss = kPass != GmmPass::gradients;
   extern __shared__ uint4 shared[];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   float g = args.share;
   if constexpr (kGradients && kLoss) {
     if (args.expected) g *= *args.expected;
@@ -153,7 +153,7 @@ template <class T, GmmPass kPass>
 __global__ void __launch_bounds__(kGmmThreads) gmm_wide(GmmArgs<T> args) {
   constexpr bool kGradients = kPass != GmmPass::loss, kLoss = kPass != GmmPass::gradients;
   using gpu::kWarp;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   float g = args.share;
   if constexpr (kGradients && kLoss) {
     if (args.expected) g *= *args.expected;

@@ -12,7 +12,7 @@ Tensor by_group(const Tensor& x, bool shared) {
 
 Tensor grouped_input_gradient(const Shape& shape, const Tensor& dy, const Tensor& weight, bool shared) {
   Tensor dx = Tensor::empty(shape, weight.dtype(), weight.device());
-  if (shared && !sum_is_one_product(by_group(dx, true), dy, weight))
+  if (shared && !sum_is_one_gemm(by_group(dx, true), dy, weight))
     dx = Tensor::empty(shape, sum_dtype(weight.dtype()), weight.device());
   multiply_sum(by_group(dx, shared), dy, weight);
   return dx;

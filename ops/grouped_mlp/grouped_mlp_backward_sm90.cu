@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "gpu/again.cuh"
+#include "gpu/reread.cuh"
 #include "ops/grouped_mlp/grouped_mlp_sm90.cuh"
 
 /// The hidden part of the heads' backward in one kernel: h is made again, dh is written once, and the second
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
   __syncthreads();
 
   if (group == 0) {
-    gpu::give_registers<24>();
+    gpu::warpgroup_reg_dealloc<24>();
     if (threadIdx.x >= 32 || !gpu::elect_one()) return;
     StreamPlace<kStages> place;
     uint32_t round = 0;
@@ -84,19 +84,19 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
           if (tile == unit.first_tile) {
             shared.resident.empty[chunk].wait(round ^ 1);
             shared.resident.full[chunk].arrive_expect(kColumns * 128);
-            gpu::load_box(shared.up[chunk], map_up, shared.resident.full[chunk], chunk * kHeadDepth,
+            gpu::tma_load(shared.up[chunk], map_up, shared.resident.full[chunk], chunk * kHeadDepth,
                           unit.first_column, unit.group);
           }
           const int stage = place.stage();
           shared.ring.empty[stage].wait(place.parity() ^ 1);
           shared.ring.full[stage].arrive_expect(kTokens * 128);
-          gpu::load_box(shared.x[stage], map_x, shared.ring.full[stage], chunk * kHeadDepth, tile * kTokens);
+          gpu::tma_load(shared.x[stage], map_x, shared.ring.full[stage], chunk * kHeadDepth, tile * kTokens);
         }
     }
     return;
   }
 
-  gpu::take_registers<160>();
+  gpu::warpgroup_reg_alloc<160>();
   const int me = group - 1, thread = int(threadIdx.x) % 128;
   char* const staging = shared.dh[me];
   const Turns<kConsumers> turns(me);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
   for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
     const BackwardUnit unit(args, index);
 #pragma unroll 1
-    for (int i = gpu::thread_again() - 128; i < 4 * kColumns; i += kConsuming) {
+    for (int i = gpu::reread_thread() - 128; i < 4 * kColumns; i += kConsuming) {
       const int pair = i / kColumns, f = unit.first_column + i % kColumns;
       const T* const from = args.down + unit.group * args.down_group + f;
       const auto at = [&](int e) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
                                  gpu::pack_halves<T>(float(dy[2]), 0), 0, 0};
       gpu::sync_named(1 + me, 128);
       float h[1][kColumns / 2];
-      TileProducts<T, 1, kColumns, kStages, false>::run(
+      TileGemm<T, 1, kColumns, kStages, false>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
           tile + kConsumers >= unit.end_tile, shared.ring, place, turns, args.chunks);
 
@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
         if (thread == 0) gpu::wait_stores_read<0>();
         gpu::sync_named(1 + me, 128);               // the staging is free
         if (part == 1) read_dy(tile + kConsumers);  // while registers are free and there is time
-        const int lane = gpu::lane_again(), warp = gpu::thread_again() % 128 / 32, g = lane / 4, c = lane % 4;
+        const int lane = gpu::reread_lane(), warp = gpu::reread_thread() % 128 / 32, g = lane / 4,
+                  c = lane % 4;
         // Of the warp's 16 tokens: the outputs along the rows, the left operand of da, and along the
         // columns, the right one of ddown. Two blocks each; the others are the same again.
         uint32_t dy_left[4], dy_right[4];
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
         gpu::sync_named(1 + me, 128);
         if (thread == 0) {
           const int column = unit.first_column + part * 64;
-          if (column < args.stored) gpu::store_box(map_dh, staging, column, unit.group, tile * kTokens);
+          if (column < args.stored) gpu::tma_store(map_dh, staging, column, unit.group, tile * kTokens);
           gpu::commit_stores();
         }
       }
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
     // All warps' sums, in order, by way of the staging, which the warpgroups have to themselves now.
     if (thread == 0) gpu::wait_stores_read<0>();
     gpu::sync_named(1 + me, 128);
-    const int lane = gpu::lane_again(), warp = gpu::thread_again() % 128 / 32, g = lane / 4, c = lane % 4;
+    const int lane = gpu::reread_lane(), warp = gpu::reread_thread() % 128 / 32, g = lane / 4, c = lane % 4;
     float* const mine = reinterpret_cast<float*>(staging) + warp * kColumns * 4;  // [column][output]
     if (c < 2)
 #pragma unroll

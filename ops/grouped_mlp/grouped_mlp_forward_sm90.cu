@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(head_threads(2), 1)
   __syncthreads();
 
   if (group == 0) {
-    gpu::give_registers<24>();
+    gpu::warpgroup_reg_dealloc<24>();
     if (threadIdx.x >= 32 || !gpu::elect_one()) return;
     StreamPlace<kStages> place;
     uint32_t round = 0;  // parity of the resident operand's unit
@@ -79,20 +79,20 @@ __global__ void __launch_bounds__(head_threads(2), 1)
           if (tile == unit.first_tile) {
             shared.resident.empty[chunk].wait(round ^ 1);
             shared.resident.full[chunk].arrive_expect(kRows * 128);
-            gpu::load_box(shared.x[chunk], map_x, shared.resident.full[chunk], chunk * kHeadDepth,
+            gpu::tma_load(shared.x[chunk], map_x, shared.resident.full[chunk], chunk * kHeadDepth,
                           unit.first_row);
           }
           const int stage = place.stage();
           shared.ring.empty[stage].wait(place.parity() ^ 1);
           shared.ring.full[stage].arrive_expect(kColumns * 128);
-          gpu::load_box(shared.up[stage], map_up, shared.ring.full[stage], chunk * kHeadDepth,
+          gpu::tma_load(shared.up[stage], map_up, shared.ring.full[stage], chunk * kHeadDepth,
                         tile * kColumns, unit.group);
         }
     }
     return;
   }
 
-  gpu::take_registers<240>();
+  gpu::warpgroup_reg_alloc<240>();
   const int me = group - 1, thread = int(threadIdx.x) % 128, lane = thread % 32;
   float(&down)[kMostHeadOut][kColumns] = shared.down[me];
   const Turns<2> turns(me);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(head_threads(2), 1)
       }
       gpu::sync_named(1 + me, 128);
       float h[2][kColumns / 2];
-      TileProducts<T, 2, kColumns, kStages, true>::run(
+      TileGemm<T, 2, kColumns, kStages, true>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
           tile + 2 >= unit.end_tile, shared.ring, place, turns, args.chunks);
       with_activation(args.kind, [&]<Activation kKind>() {

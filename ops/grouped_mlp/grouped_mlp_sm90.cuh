@@ -76,7 +76,7 @@ struct Resident {
 /// Chunks of `a` lie kABytes apart, of b kBBytes; one of them is the resident operand (kResidentA), the other
 /// a stage of the ring.
 template <class T, int kParts, int kN, int kStages, bool kResidentA>
-struct TileProducts {
+struct TileGemm {
   static constexpr int kABytes = kParts * 64 * 128, kBBytes = kN * 128;
 
   /// `release`: this is the warpgroup's last tile of the unit.
@@ -92,19 +92,19 @@ struct TileProducts {
       resident.full[chunk].wait(resident_parity);
       ring.full[place.stage()].wait(place.parity());
       const int a_at = kResidentA ? chunk : place.stage(), b_at = kResidentA ? place.stage() : chunk;
-      const uint64_t a = gpu::tile_descriptor<along_k>(a_tile + uint32_t(a_at * kABytes));
-      const uint64_t b = gpu::tile_descriptor<along_k>(b_tile + uint32_t(b_at * kBBytes));
-      gpu::fence_products();
+      const uint64_t a = gpu::tile_descriptor<k_major>(a_tile + uint32_t(a_at * kABytes));
+      const uint64_t b = gpu::tile_descriptor<k_major>(b_tile + uint32_t(b_at * kBBytes));
+      gpu::warpgroup_arrive();
 #pragma unroll
       for (int step = 0; step < kHeadDepth / 16; ++step)
 #pragma unroll
         for (int i = 0; i < kParts; ++i)
-          gpu::multiply<T, along_k, along_k>(d[i],
-                                             a + step * gpu::kDescriptorStep<along_k> + i * (64 * 128 >> 4),
-                                             b + step * gpu::kDescriptorStep<along_k>, chunk > 0 || step > 0);
-      gpu::commit_products();
+          gpu::multiply<T, k_major, k_major>(d[i],
+                                             a + step * gpu::kDescriptorStep<k_major> + i * (64 * 128 >> 4),
+                                             b + step * gpu::kDescriptorStep<k_major>, chunk > 0 || step > 0);
+      gpu::warpgroup_commit();
       if (chunk > 0) {
-        gpu::wait_products<1>();
+        gpu::warpgroup_wait<1>();
         if (speaker) {
           ring.empty[(place.at - 1) % kStages].arrive();
           if (release) resident.empty[chunk - 1].arrive();
@@ -113,7 +113,7 @@ struct TileProducts {
       ++place.at;
     }
     turns.pass();
-    gpu::wait_products<0>();
+    gpu::warpgroup_wait<0>();
 #pragma unroll
     for (int i = 0; i < kParts; ++i) gpu::pin(d[i]);
     if (speaker) {

@@ -60,7 +60,7 @@ template <class T, int kAhead, int kBlocks, bool kGated, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
   constexpr int kStep = 32, kTurn = kWarps * kAhead * kStep, kHalves = kGated ? 2 : 1;
   __shared__ float partial[kWarps][kHalves * 8][8];
-  gpu::let_later_start();
+  gpu::launch_dependents();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp, g = lane / 4, t = lane % 4;
   const int first = int(blockIdx.x) * 8;
   const auto row_at = [&](int row) {  // of the block
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
   };
   if (int(threadIdx.x) < kHalves * 8 && args.ahead > 0)
     gpu::prefetch_bytes(row_at(int(threadIdx.x)), args.ahead);
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
 
   const T* rows[kHalves];
 #pragma unroll
@@ -127,13 +127,13 @@ template <int kTokens, int kRows, int kAhead, bool kWhole>
 __global__ void __launch_bounds__(kThreads, 2) gemv_fma(Args<float> args) {
   constexpr int kStep = kWarp * 4, kTurn = kWarps * kAhead * kStep;
   __shared__ float partial[kWarps][kRows * kTokens];
-  gpu::let_later_start();
+  gpu::launch_dependents();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int first = int(blockIdx.x) * kRows;
   if (int(threadIdx.x) < kRows && args.ahead > 0)
     gpu::prefetch_bytes(args.weight + min(first + int(threadIdx.x), args.out - 1) * args.weight_stride,
                         args.ahead);
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
 
   Words<float> w[kAhead][kRows];
   float sum[kRows][kTokens] = {};

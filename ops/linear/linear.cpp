@@ -102,7 +102,7 @@ Tensor rows_of_groups(const Tensor& x, bool groups) {
 }
 
 /// The sums of the columns of x [rows, groups, columns] as a product with a row of ones (gemm_narrow.h).
-Gemm sums_as_product(const Tensor& sums, const Tensor& x, bool accumulate) {
+Gemm sums_as_gemm(const Tensor& sums, const Tensor& x, bool accumulate) {
   Gemm g{.m = 1, .n = x.size(2), .k = x.size(0), .batch = x.size(1), .in = x.dtype(), .out = sums.dtype()};
   g.b = x.raw(), g.ldb = x.layout().stride(0), g.stride_b = x.layout().stride(1);
   g.d = sums.raw(), g.ldd = g.stride_d = x.size(2);
@@ -143,7 +143,7 @@ std::string_view column_sums_variant(const Tensor& x, const Gpu& gpu) {
 
 namespace {
 
-bool sums_by_product(const Tensor& x) {
+bool sums_by_gemm(const Tensor& x) {
   return x.device().is_cuda() && x.count() > 0 && column_sums_variant(x, Gpu(x.device())) == "narrow";
 }
 
@@ -153,8 +153,8 @@ void sum_columns(const Tensor& sums, const Tensor& rows) {
     sums.fill(0);
   } else if (rows.device().is_cpu()) {
     column_sums_cpu(sums, rows);
-  } else if (sums_by_product(rows)) {
-    gemm_narrow(sums_as_product(sums, rows, false), rows.device());
+  } else if (sums_by_gemm(rows)) {
+    gemm_narrow(sums_as_gemm(sums, rows, false), rows.device());
   } else if constexpr (kCuda) {
     column_sums_cuda(sums, rows);
   }
@@ -174,7 +174,7 @@ void bias_gradient_into(Backward& entry, int input, GradTarget target, const Ten
   const DType wide = sum_dtype(dy.dtype());
   const Tensor rows = rows_of_groups(dy, groups);
   const Shape shape = groups ? Shape{rows.size(1), rows.size(2)} : Shape{rows.size(2)};
-  if (!sums_by_product(rows)) {
+  if (!sums_by_gemm(rows)) {
     const GradTarget sums = sums_target(target, shape, dy);
     sum_columns(sums.grad.reshape({rows.size(1), rows.size(2)}), rows);
     return entry.written(input, sums);
@@ -186,7 +186,7 @@ void bias_gradient_into(Backward& entry, int input, GradTarget target, const Ten
     const DType dtype = entry.grad_dtype(input) == dy.dtype() ? dy.dtype() : wide;
     target = {Tensor::empty_packed(shape, dtype, dy.device()), false};
   }
-  gemm_narrow(sums_as_product(target.grad, rows, target.accumulate), dy.device());
+  gemm_narrow(sums_as_gemm(target.grad, rows, target.accumulate), dy.device());
   entry.written(input, target);
 }
 

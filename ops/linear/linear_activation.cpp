@@ -39,7 +39,7 @@ bool lies_well(const Tensor& x, bool written) {
   return x.count() > 0 && x.size(0) < kMostRows / 2 && reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
          (columns == 1 || x.layout().stride(1) == 1) && x.layout().stride(0) >= columns &&
          x.layout().stride(0) % unit == 0 &&
-         (!written || columns % unit == 0 || owns_pads(x, (columns + unit - 1) / unit * unit));
+         (!written || columns % unit == 0 || owns_row_padding(x, (columns + unit - 1) / unit * unit));
 }
 
 Reason epilogue_lacks(const Call& call, const Gpu& gpu) {

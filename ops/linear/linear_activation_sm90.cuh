@@ -30,7 +30,7 @@ class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
                                               int group)
       : Base(params, shared, landed, group), params_(params) {}
 
-  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+  __device__ __forceinline__ void finish(const WorkTile& part, int row,
                                          float (&sums)[Tile::kParts][Tile::kN / 2]) {
     count(part, row, sums);
     Base::finish(part, row, sums);
@@ -42,7 +42,7 @@ class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
     return uint32_t((halves & 0x7FFFu) != 0) | uint32_t((halves & 0x7FFF0000u) != 0) << 8;
   }
 
-  __device__ __forceinline__ void count(const ProductPart& part, int row,
+  __device__ __forceinline__ void count(const WorkTile& part, int row,
                                         const float (&sums)[Tile::kParts][Tile::kN / 2]) const {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
     // Columns 8 block + lane % 4 * 2 and the next one, of two blocks: four bytes.
@@ -85,18 +85,18 @@ template <class T, class Math, int kCluster>
 void launch_counted(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& weight,
                     const Math& math) {
   using enum gpu::TileOrder;
-  using Tile = ProductTile<T, along_k, along_k, 128, 128, 5, true, kCluster>;
+  using Tile = GemmTile<T, k_major, k_major, 128, 128, 5, true, kCluster>;
   using Epilogue = CountingEpilogue<Tile, T, Math>;
   const int64_t m = y.size(0), n = y.size(1), k = x.size(1);
-  const ProductMaps maps{operand_map<T, along_k>(operand_of<T>(x), m, k, 1, Tile::kM),
-                         operand_map<T, along_k>(operand_of<T>(weight), n, k, 1, Tile::kN)};
+  const GemmMaps maps{operand_map<T, k_major>(operand_of<T>(x), m, k, 1, Tile::kM),
+                      operand_map<T, k_major>(operand_of<T>(weight), n, k, 1, Tile::kN)};
   typename Epilogue::Params params{};
   params.outputs[0] = Epilogue::map(y.data<T>(), m, n, 1, y.layout().stride(0), 0);
   params.splits = 1;
   params.math = math;
   params.counts = counts.data<int32_t>();
   params.m = int(m), params.n = int(n);
-  launch_product<Tile, Epilogue>(y.device(), maps, product_plan<Tile>(m, n, k, 1, 1), params);
+  launch_gemm<Tile, Epilogue>(y.device(), maps, gemm_plan<Tile>(m, n, k, 1, 1), params);
 }
 
 template <class T, class Math>
@@ -114,7 +114,7 @@ void run_counted(const Tensor& y, const Tensor& counts, const Tensor& x, const T
 template <class T>
 void linear_activation_sm90(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& weight,
                             const Tensor& bias, Activation kind) {
-  ProductBias<T> biases;
+  GemmBias<T> biases;
   Tensor dense = bias;
   if (bias.defined()) {
     if (bias.layout().stride(0) != 1) dense = bias.clone();

@@ -166,7 +166,7 @@ void multiply_exponentials(const ExponentialChunk& chunk, const Tensor& weight) 
   using Epilogue = ExponentialEpilogue<Tile, kStores>;
   const Tensor &x = chunk.x, &exponentials = chunk.exponentials;
   const int64_t rows = x.size(0), classes = weight.size(0), width = x.size(1);
-  const ProductMaps maps{
+  const GemmMaps maps{
       operand_map<bf16, Tile::kA>({x.data<bf16>(), x.row_stride(), 0}, rows, width, 1, Tile::kM),
       operand_map<bf16, Tile::kB>({weight.data<bf16>(), weight.row_stride(), 0}, classes, width, 1,
                                   Tile::kN)};
@@ -178,7 +178,7 @@ void multiply_exponentials(const ExponentialChunk& chunk, const Tensor& weight) 
   params.own = chunk.own.data<int32_t>();
   params.partials = static_cast<float2*>(chunk.partials.raw());
   params.rows = int(rows), params.classes = int(classes), params.tiles = int(chunk.partials.size(1));
-  launch_product<Tile, Epilogue>(x.device(), maps, product_plan<Tile>(rows, classes, width, 1, 1), params);
+  launch_gemm<Tile, Epilogue>(x.device(), maps, gemm_plan<Tile>(rows, classes, width, 1, 1), params);
 }
 
 }  // namespace
@@ -194,14 +194,14 @@ void add_weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chu
   using Tile = TokenTile;
   const Tensor &exponentials = chunk.exponentials, &scaled = chunk.scaled;
   const int64_t classes = exponentials.size(1), width = scaled.size(1), rows = scaled.size(0);
-  const ProductMaps maps{
+  const GemmMaps maps{
       operand_map<bf16, Tile::kA>({exponentials.data<bf16>(), exponentials.row_stride(), 0}, classes, rows, 1,
                                   Tile::kM),
       operand_map<bf16, Tile::kB>({scaled.data<bf16>(), scaled.row_stride(), 0}, width, rows, 1, Tile::kN)};
   const auto map = gpu::tensor_map<float, 2>(dweight.data<float>(), {width, classes}, {dweight.row_stride()},
                                              {32, 64}, gpu::Swizzle::k128);
-  launch_product<Tile, AddEpilogue<Tile>>(scaled.device(), maps,
-                                          product_plan<Tile>(classes, width, rows, 1, 1), {map});
+  launch_gemm<Tile, AddEpilogue<Tile>>(scaled.device(), maps, gemm_plan<Tile>(classes, width, rows, 1, 1),
+                                       {map});
 }
 
 void target_logits_cuda(const ExponentialChunk& chunk, const Tensor& weight, const Tensor& targets,

@@ -38,9 +38,9 @@ class ExponentialEpilogue {
         thread_(int(threadIdx.x) % 128),
         leads_(thread_ == 0) {}
 
-  __device__ __forceinline__ void begin(const ProductPart&, int) {}
+  __device__ __forceinline__ void begin(const WorkTile&, int) {}
 
-  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+  __device__ __forceinline__ void finish(const WorkTile& part, int row,
                                          float (&sums)[Tile::kParts][Tile::kN / 2]) {
 #pragma unroll
     for (int p = 0; p < Tile::kParts; ++p)
@@ -59,7 +59,7 @@ class ExponentialEpilogue {
         gpu::fence_async_shared();
         gpu::sync_named(1 + group_, 128);
         if (!leads_) continue;
-        gpu::store_box(params_.exponentials, place, part.n + column,
+        gpu::tma_store(params_.exponentials, place, part.n + column,
                        part.m + row + panel % Tile::kParts * 64);
         gpu::commit_stores();
       }
@@ -72,7 +72,7 @@ class ExponentialEpilogue {
 
  private:
   /// A thread's logits of one row: elements first, first + 1 of every four. Four lanes share the row.
-  __device__ __forceinline__ void exponentiate(const ProductPart& part, int row, float (&sums)[Tile::kN / 2],
+  __device__ __forceinline__ void exponentiate(const WorkTile& part, int row, float (&sums)[Tile::kN / 2],
                                                int first) {
     const bool inside = row < params_.rows;
     const float base = inside ? params_.bases[row] : 0.0f;
@@ -155,9 +155,9 @@ class AddEpilogue {
         thread_(int(threadIdx.x) % 128),
         leads_(thread_ == 0) {}
 
-  __device__ __forceinline__ void begin(const ProductPart&, int) {}
+  __device__ __forceinline__ void begin(const WorkTile&, int) {}
 
-  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+  __device__ __forceinline__ void finish(const WorkTile& part, int row,
                                          float (&sums)[Tile::kParts][Tile::kN / 2]) {
     const int lane = thread_ % 32, warp = thread_ / 32;
 #pragma unroll
@@ -179,7 +179,7 @@ class AddEpilogue {
       gpu::sync_named(1 + group_, 128);
       if (!leads_) continue;
       const int to = part.m + row + panel % Tile::kParts * 64;
-      gpu::add_box(params_.output, place, part.n + column, to);
+      gpu::tma_reduce_add(params_.output, place, part.n + column, to);
       gpu::commit_stores();
     }
   }
@@ -198,8 +198,8 @@ class AddEpilogue {
 /// Ping-pong hides the epilogue: 24,576 exponentials take some 1,800 clocks, the products of d = 768 some
 /// 9,200.
 using HeadTile =
-    ProductTile<bf16, gpu::TileOrder::along_k, gpu::TileOrder::along_k, 128, kExponentialColumns, 4, true, 1>;
+    GemmTile<bf16, gpu::TileOrder::k_major, gpu::TileOrder::k_major, 128, kExponentialColumns, 4, true, 1>;
 /// Of the product over the tokens.
-using TokenTile = ProductTile<bf16, gpu::TileOrder::across_k, gpu::TileOrder::across_k, 128, 192, 4, true, 1>;
+using TokenTile = GemmTile<bf16, gpu::TileOrder::mn_major, gpu::TileOrder::mn_major, 128, 192, 4, true, 1>;
 
 }  // namespace tessera::ops

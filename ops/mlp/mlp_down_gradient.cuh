@@ -10,9 +10,9 @@ void fused_down_gradient_cuda(const Tensor& dh, const Tensor& a, const Tensor& d
   dispatch_activation(kind, [&]<Activation kKind>() {
     if constexpr (kKind != Activation::none) {
       if (a.defined())
-        run_hidden<T, gpu::TileOrder::across_k>(dh, a, h, dy, down, Slope<T, kKind, true>{});
+        run_hidden<T, gpu::TileOrder::mn_major>(dh, a, h, dy, down, Slope<T, kKind, true>{});
       else
-        run_hidden<T, gpu::TileOrder::across_k>(dh, {}, h, dy, down, Slope<T, kKind, false>{});
+        run_hidden<T, gpu::TileOrder::mn_major>(dh, {}, h, dy, down, Slope<T, kKind, false>{});
     }
   });
 }

@@ -13,7 +13,7 @@ template <class T, Activation kKind, bool kKeep>
 struct Activate {
   static constexpr int kOutputs = kKeep ? 2 : 1;
   static constexpr bool kOperand = false;
-  ProductBias<T> bias;
+  GemmBias<T> bias;
 
   __device__ __forceinline__ float2 columns(int batch, int column) const { return bias.at(batch, column); }
   __device__ __forceinline__ void operator()(float x0, float x1, float2 added, uint32_t,

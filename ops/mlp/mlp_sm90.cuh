@@ -12,7 +12,7 @@ namespace tessera::ops {
 namespace {
 
 template <class T>
-ProductOperand<T> operand_of(const Tensor& x) {
+GemmOperand<T> operand_of(const Tensor& x) {
   return {x.data<T>(), x.layout().stride(0), 0};
 }
 
@@ -20,12 +20,12 @@ ProductOperand<T> operand_of(const Tensor& x) {
 template <class T, gpu::TileOrder kRight, class Math, int kCluster>
 void launch_hidden(const Tensor& first, const Tensor& second, const Tensor& operand, const Tensor& left,
                    const Tensor& right, const Math& math) {
-  using Tile = ProductTile<T, gpu::TileOrder::along_k, kRight, 128, 128, 5, true, kCluster>;
+  using Tile = GemmTile<T, gpu::TileOrder::k_major, kRight, 128, 128, 5, true, kCluster>;
   // All of an operand is asked for before the products begin, where there is room for its four panels.
   using Epilogue = StoreEpilogue<Tile, T, Math, Math::kOperand && Math::kOutputs == 1 ? 4 : 2>;
   const int64_t m = first.size(0), n = first.size(1), k = left.size(1);
-  const ProductMaps maps{operand_map<T, Tile::kA>(operand_of<T>(left), m, k, 1, Tile::kM),
-                         operand_map<T, Tile::kB>(operand_of<T>(right), n, k, 1, Tile::kN)};
+  const GemmMaps maps{operand_map<T, Tile::kA>(operand_of<T>(left), m, k, 1, Tile::kM),
+                      operand_map<T, Tile::kB>(operand_of<T>(right), n, k, 1, Tile::kN)};
   const auto map = [&](const Tensor& x) {
     return Epilogue::map(x.data<T>(), m, n, 1, x.layout().stride(0), 0);
   };
@@ -35,7 +35,7 @@ void launch_hidden(const Tensor& first, const Tensor& second, const Tensor& oper
   if constexpr (Math::kOperand) params.operand = map(operand);
   params.splits = 1;
   params.math = math;
-  launch_product<Tile, Epilogue>(first.device(), maps, product_plan<Tile>(m, n, k, 1, 1), params);
+  launch_gemm<Tile, Epilogue>(first.device(), maps, gemm_plan<Tile>(m, n, k, 1, 1), params);
 }
 
 /// Beyond one wave of tiles the blocks of a cluster share the weights.

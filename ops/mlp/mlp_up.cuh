@@ -7,7 +7,7 @@ namespace tessera::ops {
 template <class T>
 void fused_up_cuda(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& bias,
                    Activation kind) {
-  ProductBias<T> biases;
+  GemmBias<T> biases;
   Tensor dense = bias.detach();
   if (bias.defined()) {
     if (bias.layout().stride(0) != 1) dense = bias.clone();
@@ -16,9 +16,9 @@ void fused_up_cuda(const Tensor& a, const Tensor& h, const Tensor& x, const Tens
   dispatch_activation(kind, [&]<Activation kKind>() {
     if constexpr (kKind != Activation::none) {
       if (h.defined())
-        run_hidden<T, gpu::TileOrder::along_k>(a, h, {}, x, up, Activate<T, kKind, true>{biases});
+        run_hidden<T, gpu::TileOrder::k_major>(a, h, {}, x, up, Activate<T, kKind, true>{biases});
       else
-        run_hidden<T, gpu::TileOrder::along_k>(a, {}, {}, x, up, Activate<T, kKind, false>{biases});
+        run_hidden<T, gpu::TileOrder::k_major>(a, {}, {}, x, up, Activate<T, kKind, false>{biases});
     }
   });
 }

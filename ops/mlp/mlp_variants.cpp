@@ -15,7 +15,7 @@ bool lies_well(const Tensor& x, bool written) {
   return x.count() > 0 && x.size(0) < std::numeric_limits<int32_t>::max() / 2 &&
          reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && (columns == 1 || x.layout().stride(1) == 1) &&
          x.layout().stride(0) >= columns && x.layout().stride(0) % unit == 0 &&
-         (!written || columns % unit == 0 || owns_pads(x, (columns + unit - 1) / unit * unit));
+         (!written || columns % unit == 0 || owns_row_padding(x, (columns + unit - 1) / unit * unit));
 }
 
 /// A GEMM of an MLP next to its activation: the tensors that it writes and reads.

@@ -161,17 +161,17 @@ __device__ void add_threads(const float (&share)[kPack], float* combined, float*
 /// How a kernel holds rows: kSteps words per thread, kThreads threads per row, blocks of kBlock threads of
 /// which kBlocks share an SM, kStages rows in flight.
 template <class T, int kThreads_, int kColumns, int kBlock_, int kBlocks_, int kStages_>
-struct Held {
+struct Resident {
   static constexpr int kThreads = kThreads_, kSteps = kColumns / kPackOf<T>, kBlock = kBlock_,
                        kBlocks = kBlocks_, kStages = kStages_;
 };
 
 /// The rows that a thread has in flight: its words of x, dy and dsum of kStages rows in shared memory. A
 /// thread reads what it copied itself, so nothing but its own copies need be waited for.
-template <class T, class Held, int kOperands>
+template <class T, class Resident, int kOperands>
 struct Ring {
-  static constexpr int kSteps = Held::kSteps, kBlock = Held::kBlock;
-  static constexpr size_t kBytes = size_t(Held::kStages) * kOperands * kSteps * kBlock * sizeof(Words<T>);
+  static constexpr int kSteps = Resident::kSteps, kBlock = Resident::kBlock;
+  static constexpr size_t kBytes = size_t(Resident::kStages) * kOperands * kSteps * kBlock * sizeof(Words<T>);
   Words<T>* slots;
 
   __device__ __forceinline__ Words<T>* slot(int stage, int operand, int s) const {
@@ -180,8 +180,8 @@ struct Ring {
   __device__ __forceinline__ void fetch(int stage, int operand, const T* row, int rank, int width) const {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const int first = column_of<T, Held::kThreads>(s, rank), inside = min(width - first, kPackOf<T>);
-      if constexpr (Held::kThreads > 1) {
+      const int first = column_of<T, Resident::kThreads>(s, rank), inside = min(width - first, kPackOf<T>);
+      if constexpr (Resident::kThreads > 1) {
         gpu::cp_async_part(gpu::shared_address(slot(stage, operand, s)), row + first,
                            max(inside, 0) * int(sizeof(T)));
       } else {
@@ -195,17 +195,18 @@ struct Ring {
   }
 };
 
-template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops, class Held>
-__global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(BackwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>, kThreads = Held::kThreads, kSteps = Held::kSteps, kStages = Held::kStages;
+template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops, class Resident>
+__global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_rows(BackwardArgs<T> args) {
+  constexpr int kPack = kPackOf<T>, kThreads = Resident::kThreads, kSteps = Resident::kSteps,
+                kStages = Resident::kStages;
   using Rows = RowAccess<kThreads>;
   using Sums = RowReduce<kThreads, 2>;
-  using Flight = Ring<T, Held, kResidual ? 3 : 2>;
+  using Flight = Ring<T, Resident, kResidual ? 3 : 2>;
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float scratch[Sums::kScratch];
   const Flight ring{reinterpret_cast<Words<T>*>(shared)};
   Sums add(scratch);
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t step = row_step<kThreads>();
   // Neighbouring rows go to different blocks, so that those left over in the last round are shared by all.
@@ -277,9 +278,9 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
     if (!to) return;
     to += blockIdx.x * args.partial_stride;
     if constexpr (kThreads == 1) {
-      add_threads<kPack, Held::kBlock / kWarp>(sum[0], reinterpret_cast<float*>(shared), to, args.width);
+      add_threads<kPack, Resident::kBlock / kWarp>(sum[0], reinterpret_cast<float*>(shared), to, args.width);
     } else if constexpr (kThreads == kWarp) {
-      add_warps<T, kSteps, Held::kBlock / kWarp>(sum, reinterpret_cast<float*>(shared), to, args.width);
+      add_warps<T, kSteps, Resident::kBlock / kWarp>(sum, reinterpret_cast<float*>(shared), to, args.width);
     } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
@@ -293,12 +294,12 @@ __global__ void __launch_bounds__(Held::kBlock, Held::kBlocks) backward_rows(Bac
 /// dx of longer rows, a block each, read piece by piece, once for the sums and once for dx.
 template <class T, bool kCentred, bool kResidual, bool kDrops>
 __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs<T> args) {
-  constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
+  constexpr int kPack = kPackOf<T>, kChunk = kLongBlock * kLongSteps * kPack;
   using Rows = RowAccess<kLongBlock>;
   using Sums = RowReduce<kLongBlock, 2>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int rank = int(threadIdx.x);
   const int64_t row = blockIdx.x;
   BackwardShare<T, kCentred, kResidual, kDrops, Rows, kLongSteps> share;
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
     Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
   };
   float sums[kCentred ? 2 : 1] = {};
-  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     load(base, width);
 #pragma unroll
     for (int s = 0; s < kLongSteps; ++s) share.add(s, weight[s], sums, [](int, float, float, float) {});
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
   add(sums);
   const float mean_gx = mean_of(sums[0], args.width, args.inverse),
               mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
-  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     load(base, width);
     if constexpr (kDrops)
       load_lives<T, kLongBlock>(share.lives, args.mask, row, args.mask_stride, base / kPack, rank, width);
@@ -336,7 +337,7 @@ __global__ void __launch_bounds__(kLongBlock)
     parameters_of_long_rows(BackwardArgs<T> args, int64_t rows_per_chunk) {
   constexpr int kPack = kPackOf<T>;
   using Rows = RowAccess<kLongBlock>;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int64_t base = blockIdx.x * int64_t(kLongBlock * kPack), chunk = blockIdx.y;
   const int rank = int(threadIdx.x), width = int(min(args.width - base, int64_t(kLongBlock * kPack)));
   float dweight[kPack] = {}, dbias[kPack] = {};
@@ -390,23 +391,23 @@ template <class T, bool kCentred, bool kResidual, bool kDrops>
 void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   const Device device = norm.x.device();
   if (args.dx || args.dresidual)
-    gpu::launch_chained(device, {grid_of(args.rows), kLongBlock},
-                        backward_long_rows<T, kCentred, kResidual, kDrops>, args);
+    gpu::launch_dependent(device, {grid_of(args.rows), kLongBlock},
+                          backward_long_rows<T, kCentred, kResidual, kDrops>, args);
   if (!norm.dweight.defined() && !norm.dbias.defined()) return;
   const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
   const int64_t wanted = ceil_div(8 * int64_t(device.multiprocessors()), tiles);
   const int64_t per_chunk = std::max<int64_t>(16, ceil_div(args.rows, wanted));
   const int64_t chunks = ceil_div(args.rows, per_chunk);
   with_partial_sums(norm, args, chunks, [&](const BackwardArgs<T>& with) {
-    gpu::launch_chained(device, {grid_of(tiles, chunks), kLongBlock}, parameters_of_long_rows<T, kCentred>,
-                        with, per_chunk);
+    gpu::launch_dependent(device, {grid_of(tiles, chunks), kLongBlock}, parameters_of_long_rows<T, kCentred>,
+                          with, per_chunk);
   });
 }
 
 template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops>
 void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t multiprocessors = norm.x.device().multiprocessors();
-  const auto held = [&]<class H>(H) {
+  const auto resident = [&]<class H>(H) {
     constexpr size_t kRing = Ring<T, H, (kResidual ? 3 : 2)>::kBytes;
     constexpr size_t kCombined =
         H::kThreads == kWarp ? place_of(H::kSteps * kPackOf<T> * kWarp) * (H::kBlock / kWarp) * sizeof(float)
@@ -417,27 +418,27 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
     // four as long as every SM has one.
     if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
-      gpu::launch_chained(norm.x.device(), {grid_of(blocks), H::kBlock, std::max(kRing, kCombined)},
-                          backward_rows<T, kCentred, kBias, kResidual, kDrops, H>, with);
+      gpu::launch_dependent(norm.x.device(), {grid_of(blocks), H::kBlock, std::max(kRing, kCombined)},
+                            backward_rows<T, kCentred, kBias, kResidual, kDrops, H>, with);
     });
   };
   // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.
   constexpr int kShare = sizeof(T) / 2;
   if (args.width < kPackOf<T>) {
-    held(Held<T, 1, kPackOf<T>, 256, 2, 2>{});
+    resident(Resident<T, 1, kPackOf<T>, 256, 2, 2>{});
   } else if (args.width <= 512) {
-    held(Held<T, kWarp, 16, 256, 2 / kShare, 3>{});
+    resident(Resident<T, kWarp, 16, 256, 2 / kShare, 3>{});
   } else if (args.width <= 768) {
-    held(Held<T, kWarp, 24, 384 / kShare, 1, 2>{});
+    resident(Resident<T, kWarp, 24, 384 / kShare, 1, 2>{});
   } else if (args.width <= 1024) {
-    held(Held<T, kWarp, 32, 256 / kShare, 1, 2>{});
+    resident(Resident<T, kWarp, 32, 256 / kShare, 1, 2>{});
   } else if (args.width <= 2048) {
-    held(Held<T, 128, 16, 128, 4 / kShare, 3>{});
+    resident(Resident<T, 128, 16, 128, 4 / kShare, 3>{});
   } else if (args.width <= 4096) {
-    using Wide = Held<T, 256, 16, 256, 2 / kShare, 3>;
-    held(std::conditional_t<(kResidual || kShare == 2), Wide, Held<T, 128, 32, 128, 3, 3>>{});
+    using Wide = Resident<T, 256, 16, 256, 2 / kShare, 3>;
+    resident(std::conditional_t<(kResidual || kShare == 2), Wide, Resident<T, 128, 32, 128, 3, 3>>{});
   } else if (args.width <= 8192 && !(kResidual && kShare == 2)) {
-    held(Held<T, 512, 16, 512, 1, 2>{});
+    resident(Resident<T, 512, 16, 512, 1, 2>{});
   } else {
     launch_long<T, kCentred, kResidual, kDrops>(norm, args);
   }
@@ -456,7 +457,7 @@ struct SumsTable {
 /// Block y: the sum of that number.
 __global__ void __launch_bounds__(gpu::kWarp* gpu::kWarp)
     add_many_partial_sums(const __grid_constant__ SumsTable table) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const SumsTable::Entry& entry = table.of[blockIdx.y];
   if (blockIdx.x * gpu::kWarp >= unsigned(entry.width)) return;
   gpu::add_columns(entry.sum, blockIdx.x, entry.rows, entry.width, entry.stride);
@@ -482,7 +483,7 @@ void NormSums::finish() {
           {from.data<float>(), to.data<float>()}, from.size(1), int(from.size(0)), int(to.size(0))};
       widest = std::max(widest, to.size(0));
     }
-    gpu::launch_chained(
+    gpu::launch_dependent(
         sums_[begin].from.device(),
         {gpu::grid_of(ceil_div(widest, gpu::kWarp), int64_t(count)), dim3(gpu::kWarp, gpu::kWarp)},
         add_many_partial_sums, table);

@@ -114,16 +114,16 @@ __device__ __forceinline__ void add_distances(float (&sums)[kSums], const float 
 }
 
 /// Corrects the mean by `sums` of a whole row and returns the squared distances from the corrected mean.
-/// Where the correction is nearly all of them, as in a row of equal elements, `squares_again` computes them
-/// from scratch; all threads of the row take the same branch.
-template <int kSums, class SquaresAgain>
+/// Where the correction is nearly all of them, as in a row of equal elements, `recompute_squares` computes
+/// them from scratch; all threads of the row take the same branch.
+template <int kSums, class RecomputeSquares>
 __device__ __forceinline__ float correct_mean(float& mean, const float (&sums)[kSums], int64_t width,
-                                              float inverse, SquaresAgain&& squares_again) {
+                                              float inverse, RecomputeSquares&& recompute_squares) {
   if constexpr (kSums == 1) return sums[0];
   const float shift = mean_of(sums[kSums - 1], width, inverse);
   mean += shift;
   const float squares = fmaf(-shift, sums[kSums - 1], sums[0]);
-  return squares < sums[0] * 0x1p-8f ? squares_again() : squares;
+  return squares < sums[0] * 0x1p-8f ? recompute_squares() : squares;
 }
 
 /// y from the values.
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlock
   using Sums = RowReduce<kThreads, 2>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t row = first_row<kThreads>();
   if (row >= args.rows) return;
@@ -203,12 +203,12 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlock
 template <class T, bool kCentred, Adds kAdds>
 __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> args) {
   constexpr bool kResidual = kAdds != Adds::nothing;
-  constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kLongSteps * kPack;
+  constexpr int kPack = kPackOf<T>, kChunk = kLongBlock * kLongSteps * kPack;
   using Rows = RowAccess<kLongBlock>;
   using Sums = RowReduce<kLongBlock, 2>;
   __shared__ float scratch[Sums::kScratch];
   Sums add(scratch);
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int64_t row = blockIdx.x;
   const int rank = int(threadIdx.x);
   float values[kLongSteps][kPack], mean = 0;
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
   };
   if (kCentred || kResidual) {
     float sum[1] = {};
-    for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
       ForwardShare<T, kAdds, Rows, kLongBlock, kLongSteps> share;
       share.load(args, row, base, rank, width);
       share.values(values, args, row, base, rank, width);
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
     if (kCentred) mean = mean_of(sum[0], args.width, args.inverse);
   }
   const auto add_row = [&]<int kSums>(float(&sums)[kSums]) {
-    for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+    for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
       again(base, width);
       add_distances<T, kLongBlock>(sums, values, mean, rank, width);
     });
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
     return squares[0];
   });
   const float rstd = keep_statistics(args, row, rank == 0, mean, squares);
-  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     again(base, width);
     Words<T> weight[kLongSteps], bias[kLongSteps], y[kLongSteps];
     Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
@@ -258,8 +258,8 @@ template <class T, bool kCentred, Adds kAdds>
 void launch_forward(Device device, const ForwardArgs<T>& args) {
   const auto rows = [&]<int kThreads, int kColumns>() {  // of kColumns columns per thread
     constexpr int block = kThreads <= kWarp ? kBlock : kThreads;
-    gpu::launch_chained(device, {grid_of(ceil_div(args.rows, rows_at_once<kThreads>(block))), block},
-                        forward_rows<T, kCentred, kAdds, kThreads, kColumns / kPackOf<T>>, args);
+    gpu::launch_dependent(device, {grid_of(ceil_div(args.rows, rows_at_once<kThreads>(block))), block},
+                          forward_rows<T, kCentred, kAdds, kThreads, kColumns / kPackOf<T>>, args);
   };
   if (args.width < kPackOf<T>) {
     rows.template operator()<1, kPackOf<T>>();
@@ -276,8 +276,8 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
   } else if (args.width <= 8192) {
     rows.template operator()<256, 32>();
   } else {
-    gpu::launch_chained(device, {grid_of(args.rows), kLongBlock}, forward_long_rows<T, kCentred, kAdds>,
-                        args);
+    gpu::launch_dependent(device, {grid_of(args.rows), kLongBlock}, forward_long_rows<T, kCentred, kAdds>,
+                          args);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "gpu/row.cuh"
 #include "ops/dropout/dropout_mask.cuh"
@@ -17,7 +17,7 @@ namespace tessera::ops::norm_rows {
 using gpu::ceil_div;
 using gpu::column_of;
 using gpu::first_row;
-using gpu::for_pieces;
+using gpu::for_chunks;
 using gpu::grid_of;
 using gpu::kPackOf;
 using gpu::kWarp;

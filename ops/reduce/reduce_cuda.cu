@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   using Acc = typename Op::Acc;
   constexpr int kPack = gpu::kPackOf<T>;
   __shared__ Acc scratch[kThreads / gpu::kWarp];
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int lane = int(threadIdx.x) % pass.across, group = int(threadIdx.x) / pass.across;
   const int groups = kThreads / pass.across;
   const int64_t units = pass.plan.outputs * pass.chunks, stride = pass.plan.reduced_x[0];
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   using Acc = typename Op::Acc;
   constexpr int kUnroll = sizeof(Acc) * kPack > 32 ? 2 : 4;  // loads in flight, as registers allow
   __shared__ Acc scratch[kPack][kThreads];  // [column of the pack][thread]: neighbours in different banks
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const ReducePlan& plan = pass.plan;
   const int across = pass.across, along = kThreads / across;
   const int column = int(threadIdx.x) % across, line = int(threadIdx.x) / across;
@@ -275,15 +275,15 @@ void launch_rows(Device device, Pass& pass, const T* x, Out* y, const Op& op, Fi
   constexpr int kPack = gpu::kPackOf<T>;
   pass.packs = pass.plan.reduced_x[0] == 1 && aligned(pass.plan, x, pass.plan.kept_rank, 0, kPack);
   const int64_t units = pass.plan.outputs * pass.chunks;
-  gpu::launch_chained(device, {dim3(grid(device, gpu::ceil_div(units, kThreads / pass.across))), kThreads},
-                      rows_kernel<T, Out, Op>, pass, x, y, op, how);
+  gpu::launch_dependent(device, {dim3(grid(device, gpu::ceil_div(units, kThreads / pass.across))), kThreads},
+                        rows_kernel<T, Out, Op>, pass, x, y, op, how);
 }
 
 template <int kPack, class T, class Out, class Op>
 void launch_columns(Device device, const Pass& pass, const T* x, Out* y, const Op& op, Finish how) {
   const int64_t units = pass.plan.outputs / pass.columns * pass.chunks * pass.tiles;
-  gpu::launch_chained(device, {dim3(grid(device, units)), kThreads}, columns_kernel<kPack, T, Out, Op>, pass,
-                      x, y, op, how);
+  gpu::launch_dependent(device, {dim3(grid(device, units)), kThreads}, columns_kernel<kPack, T, Out, Op>,
+                        pass, x, y, op, how);
 }
 
 /// Reduces the plan's one reduced dimension. `whole`: in one pass, as the second pass is.
@@ -383,7 +383,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     scatter_kernel(const ReducePlan plan, T* __restrict__ dx, const T* __restrict__ dy,
                    const int64_t* __restrict__ chosen) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int64_t output = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (output >= plan.outputs) return;
   int64_t dx_offset, dy_offset;
@@ -435,8 +435,8 @@ void max_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, cons
     FirstOf<T> first;
     first.maxima = y.data<T>();
     reduce_dim(x.device(), from, x.data<T>(), chosen.data<int64_t>(), first, Finish{});
-    gpu::launch_chained(x.device(), {gpu::grid_of(gpu::ceil_div(to.outputs, kThreads)), kThreads},
-                        scatter_kernel<T>, to, dx.data<T>(), dy.data<T>(), chosen.data<int64_t>());
+    gpu::launch_dependent(x.device(), {gpu::grid_of(gpu::ceil_div(to.outputs, kThreads)), kThreads},
+                          scatter_kernel<T>, to, dx.data<T>(), dy.data<T>(), chosen.data<int64_t>());
   });
 }
 

@@ -1,12 +1,12 @@
 #include <algorithm>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/divide.cuh"
 #include "gpu/grid.cuh"
 #include "gpu/row.cuh"
 #include "ops/indices.h"
 #include "ops/rope/rope_kernels.h"
-#include "ops/rope/rope_turn.cuh"
+#include "ops/rope/rope_rotate.cuh"
 
 /// A thread takes one pack of 16 bytes from the first half of a head and its partner from the second, so that
 /// both results are in its registers: x is read once and y written once. It does so for up to kHeads heads of
@@ -105,7 +105,7 @@ __device__ __forceinline__ void rotate_heads(const Args<T>& args, int64_t token,
     if (turns) {
       gpu::unpack(b, second[n]);
 #pragma unroll
-      for (int k = 0; k < kLanes; ++k) turn(a[k], b[k], cosine[k], sine[k]);
+      for (int k = 0; k < kLanes; ++k) rotate_pair(a[k], b[k], cosine[k], sine[k]);
       store(to + args.half, gpu::round_to_words<T>(b));
     } else if (!valid) {
 #pragma unroll
@@ -117,7 +117,7 @@ __device__ __forceinline__ void rotate_heads(const Args<T>& args, int64_t token,
 
 template <class T, int kPack>
 __global__ void __launch_bounds__(kBlock) rotate(Args<T> args) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const uint32_t all = uint32_t(args.tokens_per_block) * args.by_token.divisor;
   for (uint32_t at = threadIdx.x; at < all; at += kBlock) {
     const uint32_t local = args.by_token.divide(at), rest = at - local * args.by_token.divisor;
@@ -168,9 +168,9 @@ void rope_cuda(const RopeProblem& rope) {
     }
     const gpu::LaunchShape shape{gpu::grid_of(ceil_div(args.count, args.tokens_per_block)), kBlock};
     if (whole)
-      gpu::launch_chained(device, shape, rotate<T, kPackOf<T>>, args);
+      gpu::launch_dependent(device, shape, rotate<T, kPackOf<T>>, args);
     else
-      gpu::launch_chained(device, shape, rotate<T, 1>, args);
+      gpu::launch_dependent(device, shape, rotate<T, 1>, args);
   });
 }
 

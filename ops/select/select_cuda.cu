@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "ops/reduce/persistent.cuh"
 #include "ops/select/radix_search.cuh"
@@ -197,7 +197,7 @@ __device__ __forceinline__ uint32_t count_of(const RowTerm& all, const Cut& cut)
 template <SelectMode kMode>
 __global__ void __launch_bounds__(kBlockThreads) select_in_block(Args args) {
   constexpr bool kWeighted = is_weighted(kMode), kSearches = kMode != SelectMode::threshold;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const Sizes sizes(args);
   uint32_t largest_exponent = 0;
   if constexpr (kWeighted) largest_exponent = largest_exponent_of<kBlockThreads>(args, 0, sizes.rows);
@@ -239,7 +239,7 @@ struct Chunk {
 };
 
 __global__ void __launch_bounds__(kGridThreads) find_largest_exponent(Args args) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const Chunk chunk(args, Sizes(args).rows);
   const uint32_t largest = largest_exponent_of<kGridThreads>(args, chunk.begin, chunk.end);
   if (threadIdx.x == 0) atomicMax(&args.counters[kLargestAt], largest);
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kGridThreads) search_in_grid(Args args, int pa
   constexpr bool kWeighted = is_weighted(kMode);
   __shared__ RadixBins<kWeighted> bins;
   __shared__ RadixSearch found;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const Sizes sizes(args);
   const Chunk chunk(args, sizes.rows);
   const RadixSearch search = pass == 0 ? RadixSearch{} : args.state->search;
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kGridThreads) search_in_grid(Args args, int pa
 
 template <SelectMode kMode>
 __global__ void __launch_bounds__(kGridThreads) sum_chunks(Args args) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const Sizes sizes(args);
   const Chunk chunk(args, sizes.rows);
   const Cut cut = kMode == SelectMode::threshold ? threshold_cut(args) : args.state->cut;
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kGridThreads) sum_chunks(Args args) {
 
 template <SelectMode kMode>
 __global__ void __launch_bounds__(kGridThreads) write_in_grid(Args args) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const Sizes sizes(args);
   const Chunk chunk(args, sizes.rows);
   const Cut cut = args.state->cut;
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(kGridThreads) write_in_grid(Args args) {
 // ---- the first rows ----
 
 __global__ void __launch_bounds__(kGridThreads) write_first(Args args) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const Sizes sizes(args);
   const uint32_t thread = blockIdx.x * kGridThreads + threadIdx.x;
   for (uint32_t entry = thread; entry < sizes.k; entry += gridDim.x * kGridThreads) {
@@ -358,18 +358,18 @@ void launch_grid(Device device, Args args) {
   args.chunks = static_cast<RowTerm*>(chunks.raw());
   args.counters = device.counters(kCounterWords);
   if constexpr (kMode != SelectMode::threshold) {
-    if constexpr (is_weighted(kMode)) gpu::launch_chained(device, shape, find_largest_exponent, args);
+    if constexpr (is_weighted(kMode)) gpu::launch_dependent(device, shape, find_largest_exponent, args);
     for (int pass = 0; pass < kRadixPasses; ++pass)
-      gpu::launch_chained(device, shape, search_in_grid<kMode>, args, pass);
+      gpu::launch_dependent(device, shape, search_in_grid<kMode>, args, pass);
   }
-  gpu::launch_chained(device, shape, sum_chunks<kMode>, args);
-  gpu::launch_chained(device, shape, write_in_grid<kMode>, args);
+  gpu::launch_dependent(device, shape, sum_chunks<kMode>, args);
+  gpu::launch_dependent(device, shape, write_in_grid<kMode>, args);
 }
 
 template <SelectMode kMode>
 void launch(Device device, const Args& args) {
   if (select_way(args.rows, Gpu(device)) == SelectWay::grid) return launch_grid<kMode>(device, args);
-  gpu::launch_chained(device, {dim3(1), kBlockThreads}, select_in_block<kMode>, args);
+  gpu::launch_dependent(device, {dim3(1), kBlockThreads}, select_in_block<kMode>, args);
 }
 
 }  // namespace
@@ -395,7 +395,7 @@ void select_cuda(const SelectCall& call) {
     case SelectMode::first: {
       const int64_t blocks =
           std::clamp<int64_t>(gpu::ceil_div(call.n, kGridThreads), 1, int64_t(device.multiprocessors()) * 4);
-      return gpu::launch_chained(device, {gpu::grid_of(blocks), kGridThreads}, write_first, args);
+      return gpu::launch_dependent(device, {gpu::grid_of(blocks), kGridThreads}, write_first, args);
     }
     case SelectMode::top_norm:
       return launch<SelectMode::top_norm>(device, args);

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "ops/gather/row_walk.cuh"
 #include "ops/select/select_kernels.h"
@@ -69,7 +69,7 @@ template <class T, bool kRuns>
 __global__ void __launch_bounds__(kThreads)
     gather_scaled(RowWalk walk, T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t rows,
                   const int32_t* indices, const float* scales, int64_t count) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int lanes = 1 << walk.log_lanes, lane = int(threadIdx.x) % lanes;
   const int rows_at_once = kThreads >> walk.log_lanes;
   for (int64_t n = blockIdx.x * int64_t(rows_at_once) + int(threadIdx.x) / lanes; n < count;
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads)
     scatter_ascending(RowWalk walk, T* y, int64_t y_stride, const T* x, int64_t x_stride, int64_t rows,
                       int rows_of_block, const int32_t* indices, const float* scales, int64_t count) {
   __shared__ int32_t entries[kMostRows];  // of each row of the block; -1: not in the selection
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int64_t first = blockIdx.x * int64_t(rows_of_block);
   const int own = int(min(int64_t(rows_of_block), rows - first));
   if (threadIdx.x < gpu::kWarp) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads)
     add_entries(T* y, int64_t y_stride, const float* x, int64_t x_stride, int64_t rows, int64_t columns,
                 bool aligned, const int32_t* indices, int64_t count) {
   constexpr int kPack = gpu::kPackOf<T>, kWarps = kThreads / gpu::kWarp;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int lane = int(threadIdx.x) % gpu::kWarp;
   const int64_t packed = aligned ? columns / kPack * kPack : 0;
   for (int64_t n = blockIdx.x * int64_t(kWarps) + int(threadIdx.x) / gpu::kWarp; n < count;
@@ -181,9 +181,9 @@ void add_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices) 
                          reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && x_stride % kPack == 0;
     const int64_t blocks = std::min<int64_t>(gpu::ceil_div(indices.count(), kThreads / gpu::kWarp),
                                              int64_t(device.multiprocessors()) * 32);
-    gpu::launch_chained(device, {gpu::grid_of(blocks), kThreads}, add_entries<T>, y.data<T>(), y_stride,
-                        x.data<float>(), x_stride, y.size(0), y.size(1), aligned, indices.data<int32_t>(),
-                        indices.count());
+    gpu::launch_dependent(device, {gpu::grid_of(blocks), kThreads}, add_entries<T>, y.data<T>(), y_stride,
+                          x.data<float>(), x_stride, y.size(0), y.size(1), aligned, indices.data<int32_t>(),
+                          indices.count());
   });
 }
 
@@ -194,10 +194,10 @@ void gather_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indice
     const RowWalk walk = walk_rows<T>(y, x);
     const int64_t blocks = std::min<int64_t>(gpu::ceil_div(y.size(0), kThreads >> walk.log_lanes),
                                              int64_t(device.multiprocessors()) * 32);
-    gpu::launch_chained(device, {gpu::grid_of(blocks), kThreads},
-                        is_run(walk) ? gather_scaled<T, true> : gather_scaled<T, false>, walk, y.data<T>(),
-                        y.layout().stride(0), x.data<T>(), x.layout().stride(0), x.size(0),
-                        indices.data<int32_t>(), scales.data<float>(), y.size(0));
+    gpu::launch_dependent(device, {gpu::grid_of(blocks), kThreads},
+                          is_run(walk) ? gather_scaled<T, true> : gather_scaled<T, false>, walk, y.data<T>(),
+                          y.layout().stride(0), x.data<T>(), x.layout().stride(0), x.size(0),
+                          indices.data<int32_t>(), scales.data<float>(), y.size(0));
   });
 }
 
@@ -209,10 +209,10 @@ void scatter_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indic
   dispatch_floating_cuda(y.dtype(), "scatter_selected", [&]<class T>() {
     const RowWalk walk = walk_rows<T>(y, x);
     const auto run = [&](auto* kernel) {
-      gpu::launch_chained(device, {gpu::grid_of(gpu::ceil_div(rows, rows_of_block)), kThreads}, kernel, walk,
-                          y.data<T>(), y.layout().stride(0), x.data<T>(), x.layout().stride(0), rows,
-                          rows_of_block, indices.data<int32_t>(),
-                          scales.defined() ? scales.data<float>() : nullptr, indices.count());
+      gpu::launch_dependent(device, {gpu::grid_of(gpu::ceil_div(rows, rows_of_block)), kThreads}, kernel,
+                            walk, y.data<T>(), y.layout().stride(0), x.data<T>(), x.layout().stride(0), rows,
+                            rows_of_block, indices.data<int32_t>(),
+                            scales.defined() ? scales.data<float>() : nullptr, indices.count());
     };
     if (is_run(walk))
       scales.defined() ? run(scatter_ascending<T, true, true>) : run(scatter_ascending<T, false, true>);

@@ -12,10 +12,10 @@ namespace tessera::ops::softmax_detail {
 namespace {
 
 using gpu::column_of;
-using gpu::for_pieces;
+using gpu::for_chunks;
 
 constexpr int kLongBlock = 512;  // of rows that are read in pieces
-constexpr int kPieceSteps = 2;   // words a thread holds of a piece
+constexpr int kChunkSteps = 2;   // words a thread holds of a piece
 
 /// How many elements of the 16 bytes at `row` lie before it.
 template <class T>
@@ -160,36 +160,36 @@ __global__ void __launch_bounds__(kBlock) backward_any(Rows<T> args) {
 }
 
 /// visit(base, begin, end) for the pieces of a row whose first element is `lead` after its first 16 bytes.
-template <int kPiece, class Visit>
+template <int kChunk, class Visit>
 __device__ __forceinline__ void for_spans(int lead, int64_t width, Visit&& visit) {
-  for_pieces<kPiece>(lead + width,
+  for_chunks<kChunk>(lead + width,
                      [&](int64_t base, int columns) { visit(base, base == 0 ? lead : 0, columns); });
 }
 
 template <class T, bool kLog>
 __global__ void __launch_bounds__(kLongBlock) forward_any_long(Rows<T> args) {
-  constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kPieceSteps * kPack;
+  constexpr int kPack = kPackOf<T>, kChunk = kLongBlock * kChunkSteps * kPack;
   __shared__ float scratch[kWarp];
   const int64_t own = blockIdx.x;
   const int rank = int(threadIdx.x), lead = lead_of(args.a + own * args.a_stride);
   const T* const from = args.a + own * args.a_stride - lead;
   T* const to = args.to + own * args.to_stride - lead;
-  Words<T> share[kPieceSteps];
-  float values[kPieceSteps][kPack];
+  Words<T> share[kChunkSteps];
+  float values[kChunkSteps][kPack];
   RunningSoftmax running;
-  for_spans<kPiece>(lead, args.width, [&](int64_t base, int begin, int end) {
+  for_spans<kChunk>(lead, args.width, [&](int64_t base, int begin, int end) {
     load<kLongBlock>(share, from + base, rank, end);
     unpack<kLongBlock>(values, share, rank, begin, end, Max::kIdentity);
 #pragma unroll
-    for (int s = 0; s < kPieceSteps; ++s) running.add(values[s]);
+    for (int s = 0; s < kChunkSteps; ++s) running.add(values[s]);
   });
   running = running.of_row<kLongBlock>(scratch);
   const float log_sum = logf(running.sum), inverse = 1.0f / running.sum;
-  for_spans<kPiece>(lead, args.width, [&](int64_t base, int begin, int end) {
+  for_spans<kChunk>(lead, args.width, [&](int64_t base, int begin, int end) {
     load<kLongBlock>(share, from + base, rank, end);
     unpack<kLongBlock>(values, share, rank, begin, end, Max::kIdentity);
 #pragma unroll
-    for (int s = 0; s < kPieceSteps; ++s) {
+    for (int s = 0; s < kChunkSteps; ++s) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         const float shifted = values[s][i] - running.top;
@@ -203,25 +203,25 @@ __global__ void __launch_bounds__(kLongBlock) forward_any_long(Rows<T> args) {
 
 template <class T, bool kLog>
 __global__ void __launch_bounds__(kLongBlock) backward_any_long(Rows<T> args) {
-  constexpr int kPiece = kLongBlock * kPieceSteps * kPackOf<T>;
+  constexpr int kChunk = kLongBlock * kChunkSteps * kPackOf<T>;
   __shared__ float scratch[kWarp];
   const int64_t own = blockIdx.x;
   const int rank = int(threadIdx.x), lead = lead_of(args.a + own * args.a_stride);
-  Words<T> grads[kPieceSteps], results[kPieceSteps];
-  const auto load_piece = [&](int64_t base, int begin, int end) {
+  Words<T> grads[kChunkSteps], results[kChunkSteps];
+  const auto load_chunk = [&](int64_t base, int begin, int end) {
     load<kLongBlock>(grads, args.a + own * args.a_stride - lead + base, rank, end);
     load<kLongBlock>(results, args.b + own * args.b_stride - lead + base, rank, end);
     clear_outside<kLongBlock>(grads, rank, begin, end);
     clear_outside<kLongBlock>(results, rank, begin, end);
   };
   float sum = 0;
-  for_spans<kPiece>(lead, args.width, [&](int64_t base, int begin, int end) {
-    load_piece(base, begin, end);
+  for_spans<kChunk>(lead, args.width, [&](int64_t base, int begin, int end) {
+    load_chunk(base, begin, end);
     sum += sum_of<kLog>(grads, results);
   });
   sum = gpu::block_reduce<Sum>(sum, scratch);
-  for_spans<kPiece>(lead, args.width, [&](int64_t base, int begin, int end) {
-    load_piece(base, begin, end);
+  for_spans<kChunk>(lead, args.width, [&](int64_t base, int begin, int end) {
+    load_chunk(base, begin, end);
     slopes<kLog>(grads, results, sum);
     store<kLongBlock>(args.to + own * args.to_stride - lead + base, grads, rank, begin, end);
   });
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kLongBlock) backward_any_long(Rows<T> args) {
 
 /// How many threads hold a row, and how many words each.
 template <class T, int kThreads, int kColumns>
-struct Held {
+struct Resident {
   static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>,
                        block = kThreads <= kWarp ? 128 : kThreads;
   static dim3 grid(const Rows<T>& rows) {
@@ -237,26 +237,26 @@ struct Held {
   }
 };
 
-/// Calls `held(Held)` or `longer()`, by where a row and what lies before its start fit.
+/// Calls `held(Resident)` or `longer()`, by where a row and what lies before its start fit.
 template <class T, class OfHeld, class Longer>
-void by_width(const Rows<T>& rows, OfHeld&& held, Longer&& longer) {
+void by_width(const Rows<T>& rows, OfHeld&& resident, Longer&& longer) {
   const int64_t width = rows.width + (gpu::packs(rows.to, rows.to_stride, kPackOf<T>) ? 0 : kPackOf<T> - 1);
   if (width <= 16) {
-    held(Held<T, 2, 8>{});
+    resident(Resident<T, 2, 8>{});
   } else if (width <= 32) {
-    held(Held<T, 4, 8>{});
+    resident(Resident<T, 4, 8>{});
   } else if (width <= 64) {
-    held(Held<T, 8, 8>{});
+    resident(Resident<T, 8, 8>{});
   } else if (width <= 128) {
-    held(Held<T, 16, 8>{});
+    resident(Resident<T, 16, 8>{});
   } else if (width <= 256) {
-    held(Held<T, kWarp, 8>{});
+    resident(Resident<T, kWarp, 8>{});
   } else if (width <= 1024) {
-    held(Held<T, kWarp, 32>{});
+    resident(Resident<T, kWarp, 32>{});
   } else if (width <= 8192) {
-    held(Held<T, 256, 32>{});
+    resident(Resident<T, 256, 32>{});
   } else if (width <= 16384) {
-    held(Held<T, 1024, 16>{});
+    resident(Resident<T, 1024, 16>{});
   } else {
     longer();
   }

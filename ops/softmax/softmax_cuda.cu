@@ -15,12 +15,12 @@ using namespace softmax_detail;
 
 using gpu::column_of;
 using gpu::first_row;
-using gpu::for_pieces;
+using gpu::for_chunks;
 using gpu::RowAccess;
 using gpu::RowReduce;
 
 constexpr int kLongBlock = 256;  // of rows that are read in pieces
-constexpr int kPieceSteps = 2;   // words a thread holds of a piece
+constexpr int kChunkSteps = 2;   // words a thread holds of a piece
 
 /// The values of a share; `fill` past the row's end.
 template <int kThreads, int kSteps, class T>
@@ -79,29 +79,29 @@ __global__ void __launch_bounds__(kBlock) forward_rows(Rows<T> args) {
 
 template <class T, bool kLog>
 __global__ void __launch_bounds__(kLongBlock) forward_long_rows(Rows<T> args) {
-  constexpr int kPack = kPackOf<T>, kPiece = kLongBlock * kPieceSteps * kPack;
+  constexpr int kPack = kPackOf<T>, kChunk = kLongBlock * kChunkSteps * kPack;
   using Access = RowAccess<kLongBlock>;
   __shared__ float scratch[kWarp];
   const int64_t row = blockIdx.x;
   const int rank = int(threadIdx.x);
-  Words<T> share[kPieceSteps];
-  float values[kPieceSteps][kPack];
+  Words<T> share[kChunkSteps];
+  float values[kChunkSteps][kPack];
   const auto load = [&](int64_t base, int width) {
     Access::load(share, args.a + row * args.a_stride + base, rank, width);
     unpack_share<kLongBlock>(values, share, rank, width, Max::kIdentity);
   };
   RunningSoftmax running;
-  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     load(base, width);
 #pragma unroll
-    for (int s = 0; s < kPieceSteps; ++s) running.add(values[s]);
+    for (int s = 0; s < kChunkSteps; ++s) running.add(values[s]);
   });
   running = running.of_row<kLongBlock>(scratch);
   const float log_sum = logf(running.sum), inverse = 1.0f / running.sum;
-  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     load(base, width);
 #pragma unroll
-    for (int s = 0; s < kPieceSteps; ++s) {
+    for (int s = 0; s < kChunkSteps; ++s) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         const float shifted = values[s][i] - running.top;
@@ -133,25 +133,25 @@ __global__ void __launch_bounds__(kBlock) backward_rows(Rows<T> args) {
 
 template <class T, bool kLog>
 __global__ void __launch_bounds__(kLongBlock) backward_long_rows(Rows<T> args) {
-  constexpr int kPiece = kLongBlock * kPieceSteps * kPackOf<T>;
+  constexpr int kChunk = kLongBlock * kChunkSteps * kPackOf<T>;
   using Reduce = RowReduce<kLongBlock, 1>;
   using Access = RowAccess<kLongBlock>;
   __shared__ float scratch[Reduce::kScratch];
   Reduce reduce(scratch);
   const int64_t row = blockIdx.x;
   const int rank = int(threadIdx.x);
-  Words<T> grads[kPieceSteps], results[kPieceSteps];
+  Words<T> grads[kChunkSteps], results[kChunkSteps];
   const auto load = [&](int64_t base, int width) {
     Access::load(grads, args.a + row * args.a_stride + base, rank, width);
     Access::load(results, args.b + row * args.b_stride + base, rank, width);
   };
   float sum[1] = {};
-  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     load(base, width);
     sum[0] += sum_of<kLog>(grads, results);
   });
   reduce(sum);
-  for_pieces<kPiece>(args.width, [&](int64_t base, int width) {
+  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     load(base, width);
     slopes<kLog>(grads, results, sum[0]);
     Access::store(args.to + row * args.to_stride + base, grads, rank, width);

@@ -22,7 +22,7 @@ struct Unit {
 
 /// How lines are dealt out: `parts`, a power of two, threads share a unit, block / parts units belong to a
 /// block; a run of `inner` neighbouring lines has `units_of_run` units.
-struct Deal {
+struct Schedule {
   int64_t units, inner, units_of_run;
   int parts;
 };
@@ -71,21 +71,22 @@ struct Own {
   int part, parts;
   int lanes, warps;  // units side by side in a warp, and warps that share them
 
-  __device__ __forceinline__ Own(const Lines<N>& lines, const Deal& deal) {
-    const int units = kBlock / deal.parts, warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+  __device__ __forceinline__ Own(const Lines<N>& lines, const Schedule& schedule) {
+    const int units = kBlock / schedule.parts, warp = int(threadIdx.x) / kWarp,
+              lane = int(threadIdx.x) % kWarp;
     lanes = min(units, kWarp);
-    parts = deal.parts;
+    parts = schedule.parts;
     warps = parts * lanes / kWarp;
     part = warp % warps * (kWarp / lanes) + lane / lanes;
     const int64_t unit = blockIdx.x * int64_t(units) + warp / warps * lanes + lane % lanes;
     length = lines.length;
-    const bool exists = unit < deal.units;
+    const bool exists = unit < schedule.units;
     int64_t run = 0;
     if (exists)  // a division of 64 bits is a hundred instructions
-      run = deal.units <= 0xFFFFFFFF ? int64_t(uint32_t(unit) / uint32_t(deal.units_of_run))
-                                     : unit / deal.units_of_run;
-    const int64_t first = exists ? (unit - run * deal.units_of_run) * kLines : 0;
-    count = exists ? int(min(deal.inner - first, int64_t(kLines))) : 0;
+      run = schedule.units <= 0xFFFFFFFF ? int64_t(uint32_t(unit) / uint32_t(schedule.units_of_run))
+                                         : unit / schedule.units_of_run;
+    const int64_t first = exists ? (unit - run * schedule.units_of_run) * kLines : 0;
+    count = exists ? int(min(schedule.inner - first, int64_t(kLines))) : 0;
     const auto& starts = lines.starts;
     for (int n = 0; n < N; ++n) at[n] = first * starts.strides[n][starts.rank - 1];
     for (int d = starts.rank - 2; d >= 0; --d) {
@@ -151,11 +152,11 @@ struct Own {
 
 template <class T, bool kLog, bool kPacked>
 __global__ void __launch_bounds__(Unit<T, kPacked>::block, Unit<T, kPacked>::blocks)
-    forward_held(Lines<2> lines, Deal deal, T* y, const T* x) {
+    forward_resident(Lines<2> lines, Schedule schedule, T* y, const T* x) {
   using S = Unit<T, kPacked>;
   constexpr int kLines = S::lines, kHeld = S::held;
   __shared__ __align__(16) float scratch[S::block * kLines];
-  const Own<2, kLines, S::block> own(lines, deal);
+  const Own<2, kLines, S::block> own(lines, schedule);
   const int64_t elements = own.elements();
   x += own.at[1] + own.part * lines.strides[1];
   y += own.at[0] + own.part * lines.strides[0];
@@ -201,11 +202,11 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block, Unit<T, kPacked>::blo
 
 template <class T, bool kLog, bool kPacked>
 __global__ void __launch_bounds__(Unit<T, kPacked>::block)
-    forward_long(Lines<2> lines, Deal deal, T* y, const T* x) {
+    forward_long(Lines<2> lines, Schedule schedule, T* y, const T* x) {
   using S = Unit<T, kPacked>;
   constexpr int kLines = S::lines, kAhead = S::ahead;
   __shared__ __align__(16) float scratch[S::block * kLines];
-  const Own<2, kLines, S::block> own(lines, deal);
+  const Own<2, kLines, S::block> own(lines, schedule);
   const int64_t elements = own.elements(), step = own.parts * lines.strides[1];
   x += own.at[1] + own.part * lines.strides[1];
   y += own.at[0] + own.part * lines.strides[0];
@@ -259,11 +260,11 @@ __global__ void __launch_bounds__(Unit<T, kPacked>::block)
 /// kHolds: the lines stay in registers.
 template <class T, bool kLog, bool kPacked, bool kHolds>
 __global__ void __launch_bounds__(Unit<T, kPacked>::block, Unit<T, kPacked>::blocks_backward)
-    backward_kernel(Lines<3> lines, Deal deal, T* dx, const T* dy, const T* y) {
+    backward_kernel(Lines<3> lines, Schedule schedule, T* dx, const T* dy, const T* y) {
   using S = Unit<T, kPacked>;
   constexpr int kLines = S::lines, kShare = kHolds ? S::held : S::ahead;
   __shared__ __align__(16) float scratch[S::block * kLines];
-  const Own<3, kLines, S::block> own(lines, deal);
+  const Own<3, kLines, S::block> own(lines, schedule);
   const int64_t elements = own.elements();
   dx += own.at[0] + own.part * lines.strides[0];
   dy += own.at[1] + own.part * lines.strides[1];
@@ -328,8 +329,8 @@ bool packed(const Lines<N>& lines, const T* const (&data)[N]) {
 /// Parts: as many as keep a line in the registers of its threads, then as many as occupy the GPU, as long as
 /// neighbouring threads still share 64 bytes where the lines allow that.
 template <int N>
-Deal deal(const Lines<N>& lines, int lines_of_unit, int block, int held, int multiprocessors) {
-  Deal d;
+Schedule schedule(const Lines<N>& lines, int lines_of_unit, int block, int held, int multiprocessors) {
+  Schedule d;
   d.inner = lines.starts.sizes[lines.starts.rank - 1];
   d.units_of_run = ceil_div(d.inner, lines_of_unit);
   d.units = lines.starts.count / d.inner * d.units_of_run;
@@ -345,10 +346,10 @@ Deal deal(const Lines<N>& lines, int lines_of_unit, int block, int held, int mul
 
 /// Calls launch<kPacked>(deal, whether the lines are held).
 template <class T, int N, class Launch>
-void with_deal(const Lines<N>& lines, const T* const (&data)[N], Device device, Launch&& launch) {
+void with_schedule(const Lines<N>& lines, const T* const (&data)[N], Device device, Launch&& launch) {
   const auto go = [&]<bool kPacked>() {
     using S = Unit<T, kPacked>;
-    const Deal d = deal(lines, S::lines, S::block, S::held, device.multiprocessors());
+    const Schedule d = schedule(lines, S::lines, S::block, S::held, device.multiprocessors());
     const dim3 grid = gpu::grid_of(ceil_div(d.units, S::block / d.parts));
     launch.template operator()<kPacked>(gpu::LaunchShape{grid, S::block}, d,
                                         int64_t(d.parts) * S::held >= lines.length);
@@ -359,24 +360,24 @@ void with_deal(const Lines<N>& lines, const T* const (&data)[N], Device device, 
 template <class T, bool kLog>
 void forward(const Tensor& y, const Tensor& x, int dim) {
   const auto lines = lines_along(dim, y, x);
-  with_deal<T>(lines, {y.data<T>(), x.data<T>()}, y.device(),
-               [&]<bool kPacked>(gpu::LaunchShape shape, const Deal& d, bool holds) {
-                 gpu::launch(y.device(), shape,
-                             holds ? forward_held<T, kLog, kPacked> : forward_long<T, kLog, kPacked>, lines,
-                             d, y.data<T>(), x.data<T>());
-               });
+  with_schedule<T>(lines, {y.data<T>(), x.data<T>()}, y.device(),
+                   [&]<bool kPacked>(gpu::LaunchShape shape, const Schedule& d, bool holds) {
+                     gpu::launch(y.device(), shape,
+                                 holds ? forward_resident<T, kLog, kPacked> : forward_long<T, kLog, kPacked>,
+                                 lines, d, y.data<T>(), x.data<T>());
+                   });
 }
 
 template <class T, bool kLog>
 void backward(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim) {
   const auto lines = lines_along(dim, dx, dy, y);
-  with_deal<T>(lines, {dx.data<T>(), dy.data<T>(), y.data<T>()}, dx.device(),
-               [&]<bool kPacked>(gpu::LaunchShape shape, const Deal& d, bool holds) {
-                 gpu::launch(dx.device(), shape,
-                             holds ? backward_kernel<T, kLog, kPacked, true>
-                                   : backward_kernel<T, kLog, kPacked, false>,
-                             lines, d, dx.data<T>(), dy.data<T>(), y.data<T>());
-               });
+  with_schedule<T>(lines, {dx.data<T>(), dy.data<T>(), y.data<T>()}, dx.device(),
+                   [&]<bool kPacked>(gpu::LaunchShape shape, const Schedule& d, bool holds) {
+                     gpu::launch(dx.device(), shape,
+                                 holds ? backward_kernel<T, kLog, kPacked, true>
+                                       : backward_kernel<T, kLog, kPacked, false>,
+                                 lines, d, dx.data<T>(), dy.data<T>(), y.data<T>());
+                   });
 }
 
 }  // namespace

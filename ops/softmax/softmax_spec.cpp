@@ -16,6 +16,58 @@ Problem problem(const Dims& d, const Attrs&) {
           .backward_elements = 3 * n};
 }
 
+std::vector<Case> cases() {
+  return {{.dims = {{"R", 7}, {"C", 13}}},
+          {.dims = {{"R", 1}, {"C", 1}}},
+          {.dims = {{"R", 3}, {"C", 1}}},
+          {.dims = {{"R", 0}, {"C", 5}}},
+          {.dims = {{"R", 5}, {"C", 0}}},
+          {.dims = {{"R", 9}, {"C", 129}}, .placement = Placement::strided},
+          {.dims = {{"R", 17}, {"C", 11}}, .placement = Placement::transposed},
+          {.dims = {{"R", 11}, {"C", 5}}, .attrs = {{"dim", int64_t{0}}}},
+          {.dims = {{"R", 5}, {"C", 7}, {"S", 3}}, .attrs = {{"dim", int64_t{1}}}},
+          {.dims = {{"R", 3}, {"C", 7}, {"S", 4}},
+           .attrs = {{"dim", int64_t{-2}}},
+           .placement = Placement::strided},
+          {.dims = {{"R", 4}, {"C", 3}, {"S", 5}},
+           .attrs = {{"dim", int64_t{0}}},
+           .placement = Placement::transposed},
+          // The ends of the kernel's rows: a warp's registers, a block's, and rows longer than both.
+          {.dims = {{"R", 9}, {"C", 127}}, .gradcheck = false},
+          {.dims = {{"R", 9}, {"C", 257}}, .gradcheck = false},
+          {.dims = {{"R", 65}, {"C", 1024}}, .gradcheck = false},
+          {.dims = {{"R", 5}, {"C", 1025}}, .gradcheck = false},
+          {.dims = {{"R", 3}, {"C", 4097}}, .gradcheck = false},
+          {.dims = {{"R", 3}, {"C", 8193}}, .gradcheck = false},
+          {.dims = {{"R", 2}, {"C", 16411}}, .placement = Placement::strided, .gradcheck = false},
+          {.dims = {{"R", 3}, {"C", 67}, {"S", 129}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          // Narrow rows of a few lanes each; one more than whole packs.
+          {.dims = {{"R", 67}, {"C", 9}}},
+          {.dims = {{"R", 131}, {"C", 17}}, .placement = Placement::strided, .gradcheck = false},
+          {.dims = {{"R", 65}, {"C", 33}}, .gradcheck = false},
+          {.dims = {{"R", 33}, {"C", 66}}, .gradcheck = false},
+          {.dims = {{"R", 9}, {"C", 255}}, .gradcheck = false},
+          // Trailing dimensions of size one: rows that start anywhere, of every kernel.
+          {.dims = {{"R", 7}, {"C", 3}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}},
+          {.dims = {{"R", 9}, {"C", 13}, {"S", 1}},
+           .attrs = {{"dim", int64_t{1}}},
+           .placement = Placement::strided},
+          {.dims = {{"R", 17}, {"C", 251}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          {.dims = {{"R", 9}, {"C", 1019}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          {.dims = {{"R", 9}, {"C", 8187}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          {.dims = {{"R", 3}, {"C", 10678}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          {.dims = {{"R", 5}, {"C", 17683}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          // Lines side by side: in packs and one by one, held and read twice, one part and many.
+          {.dims = {{"R", 37}, {"C", 3}, {"S", 1843}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          {.dims = {{"R", 5}, {"C", 2050}, {"S", 11}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          {.dims = {{"R", 3}, {"C", 613}, {"S", 77}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          {.dims = {{"R", 9}, {"C", 2111}, {"S", 5}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
+          {.dims = {{"R", 63}, {"C", 19}, {"S", 40}},
+           .attrs = {{"dim", int64_t{1}}},
+           .placement = Placement::strided,
+           .gradcheck = false}};
+}
+
 }  // namespace
 
 std::vector<OpSpec> softmax_specs() {
@@ -33,56 +85,7 @@ std::vector<OpSpec> softmax_specs() {
               return std::vector{log ? log_softmax(in[0], dim) : softmax(in[0], dim)};
             },
         .problem = problem,
-        .cases =
-            {{.dims = {{"R", 7}, {"C", 13}}},
-             {.dims = {{"R", 1}, {"C", 1}}},
-             {.dims = {{"R", 3}, {"C", 1}}},
-             {.dims = {{"R", 0}, {"C", 5}}},
-             {.dims = {{"R", 5}, {"C", 0}}},
-             {.dims = {{"R", 9}, {"C", 129}}, .placement = Placement::strided},
-             {.dims = {{"R", 17}, {"C", 11}}, .placement = Placement::transposed},
-             {.dims = {{"R", 11}, {"C", 5}}, .attrs = {{"dim", int64_t{0}}}},
-             {.dims = {{"R", 5}, {"C", 7}, {"S", 3}}, .attrs = {{"dim", int64_t{1}}}},
-             {.dims = {{"R", 3}, {"C", 7}, {"S", 4}},
-              .attrs = {{"dim", int64_t{-2}}},
-              .placement = Placement::strided},
-             {.dims = {{"R", 4}, {"C", 3}, {"S", 5}},
-              .attrs = {{"dim", int64_t{0}}},
-              .placement = Placement::transposed},
-             // The ends of the kernel's rows: a warp's registers, a block's, and rows longer than both.
-             {.dims = {{"R", 9}, {"C", 127}}, .gradcheck = false},
-             {.dims = {{"R", 9}, {"C", 257}}, .gradcheck = false},
-             {.dims = {{"R", 65}, {"C", 1024}}, .gradcheck = false},
-             {.dims = {{"R", 5}, {"C", 1025}}, .gradcheck = false},
-             {.dims = {{"R", 3}, {"C", 4097}}, .gradcheck = false},
-             {.dims = {{"R", 3}, {"C", 8193}}, .gradcheck = false},
-             {.dims = {{"R", 2}, {"C", 16411}}, .placement = Placement::strided, .gradcheck = false},
-             {.dims = {{"R", 3}, {"C", 67}, {"S", 129}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             // Narrow rows of a few lanes each; one more than whole packs.
-             {.dims = {{"R", 67}, {"C", 9}}},
-             {.dims = {{"R", 131}, {"C", 17}}, .placement = Placement::strided, .gradcheck = false},
-             {.dims = {{"R", 65}, {"C", 33}}, .gradcheck = false},
-             {.dims = {{"R", 33}, {"C", 66}}, .gradcheck = false},
-             {.dims = {{"R", 9}, {"C", 255}}, .gradcheck = false},
-             // Trailing dimensions of size one: rows that start anywhere, of every kernel.
-             {.dims = {{"R", 7}, {"C", 3}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}},
-             {.dims = {{"R", 9}, {"C", 13}, {"S", 1}},
-              .attrs = {{"dim", int64_t{1}}},
-              .placement = Placement::strided},
-             {.dims = {{"R", 17}, {"C", 251}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             {.dims = {{"R", 9}, {"C", 1019}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             {.dims = {{"R", 9}, {"C", 8187}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             {.dims = {{"R", 3}, {"C", 10678}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             {.dims = {{"R", 5}, {"C", 17683}, {"S", 1}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             // Lines side by side: in packs and one by one, held and read twice, one part and many.
-             {.dims = {{"R", 37}, {"C", 3}, {"S", 1843}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             {.dims = {{"R", 5}, {"C", 2050}, {"S", 11}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             {.dims = {{"R", 3}, {"C", 613}, {"S", 77}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             {.dims = {{"R", 9}, {"C", 2111}, {"S", 5}}, .attrs = {{"dim", int64_t{1}}}, .gradcheck = false},
-             {.dims = {{"R", 63}, {"C", 19}, {"S", 40}},
-              .attrs = {{"dim", int64_t{1}}},
-              .placement = Placement::strided,
-              .gradcheck = false}},
+        .cases = cases(),
         .benches = {{.dims = {{"R", 32768}, {"C", 4096}}},
                     {.dims = {{"R", 64}, {"C", 512}, {"S", 512}}, .attrs = {{"dim", int64_t{1}}}}},
         .sweep =

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "gpu/chain.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_math.h"
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kThreads)
     compress24_kernel(Rows24<const T> x, Matrix24<T> by_features, Matrix24<T> by_tokens, Choice24 choice) {
   __shared__ TileOfX<T> tile;
   const TilePlace place(x.tokens, x.features);
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   load_tile(tile, x, place);
   __syncthreads();
   if (by_features.values)
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kThreads)
                         Along24 along) {
   __shared__ TileOfX<T> tile;
   const TilePlace place(y.tokens, y.features);
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const bool masks = from.data != nullptr;
   if (masks) {
     load_tile(tile, from, place);
@@ -349,7 +349,7 @@ struct ScaleArgs {
 /// Both sums of a block's share of the groups, one pair of f64 per block.
 template <class T>
 __global__ void __launch_bounds__(kScaleThreads) soft_scale_kernel(ScaleArgs<T> args, double* partial) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const int64_t across = args.by_rows ? (args.k + 3) / 4 : args.rows, all = args.samples * across;
   double product = 0, square = 0;
   for (int64_t i = int64_t(blockIdx.x) * kScaleThreads + threadIdx.x; i < all;
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(kScaleThreads) soft_scale_kernel(ScaleArgs<T> 
 /// The blocks' sums in their order.
 __global__ void __launch_bounds__(32)
     finish_scale_kernel(float* scale, const double* partial, int blocks, bool clamped) {
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   if (threadIdx.x != 0) return;
   double product = 0, square = 0;
   for (int i = 0; i < blocks; ++i) product += partial[2 * i], square += partial[2 * i + 1];
@@ -401,8 +401,8 @@ void compress24_cuda(const Compress24Call& call) {
                           call.selection.scale.defined() ? call.selection.scale.data<float>() : nullptr,
                           call.selection.stream};
     const auto run = [&](auto* kernel) {
-      gpu::launch_chained(x.device(), {tiles_of(x), kThreads}, kernel, rows, matrix_of<T>(call.by_features),
-                          matrix_of<T>(call.by_tokens), choice);
+      gpu::launch_dependent(x.device(), {tiles_of(x), kThreads}, kernel, rows, matrix_of<T>(call.by_features),
+                            matrix_of<T>(call.by_tokens), choice);
     };
     if (call.pattern)
       run(compress24_kernel<T, Mode24::like>);
@@ -417,9 +417,9 @@ void decompress24_cuda(const Tensor& y, const Sparse24& x, const Tensor& given) 
   const Tensor from = given.defined() ? dense_rows(given) : given;
   dispatch_floating_cuda(y.dtype(), "decompress24", [&]<class T>() {
     const Rows24<const T> source = from.defined() ? rows_of<T, const T>(from) : Rows24<const T>{};
-    gpu::launch_chained(y.device(), {tiles_of(y), kThreads}, decompress24_kernel<T>, rows_of<T, T>(y), source,
-                        Matrix24<const T>{from.defined() ? nullptr : x.values.data<T>(), nullptr},
-                        static_cast<const int32_t*>(x.metadata.data<int32_t>()), x.along);
+    gpu::launch_dependent(y.device(), {tiles_of(y), kThreads}, decompress24_kernel<T>, rows_of<T, T>(y),
+                          source, Matrix24<const T>{from.defined() ? nullptr : x.values.data<T>(), nullptr},
+                          static_cast<const int32_t*>(x.metadata.data<int32_t>()), x.along);
   });
 }
 
@@ -439,11 +439,11 @@ void soft_scale_cuda(const SoftScaleCall& call) {
                             call.units,
                             call.samples,
                             rows};
-    gpu::launch_chained(x.device(), {dim3(unsigned(blocks)), kScaleThreads}, soft_scale_kernel<T>, args,
-                        sums);
+    gpu::launch_dependent(x.device(), {dim3(unsigned(blocks)), kScaleThreads}, soft_scale_kernel<T>, args,
+                          sums);
   });
-  gpu::launch_chained(x.device(), {dim3(1), 32}, finish_scale_kernel, call.scale.data<float>(),
-                      static_cast<const double*>(sums), blocks, call.clamped);
+  gpu::launch_dependent(x.device(), {dim3(1), 32}, finish_scale_kernel, call.scale.data<float>(),
+                        static_cast<const double*>(sums), blocks, call.clamped);
 }
 
 }  // namespace tessera::ops

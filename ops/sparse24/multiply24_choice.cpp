@@ -59,7 +59,7 @@ Described24 describe24(const Multiply24Call& call) {
   g.m = a.m(), g.n = b.size(1), g.k = a.k();
   g.dtype = a.dtype(), g.wide = d.dtype() != a.dtype(), g.a_across = a.along == Along24::tokens;
   g.values = a.values.raw(), g.metadata = a.metadata.raw();
-  g.b = b.raw(), g.ldb = of_b.ld, g.b_along_k = of_b.columns;
+  g.b = b.raw(), g.ldb = of_b.ld, g.b_k_major = of_b.columns;
   g.d = d.raw(), g.ldd = of_d.ld, g.turned = of_d.columns;
   g.accumulate = options.accumulate || options.residual.defined();
   g.alpha = float(options.alpha);
@@ -67,10 +67,10 @@ Described24 describe24(const Multiply24Call& call) {
   const Tensor rows = g.turned ? d.transpose(0, 1) : d;
   const int64_t vector = 16 / int64_t(size_of(d.dtype())), width = rows.size(1);
   g.by_threads = !on_vectors(g.d, rows.size(0), g.ldd, d.dtype()) ||
-                 (width % vector != 0 && !owns_pads(rows, ceil_div(width, vector) * vector));
+                 (width % vector != 0 && !owns_row_padding(rows, ceil_div(width, vector) * vector));
   if (!of_b.rows && !of_b.columns)
     made.lacks = "b with dense rows or columns";
-  else if (!on_vectors(g.b, g.b_along_k ? g.n : g.k, g.ldb, g.dtype))
+  else if (!on_vectors(g.b, g.b_k_major ? g.n : g.k, g.ldb, g.dtype))
     made.lacks = "b whose rows start on 16-byte boundaries";
   else if (options.bias.defined() && !options.bias.layout().is_packed())
     made.lacks = "a packed bias";
@@ -102,9 +102,9 @@ Choice24 choose24(const Gemm24& g, const Gpu& gpu, bool registers, int forced) {
 
 double decompressed24_seconds(const Gemm24& g, const Gpu& gpu) {
   Gemm dense{.m = g.m, .n = g.n, .k = g.k, .in = g.dtype, .out = g.wide ? DType::f32 : g.dtype};
-  dense.transpose_a = g.a_across, dense.transpose_b = g.b_along_k;
+  dense.transpose_a = g.a_across, dense.transpose_b = g.b_k_major;
   dense.lda = row_pitch(g.a_across ? g.m : g.k, g.dtype),
-  dense.ldb = row_pitch(g.b_along_k ? g.k : g.n, g.dtype);
+  dense.ldb = row_pitch(g.b_k_major ? g.k : g.n, g.dtype);
   dense.ldd = row_pitch(g.n, dense.out);
   if (g.accumulate) dense.beta = 1;
   const GemmOnGpu& problem = gemm_on_gpu(dense, gpu);

@@ -20,7 +20,7 @@ struct Gemm24 {
   const void* metadata = nullptr;
   const void* b = nullptr;
   int64_t ldb = 0;
-  bool b_along_k = false;  // n rows of k elements each, else k rows of n
+  bool b_k_major = false;  // n rows of k elements each, else k rows of n
   void* d = nullptr;
   int64_t ldd = 0;
   bool turned = false;      // d is stored as n rows of m elements

@@ -17,7 +17,7 @@ void launch24(const Gemm24& g, Device device) {
       operand_map<T, Tile::kB>({static_cast<const T*>(g.b), g.ldb, 0}, g.n, g.k, 1, Tile::kN),
       static_cast<const uint4*>(g.values), static_cast<const uint32_t*>(g.metadata),
       int(gpu::ceil_div(g.m, sparse24::kTileRows)), int(gpu::ceil_div(g.k, sparse24::kTileDepth))};
-  const ProductPlan plan = product_plan<Tile>(g.m, g.n, g.k, 1, 1);
+  const GemmPlan plan = gemm_plan<Tile>(g.m, g.n, g.k, 1, 1);
   typename Epilogue::Params params{};
   params.turned = g.turned, params.by_threads = g.by_threads;
   params.terms = {static_cast<const T*>(g.bias_n),
@@ -34,7 +34,7 @@ void launch24(const Gemm24& g, Device device) {
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * Tile::kCluster)),
                .block = dim3(Tile::kThreads),
-               .shared_bytes = size_t(ProductShared<Tile, Epilogue>::kBytes),
+               .shared_bytes = size_t(GemmShared<Tile, Epilogue>::kBytes),
                .cluster = Tile::kCluster,
                .overlaps = true},
               sparse24_kernel<Tile, Epilogue>, operands, plan, params);
@@ -60,10 +60,10 @@ void run24(const Gemm24& g, int tile, Device device) {
 template <class T, bool kRegisters>
 void multiply24_sm90(const Gemm24& g, int tile, Device device) {
   using enum gpu::TileOrder;
-  if (g.b_along_k)
-    run24<T, kRegisters, along_k>(g, tile, device);
+  if (g.b_k_major)
+    run24<T, kRegisters, k_major>(g, tile, device);
   else
-    run24<T, kRegisters, across_k>(g, tile, device);
+    run24<T, kRegisters, mn_major>(g, tile, device);
 }
 
 }  // namespace tessera::ops

@@ -63,13 +63,13 @@ inline constexpr int kSparse24Prefetch = 6;
 
 /// The producer thread.
 template <class Tile>
-__device__ __forceinline__ void bring_sparse24(const Sparse24Operands& x, const ProductPlan& plan,
-                                               char* stages, gpu::Ring<Tile::kStages>& ring, int rank) {
+__device__ __forceinline__ void bring_sparse24(const Sparse24Operands& x, const GemmPlan& plan, char* stages,
+                                               gpu::Ring<Tile::kStages>& ring, int rank) {
   using enum gpu::TileOrder;
   gpu::RingPlace<Tile::kStages> place;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster) {
-    const ProductPart part = plan.part<Tile>(item, rank);
+    const WorkTile part = plan.part<Tile>(item, rank);
     const auto tile_of = [&](int row, int block) {
       return int64_t(min(part.m / 64 + row, x.m_tiles - 1)) * x.k_tiles + block;
     };
@@ -81,12 +81,12 @@ __device__ __forceinline__ void bring_sparse24(const Sparse24Operands& x, const 
       const int k = block * Tile::kDepth;
       if (Tile::kCluster == 1 || (block & 1) == rank) {
 #pragma unroll
-        for (int box = 0; box < (Tile::kB == along_k ? 1 : Tile::kN / 64); ++box) {
-          const int c0 = Tile::kB == along_k ? k : part.n + box * 64, c1 = Tile::kB == along_k ? part.n : k;
+        for (int box = 0; box < (Tile::kB == k_major ? 1 : Tile::kN / 64); ++box) {
+          const int c0 = Tile::kB == k_major ? k : part.n + box * 64, c1 = Tile::kB == k_major ? part.n : k;
           if constexpr (Tile::kCluster > 1)
-            gpu::load_box_multicast(b + box * 8192, x.b, full, 3, c0, c1, 0);
+            gpu::tma_load_multicast(b + box * 8192, x.b, full, 3, c0, c1, 0);
           else
-            gpu::load_box(b + box * 8192, x.b, full, c0, c1, 0);
+            gpu::tma_load(b + box * 8192, x.b, full, c0, c1, 0);
         }
       }
 #pragma unroll
@@ -158,7 +158,7 @@ class Multiplier24 {
                                           gpu::Ring<Tile::kStages>& ring, int group)
       : x_(x), stages_(stages), ring_(ring), row_(group * Tile::kParts) {}
 
-  __device__ __forceinline__ void run(float (&sums)[Tile::kParts][Tile::kN / 2], const ProductPart& part,
+  __device__ __forceinline__ void run(float (&sums)[Tile::kParts][Tile::kN / 2], const WorkTile& part,
                                       gpu::RingPlace<Tile::kStages>& place) {
     blocks_ = part.blocks;
     if constexpr (Tile::kDirect) {
@@ -182,7 +182,7 @@ class Multiplier24 {
     for (; block + Tile::kSets <= blocks_; block += Tile::kSets)
       several<0, Tile::kSets>(sums, sets, block, place);
     rest<0>(sums, sets, block, place);
-    gpu::wait_products<0>();
+    gpu::warpgroup_wait<0>();
 #pragma unroll
     for (int i = 0; i < Tile::kParts; ++i) gpu::pin(sums[i]);
     release(before_);
@@ -215,7 +215,7 @@ class Multiplier24 {
                        uint64_t(place.stage * (Tile::kStageBytes >> 4));
 #pragma unroll
     for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
-    gpu::fence_products();
+    gpu::warpgroup_arrive();
 #pragma unroll
     for (int part = 0; part < Tile::kParts; ++part)
       gpu::multiply_sparse<T, 0, Tile::kB>(sums[part], sets[kSet].a[part][0], b, sets[kSet].metadata[part],
@@ -225,8 +225,8 @@ class Multiplier24 {
       gpu::multiply_sparse<T, 1, Tile::kB>(sums[part], sets[kSet].a[part][1],
                                            b + gpu::kSparseDescriptorStep<Tile::kB>,
                                            sets[kSet].metadata[part]);
-    gpu::commit_products();
-    gpu::wait_products<1>();
+    gpu::warpgroup_commit();
+    gpu::warpgroup_wait<1>();
     if (block > 0) release(before_);
     before_ = place.stage;
     place.advance();
@@ -261,9 +261,9 @@ class Multiplier24 {
 
 template <class Tile, class Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    sparse24_kernel(const __grid_constant__ Sparse24Operands x, const __grid_constant__ ProductPlan plan,
+    sparse24_kernel(const __grid_constant__ Sparse24Operands x, const __grid_constant__ GemmPlan plan,
                     const __grid_constant__ typename Epilogue::Params params) {
-  using Shared = ProductShared<Tile, Epilogue>;
+  using Shared = GemmShared<Tile, Epilogue>;
   extern __shared__ __align__(1024) char shared[];
   auto& ring = *reinterpret_cast<gpu::Ring<Tile::kStages>*>(shared + Shared::kRingAt);
   auto* const barriers = reinterpret_cast<gpu::Barrier*>(&ring + 1);
@@ -279,22 +279,22 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     gpu::cluster_sync();
   else
     __syncthreads();
-  gpu::wait_for_earlier();
-  gpu::let_later_start();  // PDL: lets the next kernel start on idle SMs
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();  // PDL: lets the next kernel start on idle SMs
 
   if (group < 0) {
-    gpu::give_registers<24>();
+    gpu::warpgroup_reg_dealloc<24>();
     if (threadIdx.x < 32 && gpu::elect_one()) bring_sparse24<Tile>(x, plan, shared, ring, rank);
     __syncwarp();
   } else {
-    gpu::take_registers<240>();
+    gpu::warpgroup_reg_alloc<240>();
     const int row = group * Tile::kRows;
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
                       barriers + group * Epilogue::kBarriers, group);
     gpu::RingPlace<Tile::kStages> place;
     for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
          item += int(gridDim.x) / Tile::kCluster) {
-      const ProductPart part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::cluster_rank_again() : 0);
+      const WorkTile part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
       epilogue.begin(part, row);
       float sums[Tile::kParts][Tile::kN / 2];
       Multiplier24<Tile>(x, shared, ring, group).run(sums, part, place);

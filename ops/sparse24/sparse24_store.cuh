@@ -57,14 +57,14 @@ class Sparse24Store {
         leads_(threadIdx.x % 128 == 0),
         adds_(params.terms.beta != 0 && !params.by_threads) {}
 
-  __device__ __forceinline__ void begin(const ProductPart& part, int row) {
+  __device__ __forceinline__ void begin(const WorkTile& part, int row) {
     if (!adds_ || !leads_) return;
     gpu::wait_stores_read<0>();
 #pragma unroll
     for (int panel = 0; panel < kBuffers; ++panel) ask(part, row, panel);
   }
 
-  __device__ __forceinline__ void finish(const ProductPart& part, int row,
+  __device__ __forceinline__ void finish(const WorkTile& part, int row,
                                          float (&sums)[Tile::kParts][Tile::kN / 2]) {
     if (params_.by_threads) {
 #pragma unroll
@@ -89,7 +89,7 @@ class Sparse24Store {
       gpu::fence_async_shared();
       gpu::sync_named(1 + group_, 128);
       if (!leads_) continue;
-      each_box(part, row, panel, [&](char* at, int c0, int c1) { gpu::store_box(params_.d, at, c0, c1); });
+      each_box(part, row, panel, [&](char* at, int c0, int c1) { gpu::tma_store(params_.d, at, c0, c1); });
       gpu::commit_stores();
       if (adds_ && panel + kBuffers < kPanels) {
         gpu::wait_stores_read<0>();
@@ -109,18 +109,18 @@ class Sparse24Store {
 
   /// Calls visit(shared memory, coordinates in d's map) for the boxes of a panel.
   template <class Visit>
-  __device__ __forceinline__ void each_box(const ProductPart& part, int row, int panel, Visit&& visit) {
+  __device__ __forceinline__ void each_box(const WorkTile& part, int row, int panel, Visit&& visit) {
     char* const at = shared_ + panel % kBuffers * kPanelBytes;
     const int m = part.m + row + panel % Tile::kParts * 64, n = part.n + panel / Tile::kParts * kPanel;
     if (!params_.turned) return visit(at, n, m);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) visit(at + half * (kPanelBytes / kHalves), m + half * 32, n);
   }
-  __device__ __forceinline__ void ask(const ProductPart& part, int row, int panel) {
+  __device__ __forceinline__ void ask(const WorkTile& part, int row, int panel) {
     gpu::Barrier& landed = landed_[panel % kBuffers];
     landed.arrive_expect(kPanelBytes);
     each_box(part, row, panel,
-             [&](char* at, int c0, int c1) { gpu::load_box(at, params_.c, landed, c0, c1); });
+             [&](char* at, int c0, int c1) { gpu::tma_load(at, params_.c, landed, c0, c1); });
   }
 
   /// The bias of a row, and that of two columns.
@@ -144,7 +144,7 @@ class Sparse24Store {
   /// 8 columns are four matrices of stmatrix: of the first block rows 16 w ... and + 8, then of the second.
   __device__ __forceinline__ void fill(const float (&sums)[Tile::kN / 2], int first_m, int first_n, int from,
                                        char* panel) {
-    const int thread = gpu::thread_again() % 128, lane = thread % 32, warp = thread / 32,
+    const int thread = gpu::reread_thread() % 128, lane = thread % 32, warp = thread / 32,
               m = first_m + warp * 16 + lane / 4;
     const uint32_t base = gpu::shared_address(panel);
     const float row_bias[2] = {of_row(m), of_row(m + 8)};
@@ -181,7 +181,7 @@ class Sparse24Store {
   /// registers to keep it.
   __device__ __forceinline__ void fill_wide(const float (&sums)[Tile::kN / 2], int first_m, int first_n,
                                             int from, char* panel) {
-    const int thread = gpu::thread_again() % 128, lane = thread % 32, first = thread / 32 * 16 + lane / 4;
+    const int thread = gpu::reread_thread() % 128, lane = thread % 32, first = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int down = 0; down < 2; ++down) {
       const int row = first + down * 8;
@@ -207,9 +207,9 @@ class Sparse24Store {
   }
 
   /// 64 rows of the tile, element by element.
-  __device__ __forceinline__ void write_elements(const ProductPart& part, int row,
+  __device__ __forceinline__ void write_elements(const WorkTile& part, int row,
                                                  const float (&sums)[Tile::kN / 2]) {
-    const int thread = gpu::thread_again() % 128, lane = thread % 32,
+    const int thread = gpu::reread_thread() % 128, lane = thread % 32,
               first_m = part.m + row + thread / 32 * 16 + lane / 4, first_n = part.n + lane % 4 * 2;
     const Sparse24Terms<T>& t = params_.terms;
 #pragma unroll

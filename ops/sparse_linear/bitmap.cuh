@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kBitmapThreads, 4) multiply_bitmaps(const Bitm
   extern __shared__ __align__(128) char memory[];
   BitmapShared<kTiles>& shared =
       *reinterpret_cast<BitmapShared<kTiles>*>(memory + args.stages * args.stage_bytes);
-  gpu::let_later_start();
+  gpu::launch_dependents();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int group_row = int(blockIdx.x) / args.blocks, from = int(blockIdx.x) % args.blocks * args.range,
             groups = max(0, min(args.group_columns - from, args.range));
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kBitmapThreads, 4) multiply_bitmaps(const Bitm
     gpu::fence_barrier_init();
   }
   __syncthreads();
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
 
   // The first groups: a thread each, so that their offsets are read at once.
   const int ahead = min(groups, args.stages);

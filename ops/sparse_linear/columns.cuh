@@ -152,13 +152,13 @@ __device__ __forceinline__ void finish_columns(ColumnShared<kTokens>& shared, co
 template <class T, int kTokens, int kAhead, int kBlocks>
 __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_columns(const ColumnArgs<T> args) {
   __shared__ ColumnShared<kTokens> shared;
-  gpu::let_later_start();
+  gpu::launch_dependents();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int first = int(blockIdx.x) / args.blocks * kTileOutputs,
             from = int(blockIdx.x) % args.blocks * args.range, until = min(args.in, from + args.range);
   const int left = args.to.out - (first + lane * 8);  // outputs of this lane that exist
   const T* const mine = args.values + first + lane * 8;
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
 
   float sum[kTokens][8] = {};
   gpu::Words<T> words[kAhead];
@@ -198,12 +198,12 @@ template <class T, int kTokens, int kAhead, int kBlocks>
 __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_tiles(const ColumnArgs<T> args) {
   __shared__ ColumnShared<kTokens> shared;
   __shared__ gpu::Words<T> staged[kColumnWarps][kAhead][kTileWords];
-  gpu::let_later_start();
+  gpu::launch_dependents();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int group_row = int(blockIdx.x) / args.blocks, first = group_row * kTileOutputs,
             from = int(blockIdx.x) % args.blocks * args.range, until = min(args.in, from + args.range);
   const unsigned below = (1u << (lane % 4 * 8)) - 1;  // bits of the word that are other lanes', lower ones
-  gpu::wait_for_earlier();
+  gpu::grid_dependency_wait();
 
   float sum[kTokens][8] = {};
   for (int begin = from; begin < until; begin += kListInputs<kTokens>) {

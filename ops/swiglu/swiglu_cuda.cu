@@ -44,7 +44,7 @@ struct BackwardRows {
 template <class T>
 __global__ void __launch_bounds__(kThreads) backward_rows(BackwardRows<T> args) {
   constexpr int kPack = gpu::kPackOf<T>;
-  gpu::take_turn();
+  gpu::wait_and_launch_dependents();
   const uint32_t pack = blockIdx.x * uint32_t(kThreads) + threadIdx.x;
   if (pack >= args.packs) return;
   const uint32_t row = args.by_packs_per_row.divide(pack);
@@ -84,8 +84,8 @@ bool backward_in_rows(const Tensor& dgate, const Tensor& dup, const Tensor& dy, 
   args.packs = uint32_t(loop.count / kPack);
   args.packs_per_row = uint32_t(loop.sizes[inner] / kPack);
   args.by_packs_per_row = gpu::Divider(args.packs_per_row);
-  gpu::launch_chained(dy.device(), {dim3(unsigned(gpu::ceil_div(args.packs, kThreads))), kThreads},
-                      backward_rows<T>, args);
+  gpu::launch_dependent(dy.device(), {dim3(unsigned(gpu::ceil_div(args.packs, kThreads))), kThreads},
+                        backward_rows<T>, args);
   return true;
 }
 

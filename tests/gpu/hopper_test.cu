@@ -4,13 +4,13 @@
 #include <cmath>
 #include <vector>
 
-#include "gpu/again.cuh"
 #include "gpu/approx.cuh"
 #include "gpu/barrier.cuh"
 #include "gpu/global.cuh"
 #include "gpu/halves.cuh"
 #include "gpu/launch.cuh"
 #include "gpu/mma.cuh"
+#include "gpu/reread.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
 #include "tensor/random.h"
@@ -27,22 +27,22 @@ namespace {
 constexpr int kK = 128;  // two boxes along k
 
 bool no_hopper() {
-  return Device::cuda_count() == 0 || Device::cuda(0).card().major != 9;
+  return Device::cuda_count() == 0 || Device::cuda(0).info().major != 9;
 }
 
 /// Brings an operand of `extent` rows (m or n) and kK of k, 64 of them a box.
 template <TileOrder kOrder>
 __device__ void load_operand(void* to, const TensorMap& map, Barrier& barrier, int extent) {
   char* const at = static_cast<char*>(to);
-  if constexpr (kOrder == TileOrder::along_k) {
-    for (int k = 0; k < kK; k += 64) load_box(at + k / 64 * extent * 128, map, barrier, k, 0);
+  if constexpr (kOrder == TileOrder::k_major) {
+    for (int k = 0; k < kK; k += 64) tma_load(at + k / 64 * extent * 128, map, barrier, k, 0);
   } else {
-    for (int row = 0; row < extent; row += 64) load_box(at + row / 64 * kK * 128, map, barrier, row, 0);
+    for (int row = 0; row < extent; row += 64) tma_load(at + row / 64 * kK * 128, map, barrier, row, 0);
   }
 }
 template <TileOrder kOrder>
 __device__ uint64_t operand_at(const void* tile, int extent, int step) {
-  if constexpr (kOrder == TileOrder::along_k)
+  if constexpr (kOrder == TileOrder::k_major)
     return tile_descriptor<kOrder>(shared_address(tile) + step / 4 * extent * 128) +
            step % 4 * kDescriptorStep<kOrder>;
   else
@@ -51,8 +51,8 @@ __device__ uint64_t operand_at(const void* tile, int extent, int step) {
 
 /// d [64, N] = a b, all of it in one block of one warpgroup.
 template <class T, int kN, TileOrder kA, TileOrder kB, bool kRegisters>
-__global__ void __launch_bounds__(128, 1) product_kernel(const __grid_constant__ TensorMap map_a,
-                                                         const __grid_constant__ TensorMap map_b, float* d) {
+__global__ void __launch_bounds__(128, 1)
+    gemm_kernel(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, float* d) {
   constexpr int kBoxedN = (kN + 63) / 64 * 64;
   extern __shared__ __align__(1024) char shared[];
   __shared__ Barrier barrier;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(128, 1) product_kernel(const __grid_constant__
       ldmatrix_x4(fragments[step], shared_address(a_tile) + step / 4 * 64 * 128 + swizzled_place(row, chunk));
     }
   }
-  fence_products();
+  warpgroup_arrive();
 #pragma unroll
   for (int step = 0; step < kK / 16; ++step) {
     const uint64_t b = operand_at<kB>(b_tile, kBoxedN, step);
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(128, 1) product_kernel(const __grid_constant__
     else
       multiply<T, kA, kB>(sum, operand_at<kA>(a_tile, 64, step), b, step > 0);
   }
-  commit_products();
-  wait_products<0>();
+  warpgroup_commit();
+  warpgroup_wait<0>();
   pin(sum);
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
@@ -114,17 +114,17 @@ void check_product() {
     std::vector<float> lies(x.size());
     for (int row = 0; row < extent; ++row)
       for (int k = 0; k < kK; ++k)
-        lies[size_t(order == TileOrder::along_k ? row * kK + k : k * extent + row)] = x[size_t(row * kK + k)];
-    return order == TileOrder::along_k ? on_gpu(lies, {extent, kK}, dtype)
+        lies[size_t(order == TileOrder::k_major ? row * kK + k : k * extent + row)] = x[size_t(row * kK + k)];
+    return order == TileOrder::k_major ? on_gpu(lies, {extent, kK}, dtype)
                                        : on_gpu(lies, {kK, extent}, dtype);
   };
   const Tensor left = stored(a, 64, kA), right = stored(b, kN, kB);
   const auto map = [&](const Tensor& x, int boxed, TileOrder order) {
-    const int rows = order == TileOrder::along_k ? std::min(boxed, 256) : kK;
+    const int rows = order == TileOrder::k_major ? std::min(boxed, 256) : kK;
     return tensor_map<T, 2>(x.data<T>(), {x.size(1), x.size(0)}, {x.row_stride()}, {64, rows}, Swizzle::k128);
   };
   const Tensor d = Tensor::empty_packed({64, kN}, DType::f32, gpu);
-  launch(gpu, {dim3(1), dim3(128), size_t(64 + kBoxedN) * kK * 2}, product_kernel<T, kN, kA, kB, kRegisters>,
+  launch(gpu, {dim3(1), dim3(128), size_t(64 + kBoxedN) * kK * 2}, gemm_kernel<T, kN, kA, kB, kRegisters>,
          map(left, 64, kA), map(right, kBoxedN, kB), d.data<float>());
   const Tensor result = d.to(Device::cpu());
   for (int row = 0; row < 64; ++row)
@@ -139,13 +139,13 @@ void check_product() {
 template <int kN>
 void check_orders() {
   using enum TileOrder;
-  check_product<bf16, kN, along_k, along_k, false>();
-  check_product<bf16, kN, along_k, along_k, true>();
+  check_product<bf16, kN, k_major, k_major, false>();
+  check_product<bf16, kN, k_major, k_major, true>();
   if constexpr (kN % 8 == 0) {
-    check_product<bf16, kN, along_k, across_k, false>();
-    check_product<bf16, kN, across_k, along_k, false>();
-    check_product<f16, kN, across_k, across_k, false>();
-    check_product<f16, kN, along_k, across_k, true>();
+    check_product<bf16, kN, k_major, mn_major, false>();
+    check_product<bf16, kN, mn_major, k_major, false>();
+    check_product<f16, kN, mn_major, mn_major, false>();
+    check_product<f16, kN, k_major, mn_major, true>();
   }
 }
 
@@ -174,7 +174,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1)
   cluster_sync();
   if (threadIdx.x == 0) {
     landed.arrive_expect(sizeof tile);
-    load_box_multicast(tile[rank], map, landed, 3, 0, int(rank) * 8);
+    tma_load_multicast(tile[rank], map, landed, 3, 0, int(rank) * 8);
     other.arrive();
     other.arrive_at(rank ^ 1);
   }
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(32, 1) store_kernel(const __grid_constant__ Te
   fence_async_shared();
   __syncwarp();
   if (elect_one()) {
-    store_box(map, box, 0, 0);
+    tma_store(map, box, 0, 0);
     add_floats(sums, numbers, sizeof numbers);
     add_floats(sums, numbers, sizeof numbers);
     commit_stores();
@@ -258,9 +258,9 @@ __global__ void __launch_bounds__(32, 1) add_kernel(const __grid_constant__ Tens
   fence_async_shared();
   __syncwarp();
   if (elect_one()) {
-    prefetch_box(map, 0, 0);
-    add_box(map, box, 0, 0);
-    add_box(map, box, 0, 0);
+    tma_prefetch(map, 0, 0);
+    tma_reduce_add(map, box, 0, 0);
+    tma_reduce_add(map, box, 0, 0);
     commit_stores();
     wait_stores<0>();
   }
@@ -284,7 +284,7 @@ TEST(Hopper, BoxesAreAddedInsideTheTensorAlone) {
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1) send_kernel(uint32_t* out) {
   __shared__ __align__(16) uint32_t mail[128][4];
   __shared__ Barrier came;
-  const uint32_t thread = uint32_t(thread_again()), rank = uint32_t(cluster_rank_again());
+  const uint32_t thread = uint32_t(reread_thread()), rank = uint32_t(reread_cluster_rank());
   if (thread == 0) {
     came.init(1);
     fence_barrier_init();
@@ -293,7 +293,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1) send_kernel(
   cluster_sync();
   const uint32_t words[4] = {rank * 1000 + thread, thread * 3, 0xFFFFFFFFu - thread, 7};
   send_words(cluster_address(shared_address(mail[thread]), rank ^ 1), words,
-             cluster_address_again(shared_address(&came), int(rank) ^ 1));
+             reread_cluster_address(shared_address(&came), int(rank) ^ 1));
   came.wait(0);
   uint32_t found[4];
   load_shared(found, shared_address(mail[thread]));
@@ -319,17 +319,17 @@ TEST(Hopper, BlocksOfAClusterSendEachOtherWords) {
 /// Block 0 writes numbers and raises a flag; the others wait for it, copy them and are counted, for which
 /// block 0 waits.
 __global__ void __launch_bounds__(32, 1) flag_kernel(float* numbers, int* flag, float* out) {
-  const int lane = lane_again(), block = block_again();
+  const int lane = reread_lane(), block = reread_block();
   if (block == 0) {
     numbers[lane * 4] = float(lane + 1);
     __threadfence();
     __syncwarp();
-    if (lane == 0) store_release(flag, grid_again());
-    while (load_acquire(flag + 1) != grid_again() - 1) {
+    if (lane == 0) store_release(flag, reread_grid());
+    while (load_acquire(flag + 1) != reread_grid() - 1) {
     }
     out[lane] = out[32 + lane];  // written by another block before it was counted
   } else {
-    while (load_acquire(flag) != grid_again()) {
+    while (load_acquire(flag) != reread_grid()) {
     }
     prefetch_line(numbers);
     prefetch_bytes(numbers, 512);
@@ -357,7 +357,7 @@ TEST(Hopper, FlagsOrderWhatBlocksWrite) {
 /// d [16, 8] = a [16, 8] b [8, 8] of small integers, and the transposed 8 x 8 matrix of b's words.
 template <class T>
 __global__ void __launch_bounds__(32, 1) fragment_kernel(float* d, uint32_t* turned) {
-  const int g = lane_again() / 4, c = lane_again() % 4;
+  const int g = reread_lane() / 4, c = reread_lane() % 4;
   const auto a = [](int row, int k) { return float(row - 2 * k); };
   const auto b = [](int k, int column) { return float(k * 8 + column - 30); };
   float sums[4] = {1, 2, 3, 4};
@@ -366,8 +366,8 @@ __global__ void __launch_bounds__(32, 1) fragment_kernel(float* d, uint32_t* tur
                  pack_halves<T>(b(2 * c, g), b(2 * c + 1, g)));
   for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * c + i % 2] = sums[i];
   const float2 halves = unpack_halves<T>(transposed(pack_halves<T>(b(g, 2 * c), b(g, 2 * c + 1))));
-  turned[lane_again() * 2] = std::bit_cast<uint32_t>(halves.x);
-  turned[lane_again() * 2 + 1] = std::bit_cast<uint32_t>(halves.y);
+  turned[reread_lane() * 2] = std::bit_cast<uint32_t>(halves.x);
+  turned[reread_lane() * 2 + 1] = std::bit_cast<uint32_t>(halves.y);
 }
 
 template <class T>

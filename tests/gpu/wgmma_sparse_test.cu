@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(128, 1)
     barrier.init(1);
     fence_barrier_init();
     barrier.arrive_expect(kN * 128);
-    for (int box = 0; box < (kB == TileOrder::along_k ? 1 : kN / 64); ++box)
-      load_box(shared + box * 8192, map, barrier, kB == TileOrder::along_k ? 0 : box * 64, 0);
+    for (int box = 0; box < (kB == TileOrder::k_major ? 1 : kN / 64); ++box)
+      tma_load(shared + box * 8192, map, barrier, kB == TileOrder::k_major ? 0 : box * 64, 0);
   }
   uint32_t fragments[2][4];
   for (int step = 0; step < 2; ++step) {
@@ -41,11 +41,11 @@ __global__ void __launch_bounds__(128, 1)
   float sum[kN / 2];
   const uint64_t b = tile_descriptor<kB>(shared_address(shared), 8192);
   pin(sum);
-  fence_products();
+  warpgroup_arrive();
   multiply_sparse<T, 0, kB>(sum, fragments[0], b, word, 0);
   multiply_sparse<T, 1, kB>(sum, fragments[1], b + kSparseDescriptorStep<kB>, word);
-  commit_products();
-  wait_products<0>();
+  warpgroup_commit();
+  warpgroup_wait<0>();
   pin(sum);
   const int warp = int(threadIdx.x) / 32, g = int(threadIdx.x) % 32 / 4, c = int(threadIdx.x) % 4;
   for (int i = 0; i < kN / 2; ++i)
@@ -81,8 +81,8 @@ void check_sparse() {
   for (size_t i = 0; i < b.size(); ++i) b[i] = float(small(int(i) + 3));
   // b [k, n], or [n, k] if k is dense.
   const Tensor matrix = Tensor::from(b, {kDepth, kN}).to(dtype_of<T>);
-  const Tensor on_gpu = (kB == TileOrder::along_k ? matrix.transpose(0, 1).clone() : matrix.clone()).to(gpu);
-  const TensorMap map = kB == TileOrder::along_k
+  const Tensor on_gpu = (kB == TileOrder::k_major ? matrix.transpose(0, 1).clone() : matrix.clone()).to(gpu);
+  const TensorMap map = kB == TileOrder::k_major
                             ? tensor_map<T, 2>(on_gpu.data<T>(), {kDepth, kN}, {on_gpu.layout().stride(0)},
                                                {64, kN}, Swizzle::k128)
                             : tensor_map<T, 2>(on_gpu.data<T>(), {kN, kDepth}, {on_gpu.layout().stride(0)},
@@ -107,14 +107,14 @@ void check_sparse() {
 }
 
 TEST(WgmmaSparse, BothSelectorsOrdersAndTypes) {
-  if (Device::cuda_count() == 0 || Device::cuda(0).card().major != 9)
+  if (Device::cuda_count() == 0 || Device::cuda(0).info().major != 9)
     GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
-  check_sparse<bf16, 128, TileOrder::along_k>();
-  check_sparse<bf16, 128, TileOrder::across_k>();
-  check_sparse<bf16, 256, TileOrder::along_k>();
-  check_sparse<bf16, 256, TileOrder::across_k>();
-  check_sparse<f16, 128, TileOrder::across_k>();
-  check_sparse<f16, 256, TileOrder::along_k>();
+  check_sparse<bf16, 128, TileOrder::k_major>();
+  check_sparse<bf16, 128, TileOrder::mn_major>();
+  check_sparse<bf16, 256, TileOrder::k_major>();
+  check_sparse<bf16, 256, TileOrder::mn_major>();
+  check_sparse<f16, 128, TileOrder::mn_major>();
+  check_sparse<f16, 256, TileOrder::k_major>();
 }
 
 }  // namespace

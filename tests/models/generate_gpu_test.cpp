@@ -196,7 +196,7 @@ std::vector<std::vector<float>> stepped_logits(const Llama& model, int64_t promp
 
 TEST(GenerateOnGpu, ThePersistentDecoderGivesTheLogitsOfItsOperators) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-  if (Device::cuda().card().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
+  if (Device::cuda().info().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
   struct Sizes {
     int64_t d, f, heads, kv_heads, head, prompt;
   };
@@ -233,7 +233,7 @@ TEST(GenerateOnGpu, ThePersistentDecoderGivesTheLogitsOfItsOperators) {
 
 TEST(GenerateOnGpu, ThePersistentDecoderDeclinesWhatItDoesNotCompute) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-  if (Device::cuda().card().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
+  if (Device::cuda().info().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
   Rng rng(3);
   for (const LlamaFamily family :
        {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3, LlamaFamily::phi3})
@@ -268,7 +268,7 @@ TEST(GenerateOnGpu, ThePersistentDecoderDeclinesWhatItDoesNotCompute) {
 
 TEST(GenerateOnGpu, AFormOfAnyLayerTurnsThePersistentDecoderOff) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-  if (Device::cuda().card().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
+  if (Device::cuda().info().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
   Rng rng(3);
   LlamaConfig config = small_llama(DType::bf16);
   config.rope = {}, config.head = 64;

@@ -219,7 +219,7 @@ TEST(AttentionDropout, BackwardAndReplaysFollowForward) {
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const int row : {0, 1})
         for (const int64_t length : {64, 128}) {
-          if (device.is_cpu() ? row > 0 : row > 0 && (dtype == DType::f32 || device.card().major != 9))
+          if (device.is_cpu() ? row > 0 : row > 0 && (dtype == DType::f32 || device.info().major != 9))
             continue;
           SCOPED_TRACE(testing::Message()
                        << device.name() << " " << dtype << " row " << row << " " << length);

@@ -28,7 +28,7 @@ Tensor random(const Shape& shape, DType dtype, uint64_t stream) {
   return Tensor::from(values, shape).to(dtype);
 }
 
-Tensor starts_tensor(const Starts& starts, DType dtype = DType::i64) {
+Tensor cu_seqlens_tensor(const Starts& starts, DType dtype = DType::i64) {
   return Tensor::from(starts, {int64_t(starts.size())}).to(dtype);
 }
 
@@ -56,17 +56,18 @@ void expect_near(const Tensor& got, const Tensor& wanted, double tolerance, cons
 }
 
 TEST(AttentionSequences, AreEachAlone) {
-  const Starts q_starts{0, 4, 4, 9, 10}, k_starts{0, 6, 9, 9, 16};
+  const Starts cu_seqlens_q{0, 4, 4, 9, 10}, cu_seqlens_k{0, 6, 9, 9, 16};
   for (const DType index : {DType::i32, DType::i64})
     for (const bool causal : {false, true}) {
       const Tensor q = random({10, 4, 6}, DType::f64, 1), k = random({16, 2, 6}, DType::f64, 2),
                    v = random({16, 2, 6}, DType::f64, 3), dout = random({10, 4, 6}, DType::f64, 4);
       const AttentionOptions options{.causal = causal, .scale = 0.7};
       const Outcome all =
-          run(q, k, v, dout, {starts_tensor(q_starts, index), starts_tensor(k_starts, index)}, options);
-      for (size_t s = 0; s + 1 < q_starts.size(); ++s) {
-        const auto rows = [&](const Tensor& x) { return x.slice(0, q_starts[s], q_starts[s + 1]); };
-        const auto keys = [&](const Tensor& x) { return x.slice(0, k_starts[s], k_starts[s + 1]); };
+          run(q, k, v, dout, {cu_seqlens_tensor(cu_seqlens_q, index), cu_seqlens_tensor(cu_seqlens_k, index)},
+              options);
+      for (size_t s = 0; s + 1 < cu_seqlens_q.size(); ++s) {
+        const auto rows = [&](const Tensor& x) { return x.slice(0, cu_seqlens_q[s], cu_seqlens_q[s + 1]); };
+        const auto keys = [&](const Tensor& x) { return x.slice(0, cu_seqlens_k[s], cu_seqlens_k[s + 1]); };
         const auto batch = [](const Tensor& x) {
           return x.clone().reshape({1, x.size(0), x.size(1), x.size(2)});
         };
@@ -77,7 +78,7 @@ TEST(AttentionSequences, AreEachAlone) {
         tape.backward(std::vector{own.o}, std::vector{batch(rows(dout))});
         // The same arithmetic in the same order.
         expect_near(rows(all.o), own.o.detach().select(0, 0), 0, "o");
-        expect_near(all.lse.slice(1, q_starts[s], q_starts[s + 1]), own.lse.select(0, 0), 0, "lse");
+        expect_near(all.lse.slice(1, cu_seqlens_q[s], cu_seqlens_q[s + 1]), own.lse.select(0, 0), 0, "lse");
         expect_near(rows(all.dq), grad(own_q).select(0, 0), 0, "dq");
         expect_near(keys(all.dk), grad(own_k).select(0, 0), 0, "dk");
         expect_near(keys(all.dv), grad(own_v).select(0, 0), 0, "dv");
@@ -88,7 +89,7 @@ TEST(AttentionSequences, AreEachAlone) {
 TEST(AttentionSequences, RowsOfNoneGiveZero) {
   const Tensor q = random({7, 2, 4}, DType::f32, 1), k = random({9, 2, 4}, DType::f32, 2);
   const Outcome all = run(q, k, k.clone(), random(q.shape(), DType::f32, 3),
-                          {starts_tensor({0, 2, 5}), starts_tensor({0, 4, 6})}, {});
+                          {cu_seqlens_tensor({0, 2, 5}), cu_seqlens_tensor({0, 4, 6})}, {});
   for (const Tensor& x :
        {all.o.slice(0, 5, 7), all.dq.slice(0, 5, 7), all.dk.slice(0, 6, 9), all.dv.slice(0, 6, 9)})
     for (const double value : x.to_vector<double>()) EXPECT_EQ(value, 0);
@@ -98,20 +99,20 @@ TEST(AttentionSequences, RowsOfNoneGiveZero) {
 
 TEST(AttentionSequences, Messages) {
   const Tensor q = random({6, 2, 4}, DType::f32, 1), k = random({8, 2, 4}, DType::f32, 2);
-  const Tensor good = starts_tensor({0, 6});
+  const Tensor good = cu_seqlens_tensor({0, 6});
   const auto expect_message = [&](const AttentionSequences& sequences, const char* part) {
     const std::string text = message_of([&] { attention(q, k, k, sequences); });
     EXPECT_NE(text.find(part), std::string::npos) << "\"" << text << "\" lacks \"" << part << "\"";
   };
-  expect_message({Tensor()}, "q_starts is undefined");
-  expect_message({good}, "without k_starts they have as many rows");
-  expect_message({good, starts_tensor({0, 2, 8})}, "expected as many sequences");
-  expect_message({good, starts_tensor({0, 8}, DType::i32)}, "in one dtype");
+  expect_message({Tensor()}, "cu_seqlens_q is undefined");
+  expect_message({good}, "without cu_seqlens_k they have as many rows");
+  expect_message({good, cu_seqlens_tensor({0, 2, 8})}, "expected as many sequences");
+  expect_message({good, cu_seqlens_tensor({0, 8}, DType::i32)}, "in one dtype");
   expect_message({random({2}, DType::f32, 3), good}, "expected i32 or i64");
-  expect_message({starts_tensor({1, 6}), good}, "q_starts[0] is 1; expected 0");
-  expect_message({starts_tensor({0, 4, 3}), starts_tensor({0, 4, 8})},
-                 "q_starts[2] is 3; expected at least 4");
-  expect_message({good, starts_tensor({0, 9})}, "k_starts ends at 9; expected at most the 8 rows");
+  expect_message({cu_seqlens_tensor({1, 6}), good}, "cu_seqlens_q[0] is 1; expected 0");
+  expect_message({cu_seqlens_tensor({0, 4, 3}), cu_seqlens_tensor({0, 4, 8})},
+                 "cu_seqlens_q[2] is 3; expected at least 4");
+  expect_message({good, cu_seqlens_tensor({0, 9})}, "cu_seqlens_k ends at 9; expected at most the 8 rows");
   EXPECT_NE(message_of([&] {
               attention(q.reshape({1, 6, 2, 4}), k, k, AttentionSequences{good});
             }).find("expected [N, H, D]"),
@@ -120,7 +121,7 @@ TEST(AttentionSequences, Messages) {
 
 /// Every variant that runs on this GPU.
 std::vector<int> rows_of(Device gpu) {
-  return gpu.card().major == 9 ? std::vector<int>{0, 1} : std::vector<int>{0};
+  return gpu.info().major == 9 ? std::vector<int>{0, 1} : std::vector<int>{0};
 }
 
 TEST(AttentionSequences, LengthsChangeUnderAGraph) {
@@ -151,8 +152,8 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
                    k = random({kKeys, 2, dim}, DType::bf16, 2).to(gpu),
                    v = random({kKeys, 2, dim}, DType::bf16, 3).to(gpu),
                    dout = random({rows, 4, dim}, DType::bf16, 4).to(gpu);
-      const AttentionSequences sequences{starts_tensor(scaled({0, 300, 600, 900})).to(gpu),
-                                         starts_tensor({0, 400, 700, 1100}).to(gpu)};
+      const AttentionSequences sequences{cu_seqlens_tensor(scaled({0, 300, 600, 900})).to(gpu),
+                                         cu_seqlens_tensor({0, 400, 700, 1100}).to(gpu)};
       Outcome captured;
       const ForceVariant force("attention", attention_variants()[size_t(row)]);
       Captured step(gpu, [&] { captured = run(q, k, v, dout, sequences, {.causal = causal}); });
@@ -162,9 +163,9 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
                                                            {{0, 0, 900, 900}, {0, 1, 1100, 1100}},
                                                            {{0, 1, 193, 700}, {0, 500, 501, 640}},
                                                            {{0, 0, 0, 0}, {0, 0, 0, 0}}};
-      for (const auto& [q_starts, k_starts] : changes) {
-        sequences.q_starts.copy_from(starts_tensor(scaled(q_starts)));
-        sequences.k_starts.copy_from(starts_tensor(k_starts));
+      for (const auto& [cu_seqlens_q, cu_seqlens_k] : changes) {
+        sequences.cu_seqlens_q.copy_from(cu_seqlens_tensor(scaled(cu_seqlens_q)));
+        sequences.cu_seqlens_k.copy_from(cu_seqlens_tensor(cu_seqlens_k));
         for (const Tensor& x : {captured.o, captured.lse, captured.dq, captured.dk, captured.dv})
           x.fill(std::nan(""));
         step();
@@ -209,7 +210,7 @@ TEST(AttentionSequences, OfOneLengthAreABatch) {
         for (int64_t s = 0; s <= kCount; ++s) starts.push_back(s * kLength);
         const ForceVariant force("attention", attention_variants()[size_t(row)]);
         const Outcome packed =
-            run(q, k, v, dout, {starts_tensor(starts, DType::i32).to(gpu)}, {.causal = causal});
+            run(q, k, v, dout, {cu_seqlens_tensor(starts, DType::i32).to(gpu)}, {.causal = causal});
         const auto batch = [&](const Tensor& x) { return x.reshape({kCount, kLength, x.size(1), dim}); };
         Tensor own[3] = {batch(q), batch(k), batch(v)};
         for (Tensor& leaf : own) require_grad(leaf);

@@ -241,7 +241,7 @@ TEST(Attention, EveryKeyBlockIsWorkedOnOnce) {
             const int tiles = schedule.tiles, most = (keys + kKeyRows - 1) / kKeyRows;
             ASSERT_TRUE(schedule.rest() == 0 || schedule.share <= schedule.job_blocks);
             std::vector<int> seen(size_t(heads * tiles * most)), whole(size_t(heads * tiles));
-            std::vector<int> pieces(size_t(kPiecesPerBlock * grid));
+            std::vector<int> pieces(size_t(kSplitsPerBlock * grid));
             for (int place = 0; place < grid; ++place) {
               AttentionWork work;
               for (int item = 0; attention_work(schedule, grid, place, item, work); ++item) {
@@ -256,12 +256,12 @@ TEST(Attention, EveryKeyBlockIsWorkedOnOnce) {
             }
             for (int rest = 0; rest < schedule.rest(); ++rest)
               for (int which = 0; which < schedule.tiles_of_job(); ++which) {
-                const AttentionPieces parts(schedule, rest, which);
+                const AttentionSplits parts(schedule, rest, which);
                 if (parts.tile >= 0 && parts.blind) ++whole[size_t(parts.head_row * tiles + parts.tile)];
                 if (parts.none) continue;
                 ++whole[size_t(parts.head_row * tiles + parts.tile)];
                 for (int place = parts.first; place <= parts.last; ++place)
-                  --pieces[size_t(parts.piece_of(schedule, place))];
+                  --pieces[size_t(parts.split_of(schedule, place))];
               }
             for (const int count : whole) ASSERT_EQ(count, 1);  // written by one
             for (const int count : pieces) ASSERT_EQ(count, 0);
@@ -296,7 +296,7 @@ TEST(Attention, RowsOfCudaAgree) {
   // rows round at the same places, o last: two units of it, and as much again for the weights.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  if (gpu.card().major != 9) GTEST_SKIP() << "skipped: one row only";
+  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: one row only";
   struct Sizes {
     int64_t batch, queries, keys, heads, dim;
   };
@@ -339,7 +339,7 @@ TEST(Attention, FewQueriesAgreeOnAllRows) {
   // rounded products, which rounding of the result hides: two units of it for each row.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  if (gpu.card().major != 9) GTEST_SKIP() << "skipped: one row only";
+  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: one row only";
   struct Sizes {
     int64_t batch, queries, keys, heads, kv_heads, dim;
   };
@@ -387,21 +387,21 @@ TEST(Attention, ManyShortSequencesAgreeOnAllRows) {
   // empty, of more keys than a tile. Both rows round at the same places: two units of it for each.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  if (gpu.card().major != 9) GTEST_SKIP() << "skipped: one row only";
+  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: one row only";
   constexpr int64_t kCount = 600, kHeads = 66, kKeyHeads = 33;
-  std::vector<int64_t> q_starts{0}, k_starts{0};
+  std::vector<int64_t> cu_seqlens_q{0}, cu_seqlens_k{0};
   for (int64_t s = 0; s < kCount; ++s) {
-    q_starts.push_back(q_starts.back() + s * 7 % 13);
-    k_starts.push_back(k_starts.back() + s * 5 % 41);
+    cu_seqlens_q.push_back(cu_seqlens_q.back() + s * 7 % 13);
+    cu_seqlens_k.push_back(cu_seqlens_k.back() + s * 5 % 41);
   }
-  const AttentionSequences sequences{Tensor::from(q_starts, {kCount + 1}).to(gpu),
-                                     Tensor::from(k_starts, {kCount + 1}).to(gpu)};
+  const AttentionSequences sequences{Tensor::from(cu_seqlens_q, {kCount + 1}).to(gpu),
+                                     Tensor::from(cu_seqlens_k, {kCount + 1}).to(gpu)};
   for (const int64_t dim : {16, 72})
     for (const bool causal : {false, true}) {
       SCOPED_TRACE(testing::Message() << "D " << dim << " causal " << causal);
-      const Tensor q = random({q_starts.back(), kHeads, dim}, DType::bf16, 1).to(gpu),
-                   k = random({k_starts.back(), kKeyHeads, dim}, DType::bf16, 2).to(gpu),
-                   v = random({k_starts.back(), kKeyHeads, dim}, DType::bf16, 3).to(gpu);
+      const Tensor q = random({cu_seqlens_q.back(), kHeads, dim}, DType::bf16, 1).to(gpu),
+                   k = random({cu_seqlens_k.back(), kKeyHeads, dim}, DType::bf16, 2).to(gpu),
+                   v = random({cu_seqlens_k.back(), kKeyHeads, dim}, DType::bf16, 3).to(gpu);
       std::vector<double> o[2], lse[2];
       for (int row = 0; row < 2; ++row) {
         const ForceVariant force("attention", attention_variants()[size_t(row)]);

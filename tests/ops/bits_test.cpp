@@ -187,7 +187,7 @@ TEST(Bits, ErrorsSayWhatToDo) {
 // ---- the choice of a kernel ----
 
 TEST(Bits, TheChoicePrefersWgmmaWhereItCanRun) {
-  const CardInfo hopper{.name = "NVIDIA H200", .major = 9}, ampere{.name = "NVIDIA A100", .major = 8};
+  const DeviceInfo hopper{.name = "NVIDIA H200", .major = 9}, ampere{.name = "NVIDIA A100", .major = 8};
   const Gpu h200(hopper, 132), a100(ampere, 108);
   const BitPairsProblem large{.m = 11008, .n = 11008, .words = 128, .mirrored = true};
   const auto variants = bit_pairs_variants();
@@ -210,7 +210,7 @@ TEST_F(BitsCuda, EqualsTheCpu) {
     const Tensor a_there = a.to(gpu()), b_there = b.to(gpu());
     for (const BitMeasure measure : {BitMeasure::overlap, BitMeasure::hamming})
       for (const std::string& variant : bit_pairs_variants()) {
-        if (variant == "wgmma" && gpu().card().major != 9) continue;
+        if (variant == "wgmma" && gpu().info().major != 9) continue;
         const ForceVariant scope("bit_pairs", variant);
         EXPECT_EQ(bit_pairs(a_there, b_there, measure).to_vector<int32_t>(),
                   bit_pairs(a, b, measure).to_vector<int32_t>());

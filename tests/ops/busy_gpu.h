@@ -35,7 +35,7 @@ class BusyGpu {
     check(cudaMalloc(reinterpret_cast<void**>(&arrived_), sizeof(unsigned)));
     check(cudaMemsetAsync(arrived_, 0, sizeof(unsigned), stream_));
     check(cudaFuncSetAttribute(occupy_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWholeSm));
-    const unsigned blocks = unsigned(gpu.card().multiprocessors - free);
+    const unsigned blocks = unsigned(gpu.info().multiprocessors - free);
     occupy_kernel<<<blocks, 128, kWholeSm, stream_>>>(words_, arrived_);
     check(cudaGetLastError());
     wait_until([&] { return static_cast<volatile unsigned*>(words_)[0] == blocks; },

@@ -293,7 +293,7 @@ struct VariantTally {
   static Key key(int variant, Precision precision) { return {variant, name_of(precision)}; }
   std::map<Key, int> accepted;
   std::map<Key, std::string> refusal;  // the last one
-  bool lacks_card(int variant, Precision precision) {
+  bool lacks_gpu(int variant, Precision precision) {
     return refusal[key(variant, precision)].find("compute capability") != std::string::npos;
   }
 };
@@ -312,14 +312,15 @@ void check_variants_on_gpu(const OpSpec& op, const Case& c, Precision precision,
   const auto cpu_inputs = make_inputs(op, problem, attrs, c.placement, dtype, cpu, kSeed);
   const auto oracle_shapes = run_with_gradients(op, oracle_inputs, attrs, {}).outputs;
   const auto shapes = run_with_gradients(op, cpu_inputs, attrs, {}).outputs;
-  const auto with_poisoned_pads = [&](auto&& make) {
+  const auto with_poisoned_row_padding = [&](auto&& make) {
     const Guard guard(gpu.allocator());  // pads and gaps are NaN
     return make();
   };
   const Expected expected{
-      .inputs =
-          with_poisoned_pads([&] { return make_inputs(op, problem, attrs, c.placement, dtype, gpu, kSeed); }),
-      .grads = with_poisoned_pads([&] { return make_gradients(op, shapes, dtype, gpu, false, kSeed); }),
+      .inputs = with_poisoned_row_padding(
+          [&] { return make_inputs(op, problem, attrs, c.placement, dtype, gpu, kSeed); }),
+      .grads =
+          with_poisoned_row_padding([&] { return make_gradients(op, shapes, dtype, gpu, false, kSeed); }),
       .reference = run_with_gradients(op, oracle_inputs, attrs,
                                       make_gradients(op, oracle_shapes, dtype, gpu, true, kSeed)),
       .baseline =
@@ -397,7 +398,7 @@ TEST_P(OpCases, CudaAgreesRepeatsGuardsAndCapturesOnEveryVariant) {
   if (!Part::own().whole()) return;  // which variants take a case is a question to all parts together
   for (int variant = 0; variant < variants; ++variant) {
     for (const Precision precision : cuda_precisions(op())) {
-      if (tally.lacks_card(variant, precision)) continue;
+      if (tally.lacks_gpu(variant, precision)) continue;
       const int count = tally.accepted[VariantTally::key(variant, precision)];
       if (variant_takes(op(), variant, precision.dtype)) {
         EXPECT_GT(count, 0) << op().name << ": variant " << op().variants[size_t(variant)]

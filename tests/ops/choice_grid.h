@@ -99,7 +99,7 @@ void for_each_gemm(Body&& body) {
               if (draw(35, 3) == 0) g.beta = 1;
               if (g.beta == 0 && draw(37, 3) == 0) g.bias = pointer(4, 0, 2);
               if (g.beta == 1 && draw(39, 3) == 0) g.c = pointer(5, style, size_of(g.out));
-              g.pads_d = draw(41, 2) != 0;
+              g.owns_d_padding = draw(41, 2) != 0;
               if (draw(43, 5) == 0) {
                 g.batch = 1 + int64_t(draw(45, 12));
                 g.stride_a = draw(49, 3) == 0 ? 0 : g.lda * (g.transpose_a ? k : m);

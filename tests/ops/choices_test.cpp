@@ -30,7 +30,7 @@ Table all_choices() {
   const Device cpu = Device::cpu();
   Table table;
   for (const GpuCase& c : kGpus) {
-    static std::list<CardInfo> cards;  // a Gpu refers to its name
+    static std::list<DeviceInfo> cards;  // a Gpu refers to its name
     cards.push_back(
         {.name = c.name, .major = c.major, .minor = c.minor, .multiprocessors = c.multiprocessors});
     const Gpu gpu(cards.back(), c.multiprocessors);
@@ -42,7 +42,7 @@ Table all_choices() {
       const std::string name(gemm_variant(on));
       Tally& tally = line("gemm", kind);
       if (name == "wgmma") {
-        const ProductChoice& p = on.wgmma();
+        const GemmChoice& p = on.wgmma();
         tally.add(name, {p.tile, p.splits, p.whole, p.by_threads, p.rows});
       } else if (name == "narrow") {
         const NarrowChoice& p = on.narrow();
@@ -58,7 +58,7 @@ Table all_choices() {
       float sums = 0;
       if (g.m % 3 == 0) first.sums = &sums;
       if (gemm_pair_pays(first, second, gpu)) {
-        const ProductChoice p = choose_pair(first, gpu);
+        const GemmChoice p = choose_pair(first, gpu);
         line("gemm pair", kind).add("pair", {p.tile, p.splits, p.whole, p.by_threads, p.rows});
       } else {
         line("gemm pair", kind).add("separate");
@@ -77,7 +77,7 @@ Table all_choices() {
       problem.causal = a.causal;
       if (a.dropout) problem.drop = {0.1, {}};
       if (a.sequences)
-        problem.q_starts = problem.k_starts = untouched(cpu, {a.sequences + 1}, {}, DType::i32);
+        problem.cu_seqlens_q = problem.cu_seqlens_k = untouched(cpu, {a.sequences + 1}, {}, DType::i32);
       for (const bool forward : {true, false})
         line(forward ? "attention forward" : "attention backward", kind)
             .add(std::string(attention_variant(forward, {&a.q, &a.k, &a.k, &a.q}, problem, gpu)));

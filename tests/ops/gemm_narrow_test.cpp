@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "ops/linear/linear_kernels.h"
-#include "tests/ops/framed_product.h"
+#include "tests/ops/framed_gemm.h"
 
 /// The kernels of the row "narrow", each tile by itself. Everything is made of small integers, so that sums
 /// are exact in f32 and the plain loops are the only right answer. Neighbours hold NaN.
@@ -39,7 +39,7 @@ TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
   int number = 0;
   const int tiles = int(mma ? std::size(kNarrowMmaTiles) : std::size(kNarrowTiles));
   for (int tile = 0; tile < tiles; ++tile)
-    for (const ProductSize& size : {ProductSize{1, 1, 1},
+    for (const GemmExtents& size : {GemmExtents{1, 1, 1},
                                     {5, 3, 2645},
                                     {33, 72, 129},
                                     {129, 9, 70},
@@ -52,8 +52,8 @@ TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
             const bool wide = ++number % 3 == 0;
             const DType dtype =
                 std::array{DType::bf16, DType::f16, DType::f32}[size_t(number % 7 % (mma ? 2 : 3))];
-            const FramedProduct p(size, flags & 1, flags & 2, dtype, wide ? DType::f32 : dtype, accumulate,
-                                  number % 5 < 3 ? 0 : 1);
+            const FramedGemm p(size, flags & 1, flags & 2, dtype, wide ? DType::f32 : dtype, accumulate,
+                               number % 5 < 3 ? 0 : 1);
             ASSERT_EQ(gemm_narrow_lacks(p.gemm), "");
             NarrowChoice choice = mma ? choose_narrow_mma(p.gemm, on, tile) : choose_narrow(p.gemm, on, tile);
             if (mma || tile > 0) choice.splits = splits, choice.group = (splits + 6) / 7;
@@ -65,7 +65,7 @@ TEST_P(GemmNarrowTiles, AreExactAtEveryEdge) {
 TEST_F(GemmNarrowCuda, FewTermsAreExactAtEveryEdge) {
   const Gpu on(gpu());
   int number = 0;
-  for (const ProductSize& size : {ProductSize{1, 1, 1},
+  for (const GemmExtents& size : {GemmExtents{1, 1, 1},
                                   {33, 72, 3},
                                   {300, 97, 16},
                                   {129, 33, 17, 2},
@@ -77,8 +77,8 @@ TEST_F(GemmNarrowCuda, FewTermsAreExactAtEveryEdge) {
         for (const bool accumulate : {false, true})
           for (const int shift : {0, 1}) {
             const DType dtype = ++number % 5 < 3 ? DType::bf16 : DType::f16;
-            const FramedProduct p(size, flags & 1, flags & 2, dtype, wide ? DType::f32 : dtype, accumulate,
-                                  shift);
+            const FramedGemm p(size, flags & 1, flags & 2, dtype, wide ? DType::f32 : dtype, accumulate,
+                               shift);
             NarrowChoice choice = choose_narrow_mma(p.gemm, on, kNarrowTerms);
             if (number % 3 == 0) choice.rows = 256, choice.columns = 64;  // several rounds, several ranges
             choice.staged = number % 7 < 4;
@@ -90,8 +90,8 @@ TEST_F(GemmNarrowCuda, FewTermsAreExactAtEveryEdge) {
 
 TEST_F(GemmNarrowCuda, LongSumsRepeatAndAgreeWithPlainLoops) {
   // Parts in groups, many tiles, rows that are dense and odd.
-  for (const ProductSize& p :
-       {ProductSize{5, 3, 200003}, {7, 1365, 9000}, {30011, 3, 5}, {5003, 700, 9}, {3, 5000, 300, 2}}) {
+  for (const GemmExtents& p :
+       {GemmExtents{5, 3, 200003}, {7, 1365, 9000}, {30011, 3, 5}, {5003, 700, 9}, {3, 5000, 300, 2}}) {
     const Tensor a = small_numbers({p.batch, p.k, p.m}, 1), b = small_numbers({p.batch, p.k, p.n}, 2);
     const Tensor want = Tensor::empty({p.batch, p.m, p.n}, DType::f32, Device::cpu());
     multiply(want, a.transpose(1, 2), b);

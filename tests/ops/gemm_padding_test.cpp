@@ -44,12 +44,12 @@ TEST(GemmPadding, StoragesKnowTheirPads) {
 
 class GemmPaddingCuda : public GuardedCuda<0> {
  protected:
-  enum class Place { own_pads, packed, neighbours };
+  enum class Place { own_row_padding, packed, neighbours };
 
   /// `x` on the GPU, lying as `place` says; a frame's other elements are `around`.
   static Tensor placed(const Tensor& x, DType dtype, Place place, double around, Tensor* frame = nullptr) {
     Tensor y;
-    if (place == Place::own_pads) {
+    if (place == Place::own_row_padding) {
       y = Tensor::empty(x.shape(), dtype, gpu());
     } else if (place == Place::packed) {
       y = Tensor::empty_packed(x.shape(), dtype, gpu());
@@ -77,7 +77,7 @@ TEST_F(GemmPaddingCuda, EveryOrientationAndPlaceIsExact) {
                                     {12, 12, 12}})
         for (const int flags : {0, 1, 2, 3, 4, 5, 6, 7})
           for (const DType out : {dtype, DType::f32})
-            for (const Place place : {Place::own_pads, Place::packed, Place::neighbours}) {
+            for (const Place place : {Place::own_row_padding, Place::packed, Place::neighbours}) {
               const bool ta = flags & 1, tb = flags & 2, accumulate = flags & 4;
               std::optional<ForceVariant> force;
               if (row >= 0) force.emplace("gemm", gemm_variants()[size_t(row)]);
@@ -138,7 +138,7 @@ TEST_F(GemmPaddingCuda, BiasesAndBatchesAreExact) {
     std::optional<ForceVariant> force;
     if (row >= 0) force.emplace("gemm", gemm_variants()[size_t(row)]);
     for (const bool grouped : {false, true})
-      for (const Place place : {Place::own_pads, Place::neighbours}) {
+      for (const Place place : {Place::own_row_padding, Place::neighbours}) {
         const Tensor a = numbers({3, 10, 13}, 1), b = numbers({3, 19, 13}, 2),
                      bias = numbers(grouped ? Shape{3, 1, 19} : Shape{19}, 3);
         const Tensor d = Tensor::empty({3, 10, 19}, DType::f32, Device::cpu());
@@ -171,8 +171,8 @@ TEST_F(GemmPaddingCuda, SumsOverGroupsTakePadsAsColumns) {
     const Tensor dx = numbers({10, 9}, 4), result = dx.to(DType::bf16).to(gpu());
     const Tensor left = dy.to(DType::bf16).to(gpu()).transpose(0, 1),
                  right = weight.to(DType::bf16).to(gpu());
-    EXPECT_TRUE(sum_is_one_product(result, left, right));
-    EXPECT_FALSE(sum_is_one_product(
+    EXPECT_TRUE(sum_is_one_gemm(result, left, right));
+    EXPECT_FALSE(sum_is_one_gemm(
         result, dy.to(DType::bf16).packed().to(gpu()).slice(2, 0, 11).transpose(0, 1), right.slice(1, 0, 11)))
         << "elements lie where pads would";
     multiply_sum(dx, by_group, weight, accumulate);

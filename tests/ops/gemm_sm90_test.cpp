@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "ops/linear/linear.h"
-#include "tests/ops/framed_product.h"
+#include "tests/ops/framed_gemm.h"
 
 /// The kernels of variant "wgmma", each tile by itself. Everything is made of small integers, so that sums
 /// are exact in f32 and the plain loops are the only right answer. Pads and neighbours hold NaN.
@@ -16,12 +16,12 @@ namespace {
 class GemmSm90Cuda : public GuardedCuda<9> {
  protected:
   /// A build without CUDA has no kernels, and skips.
-  static void product(const Gemm& g, const ProductChoice& choice, DType dtype) {
+  static void product(const Gemm& g, const GemmChoice& choice, DType dtype) {
     if constexpr (kCuda) {
       if (dtype == DType::bf16)
-        product_sm90<bf16>(g, choice, gpu());
+        gemm_sm90<bf16>(g, choice, gpu());
       else
-        product_sm90<f16>(g, choice, gpu());
+        gemm_sm90<f16>(g, choice, gpu());
     }
   }
 };
@@ -42,8 +42,8 @@ std::vector<float> sums_over_k(const Tensor& a) {
 
 TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
   int number = 0;
-  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile)
-    for (const ProductSize& size : {ProductSize{1, 1, 1},
+  for (int tile = 0; tile < int(std::size(kGemmTiles)); ++tile)
+    for (const GemmExtents& size : {GemmExtents{1, 1, 1},
                                     {33, 72, 129},
                                     {129, 257, 64},
                                     {600, 200, 520},
@@ -54,14 +54,14 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
           for (const bool accumulate : {false, true}) {
             const bool ta = flags & 1, tb = flags & 2, wide = ++number % 3 == 0;
             const DType dtype = number % 2 ? DType::bf16 : DType::f16;
-            FramedProduct p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
+            FramedGemm p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
             Gemm& g = p.gemm;
             ASSERT_EQ(gemm_sm90_lacks(g, Gpu(gpu())), "");
-            ProductChoice choice = choose_product(g, Gpu(gpu()), tile);
+            GemmChoice choice = choose_gemm(g, Gpu(gpu()), tile);
             const int64_t blocks = (g.k + 63) / 64, depth = (blocks + splits - 1) / splits;
             choice.splits = int((blocks + depth - 1) / depth);
             choice.by_threads = choice.by_threads || choice.splits > 1;
-            if (choice.seconds == 0 || (choice.by_threads && !kProductTiles[tile].by_threads))
+            if (choice.seconds == 0 || (choice.by_threads && !kGemmTiles[tile].by_threads))
               continue;  // no tile for such a d
             const Tensor sums = filled_with_nan({g.m});
             if (gemm_sm90_sums(g)) g.sums = sums.data<float>();
@@ -82,14 +82,14 @@ TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
   const Tensor a = small_numbers({m, k}, 1), b = small_numbers({n, k}, 2);
   Tensor frame_a, frame_b, frame_d;
   const Tensor left = framed(a, DType::bf16, 77, frame_a), right = framed(b, DType::bf16, 77, frame_b);
-  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile)
+  for (int tile = 0; tile < int(std::size(kGemmTiles)); ++tile)
     for (const bool accumulate : {false, true}) {
       const Tensor d = small_numbers({m, n}, 3), result = framed(d, DType::bf16, 77, frame_d);
       Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = true};
       g.a = left.raw(), g.b = right.raw(), g.d = result.raw();
       g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = result.layout().stride(0);
       g.beta = accumulate ? 1 : 0;
-      const ProductChoice choice = choose_product(g, Gpu(gpu()), tile);
+      const GemmChoice choice = choose_gemm(g, Gpu(gpu()), tile);
       if (choice.seconds == 0) continue;  // no tile for such a d
       product(g, choice, DType::bf16);
       multiply(d, a, b.transpose(0, 1), {.accumulate = accumulate});
@@ -100,7 +100,7 @@ TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
 
 TEST_F(GemmSm90Cuda, LargeProductsRepeatAndAgreeWithPlainLoops) {
   // Enough tiles for several turns of every block, in long and short k.
-  for (const ProductSize& p : {ProductSize{3000, 1365, 70}, {300, 520, 9000}}) {
+  for (const GemmExtents& p : {GemmExtents{3000, 1365, 70}, {300, 520, 9000}}) {
     const Tensor a = small_numbers({p.m, p.k}, 1), b = small_numbers({p.n, p.k}, 2);
     const Tensor want = Tensor::empty({p.m, p.n}, DType::f32, Device::cpu());
     multiply(want, a, b.transpose(0, 1));
@@ -131,14 +131,14 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
   g.a = left.raw(), g.b = right.raw(), g.d = d.raw();
   g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
   const auto want_sums = sums_over_k(a.transpose(0, 1).clone());
-  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile) {
-    if (!kProductTiles[tile].by_threads) continue;
+  for (int tile = 0; tile < int(std::size(kGemmTiles)); ++tile) {
+    if (!kGemmTiles[tile].by_threads) continue;
     for (int run = 0; run < 12; ++run) {
       d.fill(std::numeric_limits<double>::quiet_NaN());
       const Tensor sums = filled_with_nan({m});  // asked for in all runs but every third
       g.sums = run % 3 == 2 ? nullptr : sums.data<float>();
       // Every other run splits only what does not fill a round.
-      const ProductTileShape& shape = kProductTiles[tile];
+      const GemmTileShape& shape = kGemmTiles[tile];
       const int rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
       const int splits = run % 2 ? 7 : 21;
       const int tiles = int((m + rows - 1) / rows * ((n + columns - 1) / columns));
@@ -161,8 +161,8 @@ TEST_F(GemmSm90Cuda, SumsAreExactWhereSomeTilesOfARowAreSplit) {
   multiply(want, a.transpose(0, 1), b);
   const auto want_d = want.to_vector<float>(), want_sums = sums_over_k(a);
   const Tensor left = a.to(DType::bf16).to(gpu()), right = b.to(DType::bf16).to(gpu());
-  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile) {
-    const ProductTileShape& shape = kProductTiles[tile];
+  for (int tile = 0; tile < int(std::size(kGemmTiles)); ++tile) {
+    const GemmTileShape& shape = kGemmTiles[tile];
     if (!shape.by_threads) continue;
     for (const int splits : {2, 3, 4, 6}) {
       const int64_t rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
@@ -183,8 +183,8 @@ TEST_F(GemmSm90Cuda, SumsAreExactWhereSomeTilesOfARowAreSplit) {
 TEST_F(GemmSm90Cuda, SumsOfProductsAreExactInWholeTilesAndInParts) {
   // Pairs of matrices in frames of NaN, each k an edge of its own; b may stand still.
   const int64_t terms = 3;
-  for (int tile = 0; tile < int(std::size(kProductTiles)); ++tile)
-    for (const ProductSize& size : {ProductSize{33, 72, 129}, {300, 200, 21}, {129, 264, 200}})
+  for (int tile = 0; tile < int(std::size(kGemmTiles)); ++tile)
+    for (const GemmExtents& size : {GemmExtents{33, 72, 129}, {300, 200, 21}, {129, 264, 200}})
       for (const int flags : {0, 1, 2, 3})
         for (const int splits : {1, 2, 5})
           for (const bool same_b : {false, true}) {
@@ -212,11 +212,11 @@ TEST_F(GemmSm90Cuda, SumsOfProductsAreExactInWholeTilesAndInParts) {
             g.ldd = result.layout().stride(0);
             g.stride_a = left.layout().stride(0), g.stride_b = same_b ? 0 : right.layout().stride(0);
             ASSERT_EQ(gemm_sm90_lacks(g, Gpu(gpu())), "");
-            ProductChoice choice = choose_product(g, Gpu(gpu()), tile);
+            GemmChoice choice = choose_gemm(g, Gpu(gpu()), tile);
             const int64_t blocks = terms * ((k + 63) / 64), depth = (blocks + splits - 1) / splits;
             choice.splits = int((blocks + depth - 1) / depth), choice.whole = 0;
             choice.by_threads = choice.by_threads || choice.splits > 1;
-            if (choice.seconds == 0 || (choice.by_threads && !kProductTiles[tile].by_threads))
+            if (choice.seconds == 0 || (choice.by_threads && !kGemmTiles[tile].by_threads))
               continue;  // no tile for such a d
             product(g, choice, DType::bf16);
             ASSERT_EQ(result.to_vector<float>(), want.to(result.dtype()).to_vector<float>())
@@ -230,8 +230,8 @@ TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
   // with the sums of a's and g's columns or without.
   int number = 0;
   for (const int tile : kPairTiles)
-    for (const ProductSize& size :
-         {ProductSize{1, 1, 1}, {33, 72, 129}, {129, 257, 300}, {345, 264, 1000}, {700, 600, 900}})
+    for (const GemmExtents& size :
+         {GemmExtents{1, 1, 1}, {33, 72, 129}, {129, 257, 300}, {345, 264, 1000}, {700, 600, 900}})
       for (const int splits : {1, 3})
         for (const bool adds_first : {false, true})
           for (const bool adds_second : {false, true}) {
@@ -260,13 +260,13 @@ TEST_F(GemmSm90Cuda, PairsOfGradientsAreExactAtEveryEdge) {
             const Tensor first_sums = filled_with_nan({m}), second_sums = filled_with_nan({n});
             if (number / 2 % 2) first.sums = first_sums.data<float>();
             if (number / 4 % 2) second.sums = second_sums.data<float>();
-            ProductChoice choice = choose_pair(first, Gpu(gpu()), tile);
+            GemmChoice choice = choose_pair(first, Gpu(gpu()), tile);
             choice.splits = std::min(splits, int((k + 63) / 64)), choice.whole = 0;
             if constexpr (kCuda) {
               if (dtype == DType::bf16)
-                product_pair_sm90<bf16>(first, second, choice, gpu());
+                gemm_pair_sm90<bf16>(first, second, choice, gpu());
               else
-                product_pair_sm90<f16>(first, second, choice, gpu());
+                gemm_pair_sm90<f16>(first, second, choice, gpu());
             }
             multiply(d, a.transpose(0, 1), b, {.accumulate = adds_first});
             multiply(e, g.transpose(0, 1), f, {.accumulate = adds_second});
@@ -312,17 +312,17 @@ TEST_F(GemmSm90Cuda, PairsSumBiasesInWholeTilesAndInParts) {
         gemm.lda = x.layout().stride(0), gemm.ldb = y.layout().stride(0), gemm.ldd = to.layout().stride(0);
         return gemm;
       };
-      const ProductTileShape& shape = kProductTiles[tile];
+      const GemmTileShape& shape = kGemmTiles[tile];
       const int64_t rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
       const int64_t tiles = 2 * ((m + rows - 1) / rows) * ((n + columns - 1) / columns);
       const int64_t slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
-      const ProductChoice choice{.tile = tile,
-                                 .splits = splits,
-                                 .whole = splits == 1 ? 0 : int(tiles / grid * grid),
-                                 .by_threads = true};
+      const GemmChoice choice{.tile = tile,
+                              .splits = splits,
+                              .whole = splits == 1 ? 0 : int(tiles / grid * grid),
+                              .by_threads = true};
       if constexpr (kCuda)
-        product_pair_sm90<bf16>(product(left, right, first_d, first_sums),
-                                product(other_left, other_right, second_d, second_sums), choice, gpu());
+        gemm_pair_sm90<bf16>(product(left, right, first_d, first_sums),
+                             product(other_left, other_right, second_d, second_sums), choice, gpu());
       ASSERT_EQ(first_d.to_vector<float>(), want_d) << "tile " << tile << ", splits " << splits;
       ASSERT_EQ(second_d.to_vector<float>(), want_e) << "tile " << tile << ", splits " << splits;
       ASSERT_EQ(first_sums.to_vector<float>(), want_a) << "tile " << tile << ", splits " << splits;

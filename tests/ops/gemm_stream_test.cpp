@@ -7,7 +7,7 @@
 #include "ops/gemm/gemm_sm90_plan.h"
 #include "ops/linear/linear_swiglu.h"
 #include "tests/errors.h"
-#include "tests/ops/framed_product.h"
+#include "tests/ops/framed_gemm.h"
 
 /// Skinny GEMMs (gemm_sm90_stream.cuh) in every tile and cut. Everything is made of small integers, so that
 /// sums are exact in f32 and the plain loops are the only right answer. Neighbours hold NaN.
@@ -17,27 +17,27 @@ namespace {
 
 class GemmStreamCuda : public GuardedCuda<9> {
  protected:
-  static void product(const Gemm& g, const ProductChoice& choice) {
+  static void product(const Gemm& g, const GemmChoice& choice) {
     if constexpr (kCuda) {
       if (g.in == DType::bf16)
-        product_sm90<bf16>(g, choice, gpu());
+        gemm_sm90<bf16>(g, choice, gpu());
       else
-        product_sm90<f16>(g, choice, gpu());
+        gemm_sm90<f16>(g, choice, gpu());
     }
   }
 };
 
 /// Rows per tile and thread blocks per cluster.
-std::vector<ProductChoice> cuts(const Gemm& g, bool gated = false) {
+std::vector<GemmChoice> cuts(const Gemm& g, bool gated = false) {
   const bool few_rows = gated || stream_tokens_are_rows(g),
              k_first = few_rows ? !g.transpose_b : g.transpose_a;
   const int64_t rows = few_rows ? g.n : g.m;
-  std::vector<ProductChoice> all;
+  std::vector<GemmChoice> all;
   for (const int tile : {64, 128, 3, 24, 93})
     for (const int splits : {1, 2, 4, 8}) {
       if ((k_first && tile % 64 != 0) || (gated && tile > kStreamRows / 2)) continue;
       const int64_t tiles = g.batch * ((rows + tile - 1) / tile);
-      if (splits > 1 && tiles > Device::cuda(0).card().multiprocessors / splits) continue;
+      if (splits > 1 && tiles > Device::cuda(0).info().multiprocessors / splits) continue;
       all.push_back({.tile = kStreamTile, .splits = splits, .rows = tile});
     }
   return all;
@@ -45,7 +45,7 @@ std::vector<ProductChoice> cuts(const Gemm& g, bool gated = false) {
 
 TEST_F(GemmStreamCuda, EveryCutIsExactAtEveryEdge) {
   int number = 0;
-  for (const ProductSize& size : {ProductSize{1, 1, 1},
+  for (const GemmExtents& size : {GemmExtents{1, 1, 1},
                                   {2, 70, 64},
                                   {8, 257, 129},
                                   {17, 600, 200},
@@ -62,11 +62,11 @@ TEST_F(GemmStreamCuda, EveryCutIsExactAtEveryEdge) {
         const bool ta = few_rows ? false : flipped, tb = few_rows ? !flipped : true;
         const bool wide = ++number % 3 == 0;
         const DType dtype = number % 2 ? DType::bf16 : DType::f16;
-        const FramedProduct shape(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
+        const FramedGemm shape(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
         ASSERT_EQ(gemm_sm90_lacks(shape.gemm, Gpu(gpu())), "");
         ASSERT_EQ(gemm_stream_lacks(shape.gemm), "");
-        for (const ProductChoice& choice : cuts(shape.gemm)) {
-          const FramedProduct p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
+        for (const GemmChoice& choice : cuts(shape.gemm)) {
+          const FramedGemm p(size, ta, tb, dtype, wide ? DType::f32 : dtype, accumulate);
           product(p.gemm, choice);
           ASSERT_TRUE(p.is_exact()) << "tiles of " << choice.rows << " by " << choice.splits;
         }
@@ -75,7 +75,7 @@ TEST_F(GemmStreamCuda, EveryCutIsExactAtEveryEdge) {
 
 TEST_F(GemmStreamCuda, LargeProductsRepeat) {
   // Many k-blocks, several tiles per thread block, all thread blocks of a cluster.
-  for (const ProductSize& size : {ProductSize{32, 4096, 3000}, {64, 500, 20000}, {5, 12000, 520}}) {
+  for (const GemmExtents& size : {GemmExtents{32, 4096, 3000}, {64, 500, 20000}, {5, 12000, 520}}) {
     const Tensor a = small_numbers({size.m, size.k}, 1), b = small_numbers({size.n, size.k}, 2);
     const Tensor want = Tensor::empty({size.m, size.n}, DType::f32, Device::cpu());
     multiply(want, a, b.transpose(0, 1));
@@ -85,7 +85,7 @@ TEST_F(GemmStreamCuda, LargeProductsRepeat) {
     g.a = left.raw(), g.b = right.raw(), g.d = d.raw();
     g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
     for (int run = 0; run < 3; ++run)
-      for (const ProductChoice& choice : cuts(g)) {
+      for (const GemmChoice& choice : cuts(g)) {
         d.fill(std::numeric_limits<double>::quiet_NaN());
         product(g, choice);
         ASSERT_EQ(d.to_vector<float>(), want.to_vector<float>())
@@ -110,7 +110,7 @@ TEST_F(GemmStreamCuda, GateAndUpAreTheirOwnHalves) {
         g.a = on_gpu[0].raw(), g.b = on_gpu[1].raw(), g.d = on_gpu[2].raw();
         g.lda = on_gpu[0].layout().stride(0), g.ldb = on_gpu[1].layout().stride(0);
         g.ldd = on_gpu[2].layout().stride(0);
-        for (const ProductChoice& choice : cuts(g, true)) {
+        for (const GemmChoice& choice : cuts(g, true)) {
           on_gpu[2].fill(nan);
           if constexpr (kCuda) {
             if (dtype == DType::bf16)
@@ -142,8 +142,8 @@ TEST(GemmStream, FewTokensAndALargeWeightTakeIt) {
     Gemm g{.m = tokens, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16, .transpose_b = dense};
     g.a = g.b = g.d = reinterpret_cast<void*>(uintptr_t{1} << 20);  // never read
     g.lda = k, g.ldb = dense ? k : n, g.ldd = n;
-    static const CardInfo card{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
-    return choose_product(g, Gpu(card, 132));
+    static const DeviceInfo info{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
+    return choose_gemm(g, Gpu(info, 132));
   };
   EXPECT_EQ(chosen(32, 12288, 4096).tile, kStreamTile);
   EXPECT_EQ(chosen(32, 12288, 4096).rows, 94);

@@ -84,7 +84,7 @@ TEST(Gemm, PiecesAreTheWhole) {
             options.residual = on(numbers(shape(lead_d, m, n), dtype, 5));
           }
           multiply(whole, a, b, options);
-          multiply_in_pieces(pieces, a, b, options, most);
+          multiply_in_chunks(pieces, a, b, options, most);
           EXPECT_EQ(pieces.to_vector<double>(), whole.to_vector<double>())
               << device.name() << " " << most << " " << whole.shape() << " k " << k;
         };
@@ -214,7 +214,7 @@ TEST(Gemm, SumsRunOverTheMissingDimensions) {
   const Tensor products = Tensor::empty({2, 3, 4, 6}, DType::f64, Device::cpu());
   multiply(products, a, b);
   const auto each = products.to_vector<double>();
-  const auto check_sum = [&](const Shape& shape, const Tensor& left, bool one_product) {
+  const auto check_sum = [&](const Shape& shape, const Tensor& left, bool one_gemm) {
     for (const bool accumulate : {false, true}) {
       const Tensor d = numbers(shape, DType::f64, 5);
       std::vector<double> want = accumulate ? d.to_vector<double>() : std::vector<double>(size_t(d.count()));
@@ -226,7 +226,7 @@ TEST(Gemm, SumsRunOverTheMissingDimensions) {
             if (shape.rank() == 4 && shape[0] == 2) to += i * shape[1];
             want[size_t(to * 24 + e)] += each[size_t((i * 3 + j) * 24 + e)];
           }
-      EXPECT_EQ(sum_is_one_product(d, left, b), one_product) << shape;
+      EXPECT_EQ(sum_is_one_gemm(d, left, b), one_gemm) << shape;
       multiply_sum(d, left, b, accumulate);
       EXPECT_EQ(d.to_vector<double>(), want) << shape << accumulate;
     }

@@ -23,7 +23,7 @@ template <int kMajor>
 class GuardedCuda : public testing::Test {
  protected:
   void SetUp() override {
-    if (Device::cuda_count() == 0 || (kMajor && gpu().card().major != kMajor))
+    if (Device::cuda_count() == 0 || (kMajor && gpu().info().major != kMajor))
       GTEST_SKIP() << (kMajor ? "skipped: no GPU of compute capability " + std::to_string(kMajor) + ".0"
                               : std::string("skipped: no GPU"));
     gpu().allocator().set_guard(4096);

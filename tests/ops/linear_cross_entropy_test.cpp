@@ -121,7 +121,7 @@ TEST(LinearCrossEntropy, LogitsFarAboveTheTargetsDoNotOverflow) {
 
 TEST(LinearCrossEntropy, ACertainTargetKeepsItsDigits) {
   // p = 1 - 8 e^-16: 1 - p is 9.0e-7, of which f32 would keep four bits next to the 1.
-  if (Device::cuda_count() == 0 || Device::cuda(0).card().major != 9) GTEST_SKIP() << "row wgmma needs a GPU";
+  if (Device::cuda_count() == 0 || Device::cuda(0).info().major != 9) GTEST_SKIP() << "row wgmma needs a GPU";
   const Device gpu = Device::cuda(0);
   const ForceVariant force("linear_cross_entropy", "wgmma");
   const double rest = 8 * std::exp(-16.0);

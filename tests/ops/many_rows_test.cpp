@@ -52,7 +52,7 @@ class SlowManyRows : public testing::Test {
  protected:
   void SetUp() override {
     if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-    if (Device::cuda(0).card().memory_bytes < size_t{24} << 30)
+    if (Device::cuda(0).info().memory_bytes < size_t{24} << 30)
       GTEST_SKIP() << "skipped: less than 24 GiB of memory";
   }
 };

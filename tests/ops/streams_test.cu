@@ -97,7 +97,7 @@ std::vector<Case> problems(const OpSpec& op, bool benches) {
 class OpStreams : public testing::TestWithParam<size_t> {
  protected:
   void SetUp() override {
-    if (Device::cuda_count() == 0 || gpu().card().major != 9)
+    if (Device::cuda_count() == 0 || gpu().info().major != 9)
       GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
   }
   static Device gpu() { return Device::cuda(0); }
@@ -250,8 +250,8 @@ TEST_F(Streams, TheProblemsOfTheseTestsMeet) {
   EXPECT_EQ(meetings(gpu()).size(), 8u);
   Gemm g{.m = 384, .n = 512, .k = 8192, .in = DType::bf16, .out = DType::f32, .transpose_a = true};
   g.lda = 384, g.ldb = g.ldd = 512;
-  EXPECT_GT(choose_product(g, Gpu(gpu())).splits, 1);
-  EXPECT_GT(choose_product(g, Gpu(gpu().card(), gpu().multiprocessors() / 2)).splits, 1);
+  EXPECT_GT(choose_gemm(g, Gpu(gpu())).splits, 1);
+  EXPECT_GT(choose_gemm(g, Gpu(gpu().info(), gpu().multiprocessors() / 2)).splits, 1);
 }
 
 TEST_F(Streams, MeetingsFinishOnEightSmsWithTheBitsOfAnIdleGpu) {
@@ -487,7 +487,7 @@ TEST_F(Streams, MemoryUsedByAnotherStreamIsNotReusedBeforeItsWorkEnds) {
 }
 
 TEST_F(Streams, PlanForTheSmsThatTheScopeNames) {
-  EXPECT_EQ(gpu().multiprocessors(), gpu().card().multiprocessors);
+  EXPECT_EQ(gpu().multiprocessors(), gpu().info().multiprocessors);
   const StreamScope scope(gpu(), gpu().stream(), {.multiprocessors = 20});
   EXPECT_EQ(gpu().multiprocessors(), 20);
 }
@@ -495,7 +495,7 @@ TEST_F(Streams, PlanForTheSmsThatTheScopeNames) {
 TEST(Facts, OfAGpuCreateNoContextThere) {
   if (Device::cuda_count() < 2) GTEST_SKIP() << "skipped: fewer than two GPUs";
   const int last = Device::cuda_count() - 1;
-  EXPECT_FALSE(Device::card_of(last).name.empty());
+  EXPECT_FALSE(Device::gpu_info(last).name.empty());
   using State = CUresult (*)(CUdevice, unsigned*, int*);
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};

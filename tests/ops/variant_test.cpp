@@ -33,10 +33,10 @@ constexpr Variant<Toy, int()> kVariants[] = {{"c", toy_lacks<0>, toy_estimate<0>
                                              {"a", toy_lacks<1>, toy_estimate<1>, [] { return 1; }},
                                              {"b", toy_lacks<2>, toy_estimate<2>, [] { return 2; }}};
 
-const CardInfo kCard{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
+const DeviceInfo kInfo{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
 
 int chosen(const Toy& toy) {
-  return choose("toy", kVariants, toy, Gpu(kCard, 132)).launch();
+  return choose("toy", kVariants, toy, Gpu(kInfo, 132)).launch();
 }
 
 TEST(Variant, TheLeastTimeOfThoseThatCanRunTiesToTheEarlier) {
@@ -97,7 +97,7 @@ TEST(Variant, TheLogSaysTheChoiceAndWhatLost) {
       log.lines()[0],
       "toy of a toy: c (1.2 us modelled), not a (2.0 us modelled, but measured to be slower), not b, which "
       "needs a larger toy");
-  static const CardInfo other{.name = "NVIDIA GB10", .major = 12, .minor = 1, .multiprocessors = 48};
+  static const DeviceInfo other{.name = "NVIDIA GB10", .major = 12, .minor = 1, .multiprocessors = 48};
   choose("toy", kVariants, toy, Gpu(other, 48));
   ASSERT_EQ(log.lines().size(), 2u);
   EXPECT_NE(log.lines()[1].find("; costs of an H200, the nearest to NVIDIA GB10"), std::string::npos);
@@ -105,13 +105,13 @@ TEST(Variant, TheLogSaysTheChoiceAndWhatLost) {
 
 TEST(Variant, CostsBelongToTheGpuModel) {
   const auto model = [](const char* name) {
-    const CardInfo card{.name = name};
-    return Gpu(card, 1).model;
+    const DeviceInfo info{.name = name};
+    return Gpu(info, 1).model;
   };
   EXPECT_EQ(model("NVIDIA H100 PCIe"), GpuModel::h100);
   EXPECT_EQ(model("NVIDIA H200"), GpuModel::h200);
   EXPECT_EQ(model("NVIDIA A100-SXM4-80GB"), GpuModel::h200);
-  const CardInfo grace{.name = "NVIDIA GH200 480GB"}, hopper{.name = "NVIDIA H200"};
+  const DeviceInfo grace{.name = "NVIDIA GH200 480GB"}, hopper{.name = "NVIDIA H200"};
   EXPECT_FALSE(Gpu(grace, 1).fitted);
   EXPECT_TRUE(Gpu(hopper, 1).fitted);
 }

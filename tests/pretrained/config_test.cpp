@@ -216,7 +216,8 @@ TEST(Config, RefusesWhatItCannotCompute) {
       {"twice further down", R"({"a": [{"b": 1, "b": 2}]})", "the field \"b\" occurs twice"},
       {"no type", "{}", "has no model_type"},
       {"another type", with("gemma", ""),
-       "model_type is \"gemma\"; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3, arcee, bert or roberta"},
+       "model_type is \"gemma\"; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3, arcee, bert or "
+       "roberta"},
       {"a type that is a number", R"({"model_type": 3})", "model_type is 3, expected a string"},
       {"a negative size", with("gpt2", R"("n_embd": -8)"),
        "n_embd is -8, expected a whole number of 0 ... 2147483647"},

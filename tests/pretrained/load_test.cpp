@@ -137,7 +137,8 @@ TEST_F(Load, NamesOfEachFamilyAreThoseOfTransformersAndStay) {
       {LlamaFamily::qwen2, all({apart, biases}), all({together, norms, others})},
       {LlamaFamily::qwen3, all({apart, norms}), all({together, biases, others})},
       {LlamaFamily::phi3, together, all({apart, norms, biases, others})},
-      {LlamaFamily::arcee, {"self_attn.q_proj.weight", "mlp.up_proj.weight"},
+      {LlamaFamily::arcee,
+       {"self_attn.q_proj.weight", "mlp.up_proj.weight"},
        all({{"mlp.gate_proj.weight"}, together, norms, biases, others})},
   };
   for (const Family& one : families)

@@ -58,13 +58,13 @@ TEST(Device, ParsesNamesAndSaysWhatItExpected) {
 
 TEST(Device, TheCpuHasNoStreams) {
   const Device cpu = Device::cpu();
-  EXPECT_EQ(cpu.multiprocessors(), cpu.card().multiprocessors);
+  EXPECT_EQ(cpu.multiprocessors(), cpu.info().multiprocessors);
   EXPECT_EQ(cpu.fence(), nullptr);
   EXPECT_NE(message_of([&] { cpu.counters(1); }).find("on CUDA"), std::string::npos);
   EXPECT_NE(message_of([&] { const StreamScope scope(cpu, nullptr); }).find("only CUDA devices have streams"),
             std::string::npos);
   EXPECT_EQ(StreamScope::current(cpu), nullptr) << "a scope that could not be made is not entered";
-  EXPECT_NE(message_of([&] { Device::card_of(-1); }).find("card_of: GPU -1"), std::string::npos);
+  EXPECT_NE(message_of([&] { Device::gpu_info(-1); }).find("gpu_info: GPU -1"), std::string::npos);
 }
 
 TEST(Captured, RunsItsBodyEveryTimeOnTheCpu) {

@@ -27,7 +27,7 @@ TEST(Precision, TheDefaultOfACpuIsF32AndOfANewGpuBf16) {
   EXPECT_EQ(default_precision(Device::cpu()), Precision(DType::f32));
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  EXPECT_EQ(default_precision(gpu), Precision(gpu.card().major >= 8 ? DType::bf16 : DType::f32));
+  EXPECT_EQ(default_precision(gpu), Precision(gpu.info().major >= 8 ? DType::bf16 : DType::f32));
 }
 
 TEST(Precision, Tf32KeepsTenBitsAndRoundsTiesAway) {

@@ -12,7 +12,7 @@
 
 namespace tessera::ops {
 
-struct ProductSize {
+struct GemmExtents {
   int64_t m, n, k, batch = 1;
 };
 
@@ -29,13 +29,13 @@ inline Tensor framed(const Tensor& x, DType dtype, double around, Tensor& frame,
 }
 
 /// d = 2 a b + bias, or d += 2 a b. Operands' frames hold NaN, d's holds 77.
-class FramedProduct {
+class FramedGemm {
  public:
   Gemm gemm;
   Tensor a, b;  // as they are stored, on the CPU
 
-  FramedProduct(const ProductSize& p, bool transpose_a, bool transpose_b, DType dtype, DType out,
-                bool accumulate, int shift = 0)
+  FramedGemm(const GemmExtents& p, bool transpose_a, bool transpose_b, DType dtype, DType out,
+             bool accumulate, int shift = 0)
       : a(small_numbers(transpose_a ? Shape{p.batch, p.k, p.m} : Shape{p.batch, p.m, p.k}, 1)),
         b(small_numbers(transpose_b ? Shape{p.batch, p.n, p.k} : Shape{p.batch, p.k, p.n}, 2)),
         d_(small_numbers({p.batch, p.m, p.n}, 3)),

@@ -8,33 +8,33 @@
 
 namespace tessera::gpu {
 
-__device__ __forceinline__ int thread_again() {
+__device__ __forceinline__ int reread_thread() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
-__device__ __forceinline__ int lane_again() {
+__device__ __forceinline__ int reread_lane() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
-__device__ __forceinline__ int block_again() {
+__device__ __forceinline__ int reread_block() {
   int block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
   return block;
 }
-__device__ __forceinline__ int grid_again() {
+__device__ __forceinline__ int reread_grid() {
   int blocks;
   asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
   return blocks;
 }
-__device__ __forceinline__ int cluster_rank_again() {
+__device__ __forceinline__ int reread_cluster_rank() {
   int rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 /// cluster_address (gpu/shared.cuh).
-__device__ __forceinline__ uint32_t cluster_address_again(uint32_t address, int rank) {
+__device__ __forceinline__ uint32_t reread_cluster_address(uint32_t address, int rank) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;

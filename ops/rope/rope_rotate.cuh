@@ -7,14 +7,14 @@
 
 namespace tessera::ops {
 
-/// (a, b) turned: a c - b s, b c + a s, each with the second product rounded first.
-__device__ __forceinline__ void turn(float& a, float& b, float cosine, float sine) {
+/// (a, b) rotated: a c - b s, b c + a s, each with the second product rounded first.
+__device__ __forceinline__ void rotate_pair(float& a, float& b, float cosine, float sine) {
   const float x = a, y = b;
   a = fmaf(x, cosine, -(y * sine));
   b = fmaf(y, cosine, x * sine);
 }
 
-/// True if every head of x [B, T, H, D], its second half and what does not turn start on a pack.
+/// True if every head of x [B, T, H, D], its second half and what is not rotated start on a pack.
 template <class T>
 bool heads_in_packs(const Tensor& x, int64_t half, int64_t rotary) {
   constexpr int kPack = gpu::kPackOf<T>;
