@@ -96,6 +96,7 @@
 #include "nn/attention.h"
 #include "nn/cross_attention.h"
 #include "nn/decoder_layers.h"
+#include "nn/drop_bp.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
 #include "nn/form.h"

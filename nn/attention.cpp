@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "nn/drop_bp.h"
 #include "nn/slice_scope.h"
 #include "ops/attention/attention.h"
 #include "ops/gather/gather.h"
@@ -126,6 +127,7 @@ SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng
 }
 
 Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer, Site site) const {
+  if (DropBP::drops(this)) return DropBP::off_tape({}, [&] { return (*this)(x, pass, layer, site); });
   const LayerCall call(*this, site);
   const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
   const int64_t tokens = x.size(0), all = heads + 2 * kv_heads;

@@ -1,5 +1,6 @@
 #include "nn/mlp.h"
 
+#include "nn/drop_bp.h"
 #include "nn/observe.h"
 #include "nn/slice_scope.h"
 #include "nn/sparse24.h"
@@ -42,6 +43,7 @@ Tensor Mlp::sparse24(const Tensor& x, const Tensor& residual, const Sparse24& fo
 }
 
 Tensor Mlp::operator()(const Tensor& x, const Tensor& residual, Site site) const {
+  if (DropBP::drops(this)) return DropBP::off_tape(residual, [&] { return (*this)(x, residual, site); });
   const LayerCall call(*this, site);
   if (const auto* const form = sparse24_of(*this); form && !Observe::sees(&up) && !Observe::sees(&down))
     return sparse24(x, residual, *form);

@@ -77,6 +77,11 @@ if(TARGET test_sparsity)
     --mutants ${CMAKE_CURRENT_SOURCE_DIR}/sparsity/mutants)
   set_tests_properties(sparsity_mutants PROPERTIES LABELS slow TIMEOUT 1200 PROCESSORS ${cores})
 endif()
+if(TARGET test_models)
+  add_test(NAME models_mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR}
+    --mutants ${CMAKE_CURRENT_SOURCE_DIR}/models/mutants)
+  set_tests_properties(models_mutants PROPERTIES LABELS slow TIMEOUT 1200 PROCESSORS ${cores})
+endif()
 # f16 with its loss scale learns like bf16 and f32: a TNP, a GPT and a BERT, small enough for a CPU, three seeds each.
 if(TARGET tessera)
   add_test(NAME precision COMMAND ${root}/tools/precision ${CMAKE_CURRENT_BINARY_DIR}/precision)
