@@ -91,9 +91,12 @@ Record measure_language(const train::LanguageSettings& settings, Device device, 
         record.shape["layers"] = model.layers;
       },
       settings.model);
+  if (settings.sparse24.on()) record.attrs["sparse24"] = settings.sparse24.description();
   record.dtype = name_of(settings.precision());
   record.flops = plan::count_flops(settings.model, settings.batch, settings.length).step();
-  record.planned_bytes = plan::count_memory(settings.model, settings.batch, settings.length).total();
+  record.planned_bytes = plan::count_memory(settings.model, settings.batch, settings.length,
+                                            settings.sparse24.hidden_bytes(settings.dtype()))
+                             .total();
   record.tokens_per_s = double(settings.batch * settings.length) / record.ms.p50 * 1e3;
   return record;
 }

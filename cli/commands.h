@@ -35,6 +35,8 @@ void add_data(CLI::App& app, Action& action);
 void add_convert(CLI::App& app, Action& action);
 void add_prune(CLI::App& app, Action& action);
 void add_sparsity(CLI::App& app, Action& action);
+/// Of `sparsity`.
+void add_sparsity_activations(CLI::App& group, Action& action);
 void add_launch(CLI::App& app, Action& action);
 
 /// The command line was understood by the parser, but says something wrong: exit code 2.

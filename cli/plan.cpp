@@ -116,11 +116,13 @@ int run_language_plan(const LanguagePlanArgs& args) {
   train::LanguageSettings job = args.flags.job();
   job.set_precision(args.flags.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
-  const plan::Memory plan = plan::count_memory(job.model, job.batch, job.length);
+  const auto hidden = job.sparse24.hidden_bytes(job.dtype());
+  const plan::Memory plan = plan::count_memory(job.model, job.batch, job.length, hidden);
   const plan::Flops flops = plan::count_flops(job.model, job.batch, job.length);
   const int64_t parameters = plan::count_parameters(job.model);
-  const int64_t most = largest_batch(
-      memory, [&](int64_t batch) { return plan::count_memory(job.model, batch, job.length).total(); });
+  const int64_t most = largest_batch(memory, [&](int64_t batch) {
+    return plan::count_memory(job.model, batch, job.length, hidden).total();
+  });
   if (args.json) {
     nlohmann::json out = step_json(plan, flops.step(), most);
     out["model"] = job.family();

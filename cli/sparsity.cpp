@@ -236,6 +236,7 @@ void add_sparsity(CLI::App& app, Action& action) {
   add_query(*group, action);
   add_export(*group, action);
   add_page(*group, action);
+  add_sparsity_activations(*group, action);
 }
 
 }  // namespace tessera::cli

@@ -50,6 +50,7 @@ class LanguageCommand : public train::LanguageRecipe {
     if (watch.patience > 0 && eval_every == 0)
       throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
     note_evaluation(given);
+    flags.settings().sparse24.check_given(given);
     text = flags.text, epochs = flags.epochs, minutes = flags.minutes;
     if (!flags.settings().data.empty()) check_kept_text("--data", fs::absolute(flags.settings().data));
     settings_ = flags.job();

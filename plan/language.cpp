@@ -81,13 +81,15 @@ Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length) {
           .heads = 2 * tokens * double(s.vocabulary) * double(s.d)};
 }
 
-Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length) {
+Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
+                    const std::optional<HiddenBytes>& sparse) {
   const Sizes s = sizes_of(config);
   const double tokens = double(batch) * double(length), element = double(size_of(s.dtype));
   const double parameters = double(count_parameters(config)), d = double(s.d), qkv = double(s.q + 2 * s.kv);
   // Elements per token that a block keeps: input and output of either norm, the fused projection, queries and
   // keys after RoPE, what attention returns, the hidden rows before and after the activation.
-  const double rotated = s.rope ? double(s.q + s.kv) : 0, hidden = double(s.up + s.ff);
+  const double rotated = s.rope ? double(s.q + s.kv) : 0,
+               hidden = sparse ? double(s.ff) * sparse->saved / element : double(s.up + s.ff);
   // On a GPU a head_dim that is not a multiple of 8 is padded: attention keeps copies of q, k, v and o
   // instead.
   const int64_t whole = (s.head_dim + 7) / 8 * 8;
@@ -102,7 +104,9 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length)
   const double head = tokens * d * element + double(s.vocabulary) * d * 4 + chunk;
   // Backward of an MLP holds the gradients of its hidden rows, of its result and of its input; attention's
   // the gradients of its result and its operands, and the sums of dq in f32.
-  const double in_mlp = (double(s.up) + double(s.gated ? s.ff : 0) + 2 * d) * tokens * element;
+  const double in_hidden =
+      sparse ? double(s.ff) * sparse->transient / element : double(s.up) + double(s.gated ? s.ff : 0);
+  const double in_mlp = (in_hidden + 2 * d) * tokens * element;
   const double in_attention = (2 * d + 2 * qkv + padded) * tokens * element + tokens * double(s.q) * 4;
   return {.parameters = parameters * element,
           .gradients = parameters * 4,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <variant>
 
 #include "models/gpt.h"
@@ -38,12 +39,20 @@ struct Memory {
   double total() const { return parameters + gradients + optimizer + saved + transient; }
 };
 
+/// Bytes per token and hidden feature of a feed-forward network that does not run as the dense ones do:
+/// ops::mlp_sparse24.
+struct HiddenBytes {
+  double saved = 0;      // for backward
+  double transient = 0;  // of its backward pass
+};
+
 /// Language models, over `batch` sequences of `length` tokens. Of causal attention only the half below the
 /// diagonal counts.
 using LanguageConfig = std::variant<models::GptConfig, models::LlamaConfig>;
 int64_t count_parameters(const LanguageConfig& config);
 Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length);
-Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length);
+Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
+                    const std::optional<HiddenBytes>& hidden = {});
 
 /// The TNP, over `batch` tasks of `context` and `targets` points.
 int64_t count_parameters(const models::TnpConfig& config);

@@ -14,6 +14,7 @@
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "runtime/random_purpose.h"
+#include "train/activation_sparsity.h"
 
 namespace tessera::train {
 
@@ -72,6 +73,7 @@ SettingList LanguageSettings::list() {
   list.add("keep_zeros", keep_zeros,
            "Weights of the blocks' matrices that are 0 in --model stay 0 (tessera prune)")
       .absent_means(false);
+  sparse24.add_to(list);
   return list;
 }
 
@@ -117,6 +119,26 @@ void LanguageSettings::validate() const {
         "choose adamw or sgd (--optimizer)");
   check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
+  check_sparse24();
+}
+
+void LanguageSettings::check_sparse24() const {
+  sparse24.validate();
+  if (!sparse24.on()) return;
+  const auto* const llama = std::get_if<models::LlamaConfig>(&model);
+  const ops::Activation activation = std::visit([](const auto& config) { return config.activation; }, model);
+  check(!llama || !llama->gated, family(), ": sparse24 (--sparse24 ", sparse24.method,
+        ") needs feed-forward networks without a gate, and these are gated (SwiGLU); add --ffn relu2");
+  check(activation == ops::Activation::relu || activation == ops::Activation::relu_squared, family(),
+        ": sparse24 (--sparse24 ", sparse24.method,
+        ") needs activations with zeros (relu, relu2), and these are ", ops::name_of(activation));
+  check(sparse24.dense_first + sparse24.dense_last < steps, family(), ": sparse24: ", sparse24.dense_first,
+        " dense steps first (--dense-first) and ", sparse24.dense_last,
+        " last (--dense-last) leave none of the ", steps, " steps sparse");
+  check(!sparse24.has_state() || order != "global", family(),
+        ": sparse24: counts of an earlier step and random choices are not those of any number of ranks "
+        "(--order "
+        "global); use --order world, or --dense-share 0 with naive or fast");
 }
 
 json to_json(const LanguageSettings& settings) {
@@ -220,6 +242,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
       settings_(settings),
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       model_(make(settings, rng_, device, weights)),
+      sparse24_rng_(seed_for(RandomPurpose::activation_choice, settings.seed)),
       // Rows of a table are seen seldom: decay would be most of what happens to them.
       optimizer_(settings.make_optimizer(nn::parameters(model_), settings.dtype(), settings.beta2,
                                          {{.contains = "token.weight", .weight_decay = 0.0},
@@ -227,6 +250,13 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});
   if (settings.keep_zeros) find_zeros(!weights.empty());
+  if (settings.sparse24.on())
+    std::visit(
+        [&](auto& model) {
+          settings.sparse24.apply(model, seed_for(RandomPurpose::activation_choice, settings.seed),
+                                  &sparse24_rng_);
+        },
+        model_);
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
   targets_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
@@ -234,6 +264,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
   keep("model", model_);
   train_with(optimizer_);
   keep("ema", ema_), keep("rng", rng_), keep("loader", position_);
+  if (settings.sparse24.on()) keep("sparse24_rng", sparse24_rng_);
   draws_from(rng_);
 }
 
@@ -327,6 +358,24 @@ Perplexity LanguageJob::measure(std::span<const PerplexityWindow> windows) {
   };
   return as_used(
       [&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch, progress); });
+}
+
+/// Of the first windows of the evaluation: zeros of each network, and the energy that 2:4 drops of it.
+void LanguageJob::add_sparsity(Values& values) {
+  const auto first = std::span(windows_).first(std::min(windows_.size(), size_t(settings_.batch)));
+  const auto measured = as_used([&](auto& model) {
+    const ActivationMeter meter(model, settings_.sparse24.dense_share);
+    measure_perplexity(model, first, device(), settings_.batch);
+    return meter.networks();
+  });
+  double zeros = 0, dropped = 0;
+  for (const auto& [name, one] : measured) {
+    values["zeros." + name] = one.zeros();
+    values["dropped." + name] = one.dropped_both_split;
+    zeros += one.zeros(), dropped += one.dropped_both_split;
+  }
+  const double networks = double(std::max<size_t>(1, measured.size()));
+  values["activation_zeros"] = zeros / networks, values["dropped_energy"] = dropped / networks;
 }
 
 std::vector<int64_t> LanguageJob::generate(std::span<const int64_t> prompt,

@@ -19,6 +19,7 @@
 #include "tensor/precision.h"
 #include "train/language_data.h"
 #include "train/perplexity.h"
+#include "train/sparse24_settings.h"
 #include "train/trainer.h"
 #include "train/training_settings.h"
 
@@ -42,7 +43,8 @@ struct LanguageSettings : TrainingSettings {
   double beta2 = 0.95;
   /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
   double dropout = 0;
-  double ema = 0;           // decay of the averages of the weights (optim::Ema); 0: none
+  double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
+  Sparse24Settings sparse24;
   bool keep_zeros = false;  // weights of the blocks' matrices that are 0 in `start` stay 0
 
   LanguageSettings() { weight_decay = 0.1, final_lr = 0.1; }
@@ -60,6 +62,9 @@ struct LanguageSettings : TrainingSettings {
   int64_t tokens_per_step() const { return length * batch * accumulate; }
   /// Throws, naming the setting.
   void validate() const;
+
+ private:
+  void check_sparse24() const;
 };
 
 nlohmann::json to_json(const LanguageSettings& settings);
@@ -128,7 +133,8 @@ class LanguageJob : public Job {
   /// With `ema` it averages.
   void updated() override;
   /// eval_nll (nats per token), eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll,
-  /// ngram_bits_per_byte and eval_gap = eval_nll - ngram_nll.
+  /// ngram_bits_per_byte and eval_gap = eval_nll - ngram_nll. With sparse24 also activation_zeros and
+  /// dropped_energy, means over the networks, and "zeros.blocks.3.mlp", "dropped.blocks.3.mlp" of each.
   Values evaluate() override;
   /// Early stopping, and the best evaluation's checkpoint if its weights are to be exported.
   Verdict judge(int64_t step, const Values& values) override;
@@ -157,11 +163,13 @@ class LanguageJob : public Job {
   datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
   bool keeps_best() const { return watch_.exported == "best"; }
   void find_zeros(bool of_start);
+  void add_sparsity(Values& values);
   bool has_ended() const { return watch_.patience > 0 && best_.since >= watch_.patience; }
 
   LanguageSettings settings_;
   Rng rng_;
   Model model_;
+  Rng sparse24_rng_;
   optim::Optimizer optimizer_;
   std::optional<optim::Ema> ema_;
   /// A matrix with zeros that stay: `bits` are those of its other weights (ops/bits/bits.h).

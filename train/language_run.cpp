@@ -43,6 +43,10 @@ void LanguageRecipe::resume(const std::string& path, const nlohmann::json& run, 
 void LanguageRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
   ranks_ = ranks;
   settings_.set_ranks(ranks, given, resumed);
+  check(
+      ranks == 1 || !settings_.sparse24.has_state(), "train: sparse24 on ", ranks,
+      " ranks: counts of an earlier step and random choices are each rank's own; train on one rank, or with "
+      "--dense-share 0 and naive or fast");
 }
 
 void LanguageRecipe::note_evaluation(const Given& given) {
@@ -203,9 +207,12 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
   if (settings_.accumulate > 1)
     text += fmt::format("  step      {} micro-batches, sums in the {} order\n", settings_.accumulate,
                         settings_.order);
-  text += fmt::format(
-      "  memory    {} planned a step\n",
-      format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch, settings_.length).total())));
+  if (settings_.sparse24.on()) text += fmt::format("  sparse    {}\n", settings_.sparse24.description());
+  text +=
+      fmt::format("  memory    {} planned a step\n",
+                  format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch, settings_.length,
+                                                         settings_.sparse24.hidden_bytes(settings_.dtype()))
+                                          .total())));
   if (held_out_.targets > 0)
     text += fmt::format("  held out  {} tokens to predict, {} at a time, each after {} or more{}\n",
                         format_count(double(held_out_.targets)), watch.eval_stride,

@@ -79,12 +79,14 @@ datasets::LoaderOptions LanguageJob::loader_options(Rng& order, const datasets::
 
 JobInfo LanguageJob::info() const {
   const LanguageSettings& s = settings_;
-  return {.evaluates = !windows_.empty(),
-          .samples = data_ && watch_.sample_tokens > 0,
-          .fixed_shapes = !s.documents,  // lengths differ from batch to batch
-          .micro_batches = int(s.accumulate),
-          .tokens_per_step = double(s.tokens_per_step()),
-          .flops_per_step = plan::count_flops(s.model, s.batch * s.accumulate, s.length).step()};
+  return {
+      .evaluates = !windows_.empty(),
+      .samples = data_ && watch_.sample_tokens > 0,
+      // Lengths of documents differ from batch to batch; the host decides when soft_dynamic fits its scale.
+      .fixed_shapes = !s.documents && s.sparse24.method != "soft_dynamic",
+      .micro_batches = int(s.accumulate),
+      .tokens_per_step = double(s.tokens_per_step()),
+      .flops_per_step = plan::count_flops(s.model, s.batch * s.accumulate, s.length).step()};
 }
 
 bool LanguageJob::begin(const RunFolder& run) {
@@ -108,6 +110,13 @@ void LanguageJob::advance(uint64_t index) {
 void LanguageJob::batch(uint64_t index) {
   check(loader_.has_value(), settings_.family(), ": there is nothing to train on; call set_data()");
   position_.batch = index;
+  if (settings_.sparse24.on())
+    std::visit(
+        [&](auto& model) {
+          Sparse24Settings::set_active(
+              model, settings_.sparse24.active_at(int64_t(index) / settings_.accumulate, settings_.steps));
+        },
+        model_);
   loader_->set_state(position_);
   load(loader_->next());
   position_ = loader_->state();
@@ -122,6 +131,7 @@ Values LanguageJob::evaluate() {
     values["ngram_bits_per_byte"] = bits(baseline_.nll);
     values["eval_gap"] = nll - baseline_.nll;
   }
+  if (settings_.sparse24.on()) add_sparsity(values);
   return values;
 }
 

@@ -286,7 +286,7 @@ std::string study_of_repository(const std::string& name) {
 
 TEST(Study, TheCommandLinesOfTheRepositorysStudiesAreUnderstood) {
   const Workplace at;
-  for (const char* name : {"demo.toml", "glue-backward.toml"}) {
+  for (const char* name : {"demo.toml", "glue-backward.toml", "sparse24.toml"}) {
     at.put(name, study_of_repository(name));
     EXPECT_TRUE(holds_all(said(at, std::string("study run --list ") + name), "pending      tessera train"))
         << name;

@@ -1,0 +1,109 @@
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "bench/ffn_bench.h"
+#include "cli/bench.h"
+#include "runtime/error.h"
+
+namespace tessera::cli {
+namespace {
+
+struct FfnArgs {
+  std::vector<std::string> shapes;
+  std::string sparsity = "0.9", precision, device, json, y, dx, dup, ddown;
+  double seconds = 0.5, dense_share = 0.05, most_dropped = 0;
+  bool no_gemms = false, require = false;
+};
+
+bench::FfnShape shape_of(const std::string& text) {
+  const auto dims = parse_dims(text);
+  bench::FfnShape shape;
+  for (const auto& [name, size] : dims) {
+    if (name != "T" && name != "D" && name != "F")
+      throw UsageError(fmt::format("--shape: a network has no size \"{}\"; it has T, D and F", name));
+    if (size < 1) throw UsageError(fmt::format("--shape: {} is {}; expected 1 or more", name, size));
+  }
+  if (dims.size() < 3)
+    throw UsageError("--shape " + text + ": it lacks a size; for example T=16384,D=4096,F=16384");
+  return {dims.at("T"), dims.at("D"), dims.at("F")};
+}
+
+std::vector<double> shares_of(const std::string& text) {
+  std::vector<double> shares;
+  for (const std::string& part : split_list(text, "--sparsity")) {
+    double share = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), share);
+    if (error != std::errc() || end != part.data() + part.size() || !(share > 0 && share < 1))
+      throw UsageError("--sparsity: \"" + part +
+                       "\": expected shares of zeros above 0 and below 1, as 0.5,0.9");
+    shares.push_back(share);
+  }
+  return shares;
+}
+
+int run_ffn(const FfnArgs& args) {
+  bench::FfnBenchOptions options;
+  if (!args.shapes.empty()) options.shapes.clear();
+  for (const std::string& text : args.shapes) options.shapes.push_back(shape_of(text));
+  options.sparsities = shares_of(args.sparsity);
+  if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
+  const auto form = [&](const std::string& text) {
+    return !text.empty()          ? ops::parse_gemm24(text)
+           : args.dense_share > 0 ? ops::Gemm24::split
+                                  : ops::Gemm24::sparse;
+  };
+  options.how.y = form(args.y), options.how.dx = form(args.dx);
+  options.how.dup = form(args.dup), options.how.ddown = form(args.ddown);
+  options.how.dense_share = args.dense_share;
+  options.how.required = args.require;
+  try {
+    options.how.validate("bench ffn");
+  } catch (const Error& error) {
+    throw UsageError(error.message());
+  }
+  options.most_dropped = args.most_dropped;
+  options.gemms = !args.no_gemms;
+  options.timer.seconds = args.seconds;
+  options.device = device_of(args.device);
+  if (!args.json.empty()) check_writable(args.json);
+  publish(bench::bench_ffn(options), args.json);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_ffn(CLI::App& bench, Action& action) {
+  auto* command = bench.add_subcommand(
+      "ffn", "Time feed-forward networks with 2:4 sparse activations, all in, next to dense ones");
+  auto args = std::make_shared<FfnArgs>();
+  command
+      ->add_option("--shape", args->shapes,
+                   "Tokens, width and hidden width, T=...,D=...,F=...; may be repeated")
+      ->allow_extra_args(false);
+  command->add_option("--sparsity", args->sparsity,
+                      "Shares of zeros in the activations, such as 0.5,0.9,0.99");
+  command->add_option("--dense-share", args->dense_share, "Share of the columns, the densest, kept dense")
+      ->check(between(0.0, 1.0));
+  command
+      ->add_option(
+          "--most-dropped", args->most_dropped,
+          "Instead of --dense-share: the smallest that drops at most this share of the energy; 0: off")
+      ->check(between(0.0, 1.0));
+  for (const auto& [flag, value] :
+       {std::pair("--sparse24-y", &args->y), std::pair("--sparse24-dx", &args->dx),
+        std::pair("--sparse24-dup", &args->dup), std::pair("--sparse24-ddown", &args->ddown)})
+    command->add_option(flag, *value, "dense, sparse or split; default: split, with --dense-share 0 sparse")
+        ->check(CLI::IsMember({"dense", "sparse", "split"}));
+  command->add_flag("--sparse24-require", args->require,
+                    "End with an error where a sparse GEMM has no sparse tensor cores");
+  command->add_flag("--no-gemms", args->no_gemms, "Time the networks only, not their GEMMs and compressions");
+  command->add_option("--precision", args->precision, kPrecisionsHelp);
+  add_device(*command, args->device);
+  add_seconds(*command, args->seconds);
+  add_json(*command, args->json);
+  command->footer("example: tessera bench ffn --shape T=16384,D=4096,F=16384 --sparsity 0.5,0.8,0.9,0.95");
+  command->callback([&action, args] { action = [args] { return run_ffn(*args); }; });
+}
+
+}  // namespace tessera::cli

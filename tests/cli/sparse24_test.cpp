@@ -1,0 +1,206 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/cli/command.h"
+#include "tests/place.h"
+
+// Training with 2:4 sparse activations as a user meets it: train, stop and go on, plan, measure; and what is
+// refused, each with one line.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+const std::string kSizes = " --layers 2 --d-model 32 --n-head 2 --d-ff 64 --length 16 --batch-size 4";
+const std::string kTrain =
+    "train llama --text a.txt --device cpu --quiet --sample-tokens 0 --log-every 1 "
+    "--lr 0.01 --ngram 0" +
+    kSizes;
+
+Workplace& with_text(Workplace& at) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "clause " + std::to_string(i) + ": a copy is free\n";
+  at.put("a.txt", text);
+  return at;
+}
+
+std::vector<double> losses(const Workplace& at, const std::string& run) {
+  std::vector<double> list;
+  std::istringstream lines(at.get("runs/" + run + "/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) list.push_back(json::parse(line).at("loss"));
+  return list;
+}
+
+TEST(Sparse24Training, StartsDenseThenSparsifiesThenIsDenseAgain) {
+  Workplace at;
+  with_text(at);
+  const std::string dense = kTrain + " --ffn relu2 --steps 12";
+  expect_success(run(at, dense + " --name dense --sparse24 naive --sparse24-y dense --sparse24-dx dense "
+                                 "--sparse24-dup dense --sparse24-ddown dense"));
+  const Outcome outcome = run(at, dense + " --name sparse --sparse24 naive --dense-first 5 --dense-last 3");
+  expect_success(outcome);
+  const std::vector<double> one = losses(at, "dense"), other = losses(at, "sparse");
+  ASSERT_EQ(one.size(), 12u);
+  // The loss of step 6 is the first that a sparse forward pass gives.
+  EXPECT_EQ(std::vector(one.begin(), one.begin() + 5), std::vector(other.begin(), other.begin() + 5));
+  EXPECT_NE(one[5], other[5]);
+  EXPECT_LT(other.back(), other.front() - 0.2);  // it learns
+  const json model = json::parse(at.get("runs/sparse/model/config.json"));
+  EXPECT_EQ(model.at("model_type"), "arcee");  // a model that transformers reads, without a word of 2:4
+  EXPECT_EQ(model.at("hidden_act"), "relu2");
+  EXPECT_EQ(json::parse(at.get("runs/sparse/run.json")).at("job").at("sparse24"), "naive");
+  std::istringstream lines(at.get("runs/sparse/metrics.jsonl"));
+  std::string last;
+  for (std::string line; std::getline(lines, line);) last = line;
+  const json values = json::parse(last);
+  EXPECT_GT(values.at("activation_zeros"), 0.2);
+  EXPECT_LT(values.at("dropped_energy"), 0.5);
+  EXPECT_TRUE(values.contains("zeros.blocks.1.mlp"));
+}
+
+TEST(Sparse24Training, GoesOnToTheSameBitsAcrossASwitch) {
+  for (const char* const how : {"naive --permute random", "mvue --sparse24-tokens mvue --dense-share 0",
+                                "soft_dynamic --dynamic-steps 2 --permute stride"}) {
+    Workplace at;
+    with_text(at);
+    const std::string flags = kTrain +
+                              " --ffn relu2 --steps 9 --save-every 1 --keep 20 --dense-first 3 "
+                              "--dense-last 2 --name a --sparse24 " +
+                              how;
+    expect_success(run(at, flags));
+    const std::string end = "runs/a/checkpoints/step-000009.safetensors", whole = at.get(end);
+    ASSERT_FALSE(whole.empty());
+    for (const int step : {2, 3, 5, 7}) {
+      for (int later = step + 1; later <= 9; ++later)
+        fs::remove(at / ("runs/a/checkpoints/step-00000" + std::to_string(later) + ".safetensors"));
+      expect_success(run(at, "train llama --resume runs/a --device cpu --quiet"));
+      EXPECT_TRUE(at.get(end) == whole) << how << " from step " << step;
+    }
+  }
+}
+
+TEST(Sparse24Training, IsPlannedAndMeasured) {
+  Workplace at;
+  with_text(at);
+  const std::string plan = "plan llama --json --precision bf16 --vocab-size 300 --ffn relu2 --length 256";
+  const auto saved = [&](const std::string& more) {
+    const Outcome outcome = run(at, plan + more);
+    expect_success(outcome);
+    return json::parse(outcome.out).at("saved").get<double>();
+  };
+  // Of the 130m size: 12 blocks, 16 sequences of 256 tokens, 3,072 hidden features.
+  const double elements = 12.0 * 16 * 256 * 3072;
+  EXPECT_DOUBLE_EQ(saved("") - saved(" --sparse24 naive"), elements * (2 * 2 - 1.125 - 0.05 * 2));
+  EXPECT_DOUBLE_EQ(saved("") - saved(" --sparse24 naive --dense-share 0"), elements * (2 * 2 - 1.125));
+  expect_success(run(at, kTrain + " --ffn relu --steps 3 --name m --sparse24 naive"));
+  const Outcome measured =
+      run(at,
+          "sparsity activations --model runs/m runs/m --text a.txt --length 16 --windows 4 "
+          "--device cpu --json m.json");
+  expect_success(measured);
+  EXPECT_TRUE(holds_all(measured.out, "blocks.0.mlp|blocks.1.mlp|neighbours")) << measured.out;
+  const json figures = json::parse(at.get("m.json"));
+  ASSERT_EQ(figures.size(), 2u);
+  const json& first = figures[0].at("networks")[0];
+  EXPECT_EQ(first.at("column_counts").size(), 64u);
+  EXPECT_EQ(first.at("tokens"), 60);  // four windows of 15 inputs
+  EXPECT_LE(first.at("dropped_features"), first.at("dropped_both"));
+  EXPECT_LE(first.at("dropped_both_split"), first.at("dropped_both"));
+}
+
+TEST(Sparse24Training, RefusesWhatMakesNoSense) {
+  Workplace at;
+  with_text(at);
+  const std::string train = kTrain + " --steps 4 ";
+  struct Bad {
+    std::string flags;
+    int code;
+    std::string says;
+  };
+  const Bad all[] = {
+      {train + "--sparse24 naive", 2, "--sparse24 naive|without a gate|--ffn relu2"},
+      {train + "--ffn relu2 --sparse24 best", 2, "--sparse24"},
+      {train + "--ffn relu2 --dense-share 0.1", 1, "--dense-share|--sparse24, which is not given"},
+      {train + "--ffn relu2 --dense-first 3", 1, "--dense-first|which is not given"},
+      {train + "--ffn relu2 --permute stride", 1, "--permute|which is not given"},
+      {train + "--ffn relu2 --sparse24-require", 1, "--sparse24-require|which is not given"},
+      {train + "--ffn relu2 --sparse24 naive --dense-share 1.5", 2, "--dense-share"},
+      {train + "--ffn relu2 --sparse24 naive --dense-share -0.1", 2, "--dense-share"},
+      {train + "--ffn relu2 --sparse24 naive --dense-share 0 --sparse24-y split", 2,
+       "split|--dense-share is 0"},
+      {train + "--ffn relu2 --sparse24 naive --dense-first 2 --dense-last 2", 2, "none of the 4 steps"},
+      {train + "--ffn relu2 --sparse24 naive --dynamic-steps 5", 1, "--dynamic-steps|soft_dynamic"},
+      {train + "--ffn relu2 --sparse24 naive --permute zigzag", 2, "--permute"},
+      {train + "--ffn relu2 --sparse24 naive --sparse24-dx half", 2, "--sparse24-dx"},
+      {train + "--ffn relu2 --sparse24 naive --sparse24-tokens soft_dynamic", 2, "--sparse24-tokens"},
+      {train + "--ffn relu2 --sparse24 naive --order global", 2, "--order global"},
+      {train + "--ffn relu2 --sparse24 naive --sparse24-require", 1, "sparse tensor cores are required"},
+      {train + "--ffn relu2 --type qwen2", 2, "--ffn relu2 and --type qwen2"},
+      {train + "--ffn swiglu --type arcee", 2, "--ffn swiglu and --type arcee"},
+      {train + "--ffn gelu", 2, "--ffn"},
+      {train + "--ffn relu2 --ffn-ratio 2", 2, "--d-ff and --ffn-ratio"},
+      {"train gpt --text a.txt --device cpu --quiet --steps 2 --sparse24 naive", 2, "activations with zeros"},
+      {"sparsity activations --model nowhere --text a.txt", 1, "nowhere"},
+      {"sparsity activations --model a --text a.txt --dense-share 2", 2, "--dense-share"},
+      {"plan llama --sparse24 naive", 2, "without a gate"},
+      {"bench ffn --device cpu --sparsity 1.5", 2, "--sparsity"},
+      {"bench ffn --device cpu --shape T=8,D=4", 2, "--shape"}};
+  for (const Bad& bad : all) {
+    const Outcome outcome = run(at, bad.flags);
+    EXPECT_EQ(outcome.code, bad.code) << bad.flags << "\n" << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, bad.says)) << bad.flags << "\n" << outcome.err;
+    EXPECT_LE(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 2) << bad.flags << "\n"
+                                                                           << outcome.err;
+  }
+  // Another setting on resume.
+  expect_success(run(at, train + "--ffn relu2 --name r --sparse24 naive"));
+  const Outcome other = run(at, "train llama --resume runs/r --steps 6 --device cpu --quiet --sparse24 mvue");
+  EXPECT_NE(other.code, 0);
+  EXPECT_TRUE(holds_all(other.err, "--sparse24")) << other.err;
+}
+
+TEST(Sparse24Training, TheTableOfOptionsNamesFlagsThatExist) {
+  std::ifstream in(tessera::test::place("TESSERA_TEST_DATA", TESSERA_TEST_DATA) +
+                   "/../docs/sparse_training.md");
+  ASSERT_TRUE(in);
+  const Workplace at;
+  const Outcome help = run(at, "train llama --help");
+  expect_success(help);
+  int flags = 0;
+  bool in_table = false;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("| option of run_c4.py")) in_table = true;
+    if (!in_table || !line.starts_with("|")) continue;
+    std::string cell = line.substr(0, line.size() - 2);
+    for (size_t bar = cell.find('|', 1); bar != std::string::npos; bar = cell.find('|', bar + 1))
+      if (cell[bar - 1] != '\\') {
+        cell = cell.substr(bar + 1);
+        break;
+      }
+    for (size_t begin = cell.find("`--"); begin != std::string::npos; begin = cell.find("`--", begin + 1)) {
+      const std::string flag = cell.substr(begin + 1, cell.find('`', begin + 1) - begin - 1);
+      EXPECT_NE((help.out + " ").find(flag + " "), std::string::npos) << flag << " of: " << line;
+      ++flags;
+    }
+  }
+  EXPECT_GT(flags, 35);
+}
+
+TEST(FfnBench, TimesTheGemmsAndTheNetworks) {
+  Workplace at;
+  const Outcome outcome =
+      run(at,
+          "bench ffn --device cpu --precision f32 --shape T=64,D=32,F=128 --seconds 0.001 "
+          "--sparsity 0.9,0.99 --json ffn.json");
+  expect_success(outcome);
+  EXPECT_TRUE(holds_all(outcome.out, "y dense|y sparse|dup sparse|ddown sparse|swiglu|relu2|sparse24"))
+      << outcome.out;
+}
+
+}  // namespace
+}  // namespace tessera::cli::test

@@ -1,0 +1,148 @@
+#include "train/sparse24_settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "runtime/error.h"
+
+namespace tessera::train {
+
+void Sparse24Settings::add_to(SettingList& list) {
+  const Sparse24Settings usual;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  list.group("Sparse activations");
+  list.add("sparse24", method,
+           "Keep two of every four hidden activations (2:4) while training, chosen so; needs --ffn relu2 or "
+           "relu")
+      .one_of({"none", "naive", "mvue", "soft_threshold", "soft_dynamic", "fast"})
+      .absent_means(usual.method);
+  const auto add_gemm = [&](const char* key, std::string& value, const char* help) {
+    list.add(key, value, help).shown_as("split; sparse with --dense-share 0").absent_means("");
+  };
+  add_gemm("sparse24_y", y,
+           "GEMM of the second layer: dense, sparse, or split into dense and sparse columns");
+  add_gemm("sparse24_dx", dx, "GEMM of the first layer's input gradient");
+  add_gemm("sparse24_dup", dup, "GEMM of the first layer's weight gradient");
+  add_gemm("sparse24_ddown", ddown, "GEMM of the second layer's weight gradient");
+  list.add("sparse24_tokens", token_method, "How weight gradients keep two of every four tokens")
+      .one_of({"naive", "mvue", "fast"})
+      .absent_means(usual.token_method);
+  list.add("sparse24_dense_gradient", dense_gradient,
+           "Do not restrict the hidden gradient to the activations that forward kept")
+      .absent_means(usual.dense_gradient);
+  list.add("sparse24_require", require, "End with an error where a sparse GEMM has no sparse tensor cores")
+      .absent_means(usual.require);
+  list.add("dense_share", dense_share, "Share of the columns, the densest, that split GEMMs keep dense")
+      .range(0.0, 1.0)
+      .absent_means(usual.dense_share);
+  list.add("permute", permute,
+           "Which tokens form groups of four: neighbours (none), a fixed random choice, or a quarter apart "
+           "(stride)")
+      .one_of({"none", "random", "stride"})
+      .absent_means(usual.permute);
+  list.add("dense_first", dense_first, "Steps at the beginning that are dense")
+      .range(int64_t{0}, kMost)
+      .absent_means(usual.dense_first);
+  list.add("dense_last", dense_last, "Steps at the end that are dense")
+      .range(int64_t{0}, kMost)
+      .absent_means(usual.dense_last);
+  list.add("dynamic_steps", dynamic_steps, "Calls between two fits of the scale of soft_dynamic")
+      .range(int64_t{1}, kMost)
+      .absent_means(usual.dynamic_steps);
+  list.add("calibration_samples", calibration_samples, "Tokens that the scale of soft_dynamic is fitted to")
+      .range(int64_t{1}, kMost)
+      .absent_means(usual.calibration_samples);
+}
+
+nn::Sparse24 Sparse24Settings::form(ops::Activation activation, uint64_t seed, Rng* rng) const {
+  const auto gemm = [&](const char* flag, const std::string& text) {
+    check(text.empty() || text == "dense" || text == "sparse" || text == "split", "sparse24: ", flag,
+          " is \"", text, "\"; expected dense, sparse or split");
+    return text.empty() ? dense_share > 0 ? ops::Gemm24::split : ops::Gemm24::sparse
+                        : ops::parse_gemm24(text);
+  };
+  nn::Sparse24 made;
+  made.how = {.activation = activation,
+              .y = gemm("--sparse24-y", y),
+              .dx = gemm("--sparse24-dx", dx),
+              .dup = gemm("--sparse24-dup", dup),
+              .ddown = gemm("--sparse24-ddown", ddown),
+              .dense_share = dense_share,
+              .method = ops::parse_method24(method),
+              .token_method = ops::parse_method24(token_method),
+              .masks_gradient = !dense_gradient,
+              .required = require,
+              .rng = rng};
+  check(!made.how.splits() || dense_share > 0,
+        "sparse24: a GEMM is split, but --dense-share is 0; make it sparse, or give a share");
+  made.order = permute;
+  made.seed = seed;
+  made.dynamic.interval = dynamic_steps;
+  made.dynamic.samples = calibration_samples;
+  return made;
+}
+
+void Sparse24Settings::validate() const {
+  if (!on()) return;
+  Rng rng(0);
+  nn::Sparse24 made = form(ops::Activation::relu_squared, 0, &rng);
+  check(made.order == "none" || made.order == "random" || made.order == "stride", "sparse24: --permute is \"",
+        made.order, "\"; expected none, random or stride");
+  made.how.scale = Tensor::full({1}, 1, DType::f32, Device::cpu());  // fitted to the weights of each network
+  made.how.dynamic = &made.dynamic;
+  made.how.validate("sparse24 (--sparse24)");
+}
+
+void Sparse24Settings::check_given(const Given& given) const {
+  for (const char* const flag :
+       {"--sparse24-y", "--sparse24-dx", "--sparse24-dup", "--sparse24-ddown", "--sparse24-tokens",
+        "--sparse24-dense-gradient", "--sparse24-require", "--dense-share", "--permute", "--dense-first",
+        "--dense-last", "--dynamic-steps", "--calibration-samples"})
+    check(on() || !given.contains(flag), flag,
+          " is of --sparse24, which is not given; add --sparse24 METHOD, or leave ", flag, " out");
+  for (const char* const flag : {"--dynamic-steps", "--calibration-samples"})
+    check(method == "soft_dynamic" || !given.contains(flag), flag, " is of --sparse24 soft_dynamic, not of ",
+          method, "; leave it out");
+}
+
+bool Sparse24Settings::has_state() const {
+  if (!on()) return false;
+  Rng rng(0);
+  const nn::Sparse24 made = form(ops::Activation::relu_squared, 0, &rng);
+  return made.how.splits() || method == "mvue" || method == "soft_dynamic" || token_method == "mvue";
+}
+
+std::optional<plan::HiddenBytes> Sparse24Settings::hidden_bytes(DType dtype) const {
+  if (!on()) return {};
+  Rng rng(0);
+  const ops::MlpSparse24 how = form(ops::Activation::relu_squared, 0, &rng).how;
+  const double element = double(size_of(dtype)), compressed = element / 2 + 1.0 / 8;
+  const bool changes = method == "mvue" || method == "soft_threshold" || method == "soft_dynamic";
+  const double dense = how.y == ops::Gemm24::split ? dense_share * element : 0;
+  double saved = how.y == ops::Gemm24::dense ? element : compressed + dense + (changes ? element / 2 : 0);
+  if (!how.masks_gradient && how.y != ops::Gemm24::dense) saved += element;
+  if (dense_first > 0 || dense_last > 0) saved = std::max(saved, element);
+  // Backward: what was kept and dh as matrices, each compressed along tokens, and what one of them is a copy
+  // of.
+  const bool weights = how.dup != ops::Gemm24::dense || how.ddown != ops::Gemm24::dense;
+  const double copy = how.splits() ? element : 0;
+  const double transient = how.is_dense() ? element : 2 * element + copy + (weights ? 2 : 1) * compressed;
+  return plan::HiddenBytes{.saved = saved, .transient = transient};
+}
+
+std::string Sparse24Settings::description() const {
+  Rng rng(0);
+  const ops::MlpSparse24 how = form(ops::Activation::relu_squared, 0, &rng).how;
+  std::string text = fmt::format("2:4 {}: y {}, dx {}, dup {}, ddown {}", method, ops::name_of(how.y),
+                                 ops::name_of(how.dx), ops::name_of(how.dup), ops::name_of(how.ddown));
+  if (how.splits()) text += fmt::format(", {:.4g}% of the columns dense", 100 * dense_share);
+  if (token_method != "naive") text += fmt::format(", {} along tokens", token_method);
+  if (dense_gradient) text += ", dense hidden gradient";
+  if (permute != "none") text += fmt::format(", tokens in {} order", permute);
+  if (dense_first > 0) text += fmt::format(", dense for {} steps", dense_first);
+  if (dense_last > 0) text += fmt::format(", dense for the last {} steps", dense_last);
+  return text;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "nn/sparse24.h"
+#include "plan/plan.h"
+#include "train/setting.h"
+
+namespace tessera::train {
+
+/// 2:4 sparse activations of a model's feed-forward networks while it trains, and when
+/// (docs/sparse_training.md).
+struct Sparse24Settings {
+  std::string method = "none";  // none, or one of ops::Method24
+  std::string token_method = "naive";
+  /// Of the four GEMMs: dense, sparse or split; "": split, or sparse where dense_share is 0.
+  std::string y, dx, dup, ddown;
+  double dense_share = 0.05;
+  bool dense_gradient = false;  // MlpSparse24::masks_gradient is false
+  bool require = false;
+  std::string permute = "none";
+  int64_t dense_first = 0, dense_last = 0;                // steps
+  int64_t dynamic_steps = 10, calibration_samples = 100;  // of soft_dynamic
+
+  /// In the group "Sparse activations". Values that are the usual ones are not written.
+  void add_to(SettingList& list);
+  bool on() const { return method != "none"; }
+  /// Whether step `step` (from 0) of `steps` is sparse.
+  bool active_at(int64_t step, int64_t steps) const {
+    return step >= dense_first && step < steps - dense_last;
+  }
+  /// The form, drawing from `rng`. Only if on(). Throws, naming the flag, for values that do not go together.
+  nn::Sparse24 form(ops::Activation activation, uint64_t seed, Rng* rng) const;
+  /// Throws as form() does, and for flags that have no effect without --sparse24.
+  void validate() const;
+  void check_given(const Given& given) const;
+  /// Whether a step depends on what an earlier one left, or draws: then several ranks have other bits.
+  bool has_state() const;
+  /// What tessera plan needs to know; the most of sparse and dense steps. Empty if not on().
+  std::optional<plan::HiddenBytes> hidden_bytes(DType dtype) const;
+  /// "naive, y split, dx split, ..., 5% of the columns dense"; for a header.
+  std::string description() const;
+
+  /// Gives every feed-forward network of the model the form. Throws if one has a gate.
+  template <class Model>
+  void apply(Model& model, uint64_t seed, Rng* rng) const {
+    nn::for_each<nn::Mlp>(model, [&](const std::string&, nn::Mlp& mlp) {
+      nn::set_sparse24(mlp, form(mlp.activation, seed, rng));
+    });
+  }
+  /// Switches the networks of the model, which have the form.
+  template <class Model>
+  static void set_active(Model& model, bool active) {
+    nn::for_each<nn::Mlp>(model, [&](const std::string&, nn::Mlp& mlp) {
+      if (nn::Sparse24* const own = nn::sparse24_of(mlp)) own->active = active;
+    });
+  }
+};
+
+}  // namespace tessera::train
