@@ -109,6 +109,7 @@
 #include "nn/layer_call.h"
 #include "nn/linear.h"
 #include "nn/lm_head.h"
+#include "nn/low_rank.h"
 #include "nn/mlp.h"
 #include "nn/module.h"
 #include "nn/norm.h"
@@ -155,6 +156,7 @@
 #include "io/utf8.h"
 #include "io/weights.h"
 
+#include "pretrained/cola.h"
 #include "pretrained/config.h"
 #include "pretrained/fingerprint.h"
 #include "pretrained/layers.h"

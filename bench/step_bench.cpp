@@ -92,11 +92,11 @@ Record measure_language(const train::LanguageSettings& settings, Device device, 
       },
       settings.model);
   if (settings.sparse24.on()) record.attrs["sparse24"] = settings.sparse24.description();
+  if (settings.factors.factorizes()) record.attrs["form"] = settings.factors.description();
   record.dtype = name_of(settings.precision());
-  record.flops = plan::count_flops(settings.model, settings.batch, settings.length).step();
-  record.planned_bytes = plan::count_memory(settings.model, settings.batch, settings.length,
-                                            settings.sparse24.hidden_bytes(settings.dtype()))
-                             .total();
+  record.flops = plan::count_flops(settings.model, settings.batch, settings.length, settings.forms()).step();
+  record.planned_bytes =
+      plan::count_memory(settings.model, settings.batch, settings.length, settings.forms()).total();
   record.tokens_per_s = double(settings.batch * settings.length) / record.ms.p50 * 1e3;
   return record;
 }

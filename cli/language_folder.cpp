@@ -52,11 +52,13 @@ void tell_persistent(const std::vector<pretrained::SparseModule>& modules, const
 LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype,
                              const std::optional<pretrained::SparseOptions>& sparse) {
   const std::string path = language_folder(folder);
-  pretrained::Config config = pretrained::read_config(path);
+  pretrained::Config config = pretrained::read_config(path, {.cola = true});
+  check(!sparse || !config.cola, "model: the weights in ", path,
+        " are factors (cola), which have no compressed form; leave the flags of sparse inference out");
   check(!std::holds_alternative<models::BertConfig>(config.model), "model: ", path, " holds a ", config.type,
         ", which does not predict the next token; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3 or "
         "arcee");
-  pretrained::LoadOptions options;
+  pretrained::LoadOptions options{.config = {.cola = true}};
   if (!dtype.empty())
     options.dtype = parse_dtype(dtype);
   else if (device.is_cpu())

@@ -116,16 +116,16 @@ int run_language_plan(const LanguagePlanArgs& args) {
   train::LanguageSettings job = args.flags.job();
   job.set_precision(args.flags.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
-  const auto hidden = job.sparse24.hidden_bytes(job.dtype());
-  const plan::Memory plan = plan::count_memory(job.model, job.batch, job.length, hidden);
-  const plan::Flops flops = plan::count_flops(job.model, job.batch, job.length);
-  const int64_t parameters = plan::count_parameters(job.model);
-  const int64_t most = largest_batch(memory, [&](int64_t batch) {
-    return plan::count_memory(job.model, batch, job.length, hidden).total();
-  });
+  const plan::Forms forms = job.forms();
+  const plan::Memory plan = plan::count_memory(job.model, job.batch, job.length, forms);
+  const plan::Flops flops = plan::count_flops(job.model, job.batch, job.length, forms);
+  const int64_t parameters = plan::count_parameters(job.model, forms);
+  const int64_t most = largest_batch(
+      memory, [&](int64_t batch) { return plan::count_memory(job.model, batch, job.length, forms).total(); });
   if (args.json) {
     nlohmann::json out = step_json(plan, flops.step(), most);
     out["model"] = job.family();
+    if (job.factors.factorizes()) out["form"] = job.factors.description();
     out["memory_bytes"] = memory;
     out["precision"] = name_of(job.precision());
     out["parameter_count"] = parameters;
@@ -134,6 +134,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
   }
   fmt::print("{}: {} parameters, {}, B={} T={}, {} tokens a step\n", job.family(), parameters,
              name_of(job.precision()), job.batch, job.length, job.batch * job.length);
+  if (job.factors.factorizes()) fmt::print("  weights: {}\n", job.factors.description());
   fmt::print("  {:<34} {:>12}\n", "bytes of a training step", "");
   for (const auto& [name, bytes] :
        {std::pair("parameters", plan.parameters), std::pair("gradients", plan.gradients),

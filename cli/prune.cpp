@@ -191,6 +191,8 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
   std::error_code ignored;
   if (!args.plan_only && std::filesystem::is_directory(args.out, ignored)) io::check_no_weights(args.out);
   LanguageFolder language = load_language(args.model, device, args.dtype);
+  check(!language.config.cola, "prune: the weights in ", language.path,
+        " are factors (cola); only dense weights are pruned");
   const DType of_file = std::visit([](const auto& config) { return config.dtype; }, language.config.model);
   const DType saved = args.dtype.empty() ? of_file : dtype_of(language);
   if (saved != dtype_of(language)) args.options.dtype = saved;

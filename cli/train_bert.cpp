@@ -43,6 +43,14 @@ void check_sizes(const train::GlueStart& start, const train::Given& given) {
   }
 }
 
+/// Of weights made of factors, as far as the flags alone tell.
+void check_forms(const train::GlueStart& start, const train::Given& given) {
+  start.settings.factors.check_given(given);
+  start.settings.check_optimizer_flags(given);
+  train::check_optimizer_form(start.settings.optimizer, start.settings.factors);
+  start.settings.factors.validate(!start.settings.model.empty());
+}
+
 void check_usage(const train::GlueStart& start, const train::Given& given) {
   for (const char* only :
        {"--text", "--tokenizer", "--validation", "--piece", "--any-bytes", "--mask", "--eval-tokens"})
@@ -57,6 +65,7 @@ void check_usage(const train::GlueStart& start, const train::Given& given) {
     datasets::parse_glue_task(start.settings.task);
     start.settings.slice.check_given(given);
     start.settings.slice.validate();
+    check_forms(start, given);
   } catch (const Error& error) {
     throw UsageError(std::string("train bert: ") + error.what());
   }
@@ -83,6 +92,11 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     refuse("--seeds", "pretraining is one run, that of --seed; `tessera study` runs several");
   if (!flags.start.settings.model.empty()) refuse("--scratch", "--model brings weights; give one of them");
   check_sizes(flags.start, given);
+  try {
+    check_forms(flags.start, given);
+  } catch (const Error& error) {
+    throw UsageError(std::string("train bert --task mlm: ") + error.what());
+  }
   for (const std::string& folder : {flags.start.settings.data, flags.start.settings.model})
     if (!folder.empty()) check_kept_text("--data or --model", fs::absolute(folder));
 }

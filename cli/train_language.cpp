@@ -49,6 +49,12 @@ class LanguageCommand : public train::LanguageRecipe {
         throw UsageError(std::string(of_samples) + ": with --sample-tokens 0 there are no samples");
     if (watch.patience > 0 && eval_every == 0)
       throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
+    try {
+      flags.settings().factors.check_given(given);
+      flags.settings().check_optimizer_flags(given);
+    } catch (const Error& error) {
+      throw UsageError(error.what());
+    }
     note_evaluation(given);
     flags.settings().sparse24.check_given(given);
     text = flags.text, epochs = flags.epochs, minutes = flags.minutes;

@@ -8,6 +8,46 @@ const char* name_of(const Form& form) {
   return std::visit([](const auto& one) { return std::decay_t<decltype(one)>::kKind; }, form);
 }
 
+namespace {
+
+bool same(const Tensor& x, const Tensor& y) {
+  return x.defined() == y.defined() && (!x.defined() || (x.raw() == y.raw() && x.shape() == y.shape()));
+}
+
+}  // namespace
+
+bool Factors::operator==(const Factors& other) const {
+  return same(a, other.a) && same(b, other.b) && rows == other.rows;
+}
+
+bool SparsePlusLowRank::operator==(const SparsePlusLowRank& other) const {
+  return factors == other.factors && same(values, other.values) && same(support, other.support) &&
+         scale == other.scale;
+}
+
+bool ColumnsPlusLowRank::operator==(const ColumnsPlusLowRank& other) const {
+  return factors == other.factors && same(c, other.c) && same(columns, other.columns) && gamma == other.gamma;
+}
+
+double multiply_adds(const Form& form, int64_t in, int64_t out) {
+  const double dense = double(in) * double(out);
+  return std::visit(
+      [&](const auto& one) {
+        if constexpr (requires {
+                        one.factors;
+                        one.scale;
+                      })
+          return dense;  // its weight is made again, whatever the number of tokens
+        else if constexpr (requires { one.c; })
+          return double(one.factors.a.count() + one.factors.b.count() + one.c.count());
+        else if constexpr (requires { one.factors; })
+          return double(one.factors.a.count() + one.factors.b.count());
+        else
+          return dense;
+      },
+      form);
+}
+
 void note_form(const Form& form) {
   CaptureSession* const session = CaptureSession::current();
   if (!session) [[likely]]

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "ops/activation/activation.h"
 #include "ops/linear/slice.h"
+#include "ops/linear/sparse_low_rank.h"
 #include "ops/mlp/mlp_sparse24.h"
 #include "ops/sparse_linear/sparse_linear.h"
 
@@ -67,6 +69,62 @@ struct Sparse24 {
   mutable Tensor tokens;                // the order of as many tokens as the last call had
 };
 
+/// What the forms below have in place of a dense weight (nn/low_rank.h makes them). The parts of a fused
+/// weight, such as q, k and v, have factors of their own. Layers in groups have none of these forms and
+/// throw.
+struct Factors {
+  Tensor a;                   // [parts * rank, in], those of the parts one below the other
+  Tensor b;                   // [out, rank]
+  std::vector<int64_t> rows;  // of each part; part of the architecture, not of the state
+  void fields(auto&& visit) { visit("a", a), visit("b", b); }
+  bool operator==(const Factors& other) const;  // whether they are the same tensors
+  int64_t rank() const { return b.size(1); }
+};
+
+/// y = x (b a)^T + bias, part by part, as two GEMMs: the hidden rows x a^T are all that is saved in addition.
+struct LowRank {
+  static constexpr const char* kKind = "low_rank";
+  void fields(auto&& visit) { factors.fields(visit); }
+  bool operator==(const LowRank&) const = default;
+
+  Factors factors;
+};
+
+/// y = activation(x a^T) b^T + bias, part by part (CoLA: Liu et al., arXiv:2502.10940). No dense weight
+/// computes it.
+struct Cola {
+  static constexpr const char* kKind = "cola";
+  void fields(auto&& visit) { factors.fields(visit); }
+  bool operator==(const Cola&) const = default;
+
+  Factors factors;
+  ops::Activation activation = ops::Activation::silu;
+};
+
+/// y = x (scale b a + S)^T + bias with S sparse on a fixed support (SLTrain: ops::sparse_low_rank_linear).
+struct SparsePlusLowRank {
+  static constexpr const char* kKind = "sltrain";
+  void fields(auto&& visit) { factors.fields(visit), visit("values", values), visit("support", support); }
+  bool operator==(const SparsePlusLowRank& other) const;
+  ops::SparseLowRank weight() const { return {factors.a, factors.b, values, support, factors.rows, scale}; }
+
+  Factors factors;
+  Tensor values, support;  // of ops::SparseLowRank
+  double scale = 1;        // of the architecture
+};
+
+/// y = gamma x (b a)^T + (1 - gamma) x[columns] c^T + bias, part by part (LOST: Li et al., arXiv:2508.02668).
+struct ColumnsPlusLowRank {
+  static constexpr const char* kKind = "lost";
+  void fields(auto&& visit) { factors.fields(visit), visit("c", c), visit("columns", columns); }
+  bool operator==(const ColumnsPlusLowRank& other) const;
+
+  Factors factors;
+  Tensor c;            // [out, n]: those columns of the weight
+  Tensor columns;      // i32 [parts * n]: which inputs, ascending in each part
+  double gamma = 0.5;  // of the architecture
+};
+
 /// How a linear layer computes its GEMM: the field `form` of Linear and GroupedLinear, Dense unless it is
 /// set. It is part of the layer's state (its numbers and tensors are saved as "<layer>.form.<field>").
 ///
@@ -75,13 +133,16 @@ struct Sparse24 {
 /// same slice, or sparse24), and otherwise calls its linear layers one after the other; what cannot do that
 /// (DecoderLayers) says which layer prevents it. A captured step whose layers have other forms than when it
 /// was captured is captured again.
-using Form = std::variant<Dense, Scaled, Slice, Compressed, Sparse24>;
+using Form = std::variant<Dense, Scaled, Slice, Compressed, Sparse24, LowRank, Cola, SparsePlusLowRank,
+                          ColumnsPlusLowRank>;
 
 inline bool is_dense(const Form& form) {
   return std::holds_alternative<Dense>(form);
 }
-/// "dense", "scaled", "slice", "compressed", "sparse24"
+/// "dense", "scaled", "slice", "compressed", "sparse24", "low_rank", "cola", "sltrain", "lost"
 const char* name_of(const Form& form);
+/// Multiply-adds per token of a layer in -> out in that form.
+double multiply_adds(const Form& form, int64_t in, int64_t out);
 
 /// Called by what computes a layer in its form: a graph that is being captured is replayed only while the
 /// form is the same.

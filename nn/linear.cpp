@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "nn/low_rank_internal.h"
 #include "nn/observe.h"
 #include "nn/slice_scope.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -58,6 +59,18 @@ Tensor multiply(const Sparse24&, const Tensor& x, const Tensor& weight, const Te
   return ops::linear(x, weight, bias, residual);
 }
 
+template <class Factored>
+requires requires(const Factored& form) {
+  form.factors;
+}
+Tensor multiply(const Factored& form, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& residual) {
+  check(!weight.defined(), "linear: the layer is made of factors (", Factored::kKind,
+        "), but it is called with a dense weight ", weight.shape(),
+        "; a layer that is tied to another's weight stays dense");
+  return multiply_factors(form, x, bias, residual);
+}
+
 Tensor multiply_groups(const Dense&, const Tensor& x, const Tensor& weight, const Tensor& bias, bool shared) {
   return ops::grouped_linear(x, weight, bias, shared);
 }
@@ -76,6 +89,15 @@ Tensor multiply_groups(const Compressed&, const Tensor&, const Tensor&, const Te
 }
 Tensor multiply_groups(const Sparse24&, const Tensor&, const Tensor&, const Tensor&, bool) {
   fail_at(Site::here(), "linear: layers in groups have no sparse24 form; leave this one dense");
+}
+
+template <class Factored>
+requires requires(const Factored& form) {
+  form.factors;
+}
+Tensor multiply_groups(const Factored&, const Tensor&, const Tensor&, const Tensor&, bool) {
+  fail_at(Site::here(), "linear: layers in groups have no form \"", Factored::kKind,
+          "\"; leave this one dense");
 }
 
 }  // namespace

@@ -23,11 +23,11 @@ struct Linear {
   /// The same with another tensor's elements as the weight [out, in]: how a tied layer is called.
   Tensor with(const Tensor& shared_weight, const Tensor& x, const Tensor& residual = {},
               Site site = Site::here()) const;
-  double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(in) * double(out); }
+  double flops(int64_t tokens) const { return 2.0 * double(tokens) * multiply_adds(form, in, out); }
   void fields(auto&& visit) { visit("weight", weight), visit("bias", bias), visit("form", form); }
   LayerName layer_name;  // for messages
 
-  Tensor weight;  // [out, in], or undefined if tied or compressed
+  Tensor weight;  // [out, in], or undefined if tied, compressed or made of factors
   Tensor bias;    // [out], or undefined
   Form form;
   int64_t in, out;  // part of the architecture, not of the state

@@ -15,4 +15,11 @@ double step_flops(const models::BertConfig& config, double tokens, double length
               unread * after_attention);
 }
 
+double count_block_weights(const models::BertConfig& config, const Forms& forms) {
+  const int64_t d = config.d_model;
+  return double(config.layers) * (4 * nn::count_factors(forms.attention, d, d).parameters +
+                                  nn::count_factors(forms.mlp, config.d_ff, d).parameters +
+                                  nn::count_factors(forms.mlp, d, config.d_ff).parameters);
+}
+
 }  // namespace tessera::plan

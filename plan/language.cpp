@@ -17,6 +17,7 @@ struct Sizes {
   int64_t tables, rest;   // numbers in token and position tables, and in the last norm and head
   bool gated, rope;
   DType dtype;
+  bool fused;  // q, k and v are one module, and so are gate and up
 };
 
 Sizes sizes_of(const models::GptConfig& c) {
@@ -35,7 +36,8 @@ Sizes sizes_of(const models::GptConfig& c) {
           .rest = 2 * d + (c.tied ? 0 : c.vocabulary * d),
           .gated = false,
           .rope = false,
-          .dtype = c.dtype};
+          .dtype = c.dtype,
+          .fused = c.family == models::GptFamily::gpt2};
 }
 
 Sizes sizes_of(const models::LlamaConfig& c) {
@@ -55,46 +57,74 @@ Sizes sizes_of(const models::LlamaConfig& c) {
           .rest = d + (c.tied ? 0 : c.vocabulary * d),
           .gated = c.gated,
           .rope = true,
-          .dtype = c.dtype};
+          .dtype = c.dtype,
+          .fused = c.family == models::LlamaFamily::phi3};
 }
 
 Sizes sizes_of(const LanguageConfig& config) {
   return std::visit([](const auto& c) { return sizes_of(c); }, config);
 }
 
-int64_t matrices(const Sizes& s) {  // of a block
-  return s.d * (s.q + 2 * s.kv) + s.q * s.d + s.d * s.up + s.ff * s.d;
+nn::FactorCounts matrices(const Sizes& s, const Forms& forms) {  // of a block
+  nn::FactorCounts all;
+  const auto add = [&](const nn::FactorOptions& form, int64_t rows, int64_t in, int64_t count = 1) {
+    const nn::FactorCounts one = nn::count_factors(form, rows, in);
+    all.parameters += double(count) * one.parameters;
+    all.multiply_adds += double(count) * one.multiply_adds;
+    all.saved += double(count) * one.saved;
+  };
+  if (s.fused)
+    add(forms.attention, s.q + 2 * s.kv, s.d);
+  else
+    add(forms.attention, s.q, s.d), add(forms.attention, s.kv, s.d, 2);
+  add(forms.attention, s.d, s.q);
+  if (s.gated && !s.fused)
+    add(forms.mlp, s.ff, s.d, 2);
+  else
+    add(forms.mlp, s.up, s.d);
+  add(forms.mlp, s.d, s.ff);
+  return all;
+}
+
+/// Bytes of the weight that sltrain makes for one GEMM.
+double made_weight(const Sizes& s, const Forms& forms) {
+  const auto of = [&](const nn::FactorOptions& form, double elements) {
+    return form.kind == nn::FactorKind::sltrain ? elements * double(size_of(s.dtype)) : 0;
+  };
+  return std::max(of(forms.attention, double(s.q + 2 * s.kv) * double(s.d)),
+                  of(forms.mlp, double(s.up) * double(s.d)));
 }
 
 }  // namespace
 
-int64_t count_parameters(const LanguageConfig& config) {
+int64_t count_parameters(const LanguageConfig& config, const Forms& forms) {
   const Sizes s = sizes_of(config);
-  return s.tables + s.rest + s.layers * (matrices(s) + s.biases + s.norms);
+  return s.tables + s.rest + s.layers * (int64_t(matrices(s, forms).parameters) + s.biases + s.norms);
 }
 
-Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length) {
+Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length, const Forms& forms) {
   const Sizes s = sizes_of(config);
   const double tokens = double(batch) * double(length);
-  return {.gemms = 2 * tokens * double(s.layers) * double(matrices(s)),
+  return {.gemms = 2 * tokens * double(s.layers) * matrices(s, forms).multiply_adds,
           .attention = 2 * tokens * double(length) * double(s.q) * double(s.layers),
           .heads = 2 * tokens * double(s.vocabulary) * double(s.d)};
 }
 
-Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
-                    const std::optional<HiddenBytes>& sparse) {
+Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length, const Forms& forms) {
   const Sizes s = sizes_of(config);
   const double tokens = double(batch) * double(length), element = double(size_of(s.dtype));
-  const double parameters = double(count_parameters(config)), d = double(s.d), qkv = double(s.q + 2 * s.kv);
+  const double parameters = double(count_parameters(config, forms)), d = double(s.d),
+               qkv = double(s.q + 2 * s.kv);
   // Elements per token that a block keeps: input and output of either norm, the fused projection, queries and
   // keys after RoPE, what attention returns, the hidden rows before and after the activation.
   const double rotated = s.rope ? double(s.q + s.kv) : 0,
-               hidden = sparse ? double(s.ff) * sparse->saved / element : double(s.up + s.ff);
+               hidden = forms.hidden ? double(s.ff) * forms.hidden->saved / element : double(s.up + s.ff);
   // On a GPU a head_dim that is not a multiple of 8 is padded: attention keeps copies of q, k, v and o
   // instead.
   const int64_t whole = (s.head_dim + 7) / 8 * 8;
   const double padded = whole == s.head_dim ? 0 : 2 * double(s.q + s.kv) * double(whole) / double(s.head_dim);
-  const double block = 4 * d + (padded > 0 ? padded : qkv + rotated) + double(s.q) + hidden;
+  const double block =
+      4 * d + (padded > 0 ? padded : qkv + rotated) + double(s.q) + hidden + matrices(s, forms).saved;
   // The LM head computes its gradients in forward, a chunk of logits at a time: in f32; for bf16 as
   // exponentials next to sums in f32 (row "wgmma"), for f16 in f32 and rounded.
   const double rows = std::min(tokens, double(ops::linear_cross_entropy_chunk(
@@ -104,15 +134,15 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
   const double head = tokens * d * element + double(s.vocabulary) * d * 4 + chunk;
   // Backward of an MLP holds the gradients of its hidden rows, of its result and of its input; attention's
   // the gradients of its result and its operands, and the sums of dq in f32.
-  const double in_hidden =
-      sparse ? double(s.ff) * sparse->transient / element : double(s.up) + double(s.gated ? s.ff : 0);
+  const double in_hidden = forms.hidden ? double(s.ff) * forms.hidden->transient / element
+                                        : double(s.up) + double(s.gated ? s.ff : 0);
   const double in_mlp = (in_hidden + 2 * d) * tokens * element;
   const double in_attention = (2 * d + 2 * qkv + padded) * tokens * element + tokens * double(s.q) * 4;
   return {.parameters = parameters * element,
           .gradients = parameters * 4,
           .optimizer = parameters * (size_of(s.dtype) == 2 ? 12 : 8),
           .saved = tokens * (double(s.layers) * block + 2 * d) * element,
-          .transient = std::max({head, in_mlp, in_attention})};
+          .transient = std::max({head, in_mlp, in_attention}) + made_weight(s, forms)};
 }
 
 Generation prefill(const LanguageConfig& config, double weight_bytes, int64_t batch, int64_t prompt) {

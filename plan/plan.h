@@ -6,6 +6,7 @@
 
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "nn/low_rank.h"
 
 /// What a training step or a generated token takes, computed from a model's configuration before anything is
 /// allocated: FLOPs (a multiply-add is two), bytes, parameters.
@@ -49,10 +50,18 @@ struct HiddenBytes {
 /// Language models, over `batch` sequences of `length` tokens. Of causal attention only the half below the
 /// diagonal counts.
 using LanguageConfig = std::variant<models::GptConfig, models::LlamaConfig>;
-int64_t count_parameters(const LanguageConfig& config);
-Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length);
-Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
-                    const std::optional<HiddenBytes>& hidden = {});
+/// The form of the linear layers of a model's blocks; of each of transformers' modules on its own.
+struct Forms {
+  nn::FactorOptions attention = {.kind = nn::FactorKind::dense}, mlp = {.kind = nn::FactorKind::dense};
+  bool are_dense() const {
+    return attention.kind == nn::FactorKind::dense && mlp.kind == nn::FactorKind::dense;
+  }
+  std::optional<HiddenBytes> hidden = {};  // of sparse feed-forward networks
+};
+/// These throw if a rank is too large for a module.
+int64_t count_parameters(const LanguageConfig& config, const Forms& forms = {});
+Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length, const Forms& forms = {});
+Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length, const Forms& forms = {});
 
 /// The TNP, over `batch` tasks of `context` and `targets` points.
 int64_t count_parameters(const models::TnpConfig& config);
@@ -63,6 +72,8 @@ Memory count_memory(const models::TnpConfig& config, int64_t batch, int64_t cont
 /// `tokens` tokens of sequences of the mean length `length`, without embeddings, norms and head, and without
 /// what Bert::encode_first leaves out.
 double step_flops(const models::BertConfig& config, double tokens, double length);
+/// Parameters of the linear layers of BERT's blocks in these forms. Throws if a rank is too large for one.
+double count_block_weights(const models::BertConfig& config, const Forms& forms);
 
 /// Generation with a language model whose weights, as far as a step reads them, take `weight_bytes`.
 struct Generation {

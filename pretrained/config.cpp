@@ -409,6 +409,21 @@ std::vector<int64_t> token_list(ConfigReader& reader, const char* key) {
   return tokens;
 }
 
+std::optional<ColaConfig> cola_config(ConfigReader& reader, bool accepted) {
+  const json* const field = reader.object(kColaField);
+  if (!field) return {};
+  check(accepted, reader.where(), ": the weights are factors with an activation between them (", kColaField,
+        "); this command takes dense weights only, while generate and eval ppl take such a model");
+  ConfigReader parts(reader.where() + ": " + kColaField, *field);
+  ColaConfig cola{.attention_rank = parts.integer("attention_rank"), .mlp_rank = parts.integer("mlp_rank")};
+  cola.activation = activation(parts, "activation", "silu");
+  parts.finish();
+  check(cola.attention_rank + cola.mlp_rank > 0 &&
+            (cola.activation == Activation::silu || cola.activation == Activation::relu_squared),
+        parts.where(), ": expected a rank of attention or of the MLPs, and the activation silu or relu2");
+  return cola;
+}
+
 json common(const char* type, const std::string& architecture, DType dtype) {
   return {{"model_type", type}, {"architectures", {architecture}}, {"torch_dtype", dtype_name(dtype)}};
 }
@@ -422,6 +437,7 @@ Config parse_config(const std::string& path, std::string_view text, const Config
   config.type = reader.text("model_type");
   if (const auto first = token_list(reader, "bos_token_id"); !first.empty()) config.first_token = first[0];
   config.end_tokens = token_list(reader, "eos_token_id");
+  config.cola = cola_config(reader, options.cola);
   const DType dtype = dtype_of(reader);
   const auto keep = [&](auto model) {
     model.dtype = dtype;

@@ -10,6 +10,7 @@
 #include "models/bert.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "pretrained/cola.h"
 
 /// The config.json of a Hugging Face model, as the configuration of one of ours and back.
 ///
@@ -24,6 +25,7 @@ struct ConfigOptions {
   std::set<std::string> ignored_fields = {};  // known by the caller to change nothing
   std::optional<models::BertHead> head = {};  // instead of what `architectures` says
   std::optional<int64_t> labels = {};         // of a classifier, instead of id2label
+  bool cola = false;                          // accepts models of nn::Cola layers (pretrained/cola.h)
 };
 
 struct Config {
@@ -31,6 +33,7 @@ struct Config {
   std::variant<models::GptConfig, models::LlamaConfig, models::BertConfig> model;
   std::optional<int64_t> first_token;  // what a text begins with
   std::vector<int64_t> end_tokens;     // what ends it
+  std::optional<ColaConfig> cola;      // given: the blocks' linear layers are nn::Cola
 };
 
 /// "bfloat16", as config.json calls it.

@@ -79,6 +79,16 @@ std::vector<LinearModule> LinearModules::matching(const std::string& pattern) co
   return found;
 }
 
+std::vector<LayerParts> layer_parts(const LinearModules& modules) {
+  std::vector<LayerParts> layers;
+  for (const LinearModule& module : modules.all) {
+    if (layers.empty() || layers.back().layer != module.layer)
+      layers.push_back({module.ours, module.layer, {}});
+    layers.back().rows.push_back(module.rows);
+  }
+  return layers;
+}
+
 std::vector<std::string> set_form(const LinearModules& modules, const std::string& patterns,
                                   const nn::Form& form) {
   std::set<std::string> named;

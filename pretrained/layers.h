@@ -35,6 +35,14 @@ struct LinearModules {
   std::vector<LinearModule> matching(const std::string& pattern) const;
 };
 
+/// One of our layers with the rows of its modules, from the top.
+struct LayerParts {
+  std::string name;  // "blocks.3.attention.qkv"
+  nn::Linear* layer;
+  std::vector<int64_t> rows;
+};
+std::vector<LayerParts> layer_parts(const LinearModules& modules);
+
 /// Sets the form of every layer whose modules fit one of the patterns, which are separated by commas; "all"
 /// stands for every linear module. Returns the names of the layers in our model, in order. Throws, before any
 /// is set, if a pattern fits no module, or names some of the modules of one layer and not all (q without k

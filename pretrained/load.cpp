@@ -139,10 +139,11 @@ Model load(const char* what, const std::string& folder, Rng& rng, Device device,
   ModelConfig wanted = *found;
   if (options.dtype) wanted.dtype = *options.dtype;
   const io::WeightSource source(folder);
-  const NameTable table = name_table(wanted);
+  const NameTable plain = name_table(wanted), table = config.cola ? with_cola(plain, *config.cola) : plain;
   const Matched matched = match_names(table, source, options.fresh_head);
   Model model(wanted, rng, device,
               matched.report.fresh.empty() ? models::Start::blank : models::Start::drawn);
+  if (config.cola) make_cola(linear_modules(model), *config.cola);
   copy_weights(nn::parameters(model), table, matched, source);
   nn::set_training(model, false);
   if (report) *report = matched.report;

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "nn/low_rank.h"
 #include "pretrained/companions_internal.h"
 #include "pretrained/load.h"
 #include "pretrained/sparse_file.h"
@@ -13,30 +15,52 @@ Tensor part_of(const Tensor& ours, const NameRule& rule, int64_t row, int64_t ro
   return rule.transposed ? part.transpose(0, 1) : part;
 }
 
+/// The text of config.json with kColaField.
+std::string with_field(const std::string& text, const std::optional<ColaConfig>& cola) {
+  if (!cola) return text;
+  nlohmann::json config = nlohmann::json::parse(text);
+  config[kColaField] = {{"attention_rank", cola->attention_rank},
+                        {"mlp_rank", cola->mlp_rank},
+                        {"activation", cola->activation == ops::Activation::relu_squared ? "relu2" : "silu"}};
+  return config.dump(2) + "\n";
+}
+
 template <class Model>
 void save_model(const Model& model, const std::string& folder, const SaveOptions& options) {
   auto config = model.config;
   if (options.dtype) config.dtype = *options.dtype;
   check(config.dtype == DType::f32 || config.dtype == DType::bf16 || config.dtype == DType::f16,
         "save: parameters of ", config.dtype, "; expected f32, bf16 or f16");
-  std::map<std::string, Tensor> parameters;
-  for (const auto& [name, tensor] : nn::parameters(model)) parameters.emplace(name, tensor);
+  // Weights that factors stand for are made one by one, when they are written.
+  std::map<std::string, std::function<Tensor()>> parameters;
+  for (const auto& [name, tensor] : nn::parameters(model))
+    parameters.emplace(name, [tensor = tensor] { return tensor; });
+  nn::for_each<nn::Linear>(model, [&](const std::string& name, const nn::Linear& layer) {
+    if (nn::factors_of(layer.form) && nn::merges(layer.form))
+      parameters.emplace(name + ".weight", [&layer] { return nn::merged_weight(layer); });
+  });
+  const std::optional<ColaConfig> cola = cola_of(model);
+  const NameTable plain = name_table(config), table = cola ? with_cola(plain, *cola) : plain;
   std::vector<io::WeightToWrite> weights;
-  for (const NameRule& rule : name_table(config).rules) {
+  for (const NameRule& rule : table.rules) {
     const auto found = parameters.find(rule.ours);
     check(found != parameters.end(), "save: '", rule.ours,
           "' is no dense parameter; a compressed model is written by convert_sparse alone");
-    const Tensor ours = found->second;
     for_each_part(rule, [&](const NameRule::Part& part, int64_t row, int64_t rows) {
-      weights.push_back({{part.theirs, config.dtype, part.shape},
-                         [=, dtype = config.dtype] { return part_of(ours, rule, row, rows).to(dtype); }});
+      weights.push_back(
+          {{part.theirs, config.dtype, part.shape}, [=, ours = found->second, dtype = config.dtype] {
+             return part_of(ours(), rule, row, rows).to(dtype);
+           }});
     });
   }
   io::check_no_weights(folder);
   io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
   io::save_weights(files.path(), weights, options.shard_bytes);
+  check(!cola || options.companions.empty(),
+        "save: a model of cola layers has a config.json of its own; it cannot be that of ",
+        options.companions);
   if (options.companions.empty())
-    io::write_file(files.path() + "/config.json", config_text(config));
+    io::write_file(files.path() + "/config.json", with_field(config_text(config), cola));
   else
     copy_companions(options.companions, files.path(), config.dtype, {});
   files.publish();

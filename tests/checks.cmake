@@ -72,16 +72,13 @@ set_tests_properties(package PROPERTIES LABELS package TIMEOUT 300)
 add_test(NAME mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR})
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)  # it uses them all
 set_tests_properties(mutants PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS ${cores})
-if(TARGET test_sparsity)
-  add_test(NAME sparsity_mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR}
-    --mutants ${CMAKE_CURRENT_SOURCE_DIR}/sparsity/mutants)
-  set_tests_properties(sparsity_mutants PROPERTIES LABELS slow TIMEOUT 1200 PROCESSORS ${cores})
-endif()
-if(TARGET test_models)
-  add_test(NAME models_mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR}
-    --mutants ${CMAKE_CURRENT_SOURCE_DIR}/models/mutants)
-  set_tests_properties(models_mutants PROPERTIES LABELS slow TIMEOUT 1200 PROCESSORS ${cores})
-endif()
+foreach(folder nn optim models sparsity)
+  if(TARGET test_${folder})
+    add_test(NAME ${folder}_mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR}
+      --mutants ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/mutants)
+    set_tests_properties(${folder}_mutants PROPERTIES LABELS slow TIMEOUT 1200 PROCESSORS ${cores})
+  endif()
+endforeach()
 # f16 with its loss scale learns like bf16 and f32: a TNP, a GPT and a BERT, small enough for a CPU, three seeds each.
 if(TARGET tessera)
   add_test(NAME precision COMMAND ${root}/tools/precision ${CMAKE_CURRENT_BINARY_DIR}/precision)

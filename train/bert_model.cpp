@@ -21,4 +21,11 @@ models::Bert load_bert_as(const models::BertConfig& config, const std::string& f
   return model;
 }
 
+void check_bert_forms(const FormSettings& factors, const models::BertConfig& config, bool has_weights) {
+  factors.validate(has_weights);
+  check(!factors.needs_gradient(),
+        "bert: --columns gradient chooses by a first batch of a language model; take random or residual");
+  plan::count_block_weights(config, factors.forms(has_weights));  // throws for a rank that is too large
+}
+
 }  // namespace tessera::train

@@ -4,6 +4,7 @@
 
 #include "models/bert.h"
 #include "pretrained/load.h"
+#include "train/form_settings.h"
 
 /// What the jobs of `train bert` share.
 
@@ -13,6 +14,9 @@ namespace tessera::train {
 /// parameters that its file lacks (a head) are drawn. Throws if the folder holds another model.
 models::Bert load_bert_as(const models::BertConfig& config, const std::string& folder, Rng& rng,
                           Device device, pretrained::LoadReport* report = nullptr);
+
+/// Throws, naming the flag, unless the blocks of such a model can have that form.
+void check_bert_forms(const FormSettings& factors, const models::BertConfig& config, bool has_weights);
 
 /// No dropout while it lives, however the evaluation ends.
 class Evaluating {

@@ -63,6 +63,7 @@ SettingList GlueSettings::list() {
                                  bert = bert_config("bert job", stored.dump(),
                                                     datasets::parse_glue_task(task).task);
                                }});
+  factors.add_to(list);
   add_to(list);
   slice.add_to(list);
   return list;
@@ -82,6 +83,10 @@ void GlueSettings::validate() const {
         "\"; expected packed or padded");
   check(warmup <= steps, "bert: warmup is ", warmup, " of ", steps, " steps");
   slice.validate();
+  check_bert_forms(factors, bert, !model.empty());
+  check_optimizer_form(optimizer, factors);
+  check(!slice.slices() || !factors.factorizes(), "bert: --slice with --form ", factors.form,
+        "; the sliced backward pass is of dense weights, so leave one of them out");
 }
 
 json to_json(const GlueSettings& settings) {
@@ -99,8 +104,12 @@ namespace {
 models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device,
                         pretrained::LoadReport& report) {
   const MemoryTag tag("parameters");
-  return settings.model.empty() ? models::Bert(settings.bert, rng, device)
-                                : load_bert_as(settings.bert, settings.model, rng, device, &report);
+  models::Bert model = settings.model.empty()
+                           ? models::Bert(settings.bert, rng, device)
+                           : load_bert_as(settings.bert, settings.model, rng, device, &report);
+  if (settings.factors.factorizes())
+    settings.factors.apply(pretrained::linear_modules(model), rng, {.has_weights = !settings.model.empty()});
+  return model;
 }
 
 }  // namespace
@@ -111,7 +120,8 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       slice_rng_(seed_for(RandomPurpose::row_choice, settings.seed)),
       model_(make_model(settings, rng_, device, loaded_)),
-      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype)),
+      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype, 0.999, {},
+                                         structure_of(pretrained::linear_modules(model_)))),
       set_(set) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   nn::set_training(model_, true);

@@ -13,6 +13,7 @@
 #include "optim/schedule.h"
 #include "pretrained/load.h"
 #include "tensor/precision.h"
+#include "train/form_settings.h"
 #include "train/glue_data.h"
 #include "train/job.h"
 #include "train/slice_settings.h"
@@ -34,6 +35,7 @@ struct GlueSettings : TrainingSettings {
   int64_t batch = 32;              // texts (or pairs) per step
   int64_t max_length = 128;        // tokens, special ones included; longer texts are cut
   SliceSettings slice;
+  FormSettings factors;  // of the blocks' linear layers
 
   GlueSettings() { lr = 2e-5, schedule = "linear", steps = 0, warmup = 0; }
   /// Every setting, with its flag; those of the encoder are its config.json, one JSON object.

@@ -252,6 +252,7 @@ std::string GlueGroup::header() const {
   if (c.hidden_dropout > 0 || c.attention_dropout > 0)
     text += fmt::format("  dropout   {:g} of rows, {:.4g} of attention probabilities (in steps of 1/256)\n",
                         c.hidden_dropout, ops::applied_dropout(c.attention_dropout));
+  if (job.factors.factorizes()) text += fmt::format("  weights   {}\n", job.factors.description());
   if (job.slice.slices()) {
     text += fmt::format("  slice     {}\n", job.slice.description());
     if (job.slice.weight_grad == "none")

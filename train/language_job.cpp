@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autograd/gradient.h"
+#include "autograd/tape.h"
 #include "io/file.h"
 #include "ops/attention/attention.h"
 #include "ops/bits/bits.h"
@@ -62,6 +63,7 @@ SettingList LanguageSettings::list() {
                            [](const auto& config) { return pretrained::config_text(config); }, model));
                      },
                  .set = [this](const json& stored) { set_model(stored); }});
+  factors.add_to(list);
   add_to(list);
   add_ranks(list);
   list.add("final_lr", final_lr, "Learning rate at the end, as a share of the peak").range(0.0, 1.0);
@@ -114,9 +116,15 @@ void LanguageSettings::validate() const {
         ema, "; expected 0 to less than 1");
   check(!keep_zeros || !start.empty(), family(),
         ": keep_zeros keeps the zeros of a pruned model; name its directory (--model)");
-  check(!keep_zeros || optimizer != "muon", family(),
-        ": keep_zeros with the optimizer muon, which mixes the elements of a matrix and so moves its zeros; "
+  check(!keep_zeros || (optimizer != "muon" && optimizer != "galore"), family(),
+        ": keep_zeros with the optimizer ", optimizer,
+        ", which mixes the elements of a matrix and so moves its zeros; "
         "choose adamw or sgd (--optimizer)");
+  factors.validate(!start.empty());
+  check_optimizer_form(optimizer, factors);
+  check(!keep_zeros || !factors.factorizes(), family(), ": keep_zeros with --form ", factors.form,
+        ", which has no weights to keep zeros in; leave one of them out");
+  plan::count_parameters(model, forms());  // throws for a rank that is too large
   check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
   check_sparse24();
@@ -224,29 +232,39 @@ void apply_size(LanguageConfig& config, const std::string& name) {
 // ---- the job ----
 
 LanguageJob::Model LanguageJob::make(const LanguageSettings& settings, Rng& rng, Device device,
-                                     const std::string& weights) {
+                                     const std::string& weights, FactorStart start) {
   const MemoryTag tag("parameters");
   const pretrained::LoadOptions options{.dtype = settings.dtype()};
-  if (const auto* config = std::get_if<models::LlamaConfig>(&settings.model)) {
-    if (!weights.empty()) return pretrained::load_llama(weights, rng, device, options);
-    models::LlamaConfig own = *config;
-    own.embedding_dropout = own.residual_dropout = settings.dropout;
-    return models::Llama(own, rng, device);
-  }
-  if (!weights.empty()) return pretrained::load_gpt(weights, rng, device, options);
-  return models::Gpt(std::get<models::GptConfig>(settings.model), rng, device);
+  Model model = [&]() -> Model {
+    if (const auto* config = std::get_if<models::LlamaConfig>(&settings.model)) {
+      if (!weights.empty()) return pretrained::load_llama(weights, rng, device, options);
+      models::LlamaConfig own = *config;
+      own.embedding_dropout = own.residual_dropout = settings.dropout;
+      return models::Llama(own, rng, device);
+    }
+    if (!weights.empty()) return pretrained::load_gpt(weights, rng, device, options);
+    return models::Gpt(std::get<models::GptConfig>(settings.model), rng, device);
+  }();
+  start.has_weights = !weights.empty();
+  if (settings.factors.factorizes())
+    std::visit([&](auto& made) { settings.factors.apply(pretrained::linear_modules(made), rng, start); },
+               model);
+  return model;
 }
 
-LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights)
+LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights,
+                         FactorStart start)
     : Job(device),
       settings_(settings),
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
-      model_(make(settings, rng_, device, weights)),
+      model_(make(settings, rng_, device, weights, std::move(start))),
       sparse24_rng_(seed_for(RandomPurpose::activation_choice, settings.seed)),
       // Rows of a table are seen seldom: decay would be most of what happens to them.
-      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.dtype(), settings.beta2,
-                                         {{.contains = "token.weight", .weight_decay = 0.0},
-                                          {.contains = "position.weight", .weight_decay = 0.0}})) {
+      optimizer_(settings.make_optimizer(
+          nn::parameters(model_), settings.dtype(), settings.beta2,
+          {{.contains = "token.weight", .weight_decay = 0.0},
+           {.contains = "position.weight", .weight_decay = 0.0}},
+          std::visit([](auto& model) { return structure_of(pretrained::linear_modules(model)); }, model_))) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});
   if (settings.keep_zeros) find_zeros(!weights.empty());
@@ -322,6 +340,21 @@ void LanguageJob::find_zeros(bool of_start) {
           ops::mul(gradient, ops::unpack_bits(matrix.bits, gradient.size(1), gradient.dtype())));
     });
   keep("zeros", sparse_);
+}
+
+std::map<std::string, Tensor> LanguageJob::weight_gradients() {
+  batch(0);
+  Tape tape({.loss_scale = optimizer_.loss_scale()});
+  tape.backward(loss());
+  std::map<std::string, Tensor> gradients;
+  std::visit(
+      [&](auto& model) {
+        nn::for_each<nn::Linear>(model, [&](const std::string& name, nn::Linear& layer) {
+          if (layer.weight.defined()) gradients.emplace(name, grad(layer.weight));
+        });
+      },
+      model_);
+  return gradients;
 }
 
 void LanguageJob::updated() {

@@ -17,6 +17,7 @@
 #include "optim/schedule.h"
 #include "plan/plan.h"
 #include "tensor/precision.h"
+#include "train/form_settings.h"
 #include "train/language_data.h"
 #include "train/perplexity.h"
 #include "train/sparse24_settings.h"
@@ -46,6 +47,7 @@ struct LanguageSettings : TrainingSettings {
   double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
   Sparse24Settings sparse24;
   bool keep_zeros = false;  // weights of the blocks' matrices that are 0 in `start` stay 0
+  FormSettings factors;     // of the blocks' linear layers
 
   LanguageSettings() { weight_decay = 0.1, final_lr = 0.1; }
   /// Every setting, with its flag; those of the model are its config.json, one JSON object.
@@ -60,6 +62,11 @@ struct LanguageSettings : TrainingSettings {
   /// The model of a config.json. Throws if it is no GPT and no LLaMA.
   void set_model(const nlohmann::json& config);
   int64_t tokens_per_step() const { return length * batch * accumulate; }
+  plan::Forms forms() const {
+    plan::Forms forms = factors.forms(!start.empty());
+    forms.hidden = sparse24.hidden_bytes(dtype());
+    return forms;
+  }
   /// Throws, naming the setting.
   void validate() const;
 
@@ -113,8 +120,10 @@ std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch
 /// Model, optimizer, and the fixed tensors of one micro-batch on a device.
 class LanguageJob : public Job {
  public:
-  /// `weights`: folder whose weights the model begins with, "" for drawn ones.
-  LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights = "");
+  /// `weights`: folder whose weights the model begins with, "" for drawn ones. `start`: of factors, whose
+  /// weights are those of that folder.
+  LanguageJob(const LanguageSettings& settings, Device device, const std::string& weights = "",
+              FactorStart start = {});
   const LanguageSettings& settings() const { return settings_; }
   optim::Optimizer& optimizer() { return optimizer_; }
 
@@ -151,12 +160,16 @@ class LanguageJob : public Job {
   Perplexity measure(std::span<const PerplexityWindow> windows);
   /// New tokens after the prompt, without dropout.
   std::vector<int64_t> generate(std::span<const int64_t> prompt, const models::GenerateOptions& options);
+  /// The gradients of the linear layers' weights on the first micro-batch, by the names of our layers. For a
+  /// job whose layers are dense, before its first step; it cannot train afterwards.
+  std::map<std::string, Tensor> weight_gradients();
   /// Writes config.json and model.safetensors.
   void save(const std::string& folder);
 
  private:
   using Model = std::variant<models::Gpt, models::Llama>;
-  static Model make(const LanguageSettings& settings, Rng& rng, Device device, const std::string& weights);
+  static Model make(const LanguageSettings& settings, Rng& rng, Device device, const std::string& weights,
+                    FactorStart start);
   /// f(model), as the model is used: without dropout, and with the averages for weights.
   template <class F>
   auto as_used(F&& f);

@@ -80,8 +80,19 @@ void LanguageRecipe::prepare(const RunFolder& run, Device device, bool resumed) 
     if (settings_.stride == 0) settings_.stride = read_epochs() > 1 ? 1 : settings_.length;
     open_data(own);
   }
-  job_.emplace(settings_, device, restart ? settings_.start : std::string());
+  FactorStart start{.restored = !restart};
+  if (restart && settings_.factors.needs_gradient()) start.gradients = first_gradients(device);
+  job_.emplace(settings_, device, restart ? settings_.start : std::string(), std::move(start));
   job_->set_data(*data_, watch, held_out_, baseline_);
+}
+
+/// Of the dense model on the first micro-batch.
+std::map<std::string, Tensor> LanguageRecipe::first_gradients(Device device) {
+  LanguageSettings dense = settings_;
+  dense.factors = {}, dense.optimizer = "sgd", dense.ema = 0;
+  LanguageJob job(dense, device, settings_.start);
+  job.set_data(*data_, watch, held_out_, baseline_);
+  return job.weight_gradients();
 }
 
 void LanguageRecipe::check_not_over(const RunFolder& run) const {
@@ -190,12 +201,14 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
         const double dropped = ops::applied_dropout(m.attention_dropout);
         text += fmt::format(
             "  model     {} parameters: {} blocks, d {}, {}, d_ff {}{}, {} tokens{}{}\n",
-            format_count(double(plan::count_parameters(settings_.model))), m.layers, m.d_model, heads, m.d_ff,
-            ffn, m.vocabulary,
+            format_count(double(plan::count_parameters(settings_.model, settings_.forms()))), m.layers,
+            m.d_model, heads, m.d_ff, ffn, m.vocabulary,
             dropped > 0 ? fmt::format(", dropout of {:.4g} of the attention probabilities", dropped) : "",
             settings_.start.empty() ? "" : fmt::format(", from {}", settings_.start));
       },
       settings_.model);
+  if (settings_.factors.factorizes())
+    text += fmt::format("  weights   {}\n", settings_.factors.description());
   text += fmt::format("  data      {} tokens to train{}, {}; sequences of {}, {} tokens a step\n",
                       format_count(double(data_->train().tokens())),
                       data_->validation()
@@ -208,11 +221,10 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
     text += fmt::format("  step      {} micro-batches, sums in the {} order\n", settings_.accumulate,
                         settings_.order);
   if (settings_.sparse24.on()) text += fmt::format("  sparse    {}\n", settings_.sparse24.description());
-  text +=
-      fmt::format("  memory    {} planned a step\n",
-                  format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch, settings_.length,
-                                                         settings_.sparse24.hidden_bytes(settings_.dtype()))
-                                          .total())));
+  text += fmt::format("  memory    {} planned a step\n",
+                      format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch,
+                                                             settings_.length, settings_.forms())
+                                              .total())));
   if (held_out_.targets > 0)
     text += fmt::format("  held out  {} tokens to predict, {} at a time, each after {} or more{}\n",
                         format_count(double(held_out_.targets)), watch.eval_stride,
@@ -246,8 +258,9 @@ void LanguageRecipe::report(const RunFolder& run, const TrainResult& result) {
 
 nlohmann::json LanguageRecipe::throughput(const TrainResult& result) const {
   const double seconds = result.ms_per_step / 1e3;
-  const double flops =
-      plan::count_flops(settings_.model, settings_.batch * settings_.accumulate, settings_.length).step();
+  const double flops = plan::count_flops(settings_.model, settings_.batch * settings_.accumulate,
+                                         settings_.length, settings_.forms())
+                           .step();
   return {{"tflops", seconds > 0 ? flops / seconds / 1e12 : 0.0}};
 }
 
@@ -269,6 +282,7 @@ std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& 
     text += fmt::format("lowest of {} evaluations: {:.4f} nats per token, after step {}{}\n",
                         best_.evaluations, best_.nll, best_.step,
                         result.step < settings_.steps ? "; the run ended early (--patience)" : "");
+  text += job_->trained_by().counted()->report();
   if (watch.sample_tokens > 0)
     if (const auto samples = run.samples(); !samples.empty())
       text += fmt::format("it writes:\n{}\n", samples.back().text);

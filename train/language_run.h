@@ -51,6 +51,7 @@ class LanguageRecipe : public Recipe {
   void open_data(const std::string& own);
   void check_held_out(const RunFolder& run);
   void set_steps(Device device);
+  std::map<std::string, Tensor> first_gradients(Device device);
   double read_epochs() const;  // how often the run reads the text
 
   bool llama_;

@@ -41,6 +41,7 @@ SettingList MlmSettings::list() {
                                        config.type, "; expected bert or roberta");
                                  bert = *found;
                                }});
+  factors.add_to(list);
   add_to(list);
   return list;
 }
@@ -55,6 +56,8 @@ void MlmSettings::validate() const {
   check(max_length <= bert.longest(), "mlm: --max-length is ", max_length, "; the model has positions for ",
         bert.longest());
   check(mask > 0 && mask < 1, "mlm: --mask is ", mask, "; expected a share between 0 and 1");
+  check_bert_forms(factors, bert, !model.empty());
+  check_optimizer_form(optimizer, factors);
   check(warmup <= steps, "mlm: warmup is ", warmup, " of ", steps, " steps");
 }
 
@@ -129,8 +132,11 @@ namespace {
 models::Bert make_mlm_model(const MlmSettings& settings, Rng& rng, Device device,
                             const std::string& weights) {
   const MemoryTag tag("parameters");
-  return weights.empty() ? models::Bert(settings.bert, rng, device)
-                         : load_bert_as(settings.bert, weights, rng, device);
+  models::Bert model = weights.empty() ? models::Bert(settings.bert, rng, device)
+                                       : load_bert_as(settings.bert, weights, rng, device);
+  if (settings.factors.factorizes())
+    settings.factors.apply(pretrained::linear_modules(model), rng, {.has_weights = !weights.empty()});
+  return model;
 }
 
 /// The texts of the validation part, as long as those to train on; of a shorter part one text.
@@ -156,7 +162,8 @@ MlmJob::MlmJob(const MlmSettings& settings, Device device, const LanguageData& d
       settings_(settings),
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       model_(make_mlm_model(settings, rng_, device, weights)),
-      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype)),
+      optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype, 0.999, {},
+                                         structure_of(pretrained::linear_modules(model_)))),
       masking_(data.tokenizer(), settings.mask),
       loader_([&] {
         check(data.train().size() >= settings.batch, "mlm: ", data.train().tokens(), " tokens are ",

@@ -9,6 +9,7 @@
 #include "models/bert.h"
 #include "optim/optimizer.h"
 #include "tensor/precision.h"
+#include "train/form_settings.h"
 #include "train/job.h"
 #include "train/language_data.h"
 #include "train/training_settings.h"
@@ -29,6 +30,7 @@ struct MlmSettings : TrainingSettings {
   int64_t batch = 32;        // sequences per step
   int64_t max_length = 128;  // tokens of each, [CLS] and [SEP] included
   double mask = 0.15;        // share of a sequence's other tokens that is predicted
+  FormSettings factors;      // of the blocks' linear layers
 
   /// Every setting; the flags but for --mask are those of `train bert`.
   SettingList list();

@@ -55,7 +55,7 @@ void MlmRecipe::begin(const Given& given, Device device) {
   settings_ = text_.settings;
   static_cast<TrainingSettings&>(settings_) = asked;
   settings_.task = "mlm", settings_.batch = asked.batch, settings_.max_length = asked.max_length;
-  settings_.data = asked.data, settings_.model = asked.model;
+  settings_.data = asked.data, settings_.model = asked.model, settings_.factors = asked.factors;
   for (std::string* const folder : {&settings_.data, &settings_.model})
     if (!folder->empty()) *folder = fs::absolute(*folder).lexically_normal().string();
   if (!given.contains("--lr")) settings_.lr = settings_.model.empty() ? 5e-4 : 5e-5;
