@@ -11,7 +11,7 @@ namespace tessera::train {
 void Sparse24Settings::add_to(SettingList& list) {
   const Sparse24Settings usual;
   constexpr int64_t kMost = int64_t{1} << 30;
-  list.group("Sparse activations");
+  list.group("Training");
   list.add("sparse24", method,
            "Keep two of every four hidden activations (2:4) while training, chosen so; needs --ffn relu2 or "
            "relu")

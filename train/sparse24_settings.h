@@ -23,7 +23,7 @@ struct Sparse24Settings {
   int64_t dense_first = 0, dense_last = 0;                // steps
   int64_t dynamic_steps = 10, calibration_samples = 100;  // of soft_dynamic
 
-  /// In the group "Sparse activations". Values that are the usual ones are not written.
+  /// In the group "Training". Values that are the usual ones are not written.
   void add_to(SettingList& list);
   bool on() const { return method != "none"; }
   /// Whether step `step` (from 0) of `steps` is sparse.
