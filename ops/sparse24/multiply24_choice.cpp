@@ -108,9 +108,9 @@ double decompressed24_seconds(const Gemm24& g, const Gpu& gpu) {
   dense.ldd = row_pitch(g.n, dense.out);
   if (g.accumulate) dense.beta = 1;
   const GemmOnGpu& problem = gemm_on_gpu(dense, gpu);
-  double seconds = problem.cublas_seconds();
-  if (gemm_sm90_lacks(dense, gpu).empty() && problem.wgmma().seconds > 0)
-    seconds = std::min(seconds, problem.wgmma().seconds);
+  // The model of cuBLASLt is one of narrow GEMMs, where bytes and launches count.
+  const double modelled = gemm_sm90_lacks(dense, gpu).empty() ? problem.wgmma().seconds : 0,
+               seconds = modelled > 0 ? modelled : problem.cublas_seconds();
   const double bytes = double(g.m) * double(g.k) * (1.5 * double(size_of(g.dtype)) + 0.125);
   return seconds + kCosts.launch + bytes / kCosts.decompress;
 }

@@ -7,6 +7,7 @@
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
+#include "ops/sparse24/multiply24_internal.h"
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_linear.h"
 #include "ops/sparse24/sparse24_math.h"
@@ -431,6 +432,75 @@ TEST(Sparse24, ALinearLayerKeepsWhatItMultiplied) {
   EXPECT_NE(grad(weight).to_vector<float>(), std::vector<float>(24, 0));
   const auto dx = grad(x).to_vector<float>();
   EXPECT_EQ(std::count(dx.begin(), dx.end(), 0.0f), 24);
+}
+
+// ---- on the way to a GPU ----
+
+TEST(Sparse24, OperandsAreDescribedAsTheKernelsTakeThem) {
+  const Device cpu = Device::cpu();
+  const Sparse24 a = compress24(normal({40, 72}, 1, DType::bf16), Along24::features);
+  const auto described = [&](const Tensor& d, const Tensor& b, const Multiply24Options& options = {}) {
+    return describe24({d, a, b, options});
+  };
+  const Tensor d = Tensor::empty({40, 24}, DType::bf16, cpu), b = Tensor::empty({72, 24}, DType::bf16, cpu),
+               rows = Tensor::empty({24, 72}, DType::bf16, cpu);
+  const Gemm24 plain = described(d, b).gemm;
+  EXPECT_EQ(std::vector<int64_t>({plain.m, plain.n, plain.k}), std::vector<int64_t>({40, 24, 72}));
+  EXPECT_FALSE(plain.b_k_major || plain.turned || plain.by_threads || plain.wide || plain.accumulate);
+  EXPECT_EQ(plain.ldb, b.layout().stride(0));
+  EXPECT_EQ(plain.ldd, d.layout().stride(0));
+  const Gemm24 k_major = described(d, rows.transpose(0, 1)).gemm;
+  EXPECT_TRUE(k_major.b_k_major);
+  EXPECT_EQ(k_major.ldb, rows.layout().stride(0));
+  const Tensor turned = Tensor::empty({24, 40}, DType::f32, cpu);
+  const Gemm24 across = described(turned.transpose(0, 1), b, {.accumulate = true}).gemm;
+  EXPECT_TRUE(across.turned && across.wide && across.accumulate && !across.by_threads);
+  EXPECT_EQ(across.ldd, turned.layout().stride(0));
+  // A bias along m or n, a residual that d becomes first.
+  const Tensor by_m = Tensor::empty({40, 1}, DType::bf16, cpu), by_n = Tensor::empty({24}, DType::bf16, cpu);
+  const Gemm24 biased = described(d, b, {.bias = by_m, .residual = d}).gemm;
+  EXPECT_EQ(biased.bias_m, by_m.raw());
+  EXPECT_EQ(biased.bias_n, nullptr);
+  EXPECT_TRUE(biased.accumulate);
+  EXPECT_EQ(described(d, b, {.bias = by_n}).gemm.bias_n, by_n.raw());
+  // TMA writes whole 16 bytes of rows that start on 16 bytes: padding of d's own may be overwritten,
+  // neighbours may not.
+  const Tensor odd = Tensor::empty({40, 21}, DType::bf16, cpu),
+               wide = Tensor::empty({40, 48}, DType::bf16, cpu);
+  const Tensor odd_b = Tensor::empty({72, 21}, DType::bf16, cpu);
+  EXPECT_FALSE(described(odd, odd_b).gemm.by_threads);
+  EXPECT_TRUE(described(wide.slice(1, 0, 21), odd_b).gemm.by_threads);
+  EXPECT_TRUE(described(wide.slice(1, 1, 25), b).gemm.by_threads);
+  EXPECT_FALSE(described(wide.slice(1, 8, 32), b).gemm.by_threads);
+  EXPECT_STREQ(described(d, b).lacks, "");
+  EXPECT_STREQ(described(d, Tensor::empty({72, 48}, DType::bf16, cpu).slice(1, 1, 25)).lacks,
+               "b whose rows start on 16-byte boundaries");
+  EXPECT_STREQ(described(d, Tensor::empty({72, 48}, DType::bf16, cpu).slice(1, 0, 48, 2)).lacks,
+               "b with dense rows or columns");
+  EXPECT_EQ(multiply24_lacks(d, a, b), "a GPU of compute capability 9.0");
+  EXPECT_EQ(multiply24_variant(d, a, b), "cpu");
+}
+
+TEST(Sparse24, TheModelTakesLargeTilesWhereTheyFillTheGpu) {
+  const DeviceInfo info{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
+  const Gpu gpu(info, 132);
+  const auto chosen = [&](int64_t m, int64_t n, int64_t k, bool registers) {
+    return choose24({.m = m, .n = n, .k = k}, gpu, registers);
+  };
+  for (const bool registers : {false, true}) {
+    const Choice24 large = chosen(8192, 8192, 8192, registers), longer = chosen(8192, 8192, 16384, registers);
+    EXPECT_EQ(kTiles24[large.tile].registers, registers);
+    EXPECT_EQ(kTiles24[large.tile].rows * kTiles24[large.tile].columns, 128 * 256);
+    EXPECT_NEAR(longer.seconds / large.seconds, 2, 0.05);
+  }
+  const Choice24 small = chosen(128, 128, 4096, false);
+  EXPECT_EQ(kTiles24[small.tile].rows * kTiles24[small.tile].columns, 128 * 128);
+  // The bound of the sparse loop: 1.13 PFLOP/s counted dense, at the clock under load.
+  const double rate = 2.0 * 8192 * 8192 * 8192 / chosen(8192, 8192, 8192, false).seconds;
+  EXPECT_LT(rate, 1.13e15);
+  EXPECT_GT(rate, 0.8e15);
+  EXPECT_GT(decompressed24_seconds({.m = 8192, .n = 8192, .k = 8192}, gpu),
+            chosen(8192, 8192, 8192, false).seconds);
 }
 
 // ---- errors ----
