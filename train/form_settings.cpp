@@ -35,8 +35,7 @@ void FormSettings::add_to(SettingList& list) {
       .one_of({"all", "attention", "mlp"})
       .absent_means(usual.layers);
   list.add("factor_init", init,
-           "First factors: drawn, or from a dense weight; default: svd with --model, and of lost")
-      .one_of({"drawn", "svd"})
+           "First factors: drawn, or of a dense weight (svd); default: svd with --model, and of lost")
       .shown_as("")
       .absent_means(usual.init);
   list.add("cola_activation", activation, "Activation between the factors of cola")
@@ -75,6 +74,8 @@ nn::FactorOptions FormSettings::options(bool of_attention, bool has_weights) con
   check(made.rank >= 1, form, ": the rank of ", of_attention ? "attention" : "the MLPs",
         " is not given; give --rank, or ", of_attention ? "--attention-rank" : "--mlp-rank");
   const bool from_weights = has_weights || made.kind == nn::FactorKind::lost;
+  check(init.empty() || init == "drawn" || init == "svd", form,
+        ": the start of factors (--factor-init) is \"", init, "\"; expected drawn or svd");
   check(init != "drawn" || !has_weights, form,
         ": drawn factors would replace the weights of --model; leave --factor-init out");
   check(made.kind != nn::FactorKind::cola || !has_weights,

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kSizes = " --layers 2 --d-model 24 --n-head 4 --kv-heads 2 --d-ff 36";
+constexpr const char* kSmallLlama = " --layers 2 --d-model 24 --n-head 4 --kv-heads 2 --d-ff 36";
 
 std::string clauses() {
   std::string text;
@@ -23,8 +23,8 @@ std::string clauses() {
 std::string train(const std::string& more, const std::string& name, int steps = 8) {
   return "train llama --text a.txt --device cpu --length 16 --batch-size 4 --lr 0.01 --quiet --sample-tokens "
          "4 --ngram 0 "
-         "--save-every 3 --steps " +
-         std::to_string(steps) + " --name " + name + kSizes + " " + more;
+         "--save-every 3 --schedule constant --warmup 0 --steps " +
+         std::to_string(steps) + " --name " + name + kSmallLlama + " " + more;
 }
 
 double last_loss(const Workplace& at, const std::string& run) {
@@ -42,13 +42,14 @@ double perplexity(const Workplace& at, const std::string& model) {
 struct Arm {
   const char *name, *flags;
 };
-constexpr Arm kArms[] = {{"low_rank", "--form low_rank --rank 6"},
-                         {"mlp_alone", "--form low_rank --mlp-rank 5 --form-layers mlp"},
-                         {"cola", "--form cola --rank 6 --cola-activation relu_squared"},
-                         {"sltrain", "--form sltrain --attention-rank 3 --mlp-rank 6 --density 0.1"},
-                         {"lost", "--form lost --rank 6 --column-share 0.2 --columns gradient"},
-                         {"galore", "--optimizer galore --galore-rank 6 --galore-every 3 --momentum-reset 4"},
-                         {"loro", "--form low_rank --rank 6 --optimizer loro --loro-every 3"}};
+constexpr Arm kLowRankArms[] = {
+    {"low_rank", "--form low_rank --rank 6"},
+    {"mlp_alone", "--form low_rank --mlp-rank 5 --form-layers mlp"},
+    {"cola", "--form cola --rank 6 --cola-activation relu_squared"},
+    {"sltrain", "--form sltrain --attention-rank 3 --mlp-rank 6 --density 0.1"},
+    {"lost", "--form lost --rank 6 --column-share 0.2 --columns gradient"},
+    {"galore", "--optimizer galore --galore-rank 6 --galore-every 3 --momentum-reset 4"},
+    {"loro", "--form low_rank --rank 6 --optimizer loro --loro-every 3"}};
 
 class LowRankRun : public ::testing::TestWithParam<Arm> {};
 
@@ -82,7 +83,7 @@ TEST_P(LowRankRun, IsTrainedResumedExportedAndUsed) {
     EXPECT_NEAR(perplexity(at, "c"), ppl, 1e-4 * ppl);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Arms, LowRankRun, ::testing::ValuesIn(kArms),
+INSTANTIATE_TEST_SUITE_P(Arms, LowRankRun, ::testing::ValuesIn(kLowRankArms),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(LowRankRun, BeginsWithGivenWeights) {
@@ -164,6 +165,7 @@ TEST(LowRankRun, EndsWithOneLineForBadInputs) {
            {"--form low_rank --rank 13", "rank (--rank) is 13|12 x 24 takes 1 to 12"},
            {"--form sltrain --rank 4 --mlp-rank 25", "rank (--rank) is 25|36 x 24 takes 1 to 24"},
            {"--form cola --rank 4 --cola-activation gelu", "--cola-activation"},
+           {"--form low_rank --rank 4 --factor-init zeros", "--factor-init|zeros|drawn or svd"},
            {"--form cola --rank 4 --factor-init svd", "cola|cannot start from one"},
            {"--form lost --rank 4 --factor-init drawn", "lost|--factor-init svd"},
            {"--form sltrain --rank 4 --density 1.5", "--density"},
