@@ -25,17 +25,17 @@ datasets::GlueBatch make_batch(const models::BertConfig& config, int64_t count, 
           Tensor::from(classes, {count})};
 }
 
-Record measure_bert(const models::BertConfig& config, const train::SliceSettings& slice, Precision precision,
-                    int64_t count, int64_t length, Device device, bool graph, const TimerOptions& timer) {
-  clear_memory(device);
+Record measure_bert(const models::BertConfig& config, const BertBenchOptions& options, Precision precision,
+                    int64_t count, int64_t length, bool graph) {
+  clear_memory(options.device);
   train::GlueSettings settings;
-  settings.slice = slice;
+  settings.slice = options.slice, settings.drop = options.drop;
   settings.bert = config, settings.batch = count, settings.max_length = length;
   settings.lr = 1e-5, settings.clip_norm = 0, settings.steps = 1;
   settings.set_precision(precision);
-  train::GlueJob job(settings, device);
+  train::GlueJob job(settings, options.device);
   job.load(make_batch(config, count, length));
-  Record record = measure_step(job, graph, timer);
+  Record record = measure_step(job, graph, options.timer);
   record.op = "step bert";
   record.shape = {{"B", count}, {"T", length}};
   const models::BertConfig usual;
@@ -46,7 +46,8 @@ Record measure_bert(const models::BertConfig& config, const train::SliceSettings
                        {"layers", config.layers, usual.layers}});
   record.does["last block"] = "first token";  // nothing reads the rows of the others
   record.attrs["dropout"] = fmt::format("{:g}", config.hidden_dropout);
-  if (slice.slices()) record.attrs["slice"] = slice.description();
+  if (options.slice.slices()) record.attrs["slice"] = options.slice.description();
+  if (options.drop.drops()) record.attrs["dropbp"] = options.drop.description();
   record.dtype = name_of(precision);
   record.flops = plan::step_flops(config, double(count * length), double(length));
   record.tokens_per_s = double(count * length) / record.ms.p50 * 1e3;
@@ -56,15 +57,15 @@ Record measure_bert(const models::BertConfig& config, const train::SliceSettings
 }  // namespace
 
 std::vector<Record> bench_bert_step(const BertBenchOptions& options) {
-  return matrix(options.device, options.precisions, options.graph, [&](Precision precision, bool graph) {
+  const std::vector<bool> graph = options.drop.drops() ? std::vector<bool>{false} : options.graph;
+  return matrix(options.device, options.precisions, graph, [&](Precision precision, bool graph) {
     std::vector<Record> records;
     for (const auto& [count, length] : options.shapes)
       for (const double dropout : options.dropout) {
         models::BertConfig config = options.model;
         config.head = models::BertHead::classify;
         config.hidden_dropout = config.attention_dropout = config.classifier_dropout = dropout;
-        records.push_back(measure_bert(config, options.slice, precision, count, length, options.device, graph,
-                                       options.timer));
+        records.push_back(measure_bert(config, options, precision, count, length, graph));
       }
     return records;
   });

@@ -6,6 +6,7 @@
 #include "bench/record.h"
 #include "models/bert.h"
 #include "tensor/precision.h"
+#include "train/drop_settings.h"
 #include "train/slice_settings.h"
 
 namespace tessera::bench {
@@ -18,6 +19,7 @@ struct BertBenchOptions {
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<double> dropout = {0.1};      // everywhere, as the published config.json has it; 0: none
   train::SliceSettings slice = {};          // of all of these
+  train::DropSettings drop = {};            // likewise; with it no step is captured
   std::vector<Precision> precisions;        // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };

@@ -10,6 +10,7 @@ namespace {
 struct BertArgs {
   models::BertConfig model;
   train::SliceSettings slice;
+  double drop_share = 0;
   StepFlags step;
   std::string shape = "32x128,16x512", dropout = "0.1";
 };
@@ -48,13 +49,21 @@ int bench_bert(const BertArgs& args, const train::Given& given) {
   bench::BertBenchOptions options;
   options.model = args.model;
   options.slice = args.slice;
+  options.drop.share = args.drop_share;
   try {
     options.model.validate();
     options.slice.check_given(given);
     options.slice.validate();
+    options.drop.validate();
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
+  if (given.contains("--probe-gradient"))
+    throw UsageError("--probe-gradient: a benchmark compares no gradients; `tessera train bert` does");
+  // A replay would drop the same branches in every step.
+  if (options.drop.drops() && given.contains("--graph") && args.step.graph != "off")
+    throw UsageError(
+        "--graph: a step with --dropbp drops other branches each time and is not captured; give --graph off");
   options.shapes = parse_shapes(args.shape, options.model);
   options.dropout = parse_dropout(args.dropout);
   return args.step.run(options, bench::bench_bert_step);
@@ -74,6 +83,9 @@ void add_bench_step_bert(CLI::App& step, Action& action) {
   command->add_option("--vocab-size", args->model.vocabulary, "Vocabulary size")->check(size);
   command->add_option("--dropout", args->dropout, "Dropout rates of all layers, such as 0.1,0");
   args->step.add_to(*command);
+  command->add_option(
+      "--dropbp", args->drop_share,
+      "DropBP: share of the residual branches' FLOPs that backward drops; steps are eager then");
   train::SettingList slice;
   args->slice.add_to(slice);
   add_flags(*command, slice);

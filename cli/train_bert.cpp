@@ -66,6 +66,8 @@ void check_usage(const train::GlueStart& start, const train::Given& given) {
     start.settings.slice.check_given(given);
     start.settings.slice.validate();
     check_forms(start, given);
+    start.settings.drop.check_given(given);
+    start.settings.drop.validate();
   } catch (const Error& error) {
     throw UsageError(std::string("train bert: ") + error.what());
   }
@@ -85,8 +87,11 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     if (!flags.start.settings.data.empty()) refuse(of_text, "--data has tokens, split and made already");
   for (const char* of_task : {"--pad", "--packed", "--predict"})
     refuse(of_task, "there are no labelled texts; sequences are of equal length");
-  for (const char* of_slice : {"--slice", "--rows", "--slice-threshold", "--weight-grad", "--slice-layers"})
+  for (const char* of_slice :
+       {"--slice", "--rows", "--slice-threshold", "--weight-grad", "--slice-layers", "--probe-gradient"})
     refuse(of_slice, "backward passes are sliced in fine-tuning only");
+  for (const char* of_drops : {"--dropbp", "--dropbp-rates"})
+    refuse(of_drops, "branches are dropped in fine-tuning only");
   if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer is made already");
   if (flags.start.seeds != 1)
     refuse("--seeds", "pretraining is one run, that of --seed; `tessera study` runs several");

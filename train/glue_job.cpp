@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "autograd/tape.h"
 #include "datasets/glue_submission.h"
@@ -14,6 +15,8 @@
 #include "runtime/interrupt.h"
 #include "runtime/random_purpose.h"
 #include "train/bert_model.h"
+#include "train/gradient_probe.h"
+#include "train/run_folder.h"
 
 namespace tessera::train {
 
@@ -66,6 +69,7 @@ SettingList GlueSettings::list() {
   factors.add_to(list);
   add_to(list);
   slice.add_to(list);
+  drop.add_to(list);
   return list;
 }
 
@@ -87,6 +91,7 @@ void GlueSettings::validate() const {
   check_optimizer_form(optimizer, factors);
   check(!slice.slices() || !factors.factorizes(), "bert: --slice with --form ", factors.form,
         "; the sliced backward pass is of dense weights, so leave one of them out");
+  drop.validate();
 }
 
 json to_json(const GlueSettings& settings) {
@@ -138,14 +143,90 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
   train_with(optimizer_);
   keep("rng", rng_);
   if (settings.slice.slices()) keep("slice_rng", slice_rng_);
+  if (settings.drop.drops()) start_drops();
+}
+
+// ---- comparisons with the dense gradient ----
+
+bool GlueJob::begin(const RunFolder& run) {
+  if (settings_.slice.probe_every > 0) probes_ = run.path() / "probes.jsonl";
+  return false;
+}
+
+/// With the dropout masks of the step that follows, rows of its own, and no branch dropped.
+void GlueJob::probe(uint64_t step) {
+  const Rng::State dropout = rng_.state(), rows = slice_rng_.state();
+  slice_rng_.set_state({seed_for(RandomPurpose::row_choice, settings_.seed) ^ 1, (step + 1) << 32});
+  const auto backward_again = [&] {
+    rng_.set_state(dropout);
+    backward();
+  };
+  if (drops_) drops_->set_dropped(std::vector(drops_->size(), false));
+  const auto distances = probe_gradient(pretrained::linear_modules(model_), settings_.slice.layers,
+                                        settings_.slice.slice(&slice_rng_), optimizer_,
+                                        SliceSettings::kProbeDraws, backward_again);
+  rng_.set_state(dropout), slice_rng_.set_state(rows);
+  json line{{"step", step}, {"draws", SliceSettings::kProbeDraws}};
+  for (const GradientDistance& each : distances)
+    line["gradients"][each.name] = {
+        {"cosine", each.cosine}, {"bias", each.bias}, {"variance", each.variance}};
+  // A resumed run may meet a step again.
+  std::string kept;
+  if (std::filesystem::exists(probes_)) {
+    std::istringstream lines(io::read_file(probes_.string(), int64_t{1} << 30));
+    for (std::string old; std::getline(lines, old);)
+      if (json::parse(old).value("step", uint64_t{0}) < step) kept += old + "\n";
+  }
+  io::write_file(probes_.string(), kept + line.dump() + "\n");
+}
+
+// ---- DropBP ----
+
+void GlueJob::start_drops() {
+  drops_.emplace(model_, settings_.max_length);
+  drop_rates_ = Tensor::full({int64_t(drops_->size())}, settings_.drop.share, DType::f64, Device::cpu());
+  if (settings_.drop.calibrates()) keep("drop_rates", drop_rates_);
+}
+
+/// Of the batch that is loaded.
+void GlueJob::backward() {
+  const F32MathScope math(settings_.f32_math);
+  Tape tape({.loss_scale = optimizer_.loss_scale()});
+  tape.backward(model_.loss(batch_, targets_));
+}
+
+/// With the dropout masks of the step that follows.
+void GlueJob::calibrate_drops() {
+  const Rng::State dropout = rng_.state(), rows = slice_rng_.state();
+  const auto backward_again = [&] {
+    rng_.set_state(dropout), slice_rng_.set_state(rows);
+    backward();
+  };
+  const std::vector<double> sensitivities = drop_sensitivities(*drops_, optimizer_, backward_again);
+  rng_.set_state(dropout), slice_rng_.set_state(rows);
+  std::vector<double> flops, rates;
+  for (const nn::DropBP::Branch& branch : drops_->branches()) flops.push_back(branch.flops);
+  for (const int tenths : nn::allocate_drop_rates(sensitivities, flops, settings_.drop.share))
+    rates.push_back(tenths / 10.0);
+  drop_rates_.copy_from(Tensor::from(rates, {int64_t(rates.size())}));
+}
+
+Tensor GlueJob::loss() {
+  const F32MathScope math(settings_.f32_math);
+  if (drops_) {
+    drops_->set_rates(drop_rates_.to_vector<double>());
+    drops_->draw(settings_.drop.share, seed_for(RandomPurpose::branch_choice, settings_.seed), drop_step_++);
+  }
+  return model_.loss(batch_, targets_);
 }
 
 JobInfo GlueJob::info() const {
-  if (!set_) return {};
+  if (!set_) return {.fixed_shapes = !drops_};
   const datasets::GlueItems& train = set_->train;
   const double tokens = double(train.tokens()) / double(train.size()) * double(settings_.batch);
   return {.evaluates = true,
-          .fixed_shapes = settings_.batches == "padded",  // packed batches have a shape each
+          // Packed batches have a shape each, and each step drops other branches.
+          .fixed_shapes = settings_.batches == "padded" && !drops_,
           .tokens_per_step = tokens,
           .flops_per_step = plan::step_flops(settings_.bert, tokens, tokens / double(settings_.batch))};
 }
@@ -156,6 +237,9 @@ void GlueJob::batch(uint64_t index) {
   at.batch = index;
   loader_->set_state(at);
   load(loader_->next());
+  drop_step_ = index;
+  if (!probes_.empty() && index % uint64_t(settings_.slice.probe_every) == 0) probe(index);
+  if (settings_.drop.calibrates() && int64_t(index) == settings_.steps / 10) calibrate_drops();
 }
 
 Values GlueJob::evaluate() {

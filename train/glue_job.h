@@ -13,6 +13,7 @@
 #include "optim/schedule.h"
 #include "pretrained/load.h"
 #include "tensor/precision.h"
+#include "train/drop_settings.h"
 #include "train/form_settings.h"
 #include "train/glue_data.h"
 #include "train/job.h"
@@ -36,6 +37,7 @@ struct GlueSettings : TrainingSettings {
   int64_t max_length = 128;        // tokens, special ones included; longer texts are cut
   SliceSettings slice;
   FormSettings factors;  // of the blocks' linear layers
+  DropSettings drop;
 
   GlueSettings() { lr = 2e-5, schedule = "linear", steps = 0, warmup = 0; }
   /// Every setting, with its flag; those of the encoder are its config.json, one JSON object.
@@ -72,19 +74,25 @@ class GlueJob : public Job {
   optim::Optimizer& optimizer() { return optimizer_; }
 
   JobInfo info() const override;
+  bool begin(const RunFolder& run) override;
   void batch(uint64_t index) override;
-  Tensor loss() override {
-    const F32MathScope math(settings_.f32_math);
-    return model_.loss(batch_, targets_);
-  }
+  /// With DropBP it first draws the branches of the step.
+  Tensor loss() override;
   /// As evaluate_glue.
   Values evaluate() override;
   nlohmann::json settings_json() const override { return to_json(settings_); }
 
+  /// Null without DropBP.
+  const nn::DropBP* drops() const { return drops_ ? &*drops_ : nullptr; }
   /// Brings a batch from the host to the device.
   void load(const datasets::GlueBatch& batch);
 
  private:
+  void start_drops();
+  void calibrate_drops();
+  void probe(uint64_t step);
+  void backward();
+
   GlueSettings settings_;
   Rng rng_, slice_rng_;
   pretrained::LoadReport loaded_;
@@ -94,6 +102,10 @@ class GlueJob : public Job {
   Tensor targets_;
   const GlueSet* set_;
   std::optional<datasets::Loader<datasets::GlueItems>> loader_;
+  std::optional<nn::DropBP> drops_;
+  Tensor drop_rates_;             // f64, on the CPU: of the branches, as they are drawn by
+  uint64_t drop_step_ = 0;        // the next to draw for
+  std::filesystem::path probes_;  // file of the run
 };
 
 /// Classes or scores that the model gives to the texts, in their order, without dropout.

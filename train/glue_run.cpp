@@ -258,6 +258,7 @@ std::string GlueGroup::header() const {
     if (job.slice.weight_grad == "none")
       text += "            the weights of these layers get no gradient: they only decay\n";
   }
+  if (job.drop.drops()) text += fmt::format("  dropbp    {}\n", job.drop.description());
   std::string dev;
   for (const GluePart& part : set.dev)
     dev += fmt::format("{}{} {}", dev.empty() ? "" : ", ", part.items.size(), part.name);
@@ -314,7 +315,7 @@ std::string GlueRecipe::header(const RunFolder& run, bool graph, int64_t first_s
   std::string text =
       fmt::format("seed {} on {} ({}), {}{}: steps {} to {}, {}\n", settings_.seed, device.name(),
                   device.info().name, name_of(settings_.precision()),
-                  device.is_cuda() ? graph && settings_.batches == "padded" ? ", captured" : ", eager" : "",
+                  device.is_cuda() ? graph && job_->info().fixed_shapes ? ", captured" : ", eager" : "",
                   first_step, settings_.steps, run.path().string());
   return first_step == 0 ? text + origin() : text;
 }

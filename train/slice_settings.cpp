@@ -44,6 +44,10 @@ void SliceSettings::add_to(SettingList& list) {
   list.add("slice_layers", layers, "Layers to slice, by their names in transformers: patterns, or all")
       .shown_as("the feed-forward layers")
       .absent_means(usual.layers);
+  list.add("probe_gradient", probe_every,
+           "Every so many steps, compare the gradient with the dense one: probes.jsonl in the run; 0: never")
+      .range(int64_t{0}, int64_t{1} << 40)
+      .absent_means(usual.probe_every);
 }
 
 ops::Slice SliceSettings::slice(Rng* rng) const {
@@ -72,7 +76,8 @@ void SliceSettings::validate() const {
 }
 
 void SliceSettings::check_given(const Given& given) const {
-  for (const char* const flag : {"--rows", "--slice-threshold", "--weight-grad", "--slice-layers"})
+  for (const char* const flag :
+       {"--rows", "--slice-threshold", "--weight-grad", "--slice-layers", "--probe-gradient"})
     check(slices() || !given.contains(flag), flag,
           " is of --slice, which is not given; add --slice MODE, or leave ", flag, " out");
 }

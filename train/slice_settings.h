@@ -19,6 +19,11 @@ struct SliceSettings {
   std::string weight_grad = "slice";
   std::string layers = "encoder.layer.*.intermediate.dense,encoder.layer.*.output.dense";
 
+  /// Every so many steps the gradient is compared with the dense one of the same batch, over kProbeDraws
+  /// draws of the rows; 0: never. Does not change what is trained.
+  int64_t probe_every = 0;
+  static constexpr int kProbeDraws = 4;
+
   /// In the group "Training". Values that are the usual ones are not written.
   void add_to(SettingList& list);
   bool slices() const { return mode != "none"; }
