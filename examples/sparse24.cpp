@@ -11,10 +11,10 @@ int main() {
   Rng rng(1);
   nn::Mlp mlp(32, 128, rng, Device::best(), {.activation = ops::Activation::relu_squared, .bias = false});
   nn::set_sparse24(mlp, {.how = {.dense_share = 0.1}, .order = "stride"});
-  optim::AdamW optimizer(nn::parameters(mlp), {.lr = 3e-3});
+  optim::AdamW optimizer(nn::parameters(mlp), {.lr = 1e-2});
   const Tensor x = Tensor::empty({256, 32}, DType::f32, Device::best());
   double first = 0, loss = 0;
-  for (int step = 0; step < 200; ++step) {
+  for (int step = 0; step < 400; ++step) {
     nn::sparse24_of(mlp)->active = step >= 20;  // the schedule
     fill_uniform(x, -1, 1, rng);
     Tape tape;
@@ -26,6 +26,6 @@ int main() {
     loss = mean.item();
     if (step == 0) first = loss;
   }
-  std::printf("mean squared error %.4f at first, %.4f after 200 steps\n", first, loss);
+  std::printf("mean squared error %.4f at first, %.4f after 400 steps\n", first, loss);
   return loss < first / 4 ? 0 : 1;
 }

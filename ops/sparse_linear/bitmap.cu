@@ -24,7 +24,7 @@ void launch(Device device, const BitmapArgs<T>& args, int64_t group_rows) {
 
 }  // namespace
 
-void sparse_bitmap_cuda(const SparseCall& call) {
+void sparse_bitmap_cuda(const SparsePartCall& call) {
   const Device device = call.x.device();
   const SparseWeight& weight = call.weight;
   const auto dense = [](const Tensor& t) {

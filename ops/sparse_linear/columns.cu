@@ -9,7 +9,7 @@ using namespace sparse;
 constexpr int64_t kLeastRange = 128;
 
 template <class T>
-ColumnArgs<T> args_of(const SparseCall& call, const Tensor& x, const Tensor& residual, Tensor& bits,
+ColumnArgs<T> args_of(const SparsePartCall& call, const Tensor& x, const Tensor& residual, Tensor& bits,
                       int tiles) {
   ColumnArgs<T> args{.to = output_of<T>(call, residual),
                      .x = x.data<T>(),
@@ -39,7 +39,7 @@ Tensor dense_rows(const Tensor& x) {
 
 }  // namespace
 
-void sparse_columns_cuda(const SparseCall& call) {
+void sparse_columns_cuda(const SparsePartCall& call) {
   const Device device = call.x.device();
   const Tensor x = dense_rows(call.x), residual = dense_rows(call.residual);
   const int tiles = int(gpu::ceil_div(call.weight.out, kTileOutputs));
@@ -62,7 +62,7 @@ void sparse_columns_cuda(const SparseCall& call) {
   });
 }
 
-void sparse_tiles_cuda(const SparseCall& call) {
+void sparse_tiles_cuda(const SparsePartCall& call) {
   const Device device = call.x.device();
   const Tensor x = dense_rows(call.x), residual = dense_rows(call.residual);
   const int tiles = int(call.weight.group_rows());

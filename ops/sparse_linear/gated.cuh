@@ -59,7 +59,7 @@ struct Output {
 };
 
 template <class T>
-Output<T> output_of(const SparseCall& call, const Tensor& residual) {
+Output<T> output_of(const SparsePartCall& call, const Tensor& residual) {
   return {.y = call.y.data<T>(),
           .bias = call.bias.defined() ? call.bias.data<T>() : nullptr,
           .residual = residual.defined() ? residual.data<T>() : nullptr,

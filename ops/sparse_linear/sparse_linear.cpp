@@ -40,7 +40,7 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      },
      is_preferred<SparseProblem>,
      [](const SparseCall& call) {
-       if constexpr (kCuda) sparse_columns_cuda(call);
+       if constexpr (kCuda) for_each_part(call, sparse_columns_cuda);
      }},
     {"tiles",
      [](const SparseProblem& p, const Gpu& gpu) {
@@ -48,7 +48,7 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      },
      is_preferred<SparseProblem>,
      [](const SparseCall& call) {
-       if constexpr (kCuda) sparse_tiles_cuda(call);
+       if constexpr (kCuda) for_each_part(call, sparse_tiles_cuda);
      }},
     {"bitmap",
      [](const SparseProblem& p, const Gpu& gpu) {
@@ -56,7 +56,7 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      },
      is_preferred<SparseProblem>,
      [](const SparseCall& call) {
-       if constexpr (kCuda) sparse_bitmap_cuda(call);
+       if constexpr (kCuda) for_each_part(call, sparse_bitmap_cuda);
      }},
     {"gemm", lacks_common, is_otherwise<SparseProblem>, run_gemm, kGemmVariants}};
 
@@ -69,7 +69,7 @@ SparseProblem problem_of(const SparseWeight& weight, int64_t tokens) {
 constexpr int64_t kChunk = int64_t{1} << 24;
 
 /// Applies the gate, and multiplies with rows that are decompressed for this call alone.
-void run_gemm(const SparseCall& call) {
+void multiply_decompressed(const SparsePartCall& call) {
   const SparseWeight& weight = call.weight;
   const Tensor x = call.gate.kind == Gate::Kind::none ? call.x : apply_gate(call.x, call.gate);
   const PassVariant pass("sparse_linear", call.x);
@@ -89,6 +89,10 @@ void run_gemm(const SparseCall& call) {
     multiply(part(call.y, 1, first, end), x, dense.transpose(0, 1),
              {.bias = part(call.bias, 0, first, end), .residual = part(call.residual, 1, first, end)});
   }
+}
+
+void run_gemm(const SparseCall& call) {
+  for_each_part(call, multiply_decompressed);
 }
 
 void check_part(const Tensor& x, const SparsePart& part, size_t index) {
@@ -115,9 +119,17 @@ void check_vector(const char* what, const Tensor& given, const Shape& expected, 
         x.device().name());
 }
 
-/// The columns of one part; all of them: as it is.
-Tensor columns_of(const Tensor& rows, int64_t begin, int64_t end) {
-  return rows.defined() ? rows.slice(-1, begin, end) : rows;
+/// The parts from the first on that are one call of a variant: those of its format.
+std::span<const SparsePart> joint_parts(std::span<const SparsePart> parts) {
+  size_t count = 1;
+  while (count < parts.size() && parts[count].weight.format == parts[0].weight.format) ++count;
+  return parts.first(count);
+}
+
+int64_t outputs_of(std::span<const SparsePart> parts) {
+  int64_t out = 0;
+  for (const SparsePart& part : parts) out += part.weight.out;
+  return out;
 }
 
 }  // namespace
@@ -150,11 +162,8 @@ Tensor sparse_linear(const Tensor& x, std::span<const SparsePart> parts, const T
   check(Tape::innermost() == nullptr,
         "sparse_linear: a tape is recording, and compressed weights have no backward pass; open a NoTape, or "
         "train the dense model");
-  int64_t out = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    check_part(x, parts[i], i);
-    out += parts[i].weight.out;
-  }
+  for (size_t i = 0; i < parts.size(); ++i) check_part(x, parts[i], i);
+  const int64_t out = outputs_of(parts);
   const Shape shape = x.shape().with(-1, out);
   check_vector("bias", bias, {out}, x);
   check_vector("residual", residual, shape, x);
@@ -163,17 +172,23 @@ Tensor sparse_linear(const Tensor& x, std::span<const SparsePart> parts, const T
                bias_row = bias.defined() ? bias.detach().packed() : bias,
                added = residual.defined() ? flatten_leading(residual.detach(), 1) : residual;
   if (y.count() == 0) return y;
-  int64_t first = 0;
-  for (const SparsePart& part : parts) {
-    const int64_t end = first + part.weight.out;
-    const Tensor y_part = columns_of(to, first, end), bias_part = columns_of(bias_row, first, end),
-                 residual_part = columns_of(added, first, end);
-    const SparseCall one{y_part, rows, part.weight, part.gate, bias_part, residual_part};
-    if (part.weight.out == 0) continue;
+  const auto columns = [](const Tensor& all, int64_t begin, int64_t end) {
+    return all.defined() ? all.slice(-1, begin, end) : all;
+  };
+  for (int64_t first = 0; !parts.empty();) {
+    const std::span<const SparsePart> joint = joint_parts(parts);
+    parts = parts.subspan(joint.size());
+    const int64_t end = first + outputs_of(joint);
+    if (first == end) continue;
+    const Tensor y_part = columns(to, first, end), bias_part = columns(bias_row, first, end),
+                 residual_part = columns(added, first, end);
+    const SparseCall one{y_part, rows, joint, bias_part, residual_part};
+    SparseProblem problem = problem_of(joint[0].weight, rows.size(0));
+    problem.out = end - first;
     if (x.device().is_cpu())
       sparse_linear_cpu(one);
     else
-      choose("sparse_linear", kVariants, problem_of(part.weight, rows.size(0)), Gpu(x.device())).launch(one);
+      choose("sparse_linear", kVariants, problem, Gpu(x.device())).launch(one);
     first = end;
   }
   return y;

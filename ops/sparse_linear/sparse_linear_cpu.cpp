@@ -37,7 +37,7 @@ void load_strip(std::vector<C>& columns, const SparseWeight& weight, int64_t fir
 /// One strip of outputs of all tokens. The order of a sum is that of the inputs: a fused multiply-add with a
 /// zero changes nothing, so all formats give the same bits.
 template <class X, class C>
-void multiply_strip(const SparseCall& call, const std::vector<C>& columns, int64_t first,
+void multiply_strip(const SparsePartCall& call, const std::vector<C>& columns, int64_t first,
                     const std::vector<std::vector<int32_t>>& inputs) {
   const int64_t rows = std::min(kStrip, call.weight.out - first);
   const auto &to = call.y.layout(), &from = call.x.layout();
@@ -61,9 +61,7 @@ void multiply_strip(const SparseCall& call, const std::vector<C>& columns, int64
   }
 }
 
-}  // namespace
-
-void sparse_linear_cpu(const SparseCall& call) {
+void multiply_part(const SparsePartCall& call) {
   const auto inputs = counting_inputs(call.x, call.gate);
   dispatch_floating(call.x.dtype(), "sparse_linear", [&]<class X>() {
     using C = Compute<X>;
@@ -77,6 +75,12 @@ void sparse_linear_cpu(const SparseCall& call) {
       });
     });
   });
+}
+
+}  // namespace
+
+void sparse_linear_cpu(const SparseCall& call) {
+  for_each_part(call, multiply_part);
 }
 
 }  // namespace tessera::ops

@@ -5,24 +5,49 @@
 
 namespace tessera::ops {
 
-/// One part of a call, its operands checked: y [T, out] and residual [T, out] may be columns of wider
-/// matrices, x is [T, in]. Undefined: not given.
+/// Consecutive parts of a call, all in one format, its operands checked: x is [T, in]; y [T, out] and
+/// residual [T, out], where `out` is the sum of the parts' outputs, may be columns of wider matrices.
+/// Undefined: not given.
 struct SparseCall {
   const Tensor& y;
   const Tensor& x;
-  const SparseWeight& weight;
-  const Gate& gate;
+  std::span<const SparsePart> parts;
   const Tensor& bias;
   const Tensor& residual;
 };
 
+/// One of them, with its columns of y, bias and residual.
+struct SparsePartCall {
+  Tensor y;
+  const Tensor& x;
+  const SparseWeight& weight;
+  const Gate& gate;
+  Tensor bias, residual;
+};
+
+/// Calls run(SparsePartCall) for each part, in order.
+template <class Run>
+void for_each_part(const SparseCall& call, Run&& run) {
+  int64_t first = 0;
+  for (const SparsePart& part : call.parts) {
+    const int64_t end = first + part.weight.out;
+    const auto columns = [&](const Tensor& rows) {
+      return rows.defined() ? rows.slice(-1, first, end) : rows;
+    };
+    if (first < end)
+      run(SparsePartCall{columns(call.y), call.x, part.weight, part.gate, columns(call.bias),
+                         columns(call.residual)});
+    first = end;
+  }
+}
+
 void sparse_linear_cpu(const SparseCall& call);
 
-/// The variants on CUDA (sparse_linear.h). What they need beyond their format and number of tokens, `lacks`
-/// of the table in sparse_linear.cpp says.
-void sparse_columns_cuda(const SparseCall& call);
-void sparse_tiles_cuda(const SparseCall& call);
-void sparse_bitmap_cuda(const SparseCall& call);
+/// The variants on CUDA (sparse_linear.h), part by part. What they need beyond their format and number of
+/// tokens, `lacks` of the table in sparse_linear.cpp says.
+void sparse_columns_cuda(const SparsePartCall& call);
+void sparse_tiles_cuda(const SparsePartCall& call);
+void sparse_bitmap_cuda(const SparsePartCall& call);
 /// Rows first ... first + dense.size(0) - 1 of the matrix; `first` is a multiple of a group's rows. Every
 /// element of dense [rows, in] is written. Not for dense_columns.
 void decompress_cuda(const Tensor& dense, const SparseWeight& weight, int64_t first);

@@ -40,16 +40,26 @@ Gate gate_of(const std::vector<Tensor>& in, const Attrs& attrs) {
   return gate;
 }
 
+/// The weight `parts` times in one call, each time under another threshold.
+std::vector<SparsePart> parts_of(const std::vector<Tensor>& in, const Attrs& attrs) {
+  std::vector<SparsePart> parts;
+  for (int64_t i = 0; i < attrs.integer("parts"); ++i) {
+    parts.push_back({weight_of(in, attrs), gate_of(in, attrs)});
+    parts.back().gate.threshold *= 1 + double(i) / 2;
+  }
+  return parts;
+}
+
 /// T tokens, out, in; 1 if there are a bias, a residual, scales; density: of the weight, in percent.
 Problem problem_of(const Dims& d, const Attrs& attrs) {
-  const int64_t tokens = d.at("T"), out = d.at("out"), in = d.at("in");
+  const int64_t tokens = d.at("T"), in = d.at("in"), rows = d.at("out"), out = rows * attrs.integer("parts");
   const double density = double(d.at("density")) / 100, all = double(out) * double(in);
   const auto given = [&](const char* name, const Shape& shape, Fill fill = Fill::normal) {
     return InputCase{.shape = shape, .fill = d.contains(name) ? fill : Fill::absent};
   };
   const bool is_dense = attrs.word("format") == "dense-columns";
   return {.inputs = {{.shape = {tokens, in}},
-                     {.shape = {out, in}, .density = density},
+                     {.shape = {rows, in}, .density = density},
                      given("bias", {out}),
                      given("residual", {tokens, out}),
                      given("scales", {in}, Fill::positive),
@@ -71,16 +81,19 @@ std::vector<Case> cases_of() {
                         {2, 257, 65, 50},   {4, 130, 1, 100},    {5, 1, 130, 60},  {8, 300, 515, 20},
                         {1, 520, 2056, 50}, {7, 63, 200, 0},     {9, 130, 70, 50}, {16, 100, 300, 50},
                         {31, 65, 129, 70},  {32, 192, 1000, 50}, {33, 70, 90, 40}, {129, 257, 130, 50},
-                        {0, 5, 7, 50},      {3, 0, 7, 50},       {3, 5, 0, 100},   {2, 700, 4099, 50}};
+                        {0, 5, 7, 50},      {3, 0, 7, 50},       {3, 5, 0, 100},   {2, 700, 4099, 50},
+                        {300, 70, 130, 40}};
   const auto add = [&](const Size& size, const char* format, const char* gate,
-                       std::initializer_list<const char*> with, Placement placement = Placement::pitched) {
+                       std::initializer_list<const char*> with, Placement placement = Placement::pitched,
+                       int64_t parts = 1) {
     Dims dims{{"T", size.tokens}, {"out", size.out}, {"in", size.in}, {"density", size.density}};
     for (const char* const name : with) dims[name] = 1;
     cases.push_back({.dims = dims,
                      .attrs = {{"format", std::string(format)},
                                {"gate", std::string(gate)},
                                {"threshold", 0.6},
-                               {"keep", size.in / 2}},
+                               {"keep", size.in / 2},
+                               {"parts", parts}},
                      .placement = placement,
                      .gradcheck = false});
   };
@@ -93,6 +106,9 @@ std::vector<Case> cases_of() {
       add(size, format, "threshold", {"scales", "residual"}, Placement::strided);
       add(size, format, "threshold", {"bias", "residual"}, Placement::transposed);
     }
+    for (const Size& size : {sizes[4], sizes[7], sizes[11]})
+      for (const int64_t parts : {2, 5})
+        add(size, format, "threshold", {"bias", "residual"}, Placement::pitched, parts);
   }
   return cases;
 }
@@ -109,8 +125,8 @@ std::vector<OpSpec> sparse_linear_specs() {
       .summary = "y = gate(x) weight^T + bias + residual, the weight compressed",
       .inputs = {{.name = "x", .shape = "[T, in]", .differentiable = false},
                  {.name = "weight", .shape = "[out, in]: only its shape is used", .differentiable = false},
-                 {.name = "bias", .shape = "[out]", .optional = true, .differentiable = false},
-                 {.name = "residual", .shape = "[T, out]", .optional = true, .differentiable = false},
+                 {.name = "bias", .shape = "[parts * out]", .optional = true, .differentiable = false},
+                 {.name = "residual", .shape = "[T, parts * out]", .optional = true, .differentiable = false},
                  {.name = "scales",
                   .shape = "[in]",
                   .optional = true,
@@ -124,14 +140,14 @@ std::vector<OpSpec> sparse_linear_specs() {
           {{"format", std::string("tca-bme"), "of the weight", {"dense-columns", "tiled-cbc", "tca-bme"}},
            {"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
            {"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
-           {"keep", int64_t{0}, "top_k: inputs of a token that count"}},
-      .outputs = {{"y", "[T, out]", false}},
+           {"keep", int64_t{0}, "top_k: inputs of a token that count"},
+           {"parts", int64_t{1}, "times that the weight is used, with thresholds t, 1.5 t, 2 t, ..."}},
+      .outputs = {{"y", "[T, parts * out]", false}},
       .cpu_dtypes = {DType::f32, DType::bf16, DType::f16},
       .cuda_dtypes = {DType::bf16, DType::f16},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            return std::vector{
-                sparse_linear(in[kX], weight_of(in, attrs), gate_of(in, attrs), in[kBias], in[kResidual])};
+            return std::vector{sparse_linear(in[kX], parts_of(in, attrs), in[kBias], in[kResidual])};
           },
       .derive =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
@@ -158,7 +174,8 @@ std::vector<OpSpec> sparse_linear_specs() {
                 .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2})])},
                           {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
                           {"threshold", 0.6},
-                          {"keep", in / 2}},
+                          {"keep", in / 2},
+                          {"parts", draw.size(1, 3)}},
                 .gradcheck = false};
   };
   return {op};

@@ -313,6 +313,37 @@ TEST(SparseLinear, PartsAreRowRangesWithGatesOfTheirOwn) {
   EXPECT_FALSE(same_bits(y.slice(-1, 0, 70), sparse_linear(x, parts[0].weight, {}, bias.slice(0, 0, 70))));
 }
 
+TEST(SparseLinear, AnyNumberOfPartsEqualsOneCallPerPart) {
+  const Tensor x = sparse_normal({3, 50}, DType::f32, 0, 3);
+  std::vector<SparsePart> parts;  // runs of one, of six and of two parts of the same format, and an empty one
+  int64_t out = 0;
+  for (const auto& [format, rows] : {std::pair{SparseFormat::tca_bme, 20},
+                                     {SparseFormat::tiled_cbc, 33},
+                                     {SparseFormat::tiled_cbc, 0},
+                                     {SparseFormat::tiled_cbc, 7},
+                                     {SparseFormat::tiled_cbc, 64},
+                                     {SparseFormat::tiled_cbc, 1},
+                                     {SparseFormat::tiled_cbc, 260},
+                                     {SparseFormat::dense_columns, 5},
+                                     {SparseFormat::dense_columns, 9}}) {
+    const Gate gate{.kind = Gate::Kind::threshold, .threshold = 0.1 * double(parts.size())};
+    parts.push_back({compress(sparse_normal({rows, 50}, DType::f32, 0.5, parts.size() + 1), format), gate});
+    out += rows;
+  }
+  const Tensor bias = sparse_normal({out}, DType::f32, 0, 4),
+               residual = sparse_normal({3, out}, DType::f32, 0, 5),
+               y = sparse_linear(x, parts, bias, residual);
+  int64_t first = 0;
+  for (const SparsePart& part : parts) {
+    const int64_t end = first + part.weight.out;
+    EXPECT_TRUE(same_bits(
+        y.slice(-1, first, end),
+        sparse_linear(x, part.weight, part.gate, bias.slice(0, first, end), residual.slice(-1, first, end))))
+        << "rows " << first << " to " << end;
+    first = end;
+  }
+}
+
 TEST(SparseLinear, KeepsANanUnderEveryGate) {
   const Tensor weight = sparse_normal({9, 20}, DType::f32, 0, 1),
                x = sparse_normal({1, 20}, DType::f32, 0, 2);
