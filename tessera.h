@@ -114,6 +114,7 @@
 #include "nn/module.h"
 #include "nn/norm.h"
 #include "nn/observe.h"
+#include "nn/prefill_scope.h"
 #include "nn/prefix_block.h"
 #include "nn/sequential.h"
 #include "nn/slice_scope.h"

@@ -90,8 +90,7 @@ std::string text_of(const DecodeSparse& sparse) {
 
 template <class Model>
 void measure_model(Model& model, const std::string& name, const DecodeBenchOptions& options,
-                   std::vector<Record>& records) {
-  const double weights = bytes_of_step(model) + sparse_bytes(model, options.sparse.activation_sparsity);
+                   const std::vector<pretrained::SparseModule>& modules, std::vector<Record>& records) {
   const plan::LanguageConfig config = model.config;
   for (const int64_t prompt : options.prompts) {
     models::Generator generator(model, options.batch, prompt + options.new_tokens - 1);
@@ -105,11 +104,12 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
       const models::GenerateOptions generation{
           .most_tokens = options.new_tokens, .sampling = options.sampling, .graph = graph};
       std::vector<double> first, rest;
+      models::Generator::Texts texts;
       for (int repeat = 0; repeat < options.warmups + options.repeats; ++repeat) {
         options.device.synchronize();
         const auto begin = std::chrono::steady_clock::now();
         auto middle = begin, end = begin;
-        generator(prompts, generation, [&](int64_t text, int64_t) {
+        texts = generator(prompts, generation, [&](int64_t text, int64_t) {
           end = std::chrono::steady_clock::now();
           if (middle == begin && text + 1 == options.batch) middle = end;
           return true;
@@ -118,7 +118,15 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
         first.push_back(elapsed(begin, middle));
         rest.push_back(elapsed(middle, end) / double(options.new_tokens - 1));
       }
+      // Gates are counted on the host: on the last tokens that were run.
+      for (size_t b = 0; b < texts.size(); ++b) {
+        texts[b].insert(texts[b].begin(), prompts[b].begin(), prompts[b].end());
+        texts[b].pop_back();
+        texts[b].erase(texts[b].begin(), texts[b].end() - std::min<int64_t>(64, int64_t(texts[b].size())));
+      }
       Record record;
+      record.matmuls = matmuls_of(model, modules, texts);
+      const double weights = bytes_of_step(model) + compressed_bytes(record.matmuls);
       record.op = "decode " + name;
       record.shape = {{"B", options.batch}, {"prompt", prompt}, {"new", options.new_tokens}};
       if (options.sampling.temperature > 0) record.attrs["sampling"] = text_of(options.sampling);
@@ -174,8 +182,10 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
     const pretrained::LoadOptions load{.dtype = options.dtype};
     const bool is_sparse = pretrained::is_sparse_folder(options.model), dense = !options.model_sparse;
     const auto measure = [&](auto model) {
-      if (options.model_sparse) pretrained::make_sparse(model, *options.model_sparse, options.model);
-      measure_model(model, name, options, records);
+      std::vector<pretrained::SparseModule> modules;
+      if (options.model_sparse)
+        modules = pretrained::make_sparse(model, *options.model_sparse, options.model);
+      measure_model(model, name, options, modules, records);
     };
     if (options.model_sparse) pretrained::check_sparse(options.model, *options.model_sparse);
     if (std::holds_alternative<models::LlamaConfig>(config))
@@ -197,8 +207,9 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   models::Llama model(config, rng, options.device, models::Start::blank);
   for (const auto& [name, parameter] : nn::parameters(model))
     if (parameter.rank() >= 2) fill_normal(parameter.detach(), 0, 0.02, rng);
-  if (options.sparse.is_sparse()) make_sparse(model, options.sparse, options.batch);
-  measure_model(model, options.shape, options, records);
+  std::vector<pretrained::SparseModule> modules;
+  if (options.sparse.is_sparse()) modules = make_sparse(model, options.sparse, options.batch);
+  measure_model(model, options.shape, options, modules, records);
   return records;
 }
 

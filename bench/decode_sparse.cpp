@@ -79,34 +79,58 @@ pretrained::Gates calibrated(models::Llama& model, double sparsity) {
 }
 
 template <class Model>
-double bytes_of(Model& model, double activation_sparsity) {
-  double bytes = 0;
-  nn::for_each<nn::Linear>(model, [&](const std::string&, nn::Linear& layer) {
-    const auto* const form = std::get_if<nn::Compressed>(&layer.form);
-    if (!form) return;
-    for (const ops::SparsePart& part : form->parts) {
-      const bool skips =
-          part.gate.kind != ops::Gate::Kind::none && part.weight.format != ops::SparseFormat::tca_bme;
-      bytes += double(part.weight.bytes()) * (skips ? 1 - activation_sparsity : 1);
-    }
-  });
-  return bytes;
+std::vector<Matmul> matmuls(Model& model, const std::vector<pretrained::SparseModule>& modules,
+                            const std::vector<std::vector<int64_t>>& texts) {
+  std::map<std::string, pretrained::GateCounts> counts;
+  if (std::ranges::any_of(modules, [](const pretrained::SparseModule& module) {
+        return module.gate.kind != ops::Gate::Kind::none;
+      }))
+    counts = pretrained::count_gates(model, texts);
+  std::map<std::string, const pretrained::SparseModule*> by_name;
+  for (const pretrained::SparseModule& module : modules) by_name[module.name] = &module;
+  std::vector<Matmul> all;
+  for (const pretrained::LinearModule& module : pretrained::linear_modules(model).all) {
+    const double bytes = double(module.rows) * double(module.layer->in) * double(size_of(model.config.dtype));
+    Matmul& one = all.emplace_back(Matmul{
+        .layer = module.name, .format = "dense", .variant = "dense", .bytes = bytes, .dense_bytes = bytes});
+    const auto found = by_name.find(module.name);
+    if (found == by_name.end()) continue;
+    const pretrained::SparseModule& sparse = *found->second;
+    one.format = sparse.format, one.variant = sparse.variant;
+    one.bytes = double(sparse.bytes), one.dense_bytes = double(sparse.dense_bytes);
+    one.weight_sparsity = sparse.sparsity;
+    if (const auto count = counts.find(module.name); count != counts.end())
+      one.activation_sparsity = count->second.sparsity();
+  }
+  return all;
 }
 
 }  // namespace
 
-void make_sparse(models::Llama& model, const DecodeSparse& sparse, int64_t tokens) {
+std::vector<pretrained::SparseModule> make_sparse(models::Llama& model, const DecodeSparse& sparse,
+                                                  int64_t tokens) {
   if (sparse.format) compress_layers(model, *sparse.format, sparse.weight_sparsity);
   pretrained::SparseOptions options{.tokens = tokens};
   if (sparse.activation_sparsity > 0) options.gates = calibrated(model, sparse.activation_sparsity);
-  pretrained::make_sparse(model, options);
+  return pretrained::make_sparse(model, options);
 }
 
-double sparse_bytes(models::Llama& model, double activation_sparsity) {
-  return bytes_of(model, activation_sparsity);
+std::vector<Matmul> matmuls_of(models::Llama& model, const std::vector<pretrained::SparseModule>& modules,
+                               const std::vector<std::vector<int64_t>>& texts) {
+  return matmuls(model, modules, texts);
 }
-double sparse_bytes(models::Gpt& model, double activation_sparsity) {
-  return bytes_of(model, activation_sparsity);
+std::vector<Matmul> matmuls_of(models::Gpt& model, const std::vector<pretrained::SparseModule>& modules,
+                               const std::vector<std::vector<int64_t>>& texts) {
+  return matmuls(model, modules, texts);
+}
+
+double compressed_bytes(const std::vector<Matmul>& matmuls) {
+  double bytes = 0;
+  for (const Matmul& one : matmuls) {
+    const bool skips = one.format == "dense-columns" || one.format == "tiled-cbc";
+    if (one.format != "dense") bytes += one.bytes * (skips ? 1 - one.activation_sparsity : 1);
+  }
+  return bytes;
 }
 
 }  // namespace tessera::bench

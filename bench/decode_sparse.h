@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "bench/record.h"
 #include "pretrained/sparse_model.h"
 
 namespace tessera::bench {
@@ -17,10 +18,17 @@ struct DecodeSparse {
 /// Prunes, compresses and gates the linear layers in the model's blocks. A gate's threshold is the quantile
 /// of |x| over the inputs of its layer on 64 random tokens. Throws as pretrained::make_sparse does with
 /// `required`.
-void make_sparse(models::Llama& model, const DecodeSparse& sparse, int64_t tokens);
+std::vector<pretrained::SparseModule> make_sparse(models::Llama& model, const DecodeSparse& sparse,
+                                                  int64_t tokens);
 
-/// Bytes of the compressed weights that a step reads, without those of columns that gates leave out.
-double sparse_bytes(models::Llama& model, double activation_sparsity);
-double sparse_bytes(models::Gpt& model, double activation_sparsity);
+/// The matmuls of a step of generation: the linear layers in the blocks, which `modules` describes (empty:
+/// they are dense), with what their gates leave out on the texts, and the LM head.
+std::vector<Matmul> matmuls_of(models::Llama& model, const std::vector<pretrained::SparseModule>& modules,
+                               const std::vector<std::vector<int64_t>>& texts);
+std::vector<Matmul> matmuls_of(models::Gpt& model, const std::vector<pretrained::SparseModule>& modules,
+                               const std::vector<std::vector<int64_t>>& texts);
+/// Bytes that a step reads of compressed weights, without those of inputs that gates leave out. Dense weights
+/// are parameters of the model, and not part of it.
+double compressed_bytes(const std::vector<Matmul>& matmuls);
 
 }  // namespace tessera::bench

@@ -75,6 +75,14 @@ json to_json(const Record& r) {
     out["missing"] = r.missing;
     out["required"] = r.required;
   }
+  for (const Matmul& one : r.matmuls)
+    out["matmuls"].push_back({{"layer", one.layer},
+                              {"format", one.format},
+                              {"variant", one.variant},
+                              {"bytes", one.bytes},
+                              {"dense_bytes", one.dense_bytes},
+                              {"weight_sparsity", one.weight_sparsity},
+                              {"activation_sparsity", one.activation_sparsity}});
   if (r.sweep.number >= 0)
     out["sweep"] = {{"number", r.sweep.number},
                     {"checked", r.sweep.checked},
@@ -121,6 +129,11 @@ Record from_json(const json& in) {
     r.tokens_per_s = in.value("tokens_per_s", 0.0);
     r.attrs = in.value("attrs", std::map<std::string, std::string>());
     r.does = in.value("does", std::map<std::string, std::string>());
+    for (const json& one : in.value("matmuls", json::array()))
+      r.matmuls.push_back({one.at("layer").get<std::string>(), one.at("format").get<std::string>(),
+                           one.at("variant").get<std::string>(), one.at("bytes").get<double>(),
+                           one.at("dense_bytes").get<double>(), one.at("weight_sparsity").get<double>(),
+                           one.at("activation_sparsity").get<double>()});
     if (in.contains("sweep")) {
       const json& sweep = in.at("sweep");
       r.sweep = {sweep.at("number").get<int64_t>(), sweep.value("checked", ""), sweep.value("worst", 0.0),

@@ -18,6 +18,16 @@ struct SweepNote {
   std::string verdict;  // "ok", or what is wrong; what threw has no times
 };
 
+/// A matmul of a step of generation, as it ran and as it was counted on the end of the text that was timed.
+struct Matmul {
+  std::string layer;    // by its name in transformers: "model.layers.0.mlp.down_proj"
+  std::string format;   // "tca-bme"; "dense"
+  std::string variant;  // of the kernel
+  double bytes = 0, dense_bytes = 0;
+  double weight_sparsity = 0;      // share of the weights that are not stored
+  double activation_sparsity = 0;  // share of the inputs that the gate left out
+};
+
 /// One measurement: a line of JSON, the same from tessera and from bench/peers/*.py.
 struct Record {
   std::string op;  // "attention", "step tnp"
@@ -40,6 +50,7 @@ struct Record {
   /// How the work is done where sides may differ: {"weights": "bf16, f32 masters"}. Not part of what is
   /// measured, so sides that differ are still compared.
   std::map<std::string, std::string> does;
+  std::vector<Matmul> matmuls;  // of a step of generation
   SweepNote sweep;
   std::string build, time;
   std::string driver;     // of the GPU

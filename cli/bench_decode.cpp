@@ -11,11 +11,27 @@ namespace {
 struct DecodeArgs {
   std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json, format;
   SparseFlags sparse;
-  double weight_sparsity = 0, activation_sparsity = 0;
+  ShareFlag weight_sparsity;
   int64_t new_tokens = 128, batch = 1;
   ops::Sampling sampling{.temperature = 0};
   int repeats = 10, warmups = 2;
 };
+
+/// Random weights.
+void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
+  const SparseFlags& flags = args.sparse;
+  if (!flags.mode.empty() || flags.threshold || !flags.gates.empty() || flags.total || flags.prefill ||
+      !flags.allocation.empty())
+    throw UsageError(
+        "--sparse, --gate-threshold, --gates, --total, --allocation, --gate-prefill: of a --model "
+        "directory; random weights (--shape) take --format, --weight-sparsity and --activation-sparsity");
+  const double weights = args.weight_sparsity.get().value_or(0);
+  if (weights > 0 && args.format.empty())
+    throw UsageError("--weight-sparsity: give the --format of the pruned weights, tca-bme or tiled-cbc");
+  if (!args.format.empty()) options.sparse.format = ops::parse_sparse_format(args.format);
+  options.sparse.weight_sparsity = weights;
+  options.sparse.activation_sparsity = flags.activation.get().value_or(0);
+}
 
 int bench_decode(const DecodeArgs& args) {
   bench::DecodeBenchOptions options{.model = args.model,
@@ -26,22 +42,13 @@ int bench_decode(const DecodeArgs& args) {
                                     .repeats = args.repeats,
                                     .warmups = args.warmups};
   if (!args.shape.empty()) options.shape = args.shape;
-  const bool random_sparse = !args.format.empty() || args.weight_sparsity > 0 || args.activation_sparsity > 0;
-  if (random_sparse && !args.model.empty())
+  if (args.model.empty())
+    set_random(options, args);
+  else if (const std::optional<double> weights = args.weight_sparsity.get(); weights || !args.format.empty())
     throw UsageError(
-        "--format, --weight-sparsity, --activation-sparsity: of random weights (--shape); a model "
-        "directory has its own");
-  if (args.weight_sparsity > 0 && args.format.empty())
-    throw UsageError("--weight-sparsity: give the --format of the pruned weights, tca-bme or tiled-cbc");
-  if (!args.format.empty()) options.sparse.format = ops::parse_sparse_format(args.format);
-  options.sparse.weight_sparsity = args.weight_sparsity;
-  options.sparse.activation_sparsity = args.activation_sparsity;
-  if (args.model.empty() &&
-      (!args.sparse.mode.empty() || args.sparse.threshold || !args.sparse.gates.empty()))
-    throw UsageError(
-        "--sparse, --gate-threshold, --gates: of a --model directory; random weights (--shape) take "
-        "--format, --weight-sparsity and --activation-sparsity");
-  if (!args.model.empty()) options.model_sparse = args.sparse.options(args.model, args.batch);
+        "--format, --weight-sparsity: of random weights (--shape); a model directory has its own");
+  else
+    options.model_sparse = args.sparse.options(args.model, args.batch);
   options.prompts.clear();
   for (const std::string& part : split_list(args.prompts, "--prompt-tokens")) {
     const bool digits = part.find_first_not_of("0123456789") == std::string::npos && part.size() <= 9;
@@ -75,17 +82,9 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   args->sparse.add_to(*command);
   command->add_option("--format", args->format, "Compress the random weights of a --shape")
       ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns"}));
-  command
-      ->add_option("--weight-sparsity", args->weight_sparsity,
-                   "Share of the random weights, the smallest, that are 0")
-      ->check(kFinite)
-      ->check(CLI::Range(0.0, 1.0));
-  command
-      ->add_option(
-          "--activation-sparsity", args->activation_sparsity,
-          "Share of the inputs of each layer that its gate leaves out, by a threshold from random tokens")
-      ->check(kFinite)
-      ->check(CLI::Range(0.0, 1.0));
+  add_weight_sparsity(*command, args->weight_sparsity,
+                      "Share of the random weights, the smallest, that are 0; --activation-sparsity: of the "
+                      "inputs of\neach layer, by a threshold from random tokens");
   command->add_option("--prompt-tokens", args->prompts, "Prompt lengths in tokens, a,b,c");
   command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")
       ->check(kDecimal)

@@ -34,6 +34,8 @@ void add_tokenizer(CLI::App& app, Action& action);
 void add_data(CLI::App& app, Action& action);
 void add_convert(CLI::App& app, Action& action);
 void add_prune(CLI::App& app, Action& action);
+void add_calibrate(CLI::App& app, Action& action);
+void add_sparsify(CLI::App& app, Action& action);
 void add_sparsity(CLI::App& app, Action& action);
 /// Of `sparsity`.
 void add_sparsity_activations(CLI::App& group, Action& action);

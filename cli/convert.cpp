@@ -1,14 +1,14 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
-#include "pretrained/sparse_file.h"
 #include "runtime/interrupt.h"
+#include "sparsity/chain.h"
 
 namespace tessera::cli {
 namespace {
 
 struct ConvertArgs {
-  std::string from, to, dtype, format;
+  std::string from, to, dtype, format, gates;
   int64_t shard_megabytes = 5000;
   std::vector<std::string> ignored;
 };
@@ -34,8 +34,10 @@ void print_layers(const pretrained::SparseConversion& done) {
 
 int compress(const ConvertArgs& args, std::optional<DType> dtype) {
   const auto done =
-      pretrained::convert_sparse(args.from, args.to, ops::parse_sparse_format(args.format), dtype,
-                                 {.ignored_fields = {args.ignored.begin(), args.ignored.end()}});
+      sparsity::convert(args.from, args.to, ops::parse_sparse_format(args.format),
+                        {.dtype = dtype,
+                         .calibration = args.gates,
+                         .config = {.ignored_fields = {args.ignored.begin(), args.ignored.end()}}});
   print_layers(done);
   if (done.negative_zeros > 0) fmt::print("{} weights of -0 became 0\n", done.negative_zeros);
   fmt::print("{} layers as {} in {}: {:.1f} MB, {:.1f} MB dense ({:.2f}x); fingerprint {}\n",
@@ -51,6 +53,8 @@ int convert(const ConvertArgs& args) {
   if (!args.dtype.empty()) options.dtype = parse_dtype(args.dtype);
   if (args.format == "dense" && options.dtype)
     throw UsageError("--format dense: returns the weights bit for bit; leave out --dtype");
+  if (!args.gates.empty() && (args.format.empty() || args.format == "dense"))
+    throw UsageError("--gates: of a compressed model; give --format tiled-cbc, tca-bme or dense-columns");
   if (!args.format.empty() && args.format != "dense") return compress(args, options.dtype);
   const pretrained::Conversion done =
       args.format == "dense"
@@ -86,6 +90,8 @@ void add_convert(CLI::App& app, Action& action) {
           "Compress the linear layers in the blocks of a pruned model; dense-columns: for\ngates alone; "
           "dense: decompress, bit for bit")
       ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns", "dense"}));
+  command.add_option("--gates", args->gates,
+                     "Calibration of FROM (tessera calibrate) that goes along, for --activation-sparsity");
   command.add_option("--shard-mb", args->shard_megabytes, "Maximum file size in MB (1,000,000 bytes)")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));

@@ -7,6 +7,7 @@ void add_eval(CLI::App& app, Action& action) {
   command->require_subcommand(1);
   add_eval_tnp(*command, action);
   add_eval_ppl(*command, action);
+  add_eval_choice(*command, action);
 }
 
 }  // namespace tessera::cli

@@ -69,6 +69,8 @@ int run(int argc, char** argv) {
   add_data(app, action);
   add_convert(app, action);
   add_prune(app, action);
+  add_calibrate(app, action);
+  add_sparsify(app, action);
   add_sparsity(app, action);
   add_launch(app, action);
   be_strict(app);

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/calibration_flags.h"
 #include "cli/commands.h"
-#include "cli/language_tokens.h"
 #include "io/utf8.h"
 #include "runtime/interrupt.h"
 #include "sparsity/allocation_file.h"
@@ -24,21 +24,12 @@ using nlohmann::ordered_json;
 using sparsity::PruneOptions;
 
 struct PruneArgs {
-  std::string model, data, out, config, device, dtype;
-  std::vector<std::string> text, eval_text;
+  std::string model, out, config, device, dtype;
+  CalibrationFlags texts;
   std::string method = "wanda", update, pattern = "unstructured", within, allocation = "uniform", layers;
   std::optional<double> sparsity;
-  std::optional<int64_t> length;
-  double validation = 0.1;
-  sparsity::SampleOptions samples;
   PruneOptions options;
-  int64_t eval_windows = 0;
-  bool any_bytes = false, json = false, plan_only = false;
-};
-
-/// What is pruned with, and what is held out.
-struct Texts {
-  std::vector<int64_t> calibration, evaluation;
+  bool json = false, plan_only = false;
 };
 
 /// Turns the flags that are texts into options; what they say wrong is a mistake of the command line.
@@ -85,38 +76,6 @@ std::string describe_method(const PruneOptions& options) {
   return text + fmt::format("{:g} of the weights of {} dropped", options.sparsity, where);
 }
 
-Texts read_texts(const PruneArgs& args, const LanguageFolder& language) {
-  Texts texts;
-  if (!args.data.empty()) {
-    texts.calibration = tokens_of_shards("prune", language, args.data, "train").ids;
-    if (args.eval_text.empty() && args.validation > 0)
-      texts.evaluation = tokens_of_shards("prune", language, args.data, "validation").ids;
-  } else if (!args.text.empty()) {
-    texts.calibration = tokens_of_text(language, args.text, args.any_bytes).ids;
-    if (args.eval_text.empty() && args.validation > 0) {
-      const size_t held = size_t(double(texts.calibration.size()) * args.validation);
-      texts.evaluation.assign(texts.calibration.end() - int64_t(held), texts.calibration.end());
-      texts.calibration.resize(texts.calibration.size() - held);
-    }
-  }
-  if (!args.eval_text.empty())
-    texts.evaluation = tokens_of_text(language, args.eval_text, args.any_bytes).ids;
-  return texts;
-}
-
-double perplexity_of(const LanguageFolder& language, std::span<const train::PerplexityWindow> windows,
-                     Device device, int64_t batch) {
-  const auto progress = [](const train::Perplexity&) {
-    check_interrupt();
-    return true;
-  };
-  return std::visit(
-      [&](const auto& model) {
-        return train::measure_perplexity(model, windows, device, batch, progress).perplexity();
-      },
-      language.model);
-}
-
 std::string plan_text(const PruneArgs& args, const LanguageFolder& language, const sparsity::Samples& samples,
                       Device device, const sparsity::PrunePlan& plan) {
   constexpr double kGib = 1 << 30;
@@ -142,6 +101,7 @@ ordered_json report_of(const PruneArgs& args, const LanguageFolder& language,
   report["model"] = pruned.masks.info.model;
   report["type"] = language.config.type;
   report["fingerprint"] = pruned.masks.info.fingerprint;
+  report["pruned_fingerprint"] = pruned.fingerprint;
   report["method"] = pruned.masks.info.method;
   report["options"] = sparsity::to_json(args.options);
   report["calibration"] = {{"samples", samples.count()},
@@ -169,7 +129,7 @@ struct Work {
   Device device;
   LanguageFolder language;
   DType saved;  // dtype of the files
-  Texts texts;
+  CalibrationFlags::Texts texts;
   sparsity::Samples samples;
   std::vector<train::PerplexityWindow> windows;
 
@@ -182,8 +142,7 @@ struct Work {
 };
 
 std::unique_ptr<Work> prepare(PruneArgs& args) {
-  const bool has_text = !args.text.empty() || !args.data.empty();
-  if (args.options.needs_samples() && !has_text)
+  if (args.options.needs_samples() && !args.texts.has_text())
     throw UsageError(fmt::format(
         "prune: {} is calibrated with text: give --text FILE..., or --data DIR with shards of tokens",
         args.options.method()));
@@ -196,17 +155,15 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
   const DType of_file = std::visit([](const auto& config) { return config.dtype; }, language.config.model);
   const DType saved = args.dtype.empty() ? of_file : dtype_of(language);
   if (saved != dtype_of(language)) args.options.dtype = saved;
-  const int64_t longest = longest_of(language);
-  args.samples.length = args.length.value_or(std::min(args.samples.length, longest));
-  check(args.samples.length <= longest, "prune: samples of ", args.samples.length, " tokens; the model has ",
-        longest, " ", limit_of(language), ": give a smaller --length");
+  args.texts.choose_length("prune", language);
   auto work = std::unique_ptr<Work>(new Work{device, std::move(language), saved, {}, {}, {}});
-  work->texts = read_texts(args, work->language);
+  work->texts = args.texts.read("prune", work->language);
   if (args.options.needs_samples())
-    work->samples = sparsity::choose_samples(work->texts.calibration, args.samples);
-  if (!args.eval_text.empty() || (has_text && args.validation > 0))
+    work->samples = sparsity::choose_samples(work->texts.calibration, args.texts.samples);
+  if (args.texts.has_evaluation())
     work->windows = train::perplexity_windows(
-        work->texts.evaluation, {.length = args.samples.length, .most_windows = args.eval_windows});
+        work->texts.evaluation,
+        {.length = args.texts.samples.length, .most_windows = args.texts.eval_windows});
   return work;
 }
 
@@ -266,7 +223,7 @@ int prune(PruneArgs args) {
   const sparsity::Pruned pruned = prune_blocks(args, *work);
   ordered_json report = report_of(args, work->language, work->samples, pruned);
   if (measures)
-    report["perplexity"] = {{"length", args.samples.length},
+    report["perplexity"] = {{"length", args.texts.samples.length},
                             {"windows", work->windows.size()},
                             {"before", before},
                             {"after", work->perplexity(args.options.batch)}};
@@ -284,32 +241,6 @@ int prune(PruneArgs args) {
   report["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   fmt::print("{}\n", io::json_text(report, 2));
   return 0;
-}
-
-void add_text_flags(CLI::App& command, PruneArgs& args) {
-  auto* const text =
-      command.add_option("--text", args.text, "Text files for calibration; they are joined by blank lines");
-  add_any_bytes(command, args.any_bytes);
-  command.add_option("--data", args.data, "Directory of token shards, instead of --text")->excludes(text);
-  command.add_option("--eval-text", args.eval_text,
-                     "Text files for the perplexity; default: the end of --text");
-  command
-      .add_option("--validation", args.validation,
-                  "Share at the end of --text kept for the perplexity; 0: none")
-      ->check(kFinite)
-      ->check(between(0, 0.9));
-  command
-      .add_option("--eval-windows", args.eval_windows, "Maximum number of windows for the perplexity; 0: all")
-      ->check(kDecimal)
-      ->check(CLI::Range(0, 1 << 30));
-  command.add_option("--samples", args.samples.count, "Calibration samples")->check(whole(1, 1 << 24));
-  command
-      .add_option("--length", args.length,
-                  "Tokens per sample and window; default: 2048, or the model's maximum if that is less")
-      ->check(whole(2, 1 << 24));
-  command.add_option("--seed", args.samples.seed, "Random seed: which samples")->check(kDecimal);
-  command.add_option("--batch-size", args.options.batch, "Samples passed through a block at a time")
-      ->check(whole(1, 1 << 20));
 }
 
 void add_choice_flags(CLI::App& command, PruneArgs& args) {
@@ -385,7 +316,9 @@ void add_prune(CLI::App& app, Action& action) {
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   add_method_flags(command, *args);
   add_choice_flags(command, *args);
-  add_text_flags(command, *args);
+  args->texts.add_to(command);
+  command.add_option("--batch-size", args->options.batch, "Samples passed through a block at a time")
+      ->check(whole(1, 1 << 20));
   command
       .add_option("--dtype", args->dtype,
                   "Dtype of the weights; default: the file's, on the CPU f32 until they are saved")

@@ -4,9 +4,32 @@
 
 #include "cli/commands.h"
 #include "io/safetensors.h"
+#include "sparsity/chain.h"
+#include "sparsity/split.h"
 #include "train/progress.h"
 
 namespace tessera::cli {
+
+void ShareFlag::add_to(CLI::App& command, const char* name, const char* alias, const char* help) {
+  name_ = name, alias_ = alias;
+  auto* const own = command.add_option(name, value_, help)->check(kFinite)->check(CLI::Range(0.0, 1.0));
+  command.add_option(alias, alias_value_, std::string("The same, by the name of SPDP's scripts"))
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1.0))
+      ->excludes(own);
+}
+
+std::optional<double> ShareFlag::get() const {
+  if (alias_value_) train::tell(fmt::format("tessera: {} {} is taken as {}\n", alias_, *alias_value_, name_));
+  return alias_value_ ? alias_value_ : value_;
+}
+
+void add_activation_sparsity(CLI::App& command, ShareFlag& flag, const char* help) {
+  flag.add_to(command, "--activation-sparsity", "--sp-ratio", help);
+}
+void add_weight_sparsity(CLI::App& command, ShareFlag& flag, const char* help) {
+  flag.add_to(command, "--weight-sparsity", "--dp-ratio", help);
+}
 
 void SparseFlags::add_to(CLI::App& command) {
   command
@@ -19,21 +42,84 @@ void SparseFlags::add_to(CLI::App& command) {
                                     "Leave out inputs of linear layers of at most this magnitude")
                         ->check(kFinite)
                         ->check(CLI::Range(0.0, 1e30));
-  command.add_option("--gates", gates, "File with a threshold per linear layer (docs/sparse_inference.md)")
+  command
+      .add_option("--gates", gates,
+                  "Calibration (tessera calibrate), or file with a threshold per linear layer; default:\nthe "
+                  "calibration in the model's directory, if a sparsity is given")
       ->excludes(one);
+  add_activation_sparsity(command, activation, "Share of the inputs that the calibrated gates leave out");
+  command
+      .add_option("--total", total,
+                  "Instead: 1 - (1 - s1)(1 - s2), with s1 of the compressed weights, s2 of the inputs")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1.0));
+  command
+      .add_option("--allocation", allocation,
+                  "Calibrated gates: the same share everywhere, or greedy; default: as calibrated")
+      ->check(CLI::IsMember({"uniform", "greedy"}));
+  command
+      .add_option("--gate-prefill", prefill,
+                  "Share of a prompt's tokens, the last ones, that gates apply to; default: "
+                  "the\ncalibration's, else 1")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1.0));
+}
+
+namespace {
+
+/// Share of the weights that a compressed model does not store.
+double weight_sparsity_of(const std::string& folder) {
+  if (!pretrained::is_sparse_folder(folder)) return 0;
+  const pretrained::SparseFile file(folder);
+  double all = 0, stored = 0;
+  for (const auto& [name, layer] : file.layers())
+    all += double(layer.out) * double(layer.in), stored += double(layer.stored);
+  return all > 0 ? 1 - stored / all : 0;
+}
+
+}  // namespace
+
+void SparseFlags::set_gates(pretrained::SparseOptions& options, const std::string& folder) const {
+  const std::optional<double> given = activation.get();
+  const std::string path = gates.empty() ? folder : gates;
+  const bool is_calibration = (given || total || !gates.empty()) && sparsity::is_calibration(path);
+  if (!is_calibration) {
+    if (given || total || !allocation.empty())
+      throw UsageError(fmt::format(
+          "--activation-sparsity, --total, --allocation: of a calibration, and {} has none; make one "
+          "with tessera calibrate, and name it with --gates",
+          io::shown(path)));
+    if (!gates.empty()) options.gates = pretrained::read_gates(gates);
+    return;
+  }
+  if (!given && !total)
+    throw UsageError("--gates: " + io::shown(path) +
+                     " is a calibration; say which --activation-sparsity or --total");
+  if (given && total)
+    throw UsageError("--activation-sparsity and --total: each follows from the other; give one");
+  const sparsity::Calibration calibration = sparsity::read_calibration(path);
+  const double weights = weight_sparsity_of(folder);
+  const double share = given ? *given : sparsity::activations_for(*total, weights);
+  if (total) train::tell(fmt::format("tessera: total sparsity {}\n", sparsity::split_text(weights, share)));
+  const bool greedy = allocation.empty() ? !calibration.greedy.empty() : allocation == "greedy";
+  const pretrained::SparseOptions chosen = sparsity::options_of(calibration, share, greedy);
+  options.gates = chosen.gates, options.prefill = chosen.prefill;
 }
 
 std::optional<pretrained::SparseOptions> SparseFlags::options(const std::string& folder,
                                                               int64_t tokens) const {
-  const bool has_gates = threshold || !gates.empty(), is_sparse = pretrained::is_sparse_folder(folder);
+  pretrained::SparseOptions options{.threshold = threshold, .tokens = tokens};
+  set_gates(options, folder);
+  const bool has_gates = threshold || options.gates, is_sparse = pretrained::is_sparse_folder(folder);
   if (mode == "off" && has_gates)
     throw UsageError(
-        "--sparse off: a gate is given with --gate-threshold or --gates; leave out one of the two");
+        "--sparse off: a gate is given with --gate-threshold, --gates or --activation-sparsity; leave out "
+        "one "
+        "of the two");
+  if (prefill && !has_gates) throw UsageError("--gate-prefill: of gates, and there are none");
   if (mode == "off" || (mode.empty() && !has_gates && !is_sparse)) return {};
-  pretrained::SparseOptions options{.mode = pretrained::parse_sparse_mode(mode.empty() ? "required" : mode),
-                                    .threshold = threshold,
-                                    .tokens = tokens};
-  if (!gates.empty()) options.gates = pretrained::read_gates(gates);
+  options.mode = pretrained::parse_sparse_mode(mode.empty() ? "required" : mode);
+  if (prefill) options.prefill = *prefill;
   return options;
 }
 

@@ -11,14 +11,35 @@
 
 namespace tessera::cli {
 
+/// A sparsity, by its own name or by that which SPDP's scripts have for it. Their description swaps the two
+/// names, so the meaning of the alias is told where it is used.
+class ShareFlag {
+ public:
+  void add_to(CLI::App& command, const char* name, const char* alias, const char* help);
+  /// What was given, if anything was.
+  std::optional<double> get() const;
+
+ private:
+  const char *name_ = "", *alias_ = "";
+  std::optional<double> value_, alias_value_;
+};
+/// --activation-sparsity and --sp-ratio.
+void add_activation_sparsity(CLI::App& command, ShareFlag& flag, const char* help);
+/// --weight-sparsity and --dp-ratio.
+void add_weight_sparsity(CLI::App& command, ShareFlag& flag, const char* help);
+
 struct SparseFlags {
-  std::string mode, gates;  // empty: not given
-  std::optional<double> threshold;
+  std::string mode, gates, allocation;  // empty: not given
+  std::optional<double> threshold, total, prefill;
+  ShareFlag activation;
 
   void add_to(CLI::App& command);
   /// What they say of a model in that folder: nothing if it is to run dense. Reads the file of gates. Throws
   /// UsageError for flags that contradict each other.
   std::optional<pretrained::SparseOptions> options(const std::string& folder, int64_t tokens) const;
+
+ private:
+  void set_gates(pretrained::SparseOptions& options, const std::string& folder) const;
 };
 
 /// Tells, under --sparse auto, a line per linear layer: how it runs, and why.

@@ -1,10 +1,11 @@
+#include "cli/sparsity.h"
+
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.h"
 #include "io/file.h"
 #include "io/utf8.h"
 #include "report/database.h"
@@ -12,6 +13,7 @@
 #include "runtime/interrupt.h"
 #include "sparsity/pattern_page.h"
 #include "sparsity/patterns.h"
+#include "sparsity/split_sweep.h"
 
 namespace tessera::cli {
 namespace {
@@ -103,8 +105,10 @@ int run_compare(const CompareArgs& args) {
 }
 
 report::Database open_result(const std::string& folder) {
-  return report::Database::read_only(fs::path(folder) / sparsity::kPatternsFile, sparsity::kPatternsId,
-                                     sparsity::kPatternsWhat);
+  const fs::path path = fs::path(folder) / sparsity::kPatternsFile;
+  return sparsity::is_sweep(path)
+             ? report::Database::read_only(path, sparsity::kSweepId, sparsity::kSweepWhat)
+             : report::Database::read_only(path, sparsity::kPatternsId, sparsity::kPatternsWhat);
 }
 
 struct QueryArgs {
@@ -146,10 +150,12 @@ struct PageArgs {
 };
 
 int run_page(const PageArgs& args) {
-  const std::string out = args.out.empty() ? (fs::path(args.result) / "sparsity.html").string() : args.out;
+  const bool of_sweep = sparsity::is_sweep(fs::path(args.result) / sparsity::kPatternsFile);
+  const char* const name = of_sweep ? sparsity::kSweepPage : "sparsity.html";
+  const std::string out = args.out.empty() ? (fs::path(args.result) / name).string() : args.out;
   check_replaceable(out);
   report::Database database = open_result(args.result);
-  io::write_file(out, sparsity::page_of(database));
+  io::write_file(out, of_sweep ? sparsity::sweep_page(database) : sparsity::page_of(database));
   fmt::print("{}\n", out);
   return 0;
 }
@@ -221,7 +227,8 @@ void add_page(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand("page", "Make one HTML page of sparsity.sqlite");
   auto args = std::make_shared<PageArgs>();
   command->add_option("result", args->result, "Folder with sparsity.sqlite")->required();
-  command->add_option("--out", args->out, "Page to write; default: sparsity.html in that folder");
+  command->add_option("--out", args->out,
+                      "Page to write; default: sparsity.html, of a sweep sweep.html, in that folder");
   command->footer("example: tessera sparsity page runs/patterns");
   command->callback([&action, args] { action = [args] { return run_page(*args); }; });
 }
@@ -229,7 +236,8 @@ void add_page(CLI::App& group, Action& action) {
 }  // namespace
 
 void add_sparsity(CLI::App& app, Action& action) {
-  auto* group = app.add_subcommand("sparsity", "Analyze the patterns of pruned models: structure or chance");
+  auto* group = app.add_subcommand("sparsity",
+                                   "Analyze pruned models: patterns, and splits between weights and inputs");
   group->require_subcommand(1);
   add_analyze(*group, action);
   add_compare(*group, action);
@@ -237,6 +245,7 @@ void add_sparsity(CLI::App& app, Action& action) {
   add_export(*group, action);
   add_page(*group, action);
   add_sparsity_activations(*group, action);
+  add_sparsity_sweep(*group, action);
 }
 
 }  // namespace tessera::cli

@@ -4,6 +4,7 @@
 
 #include "models/gpt.h"
 #include "nn/init.h"
+#include "nn/prefill_scope.h"
 
 /// What the language models share; not for their users.
 
@@ -30,10 +31,12 @@ template <class Block>
 Residual through_block(const std::vector<Block>& blocks, int64_t i, const Residual& x,
                        const nn::AttentionPass& pass) {
   const Block& block = blocks[size_t(i)];
+  const nn::PrefillScope texts(pass.cache && !pass.fills_cache ? nullptr : &pass.sequences);
   Residual stream = block.attend(x, pass, i);
+  if (!pass.fills_cache || i + 1 < int64_t(blocks.size())) return block.feed(stream);
   // After the last attention only the last token of each prompt is needed.
-  if (pass.fills_cache && i + 1 == int64_t(blocks.size())) stream = last_rows(stream, pass.sequences);
-  return block.feed(stream);
+  const nn::PrefillScope last_tokens(nullptr);
+  return block.feed(last_rows(stream, pass.sequences));
 }
 /// All blocks of a causal model.
 template <class Model>

@@ -39,10 +39,14 @@ using Slice = ops::Slice;
 /// while a tape is recording. Of a Linear alone; GroupedLinear throws.
 struct Compressed {
   static constexpr const char* kKind = "compressed";
-  void fields(auto&& visit) { visit("parts", parts); }
+  void fields(auto&& visit) { visit("parts", parts), visit("prefill", prefill); }
   bool operator==(const Compressed&) const = default;
 
   std::vector<ops::SparsePart> parts;  // the rows of W, from the top
+  /// Of a text that is run as a whole, the share of its tokens, the last ones, that gates apply to; a step of
+  /// generation is always gated. TEAL (arXiv:2408.14690) gates the latter half: the first tokens of a text
+  /// suffer most.
+  double prefill = 1;
 };
 
 /// Training with 2:4 sparse hidden activations (ops::mlp_sparse24): the form of both layers of an Mlp without

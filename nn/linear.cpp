@@ -1,9 +1,11 @@
 #include "nn/linear.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "nn/low_rank_internal.h"
 #include "nn/observe.h"
+#include "nn/prefill_scope.h"
 #include "nn/slice_scope.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
@@ -46,10 +48,40 @@ Tensor multiply(const Slice& slice, const Tensor& x, const Tensor& weight, const
   return ops::linear(x, weight, bias, residual, SliceScope::completed(slice));
 }
 
+/// Gates zero the inputs of some rows, and then all rows are multiplied together: two GEMMs would read the
+/// weights twice.
+Tensor multiply_gated_rows(const Compressed& compressed, const Tensor& x, const PrefillScope::Ranges& rows,
+                           const Tensor& bias, const Tensor& residual) {
+  int64_t first = 0, out = 0;
+  for (const ops::SparsePart& part : compressed.parts) out += part.weight.out;
+  const Tensor y = Tensor::empty(x.shape().with(-1, out), x.dtype(), x.device());
+  for (const ops::SparsePart& part : compressed.parts) {
+    const int64_t end = first + part.weight.out;
+    const auto columns = [&](const Tensor& all) {
+      return all.defined() ? all.detach().slice(-1, first, end) : all;
+    };
+    Tensor inputs = x;
+    if (part.gate.kind != ops::Gate::Kind::none) {
+      inputs = x.detach().clone();
+      for (const auto& [begin, stop] : rows)
+        inputs.slice(0, begin, stop).copy_from(ops::apply_gate(x.detach().slice(0, begin, stop), part.gate));
+    }
+    y.slice(-1, first, end)
+        .copy_from(ops::sparse_linear(inputs, part.weight, {}, columns(bias), columns(residual)));
+    first = end;
+  }
+  return y;
+}
+
 Tensor multiply(const Compressed& compressed, const Tensor& x, const Tensor& weight, const Tensor& bias,
                 const Tensor& residual) {
   check(!weight.defined(), "linear: the layer is compressed, but it is called with a dense weight ",
         weight.shape(), "; a layer that is tied to another's weight stays dense");
+  const bool has_gate = std::ranges::any_of(
+      compressed.parts, [](const ops::SparsePart& part) { return part.gate.kind != ops::Gate::Kind::none; });
+  if (has_gate && x.rank() == 2)
+    if (const auto rows = PrefillScope::gated_rows(x.size(0), compressed.prefill))
+      return multiply_gated_rows(compressed, x, *rows, bias, residual);
   return ops::sparse_linear(x, compressed.parts, bias, residual);
 }
 

@@ -3,6 +3,7 @@
 
 #include "io/file.h"
 #include "nn/observe.h"
+#include "nn/prefill_scope.h"
 #include "pretrained/sparse_model.h"
 
 namespace tessera::pretrained {
@@ -85,6 +86,7 @@ std::map<std::string, GateCounts> count(Model& model, const std::vector<std::vec
   struct Gated {
     std::string name;
     ops::Gate gate;  // on the CPU
+    double prefill;
   };
   std::map<std::string, std::vector<Gated>> layers;  // by our name
   std::map<const nn::Linear*, size_t> next;
@@ -92,17 +94,21 @@ std::map<std::string, GateCounts> count(Model& model, const std::vector<std::vec
     if (const auto* const form = std::get_if<nn::Compressed>(&module.layer->form)) {
       ops::Gate gate = form->parts.at(next[module.layer]++).gate;
       if (gate.scales.defined()) gate.scales = gate.scales.to(Device::cpu());
-      layers[module.ours].push_back({module.name, gate});
+      layers[module.ours].push_back({module.name, gate, form->prefill});
     }
   std::map<std::string, GateCounts> counts;
-  const nn::Observe scope(model, {.forward = [&](const nn::LinearCall& call) {
-                            const auto found = layers.find(call.name);
-                            if (found == layers.end()) return;
-                            const Tensor x = call.input.to(Device::cpu()),
-                                         rows = x.reshaped({x.count() / x.size(-1), x.size(-1)});
-                            for (const Gated& gated : found->second)
-                              count_call(counts[gated.name], rows, gated.gate);
-                          }});
+  const nn::Observe scope(
+      model, {.forward = [&](const nn::LinearCall& call) {
+        const auto found = layers.find(call.name);
+        if (found == layers.end()) return;
+        const Tensor x = call.input.to(Device::cpu()),
+                     rows = x.reshaped({x.count() / x.size(-1), x.size(-1)});
+        for (const Gated& gated : found->second) {
+          const auto some = nn::PrefillScope::gated_rows(rows.size(0), gated.prefill);
+          for (const auto& [begin, end] : some.value_or(nn::PrefillScope::Ranges{{0, rows.size(0)}}))
+            count_call(counts[gated.name], rows.slice(0, begin, end), gated.gate);
+        }
+      }});
   const NoTape no_tape;
   for (const std::vector<int64_t>& text : texts)
     if (!text.empty()) model(Tensor::from(text, {1, int64_t(text.size())}, model.token.weight.device()));

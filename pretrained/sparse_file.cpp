@@ -238,7 +238,8 @@ bool is_compressed_rule(const NameRule& rule) {
 }
 
 SparseConversion convert_sparse(const std::string& from, const std::string& to, ops::SparseFormat format,
-                                std::optional<DType> dtype, const ConfigOptions& config_options) {
+                                std::optional<DType> dtype, const ConfigOptions& config_options,
+                                const std::string& fingerprint) {
   check(!is_sparse_folder(from), "convert: the weights of ", from,
         " are compressed already; --format dense makes a dense model of them");
   check(!is_sparse_folder(to), "convert: ", to, " has weights already, in ", kSparseFile,
@@ -252,14 +253,24 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
   const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
   const Matched matched = match_names(table, source, false);
   Compressor compressor(format, dtype.value_or(dtype_of(config)));
+  io::Xxh3 found;
   for (const NameRule& rule : table.rules)
     for (const NameRule::Part& part : rule.parts) {
       const Tensor tensor = source.load(matched.names.at(part.theirs));
-      if (is_compressed_rule(rule))
-        compressor.add_layer(module_of(part), rule.transposed ? tensor.transpose(0, 1) : tensor);
-      else
+      if (!is_compressed_rule(rule)) {
         compressor.add_dense(part.theirs, tensor);
+        continue;
+      }
+      const Tensor matrix = rule.transposed ? tensor.transpose(0, 1) : tensor;
+      if (!fingerprint.empty()) add_to_fingerprint(found, module_of(part), matrix);
+      compressor.add_layer(module_of(part), matrix);
     }
+  if (!fingerprint.empty()) {
+    const std::string digits = found.digits();
+    check(digits == fingerprint, "convert: the weights of ", from, " have the fingerprint ", digits,
+          ", and the pruning or calibration that they should come from ", fingerprint,
+          ": they do not belong together; calibrate this model, or prune again");
+  }
   io::check_no_weights(to);
   io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
   compressor.write(files.path() + "/" + kSparseFile);

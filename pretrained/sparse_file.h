@@ -85,10 +85,12 @@ struct SparseConversion {
 /// Compresses the linear layers in the blocks of the model in folder `from` (dense, with zeros in its
 /// weights) and writes folder `to`, all of it or nothing. `dtype`: of the tensors in it; else config.json's.
 /// A weight of -0, which pruning by multiplication leaves, becomes 0. Throws if `from` is compressed already,
-/// if a weight is not finite, if `to` has weights, and for encoders. Host memory: the compressed model and
-/// one block.
+/// if a weight is not finite, if `to` has weights, for encoders, and, before anything is written, if
+/// `fingerprint` is given and is not that of the weights in `from`. Host memory: the compressed model and one
+/// block.
 SparseConversion convert_sparse(const std::string& from, const std::string& to, ops::SparseFormat format,
-                                std::optional<DType> dtype = {}, const ConfigOptions& config = {});
+                                std::optional<DType> dtype = {}, const ConfigOptions& config = {},
+                                const std::string& fingerprint = {});
 
 /// The reverse: a dense model with the same bits, as convert() writes it.
 Conversion convert_dense(const std::string& from, const std::string& to,

@@ -258,6 +258,8 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
   check(options.mode != SparseMode::off, "make_sparse: the mode is off; then there is nothing to do");
   check(!options.threshold || !options.gates,
         "make_sparse: a threshold for all gates and gates; expected one of them");
+  check(options.prefill >= 0 && options.prefill <= 1, "make_sparse: gates for a share of ", options.prefill,
+        " of a text; expected 0 to 1");
   const std::vector<Layer> layers = layers_in_blocks(model);
   if (options.gates) {
     const bool is_compressed =
@@ -286,6 +288,7 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
     nn::Compressed* const compressed = std::get_if<nn::Compressed>(&form);
     check(compressed != nullptr, "make_sparse: layer ", layer.modules[0].name, " is ", nn::name_of(form),
           "; expected a dense or a compressed one");
+    compressed->prefill = options.prefill;
     for (size_t i = 0; i < layer.modules.size(); ++i)
       compressed->parts.at(i).gate = gate_of(options, layer.modules[i].name, compressed->parts[i].weight);
     decide(layer, options, all);

@@ -46,6 +46,7 @@ struct SparseOptions {
   std::optional<Gates> gates = {};       // or each with its own
   int64_t tokens = 1;                    // of a step: texts of a batch
   bool whole_texts = false;              // instead of steps: on a GPU the variant "gemm"
+  double prefill = 1;                    // of the gates: nn::Compressed::prefill
 };
 
 /// What can be said of that before anything is loaded: throws as make_sparse does.

@@ -90,6 +90,7 @@ class Pruner {
       if (options_.on_block && !matrices.empty()) options_.on_block(block, matrices);
       std::ranges::move(matrices, std::back_inserter(pruned_.matrices));
     }
+    pruned_.fingerprint = pretrained::fingerprint_of(model_);
     pruned_.masks.info = {.fingerprint = fingerprint,
                           .model = "",
                           .method = options_.method(),

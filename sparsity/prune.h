@@ -34,6 +34,7 @@ struct Pruned {
   std::vector<PrunedMatrix> matrices;  // in the model's order
   Masks masks;                         // (W != 0) of each of them
   int64_t resumed = 0;                 // blocks that were taken from options.progress
+  std::string fingerprint = {};        // of the pruned model (masks.info has that of the dense one)
   /// Zeros of all pruned matrices, as a share of their weights.
   double sparsity() const;
 };

@@ -53,6 +53,15 @@ class BlockWalk {
       model_.block(next_, batch.x, batch.pass);
     }
   }
+  /// Hands over the inputs of the next block, batch by batch, of the first samples, at least so many.
+  void visit(int64_t samples,
+             const std::function<void(const models::Residual&, const nn::AttentionPass&)>& take) const {
+    for (const Batch& batch : batches_) {
+      if (samples <= 0) break;
+      take(batch.x, batch.pass);
+      samples -= batch.pass.sequences.count();
+    }
+  }
   /// Runs the next block as it is now; what it makes are the inputs of the one after it.
   void advance() {
     const NoTape no_tape;

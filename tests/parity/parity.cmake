@@ -19,6 +19,7 @@ tessera_parity(bert_glue tessera)
 tessera_parity(prune_parity tessera)
 tessera_parity(sparse_formats tessera)
 tessera_parity(low_rank_parity tessera)
+tessera_parity(gates_parity tessera)
 
 # What the command measures, bench/peers can measure too.
 add_test(NAME peers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/peers/run $<TARGET_FILE:tessera>)

@@ -1,0 +1,269 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/calibration_flags.h"
+#include "cli/commands.h"
+#include "cli/gate_flags.h"
+#include "io/utf8.h"
+#include "pretrained/fingerprint.h"
+#include "runtime/interrupt.h"
+#include "sparsity/chain.h"
+#include "sparsity/split.h"
+#include "train/progress.h"
+
+namespace tessera::cli {
+
+void GateFlags::add_to(CLI::App& command) {
+  command
+      .add_option(
+          "--rule", rule,
+          "Threshold for a share s of the inputs: symmetric (the quantile 0.5 + s/2 of x,\nas in TEAL) or "
+          "magnitude (the quantile s of |x|); default: symmetric, with\ncolumn norms magnitude")
+      ->check(CLI::IsMember({"symmetric", "magnitude"}));
+  command.add_option("--scale", scale, "Compare |x_j|, or |x_j| times the norm of column j (WINA)")
+      ->check(CLI::IsMember({"one", "column-norm"}));
+  command.add_option("--gate", gate, "Inputs above a threshold, or the k largest of each token (La RoSA)")
+      ->check(CLI::IsMember({"threshold", "top-k"}));
+  command
+      .add_option("--allocation", allocation,
+                  "Also measure a greedy allocation to the projections of each block, or uniform alone")
+      ->check(CLI::IsMember({"uniform", "greedy"}));
+  command
+      .add_option("--step", options.step, "greedy: sparsity that a step adds to a d_model x d_model matrix")
+      ->check(kFinite);
+  command.add_option("--most", options.most, "greedy: sparsity of a block at which it ends")->check(kFinite);
+  command
+      .add_option("--greedy-samples", options.greedy_samples, "greedy: samples that errors are measured on")
+      ->check(whole(1, 1 << 20));
+  command
+      .add_option("--gate-prefill", options.prefill,
+                  "Share of a text's tokens, the last ones, that gates apply to")
+      ->check(kFinite);
+}
+
+sparsity::GateOptions GateFlags::get() const {
+  sparsity::GateOptions result = options;
+  result.column_norms = scale == "column-norm";
+  result.top_k = gate == "top-k";
+  result.greedy = allocation == "greedy";
+  const bool by_magnitude = rule.empty() && result.column_norms;
+  try {
+    result.rule = by_magnitude   ? sparsity::ThresholdRule::magnitude
+                  : rule.empty() ? sparsity::ThresholdRule::symmetric
+                                 : sparsity::parse_threshold_rule(rule);
+    result.validate();
+  } catch (const Error& error) {
+    throw UsageError(error.message());
+  }
+  return result;
+}
+
+std::function<void(int64_t, int64_t)> block_progress(const char* what) {
+  const auto begin = std::chrono::steady_clock::now();
+  return [begin, what](int64_t block, int64_t blocks) {
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    train::tell(
+        fmt::format("tessera: {} block {} of {}, {} left\n", what, block + 1, blocks,
+                    train::format_duration(seconds / double(block + 1) * double(blocks - block - 1))));
+  };
+}
+
+namespace {
+
+using nlohmann::ordered_json;
+
+struct CalibrateArgs {
+  std::string model, out, config, device, dtype, activation = "0.5";
+  CalibrationFlags texts;
+  GateFlags gates;
+  ShareFlag weights;
+  std::optional<double> total;
+  bool json = false;
+};
+
+/// A sparsity and what it does to the held-out text.
+struct Measured {
+  double sparsity = 0, uniform = 0, greedy = 0, counted = 0;
+};
+
+template <class Model>
+double measure(Model& model, const sparsity::Calibration& calibration, const std::string& folder,
+               std::span<const train::PerplexityWindow> windows, double share, bool greedy, double* counted) {
+  pretrained::SparseOptions options = sparsity::options_of(calibration, share, greedy);
+  options.gates->fingerprint.clear();  // they are this model's, whose weights are in columns by now
+  options.whole_texts = true;
+  pretrained::make_sparse(model, options, folder);
+  const auto progress = [](const train::Perplexity&) {
+    check_interrupt();
+    return true;
+  };
+  if (counted)
+    *counted = sparsity::counted_sparsity(model, windows.subspan(0, std::min<size_t>(4, windows.size())));
+  return train::measure_perplexity(model, windows, model.token.weight.device(), 1, progress).perplexity();
+}
+
+void print_thresholds(const sparsity::Calibration& calibration, double share, bool greedy) {
+  const auto shares = calibration.shares_at(share, greedy);
+  fmt::print("\n{:<44} {:>12} {:>8} {:>12}\n", "layer", "shape", "share",
+             calibration.top_k ? "k" : "threshold");
+  constexpr size_t kShown = 14;
+  for (size_t i = 0; i < calibration.layers.size(); ++i) {
+    if (i == kShown && calibration.layers.size() > 2 * kShown) {
+      fmt::print("... {} more\n", calibration.layers.size() - 2 * kShown);
+      i = calibration.layers.size() - kShown;
+    }
+    const sparsity::CalibratedLayer& layer = calibration.layers[i];
+    const ops::Gate gate = calibration.gate(layer, shares.at(layer.name));
+    fmt::print("{:<44} {:>12} {:>8.4f} {:>12.6g}\n", layer.name,
+               fmt::format("{} x {}", layer.rows, layer.columns), shares.at(layer.name),
+               calibration.top_k ? double(gate.keep) : gate.threshold);
+  }
+}
+
+/// The activation sparsities to measure.
+std::vector<double> shares_of(const CalibrateArgs& args) {
+  try {
+    if (!args.total) return sparsity::parse_shares(args.activation, "--activation-sparsity");
+    const double weights = args.weights.get().value_or(0);
+    const double share = sparsity::activations_for(*args.total, weights);
+    train::tell(fmt::format("tessera: total sparsity {}\n", sparsity::split_text(weights, share)));
+    return {share};
+  } catch (const Error& error) {
+    throw UsageError(error.message());
+  }
+}
+
+ordered_json report_of(const sparsity::Calibration& calibration, const std::vector<Measured>& measured,
+                       double dense) {
+  ordered_json report{{"model", io::utf8_text(calibration.model)},
+                      {"fingerprint", calibration.fingerprint},
+                      {"layers", calibration.layers.size()},
+                      {"samples", calibration.samples},
+                      {"length", calibration.length}};
+  if (dense > 0) report["dense_perplexity"] = dense;
+  report["measured"] = ordered_json::array();
+  for (const Measured& one : measured) {
+    ordered_json row{{"activation_sparsity", one.sparsity},
+                     {"counted_sparsity", one.counted},
+                     {"uniform_perplexity", one.uniform}};
+    if (one.greedy > 0) row["greedy_perplexity"] = one.greedy;
+    report["measured"].push_back(std::move(row));
+  }
+  return report;
+}
+
+int calibrate(CalibrateArgs args) {
+  const sparsity::GateOptions gates = args.gates.get();
+  const std::vector<double> shares = shares_of(args);
+  if (!args.texts.has_text())
+    throw UsageError("calibrate: give the text: --text FILE..., or --data DIR with shards of tokens");
+  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  check(!sparsity::is_calibration(args.out), "calibrate: ", args.out, " has a ", sparsity::kCalibrationFile,
+        " already; name another folder");
+  LanguageFolder language = load_language(args.model, device, args.dtype);
+  args.texts.choose_length("calibrate", language);
+  const CalibrationFlags::Texts texts = args.texts.read("calibrate", language);
+  const sparsity::Samples samples = sparsity::choose_samples(texts.calibration, args.texts.samples);
+  std::vector<train::PerplexityWindow> windows;
+  if (args.texts.has_evaluation())
+    windows = train::perplexity_windows(texts.evaluation,
+                                        {.length = samples.length, .most_windows = args.texts.eval_windows});
+  const InterruptGuard interrupts(kGivingUp);
+  sparsity::GateOptions options = gates;
+  options.on_block = block_progress("calibrated");
+  sparsity::Calibration calibration = std::visit(
+      [&](auto& model) {
+        if (!pretrained::is_sparse_folder(language.path))
+          sparsity::check_pruned("calibrate", language.path, pretrained::fingerprint_of(model));
+        return sparsity::calibrate(model, samples, options);
+      },
+      language.model);
+  calibration.model = io::utf8_text(std::filesystem::path(args.model).lexically_normal().filename().string());
+  std::vector<Measured> measured;
+  double dense = 0;
+  if (!windows.empty()) {
+    dense = perplexity_of(language, windows, device, 1);
+    std::visit(
+        [&](auto& model) {
+          for (const double share : shares) {
+            Measured& one = measured.emplace_back(Measured{.sparsity = share});
+            one.uniform = measure(model, calibration, language.path, windows, share, false, &one.counted);
+            if (options.greedy && share <= options.most)
+              one.greedy = measure(model, calibration, language.path, windows, share, true, nullptr);
+          }
+        },
+        language.model);
+  }
+  sparsity::save_calibration(calibration, args.out);
+  if (args.json) {
+    fmt::print("{}\n", report_of(calibration, measured, dense).dump(2));
+    return 0;
+  }
+  print_thresholds(calibration, shares.front(), options.greedy && shares.front() <= options.most);
+  if (!windows.empty())
+    fmt::print("\n{:<20} {:>10} {:>12} {:>12}\n{:<20} {:>10} {:>12.4f}\n", "activation sparsity", "counted",
+               "uniform", "greedy", "dense", "", dense);
+  for (const Measured& one : measured)
+    fmt::print("{:<20.4f} {:>10.4f} {:>12.4f} {:>12}\n", one.sparsity, one.counted, one.uniform,
+               one.greedy > 0 ? fmt::format("{:.4f}", one.greedy) : "-");
+  if (!windows.empty())
+    fmt::print("perplexity on {} windows of {} tokens, gates on the last {:g} of each\n", windows.size(),
+               samples.length, options.prefill);
+  fmt::print("written to {}: {}{}\n", args.out, sparsity::kCalibrationFile,
+             options.greedy ? ", layer-<block>/results.csv" : "");
+  return 0;
+}
+
+}  // namespace
+
+void add_calibrate(CLI::App& app, Action& action) {
+  CLI::App& command = *app.add_subcommand(
+      "calibrate", "Calibrate gates: thresholds that leave out a share of each linear layer's inputs");
+  auto args = std::make_shared<CalibrateArgs>();
+  command.footer(
+      "Writes thresholds for every share of the inputs, with the fingerprint of the model that they are "
+      "for.\n\n"
+      "Example:\n"
+      "  tessera calibrate --model pruned --text c4.txt --out gates --activation-sparsity 0.4\n"
+      "  tessera generate --model pruned --gates gates --activation-sparsity 0.4 --prompt Once");
+  command
+      .add_option("MODEL,--model", args->model,
+                  "Hugging Face model directory, or run folder of a finished run")
+      ->required();
+  command.add_option("--out", args->out, "Directory to write; it must not contain a calibration yet")
+      ->required();
+  command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
+  args->texts.samples.count = 10;
+  args->texts.add_to(command);
+  args->gates.add_to(command);
+  auto* const activation =
+      command.add_option("--activation-sparsity", args->activation,
+                         "Shares of the inputs to measure the perplexity at: 0.5, 0.3,0.5 or 0.1:0.8:0.1");
+  command
+      .add_option("--total", args->total,
+                  "Instead: the total sparsity 1 - (1 - s1)(1 - s2) with --weight-sparsity s1")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1.0))
+      ->excludes(activation);
+  add_weight_sparsity(command, args->weights,
+                      "Share of the model's weights that pruning made zero; default: 0");
+  command.add_option("--batch-size", args->gates.options.batch, "Samples passed through a block at a time")
+      ->check(whole(1, 1 << 20));
+  command.add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  command
+      .add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName);
+  command.add_flag("--json", args->json, "Print what was measured as JSON");
+  command.callback([&action, &command, args] {
+    action = [&command, args] {
+      apply_config(command, args->config);
+      return calibrate(*args);
+    };
+  });
+}
+
+}  // namespace tessera::cli

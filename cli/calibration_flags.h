@@ -1,0 +1,41 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/language_folder.h"
+#include "sparsity/calibration.h"
+#include "train/perplexity.h"
+
+/// The flags of commands that calibrate a language model on one text and measure it on another.
+
+namespace tessera::cli {
+
+struct CalibrationFlags {
+  std::string data;
+  std::vector<std::string> text, eval_text;
+  std::optional<int64_t> length;
+  double validation = 0.1;
+  sparsity::SampleOptions samples;
+  int64_t eval_windows = 0;
+  bool any_bytes = false;
+
+  void add_to(CLI::App& command);
+  bool has_text() const { return !text.empty() || !data.empty(); }
+  bool has_evaluation() const { return !eval_text.empty() || (has_text() && validation > 0); }
+  /// Sets samples.length: `length`, or 2048, or what the model takes. `command` begins the message if that is
+  /// too much for the model.
+  void choose_length(const char* command, const LanguageFolder& language);
+
+  struct Texts {
+    std::vector<int64_t> calibration, evaluation;
+  };
+  Texts read(const char* command, const LanguageFolder& language) const;
+};
+
+double perplexity_of(const LanguageFolder& language, std::span<const train::PerplexityWindow> windows,
+                     Device device, int64_t batch);
+
+}  // namespace tessera::cli

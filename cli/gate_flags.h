@@ -1,0 +1,25 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "sparsity/gate_calibration.h"
+
+/// The flags of commands that calibrate gates.
+
+namespace tessera::cli {
+
+struct GateFlags {
+  std::string rule, scale = "one", gate = "threshold", allocation = "greedy";
+  sparsity::GateOptions options;
+
+  void add_to(CLI::App& command);
+  /// Throws UsageError for values that are out of range or do not fit each other.
+  sparsity::GateOptions get() const;
+};
+
+/// Tells a line per block, with the time that is left.
+std::function<void(int64_t block, int64_t blocks)> block_progress(const char* what);
+
+}  // namespace tessera::cli

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "cli/commands.h"
+
+/// The subcommands of `tessera sparsity` that have a file of their own.
+
+namespace tessera::cli {
+
+void add_sparsity_sweep(CLI::App& group, Action& action);
+
+}  // namespace tessera::cli

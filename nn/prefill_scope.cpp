@@ -1,0 +1,22 @@
+#include "nn/prefill_scope.h"
+
+#include "nn/attention.h"
+
+namespace tessera::nn {
+
+constinit thread_local PrefillScope* PrefillScope::current_ = nullptr;
+
+std::optional<PrefillScope::Ranges> PrefillScope::gated_rows(int64_t rows, double share) {
+  if (share >= 1 || !current_ || !current_->sequences_) return {};
+  Ranges ranges;
+  int64_t first = 0;
+  for (const int64_t length : current_->sequences_->lengths) {
+    const int64_t gated = length == 1 ? 1 : int64_t(double(length) * share);
+    if (gated > 0) ranges.emplace_back(first + length - gated, first + length);
+    first += length;
+  }
+  check(first == rows, "gate: inputs of ", rows, " rows, and sequences of ", first, " tokens");
+  return ranges;
+}
+
+}  // namespace tessera::nn

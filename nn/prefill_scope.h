@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace tessera::nn {
+
+struct Sequences;
+
+/// Where whole texts lie in the rows that the layers called in it see, so that gates can begin within a text
+/// (Compressed::prefill). Models open it around their blocks, except for steps of generation. Scopes nest;
+/// the innermost counts.
+class PrefillScope {
+ public:
+  /// The layers' inputs have a row for each token of the sequences. Null: they have not, and gates apply to
+  /// every row. The sequences must outlive the scope.
+  explicit PrefillScope(const Sequences* sequences) : outer_(current_), sequences_(sequences) {
+    current_ = this;
+  }
+  ~PrefillScope() { current_ = outer_; }
+  PrefillScope(const PrefillScope&) = delete;
+
+  using Ranges = std::vector<std::pair<int64_t, int64_t>>;  // first row, and the one after the last
+  /// Of inputs with so many rows, those that gates apply to: the last `share` of the tokens of each text,
+  /// rounded down; a text of one token is gated. Nothing: all rows.
+  static std::optional<Ranges> gated_rows(int64_t rows, double share);
+
+ private:
+  static constinit thread_local PrefillScope* current_;
+  PrefillScope* outer_;
+  const Sequences* sequences_;
+};
+
+}  // namespace tessera::nn

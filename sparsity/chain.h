@@ -1,0 +1,62 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "pretrained/sparse_model.h"
+#include "sparsity/gate_calibration.h"
+#include "train/perplexity.h"
+
+/// The chain from a dense language model to one that runs sparse: prune, calibrate, convert, run. Each step
+/// leaves the fingerprint of its model behind, and the next one checks it.
+
+namespace tessera::sparsity {
+
+/// Throws, naming both fingerprints, if the folder has a report of pruning (kReportFile) of a model other
+/// than the one with that fingerprint: its weights were changed, or its files do not belong together. `step`
+/// begins the message.
+void check_pruned(const char* step, const std::string& folder, const std::string& fingerprint);
+
+struct ConvertOptions {
+  std::optional<DType> dtype = {};  // else config.json's
+  std::string calibration = "";     // of tessera calibrate, for the model in `from`; "": none
+  pretrained::ConfigOptions config = {};
+};
+
+/// pretrained::convert_sparse, after check_pruned(). The calibration, whose fingerprint must be that of
+/// `from`, goes along as `to`/calibration.json, with the fingerprint of the converted weights.
+pretrained::SparseConversion convert(const std::string& from, const std::string& to, ops::SparseFormat format,
+                                     const ConvertOptions& options = {});
+
+struct LoadOptions {
+  /// Share of the inputs that gates leave out, by the calibration in `calibration`, or, if that is empty, in
+  /// the model's folder. Nothing: no gates.
+  std::optional<double> activation_sparsity = {};
+  std::string calibration = "";
+  bool greedy = true;  // the calibration's greedy distribution, if it has one
+  pretrained::SparseOptions sparse = {};
+  std::optional<DType> dtype = {};
+};
+
+struct SparseLanguageModel {
+  std::variant<models::Gpt, models::Llama> model;
+  std::vector<pretrained::SparseModule> layers;
+};
+
+/// The model of a folder, compressed or dense, with its gates: ready to generate. `rng` must outlive it.
+SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {});
+
+/// The gates of a calibration as options of pretrained::make_sparse. `by_greedy` without steps falls back to
+/// nothing: it throws.
+pretrained::SparseOptions options_of(const Calibration& calibration, double activation_sparsity,
+                                     bool by_greedy);
+
+/// Inputs that gates left out on the windows, as a share of all, each layer weighed by its weights: what a
+/// step of generation does not multiply.
+template <class Model>
+double counted_sparsity(Model& model, std::span<const train::PerplexityWindow> windows);
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,194 @@
+#include "sparsity/greedy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "nn/prefill_scope.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+#include "sparsity/modules.h"
+
+namespace tessera::sparsity {
+namespace {
+
+/// While it lives, the linear layers of a block multiply with dense columns, so that they can have gates.
+class GatedBlock {
+ public:
+  template <class Model>
+  GatedBlock(Model& model, int64_t block, const Calibration& calibration,
+             const std::vector<CalibratedLayer>& layers)
+      : calibration_(calibration), layers_(layers) {
+    for (const pretrained::LinearModule& module : block_modules(model)) {
+      if (block_of(module) != block) continue;
+      if (changed_.empty() || changed_.back().layer != module.layer)
+        changed_.push_back({module.layer, module.layer->weight, module.layer->form, {}});
+      changed_.back().compressed.parts.push_back(
+          {ops::compress(weight_of(module), ops::SparseFormat::dense_columns), {}});
+      parts_.emplace_back(changed_.size() - 1, changed_.back().compressed.parts.size() - 1);
+      of_feed_.push_back(module.ours.find(".mlp.") != std::string::npos);
+    }
+    for (Changed& one : changed_) {
+      one.compressed.prefill = calibration.prefill;
+      if (calibration.column_norms)
+        for (const ops::SparsePart& part : one.compressed.parts)
+          scales_.push_back(ops::column_norms(part.weight).to(part.weight.device()));
+      one.layer->weight = Tensor();
+      one.layer->form = one.compressed;
+    }
+  }
+  ~GatedBlock() {
+    for (const Changed& one : changed_) one.layer->weight = one.weight, one.layer->form = one.form;
+  }
+  GatedBlock(const GatedBlock&) = delete;
+
+  /// Whether layer i belongs to the feed-forward network, which attention does not depend on.
+  bool is_of_feed(size_t i) const { return of_feed_[i]; }
+  void set(const std::vector<double>& shares) {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      ops::Gate gate = calibration_.gate(layers_[i], shares[i]);
+      if (!scales_.empty()) gate.scales = scales_[i];
+      const auto [layer, part] = parts_[i];
+      std::get<nn::Compressed>(changed_[layer].layer->form).parts[part].gate = gate;
+    }
+  }
+
+ private:
+  struct Changed {
+    nn::Linear* layer;
+    Tensor weight;
+    nn::Form form;
+    nn::Compressed compressed;
+  };
+  const Calibration& calibration_;
+  const std::vector<CalibratedLayer>& layers_;
+  std::vector<Changed> changed_;
+  std::vector<std::pair<size_t, size_t>> parts_;  // of each layer: which of changed_, which part of it
+  std::vector<bool> of_feed_;
+  std::vector<Tensor> scales_;
+};
+
+/// The stream in f32.
+Tensor stream_of(const models::Residual& x) {
+  return ops::add(x.sum.detach().to(DType::f32), x.branch.detach().to(DType::f32));
+}
+
+/// The errors of a block's output under gates. They are measured on the last quarter of each sample, whose
+/// rows are the only ones that the feed-forward network has to run; what attention makes of the gates at hand
+/// is kept for trials that change the feed-forward network's alone.
+template <class Model>
+class BlockErrors {
+ public:
+  BlockErrors(Model& model, const BlockWalk<Model>& walk, int64_t samples)
+      : block_(model.blocks[size_t(walk.next())]), number_(walk.next()) {
+    walk.visit(samples, [&](const models::Residual& x, const nn::AttentionPass& pass) {
+      batches_.push_back({x, pass});
+      const Tensor whole = stream_of(model.block(number_, x, pass));
+      for (const auto& [begin, end] : tails(pass)) dense_.push_back(whole.slice(0, begin, end).clone());
+    });
+  }
+
+  /// Runs attention under the gates as they are.
+  void attend() { attended_ = attention(); }
+  /// The error under the gates as they are. With `attended`: attention's as attend() found it.
+  double error(bool attended) const {
+    check_interrupt();
+    const std::vector<models::Residual> fresh = attended ? std::vector<models::Residual>() : attention();
+    const std::vector<models::Residual>& streams = attended ? attended_ : fresh;
+    const nn::PrefillScope every_row(nullptr);
+    double squares = 0;
+    size_t next = 0;
+    for (size_t i = 0; i < batches_.size(); ++i)
+      for (const auto& [begin, end] : tails(batches_[i].pass)) {
+        const models::Residual rows{streams[i].sum.slice(0, begin, end),
+                                    streams[i].branch.slice(0, begin, end)};
+        const Tensor difference = ops::sub(stream_of(block_.feed(rows)), dense_[next++]);
+        squares += ops::sum(ops::mul(difference, difference)).item();
+      }
+    const double found = std::sqrt(squares);
+    check(std::isfinite(found), "calibrate: the output of block ", number_, " is not finite under gates");
+    return found;
+  }
+
+ private:
+  struct Batch {
+    models::Residual x;
+    nn::AttentionPass pass;
+  };
+  static std::vector<std::pair<int64_t, int64_t>> tails(const nn::AttentionPass& pass) {
+    std::vector<std::pair<int64_t, int64_t>> rows;
+    int64_t end = 0;
+    for (const int64_t length : pass.sequences.lengths) {
+      end += length;
+      rows.emplace_back(end - std::max<int64_t>(1, length / 4), end);
+    }
+    return rows;
+  }
+  std::vector<models::Residual> attention() const {
+    std::vector<models::Residual> streams;
+    for (const Batch& batch : batches_) {
+      const nn::PrefillScope texts(&batch.pass.sequences);
+      streams.push_back(block_.attend(batch.x, batch.pass, number_));
+    }
+    return streams;
+  }
+
+  const std::decay_t<decltype(std::declval<Model>().blocks[0])>& block_;
+  int64_t number_;
+  std::vector<Batch> batches_;
+  std::vector<Tensor> dense_;
+  std::vector<models::Residual> attended_;
+};
+
+}  // namespace
+
+template <class Model>
+GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, const Calibration& calibration,
+                                const std::vector<CalibratedLayer>& layers, const GateOptions& options) {
+  const NoTape no_tape;
+  GreedyBlock result;
+  double weights = 0;
+  for (const CalibratedLayer& layer : layers) {
+    result.layers.push_back(layer.name);
+    weights += double(layer.rows) * double(layer.columns);
+  }
+  const double unit = double(model.config.d_model) * double(model.config.d_model);
+  BlockErrors<Model> errors(model, walk, options.greedy_samples);
+  GatedBlock gated(model, walk.next(), calibration, layers);
+  const auto sparsity_of = [&](const std::vector<double>& shares) {
+    double sum = 0;
+    for (size_t i = 0; i < layers.size(); ++i)
+      sum += shares[i] * double(layers[i].rows) * double(layers[i].columns);
+    return sum / weights;
+  };
+  std::vector<double> shares(layers.size(), 0);
+  result.steps.push_back({.sparsity = 0, .error = 0, .baseline = 0, .shares = shares});
+  while (result.steps.back().sparsity < options.most - 1e-9) {
+    double least = 0;
+    std::vector<double> best;
+    gated.set(shares);
+    errors.attend();
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (shares[i] >= kMostShare) continue;
+      std::vector<double> trial = shares;
+      const double cost = double(layers[i].rows) * double(layers[i].columns) / unit;
+      trial[i] = std::min(kMostShare, trial[i] + options.step / cost);
+      gated.set(trial);
+      const double found = errors.error(gated.is_of_feed(i));
+      if (best.empty() || found < least) least = found, best = std::move(trial);
+    }
+    if (best.empty()) break;
+    shares = std::move(best);
+    const double sparsity = sparsity_of(shares);
+    gated.set(std::vector<double>(layers.size(), sparsity));
+    result.steps.push_back({sparsity, least, errors.error(false), shares});
+  }
+  return result;
+}
+
+template GreedyBlock distribute_greedily(models::Gpt&, const BlockWalk<models::Gpt>&, const Calibration&,
+                                         const std::vector<CalibratedLayer>&, const GateOptions&);
+template GreedyBlock distribute_greedily(models::Llama&, const BlockWalk<models::Llama>&, const Calibration&,
+                                         const std::vector<CalibratedLayer>&, const GateOptions&);
+
+}  // namespace tessera::sparsity

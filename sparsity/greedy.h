@@ -1,0 +1,18 @@
+#pragma once
+
+#include "sparsity/gate_calibration.h"
+#include "sparsity/walk.h"
+
+namespace tessera::sparsity {
+
+/// TEAL's greedy distribution (algorithm 1 of arXiv:2408.14690) for the walk's next block, whose layers are
+/// dense: from no gates on, each step adds options.step d_model^2 / weights to the share of one projection,
+/// of those left the one with the least error of the block's output, the earliest of equals; none goes beyond
+/// kMostShare. `layers`: those of the block. The inputs are those that the dense blocks before make.
+template <class Model>
+GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, const Calibration& calibration,
+                                const std::vector<CalibratedLayer>& layers, const GateOptions& options);
+
+inline constexpr double kMostShare = 0.99;
+
+}  // namespace tessera::sparsity

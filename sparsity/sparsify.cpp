@@ -1,0 +1,266 @@
+#include "sparsity/sparsify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "io/file.h"
+#include "io/weights.h"
+#include "models/generate.h"
+#include "pretrained/load.h"
+#include "runtime/interrupt.h"
+#include "sparsity/chain.h"
+#include "sparsity/prune.h"
+#include "sparsity/split.h"
+
+namespace tessera::sparsity {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A folder of an intermediate result: gone at the end, whatever that is.
+class Intermediate {
+ public:
+  explicit Intermediate(std::string path) : path_(std::move(path)) {
+    std::error_code ignored;
+    check(!fs::exists(path_, ignored), "sparsify: ", path_,
+          " is in the way: the name is needed for an intermediate result; remove it");
+  }
+  ~Intermediate() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Intermediate(const Intermediate&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+ops::SparseFormat usual_format(const Split& split) {
+  return split.weights == 0       ? ops::SparseFormat::dense_columns
+         : split.activations == 0 ? ops::SparseFormat::tca_bme
+                                  : ops::SparseFormat::tiled_cbc;
+}
+
+void check_format(const Split& split) {
+  check(split.activations == 0 || split.format != ops::SparseFormat::tca_bme,
+        "sparsify: ", ops::name_of(split.format),
+        " reads all inputs, so gates save nothing there; take tiled-cbc, or a weight ",
+        "sparsity that is the total one");
+}
+
+template <class Model>
+class Sparsifier {
+ public:
+  using Load = std::function<Model(Rng&)>;
+  Sparsifier(const SparsifyOptions& options, std::string out, Load load)
+      : options_(options), how_(options.how), out_(std::move(out)), load_(std::move(load)) {}
+
+  Sparsified run() {
+    result_ = {};
+    std::span<const int64_t> held_out = how_.evaluation;
+    std::vector<SplitResult> candidates;
+    if (options_.most_perplexity) {
+      const size_t half = how_.evaluation.size() / 2;
+      candidates = search(how_.evaluation.first(half));
+      held_out = how_.evaluation.subspan(half);
+    } else {
+      candidates.push_back({.split = given_split(), .greedy_perplexity = {}});
+    }
+    windows_ = train::perplexity_windows(
+        held_out, {.length = how_.window, .stride = how_.stride, .most_windows = how_.most_windows});
+    check(how_.prompt >= 1 && how_.prompt <= int64_t(held_out.size()), "sparsify: a prompt of ", how_.prompt,
+          " tokens; the text has ", held_out.size());
+    prompt_ = held_out.first(size_t(how_.prompt));
+    samples_ = choose_samples(how_.calibration, how_.samples);
+    measure_dense();
+    for (const SplitResult& candidate : candidates) {
+      io::AtomicFolder files(out_, io::AtomicFolder::Existing::merge);
+      build(candidate, files.path());
+      if (!options_.most_perplexity || keeps_bound(result_.perplexity)) {
+        files.publish();
+        return std::move(result_);
+      }
+      ++result_.refused;
+      how_tell("not confirmed on held-out text: perplexity " + std::to_string(result_.perplexity));
+    }
+    fail_at(Site::here(), "sparsify: no split keeps the perplexity within ", *options_.most_perplexity,
+            " times that of the dense model (", result_.dense_perplexity, "; ", candidates.size(), " of ",
+            result_.searched.size(),
+            " did on the text of the search, none on the held-out one); raise --max-ppl, or lower --total");
+  }
+
+ private:
+  DType file_dtype() const {
+    if (options_.file_dtype) return *options_.file_dtype;
+    const auto config = pretrained::read_config(how_.model).model;
+    return std::visit([](const auto& one) { return one.dtype; }, config);
+  }
+  void how_tell(const std::string& line) const {
+    if (how_.tell) how_.tell(line);
+  }
+  bool keeps_bound(double perplexity) const {
+    return perplexity <= *options_.most_perplexity * result_.dense_perplexity;
+  }
+
+  Split given_split() const {
+    check(options_.total.has_value(),
+          "sparsify: there is neither a total sparsity nor a bound of the perplexity");
+    Split split{.total = *options_.total,
+                .weights = options_.weights.value_or(usual_weights(*options_.total))};
+    split.activations = split.weights == split.total ? 0 : activations_for(split.total, split.weights);
+    split.format = options_.format.value_or(usual_format(split));
+    check_format(split);
+    return split;
+  }
+
+  /// Splits within the bound, the fastest first.
+  std::vector<SplitResult> search(std::span<const int64_t> text) {
+    SweepOptions sweep = how_;
+    sweep.evaluation = text;
+    if (options_.total) sweep.totals = {*options_.total};
+    if (options_.weights) sweep.weights = {*options_.weights}, sweep.weights_alone = false;
+    const SweepResult found = sweep_splits(sweep, "");
+    result_.searched = found.splits;
+    std::vector<SplitResult> within;
+    for (const SplitResult& one : found.splits)
+      if (one.perplexity() <= *options_.most_perplexity * found.dense_perplexity &&
+          (!options_.format || one.split.format == *options_.format))
+        within.push_back(one);
+    std::ranges::stable_sort(within, {}, &SplitResult::tpot_ms);
+    check(!within.empty(), "sparsify: no split keeps the perplexity within ", *options_.most_perplexity,
+          " times that of the dense model, ", found.dense_perplexity, "; raise --max-ppl, or lower --total");
+    return within;
+  }
+
+  void take(SplitResult& to, const DecodeTimes& times) const {
+    to.ttft_ms = median_of(times.ttft_ms), to.tpot_ms = median_of(times.tpot_ms);
+  }
+  double perplexity(const Model& model) const {
+    const auto progress = [](const train::Perplexity&) {
+      check_interrupt();
+      return true;
+    };
+    return train::measure_perplexity(model, std::span<const train::PerplexityWindow>(windows_), how_.device,
+                                     1, progress)
+        .perplexity();
+  }
+
+  void measure_dense() {
+    Rng rng(0);
+    Model model = load_(rng);
+    result_.dense_perplexity = perplexity(model);
+    take(result_.dense, time_generation(model, prompt_, how_.timing));
+    result_.dense.bytes = bytes_of_layers(model).bytes;
+  }
+
+  /// Prune, calibrate and convert to `folder`; then what came out is loaded again and measured.
+  void build(const SplitResult& candidate, const std::string& folder) {
+    const Split& split = candidate.split;
+    result_.split = split;
+    const Intermediate pruned(out_ + ".pruned"), gates(out_ + ".gates");
+    {
+      Rng rng(0);
+      Model model = load_(rng);
+      Pruned masks;
+      if (split.weights > 0) {
+        PruneOptions prune_options = how_.prune;
+        prune_options.sparsity = split.weights;
+        how_tell("prune: " + std::to_string(split.weights) + " of the weights");
+        masks = prune(model, samples_, prune_options);
+      }
+      pretrained::save(model, pruned.path(), {.companions = how_.model});
+      result_.greedy = false;
+      if (split.activations > 0) {
+        how_tell("calibrate: " + std::to_string(split.activations) + " of the inputs");
+        const Calibration calibration = calibrate(model, samples_, how_.gates);
+        save_calibration(calibration, gates.path());
+        result_.greedy = options_.most_perplexity ? candidate.is_greedy()
+                                                  : how_.gates.greedy && split.activations <= how_.gates.most;
+      }
+    }
+    how_tell(std::string("convert: ") + name_of(split.format));
+    result_.conversion =
+        convert(pruned.path(), folder, split.format,
+                {.dtype = file_dtype(), .calibration = split.activations > 0 ? gates.path() : ""});
+    measure(folder);
+  }
+
+  void measure(const std::string& folder) {
+    const Split& split = result_.split;
+    Rng rng(0);
+    LoadOptions load_options{.greedy = result_.greedy, .dtype = how_.dtype};
+    if (split.activations > 0) load_options.activation_sparsity = split.activations;
+    load_options.sparse.whole_texts = true;
+    SparseLanguageModel loaded = load(folder, rng, how_.device, load_options);
+    Model& model = std::get<Model>(loaded.model);
+    result_.perplexity = perplexity(model);
+    load_options.sparse.whole_texts = false;
+    SparseLanguageModel steps = load(folder, rng, how_.device, load_options);
+    Model& stepping = std::get<Model>(steps.model);
+    result_.layers = steps.layers;
+    take(result_.sparse, time_generation(stepping, prompt_, how_.timing));
+    const LayerBytes bytes = bytes_of_layers(stepping);
+    result_.sparse.bytes = bytes.bytes, result_.sparse.counted_weights = bytes.weight_sparsity;
+    if (split.activations > 0)
+      result_.sparse.counted_activations = counted_sparsity(
+          stepping,
+          std::span<const train::PerplexityWindow>(windows_).first(std::min<size_t>(4, windows_.size())));
+    result_.prompt.assign(prompt_.begin(), prompt_.end());
+    const int64_t room = stepping.longest() - int64_t(prompt_.size());
+    result_.text = models::generate(
+        stepping, prompt_,
+        {.most_tokens = std::min(options_.sample_tokens, room), .sampling = {.temperature = 0}});
+  }
+
+  const SparsifyOptions& options_;
+  const SweepOptions& how_;
+  std::string out_;
+  Load load_;
+  Sparsified result_;
+  Samples samples_;
+  std::vector<train::PerplexityWindow> windows_;
+  std::span<const int64_t> prompt_;
+};
+
+}  // namespace
+
+double usual_weights(double total) {
+  // Total sparsities 0.10, 0.15, ..., 0.80.
+  constexpr double kFirst = 0.10, kStep = 0.05;
+  constexpr double kWeights[] = {.05, .05, .05, .05, .05, .1, .1, .15, .2, .25, .25, .3, .35, .4, .45};
+  constexpr size_t kLast = std::size(kWeights) - 1;
+  if (total < kFirst) return total * kWeights[0] / kFirst;
+  const double at = (total - kFirst) / kStep;
+  if (at >= double(kLast)) return total * kWeights[kLast] / (kFirst + kStep * double(kLast));
+  const size_t below = size_t(at);
+  return kWeights[below] + (kWeights[below + 1] - kWeights[below]) * (at - double(below));
+}
+
+Sparsified sparsify(const SparsifyOptions& options, const std::string& out) {
+  const SweepOptions& how = options.how;
+  how.gates.validate();
+  check(!options.most_perplexity || *options.most_perplexity >= 1, "sparsify: a perplexity of ",
+        options.most_perplexity.value_or(1), " times that of the dense model; expected 1 or more");
+  check(!pretrained::is_sparse_folder(how.model), "sparsify: the model of ", how.model,
+        " is compressed already; name the dense one");
+  std::error_code ignored;
+  if (fs::is_directory(out, ignored)) {
+    io::check_no_weights(out);
+    check(!pretrained::is_sparse_folder(out) && !is_calibration(out), "sparsify: ", out,
+          " has weights or a calibration already; name another folder");
+  }
+  const auto config = pretrained::read_config(how.model).model;
+  const pretrained::LoadOptions load{.dtype = how.dtype};
+  if (std::holds_alternative<models::LlamaConfig>(config))
+    return Sparsifier<models::Llama>(
+               options, out,
+               [&](Rng& rng) { return pretrained::load_llama(how.model, rng, how.device, load); })
+        .run();
+  return Sparsifier<models::Gpt>(
+             options, out, [&](Rng& rng) { return pretrained::load_gpt(how.model, rng, how.device, load); })
+      .run();
+}
+
+}  // namespace tessera::sparsity

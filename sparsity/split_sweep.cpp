@@ -1,0 +1,423 @@
+#include "sparsity/split_sweep.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "io/checksum.h"
+#include "io/file.h"
+#include "pretrained/fingerprint.h"
+#include "pretrained/load.h"
+#include "runtime/interrupt.h"
+#include "sparsity/chain.h"
+#include "sparsity/prune.h"
+#include "sparsity/split.h"
+#include "train/perplexity.h"
+
+namespace tessera::sparsity {
+namespace {
+
+namespace fs = std::filesystem;
+using report::TableCell;
+
+constexpr const char* kTables[] = {
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT)",
+    "CREATE TABLE dense (perplexity REAL, ttft_ms REAL, ttft_p90 REAL, tpot_ms REAL, tpot_p90 REAL, bytes "
+    "INTEGER)",
+    "CREATE TABLE splits (total REAL, weights REAL, activations REAL, format TEXT, uniform_ppl REAL, "
+    "greedy_ppl "
+    "REAL, ttft_ms REAL, ttft_p90 REAL, tpot_ms REAL, tpot_p90 REAL, bytes INTEGER, counted_total REAL, "
+    "counted_weights REAL, counted_activations REAL, PRIMARY KEY (total, weights, format))",
+    "CREATE TABLE repeats (total REAL, weights REAL, format TEXT, repeat INTEGER, ttft_ms REAL, tpot_ms "
+    "REAL)",
+    "CREATE TABLE histograms (input TEXT, bar INTEGER, x REAL, share REAL)",
+    "CREATE TABLE thresholds (total REAL, weights REAL, allocation TEXT, layer TEXT, share REAL, threshold "
+    "REAL, "
+    "top_k INTEGER)",
+    "CREATE TABLE greedy (weights REAL, block INTEGER, sparsity REAL, error REAL, baseline REAL, layer TEXT, "
+    "share REAL)",
+    "CREATE TABLE layer_times (total REAL, weights REAL, format TEXT, layer TEXT, ms REAL)",
+};
+
+double percentile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[std::min(values.size() - 1, size_t(share * double(values.size())))];
+}
+
+/// What decides the results, one setting per row.
+std::vector<std::vector<TableCell>> settings_of(const SweepOptions& options, const std::string& fingerprint) {
+  io::Xxh3 calibration, evaluation;
+  calibration.add(options.calibration.data(), options.calibration.size_bytes());
+  evaluation.add(options.evaluation.data(), options.evaluation.size_bytes());
+  const auto number = [](auto value) { return fmt::format("{}", value); };
+  PruneOptions prune = options.prune;
+  prune.sparsity = 0.5;
+  std::vector<std::vector<TableCell>> rows;
+  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"fingerprint", fingerprint},
+           {"device", options.device.name()},
+           {"prune", to_json(prune).dump()},
+           {"samples", number(options.samples.count)},
+           {"sample_length", number(options.samples.length)},
+           {"seed", number(options.samples.seed)},
+           {"calibration_text", calibration.digits()},
+           {"evaluation_text", evaluation.digits()},
+           {"window", number(options.window)},
+           {"stride", number(options.stride)},
+           {"windows", number(options.most_windows)},
+           {"rule", name_of(options.gates.rule)},
+           {"scale", options.gates.column_norms ? "column-norm" : "one"},
+           {"gate", options.gates.top_k ? "top-k" : "threshold"},
+           {"greedy", options.gates.greedy ? number(options.gates.step) : "none"},
+           {"greedy_most", number(options.gates.most)},
+           {"greedy_samples", number(options.gates.greedy_samples)},
+           {"prefill", number(options.gates.prefill)},
+           {"prompt", number(options.prompt)},
+           {"new_tokens", number(options.timing.new_tokens)},
+           {"repeats", number(options.timing.repeats)}})
+    rows.push_back({std::string(name), value});
+  return rows;
+}
+
+/// The database of a sweep: in a folder, or, without one, in memory.
+class Store {
+ public:
+  Store(const std::string& folder, const std::vector<std::vector<TableCell>>& settings)
+      : database_(open(folder)) {
+    const report::Table before = database_.run("SELECT name, value FROM settings ORDER BY rowid");
+    if (before.rows.empty()) {
+      database_.insert("INSERT INTO settings VALUES (?1, ?2)", settings);
+      return;
+    }
+    for (size_t i = 0; i < settings.size(); ++i)
+      check(i < before.rows.size() && before.rows[i] == settings[i], "sweep: ", folder,
+            " holds a sweep with other settings (", std::get<std::string>(settings[i][0]),
+            "); remove it to start over, or name another folder");
+  }
+  report::Database& database() { return database_; }
+
+  std::optional<SplitResult> find(const Split& split) {
+    const report::Table rows = database_.run(
+        "SELECT activations, uniform_ppl, greedy_ppl, ttft_ms, ttft_p90, tpot_ms, tpot_p90, bytes, "
+        "counted_weights, counted_activations FROM splits WHERE total = ?1 AND weights = ?2 AND format = ?3",
+        {split.total, split.weights, std::string(name_of(split.format))});
+    if (rows.rows.empty()) return {};
+    const auto& row = rows.rows[0];
+    const auto number = [&](size_t i) { return std::get<double>(row[i]); };
+    SplitResult found{.split = split, .uniform_perplexity = number(1), .greedy_perplexity = {}};
+    if (std::holds_alternative<double>(row[2])) found.greedy_perplexity = number(2);
+    found.ttft_ms = number(3), found.ttft_p90 = number(4), found.tpot_ms = number(5),
+    found.tpot_p90 = number(6);
+    found.bytes = uint64_t(std::get<int64_t>(row[7]));
+    found.counted_weights = number(8), found.counted_activations = number(9);
+    return found;
+  }
+  void keep(const SplitResult& r, const DecodeTimes& times,
+            const std::vector<std::pair<std::string, double>>& layers) {
+    const std::string format = name_of(r.split.format);
+    database_.run("BEGIN");
+    database_.run(
+        "INSERT INTO splits VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+        {r.split.total, r.split.weights, r.split.activations, format, r.uniform_perplexity,
+         r.greedy_perplexity ? TableCell(*r.greedy_perplexity) : TableCell(), r.ttft_ms, r.ttft_p90,
+         r.tpot_ms, r.tpot_p90, int64_t(r.bytes), total_sparsity(r.counted_weights, r.counted_activations),
+         r.counted_weights, r.counted_activations});
+    std::vector<std::vector<TableCell>> repeats, ms;
+    for (size_t i = 0; i < times.ttft_ms.size(); ++i)
+      repeats.push_back(
+          {r.split.total, r.split.weights, format, int64_t(i), times.ttft_ms[i], times.tpot_ms[i]});
+    for (const auto& [layer, time] : layers)
+      ms.push_back({r.split.total, r.split.weights, format, layer, time});
+    database_.insert("INSERT INTO repeats VALUES (?1, ?2, ?3, ?4, ?5, ?6)", repeats);
+    database_.insert("INSERT INTO layer_times VALUES (?1, ?2, ?3, ?4, ?5)", ms);
+    database_.run("COMMIT");
+  }
+  void keep_dense(const SweepResult& result) {
+    database_.run("DELETE FROM dense");
+    const SplitResult& d = result.dense;
+    database_.run("INSERT INTO dense VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                  {result.dense_perplexity, d.ttft_ms, d.ttft_p90, d.tpot_ms, d.tpot_p90, int64_t(d.bytes)});
+  }
+  /// Distributions and greedy steps of a calibration; of the first one the histograms.
+  void keep(const Calibration& calibration, double weights) {
+    std::vector<std::vector<TableCell>> bars, steps;
+    for (const InputBars& input : calibration.inputs)
+      for (size_t i = 0; i < input.shares.size(); ++i)
+        bars.push_back({input.name, int64_t(i),
+                        input.limit * (2 * (double(i) + 0.5) / double(input.shares.size()) - 1),
+                        input.shares[i]});
+    for (size_t block = 0; block < calibration.greedy.size(); ++block)
+      for (const GreedyBlock::Step& step : calibration.greedy[block].steps)
+        for (size_t i = 0; i < step.shares.size(); ++i)
+          steps.push_back({weights, int64_t(block), step.sparsity, step.error, step.baseline,
+                           calibration.greedy[block].layers[i], step.shares[i]});
+    database_.run("BEGIN");
+    if (database_.run("SELECT 1 FROM histograms LIMIT 1").rows.empty())
+      database_.insert("INSERT INTO histograms VALUES (?1, ?2, ?3, ?4)", bars);
+    database_.run("DELETE FROM greedy WHERE weights = ?1", {weights});
+    database_.insert("INSERT INTO greedy VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", steps);
+    database_.run("COMMIT");
+  }
+  void keep(const Calibration& calibration, const Split& split, bool greedy) {
+    const auto shares = calibration.shares_at(split.activations, greedy);
+    std::vector<std::vector<TableCell>> rows;
+    for (const CalibratedLayer& layer : calibration.layers) {
+      const ops::Gate gate = calibration.gate(layer, shares.at(layer.name));
+      rows.push_back({split.total, split.weights, std::string(greedy ? "greedy" : "uniform"), layer.name,
+                      shares.at(layer.name), calibration.top_k ? TableCell() : TableCell(gate.threshold),
+                      calibration.top_k ? TableCell(gate.keep) : TableCell()});
+    }
+    database_.run("BEGIN");
+    database_.run("DELETE FROM thresholds WHERE total = ?1 AND weights = ?2 AND allocation = ?3",
+                  {split.total, split.weights, std::string(greedy ? "greedy" : "uniform")});
+    database_.insert("INSERT INTO thresholds VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", rows);
+    database_.run("COMMIT");
+  }
+
+ private:
+  static report::Database open(const std::string& folder) {
+    if (folder.empty()) return with_tables(report::Database::in_memory());
+    const fs::path path = fs::path(folder) / kSweepFile;
+    std::error_code ignored;
+    if (fs::exists(path, ignored)) {
+      check(is_sweep(path), "sweep: ", path.string(), " is not ", kSweepWhat, "; name another folder");
+      return report::Database::open(path, "sweep");
+    }
+    io::make_folder(folder);
+    // Under another name until its tables are there: a killed program leaves no empty database.
+    report::Database made = with_tables(report::Database::in_memory());
+    io::write_file(path.string(), made.bytes());
+    return report::Database::open(path, "sweep");
+  }
+  static report::Database with_tables(report::Database database) {
+    database.run("PRAGMA application_id = " + std::to_string(kSweepId));
+    for (const char* const table : kTables) database.run(table);
+    return database;
+  }
+  report::Database database_;
+};
+
+/// Splits of one weight sparsity share a pruned model.
+template <class Model>
+class Sweeper {
+ public:
+  using Load = std::function<Model(Rng&)>;
+  Sweeper(const SweepOptions& options, const std::string& folder, Load load)
+      : options_(options), folder_(folder), load_(std::move(load)), splits_(splits_of(options)) {}
+
+  SweepResult run() {
+    prepare();
+    SweepResult result;
+    {
+      Rng rng(0);
+      Model model = load_(rng);
+      store_.emplace(folder_, settings_of(options_, pretrained::fingerprint_of(model)));
+      measure_dense(model, result);
+    }
+    for (size_t begin = 0; begin < splits_.size();) {
+      size_t end = begin;
+      while (end < splits_.size() && splits_[end].weights == splits_[begin].weights) ++end;
+      measure_group(std::span(splits_).subspan(begin, end - begin), result);
+      begin = end;
+    }
+    write_files(result);
+    return result;
+  }
+
+ private:
+  void prepare() {
+    samples_ = choose_samples(options_.calibration, options_.samples);
+    windows_ = train::perplexity_windows(
+        options_.evaluation,
+        {.length = options_.window, .stride = options_.stride, .most_windows = options_.most_windows});
+    check(options_.prompt >= 1 && options_.prompt <= int64_t(options_.evaluation.size()),
+          "sweep: a prompt of ", options_.prompt, " tokens; the text has ", options_.evaluation.size());
+    prompt_ = options_.evaluation.subspan(0, size_t(options_.prompt));
+  }
+  void tell(const std::string& line) const {
+    if (options_.tell) options_.tell(line);
+  }
+  double perplexity(const Model& model) const {
+    const auto progress = [](const train::Perplexity&) {
+      check_interrupt();
+      return true;
+    };
+    return train::measure_perplexity(model, std::span<const train::PerplexityWindow>(windows_),
+                                     options_.device, 1, progress)
+        .perplexity();
+  }
+  static void take(SplitResult& result, const DecodeTimes& times) {
+    result.ttft_ms = median_of(times.ttft_ms), result.tpot_ms = median_of(times.tpot_ms);
+    result.ttft_p90 = percentile(times.ttft_ms, 0.9), result.tpot_p90 = percentile(times.tpot_ms, 0.9);
+  }
+
+  void measure_dense(Model& model, SweepResult& result) {
+    result.dense_perplexity = perplexity(model);
+    take(result.dense, time_generation(model, prompt_, options_.timing));
+    result.dense.uniform_perplexity = result.dense_perplexity;
+    result.dense.bytes = bytes_of_layers(model).bytes;
+    store_->keep_dense(result);
+    tell(fmt::format("dense: perplexity {:.4f}, {:.3f} ms per token, {:.1f} MB", result.dense_perplexity,
+                     result.dense.tpot_ms, double(result.dense.bytes) / 1e6));
+  }
+
+  void measure_group(std::span<const Split> splits, SweepResult& result) {
+    const size_t first = result.splits.size();
+    bool is_done = true;
+    for (const Split& split : splits) {
+      const std::optional<SplitResult> found = store_->find(split);
+      is_done = is_done && found;
+      result.splits.push_back(found.value_or(SplitResult{.split = split, .greedy_perplexity = {}}));
+      result.resumed += found.has_value();
+    }
+    if (is_done) return;
+    Rng rng(0);
+    Model model = load_(rng);
+    const double weights = splits.front().weights;
+    if (weights > 0) {
+      PruneOptions prune_options = options_.prune;
+      prune_options.sparsity = weights;
+      prune(model, samples_, prune_options);
+    }
+    std::optional<Calibration> calibration;
+    if (std::ranges::any_of(splits, [](const Split& split) { return split.activations > 0; })) {
+      calibration = calibrate(model, samples_, options_.gates);
+      store_->keep(*calibration, weights);
+    }
+    for (size_t i = 0; i < splits.size(); ++i)
+      if (!store_->find(splits[i])) measure_split(model, calibration, result.splits[first + i]);
+  }
+
+  void measure_split(Model& model, const std::optional<Calibration>& calibration, SplitResult& result) {
+    const Split& split = result.split;
+    compress_layers(model, split.format);
+    const bool gated = split.activations > 0;
+    const bool greedy = gated && options_.gates.greedy && split.activations <= options_.gates.most;
+    if (gated) {
+      store_->keep(*calibration, split, false);
+      if (greedy) store_->keep(*calibration, split, true);
+    }
+    const auto set = [&](bool by_greedy, bool whole_texts) {
+      pretrained::SparseOptions sparse;
+      if (gated) {
+        sparse = options_of(*calibration, split.activations, by_greedy);
+        sparse.gates->fingerprint.clear();  // they are this model's, whose weights are compressed by now
+      }
+      sparse.whole_texts = whole_texts;
+      pretrained::make_sparse(model, sparse);
+    };
+    set(false, true);
+    result.uniform_perplexity = perplexity(model);
+    if (greedy) {
+      set(true, true);
+      result.greedy_perplexity = perplexity(model);
+    }
+    // What is timed and counted is the better one.
+    set(result.is_greedy(), false);
+    if (gated)
+      result.counted_activations = counted_sparsity(
+          model,
+          std::span<const train::PerplexityWindow>(windows_).first(std::min<size_t>(4, windows_.size())));
+    const LayerBytes bytes = bytes_of_layers(model);
+    result.bytes = bytes.bytes, result.counted_weights = bytes.weight_sparsity;
+    const DecodeTimes times = time_generation(model, prompt_, options_.timing);
+    take(result, times);
+    constexpr int64_t kLayerSteps = 4;
+    store_->keep(result, times, time_layers(model, prompt_, kLayerSteps));
+    tell(fmt::format(
+        "{:.4g}: {:.4g} of the weights, {:.4g} of the inputs, {}: perplexity {:.4f}{}, {:.3f} ms per "
+        "token, {:.1f} MB",
+        split.total, split.weights, split.activations, name_of(split.format), result.uniform_perplexity,
+        result.greedy_perplexity ? fmt::format(", greedy {:.4f}", *result.greedy_perplexity) : "",
+        result.tpot_ms, double(result.bytes) / 1e6));
+  }
+
+  void write_files(const SweepResult&) {
+    if (folder_.empty()) return;
+    report::Table rows = store_->database().run(
+        "SELECT total AS s, weights AS s1, activations AS s2, format, uniform_ppl AS Uniform_PPL, greedy_ppl "
+        "AS "
+        "Greedy_PPL, ttft_ms, ttft_p90, tpot_ms, tpot_p90, bytes, counted_total, counted_weights, "
+        "counted_activations FROM splits ORDER BY total, weights, format");
+    io::write_file((fs::path(folder_) / kSweepTable).string(), report::csv_text(rows));
+    io::write_file((fs::path(folder_) / kSweepPage).string(), sweep_page(store_->database()));
+  }
+
+  const SweepOptions& options_;
+  std::string folder_;
+  Load load_;
+  std::vector<Split> splits_;
+  std::optional<Store> store_;
+  Samples samples_;
+  std::vector<train::PerplexityWindow> windows_;
+  std::span<const int64_t> prompt_;
+};
+
+}  // namespace
+
+std::vector<Split> splits_of(const SweepOptions& options) {
+  std::vector<Split> splits;
+  for (const double total : options.totals)
+    check(total > 0 && total < 1, "sweep: a total sparsity of ", total,
+          "; expected more than 0 and less than 1");
+  for (const double weights : options.weights)
+    check(weights >= 0 && weights < 1, "sweep: a weight sparsity of ", weights,
+          "; expected 0 or more and less than 1");
+  for (const double total : options.totals) {
+    for (const double weights : options.weights)
+      if (weights < total)
+        splits.push_back({total, weights, activations_for(total, weights),
+                          weights > 0 ? ops::SparseFormat::tiled_cbc : ops::SparseFormat::dense_columns});
+    if (!options.weights_alone) continue;
+    splits.push_back({total, total, 0, ops::SparseFormat::tca_bme});
+    splits.push_back({total, total, 0, ops::SparseFormat::tiled_cbc});
+  }
+  check(!splits.empty(), "sweep: no weight sparsity is below a total one; nothing is to be measured");
+  std::ranges::stable_sort(splits, {}, [](const Split& split) {
+    return std::tuple(split.weights, split.total, int(split.format));
+  });
+  const auto repeated = std::ranges::unique(splits, {}, [](const Split& split) {
+    return std::tuple(split.weights, split.total, int(split.format));
+  });
+  splits.erase(repeated.begin(), repeated.end());
+  return splits;
+}
+
+SweepResult sweep_splits(const SweepOptions& options, const std::string& folder) {
+  options.gates.validate();
+  check(!pretrained::is_sparse_folder(options.model), "sweep: the model of ", options.model,
+        " is compressed already; name the dense one");
+  const auto config = pretrained::read_config(options.model).model;
+  const pretrained::LoadOptions load{.dtype = options.dtype};
+  if (std::holds_alternative<models::LlamaConfig>(config))
+    return Sweeper<models::Llama>(
+               options, folder,
+               [&](Rng& rng) { return pretrained::load_llama(options.model, rng, options.device, load); })
+        .run();
+  return Sweeper<models::Gpt>(
+             options, folder,
+             [&](Rng& rng) { return pretrained::load_gpt(options.model, rng, options.device, load); })
+      .run();
+}
+
+std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits) {
+  std::ranges::stable_sort(splits, {},
+                           [](const SplitResult& one) { return std::pair(one.tpot_ms, one.perplexity()); });
+  std::vector<SplitResult> front;
+  for (const SplitResult& one : splits)
+    if (front.empty() || one.perplexity() < front.back().perplexity()) front.push_back(one);
+  return front;
+}
+
+bool is_sweep(const fs::path& database) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(database, ignored) || fs::file_size(database, ignored) < 100) return false;
+  unsigned char id[4];
+  io::InputFile(database.string()).read(68, id, 4);  // application_id, big-endian: SQLite's file format
+  return (int32_t(id[0]) << 24 | int32_t(id[1]) << 16 | int32_t(id[2]) << 8 | int32_t(id[3])) == kSweepId;
+}
+
+}  // namespace tessera::sparsity

@@ -1,0 +1,257 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "models/llama.h"
+#include "tests/cli/language_model.h"
+
+// From a dense model to one that runs sparse: prune, calibrate, convert, generate; sparsify and the sweep,
+// which do all of it; and multiple choice.
+
+namespace tessera::cli::test {
+namespace {
+
+using nlohmann::json;
+
+/// A LLaMA "m" of random weights with a tokenizer of bytes, and a text "t". Empty, or why it cannot be made.
+std::string put_llama(const Workplace& at) {
+  if (const std::string why = put_model(at, "tokens"); !why.empty()) return why;
+  Rng rng(7);
+  const models::Llama model({.vocabulary = 260,
+                             .positions = 64,
+                             .d_model = 32,
+                             .d_ff = 72,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .layers = 2,
+                             .init_deviation = 0.2,
+                             .dtype = DType::f16},
+                            rng, Device::cpu());
+  pretrained::save(model, at / "m");
+  fs::copy(at / "tokens/tokenizer.json", at / "m/tokenizer.json");
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += "line " + std::to_string(i * i) + "\n";
+  at.put("t", text);
+  return "";
+}
+
+const std::string kTexts = "--device cpu --text t --length 32 --samples 4 --eval-windows 4 ";
+const std::string kGreedy = "--step 0.3 --most 0.7 ";
+
+TEST(ChainCommand, PruneCalibrateConvertGenerate) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  expect_success(run(at, "prune --model m --sparsity 0.2 --out p " + kTexts));
+  const json pruning = json::parse(at.get("p/pruning.json"));
+  EXPECT_NE(pruning["pruned_fingerprint"], pruning["fingerprint"]);
+  const std::string out =
+      said(at, "calibrate --model p --out g --total 0.5 --weight-sparsity 0.2 " + kTexts + kGreedy);
+  EXPECT_TRUE(holds_all(out, "model.layers.0.self_attn.q_proj|threshold|uniform|greedy|written to g")) << out;
+  EXPECT_TRUE(fs::exists(at / "g/layer-1/results.csv"));
+  const json calibration = json::parse(at.get("g/calibration.json"));
+  EXPECT_EQ(calibration["fingerprint"], pruning["pruned_fingerprint"]);
+  EXPECT_EQ(calibration["layers"].size(), 14u);
+  expect_success(run(at, "convert p c --format tiled-cbc --gates g"));
+  EXPECT_TRUE(fs::exists(at / "c/calibration.json"));
+  const std::string generate = "generate --device cpu --prompt line --greedy --max-tokens 8 --json o.json ";
+  // The calibration in the model's directory; and the same by its own name, for the pruned model under gates
+  // alone.
+  expect_success(run(at, generate + "--model c --sparse required --activation-sparsity 0.375"));
+  const json chain = json::parse(at.get("o.json"));
+  expect_success(run(at, generate + "--model p --gates g --activation-sparsity 0.375"));
+  const json gates = json::parse(at.get("o.json"));
+  EXPECT_EQ(chain["texts"][0]["tokens"], gates["texts"][0]["tokens"]);
+  double inputs = 0;
+  for (const json& layer : chain["sparse"]) {
+    EXPECT_EQ(layer["format"], "tiled-cbc");
+    EXPECT_NEAR(layer["weight_sparsity"], 0.2, 0.06);
+    inputs += layer["activation_sparsity"].get<double>() / 14;
+  }
+  EXPECT_NEAR(inputs, 0.375, 0.15);
+  // The total: that of the weights is counted in the file.
+  const Outcome total = run(at, generate + "--model c --total 0.5 --allocation uniform");
+  EXPECT_TRUE(holds_all(total.err, "total sparsity 0.5 = 1 - (1 - 0.1|of the inputs)")) << total.err;
+  EXPECT_TRUE(holds_all(run(at, generate + "--model c --sp-ratio 0.4").err,
+                        "--sp-ratio 0.4 is taken as --activation-"));
+  // Gates on all of a prompt, or none of it, give another perplexity than on half of it.
+  const auto perplexity = [&](const std::string& flags) {
+    return json::parse(said(
+        at, "eval ppl --device cpu --text t --length 32 --windows 4 --json --model c " + flags))["perplexity"]
+        .get<double>();
+  };
+  const double half = perplexity("--activation-sparsity 0.5"),
+               all = perplexity("--activation-sparsity 0.5 --gate-prefill 1"),
+               none = perplexity("--activation-sparsity 0.5 --gate-prefill 0"), open = perplexity("");
+  EXPECT_NE(half, all);
+  EXPECT_NE(half, none);
+  EXPECT_NEAR(none, open, 1e-6 * open);
+}
+
+TEST(ChainCommand, EachStepChecksTheOneBefore) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  const std::string quick = kTexts + "--allocation uniform --validation 0 ";
+  expect_success(run(at, "prune --model m --method magnitude --sparsity 0.2 --out p --device cpu"));
+  expect_success(run(at, "calibrate --model p --out g " + quick));
+  expect_success(run(at, "calibrate m --out other " + quick));
+  // Weights that are not those of the report next to them.
+  fs::copy(at / "p", at / "changed", fs::copy_options::recursive);
+  fs::copy_file(at / "m/model.safetensors", at / "changed/model.safetensors",
+                fs::copy_options::overwrite_existing);
+  expect_success(run(at, "convert p c --format tiled-cbc --gates g"));
+  at.put("plain", R"({"format": "tessera-gates", "layers": {}})");
+  const std::string damaged = at.get("g/calibration.json");
+  at.put("bent/calibration.json", damaged.substr(0, damaged.size() / 2));
+  const std::vector<std::string> before = at.files();
+  const std::string calibrate = "calibrate --out d " + quick,
+                    generate = "generate --device cpu --prompt a --max-tokens 1 ";
+  const auto refused = [&](const std::string& line, int code, const char* says) {
+    const Outcome outcome = run(at, line);
+    EXPECT_EQ(outcome.code, code) << line << "\n" << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, says)) << line << "\n" << outcome.err;
+    EXPECT_EQ(outcome.out, "") << line;
+  };
+  refused(calibrate + "--model changed", 1, "changed/pruning.json|they were changed");
+  refused("convert changed d --format tiled-cbc", 1, "fingerprint|do not belong together");
+  refused("convert p d --format tiled-cbc --gates other", 1, "other|was pruned to|calibrate that model");
+  refused("convert m d --format tiled-cbc --gates g", 1, "do not belong together");
+  refused("convert p d --gates g", 2, "--gates");
+  refused("convert p d --format dense --gates g", 2, "--gates");
+  refused("convert p d --format tiled-cbc --gates absent", 1, "absent");
+  refused("convert p c --format tiled-cbc --gates g", 1, "c has");
+  refused("calibrate --model p --out g " + quick, 1, "already");
+  refused(calibrate + "--model p --total 0.2 --weight-sparsity 0.2", 2, "something is left for the gates");
+  refused(calibrate + "--model p --total 0.1 --weight-sparsity 0.2", 2, "something is left for the gates");
+  refused(calibrate + "--model p --activation-sparsity 2", 2, "--activation-sparsity");
+  refused(calibrate + "--model p --rule symmetric --scale column-norm", 2, "magnitude");
+  refused("calibrate --model p --out d --device cpu", 2, "give the text");
+  refused("calibrate --model nothing --out d " + quick, 1, "nothing");
+  refused("calibrate --out d " + quick, 2, "--model is required");
+  refused(generate + "--model m --gates g --activation-sparsity 0.3", 1,
+          "calibrated on the model with fingerprint");
+  refused(generate + "--model m --activation-sparsity 0.3", 2, "tessera calibrate");
+  refused(generate + "--model c --gates g", 2, "say which --activation-sparsity");
+  refused(generate + "--model c --activation-sparsity 0.3 --total 0.5", 2, "give one");
+  refused(generate + "--model c --activation-sparsity 0.3 --sp-ratio 0.5", 2, "--sp-ratio");
+  refused(generate + "--model c --activation-sparsity 1.5", 2, "--activation-sparsity");
+  refused(generate + "--model c --activation-sparsity 1", 1, "less than 1");
+  refused(generate + "--model c --total 0.1", 1, "something is left for the gates");
+  refused(generate + "--model c --activation-sparsity 0.3 --allocation greedy", 1, "no greedy distribution");
+  refused(generate + "--model c --sparse off --activation-sparsity 0.3", 2, "--sparse off");
+  refused(generate + "--model c --gate-prefill 0.5", 2, "--gate-prefill");
+  refused(generate + "--model c --gates plain --activation-sparsity 0.3", 2, "plain");
+  refused(generate + "--model c --gates bent --activation-sparsity 0.3", 1, "damaged");
+  refused(generate + "--model c --activation-sparsity 0.3 --samples 9", 1, "9 tokens");
+  EXPECT_EQ(at.files(), before);
+}
+
+TEST(ChainCommand, SparsifyDoesAllOfIt) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  const std::string how = kTexts + kGreedy + "--prompt-tokens 8 --new-tokens 4 --repeats 1 --validation 0.4 ";
+  const json report = json::parse(said(at, "sparsify --model m --total 0.5 --out s --json " + how));
+  EXPECT_NEAR(report["weight_sparsity"], 0.2, 1e-12);  // SPDP's operating point
+  EXPECT_NEAR(report["activation_sparsity"], 0.375, 1e-12);
+  EXPECT_EQ(report["format"], "tiled-cbc");
+  EXPECT_NEAR(report["sparse"]["weight_sparsity"], 0.2, 0.05);
+  EXPECT_LT(report["sparse"]["bytes"], report["dense"]["bytes"]);
+  EXPECT_EQ(report["layers"].size(), 14u);
+  for (const char* const gone : {"s.pruned", "s.gates"}) EXPECT_FALSE(fs::exists(at / gone));
+  expect_success(
+      run(at,
+          "generate --device cpu --model s --sparse required --activation-sparsity 0.375 --prompt a "
+          "--max-tokens 4"));
+  // Any bound is kept by some split of a wide search; the result is within it on held-out text.
+  const std::string out = said(at, "sparsify --model m --max-ppl 1.5x --search 0.2,0.4 --out b " + how);
+  EXPECT_TRUE(holds_all(out, "searched|perplexity|written to b")) << out;
+  EXPECT_TRUE(fs::exists(at / "b/sparse.safetensors"));
+  expect_failures(
+      at, {{"sparsify --model m --out d --text t", 2, "say how much"},
+           {"sparsify --model m --out d --text t --total 1.5", 2, "--total"},
+           {"sparsify --model m --out d --text t --total 0", 2, "more than 0"},
+           {"sparsify --model m --out d --text t --max-ppl 0.5", 2, "--max-ppl"},
+           {"sparsify --model m --out d --text t --max-ppl much", 2, "--max-ppl"},
+           {"sparsify --model m --out d --text t --total 0.3 --weight-sparsity 0.4", 2, "is less than"},
+           {"sparsify --model m --out d --text t --total 0.3 --weight-sparsity 0.1 --activation-sparsity 0.2",
+            2, "follows from the other two"},
+           {"sparsify --model m --out d --text t --max-ppl 1.1x --activation-sparsity 0.2", 2, "--max-ppl"},
+           {"sparsify --model m --out d --total 0.5", 2, "give the text"},
+           {"sparsify --device cpu --model m --out s --total 0.5 --text t --length 32", 1, "has weights"},
+           {"sparsify --device cpu --model m --out d --total 0.5 --text t --length 32 --new-tokens 60", 1,
+            "a smaller --prompt-tokens"},
+           {"sparsify --device cpu --model s --out d --total 0.5 --text t --length 32 --prompt-tokens 8", 1,
+            "compressed already"}});
+  EXPECT_FALSE(fs::exists(at / "d"));
+}
+
+TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  const std::string how =
+      "sparsity sweep --model m " + kTexts +
+      "--prompt-tokens 8 --new-tokens 4 --repeats 2 --validation 0.4 --allocation uniform ";
+  const Outcome first = run(at, how + "--out r --total 0.3 --weight-sparsity 0,0.1");
+  if (first.err.find("SQLite") != std::string::npos) GTEST_SKIP() << "skipped: " << first.err;
+  expect_success(first);
+  EXPECT_TRUE(holds_all(first.out, "dense|0.3|Pareto front of 4 splits")) << first.out;
+  // Two more of another total; the four are taken from the folder.
+  const std::string more = said(at, how + "--out r --total 0.3,0.4 --weight-sparsity 0,0.1");
+  EXPECT_TRUE(holds_all(more, "4 splits were measured by an earlier call|of 8 splits")) << more;
+  const std::string csv = at.get("r/sweep.csv");
+  EXPECT_TRUE(csv.starts_with("s,s1,s2,format,Uniform_PPL,Greedy_PPL,ttft_ms")) << csv;
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 9);
+  const std::string page = at.get("r/sweep.html");
+  EXPECT_TRUE(holds_all(page, "Pareto front|Distributions of inputs|Time per layer|blocks.0.attention.qkv"));
+  const std::string rows = Process(at, {"sparsity", "query", "r",
+                                        "SELECT weights, activations FROM splits WHERE total = 0.3 AND "
+                                        "format = 'tiled-cbc' ORDER BY weights",
+                                        "--format", "csv"})
+                               .wait()
+                               .out;
+  EXPECT_TRUE(rows.starts_with("weights,activations\n0.1,0.2222222222222")) << rows;
+  fs::remove(at / "r/sweep.html");
+  expect_success(run(at, "sparsity page r"));
+  EXPECT_EQ(at.get("r/sweep.html"), page);
+  const Outcome other = run(at, how + "--out r --total 0.3 --seed 5");
+  EXPECT_EQ(other.code, 1);
+  EXPECT_TRUE(holds_all(other.err, "other settings (seed)")) << other.err;
+  at.put("f/sparsity.sqlite", std::string(200, 'x'));
+  expect_failures(
+      at, {{"sparsity sweep --model m --text t --out d --total 0.5:0.1:0.1", 2, "--total"},
+           {"sparsity sweep --model m --text t --out d --total 0.5 --weight-sparsity 1", 2, "--weight"},
+           {"sparsity sweep --model m --out d", 2, "give the text"},
+           {"sparsity sweep --model m --text t --validation 0 --out d", 2, "nothing to measure on"}});
+  EXPECT_TRUE(holds_all(run(at, how + "--out f --total 0.3").err, "sparsity.sqlite is not"));
+  EXPECT_FALSE(fs::exists(at / "d"));
+}
+
+TEST(ChoiceCommand, AModelThatKnowsNothingIsAtChance) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m", {.deviation = 0}); !why.empty())
+    GTEST_SKIP() << "skipped: " << why;
+  std::string items;
+  for (int i = 0; i < 40; ++i)
+    items += json{{"context", "Is it " + std::to_string(i)}, {"choices", {" yes", " nay"}}, {"answer", i % 2}}
+                 .dump() +
+             "\n";
+  at.put("f", items);
+  const json result = json::parse(said(at, "eval choice f --device cpu --model m --json --predictions p"));
+  EXPECT_EQ(result["items"], 40);
+  EXPECT_EQ(result["chance"], 0.5);
+  EXPECT_EQ(result["by_likelihood"]["accuracy"], 0.5);  // every choice is as likely: the first is taken
+  EXPECT_LT(result["by_likelihood"]["interval_95"][0], 0.36);
+  const std::string lines = at.get("p");
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 40);
+  EXPECT_NEAR(json::parse(lines.substr(0, lines.find('\n')))["log_likelihoods"][1], -4 * std::log(260), 1e-3);
+  EXPECT_TRUE(
+      holds_all(said(at, "eval choice f --device cpu --model m --items 4"), "items|4|chance|within chance"));
+  at.put("bad", "{\"context\": \"a\"}\n");
+  expect_failures(at, {{"eval choice bad --device cpu --model m", 1, "bad: line 1|choices"},
+                       {"eval choice absent --device cpu --model m", 1, "absent"},
+                       {"eval choice f --device cpu --model absent", 1, "absent"},
+                       {"eval choice f --device cpu --model m --predictions f", 1, "is the input"},
+                       {"eval choice --model m", 2, "FILE"}});
+}
+
+}  // namespace
+}  // namespace tessera::cli::test

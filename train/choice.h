@@ -1,0 +1,78 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "train/perplexity.h"
+
+/// Multiple choice by log-likelihood: the choice that a language model finds the most likely after its
+/// context.
+
+namespace tessera::train {
+
+struct ChoiceItem {
+  std::string context;
+  std::vector<std::string> choices;  // two or more
+  int64_t answer = 0;                // of them
+};
+
+/// Reads a file with a JSON object per line, {"context": "...", "choices": ["...", "..."], "answer": 0};
+/// other fields are ignored, empty lines skipped. Throws, naming file and line, for anything else.
+std::vector<ChoiceItem> read_choices(const std::string& path);
+
+/// A text of which the tokens from `first` on are a choice. It refers to its tokens.
+struct ChoiceText {
+  std::vector<int64_t> tokens;
+  int64_t first = 0;
+  int64_t bytes = 0;  // of the choice
+};
+
+/// Context and choice as one text. White space at the end of the context belongs to the choice, as tokenizers
+/// join it with what follows; the choice begins where the tokens of context and choice together differ from
+/// those of the context, at its end at the latest. `most`: tokens that the model takes; the beginning of
+/// longer texts is cut off. `begin`: put before an empty context. Throws if a choice has no tokens, if it
+/// does not leave room for a token before it, and for an empty context without `begin`.
+ChoiceText choice_text(const ChoiceItem& item, size_t choice,
+                       const std::function<std::vector<int64_t>(const std::string&)>& encode, int64_t most,
+                       std::optional<int64_t> begin);
+
+/// What a model made of one item: log-likelihoods in nats, by choice.
+struct ChoiceScores {
+  std::vector<double> sums, per_byte;
+};
+/// The highest, ties to the first.
+inline int64_t best_choice(const std::vector<double>& scores) {
+  return std::max_element(scores.begin(), scores.end()) - scores.begin();
+}
+
+struct Accuracy {
+  int64_t items = 0, right = 0;
+  double share() const { return items ? double(right) / double(items) : 0; }
+  /// Wilson's interval at 95 % (E. B. Wilson, Journal of the American Statistical Association 22, 1927).
+  double low() const;
+  double high() const;
+};
+
+/// Model: Gpt, Llama, or what has their loss(tokens, targets, sequences).
+template <class Model>
+ChoiceScores score_choices(const Model& model, std::span<const ChoiceText> texts, Device device) {
+  ChoiceScores scores;
+  for (const ChoiceText& text : texts) {
+    const PerplexityWindow window{text.tokens, text.first};
+    const Perplexity found = measure_perplexity(model, std::span(&window, 1), device, 1);
+    check(std::isfinite(found.nats),
+          "eval choice: the log-likelihood of a choice is not finite; the model's "
+          "weights are damaged, or its activations overflow");
+    scores.sums.push_back(-found.nats * double(found.predicted));
+    scores.per_byte.push_back(scores.sums.back() / double(std::max<int64_t>(1, text.bytes)));
+  }
+  return scores;
+}
+
+}  // namespace tessera::train
