@@ -51,21 +51,6 @@ struct Counts {
   }
 };
 
-/// Where a share of the counts is reached: bins in ascending order of what edges() gives.
-template <class Count, class Lower, class Upper>
-double walk(int64_t bins, int64_t count, double share, Count&& count_of, Lower&& lower, Upper&& upper) {
-  const double wanted = std::clamp(share, 0.0, 1.0) * double(count);
-  double before = 0, last = 0;
-  for (int64_t bin = 0; bin < bins; ++bin) {
-    const double here = double(count_of(bin));
-    if (here == 0) continue;
-    last = upper(bin);
-    if (before + here >= wanted) return lower(bin) + (upper(bin) - lower(bin)) * (wanted - before) / here;
-    before += here;
-  }
-  return last;
-}
-
 }  // namespace
 
 Histogram::Histogram() : negative_(size_t(kBins), 0), positive_(size_t(kBins), 0) {}
@@ -76,6 +61,7 @@ void Histogram::add(const Tensor& x, const Tensor& scales) {
   const int64_t width = rows.size(1);
   check(!scales.defined() || (scales.dtype() == DType::f32 && scales.count() == width),
         "histogram: ", scales.defined() ? scales.count() : 0, " scales for ", width, " inputs");
+  bins_.clear(), magnitude_bins_.clear();
   // A table for each of a few parts: sums of whole numbers do not depend on how the rows are divided.
   const int64_t parts = std::clamp<int64_t>(rows.count() >> 16, 1, cpu_threads());
   std::vector<Counts> counts(static_cast<size_t>(parts));
@@ -102,22 +88,43 @@ void Histogram::add(const Tensor& x, const Tensor& scales) {
   count_ += rows.count();
 }
 
+const std::vector<Histogram::Bin>& Histogram::magnitude_bins() const {
+  if (!magnitude_bins_.empty()) return magnitude_bins_;
+  for (int64_t bin = 0; bin < kBins; ++bin)
+    if (const int64_t count = negative_[size_t(bin)] + positive_[size_t(bin)])
+      magnitude_bins_.push_back({lower_edge(bin), end_of(bin, largest_), count});
+  return magnitude_bins_;
+}
+
+const std::vector<Histogram::Bin>& Histogram::bins() const {
+  if (!bins_.empty()) return bins_;
+  for (int64_t bin = kBins - 1; bin >= 0; --bin)
+    if (const int64_t count = negative_[size_t(bin)])
+      bins_.push_back({-end_of(bin, largest_), -lower_edge(bin), count});
+  for (int64_t bin = 0; bin < kBins; ++bin)
+    if (const int64_t count = positive_[size_t(bin)])
+      bins_.push_back({lower_edge(bin), end_of(bin, largest_), count});
+  return bins_;
+}
+
+double Histogram::quantile_in(const std::vector<Bin>& bins, double share) const {
+  const double wanted = std::clamp(share, 0.0, 1.0) * double(count_);
+  double before = 0;
+  for (const Bin& bin : bins) {
+    if (before + double(bin.count) >= wanted)
+      return std::clamp(bin.lower + (bin.upper - bin.lower) * (wanted - before) / double(bin.count),
+                        -largest_, largest_);
+    before += double(bin.count);
+  }
+  return bins.empty() ? 0 : std::clamp(bins.back().upper, -largest_, largest_);
+}
+
 double Histogram::magnitude_quantile(double share) const {
-  const double value = walk(
-      kBins, count_, share, [&](int64_t bin) { return negative_[size_t(bin)] + positive_[size_t(bin)]; },
-      lower_edge, [&](int64_t bin) { return end_of(bin, largest_); });
-  return std::min(value, largest_);
+  return quantile_in(magnitude_bins(), share);
 }
 
 double Histogram::quantile(double share) const {
-  // Negative bins from the largest magnitude down, then the positive ones.
-  const auto magnitude = [](int64_t i) { return i < kBins ? kBins - 1 - i : i - kBins; };
-  const double value = walk(
-      2 * kBins, count_, share,
-      [&](int64_t i) { return (i < kBins ? negative_ : positive_)[size_t(magnitude(i))]; },
-      [&](int64_t i) { return i < kBins ? -end_of(magnitude(i), largest_) : lower_edge(magnitude(i)); },
-      [&](int64_t i) { return i < kBins ? -lower_edge(magnitude(i)) : end_of(magnitude(i), largest_); });
-  return std::clamp(value, -largest_, largest_);
+  return quantile_in(bins(), share);
 }
 
 std::vector<double> Histogram::bars(int64_t bars, double limit) const {

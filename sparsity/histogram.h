@@ -32,9 +32,19 @@ class Histogram {
   std::vector<double> bars(int64_t bars, double limit) const;
 
  private:
+  /// A bin with numbers in it.
+  struct Bin {
+    double lower, upper;
+    int64_t count;
+  };
+  double quantile_in(const std::vector<Bin>& bins, double share) const;
+  const std::vector<Bin>& bins() const;
+  const std::vector<Bin>& magnitude_bins() const;
+
   int64_t count_ = 0, not_finite_ = 0;
   double largest_ = 0;
-  std::vector<int64_t> negative_, positive_;  // by magnitude
+  std::vector<int64_t> negative_, positive_;        // by magnitude
+  mutable std::vector<Bin> bins_, magnitude_bins_;  // made when they are asked for
 };
 
 }  // namespace tessera::sparsity
