@@ -110,6 +110,14 @@ TEST(Sparse24, SoftScaleIsTheBestInTheMeanSquare) {
   const Tensor one = Tensor::from(std::vector<double>{8, 7, 7, 0}, {1, 4});  // s = (1, 0): 8
   EXPECT_EQ(soft_scale(one).item(), 8);
   EXPECT_EQ(soft_scale(one, Along24::features, 0, true).item(), 2);
+  // Two samples of eight tokens are tokens 0 and 4, here with s = (1, 0): 8; the others have s = (4, 0): 2.
+  std::vector<double> rows;
+  for (int token = 0; token < 8; ++token)
+    for (const double value : {8.0, token % 4 == 0 ? 7.0 : 4.0, token % 4 == 0 ? 7.0 : 4.0, 0.0})
+      rows.push_back(value);
+  const Tensor tokens = Tensor::from(rows, {8, 4});
+  EXPECT_EQ(soft_scale(tokens, Along24::features, 2).item(), 8);
+  EXPECT_LT(soft_scale(tokens).item(), 3);
 }
 
 TEST(Sparse24, TheDynamicScaleIsRefreshedAtItsInterval) {
