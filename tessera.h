@@ -36,6 +36,7 @@
 #include "comm/communicator.h"
 #include "comm/deadline.h"
 #include "comm/dry.h"
+#include "comm/lane.h"
 #include "comm/nccl.h"
 #include "comm/tcp.h"
 #include "comm/threads.h"

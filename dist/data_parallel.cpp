@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "autograd/tape.h"
+#include "comm/lane.h"
 #include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
 #include "tensor/kernels.h"
@@ -29,6 +31,85 @@ void check_same_parameters(const optim::Optimizer& optimizer, const World& world
 
 }  // namespace
 
+std::vector<Bucket> buckets_of(const optim::Optimizer& optimizer, double bucket_mb) {
+  check(bucket_mb > 0, "data parallel: buckets of ", bucket_mb, " MiB; expected more than 0");
+  const double most = bucket_mb * (1 << 20) / double(size_of(optimizer.gradients().dtype()));
+  std::vector<Bucket> buckets;
+  const std::vector<size_t>& arrangement = optimizer.arrangement();
+  for (size_t at = arrangement.size(); at-- > 0;) {
+    const optim::PackedRange range = optimizer.range(at, at + 1);
+    if (buckets.empty() || double(buckets.back().end - buckets.back().begin) >= most)
+      buckets.push_back({.begin = range.first, .end = range.first + range.elements, .parameters = {}});
+    buckets.back().begin = range.first;
+    buckets.back().parameters.push_back(arrangement[at]);
+  }
+  return buckets;
+}
+
+struct DataParallel::State {
+  State(const comm::Communicator& data, const optim::Optimizer& optimizer, const DataParallelOptions& options)
+      : lane(data, optimizer.gradients().device()),
+        gradients(optimizer.gradients()),
+        parameters(optimizer.parameters()),
+        buckets(buckets_of(optimizer, options.bucket_mb)),
+        factor(options.mean ? 1.0 / data.size() : 1.0),
+        bucket_of(parameters.size()) {
+    for (size_t i = 0; i < buckets.size(); ++i)
+      for (const size_t parameter : buckets[i].parameters) bucket_of[parameter] = i;
+  }
+
+  void begin(std::function<void(int64_t, int64_t)> function) {
+    complete = std::move(function);
+    missing.clear();
+    for (const Bucket& bucket : buckets) missing.push_back(bucket.parameters.size());
+    sent = 0;
+    overlaps = true;
+  }
+
+  void arrived(size_t parameter) {
+    if (!overlaps) return;
+    size_t& left = missing[bucket_of[parameter]];
+    check(left > 0, "data parallel: the gradient of ", parameters[parameter].name,
+          " came again after it had been sent; call overlap() only before the last backward pass of a step");
+    left -= 1;
+    while (sent < buckets.size() && missing[sent] == 0) send();
+  }
+
+  void send() {
+    const Bucket& bucket = buckets[sent++];
+    const NoTape off;
+    if (complete) complete(bucket.begin, bucket.end);
+    lane.all_reduce(gradients.slice(0, bucket.begin, bucket.end));
+  }
+
+  /// Of step(): what no backward pass has filled is zero now.
+  void finish() {
+    if (!overlaps) lane.all_reduce(gradients);
+    while (overlaps && sent < buckets.size()) send();
+    overlaps = false;
+    complete = nullptr;
+    lane.join();
+    if (factor == 1) return;
+    const NoTape off;
+    for (int64_t begin = 0; begin < gradients.count(); begin += kBlock) {
+      const Tensor block = gradients.slice(0, begin, std::min(begin + kBlock, gradients.count()));
+      block.copy_from(ops::scale(block, factor));
+    }
+  }
+
+  comm::Lane lane;
+  const Tensor gradients;
+  const std::vector<nn::NamedParameter> parameters;
+  const std::vector<Bucket> buckets;
+  const double factor;
+  std::vector<size_t> bucket_of;  // by parameter
+  std::vector<size_t> missing;    // by bucket: gradients that have not come
+  size_t sent = 0;                // buckets
+  bool listens = false;           // to the parameters' gradients
+  bool overlaps = false;
+  std::function<void(int64_t, int64_t)> complete;
+};
+
 DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
                            const DataParallelOptions& options) {
   if (world.size() == 1) return;
@@ -41,16 +122,25 @@ DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
     if (!dense.shares_storage(weight)) weight.copy_from(dense);
   }
   optimizer.sync_masters();
-  const double factor = options.mean ? 1.0 / world.size() : 1.0;
-  optimizer.on_gradients([data, factor](const Tensor& gradients) {
-    data.all_reduce(gradients);
-    if (factor == 1) return;
-    const NoTape off;
-    for (int64_t begin = 0; begin < gradients.count(); begin += kBlock) {
-      const Tensor block = gradients.slice(0, begin, std::min(begin + kBlock, gradients.count()));
-      block.copy_from(ops::scale(block, factor));
-    }
-  });
+  state_ = std::make_shared<State>(data, optimizer, options);
+  optimizer.on_gradients([state = state_](const Tensor&) { state->finish(); });
+}
+
+DataParallel::~DataParallel() = default;
+
+void DataParallel::overlap(std::function<void(int64_t begin, int64_t end)> complete) {
+  if (!state_) return;
+  // Gradients with a listener come one by one: only those that overlap pay for that.
+  if (!std::exchange(state_->listens, true))
+    for (size_t i = 0; i < state_->parameters.size(); ++i)
+      on_grad(state_->parameters[i].tensor, [state = std::weak_ptr(state_), i](const Tensor&) {
+        if (const auto here = state.lock()) here->arrived(i);
+      });
+  state_->begin(std::move(complete));
+}
+
+double DataParallel::exposed_ms() const {
+  return state_ ? state_->lane.exposed_ms() : 0;
 }
 
 Share share_of(int micro_batches, int rank, int ranks) {
@@ -78,6 +168,12 @@ void GradientTree::add(int index, int count) {
   // A number of micro-batches that is no power of two leaves sums waiting, the smaller ones last.
   for (++level; level <= sums_.size(); ++level)
     if (index >> level & 1) accumulate(gradients, sums_[level]);
+}
+
+void GradientTree::finish(int count, int64_t begin, int64_t end) const {
+  const Tensor part = optimizer_->gradients().slice(0, begin, end);
+  for (size_t level = 0; level < sums_.size(); ++level)
+    if ((count - 1) >> level & 1) accumulate(part, sums_[level].slice(0, begin, end));
 }
 
 }  // namespace tessera::dist

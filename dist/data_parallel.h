@@ -1,5 +1,9 @@
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <vector>
+
 #include "dist/world.h"
 #include "optim/optimizer.h"
 
@@ -9,7 +13,19 @@ struct DataParallelOptions {
   /// The step uses the mean of the ranks' gradients; false: their sum, for losses that are shares of a mean
   /// over all ranks already.
   bool mean = true;
+  /// MiB of gradients, about, that travel at once next to a backward pass (DataParallel::overlap).
+  double bucket_mb = 32;
 };
+
+/// Elements of Optimizer::gradients() that travel together, those of whole parameters.
+struct Bucket {
+  int64_t begin = 0, end = 0;
+  std::vector<size_t> parameters;  // their indices
+};
+/// In the order in which they travel: from the end of the arena to its beginning, as backward passes fill it.
+/// Each has at least `bucket_mb` MiB but for the last; a pure function of the parameters, so that all ranks
+/// have the same.
+std::vector<Bucket> buckets_of(const optim::Optimizer& optimizer, double bucket_mb);
 
 /// Makes an optimizer's steps those of all ranks together: in one line of a training loop,
 ///
@@ -21,11 +37,35 @@ struct DataParallelOptions {
 /// equal to the bit, since the sums are (comm::Communicator). A gradient that is not finite on one rank is
 /// not finite on all: all skip that step. In a world of one rank it does nothing.
 ///
+/// With a second line the sums run next to the backward pass:
+///
+///   reduce.overlap();
+///   tape.backward(loss);
+///   optimizer.step();
+///
+/// The bits are the same with and without it, and with buckets of any size.
+///
 /// The optimizer and the world may be moved, but this must live as long as steps are made.
 class DataParallel {
  public:
   /// Throws on all ranks if their parameters differ in number, name, shape or dtype.
   DataParallel(optim::Optimizer& optimizer, const World& world, const DataParallelOptions& options = {});
+  ~DataParallel();
+  DataParallel(const DataParallel&) = delete;
+
+  /// The next backward pass is the last one before step(): each bucket is sent as soon as all of its
+  /// gradients, and all buckets before it, have come. All ranks call it, or none. `complete(begin, end)`, if
+  /// any, is called for each bucket before it is sent, to finish those elements of gradients().
+  ///
+  /// A gradient that comes after its bucket was sent, from a further pass, is an error of that pass.
+  void overlap(std::function<void(int64_t begin, int64_t end)> complete = {});
+  /// Milliseconds of the last step in which only the communication ran; waits for the device. 0 on
+  /// one rank.
+  double exposed_ms() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // null on one rank
 };
 
 /// The micro-batches of a step that are a rank's: `count` of them, from `first` on.
@@ -45,6 +85,9 @@ class GradientTree {
   /// After the backward pass of micro-batch `index` of `count` of this rank, which overwrote the gradients.
   /// After the last one gradients() is the sum; before, the next pass is to overwrite them again.
   void add(int index, int count);
+  /// For elements `begin` to `end` alone, which the last of `count` micro-batches has filled: for
+  /// DataParallel::overlap.
+  void finish(int count, int64_t begin, int64_t end) const;
 
  private:
   optim::Optimizer* optimizer_;

@@ -291,6 +291,12 @@ const std::vector<size_t>& Optimizer::arrangement() const {
   return state_->buffers->packing.arrangement();
 }
 
+PackedRange Optimizer::range(size_t begin, size_t end) const {
+  check(begin <= end && end <= arrangement().size(), state_->buffers->name, ": parameters ", begin, " to ",
+        end, " of ", arrangement().size());
+  return state_->buffers->packing.range(begin, end);
+}
+
 const Tensor& Optimizer::masters() const {
   return state_->buffers->masters;
 }

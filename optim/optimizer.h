@@ -127,6 +127,8 @@ class Optimizer {
   const Tensor& masters() const;
   /// The order of the parameters in the arenas, as indices into parameters().
   const std::vector<size_t>& arrangement() const;
+  /// Where the parameters number `begin` to `end` of the arrangement lie in gradients().
+  PackedRange range(size_t begin, size_t end) const;
   /// Takes the weights as they are now as masters.
   void sync_masters() const;
   /// Bytes of the arenas, and of what rules keep in addition.

@@ -19,6 +19,7 @@ struct ProgressState {
   double tokens_per_s = -1, ms_per_step = -1;
   double memory_gib = -1, peak_gib = -1;
   double data_wait = -1;   // share of the time in which the device waited for data, 0 ... 1
+  double exposed_ms = -1;  // of the step's communication between ranks, while nothing else ran
   double flop_share = -1;  // of the ceiling named at the start, 0 ... 1
 };
 

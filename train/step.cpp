@@ -39,16 +39,15 @@ Step::Step(Job& job, const StepOptions& options)
       share_(dist::share_of(micro_batches_, rank_of(options), ranks_of(options))),
       tree_(options.global_order && micro_batches_ > 1),
       graph_(options.graph && !options.check_finite && job.device().is_cuda() && job.info().fixed_shapes),
+      overlaps_(ranks_of(options) > 1 && options.bucket_mb > 0),
       loss_(Tensor::zeros({}, DType::f32, job.device())),
-      captured_(job.device(),
-                [this] {
-                  micro_batch();
-                  if (share_.count == 1) update();
-                }),
+      captured_(job.device(), [this] { body(); }),
       captured_update_(job.device(), [this] { update(); }) {
   check(micro_batches_ >= 1, "train: a step of ", micro_batches_, " micro-batches; expected at least 1");
   if (ranks_of(options) > 1) {
-    reduce_.emplace(divisible(job), *options.world, dist::DataParallelOptions{.mean = false});
+    dist::DataParallelOptions reduction{.mean = false};
+    if (overlaps_) reduction.bucket_mb = options.bucket_mb;
+    reduce_.emplace(divisible(job), *options.world, reduction);
     job.divide(share_);
   }
   if (tree_) {
@@ -59,30 +58,54 @@ Step::Step(Job& job, const StepOptions& options)
 }
 
 void Step::operator()(const std::function<void(int micro)>& load) {
+  try {
+    run(load);
+  } catch (const comm::RankFailure&) {
+    throw;
+  } catch (const std::exception& error) {
+    // At once: what is under way next to the computation may wait for ranks that wait for this one.
+    if (options_.world) options_.world->fail(error.what());
+    throw;
+  }
+}
+
+void Step::run(const std::function<void(int micro)>& load) {
+  // A graph of the last micro-batch has not run as any other before: its first step is eager throughout.
+  std::optional<EagerScope> eager;
+  if (graph_ && overlaps_ && share_.count > 1 && !connected_) eager.emplace();
   if (share_.count > 1) loss_.fill(0);
   for (int index = 0; index < share_.count; ++index) {
     load(share_.first + index);
-    if (graph_) {
-      run(captured_, share_.count == 1);
-    } else {
-      micro_batch();
-      if (share_.count == 1) update();
-    }
+    last_ = index + 1 == share_.count;
+    graph_ ? replay(captured_, ends_with_update()) : body();
     if (tree_) add_to_tree(index);
   }
-  if (share_.count > 1) graph_ ? run(captured_update_, true) : update();
+  if (!ends_with_update()) graph_ ? replay(captured_update_, true) : update();
+  connected_ = true;
 }
 
 /// Eagerly where the optimizer needs the host; the next step is captured again.
-void Step::run(Captured& captured, bool updates) {
+void Step::replay(Captured& captured, bool updates) {
   std::optional<EagerScope> eager;
   if (updates && job_.trained_by().waits_for_host()) eager.emplace();
   captured();
 }
 
+void Step::body() {
+  // The last micro-batch is another graph, whose memory the others may use.
+  if (CaptureSession* const session = CaptureSession::current())
+    session->add({.key = this, .still_matches = [this, last = last_] { return last == last_; }});
+  if (overlaps_ && last_)
+    reduce_->overlap([this](int64_t begin, int64_t end) {
+      if (sums_ && share_.count > 1) sums_->finish(share_.count, begin, end);
+    });
+  micro_batch();
+  if (ends_with_update()) update();
+}
+
 void Step::add_to_tree(int index) {
   losses_.at({index}).copy_from(loss_);
-  if (share_.count > 1) sums_->add(index, share_.count);
+  if (share_.count > 1 && !(overlaps_ && last_)) sums_->add(index, share_.count);
 }
 
 void Step::micro_batch() {

@@ -18,6 +18,9 @@ struct StepOptions {
   /// each draws random numbers by its index: the same bits on any number of ranks. Else each rank adds to its
   /// gradients in place, which needs no further arenas.
   bool global_order = false;
+  /// MiB of gradients that are summed over the ranks at once next to the last backward pass of a step; 0: all
+  /// of them after it. No bits depend on it.
+  double bucket_mb = 0;
 };
 
 /// One training step of a job: forward, backward, update, and gradients ready for the next one; eager or
@@ -27,7 +30,9 @@ struct StepOptions {
 /// With one micro-batch per step (of this rank) the whole step is one graph. With several, one graph is a
 /// micro-batch and another the update: a graph either overwrites the gradients or adds to them, so all
 /// micro-batches add (but for the very first, which finds nothing), and the update leaves zeros. In the
-/// global order all overwrite, and their sums are formed between them (dist::GradientTree).
+/// global order all overwrite, and their sums are formed between them (dist::GradientTree). Where gradients
+/// travel next to the backward pass, the last micro-batch and the update are one graph: branches of a graph
+/// end in it.
 class Step {
  public:
   explicit Step(Job& job, const StepOptions& options = {});
@@ -44,21 +49,29 @@ class Step {
   const Tensor& loss() const { return loss_; }
   /// The same as a number, of all ranks, which all call it; waits for the device.
   double mean_loss() const;
+  /// Milliseconds of the last step in which only the communication ran; waits for the device. -1
+  /// on one rank.
+  double exposed_ms() const { return reduce_ ? reduce_->exposed_ms() : -1; }
   /// Whether steps are captured.
   bool is_captured() const { return graph_; }
 
  private:
+  void run(const std::function<void(int micro)>& load);
+  void body();
   void micro_batch();
   void update();
-  void run(Captured& captured, bool updates);
+  void replay(Captured& captured, bool updates);
+  bool ends_with_update() const { return share_.count == 1 || (overlaps_ && last_); }
   void add_to_tree(int index);
 
   Job& job_;
   const StepOptions options_;
   const int micro_batches_;  // on all ranks
   const dist::Share share_;  // this rank's
-  const bool tree_, graph_;
-  Tensor loss_, losses_;  // losses_: of the share's micro-batches, where they are added by the tree
+  const bool tree_, graph_, overlaps_;
+  bool last_ = true;        // the micro-batch in progress, of the share
+  bool connected_ = false;  // a step has been made: the ranks' connections are
+  Tensor loss_, losses_;    // losses_: of the share's micro-batches, where they are added by the tree
   std::optional<dist::DataParallel> reduce_;
   std::optional<dist::GradientTree> sums_;
   Captured captured_, captured_update_;

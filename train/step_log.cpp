@@ -40,7 +40,7 @@ void StepLog::restart_after_save() {
 }
 
 StepRecord StepLog::record(int64_t step, double loss, double lr, double norm, const SkipWatch& skips,
-                           bool steady) {
+                           double exposed_ms, bool steady) {
   const double elapsed = seconds_since(start_), per_step = elapsed / double(steps_);
   if (steady) step_seconds_.push_back(per_step);
   const AllocatorStats memory = device_.allocator().stats();
@@ -55,6 +55,7 @@ StepRecord StepLog::record(int64_t step, double loss, double lr, double norm, co
   if (lr >= 0) record.values["lr"] = lr;
   if (norm >= 0 || norm != norm) record.values["grad_norm"] = norm;
   if (shows_skips) record.values["skipped_steps"] = double(skips.skipped());
+  if (exposed_ms >= 0) record.values["exposed_communication_ms"] = exposed_ms;
   if (skips.scales()) record.values["loss_scale"] = skips.loss_scale();
   if (options_.ceiling_tflops > 0)
     record.values["flop_share"] = info_.flops_per_step / per_step / options_.ceiling_tflops / 1e12;
@@ -74,6 +75,7 @@ StepRecord StepLog::record(int64_t step, double loss, double lr, double norm, co
                   .memory_gib = value("memory_gib"),
                   .peak_gib = value("peak_gib"),
                   .data_wait = value("data_wait"),
+                  .exposed_ms = exposed_ms,
                   .flop_share = value("flop_share")});
   return record;
 }

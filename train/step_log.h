@@ -34,8 +34,10 @@ class StepLog {
   /// Also forgets the data waited for: a save lies between.
   void restart_after_save();
 
-  /// The record of a step whose loss is known; shows it too. `steady`: its interval tells the pace.
-  StepRecord record(int64_t step, double loss, double lr, double norm, const SkipWatch& skips, bool steady);
+  /// The record of a step whose loss is known; shows it too. `exposed_ms`: Step::exposed_ms. `steady`: its
+  /// interval tells the pace.
+  StepRecord record(int64_t step, double loss, double lr, double norm, const SkipWatch& skips,
+                    double exposed_ms, bool steady);
   /// To metrics.jsonl: a line, or in place of the one that this step has already.
   void write(const StepRecord& record);
   void write_events(const StepRecord& record);

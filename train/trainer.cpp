@@ -56,7 +56,8 @@ class Trainer {
         step_(job, {.graph = options.graph,
                     .check_finite = options.check_finite,
                     .world = options.world,
-                    .global_order = options.global_order}),
+                    .global_order = options.global_order,
+                    .bucket_mb = options.bucket_mb}),
         log_(job.device(), info_, options, run, progress),
         skips_(optimizer_),
         folder_(run.checkpoints().string(), int(options.keep)) {
@@ -141,7 +142,8 @@ class Trainer {
     note_skips();
     const double lr = options_.schedule ? options_.schedule->at(now.done - 1) : counted ? counted->lr() : -1;
     // The first step is eager, the second captures.
-    now.record = log_.record(now.done, loss, lr, norm, skips_, now.done > first_step_ + 2);
+    now.record =
+        log_.record(now.done, loss, lr, norm, skips_, step_.exposed_ms(), now.done > first_step_ + 2);
     if (now.due.evaluate) now.record.values[kUnevaluated] = 1;  // until it is done
     if (!now.due.log && now.stop) now.record.values["interrupted"] = 1;
     const bool diverged = skips_.fatal_row() >= options_.most_skips || (!counted && !std::isfinite(loss));
@@ -305,6 +307,9 @@ SettingList TrainerOptions::list() {
   list.add("loss_scale_interval", loss_scale_interval,
            "Steps in a row without overflow after which the f16 loss scale doubles")
       .range(int64_t{1}, kMost);
+  list.add("bucket_mb", bucket_mb,
+           "MiB of gradients that ranks sum at once next to the backward pass; 0: all after it")
+      .range(0.0, 65536.0);
   list.add("check_finite", check_finite, "Stop at the first NaN or infinity, naming operator and site; slow");
   return list;
 }

@@ -30,6 +30,8 @@ struct TrainerOptions {
   /// Sets the optimizer's learning rate before each step; without one it keeps its own.
   std::optional<optim::Schedule> schedule = {};
 
+  double bucket_mb = 32;  // of several ranks: StepOptions::bucket_mb
+
   /// The ranks that train together; null: this process alone. Rank 0 writes the run's folder, evaluations run
   /// on all ranks; a signal to one rank, or an interrupted evaluation, ends the run on all after the same
   /// step.

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <condition_variable>
 #include <limits>
+#include <mutex>
 
 #include "autograd/tape.h"
 #include "comm/threads.h"
+#include "comm/transport.h"
 #include "nn/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
@@ -40,20 +43,24 @@ std::vector<std::vector<float>> weights_of(const optim::Optimizer& optimizer) {
   return all;
 }
 
-/// Three steps of eight micro-batches on a rank of `world`, with sums by the tree.
-std::vector<std::vector<float>> trained(const World& world, uint64_t seed, int micro_batches = 8) {
+/// Three steps of eight micro-batches on a rank of `world`, with sums by the tree; `bucket_mb` > 0: next to
+/// the last backward pass.
+std::vector<std::vector<float>> trained(const World& world, uint64_t seed, int micro_batches = 8,
+                                        double bucket_mb = 0) {
   Net net(seed);
   optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01, .max_norm = 0.1});
-  const DataParallel reduce(optimizer, world, {.mean = false});
+  DataParallel reduce(optimizer, world, {.mean = false, .bucket_mb = bucket_mb > 0 ? bucket_mb : 32});
   const Share share = share_of(micro_batches, world.rank(), world.size());
   GradientTree tree(optimizer);
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     for (int k = 0; k < share.count; ++k) {
+      const bool overlaps = bucket_mb > 0 && world.size() > 1 && k + 1 == share.count;
+      if (overlaps) reduce.overlap([&](int64_t begin, int64_t end) { tree.finish(share.count, begin, end); });
       Tape tape;
       tape.backward(
           ops::scale(net.loss(data_of(step * micro_batches + share.first + k)), 1.0 / micro_batches));
-      if (share.count > 1) tree.add(k, share.count);
+      if (share.count > 1 && !overlaps) tree.add(k, share.count);
     }
     optimizer.step();
   }
@@ -67,6 +74,116 @@ TEST(DataParallel, TheSameBitsOnAnyNumberOfRanks) {
       // Weights that differ: all take rank 0's.
       EXPECT_EQ(trained(World(c, c), c.rank() == 0 ? 1 : 99), alone) << ranks << " ranks";
     });
+}
+
+TEST(DataParallel, TheSameBitsBesideTheBackwardPassInBucketsOfAnySize) {
+  const auto alone = trained(World(), 1);
+  for (const int ranks : {2, 4, 8})
+    for (const double bucket_mb : {1e-6, 1e-4, 2.0})
+      comm::run_threads(ranks, [&](comm::Communicator& c) {
+        EXPECT_EQ(trained(World(c, c), 1, 8, bucket_mb), alone) << ranks << " ranks, " << bucket_mb << " MiB";
+      });
+  const auto six = trained(World(), 1, 6);
+  comm::run_threads(3, [&](comm::Communicator& c) { EXPECT_EQ(trained(World(c, c), 1, 6, 1e-4), six); });
+  comm::run_threads(2, [&](comm::Communicator& c) {  // three each, the bits of two ranks alone
+    EXPECT_EQ(trained(World(c, c), 1, 6, 1e-4), trained(World(c, c), 1, 6));
+  });
+}
+
+TEST(DataParallel, BucketsCoverTheArenaFromItsEnd) {
+  Net net(1);
+  optim::AdamW optimizer(nn::parameters(net), {});
+  const auto check_cover = [&](double bucket_mb, size_t count) {
+    const std::vector<Bucket> buckets = buckets_of(optimizer, bucket_mb);
+    EXPECT_EQ(buckets.size(), count) << bucket_mb;
+    int64_t end = optimizer.gradients().count();
+    std::vector<size_t> seen;
+    for (const Bucket& bucket : buckets) {
+      EXPECT_EQ(bucket.end, end);
+      EXPECT_LT(bucket.begin, bucket.end);
+      end = bucket.begin;
+      seen.insert(seen.end(), bucket.parameters.begin(), bucket.parameters.end());
+    }
+    EXPECT_EQ(end, 0);
+    EXPECT_EQ(seen, (std::vector<size_t>{3, 2, 1, 0}));
+  };
+  // Four parameters of 64 elements each, with pads.
+  check_cover(1e-6, 4);
+  check_cover(2.0 * 64 * 4 / (1 << 20), 2);
+  check_cover(1, 1);
+  expect_error([&] { buckets_of(optimizer, 0); }, {"buckets of 0 MiB"});
+}
+
+/// Says when a sum over the ranks is done.
+class Watched : public comm::Transport {
+ public:
+  Watched(comm::Communicator inner, std::function<void()> summed)
+      : inner_(std::move(inner)), summed_(std::move(summed)) {}
+  const char* name() const override { return "watched"; }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  bool takes(Device device) const override { return device.is_cpu(); }
+  void run(const comm::Call& call, const Tensor&, const Tensor& out) override {
+    if (call.kind == comm::Kind::all_reduce) return inner_.all_reduce(out), summed_();
+    inner_.broadcast(out, call.peer);
+  }
+  std::shared_ptr<comm::Transport> part(const std::vector<int>&, uint64_t) override { return nullptr; }
+  void fail(const std::string& cause) override { inner_.fail(cause); }
+
+ private:
+  comm::Communicator inner_;
+  std::function<void()> summed_;
+};
+
+TEST(DataParallel, ABucketTravelsWhileTheBackwardPassGoesOn) {
+  comm::run_threads(2, [](comm::Communicator& c) {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int sums = 0;
+    const comm::Communicator watched(std::make_shared<Watched>(c, [&] {
+      const std::lock_guard lock(mutex);
+      sums += 1;
+      changed.notify_all();
+    }));
+    Net net(3);
+    optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+    DataParallel reduce(optimizer, World(c, watched), {.bucket_mb = 1e-6});
+    reduce.overlap();
+    Tape tape;
+    // What the pass runs last waits for the sums of both parameters of the layer that it ran first. Without
+    // overlap it would wait for ever.
+    Tensor x = data_of(c.rank()), y = x.clone();
+    require_grad(x);
+    tape.record("wait", {&x}, {&y}, [&](Backward&) {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return sums >= 2; });
+    });
+    tape.backward(ops::mean(net.b(net.a(y))));
+    optimizer.step();
+    EXPECT_EQ(sums, 4);
+    EXPECT_GE(reduce.exposed_ms(), 0);
+  });
+}
+
+TEST(DataParallel, AGradientAfterItsBucketIsAnError) {
+  comm::run_threads(2, [](comm::Communicator& c) {
+    Net net(3);
+    optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+    DataParallel reduce(optimizer, World(c, c));
+    const auto pass = [&] {
+      Tape tape;
+      tape.backward(net.loss(data_of(0)));
+    };
+    reduce.overlap();
+    pass();
+    expect_error([&] { pass(); }, {"the gradient of b.", "had been sent", "before the last backward pass"});
+    optimizer.step();
+    // The next step is a new one, with overlap or without.
+    optimizer.zero_grad();
+    pass(), pass();
+    optimizer.step();
+    EXPECT_EQ(optimizer.steps(), 2);
+  });
 }
 
 TEST(DataParallel, ATreeOfAnyNumberOfMicroBatches) {
@@ -92,11 +209,14 @@ TEST(DataParallel, OneLineMakesTheMeanOfTheRanks) {
   comm::run_threads(4, [&](comm::Communicator& c) { EXPECT_EQ(step(World(c, c)), alone); });
 }
 
-TEST(DataParallel, AGradientOnOneRankAloneReachesAll) {
+class DataParallelAlone : public ::testing::TestWithParam<bool> {};
+
+TEST_P(DataParallelAlone, AGradientOnOneRankReachesAll) {
   comm::run_threads(2, [](comm::Communicator& c) {
     Net net(3);
     optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
-    const DataParallel reduce(optimizer, World(c, c));
+    DataParallel reduce(optimizer, World(c, c), {.bucket_mb = 1e-6});
+    if (GetParam()) reduce.overlap();
     if (c.rank() == 0) {
       Tape tape;
       tape.backward(net.loss(data_of(0)));
@@ -109,6 +229,8 @@ TEST(DataParallel, AGradientOnOneRankAloneReachesAll) {
     EXPECT_EQ(all[0], all[1]);
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Overlap, DataParallelAlone, ::testing::Bool());
 
 TEST(DataParallel, AllSkipAStepThatIsNotFiniteOnOne) {
   comm::run_threads(3, [](comm::Communicator& c) {

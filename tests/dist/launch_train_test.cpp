@@ -88,6 +88,21 @@ TEST(LaunchTrain, GptWithDropoutHasTheSameBitsOnAnyNumberOfRanks) {
   expect_same_end(folder, "gpt", gpt_flags(folder), 8);
 }
 
+TEST(LaunchTrain, NoBitsDependOnBuckets) {
+  const Folder folder;
+  write_text(folder);
+  const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
+                           " --accumulate 4 --steps 6 --warmup 2 --log-every 1 --name ";
+  for (const char* size : {"0", "0.001", "32"}) {
+    const Said said = train(folder, 2, line + "b" + size + " --bucket-mb " + size);
+    EXPECT_EQ(said.end.code, 0) << said.err << said.end.cause;
+  }
+  const std::string after = checkpoint(folder, "b0", 6);
+  EXPECT_FALSE(after.empty());
+  for (const char* run : {"b0.001", "b32"}) EXPECT_TRUE(checkpoint(folder, run, 6) == after) << run;
+  EXPECT_NE(folder.get("runs/b32/metrics.jsonl").find("exposed_communication_ms"), std::string::npos);
+}
+
 TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
   const Folder folder;
   const std::string flags =

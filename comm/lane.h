@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "comm/communicator.h"
+
+namespace tessera::comm {
+
+/// Calls of a communicator that run next to the computation: each begins when the work that this thread has
+/// issued before it is done, in the order in which they are given, and what is issued after join() begins
+/// when all of them are done. In between, their tensors may not be read or written, nor other calls made of
+/// the communicator.
+///
+/// On the CPU a thread of its own makes the calls, on copies of the tensors, which are as large as the
+/// largest of them. On a GPU they are issued to a stream of their own; within a graph that is being captured
+/// they become branches of it. More than two ranks on GPUs add up in memory of the compute stream: there the
+/// calls run in line.
+class Lane {
+ public:
+  Lane(const Communicator& communicator, Device device);
+  /// Calls that were not joined have failed: the other ranks are told.
+  ~Lane();
+  Lane(const Lane&) = delete;
+
+  /// As those of the communicator, which they are. What one throws on the CPU, join() throws; calls between
+  /// the two are not made.
+  void all_reduce(const Tensor& x);
+  void join();
+  /// Milliseconds for which the last join() held up the computation: the part of the communication that
+  /// nothing hid. Waits for the device. 0 before the first join().
+  double exposed_ms() const;
+
+  using Act = std::function<void(const Communicator&, const Tensor&)>;
+  /// How the calls are made to run next to.
+  class Way {
+   public:
+    virtual ~Way() = default;
+    virtual void post(Act act, const Tensor& x) = 0;
+    virtual void join() = 0;
+    virtual double exposed_ms() const = 0;
+  };
+
+ private:
+  std::unique_ptr<Way> way_;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,100 @@
+#include "comm/lane.h"
+
+#include <gtest/gtest.h>
+
+#include "comm/threads.h"
+#include "tests/errors.h"
+
+// Calls that run next to the computation, between ranks that are threads.
+
+namespace tessera::comm {
+namespace {
+
+const Device kCpu = Device::cpu();
+
+Tensor filled(int64_t count, double value) {
+  return Tensor::full({count}, value, DType::f32, kCpu);
+}
+
+TEST(Lane, CallsRunInTheirOrderAndEndBeforeJoin) {
+  run_threads(3, [](Communicator& c) {
+    Lane lane(c, kCpu);
+    EXPECT_EQ(lane.exposed_ms(), 0);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<Tensor> all;
+      for (int64_t i = 0; i < 20; ++i) {
+        all.push_back(filled(1 + 37 * i, double(c.rank() + i)));
+        lane.all_reduce(all.back());
+      }
+      lane.join();
+      for (int64_t i = 0; i < 20; ++i)
+        EXPECT_EQ(all[size_t(i)].to_vector<float>(),
+                  std::vector<float>(size_t(1 + 37 * i), float(3 + 3 * i)));
+      EXPECT_GE(lane.exposed_ms(), 0);
+      c.barrier();  // calls of the communicator itself, in between
+    }
+  });
+}
+
+TEST(Lane, PartsOfAnArenaWhileOthersAreWritten) {
+  run_threads(2, [](Communicator& c) {
+    Lane lane(c, kCpu);
+    const Tensor arena = Tensor::zeros({4, 100}, DType::f64, kCpu);
+    for (int64_t part = 4; part-- > 0;) {
+      const Tensor own = arena.select(0, part);
+      own.fill(double(part + c.rank()));
+      lane.all_reduce(own);
+    }
+    lane.join();
+    for (int64_t part = 0; part < 4; ++part)
+      EXPECT_EQ(arena.at({part, 99}).item(), double(2 * part + 1)) << part;
+  });
+}
+
+TEST(Lane, JoinThrowsWhatACallThrew) {
+  run_threads(2, [](Communicator& c) {
+    Lane lane(c, kCpu);
+    lane.all_reduce(filled(3, 1));
+    lane.all_reduce(Tensor::zeros({3}, DType::i32, kCpu));  // not on the links: it is refused before
+    lane.all_reduce(filled(3, 1));
+    expect_error([&] { lane.join(); }, {"all_reduce", "i32", "cannot be summed"});
+    lane.join();  // nothing is left
+    const Tensor x = filled(3, 1);
+    lane.all_reduce(x);
+    lane.join();
+    EXPECT_EQ(x.to_vector<float>(), std::vector<float>(3, 2));
+  });
+}
+
+TEST(Lane, DifferentCallsAreNamedOnAllRanks) {
+  EXPECT_THROW(run_threads(2,
+                           [](Communicator& c) {
+                             Lane lane(c, kCpu);
+                             lane.all_reduce(filled(c.rank() == 0 ? 3 : 4, 1));
+                             expect_error([&] { lane.join(); }, {"rank 0 calls all_reduce f32[3]",
+                                                                 "rank 1 calls all_reduce f32[4]"});
+                             throw Error("told", "", 0);
+                           }),
+               Error);
+}
+
+TEST(Lane, ARankThatEndsWithCallsUnderWayTellsTheOthers) {
+  run_threads(2, [](Communicator& c) {
+    if (c.rank() == 0) {
+      Lane lane(c, kCpu);
+      lane.all_reduce(filled(3, 1));  // which rank 1 never makes
+    } else {
+      expect_error([&] { c.barrier(); }, {"rank 0"});
+    }
+  });
+}
+
+TEST(Lane, WhatIsNotPackedIsRefused) {
+  Lane lane(Communicator(), kCpu);
+  const Tensor x = Tensor::zeros({4, 6}, DType::f32, kCpu);
+  expect_error([&] { lane.all_reduce(x.slice(1, 0, 2)); }, {"all_reduce next to", "is not packed"});
+  expect_error([&] { lane.all_reduce(Tensor()); }, {"all_reduce next to"});
+}
+
+}  // namespace
+}  // namespace tessera::comm
