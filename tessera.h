@@ -136,6 +136,8 @@
 #include "optim/optimizer.h"
 #include "optim/rule.h"
 #include "optim/schedule.h"
+#include "optim/sharding.h"
+#include "optim/whole_state.h"
 
 #include "dist/data_parallel.h"
 #include "dist/launch.h"

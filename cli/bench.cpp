@@ -260,6 +260,7 @@ void add_bench(CLI::App& app, Action& action) {
   add_bench_step(*command, action);
   add_bench_decode(*command, action);
   add_bench_ffn(*command, action);
+  add_bench_collective(*command, action);
   add_bench_host(*command, action);
   add_bench_sweep(*command, action);
   add_bench_optim(*command, action);

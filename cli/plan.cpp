@@ -11,10 +11,36 @@
 namespace tessera::cli {
 namespace {
 
-struct PlanArgs {
-  TnpFlags tnp;
+/// What the plans of all models are asked: for how much memory, and on how many ranks.
+struct PlaceFlags {
   std::string memory;
   bool json = false;
+  int64_t ranks = 1, zero = 0;
+
+  void add_to(CLI::App& command) {
+    command.add_option("--memory", memory, "GiB to plan for (default: free on the device now)")
+        ->check(kFinite)
+        ->check(between(1e-6, 1e6));
+    command.add_option("--ranks", ranks, "Ranks that train together: figures are those of each")
+        ->check(whole(1, int64_t{1} << 20));
+    command.add_option("--zero", zero, "1: moments and masters are spread over the ranks")
+        ->check(whole(0, 1));
+    command.add_flag("--json", json, "Machine-readable");
+  }
+  /// Of one rank, whose weights and gradients are whole.
+  plan::Memory of(plan::Memory memory) const {
+    if (zero > 0) memory.optimizer /= double(ranks);
+    return memory;
+  }
+  /// That leave each rank per step: sums of gradients, or parts of them and the weights that it updates.
+  double sent(const plan::Memory& memory) const {
+    const double around = double(ranks - 1) / double(ranks);
+    return zero > 0 ? around * (memory.gradients + memory.parameters) : 2 * around * memory.gradients;
+  }
+};
+
+struct PlanArgs : PlaceFlags {
+  TnpFlags tnp;
 };
 
 /// The largest batch of which `total` bytes fit into `bytes`; 0 if not even one does.
@@ -59,8 +85,8 @@ int run_plan(const PlanArgs& args) {
   models::TnpConfig plain = job.model, checkpointed = job.model;
   plain.checkpoint_every = 0;
   checkpointed.checkpoint_every = std::max<int64_t>(1, job.model.checkpoint_every);
-  const auto a = plan::count_memory(plain, job.batch, job.context, job.targets);
-  const auto b = plan::count_memory(checkpointed, job.batch, job.context, job.targets);
+  const auto a = args.of(plan::count_memory(plain, job.batch, job.context, job.targets));
+  const auto b = args.of(plan::count_memory(checkpointed, job.batch, job.context, job.targets));
   const auto flops = plan::count_flops(plain, job.batch, job.context, job.targets);
   fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens a step\n",
                  plan::count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
@@ -73,13 +99,14 @@ int run_plan(const PlanArgs& args) {
   line("activations kept for backward", a.saved, b.saved);
   line("largest temporaries", a.transient, b.transient);
   line("total", a.total(), b.total());
+  if (args.ranks > 1) line("sent by each rank in a step", args.sent(a), args.sent(b));
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n", "FLOP of a step",
                  flops.step(false), flops.step(true));
   fmt::format_to(std::back_inserter(text), "    forward: products {:.4g}, attention {:.4g}, heads {:.4g}\n",
                  flops.gemms, flops.attention, flops.heads);
   const auto total = [&](const models::TnpConfig& config) {
     return [&, config](int64_t batch) {
-      return plan::count_memory(config, batch, job.context, job.targets).total();
+      return args.of(plan::count_memory(config, batch, job.context, job.targets)).total();
     };
   };
   const int64_t most_a = largest_batch(memory, total(plain)),
@@ -94,6 +121,7 @@ int run_plan(const PlanArgs& args) {
                           bool recompute) {
     nlohmann::json out = step_json(plan, flops.step(recompute), most);
     out["checkpoint_every"] = config.checkpoint_every;
+    out["sent"] = args.sent(plan);
     return out;
   };
   out["model"] = "tnp";
@@ -105,11 +133,9 @@ int run_plan(const PlanArgs& args) {
   return 0;
 }
 
-struct LanguagePlanArgs {
+struct LanguagePlanArgs : PlaceFlags {
   explicit LanguagePlanArgs(bool llama) : flags(llama) {}
   LanguageFlags flags;
-  std::string memory;
-  bool json = false;
 };
 
 int run_language_plan(const LanguagePlanArgs& args) {
@@ -117,16 +143,18 @@ int run_language_plan(const LanguagePlanArgs& args) {
   job.set_precision(args.flags.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   const plan::Forms forms = job.forms();
-  const plan::Memory plan = plan::count_memory(job.model, job.batch, job.length, forms);
+  const plan::Memory plan = args.of(plan::count_memory(job.model, job.batch, job.length, forms));
   const plan::Flops flops = plan::count_flops(job.model, job.batch, job.length, forms);
   const int64_t parameters = plan::count_parameters(job.model, forms);
-  const int64_t most = largest_batch(
-      memory, [&](int64_t batch) { return plan::count_memory(job.model, batch, job.length, forms).total(); });
+  const int64_t most = largest_batch(memory, [&](int64_t batch) {
+    return args.of(plan::count_memory(job.model, batch, job.length, forms)).total();
+  });
   if (args.json) {
     nlohmann::json out = step_json(plan, flops.step(), most);
     out["model"] = job.family();
     if (job.factors.factorizes()) out["form"] = job.factors.description();
     out["memory_bytes"] = memory;
+    out["sent"] = args.sent(plan);
     out["precision"] = name_of(job.precision());
     out["parameter_count"] = parameters;
     fmt::print("{}\n", out.dump(2));
@@ -142,18 +170,13 @@ int run_language_plan(const LanguagePlanArgs& args) {
         std::pair("activations kept for backward", plan.saved),
         std::pair("largest temporaries", plan.transient), std::pair("total", plan.total())})
     fmt::print("  {:<34} {:>12}\n", name, format_bytes(size_t(bytes)));
+  if (args.ranks > 1)
+    fmt::print("  {:<34} {:>12}\n", "sent by each rank in a step", format_bytes(size_t(args.sent(plan))));
   fmt::print("  {:<34} {:>12.4g}\n", "FLOP of a step", flops.step());
   fmt::print("    forward: products {:.4g}, attention {:.4g}, head {:.4g}\n", flops.gemms, flops.attention,
              flops.heads);
   fmt::print("  {:<34} {:>12}\n", fmt::format("largest batch in {}", format_bytes(size_t(memory))), most);
   return 0;
-}
-
-void add_memory(CLI::App& command, std::string& memory, bool& json) {
-  command.add_option("--memory", memory, "GiB to plan for (default: free on the device now)")
-      ->check(kFinite)
-      ->check(between(1e-6, 1e6));
-  command.add_flag("--json", json, "Machine-readable");
 }
 
 void add_language_plan(CLI::App& plan, Action& action, bool llama) {
@@ -162,7 +185,7 @@ void add_language_plan(CLI::App& plan, Action& action, bool llama) {
   args->flags.settings().length = 1024;
   args->flags.add_sizes(*command, llama ? "130m" : "small");
   args->flags.add_vocabulary(*command);
-  add_memory(*command, args->memory, args->json);
+  args->PlaceFlags::add_to(*command);
   command->callback([&action, args] { action = [args] { return run_language_plan(*args); }; });
 }
 
@@ -174,7 +197,7 @@ void add_plan(CLI::App& app, Action& action) {
   auto* tnp = command->add_subcommand("tnp", "Transformer Neural Process");
   auto args = std::make_shared<PlanArgs>();
   args->tnp.add_to(*tnp);
-  add_memory(*tnp, args->memory, args->json);
+  args->PlaceFlags::add_to(*tnp);
   tnp->callback([&action, args] { action = [args] { return run_plan(*args); }; });
   add_language_plan(*command, action, false);
   add_language_plan(*command, action, true);

@@ -6,8 +6,9 @@
 namespace tessera::comm {
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                    "all_to_all", "send",           "receive",    "barrier"};
+  constexpr const char* kNames[] = {"all_reduce",   "reduce_scatter", "all_gather", "broadcast",
+                                    "all_to_all",   "send",           "receive",    "barrier",
+                                    "reduce_parts", "share"};
   return size_t(kind) < std::size(kNames) ? kNames[size_t(kind)] : "an unknown call";
 }
 

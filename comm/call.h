@@ -17,7 +17,9 @@ enum class Kind : uint8_t {
   all_to_all,
   send,
   receive,
-  barrier
+  barrier,
+  reduce_parts,
+  share
 };
 const char* name_of(Kind kind);
 

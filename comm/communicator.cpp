@@ -29,6 +29,8 @@ class Alone : public Transport {
       out.detach().reshape({out.count()}).copy_from(in.detach().reshape({in.count()}));
     (void)call;
   }
+  void reduce_parts(const Call&, const Tensor&, std::span<const int64_t>) override {}
+  void share(const Call&, std::span<const Tensor>, std::span<const int>) override {}
   std::shared_ptr<Transport> part(const std::vector<int>&, uint64_t) override {
     return std::make_shared<Alone>();
   }
@@ -62,10 +64,15 @@ void Communicator::check_tensor(Kind kind, const Tensor& tensor) const {
         tensor.device().is_cpu() ? "; move it to the GPU" : "; GPUs need nccl, or move it to the CPU");
 }
 
-void Communicator::run(Kind kind, const Tensor& in, const Tensor& out, int peer) const {
-  Call call(kind, in.defined() ? in : out, peer);
+Call Communicator::begin(Kind kind, const Tensor& given, int peer) const {
+  Call call(kind, given, peer);
   call.communicator = counts_->id;
   if (kind != Kind::send && kind != Kind::receive) call.number = ++counts_->calls;
+  return call;
+}
+
+void Communicator::run(Kind kind, const Tensor& in, const Tensor& out, int peer) const {
+  const Call call = begin(kind, in.defined() ? in : out, peer);
   if (size() == 1 && kind == Kind::barrier) return;
   const StatusScope status(call);
   transport_->run(call, in, out);
@@ -102,6 +109,36 @@ void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Site site
   check_sum(Kind::reduce_scatter, in);
   check_parts(Kind::reduce_scatter, in, out, size());
   run(Kind::reduce_scatter, in, out);
+}
+
+void Communicator::reduce_parts(const Tensor& x, std::span<const int64_t> ends, Site site) const {
+  const CallScope scope(site);
+  check_tensor(Kind::reduce_parts, x);
+  check_sum(Kind::reduce_parts, x);
+  check(x.rank() == 1 && int(ends.size()) == size() && std::ranges::is_sorted(ends) && ends.front() >= 0 &&
+            ends.back() == x.count(),
+        "reduce_parts: ", describe(x), " in ", ends.size(), " parts; expected one dimension, and ", size(),
+        " ends that rise to ", x.count());
+  const Call call = begin(Kind::reduce_parts, x);
+  const StatusScope status(call);
+  transport_->reduce_parts(call, x, ends);
+  x.bump_version();
+}
+
+void Communicator::share(std::span<const Tensor> tensors, std::span<const int> owners, Site site) const {
+  const CallScope scope(site);
+  check(tensors.size() == owners.size(), "share: ", tensors.size(), " tensors of ", owners.size(), " owners");
+  Call call = begin(Kind::share, Tensor());
+  call.dims = 2;
+  call.sizes[0] = int64_t(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(Kind::share, tensors[i]);
+    check(owners[i] >= 0 && owners[i] < size(), "share: there is no rank ", owners[i], " of ", size());
+    call.sizes[1] += int64_t(tensors[i].bytes());
+  }
+  const StatusScope status(call);
+  transport_->share(call, tensors, owners);
+  for (const Tensor& tensor : tensors) tensor.bump_version();
 }
 
 void Communicator::all_gather(const Tensor& in, const Tensor& out, Site site) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,10 +38,15 @@ class Communicator {
   void all_reduce(const Tensor& x, Site site = Site::here()) const;
   /// out = part `rank` of the sum of all ranks' `in`, [size * n, ...] -> [n, ...].
   void reduce_scatter(const Tensor& in, const Tensor& out, Site site = Site::here()) const;
+  /// Elements ends[r - 1] (0 for r = 0) to ends[r] of x, [n] = their sum over all ranks, on rank r; what x
+  /// holds elsewhere is undefined then. As many ends as ranks, not falling, up to n; any may be equal.
+  void reduce_parts(const Tensor& x, std::span<const int64_t> ends, Site site = Site::here()) const;
   /// out = all ranks' `in` in the order of the ranks, [n, ...] -> [size * n, ...].
   void all_gather(const Tensor& in, const Tensor& out, Site site = Site::here()) const;
   /// x = x of rank `root`.
   void broadcast(const Tensor& x, int root, Site site = Site::here()) const;
+  /// tensors[i] = tensors[i] of rank owners[i]: many broadcasts at once.
+  void share(std::span<const Tensor> tensors, std::span<const int> owners, Site site = Site::here()) const;
   /// Part r of out = part `rank` of rank r's `in`; [size * n, ...] both.
   void all_to_all(const Tensor& in, const Tensor& out, Site site = Site::here()) const;
   /// To be received by rank `to` with the same shape and dtype. Two ranks that send to each other at once
@@ -63,6 +69,7 @@ class Communicator {
 
  private:
   void run(Kind kind, const Tensor& in, const Tensor& out, int peer = -1) const;
+  Call begin(Kind kind, const Tensor& given, int peer = -1) const;
   void check_tensor(Kind kind, const Tensor& tensor) const;
 
   std::shared_ptr<Transport> transport_;

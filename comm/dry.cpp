@@ -20,11 +20,19 @@ class DryTransport : public Transport {
     return std::make_shared<DryTransport>(shared_, 0, int(ranks.size()));
   }
 
+  void reduce_parts(const Call& call, const Tensor& x, std::span<const int64_t> ends) override {
+    const int64_t own = ends[size_t(rank_)] - (rank_ == 0 ? 0 : ends[size_t(rank_ - 1)]);
+    add(call, (x.count() - own) * int64_t(size_of(x.dtype())));
+  }
+  void share(const Call& call, std::span<const Tensor> tensors, std::span<const int> owners) override {
+    int64_t bytes = 0;
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (owners[i] == rank_) bytes += (size_ - 1) * int64_t(tensors[i].bytes());
+    add(call, bytes);
+  }
+
   void run(const Call& call, const Tensor& in, const Tensor& out) override {
-    const std::lock_guard lock(shared_->mutex);
-    DryCounts& counts = shared_->counts[name_of(call.kind)];
-    counts.calls += 1;
-    counts.bytes += bytes_sent(call, in.defined() ? int64_t(in.bytes()) : 0);
+    add(call, bytes_sent(call, in.defined() ? int64_t(in.bytes()) : 0));
     if (call.kind == Kind::all_gather)
       out.detach().slice(0, rank_ * in.size(0), (rank_ + 1) * in.size(0)).copy_from(in.detach());
     if (call.kind == Kind::all_to_all || call.kind == Kind::reduce_scatter) {
@@ -36,6 +44,13 @@ class DryTransport : public Transport {
   }
 
  private:
+  void add(const Call& call, int64_t bytes) {
+    const std::lock_guard lock(shared_->mutex);
+    DryCounts& counts = shared_->counts[name_of(call.kind)];
+    counts.calls += 1;
+    counts.bytes += bytes;
+  }
+
   int64_t bytes_sent(const Call& call, int64_t given) const {
     const int64_t others = size_ - 1;
     switch (call.kind) {
@@ -52,6 +67,8 @@ class DryTransport : public Transport {
         return given;
       case Kind::receive:
       case Kind::barrier:
+      case Kind::reduce_parts:
+      case Kind::share:
         return 0;
     }
     return 0;

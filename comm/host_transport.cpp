@@ -70,7 +70,31 @@ class HostTransport : public Transport {
         return go({receiving(call.peer, out)});
       case Kind::barrier:
         return barrier();
+      case Kind::reduce_parts:
+      case Kind::share:
+        break;  // functions of their own
     }
+  }
+
+  void reduce_parts(const Call& call, const Tensor& x, std::span<const int64_t> ends) override {
+    call_ = &call;
+    if (x.count() == 0) return barrier();
+    std::vector<Tensor> parts;
+    for (size_t r = 0; r < ends.size(); ++r)
+      parts.push_back(x.detach().slice(0, r == 0 ? 0 : ends[r - 1], ends[r]));
+    if (links_->sum_parts(call, parts, ranks_)) return;
+    sum_of_parts(parts[size_t(rank_)], [&](int rank) { return parts[size_t(rank)]; });
+  }
+
+  void share(const Call& call, std::span<const Tensor> tensors, std::span<const int> owners) override {
+    call_ = &call;
+    std::vector<Transfer> transfers;
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (owners[i] != rank_)
+        transfers.push_back(receiving(owners[i], tensors[i]));
+      else
+        for (const int peer : others()) transfers.push_back(sending(peer, tensors[i]));
+    go(transfers);
   }
 
  private:

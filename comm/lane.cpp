@@ -197,10 +197,25 @@ std::unique_ptr<Lane::Way> way_of(const Communicator& communicator, [[maybe_unus
 Lane::Lane(const Communicator& communicator, Device device) : way_(way_of(communicator, device)) {}
 Lane::~Lane() = default;
 
-void Lane::all_reduce(const Tensor& x) {
-  check(x.defined() && x.layout().is_packed(), "all_reduce next to the computation: ", describe(x),
+namespace {
+
+void check_packed(const char* call, const Tensor& x) {
+  check(x.defined() && x.layout().is_packed(), call, " next to the computation: ", describe(x),
         " is not packed; give a range of an arena, or Tensor::empty_packed");
+}
+
+}  // namespace
+
+void Lane::all_reduce(const Tensor& x) {
+  check_packed("all_reduce", x);
   way_->post([](const Communicator& communicator, const Tensor& own) { communicator.all_reduce(own); }, x);
+}
+
+void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends) {
+  check_packed("reduce_parts", x);
+  way_->post([ends = std::move(ends)](const Communicator& communicator,
+                                      const Tensor& own) { communicator.reduce_parts(own, ends); },
+             x);
 }
 
 void Lane::join() {

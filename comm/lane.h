@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "comm/communicator.h"
 
@@ -26,6 +27,7 @@ class Lane {
   /// As those of the communicator, which they are. What one throws on the CPU, join() throws; calls between
   /// the two are not made.
   void all_reduce(const Tensor& x);
+  void reduce_parts(const Tensor& x, std::vector<int64_t> ends);
   void join();
   /// Milliseconds for which the last join() held up the computation: the part of the communication that
   /// nothing hid. Waits for the device. 0 before the first join().

@@ -34,6 +34,8 @@ class Links {
   /// Sums x over all ranks in place, if the links themselves can by the order of sum_in_tree; else returns
   /// false.
   virtual bool sum(const Call&, const Tensor&, std::span<const int>) { return false; }
+  /// Sums parts[r] over all ranks on rank r alone, likewise.
+  virtual bool sum_parts(const Call&, std::span<const Tensor>, std::span<const int>) { return false; }
   /// Where messages lie.
   virtual bool takes(Device device) const { return device.is_cpu(); }
   virtual void fail(const std::string& cause) = 0;

@@ -35,6 +35,7 @@ struct Api {
   decltype(&ncclSend) send;
   decltype(&ncclRecv) receive;
   decltype(&ncclAllReduce) all_reduce;
+  decltype(&ncclReduce) reduce;
   std::string lacks;
 
   Api() {
@@ -50,6 +51,7 @@ struct Api {
     load(library, "ncclGetErrorString", error_string), load(library, "ncclGroupStart", group_start);
     load(library, "ncclGroupEnd", group_end), load(library, "ncclSend", send);
     load(library, "ncclRecv", receive), load(library, "ncclAllReduce", all_reduce);
+    load(library, "ncclReduce", reduce);
   }
 
   template <class F>
@@ -126,6 +128,22 @@ class NcclLinks : public Links {
     settle(api().all_reduce(x.raw(), x.raw(), size_t(x.count()), type_of(x.dtype()), ncclSum, comm_,
                             device_.stream()),
            "ncclAllReduce");
+    return true;
+  }
+
+  bool sum_parts(const Call& call, std::span<const Tensor> parts, std::span<const int> ranks) override {
+    if (ranks.size() != 2 || size() != 2) return false;
+    compare(call, ranks);
+    const cudaStream_t stream = device_.stream();
+    demand(api().group_start(), "ncclGroupStart");
+    for (int root = 0; root < 2; ++root) {
+      const Tensor& part = parts[size_t(root)];
+      if (part.count() > 0)
+        demand(api().reduce(part.raw(), part.raw(), size_t(part.count()), type_of(part.dtype()), ncclSum,
+                            root, comm_, stream),
+               "ncclReduce");
+    }
+    settle(api().group_end(), "ncclGroupEnd");
     return true;
   }
 

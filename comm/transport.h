@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,9 @@ class Transport {
   /// `in` is what the rank gives, `out` where the result goes; all_reduce and broadcast work in place
   /// (in = out), send has no out and receive no in.
   virtual void run(const Call& call, const Tensor& in, const Tensor& out) = 0;
+  /// The calls of these names, whose arguments are more than two tensors.
+  virtual void reduce_parts(const Call& call, const Tensor& x, std::span<const int64_t> ends) = 0;
+  virtual void share(const Call& call, std::span<const Tensor> tensors, std::span<const int> owners) = 0;
   /// The same for some of the ranks; `ranks` are theirs here, in the order of their new ranks. Called by
   /// those alone; `id` is the same for all of them.
   virtual std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t id) = 0;

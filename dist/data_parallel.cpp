@@ -1,6 +1,7 @@
 #include "dist/data_parallel.h"
 
 #include <algorithm>
+#include <cstring>
 #include <sstream>
 
 #include "autograd/tape.h"
@@ -14,6 +15,12 @@ namespace {
 
 /// Elements that are divided at a time: the scratch memory of a mean.
 constexpr int64_t kBlock = int64_t{1} << 24;
+
+Tensor host_copy(const Tensor& x) {
+  const Tensor copy = Tensor::empty_packed(x.shape(), x.dtype(), Device::cpu());
+  copy.copy_from(x);
+  return copy;
+}
 
 void check_same_parameters(const optim::Optimizer& optimizer, const World& world) {
   std::ostringstream list;
@@ -31,27 +38,13 @@ void check_same_parameters(const optim::Optimizer& optimizer, const World& world
 
 }  // namespace
 
-std::vector<Bucket> buckets_of(const optim::Optimizer& optimizer, double bucket_mb) {
-  check(bucket_mb > 0, "data parallel: buckets of ", bucket_mb, " MiB; expected more than 0");
-  const double most = bucket_mb * (1 << 20) / double(size_of(optimizer.gradients().dtype()));
-  std::vector<Bucket> buckets;
-  const std::vector<size_t>& arrangement = optimizer.arrangement();
-  for (size_t at = arrangement.size(); at-- > 0;) {
-    const optim::PackedRange range = optimizer.range(at, at + 1);
-    if (buckets.empty() || double(buckets.back().end - buckets.back().begin) >= most)
-      buckets.push_back({.begin = range.first, .end = range.first + range.elements, .parameters = {}});
-    buckets.back().begin = range.first;
-    buckets.back().parameters.push_back(arrangement[at]);
-  }
-  return buckets;
-}
-
 struct DataParallel::State {
   State(const comm::Communicator& data, const optim::Optimizer& optimizer, const DataParallelOptions& options)
       : lane(data, optimizer.gradients().device()),
         gradients(optimizer.gradients()),
         parameters(optimizer.parameters()),
-        buckets(buckets_of(optimizer, options.bucket_mb)),
+        buckets(optimizer.buckets(options.bucket_mb)),
+        spread(optimizer.sharding().parts > 1),
         factor(options.mean ? 1.0 / data.size() : 1.0),
         bucket_of(parameters.size()) {
     for (size_t i = 0; i < buckets.size(); ++i)
@@ -61,7 +54,7 @@ struct DataParallel::State {
   void begin(std::function<void(int64_t, int64_t)> function) {
     complete = std::move(function);
     missing.clear();
-    for (const Bucket& bucket : buckets) missing.push_back(bucket.parameters.size());
+    for (const optim::Bucket& bucket : buckets) missing.push_back(bucket.parameters.size());
     sent = 0;
     overlaps = true;
   }
@@ -76,16 +69,23 @@ struct DataParallel::State {
   }
 
   void send() {
-    const Bucket& bucket = buckets[sent++];
+    const optim::Bucket& bucket = buckets[sent++];
     const NoTape off;
     if (complete) complete(bucket.begin, bucket.end);
-    lane.all_reduce(gradients.slice(0, bucket.begin, bucket.end));
+    const Tensor part = gradients.slice(0, bucket.begin, bucket.end);
+    if (!spread) return lane.all_reduce(part);
+    std::vector<int64_t> ends;
+    for (const int64_t end : bucket.ends) ends.push_back(end - bucket.begin);
+    lane.reduce_parts(part, std::move(ends));
   }
 
   /// Of step(): what no backward pass has filled is zero now.
   void finish() {
-    if (!overlaps) lane.all_reduce(gradients);
-    while (overlaps && sent < buckets.size()) send();
+    if (!overlaps) sent = 0;
+    if (overlaps || spread)
+      while (sent < buckets.size()) send();
+    else
+      lane.all_reduce(gradients);
     overlaps = false;
     complete = nullptr;
     lane.join();
@@ -100,7 +100,8 @@ struct DataParallel::State {
   comm::Lane lane;
   const Tensor gradients;
   const std::vector<nn::NamedParameter> parameters;
-  const std::vector<Bucket> buckets;
+  const std::vector<optim::Bucket> buckets;
+  const bool spread;
   const double factor;
   std::vector<size_t> bucket_of;  // by parameter
   std::vector<size_t> missing;    // by bucket: gradients that have not come
@@ -116,12 +117,18 @@ DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
   const Device device = optimizer.gradients().device();
   const comm::Communicator data = world.data(device);
   check_same_parameters(optimizer, world);
+  optimizer.join(data);
+  bool changed = false;
   for (const nn::NamedParameter& parameter : optimizer.parameters()) {
     const Tensor weight = parameter.tensor.detach(), dense = weight.packed();
+    const bool compares = !world.leads() && size_of(weight.dtype()) == 2;
+    const Tensor before = compares ? host_copy(dense) : Tensor();
     data.broadcast(dense, 0);
     if (!dense.shares_storage(weight)) weight.copy_from(dense);
+    changed = changed || (compares && std::memcmp(before.raw(), host_copy(dense).raw(), before.bytes()) != 0);
   }
-  optimizer.sync_masters();
+  // Masters know more than the weights: those of a checkpoint, which all ranks have read, stay.
+  if (world.host().largest(changed) != 0) optimizer.sync_masters();
   state_ = std::make_shared<State>(data, optimizer, options);
   optimizer.on_gradients([state = state_](const Tensor&) { state->finish(); });
 }

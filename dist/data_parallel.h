@@ -13,19 +13,10 @@ struct DataParallelOptions {
   /// The step uses the mean of the ranks' gradients; false: their sum, for losses that are shares of a mean
   /// over all ranks already.
   bool mean = true;
-  /// MiB of gradients, about, that travel at once next to a backward pass (DataParallel::overlap).
+  /// MiB of gradients, about, that travel at once next to a backward pass (DataParallel::overlap); of an
+  /// optimizer whose states are spread those of its Sharding count.
   double bucket_mb = 32;
 };
-
-/// Elements of Optimizer::gradients() that travel together, those of whole parameters.
-struct Bucket {
-  int64_t begin = 0, end = 0;
-  std::vector<size_t> parameters;  // their indices
-};
-/// In the order in which they travel: from the end of the arena to its beginning, as backward passes fill it.
-/// Each has at least `bucket_mb` MiB but for the last; a pure function of the parameters, so that all ranks
-/// have the same.
-std::vector<Bucket> buckets_of(const optim::Optimizer& optimizer, double bucket_mb);
 
 /// Makes an optimizer's steps those of all ranks together: in one line of a training loop,
 ///
@@ -33,9 +24,10 @@ std::vector<Bucket> buckets_of(const optim::Optimizer& optimizer, double bucket_
 ///   dist::DataParallel reduce(optimizer, world);
 ///
 /// each step() sums the gradients over the ranks first. Each rank computes its loss on data of its own; the
-/// ranks must make the same steps. All ranks begin with the weights of rank 0, which this copies, and stay
-/// equal to the bit, since the sums are (comm::Communicator). A gradient that is not finite on one rank is
-/// not finite on all: all skip that step. In a world of one rank it does nothing.
+/// ranks must make the same steps. All ranks begin with the weights of rank 0, which this copies (if that
+/// changes any, masters become the weights; states are each rank's own), and stay equal to the bit, since the
+/// sums are (comm::Communicator). A gradient that is not finite on one rank is not finite on all: all skip
+/// that step. In a world of one rank it does nothing.
 ///
 /// With a second line the sums run next to the backward pass:
 ///

@@ -50,7 +50,8 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
                  .weight_decay = options.weight_decay,
                  .max_norm = options.max_norm,
                  .groups = options.groups,
-                 .loss_scale = options.loss_scale},
+                 .loss_scale = options.loss_scale,
+                 .sharding = options.sharding},
                 {{adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset)}}) {}
 
 AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
@@ -61,7 +62,8 @@ AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptio
                                        .max_norm = options.max_norm,
                                        .momentum_reset = options.momentum_reset,
                                        .groups = options.groups,
-                                       .loss_scale = options.loss_scale});
+                                       .loss_scale = options.loss_scale,
+                                       .sharding = options.sharding});
 }
 
 }  // namespace tessera::optim

@@ -13,6 +13,7 @@ struct AdamWOptions {
   int64_t momentum_reset = 0;  // steps after which the moments become zeros, again and again; 0: never
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
+  Sharding sharding = {};                    // OptimizerOptions::sharding
 };
 
 /// Adam with decoupled weight decay (Loshchilov, Hutter, arXiv:1711.05101) and bias correction, with the same

@@ -27,6 +27,8 @@ Optimizer make_optimizer(const std::string& name, std::vector<nn::NamedParameter
   for_each_bundled([&]<class O>(std::type_identity<O>) {
     if (name == O::kName) made.emplace(O::from(std::move(parameters), options));
   });
+  check(!made || made->sharding().parts == options.sharding.parts, "optimizer ", name,
+        ": its states cannot be spread over ranks; use adamw or sgd, or --zero 0");
   if (made) return std::move(*made);
   std::string known;
   for (const std::string& other : optimizer_names()) known += (known.empty() ? "" : ", ") + other;

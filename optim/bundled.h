@@ -31,6 +31,7 @@ struct BundledOptions {
   LoroOptions loro = {};
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};
+  Sharding sharding = {};  // AdamW, Sgd
 };
 
 /// "adamw", "muon", "sgd", "galore", "loro".

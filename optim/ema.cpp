@@ -19,6 +19,8 @@ Ema::~Ema() = default;
 
 Ema::Ema(const Optimizer& optimizer, const EmaOptions& options) : options_(options) {
   check(options.decay >= 0 && options.decay < 1, "Ema: decay ", options.decay, " must be in [0, 1)");
+  check(optimizer.sharding().parts == 1, "Ema: the optimizer's masters are spread over ",
+        optimizer.sharding().parts, " ranks; averages need them whole (--zero 0)");
   const MemoryTag tag("ema");
   buffers_ = std::make_unique<Buffers>(optimizer);
   buffers_->masters = optimizer.masters();  // the same arrangement: at the same offsets

@@ -13,11 +13,13 @@ struct StepArgs {
   const Chunk* chunks = nullptr;
   int64_t chunk_count = 0;
   const void* gradients = nullptr;
-  const NormBlock* norm_blocks = nullptr;
+  const NormBlock* norm_blocks = nullptr;  // to be measured
   int64_t norm_block_count = 0;
+  int64_t norm_slots = 0;  // sums of all norm blocks
   void* states[2] = {};
   int64_t first_state = 0;  // the element of the arena of gradients at which those of the states begin
   void* masters = nullptr;
+  int64_t first_master = 0;           // Place::master of the first of them
   double* status = nullptr;           // StatusSlot
   int64_t* counts = nullptr;          // CountSlot
   const int64_t* restarts = nullptr;  // [kMostRules], see prepare(); null: never
@@ -46,12 +48,18 @@ void update(Device device, const StepArgs& args, const R& rule) {
 void commit_cpu(void* to, const void* from, size_t bytes, const double* status);
 void commit_cuda(Device device, void* to, const void* from, size_t bytes, const double* status);
 
+/// What of a measurement is done: all of it; the squares of the given norm blocks alone, into their slots; or
+/// the decision by the sums in all slots.
+enum class Measure : uint8_t { whole, squares, decision };
+
 /// Adds up the squares of all gradients and calls prepare(). The order is that of the norm blocks, in f64:
 /// the squares of a block in a fixed order, then the blocks' sums in a fixed order. It does not depend on
 /// where the gradients lie, nor on how many blocks of threads there are. `partials`: scratch, a number per
 /// norm block.
-void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options);
-void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options);
+void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options,
+                 Measure part = Measure::whole);
+void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options,
+                  Measure part = Measure::whole);
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup);
 

@@ -37,14 +37,18 @@ void commit_cpu(void* to, const void* from, size_t bytes, const double* status) 
   if (status[kApply] != 0 && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options) {
-  dispatch_compute(compute, [&]<class C>(C) {
-    parallel_for(args.norm_block_count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) partials[i] = block_squares<C>(args, args.norm_blocks[i]);
+void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options,
+                 Measure part) {
+  if (part != Measure::decision)
+    dispatch_compute(compute, [&]<class C>(C) {
+      parallel_for(args.norm_block_count, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          partials[args.norm_blocks[i].slot] = block_squares<C>(args, args.norm_blocks[i]);
+      });
     });
-  });
-  prepare(args.status, args.counts, args.scaling,
-          std::accumulate(partials, partials + args.norm_block_count, 0.0), options, args.restarts);
+  if (part != Measure::squares)
+    prepare(args.status, args.counts, args.scaling,
+            std::accumulate(partials, partials + args.norm_slots, 0.0), options, args.restarts);
 }
 
 }  // namespace tessera::optim

@@ -25,7 +25,7 @@ constexpr int kNormBlocks = 3;  // a processor, for the norm: 42 registers a thr
 constexpr int kInFlight = 4;    // packs a thread reads at once for the norm
 
 __global__ void __launch_bounds__(kThreads, kNormBlocks)
-    measure_kernel(StepArgs args, double* partials, PrepareOptions options, unsigned* arrived) {
+    measure_kernel(StepArgs args, double* partials, PrepareOptions options, unsigned* arrived, Measure part) {
   gpu::wait_and_launch_dependents();
   using Pack = gpu::Pack<float, kPack>;
   const auto squares = [](const Pack& pack) {
@@ -50,13 +50,13 @@ __global__ void __launch_bounds__(kThreads, kNormBlocks)
     }
     for (; at < packs; at += kThreads) sum += squares(from[at]);
     sum = gpu::block_sum(sum);
-    if (threadIdx.x == 0) partials[i] = sum;
+    if (threadIdx.x == 0) partials[block.slot] = sum;
     __syncthreads();  // block_sum's shared memory may be written again
   }
-  if (!gpu::last_block(arrived)) return;
+  if (part == Measure::squares || !gpu::last_block(arrived)) return;
   double sum = 0;
 #pragma unroll 4
-  for (int64_t i = threadIdx.x; i < args.norm_block_count; i += kThreads) sum += partials[i];
+  for (int64_t i = threadIdx.x; i < args.norm_slots; i += kThreads) sum += partials[i];
   sum = gpu::block_sum(sum);
   if (threadIdx.x == 0) prepare(args.status, args.counts, args.scaling, sum, options, args.restarts);
 }
@@ -105,11 +105,14 @@ void commit_cuda(Device device, void* to, const void* from, size_t bytes, const 
                         int64_t(bytes), status);
 }
 
-void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options) {
+void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options,
+                  Measure part) {
+  StepArgs own = args;
+  if (part == Measure::decision) own.norm_block_count = 0;
   const int64_t resident = int64_t(device.multiprocessors()) * kNormBlocks;
-  const int64_t blocks = std::clamp<int64_t>(args.norm_block_count, 1, resident);
-  gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, measure_kernel, args, partials, options,
-                        device.counters(1));
+  const int64_t blocks = std::clamp<int64_t>(own.norm_block_count, 1, resident);
+  gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, measure_kernel, own, partials, options,
+                        device.counters(1), part);
 }
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "optim/kernels.h"
+#include "optim/whole_state.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
 #include "runtime/profile.h"
@@ -19,6 +20,25 @@ struct Optimizer::Buffers {
   std::vector<std::vector<size_t>> members;  // by rule: parameters, in the order of the arenas
   Packing packing;
   Tensor gradients, masters, partials;
+};
+
+/// What an optimizer knows of states that are spread over ranks.
+struct Optimizer::Spread {
+  std::vector<Bucket> buckets;
+  std::vector<Piece> pieces;    // this rank's
+  std::vector<Tensor> weights;  // all stretches, and the ranks that update them
+  std::vector<int> owners;
+  Tensor own_blocks;  // norm blocks, as bytes on the device
+  int64_t own_block_count = 0;
+  std::optional<comm::Communicator> ranks;
+  struct Arena {
+    Tensor own;
+    PackedRange range;  // of the arena of gradients; of masters everything
+    bool masters;
+    std::vector<std::pair<size_t, size_t>> views;  // number in State::parts, parameter
+  };
+  std::vector<Arena> arenas;
+  bool whole = false;  // a WholeState lives
 };
 
 bool is_hidden_matrix(const nn::NamedParameter& parameter) {
@@ -76,6 +96,7 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   state_->buffers = std::make_shared<Buffers>();
   state_->buffers->name = name;
   assign(std::move(parameters), options, rules);
+  spread_states(options.sharding, rules);
   make_gradients();
   make_rules(rules);
   state_->prepare.max_norm = options.max_norm;
@@ -136,6 +157,36 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
   }
 }
 
+/// Decides which ranks hold what.
+void Optimizer::spread_states(const Sharding& sharding, const std::vector<RuleUse>& rules) {
+  const Buffers& buffers = *state_->buffers;
+  const Packing& packing = buffers.packing;
+  check(sharding.parts >= 1 && sharding.part >= 0 && sharding.part < sharding.parts, buffers.name, ": part ",
+        sharding.part, " of ", sharding.parts, " of the states");
+  state_->sharding = sharding;
+  if (sharding.parts == 1) return;
+  for (const RuleUse& use : rules)
+    check(use.rule->spreads(), buffers.name, ": the states of the rule ", use.rule->name(),
+          " cannot be spread over ranks: it works on whole tensors; use adamw or sgd, or --zero 0");
+  Spread spread;
+  spread.buckets = buckets_of(packing, sharding.bucket_mb);
+  cut_buckets(spread.buckets, packing, sharding.parts);
+  spread.pieces = pieces_of(spread.buckets, packing, sharding.part, packing.range(0, parameters().size()));
+  for (const Stretch& stretch : stretches_of(spread.buckets, packing)) {
+    spread.weights.push_back(stretch.weight);
+    spread.owners.push_back(stretch.owner);
+  }
+  std::vector<NormBlock> own;
+  for (const NormBlock& block : packing.norm_blocks())
+    if (std::ranges::any_of(spread.pieces, [&](const Piece& piece) {
+          return piece.range.first <= block.offset && block.offset < piece.range.first + piece.range.elements;
+        }))
+      own.push_back(block);
+  spread.own_blocks = Packing::table_on(packing.device(), own);
+  spread.own_block_count = int64_t(own.size());
+  state_->spread = std::make_shared<Spread>(std::move(spread));
+}
+
 void Optimizer::make_gradients() {
   Buffers& buffers = *state_->buffers;
   Packing& packing = buffers.packing;
@@ -150,6 +201,11 @@ void Optimizer::make_gradients() {
   packing.upload();
   buffers.gradients = packing.make_arena();
   buffers.masters = packing.make_masters();
+  if (const Spread* const spread = state_->spread.get()) {
+    const int64_t own =
+        spread->pieces.empty() ? 0 : spread->pieces.back().master_at + spread->pieces.back().masters;
+    buffers.masters = Tensor::zeros({own}, compute, packing.device());
+  }
   sync_masters();
   for (size_t i = 0; i < packing.parameters().size(); ++i)
     set_grad_buffer(packing.parameters()[i].tensor, packing.view(buffers.gradients, i));
@@ -165,8 +221,13 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
   common.places = packing.place_table();
   common.gradients = buffers.gradients.raw();
   common.norm_blocks = packing.norm_block_table();
-  common.norm_block_count = int64_t(packing.norm_blocks().size());
+  common.norm_block_count = common.norm_slots = int64_t(packing.norm_blocks().size());
   common.masters = buffers.masters.raw();
+  Spread* const spread = state_->spread.get();
+  if (spread) {
+    common.norm_blocks = static_cast<const NormBlock*>(spread->own_blocks.raw());
+    common.norm_block_count = spread->own_block_count;
+  }
   common.status = state_->status.data<double>();
   common.counts = state_->counts.data<int64_t>();
   size_t position = 0;
@@ -179,34 +240,43 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
     rule.range_ = packing.range(position, position + rule.members_.size());
     position += rule.members_.size();
     rule.args_ = common;
-    rule.args_.chunks = packing.chunk_table() + rule.range_.first_chunk;
-    rule.args_.chunk_count = rule.range_.chunks;
-    rule.args_.first_state = rule.range_.first;
+    rule.args_.chunks = packing.chunk_table();
     rule.args_.rule = int(r);
     rule.counts_ = state_->counts, rule.status_ = state_->status;
+    rule.spread_ = spread != nullptr;
+    rule.pieces_ = spread ? pieces_of(spread->buckets, packing, state_->sharding.part, rule.range_)
+                          : std::vector<Piece>{{.range = rule.range_}};
     for (const size_t i : rule.members_) {
       const auto& [name, tensor] = packing.parameters()[i];
-      rule.parameters_.push_back(
-          {.name = name,
-           .weight = tensor.detach(),
-           .master = packing.has_master(i) ? packing.master_view(buffers.masters, i) : tensor.detach(),
-           .gradient = packing.view(buffers.gradients, i),
-           .lr_scale = packing.places()[i].lr_scale,
-           .weight_decay = packing.places()[i].weight_decay});
+      rule.parameters_.push_back({.name = name,
+                                  .weight = tensor.detach(),
+                                  .master = !packing.has_master(i) ? tensor.detach()
+                                            : spread               ? Tensor()
+                                                                   : packing.master_view(buffers.masters, i),
+                                  .gradient = packing.view(buffers.gradients, i),
+                                  .lr_scale = packing.places()[i].lr_scale,
+                                  .weight_decay = packing.places()[i].weight_decay});
     }
     rule.begin();
     if (rule.restarts_ && !state_->restarts.defined())
       state_->restarts = Tensor::zeros({kMostRules}, DType::i64, packing.device());
     state_->prepare.betas[r] = rule.betas();
+    for (const Rule::SpreadArena& arena : rule.spread_arenas_) {
+      spread->arenas.push_back({arena.own, rule.range_, false, arena.views});
+      for (auto& [number, parameter] : spread->arenas.back().views) number += state_->parts.size();
+    }
     for (const Rule::NamedState& state : rule.saved_) state_->parts.push_back({state.name, state.tensor});
     state_->rules.push_back(rules[r].rule);
   }
   for (const RuleUse& use : rules) use.rule->restart_counts_ = state_->restarts;
   if (state_->restarts.defined()) common.restarts = state_->restarts.data<int64_t>();
-  for (size_t i = 0; i < packing.parameters().size(); ++i)
-    if (packing.has_master(i))
-      state_->parts.push_back(
-          {"master." + packing.parameters()[i].name, packing.master_view(buffers.masters, i)});
+  if (spread) spread->arenas.push_back({buffers.masters, packing.range(0, parameters().size()), true, {}});
+  for (size_t i = 0; i < packing.parameters().size(); ++i) {
+    if (!packing.has_master(i)) continue;
+    if (spread) spread->arenas.back().views.emplace_back(state_->parts.size(), i);
+    state_->parts.push_back({"master." + packing.parameters()[i].name,
+                             spread ? Tensor() : packing.master_view(buffers.masters, i)});
+  }
   std::set<std::string> names;
   for (const NamedState& part : state_->parts)
     check(names.insert(part.name).second, buffers.name, ": two states are named ", part.name,
@@ -291,10 +361,22 @@ const std::vector<size_t>& Optimizer::arrangement() const {
   return state_->buffers->packing.arrangement();
 }
 
-PackedRange Optimizer::range(size_t begin, size_t end) const {
-  check(begin <= end && end <= arrangement().size(), state_->buffers->name, ": parameters ", begin, " to ",
-        end, " of ", arrangement().size());
-  return state_->buffers->packing.range(begin, end);
+std::vector<Bucket> Optimizer::buckets(double bucket_mb) const {
+  return state_->spread ? state_->spread->buckets : buckets_of(state_->buffers->packing, bucket_mb);
+}
+
+void Optimizer::join(const comm::Communicator& ranks) const {
+  if (!state_->spread) return;
+  const Sharding& own = state_->sharding;
+  check(ranks.size() == own.parts && ranks.rank() == own.part, state_->buffers->name, ": rank ", ranks.rank(),
+        " of ", ranks.size(), " joins, but the optimizer holds part ", own.part, " of ", own.parts,
+        " of its states");
+  state_->spread->ranks = ranks;
+}
+
+void Optimizer::check_whole() const {
+  check(!state_->spread || state_->spread->whole, state_->buffers->name, ": its states are spread over ",
+        state_->sharding.parts, " ranks; make an optim::WholeState before they are saved or loaded");
 }
 
 const Tensor& Optimizer::masters() const {
@@ -303,6 +385,18 @@ const Tensor& Optimizer::masters() const {
 
 void Optimizer::sync_masters() const {
   const Buffers& buffers = *state_->buffers;
+  if (const Spread* const spread = state_->spread.get()) {
+    for (const Stretch& stretch : stretches_of(spread->buckets, buffers.packing)) {
+      if (stretch.owner != state_->sharding.part || !buffers.packing.has_master(stretch.parameter)) continue;
+      const auto piece = std::ranges::find_if(spread->pieces, [&](const Piece& p) {
+        return p.range.first <= stretch.first && stretch.first < p.range.first + p.range.elements;
+      });
+      const int64_t at =
+          buffers.packing.masters_before(stretch.first) - piece->first_master + piece->master_at;
+      buffers.masters.slice(0, at, at + stretch.weight.count()).copy_from(stretch.weight);
+    }
+    return;
+  }
   for (size_t i = 0; i < parameters().size(); ++i)
     if (buffers.packing.has_master(i))
       buffers.packing.master_view(buffers.masters, i).copy_from(parameters()[i].tensor);
@@ -344,8 +438,30 @@ void Optimizer::State::upload_lr() {
   uploaded_lr = lr;
 }
 
+void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) const {
+  const Buffers& buffers = *state_->buffers;
+  double* const partials = buffers.partials.data<double>();
+  const auto run = [&](Measure part) {
+    const Device device = buffers.packing.device();
+    if (device.is_cpu()) {
+      measure_cpu(buffers.packing.compute_dtype(), args, partials, prepare, part);
+    } else {
+      if constexpr (kCuda) measure_cuda(device, args, partials, prepare, part);
+    }
+  };
+  if (!state_->spread) return run(Measure::whole);
+  // Each slot is one rank's, to which the others add zeros: the sum over all is that of one rank, bit for
+  // bit.
+  buffers.partials.fill(0);
+  run(Measure::squares);
+  state_->spread->ranks->all_reduce(buffers.partials);
+  run(Measure::decision);
+}
+
 void Optimizer::step() {
   const ProfileRange range("optimizer");
+  check(!state_->spread || state_->spread->ranks, state_->buffers->name, ": its states are spread over ",
+        state_->sharding.parts, " ranks, which nothing has joined; make a dist::DataParallel before step()");
   Buffers& buffers = *state_->buffers;
   Packing& packing = buffers.packing;
   const Device device = packing.device();
@@ -388,16 +504,100 @@ void Optimizer::step() {
     args.scaling = {state_->scale.data<float>(), state_->scale_counts.data<int64_t>()};
     prepare.loss_scale = state_->scale_options;
   }
-  double* const partials = buffers.partials.data<double>();
-  if (device.is_cpu()) {
-    measure_cpu(packing.compute_dtype(), args, partials, prepare);
-  } else {
-    if constexpr (kCuda) measure_cuda(device, args, partials, prepare);
-  }
   const NoTape off;
+  measure(args, prepare);
   for (const auto& rule : state_->rules) rule->step();
+  if (const Spread* const spread = state_->spread.get())
+    spread->ranks->share(spread->weights, spread->owners);
   if (!captured) state_->tick();
   for (const nn::NamedParameter& parameter : list) parameter.tensor.bump_version();
+}
+
+namespace {
+
+struct Span {
+  int64_t whole, own, elements;  // where it lies in the whole arena, and in a rank's
+};
+
+std::vector<Span> spans_of(const std::vector<Piece>& pieces, int64_t first, bool masters) {
+  std::vector<Span> spans;
+  for (const Piece& piece : pieces)
+    spans.push_back(masters ? Span{piece.first_master, piece.master_at, piece.masters}
+                            : Span{piece.range.first - first, piece.at, piece.range.elements});
+  return spans;
+}
+
+int64_t length_of(const std::vector<Span>& spans) {
+  return spans.empty() ? 0 : spans.back().own + spans.back().elements;
+}
+
+}  // namespace
+
+WholeState::WholeState(Optimizer& optimizer) : optimizer_(optimizer) {
+  open();
+}
+
+WholeState::WholeState(Optimizer& optimizer, const comm::Communicator& host) : optimizer_(optimizer) {
+  const auto& state = *optimizer.state_;
+  if (!state.spread) return;
+  const Packing& packing = state.buffers->packing;
+  if (host.rank() == 0) open();
+  for (size_t a = 0; a < state.spread->arenas.size(); ++a) {
+    const Optimizer::Spread::Arena& arena = state.spread->arenas[a];
+    const Tensor own = arena.own.to(Device::cpu());
+    if (host.rank() != 0) {
+      if (own.count() > 0) host.send(own, 0);
+      continue;
+    }
+    for (int rank = 0; rank < host.size(); ++rank) {
+      const std::vector<Span> spans = spans_of(pieces_of(state.spread->buckets, packing, rank, arena.range),
+                                               arena.range.first, arena.masters);
+      if (length_of(spans) == 0) continue;
+      const Tensor part =
+          rank == 0 ? own : Tensor::empty_packed({length_of(spans)}, own.dtype(), Device::cpu());
+      if (rank != 0) host.receive(part, rank);
+      for (const Span& span : spans)
+        arenas_[a]
+            .slice(0, span.whole, span.whole + span.elements)
+            .copy_from(part.slice(0, span.own, span.own + span.elements));
+    }
+  }
+}
+
+void WholeState::open() {
+  auto& state = *optimizer_.state_;
+  if (!state.spread) return;
+  const Packing& packing = state.buffers->packing;
+  for (const Optimizer::Spread::Arena& arena : state.spread->arenas) {
+    const int64_t elements = arena.masters ? packing.masters_before(arena.range.first + arena.range.elements)
+                                           : arena.range.elements;
+    arenas_.push_back(Tensor::zeros({elements}, packing.compute_dtype(), Device::cpu()));
+    for (const auto& [number, parameter] : arena.views)
+      state.parts[number].tensor = arena.masters ? packing.master_view(arenas_.back(), parameter)
+                                                 : packing.view(arenas_.back(), parameter, arena.range.first);
+  }
+  state.spread->whole = true;
+}
+
+WholeState::~WholeState() {
+  auto& state = *optimizer_.state_;
+  if (!state.spread) return;
+  for (const Optimizer::Spread::Arena& arena : state.spread->arenas)
+    for (const auto& [number, parameter] : arena.views) state.parts[number].tensor = Tensor();
+  state.spread->whole = false;
+}
+
+void WholeState::take() const {
+  const auto& state = *optimizer_.state_;
+  if (!state.spread) return;
+  for (size_t a = 0; a < arenas_.size(); ++a) {
+    const Optimizer::Spread::Arena& arena = state.spread->arenas[a];
+    for (const Span& span :
+         spans_of(pieces_of(state.spread->buckets, state.buffers->packing, state.sharding.part, arena.range),
+                  arena.range.first, arena.masters))
+      arena.own.slice(0, span.own, span.own + span.elements)
+          .copy_from(arenas_[a].slice(0, span.whole, span.whole + span.elements));
+  }
 }
 
 }  // namespace tessera::optim

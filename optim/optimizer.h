@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "nn/module.h"
 #include "optim/loss_scale.h"
 #include "optim/rule.h"
@@ -32,6 +33,8 @@ struct OptimizerOptions {
   double max_norm = 0;      // clips the norm of all gradients; 0: no clipping
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
+  /// Spreads moments and masters over ranks, which dist::DataParallel joins before the first step.
+  Sharding sharding = {};
 };
 
 /// A rule, and the parameters that it updates: those that no earlier rule of the optimizer took.
@@ -127,8 +130,15 @@ class Optimizer {
   const Tensor& masters() const;
   /// The order of the parameters in the arenas, as indices into parameters().
   const std::vector<size_t>& arrangement() const;
-  /// Where the parameters number `begin` to `end` of the arrangement lie in gradients().
-  PackedRange range(size_t begin, size_t end) const;
+  /// In which gradients() travel (optim/sharding.h): of states that are spread those of Sharding::bucket_mb,
+  /// else of this size.
+  std::vector<Bucket> buckets(double bucket_mb) const;
+  /// Over how many ranks the states are spread; 1: they are whole. fields() then needs a WholeState
+  /// (optim/whole_state.h), and of gradients() a step reads this rank's parts of the buckets alone.
+  const Sharding& sharding() const { return state_->sharding; }
+  /// Those ranks: steps measure the norm, and exchange weights, through their calls. Throws unless they are
+  /// as many as Sharding says, in the same order.
+  void join(const comm::Communicator& ranks) const;
   /// Takes the weights as they are now as masters.
   void sync_masters() const;
   /// Bytes of the arenas, and of what rules keep in addition.
@@ -142,16 +152,19 @@ class Optimizer {
     visit("lr", state.lr);
     visit("counts", state.counts);
     if (state.scale.defined()) visit(kScaleField, state.scale), visit(kScaleCountsField, state.scale_counts);
+    check_whole();
     if (state.restarts.defined()) visit("restarts", state.restarts);
     for (NamedState& part : state.parts) visit(part.name, part.tensor);
   }
 
  private:
+  friend class WholeState;
   struct NamedState {
     std::string name;
     Tensor tensor;  // a part of an arena
   };
   struct Buffers;
+  struct Spread;
   struct State {
     double lr = 0;
     std::optional<double> uploaded_lr;
@@ -169,12 +182,17 @@ class Optimizer {
     std::vector<std::shared_ptr<Rule>> rules;
     bool complete = false;  // by complete_gradients(), since zero_grad()
     std::function<void(const Tensor&)> on_gradients;
+    Sharding sharding;
+    std::shared_ptr<Spread> spread;  // null if nothing is spread
     void upload_lr();
     bool waits_for_host() const;
     void tick() const;
   };
   void assign(std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
               const std::vector<RuleUse>& rules);
+  void spread_states(const Sharding& sharding, const std::vector<RuleUse>& rules);
+  void measure(const StepArgs& args, const PrepareOptions& prepare) const;
+  void check_whole() const;
   void make_gradients();
   void make_rules(const std::vector<RuleUse>& rules);
 

@@ -1,7 +1,6 @@
 #include "optim/packing.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace tessera::optim {
 namespace {
@@ -31,13 +30,6 @@ Rows rows_of(const Tensor& tensor) {
   return {tensor.rows(), tensor.row_length()};
 }
 
-template <class T>
-Tensor table_on(Device device, const std::vector<T>& table) {
-  std::vector<uint8_t> bytes(table.size() * sizeof(T));
-  if (!table.empty()) std::memcpy(bytes.data(), table.data(), bytes.size());
-  return Tensor::from(bytes, {int64_t(bytes.size())}, device);
-}
-
 }  // namespace
 
 Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement)
@@ -58,7 +50,8 @@ Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters, st
   for (size_t i = 0; i < places_.size(); ++i) {
     const int64_t elements = elements_of(i);
     for (int64_t at = 0; at < elements; at += kNormBlockElements)
-      norm_blocks_.push_back({places_[i].offset + at, int32_t(std::min(kNormBlockElements, elements - at))});
+      norm_blocks_.push_back({places_[i].offset + at, int32_t(std::min(kNormBlockElements, elements - at)),
+                              int32_t(norm_blocks_.size())});
   }
 }
 
@@ -102,9 +95,31 @@ void Packing::place(size_t parameter) {
   const int64_t columns = std::min(rows.width, kChunkElements);
   const int64_t rows_at_once = columns ? std::max<int64_t>(1, kChunkElements / columns) : 1;
   for (int64_t row = 0; row < rows.rows; row += rows_at_once)
-    for (int64_t column = 0; column < rows.width; column += columns)
+    for (int64_t column = 0; column < rows.width; column += columns) {
       chunks_.push_back({row, column, int32_t(std::min(rows_at_once, rows.rows - row)),
                          int32_t(std::min(columns, rows.width - column)), int32_t(parameter)});
+      chunk_offsets_.push_back(place.offset + row * place.arena_stride + column);
+    }
+}
+
+int64_t Packing::chunk_from(int64_t element) const {
+  return std::ranges::lower_bound(chunk_offsets_, element) - chunk_offsets_.begin();
+}
+
+int64_t Packing::masters_before(int64_t element) const {
+  // The parameters of the arenas follow each other, and so do those that have masters.
+  for (const size_t i : arrangement_)
+    if (has_master(i) && places_[i].offset + elements_of(i) > element)
+      return places_[i].master + std::max<int64_t>(0, element - places_[i].offset);
+  return master_size_;
+}
+
+int64_t Packing::weight_elements(size_t parameter) const {
+  const auto& [name, tensor] = parameters_[parameter];
+  const Rows rows = rows_of(tensor);
+  check(rows.rows <= 1, "optimizer: ", name, " ", describe(tensor),
+        " is part of a larger tensor; its states cannot be spread over ranks (clone() it, or --zero 0)");
+  return rows.rows == 0 ? 0 : rows.width;
 }
 
 PackedRange Packing::range(size_t begin, size_t end) const {

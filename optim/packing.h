@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstring>
+
 #include "nn/module.h"
 
 /// How an optimizer sees its parameters: one arena for each kind of state and one table of chunks, so that a
@@ -36,6 +38,7 @@ struct Chunk {
 struct NormBlock {
   int64_t offset = 0;    // in the arena; a multiple of 64
   int32_t elements = 0;  // a multiple of 64, with the zeros after a row and after the parameter
+  int32_t slot = 0;      // its number among all, by which sums are ordered
 };
 
 /// Of a norm block: 64 KiB of f32 gradients. Few enough that one block of threads adds up their sums in the
@@ -78,6 +81,13 @@ class Packing {
   Tensor view(const Tensor& arena, size_t parameter, int64_t first = 0) const;
   Tensor master_view(const Tensor& masters, size_t parameter) const;
 
+  /// A table's bytes on the device, as u8.
+  template <class T>
+  static Tensor table_on(Device device, const std::vector<T>& table) {
+    std::vector<uint8_t> bytes(table.size() * sizeof(T));
+    if (!table.empty()) std::memcpy(bytes.data(), table.data(), bytes.size());
+    return Tensor::from(bytes, {int64_t(bytes.size())}, device);
+  }
   /// Copies the tables to the device, once the places are final.
   void upload();
   const Place* place_table() const;
@@ -85,6 +95,16 @@ class Packing {
   int64_t chunk_count() const { return int64_t(chunks_.size()); }
   const std::vector<NormBlock>& norm_blocks() const { return norm_blocks_; }
   const NormBlock* norm_block_table() const;
+
+  // For states that are spread over ranks (optim/sharding.h).
+  /// Where each chunk begins in arenas; rising.
+  const std::vector<int64_t>& chunk_offsets() const { return chunk_offsets_; }
+  /// The first chunk that begins at that element of an arena, or after it.
+  int64_t chunk_from(int64_t element) const;
+  /// How many elements of the arena of masters belong to parameters before that element of the others.
+  int64_t masters_before(int64_t element) const;
+  /// The weight's elements in memory, its pads with them. Throws if it lies in several pieces.
+  int64_t weight_elements(size_t parameter) const;
 
  private:
   void check_parameter(const char* who, size_t parameter) const;
@@ -99,6 +119,7 @@ class Packing {
   DType compute_ = DType::f32;
   std::vector<Place> places_;
   std::vector<Chunk> chunks_;
+  std::vector<int64_t> chunk_offsets_;
   std::vector<NormBlock> norm_blocks_;
   int64_t size_ = 0, master_size_ = 0;
   Tensor place_table_, chunk_table_, norm_block_table_;  // u8, on the device

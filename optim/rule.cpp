@@ -11,7 +11,8 @@ size_t Rule::bytes() const {
 }
 
 Tensor Rule::scratch_arena() {
-  memory_.push_back(Tensor::zeros({range_.elements}, compute_dtype(), device()));
+  const int64_t elements = pieces_.empty() ? 0 : pieces_.back().at + pieces_.back().range.elements;
+  memory_.push_back(Tensor::zeros({elements}, compute_dtype(), device()));
   return memory_.back();
 }
 
@@ -21,8 +22,11 @@ Tensor Rule::arena(const char* state) {
   std::vector<size_t> order(members_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return members_[a] < members_[b]; });
-  for (const size_t i : order)
-    saved_.push_back({std::string(state) + "." + parameters_[i].name, view(made, i)});
+  if (spread_) spread_arenas_.push_back({made, {}});
+  for (const size_t i : order) {
+    if (spread_) spread_arenas_.back().views.emplace_back(saved_.size(), members_[i]);
+    saved_.push_back({std::string(state) + "." + parameters_[i].name, spread_ ? Tensor() : view(made, i)});
+  }
   return made;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "optim/kernels.h"
+#include "optim/sharding.h"
 
 namespace tessera::optim {
 
@@ -44,6 +45,9 @@ class Rule {
   virtual Betas betas() const { return {}; }
   /// Whether parameters of equal shape and dtype are to lie next to each other in arenas, at equal distances.
   virtual bool batches() const { return false; }
+  /// Whether ranks may hold parts of its states (optim/sharding.h): they are arenas, and step() is apply()
+  /// alone, to which it does not matter where parameters begin.
+  virtual bool spreads() const { return false; }
   /// Called once, before the first step.
   virtual void begin() = 0;
   virtual void step() = 0;
@@ -93,7 +97,13 @@ class Rule {
           states.size(), " arenas");
     StepArgs args = args_;
     for (size_t i = 0; i < states.size(); ++i) args.states[i] = states[i].raw();
-    update(device(), args, formula);
+    for (const Piece& piece : pieces_) {
+      args.chunks = args_.chunks + piece.range.first_chunk;
+      args.chunk_count = piece.range.chunks;
+      args.first_state = piece.range.first - piece.at;
+      args.first_master = piece.first_master - piece.master_at;
+      update(device(), args, formula);
+    }
   }
   void take_gradients(const Tensor& arena) const { apply(TakeRule{}, {arena}); }
   void descend(const Tensor& arena) const { apply(DescendRule{}, {arena}); }
@@ -122,6 +132,8 @@ class Rule {
   };
   const Packing* packing_ = nullptr;
   PackedRange range_;
+  std::vector<Piece> pieces_;    // of range_, those that this rank holds
+  bool spread_ = false;          // they are not all
   std::vector<size_t> members_;  // of the packing, in the order of the arenas
   std::vector<RuleParameter> parameters_;
   std::vector<Tensor> memory_;
@@ -135,7 +147,12 @@ class Rule {
   std::vector<Countdown> countdowns_;
   bool restarts_ = false;
   Tensor counts_, restart_counts_, status_;  // the optimizer's
-  StepArgs args_;                            // with this rule's chunks
+  struct SpreadArena {
+    Tensor own;
+    std::vector<std::pair<size_t, size_t>> views;  // number in saved_, parameter of the packing
+  };
+  std::vector<SpreadArena> spread_arenas_;  // whose states in saved_ are undefined
+  StepArgs args_;                           // with the chunks of all rules
 };
 
 /// The rule whose formula is R, one of optim/rules.h or one's own.
@@ -147,6 +164,7 @@ class Elementwise : public Rule {
       : name_(name), formula_(formula), states_(std::move(states)), betas_(betas) {}
   const char* name() const override { return name_; }
   Betas betas() const override { return betas_; }
+  bool spreads() const override { return true; }
   void begin() override {
     for (const char* const state : states_) arenas_.push_back(arena(state));
   }

@@ -19,7 +19,8 @@ Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
                  .weight_decay = options.weight_decay,
                  .max_norm = options.max_norm,
                  .groups = options.groups,
-                 .loss_scale = options.loss_scale},
+                 .loss_scale = options.loss_scale,
+                 .sharding = options.sharding},
                 {{sgd_rule(options.momentum, options.nesterov)}}) {}
 
 Sgd Sgd::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
@@ -28,7 +29,8 @@ Sgd Sgd::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& 
                                      .weight_decay = options.weight_decay,
                                      .max_norm = options.max_norm,
                                      .groups = options.groups,
-                                     .loss_scale = options.loss_scale});
+                                     .loss_scale = options.loss_scale,
+                                     .sharding = options.sharding});
 }
 
 }  // namespace tessera::optim

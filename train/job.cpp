@@ -1,5 +1,6 @@
 #include "train/job.h"
 
+#include "optim/whole_state.h"
 #include "runtime/error.h"
 
 namespace tessera::train {
@@ -43,6 +44,8 @@ io::Checkpoint Job::checkpoint(int64_t step) const {
 
 int64_t Job::restore(const std::filesystem::path& file) {
   io::Checkpoint stored = io::Checkpoint::read(file.string());
+  std::optional<optim::WholeState> whole;
+  if (trained_by_ && trained_by_->counted()) whole.emplace(*trained_by_->counted());
   int64_t step = 0;
   std::string written = stored.get<std::string>("job");
   check_same_settings(file.string(), written, settings_json());
@@ -53,6 +56,7 @@ int64_t Job::restore(const std::filesystem::path& file) {
   restoring.finish();
   for (const Kept& part : kept_) part.assign(restoring);
   restoring.assign("step", step);
+  if (whole) whole->take();
   return step;
 }
 

@@ -41,6 +41,11 @@ void Recipe::set_ranks(int ranks, const Given&, bool) {
         "; start it without a launcher");
 }
 
+void Recipe::spread(const optim::Sharding&) {
+  fail_at(Site::here(), "train ", name(),
+          ": it cannot spread the optimizer's states over ranks; leave --zero out");
+}
+
 namespace {
 
 /// A new folder that holds no run yet goes with the error that kept the run from beginning.
@@ -132,7 +137,7 @@ class Run {
     SettingList kept = kept_options();
     recipe_.resume((folder_->path() / "run.json").string(), settings_, {});
     take_options(kept, settings_, path, {});
-    recipe_.set_ranks(world_->size(), request_.given, true);
+    set_ranks(true);
     recipe_.prepare(*folder_, request_.device, true);
     if (first_step_ > 0) {
       const auto newest = io::CheckpointFolder(folder_->checkpoints().string(), int(options_.keep)).latest();
@@ -148,6 +153,15 @@ class Run {
     Progress progress(Progress::Mode::quiet);
     result_ = train::train(recipe_.job(), *folder_, options_, first_step_, progress);
     return {*folder_, first_step_, result_};
+  }
+
+  void set_ranks(bool resumed) {
+    recipe_.set_ranks(world_ ? world_->size() : 1, request_.given, resumed);
+    if (world_ && options_.zero > 0)
+      recipe_.spread(
+          {.part = world_->rank(),
+           .parts = world_->size(),
+           .bucket_mb = options_.bucket_mb > 0 ? options_.bucket_mb : optim::Sharding().bucket_mb});
   }
 
   void set_order() {
@@ -169,7 +183,7 @@ class Run {
     } else {
       recipe_.begin(request_.given, request_.device);
     }
-    recipe_.set_ranks(world_ ? world_->size() : 1, request_.given, resumed_);
+    set_ranks(resumed_);
     if (request_.check) request_.check(recipe_, kept);
   }
 

@@ -26,6 +26,8 @@ class Recipe {
   virtual void resume(const std::string& path, const nlohmann::json& run, const Given& given) = 0;
   /// The run is made by so many ranks together; after begin or resume. Throws if it cannot be.
   virtual void set_ranks(int ranks, const Given& given, bool resumed);
+  /// These spread the optimizer's states over themselves; after set_ranks. Throws if the model cannot.
+  virtual void spread(const optim::Sharding& sharding);
   virtual std::string default_name() const = 0;  // of the run folder, without the time
   /// Brings data and model into memory; may write into the folder, and complete the settings.
   virtual void prepare(const RunFolder& run, Device device, bool resumed) = 0;

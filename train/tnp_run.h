@@ -18,6 +18,7 @@ class TnpRecipe : public Recipe {
   void resume(const std::string& path, const nlohmann::json& run, const Given& given) override;
   std::string default_name() const override { return "tnp-" + settings_.prior; }
   void set_ranks(int ranks, const Given& given, bool resumed) override;
+  void spread(const optim::Sharding& sharding) override { settings_.sharding = sharding; }
   void prepare(const RunFolder& run, Device device, bool resumed) override;
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }

@@ -7,6 +7,7 @@
 #include "autograd/tape.h"
 #include "comm/status.h"
 #include "io/checkpoint_folder.h"
+#include "optim/whole_state.h"
 #include "runtime/interrupt.h"
 #include "train/due.h"
 #include "train/skips.h"
@@ -216,12 +217,15 @@ class Trainer {
 
   void save(int64_t step) {
     job_.device().synchronize();
-    if (!leads()) return;  // all ranks have the same state
-    if (saved_ == step)    // before the evaluation that made it one to be kept
+    const bool again = std::exchange(saved_, step) == step;
+    std::optional<optim::WholeState> whole;
+    if (!again && options_.world && optimizer_.counted())
+      whole.emplace(*optimizer_.counted(), options_.world->host());
+    if (!leads()) return;  // all ranks have the same state, or parts of one
+    if (again)             // before the evaluation that made it one to be kept
       folder_.prune(step, job_.spared());
     else
       folder_.save(step, job_.checkpoint(step), job_.spared());
-    saved_ = step;
     log_.flush_events();
   }
 
@@ -310,6 +314,8 @@ SettingList TrainerOptions::list() {
   list.add("bucket_mb", bucket_mb,
            "MiB of gradients that ranks sum at once next to the backward pass; 0: all after it")
       .range(0.0, 65536.0);
+  list.add("zero", zero, "Spread over the ranks: 0: nothing; 1: moments and master weights (ZeRO stage 1)")
+      .range(int64_t{0}, int64_t{1});
   list.add("check_finite", check_finite, "Stop at the first NaN or infinity, naming operator and site; slow");
   return list;
 }

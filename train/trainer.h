@@ -31,6 +31,7 @@ struct TrainerOptions {
   std::optional<optim::Schedule> schedule = {};
 
   double bucket_mb = 32;  // of several ranks: StepOptions::bucket_mb
+  int64_t zero = 0;  // of several ranks: 1: each holds a part of the optimizer's states (optim::Sharding)
 
   /// The ranks that train together; null: this process alone. Rank 0 writes the run's folder, evaluations run
   /// on all ranks; a signal to one rank, or an interrupted evaluation, ends the run on all after the same

@@ -128,7 +128,8 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
                                          .refactor_every = refactor_every,
                                          .singular = optim::parse_singular_factor(loro_singular)},
                                 .groups = std::move(groups),
-                                .loss_scale = optim::default_loss_scale(activations)});
+                                .loss_scale = optim::default_loss_scale(activations),
+                                .sharding = sharding});
 }
 
 void TrainingSettings::check_optimizer_flags(const Given& given) const {

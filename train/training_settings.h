@@ -33,6 +33,8 @@ struct TrainingSettings {
   /// their gradients are added, "world" or "global" (StepOptions::global_order).
   int64_t accumulate = 1;
   std::string order = "world";
+  /// Over which ranks the optimizer's states are spread: of the place where the run goes on, not of the job.
+  optim::Sharding sharding = {};
 
   /// Of any size: sums and products of sizes then stay far below 2^63.
   static constexpr int64_t kLargest = int64_t(1) << 30;

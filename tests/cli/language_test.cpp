@@ -424,6 +424,14 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   EXPECT_EQ(record.at("parameter_count"), 124'439'808);
   EXPECT_EQ(record.at("parameters"), 2 * 124'439'808.0);
   EXPECT_GT(record.at("largest_batch"), 64);
+  const Outcome spread =
+      run(at, "plan gpt --batch 64 --precision bf16 --memory 78 --ranks 4 --zero 1 --json");
+  expect_success(spread);
+  const json of_four = json::parse(spread.out);
+  EXPECT_EQ(4 * of_four.at("optimizer").get<double>(), record.at("optimizer").get<double>());
+  EXPECT_EQ(of_four.at("gradients"), record.at("gradients"));
+  EXPECT_GT(of_four.at("sent"), 0);
+  EXPECT_EQ(record.at("sent"), 0);
   const std::string sizes =
       " --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 4 --vocab-size 100";
   for (const char* model : {"gpt", "llama"}) {

@@ -120,6 +120,55 @@ TEST_P(Collectives, ReduceScatterGivesTheRanksPart) {
   });
 }
 
+TEST_P(Collectives, ReducePartsGivesEachRankItsOwn) {
+  run(4, [](Communicator& c) {
+    std::vector<std::vector<float>> parts;
+    for (int r = 0; r < 4; ++r) parts.push_back(values_of(r, 1000));
+    const std::vector<float> sum = tree_sum(parts);
+    for (const std::vector<int64_t>& ends :
+         {std::vector<int64_t>{250, 500, 750, 1000}, {0, 999, 999, 1000}, {1000, 1000, 1000, 1000}}) {
+      const Tensor x = Tensor::from(parts[size_t(c.rank())], {1000});
+      c.reduce_parts(x, ends);
+      const int64_t begin = c.rank() == 0 ? 0 : ends[size_t(c.rank() - 1)], end = ends[size_t(c.rank())];
+      EXPECT_TRUE(
+          same_bits(x.slice(0, begin, end), std::vector<float>(sum.begin() + begin, sum.begin() + end)))
+          << begin << " to " << end;
+    }
+    const Tensor x = Tensor::zeros({3}, DType::f32, Device::cpu());
+    const auto refuses = [&](const Tensor& tensor, std::vector<int64_t> ends) {
+      expect_error([&] { c.reduce_parts(tensor, ends); }, {"reduce_parts"});
+    };
+    refuses(x, {1, 2, 3});
+    refuses(x, {0, 2, 1, 3});
+    refuses(x, {0, 1, 2, 2});
+    refuses(x, {-1, 1, 2, 3});
+    refuses(Tensor::zeros({3, 1}, DType::f32, Device::cpu()), {0, 1, 2, 3});
+    refuses(Tensor::zeros({3}, DType::i32, Device::cpu()), {0, 1, 2, 3});
+    c.barrier();
+  });
+}
+
+TEST_P(Collectives, ShareGivesAllRanksWhatEachOwns) {
+  run(3, [](Communicator& c) {
+    const std::vector<int> owners = {2, 0, 2, 1, 0};
+    std::vector<Tensor> tensors;
+    for (size_t i = 0; i < owners.size(); ++i)
+      tensors.push_back(Tensor::full({int64_t(3 * i)}, double(10 * c.rank()) + double(i),
+                                     i % 2 ? DType::f32 : DType::bf16, Device::cpu()));
+    c.share(tensors, owners);
+    for (size_t i = 0; i < owners.size(); ++i)
+      for (const double value : tensors[i].to(DType::f64).to_vector<double>())
+        EXPECT_EQ(value, double(10 * owners[i]) + double(i)) << i;
+    c.share({}, {});
+    expect_error([&] { c.share(tensors, std::vector<int>{0}); }, {"share: 5 tensors of 1 owners"});
+    expect_error(
+        [&] {
+          c.share(tensors, std::vector<int>{0, 1, 2, 3, 0});
+        },
+        {"share: there is no rank 3 of 3"});
+  });
+}
+
 TEST_P(Collectives, GatherBroadcastAndExchange) {
   run(4, [](Communicator& c) {
     const int64_t rank = c.rank();

@@ -94,11 +94,11 @@ TEST(DataParallel, BucketsCoverTheArenaFromItsEnd) {
   Net net(1);
   optim::AdamW optimizer(nn::parameters(net), {});
   const auto check_cover = [&](double bucket_mb, size_t count) {
-    const std::vector<Bucket> buckets = buckets_of(optimizer, bucket_mb);
+    const std::vector<optim::Bucket> buckets = optimizer.buckets(bucket_mb);
     EXPECT_EQ(buckets.size(), count) << bucket_mb;
     int64_t end = optimizer.gradients().count();
     std::vector<size_t> seen;
-    for (const Bucket& bucket : buckets) {
+    for (const optim::Bucket& bucket : buckets) {
       EXPECT_EQ(bucket.end, end);
       EXPECT_LT(bucket.begin, bucket.end);
       end = bucket.begin;
@@ -111,7 +111,7 @@ TEST(DataParallel, BucketsCoverTheArenaFromItsEnd) {
   check_cover(1e-6, 4);
   check_cover(2.0 * 64 * 4 / (1 << 20), 2);
   check_cover(1, 1);
-  expect_error([&] { buckets_of(optimizer, 0); }, {"buckets of 0 MiB"});
+  expect_error([&] { optimizer.buckets(0); }, {"buckets of 0 MiB"});
 }
 
 /// Says when a sum over the ranks is done.
@@ -126,6 +126,12 @@ class Watched : public comm::Transport {
   void run(const comm::Call& call, const Tensor&, const Tensor& out) override {
     if (call.kind == comm::Kind::all_reduce) return inner_.all_reduce(out), summed_();
     inner_.broadcast(out, call.peer);
+  }
+  void reduce_parts(const comm::Call&, const Tensor& x, std::span<const int64_t> ends) override {
+    inner_.reduce_parts(x, ends), summed_();
+  }
+  void share(const comm::Call&, std::span<const Tensor> tensors, std::span<const int> owners) override {
+    inner_.share(tensors, owners);
   }
   std::shared_ptr<comm::Transport> part(const std::vector<int>&, uint64_t) override { return nullptr; }
   void fail(const std::string& cause) override { inner_.fail(cause); }

@@ -103,6 +103,48 @@ TEST(LaunchTrain, NoBitsDependOnBuckets) {
   EXPECT_NE(folder.get("runs/b32/metrics.jsonl").find("exposed_communication_ms"), std::string::npos);
 }
 
+TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
+  const Folder folder;
+  write_text(folder);
+  const std::string line =
+      "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
+      " --accumulate 4 --order global --warmup 2 --save-every 2 --precision bf16 --name ";
+  EXPECT_EQ(train(folder, 1, line + "alone --steps 6").end.code, 0);
+  for (const int ranks : {2, 4}) {
+    const Said said = train(folder, ranks, line + "z" + std::to_string(ranks) + " --steps 6 --zero 1");
+    EXPECT_EQ(said.end.code, 0) << said.err << said.end.cause;
+  }
+  const std::string alone = checkpoint(folder, "alone", 6);
+  EXPECT_FALSE(alone.empty());
+  for (const char* run : {"z2", "z4"})
+    for (const int step : {4, 6})
+      EXPECT_TRUE(checkpoint(folder, run, step) == checkpoint(folder, "alone", step)) << run << " " << step;
+  // Spread on two ranks, then whole on two, then alone, then spread on four.
+  const auto go_on = [&](int ranks, const char* flags) {
+    const Said said = train(folder, ranks, "gpt --device cpu --quiet --resume " + folder / "runs/z2" + flags);
+    EXPECT_EQ(said.end.code, 0) << said.err;
+  };
+  go_on(2, " --steps 8 --zero 0"), go_on(1, " --steps 10"), go_on(4, " --steps 12 --zero 1");
+  const Said straight =
+      train(folder, 1, "gpt --device cpu --quiet --resume " + folder / "runs/alone" + " --steps 8");
+  EXPECT_EQ(straight.end.code, 0) << straight.err;
+  for (const int steps : {10, 12})
+    EXPECT_EQ(train(folder, 1,
+                    "gpt --device cpu --quiet --resume " + folder / "runs/alone" + " --steps " +
+                        std::to_string(steps))
+                  .end.code,
+              0);
+  EXPECT_TRUE(checkpoint(folder, "z2", 12) == checkpoint(folder, "alone", 12));
+}
+
+TEST(LaunchTrain, WhatCannotBeSpreadIsRefused) {
+  const Folder folder;
+  const Said said =
+      train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 --optimizer muon --zero 1");
+  EXPECT_EQ(said.end.code, 1);
+  expect_parts(said.err, {"cannot be spread over ranks", "adamw or sgd"});
+}
+
 TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
   const Folder folder;
   const std::string flags =

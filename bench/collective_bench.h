@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/record.h"
+#include "dist/world.h"
+
+namespace tessera::bench {
+
+struct CollectiveOptions {
+  std::vector<std::string> names;              // of collective_names(); empty: all
+  int64_t least = 8, most = int64_t{1} << 30;  // bytes; sizes between them grow by `factor`
+  int64_t factor = 8;
+  DType dtype = DType::f32;
+  std::vector<bool> graph = {true, false};  // on a GPU; the CPU has calls alone
+  double seconds = 0.3;                     // for each case
+};
+
+/// "all_reduce", "reduce_scatter", ...
+std::vector<std::string> collective_names();
+
+/// Times calls of the communicator, back to back, between all ranks of `world`, which all call it; each time
+/// is that of the slowest rank. Sizes and GB/s are those of nccl-tests: of all_gather and reduce_scatter the
+/// size of what all ranks have together; `bytes` of a record are what the bus carries, so that its GB/s are
+/// the bus's, which links of any number of ranks can be compared by. A record's shape has "bytes" and
+/// "ranks", its mode is "eager" or "graph". Throws before anything is measured if a name is unknown.
+std::vector<Record> bench_collectives(const dist::World& world, Device device,
+                                      const CollectiveOptions& options);
+
+/// A line for each: size, time, algorithm and bus GB/s.
+std::string format_collectives(const std::vector<Record>& records);
+
+}  // namespace tessera::bench
