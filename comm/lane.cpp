@@ -48,7 +48,7 @@ class HostWay : public Lane::Way {
     {
       const std::lock_guard lock(mutex_);
       if (error_) return;  // nothing is done between a call that failed and join()
-      waiting_.push_back({std::move(act), x.raw(), x.count(), x.dtype()});
+      waiting_.push_back({std::move(act), x, x.raw()});
     }
     changed_.notify_all();
   }
@@ -66,9 +66,8 @@ class HostWay : public Lane::Way {
  private:
   struct Posted {
     Lane::Act act;
+    Tensor x;  // keeps the memory
     void* data;
-    int64_t count;
-    DType dtype;
   };
 
   void serve() {
@@ -95,12 +94,12 @@ class HostWay : public Lane::Way {
   }
 
   void run(const Posted& posted) {
-    if (!scratch_.defined() || scratch_.dtype() != posted.dtype || scratch_.count() < posted.count)
-      scratch_ = Tensor::empty_packed({posted.count}, posted.dtype, Device::cpu());
-    const Tensor copy = scratch_.slice(0, 0, posted.count);
-    if (posted.count > 0) std::memcpy(copy.raw(), posted.data, copy.bytes());
+    if (!scratch_.defined() || scratch_.dtype() != posted.x.dtype() || scratch_.count() < posted.x.count())
+      scratch_ = Tensor::empty_packed({posted.x.count()}, posted.x.dtype(), Device::cpu());
+    const Tensor copy = scratch_.slice(0, 0, posted.x.count());
+    if (posted.x.count() > 0) std::memcpy(copy.raw(), posted.data, copy.bytes());
     posted.act(communicator_, copy);
-    if (posted.count > 0) std::memcpy(posted.data, copy.raw(), copy.bytes());
+    if (posted.x.count() > 0) std::memcpy(posted.data, copy.raw(), copy.bytes());
   }
 
   const Communicator communicator_;
@@ -109,7 +108,7 @@ class HostWay : public Lane::Way {
   std::deque<Posted> waiting_;  // the first one may be running
   std::exception_ptr error_;
   bool stop_ = false;
-  double exposed_ = 0;
+  double exposed_ = -1e-3;
   Tensor scratch_;
   std::jthread thread_;  // last: it uses all the others
 };
@@ -160,7 +159,7 @@ class StreamWay : public Lane::Way {
   }
 
   double exposed_ms() const override {
-    if (!joined_) return 0;
+    if (!joined_) return -1;
     device_.synchronize();
     float elapsed = 0;
     check(cudaEventElapsedTime(&elapsed, waits_, goes_on_));

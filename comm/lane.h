@@ -30,7 +30,7 @@ class Lane {
   void reduce_parts(const Tensor& x, std::vector<int64_t> ends);
   void join();
   /// Milliseconds for which the last join() held up the computation: the part of the communication that
-  /// nothing hid. Waits for the device. 0 before the first join().
+  /// nothing hid. Waits for the device. Negative before the first join().
   double exposed_ms() const;
 
   using Act = std::function<void(const Communicator&, const Tensor&)>;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <sstream>
 
 #include "autograd/tape.h"
@@ -40,7 +41,7 @@ void check_same_parameters(const optim::Optimizer& optimizer, const World& world
 
 struct DataParallel::State {
   State(const comm::Communicator& data, const optim::Optimizer& optimizer, const DataParallelOptions& options)
-      : lane(data, optimizer.gradients().device()),
+      : data(data),
         gradients(optimizer.gradients()),
         parameters(optimizer.parameters()),
         buckets(optimizer.buckets(options.bucket_mb)),
@@ -51,7 +52,13 @@ struct DataParallel::State {
       for (const size_t parameter : buckets[i].parameters) bucket_of[parameter] = i;
   }
 
+  comm::Lane& lane() {
+    if (!lane_made) lane_made.emplace(data, gradients.device());
+    return *lane_made;
+  }
+
   void begin(std::function<void(int64_t, int64_t)> function) {
+    lane();  // before anything is captured
     complete = std::move(function);
     missing.clear();
     for (const optim::Bucket& bucket : buckets) missing.push_back(bucket.parameters.size());
@@ -73,22 +80,26 @@ struct DataParallel::State {
     const NoTape off;
     if (complete) complete(bucket.begin, bucket.end);
     const Tensor part = gradients.slice(0, bucket.begin, bucket.end);
-    if (!spread) return lane.all_reduce(part);
+    if (!spread) return lane().all_reduce(part);
     std::vector<int64_t> ends;
     for (const int64_t end : bucket.ends) ends.push_back(end - bucket.begin);
-    lane.reduce_parts(part, std::move(ends));
+    lane().reduce_parts(part, std::move(ends));
   }
 
   /// Of step(): what no backward pass has filled is zero now.
   void finish() {
-    if (!overlaps) sent = 0;
-    if (overlaps || spread)
-      while (sent < buckets.size()) send();
-    else
-      lane.all_reduce(gradients);
+    if (!overlaps && !spread && gradients.device().is_cuda()) {
+      data.all_reduce(gradients);
+    } else {
+      if (!overlaps) sent = 0;
+      if (overlaps || spread)
+        while (sent < buckets.size()) send();
+      else
+        lane().all_reduce(gradients);
+      lane().join();
+    }
     overlaps = false;
     complete = nullptr;
-    lane.join();
     if (factor == 1) return;
     const NoTape off;
     for (int64_t begin = 0; begin < gradients.count(); begin += kBlock) {
@@ -97,7 +108,8 @@ struct DataParallel::State {
     }
   }
 
-  comm::Lane lane;
+  const comm::Communicator data;
+  std::optional<comm::Lane> lane_made;
   const Tensor gradients;
   const std::vector<nn::NamedParameter> parameters;
   const std::vector<optim::Bucket> buckets;
@@ -147,7 +159,7 @@ void DataParallel::overlap(std::function<void(int64_t begin, int64_t end)> compl
 }
 
 double DataParallel::exposed_ms() const {
-  return state_ ? state_->lane.exposed_ms() : 0;
+  return state_ && state_->lane_made ? state_->lane_made->exposed_ms() : -1;
 }
 
 Share share_of(int micro_batches, int rank, int ranks) {

@@ -51,8 +51,8 @@ class DataParallel {
   ///
   /// A gradient that comes after its bucket was sent, from a further pass, is an error of that pass.
   void overlap(std::function<void(int64_t begin, int64_t end)> complete = {});
-  /// Milliseconds of the last step in which only the communication ran; waits for the device. 0 on
-  /// one rank.
+  /// Milliseconds of the last step in which only the communication ran; waits for the device. Negative where
+  /// it is not known: on one rank, and on a GPU without overlap.
   double exposed_ms() const;
 
  private:

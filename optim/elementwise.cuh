@@ -82,8 +82,7 @@ __device__ __forceinline__ void update_chunk(const StepArgs& args, const R& rule
                 state = begin - args.first_state;
   const Streams<W> streams{
       static_cast<W*>(place.weight) + chunk.row * place.stride + chunk.column,
-      place.master < 0 ? nullptr
-                       : static_cast<float*>(args.masters) + place.master + within - args.first_master,
+      place.master < 0 ? nullptr : static_cast<float*>(args.masters) + place.master + within,
       {static_cast<float*>(args.states[0]) + state, static_cast<float*>(args.states[1]) + state},
       static_cast<const float*>(args.gradients) + begin};
   // Pieces of up to four columns, numbered along the rows of the chunk.

@@ -21,9 +21,7 @@ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk) {
     const int64_t within = row * place.arena_stride + chunk.column, at = place.offset + within,
                   state = at - args.first_state;
     W* const weight = static_cast<W*>(place.weight) + row * place.stride + chunk.column;
-    C* const master = place.master < 0
-                          ? nullptr
-                          : static_cast<C*>(args.masters) + place.master + within - args.first_master;
+    C* const master = place.master < 0 ? nullptr : static_cast<C*>(args.masters) + place.master + within;
     const C* const gradient = static_cast<const C*>(args.gradients) + (R::kGradient ? at : 0);
     C* const first = static_cast<C*>(args.states[0]) + (kStates > 0 ? state : 0);
     C* const second = static_cast<C*>(args.states[1]) + (kStates > 1 ? state : 0);

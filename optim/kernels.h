@@ -19,7 +19,6 @@ struct StepArgs {
   void* states[2] = {};
   int64_t first_state = 0;  // the element of the arena of gradients at which those of the states begin
   void* masters = nullptr;
-  int64_t first_master = 0;           // Place::master of the first of them
   double* status = nullptr;           // StatusSlot
   int64_t* counts = nullptr;          // CountSlot
   const int64_t* restarts = nullptr;  // [kMostRules], see prepare(); null: never

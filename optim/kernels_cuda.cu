@@ -25,7 +25,7 @@ constexpr int kNormBlocks = 3;  // a processor, for the norm: 42 registers a thr
 constexpr int kInFlight = 4;    // packs a thread reads at once for the norm
 
 __global__ void __launch_bounds__(kThreads, kNormBlocks)
-    measure_kernel(StepArgs args, double* partials, PrepareOptions options, unsigned* arrived, Measure part) {
+    measure_kernel(StepArgs args, double* partials, PrepareOptions options, unsigned* arrived) {
   gpu::wait_and_launch_dependents();
   using Pack = gpu::Pack<float, kPack>;
   const auto squares = [](const Pack& pack) {
@@ -50,10 +50,45 @@ __global__ void __launch_bounds__(kThreads, kNormBlocks)
     }
     for (; at < packs; at += kThreads) sum += squares(from[at]);
     sum = gpu::block_sum(sum);
+    if (threadIdx.x == 0) partials[i] = sum;
+    __syncthreads();  // block_sum's shared memory may be written again
+  }
+  if (!gpu::last_block(arrived)) return;
+  double sum = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < args.norm_block_count; i += kThreads) sum += partials[i];
+  sum = gpu::block_sum(sum);
+  if (threadIdx.x == 0) prepare(args.status, args.counts, args.scaling, sum, options, args.restarts);
+}
+
+/// Of states that are spread over ranks: the squares of this rank's norm blocks, each into its slot. The
+/// order within a block is that of measure_kernel. Has not run on a GPU yet.
+__global__ void __launch_bounds__(kThreads, kNormBlocks) squares_kernel(StepArgs args, double* partials) {
+  gpu::wait_and_launch_dependents();
+  using Pack = gpu::Pack<float, kPack>;
+  for (int64_t i = blockIdx.x; i < args.norm_block_count; i += gridDim.x) {
+    const NormBlock block = args.norm_blocks[i];
+    const auto* const from =
+        reinterpret_cast<const Pack*>(static_cast<const float*>(args.gradients) + block.offset);
+    double sum = 0;
+#pragma unroll 4
+    for (int at = int(threadIdx.x); at < block.elements / kPack; at += kThreads) {
+      const Pack pack = from[at];
+      double squares = 0;
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) squares += double(pack.at[k]) * double(pack.at[k]);
+      sum += squares;
+    }
+    sum = gpu::block_sum(sum);
     if (threadIdx.x == 0) partials[block.slot] = sum;
     __syncthreads();  // block_sum's shared memory may be written again
   }
-  if (part == Measure::squares || !gpu::last_block(arrived)) return;
+}
+
+/// The end of measure_kernel, by the sums of all ranks. One block.
+__global__ void __launch_bounds__(kThreads)
+    decision_kernel(StepArgs args, const double* partials, PrepareOptions options) {
+  gpu::wait_and_launch_dependents();
   double sum = 0;
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < args.norm_slots; i += kThreads) sum += partials[i];
@@ -107,12 +142,15 @@ void commit_cuda(Device device, void* to, const void* from, size_t bytes, const 
 
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options,
                   Measure part) {
-  StepArgs own = args;
-  if (part == Measure::decision) own.norm_block_count = 0;
   const int64_t resident = int64_t(device.multiprocessors()) * kNormBlocks;
-  const int64_t blocks = std::clamp<int64_t>(own.norm_block_count, 1, resident);
-  gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, measure_kernel, own, partials, options,
-                        device.counters(1), part);
+  const int64_t blocks = std::clamp<int64_t>(args.norm_block_count, 1, resident);
+  if (part == Measure::squares)
+    return gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, squares_kernel, args, partials);
+  if (part == Measure::decision)
+    return gpu::launch_dependent(device, {1, kThreads}, decision_kernel, args,
+                                 static_cast<const double*>(partials), options);
+  gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, measure_kernel, args, partials, options,
+                        device.counters(1));
 }
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -101,7 +102,10 @@ class Rule {
       args.chunks = args_.chunks + piece.range.first_chunk;
       args.chunk_count = piece.range.chunks;
       args.first_state = piece.range.first - piece.at;
-      args.first_master = piece.first_master - piece.master_at;
+      // Kernels add Place::master, an offset in the arena of all masters.
+      args.masters =
+          reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(args_.masters) -
+                                  uintptr_t(piece.first_master - piece.master_at) * size_of(compute_dtype()));
       update(device(), args, formula);
     }
   }

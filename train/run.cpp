@@ -164,6 +164,15 @@ class Run {
            .bucket_mb = options_.bucket_mb > 0 ? options_.bucket_mb : optim::Sharding().bucket_mb});
   }
 
+  /// On GPUs only the plain sum after the backward pass has run yet: anything else must be asked for.
+  void choose_for_gpu() {
+    if (!world_ || !request_.device.is_cuda()) return;
+    if (!request_.given.contains("--bucket-mb")) options_.bucket_mb = 0;
+    if (options_.bucket_mb > 0)
+      request_.say("  note      --bucket-mb: sums next to the backward pass have not run on a GPU yet\n");
+    if (options_.zero > 0) request_.say("  note      --zero: spread states have not run on a GPU yet\n");
+  }
+
   void set_order() {
     options_.world = world_;
     options_.global_order = recipe_.training().order == "global";
@@ -183,6 +192,7 @@ class Run {
     } else {
       recipe_.begin(request_.given, request_.device);
     }
+    choose_for_gpu();
     set_ranks(resumed_);
     if (request_.check) request_.check(recipe_, kept);
   }

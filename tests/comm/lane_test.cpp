@@ -19,7 +19,7 @@ Tensor filled(int64_t count, double value) {
 TEST(Lane, CallsRunInTheirOrderAndEndBeforeJoin) {
   run_threads(3, [](Communicator& c) {
     Lane lane(c, kCpu);
-    EXPECT_EQ(lane.exposed_ms(), 0);
+    EXPECT_LT(lane.exposed_ms(), 0);
     for (int round = 0; round < 3; ++round) {
       std::vector<Tensor> all;
       for (int64_t i = 0; i < 20; ++i) {
