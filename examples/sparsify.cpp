@@ -33,7 +33,7 @@ int main() {
   const Tensor inputs = Tensor::from(tokens.first(512), {8, 64}, Device::cpu()),
                targets = Tensor::from(tokens.subspan(1, 512), {8, 64}, Device::cpu());
   optim::AdamW optimizer(nn::parameters(model), {.lr = 1e-2});
-  for (int step = 0; step < 40; ++step) {
+  for (int step = 0; step < 120; ++step) {
     Tape tape;
     tape.backward(model.loss(inputs, targets));
     optimizer.step();

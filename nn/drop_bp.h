@@ -19,10 +19,10 @@ namespace tessera::nn {
 /// ```cpp
 /// nn::DropBP drops(model, 128);               // texts of 128 tokens: branches count by their FLOPs
 /// drops.set_rates(std::vector(drops.size(), 0.5));
-/// for (uint64_t step = 0; step < steps; ++step) {
-///   drops.draw(0.5, seed, step);              // which branches this step drops
+/// for (int64_t step = 0; step < steps; ++step) {
+///   drops.draw(0.5, 42, uint64_t(step));      // which branches this step drops, by the seed 42
 ///   Tape tape;
-///   tape.backward(model.loss(batch, targets));
+///   tape.backward(loss_of(model(batch)));
 ///   optimizer.step(), optimizer.zero_grad();
 /// }
 /// ```

@@ -313,9 +313,11 @@ SettingList TrainerOptions::list() {
       .range(int64_t{1}, kMost);
   list.add("bucket_mb", bucket_mb,
            "MiB of gradients that ranks sum at once next to the backward pass; 0: all after it")
-      .range(0.0, 65536.0);
+      .range(0.0, 65536.0)
+      .absent_means(TrainerOptions().bucket_mb);
   list.add("zero", zero, "Spread over the ranks: 0: nothing; 1: moments and master weights (ZeRO stage 1)")
-      .range(int64_t{0}, int64_t{1});
+      .range(int64_t{0}, int64_t{1})
+      .absent_means(0);
   list.add("check_finite", check_finite, "Stop at the first NaN or infinity, naming operator and site; slow");
   return list;
 }

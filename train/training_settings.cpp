@@ -15,8 +15,7 @@ void TrainingSettings::add_to(SettingList& list) {
   list.group("Training");
   list.add("steps", steps, "Training steps").range(int64_t{1}, kLargest).may_change();
   list.add("optimizer", optimizer,
-           "What updates the weights; muon, galore: matrices of hidden layers, loro: factors; all else by "
-           "AdamW")
+           "Rule of hidden matrices (muon, galore) or of factors (loro); all else by AdamW")
       .one_of(optim::optimizer_names())
       .absent_means("adamw");
   list.add("momentum", momentum, "Momentum of sgd and muon")

@@ -34,9 +34,10 @@ double last_loss(const Workplace& at, const std::string& run) {
 }
 
 double perplexity(const Workplace& at, const std::string& model) {
-  expect_success(
-      run(at, "eval ppl --model " + model + " --text a.txt --length 16 --device cpu --json p.json"));
-  return json::parse(at.get("p.json")).at("perplexity").get<double>();
+  const Outcome outcome =
+      run(at, "eval ppl --model " + model + " --text a.txt --length 16 --device cpu --json");
+  expect_success(outcome);
+  return json::parse(outcome.out).at("perplexity").get<double>();
 }
 
 struct Arm {

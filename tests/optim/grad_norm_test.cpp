@@ -39,7 +39,7 @@ double norm_of(Device device, const Tensor& arena, const std::vector<NormBlock>&
   StepArgs args;
   args.gradients = arena.raw();
   args.norm_blocks = static_cast<const NormBlock*>(table.raw());
-  args.norm_block_count = int64_t(blocks.size());
+  args.norm_block_count = args.norm_slots = int64_t(blocks.size());
   args.status = status.data<double>();
   args.counts = counts.data<int64_t>();
   if (device.is_cpu()) {

@@ -6,13 +6,13 @@
 #include "models/gpt.h"
 #include "tests/io/files.h"
 #include "tests/models/small_models.h"
+#include "tests/train/folder.h"
 
 // Multiple choice by log-likelihood.
 
 namespace tessera::train {
 namespace {
 
-using io::test::TemporaryFolder;
 using io::test::throws;
 
 /// A token per byte, "ab" as one.
@@ -87,8 +87,8 @@ TEST(Choice, IntervalsAreWilsons) {
 TEST(Choice, ReadersNameTheLine) {
   const TemporaryFolder folder;
   const auto read = [&](const std::string& text) {
-    io::write_file(folder / "f", text);
-    return read_choices(folder / "f");
+    io::write_file((folder / "f").string(), text);
+    return read_choices((folder / "f").string());
   };
   const std::string good = R"({"context": "a", "choices": ["b", "c"], "answer": 1, "id": 7})";
   const auto items = read(good + "\n\n" + good + "\r\n");
