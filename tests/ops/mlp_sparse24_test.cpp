@@ -477,5 +477,12 @@ TEST(LinearActivation, SaysWhatIsWrong) {
             "column_counts: x is a scalar; expected [..., C]");
 }
 
+TEST(ColumnCounts, AreThoseOfEachColumn) {
+  const std::vector<float> values = {1, 0, 2, -0.0f, 0, 0, 3, 4, 0, 5, 0, NAN};
+  const Tensor x = Tensor::from(values, {3, 4}, Device::cpu());
+  EXPECT_EQ(column_counts(x).to_vector<int64_t>(), (std::vector<int64_t>{1, 1, 2, 2}));
+  EXPECT_EQ(column_counts(x.transpose(0, 1)).to_vector<int64_t>(), (std::vector<int64_t>{2, 2, 2}));
+}
+
 }  // namespace
 }  // namespace tessera::ops
