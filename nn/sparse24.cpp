@@ -8,6 +8,10 @@ void set_sparse24(Mlp& mlp, Sparse24 form) {
         "without (relu or relu_squared)");
   check(mlp.activation == form.how.activation, "sparse24: the network's activation is ",
         ops::name_of(mlp.activation), ", that of the form ", ops::name_of(form.how.activation));
+  for (const Linear* const layer : {&mlp.up, &mlp.down})
+    check(is_dense(layer->form) || std::holds_alternative<Sparse24>(layer->form),
+          "sparse24: a layer of the network has the form ", name_of(layer->form),
+          "; 2:4 activations need dense weights");
   check(form.order == "none" || form.order == "random" || form.order == "stride",
         "sparse24: the order of tokens is \"", form.order, "\"; expected none, random or stride");
   const Tensor weight = mlp.up.weight;

@@ -124,6 +124,8 @@ void LanguageSettings::validate() const {
   check_optimizer_form(optimizer, factors);
   check(!keep_zeros || !factors.factorizes(), family(), ": keep_zeros with --form ", factors.form,
         ", which has no weights to keep zeros in; leave one of them out");
+  check(!sparse24.on() || !factors.factorizes(), family(), ": --sparse24 with --form ", factors.form,
+        "; 2:4 activations need dense weights, so leave one of them out");
   plan::count_parameters(model, forms());  // throws for a rank that is too large
   check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws

@@ -104,6 +104,10 @@ TEST(Sparse24Form, RefusesWhatItCannotBe) {
             "sparse24: the order of tokens is \"zigzag\"; expected none, random or stride");
   EXPECT_EQ(message_of([&] { set_sparse24(mlp, {.how = {.method = ops::Method24::mvue}}); }),
             "sparse24: mvue draws random numbers, and there is no generator; set rng");
+  Mlp scaled = squared(rng);
+  scaled.down.form = Scaled{2};
+  EXPECT_EQ(message_of([&] { set_sparse24(scaled, {}); }),
+            "sparse24: a layer of the network has the form scaled; 2:4 activations need dense weights");
   mlp.up.form = Sparse24{};
   EXPECT_NE(message_of([&] {
               mlp(random({2, 12}, 1));
