@@ -23,6 +23,10 @@ tessera_check(api_docs_self_test ${Python3_EXECUTABLE} tools/api_docs --self-tes
 tessera_check(measured ${Python3_EXECUTABLE} tests/measured/run)
 tessera_check(campaign tests/measured/campaign)
 tessera_check(measured_tables ${Python3_EXECUTABLE} tools/measured --check)
+if(TARGET tessera)
+  set(program $<TARGET_FILE:tessera>)
+endif()
+tessera_check(corpus ${Python3_EXECUTABLE} tests/corpus/run ${program})
 
 # A program that links tessera::ops carries no declarations of operators.
 add_test(NAME specs_apart COMMAND ${CMAKE_COMMAND} -D NM=${CMAKE_NM} -D OPS=$<TARGET_FILE:tessera_ops>
@@ -68,14 +72,14 @@ add_test(NAME package COMMAND ${CMAKE_COMMAND}
   -P ${CMAKE_CURRENT_SOURCE_DIR}/package/run.cmake)
 set_tests_properties(package PROPERTIES LABELS package TIMEOUT 300)
 
-# Errors planted into formulas must be caught by the checks of their operator.
-add_test(NAME mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR})
+# Errors planted into formulas must be caught by the checks of their operator: each revision plants a third of them.
+set(mutants ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR} --one-in ${TESSERA_MUTANTS_ONE_IN})
+add_test(NAME mutants COMMAND ${mutants})
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)  # it uses them all
 set_tests_properties(mutants PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS ${cores})
-foreach(folder nn optim models sparsity)
+foreach(folder comm nn optim models dist sparsity)
   if(TARGET test_${folder})
-    add_test(NAME ${folder}_mutants COMMAND ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR}
-      --mutants ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/mutants)
+    add_test(NAME ${folder}_mutants COMMAND ${mutants} --mutants ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/mutants)
     set_tests_properties(${folder}_mutants PROPERTIES LABELS slow TIMEOUT 1200 PROCESSORS ${cores})
   endif()
 endforeach()
