@@ -26,10 +26,10 @@ int bench_collective(const CollectiveArgs& args) {
   if (args.least > args.most)
     throw UsageError(fmt::format("--min {} is larger than --max {}", args.least, args.most));
   if (!args.json.empty()) check_writable(args.json);
-  const dist::World world = join_job();
+  const dist::World world = join_job(args.device);
   try {
     std::vector<bench::Record> records =
-        bench::bench_collectives(world, device_of(RunFlags{.device = args.device}, world), options);
+        bench::bench_collectives(world, device_of(args.device, world.place()), options);
     if (world.leads()) {
       bench::stamp(records);
       fmt::print("{}", bench::format_collectives(records));

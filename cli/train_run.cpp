@@ -47,23 +47,23 @@ train::SettingList RunFlags::list(const std::string& default_name) {
 
 void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
   command.add_option("--config", config, "TOML file with any of these flags; the command line wins");
-  command.add_option("--device", device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName)
-      ->group("Run");
+  add_device(command, device)->group("Run");
   add_flags(command, options.list());
   add_flags(command, list(default_name));
 }
 
-Device device_of(const RunFlags& flags, const dist::World& world) {
-  if (world.size() == 1) return flags.device.empty() ? Device::best() : Device::parse(flags.device);
-  if (flags.device.starts_with("cuda:"))
-    throw UsageError("--device " + flags.device +
+Device device_of(const std::string& device, const dist::Place& place) {
+  if (place.size == 1) return device.empty() ? Device::best() : Device::parse(device);
+  if (device.starts_with("cuda:"))
+    throw UsageError("--device " + device +
                      ": each rank has a GPU of its own; give --device cuda, or leave it out");
-  if (flags.device == "cuda") Device::parse(flags.device);  // or throws
-  return flags.device == "cpu" ? Device::cpu() : world.device();
+  if (device == "cuda") Device::parse(device);  // or throws
+  return device == "cpu" ? Device::cpu() : dist::device_at(place);
 }
 
-dist::World join_job() {
+dist::World join_job(const std::string& device) {
+  device_of(device,
+            dist::own_place());  // what is wrong on all ranks, all of them say, none waiting for another
   return dist::World::join(fmt::format("{} {}", report::kRevision, arguments_of_process()),
                            [](const std::string& message) {
                              comm::Status& status = comm::own_status();
@@ -154,8 +154,8 @@ int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& comm
   const InterruptGuard interrupts(kStopping);
   // A resumed run is the one that its folder describes; flags that would change the curve are refused.
   if (!flags.resume.empty()) refuse_settings(command, "--resume continues a run as it was", {}, settings);
-  const dist::World world = join_job();
-  train::RunRequest request = request_of(flags, command, device_of(flags, world));
+  const dist::World world = join_job(flags.device);
+  train::RunRequest request = request_of(flags, command, device_of(flags.device, world.place()));
   request.world = &world;
   request.check = [check = request.check, &flags](train::Recipe& model, const train::SettingList& options) {
     check(model, options);

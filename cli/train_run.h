@@ -25,10 +25,11 @@ struct RunFlags {
 };
 
 /// The ranks that train together: those of the launcher that started this process, else it alone. A job that
-/// fails while this rank computes ends the process, with one line.
-dist::World join_job();
+/// fails while this rank computes ends the process, with one line. Throws what device_of throws before it waits for
+/// another rank.
+dist::World join_job(const std::string& device);
 /// What --device names; by default the first GPU, else the CPU. Of several ranks on GPUs each has its own.
-Device device_of(const RunFlags& flags, const dist::World& world);
+Device device_of(const std::string& device, const dist::Place& place);
 /// The environment variable that says how this process was launched: "tessera launch -n 2 -- ".
 inline constexpr const char* kLaunchedVariable = "TESSERA_LAUNCHED";
 

@@ -175,6 +175,15 @@ Place own_place() {
   return place_of([](const char* name) { return std::getenv(name); });
 }
 
+Device device_at(const Place& place) {
+  const int gpus = Device::cuda_count();
+  if (gpus == 0) return Device::cpu();
+  check(place.local_size <= gpus, "this machine has ", place.local_size, " ranks and ", gpus,
+        gpus == 1 ? " GPU" : " GPUs",
+        "; each rank needs one of its own: start fewer ranks, or give --device cpu");
+  return Device::cuda(place.local_rank);
+}
+
 comm::Meeting meeting_of(const Place& place, const std::string& what) {
   return {.rank = place.rank,
           .size = place.size,

@@ -42,6 +42,10 @@ Place place_of(const Environment& environment);
 /// Of this process.
 Place own_place();
 
+/// The GPU of this rank if there are GPUs, cuda:<local rank>, else the CPU. Throws if this machine has more
+/// ranks than GPUs.
+Device device_at(const Place& place);
+
 /// For comm::connect_tcp; `what`: the program and what it was told.
 comm::Meeting meeting_of(const Place& place, const std::string& what);
 

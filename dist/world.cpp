@@ -15,15 +15,6 @@ World World::join(const std::string& what, std::function<void(const std::string&
   return World(host, host, place);
 }
 
-Device World::device() const {
-  const int gpus = Device::cuda_count();
-  if (gpus == 0) return Device::cpu();
-  check(place_.local_size <= gpus, "this machine has ", place_.local_size, " ranks and ", gpus,
-        gpus == 1 ? " GPU" : " GPUs",
-        "; each rank needs one of its own: start fewer ranks, or give --device cpu");
-  return Device::cuda(place_.local_rank);
-}
-
 const comm::Communicator& World::data(Device device) const {
   if (data_.takes(device)) return data_;
   if (!*gpu_) {

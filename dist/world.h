@@ -31,9 +31,7 @@ class World {
   /// Rank 0, which logs and saves.
   bool leads() const { return rank() == 0; }
   const Place& place() const { return place_; }
-  /// The GPU of this rank if there are GPUs, cuda:<local rank>, else the CPU. Throws if this machine has more
-  /// ranks than GPUs.
-  Device device() const;
+  Device device() const { return device_at(place_); }
   /// For values of the host: flags, texts. Always takes the CPU.
   const comm::Communicator& host() const { return host_; }
   /// For tensors on `device`; for a GPU by NCCL, the first call connects, which all ranks make together.

@@ -162,6 +162,23 @@ TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
   EXPECT_EQ(checkpoint(folder, "whole", 9) == checkpoint(folder, "parts", 9), true);
 }
 
+TEST(LaunchTrain, BegunAloneGoesOnOnTwoRanksAndAloneAgain) {
+  const Folder folder;
+  write_text(folder);
+  const std::string flags = gpt_flags(folder) + " --runs " + folder / "runs" +
+                            " --accumulate 4 --order global --schedule constant --warmup 0";
+  const auto go = [&](int ranks, const std::string& line) {
+    const Said said = train(folder, ranks, line);
+    EXPECT_EQ(said.end.code, 0) << said.err << said.end.cause;
+  };
+  go(1, "gpt" + flags + " --steps 6 --name whole");
+  go(1, "gpt" + flags + " --steps 2 --name parts");
+  go(2, "gpt --device cpu --quiet --resume " + folder / "runs/parts" + " --steps 4 --zero 1");
+  go(1, "gpt --device cpu --quiet --resume " + folder / "runs/parts" + " --steps 6 --zero 0");
+  EXPECT_FALSE(checkpoint(folder, "whole", 6).empty());
+  EXPECT_TRUE(checkpoint(folder, "whole", 6) == checkpoint(folder, "parts", 6));
+}
+
 TEST(LaunchTrain, RefusesWhatRanksCannotShare) {
   const Folder folder;
   const auto refuses = [&](int ranks, const std::string& line, int code,
