@@ -51,6 +51,7 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
                  .max_norm = options.max_norm,
                  .groups = options.groups,
                  .loss_scale = options.loss_scale,
+                 .missing = options.missing,
                  .sharding = options.sharding},
                 {{adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset)}}) {}
 
@@ -63,6 +64,7 @@ AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptio
                                        .momentum_reset = options.momentum_reset,
                                        .groups = options.groups,
                                        .loss_scale = options.loss_scale,
+                                       .missing = options.missing,
                                        .sharding = options.sharding});
 }
 

@@ -13,6 +13,7 @@ struct AdamWOptions {
   int64_t momentum_reset = 0;  // steps after which the moments become zeros, again and again; 0: never
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
+  MissingGrad missing = MissingGrad::zero;   // OptimizerOptions::missing
   Sharding sharding = {};                    // OptimizerOptions::sharding
 };
 

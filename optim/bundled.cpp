@@ -29,6 +29,8 @@ Optimizer make_optimizer(const std::string& name, std::vector<nn::NamedParameter
   });
   check(!made || made->sharding().parts == options.sharding.parts, "optimizer ", name,
         ": its states cannot be spread over ranks; use adamw or sgd, or --zero 0");
+  check(!made || made->missing() == options.missing, "optimizer ", name,
+        ": it takes missing gradients as zero; use adamw or sgd, or --missing-grad zero");
   if (made) return std::move(*made);
   std::string known;
   for (const std::string& other : optimizer_names()) known += (known.empty() ? "" : ", ") + other;

@@ -31,7 +31,8 @@ struct BundledOptions {
   LoroOptions loro = {};
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};
-  Sharding sharding = {};  // AdamW, Sgd
+  MissingGrad missing = MissingGrad::zero;  // skip: AdamW, Sgd
+  Sharding sharding = {};                   // AdamW, Sgd
 };
 
 /// "adamw", "muon", "sgd", "galore", "loro".

@@ -74,9 +74,10 @@ __device__ __forceinline__ void update_piece(const Streams<W>& streams, const R&
 template <class W, class R>
 __device__ __forceinline__ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk,
                                              const Place& place) {
-  const double* const bias = args.status + 2 * args.rule;
+  const double* const bias =
+      args.parameter_bias ? args.parameter_bias + 2 * chunk.place : args.status + kBias1 + 2 * args.rule;
   const Scalars<float> scalars{float(args.status[kRate] * place.lr_scale), float(place.weight_decay),
-                               float(bias[kBias1]), float(bias[kBias2])};
+                               float(bias[0]), float(bias[1])};
   const float clip = float(args.status[kClip]);
   const int64_t within = chunk.row * place.arena_stride + chunk.column, begin = place.offset + within,
                 state = begin - args.first_state;
@@ -109,6 +110,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) update_kernel(StepArgs args
   gpu::wait_and_launch_dependents();
   if (args.status[kApply] == 0) return;
   const Chunk chunk = args.chunks[blockIdx.x];
+  if (args.arrived && args.arrived[chunk.place] == 0) return;
   const Place place = args.places[chunk.place];
   switch (place.dtype) {
     case DType::bf16:

@@ -14,9 +14,10 @@ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk) {
   constexpr int kStates = R::kStates;
   const Place& place = args.places[chunk.place];
   const C clip = C(args.status[kClip]);
-  const double* const bias = args.status + 2 * args.rule;
-  const Scalars<C> scalars{C(args.status[kRate] * place.lr_scale), C(place.weight_decay), C(bias[kBias1]),
-                           C(bias[kBias2])};
+  const double* const bias =
+      args.parameter_bias ? args.parameter_bias + 2 * chunk.place : args.status + kBias1 + 2 * args.rule;
+  const Scalars<C> scalars{C(args.status[kRate] * place.lr_scale), C(place.weight_decay), C(bias[0]),
+                           C(bias[1])};
   for (int64_t row = chunk.row; row < chunk.row + chunk.rows; ++row) {
     const int64_t within = row * place.arena_stride + chunk.column, at = place.offset + within,
                   state = at - args.first_state;
@@ -50,6 +51,7 @@ void update_cpu(const StepArgs& args, const R& rule) {
   parallel_for(args.chunk_count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Chunk& chunk = args.chunks[i];
+      if (args.arrived && args.arrived[chunk.place] == 0) continue;
       dispatch_floating(args.places[chunk.place].dtype, "update",
                         [&]<class W>() { detail::update_chunk<Compute<W>, W>(args, rule, chunk); });
     }

@@ -11,6 +11,7 @@
 #include "optim/bundled.h"
 #include "optim/projected_kernels.h"
 #include "runtime/f32_math.h"
+#include "runtime/parse_name.h"
 
 namespace tessera::optim {
 namespace {
@@ -20,16 +21,6 @@ constexpr const char* kSvds[] = {"exact", "sketch"};
 
 /// Of the sketches; which matrix, and which factorisation, are added to it.
 constexpr uint64_t kSketchSeed = 0x6A10'0000'0000'0000u;
-
-template <class Enum, size_t kCount>
-Enum parse(const char* what, const char* const (&names)[kCount], std::string_view text) {
-  std::string known;
-  for (size_t i = 0; i < kCount; ++i) {
-    if (text == names[i]) return Enum(i);
-    known += std::string(i ? ", " : "") + names[i];
-  }
-  fail_at(Site::here(), "galore: there is no ", what, " \"", text, "\"; expected ", known);
-}
 
 /// One matrix with its projections; low and the moments are parts of those of all matrices.
 struct Projected {
@@ -223,10 +214,10 @@ const char* name_of(GaloreProjection projection) {
   return kProjections[size_t(projection)];
 }
 GaloreProjection parse_galore_projection(std::string_view name) {
-  return parse<GaloreProjection>("projection", kProjections, name);
+  return parse_name<GaloreProjection>("galore: there is no projection", kProjections, name);
 }
 GaloreSvd parse_galore_svd(std::string_view name) {
-  return parse<GaloreSvd>("way to decompose", kSvds, name);
+  return parse_name<GaloreSvd>("galore: there is no way to decompose", kSvds, name);
 }
 
 std::shared_ptr<Rule> galore_rule(const GaloreOptions& options) {

@@ -23,6 +23,12 @@ struct StepArgs {
   int64_t* counts = nullptr;          // CountSlot
   const int64_t* restarts = nullptr;  // [kMostRules], see prepare(); null: never
   ScaleState scaling;
+  /// Of optimizers that skip missing gradients, by places: 0: skip, else 1 + the rule's number; how often
+  /// each was updated; its two bias corrections. Null: all are updated, with the rule's bias corrections.
+  const uint8_t* arrived = nullptr;
+  int64_t* parameter_steps = nullptr;
+  double* parameter_bias = nullptr;
+  int64_t place_count = 0;
   int rule = 0;  // whose bias corrections in `status`
 };
 
@@ -59,6 +65,10 @@ void measure_cpu(DType compute, const StepArgs& args, double* partials, const Pr
                  Measure part = Measure::whole);
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options,
                   Measure part = Measure::whole);
+
+/// prepare_parameter() for every place, after the measurement.
+void prepare_parameters_cpu(const StepArgs& args, const PrepareOptions& options);
+void prepare_parameters_cuda(Device device, const StepArgs& args, const PrepareOptions& options);
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup);
 

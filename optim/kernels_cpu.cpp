@@ -37,6 +37,12 @@ void commit_cpu(void* to, const void* from, size_t bytes, const double* status) 
   if (status[kApply] != 0 && bytes > 0) std::memcpy(to, from, bytes);
 }
 
+void prepare_parameters_cpu(const StepArgs& args, const PrepareOptions& options) {
+  for (int64_t i = 0; i < args.place_count; ++i)
+    prepare_parameter(args.status, args.arrived[i], args.parameter_steps[i], args.parameter_bias + 2 * i,
+                      options);
+}
+
 void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options,
                  Measure part) {
   if (part != Measure::decision)

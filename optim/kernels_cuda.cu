@@ -96,6 +96,15 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) prepare(args.status, args.counts, args.scaling, sum, options, args.restarts);
 }
 
+/// Has not run on a GPU yet.
+__global__ void prepare_parameters_kernel(StepArgs args, PrepareOptions options) {
+  gpu::wait_and_launch_dependents();
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < args.place_count)
+    prepare_parameter(args.status, args.arrived[i], args.parameter_steps[i], args.parameter_bias + 2 * i,
+                      options);
+}
+
 __global__ void commit_kernel(unsigned char* to, const unsigned char* from, int64_t words, int64_t bytes,
                               const double* status) {
   gpu::wait_and_launch_dependents();
@@ -151,6 +160,12 @@ void measure_cuda(Device device, const StepArgs& args, double* partials, const P
                                  static_cast<const double*>(partials), options);
   gpu::launch_dependent(device, {dim3(unsigned(blocks)), kThreads}, measure_kernel, args, partials, options,
                         device.counters(1));
+}
+
+void prepare_parameters_cuda(Device device, const StepArgs& args, const PrepareOptions& options) {
+  if (args.place_count == 0) return;
+  gpu::launch_dependent(device, {dim3(unsigned((args.place_count + kThreads - 1) / kThreads)), kThreads},
+                        prepare_parameters_kernel, args, options);
 }
 
 void prepare_average_cuda(Device device, const StepArgs& args, double decay, bool warmup) {

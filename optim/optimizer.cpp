@@ -97,6 +97,7 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   state_->buffers->name = name;
   assign(std::move(parameters), options, rules);
   spread_states(options.sharding, rules);
+  check_missing(options, rules);
   make_gradients();
   make_rules(rules);
   state_->prepare.max_norm = options.max_norm;
@@ -187,6 +188,17 @@ void Optimizer::spread_states(const Sharding& sharding, const std::vector<RuleUs
   state_->spread = std::make_shared<Spread>(std::move(spread));
 }
 
+void Optimizer::check_missing(const OptimizerOptions& options, const std::vector<RuleUse>& rules) const {
+  state_->missing = options.missing;
+  if (options.missing == MissingGrad::zero) return;
+  check(options.sharding.parts == 1, state_->buffers->name,
+        ": missing gradients are skipped on one rank alone: others may have got them; take zero");
+  for (const RuleUse& use : rules)
+    check(use.rule->spreads(), state_->buffers->name, ": the rule ", use.rule->name(),
+          " cannot skip missing gradients: it does more than one elementwise update; take adamw without "
+          "restarts of its moments, or sgd, or let missing gradients be zero");
+}
+
 void Optimizer::make_gradients() {
   Buffers& buffers = *state_->buffers;
   Packing& packing = buffers.packing;
@@ -212,6 +224,12 @@ void Optimizer::make_gradients() {
   buffers.partials = Tensor::empty({int64_t(packing.norm_blocks().size())}, DType::f64, packing.device());
   state_->status = Tensor::zeros({kStatusSlots}, DType::f64, packing.device());
   state_->counts = Tensor::zeros({kCountSlots}, DType::i64, packing.device());
+  if (state_->missing == MissingGrad::zero) return;
+  const auto count = int64_t(packing.parameters().size());
+  state_->arrived_there.assign(size_t(count), 0);
+  state_->arrived = Tensor::from(state_->arrived_there, {count}, packing.device());
+  state_->parameter_steps = Tensor::zeros({count}, DType::i64, packing.device());
+  state_->parameter_bias = Tensor::zeros({2 * count}, DType::f64, packing.device());
 }
 
 void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
@@ -230,6 +248,12 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
   }
   common.status = state_->status.data<double>();
   common.counts = state_->counts.data<int64_t>();
+  if (state_->arrived.defined()) {
+    common.arrived = state_->arrived.data<uint8_t>();
+    common.parameter_steps = state_->parameter_steps.data<int64_t>();
+    common.parameter_bias = state_->parameter_bias.data<double>();
+    common.place_count = state_->arrived.count();
+  }
   size_t position = 0;
   for (size_t r = 0; r < rules.size(); ++r) {
     Rule& rule = *rules[r].rule;
@@ -296,7 +320,15 @@ void Optimizer::complete_gradients() const {
 }
 
 void Optimizer::on_gradients(std::function<void(const Tensor& gradients)> f) {
+  check(!f || state_->missing == MissingGrad::zero, state_->buffers->name,
+        ": gradients that something else completes are never missing; take MissingGrad::zero");
   state_->on_gradients = std::move(f);
+}
+
+MissingGrad parse_missing_grad(const std::string& name) {
+  if (name == "zero") return MissingGrad::zero;
+  check(name == "skip", "missing gradients: \"", name, "\"; expected zero or skip");
+  return MissingGrad::skip;
 }
 
 void Optimizer::set_lr(double lr) {
@@ -438,6 +470,20 @@ void Optimizer::State::upload_lr() {
   uploaded_lr = lr;
 }
 
+void Optimizer::State::upload_arrived(const std::vector<uint8_t>& table) {
+  if (arrived_there == table) return;
+  arrived.copy_from(Tensor::from(table, {int64_t(table.size())}));
+  arrived_there = table;
+}
+
+/// By parameter: 0, or 1 + the number of its rule where its gradient arrived.
+std::vector<uint8_t> Optimizer::arrivals() const {
+  std::vector<uint8_t> table;
+  for (size_t i = 0; i < parameters().size(); ++i)
+    table.push_back(grad(parameters()[i].tensor).defined() ? uint8_t(1 + state_->buffers->rule_of[i]) : 0);
+  return table;
+}
+
 void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) const {
   const Buffers& buffers = *state_->buffers;
   double* const partials = buffers.partials.data<double>();
@@ -449,7 +495,16 @@ void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) con
       if constexpr (kCuda) measure_cuda(device, args, partials, prepare, part);
     }
   };
-  if (!state_->spread) return run(Measure::whole);
+  if (!state_->spread) {
+    run(Measure::whole);
+    if (!args.arrived) return;
+    if (buffers.packing.device().is_cpu()) {
+      prepare_parameters_cpu(args, prepare);
+    } else {
+      if constexpr (kCuda) prepare_parameters_cuda(buffers.packing.device(), args, prepare);
+    }
+    return;
+  }
   // Each slot is one rank's, to which the others add zeros: the sum over all is that of one rank, bit for
   // bit.
   buffers.partials.fill(0);
@@ -481,6 +536,8 @@ void Optimizer::step() {
     state_->scale_version = scale.version();
   }
   if (state_->on_gradients) state_->on_gradients(buffers.gradients);
+  const bool skips = state_->missing == MissingGrad::skip;
+  const std::vector<uint8_t> table = skips ? arrivals() : std::vector<uint8_t>();
 
   CaptureSession* const session = CaptureSession::current();
   const bool captured = session && session->device() == device;
@@ -490,16 +547,22 @@ void Optimizer::step() {
           "captured; run it "
           "in an EagerScope while waits_for_host()");
     session->add({.key = state_.get(),
-                  .before_launch = [state = state_] { state->upload_lr(); },
+                  .before_launch =
+                      [state = state_, table] {
+                        state->upload_lr();
+                        if (!table.empty()) state->upload_arrived(table);
+                      },
                   .capture_end = [] {},
                   .after_launch = [state = state_] { state->tick(); },
                   .still_matches = [state = state_] { return !state->waits_for_host(); }});
   } else {
     state_->upload_lr();
+    if (skips) state_->upload_arrived(table);
   }
 
   StepArgs args = state_->args;
   PrepareOptions prepare = state_->prepare;
+  prepare.nothing = skips && !arrived;
   if (state_->scale.defined()) {
     args.scaling = {state_->scale.data<float>(), state_->scale_counts.data<int64_t>()};
     prepare.loss_scale = state_->scale_options;

@@ -26,6 +26,14 @@ struct Group {
   std::function<bool(const nn::NamedParameter&)> matches = {};
 };
 
+/// What a step does to a parameter whose gradient did not arrive since zero_grad().
+enum class MissingGrad : uint8_t {
+  zero,  // the gradient counts as zero: moments decay, and weights do
+  skip   // weight, moments and the parameter's own step count stay as they are, as in PyTorch
+};
+/// Throws, naming the choices, for another name than zero and skip.
+MissingGrad parse_missing_grad(const std::string& name);
+
 /// What every optimizer is told.
 struct OptimizerOptions {
   double lr = 1e-3;
@@ -33,6 +41,8 @@ struct OptimizerOptions {
   double max_norm = 0;      // clips the norm of all gradients; 0: no clipping
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
+  /// skip: of elementwise rules alone (Rule::spreads()), on one rank.
+  MissingGrad missing = MissingGrad::zero;
   /// Spreads moments and masters over ranks, which dist::DataParallel joins before the first step.
   Sharding sharding = {};
 };
@@ -61,7 +71,8 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 /// or mixes them: {{std::make_shared<MyRule>(), optim::is_hidden_matrix}, {optim::adamw_rule()}}.
 /// A step
 ///   1. takes gradients that did not arrive since zero_grad() as zero (moments still decay, weights still
-///   do);
+///   do); or with MissingGrad::skip leaves those parameters alone, and counts a step in which none arrived as
+///   skipped;
 ///   2. measures the norm of all gradients in f64, in a fixed order, and divides it by the LossScale, if
 ///      any;
 ///   3. if the norm is not finite, counts a skip, lowers the loss scale and changes nothing else: weights,
@@ -136,6 +147,7 @@ class Optimizer {
   /// Over how many ranks the states are spread; 1: they are whole. fields() then needs a WholeState
   /// (optim/whole_state.h), and of gradients() a step reads this rank's parts of the buckets alone.
   const Sharding& sharding() const { return state_->sharding; }
+  MissingGrad missing() const { return state_->missing; }
   /// Those ranks: steps measure the norm, and exchange weights, through their calls. Throws unless they are
   /// as many as Sharding says, in the same order.
   void join(const comm::Communicator& ranks) const;
@@ -154,6 +166,7 @@ class Optimizer {
     if (state.scale.defined()) visit(kScaleField, state.scale), visit(kScaleCountsField, state.scale_counts);
     check_whole();
     if (state.restarts.defined()) visit("restarts", state.restarts);
+    if (state.parameter_steps.defined()) visit("parameter_steps", state.parameter_steps);
     for (NamedState& part : state.parts) visit(part.name, part.tensor);
   }
 
@@ -171,9 +184,13 @@ class Optimizer {
     Tensor status;  // f64 [kStatusSlots]
     Tensor counts;  // i64 [kCountSlots]
     LossScale scale_options;
-    Tensor scale;                // f32, rank 0; undefined without loss scaling
-    Tensor scale_counts;         // i64 [kScaleCountSlots]; likewise
-    Tensor restarts;             // i64 [kMostRules], see prepare(); undefined: no rule restarts its moments
+    Tensor scale;         // f32, rank 0; undefined without loss scaling
+    Tensor scale_counts;  // i64 [kScaleCountSlots]; likewise
+    Tensor restarts;      // i64 [kMostRules], see prepare(); undefined: no rule restarts its moments
+    MissingGrad missing = MissingGrad::zero;
+    /// With MissingGrad::skip, else undefined: see StepArgs.
+    Tensor arrived, parameter_steps, parameter_bias;
+    std::vector<uint8_t> arrived_there;  // what `arrived` holds
     uint64_t scale_version = 0;  // of the scale at the last step; each backward pass with it bumps that
     std::vector<NamedState> parts;
     std::shared_ptr<Buffers> buffers;
@@ -185,6 +202,7 @@ class Optimizer {
     Sharding sharding;
     std::shared_ptr<Spread> spread;  // null if nothing is spread
     void upload_lr();
+    void upload_arrived(const std::vector<uint8_t>& table);
     bool waits_for_host() const;
     void tick() const;
   };
@@ -193,6 +211,8 @@ class Optimizer {
   void spread_states(const Sharding& sharding, const std::vector<RuleUse>& rules);
   void measure(const StepArgs& args, const PrepareOptions& prepare) const;
   void check_whole() const;
+  std::vector<uint8_t> arrivals() const;
+  void check_missing(const OptimizerOptions& options, const std::vector<RuleUse>& rules) const;
   void make_gradients();
   void make_rules(const std::vector<RuleUse>& rules);
 

@@ -162,7 +162,8 @@ struct Betas {
 };
 
 struct PrepareOptions {
-  double max_norm = 0;  // 0: no clipping
+  double max_norm = 0;   // 0: no clipping
+  bool nothing = false;  // no gradient arrived: the step is skipped, and tells nothing of the loss scale
   Betas betas[kMostRules] = {};
   LossScale loss_scale = {};  // used if there is a scale
 };
@@ -190,18 +191,28 @@ TESSERA_HD void prepare(double* status, int64_t* counts, const ScaleState& scali
                         const PrepareOptions& options, const int64_t* restarts = nullptr) {
   const double inverse = scaling.scale ? 1 / double(*scaling.scale) : 1.0;
   const double norm = std::sqrt(sum_of_squares) * inverse;
-  const bool finite = norm - norm == 0;
+  const bool finite = norm - norm == 0, applies = finite && !options.nothing;
   const double clip = options.max_norm > 0 ? options.max_norm / (norm + 1e-6) : 1.0;
-  counts[finite ? kSteps : kSkipped] += 1;
+  counts[applies ? kSteps : kSkipped] += 1;
   status[kNorm] = norm;
   status[kClip] = (clip < 1 ? clip : 1.0) * inverse;
-  status[kApply] = finite ? 1 : 0;
+  status[kApply] = applies ? 1 : 0;
   for (int rule = 0; rule < kMostRules; ++rule) {  // a number known to the compiler: no indexed copy
     const double t = double(counts[kSteps] - (restarts ? restarts[rule] : 0));
     status[kBias1 + 2 * rule] = 1 - std::pow(options.betas[rule].beta1, t);
     status[kBias2 + 2 * rule] = std::sqrt(1 - std::pow(options.betas[rule].beta2, t));
   }
-  if (scaling.scale) adapt(scaling, finite, options.loss_scale);
+  if (scaling.scale && !options.nothing) adapt(scaling, finite, options.loss_scale);
+}
+
+/// After prepare(), for one parameter of an optimizer that skips missing gradients: counts its own steps,
+/// from which its bias corrections follow. `arrived`: 0, or 1 + the number of its rule.
+TESSERA_HD void prepare_parameter(const double* status, uint8_t arrived, int64_t& steps, double* bias,
+                                  const PrepareOptions& options) {
+  if (arrived == 0 || status[kApply] == 0) return;
+  const double t = double(steps += 1);
+  bias[0] = 1 - std::pow(options.betas[arrived - 1].beta1, t);
+  bias[1] = std::sqrt(1 - std::pow(options.betas[arrived - 1].beta2, t));
 }
 
 /// The share of the new value in the n-th update of an average (n from 1): 1 - min(decay, (1 + n)/(10 + n))

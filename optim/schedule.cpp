@@ -11,7 +11,12 @@
 namespace tessera::optim {
 namespace {
 
-constexpr std::array<const char*, 4> kNames{"constant", "linear", "cosine", "wsd"};
+constexpr std::array<const char*, 6> kNames{"constant", "linear",          "cosine",
+                                            "wsd",      "cosine_restarts", "cosine_warmups"};
+
+double cosine(double progress) {
+  return (1 + std::cos(std::numbers::pi * progress)) / 2;
+}
 
 }  // namespace
 
@@ -23,7 +28,8 @@ ScheduleKind parse_schedule(std::string_view name) {
   for (size_t i = 0; i < kNames.size(); ++i)
     if (name == kNames[i]) return ScheduleKind(i);
   const std::string near = nearest(std::string(name), NameList(kNames));
-  fail_at(Site::here(), "schedule: there is no \"", name, "\"; expected constant, linear, cosine or wsd",
+  fail_at(Site::here(), "schedule: there is no \"", name,
+          "\"; expected constant, linear, cosine, wsd, cosine_restarts or cosine_warmups",
           near.empty() ? "" : "; did you mean " + near + "?");
 }
 
@@ -41,11 +47,55 @@ Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
   check(options.kind == ScheduleKind::constant || options.warmup <= options.steps - decay,
         "schedule: warm-up of ", options.warmup, " and decay of ", decay, " steps do not fit into a run of ",
         options.steps);
+  check_restarts();
+}
+
+void Schedule::check_restarts() const {
+  const char* const name = name_of(options_.kind);
+  const int64_t restarts = options_.restarts, warmup = options_.restart_warmup;
+  check(restarts >= 0 && warmup >= 0, "schedule: ", restarts, " restarts with a warm-up of ", warmup,
+        " steps; they must not be negative");
+  if (!has_restarts()) {
+    check(restarts == 0 && warmup == 0, "schedule: ", restarts, " restarts with a warm-up of ", warmup,
+          " steps, and \"", name, "\" has none; choose cosine_restarts or cosine_warmups (--schedule)");
+    return;
+  }
+  check(restarts > 0, "schedule: \"", name, "\" without restarts; say how many (--restarts)");
+  check(options_.kind != ScheduleKind::cosine_warmups || warmup > 0,
+        "schedule: \"cosine_warmups\" without a warm-up after restarts; say how many steps it has "
+        "(--restart-warmup)");
+  // The shortest cycle is L / (R + 1), rounded down.
+  const int64_t shortest = (options_.steps - options_.warmup) / (restarts + 1);
+  check(shortest > warmup, "schedule: ", restarts, " restarts divide ", options_.steps - options_.warmup,
+        " steps after the warm-up into cycles of ", shortest, ", which a warm-up of ", warmup,
+        " after each restart leaves none of; choose fewer or shorter ones (--restarts, --restart-warmup)");
+}
+
+int64_t Schedule::begin_of(int64_t cycle) const {
+  return options_.warmup + cycle * (options_.steps - options_.warmup) / (options_.restarts + 1);
+}
+
+/// The rate of `step`, after the first warm-up.
+double Schedule::restarting(int64_t step) const {
+  const auto& o = options_;
+  const auto rate = [&](double shape) { return o.lr * (o.final_factor + (1 - o.final_factor) * shape); };
+  const int64_t length = o.steps - o.warmup, from = std::min(step, o.steps) - o.warmup;
+  int64_t cycle = std::min(from * (o.restarts + 1) / length, o.restarts);
+  if (cycle < o.restarts && step >= begin_of(cycle + 1)) cycle += 1;  // its beginning was rounded down
+  const int64_t since = o.warmup + from - begin_of(cycle);
+  const bool climbs = cycle > 0 && since < o.restart_warmup;
+  const double climb = climbs ? double(since + 1) / double(o.restart_warmup) : 1;
+  if (o.kind == ScheduleKind::cosine_warmups) return climb * rate(cosine(double(from) / double(length)));
+  if (climbs) return rate(climb);
+  const int64_t own = cycle > 0 ? o.restart_warmup : 0;
+  const int64_t end = cycle < o.restarts ? begin_of(cycle + 1) : o.steps;
+  return rate(cosine(double(since - own) / double(end - begin_of(cycle) - own)));
 }
 
 double Schedule::at(int64_t step) const {
-  const auto& [kind, lr, steps, warmup, final_factor, decay_steps] = options_;
+  const auto& [kind, lr, steps, warmup, final_factor, decay_steps, restarts, restart_warmup] = options_;
   if (step < warmup) return lr * double(step + 1) / double(warmup);
+  if (has_restarts()) return restarting(step);
   const auto progress = [&](int64_t begin) {  // 0 at `begin`, 1 at the end of the run and beyond
     if (step < begin) return 0.0;
     if (steps <= begin) return 1.0;
@@ -53,7 +103,7 @@ double Schedule::at(int64_t step) const {
   };
   double shape = 1;
   if (kind == ScheduleKind::linear) shape = 1 - progress(warmup);
-  if (kind == ScheduleKind::cosine) shape = (1 + std::cos(std::numbers::pi * progress(warmup))) / 2;
+  if (kind == ScheduleKind::cosine) shape = cosine(progress(warmup));
   if (kind == ScheduleKind::wsd) shape = 1 - progress(steps - decay_steps);
   return lr * (final_factor + (1 - final_factor) * shape);
 }

@@ -20,6 +20,7 @@ Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
                  .max_norm = options.max_norm,
                  .groups = options.groups,
                  .loss_scale = options.loss_scale,
+                 .missing = options.missing,
                  .sharding = options.sharding},
                 {{sgd_rule(options.momentum, options.nesterov)}}) {}
 
@@ -30,6 +31,7 @@ Sgd Sgd::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& 
                                      .max_norm = options.max_norm,
                                      .groups = options.groups,
                                      .loss_scale = options.loss_scale,
+                                     .missing = options.missing,
                                      .sharding = options.sharding});
 }
 

@@ -12,6 +12,7 @@ struct SgdOptions {
   double max_norm = 0;      // clips the norm of all gradients; 0: no clipping
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
+  MissingGrad missing = MissingGrad::zero;   // OptimizerOptions::missing
   Sharding sharding = {};                    // OptimizerOptions::sharding
 };
 

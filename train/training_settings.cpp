@@ -61,7 +61,14 @@ void TrainingSettings::add_to(SettingList& list) {
   list.add("lr", lr, "Peak learning rate").range(1e-30, 1e30);
   list.add("warmup", warmup, "Steps of linear warm-up, at most half of all").range(int64_t{0}, kLargest);
   list.add("schedule", schedule, "Learning rate after warm-up")
-      .one_of({"constant", "linear", "cosine", "wsd"});
+      .one_of({"constant", "linear", "cosine", "wsd", "cosine_restarts", "cosine_warmups"});
+  list.add("restarts", restarts,
+           "Restarts of cosine_restarts (each from --lr) and cosine_warmups (up to one cosine)")
+      .range(int64_t{0}, kLargest)
+      .absent_means(usual.restarts);
+  list.add("restart_warmup", restart_warmup, "Steps of linear warm-up after each restart")
+      .range(int64_t{0}, kLargest)
+      .absent_means(usual.restart_warmup);
   list.add("weight_decay", weight_decay, "Decoupled weight decay of matrices; not of norms and biases")
       .range(0.0, 1e6);
   list.add("clip_norm", clip_norm, "Largest gradient norm; 0: no clipping")
@@ -100,7 +107,9 @@ optim::Schedule TrainingSettings::make_schedule() const {
                           .lr = lr,
                           .steps = steps,
                           .warmup = std::min(warmup, steps / 2),
-                          .final_factor = final_lr});
+                          .final_factor = final_lr,
+                          .restarts = restarts,
+                          .restart_warmup = restart_warmup});
 }
 
 optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter> parameters,
@@ -128,6 +137,7 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
                                          .singular = optim::parse_singular_factor(loro_singular)},
                                 .groups = std::move(groups),
                                 .loss_scale = optim::default_loss_scale(activations),
+                                .missing = optim::parse_missing_grad(missing_grad),
                                 .sharding = sharding});
 }
 

@@ -23,9 +23,11 @@ struct TrainingSettings {
               galore_svd = "exact";  // names of optim::GaloreProjection and GaloreSvd
   int64_t loro_every = 500, refactor_every = 0;
   double loro_lr_scale = -1;
-  std::string loro_moments = "reset";   // or "keep": after an exact step
-  std::string loro_singular = "error";  // a name of optim::SingularFactor
-  std::string schedule = "cosine";      // constant, linear, cosine, wsd
+  std::string loro_moments = "reset";        // or "keep": after an exact step
+  std::string loro_singular = "error";       // a name of optim::SingularFactor
+  std::string missing_grad = "zero";         // or "skip": optim::MissingGrad; declared by those that set it
+  std::string schedule = "cosine";           // a name of optim::ScheduleKind
+  int64_t restarts = 0, restart_warmup = 0;  // of the cosine's restarts
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
   F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32

@@ -66,7 +66,8 @@ TEST(HelpText, ShowsDefaultsAndChoices) {
   EXPECT_TRUE(holds_all(said(workplace, "train tnp --help"),
                         "--steps INT=1000|--lr FLOAT=0.001|--batch-size INT=16|--precision "
                         "{f32,tf32,bf16,f16}|default: bf16 on a GPU, else f32|"
-                        "{constant,linear,cosine,wsd}=cosine|--runs TEXT=runs|--keep INT=3|cuda:<index>"));
+                        "{constant,linear,cosine,wsd,cosine_restarts,cosine_warmups}=cosine|--runs TEXT=runs|"
+                        "--keep INT=3|cuda:<index>"));
   EXPECT_TRUE(holds_all(said(workplace, "bench op --help"), "--seconds FLOAT=0.5|--mode TEXT=fwd,bwd"));
   EXPECT_TRUE(holds_all(said(workplace, "eval tnp --help"), "--eval-tasks INT=4096"));
 }

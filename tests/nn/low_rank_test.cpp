@@ -274,7 +274,7 @@ TEST(LowRank, SaysWhatIsWrong) {
   options = options_of(FactorKind::lost, 2);
   options.columns = ColumnChoice::gradient;
   fails(options, {6}, {"columns by their gradient"});
-  expect_error([] { parse_factor_kind("lora"); }, {"lora", "low_rank, cola, sltrain, lost"});
+  expect_error([] { parse_factor_kind("lora"); }, {"lora", "low_rank, cola, sltrain or lost"});
 
   Linear twice = dense(7, 6);
   Rng rng(1);

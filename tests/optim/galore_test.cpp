@@ -276,8 +276,9 @@ TEST(Galore, SaysWhatIsWrong) {
   fails({.rank = 2, .beta1 = 1}, {"beta1 = 1"});
   fails({.rank = 2, .matrices = {{"blocks.0.up.weight", {3, 3}}}}, {"blocks.0.up.weight do not add up"});
   fails({.rank = 1, .groups = {{.contains = "norm", .rule = "galore"}}}, {"norm.weight", "is no matrix"});
-  expect_error([] { parse_galore_projection("both"); }, {"\"both\"", "std, reverse_std, right, left, full"});
-  expect_error([] { parse_galore_svd("fast"); }, {"\"fast\"", "exact, sketch"});
+  expect_error([] { parse_galore_projection("both"); },
+               {"\"both\"", "std, reverse_std, right, left or full"});
+  expect_error([] { parse_galore_svd("fast"); }, {"\"fast\"", "exact or sketch"});
 }
 
 }  // namespace

@@ -52,6 +52,80 @@ TEST(Schedule, WsdStaysThenFallsInAStraightLine) {
   EXPECT_EQ(brief.at(8), 1);
 }
 
+TEST(Schedule, CosineRestartsAreTorchsCosineAnnealingWarmRestarts) {
+  const Schedule rate({.kind = ScheduleKind::cosine_restarts,
+                       .lr = 0.1,
+                       .steps = 65,
+                       .warmup = 5,
+                       .final_factor = 0.2,
+                       .restarts = 2});
+  for (int t = 0; t < 5; ++t) EXPECT_DOUBLE_EQ(rate.at(t), 0.1 * (t + 1) / 5);
+  // CosineAnnealingWarmRestarts(T_0=20, T_mult=1, eta_min=0.02), closed form.
+  for (int t = 5; t < 65; ++t)
+    EXPECT_NEAR(rate.at(t), 0.02 + 0.08 * (1 + std::cos(M_PI * ((t - 5) % 20) / 20.0)) / 2, 1e-15) << t;
+  EXPECT_NEAR(rate.at(65), 0.02, 1e-15);
+  EXPECT_EQ(rate.at(900), rate.at(65));
+}
+
+TEST(Schedule, CyclesThatDoNotDivideTheRunCoverIt) {
+  for (const int steps : {41, 42, 43, 44, 101}) {
+    const Schedule rate({.kind = ScheduleKind::cosine_restarts,
+                         .lr = 1,
+                         .steps = steps,
+                         .warmup = 1,
+                         .restarts = 3,
+                         .restart_warmup = 2});
+    // A restart is where the rate rises, after a fall to almost nothing: from 0 at its warm-up's beginning.
+    int restarts = 0;
+    for (int t = 2; t < steps; ++t) {
+      if (rate.at(t) <= rate.at(t - 1) || t == 2) continue;
+      EXPECT_DOUBLE_EQ(rate.at(t), 0.5) << steps << " " << t;
+      EXPECT_DOUBLE_EQ(rate.at(t + 1), 1) << steps << " " << t;
+      EXPECT_EQ(t, 1 + (restarts + 1) * (steps - 1) / 4) << steps;
+      restarts += 1, t += 2;
+    }
+    EXPECT_EQ(restarts, 3) << steps;
+  }
+}
+
+TEST(Schedule, CosineWarmupsClimbBackToOneCosine) {
+  const Schedule whole({.lr = 0.1, .steps = 104, .warmup = 4, .final_factor = 0.1});
+  const Schedule rate({.kind = ScheduleKind::cosine_warmups,
+                       .lr = 0.1,
+                       .steps = 104,
+                       .warmup = 4,
+                       .final_factor = 0.1,
+                       .restarts = 3,
+                       .restart_warmup = 5});
+  for (int t = 0; t < 110; ++t) {
+    const int since = t < 29 ? 5 : (t - 4) % 25;
+    const double climb = t < 104 && since < 5 ? (since + 1) / 5.0 : 1;
+    EXPECT_NEAR(rate.at(t), climb * whole.at(t), 1e-16) << t;
+  }
+}
+
+TEST(Schedule, RefusesRestartsThatDoNotFit) {
+  const auto message = [](const ScheduleOptions& options) {
+    try {
+      Schedule made(options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto kind = ScheduleKind::cosine_restarts, other = ScheduleKind::cosine_warmups;
+  EXPECT_NE(message({.steps = 10, .restarts = 1}).find("\"cosine\" has none"), std::string::npos);
+  EXPECT_NE(message({.steps = 10, .restart_warmup = 1}).find("\"cosine\" has none"), std::string::npos);
+  EXPECT_NE(message({.kind = kind, .steps = 10}).find("--restarts"), std::string::npos);
+  EXPECT_NE(message({.kind = kind, .steps = 10, .restarts = -1}).find("negative"), std::string::npos);
+  EXPECT_NE(message({.kind = kind, .steps = 10, .restarts = 10}).find("cycles of 0"), std::string::npos);
+  EXPECT_NE(message({.kind = kind, .steps = 10, .restarts = 1, .restart_warmup = 5}).find("cycles of 5"),
+            std::string::npos);
+  EXPECT_NE(message({.kind = other, .steps = 10, .restarts = 1}).find("--restart-warmup"), std::string::npos);
+  EXPECT_EQ(message({.kind = kind, .steps = 10, .restarts = 9}), "");
+  EXPECT_EQ(message({.kind = other, .steps = 10, .restarts = 1, .restart_warmup = 4}), "");
+}
+
 TEST(Schedule, RefusesNumbersThatDoNotFit) {
   EXPECT_THROW(Schedule({.steps = 10, .warmup = 11}), Error);
   EXPECT_THROW(Schedule({.kind = ScheduleKind::wsd, .steps = 10, .warmup = 5, .decay_steps = 6}), Error);
@@ -61,8 +135,8 @@ TEST(Schedule, RefusesNumbersThatDoNotFit) {
 }
 
 TEST(Schedule, NamesRoundTripAndAMisspeltOneIsAnswered) {
-  for (const auto kind :
-       {ScheduleKind::constant, ScheduleKind::linear, ScheduleKind::cosine, ScheduleKind::wsd})
+  for (const auto kind : {ScheduleKind::constant, ScheduleKind::linear, ScheduleKind::cosine,
+                          ScheduleKind::wsd, ScheduleKind::cosine_restarts, ScheduleKind::cosine_warmups})
     EXPECT_EQ(parse_schedule(name_of(kind)), kind);
   try {
     parse_schedule("cosin");
