@@ -236,8 +236,7 @@ void add_page(CLI::App& group, Action& action) {
 }  // namespace
 
 void add_sparsity(CLI::App& app, Action& action) {
-  auto* group = app.add_subcommand("sparsity",
-                                   "Analyze pruned models: patterns, and splits between weights and inputs");
+  auto* group = app.add_subcommand("sparsity", "Analyze pruned models, splits, activations and gradients");
   group->require_subcommand(1);
   add_analyze(*group, action);
   add_compare(*group, action);
@@ -245,6 +244,7 @@ void add_sparsity(CLI::App& app, Action& action) {
   add_export(*group, action);
   add_page(*group, action);
   add_sparsity_activations(*group, action);
+  add_sparsity_gradients(*group, action);
   add_sparsity_sweep(*group, action);
 }
 

@@ -70,6 +70,9 @@ SettingList GlueSettings::list() {
   add_to(list);
   slice.add_to(list);
   drop.add_to(list);
+  list.add("missing_grad", missing_grad, "Parameters without a gradient: take it as zero, or skip them")
+      .one_of({"zero", "skip"})
+      .absent_means("zero");
   return list;
 }
 
@@ -92,6 +95,10 @@ void GlueSettings::validate() const {
   check(!slice.slices() || !factors.factorizes(), "bert: --slice with --form ", factors.form,
         "; the sliced backward pass is of dense weights, so leave one of them out");
   drop.validate();
+  check(missing_grad == "zero" || missing_grad == "skip", "bert: missing_grad (--missing-grad) is \"",
+        missing_grad, "\"; expected zero or skip");
+  check(missing_grad == "zero" || ((optimizer == "adamw" || optimizer == "sgd") && momentum_reset == 0),
+        "bert: --missing-grad skip needs --optimizer adamw or sgd without --momentum-reset; leave one out");
 }
 
 json to_json(const GlueSettings& settings) {

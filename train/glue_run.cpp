@@ -256,9 +256,12 @@ std::string GlueGroup::header() const {
   if (job.slice.slices()) {
     text += fmt::format("  slice     {}\n", job.slice.description());
     if (job.slice.weight_grad == "none")
-      text += "            the weights of these layers get no gradient: they only decay\n";
+      text += job.missing_grad == "skip"
+                  ? "            the weights of these layers get no gradient: they stay as they are\n"
+                  : "            the weights of these layers get no gradient: they only decay\n";
   }
   if (job.drop.drops()) text += fmt::format("  dropbp    {}\n", job.drop.description());
+  if (job.missing_grad == "skip") text += "  missing   parameters without a gradient are skipped\n";
   std::string dev;
   for (const GluePart& part : set.dev)
     dev += fmt::format("{}{} {}", dev.empty() ? "" : ", ", part.items.size(), part.name);

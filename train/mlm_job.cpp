@@ -125,6 +125,22 @@ MaskedBatch Masking::batch(const std::vector<std::vector<int64_t>>& texts, uint6
   return batch;
 }
 
+models::BertBatch masked_bert_batch(const MaskedBatch& batch, const models::BertConfig& config, Device device,
+                                    Tensor& targets) {
+  const auto on_device = [&](const std::vector<int64_t>& values) {
+    return Tensor::from(values, {int64_t(values.size())}, device);
+  };
+  std::vector<int64_t> positions;
+  for (const int64_t length : batch.lengths)
+    for (int64_t t = 0; t < length; ++t) positions.push_back(config.position_offset() + t);
+  targets = on_device(batch.targets);
+  return {.tokens = on_device(batch.tokens),
+          .types = Tensor(),
+          .sequences = {batch.lengths},
+          .positions = on_device(positions),
+          .masked = on_device(batch.rows)};
+}
+
 // ---- the job ----
 
 namespace {
@@ -191,21 +207,6 @@ JobInfo MlmJob::info() const {
           .flops_per_step = plan::step_flops(settings_.bert, tokens, double(settings_.max_length))};
 }
 
-models::BertBatch MlmJob::place(const MaskedBatch& batch, Tensor& targets) const {
-  const auto on_device = [&](const std::vector<int64_t>& values) {
-    return Tensor::from(values, {int64_t(values.size())}, device());
-  };
-  std::vector<int64_t> positions;
-  for (const int64_t length : batch.lengths)
-    for (int64_t t = 0; t < length; ++t) positions.push_back(settings_.bert.position_offset() + t);
-  targets = on_device(batch.targets);
-  return {.tokens = on_device(batch.tokens),
-          .types = Tensor(),
-          .sequences = {batch.lengths},
-          .positions = on_device(positions),
-          .masked = on_device(batch.rows)};
-}
-
 void MlmJob::batch(uint64_t index) {
   datasets::LoaderState at = loader_.state();
   at.batch = index;
@@ -220,7 +221,7 @@ void MlmJob::batch(uint64_t index) {
   const MaskedBatch masked = masking_.batch(texts, settings_.seed, index);
   if (!batch_.tokens.defined()) {
     const MemoryTag tag("batch");
-    batch_ = place(masked, targets_);
+    batch_ = masked_bert_batch(masked, settings_.bert, device(), targets_);
     return;
   }
   // A captured step reads the same memory each time.
@@ -247,7 +248,7 @@ Values MlmJob::evaluate() {
     Tensor targets;
     const MaskedBatch masked = masking_.batch(
         {held_out_.begin() + ptrdiff_t(first), held_out_.begin() + ptrdiff_t(end)}, kEvaluationSeed, first);
-    const models::BertBatch batch = place(masked, targets);
+    const models::BertBatch batch = masked_bert_batch(masked, settings_.bert, device(), targets);
     const nn::AttentionPass pass = model_.begin(batch);
     Tensor x = model_.embed(batch);
     for (int64_t i = 0; i < settings_.bert.layers; ++i) x = model_.block(i, x, pass);

@@ -57,6 +57,10 @@ struct MaskedBatch {
   std::vector<int64_t> targets;  // the tokens that stood there
 };
 
+/// The batch as the model takes it, and what is to be predicted at `masked`.
+models::BertBatch masked_bert_batch(const MaskedBatch& batch, const models::BertConfig& config, Device device,
+                                    Tensor& targets);
+
 /// Masks tokens for a model with this tokenizer.
 class Masking {
  public:
@@ -94,8 +98,6 @@ class MlmJob : public Job {
   nlohmann::json settings_json() const override { return to_json(settings_); }
 
  private:
-  models::BertBatch place(const MaskedBatch& batch, Tensor& targets) const;
-
   MlmSettings settings_;
   Rng rng_;
   models::Bert model_;
