@@ -10,6 +10,7 @@
 #include "runtime/gaussian.h"
 #include "runtime/interrupt.h"
 #include "runtime/parallel.h"
+#include "runtime/parse_name.h"
 #include "runtime/philox.h"
 #include "runtime/profile.h"
 #include "runtime/random_purpose.h"
@@ -105,6 +106,7 @@
 #include "nn/dropout.h"
 #include "nn/embedding.h"
 #include "nn/form.h"
+#include "nn/gated_inputs.h"
 #include "nn/init.h"
 #include "nn/kv_cache.h"
 #include "nn/layer_call.h"
@@ -160,6 +162,7 @@
 #include "io/utf8.h"
 #include "io/weights.h"
 
+#include "pretrained/check_gates.h"
 #include "pretrained/cola.h"
 #include "pretrained/config.h"
 #include "pretrained/fingerprint.h"

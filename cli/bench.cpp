@@ -26,11 +26,6 @@ void add_json(CLI::App& command, std::string& json) {
   command.add_option("--json", json, "Append the records to this file, a line of JSON each");
 }
 
-void add_device(CLI::App& command, std::string& device) {
-  command.add_option("--device", device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
-}
-
 void add_seconds(CLI::App& command, double& seconds) {
   command.add_option("--seconds", seconds, "Seconds to measure each case")
       ->check(kFinite)

@@ -15,7 +15,6 @@ namespace tessera::cli {
 void publish(std::vector<bench::Record> records, const std::string& json);
 
 void add_json(CLI::App& command, std::string& json);
-void add_device(CLI::App& command, std::string& device);
 void add_seconds(CLI::App& command, double& seconds);
 /// "": the first GPU, else the CPU.
 Device device_of(const std::string& name);

@@ -254,9 +254,7 @@ void add_calibrate(CLI::App& app, Action& action) {
       ->check(whole(1, 1 << 20));
   command.add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command
-      .add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(command, args->device);
   command.add_flag("--json", args->json, "Print what was measured as JSON");
   command.callback([&action, &command, args] {
     action = [&command, args] {

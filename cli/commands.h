@@ -75,6 +75,8 @@ CLI::Validator between(double least, double most);
 extern const CLI::Validator kMayBeEmpty;
 /// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
 extern const CLI::Validator kDeviceName;
+/// Adds --device; "" is the first GPU, else the CPU.
+CLI::Option* add_device(CLI::App& command, std::string& device);
 
 /// Adds --temperature, --top-k and --top-p; returns the first.
 CLI::Option* add_sampling(CLI::App& command, ops::Sampling& sampling);

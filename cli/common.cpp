@@ -92,6 +92,12 @@ const CLI::Validator kDeviceName(
     },
     "DEVICE", "device");
 
+CLI::Option* add_device(CLI::App& command, std::string& device) {
+  return command
+      .add_option("--device", device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
+      ->check(kDeviceName);
+}
+
 namespace {
 
 bool may_be_empty(CLI::Option& option) {

@@ -131,10 +131,7 @@ void add_eval_choice(CLI::App& eval, Action& action) {
   command->add_option("--predictions", args->predictions, "Write what was chosen, a JSON object per item");
   command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command
-      ->add_option("--device", args->device,
-                   "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(*command, args->device);
   args->sparse.add_to(*command);
   command->add_flag("--json", args->json, "Machine-readable");
   command->callback([&action, args] { action = [args] { return eval_choice(*args); }; });

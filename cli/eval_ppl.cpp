@@ -6,10 +6,12 @@
 #include <optional>
 
 #include "cli/eval.h"
+#include "cli/griffin_flag.h"
 #include "cli/language_tokens.h"
 #include "io/utf8.h"
 #include "runtime/f32_math.h"
 #include "runtime/interrupt.h"
+#include "sparsity/griffin.h"
 #include "train/perplexity.h"
 #include "train/progress.h"
 
@@ -22,6 +24,7 @@ struct PplArgs {
   std::optional<int64_t> length;
   train::PerplexityOptions options;
   SparseFlags sparse;
+  std::optional<double> griffin;
   bool json = false, any_bytes = false;
 };
 
@@ -50,6 +53,8 @@ int eval_ppl(PplArgs args) {
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const bool tf32 = args.dtype == "tf32";
   auto sparse = args.sparse.options(language_folder(args.model), 1);
+  if (sparse && args.griffin)
+    throw UsageError("--griffin: of a dense model; leave out gates, and take a model that is not compressed");
   if (sparse) sparse->whole_texts = true;
   LanguageFolder language = load_language(args.model, device, tf32 ? "f32" : args.dtype, sparse);
   const F32MathScope math(tf32 ? F32Math::tf32 : F32Math::ieee);
@@ -73,8 +78,11 @@ int eval_ppl(PplArgs args) {
     return InterruptGuard::signal_received() == 0;
   };
   const train::Perplexity result = std::visit(
-      [&](const auto& model) {
-        return train::measure_perplexity(model, windows, device, args.options.batch, progress);
+      [&](auto& model) {
+        if (!args.griffin)
+          return train::measure_perplexity(model, windows, device, args.options.batch, progress);
+        const sparsity::GriffinTexts texts(model, *args.griffin);
+        return train::measure_perplexity(texts, windows, device, args.options.batch, progress);
       },
       language.model);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -86,27 +94,28 @@ int eval_ppl(PplArgs args) {
       result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
   const double rate = double(result.windows * args.options.length) / std::max(seconds, 1e-9);
   if (args.json) {
-    fmt::print("{}\n", io::json_text({{"sparse", sparse_layers(language, windows)},
-                                      {"model", language.path},
-                                      {"type", language.config.type},
-                                      {"dtype", tf32 ? args.dtype : name_of(dtype_of(language))},
-                                      {"device", device.name()},
-                                      {"text", args.text},
-                                      {"data", args.data},
-                                      {"protocol", args.options.stride ? "sliding" : "windows"},
-                                      {"length", args.options.length},
-                                      {"stride", args.options.stride},
-                                      {"bytes", tokens.bytes},
-                                      {"tokens", tokens.ids.size()},
-                                      {"windows", result.windows},
-                                      {"predicted", result.predicted},
-                                      {"nats_per_token", result.nats},
-                                      {"perplexity", result.perplexity()},
-                                      {"bits_per_byte", bits},
-                                      {"complete", whole},
-                                      {"seconds", seconds},
-                                      {"tokens_per_s", rate}},
-                                     2));
+    nlohmann::json report{{"sparse", sparse_layers(language, windows)},
+                          {"model", language.path},
+                          {"type", language.config.type},
+                          {"dtype", tf32 ? args.dtype : name_of(dtype_of(language))},
+                          {"device", device.name()},
+                          {"text", args.text},
+                          {"data", args.data},
+                          {"protocol", args.options.stride ? "sliding" : "windows"},
+                          {"length", args.options.length},
+                          {"stride", args.options.stride},
+                          {"bytes", tokens.bytes},
+                          {"tokens", tokens.ids.size()},
+                          {"windows", result.windows},
+                          {"predicted", result.predicted},
+                          {"nats_per_token", result.nats},
+                          {"perplexity", result.perplexity()},
+                          {"bits_per_byte", bits},
+                          {"complete", whole},
+                          {"seconds", seconds},
+                          {"tokens_per_s", rate}};
+    if (args.griffin) report["griffin"] = *args.griffin;
+    fmt::print("{}\n", io::json_text(report, 2));
   } else {
     fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
                args.options.stride ? fmt::format("sliding windows of {}, the last {} predicted",
@@ -153,9 +162,9 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
                   "Dtype of the weights; default: the file's, on the CPU f32. tf32: f32 with GEMMs and "
                   "attention in TF32")
       ->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}));
-  ppl->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(*ppl, args->device);
   args->sparse.add_to(*ppl);
+  add_griffin(*ppl, args->griffin);
   ppl->add_flag("--json", args->json, "Machine-readable");
   ppl->callback([&action, args] { action = [args] { return eval_ppl(*args); }; });
 }

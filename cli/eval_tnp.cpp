@@ -76,8 +76,7 @@ void add_eval_tnp(CLI::App& eval, Action& action) {
       ->check(CLI::Range(1, 1 << 20));
   tnp->add_option("--most-gap", args->most_gap, "Exit with 1 if the gap is larger, in nats per point")
       ->check(kFinite);
-  tnp->add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(*tnp, args->device);
   tnp->add_flag("--json", args->json, "Machine-readable");
   tnp->callback([&action, args] { action = [args] { return run_eval(*args); }; });
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/griffin_flag.h"
 #include "cli/language_folder.h"
 #include "cli/stop_texts.h"
 #include "io/file.h"
@@ -16,6 +17,7 @@
 #include "io/utf8.h"
 #include "models/generate.h"
 #include "runtime/interrupt.h"
+#include "sparsity/griffin.h"
 #include "train/progress.h"
 
 namespace tessera::cli {
@@ -28,6 +30,7 @@ struct GenerateArgs {
   std::string model, file, dtype, device, json, graph = "on";
   std::vector<std::string> prompts, stops;
   SparseFlags sparse;
+  std::optional<double> griffin;
   int64_t most_tokens = 256, samples = 1;
   models::Sampling sampling;
   bool greedy = false, ignore_end = false;
@@ -153,6 +156,8 @@ int run_generate(const GenerateArgs& args) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(folder);
   const size_t count = std::max(prompts.size(), size_t(args.samples));
   const auto sparse = args.sparse.options(folder, int64_t(count));
+  if (sparse && args.griffin)
+    throw UsageError("--griffin: of a dense model; leave out gates, and take a model that is not compressed");
   LanguageFolder language = load_language(folder, device, args.dtype, sparse);
   models::Generator::Texts given;
   for (const std::string& prompt : prompts) given.push_back(tokens_of(prompt, language, tokenizer));
@@ -167,9 +172,12 @@ int run_generate(const GenerateArgs& args) {
   Clock::time_point begin;
   if (args.most_tokens > 0)
     std::visit(
-        [&](const auto& model) {
-          models::Generator generator(model, int64_t(count),
-                                      int64_t(longest) + std::min(args.most_tokens, room) - 1);
+        [&](auto& model) {
+          const int64_t capacity = int64_t(longest) + std::min(args.most_tokens, room) - 1;
+          models::Generator generator =
+              args.griffin
+                  ? models::Generator(sparsity::griffin(model, int64_t(count), capacity, *args.griffin))
+                  : models::Generator(model, int64_t(count), capacity);
           device.synchronize();
           begin = Clock::now();
           generator(given, options,
@@ -210,21 +218,21 @@ int run_generate(const GenerateArgs& args) {
                        {"end", text.end}});
     }
     const auto replace = nlohmann::json::error_handler_t::replace;  // a prompt may be no UTF-8
-    io::write_file(args.json, nlohmann::json{{"sparse", sparse_layers(language, given, writer)},
-                                             {"model", io::utf8_text(language.path)},
-                                             {"type", language.config.type},
-                                             {"dtype", name_of(dtype_of(language))},
-                                             {"device", device.name()},
-                                             {"graph", was_graph},
-                                             {"seed", args.seed},
-                                             {"temperature", options.sampling.temperature},
-                                             {"top_k", options.sampling.top_k},
-                                             {"top_p", options.sampling.top_p},
-                                             {"texts", texts},
-                                             {"ttft_ms", first},
-                                             {"tpot_ms", each}}
-                                      .dump(2, ' ', false, replace) +
-                                  "\n");
+    nlohmann::json report{{"sparse", sparse_layers(language, given, writer)},
+                          {"model", io::utf8_text(language.path)},
+                          {"type", language.config.type},
+                          {"dtype", name_of(dtype_of(language))},
+                          {"device", device.name()},
+                          {"graph", was_graph},
+                          {"seed", args.seed},
+                          {"temperature", options.sampling.temperature},
+                          {"top_k", options.sampling.top_k},
+                          {"top_p", options.sampling.top_p},
+                          {"texts", texts},
+                          {"ttft_ms", first},
+                          {"tpot_ms", each}};
+    if (args.griffin) report["griffin"] = *args.griffin;
+    io::write_file(args.json, report.dump(2, ' ', false, replace) + "\n");
   }
   const int signal = InterruptGuard::signal_received();
   return signal ? 128 + signal : 0;
@@ -261,11 +269,9 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, 1 << 12));
   command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command
-      ->add_option("--device", args->device,
-                   "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(*command, args->device);
   args->sparse.add_to(*command);
+  add_griffin(*command, args->griffin);
   command->add_option("--graph", args->graph, "Replay one CUDA graph per token")
       ->check(CLI::IsMember({"on", "off"}));
   command->add_option("--json", args->json, "Write texts, tokens and times to this file");

@@ -10,9 +10,12 @@
 
 #include "cli/calibration_flags.h"
 #include "cli/commands.h"
+#include "cli/sparse_flags.h"
 #include "io/utf8.h"
 #include "runtime/interrupt.h"
 #include "sparsity/allocation_file.h"
+#include "sparsity/chain.h"
+#include "sparsity/gated_block.h"
 #include "sparsity/prune_report.h"
 #include "train/perplexity.h"
 #include "train/progress.h"
@@ -28,9 +31,38 @@ struct PruneArgs {
   CalibrationFlags texts;
   std::string method = "wanda", update, pattern = "unstructured", within, allocation = "uniform", layers;
   std::optional<double> sparsity;
+  std::string gates, gate_allocation;
+  ShareFlag activation;
   PruneOptions options;
   bool json = false, plan_only = false;
 };
+
+/// The gates that the model will run under.
+void read_gates(PruneArgs& args) {
+  const std::optional<double> share = args.activation.get();
+  if (args.gates.empty()) {
+    if (share || !args.gate_allocation.empty())
+      throw UsageError(
+          "--activation-sparsity, --gate-allocation: of the gates that the model will run under; name their "
+          "calibration with --gates");
+    return;
+  }
+  if (!sparsity::is_calibration(args.gates)) {
+    if (share || !args.gate_allocation.empty())
+      throw UsageError("--activation-sparsity, --gate-allocation: of a calibration, and " +
+                       io::shown(args.gates) + " is none; make one with tessera calibrate");
+    args.options.gates = {.gates = pretrained::read_gates(args.gates), .prefill = 1};
+    return;
+  }
+  if (!share)
+    throw UsageError("--gates: " + io::shown(args.gates) +
+                     " is a calibration; say which --activation-sparsity");
+  const sparsity::Calibration calibration = sparsity::read_calibration(args.gates);
+  const bool greedy =
+      args.gate_allocation.empty() ? !calibration.greedy.empty() : args.gate_allocation == "greedy";
+  const pretrained::SparseOptions chosen = sparsity::options_of(calibration, *share, greedy);
+  args.options.gates = {.gates = *chosen.gates, .prefill = chosen.prefill};
+}
 
 /// Turns the flags that are texts into options; what they say wrong is a mistake of the command line.
 void read_options(PruneArgs& args) {
@@ -132,6 +164,7 @@ struct Work {
   CalibrationFlags::Texts texts;
   sparsity::Samples samples;
   std::vector<train::PerplexityWindow> windows;
+  std::optional<sparsity::PruneGates> gates = {};
 
   /// f(model)
   template <class F>
@@ -139,6 +172,13 @@ struct Work {
     return std::visit(f, language.model);
   }
   double perplexity(int64_t batch) const { return perplexity_of(language, windows, device, batch); }
+  /// Under the gates that the model is pruned for.
+  double gated_perplexity(int64_t batch) {
+    return with_model([&](auto& model) {
+      const auto gated = sparsity::gate_blocks(model, *gates);
+      return perplexity(batch);
+    });
+  }
 };
 
 std::unique_ptr<Work> prepare(PruneArgs& args) {
@@ -198,10 +238,22 @@ void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const o
     fmt::print("{:<12} {:.4f} before, {:.4f} after, on {} windows of {} tokens\n", "perplexity",
                found->at("before").get<double>(), found->at("after").get<double>(),
                found->at("windows").get<int64_t>(), found->at("length").get<int64_t>());
+  if (args.options.gates) {
+    double gates = 0, corrected = 0, error = 0;
+    for (const sparsity::PrunedMatrix& matrix : pruned.matrices)
+      gates += *matrix.gate_error, corrected += *matrix.corrected_error, error += *matrix.error;
+    const double count = double(pruned.matrices.size());
+    if (const auto found = report.find("perplexity"); found != report.end())
+      fmt::print("{:<12} {:.4f} before, {:.4f} after\n", "under gates",
+                 found->at("gated_before").get<double>(), found->at("gated_after").get<double>());
+    fmt::print("{:<12} {:.4g} by the gates, {:.4g} corrected, {:.4g} pruned (of the outputs' energy, mean)\n",
+               "error", gates / count, corrected / count, error / count);
+  }
   fmt::print("{:<12} {} ({}, {})\n", "written", args.out, sparsity::kMasksFile, sparsity::kReportFile);
 }
 
 int prune(PruneArgs args) {
+  read_gates(args);
   read_options(args);
   const std::unique_ptr<Work> work = prepare(args);
   const InterruptGuard interrupts(
@@ -219,14 +271,22 @@ int prune(PruneArgs args) {
 
   const auto begin = std::chrono::steady_clock::now();
   const bool measures = !work->windows.empty();
-  const double before = measures ? work->perplexity(args.options.batch) : 0;
+  const int64_t batch = args.options.batch;
+  const bool gated = measures && args.options.gates;
+  work->gates = args.options.gates;
+  const double before = measures ? work->perplexity(batch) : 0,
+               gated_before = gated ? work->gated_perplexity(batch) : 0;
   const sparsity::Pruned pruned = prune_blocks(args, *work);
   ordered_json report = report_of(args, work->language, work->samples, pruned);
   if (measures)
     report["perplexity"] = {{"length", args.texts.samples.length},
                             {"windows", work->windows.size()},
                             {"before", before},
-                            {"after", work->perplexity(args.options.batch)}};
+                            {"after", work->perplexity(batch)}};
+  if (gated) {
+    report["perplexity"]["gated_before"] = gated_before;
+    report["perplexity"]["gated_after"] = work->gated_perplexity(batch);
+  }
   work->with_model([&](const auto& model) {
     sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
                           {.dtype = work->saved, .companions = work->language.path});
@@ -251,6 +311,17 @@ void add_choice_flags(CLI::App& command, PruneArgs& args) {
   command.add_option("--layers", args.layers, "Prune only blocks FIRST:END, END not included; default: all");
   command.add_flag("--invert", options.invert,
                    "Prune the other modules: those that --only, --except and --layers leave out");
+}
+
+void add_gate_flags(CLI::App& command, PruneArgs& args) {
+  command.add_option("--gates", args.gates,
+                     "Gate-aware: weights that stay make up for the inputs left out by the gates\nof this "
+                     "calibration of the dense model (tessera calibrate), or file of gates");
+  add_activation_sparsity(command, args.activation, "Share of the inputs that those gates leave out");
+  command
+      .add_option("--gate-allocation", args.gate_allocation,
+                  "Calibrated gates: the same share everywhere, or greedy; default: as calibrated")
+      ->check(CLI::IsMember({"uniform", "greedy"}));
 }
 
 void add_method_flags(CLI::App& command, PruneArgs& args) {
@@ -309,13 +380,16 @@ void add_prune(CLI::App& app, Action& action) {
       "and\n"
       "pruning.json in it. A call that was stopped goes on after its finished blocks.\n\nExample:\n"
       "  tessera prune --model llama --text c4.txt --eval-text wikitext.txt --method wanda --pattern 2:4 "
-      "--out pruned");
+      "--out pruned\n"
+      "  tessera prune --model llama --text c4.txt --method sparsegpt --gates g --activation-sparsity 0.4 "
+      "--out p2");
   command.add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run")
       ->required();
   command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   add_method_flags(command, *args);
   add_choice_flags(command, *args);
+  add_gate_flags(command, *args);
   args->texts.add_to(command);
   command.add_option("--batch-size", args->options.batch, "Samples passed through a block at a time")
       ->check(whole(1, 1 << 20));
@@ -323,9 +397,7 @@ void add_prune(CLI::App& app, Action& action) {
       .add_option("--dtype", args->dtype,
                   "Dtype of the weights; default: the file's, on the CPU f32 until they are saved")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command
-      .add_option("--device", args->device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(command, args->device);
   command.add_flag("--plan", args->plan_only, "Print the plan and stop");
   command.add_flag("--json", args->json, "Print the report as JSON at the end");
   command.callback([&action, &command, args] {

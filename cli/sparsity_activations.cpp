@@ -114,10 +114,7 @@ void add_sparsity_activations(CLI::App& group, Action& action) {
       ->check(between(0.0, 1.0));
   command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command
-      ->add_option("--device", args->device,
-                   "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(*command, args->device);
   command->add_option("--json", args->out,
                       "Write the figures, with the counts of every column, to this file");
   command->footer(

@@ -30,8 +30,7 @@ void SplitFlags::add_to(CLI::App& command) {
       ->check(whole(0, 1000));
   command.add_option("--dtype", dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  command.add_option("--device", device, "cpu, cuda or cuda:<index>; default: the first GPU, else the CPU")
-      ->check(kDeviceName);
+  add_device(command, device);
 }
 
 std::unique_ptr<SplitFlags::Prepared> SplitFlags::prepare(const char* command) {

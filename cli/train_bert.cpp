@@ -92,6 +92,7 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     refuse(of_slice, "backward passes are sliced in fine-tuning only");
   for (const char* of_drops : {"--dropbp", "--dropbp-rates"})
     refuse(of_drops, "branches are dropped in fine-tuning only");
+  refuse("--missing-grad", "in pretraining every parameter gets a gradient");
   if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer is made already");
   if (flags.start.seeds != 1)
     refuse("--seeds", "pretraining is one run, that of --seed; `tessera study` runs several");
@@ -143,7 +144,7 @@ int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
     return run_mlm(flags, run, command);
   if (!resumed) check_usage(flags.start, given_flags(command));
   if (!run.json.empty()) check_replaceable(run.json);
-  train::RunRequest request = request_of(run, command, device_of(run, dist::World()));
+  train::RunRequest request = request_of(run, command, device_of(run.device, dist::Place()));
   train::GlueGroup group = resumed
                                ? train::GlueGroup(flags.start, flags.options, request)
                                : train::GlueGroup(flags.start, flags.options, request.given, request.device);

@@ -4,6 +4,7 @@
 
 #include "models/language_internal.h"
 #include "ops/shape/shape.h"
+#include "runtime/parse_name.h"
 
 namespace tessera::models {
 
@@ -20,10 +21,7 @@ const char* name_of(LlamaFamily family) {
 }
 
 LlamaFamily parse_llama_family(std::string_view name) {
-  for (size_t i = 0; i < std::size(kFamilies); ++i)
-    if (name == kFamilies[i]) return LlamaFamily(i);
-  fail_at(Site::here(), "llama: there is no family \"", name,
-          "\"; expected llama, mistral, qwen2, qwen3, phi3 or arcee");
+  return parse_name<LlamaFamily>("llama: there is no family", kFamilies, name);
 }
 
 int64_t LlamaConfig::longest() const {

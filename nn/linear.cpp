@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/gated_inputs.h"
 #include "nn/low_rank_internal.h"
 #include "nn/observe.h"
 #include "nn/prefill_scope.h"
@@ -50,8 +51,8 @@ Tensor multiply(const Slice& slice, const Tensor& x, const Tensor& weight, const
 
 /// Gates zero the inputs of some rows, and then all rows are multiplied together: two GEMMs would read the
 /// weights twice.
-Tensor multiply_gated_rows(const Compressed& compressed, const Tensor& x, const PrefillScope::Ranges& rows,
-                           const Tensor& bias, const Tensor& residual) {
+Tensor multiply_gated_rows(const Compressed& compressed, const Tensor& x, const Tensor& bias,
+                           const Tensor& residual) {
   int64_t first = 0, out = 0;
   for (const ops::SparsePart& part : compressed.parts) out += part.weight.out;
   const Tensor y = Tensor::empty(x.shape().with(-1, out), x.dtype(), x.device());
@@ -60,12 +61,7 @@ Tensor multiply_gated_rows(const Compressed& compressed, const Tensor& x, const 
     const auto columns = [&](const Tensor& all) {
       return all.defined() ? all.detach().slice(-1, first, end) : all;
     };
-    Tensor inputs = x;
-    if (part.gate.kind != ops::Gate::Kind::none) {
-      inputs = x.detach().clone();
-      for (const auto& [begin, stop] : rows)
-        inputs.slice(0, begin, stop).copy_from(ops::apply_gate(x.detach().slice(0, begin, stop), part.gate));
-    }
+    const Tensor inputs = gated_inputs(x, part.gate, compressed.prefill);
     y.slice(-1, first, end)
         .copy_from(ops::sparse_linear(inputs, part.weight, {}, columns(bias), columns(residual)));
     first = end;
@@ -79,9 +75,8 @@ Tensor multiply(const Compressed& compressed, const Tensor& x, const Tensor& wei
         weight.shape(), "; a layer that is tied to another's weight stays dense");
   const bool has_gate = std::ranges::any_of(
       compressed.parts, [](const ops::SparsePart& part) { return part.gate.kind != ops::Gate::Kind::none; });
-  if (has_gate && x.rank() == 2)
-    if (const auto rows = PrefillScope::gated_rows(x.size(0), compressed.prefill))
-      return multiply_gated_rows(compressed, x, *rows, bias, residual);
+  if (has_gate && x.rank() == 2 && PrefillScope::gated_rows(x.size(0), compressed.prefill))
+    return multiply_gated_rows(compressed, x, bias, residual);
   return ops::sparse_linear(x, compressed.parts, bias, residual);
 }
 

@@ -12,6 +12,7 @@
 #include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
+#include "runtime/parse_name.h"
 #include "runtime/philox.h"
 
 namespace tessera::nn {
@@ -20,16 +21,6 @@ namespace {
 constexpr const char* kKinds[] = {"dense", "low_rank", "cola", "sltrain", "lost"};
 constexpr const char* kInits[] = {"drawn", "svd", "blank"};
 constexpr const char* kChoices[] = {"random", "gradient", "residual"};
-
-template <class Enum, size_t kCount>
-Enum parse(const char* what, const char* const (&names)[kCount], std::string_view text) {
-  std::string known;
-  for (size_t i = 0; i < kCount; ++i) {
-    if (text == names[i]) return Enum(i);
-    known += std::string(i ? ", " : "") + names[i];
-  }
-  fail_at(Site::here(), "low_rank: there is no ", what, " \"", text, "\"; expected ", known);
-}
 
 /// That many different numbers below n, ascending, each set as likely as any other. By what is left out where
 /// that is less.
@@ -185,13 +176,13 @@ const char* name_of(FactorKind kind) {
   return kKinds[size_t(kind)];
 }
 FactorKind parse_factor_kind(std::string_view name) {
-  return parse<FactorKind>("form", kKinds, name);
+  return parse_name<FactorKind>("low_rank: there is no form", kKinds, name);
 }
 FactorInit parse_factor_init(std::string_view name) {
-  return parse<FactorInit>("start of factors", kInits, name);
+  return parse_name<FactorInit>("low_rank: there is no start of factors", kInits, name);
 }
 ColumnChoice parse_column_choice(std::string_view name) {
-  return parse<ColumnChoice>("choice of columns", kChoices, name);
+  return parse_name<ColumnChoice>("low_rank: there is no choice of columns", kChoices, name);
 }
 
 void FactorOptions::validate() const {

@@ -1,6 +1,7 @@
 #include "nn/prefill_scope.h"
 
 #include "nn/attention.h"
+#include "nn/gated_inputs.h"
 
 namespace tessera::nn {
 
@@ -17,6 +18,16 @@ std::optional<PrefillScope::Ranges> PrefillScope::gated_rows(int64_t rows, doubl
   }
   check(first == rows, "gate: inputs of ", rows, " rows, and sequences of ", first, " tokens");
   return ranges;
+}
+
+Tensor gated_inputs(const Tensor& x, const ops::Gate& gate, double share) {
+  if (gate.kind == ops::Gate::Kind::none) return x;
+  const auto rows = x.rank() == 2 ? PrefillScope::gated_rows(x.size(0), share) : std::nullopt;
+  if (!rows) return ops::apply_gate(x, gate);
+  const Tensor inputs = x.detach().clone();
+  for (const auto& [begin, end] : *rows)
+    inputs.slice(0, begin, end).copy_from(ops::apply_gate(x.detach().slice(0, begin, end), gate));
+  return inputs;
 }
 
 }  // namespace tessera::nn

@@ -4,6 +4,7 @@
 
 #include "nn/form.h"
 #include "ops/variant.h"
+#include "pretrained/check_gates.h"
 #include "pretrained/fingerprint.h"
 
 namespace tessera::pretrained {
@@ -127,22 +128,6 @@ void check_tokens(const std::string& name, ops::SparseFormat format, const Spars
   check(options.whole_texts || options.tokens <= most, "--sparse required: layer ", name,
         " cannot run sparse: a step has ", options.tokens, " tokens, and the kernel of ", name_of(format),
         " takes at most ", most, "; use --sparse auto, or a smaller batch");
-}
-
-void check_gates(const Gates& gates, const std::vector<Layer>& layers, const std::string& fingerprint) {
-  check(gates.fingerprint.empty() || gates.fingerprint == fingerprint,
-        "gates: they were calibrated on the model with fingerprint ", gates.fingerprint, ", this one has ",
-        fingerprint, "; calibrate them on this model");
-  std::set<std::string> known;
-  for (const Layer& layer : layers)
-    for (const LinearModule& module : layer.modules) {
-      known.insert(module.name);
-      check(gates.gates.contains(module.name), "gates: there is none for layer ", module.name,
-            "; a threshold of 0 leaves out zeros alone");
-    }
-  for (const auto& [name, gate] : gates.gates)
-    check(known.contains(name), "gates: this model has no layer '", io::shown(name), "'",
-          nearest(name, NameList(known)));
 }
 
 /// The gate of a module; its scales on the device of the weight.
@@ -270,7 +255,10 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
             "make_sparse: the gates have a fingerprint, and the model is compressed; name its folder");
       fingerprint = is_compressed ? SparseFile(folder).fingerprint() : fingerprint_of(model);
     }
-    check_gates(*options.gates, layers, fingerprint);
+    std::vector<LinearModule> modules;
+    for (const Layer& layer : layers)
+      modules.insert(modules.end(), layer.modules.begin(), layer.modules.end());
+    check_gates(*options.gates, modules, fingerprint);
   }
   const bool has_gates = options.threshold || options.gates;
   if (options.mode == SparseMode::required) check_required(layers, options);
@@ -307,6 +295,22 @@ models::Llama load_sparse_llama(const std::string& folder, Rng& rng, Device devi
                                 const LoadOptions& options, bool dense) {
   return load_by_blocks<models::Llama, models::LlamaBlock, models::LlamaConfig>(
       "llama, mistral, qwen2, qwen3, phi3 or arcee", folder, rng, device, options, dense);
+}
+
+void check_gates(const Gates& gates, const std::vector<LinearModule>& modules,
+                 const std::string& fingerprint) {
+  check(gates.fingerprint.empty() || gates.fingerprint == fingerprint,
+        "gates: they were calibrated on the model with fingerprint ", gates.fingerprint, ", this one has ",
+        fingerprint, "; calibrate them on this model");
+  std::set<std::string> known;
+  for (const LinearModule& module : modules) {
+    known.insert(module.name);
+    check(gates.gates.contains(module.name), "gates: there is none for layer ", module.name,
+          "; a threshold of 0 leaves out zeros alone");
+  }
+  for (const auto& [name, gate] : gates.gates)
+    check(known.contains(name), "gates: this model has no layer '", io::shown(name), "'",
+          nearest(name, NameList(known)));
 }
 
 SparseMode parse_sparse_mode(const std::string& name) {

@@ -99,9 +99,7 @@ Calibration run(Model& model, const Samples& samples, const GateOptions& options
   for (int64_t i = 0; i <= kShares; ++i) result.shares.push_back(double(i) / double(kShares));
   BlockWalk<Model> walk(model, samples, options.batch);
   for (int64_t block = 0; block < walk.blocks(); ++block) {
-    std::vector<pretrained::LinearModule> modules;
-    for (const pretrained::LinearModule& module : block_modules(model))
-      if (block_of(module) == block) modules.push_back(module);
+    const std::vector<pretrained::LinearModule> modules = modules_of_block(model, block);
     const BlockInputs inputs = inputs_of(model, walk, modules, options);
     for (const auto& [name, histogram] : inputs.histograms) {
       const double limit = histogram.magnitude_quantile(0.99);

@@ -7,66 +7,10 @@
 #include "nn/prefill_scope.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
-#include "sparsity/modules.h"
+#include "sparsity/gated_block.h"
 
 namespace tessera::sparsity {
 namespace {
-
-/// While it lives, the linear layers of a block multiply with dense columns, so that they can have gates.
-class GatedBlock {
- public:
-  template <class Model>
-  GatedBlock(Model& model, int64_t block, const Calibration& calibration,
-             const std::vector<CalibratedLayer>& layers)
-      : calibration_(calibration), layers_(layers) {
-    for (const pretrained::LinearModule& module : block_modules(model)) {
-      if (block_of(module) != block) continue;
-      if (changed_.empty() || changed_.back().layer != module.layer)
-        changed_.push_back({module.layer, module.layer->weight, module.layer->form, {}});
-      changed_.back().compressed.parts.push_back(
-          {ops::compress(weight_of(module), ops::SparseFormat::dense_columns), {}});
-      parts_.emplace_back(changed_.size() - 1, changed_.back().compressed.parts.size() - 1);
-      of_feed_.push_back(module.ours.find(".mlp.") != std::string::npos);
-    }
-    for (Changed& one : changed_) {
-      one.compressed.prefill = calibration.prefill;
-      if (calibration.column_norms)
-        for (const ops::SparsePart& part : one.compressed.parts)
-          scales_.push_back(ops::column_norms(part.weight).to(part.weight.device()));
-      one.layer->weight = Tensor();
-      one.layer->form = one.compressed;
-    }
-  }
-  ~GatedBlock() {
-    for (const Changed& one : changed_) one.layer->weight = one.weight, one.layer->form = one.form;
-  }
-  GatedBlock(const GatedBlock&) = delete;
-
-  /// Whether layer i belongs to the feed-forward network, which attention does not depend on.
-  bool is_of_feed(size_t i) const { return of_feed_[i]; }
-  void set(const std::vector<double>& shares) {
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      ops::Gate gate = calibration_.gate(layers_[i], shares[i]);
-      if (!scales_.empty()) gate.scales = scales_[i];
-      const auto [layer, part] = parts_[i];
-      std::get<nn::Compressed>(changed_[layer].layer->form).parts[part].gate = gate;
-    }
-  }
-
- private:
-  struct Changed {
-    nn::Linear* layer;
-    Tensor weight;
-    nn::Form form;
-    nn::Compressed compressed;
-  };
-  const Calibration& calibration_;
-  const std::vector<CalibratedLayer>& layers_;
-  std::vector<Changed> changed_;
-  std::vector<std::pair<size_t, size_t>> parts_;  // of each layer: which of changed_, which part of it
-  std::vector<bool> of_feed_;
-  std::vector<Tensor> scales_;
-};
 
 /// The stream in f32.
 Tensor stream_of(const models::Residual& x) {
@@ -154,7 +98,15 @@ GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, cons
   }
   const double unit = double(model.config.d_model) * double(model.config.d_model);
   BlockErrors<Model> errors(model, walk, options.greedy_samples);
-  GatedBlock gated(model, walk.next(), calibration, layers);
+  const auto modules = modules_of_block(model, walk.next());
+  GatedBlock gated(modules, calibration.column_norms, calibration.prefill);
+  const auto set = [&](const std::vector<double>& shares) {
+    std::vector<ops::Gate> gates;
+    for (size_t i = 0; i < layers.size(); ++i) gates.push_back(calibration.gate(layers[i], shares[i]));
+    gated.set(gates);
+  };
+  // Attention does not depend on the feed-forward network.
+  const auto is_of_feed = [&](size_t i) { return modules[i].ours.find(".mlp.") != std::string::npos; };
   const auto sparsity_of = [&](const std::vector<double>& shares) {
     double sum = 0;
     for (size_t i = 0; i < layers.size(); ++i)
@@ -166,21 +118,21 @@ GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, cons
   while (result.steps.back().sparsity < options.most - 1e-9) {
     double least = 0;
     std::vector<double> best;
-    gated.set(shares);
+    set(shares);
     errors.attend();
     for (size_t i = 0; i < layers.size(); ++i) {
       if (shares[i] >= kMostShare) continue;
       std::vector<double> trial = shares;
       const double cost = double(layers[i].rows) * double(layers[i].columns) / unit;
       trial[i] = std::min(kMostShare, trial[i] + options.step / cost);
-      gated.set(trial);
-      const double found = errors.error(gated.is_of_feed(i));
+      set(trial);
+      const double found = errors.error(is_of_feed(i));
       if (best.empty() || found < least) least = found, best = std::move(trial);
     }
     if (best.empty()) break;
     shares = std::move(best);
     const double sparsity = sparsity_of(shares);
-    gated.set(std::vector<double>(layers.size(), sparsity));
+    set(std::vector<double>(layers.size(), sparsity));
     result.steps.push_back({sparsity, least, errors.error(false), shares});
   }
   return result;

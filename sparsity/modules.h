@@ -23,6 +23,15 @@ inline int64_t block_of(const pretrained::LinearModule& module) {
   return std::stoll(module.ours.substr(kPrefix));
 }
 
+/// The modules of one block.
+template <class Model>
+std::vector<pretrained::LinearModule> modules_of_block(Model& model, int64_t block) {
+  std::vector<pretrained::LinearModule> modules;
+  for (const pretrained::LinearModule& module : block_modules(model))
+    if (block_of(module) == block) modules.push_back(module);
+  return modules;
+}
+
 /// Its rows of the layer's weight [rows, in]: a view, off the tape.
 inline Tensor weight_of(const pretrained::LinearModule& module) {
   return module.layer->weight.detach().slice(0, module.first, module.first + module.rows);

@@ -12,6 +12,7 @@
 #include "pretrained/load.h"
 #include "runtime/interrupt.h"
 #include "sparsity/allocation.h"
+#include "sparsity/gate_aware.h"
 #include "sparsity/prune_progress.h"
 #include "sparsity/scores.h"
 #include "sparsity/targets.h"
@@ -31,24 +32,16 @@ void check_weights(const std::vector<Target>& targets) {
   }
 }
 
-/// The pruned matrix, f32.
-Tensor prune_matrix(const Tensor& weight, const InputStatistics* inputs, int64_t samples,
-                    const Target& target, const PruneOptions& options, PrunedMatrix& matrix) {
+/// The pruned matrix, f32. `u`: the factor of its Hessian, where score or update need it.
+Tensor prune_matrix(const Tensor& weight, const InputStatistics* inputs, int64_t samples, const Tensor& u,
+                    const Target& target, const PruneOptions& options) {
   const bool by_hessian = options.score == Score::sparsegpt, obs = options.update == Update::obs;
-  HessianFactor hessian;
-  if (by_hessian || obs) {
-    hessian = factor_hessian(*inputs, samples, options.damping, target.module.name);
-    matrix.damping = hessian.damping, matrix.raised = hessian.raised;
-  }
-  if (by_hessian && obs) return update_obs(weight, {}, hessian.u, target.sparsity, options);
+  if (by_hessian && obs) return update_obs(weight, {}, u, target.sparsity, options);
   const Tensor keep =
-      by_hessian ? keep_by_hessian(weight, hessian.u, target.sparsity, options)
+      by_hessian ? keep_by_hessian(weight, u, target.sparsity, options)
                  : keep_by_score(score_matrix(weight, inputs, samples, options), target.sparsity, options);
-  if (obs) return update_obs(weight, keep, hessian.u, target.sparsity, options);
-  if (options.update == Update::admm) {
-    matrix.damping = options.damping;
-    return update_admm(weight, keep, *inputs, options, target.module.name);
-  }
+  if (obs) return update_obs(weight, keep, u, target.sparsity, options);
+  if (options.update == Update::admm) return update_admm(weight, keep, *inputs, options, target.module.name);
   return keep_elements(weight, keep);
 }
 
@@ -65,25 +58,35 @@ class Pruner {
   Pruned run() {
     const NoTape no_tape;
     const std::string fingerprint = pretrained::fingerprint_of(model_);
+    if (options_.gates) check_gates_fit(model_, *options_.gates);
     std::optional<PruneProgress> progress;
     if (!options_.progress.empty())
       progress.emplace(options_.progress, request_digest(options_, samples_, fingerprint, model_));
     if (options_.allocation == Allocation::owl) allocate_owl(model_, samples_, options_, targets_);
     std::optional<BlockWalk<Model>> walk;
-    if (options_.needs_samples()) walk.emplace(model_, samples_, options_.batch);
+    std::optional<GatedWalk<Model>> gated;
+    if (options_.gates)
+      gated.emplace(model_, samples_, options_.batch, *options_.gates);
+    else if (options_.needs_samples())
+      walk.emplace(model_, samples_, options_.batch);
     const int64_t last = targets_.back().block;
     for (int64_t block = 0; block <= last; ++block) {
       check_interrupt();
       const auto [begin, end] = std::ranges::equal_range(targets_, block, {}, &Target::block);
       const std::span<const Target> own(begin, end);
+      const bool restores = progress && progress->has(block);
+      std::map<std::string, GatedStatistics> statistics;
+      if (gated && !restores && !own.empty()) statistics = collect(*gated, own);
+      if (gated && block < last) gated->advance_dense();  // before the block is changed
       std::vector<PrunedMatrix> matrices;
-      if (progress && progress->has(block)) {
+      if (restores) {
         matrices = progress->restore(block, own);
         ++pruned_.resumed;
       } else if (!own.empty()) {
-        matrices = prune_block(own, walk);
+        matrices = gated ? prune_gated_block(own, statistics) : prune_block(own, walk);
         if (progress) progress->keep(block, own, matrices);
       }
+      if (gated && block < last) gated->advance();
       if (walk && block < last) walk->advance();
       for (const Target& target : own)
         pruned_.masks.layers.emplace_back(target.module.name, mask_of(weight_of(target.module)));
@@ -125,7 +128,26 @@ class Pruner {
     return matrices;
   }
 
-  PrunedMatrix prune_target(const Target& target, const InputStatistics* inputs) const {
+  static std::map<std::string, GatedStatistics> collect(GatedWalk<Model>& walk, std::span<const Target> own) {
+    std::set<std::string> names;
+    for (const Target& target : own) names.insert(target.module.name);
+    return walk.collect([&](const std::string& name) { return names.contains(name); });
+  }
+
+  std::vector<PrunedMatrix> prune_gated_block(
+      std::span<const Target> own, const std::map<std::string, GatedStatistics>& statistics) const {
+    std::vector<PrunedMatrix> matrices;
+    for (const Target& target : own) {
+      check_interrupt();
+      const GatedStatistics& sums = statistics.at(target.module.name);
+      sums.inputs().check_finite(target.module.name);
+      matrices.push_back(prune_target(target, &sums.inputs(), &sums));
+    }
+    return matrices;
+  }
+
+  PrunedMatrix prune_target(const Target& target, const InputStatistics* inputs,
+                            const GatedStatistics* gated = nullptr) const {
     const Tensor stored = weight_of(target.module), weight = stored.to(DType::f32);
     PrunedMatrix matrix{.name = target.module.name,
                         .rows = stored.size(0),
@@ -135,12 +157,23 @@ class Pruner {
                         .error = {}};
     // A copy: `weight` may be the stored one.
     const Tensor dense = weight.shares_storage(stored) ? weight.clone() : weight;
-    Tensor pruned = prune_matrix(dense, inputs, samples_.count(), target, options_, matrix);
+    const bool admm = options_.update == Update::admm;
+    HessianFactor hessian{.u = {}, .wide = {}, .damping = admm ? options_.damping : 0};
+    if (gated || options_.score == Score::sparsegpt || options_.update == Update::obs)
+      hessian = factor_hessian(*inputs, samples_.count(), options_.damping, target.module.name);
+    matrix.damping = hessian.damping, matrix.raised = hessian.raised;
+    const Tensor start = gated ? correct_for_gates(dense, *gated, hessian) : dense;
+    hessian.wide = Tensor();
+    Tensor pruned = prune_matrix(start, inputs, samples_.count(), hessian.u, target, options_);
     if (options_.dtype) pruned = pruned.to(*options_.dtype);
     stored.copy_from(pruned);
     const Mask mask = mask_of(stored);
     matrix.zeros = mask.count() - mask.ones();
-    if (inputs && options_.needs_products())
+    if (gated) {
+      matrix.error = gated_output_error(dense, stored.to(DType::f32), *gated);
+      matrix.gate_error = gated_output_error(dense, dense, *gated);
+      matrix.corrected_error = gated_output_error(dense, start, *gated);
+    } else if (inputs && options_.needs_products())
       matrix.error = relative_output_error(dense, stored.to(DType::f32), *inputs);
     return matrix;
   }

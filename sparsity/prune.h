@@ -26,6 +26,9 @@ struct PrunedMatrix {
   double damping = 0;           // of its Hessian, as a share of the diagonal's mean; 0: it has none
   int64_t raised = 0;           // times that the damping was raised
   std::optional<double> error;  // ||(W - V) X||^2 / ||W X||^2, where X^T X was collected
+  /// With options.gates `error` is ||V x~ - W x||^2 / ||W x||^2 (sparsity/gate_aware.h); here it is that of
+  /// the dense weights, and of the dense weights that make up best for the gates.
+  std::optional<double> gate_error = {}, corrected_error = {};
 
   double sparsity() const { return double(zeros) / double(rows * columns); }
 };

@@ -1,27 +1,30 @@
 #include "sparsity/prune_options.h"
 
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "runtime/parse_name.h"
 
 namespace tessera::sparsity {
 namespace {
 
-constexpr std::array<const char*, 4> kScores = {"magnitude", "wanda", "ria", "sparsegpt"};
-constexpr std::array<const char*, 3> kUpdates = {"none", "obs", "admm"};
-constexpr std::array<const char*, 2> kAllocations = {"uniform", "owl"};
+constexpr const char* kScores[] = {"magnitude", "wanda", "ria", "sparsegpt"};
+constexpr const char* kUpdates[] = {"none", "obs", "admm"};
+constexpr const char* kAllocations[] = {"uniform", "owl"};
 
-template <class Enum, size_t kCount>
-Enum parse_name(const char* what, const std::array<const char*, kCount>& names, std::string_view text) {
-  std::string choices;
-  for (size_t i = 0; i < kCount; ++i) {
-    if (text == names[i]) return Enum(i);
-    choices += (i == 0 ? "" : i + 1 == kCount ? " or " : ", ") + std::string(names[i]);
+nlohmann::ordered_json to_json(const PruneGates& gates) {
+  nlohmann::ordered_json layers = nlohmann::ordered_json::object();
+  for (const auto& [name, gate] : gates.gates.gates) {
+    if (gate.kind == ops::Gate::Kind::top_k)
+      layers[name] = {{"top_k", gate.keep}};
+    else
+      layers[name] = gate.threshold;
   }
-  fail_at(Site::here(), "prune: there is no ", what, " '", text, "'; expected ", choices);
+  return {{"fingerprint", gates.gates.fingerprint},
+          {"scale", gates.gates.column_norms ? "column-norm" : "one"},
+          {"prefill", gates.prefill},
+          {"layers", std::move(layers)}};
 }
 
 void check_share(const std::string& what, double share) {
@@ -40,13 +43,13 @@ const char* name_of(Allocation allocation) {
   return kAllocations[size_t(allocation)];
 }
 Score parse_score(std::string_view text) {
-  return parse_name<Score>("score", kScores, text);
+  return parse_name<Score>("prune: there is no score", kScores, text);
 }
 Update parse_update(std::string_view text) {
-  return parse_name<Update>("update", kUpdates, text);
+  return parse_name<Update>("prune: there is no update", kUpdates, text);
 }
 Allocation parse_allocation(std::string_view text) {
-  return parse_name<Allocation>("allocation", kAllocations, text);
+  return parse_name<Allocation>("prune: there is no allocation", kAllocations, text);
 }
 
 std::string Pattern::name() const {
@@ -76,9 +79,10 @@ ops::KeepWithin PruneOptions::keep_within() const {
 
 std::string PruneOptions::method() const {
   const std::string score_name = name_of(score) + std::string(variant ? " variant" : "");
-  if (score == Score::sparsegpt && update == Update::obs) return score_name;
+  if (score == Score::sparsegpt && update == Update::obs) return (gates ? "gate-aware " : "") + score_name;
   if (score == Score::sparsegpt && update == Update::none) return "sparsegpt + none";
-  return update == Update::none ? score_name : score_name + " + " + name_of(update);
+  return update == Update::none ? score_name
+                                : (gates ? "gate-aware " : "") + score_name + " + " + name_of(update);
 }
 
 void PruneOptions::validate() const {
@@ -117,6 +121,14 @@ void PruneOptions::validate() const {
         " bits; expected 2 to 8, or 0 for none");
   check(bits == 0 || update == Update::obs, "prune: rounding to bits is part of the update obs; choose that");
   check(iterations >= 1, "prune: ", iterations, " iterations; expected 1 or more");
+  check(!gates || update != Update::none,
+        "prune: gates ask for weights that make up for the inputs they leave out; choose the update obs or "
+        "admm, or the score sparsegpt with its own");
+  check(!gates || !sequential,
+        "prune: gates and --true-sequential: dense and gated inputs are collected from whole blocks; leave "
+        "out one of the two");
+  check(!gates || (gates->prefill >= 0 && gates->prefill <= 1), "prune: gates for a share of ",
+        gates ? gates->prefill : 0, " of a text; expected 0 to 1");
   check(rho > 0 && std::isfinite(rho), "prune: a penalty rho of ", rho, "; expected more than 0");
 }
 
@@ -144,6 +156,7 @@ nlohmann::ordered_json to_json(const PruneOptions& options) {
       {"iterations", options.iterations},
       {"rho", options.rho},
       {"batch_size", options.batch}};
+  if (options.gates) json["gates"] = to_json(*options.gates);
   json["assigned"] = nlohmann::ordered_json::array();
   for (const auto& [name, share] : options.assigned) json["assigned"].push_back({name, share});
   json["dtype"] =

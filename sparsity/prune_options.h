@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/keep_largest/keep_largest.h"
+#include "pretrained/sparse_model.h"
 
 /// What is pruned, by which score, in which pattern, and how the weights that stay make up for it.
 
@@ -54,6 +55,12 @@ struct Pattern {
 /// "unstructured" or "2:4". Throws unless 0 < n < m <= 1024.
 Pattern parse_pattern(std::string_view text);
 
+/// The gates that a model will run under.
+struct PruneGates {
+  pretrained::Gates gates;  // of each linear module of the blocks
+  double prefill = 1;       // nn::Compressed::prefill
+};
+
 struct PrunedMatrix;
 
 struct PruneOptions {
@@ -88,6 +95,9 @@ struct PruneOptions {
   bool sequential = false;   // inputs of a layer are those that pruned layers of its own block make
   int64_t iterations = 20;   // of ADMM
   double rho = 1;            // its penalty, for inputs scaled to norm 1
+  /// Gate-aware (DuoGPT, arXiv:2506.20194): the weights that stay make, of gated inputs, the dense model's
+  /// outputs (sparsity/gate_aware.h). With the update obs or admm.
+  std::optional<PruneGates> gates = {};
   std::optional<DType> dtype = {};  // weights are rounded to it before the next block sees them
 
   int64_t batch = 1;  // samples passed through a block at a time

@@ -5,6 +5,7 @@
 #include "nn/module.h"
 #include "ops/matmul/matmul.h"
 #include "plan/plan.h"
+#include "sparsity/gate_aware.h"
 #include "sparsity/prune.h"
 #include "sparsity/targets.h"
 #include "sparsity/walk.h"
@@ -24,10 +25,11 @@ double timed(Device device, F&& f) {
 }
 
 /// GEMMs [rows, in] x [in, in] that an update of a matrix is worth: SparseGPT's sweep is half a GEMM, the
-/// error of the outputs two, ADMM one per iteration and one before.
+/// error of the outputs two, ADMM one per iteration and one before; with gates the correction is three, and
+/// errors are found three times from five sums.
 double update_gemms(const PruneOptions& options) {
   if (!options.needs_products()) return 0;
-  return 2 + (options.update == Update::obs ? 0.5 : 0) +
+  return (options.gates ? 3 + 15 : 2) + (options.update == Update::obs ? 0.5 : 0) +
          (options.update == Update::admm ? double(options.iterations) + 1 : 0);
 }
 
@@ -37,14 +39,19 @@ struct BlockWork {
   int64_t layers = 0, widest = 0;
 };
 
-BlockWork work_of(const std::vector<const Target*>& own, bool products, Device device, double tokens) {
+BlockWork work_of(const std::vector<const Target*>& own, const PruneOptions& options, Device device,
+                  double tokens) {
+  // Gates: each module has its own, and sums of its own.
+  const bool products = options.needs_products();
+  const double sums = options.gates ? 3 : 1;
   std::map<std::string, int64_t> inputs;
-  for (const Target* target : own) inputs[target->module.ours] = target->module.layer->in;
+  for (const Target* target : own)
+    inputs[options.gates ? target->module.name : target->module.ours] = target->module.layer->in;
   BlockWork work{.layers = int64_t(inputs.size())};
   for (const auto& [layer, in] : inputs) {
     const double bytes = device.is_cpu() ? 8 : 4;
-    work.statistics_bytes += bytes * double(in) * (products ? 1 + double(in) : 1);
-    if (products) work.gemm_flops += 2 * tokens * double(in) * double(in);
+    work.statistics_bytes += bytes * double(in) * (products ? 1 + sums * double(in) : 1);
+    if (products) work.gemm_flops += sums * 2 * tokens * double(in) * double(in);
     work.widest = std::max(work.widest, in);
   }
   return work;
@@ -59,7 +66,9 @@ class Planner {
         options_(options),
         targets_(targets_of(model, options)),
         device_(model.token.weight.device()),
-        tokens_(double(samples.count()) * double(samples.length)) {}
+        tokens_(double(samples.count()) * double(samples.length)) {
+    if (options.gates) check_gates_fit(model, *options.gates);
+  }
 
   PrunePlan plan() {
     for (const nn::NamedParameter& parameter : nn::parameters(model_))
@@ -81,11 +90,12 @@ class Planner {
       return plan_;
     }
     const double size = double(size_of(model_.config.dtype));
-    plan_.sample_bytes = 2 * tokens_ * double(model_.config.d_model) * size;
+    const double streams = options_.gates ? 2 : 1;  // gates: one of them dense
+    plan_.sample_bytes = streams * 2 * tokens_ * double(model_.config.d_model) * size;
     double gemm_flops = 0;
     int64_t widest = 0, passes = targets_.back().block;  // to get from block to block
     for (const auto& [block, own] : blocks) {
-      const BlockWork work = work_of(own, options_.needs_products(), device_, tokens_);
+      const BlockWork work = work_of(own, options_, device_, tokens_);
       plan_.statistics_bytes = std::max(plan_.statistics_bytes, work.statistics_bytes);
       gemm_flops += work.gemm_flops;
       widest = std::max(widest, work.widest);
@@ -98,9 +108,12 @@ class Planner {
     const double activations =
         batch_tokens * (4 * double(widest) * size + 2 * double(widest) * (device_.is_cpu() ? 8 : 4));
     plan_.transient_bytes = std::max(activations, matrix_bytes);
+    if (options_.gates)  // they are applied to copies of a block's weights
+      for (const pretrained::LinearModule& module : modules_of_block(model_, targets_.front().block))
+        plan_.transient_bytes += size * double(module.rows) * double(module.layer->in);
     const plan::Flops forward = plan::count_flops(model_.config, samples_.count(), samples_.length);
     const double pass_flops = (forward.gemms + forward.attention) / double(model_.config.layers);
-    plan_.flops = pass_flops * double(passes) + gemm_flops + update_flops;
+    plan_.flops = streams * pass_flops * double(passes) + gemm_flops + update_flops;
     plan_.seconds = estimate(double(passes), double(blocks.size()), update_flops);
     return plan_;
   }
@@ -116,9 +129,15 @@ class Planner {
     const double batches = double((samples_.count() + count - 1) / count);
     const auto sums =
         options_.needs_products() ? InputStatistics::Sums::products : InputStatistics::Sums::squares;
-    const double plain = timed(device_, [&] { walk.run(); });
-    const double observed =
-        timed(device_, [&] { walk.collect(sums, [](const std::string&) { return true; }); });
+    const auto all = [](const std::string&) { return true; };
+    double plain = timed(device_, [&] { walk.run(); }), observed = 0;
+    if (options_.gates) {
+      plain *= 2;
+      GatedWalk<Model> gated(model_, first, options_.batch, *options_.gates);
+      observed = timed(device_, [&] { gated.collect(all); }) + plain;  // and on to the next block
+    } else {
+      observed = timed(device_, [&] { walk.collect(sums, all); });
+    }
     double seconds = batches * (plain * (passes - blocks) + observed * blocks);
     if (update_flops > 0) {
       const int64_t in = targets_.front().module.layer->in, rows = targets_.front().module.rows;

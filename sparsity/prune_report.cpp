@@ -9,7 +9,7 @@ namespace tessera::sparsity {
 
 nlohmann::ordered_json matrices_to_json(const std::vector<PrunedMatrix>& matrices) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const PrunedMatrix& matrix : matrices)
+  for (const PrunedMatrix& matrix : matrices) {
     list.push_back({{"name", matrix.name},
                     {"rows", matrix.rows},
                     {"columns", matrix.columns},
@@ -21,6 +21,9 @@ nlohmann::ordered_json matrices_to_json(const std::vector<PrunedMatrix>& matrice
                     {"damping_raised", matrix.raised},
                     {"relative_output_error",
                      matrix.error ? nlohmann::ordered_json(*matrix.error) : nlohmann::ordered_json()}});
+    if (matrix.gate_error) list.back()["gate_error"] = *matrix.gate_error;
+    if (matrix.corrected_error) list.back()["corrected_error"] = *matrix.corrected_error;
+  }
   return list;
 }
 
@@ -36,6 +39,8 @@ std::vector<PrunedMatrix> matrices_from_json(const nlohmann::ordered_json& json,
       matrix.raised = one.at("damping_raised").get<int64_t>();
       if (!one.at("relative_output_error").is_null())
         matrix.error = one.at("relative_output_error").get<double>();
+      if (one.contains("gate_error")) matrix.gate_error = one.at("gate_error").get<double>();
+      if (one.contains("corrected_error")) matrix.corrected_error = one.at("corrected_error").get<double>();
     }
   } catch (const nlohmann::json::exception&) {
     fail_at(Site::here(), "prune: ", path, " does not describe the matrices of a block; it is damaged");

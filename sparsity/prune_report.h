@@ -9,7 +9,8 @@
 namespace tessera::sparsity {
 
 /// A list of objects, one per matrix: name, rows, columns, zeros, sparsity, asked, dead_inputs, damping,
-/// damping_raised, relative_output_error (null where it is not known).
+/// damping_raised, relative_output_error (null where it is not known); of gate-aware pruning also gate_error,
+/// corrected_error.
 nlohmann::ordered_json matrices_to_json(const std::vector<PrunedMatrix>& matrices);
 /// Throws, naming `path`, for anything else.
 std::vector<PrunedMatrix> matrices_from_json(const nlohmann::ordered_json& json, const std::string& path);

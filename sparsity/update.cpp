@@ -80,7 +80,7 @@ HessianFactor factor_hessian(const InputStatistics& inputs, int64_t samples, dou
     std::vector<double> shift(diagonal.size());
     for (size_t i = 0; i < shift.size(); ++i) shift[i] = (diagonal[i] == 0 ? one : 0) + result.damping * mean;
     if (const auto u = ops::inverse_factor(products, on_device_of(products, shift))) {
-      result.u = u->to(DType::f32);
+      result.u = u->to(DType::f32), result.wide = *u;
       return result;
     }
     check(result.damping < kMost, "prune: X^T X of ", layer,

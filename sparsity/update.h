@@ -12,6 +12,7 @@ namespace tessera::sparsity {
 /// U with (X^T X + damping)^-1 = U^T U.
 struct HessianFactor {
   Tensor u;            // f32 [in, in]
+  Tensor wide;         // the same in the dtype of X^T X
   double damping = 0;  // as a share of the diagonal's mean, that was enough
   int64_t raised = 0;  // times that it was multiplied by 10 for that
 };

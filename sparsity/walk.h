@@ -45,13 +45,18 @@ class BlockWalk {
   /// The block whose inputs are at hand; blocks() after the last.
   int64_t next() const { return next_; }
 
-  /// Runs the next block on all samples and forgets what it makes: for observers.
-  void run() const {
+  /// How many batches the samples make.
+  int64_t batches() const { return int64_t(batches_.size()); }
+  /// Runs the next block on a batch and forgets what it makes: for observers.
+  void run(int64_t batch) const {
     const NoTape no_tape;
-    for (const Batch& batch : batches_) {
-      check_interrupt();
-      model_.block(next_, batch.x, batch.pass);
-    }
+    check_interrupt();
+    const Batch& one = batches_[size_t(batch)];
+    model_.block(next_, one.x, one.pass);
+  }
+  /// The same on all samples.
+  void run() const {
+    for (int64_t batch = 0; batch < batches(); ++batch) run(batch);
   }
   /// Hands over the inputs of the next block, batch by batch, of the first samples, at least so many.
   void visit(int64_t samples,

@@ -220,7 +220,14 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
   if (settings_.accumulate > 1)
     text += fmt::format("  step      {} micro-batches, sums in the {} order\n", settings_.accumulate,
                         settings_.order);
-  if (settings_.sparse24.on()) text += fmt::format("  sparse    {}\n", settings_.sparse24.description());
+  if (settings_.sparse24.on())
+    std::visit(
+        [&](const auto& m) {
+          text += fmt::format("  sparse    {}\n            {}\n", settings_.sparse24.description(),
+                              Sparse24Settings::variants(settings_.batch * settings_.length, m.d_ff,
+                                                         m.d_model, settings_.dtype(), device));
+        },
+        settings_.model);
   text += fmt::format("  memory    {} planned a step\n",
                       format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch,
                                                              settings_.length, settings_.forms())

@@ -145,4 +145,16 @@ std::string Sparse24Settings::description() const {
   return text;
 }
 
+std::string Sparse24Settings::variants(int64_t tokens, int64_t hidden, int64_t width, DType dtype,
+                                       Device device) {
+  const auto taken = [&](ops::Along24 along) {
+    const ops::Sparse24 a = ops::Sparse24::empty(tokens, hidden, along, dtype, device);
+    const Tensor b = Tensor::empty({a.k(), width}, dtype, device),
+                 d = Tensor::empty({a.m(), width}, dtype, device);
+    return ops::multiply24_variant(d, a, b);
+  };
+  return fmt::format("sums over features by {}, over tokens by {}", taken(ops::Along24::features),
+                     taken(ops::Along24::tokens));
+}
+
 }  // namespace tessera::train

@@ -41,6 +41,9 @@ struct Sparse24Settings {
   std::optional<plan::HiddenBytes> hidden_bytes(DType dtype) const;
   /// "naive, y split, dx split, ..., 5% of the columns dense"; for a header.
   std::string description() const;
+  /// The variants of ops::multiply24 that its GEMMs over features and over tokens take there: "sums over
+  /// features by decompressed, over tokens by decompressed".
+  static std::string variants(int64_t tokens, int64_t hidden, int64_t width, DType dtype, Device device);
 
   /// Gives every feed-forward network of the model the form. Throws if one has a gate.
   template <class Model>

@@ -12,6 +12,7 @@
 #include "ops/mlp/move_columns.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/select/select.h"
+#include "runtime/parse_name.h"
 #include "runtime/philox.h"
 #include "tensor/pads.h"
 
@@ -364,9 +365,7 @@ const char* name_of(Gemm24 form) {
 }
 
 Gemm24 parse_gemm24(std::string_view name) {
-  for (size_t i = 0; i < std::size(kForms); ++i)
-    if (name == kForms[i]) return Gemm24(i);
-  fail_at(Site::here(), "mlp_sparse24: a GEMM is \"", name, "\"; expected dense, sparse or split");
+  return parse_name<Gemm24>("mlp_sparse24: a GEMM is", kForms, name);
 }
 
 bool MlpSparse24::operator==(const MlpSparse24& other) const {

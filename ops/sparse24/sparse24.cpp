@@ -6,6 +6,7 @@
 #include "autograd/tape.h"
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_math.h"
+#include "runtime/parse_name.h"
 
 namespace tessera::ops {
 
@@ -61,18 +62,13 @@ const char* name_of(Along24 along) {
   return kAlong[size_t(along)];
 }
 Along24 parse_along24(std::string_view name) {
-  for (size_t i = 0; i < std::size(kAlong); ++i)
-    if (name == kAlong[i]) return Along24(i);
-  fail_at(Site::here(), "2:4: groups cannot lie along \"", name, "\"; expected features or tokens");
+  return parse_name<Along24>("2:4: groups cannot lie along", kAlong, name);
 }
 const char* name_of(Method24 method) {
   return kMethods[size_t(method)];
 }
 Method24 parse_method24(std::string_view name) {
-  for (size_t i = 0; i < std::size(kMethods); ++i)
-    if (name == kMethods[i]) return Method24(i);
-  fail_at(Site::here(), "2:4: there is no method \"", name,
-          "\"; expected naive, mvue, soft_threshold, soft_dynamic or fast");
+  return parse_name<Method24>("2:4: there is no method", kMethods, name);
 }
 
 Selection24 Selection24::mvue(Rng& rng, Device device) {

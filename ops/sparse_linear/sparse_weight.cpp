@@ -6,6 +6,7 @@
 #include "ops/sparse_linear/sparse_walk_internal.h"
 #include "ops/variant.h"
 #include "runtime/parallel.h"
+#include "runtime/parse_name.h"
 
 namespace tessera::ops {
 
@@ -38,10 +39,7 @@ const char* name_of(SparseFormat format) {
 }
 
 SparseFormat parse_sparse_format(std::string_view name) {
-  for (size_t i = 0; i < std::size(kNames); ++i)
-    if (name == kNames[i]) return SparseFormat(i);
-  fail_at(Site::here(), "sparse weight: there is no format \"", name,
-          "\"; expected dense-columns, tiled-cbc or tca-bme");
+  return parse_name<SparseFormat>("sparse weight: there is no format", kNames, name);
 }
 
 bool SparseWeight::operator==(const SparseWeight& other) const {

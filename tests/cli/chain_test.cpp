@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "models/llama.h"
@@ -85,6 +86,83 @@ TEST(ChainCommand, PruneCalibrateConvertGenerate) {
   EXPECT_NE(half, all);
   EXPECT_NE(half, none);
   EXPECT_NEAR(none, open, 1e-6 * open);
+}
+
+TEST(ChainCommand, PruneForGates) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  expect_success(run(at, "calibrate --model m --out g " + kTexts + kGreedy));
+  const std::string prune = "prune --model m --sparsity 0.2 " + kTexts,
+                    gates = "--gates g --activation-sparsity ";
+  const std::string out = said(at, prune + "--method sparsegpt --out p " + gates + "0.5");
+  EXPECT_TRUE(holds_all(out, "gate-aware sparsegpt|under gates|by the gates|corrected")) << out;
+  const json report = json::parse(at.get("p/pruning.json"));
+  EXPECT_EQ(report["options"]["gates"]["fingerprint"], report["fingerprint"]);
+  EXPECT_EQ(report["options"]["gates"]["layers"].size(), 14u);
+  EXPECT_EQ(report["options"]["gates"]["prefill"], 0.5);
+  for (const json& matrix : report["matrices"])
+    EXPECT_LT(matrix["corrected_error"], matrix["gate_error"]) << matrix["name"];
+  EXPECT_GT(report["perplexity"]["gated_before"], 0);
+  EXPECT_NE(report["perplexity"]["gated_before"], report["perplexity"]["before"]);
+  EXPECT_NE(report["perplexity"]["gated_after"], report["perplexity"]["gated_before"]);
+  // The pruned model goes on along the chain; gates of the dense one are not its own.
+  expect_success(run(at, "calibrate --model p --out h " + kTexts + kGreedy));
+  expect_success(run(at, "convert p c --format tiled-cbc --gates h"));
+  const auto refused = [&](const std::string& line, int code, const char* says) {
+    const Outcome outcome = run(at, prune + "--out q " + line);
+    EXPECT_EQ(outcome.code, code) << line << "\n" << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, says)) << line << "\n" << outcome.err;
+    EXPECT_FALSE(fs::exists(at / "q")) << line;
+  };
+  refused("--method sparsegpt --gates h --activation-sparsity 0.5", 1, "calibrate them on this model");
+  refused("--method sparsegpt --gates g", 2, "--gates|g is a calibration; say which --activation-sparsity");
+  refused("--method sparsegpt --activation-sparsity 0.5", 2, "name their calibration with --gates");
+  refused("--method sparsegpt --gates absent", 1, "absent");
+  refused("--method wanda " + gates + "0.5", 2, "choose the update obs or admm");
+  refused("--method sparsegpt --true-sequential " + gates + "0.5", 2, "--true-sequential");
+  at.put("plain", R"({"format": "tessera-gates", "layers": {"model.layers.0.mlp.up_proj": 0.1}})");
+  refused("--method sparsegpt --gates plain", 1, "there is none for layer model.layers.0.");
+  refused("--method sparsegpt --gates plain --activation-sparsity 0.5", 2, "plain is none");
+  // A file of gates, another score and another update.
+  at.put("gates.json",
+         json{{"format", "tessera-gates"}, {"layers", report["options"]["gates"]["layers"]}}.dump());
+  expect_success(run(at, prune + "--method wanda --update admm --gates gates.json --out r"));
+  EXPECT_EQ(json::parse(at.get("r/pruning.json"))["options"]["gates"]["prefill"], 1.0);
+}
+
+TEST(ChainCommand, NeuronsChosenByThePrompt) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  const std::string generate =
+      "generate --device cpu --model m --prompt line --greedy --ignore-end --max-tokens 8 --json o.json ";
+  const auto generated = [&](const std::string& flags) {
+    expect_success(run(at, generate + flags));
+    return json::parse(at.get("o.json"));
+  };
+  const json dense = generated(""), all = generated("--griffin 0"), half = generated("--griffin 0.5");
+  EXPECT_FALSE(dense.contains("griffin"));
+  EXPECT_EQ(half["griffin"], 0.5);
+  EXPECT_EQ(dense["texts"], all["texts"]);
+  EXPECT_EQ(dense["texts"][0]["tokens"][0], half["texts"][0]["tokens"][0]);  // the prompt runs dense
+  EXPECT_NE(dense["texts"][0]["tokens"], half["texts"][0]["tokens"]);
+  const auto perplexity = [&](const std::string& flags) {
+    const std::string line = "eval ppl --device cpu --text t --length 32 --windows 4 --json --model m ";
+    return json::parse(said(at, line + flags))["perplexity"].get<double>();
+  };
+  const double open = perplexity("");
+  EXPECT_NEAR(perplexity("--griffin 0"), open, 1e-3 * open);  // f16, other sums
+  EXPECT_GT(std::abs(perplexity("--griffin 0.9") - open), 1e-3 * open);
+  const auto refused = [&](const std::string& line, int code, const char* says) {
+    const Outcome outcome = run(at, line);
+    EXPECT_EQ(outcome.code, code) << line << "\n" << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, says)) << line << "\n" << outcome.err;
+  };
+  refused(generate + "--griffin 1", 1, "less than 1");
+  refused(generate + "--griffin 1.5", 2, "--griffin");
+  refused(generate + "--griffin nan", 2, "--griffin");
+  refused(generate + "--griffin 0.5 --gate-threshold 0.1", 2, "leave out gates");
+  refused("eval ppl --device cpu --text t --model m --griffin 0.5 --gate-threshold 0.1", 2,
+          "leave out gates");
 }
 
 TEST(ChainCommand, EachStepChecksTheOneBefore) {

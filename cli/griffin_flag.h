@@ -1,0 +1,21 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+
+#include "cli/commands.h"
+
+namespace tessera::cli {
+
+/// --griffin of commands that run a dense language model.
+inline void add_griffin(CLI::App& command, std::optional<double>& share) {
+  command
+      .add_option(
+          "--griffin", share,
+          "Leave out this share of each feed-forward network's neurons, chosen by the prompt\n(Griffin); "
+          "eval ppl: by the first half of each window, for the rest of it")
+      ->check(kFinite)
+      ->check(CLI::Range(0.0, 1.0));
+}
+
+}  // namespace tessera::cli

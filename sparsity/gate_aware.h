@@ -1,0 +1,103 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "nn/gated_inputs.h"
+#include "sparsity/gated_block.h"
+#include "sparsity/update.h"
+#include "sparsity/walk.h"
+
+/// Gate-aware pruning (DuoGPT, arXiv:2506.20194): the layer's squared error is that of its outputs on gated
+/// inputs against those of the dense model. With x the dense model's inputs of the layer and x~ those that it
+/// gets behind pruned and gated layers, after its own gate, pruning minimises ||V x~ - W x||^2. The paper
+/// passes the residual W (x - x~) on column by column; here the best dense V for x~ is found first, in closed
+/// form, and the sweep over columns starts from it: its error grows by that of the same Hessian, x~ x~^T.
+
+namespace tessera::sparsity {
+
+/// Sums over the rows x [tokens, in] of the dense model and x~ of the gated one, d = x - x~: what pruning
+/// asks of one linear module, since q, k and v read the same inputs behind different gates.
+class GatedStatistics {
+ public:
+  /// Both [tokens, in], of the same tokens in the same order.
+  void add(const Tensor& gated, const Tensor& dense);
+
+  const InputStatistics& inputs() const { return inputs_; }  // of x~, with X~^T X~
+  /// d^T x~ and d^T d: [in, in], f64 on the CPU, f32 on a GPU.
+  const Tensor& cross() const { return cross_; }
+  const Tensor& lost() const { return lost_; }
+
+ private:
+  InputStatistics inputs_{InputStatistics::Sums::products};
+  Tensor cross_, lost_;
+};
+
+/// The V [rows, in] that minimises ||V x~ - W x||^2 + damping ||V - W||^2, the damping and the 1 of dead
+/// inputs as in the factor: W + W d^T x~ (X~^T X~ + damping)^-1. f32 -> f32; computed in the factor's dtype.
+Tensor correct_for_gates(const Tensor& weight, const GatedStatistics& statistics,
+                         const HessianFactor& factor);
+
+/// ||V x~ - W x||^2 / ||W x||^2 over the samples; 0 if W x is 0.
+double gated_output_error(const Tensor& dense, const Tensor& pruned, const GatedStatistics& statistics);
+
+/// Two passes of the samples through a model, block by block: one of the dense blocks, and one of the blocks
+/// as they are when it leaves them, under their gates.
+template <class Model>
+class GatedWalk {
+ public:
+  /// `gates` must outlive the walk.
+  GatedWalk(Model& model, const Samples& samples, int64_t batch, const PruneGates& gates)
+      : model_(model), gates_(gates), dense_(model, samples, batch), gated_(model, samples, batch) {}
+
+  /// Of the next block's modules, by their names in transformers: those that `wanted` accepts. The block is
+  /// dense.
+  std::map<std::string, GatedStatistics> collect(const std::function<bool(const std::string&)>& wanted);
+  /// Takes the dense pass through the next block, which must still be dense.
+  void advance_dense() { dense_.advance(); }
+  /// Takes the gated pass through it, as it is now.
+  void advance() {
+    const auto modules = modules_of_block(model_, gated_.next());
+    GatedBlock block(modules, gates_.gates.column_norms, gates_.prefill);
+    block.set(gates_of(gates_, modules));
+    gated_.advance();
+  }
+
+ private:
+  Model& model_;
+  const PruneGates& gates_;
+  BlockWalk<Model> dense_, gated_;
+};
+
+template <class Model>
+std::map<std::string, GatedStatistics> GatedWalk<Model>::collect(
+    const std::function<bool(const std::string&)>& wanted) {
+  const int64_t number = gated_.next();
+  const auto modules = modules_of_block(model_, number);
+  GatedBlock block(modules, gates_.gates.column_norms, gates_.prefill);
+  block.set(gates_of(gates_, modules));
+  std::map<std::string, Tensor> dense;  // inputs of a batch, by our names of the layers
+  std::map<std::string, GatedStatistics> statistics;
+  const auto observed = [&](auto&& forward, const BlockWalk<Model>& walk, int64_t batch) {
+    const nn::Observe scope(model_.blocks[size_t(number)], {.forward = forward},
+                            "blocks." + std::to_string(number));
+    walk.run(batch);
+  };
+  for (int64_t batch = 0; batch < gated_.batches(); ++batch) {
+    block.pause();
+    observed([&](const nn::LinearCall& call) { dense[call.name] = call.input.detach().clone(); }, dense_,
+             batch);
+    block.resume();
+    observed(
+        [&](const nn::LinearCall& call) {
+          for (size_t i = 0; i < modules.size(); ++i)
+            if (modules[i].ours == call.name && wanted(modules[i].name))
+              statistics[modules[i].name].add(
+                  nn::gated_inputs(call.input.detach(), block.gate(i), gates_.prefill), dense.at(call.name));
+        },
+        gated_, batch);
+  }
+  return statistics;
+}
+
+}  // namespace tessera::sparsity
