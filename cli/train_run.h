@@ -25,8 +25,8 @@ struct RunFlags {
 };
 
 /// The ranks that train together: those of the launcher that started this process, else it alone. A job that
-/// fails while this rank computes ends the process, with one line. Throws what device_of throws before it waits for
-/// another rank.
+/// fails while this rank computes ends the process, with one line. Throws what device_of throws before it
+/// waits for another rank.
 dist::World join_job(const std::string& device);
 /// What --device names; by default the first GPU, else the CPU. Of several ranks on GPUs each has its own.
 Device device_of(const std::string& device, const dist::Place& place);
