@@ -116,24 +116,43 @@ int run_mlm(BertFlags& flags, const RunFlags& run, const CLI::App& command) {
 
 int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRequest& request) {
   const std::string resume = resume_command("bert", group.folder().path(), flags);
+  const bool leads = request.world->leads();
+  if (leads) fmt::print("{}", group.header());
   train::SeedGroup seeds = group.seeds();
   seeds.ended = [&](train::Recipe& recipe, const train::RunEnd& end) { print_end(recipe, end, resume); };
   const train::SeedsEnd end = train::run_seeds(seeds, request);
   if (end.signal != 0) {
-    if (!end.in_run)  // between two steps of a run that began
+    if (!end.in_run && leads)  // between two steps of a run that began
       fmt::print("interrupted; what was trained is saved. To go on:\n  {}\n", resume);
     return 128 + end.signal;
   }
+  if (!leads) return 0;
   const fs::path page = group.write_results(end.results, flags.json);
   fmt::print("\n{}report: {}\n", train::format_seeds(end.results),
              fs::absolute(page).lexically_normal().string());
   return 0;
 }
 
+int run_glue(const BertFlags& flags, const RunFlags& run, const CLI::App& command) {
+  if (run.resume.empty()) check_usage(flags.start, given_flags(command));
+  if (!run.json.empty()) check_replaceable(run.json);
+  const dist::World world = join_job(run.device);
+  train::RunRequest request = request_of(run, command, device_of(run.device, world.place()));
+  request.world = &world;
+  return world.told([&] {
+    train::GlueGroup group = train::GlueGroup::open(flags.start, flags.options, request);
+    group.say = request.say;
+    try {
+      return run_seeds(group, run, request);
+    } catch (...) {  // a new folder that holds no run goes with the error that kept the first from beginning
+      group.discard_folder();
+      throw;
+    }
+  });
+}
+
 int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
   check_run_flags(run, command);
-  if (dist::own_place().size > 1)
-    throw UsageError("train bert: it trains on one rank; start it without a launcher");
   const InterruptGuard interrupts(kStopping);
   const bool resumed = !run.resume.empty();
   flags.start.precision = flags.precision.given();
@@ -142,24 +161,7 @@ int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
   if (resumed ? train::is_mlm_run(train::RunFolder::open(run.resume).settings())
               : flags.start.settings.task == "mlm")
     return run_mlm(flags, run, command);
-  if (!resumed) check_usage(flags.start, given_flags(command));
-  if (!run.json.empty()) check_replaceable(run.json);
-  train::RunRequest request = request_of(run, command, device_of(run.device, dist::Place()));
-  train::GlueGroup group = resumed
-                               ? train::GlueGroup(flags.start, flags.options, request)
-                               : train::GlueGroup(flags.start, flags.options, request.given, request.device);
-  group.say = request.say;
-  if (!resumed) {
-    if (!request.given.contains("--eval-every")) request.options.eval_every = group.steps_per_epoch();
-    group.create_folder(request);
-  }
-  fmt::print("{}", group.header());
-  try {
-    return run_seeds(group, run, request);
-  } catch (...) {  // a new folder that holds no run goes with the error that kept the first from beginning
-    if (!resumed) group.discard_folder();
-    throw;
-  }
+  return run_glue(flags, run, command);
 }
 
 }  // namespace

@@ -38,6 +38,18 @@ class World {
   const comm::Communicator& data(Device device) const;
   /// Tells the other ranks that this one has failed.
   void fail(const std::string& cause) const { host_.fail(cause); }
+  /// f(); what it throws the other ranks are told, unless one of them is the cause.
+  template <class F>
+  auto told(F&& f) const {
+    try {
+      return f();
+    } catch (const comm::RankFailure&) {
+      throw;
+    } catch (const std::exception& error) {
+      if (size() > 1) fail(error.what());
+      throw;
+    }
+  }
 
  private:
   Place place_;

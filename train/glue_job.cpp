@@ -53,7 +53,7 @@ SettingList GlueSettings::list() {
            "Tokens per text or pair; longer ones are cut; default: 128, or what the model has")
       .range(int64_t{1}, kLargest)
       .shown_as("");
-  list.add("batch", batch, "Texts or pairs per step")
+  list.add("batch", batch, "Texts or pairs per micro-batch")
       .named("--batch-size")
       .formerly("--batch")
       .range(int64_t{1}, kLargest);
@@ -68,6 +68,7 @@ SettingList GlueSettings::list() {
                                }});
   factors.add_to(list);
   add_to(list);
+  add_ranks(list).absent_means(1);
   slice.add_to(list);
   drop.add_to(list);
   list.add("missing_grad", missing_grad, "Parameters without a gradient: take it as zero, or skip them")
@@ -80,7 +81,9 @@ void GlueSettings::validate() const {
   const datasets::GlueInfo& info = datasets::parse_glue_task(task);
   bert.validate();
   check_training("bert", bert.dtype,
-                 {{"batch (--batch-size)", batch}, {"max_length (--max-length)", max_length}});
+                 {{"batch (--batch-size)", batch},
+                  {"max_length (--max-length)", max_length},
+                  {"accumulate (--accumulate)", accumulate}});
   const pretrained::ConfigOptions wanted = head_options(info.task);
   check(bert.head == wanted.head && bert.labels == wanted.labels, "bert: the head of ", bert.labels,
         " labels is not that of ", info.folder);
@@ -138,19 +141,58 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   nn::set_training(model_, true);
   if (settings.slice.slices()) settings.slice.apply(pretrained::linear_modules(model_), &slice_rng_);
-  if (set) {
-    Rng order(seed_for(RandomPurpose::text_order, settings.seed));
-    loader_.emplace(set->train, datasets::LoaderOptions{.size = settings.batch,
-                                                        .shuffle = &order,
-                                                        .drop_last = true,
-                                                        .workers = device.is_cuda() ? 2 : 1,
-                                                        .device = device});
-  }
+  if (set) divide({0, int(settings.accumulate)});
   keep("model", model_);
   train_with(optimizer_);
   keep("rng", rng_);
-  if (settings.slice.slices()) keep("slice_rng", slice_rng_);
+  draws_from(rng_);
+  if (settings.slice.slices()) keep("slice_rng", slice_rng_), draws_from(slice_rng_);
   if (settings.drop.drops()) start_drops();
+}
+
+// ---- data ----
+
+datasets::LoaderOptions GlueJob::loader_options(Rng& order, const datasets::LoaderShare& share) const {
+  return {.size = settings_.batch,
+          .shuffle = &order,
+          .drop_last = true,
+          .workers = device().is_cuda() ? 2 : 1,
+          .share = share,
+          .device = device()};
+}
+
+void GlueJob::divide(const dist::Share& share) {
+  check(set_ != nullptr, "bert: there is nothing to train on; give the job a GlueSet");
+  first_ = uint64_t(share.first);
+  Rng order(seed_for(RandomPurpose::text_order, settings_.seed));
+  loader_.emplace(set_->train, loader_options(order, {.period = uint64_t(settings_.accumulate),
+                                                      .first = first_,
+                                                      .count = uint64_t(share.count)}));
+}
+
+/// The first micro-batch of the step, whichever rank trains on it.
+datasets::GlueBatch GlueJob::first_batch_of(uint64_t step) const {
+  Rng order(seed_for(RandomPurpose::text_order, settings_.seed));
+  datasets::LoaderOptions options = loader_options(order, {});
+  options.workers = options.depth = 1;
+  datasets::Loader<datasets::GlueItems> all(set_->train, options);
+  datasets::LoaderState at = all.state();
+  at.batch = step * uint64_t(settings_.accumulate);
+  all.set_state(at);
+  return all.next();
+}
+
+void GlueJob::batch(uint64_t index) {
+  check(loader_.has_value(), "bert: there is nothing to train on; give the job a GlueSet");
+  const uint64_t each = uint64_t(settings_.accumulate), step = index / each, micro = index % each;
+  if (settings_.drop.calibrates() && int64_t(step) == settings_.steps / 10 && micro == first_)
+    calibrate_drops(step);
+  datasets::LoaderState at = loader_->state();
+  at.batch = index;
+  loader_->set_state(at);
+  load(loader_->next());
+  drop_step_ = step;
+  if (!probes_.empty() && step % uint64_t(settings_.slice.probe_every) == 0 && micro == 0) probe(step);
 }
 
 // ---- comparisons with the dense gradient ----
@@ -160,10 +202,20 @@ bool GlueJob::begin(const RunFolder& run) {
   return false;
 }
 
-/// With the dropout masks of the step that follows, rows of its own, and no branch dropped.
+namespace {
+
+/// Random numbers of a comparison of gradients in `step`, which the training never draws: the same on all
+/// ranks.
+Rng::State apart(RandomPurpose purpose, uint64_t seed, uint64_t step) {
+  return {seed_for(purpose, seed) ^ 1, (step + 1) << 32};
+}
+
+}  // namespace
+
+/// With the dropout masks of the micro-batch that follows, rows of its own, and no branch dropped.
 void GlueJob::probe(uint64_t step) {
   const Rng::State dropout = rng_.state(), rows = slice_rng_.state();
-  slice_rng_.set_state({seed_for(RandomPurpose::row_choice, settings_.seed) ^ 1, (step + 1) << 32});
+  slice_rng_.set_state(apart(RandomPurpose::row_choice, settings_.seed, step));
   const auto backward_again = [&] {
     rng_.set_state(dropout);
     backward();
@@ -202,11 +254,14 @@ void GlueJob::backward() {
   tape.backward(model_.loss(batch_, targets_));
 }
 
-/// With the dropout masks of the step that follows.
-void GlueJob::calibrate_drops() {
+/// On the first micro-batch of the step, with dropout masks and rows of its own: each rank finds the same
+/// rates.
+void GlueJob::calibrate_drops(uint64_t step) {
+  load(first_batch_of(step));
   const Rng::State dropout = rng_.state(), rows = slice_rng_.state();
   const auto backward_again = [&] {
-    rng_.set_state(dropout), slice_rng_.set_state(rows);
+    rng_.set_state(apart(RandomPurpose::dropout, settings_.seed, step));
+    slice_rng_.set_state(apart(RandomPurpose::row_choice, settings_.seed, step));
     backward();
   };
   const std::vector<double> sensitivities = drop_sensitivities(*drops_, optimizer_, backward_again);
@@ -228,25 +283,17 @@ Tensor GlueJob::loss() {
 }
 
 JobInfo GlueJob::info() const {
-  if (!set_) return {.fixed_shapes = !drops_};
+  const int micro_batches = int(settings_.accumulate);
+  if (!set_) return {.fixed_shapes = !drops_, .micro_batches = micro_batches};
   const datasets::GlueItems& train = set_->train;
-  const double tokens = double(train.tokens()) / double(train.size()) * double(settings_.batch);
+  const double length = double(train.tokens()) / double(train.size());
+  const double tokens = length * double(settings_.texts_per_step());
   return {.evaluates = true,
           // Packed batches have a shape each, and each step drops other branches.
           .fixed_shapes = settings_.batches == "padded" && !drops_,
+          .micro_batches = micro_batches,
           .tokens_per_step = tokens,
-          .flops_per_step = plan::step_flops(settings_.bert, tokens, tokens / double(settings_.batch))};
-}
-
-void GlueJob::batch(uint64_t index) {
-  check(loader_.has_value(), "bert: there is nothing to train on; give the job a GlueSet");
-  datasets::LoaderState at = loader_->state();
-  at.batch = index;
-  loader_->set_state(at);
-  load(loader_->next());
-  drop_step_ = index;
-  if (!probes_.empty() && index % uint64_t(settings_.slice.probe_every) == 0) probe(index);
-  if (settings_.drop.calibrates() && int64_t(index) == settings_.steps / 10) calibrate_drops();
+          .flops_per_step = plan::step_flops(settings_.bert, tokens, length)};
 }
 
 Values GlueJob::evaluate() {

@@ -33,7 +33,7 @@ struct GlueSettings : TrainingSettings {
   /// With the head that the task needs; its dtype is that of parameters and activations.
   models::BertConfig bert;
   std::string batches = "packed";  // packed: texts without padding; padded: each takes max_length tokens
-  int64_t batch = 32;              // texts (or pairs) per step
+  int64_t batch = 32;              // texts (or pairs) per micro-batch
   int64_t max_length = 128;        // tokens, special ones included; longer texts are cut
   SliceSettings slice;
   FormSettings factors;  // of the blocks' linear layers
@@ -47,6 +47,7 @@ struct GlueSettings : TrainingSettings {
     bert.dtype = precision.dtype;
     f32_math = precision.math;
   }
+  int64_t texts_per_step() const { return batch * accumulate; }
   /// Throws, naming the setting.
   void validate() const;
 };
@@ -75,8 +76,10 @@ class GlueJob : public Job {
 
   JobInfo info() const override;
   bool begin(const RunFolder& run) override;
+  /// Compares gradients where that is due: in a step's first micro-batch, so on its rank alone.
   void batch(uint64_t index) override;
-  /// With DropBP it first draws the branches of the step.
+  void divide(const dist::Share& share) override;
+  /// With DropBP it first draws the branches of the step, the same for all of its micro-batches.
   Tensor loss() override;
   /// As evaluate_glue.
   Values evaluate() override;
@@ -88,8 +91,10 @@ class GlueJob : public Job {
   void load(const datasets::GlueBatch& batch);
 
  private:
+  datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
+  datasets::GlueBatch first_batch_of(uint64_t step) const;
   void start_drops();
-  void calibrate_drops();
+  void calibrate_drops(uint64_t step);
   void probe(uint64_t step);
   void backward();
 
@@ -102,6 +107,7 @@ class GlueJob : public Job {
   Tensor targets_;
   const GlueSet* set_;
   std::optional<datasets::Loader<datasets::GlueItems>> loader_;
+  uint64_t first_ = 0;  // of the micro-batches of a step those from here on are this rank's
   std::optional<nn::DropBP> drops_;
   Tensor drop_rates_;             // f64, on the CPU: of the branches, as they are drawn by
   uint64_t drop_step_ = 0;        // the next to draw for

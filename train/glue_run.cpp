@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "comm/deadline.h"
 #include "io/file.h"
 #include "io/utf8.h"
 #include "ops/attention/attention.h"
@@ -44,6 +45,10 @@ std::vector<std::pair<std::string, std::string>> settings_of(const GlueSettings&
                                 c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary, c.hidden_dropout,
                                 ops::applied_dropout(c.attention_dropout), name_of(job.precision())));
   return rows;
+}
+
+int ranks_of(const RunRequest& request) {
+  return request.world ? request.world->size() : 1;
 }
 
 fs::path predictions_of(const RunFolder& run) {
@@ -121,10 +126,33 @@ models::BertConfig GlueStart::scratch_config(const Given& given) const {
 
 // ---- the group ----
 
-GlueGroup::GlueGroup(const GlueStart& start, GlueOptions options, const Given& given, Device device)
-    : settings_(start.settings), options_(options), count_(start.seeds) {
+GlueGroup GlueGroup::open(const GlueStart& start, const GlueOptions& options, RunRequest& request) {
+  GlueGroup group(options);
+  if (request.world && !request.world->leads()) {
+    group.follow(request);
+    return group;
+  }
+  request.resume.empty() ? group.begin(start, request) : group.resume(start, request);
+  group.announce(request);
+  return group;
+}
+
+void GlueGroup::begin(const GlueStart& start, RunRequest& request) {
+  settle(start, request);
+  if (!request.given.contains("--eval-every"))
+    request.options.eval_every = std::max<int64_t>(1, std::llround(steps_per_epoch()));
+  create_folder(request);
+  is_new_ = true;
+}
+
+/// Settings and data; nothing is written. Flags that are given say something else than what follows from
+/// model and data.
+void GlueGroup::settle(const GlueStart& start, const RunRequest& request) {
+  const Given& given = request.given;
+  settings_ = start.settings, count_ = start.seeds;
   const datasets::GlueInfo& info = datasets::parse_glue_task(settings_.task);
   GlueSettings& s = settings_;
+  s.set_ranks(ranks_of(request), given, false);
   s.task = info.name;
   s.data = fs::absolute(s.data).lexically_normal().string();
   if (!start.scratch) s.model = fs::absolute(s.model).lexically_normal().string();
@@ -145,27 +173,61 @@ GlueGroup::GlueGroup(const GlueStart& start, GlueOptions options, const Given& g
   if (given.contains("--dropout"))
     s.bert.hidden_dropout = s.bert.attention_dropout = s.bert.classifier_dropout = start.dropout;
   ops::applied_dropout(s.bert.attention_dropout);  // throws, before anything is written, if it would become 0
-  s.set_precision(start.precision.value_or(default_precision(device)));
+  s.set_precision(start.precision.value_or(default_precision(request.device)));
   if (!given.contains("--max-length")) s.max_length = std::min<int64_t>(128, s.bert.longest());
   check(s.max_length <= s.bert.longest(), "bert: --max-length is ", s.max_length,
         "; the model has positions for ", s.bert.longest());
   read_set();
-  check(steps_per_epoch() >= 1, "bert: ", set_->train.size(), " examples give no batch of ", s.batch,
+  check(set_->train.size() >= s.batch, "bert: ", set_->train.size(), " examples give no batch of ", s.batch,
         "; try a smaller --batch-size");
   if (!given.contains("--steps"))
-    s.steps = std::max<int64_t>(1, std::llround(start.epochs * double(steps_per_epoch())));
+    s.steps = std::max<int64_t>(1, std::llround(start.epochs * steps_per_epoch()));
   if (!given.contains("--warmup")) s.warmup = s.steps * 6 / 100;
   s.validate();
 }
 
-GlueGroup::GlueGroup(const GlueStart& start, GlueOptions options, RunRequest& request) : options_(options) {
+/// The group in the folder, or that of which a seed is there.
+void GlueGroup::resume(const GlueStart& start, RunRequest& request) {
   fs::path path = request.resume;
-  // One of the seeds stands for the whole.
   if (!RunFolder::open(path).settings_of("bert").contains("seeds")) path = fs::canonical(path).parent_path();
   folder_ = RunFolder::open(path);
   lock_.emplace(folder_->lock());
+  const json run = take_settings(request.options, request.given);
+  if (request.given.contains("--steps")) settings_.steps = start.settings.steps;
+  settings_.set_ranks(ranks_of(request), request.given, true);
+  read_known_set(run);
+  write_settings(request.options, run);
+}
+
+/// The group that rank 0 has begun or resumed, as it stands in its folder; nothing is written.
+void GlueGroup::follow(RunRequest& request) {
+  std::string path;
+  {
+    const comm::TimeoutScope patience(0);  // a tokenizer may be made first
+    path = request.world->host().gather_texts("")[0];
+  }
+  std::error_code ignored;
+  check(fs::exists(fs::path(path) / "run.json", ignored), "train: rank ", request.world->rank(),
+        " finds no run in ", path,
+        ", where rank 0 began it; all machines of the job need a file system in common (--runs)");
+  note_run(path);
+  folder_ = RunFolder::open(path);
+  read_known_set(take_settings(request.options, {}));
+}
+
+/// Rank 0: tells the others where the group is.
+void GlueGroup::announce(const RunRequest& request) const {
+  if (ranks_of(request) == 1) return;
+  const fs::path path = fs::absolute(folder_->path()).lexically_normal();
+  note_run(path);
+  request.world->host().gather_texts(path.string());
+}
+
+/// Those of the run.json in the folder, which it returns, but for the options that are given again.
+json GlueGroup::take_settings(TrainerOptions& options, const Given& given) {
   const std::string file = (folder_->path() / "run.json").string();
-  const json run = folder_->settings(), seeds = run.value("seeds", json());
+  json run = folder_->settings();
+  const json seeds = run.value("seeds", json());
   check(run.contains("job") && seeds.is_number_unsigned() && seeds >= 1 && seeds <= 1000, file,
         ": it is no run of `train bert`");
   try {
@@ -174,17 +236,21 @@ GlueGroup::GlueGroup(const GlueStart& start, GlueOptions options, RunRequest& re
     fail_at(Site::here(), file, ": ", error.what());
   }
   count_ = seeds.get<int64_t>();
-  SettingList kept = request.options.list();
+  SettingList kept = options.list();
   kept.append(options_.list());
-  take_options(kept, run, file, request.given);
-  if (request.given.contains("--steps")) settings_.steps = start.settings.steps;
+  take_options(kept, run, file, given);
+  return run;
+}
+
+/// Of the run that its run.json describes.
+void GlueGroup::read_known_set(const json& run) {
+  const fs::path path = folder_->path();
   tokenizer_ =
       io::Tokenizer::load(settings_.model.empty() ? (path / "tokenizer.json").string() : settings_.model);
   read_set();
   const json known = run.value("data", json::object());
   check(known.is_object() && known.value("fingerprint", json()) == set_->fingerprint(), settings_.data,
         ": the data or the tokenizer are not those that ", path.string(), " began with");
-  write_settings(request.options, run);
 }
 
 void GlueGroup::read_set() {
@@ -205,6 +271,7 @@ void GlueGroup::write_settings(const TrainerOptions& options, json run) {
   folder_->write_settings(run);
 }
 
+/// With the tokenizer that was made for it.
 void GlueGroup::create_folder(const RunRequest& request) {
   folder_ = RunFolder::create(request.runs,
                               request.name.empty() ? stamped("bert-" + settings_.task) : request.name);
@@ -229,7 +296,7 @@ void GlueGroup::create_folder(const RunRequest& request) {
 
 void GlueGroup::discard_folder() const {
   std::error_code ignored;
-  if (folder_ && !fs::exists(seeds().folder_of(settings_.seed) / "run.json", ignored))
+  if (is_new_ && !fs::exists(seeds().folder_of(settings_.seed) / "run.json", ignored))
     fs::remove_all(folder_->path(), ignored);
 }
 
@@ -270,8 +337,9 @@ std::string GlueGroup::header() const {
                       set.train.cut(), job.max_length, dev, job.batch, job.batches);
   text +=
       fmt::format("  training  {} steps ({:.2f} epochs), lr {:g} ({}, {} of warm-up), weight decay {:g}\n",
-                  job.steps, double(job.steps * job.batch) / double(set.train.size()), job.lr, job.schedule,
-                  job.warmup, job.weight_decay);
+                  job.steps, double(job.steps * job.texts_per_step()) / double(set.train.size()), job.lr,
+                  job.schedule, job.warmup, job.weight_decay);
+  text += job.step_line();
   text += fmt::format("  run       {}\n", folder_->path().string());
   return text;
 }
@@ -377,7 +445,8 @@ void GlueRecipe::write_page(const RunFolder& run) const {
 }
 
 json GlueRecipe::throughput(const TrainResult& result) const {
-  return {{"texts_per_s", result.ms_per_step > 0 ? double(settings_.batch) / result.ms_per_step * 1e3 : 0.0}};
+  const double texts = double(settings_.texts_per_step());
+  return {{"texts_per_s", result.ms_per_step > 0 ? texts / result.ms_per_step * 1e3 : 0.0}};
 }
 
 std::string GlueRecipe::conclusion(const RunFolder&, const TrainResult& result) const {

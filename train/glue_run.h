@@ -35,23 +35,20 @@ struct GlueOptions {
 class GlueGroup {
  public:
   using Say = std::function<void(const std::string& text)>;
-  /// Settings and data of a new run on `device`; nothing is written. With `given` --dropout, --steps, ... say
-  /// something else than what follows from model and data.
-  GlueGroup(const GlueStart& start, GlueOptions options, const Given& given, Device device);
-  /// The group in the folder of RunRequest::resume, or that of which a seed is there. Takes its options into
-  /// `request` and `options`, and of `start` the settings that may change.
-  GlueGroup(const GlueStart& start, GlueOptions options, RunRequest& request);
+  /// The group that the request asks for: a new one, or that of its folder to resume. On several ranks all of
+  /// them call this; rank 0 makes it, and the others read what that one has written.
+  static GlueGroup open(const GlueStart& start, const GlueOptions& options, RunRequest& request);
 
   const GlueSettings& settings() const { return settings_; }
   const GlueSet& set() const { return *set_; }
   const GlueOptions& options() const { return options_; }
   const RunFolder& folder() const { return *folder_; }
   int64_t count() const { return count_; }
-  /// Examples per batch fit so often into the training part.
-  int64_t steps_per_epoch() const { return set_->train.size() / settings_.batch; }
+  /// Micro-batches of an epoch, by those of a step.
+  double steps_per_epoch() const {
+    return double(set_->train.size() / settings_.batch) / double(settings_.accumulate);
+  }
 
-  /// A new folder for the group, with the tokenizer that was made for it.
-  void create_folder(const RunRequest& request);
   /// Removes a new folder in which no run has begun.
   void discard_folder() const;
   /// Lines on what is trained.
@@ -67,12 +64,22 @@ class GlueGroup {
   void save_model(const models::Bert& model, const std::filesystem::path& folder) const;
 
  private:
+  explicit GlueGroup(const GlueOptions& options) : options_(options) {}
+  void begin(const GlueStart& start, RunRequest& request);
+  void settle(const GlueStart& start, const RunRequest& request);
+  void resume(const GlueStart& start, RunRequest& request);
+  void follow(RunRequest& request);
+  void announce(const RunRequest& request) const;
+  nlohmann::json take_settings(TrainerOptions& options, const Given& given);
+  void create_folder(const RunRequest& request);
   void read_set();
+  void read_known_set(const nlohmann::json& run);
   void write_settings(const TrainerOptions& options, nlohmann::json run);
 
   GlueSettings settings_;  // of the first seed
   GlueOptions options_;
   int64_t count_ = 0;
+  bool is_new_ = false;
   std::optional<RunFolder> folder_;
   std::optional<FolderLock> lock_;
   std::optional<io::Tokenizer> tokenizer_;
@@ -89,6 +96,9 @@ class GlueRecipe : public SeedRecipe {
   void begin(const Given&, Device) override {}  // the group has the settings
   void resume(const std::string&, const nlohmann::json&, const Given&) override {}
   std::string default_name() const override { return "bert"; }
+  /// The group has settled them, also for a seed that begins where others are done.
+  void set_ranks(int ranks, const Given& given, bool) override { settings_.set_ranks(ranks, given, true); }
+  void spread(const optim::Sharding& sharding) override { settings_.sharding = sharding; }
   void prepare(const RunFolder& run, Device device, bool resumed) override;
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }

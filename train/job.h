@@ -101,8 +101,8 @@ class Job {
   /// checkpoint is of other settings. A file from before there was loss scaling leaves the loss scale as it
   /// is.
   int64_t restore(const std::filesystem::path& file);
-  /// What was given to draws_from(); null if nothing was.
-  Rng* random() const { return random_; }
+  /// What was given to draws_from().
+  const std::vector<Rng*>& random() const { return random_; }
 
  protected:
   /// The optimizer that updates the model; its state, if it has fields(), is kept as "optimizer".
@@ -111,9 +111,9 @@ class Job {
     trained_by_.emplace(optimizer);
     if constexpr (HasFields<O>) keep("optimizer", optimizer);
   }
-  /// The generator that loss() draws from (dropout): in a step on several ranks each micro-batch gets streams
-  /// by its index.
-  void draws_from(Rng& rng) { random_ = &rng; }
+  /// A generator that loss() draws from (dropout): in the global order each micro-batch gets streams by its
+  /// index. Several generators must have different seeds.
+  void draws_from(Rng& rng) { random_.push_back(&rng); }
   /// Makes `part`, a member with fields() or a leaf of them, part of every checkpoint.
   template <class Part>
   void keep(const std::string& name, Part& part);
@@ -128,7 +128,7 @@ class Job {
 
   Device device_;
   std::optional<OptimizerRef> trained_by_;
-  Rng* random_ = nullptr;
+  std::vector<Rng*> random_;
   std::vector<Kept> kept_;
 };
 

@@ -217,9 +217,7 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
                       data_->tokenizer().kind(), settings_.length, settings_.tokens_per_step());
   text += fmt::format("  training  steps {} to {} ({:.1f} epochs), lr {:g} ({}), seed {}\n", first_step,
                       settings_.steps, read_epochs(), settings_.lr, settings_.schedule, settings_.seed);
-  if (settings_.accumulate > 1)
-    text += fmt::format("  step      {} micro-batches, sums in the {} order\n", settings_.accumulate,
-                        settings_.order);
+  text += settings_.step_line();
   if (settings_.sparse24.on())
     std::visit(
         [&](const auto& m) {

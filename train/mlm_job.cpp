@@ -43,6 +43,7 @@ SettingList MlmSettings::list() {
                                }});
   factors.add_to(list);
   add_to(list);
+  add_ranks(list).absent_means(1);
   return list;
 }
 
@@ -50,7 +51,9 @@ void MlmSettings::validate() const {
   check(task == "mlm", "mlm: task is \"", task, "\"; expected mlm");
   bert.validate();
   check_training("mlm", bert.dtype,
-                 {{"batch (--batch-size)", batch}, {"max_length (--max-length)", max_length}});
+                 {{"batch (--batch-size)", batch},
+                  {"max_length (--max-length)", max_length},
+                  {"accumulate (--accumulate)", accumulate}});
   check(bert.head == models::BertHead::masked_lm, "mlm: the model has no masked language head");
   check(max_length >= 3, "mlm: --max-length is ", max_length, "; [CLS], [SEP] and a token of text need 3");
   check(max_length <= bert.longest(), "mlm: --max-length is ", max_length, "; the model has positions for ",
@@ -176,33 +179,46 @@ MlmJob::MlmJob(const MlmSettings& settings, Device device, const LanguageData& d
                const std::string& weights)
     : Job(device),
       settings_(settings),
+      data_(data),
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       model_(make_mlm_model(settings, rng_, device, weights)),
       optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype, 0.999, {},
                                          structure_of(pretrained::linear_modules(model_)))),
       masking_(data.tokenizer(), settings.mask),
-      loader_([&] {
-        check(data.train().size() >= settings.batch, "mlm: ", data.train().tokens(), " tokens are ",
-              data.train().size(), " sequences of ", settings.max_length, "; a batch takes ", settings.batch,
-              ": give a smaller --batch-size or --max-length, or more text");
-        Rng order(seed_for(RandomPurpose::sequence_order, settings.seed));
-        return datasets::Loader<datasets::TokenWindows>(data.train(), {.size = settings.batch,
-                                                                       .shuffle = &order,
-                                                                       .drop_last = true,
-                                                                       .workers = 1,
-                                                                       .device = Device::cpu()});
-      }()),
+      loader_(loader_of({0, int(settings.accumulate)})),
       held_out_(held_out_texts(data, settings.text_length(), eval_tokens)) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   nn::set_training(model_, true);
   keep("model", model_);
   train_with(optimizer_);
   keep("rng", rng_);
+  draws_from(rng_);
+}
+
+datasets::Loader<datasets::TokenWindows> MlmJob::loader_of(const dist::Share& share) const {
+  const datasets::TokenWindows& train = data_.train();
+  check(train.size() >= settings_.batch, "mlm: ", train.tokens(), " tokens are ", train.size(),
+        " sequences of ", settings_.max_length, "; a batch takes ", settings_.batch,
+        ": give a smaller --batch-size or --max-length, or more text");
+  Rng order(seed_for(RandomPurpose::sequence_order, settings_.seed));
+  return datasets::Loader<datasets::TokenWindows>(train, {.size = settings_.batch,
+                                                          .shuffle = &order,
+                                                          .drop_last = true,
+                                                          .workers = 1,
+                                                          .share = {.period = uint64_t(settings_.accumulate),
+                                                                    .first = uint64_t(share.first),
+                                                                    .count = uint64_t(share.count)},
+                                                          .device = Device::cpu()});
+}
+
+void MlmJob::divide(const dist::Share& share) {
+  loader_ = loader_of(share);
 }
 
 JobInfo MlmJob::info() const {
-  const double tokens = double(settings_.batch * settings_.max_length);
+  const double tokens = double(settings_.texts_per_step() * settings_.max_length);
   return {.evaluates = !held_out_.empty(),
+          .micro_batches = int(settings_.accumulate),
           .tokens_per_step = tokens,
           .flops_per_step = plan::step_flops(settings_.bert, tokens, double(settings_.max_length))};
 }

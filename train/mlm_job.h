@@ -27,7 +27,7 @@ struct MlmSettings : TrainingSettings {
   std::string fingerprint;  // of the tokenizer
   /// With the masked language head; its dtype is that of parameters and activations.
   models::BertConfig bert;
-  int64_t batch = 32;        // sequences per step
+  int64_t batch = 32;        // sequences per micro-batch
   int64_t max_length = 128;  // tokens of each, [CLS] and [SEP] included
   double mask = 0.15;        // share of a sequence's other tokens that is predicted
   FormSettings factors;      // of the blocks' linear layers
@@ -42,6 +42,7 @@ struct MlmSettings : TrainingSettings {
   /// Throws, naming the setting.
   void validate() const;
   int64_t text_length() const { return max_length - 2; }
+  int64_t texts_per_step() const { return batch * accumulate; }
 };
 
 nlohmann::json to_json(const MlmSettings& settings);
@@ -92,13 +93,17 @@ class MlmJob : public Job {
 
   JobInfo info() const override;
   void batch(uint64_t index) override;
+  void divide(const dist::Share& share) override;
   Tensor loss() override;
   /// eval_nll (nats per masked token) and eval_accuracy of what is held out, masked alike in every run.
   Values evaluate() override;
   nlohmann::json settings_json() const override { return to_json(settings_); }
 
  private:
+  datasets::Loader<datasets::TokenWindows> loader_of(const dist::Share& share) const;
+
   MlmSettings settings_;
+  const LanguageData& data_;
   Rng rng_;
   models::Bert model_;
   optim::Optimizer optimizer_;

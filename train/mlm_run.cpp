@@ -131,9 +131,9 @@ void MlmRecipe::open_data(const std::string& own) {
 }
 
 void MlmRecipe::set_steps() {
-  const int64_t per_epoch = std::max<int64_t>(1, data_->train().size() / settings_.batch);
+  const double per_epoch = double(data_->train().size() / settings_.batch) / double(settings_.accumulate);
   if (!given_.contains("--steps"))
-    settings_.steps = std::max<int64_t>(1, std::llround(start_.epochs * double(per_epoch)));
+    settings_.steps = std::max<int64_t>(1, std::llround(start_.epochs * per_epoch));
   if (!given_.contains("--warmup")) settings_.warmup = settings_.steps * 6 / 100;
   settings_.validate();
 }
@@ -145,7 +145,7 @@ std::string MlmRecipe::header(const RunFolder& run, bool graph, int64_t first_st
   const models::BertConfig& c = settings_.bert;
   int64_t parameters = 0;
   for (const auto& parameter : nn::parameters(job_->model())) parameters += parameter.tensor.count();
-  const double epochs = double(settings_.steps * settings_.batch) / double(data_->train().size());
+  const double epochs = double(settings_.steps * settings_.texts_per_step()) / double(data_->train().size());
   std::string text = fmt::format("bert, masked language model, on {} ({}), {}{}\n", device.name(),
                                  device.info().name, name_of(settings_.precision()),
                                  device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
@@ -154,12 +154,12 @@ std::string MlmRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                       settings_.model.empty() ? "from scratch" : "from " + settings_.model);
   text += fmt::format(
       "  data      {} tokens to train, {} sequences held out; {} sequences of {} a step, {:g} % masked\n",
-      format_count(double(data_->train().tokens())), job_->eval_sequences(), settings_.batch,
+      format_count(double(data_->train().tokens())), job_->eval_sequences(), settings_.texts_per_step(),
       settings_.max_length, 100 * settings_.mask);
   text += fmt::format("  training  steps {} to {} ({:.2f} epochs), lr {:g} ({}, {} of warm-up), seed {}\n",
                       first_step, settings_.steps, epochs, settings_.lr, settings_.schedule, settings_.warmup,
                       settings_.seed);
-  return text + fmt::format("  run       {}\n", run.path().string());
+  return text + settings_.step_line() + fmt::format("  run       {}\n", run.path().string());
 }
 
 void MlmRecipe::report(const RunFolder& run, const TrainResult& result) {
@@ -177,7 +177,8 @@ void MlmRecipe::report(const RunFolder& run, const TrainResult& result) {
 }
 
 json MlmRecipe::throughput(const TrainResult& result) const {
-  return {{"texts_per_s", result.ms_per_step > 0 ? double(settings_.batch) / result.ms_per_step * 1e3 : 0.0}};
+  const double texts = double(settings_.texts_per_step());
+  return {{"texts_per_s", result.ms_per_step > 0 ? texts / result.ms_per_step * 1e3 : 0.0}};
 }
 
 std::string MlmRecipe::conclusion(const RunFolder& run, const TrainResult& result) const {

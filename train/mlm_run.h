@@ -35,6 +35,10 @@ class MlmRecipe : public Recipe {
   void begin(const Given& given, Device device) override;
   void resume(const std::string& path, const nlohmann::json& run, const Given& given) override;
   std::string default_name() const override { return "bert-mlm"; }
+  void set_ranks(int ranks, const Given& given, bool resumed) override {
+    settings_.set_ranks(ranks, given, resumed);
+  }
+  void spread(const optim::Sharding& sharding) override { settings_.sharding = sharding; }
   void prepare(const RunFolder& run, Device device, bool resumed) override;
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }

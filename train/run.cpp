@@ -36,14 +36,9 @@ void record_or_warn(const fs::path& database, const RunFolder& run, const std::s
   }
 }
 
-void Recipe::set_ranks(int ranks, const Given&, bool) {
-  check(ranks == 1, "train ", name(), ": it trains on one rank, and this job has ", ranks,
-        "; start it without a launcher");
-}
-
-void Recipe::spread(const optim::Sharding&) {
-  fail_at(Site::here(), "train ", name(),
-          ": it cannot spread the optimizer's states over ranks; leave --zero out");
+void note_run(const fs::path& path) {
+  comm::Status& status = comm::own_status();
+  comm::copy_text(status.run, sizeof(status.run), path.string());
 }
 
 namespace {
@@ -72,14 +67,7 @@ class Run {
   RunEnd run() {
     const InterruptGuard interrupts;
     if (world_ == nullptr) return lead();
-    try {
-      return world_->leads() ? lead() : follow();
-    } catch (const comm::RankFailure&) {
-      throw;
-    } catch (const std::exception& error) {
-      world_->fail(error.what());
-      throw;
-    }
+    return world_->told([&] { return world_->leads() ? lead() : follow(); });
   }
 
  private:
@@ -110,11 +98,6 @@ class Run {
     note_run(path);
     world_->host().gather_texts(std::to_string(first_step_) + " " + path);
     world_->host().barrier();  // all have read it
-  }
-
-  static void note_run(const std::string& path) {
-    comm::Status& status = comm::own_status();
-    comm::copy_text(status.run, sizeof(status.run), path);
   }
 
   /// The other ranks: the run that rank 0 has begun or resumed, as if it were resumed here; nothing is

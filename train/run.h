@@ -25,9 +25,9 @@ class Recipe {
   /// The settings of the run.json at `path`, but for those in `given` that may change.
   virtual void resume(const std::string& path, const nlohmann::json& run, const Given& given) = 0;
   /// The run is made by so many ranks together; after begin or resume. Throws if it cannot be.
-  virtual void set_ranks(int ranks, const Given& given, bool resumed);
-  /// These spread the optimizer's states over themselves; after set_ranks. Throws if the model cannot.
-  virtual void spread(const optim::Sharding& sharding);
+  virtual void set_ranks(int ranks, const Given& given, bool resumed) = 0;
+  /// These spread the optimizer's states over themselves; after set_ranks.
+  virtual void spread(const optim::Sharding& sharding) = 0;
   virtual std::string default_name() const = 0;  // of the run folder, without the time
   /// Brings data and model into memory; may write into the folder, and complete the settings.
   virtual void prepare(const RunFolder& run, Device device, bool resumed) = 0;
@@ -81,6 +81,9 @@ std::string stamped(const std::string& name);
 /// interrupted run is saved, and a result. On several ranks all of them call this, and an error of one ends
 /// it on all. Throws for a run that has nothing left to do.
 RunEnd run_recipe(Recipe& recipe, const RunRequest& request);
+
+/// Notes the folder of a run where a launcher finds it, which resumes it after a failure.
+void note_run(const std::filesystem::path& path);
 
 /// Writes the run's row (record_run). It is a convenience: where it cannot be written, a warning says so.
 void record_or_warn(const std::filesystem::path& database, const RunFolder& run, const std::string& status,

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "comm/deadline.h"
 #include "io/checkpoint_folder.h"
 #include "runtime/interrupt.h"
 #include "train/runs_report.h"
@@ -20,6 +21,17 @@ bool is_done(const fs::path& path, int64_t steps) {
   return !records.empty() && records.back().step >= steps && records.back().values.contains("eval_score");
 }
 
+int signal_of(const RunEnd& end) {
+  return end.result.outcome == Outcome::interrupted ? end.result.signal : 0;
+}
+
+/// The largest value of any rank, which all call this. Rank 0 may take hours over what it does alone.
+int agreed(const dist::World* world, int value) {
+  if (world == nullptr || world->size() == 1) return value;
+  const comm::TimeoutScope patience(0);
+  return int(world->host().largest(value));
+}
+
 /// Trains the seed, or completes what it left. Returns the signal that interrupted it, or 0.
 int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request) {
   const fs::path path = group.folder_of(seed);
@@ -29,10 +41,12 @@ int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request) {
   request.resume = begun ? path.string() : "";
   request.name = begun ? "" : path.filename().string();
   const std::unique_ptr<SeedRecipe> recipe = group.make(seed);
-  if (!begun || !is_done(path, group.steps)) {
+  const bool trains = !begun || !is_done(path, group.steps);
+  agreed(request.world, trains);
+  if (trains) {
     const RunEnd end = run_recipe(*recipe, request);
     group.ended(*recipe, end);
-    return end.result.outcome == Outcome::interrupted ? end.result.signal : 0;
+    return signal_of(end);
   }
   const RunFolder folder = RunFolder::open(path);
   if (fs::exists(path / "report.html", ignored) && !recipe->lacks(folder)) return 0;
@@ -41,6 +55,21 @@ int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request) {
   recipe->job().restore(io::CheckpointFolder(folder.checkpoints().string()).latest().file);
   recipe->complete(folder);
   return 0;
+}
+
+/// A rank but the first: follows it through the seeds.
+SeedsEnd follow_seeds(const SeedGroup& group, const RunRequest& request) {
+  SeedsEnd end;
+  for (uint64_t seed = group.first_seed; seed < group.first_seed + uint64_t(group.count); ++seed) {
+    if (agreed(request.world, 0) != 0) {
+      const std::unique_ptr<SeedRecipe> recipe = group.make(seed);
+      end.signal = signal_of(run_recipe(*recipe, request));
+      end.in_run = end.signal != 0;
+    }
+    end.signal = agreed(request.world, end.signal);
+    if (end.signal != 0) break;
+  }
+  return end;
 }
 
 RunFigures figures_of(const SeedGroup& group, const SeedResults& results) {
@@ -55,6 +84,7 @@ RunFigures figures_of(const SeedGroup& group, const SeedResults& results) {
 }  // namespace
 
 SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
+  if (request.world && !request.world->leads()) return follow_seeds(group, request);
   const fs::path database = group.folder.path().parent_path() / "runs.sqlite";
   const auto record = [&](const char* status, const RunFigures& figures = {}) {
     record_or_warn(database, group.folder, status, figures);
@@ -76,6 +106,7 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
         if (seed == group.first_seed && !request.name.empty()) throw;  // nothing is there that could go on
         end.signal = interrupted.signal();
       }
+      end.signal = agreed(request.world, end.signal);
       if (end.signal != 0) return record("interrupted"), end;
       runs.push_back(RunFolder::open(group.folder_of(seed)));
     }

@@ -20,6 +20,9 @@ optim::Optimizer& divisible(const Job& job) {
   optim::Optimizer* const optimizer = job.trained_by().counted();
   check(optimizer != nullptr,
         "train: several ranks, and sums in the global order, need an optimizer of optim/");
+  check(optimizer->missing() == optim::MissingGrad::zero,
+        "train: several ranks, and sums in the global order, take missing gradients as zero; make the "
+        "optimizer with MissingGrad::zero");
   return *optimizer;
 }
 
@@ -129,7 +132,10 @@ void Step::update() {
   const OptimizerRef& optimizer = job_.trained_by();
   optimizer.step();
   job_.updated();
-  if (share_.count == 1 || tree_)
+  // Zeros would count as gradients that have arrived.
+  const optim::Optimizer* const counted = optimizer.counted();
+  const bool skips = counted && counted->missing() == optim::MissingGrad::skip;
+  if (share_.count == 1 || tree_ || skips)
     optimizer.zero_grad();
   else
     optimizer.clear_gradients();

@@ -52,9 +52,7 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                       settings_.targets, settings_.batch,
                       settings_.accumulate * settings_.batch * (settings_.context + settings_.targets),
                       device.name());
-  if (settings_.accumulate > 1)
-    text += fmt::format("  step      {} micro-batches, sums in the {} order\n", settings_.accumulate,
-                        settings_.order);
+  text += settings_.step_line();
   text += fmt::format("  training  steps {} to {}, lr {:g} ({}), seed {}\n", first_step, settings_.steps,
                       settings_.lr, settings_.schedule, settings_.seed);
   text += fmt::format(

@@ -103,8 +103,8 @@ class Trainer {
   /// In the global order a micro-batch draws by its index, whichever rank has it and whatever it draws.
   void draw_from(uint64_t micro) const {
     constexpr uint64_t kStreams = uint64_t{1} << 20;  // of a micro-batch, more than a model has dropouts
-    if (Rng* const random = options_.global_order ? job_.random() : nullptr)
-      random->set_state({random->state().seed, micro * kStreams});
+    if (!options_.global_order) return;
+    for (Rng* const random : job_.random()) random->set_state({random->state().seed, micro * kStreams});
   }
 
   /// Does all that is due after a step. Returns whether the run ends here.

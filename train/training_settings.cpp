@@ -1,5 +1,7 @@
 #include "train/training_settings.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -100,6 +102,15 @@ void TrainingSettings::set_ranks(int ranks, const Given& given, bool resumed) {
         " on ", ranks, " ranks is ", each,
         " micro-batches each; --order global needs a power of two, such as ", 2 * ranks,
         " in all (or --order world, whose bits are those of one number of ranks)");
+  check(missing_grad == "zero" || (ranks == 1 && order == "world"), "train: --missing-grad ", missing_grad,
+        ranks > 1 ? fmt::format(" on {} ranks", ranks) : " with --order global",
+        ": each pass knows only which gradients arrived in itself; use --missing-grad zero, or one rank with "
+        "--order world");
+}
+
+std::string TrainingSettings::step_line() const {
+  if (accumulate == 1) return {};
+  return fmt::format("  step      {} micro-batches, sums in the {} order\n", accumulate, order);
 }
 
 optim::Schedule TrainingSettings::make_schedule() const {

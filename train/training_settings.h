@@ -44,8 +44,10 @@ struct TrainingSettings {
   /// Adds `order` and `accumulate`, which it returns; for the lists of the jobs that have them.
   Setting& add_ranks(SettingList& list);
   /// Settles them for a run on so many ranks: what is not given follows from these. Throws, naming the
-  /// setting, if the ranks cannot share the micro-batches out.
+  /// setting, if the ranks cannot share the micro-batches out or cannot train so.
   void set_ranks(int ranks, const Given& given, bool resumed);
+  /// "  step      8 micro-batches, sums in the global order", a line of a run's header; "" with one.
+  std::string step_line() const;
   /// Throws, naming the flag, for flags of another optimizer than the one that is used.
   void check_optimizer_flags(const Given& given) const;
   /// Adds all others. The seed stands in the group "Data".

@@ -5,12 +5,10 @@
 #include <csignal>
 #include <map>
 #include <random>
-#include <sstream>
 #include <thread>
 
-#include "tests/dist/launched.h"
+#include "tests/dist/launched_train.h"
 #include "tests/errors.h"
-#include "tests/place.h"
 
 // Runs of `tessera train` on several ranks: the same bits on any number of them, and a clean end when one
 // dies.
@@ -19,22 +17,12 @@ namespace tessera::dist {
 namespace {
 
 namespace fs = std::filesystem;
+using test::checkpoint;
 using test::Folder;
 using test::launched;
 using test::Said;
-
-std::vector<std::string> words_of(const std::string& line) {
-  std::istringstream in(line);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
-}
-
-std::vector<std::string> tessera(const std::string& line) {
-  std::vector<std::string> words = words_of(line);
-  words.insert(words.begin(), tessera::test::place("TESSERA_PROGRAM", TESSERA_PROGRAM));
-  return words;
-}
+using test::tessera;
+using test::train;
 
 const std::string kTnp =
     " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 2 --emb-hidden 8 --components 2 --m 4 --n 4 "
@@ -51,16 +39,6 @@ std::string gpt_flags(const Folder& folder) {
          " --tokenizer-kind byte --d-model 16 --n-head 2 --layers 2 --d-ff 32 --length 16 --batch-size 2 "
          "--dropout 0.1 "
          "--ngram 0 --sample-tokens 0 --eval-tokens 64 --quiet";
-}
-
-std::string checkpoint(const Folder& folder, const std::string& run, int step) {
-  std::string digits = std::to_string(step);
-  return folder.get("runs/" + run + "/checkpoints/step-" + std::string(6 - digits.size(), '0') + digits +
-                    ".safetensors");
-}
-
-Said train(const Folder& folder, int ranks, const std::string& line) {
-  return launched(folder, {.ranks = ranks, .command = tessera("train " + line)});
 }
 
 /// Runs on 1, 2 and 4 ranks that end with the same bytes.

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <sstream>
+
+#include "tests/dist/launched.h"
+#include "tests/place.h"
+
+/// Launches `tessera train`; for sources that are built with TESSERA_PROGRAM.
+
+namespace tessera::dist::test {
+
+inline std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+/// The program and the words of the line.
+inline std::vector<std::string> tessera(const std::string& line) {
+  std::vector<std::string> words = words_of(line);
+  words.insert(words.begin(), tessera::test::place("TESSERA_PROGRAM", TESSERA_PROGRAM));
+  return words;
+}
+
+inline Said train(const Folder& folder, int ranks, const std::string& line) {
+  return launched(folder, {.ranks = ranks, .command = tessera("train " + line)});
+}
+
+/// The bytes of a checkpoint of a run in the folder `runs`; "" if there is none.
+inline std::string checkpoint(const Folder& folder, const std::string& run, int step) {
+  const std::string digits = std::to_string(step);
+  return folder.get("runs/" + run + "/checkpoints/step-" + std::string(6 - digits.size(), '0') + digits +
+                    ".safetensors");
+}
+
+}  // namespace tessera::dist::test
