@@ -54,9 +54,8 @@ std::string mlm_flags(const Folder& folder) {
   return "bert --task mlm --seeds 1 --text " + folder / "text.txt" + kSizes + " --runs " + folder / "runs";
 }
 
-std::string with_batch(std::string flags, const std::string& size) {
-  const std::string before = "--batch-size 2 ";
-  return flags.replace(flags.find(before), before.size(), "--batch-size " + size + " ");
+std::string with(std::string line, const std::string& old, const std::string& other) {
+  return line.replace(line.find(old), old.size(), other);
 }
 
 void go(const Folder& folder, int ranks, const std::string& line) {
@@ -64,11 +63,13 @@ void go(const Folder& folder, int ranks, const std::string& line) {
   EXPECT_EQ(said.end.code, 0) << line << "\n" << said.err << said.end.cause;
 }
 
-/// The last line of metrics.jsonl from its first evaluated value on.
+/// The values of the last evaluation in metrics.jsonl, as they are written there.
 std::string last_evaluation(const Folder& folder, const std::string& run) {
   const std::string lines = folder.get("runs/" + run + "/metrics.jsonl");
-  const size_t begin = lines.find("\"eval_", lines.rfind("\n", lines.size() - 2) + 1);
-  return begin == std::string::npos ? "" : lines.substr(begin, lines.find("\"grad_norm", begin) - begin);
+  const size_t last = lines.rfind("\"eval_"), line = lines.rfind("\n", last) + 1;
+  if (last == std::string::npos) return "";
+  const size_t begin = lines.find("\"eval_", line);
+  return lines.substr(begin, lines.find(',', last) - begin);
 }
 
 TEST(LaunchBert, FineTuningHasTheSameBitsOnAnyNumberOfRanks) {
@@ -112,10 +113,9 @@ TEST(LaunchBert, PretrainingHasTheSameBitsOnAnyNumberOfRanks) {
 TEST(LaunchBert, SlicesAndDroppedBranchesAreTheSameOnAllRanks) {
   const Folder folder;
   write_task(folder);
-  const std::string line =
-      glue_flags(folder) +
-      " --seeds 1 --slice random --rows 50% --probe-gradient 3 --dropbp 0.5 --dropbp-rates "
-      "sensitivity --accumulate 4 --order global --steps 10 --name ";
+  const std::string line = glue_flags(folder, 1) +
+                           " --slice random --rows 50% --probe-gradient 3 --dropbp 0.5 --dropbp-rates "
+                           "sensitivity --accumulate 4 --order global --steps 10 --name ";
   for (const int ranks : {1, 2, 4}) go(folder, ranks, line + "r" + std::to_string(ranks));
   const std::string alone = checkpoint(folder, "r1/seed-0", 10);
   const std::string probes = folder.get("runs/r1/seed-0/probes.jsonl");
@@ -233,13 +233,15 @@ TEST(LaunchBert, RefusesWhatRanksCannotShare) {
     refuses(2, line + " --steps 2 --accumulate 6", 1, {"3 micro-batches each", "power of two"});
     refuses(2, line + " --steps 2 --optimizer muon --zero 1", 1,
             {"cannot be spread over ranks", "adamw or sgd"});
-    refuses(2, line + " --steps 2 --device cuda:0", 2, {"--device cuda:0", "a GPU of its own"});
+    refuses(2, with(line, "--device cpu", "--device cuda:0") + " --steps 2", 2,
+            {"--device cuda:0", "a GPU of its own"});
   }
   refuses(2, glue + " --steps 2 --missing-grad skip", 1,
           {"--missing-grad skip on 2 ranks", "--missing-grad zero"});
   refuses(1, glue + " --steps 2 --missing-grad skip --order global", 1,
           {"--missing-grad skip with --order global", "--order world"});
-  refuses(2, with_batch(glue, "64") + " --steps 2", 1, {"48 examples give no batch of 64"});
+  refuses(2, with(glue, "--batch-size 2", "--batch-size 64") + " --steps 2", 1,
+          {"48 examples give no batch of 64"});
   refuses(2,
           "bert --task sst2 --scratch --data " + folder / "nowhere" + kSizes + " --runs " + folder / "runs",
           1, {"train.tsv"});
