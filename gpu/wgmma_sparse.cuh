@@ -27,22 +27,13 @@ __device__ __forceinline__ void multiply_sparse(float (&d)[kAccumulators], const
                                                 uint32_t metadata, int add = 1) {
   detail::WgmmaSparse<kAccumulators * 2>::template rs<T, kSelector, int(kB)>(d, a, b, metadata, add);
 }
-/// Fragments and metadata to the caller's registers ("ld"), in the order of the program: after the wait for
-/// the MMA that read them before. From shared memory, and from global memory past L1: 16 bytes or 4.
+/// Fragments and metadata from shared memory to the caller's registers ("ld"), in the order of the program:
+/// after the wait for the MMA that read them before. 16 bytes or 4.
 __device__ __forceinline__ void load_fragment(uint32_t (&words)[4], uint32_t from) {
   load_shared(words, from);
 }
 __device__ __forceinline__ void load_fragment(uint32_t& word, uint32_t from) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
-}
-__device__ __forceinline__ void load_fragment(uint32_t (&words)[4], const uint4* from) {
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void load_fragment(uint32_t& word, const uint32_t* from) {
-  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
 }
 
 /// What to add to the descriptor of b for the next 32 of k inside the tile (kDescriptorStep: 16 of k).

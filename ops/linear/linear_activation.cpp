@@ -44,9 +44,6 @@ bool lies_well(const Tensor& x, bool written) {
 
 Reason epilogue_lacks(const Call& call, const Gpu& gpu) {
   const DType dtype = call.x.dtype();
-  const std::string* const forced = ForceVariant::forced("linear_activation");
-  if (!forced || *forced != "epilogue")
-    return "to be named (--variant epilogue): it has not run on a GPU yet";
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (dtype != DType::bf16 && dtype != DType::f16) return "bf16 or f16";
   if (call.kind == Activation::none) return "relu or relu_squared";

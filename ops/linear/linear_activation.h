@@ -22,8 +22,7 @@ struct ActivatedLinear {
 /// Counts are exact integers and carry no gradient.
 ///
 /// Variant "epilogue" (compute capability 9.0, bf16 and f16, relu and relu_squared) makes y and the counts in
-/// the GEMM's epilogue; "separate" runs GEMM, activation and counts one after the other, and is what is
-/// chosen: "epilogue" has not run on a GPU yet, so it must be forced by name. Throws for another
+/// the GEMM's epilogue; "separate" runs GEMM, activation and counts one after the other. Throws for another
 /// activation, and where sizes, dtypes or devices disagree. Source of the statistic: Haziza et al.,
 /// arXiv:2503.16672, section 3.2.
 ActivatedLinear linear_activation(const Tensor& x, const Tensor& weight, Activation kind,

@@ -50,46 +50,34 @@ Reason lacks_sm90(const Described24& problem, const Gpu& gpu) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (size_of(g.dtype) != 2) return "bf16 or f16";
+  if (std::min({g.m, g.n, g.k}) == 0) return "a product that is not empty";
   if (std::max({g.m, g.n, g.k}) > kMost) return "extents of at most 2^30";
   return problem.lacks;
 }
 
-/// The sparse kernels run where they are forced.
-template <bool kRegisters>
-Reason lacks_until_run(const Described24& problem, const Gpu& gpu) {
-  constexpr const char* kName = kRegisters ? "wgmma registers" : "wgmma";
-  if (Reason lacks = lacks_sm90(problem, gpu); !lacks.empty()) return lacks;
-  const std::string* const forced = ForceVariant::forced("multiply24");
-  if (forced && *forced == kName) return {};
-  return text_of("--variant \"", kName, "\", because it has not run on a GPU yet");
-}
-
-template <bool kRegisters>
-Estimate estimate_sm90(const Described24& problem, const Gpu& gpu) {
-  return {choose24(problem.gemm, gpu, kRegisters).seconds};
-}
-
-template <bool kRegisters>
 void run_sm90(const Multiply24Call& call) {
   if constexpr (kCuda) {
     const Gemm24 gemm = describe24(call).gemm;
     const Device device = call.d.device();
-    const int tile = choose24(gemm, Gpu(device), kRegisters).tile;
+    const int tile = choose24(gemm, Gpu(device)).tile;
     // The kernels add to d what lies as d does.
     if (call.options.residual.defined()) call.d.copy_from(call.options.residual);
     if (gemm.dtype == DType::bf16)
-      multiply24_sm90<bf16, kRegisters>(gemm, tile, device);
+      multiply24_sm90<bf16>(gemm, tile, device);
     else
-      multiply24_sm90<f16, kRegisters>(gemm, tile, device);
+      multiply24_sm90<f16>(gemm, tile, device);
   }
 }
 
-/// Variants of the dense GEMM that can be forced; its "wgmma" would hide that the sparse kernels did not run.
+/// Variants of the dense GEMM that can be forced; its "wgmma" would hide that the sparse kernel did not run.
 constexpr const char* kDenseParts[] = {"cublas", "cublas padded", "narrow", nullptr};
 
 constexpr Variant<Described24, void(const Multiply24Call&)> kVariants[] = {
-    {"wgmma", lacks_until_run<false>, estimate_sm90<false>, run_sm90<false>},
-    {"wgmma registers", lacks_until_run<true>, estimate_sm90<true>, run_sm90<true>},
+    {"wgmma", lacks_sm90,
+     [](const Described24& problem, const Gpu& gpu) -> Estimate {
+       return {choose24(problem.gemm, gpu).seconds};
+     },
+     run_sm90},
     {"decompressed", lacks_nothing<Described24>,
      [](const Described24& problem, const Gpu& gpu) -> Estimate {
        if (!lacks_sm90(problem, gpu).empty()) return Estimate::otherwise();
@@ -152,11 +140,11 @@ void multiply24(const Tensor& d, const Sparse24& a, const Tensor& b, const Multi
                 Site site) {
   const CallScope scope(site);
   const Multiply24Call call = checked(d, a, b, options);
+  const auto launch = d.device().is_cpu()
+                          ? run_decompressed
+                          : choose("multiply24", kVariants, describe24(call), Gpu(d.device())).launch;
   if (d.count() == 0) return;
-  if (a.k() == 0 || d.device().is_cpu())
-    run_decompressed(call);
-  else
-    choose("multiply24", kVariants, describe24(call), Gpu(d.device())).launch(call);
+  launch(call);
   d.bump_version();
 }
 

@@ -12,15 +12,13 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Costs of the sparse kernels, in clocks; to be fitted on a GPU, they follow from the bytes of shared memory
-/// (sparse24_sm90.cuh) until then.
+/// Costs of the sparse kernel, in clocks, fitted on an H200 to seven products of 2048 to 16384 on each side
+/// (docs/ops/sparse24.md).
 struct Costs24 {
   double clock = 1.55e9;        // under this load
   double ends = 6000;           // start and end of the kernel
-  double epilogue = 2600;       // of a tile, as far as no MMAs hide it
-  double through_shared = 940;  // 64 of k of a tile of 128 x 256
-  double from_l2_wide = 860;    // likewise, A to registers
-  double from_l2_tall = 820;    // of 256 x 128
+  double epilogue = 4500;       // of a tile, as far as no MMAs hide it
+  double step = 760;            // 64 of k of a tile of 128 x 256
   double bytes_per_clock = 44;  // that an SM gets from L2
   double decompress = 3.4e12;   // bytes per second
   double launch = 4e-6;
@@ -77,21 +75,18 @@ Described24 describe24(const Multiply24Call& call) {
   return made;
 }
 
-Choice24 choose24(const Gemm24& g, const Gpu& gpu, bool registers, int forced) {
+Choice24 choose24(const Gemm24& g, const Gpu& gpu, int forced) {
   const Costs24& c = kCosts;
   Choice24 best;
   for (int index = 0; index < int(std::size(kTiles24)); ++index) {
     const Tile24& tile = kTiles24[index];
-    if (tile.registers != registers || (forced >= 0 && index != forced)) continue;
+    if (forced >= 0 && index != forced) continue;
     const int64_t tiles = ceil_div(g.m, tile.rows * tile.cluster) * ceil_div(g.n, tile.columns),
                   slots = gpu.multiprocessors / tile.cluster, rounds = ceil_div(tiles, slots),
                   blocks = ceil_div(g.k, 64);
     const double share = double(tile.rows) * tile.columns / (128 * 256);
-    const double shared = !registers                 ? c.through_shared
-                          : tile.columns > tile.rows ? c.from_l2_wide
-                                                     : c.from_l2_tall;
     const double loaded = tile.rows * 72.0 + tile.columns * 128.0 / tile.cluster;
-    const double block = std::max(shared * share, loaded / c.bytes_per_clock);
+    const double block = std::max(c.step * share, loaded / c.bytes_per_clock);
     const double seconds =
         (c.ends + double(rounds) * (double(blocks) * block + c.epilogue * share * (g.wide ? 2 : 1))) /
         c.clock;

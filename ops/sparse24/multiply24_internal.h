@@ -39,28 +39,24 @@ struct Described24 {
 Described24 describe24(const Multiply24Call& call);
 std::string describe_problem(const Described24& problem);
 
-/// Rows and columns of a block's tile, blocks of a cluster (neighbours along m, which share b), stages of the
-/// ring, and whether A goes from L2 to registers.
+/// Rows and columns of a block's tile, blocks of a cluster (neighbours along m, which share b), and stages of
+/// the ring.
 struct Tile24 {
   int rows, columns, cluster, stages;
-  bool registers;
 };
-inline constexpr Tile24 kTiles24[] = {
-    {128, 256, 2, 4, false}, {256, 128, 2, 5, false}, {128, 128, 1, 7, false},
-    {128, 256, 2, 5, true},  {256, 128, 2, 10, true},
-};
+inline constexpr Tile24 kTiles24[] = {{128, 256, 2, 4}, {256, 128, 2, 5}, {128, 128, 1, 7}};
 
 struct Choice24 {
   int tile = 0;
   double seconds = 0;
 };
-/// Of the tiles with A in registers, or of the others. `forced` -1: the best by the model.
-Choice24 choose24(const Gemm24& gemm, const Gpu& gpu, bool registers, int forced = -1);
+/// `forced`: the index of a tile; -1: the best by the model.
+Choice24 choose24(const Gemm24& gemm, const Gpu& gpu, int forced = -1);
 /// What decompressing A and the dense GEMM are expected to take.
 double decompressed24_seconds(const Gemm24& gemm, const Gpu& gpu);
 
-/// Runs tile `tile`. T: bf16 or f16; kRegisters: that of the tile.
-template <class T, bool kRegisters>
+/// Runs tile `tile`. T: bf16 or f16.
+template <class T>
 void multiply24_sm90(const Gemm24& gemm, int tile, Device device);
 
 }  // namespace tessera::ops

@@ -4,7 +4,7 @@
 #include "ops/sparse24/sparse24_sm90.cuh"
 #include "ops/sparse24/sparse24_store.cuh"
 
-/// The instances of sparse24_sm90.cuh: for one dtype and one way of A, a file of its own for each.
+/// The instances of sparse24_sm90.cuh: a file of its own for each dtype.
 
 namespace tessera::ops {
 namespace {
@@ -40,16 +40,13 @@ void launch24(const Gemm24& g, Device device) {
               sparse24_kernel<Tile, Epilogue>, operands, plan, params);
 }
 
-template <class T, bool kRegisters, gpu::TileOrder kB, int kIndex = 0>
+template <class T, gpu::TileOrder kB, int kIndex = 0>
 void run24(const Gemm24& g, int tile, Device device) {
   if constexpr (kIndex < int(std::size(kTiles24))) {
     constexpr Tile24 kShape = kTiles24[kIndex];
-    if constexpr (kShape.registers == kRegisters) {
-      using Tile =
-          Sparse24Tile<T, kB, kShape.rows / 2, kShape.columns, kShape.stages, kShape.cluster, kRegisters>;
-      if (tile == kIndex) return g.wide ? launch24<Tile, float>(g, device) : launch24<Tile, T>(g, device);
-    }
-    run24<T, kRegisters, kB, kIndex + 1>(g, tile, device);
+    using Tile = Sparse24Tile<T, kB, kShape.rows / 2, kShape.columns, kShape.stages, kShape.cluster>;
+    if (tile == kIndex) return g.wide ? launch24<Tile, float>(g, device) : launch24<Tile, T>(g, device);
+    run24<T, kB, kIndex + 1>(g, tile, device);
   } else {
     check(false, "multiply24: there is no tile ", tile);
   }
@@ -57,13 +54,13 @@ void run24(const Gemm24& g, int tile, Device device) {
 
 }  // namespace
 
-template <class T, bool kRegisters>
+template <class T>
 void multiply24_sm90(const Gemm24& g, int tile, Device device) {
   using enum gpu::TileOrder;
   if (g.b_k_major)
-    run24<T, kRegisters, k_major>(g, tile, device);
+    run24<T, k_major>(g, tile, device);
   else
-    run24<T, kRegisters, mn_major>(g, tile, device);
+    run24<T, mn_major>(g, tile, device);
 }
 
 }  // namespace tessera::ops

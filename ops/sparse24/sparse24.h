@@ -145,11 +145,9 @@ struct Multiply24Options {
 ///   y^T = W x^T      multiply24(y.transpose(0, 1), W, x.transpose(0, 1), {.bias = [out, 1]})
 ///
 /// On a GPU the variants are
-///   wgmma            sm_90, bf16 and f16: sparse tensor cores, A through shared memory
-///   wgmma registers  the same; A from L2 straight into registers
-///   decompressed     every GPU and dtype: A is made dense in scratch memory and multiplied as such
-/// The first two have not run on a GPU yet and are taken only where they are forced (--variant,
-/// ForceVariant). There is no gradient.
+///   wgmma         sm_90, bf16 and f16: sparse tensor cores
+///   decompressed  every GPU and dtype: A is made dense in scratch memory and multiplied as such
+/// There is no gradient.
 void multiply24(const Tensor& d, const Sparse24& a, const Tensor& b, const Multiply24Options& options = {},
                 Site site = Site::here());
 /// The variant that multiply24 takes ("cpu" on the CPU). Throws if none can run it.

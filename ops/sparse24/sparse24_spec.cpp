@@ -368,7 +368,7 @@ OpSpec multiply_spec() {
   op.cases = multiply_cases();
   op.benches = multiply_benches();
   op.variants = multiply24_variants();
-  op.variant_dtypes = {{DType::bf16, DType::f16}, {DType::bf16, DType::f16}, {}, {}, {}, {}};
+  op.variant_dtypes = {{DType::bf16, DType::f16}, {}, {}, {}, {}};
   op.honours_f32_math = true;
   op.tolerance_factor_f32 = 8;
   op.tolerance_reason =

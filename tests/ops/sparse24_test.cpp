@@ -492,23 +492,27 @@ TEST(Sparse24, OperandsAreDescribedAsTheKernelsTakeThem) {
 TEST(Sparse24, TheModelTakesLargeTilesWhereTheyFillTheGpu) {
   const DeviceInfo info{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
   const Gpu gpu(info, 132);
-  const auto chosen = [&](int64_t m, int64_t n, int64_t k, bool registers) {
-    return choose24({.m = m, .n = n, .k = k}, gpu, registers);
+  const auto chosen = [&](int64_t m, int64_t n, int64_t k) {
+    return choose24({.m = m, .n = n, .k = k}, gpu);
   };
-  for (const bool registers : {false, true}) {
-    const Choice24 large = chosen(8192, 8192, 8192, registers), longer = chosen(8192, 8192, 16384, registers);
-    EXPECT_EQ(kTiles24[large.tile].registers, registers);
-    EXPECT_EQ(kTiles24[large.tile].rows * kTiles24[large.tile].columns, 128 * 256);
-    EXPECT_NEAR(longer.seconds / large.seconds, 2, 0.05);
-  }
-  const Choice24 small = chosen(128, 128, 4096, false);
+  const Choice24 large = chosen(8192, 8192, 8192), longer = chosen(8192, 8192, 16384);
+  EXPECT_EQ(kTiles24[large.tile].rows * kTiles24[large.tile].columns, 128 * 256);
+  EXPECT_NEAR(longer.seconds / large.seconds, 2, 0.1);
+  const Choice24 small = chosen(128, 128, 4096);
   EXPECT_EQ(kTiles24[small.tile].rows * kTiles24[small.tile].columns, 128 * 128);
-  // The bound of the sparse loop: 1.13 PFLOP/s counted dense, at the clock under load.
-  const double rate = 2.0 * 8192 * 8192 * 8192 / chosen(8192, 8192, 8192, false).seconds;
-  EXPECT_LT(rate, 1.13e15);
-  EXPECT_GT(rate, 0.8e15);
-  EXPECT_GT(decompressed24_seconds({.m = 8192, .n = 8192, .k = 8192}, gpu),
-            chosen(8192, 8192, 8192, false).seconds);
+  // What was measured, within what the page says of the model (docs/ops/sparse24.md): m, n, k, PFLOP/s
+  // counted dense.
+  for (const auto& [m, n, k, rate] : {std::tuple{4096, 8192, 4096, 1.068},
+                                      {14336, 8192, 4096, 0.990},
+                                      {16384, 16384, 4096, 0.974},
+                                      {8192, 8192, 8192, 1.038},
+                                      {4096, 16384, 16384, 1.047},
+                                      {8192, 16384, 2048, 0.940},
+                                      {2048, 16384, 8192, 1.136}}) {
+    const double modelled = 2e-15 * m * n * k / chosen(m, n, k).seconds;
+    EXPECT_NEAR(modelled / rate, 1, 0.09) << m << " x " << n << " x " << k;
+    EXPECT_GT(decompressed24_seconds({.m = m, .n = n, .k = k}, gpu), chosen(m, n, k).seconds);
+  }
 }
 
 // ---- errors ----

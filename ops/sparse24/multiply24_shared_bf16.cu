@@ -1,7 +1,0 @@
-#include "ops/sparse24/multiply24_launch.cuh"
-
-namespace tessera::ops {
-
-template void multiply24_sm90<bf16, false>(const Gemm24& gemm, int tile, Device device);
-
-}  // namespace tessera::ops
