@@ -27,7 +27,8 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
         "directory; random weights (--shape) take --format, --weight-sparsity and --activation-sparsity");
   const double weights = args.weight_sparsity.get().value_or(0);
   if (weights > 0 && args.format.empty())
-    throw UsageError("--weight-sparsity: give the --format of the pruned weights, tca-bme or tiled-cbc");
+    throw UsageError(
+        "--weight-sparsity: give the --format of the pruned weights, sell-delta4, tca-bme or tiled-cbc");
   if (!args.format.empty()) options.sparse.format = ops::parse_sparse_format(args.format);
   options.sparse.weight_sparsity = weights;
   options.sparse.activation_sparsity = flags.activation.get().value_or(0);
@@ -81,7 +82,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->excludes(shape);
   args->sparse.add_to(*command);
   command->add_option("--format", args->format, "Compress the random weights of a --shape")
-      ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns"}));
+      ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
   add_weight_sparsity(*command, args->weight_sparsity,
                       "Share of the random weights, the smallest, that are 0; --activation-sparsity: of the "
                       "inputs of\neach layer, by a threshold from random tokens");

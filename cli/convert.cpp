@@ -54,7 +54,8 @@ int convert(const ConvertArgs& args) {
   if (args.format == "dense" && options.dtype)
     throw UsageError("--format dense: returns the weights bit for bit; leave out --dtype");
   if (!args.gates.empty() && (args.format.empty() || args.format == "dense"))
-    throw UsageError("--gates: of a compressed model; give --format tiled-cbc, tca-bme or dense-columns");
+    throw UsageError(
+        "--gates: of a compressed model; give --format tiled-cbc, sell-delta4, tca-bme or dense-columns");
   if (!args.format.empty() && args.format != "dense") return compress(args, options.dtype);
   const pretrained::Conversion done =
       args.format == "dense"
@@ -89,7 +90,7 @@ void add_convert(CLI::App& app, Action& action) {
           "--format", args->format,
           "Compress the linear layers in the blocks of a pruned model; dense-columns: for\ngates alone; "
           "dense: decompress, bit for bit")
-      ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns", "dense"}));
+      ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns", "dense"}));
   command.add_option("--gates", args->gates,
                      "Calibration of FROM (tessera calibrate) that goes along, for --activation-sparsity");
   command.add_option("--shard-mb", args->shard_megabytes, "Maximum file size in MB (1,000,000 bytes)")

@@ -175,8 +175,8 @@ void add_sparsify(CLI::App& app, Action& action) {
   command
       .add_option("--format", args->format,
                   "Default: tiled-cbc; for gates alone dense-columns, for weights "
-                  "alone tca-bme")
-      ->check(CLI::IsMember({"tca-bme", "tiled-cbc", "dense-columns"}));
+                  "alone sell-delta4")
+      ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
   command.add_option("--max-ppl", args->most_perplexity,
                      "Take the fastest split whose perplexity is within so many times the dense one");
   command.add_option("--search", args->searched,

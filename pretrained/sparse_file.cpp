@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kVersion = "1";
-constexpr const char* kArrays[] = {"values", "bitmaps", "offsets", "info"};
+constexpr const char* kArrays[] = {"values", "bitmaps", "gaps", "offsets", "info"};
 
 constexpr std::string_view kWeightEnd = ".weight";
 
@@ -43,8 +43,17 @@ bool is_of_block(const std::string& ours) {
 Tensor& array_of(ops::SparseWeight& weight, std::string_view name) {
   return name == "values"    ? weight.values
          : name == "bitmaps" ? weight.bitmaps
+         : name == "gaps"    ? weight.gaps
          : name == "offsets" ? weight.offsets
                              : weight.info;
+}
+
+bool has_array(ops::SparseFormat format, std::string_view name) {
+  using enum ops::SparseFormat;
+  if (name == "values") return true;
+  if (name == "bitmaps") return format == tiled_cbc || format == tca_bme;
+  if (name == "gaps") return format == sell_delta4;
+  return format != dense_columns;
 }
 
 }  // namespace
@@ -144,10 +153,8 @@ Tensor SparseFile::load(const std::string& tensor) const {
 ops::SparseWeight SparseFile::load(const SparseLayer& layer) const {
   ops::SparseWeight weight{
       .format = layer.format, .out = layer.out, .in = layer.in, .stored = layer.stored, .most = layer.most};
-  for (const char* const array : kArrays) {
-    const bool has_array = layer.format != ops::SparseFormat::dense_columns || array == kArrays[0];
-    if (has_array) array_of(weight, array) = load(layer.name + ".weight." + array);
-  }
+  for (const char* const array : kArrays)
+    if (has_array(layer.format, array)) array_of(weight, array) = load(layer.name + ".weight." + array);
   ops::validate(weight, "sparse weights: " + path() + ": layer '" + io::shown(layer.name) + "'");
   return weight;
 }

@@ -98,12 +98,15 @@ Model load_by_blocks(const char* what, const std::string& folder, Rng& rng, Devi
 
 // ---- gates and the choice ----
 
-/// From which share of zeros on a format without a gate is taken instead of dense weights. On a GPU from
-/// none: measured on an H200, the kernels of compressed weights take longer than dense ones at 50 %
-/// (docs/ops/sparse_linear.md), and more was not measured. On the CPU, where time is about the same, by the
-/// bytes.
-double break_even(const ops::SparseWeight& weight) {
-  return weight.format == ops::SparseFormat::dense_columns || weight.device().is_cuda() ? 1.0 : 0.3;
+/// From which share of zeros on a format without a gate is taken instead of dense weights. On a GPU as
+/// measured on an H200 (docs/ops/sparse_linear.md): sell_delta4 by the number of tokens; the kernels of
+/// bitmaps take longer than dense ones at 50 %, and more was not measured. On the CPU, where time is about
+/// the same, by the bytes.
+double break_even(const ops::SparseWeight& weight, int64_t tokens) {
+  if (weight.format == ops::SparseFormat::dense_columns) return 1;
+  if (weight.device().is_cpu()) return 0.3;
+  if (weight.format != ops::SparseFormat::sell_delta4) return 1;
+  return tokens == 1 ? 0.4 : tokens == 2 ? 0.5 : tokens <= 4 ? 0.7 : 0.85;
 }
 
 /// The modules of one of our layers, from its first row on.
@@ -147,9 +150,9 @@ std::pair<bool, std::string> judge(const ops::SparsePart& part, const SparseOpti
     return {false, text_of("a step has ", options.tokens, " tokens in ", part.weight.dtype(),
                            ", and the kernel of ", name_of(part.weight.format), " needs ", lacks)};
   if (options.mode == SparseMode::required) return {true, "required"};
-  if (part.gate.kind != ops::Gate::Kind::none && part.weight.format != ops::SparseFormat::tca_bme)
+  if (part.gate.kind != ops::Gate::Kind::none && !ops::reads_all_inputs(part.weight.format))
     return {true, "inputs that its gate leaves out are not read"};
-  const double from = break_even(part.weight);
+  const double from = break_even(part.weight, options.whole_texts ? 1 : options.tokens);
   const bool pays = part.weight.sparsity() >= from;
   return {pays, text_of(int(100 * part.weight.sparsity() + 0.5), " % of the weights are zero, ",
                         pays ? "at least" : "less than", " the break-even of ", int(100 * from), " %")};

@@ -39,12 +39,12 @@ class Intermediate {
 
 ops::SparseFormat usual_format(const Split& split) {
   return split.weights == 0       ? ops::SparseFormat::dense_columns
-         : split.activations == 0 ? ops::SparseFormat::tca_bme
+         : split.activations == 0 ? ops::SparseFormat::sell_delta4
                                   : ops::SparseFormat::tiled_cbc;
 }
 
 void check_format(const Split& split) {
-  check(split.activations == 0 || split.format != ops::SparseFormat::tca_bme,
+  check(split.activations == 0 || !ops::reads_all_inputs(split.format),
         "sparsify: ", ops::name_of(split.format),
         " reads all inputs, so gates save nothing there; take tiled-cbc, or a weight ",
         "sparsity that is the total one");

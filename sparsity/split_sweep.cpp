@@ -372,6 +372,7 @@ std::vector<Split> splits_of(const SweepOptions& options) {
         splits.push_back({total, weights, activations_for(total, weights),
                           weights > 0 ? ops::SparseFormat::tiled_cbc : ops::SparseFormat::dense_columns});
     if (!options.weights_alone) continue;
+    splits.push_back({total, total, 0, ops::SparseFormat::sell_delta4});
     splits.push_back({total, total, 0, ops::SparseFormat::tca_bme});
     splits.push_back({total, total, 0, ops::SparseFormat::tiled_cbc});
   }

@@ -27,13 +27,10 @@ void launch(Device device, const BitmapArgs<T>& args, int64_t group_rows) {
 void sparse_bitmap_cuda(const SparsePartCall& call) {
   const Device device = call.x.device();
   const SparseWeight& weight = call.weight;
-  const auto dense = [](const Tensor& t) {
-    return t.defined() && t.size(1) > 1 && t.layout().stride(1) != 1 ? t.clone() : t;
-  };
   dispatch_floating_cuda(call.x.dtype(), "sparse_linear", [&]<class T>() {
     if constexpr (sizeof(T) == 2) {
       Tensor bits;
-      const Tensor x = gpu::with_packs<T>(dense(call.x)), residual = dense(call.residual);
+      const Tensor x = gpu::with_packs<T>(dense_rows(call.x)), residual = dense_rows(call.residual);
       BitmapArgs<T> args{.to = output_of<T>(call, residual),
                          .x = x.template data<T>(),
                          .values = weight.values.template data<T>(),

@@ -32,11 +32,6 @@ void launch(Device device, const ColumnArgs<T>& args, int tiles, void (*kernel)(
               kernel, args);
 }
 
-/// An operand whose last dimension is dense.
-Tensor dense_rows(const Tensor& x) {
-  return x.defined() && x.size(1) > 1 && x.layout().stride(1) != 1 ? x.clone() : x;
-}
-
 }  // namespace
 
 void sparse_columns_cuda(const SparsePartCall& call) {

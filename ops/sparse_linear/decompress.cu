@@ -17,7 +17,7 @@ template <class T>
 struct DecompressArgs {
   T* to;
   const T* values;
-  const uint32_t* bitmaps;
+  const uint32_t *bitmaps, *gaps;
   const int32_t *offsets, *info;
   int64_t stride;
   int rows, in, group_columns, first_group_row;
@@ -94,6 +94,52 @@ __global__ void __launch_bounds__(256) decompress_tiled_cbc(const DecompressArgs
   write_tile<T, 256>(tile, args, group_row * 256, group_column * 64);
 }
 
+/// 256 threads: a warp per slice, a lane per row, which puts its elements of 64 columns at a time into the
+/// warp's tile.
+template <class T>
+__global__ void __launch_bounds__(256) decompress_sell(const DecompressArgs<T> args, int width) {
+  using namespace sell_delta4;
+  __shared__ alignas(16) Tile<32> tiles[kSlices];
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
+  const int group_row = int(blockIdx.x) / args.group_columns,
+            group_column = int(blockIdx.x) % args.group_columns;
+  const int64_t group = int64_t(args.first_group_row + group_row) * args.group_columns + group_column,
+                begin = args.offsets[group * kSlices + warp];
+  const int entries = int(args.offsets[group * kSlices + warp + 1] - begin) * int(kEntries);
+  const T* const values = args.values + begin * kChunk + lane * kEntries;
+  const uint32_t* const gaps = args.gaps + begin * kSliceRows + lane;
+  const uint32_t row_words = uint32_t(args.info[group * (kGroupRows / 4) + warp * 8 + lane / 4]);
+  const int row = group_row * int(kGroupRows) + int(row_words >> lane % 4 * 8 & 0xFF);
+  const int first = group_column * width, columns = min(width, args.in - first);
+  Tile<32>& tile = tiles[warp];
+  uint32_t word = entries > 0 ? gaps[0] : 0;
+  int entry = 0, at = int(word & 15);
+  for (int base = 0; base < columns; base += 64) {
+    for (int i = lane; i < int(sizeof tile / 16); i += kWarp) reinterpret_cast<uint4*>(tile)[i] = {};
+    __syncwarp();
+    while (entry < entries && at < base + 64) {
+      const uint16_t bits = values[entry / int(kEntries) * kChunk + entry % int(kEntries)].bits;
+      if (bits != 0) tile[lane][at - base] = bits;
+      if (++entry % int(kEntries) == 0 && entry < entries) word = gaps[entry / int(kEntries) * kSliceRows];
+      at += 1 + int(word >> entry % int(kEntries) * 4 & 15);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int slot = i * 4 + lane / 8, c = lane % 8 * 8, left = columns - base - c,
+                to_row = __shfl_sync(0xFFFFFFFFu, row, slot);
+      if (to_row >= args.rows || left <= 0) continue;
+      const auto words = *reinterpret_cast<const gpu::Words<T>*>(&tile[slot][c]);
+      T* const to = args.to + to_row * args.stride + first + base + c;
+      if (left >= 8 && args.stride % 8 == 0)
+        gpu::store_words(to, words);
+      else
+        gpu::store_part(to, words, left);
+    }
+    __syncwarp();
+  }
+}
+
 // ---- gates ----
 
 template <class T>
@@ -154,23 +200,29 @@ __global__ void __launch_bounds__(kBitThreads)
 void decompress_cuda(const Tensor& dense, const SparseWeight& weight, int64_t first) {
   dispatch_floating_cuda(dense.dtype(), "sparse_linear", [&]<class T>() {
     if constexpr (sizeof(T) == 2) {
-      const bool is_bme = weight.format == SparseFormat::tca_bme;
+      const bool is_bme = weight.format == SparseFormat::tca_bme,
+                 is_sell = weight.format == SparseFormat::sell_delta4;
+      const auto words = [](const Tensor& array) {
+        return array.defined() ? static_cast<const uint32_t*>(array.raw()) : nullptr;
+      };
       const int64_t height = is_bme ? tca_bme::kGroupRows : tiled_cbc::kGroupRows;
-      const DecompressArgs<T> args{
-          .to = dense.data<T>(),
-          .values = weight.values.template data<T>(),
-          .bitmaps = reinterpret_cast<const uint32_t*>(weight.bitmaps.template data<int64_t>()),
-          .offsets = weight.offsets.template data<int32_t>(),
-          .info = weight.info.template data<int32_t>(),
-          .stride = dense.layout().stride(0),
-          .rows = int(dense.size(0)),
-          .in = int(weight.in),
-          .group_columns = int(weight.group_columns()),
-          .first_group_row = int(first / height)};
+      const DecompressArgs<T> args{.to = dense.data<T>(),
+                                   .values = weight.values.template data<T>(),
+                                   .bitmaps = words(weight.bitmaps),
+                                   .gaps = words(weight.gaps),
+                                   .offsets = weight.offsets.template data<int32_t>(),
+                                   .info = weight.info.template data<int32_t>(),
+                                   .stride = dense.layout().stride(0),
+                                   .rows = int(dense.size(0)),
+                                   .in = int(weight.in),
+                                   .group_columns = int(weight.group_columns()),
+                                   .first_group_row = int(first / height)};
       const gpu::LaunchShape shape{
           .grid = dim3(unsigned(gpu::ceil_div(dense.size(0), height) * args.group_columns)),
           .block = unsigned(is_bme ? 128 : 256)};
-      if (is_bme)
+      if (is_sell)
+        gpu::launch(dense.device(), shape, decompress_sell<T>, args, int(sell_delta4::width_of(weight.in)));
+      else if (is_bme)
         gpu::launch(dense.device(), shape, decompress_tca_bme<T>, args);
       else
         gpu::launch(dense.device(), shape, decompress_tiled_cbc<T>, args);

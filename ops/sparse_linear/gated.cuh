@@ -43,6 +43,11 @@ inline DeviceGate device_gate(const Gate& gate, const Tensor& x, Tensor& bits) {
   return made;
 }
 
+/// An operand whose last dimension is dense.
+inline Tensor dense_rows(const Tensor& x) {
+  return x.defined() && x.size(1) > 1 && x.layout().stride(1) != 1 ? x.clone() : x;
+}
+
 /// Where results go: y[t, row] = sum + bias[row] + residual[t, row], rounded once.
 template <class T>
 struct Output {

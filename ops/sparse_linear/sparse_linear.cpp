@@ -58,6 +58,14 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      [](const SparseCall& call) {
        if constexpr (kCuda) for_each_part(call, sparse_bitmap_cuda);
      }},
+    {"sell",
+     [](const SparseProblem& p, const Gpu& gpu) {
+       return lacks_format(p, gpu, SparseFormat::sell_delta4, kSellTokens);
+     },
+     is_preferred<SparseProblem>,
+     [](const SparseCall& call) {
+       if constexpr (kCuda) for_each_part(call, sparse_sell_cuda);
+     }},
     {"gemm", lacks_common, is_otherwise<SparseProblem>, run_gemm, kGemmVariants}};
 
 SparseProblem problem_of(const SparseWeight& weight, int64_t tokens) {
@@ -81,6 +89,7 @@ void multiply_decompressed(const SparsePartCall& call) {
     return;
   }
   const int64_t step = weight.format == SparseFormat::tca_bme ? tca_bme::kGroupRows : tiled_cbc::kGroupRows;
+  static_assert(sell_delta4::kGroupRows == tiled_cbc::kGroupRows);
   const int64_t rows = std::max<int64_t>(1, kChunk / std::max<int64_t>(1, weight.in) / step) * step;
   for (int64_t first = 0; first < weight.out; first += rows) {
     const int64_t end = std::min(first + rows, weight.out);
@@ -139,7 +148,9 @@ std::vector<std::string> sparse_linear_variants() {
 }
 
 int64_t most_sparse_tokens(SparseFormat format) {
-  return format == SparseFormat::tca_bme ? kBitmapTokens : kColumnTokens;
+  return format == SparseFormat::tca_bme       ? kBitmapTokens
+         : format == SparseFormat::sell_delta4 ? kSellTokens
+                                               : kColumnTokens;
 }
 
 std::string sparse_kernel_lacks(const SparseWeight& weight, int64_t tokens) {

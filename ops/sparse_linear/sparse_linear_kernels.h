@@ -48,6 +48,7 @@ void sparse_linear_cpu(const SparseCall& call);
 void sparse_columns_cuda(const SparsePartCall& call);
 void sparse_tiles_cuda(const SparsePartCall& call);
 void sparse_bitmap_cuda(const SparsePartCall& call);
+void sparse_sell_cuda(const SparsePartCall& call);
 /// Rows first ... first + dense.size(0) - 1 of the matrix; `first` is a multiple of a group's rows. Every
 /// element of dense [rows, in] is written. Not for dense_columns.
 void decompress_cuda(const Tensor& dense, const SparseWeight& weight, int64_t first);
@@ -61,6 +62,6 @@ Tensor gate_bits_cuda(const Tensor& x, const Gate& gate);
 std::vector<std::string> sparse_linear_variants();
 
 /// The format's kernels take at most so many tokens.
-inline constexpr int64_t kColumnTokens = 8, kBitmapTokens = 32;
+inline constexpr int64_t kColumnTokens = 8, kBitmapTokens = 32, kSellTokens = 8;
 
 }  // namespace tessera::ops

@@ -4,31 +4,34 @@
 namespace tessera::ops {
 namespace {
 
-enum Input : size_t { kX, kWeight, kBias, kResidual, kScales, kValues, kBitmaps, kOffsets, kInfo };
+enum Input : size_t { kX, kWeight, kBias, kResidual, kScales, kValues, kBitmaps, kGaps, kOffsets, kInfo };
+
+constexpr const char* kFormats[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4"};
 
 /// Arrays that the format has not are empty.
 std::vector<Tensor> arrays_of(const SparseWeight& weight) {
   const auto given = [&](const Tensor& array, DType dtype) {
     return array.defined() ? array : Tensor::empty({0}, dtype, Device::cpu());
   };
-  return {weight.values, given(weight.bitmaps, DType::i64), given(weight.offsets, DType::i32),
-          given(weight.info, DType::i32)};
+  return {weight.values, given(weight.bitmaps, DType::i64), given(weight.gaps, DType::i32),
+          given(weight.offsets, DType::i32), given(weight.info, DType::i32)};
 }
 
 SparseWeight weight_of(const std::vector<Tensor>& in, const Attrs& attrs) {
   const SparseFormat format = parse_sparse_format(attrs.word("format"));
-  const auto kept = [&](const Tensor& array) {
-    return format == SparseFormat::dense_columns ? Tensor() : array;
-  };
+  const bool has_bitmaps = format == SparseFormat::tiled_cbc || format == SparseFormat::tca_bme,
+             is_dense = format == SparseFormat::dense_columns;
+  const auto kept = [](bool there, const Tensor& array) { return there ? array : Tensor(); };
   SparseWeight weight{.format = format,
                       .out = in[kWeight].size(0),
                       .in = in[kWeight].size(1),
                       .values = in[kValues],
-                      .bitmaps = kept(in[kBitmaps]),
-                      .offsets = kept(in[kOffsets]),
-                      .info = kept(in[kInfo])};
+                      .bitmaps = kept(has_bitmaps, in[kBitmaps]),
+                      .gaps = kept(format == SparseFormat::sell_delta4, in[kGaps]),
+                      .offsets = kept(!is_dense, in[kOffsets]),
+                      .info = kept(!is_dense, in[kInfo])};
   // That of the case's weight lies in the arrays, which may be on a GPU: the most that there can be.
-  weight.most = tca_bme::kGroupRows * tca_bme::kGroupColumns;
+  if (format == SparseFormat::tca_bme) weight.most = tca_bme::kGroupRows * tca_bme::kGroupColumns;
   return weight;
 }
 
@@ -57,7 +60,10 @@ Problem problem_of(const Dims& d, const Attrs& attrs) {
   const auto given = [&](const char* name, const Shape& shape, Fill fill = Fill::normal) {
     return InputCase{.shape = shape, .fill = d.contains(name) ? fill : Fill::absent};
   };
-  const bool is_dense = attrs.word("format") == "dense-columns";
+  const std::string& format = attrs.word("format");
+  const bool is_dense = format == "dense-columns";
+  // One bit per element, or four per stored one.
+  const double positions = is_dense ? 0 : format == "sell-delta4" ? all * density / 2 : all / 8;
   return {.inputs = {{.shape = {tokens, in}},
                      {.shape = {rows, in}, .density = density},
                      given("bias", {out}),
@@ -66,10 +72,11 @@ Problem problem_of(const Dims& d, const Attrs& attrs) {
                      {},
                      {},
                      {},
+                     {},
                      {}},
           .forward_flops = 2 * double(tokens) * all * density,
           .forward_elements = double(tokens) * double(in + out) + (is_dense ? all : all * density),
-          .forward_bytes = is_dense ? 0 : all / 8};
+          .forward_bytes = positions};
 }
 
 std::vector<Case> cases_of() {
@@ -97,7 +104,7 @@ std::vector<Case> cases_of() {
                      .placement = placement,
                      .gradcheck = false});
   };
-  for (const char* const format : {"dense-columns", "tiled-cbc", "tca-bme"}) {
+  for (const char* const format : kFormats) {
     for (const Size& size : sizes) add(size, format, "threshold", {"bias"});
     for (const Size& size : {sizes[4], sizes[7], sizes[12]}) {
       add(size, format, "none", {});
@@ -134,10 +141,11 @@ std::vector<OpSpec> sparse_linear_specs() {
                   .dtypes = {DType::f32}},
                  {.name = "values", .shape = "[stored]", .differentiable = false, .from = {"weight"}},
                  array("bitmaps", "[bitmaps]", DType::i64),
+                 array("gaps", "[chunks * 32]", DType::i32),
                  array("offsets", "[groups + 1]", DType::i32),
                  array("info", "[entries]", DType::i32)},
       .attrs =
-          {{"format", std::string("tca-bme"), "of the weight", {"dense-columns", "tiled-cbc", "tca-bme"}},
+          {{"format", std::string("tca-bme"), "of the weight", {std::begin(kFormats), std::end(kFormats)}},
            {"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
            {"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
            {"keep", int64_t{0}, "top_k: inputs of a token that count"},
@@ -157,21 +165,21 @@ std::vector<OpSpec> sparse_linear_specs() {
       .cases = cases_of(),
   };
   op.variants = sparse_linear_variants();
-  for (const char* const format : {"dense-columns", "tiled-cbc", "tca-bme"})
+  for (const char* const format : kFormats)
     for (const auto& [out, in] : {std::pair<int64_t, int64_t>{4096, 4096}, {11008, 4096}, {4096, 11008}})
-      op.benches.push_back({.dims = {{"T", 1}, {"out", out}, {"in", in}, {"density", 50}},
-                            .attrs = {{"format", std::string(format)},
-                                      {"gate", std::string(format) == "tca-bme" ? "none" : "top_k"},
-                                      {"keep", in / 2}}});
+      op.benches.push_back(
+          {.dims = {{"T", 1}, {"out", out}, {"in", in}, {"density", 50}},
+           .attrs = {{"format", std::string(format)},
+                     {"gate", reads_all_inputs(parse_sparse_format(format)) ? "none" : "top_k"},
+                     {"keep", in / 2}}});
   op.sweep = [](Draw& draw) {
-    static constexpr const char* kFormats[] = {"dense-columns", "tiled-cbc", "tca-bme"};
     static constexpr const char* kGates[] = {"none", "threshold", "top_k"};
     const int64_t in = draw.size(1, 5000);
     return Case{.dims = {{"T", draw.size(1, 64)},
                          {"out", draw.size(1, 5000)},
                          {"in", in},
                          {"density", draw.size(1, 100)}},
-                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2})])},
+                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2, 3})])},
                           {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
                           {"threshold", 0.6},
                           {"keep", in / 2},

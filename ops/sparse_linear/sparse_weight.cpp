@@ -1,7 +1,10 @@
 #include "ops/sparse_linear/sparse_weight.h"
 
+#include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "ops/sparse_linear/sparse_walk_internal.h"
 #include "ops/variant.h"
@@ -14,7 +17,7 @@ using namespace sparse_internal;
 
 namespace {
 
-constexpr const char* kNames[] = {"dense-columns", "tiled-cbc", "tca-bme"};
+constexpr const char* kNames[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4"};
 
 int64_t rounded_up(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;
@@ -24,7 +27,7 @@ int64_t rows_of_group(SparseFormat format) {
   return with_order(format, [](auto order) { return decltype(order)::kRows; });
 }
 int64_t columns_of_group(SparseFormat format) {
-  return with_order(format, [](auto order) { return decltype(order)::kColumns; });
+  return with_bitmaps(format, [](auto order) { return decltype(order)::kColumns; });
 }
 
 bool same_memory(const Tensor& a, const Tensor& b) {
@@ -44,8 +47,8 @@ SparseFormat parse_sparse_format(std::string_view name) {
 
 bool SparseWeight::operator==(const SparseWeight& other) const {
   return format == other.format && out == other.out && in == other.in && same_memory(values, other.values) &&
-         same_memory(bitmaps, other.bitmaps) && same_memory(offsets, other.offsets) &&
-         same_memory(info, other.info);
+         same_memory(bitmaps, other.bitmaps) && same_memory(gaps, other.gaps) &&
+         same_memory(offsets, other.offsets) && same_memory(info, other.info);
 }
 
 int64_t SparseWeight::group_rows() const {
@@ -54,14 +57,15 @@ int64_t SparseWeight::group_rows() const {
              : rounded_up(out, rows_of_group(format)) / rows_of_group(format);
 }
 int64_t SparseWeight::group_columns() const {
-  return format == SparseFormat::dense_columns
-             ? 0
-             : rounded_up(in, columns_of_group(format)) / columns_of_group(format);
+  if (format == SparseFormat::dense_columns || in == 0) return 0;
+  if (format == SparseFormat::sell_delta4) return sell_delta4::parts_of(in);
+  const int64_t columns = columns_of_group(format);
+  return rounded_up(in, columns) / columns;
 }
 
 uint64_t SparseWeight::bytes() const {
   uint64_t sum = 0;
-  for (const Tensor* array : {&values, &bitmaps, &offsets, &info})
+  for (const Tensor* array : {&values, &bitmaps, &gaps, &offsets, &info})
     if (array->defined()) sum += array->bytes();
   return sum;
 }
@@ -73,7 +77,7 @@ double SparseWeight::sparsity() const {
 
 SparseWeight SparseWeight::to(Device device) const {
   SparseWeight moved = *this;
-  for (Tensor* array : {&moved.values, &moved.bitmaps, &moved.offsets, &moved.info})
+  for (Tensor* array : {&moved.values, &moved.bitmaps, &moved.gaps, &moved.offsets, &moved.info})
     if (array->defined()) *array = array->to(device);
   return moved;
 }
@@ -171,6 +175,105 @@ void compress_groups(SparseWeight& made, const Tensor& dense) {
   });
 }
 
+using namespace sell_delta4;
+
+/// Compresses to sell_delta4, a window of 256 rows at a time.
+template <class Bits>
+class SellEncoder {
+ public:
+  SellEncoder(SparseWeight& made, const Tensor& dense)
+      : made_(made),
+        dense_(dense),
+        from_(static_cast<const Bits*>(dense.raw())),
+        stride_(dense.rows() > 1 ? dense.row_stride() : 0),
+        width_(width_of(made.in)) {}
+
+  void run() {
+    const Device cpu = Device::cpu();
+    const int64_t groups = made_.groups(), parts = made_.group_columns();
+    made_.offsets = Tensor::zeros({groups * kSlices + 1}, DType::i32, cpu);
+    made_.info = Tensor::zeros({groups * kGroupRows / 4}, DType::i32, cpu);
+    std::vector<int64_t> stored(size_t(made_.group_rows()), 0);
+    parallel_for(made_.group_rows(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin * parts; g < end * parts; ++g) stored[size_t(g / parts)] += sort_group(g);
+    });
+    made_.stored = std::accumulate(stored.begin(), stored.end(), int64_t{0});
+    int32_t* const offsets = made_.offsets.template data<int32_t>();
+    for (int64_t slice = 0; slice < groups * kSlices; ++slice) {
+      const int64_t end = int64_t(offsets[slice]) + offsets[slice + 1];
+      check(
+          end <= std::numeric_limits<int32_t>::max(), "compress: weight ", describe(dense_),
+          " has 2^31 chunks of 256 values or more, which offsets of 32 bits cannot address; split its rows");
+      offsets[slice + 1] = int32_t(end);
+    }
+    const int64_t chunks = offsets[groups * kSlices];
+    made_.values = Tensor::zeros({chunks * kChunk}, dense_.dtype(), cpu);
+    made_.gaps = Tensor::zeros({chunks * kSliceRows}, DType::i32, cpu);
+    parallel_for(groups, std::max<int64_t>(1, parts), [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) write_group(g);
+    });
+  }
+
+ private:
+  /// visit(gap, value) for each entry of a row of a group.
+  template <class Visit>
+  void for_each(int64_t group, int64_t row_of_group, Visit&& visit) const {
+    const int64_t parts = made_.group_columns(), row = group / parts * kGroupRows + row_of_group,
+                  first = group % parts * width_, end = std::min(made_.in, first + width_);
+    if (row >= made_.out) return;
+    for (int64_t at = first, c = first; c < end; ++c) {
+      const Bits value = from_[row * stride_ + c];
+      if (value == 0) continue;
+      for (; c - at > kMostGap; at += kMostGap + 1) visit(kMostGap, Bits(0));
+      visit(c - at, value);
+      at = c + 1;
+    }
+  }
+
+  /// The order of a group's rows, and the chunks of its slices at offsets[slice + 1]. Returns its elements.
+  int64_t sort_group(int64_t group) {
+    std::array<int64_t, kGroupRows> entries{}, order{};
+    int64_t stored = 0;
+    for (int64_t r = 0; r < kGroupRows; ++r)
+      for_each(group, r, [&](int64_t, Bits value) {
+        ++entries[size_t(r)];
+        stored += value != 0;
+      });
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, std::greater<>(), [&](int64_t r) { return entries[size_t(r)]; });
+    int32_t* const info = made_.info.template data<int32_t>() + group * kGroupRows / 4;
+    for (int64_t slot = 0; slot < kGroupRows; ++slot)
+      info[slot / 4] = int32_t(uint32_t(info[slot / 4]) | uint32_t(order[size_t(slot)]) << slot % 4 * 8);
+    int32_t* const chunks = made_.offsets.template data<int32_t>() + group * kSlices + 1;
+    for (int64_t slice = 0; slice < kSlices; ++slice)
+      chunks[slice] = int32_t((entries[size_t(order[size_t(slice * kSliceRows)])] + kEntries - 1) / kEntries);
+    return stored;
+  }
+
+  void write_group(int64_t group) const {
+    const int32_t* const offsets = made_.offsets.template data<int32_t>() + group * kSlices;
+    const uint32_t* const info =
+        reinterpret_cast<const uint32_t*>(made_.info.template data<int32_t>()) + group * kGroupRows / 4;
+    Bits* const values = static_cast<Bits*>(made_.values.raw());
+    uint32_t* const gaps = reinterpret_cast<uint32_t*>(made_.gaps.template data<int32_t>());
+    for (int64_t slot = 0; slot < kGroupRows; ++slot) {
+      const int64_t lane = slot % kSliceRows, chunk = offsets[slot / kSliceRows];
+      int64_t entry = 0;
+      for_each(group, info[slot / 4] >> slot % 4 * 8 & 0xFF, [&](int64_t gap, Bits value) {
+        const int64_t at = chunk + entry / kEntries, place = entry % kEntries;
+        values[at * kChunk + lane * kEntries + place] = value;
+        gaps[at * kSliceRows + lane] |= uint32_t(gap) << 4 * place;
+        ++entry;
+      });
+    }
+  }
+
+  SparseWeight& made_;
+  const Tensor& dense_;
+  const Bits* const from_;
+  const int64_t stride_, width_;
+};
+
 }  // namespace
 
 SparseWeight compress(const Tensor& weight, SparseFormat format) {
@@ -186,7 +289,11 @@ SparseWeight compress(const Tensor& weight, SparseFormat format) {
     return made;
   }
   const Tensor dense = weight.detach().to(Device::cpu()).with_rows();
-  with_order(format, [&](auto order) {
+  if (format == SparseFormat::sell_delta4) {
+    with_bits(dtype, [&]<class Bits>() { SellEncoder<Bits>(made, dense).run(); });
+    return made.to(weight.device());
+  }
+  with_bitmaps(format, [&](auto order) {
     with_bits(dtype, [&]<class Bits>() { compress_groups<decltype(order), Bits>(made, dense); });
   });
   return made.to(weight.device());
@@ -254,6 +361,42 @@ uint64_t allowed_bits(const SparseWeight& weight, int64_t group, int64_t bitmap)
   return bits;
 }
 
+/// The slices of sell_delta4 are what the kernel may read: rows once each, elements inside their part.
+void validate_slices(const SparseWeight& weight, const std::string& name) {
+  const int64_t groups = weight.groups(), parts = weight.group_columns(), slices = groups * kSlices;
+  check_array(name, "offsets", weight.offsets, DType::i32, slices + 1);
+  check_array(name, "info", weight.info, DType::i32, groups * kGroupRows / 4);
+  const int32_t* const offsets = weight.offsets.data<int32_t>();
+  check(offsets[0] == 0, name, ": the chunks of the first slice start at ", offsets[0], "; expected 0");
+  for (int64_t s = 0; s < slices; ++s)
+    check(offsets[s + 1] >= offsets[s], name, ": offsets descend after slice ", s, ", from ", offsets[s],
+          " to ", offsets[s + 1]);
+  check_array(name, "values", weight.values, weight.dtype(), offsets[slices] * kChunk);
+  check_array(name, "gaps", weight.gaps, DType::i32, offsets[slices] * kSliceRows);
+  int64_t stored = 0;
+  for (int64_t g = 0; g < groups; ++g) {
+    const uint32_t* const info =
+        reinterpret_cast<const uint32_t*>(weight.info.data<int32_t>()) + g * kGroupRows / 4;
+    std::array<bool, kGroupRows> seen{};
+    for (int64_t slot = 0; slot < kGroupRows; ++slot) {
+      const uint32_t row = info[slot / 4] >> slot % 4 * 8 & 0xFF;
+      check(!seen[row], name, ": 'info' has row ", row, " of group ", g, " twice");
+      seen[row] = true;
+    }
+    const int64_t end = std::min(weight.in, (g % parts + 1) * width_of(weight.in));
+    with_bits(weight.dtype(), [&]<class Bits>() {
+      for_each_entry<Bits>(weight, g, [&](int64_t r, int64_t c, int64_t gap, Bits value) {
+        if (value == 0 && gap == 0) return;
+        check(r < weight.out && c < end, name, ": group ", g, " has an element in row ", r, ", column ", c,
+              ", outside its part of the matrix [", weight.out, ", ", weight.in, "]");
+        stored += value != 0;
+      });
+    });
+  }
+  check(weight.stored == stored && weight.most == 0, name, ": says ", weight.stored,
+        " stored elements, at most ", weight.most, " of a group; expected ", stored, " and 0");
+}
+
 template <class Order>
 void validate_groups(const SparseWeight& weight, const std::string& name) {
   const int64_t groups = weight.groups(), per_group = info_of_group(weight.format);
@@ -300,7 +443,8 @@ void validate(const SparseWeight& weight, const std::string& name) {
   check(dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32, name, ": values are ", dtype,
         "; expected f16, bf16 or f32");
   if (weight.format != SparseFormat::dense_columns) {
-    with_order(weight.format, [&](auto order) { validate_groups<decltype(order)>(weight, name); });
+    if (weight.format == SparseFormat::sell_delta4) return validate_slices(weight, name);
+    with_bitmaps(weight.format, [&](auto order) { validate_groups<decltype(order)>(weight, name); });
     return;
   }
   check(weight.values.shape() == Shape{weight.in, weight.out}, name, ": values are ", describe(weight.values),

@@ -17,10 +17,17 @@ namespace tessera::ops {
 ///                compressed, and that a gate skips, is 256 rows of one column.
 /// tca_bme        Tensor-core-aware bitmap encoding (SpInfer, EuroSys 2025): tiles of 64 x 64 in the order in
 ///                which mma.m16n8k16 takes its fragments.
-enum class SparseFormat : uint8_t { dense_columns, tiled_cbc, tca_bme };
+/// sell_delta4    Sliced ELLPACK with sorted rows (SELL-C-sigma, Kreutzer et al., arXiv:1307.6209; C = 32,
+/// sigma = 256),
+///                columns as distances of 4 bits (as MACKO, arXiv:2511.13061): a lane of a warp has a row.
+enum class SparseFormat : uint8_t { dense_columns, tiled_cbc, tca_bme, sell_delta4 };
 
-const char* name_of(SparseFormat format);                 // "dense-columns", "tiled-cbc", "tca-bme"
+const char* name_of(SparseFormat format);  // "dense-columns", "tiled-cbc", "tca-bme", "sell-delta4"
 SparseFormat parse_sparse_format(std::string_view name);  // throws, naming the choices
+/// Whether its kernel reads the weights of inputs that a gate leaves out, too.
+constexpr bool reads_all_inputs(SparseFormat format) {
+  return format == SparseFormat::tca_bme || format == SparseFormat::sell_delta4;
+}
 
 /// The tiles of the formats. A matrix [out, in] is cut into groups of kGroupRows x kGroupColumns, in
 /// row-major order; at the lower and the right edge the elements outside the matrix have no bit.
@@ -37,28 +44,54 @@ inline constexpr int64_t kGroupRows = 256, kGroupColumns = 64, kBitmaps = 256, k
 /// An entry of `info`: where the column's values start in the group, and, in the lower bits, their number.
 inline constexpr int kCountBits = 9;
 }  // namespace tiled_cbc
+namespace sell_delta4 {
+/// A group is kGroupRows rows of one part of the columns (parts_of(in) parts of width_of(in) columns, the
+/// last one shorter). Its rows, sorted by their number of entries, the longest first and ties in order, are
+/// cut into slices of 32. A slice is a run of chunks: 8 entries of each of its rows, row by row. An entry is
+/// a value and the number of columns (0 to 15) between it and the entry before it in its row, or the part's
+/// first column. Where more columns lie between two elements, entries of value 0 and distance 15 do; a row
+/// that is shorter than the slice ends with entries of value 0 and distance 0.
+inline constexpr int64_t kGroupRows = 256, kSliceRows = 32, kSlices = 8, kEntries = 8, kMostGap = 15;
+inline constexpr int64_t kChunk = kSliceRows * kEntries, kMostParts = 8, kLeastWidth = 128, kMostWidth = 1408;
+/// 1, 2, 4 or a multiple of 8, such that parts have some hundred columns.
+constexpr int64_t parts_of(int64_t in) {
+  int64_t parts = 1;
+  while (parts < kMostParts && in / (2 * parts) >= kLeastWidth) parts *= 2;
+  const int64_t most = parts * kMostWidth;
+  return parts == kMostParts ? parts * ((in + most - 1) / most) : parts;
+}
+/// A multiple of 8.
+constexpr int64_t width_of(int64_t in) {
+  return ((in + parts_of(in) - 1) / parts_of(in) + 7) / 8 * 8;
+}
+}  // namespace sell_delta4
 inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a multiple of so many: 16 bytes
 
 /// A compressed matrix [out, in]. An element is stored if its bits are not those of +0: the formats are
 /// lossless, a -0 stays. Elements are f16, bf16 or f32 (on a GPU f16 or bf16).
 ///
 /// values    tca_bme, tiled_cbc: of all groups, bitmap by bitmap, each group padded with zeros to 8;
-///           dense_columns: [in, out]. The other arrays are undefined for dense_columns.
-/// bitmaps   i64; tca_bme [groups * 64], tiled_cbc [groups * 256]
-/// offsets   i32 [groups + 1]: where a group's values start
+///           dense_columns: [in, out]; sell_delta4: [chunks * 256]. The other arrays are undefined for
+///           dense_columns.
+/// bitmaps   i64; tca_bme [groups * 64], tiled_cbc [groups * 256]; else undefined
+/// gaps      i32 [chunks * 32]; sell_delta4: the distances of a row's 8 entries, the first in the lowest 4
+///           bits; else undefined
+/// offsets   i32 [groups + 1]: where a group's values start; sell_delta4 [groups * 8 + 1]: where a slice's
+///           chunks start
 /// info      i32; tca_bme [groups * 4]: where the values of a median start in its group; tiled_cbc [groups *
-///           64]: where those of a column start in its group << 9 | how many there are
+///           64]: where those of a column start in its group << 9 | how many there are; sell_delta4 [groups *
+///           64]: the rows in the group of the slices' lanes, 8 bits each, the first in the lowest
 struct SparseWeight {
   SparseFormat format = SparseFormat::dense_columns;
   int64_t out = 0, in = 0;
-  Tensor values, bitmaps, offsets, info;
+  Tensor values, bitmaps, gaps, offsets, info;
   int64_t stored = 0;  // elements that are stored, without padding; dense_columns: all
   int64_t most = 0;    // tca_bme: the most values of a group, rounded up to a multiple of 64
 
   void fields(auto&& visit) {
     visit("format", format), visit("out", out), visit("in", in), visit("values", values);
-    visit("bitmaps", bitmaps), visit("offsets", offsets), visit("info", info), visit("stored", stored);
-    visit("most", most);
+    visit("bitmaps", bitmaps), visit("gaps", gaps), visit("offsets", offsets), visit("info", info);
+    visit("stored", stored), visit("most", most);
   }
   /// The same arrays in the same memory.
   bool operator==(const SparseWeight& other) const;

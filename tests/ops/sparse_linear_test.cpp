@@ -19,7 +19,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr SparseFormat kFormats[] = {SparseFormat::dense_columns, SparseFormat::tiled_cbc,
-                                     SparseFormat::tca_bme};
+                                     SparseFormat::tca_bme, SparseFormat::sell_delta4};
 
 /// A matrix of which about `density` of the elements are not 0; bits alone matter, so NaN, inf and -0 are
 /// among them.
@@ -147,6 +147,73 @@ TEST(SparseLinearWeight, LaysTiledCbcOutColumnByColumn) {
   EXPECT_EQ(bitmaps[5], 1);
   // The sizes of the format: 4 bytes per group and one more, 4 per column tile, 8 per bitmap.
   EXPECT_EQ(weight.bytes(), 4 * (4 + 1) + 4 * 4 * 64 + 8 * 4 * 256 + 4 * uint64_t(weight.values.count()));
+}
+
+TEST(SparseLinearWeight, LaysSellDelta4OutSliceBySlice) {
+  EXPECT_EQ(sell_delta4::parts_of(255), 1);
+  EXPECT_EQ(sell_delta4::width_of(255), 256);
+  EXPECT_EQ(sell_delta4::parts_of(256), 2);
+  EXPECT_EQ(sell_delta4::parts_of(4096), 8);
+  EXPECT_EQ(sell_delta4::width_of(4096), 512);
+  EXPECT_EQ(sell_delta4::width_of(11008), 1376);
+  EXPECT_EQ(sell_delta4::parts_of(14336), 16);
+  const Tensor matrix = Tensor::zeros({257, 300}, DType::f32, Device::cpu());  // parts of 152 columns
+  const auto put = [&](int64_t r, int64_t c, double value) { matrix.at({r, c}).fill(value); };
+  put(3, 0, 1), put(3, 1, 2), put(3, 18, 3);  // distances 0, 0, 15 and an empty entry before 0
+  put(200, 151, 4);                           // nine empty entries of 16 columns, then 7 more
+  for (int c = 0; c < 9; ++c) put(7, 2 * c, 5 + c);
+  put(40, 152, 20), put(256, 299, 21);
+  const SparseWeight weight = compress(matrix, SparseFormat::sell_delta4);
+  EXPECT_EQ(weight.stored, 15);
+  EXPECT_EQ(weight.groups(), 4);
+  // The longest rows first: 200 with 10 entries, 7 with 9, 3 with 4, then the others in order.
+  const std::vector<int32_t> info = weight.info.to_vector<int32_t>();
+  EXPECT_EQ(uint32_t(info[0]), 200u | 7u << 8 | 3u << 16 | 0u << 24);
+  EXPECT_EQ(uint32_t(info[1]), 1u | 2u << 8 | 4u << 16 | 5u << 24);
+  std::vector<int32_t> offsets{0};
+  for (const auto& [slices, chunks] : {std::pair{8, 2}, {8, 1}, {8, 0}, {8, 2}})
+    for (int s = 0; s < slices; ++s) offsets.push_back(offsets.back() + (s == 0 ? chunks : 0));
+  EXPECT_EQ(weight.offsets.to_vector<int32_t>(), offsets);
+  const std::vector<int32_t> gaps = weight.gaps.to_vector<int32_t>();
+  ASSERT_EQ(gaps.size(), 5u * 32);
+  EXPECT_EQ(uint32_t(gaps[0]), 0xFFFFFFFFu);  // row 200
+  EXPECT_EQ(uint32_t(gaps[32]), 0x7Fu);       // its second chunk
+  EXPECT_EQ(uint32_t(gaps[1]), 0x11111110u);  // row 7
+  EXPECT_EQ(uint32_t(gaps[32 + 1]), 1u);      // column 16
+  EXPECT_EQ(uint32_t(gaps[2]), 0x0F00u);      // row 3: 0, 1, an empty one at 17, 18
+  const std::vector<float> values = weight.values.to_vector<float>();
+  ASSERT_EQ(values.size(), 5u * 256);
+  EXPECT_EQ(values[256 + 1], 4);
+  EXPECT_EQ(values[0], 0);
+  EXPECT_EQ((std::vector<float>(values.begin() + 8, values.begin() + 16)),
+            (std::vector<float>{5, 6, 7, 8, 9, 10, 11, 12}));
+  EXPECT_EQ(values[256 + 8], 13);
+  EXPECT_EQ((std::vector<float>(values.begin() + 16, values.begin() + 21)),
+            (std::vector<float>{1, 2, 0, 3, 0}));
+  EXPECT_EQ(values[2 * 256], 20);
+}
+
+TEST(SparseLinearWeight, RefusesSlicesThatDoNotFitTogether) {
+  Rng rng(7);
+  const Tensor matrix = random_matrix(260, 300, DType::f16, 0.5, rng);
+  const auto broken = [&](const char* says, auto&& change) {
+    SparseWeight weight = compress(matrix, SparseFormat::sell_delta4);
+    change(weight);
+    EXPECT_NE(message_of([&] { validate(weight, "layer"); }).find(says), std::string::npos)
+        << message_of([&] { validate(weight, "layer"); });
+  };
+  broken("first slice start", [](SparseWeight& w) { w.offsets.data<int32_t>()[0] = 1; });
+  broken("offsets descend", [](SparseWeight& w) { w.offsets.data<int32_t>()[3] = -1; });
+  broken("'info' has row", [](SparseWeight& w) { w.info.data<int32_t>()[0] = w.info.data<int32_t>()[1]; });
+  broken("outside its part", [](SparseWeight& w) { w.gaps.data<int32_t>()[0] = -1; });
+  broken("outside its part", [](SparseWeight& w) { w.out = 259; });
+  broken("'values' is", [](SparseWeight& w) { w.values = w.values.slice(0, 0, 256); });
+  broken("'gaps' is", [](SparseWeight& w) { w.gaps = w.gaps.slice(0, 0, 32); });
+  broken("'gaps' is missing", [](SparseWeight& w) { w.gaps = Tensor(); });
+  broken("'offsets' is", [](SparseWeight& w) { w.in = 10000; });
+  broken("'info' is", [](SparseWeight& w) { w.info = w.info.to(DType::i64); });
+  broken("stored elements", [](SparseWeight& w) { w.stored -= 1; });
+  broken("stored elements", [](SparseWeight& w) { w.most = 64; });
 }
 
 TEST(SparseLinearWeight, RefusesArraysThatDoNotFitTogether) {

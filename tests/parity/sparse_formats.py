@@ -99,6 +99,44 @@ def tiled_cbc(matrix):
     return values, bitmaps, offsets, info, 0
 
 
+def sell_delta4(matrix):
+    values, gaps, offsets, info = [], [], [0], []
+    parts = max(n for n in (1, 2, 4, 8) if n == 1 or matrix.shape[1] // n >= 128)
+    width = -(-(-(-matrix.shape[1] // parts)) // 8) * 8
+    for top in range(0, matrix.shape[0], 256):
+        for left in range(0, parts * width, width):
+            rows = []
+            for row in padded(matrix[top:top + 256, left:left + width], 256, 1):
+                entries, at = [], 0
+                for column in np.flatnonzero(row):
+                    entries += [(15, 0)] * ((column - at) // 16)
+                    entries.append(((column - at) % 16, row[column]))
+                    at = column + 1
+                rows.append(entries)
+            order = sorted(range(256), key=lambda r: -len(rows[r]))
+            info += [sum(order[slot + i] << 8 * i for i in range(4)) for slot in range(0, 256, 4)]
+            for first in range(0, 256, 32):
+                chunks = -(-len(rows[order[first]]) // 8)
+                offsets.append(offsets[-1] + chunks)
+                for chunk in range(chunks):
+                    for row in order[first:first + 32]:
+                        entries = (rows[row] + [(0, 0)] * (8 * chunks))[8 * chunk:8 * chunk + 8]
+                        gaps.append(sum(gap << 4 * i for i, (gap, _) in enumerate(entries)))
+                        values += [value for _, value in entries]
+    return {"values": np.array(values, np.float16), "gaps": np.array(gaps, np.uint32).view(np.int32),
+            "offsets": np.array(offsets, np.int32), "info": np.array(info, np.uint32).view(np.int32)}, 0
+
+
+def with_bitmaps(encode, matrix):
+    values, bitmaps, offsets, info, most = encode(matrix)
+    return {"values": np.array(values, np.float16), "bitmaps": np.array(bitmaps, np.int64), "offsets": np.array(offsets, np.int32),
+            "info": np.array(info, np.int32)}, most
+
+
+ENCODERS = {"tca-bme": lambda matrix: with_bitmaps(tca_bme, matrix), "tiled-cbc": lambda matrix: with_bitmaps(tiled_cbc, matrix),
+            "sell-delta4": sell_delta4}
+
+
 def model(rng):
     tensors = {"model.embed_tokens.weight": rng.normal(size=(VOCABULARY, D)), "model.norm.weight": np.ones(D),
                "lm_head.weight": rng.normal(size=(VOCABULARY, D))}
@@ -128,15 +166,13 @@ with tempfile.TemporaryDirectory() as folder:
               "tie_word_embeddings": False}
     with open(folder + "/dense/config.json", "w") as file:
         json.dump(config, file)
-    for name, encode in (("tca-bme", tca_bme), ("tiled-cbc", tiled_cbc)):
+    for name, encode in ENCODERS.items():
         subprocess.run([TESSERA, "convert", folder + "/dense", f"{folder}/{name}", "--format", name], check=True,
                        stdout=subprocess.DEVNULL)
         arrays, metadata = read(f"{folder}/{name}/sparse.safetensors")
         layers = json.loads(metadata["layers"])
         for layer, about in layers.items():
-            values, bitmaps, offsets, info, most = encode(tensors[layer + ".weight"])
-            wanted = {"values": np.array(values, np.float16), "bitmaps": np.array(bitmaps, np.int64),
-                      "offsets": np.array(offsets, np.int32), "info": np.array(info, np.int32)}
+            wanted, most = encode(tensors[layer + ".weight"])
             for array, expected in wanted.items():
                 got = arrays[f"{layer}.weight.{array}"]
                 assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes(), f"{name}: {layer}: {array} differs"

@@ -26,9 +26,10 @@ TEST(Splits, AreThoseOfEachTotalAboveTheWeights) {
                     std::to_string(int(split.weights * 10 + 0.5)) + " " + ops::name_of(split.format));
     EXPECT_NEAR((1 - split.weights) * (1 - split.activations), 1 - split.total, 1e-12);
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"3/0 dense-columns", "5/0 dense-columns", "3/3 tiled-cbc",
-                                             "3/3 tca-bme", "5/3 tiled-cbc", "5/4 tiled-cbc", "5/5 tiled-cbc",
-                                             "5/5 tca-bme"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"3/0 dense-columns", "5/0 dense-columns", "3/3 tiled-cbc",
+                                      "3/3 tca-bme", "3/3 sell-delta4", "5/3 tiled-cbc", "5/4 tiled-cbc",
+                                      "5/5 tiled-cbc", "5/5 tca-bme", "5/5 sell-delta4"}));
   options.weights_alone = false;
   EXPECT_EQ(splits_of(options).size(), 4u);
   options.weights = {0.6};
@@ -73,8 +74,8 @@ TEST(Splits, LayersKeepTheirWeightsInEveryFormat) {
   const LayerBytes before = bytes_of_layers(small.model);
   EXPECT_EQ(before.bytes, before.dense_bytes);
   EXPECT_EQ(before.weight_sparsity, 0);
-  for (const ops::SparseFormat format :
-       {ops::SparseFormat::tca_bme, ops::SparseFormat::dense_columns, ops::SparseFormat::tiled_cbc}) {
+  for (const ops::SparseFormat format : {ops::SparseFormat::tca_bme, ops::SparseFormat::sell_delta4,
+                                         ops::SparseFormat::dense_columns, ops::SparseFormat::tiled_cbc}) {
     compress_layers(small.model, format);
     std::map<nn::Linear*, size_t> next;
     for (const auto& module : block_modules(small.model)) {
