@@ -61,6 +61,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_costs.h"
 #include "ops/gemm/gemm_tf32.h"
+#include "ops/gemm/inner_products.h"
 #include "ops/generation/sample.h"
 #include "ops/gmm_nll/gmm_nll.h"
 #include "ops/grouped_linear/grouped_linear.h"

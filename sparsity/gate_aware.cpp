@@ -1,6 +1,7 @@
 #include "sparsity/gate_aware.h"
 
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/inner_products.h"
 #include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
@@ -20,8 +21,8 @@ void GatedStatistics::add(const Tensor& gated, const Tensor& dense) {
     cross_ = Tensor::zeros(square, dtype, gated.device());
     lost_ = Tensor::zeros(square, dtype, gated.device());
   }
-  ops::multiply(cross_, d.transpose(0, 1), rows, {.accumulate = true});
-  ops::multiply(lost_, d.transpose(0, 1), d, {.accumulate = true});
+  ops::add_inner_products(cross_, d, rows);
+  ops::add_gram(lost_, d);
 }
 
 Tensor correct_for_gates(const Tensor& weight, const GatedStatistics& statistics,

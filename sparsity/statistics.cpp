@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/inner_products.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 
@@ -24,11 +25,8 @@ void InputStatistics::add(const Tensor& x) {
           squares_.size(0));
     squares_ = ops::add(squares_, squares);
   }
-  if (sums_ == Sums::products) {
-    // 16-bit inputs are multiplied as they are: their products are exact in the f32 that sums them.
-    const Tensor& factor = x.device().is_cpu() ? wide : rows;
-    ops::multiply(products_, factor.transpose(0, 1), factor, {.accumulate = true});
-  }
+  // On a GPU 16-bit inputs are multiplied as they are: their products are exact in the f32 that sums them.
+  if (sums_ == Sums::products) ops::add_gram(products_, x.device().is_cpu() ? wide : rows);
   tokens_ += rows.size(0);
 }
 

@@ -71,4 +71,16 @@ void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const SgemmOperand& a, 
               b.data, int(b.ld), beta, c, int(ldc));
 }
 
+void dgemm_at_b(int64_t m, int64_t n, int64_t k, const DgemmOperand& a, const DgemmOperand& b, double* c,
+                int64_t ldc) {
+  const OneBlasThread one;
+  cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, int(m), int(n), int(k), 1, a.data, int(a.ld), b.data,
+              int(b.ld), 1, c, int(ldc));
+}
+
+void dsyrk(int64_t n, int64_t k, const double* a, int64_t lda, double* c, int64_t ldc) {
+  const OneBlasThread one;
+  cblas_dsyrk(CblasRowMajor, CblasUpper, CblasTrans, int(n), int(k), 1, a, int(lda), 1, c, int(ldc));
+}
+
 }  // namespace tessera::ops

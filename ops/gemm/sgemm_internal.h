@@ -32,4 +32,15 @@ class OneBlasThread {
 void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const SgemmOperand& a, const SgemmOperand& b,
            float beta, float* c, int64_t ldc);
 
+struct DgemmOperand {
+  const double* data;
+  int64_t ld;  // elements between rows
+};
+
+/// c [m, n] += a^T b of a [k, m] and b [k, n], likewise in f64.
+void dgemm_at_b(int64_t m, int64_t n, int64_t k, const DgemmOperand& a, const DgemmOperand& b, double* c,
+                int64_t ldc);
+/// The upper triangle, diagonal included, of c [n, n] += a^T a of a [k, n]; what lies below it is untouched.
+void dsyrk(int64_t n, int64_t k, const double* a, int64_t lda, double* c, int64_t ldc);
+
 }  // namespace tessera::ops
