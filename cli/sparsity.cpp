@@ -245,6 +245,7 @@ void add_sparsity(CLI::App& app, Action& action) {
   add_page(*group, action);
   add_sparsity_activations(*group, action);
   add_sparsity_gradients(*group, action);
+  add_sparsity_import(*group, action);
   add_sparsity_sweep(*group, action);
 }
 

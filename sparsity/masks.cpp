@@ -10,8 +10,8 @@
 #include "io/torch_file.h"
 #include "io/utf8.h"
 #include "ops/bits/bits.h"
-#include "pretrained/load.h"
 #include "runtime/interrupt.h"
+#include "sparsity/model_matrices.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -48,30 +48,32 @@ void check_padding(const std::string& path, const std::string& name, const Mask&
 }
 
 Masks masks_of_folder(const std::string& path) {
-  const pretrained::Config config = pretrained::read_config(path);
-  check(!std::holds_alternative<models::BertConfig>(config.model), "masks: ", path, " holds a ", config.type,
-        "; expected gpt2, opt, or a model of the LLaMA family");
-  const pretrained::NameTable table =
-      std::visit([](const auto& model) { return pretrained::name_table(model); }, config.model);
-  const io::WeightSource source(path);
-  const pretrained::Matched matched = pretrained::match_names(table, source, true);
+  const ModelMatrices model(path);
   Masks masks{.info = {.model = fs::path(path).lexically_normal().filename().string()}, .layers = {}};
-  for (const pretrained::NameRule& rule : table.rules) {
-    if (!rule.ours.starts_with("blocks.")) continue;
-    for (const pretrained::NameRule::Part& part : rule.parts) {
-      if (part.shape.rank() != 2) continue;  // norms and biases
-      check_interrupt();
-      const Tensor weight = source.load(matched.names.at(part.theirs));
-      constexpr std::string_view kWeight = ".weight";
-      masks.layers.emplace_back(part.theirs.substr(0, part.theirs.size() - kWeight.size()),
-                                mask_of(rule.transposed ? weight.transpose(0, 1) : weight));
-    }
+  for (const ModelMatrices::Matrix& matrix : model.all()) {
+    check_interrupt();
+    masks.layers.emplace_back(matrix.name, mask_of(model.load(matrix)));
   }
   return masks;
 }
 
-/// "layer{N}-{component}-{i}-{j}-{sparsity}" taken apart; false if a stem is not of that form.
-bool parse_stem(const std::string& stem, std::string& name, std::string& sparsity) {
+Masks masks_of_matrix(const std::string& path, const Tensor& matrix) {
+  check(matrix.rank() == 2 && matrix.count() > 0, "masks: ", path, " holds ", describe(matrix),
+        "; expected a matrix [rows, columns]");
+  Masks masks;
+  std::string name = fs::path(path).stem().string();
+  check(io::is_utf8(name), "masks: the name of ", path, " is not UTF-8; rename the file");
+  if (const auto parsed = parse_matrix_file_name(name)) {
+    name = "layers." + std::to_string(parsed->block) + "." + parsed->component;
+    masks.info.pattern = parsed->pattern, masks.info.sparsity = parsed->sparsity;
+  }
+  masks.layers.emplace_back(name, mask_of(matrix));
+  return masks;
+}
+
+}  // namespace
+
+std::optional<MatrixFileName> parse_matrix_file_name(const std::string& stem) {
   std::vector<std::string> parts;
   for (size_t begin = 0; begin <= stem.size();) {
     const size_t end = std::min(stem.find('-', begin), stem.size());
@@ -81,37 +83,26 @@ bool parse_stem(const std::string& stem, std::string& name, std::string& sparsit
   const auto is_number = [](const std::string& text) {
     return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
   };
-  if (parts.size() != 5 || !parts[0].starts_with("layer") || parts[1].empty()) return false;
+  if (parts.size() < 4 || parts.size() > 5 || !parts[0].starts_with("layer") || parts[1].empty()) return {};
   const std::string layer = parts[0].substr(5);
-  if (!is_number(layer) || !is_number(parts[2]) || !is_number(parts[3])) return false;
-  if (parts[4].empty() || parts[4].find_first_not_of("0123456789._") != std::string::npos) return false;
-  name = "layers." + layer + "." + parts[1];
-  if (parts[2] != "0" || parts[3] != "0") name += "." + parts[2] + "." + parts[3];
-  sparsity = parts[4];
-  std::replace(sparsity.begin(), sparsity.end(), '_', '.');
-  return true;
+  if (!is_number(layer) || !is_number(parts[2]) || !is_number(parts[3])) return {};
+  MatrixFileName name{.block = std::stoll(layer), .component = parts[1]};
+  name.pattern = parts[2] == "0" && parts[3] == "0" ? "unstructured" : parts[2] + ":" + parts[3];
+  if (parts.size() == 5) {
+    if (parts[4].empty() || parts[4].find_first_not_of("0123456789._") != std::string::npos) return {};
+    name.sparsity = parts[4];
+    std::replace(name.sparsity.begin(), name.sparsity.end(), '_', '.');
+  }
+  return name;
 }
 
-Masks masks_of_matrix(const std::string& path, const Tensor& matrix) {
-  check(matrix.rank() == 2 && matrix.count() > 0, "masks: ", path, " holds ", describe(matrix),
-        "; expected a matrix [rows, columns]");
-  Masks masks;
-  std::string name = fs::path(path).stem().string();
-  const std::string stem = name;
-  parse_stem(stem, name, masks.info.sparsity);
-  check(io::is_utf8(name), "masks: the name of ", path, " is not UTF-8; rename the file");
-  masks.layers.emplace_back(name, mask_of(matrix));
-  return masks;
-}
-
-Masks masks_of_torch_file(const std::string& path) {
+Tensor read_matrix_file(const std::string& path) {
+  if (fs::path(path).extension() == ".npy") return io::load_npy(path);
   const io::TorchFile file(path);
   check(file.entries().size() == 1, "masks: ", path, " holds ", file.entries().size(),
         " tensors; expected one matrix, or a folder with a whole model and its config.json");
-  return masks_of_matrix(path, file.load(file.entries()[0].name));
+  return file.load(file.entries()[0].name);
 }
-
-}  // namespace
 
 int64_t Mask::ones() const {
   const auto* const data = words.data<int32_t>();
@@ -214,9 +205,8 @@ Masks load_masks(const std::string& path) {
 Masks read_masks(const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return masks_of_folder(path);
-  if (fs::path(path).extension() == ".npy") return masks_of_matrix(path, io::load_npy(path));
-  io::InputFile file(path);
-  return io::is_torch_file(file) ? masks_of_torch_file(path) : load_masks(path);
+  const bool is_matrix = fs::path(path).extension() == ".npy" || io::is_torch_file(io::InputFile(path));
+  return is_matrix ? masks_of_matrix(path, read_matrix_file(path)) : load_masks(path);
 }
 
 void check_same_model(const Masks& a, const Masks& b) {

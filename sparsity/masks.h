@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,10 +70,24 @@ Masks load_masks(const std::string& path);
 /// - a Hugging Face model directory of gpt2, opt or the LLaMA family: (W != 0) of the linear layers of its
 ///   blocks;
 /// - a .npy file, or a .pt file of torch.save that holds one bare tensor: (W != 0) of one matrix [rows,
-///   columns] of numbers or bools. "layer{N}-{component}-{i}-{j}-{sparsity}.pt" gives the name of the matrix
-///   ("layers.{N}.{component}") and the sparsity; i and j, where they are not 0, are appended to the name.
-///   Any other file gives its stem as the name.
+///   columns] of numbers or bools. A name that parse_matrix_file_name takes apart gives the name
+///   "layers.{N}.{component}", the pattern and the sparsity; any other file gives its stem as the name.
 Masks read_masks(const std::string& path);
+
+/// What the name of a file with one matrix says: "layer{N}-{component}-{i}-{j}-{sparsity}", with or without
+/// the sparsity, whose point may be an underscore. i and j are the n and m of the n:m pattern that was asked
+/// for, 0 and 0 for unstructured pruning.
+struct MatrixFileName {
+  int64_t block = 0;      // N
+  std::string component;  // "mlp.down_proj", or "down_proj"
+  std::string pattern;    // "unstructured", "2:4"
+  std::string sparsity;   // "0.5"; "" if the name has none
+};
+/// Nothing for a stem (a name without its extension) of another form.
+std::optional<MatrixFileName> parse_matrix_file_name(const std::string& stem);
+
+/// The array of a .npy file, or the one bare tensor of a file of torch.save. Throws if there are several.
+Tensor read_matrix_file(const std::string& path);
 
 /// Throws, naming what differs, unless the masks are those of matrices of these names and shapes; `model` for
 /// the message. A fingerprint that both have must be the same.

@@ -5,41 +5,17 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
-#include "io/safetensors.h"
-#include "pretrained/load.h"
 
 namespace tessera::sparsity {
 
 namespace fs = std::filesystem;
-
-struct PatternSource::Weights {
-  io::WeightSource source;
-  struct Stored {
-    std::string name;
-    bool transposed = false;
-  };
-  std::map<std::string, Stored> stored;  // by the name of the module
-
-  explicit Weights(const std::string& path) : source(path) {
-    const pretrained::Config config = pretrained::read_config(path);
-    const pretrained::NameTable table =
-        std::visit([](const auto& model) { return pretrained::name_table(model); }, config.model);
-    const pretrained::Matched matched = pretrained::match_names(table, source, true);
-    constexpr std::string_view kWeight = ".weight";
-    for (const pretrained::NameRule& rule : table.rules)
-      for (const pretrained::NameRule::Part& part : rule.parts)
-        if (part.shape.rank() == 2)
-          stored[part.theirs.substr(0, part.theirs.size() - kWeight.size())] = {matched.names.at(part.theirs),
-                                                                                rule.transposed};
-  }
-};
 
 PatternSource::PatternSource(const std::string& path) : path_(path), masks_(read_masks(path)) {
   const fs::path normal = fs::path(path).lexically_normal();
   name_ = normal.has_filename() ? normal.filename().string() : normal.parent_path().filename().string();
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) return;
-  weights_ = std::make_unique<Weights>(path);
+  weights_ = std::make_unique<ModelMatrices>(path);
   const fs::path noted = fs::path(path) / "masks.safetensors";
   if (fs::exists(noted, ignored)) masks_.info = load_masks(noted.string()).info;
 }
@@ -48,10 +24,7 @@ PatternSource::~PatternSource() = default;
 
 Tensor PatternSource::weight(const std::string& matrix) const {
   if (!weights_) return {};
-  const Weights::Stored& stored = weights_->stored.at(matrix);
-  const Tensor weight = weights_->source.load(stored.name).to(DType::f64);
-  const Tensor matrix_of = (stored.transposed ? weight.transpose(0, 1) : weight).clone();
-  const Tensor rows = matrix_of.with_rows();
+  const Tensor rows = weights_->load(*weights_->find(matrix)).to(DType::f64).clone().with_rows();
   for (int64_t i = 0; i < rows.size(0); ++i)
     for (int64_t j = 0; j < rows.size(1); ++j)
       check(std::isfinite(rows.data<double>()[i * rows.row_stride() + j]), "sparsity: ", path_, ": '",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sparsity/masks.h"
+#include "sparsity/model_matrices.h"
 
 namespace tessera::sparsity {
 
@@ -27,10 +28,9 @@ class PatternSource {
   std::map<std::string, double> perplexities() const;
 
  private:
-  struct Weights;
   std::string path_, name_;
   Masks masks_;
-  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<ModelMatrices> weights_;  // null: masks alone
 };
 
 }  // namespace tessera::sparsity

@@ -69,6 +69,14 @@ Axis axis_for(const std::string& name, const AnalyzeOptions& options) {
   return options.axis ? *options.axis : axis_of(name);
 }
 
+/// Those that options.only names: what inputs must have in common.
+Masks wanted_of(const Masks& masks, const AnalyzeOptions& options) {
+  Masks wanted{.info = masks.info, .layers = {}};
+  for (const auto& layer : masks.layers)
+    if (is_wanted(layer.first, options)) wanted.layers.push_back(layer);
+  return wanted;
+}
+
 /// The matrices of all inputs, checked to be of one model.
 std::vector<PatternSource> open_inputs(const std::vector<std::string>& inputs,
                                        const AnalyzeOptions& options) {
@@ -79,7 +87,7 @@ std::vector<PatternSource> open_inputs(const std::vector<std::string>& inputs,
     check(std::count(inputs.begin(), inputs.end(), input) == 1, "sparsity: '", io::shown(input),
           "' is given twice; expected different inputs");
     sources.emplace_back(input);
-    check_same_model(sources.front().masks(), sources.back().masks());
+    check_same_model(wanted_of(sources.front().masks(), options), wanted_of(sources.back().masks(), options));
   }
   std::map<std::string, int64_t> named;
   for (const PatternSource& source : sources) ++named[source.name()];

@@ -119,9 +119,11 @@ TEST(Masks, AreReadFromArraysAndPicturesOfTorch) {
   EXPECT_EQ(masks.layers[0].first, "layers.1.down_proj");
   EXPECT_EQ(masks.info.sparsity, "0.5");
   EXPECT_TRUE(io::test::same(masks.layers[0].second.words, mask_of(weight).words));
-  io::save_npy(folder / "layer12-self_attn.q_proj-3-7-0_5.npy", weight);
-  EXPECT_EQ(read_masks(folder / "layer12-self_attn.q_proj-3-7-0_5.npy").layers[0].first,
-            "layers.12.self_attn.q_proj.3.7");
+  EXPECT_EQ(masks.info.pattern, "unstructured");
+  io::save_npy(folder / "layer12-self_attn.q_proj-2-4-0_5.npy", weight);
+  masks = read_masks(folder / "layer12-self_attn.q_proj-2-4-0_5.npy");
+  EXPECT_EQ(masks.layers[0].first, "layers.12.self_attn.q_proj");
+  EXPECT_EQ(masks.info.pattern, "2:4");
   io::save_npy(folder / "w.npy", weight);
   EXPECT_EQ(read_masks(folder / "w.npy").layers[0].first, "w");
   io::save_npy(folder / "v.npy", weight.packed().reshape({24}));
