@@ -66,8 +66,8 @@ void add_sparsity_import(CLI::App& group, Action& action) {
   auto args = std::make_shared<ImportArgs>();
   command
       ->add_option("inputs", args->inputs,
-                   "Files layer{N}-{component}-{i}-{j}-{sparsity}.pt or .npy, folders of them, pruned model "
-                   "directories,\nfiles of masks")
+                   "Files layer{N}-{component}-{i}-{j}-{sparsity}.pt or .npy, folders of them,\npruned model "
+                   "directories, files of masks")
       ->required();
   command->add_option("--model", args->model, "Hugging Face model directory of the dense model")->required();
   command->add_option("--out", args->out, "File of masks to write (.safetensors)")->required();

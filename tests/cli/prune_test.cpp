@@ -154,5 +154,43 @@ TEST(PruneCommand, GoesOnAfterASignal) {
   EXPECT_FALSE(fs::exists(at / "p.partial"));
 }
 
+TEST(SparsityImportCommand, WritesMasksThatCompareReads) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  said(at, "prune --device cpu --model m --method magnitude --out p");
+  const std::string out = said(at, "sparsity import p --model m --seed 4 --out i.safetensors");
+  EXPECT_TRUE(holds_all(out,
+                        "mlp.c_proj|0.5000|of 8 matrices|model        m, fingerprint|method       magnitude, "
+                        "pattern unstructured, sparsity 0.5, seed 4|written      i.safetensors"))
+      << out;
+  EXPECT_TRUE(
+      holds_all(said(at, "sparsity compare i.safetensors p"), "transformer.h.1.mlp.c_fc|1.0000 +- 0.0000"));
+  const json report =
+      json::parse(said(at, "sparsity import i.safetensors --model m --json --out j.safetensors"));
+  EXPECT_EQ(report["matrices"].size(), 8u);
+  EXPECT_EQ(report["seed"], "4");
+  EXPECT_EQ(report["matrices"][0]["from"], "i.safetensors");
+  EXPECT_EQ(at.get("i.safetensors"), at.get("j.safetensors"));
+  at.put("layer0-c_fc-0-0-0.5.npy", "no array");
+  at.put("layer7-c_fc-0-0-0.5.npy", "no array");
+  at.put("notes.pt", "no archive");
+  const std::vector<std::string> before = at.files();
+  expect_failures(
+      at,
+      {{"sparsity import p --model m", 2, "--out is required"},
+       {"sparsity import p --out o", 2, "--model is required"},
+       {"sparsity import --model m --out o", 2, "inputs is required"},
+       {"sparsity import p --model m --seed x --out o", 2, "--seed"},
+       {"sparsity import p --model p --out o", 1, "masks of another model"},
+       {"sparsity import p i.safetensors --model m --out o", 1, "is given twice, by p and by i.safetensors"},
+       {"sparsity import none --model m --out o", 1, "none"},
+       {"sparsity import p --model none --out o", 1, "none"},
+       {"sparsity import layer0-c_fc-0-0-0.5.npy --model m --out o", 1, "layer0-c_fc-0-0-0.5.npy"},
+       {"sparsity import layer7-c_fc-0-0-0.5.npy --model m --out o", 1, "layers of m are 0 to 1"},
+       {"sparsity import notes.pt --model m --out o", 1, "notes.pt|has no matrix 'notes'"},
+       {"sparsity import p --model m --out no/o", 1, "no/o"}});
+  EXPECT_EQ(at.files(), before);
+}
+
 }  // namespace
 }  // namespace tessera::cli::test
