@@ -108,6 +108,7 @@
 #include "nn/embedding.h"
 #include "nn/form.h"
 #include "nn/gated_inputs.h"
+#include "nn/hidden_l1.h"
 #include "nn/init.h"
 #include "nn/kv_cache.h"
 #include "nn/layer_call.h"

@@ -1,6 +1,7 @@
 #include "nn/mlp.h"
 
 #include "nn/drop_bp.h"
+#include "nn/hidden_l1.h"
 #include "nn/observe.h"
 #include "nn/slice_scope.h"
 #include "nn/sparse24.h"
@@ -36,9 +37,25 @@ Tensor Mlp::sparse24(const Tensor& x, const Tensor& residual, const Sparse24& fo
   note_form(up.form), note_form(down.form);
   if (!Tape::recording(x, up.weight, down.weight, up.bias, down.bias, residual))
     return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
+  ops::MlpSparse24 how = call_of(form, x);
+  how.l1 = HiddenL1::wanted();
   const ops::MlpSparse24Result result =
-      ops::mlp_sparse24(x, up.weight, down.weight, call_of(form, x), up.bias, down.bias, residual);
+      ops::mlp_sparse24(x, up.weight, down.weight, how, up.bias, down.bias, residual);
   form.counts.copy_from(result.counts);
+  if (how.l1) HiddenL1::add(result.l1);
+  return result.y;
+}
+
+Tensor Mlp::with_l1(const Tensor& x, const Tensor& residual) const {
+  check(!gated,
+        "mlp: the L1 penalty is on activations that are not negative; a gated network's have any sign");
+  check(!run_separately(up, down), "mlp: the L1 penalty needs dense layers that are not observed; up is ",
+        name_of(up.form), " and down ", name_of(down.form));
+  ops::MlpSparse24 how = dense_call(activation);
+  how.l1 = true;
+  const ops::MlpSparse24Result result =
+      ops::mlp_sparse24(x, up.weight, down.weight, how, up.bias, down.bias, residual);
+  HiddenL1::add(result.l1);
   return result.y;
 }
 
@@ -47,6 +64,7 @@ Tensor Mlp::operator()(const Tensor& x, const Tensor& residual, Site site) const
   const LayerCall call(*this, site);
   if (const auto* const form = sparse24_of(*this); form && !Observe::sees(&up) && !Observe::sees(&down))
     return sparse24(x, residual, *form);
+  if (HiddenL1::wanted()) return with_l1(x, residual);
   if (!gated && !run_separately(up, down))
     return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
   const Slice* const slice = common_slice(up, down);

@@ -22,7 +22,8 @@ struct MlpOptions {
 /// While up and down are dense (or carry the same slice) and not observed, it is ops::mlp, or, gated, with
 /// SiLU and without biases, ops::linear_swiglu and ops::linear. Up and down that carry the same slice choose
 /// their rows together, once, by the gradient that arrives at down. Sparse24 is a form of both layers of a
-/// network without a gate: ops::mlp_sparse24 while a tape records it, else as if they were dense.
+/// network without a gate: ops::mlp_sparse24 while a tape records it, else as if they were dense. Within a
+/// HiddenL1 scope (nn/hidden_l1.h) dense layers without a gate are that operator, too.
 struct Mlp {
   static constexpr const char* kKind = "Mlp";
 
@@ -38,6 +39,7 @@ struct Mlp {
  private:
   Tensor hidden(const Tensor& x) const;
   Tensor sparse24(const Tensor& x, const Tensor& residual, const Sparse24& form) const;
+  Tensor with_l1(const Tensor& x, const Tensor& residual) const;
 };
 
 struct GroupedMlpOptions {

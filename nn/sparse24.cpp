@@ -54,4 +54,9 @@ ops::MlpSparse24 call_of(const Sparse24& form, const Tensor& x) {
   return how;
 }
 
+ops::MlpSparse24 dense_call(ops::Activation activation) {
+  constexpr ops::Gemm24 kDense = ops::Gemm24::dense;
+  return {.activation = activation, .y = kDense, .dx = kDense, .dup = kDense, .ddown = kDense};
+}
+
 }  // namespace tessera::nn

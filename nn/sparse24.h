@@ -21,5 +21,7 @@ Sparse24* sparse24_of(Mlp& mlp);
 
 /// What ops::mlp_sparse24 takes for x: the settings as the form's schedule has them now, and what it holds.
 ops::MlpSparse24 call_of(const Sparse24& form, const Tensor& x);
+/// The same of a network whose layers are dense: every GEMM is, and nothing is dropped.
+ops::MlpSparse24 dense_call(ops::Activation activation);
 
 }  // namespace tessera::nn

@@ -32,6 +32,7 @@ struct JobInfo {
   int micro_batches = 1;
   double tokens_per_step = 0;
   double flops_per_step = 0;
+  std::string penalty = {};  // the name under which Job::penalty() is logged; empty: there is none
 };
 
 /// What follows from the values of an evaluation.
@@ -82,6 +83,9 @@ class Job {
   virtual void advance(uint64_t index) { (void)index; }
   /// The forward pass, recorded on the step's tape; one element.
   virtual Tensor loss() = 0;
+  /// Of a job whose info() names a penalty: what training adds to the last loss(), recorded on its tape, of
+  /// its dtype. It is logged by itself, and the loss without it.
+  virtual Tensor penalty() { return {}; }
   /// After each step of the optimizer, captured with it.
   virtual void updated() {}
   /// Values of the model as it stands; runs without a tape and leaves the state as it was, also when it

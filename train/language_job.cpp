@@ -7,6 +7,7 @@
 #include "autograd/gradient.h"
 #include "autograd/tape.h"
 #include "io/file.h"
+#include "nn/hidden_l1.h"
 #include "ops/attention/attention.h"
 #include "ops/bits/bits.h"
 #include "ops/pointwise/pointwise.h"
@@ -75,6 +76,11 @@ SettingList LanguageSettings::list() {
   list.add("keep_zeros", keep_zeros,
            "Weights of the blocks' matrices that are 0 in --model stay 0 (tessera prune)")
       .absent_means(false);
+  list.add("activation_l1", activation_l1,
+           "Add this times the mean hidden activation of every feed-forward network to the loss; needs --ffn "
+           "relu2 or relu")
+      .range(0.0, 1e6)
+      .absent_means(0);
   sparse24.add_to(list);
   return list;
 }
@@ -129,19 +135,27 @@ void LanguageSettings::validate() const {
   plan::count_parameters(model, forms());  // throws for a rank that is too large
   check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
+  check(activation_l1 >= 0 && std::isfinite(activation_l1), family(), ": activation_l1 (--activation-l1) is ",
+        activation_l1, "; expected a finite number of at least 0");
+  check(activation_l1 == 0 || !factors.factorizes(), family(), ": --activation-l1 with --form ", factors.form,
+        "; the penalty needs dense weights, so leave one of them out");
+  if (activation_l1 > 0) check_activations("activation_l1 (--activation-l1)");
   check_sparse24();
+}
+
+void LanguageSettings::check_activations(const std::string& flag) const {
+  const auto* const llama = std::get_if<models::LlamaConfig>(&model);
+  const ops::Activation activation = std::visit([](const auto& config) { return config.activation; }, model);
+  check(!llama || !llama->gated, family(), ": ", flag,
+        " needs feed-forward networks without a gate, and these are gated (SwiGLU); add --ffn relu2");
+  check(activation == ops::Activation::relu || activation == ops::Activation::relu_squared, family(), ": ",
+        flag, " needs activations with zeros (relu, relu2), and these are ", ops::name_of(activation));
 }
 
 void LanguageSettings::check_sparse24() const {
   sparse24.validate();
   if (!sparse24.on()) return;
-  const auto* const llama = std::get_if<models::LlamaConfig>(&model);
-  const ops::Activation activation = std::visit([](const auto& config) { return config.activation; }, model);
-  check(!llama || !llama->gated, family(), ": sparse24 (--sparse24 ", sparse24.method,
-        ") needs feed-forward networks without a gate, and these are gated (SwiGLU); add --ffn relu2");
-  check(activation == ops::Activation::relu || activation == ops::Activation::relu_squared, family(),
-        ": sparse24 (--sparse24 ", sparse24.method,
-        ") needs activations with zeros (relu, relu2), and these are ", ops::name_of(activation));
+  check_activations("sparse24 (--sparse24 " + sparse24.method + ")");
   check(sparse24.dense_first + sparse24.dense_last < steps, family(), ": sparse24: ", sparse24.dense_first,
         " dense steps first (--dense-first) and ", sparse24.dense_last,
         " last (--dense-last) leave none of the ", steps, " steps sparse");
@@ -311,12 +325,17 @@ void LanguageJob::load(const datasets::TokenBatch& batch) {
 
 Tensor LanguageJob::loss() {
   const F32MathScope math(settings_.f32_math);
-  return std::visit(
+  std::optional<nn::HiddenL1> hidden;
+  if (settings_.activation_l1 > 0) hidden.emplace();
+  const Tensor loss = std::visit(
       [&](const auto& model) {
         return settings_.documents ? model.loss(flat(inputs_), targets_, sequences_)
                                    : model.loss(inputs_, targets_);
       },
       model_);
+  penalty_ =
+      hidden && hidden->sum().defined() ? ops::scale(hidden->sum(), settings_.activation_l1) : Tensor();
+  return loss;
 }
 
 void LanguageJob::find_zeros(bool of_start) {

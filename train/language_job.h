@@ -46,6 +46,8 @@ struct LanguageSettings : TrainingSettings {
   double dropout = 0;
   double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
   Sparse24Settings sparse24;
+  double activation_l1 =
+      0;  // times the mean hidden activation of each feed-forward network is added to the loss
   bool keep_zeros = false;  // weights of the blocks' matrices that are 0 in `start` stay 0
   FormSettings factors;     // of the blocks' linear layers
 
@@ -71,6 +73,8 @@ struct LanguageSettings : TrainingSettings {
   void validate() const;
 
  private:
+  /// Throws unless the hidden activations of the feed-forward networks have zeros, for the sake of `flag`.
+  void check_activations(const std::string& flag) const;
   void check_sparse24() const;
 };
 
@@ -139,6 +143,7 @@ class LanguageJob : public Job {
   void divide(const dist::Share& share) override;
   void advance(uint64_t index) override;
   Tensor loss() override;
+  Tensor penalty() override { return penalty_; }
   /// With `ema` it averages.
   void updated() override;
   /// eval_nll (nats per token), eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll,
@@ -192,6 +197,7 @@ class LanguageJob : public Job {
   };
   std::vector<Sparse> sparse_;
   Tensor inputs_, targets_;  // [B, T]
+  Tensor penalty_;           // of the last loss()
   nn::Sequences sequences_;  // with `documents`
   datasets::LoaderState position_;
 

@@ -86,7 +86,8 @@ JobInfo LanguageJob::info() const {
       .fixed_shapes = !s.documents && s.sparse24.method != "soft_dynamic",
       .micro_batches = int(s.accumulate),
       .tokens_per_step = double(s.tokens_per_step()),
-      .flops_per_step = plan::count_flops(s.model, s.batch * s.accumulate, s.length, s.forms()).step()};
+      .flops_per_step = plan::count_flops(s.model, s.batch * s.accumulate, s.length, s.forms()).step(),
+      .penalty = s.activation_l1 > 0 ? "activation_l1" : ""};
 }
 
 bool LanguageJob::begin(const RunFolder& run) {

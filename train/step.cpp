@@ -43,7 +43,9 @@ Step::Step(Job& job, const StepOptions& options)
       tree_(options.global_order && micro_batches_ > 1),
       graph_(options.graph && !options.check_finite && job.device().is_cuda() && job.info().fixed_shapes),
       overlaps_(ranks_of(options) > 1 && options.bucket_mb > 0),
-      loss_(Tensor::zeros({}, DType::f32, job.device())),
+      loss_{Tensor::zeros({}, DType::f32, job.device()), {}},
+      penalty_{Tensor::zeros({}, DType::f32, job.device()), {}},
+      penalized_(!job.info().penalty.empty()),
       captured_(job.device(), [this] { body(); }),
       captured_update_(job.device(), [this] { update(); }) {
   check(micro_batches_ >= 1, "train: a step of ", micro_batches_, " micro-batches; expected at least 1");
@@ -55,7 +57,8 @@ Step::Step(Job& job, const StepOptions& options)
   }
   if (tree_) {
     sums_.emplace(divisible(job));
-    losses_ = Tensor::zeros({share_.count}, DType::f32, job.device());
+    for (Logged* const logged : {&loss_, &penalty_})
+      logged->each = Tensor::zeros({share_.count}, DType::f32, job.device());
   }
   job.trained_by().zero_grad();
 }
@@ -76,7 +79,8 @@ void Step::run(const std::function<void(int micro)>& load) {
   // A graph of the last micro-batch has not run as any other before: its first step is eager throughout.
   std::optional<EagerScope> eager;
   if (graph_ && overlaps_ && share_.count > 1 && !connected_) eager.emplace();
-  if (share_.count > 1) loss_.fill(0);
+  if (share_.count > 1) loss_.sum.fill(0);
+  if (share_.count > 1 && penalized_) penalty_.sum.fill(0);
   for (int index = 0; index < share_.count; ++index) {
     load(share_.first + index);
     last_ = index + 1 == share_.count;
@@ -107,25 +111,30 @@ void Step::body() {
 }
 
 void Step::add_to_tree(int index) {
-  losses_.at({index}).copy_from(loss_);
+  loss_.each.at({index}).copy_from(loss_.sum);
+  if (penalized_) penalty_.each.at({index}).copy_from(penalty_.sum);
   if (share_.count > 1 && !(overlaps_ && last_)) sums_->add(index, share_.count);
 }
 
 void Step::micro_batch() {
   const MemoryTag tag("activations");
   Tape tape({.check_finite = options_.check_finite, .loss_scale = job_.trained_by().loss_scale()});
-  const Tensor loss = job_.loss();
-  if (micro_batches_ == 1) {
-    loss_.copy_from(loss.detach());
-    tape.backward(loss);
-  } else {
-    const Tensor share = ops::scale(loss, 1.0 / micro_batches_);
-    if (tree_ || share_.count == 1)
-      loss_.copy_from(share.detach());
-    else
-      loss_.copy_from(ops::add(loss_, share.detach().to(DType::f32)));
-    tape.backward(share);
-  }
+  const auto share_of = [&](const Tensor& value) {
+    return micro_batches_ == 1 ? value : ops::scale(value, 1.0 / micro_batches_);
+  };
+  const Tensor loss = share_of(job_.loss());
+  note(loss_, loss);
+  if (!penalized_) return tape.backward(loss);
+  const Tensor penalty = share_of(job_.penalty());
+  note(penalty_, penalty);
+  tape.backward(ops::add(loss, penalty));
+}
+
+void Step::note(Logged& logged, const Tensor& share) {
+  if (tree_ || share_.count == 1)
+    logged.sum.copy_from(share.detach());
+  else
+    logged.sum.copy_from(ops::add(logged.sum, share.detach().to(DType::f32)));
 }
 
 void Step::update() {
@@ -142,9 +151,17 @@ void Step::update() {
 }
 
 double Step::mean_loss() const {
+  return mean_of(loss_);
+}
+
+double Step::mean_penalty() const {
+  return mean_of(penalty_);
+}
+
+double Step::mean_of(const Logged& logged) const {
   const int ranks = ranks_of(options_);
-  if (ranks == 1 && !tree_) return loss_.item<double>();
-  const Tensor own = (tree_ ? losses_ : loss_.reshape({1})).to(Device::cpu());
+  if (ranks == 1 && !tree_) return logged.sum.item<double>();
+  const Tensor own = (tree_ ? logged.each : logged.sum.reshape({1})).to(Device::cpu());
   const Tensor all = Tensor::empty_packed({own.count() * ranks}, DType::f32, Device::cpu());
   if (ranks > 1)
     options_.world->host().all_gather(own, all);

@@ -46,9 +46,11 @@ class Step {
   }
   /// The mean of the micro-batches' losses of the last step: f32, rank 0, on the device, the same memory
   /// after every step. Of several ranks, or in the global order, only a share of it: call mean_loss().
-  const Tensor& loss() const { return loss_; }
+  const Tensor& loss() const { return loss_.sum; }
   /// The same as a number, of all ranks, which all call it; waits for the device.
   double mean_loss() const;
+  /// The same of Job::penalty(). Only if the job has one.
+  double mean_penalty() const;
   /// Milliseconds of the last step in which only the communication ran; waits for the device. -1
   /// on one rank.
   double exposed_ms() const { return reduce_ ? reduce_->exposed_ms() : -1; }
@@ -63,6 +65,12 @@ class Step {
   void replay(Captured& captured, bool updates);
   bool ends_with_update() const { return share_.count == 1 || (overlaps_ && last_); }
   void add_to_tree(int index);
+  /// A number of each micro-batch: their sum, and, where they are added by the tree, they.
+  struct Logged {
+    Tensor sum, each;
+  };
+  void note(Logged& logged, const Tensor& share);
+  double mean_of(const Logged& logged) const;
 
   Job& job_;
   const StepOptions options_;
@@ -71,7 +79,8 @@ class Step {
   const bool tree_, graph_, overlaps_;
   bool last_ = true;        // the micro-batch in progress, of the share
   bool connected_ = false;  // a step has been made: the ranks' connections are
-  Tensor loss_, losses_;    // losses_: of the share's micro-batches, where they are added by the tree
+  Logged loss_, penalty_;
+  const bool penalized_;
   std::optional<dist::DataParallel> reduce_;
   std::optional<dist::GradientTree> sums_;
   Captured captured_, captured_update_;

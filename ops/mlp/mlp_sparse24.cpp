@@ -11,6 +11,7 @@
 #include "ops/mlp/mlp_sparse24_kernels.h"
 #include "ops/mlp/move_columns.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
 #include "ops/select/select.h"
 #include "runtime/parse_name.h"
 #include "runtime/philox.h"
@@ -69,6 +70,15 @@ struct Hidden {
   Sparse24 slopes;  // S'(a) f'(h) at its places, of methods that change values
   Tensor columns;   // i32 [n]: the densest, if a GEMM is split
   Tensor dense;     // a in these columns, if y is split
+
+  /// The mean of |S(a)| over `count` elements. Nothing is negative, and what pads `kept` is 0.
+  Tensor mean_magnitude(int64_t count) const {
+    const Tensor& most = kept.defined() ? kept.values : a;
+    const DType wide = sum_dtype(most.dtype());
+    Tensor sum = sum_to(most, {}, wide);
+    if (dense.defined()) sum = add(sum, sum_to(dense, {}, wide));
+    return ops::scale(sum, 1.0 / double(std::max<int64_t>(1, count)));
+  }
 };
 
 Selection24 selection_of(const MlpSparse24& how, const Tensor& a) {
@@ -95,7 +105,8 @@ struct Pass {
             .scales = {}};
   }
   Tensor activations() const;
-  Tensor hidden_gradient(const Tensor& dy, const Tensor& act) const;
+  Tensor activation_gradient(Backward& b, const Tensor& dy) const;
+  Tensor hidden_gradient(Backward& b, const Tensor& dy, const Tensor& act) const;
   void input_gradient(Backward& b, const Tensor& act, const Tensor& dh, const Tensor& dh_sparse,
                       const Tensor& dh_dense) const;
   void weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, const Tensor& dh,
@@ -122,9 +133,22 @@ Tensor Pass::activations() const {
   return as_scratch(std::move(act));
 }
 
-/// dh = (dy down) S'(a) f'(h)
-Tensor Pass::hidden_gradient(const Tensor& dy, const Tensor& act) const {
-  const Tensor dh = as_scratch(linear_input_gradient(dy, down.get()));
+/// da = dy down, and what the mean magnitude adds
+Tensor Pass::activation_gradient(Backward& b, const Tensor& dy) const {
+  const Tensor da = as_scratch(linear_input_gradient(dy, down.get()));
+  if (!how.l1 || !b.has_grad(1) || da.count() == 0) return da;
+  const double factor = 1.0 / double(da.count());
+  if (da.device().is_cpu()) {
+    add_to_all_cpu(da, b.grad(1), factor);
+  } else if constexpr (kCuda) {
+    add_to_all_cuda(da, b.grad(1), factor);
+  }
+  return da;
+}
+
+/// dh = da S'(a) f'(h)
+Tensor Pass::hidden_gradient(Backward& b, const Tensor& dy, const Tensor& act) const {
+  const Tensor dh = activation_gradient(b, dy);
   if (!how.masks_gradient && a.defined()) {
     Tensor whole = a.get();
     if (dense.defined()) {
@@ -263,7 +287,7 @@ void Pass::run_compressed(Backward& b, const Tensor& dy) const {
     });
   bias_gradient(b, 4, dy);
   Tensor da, dh_dense;
-  if (further) da = as_scratch(linear_input_gradient(dy, down.get()));
+  if (further) da = activation_gradient(b, dy);
   if (further && splits) {
     dh_dense = columns_of(da, columns.get());
     activation_gradient_of_result(dh_dense, dh_dense, dense.get(), how.activation);
@@ -279,7 +303,7 @@ void Pass::run_compressed(Backward& b, const Tensor& dy) const {
       add_columns(d.transpose(0, 1), part.transpose(0, 1), columns.get());
     });
   by_tokens = {};
-  b.pass(0, {5});  // before dx: see operator()
+  if (b.has_grad()) b.pass(0, {5});  // before dx: see operator()
   if (!b.needs(0)) return;
   Tensor dx = Tensor::empty(shape, da.dtype(), da.device());
   Multiply24Options options;
@@ -289,13 +313,16 @@ void Pass::run_compressed(Backward& b, const Tensor& dy) const {
 }
 
 void Pass::operator()(Backward& b) {
-  const Tensor dy = by_token(b.grad());
+  // y itself may be unused, where only l1 is part of a loss.
+  const Tensor dy =
+      b.has_grad() ? by_token(b.grad())
+                   : Tensor::zeros({tokens, down.get().size(0)}, down.get().dtype(), down.get().device());
   if (stays_compressed(b)) return run_compressed(b, dy);
   const bool further = b.needs(0) || b.needs(1) || b.needs(3);
   const Tensor act = activations();
   Tensor dh, dh_sparse, dh_dense;
   if (further) {
-    dh = hidden_gradient(dy, act);
+    dh = hidden_gradient(b, dy, act);
     if (how.dx == Gemm24::split || how.dup == Gemm24::split) {
       // Without a GEMM that reads all columns the dense ones are taken out in place.
       const bool whole = how.dx != Gemm24::split || how.dup != Gemm24::split || b.needs(3);
@@ -309,7 +336,7 @@ void Pass::operator()(Backward& b) {
     weight_gradients(b, act, dy, {}, {}, {});
   }
   // Before dx, which is added to dy where x is the residual, and after everything that reads dy.
-  b.pass(0, {5});
+  if (b.has_grad()) b.pass(0, {5});
   input_gradient(b, act, dh, dh_sparse, dh_dense);
 }
 
@@ -457,6 +484,7 @@ MlpSparse24Result mlp_sparse24(const Tensor& x, const Tensor& up, const Tensor& 
   const Tensor added = residual.defined() ? by_token(residual) : residual;
   const Hidden hidden = forward(by_token(result.y), result.counts, by_token(x), up.detach(), down.detach(),
                                 up_bias.detach(), down_bias.detach(), added, how, tape != nullptr);
+  if (how.l1) result.l1 = hidden.mean_magnitude(by_token(x).size(0) * up.size(0));
   if (!tape) return result;
   Pass saved{.how = how,
              .x = requires_grad(up) ? Saved(x) : Saved(),
@@ -479,8 +507,12 @@ MlpSparse24Result mlp_sparse24(const Tensor& x, const Tensor& up, const Tensor& 
   }
   saved.how.previous = Tensor();  // belongs to the forward pass; the caller may write over it
   saved.how.dynamic = nullptr;
-  tape->record("mlp_sparse24", {&x, &up, &down, &up_bias, &down_bias, &residual}, {&result.y},
-               std::move(saved));
+  if (how.l1)
+    tape->record("mlp_sparse24", {&x, &up, &down, &up_bias, &down_bias, &residual}, {&result.y, &result.l1},
+                 std::move(saved));
+  else
+    tape->record("mlp_sparse24", {&x, &up, &down, &up_bias, &down_bias, &residual}, {&result.y},
+                 std::move(saved));
   return result;
 }
 

@@ -45,6 +45,7 @@ struct MlpSparse24 {
   Tensor scale = {};                  // f32 [1], of method soft_threshold
   DynamicScale24* dynamic = nullptr;  // of method soft_dynamic; a call advances it
   Rng* rng = nullptr;                 // of mvue; a stream or two per call
+  bool l1 = false;                    // MlpSparse24Result::l1 is wanted
 
   /// The settings, without what belongs to a call.
   void fields(auto&& visit) {
@@ -68,6 +69,9 @@ Tensor token_order24(const std::string& kind, int64_t tokens, uint64_t seed, Dev
 struct MlpSparse24Result {
   Tensor y;       // [..., E]
   Tensor counts;  // i32 [F]: elements of a that are not zero, before any are dropped; on y's device
+  /// With MlpSparse24::l1: the mean of |S(a)| over all T F elements, those that were dropped being 0. f32
+  /// (f64 for f64), of rank 0, and differentiable: a penalty on hidden activations is part of the loss.
+  Tensor l1 = {};
 };
 
 /// The feed-forward layer of ops::mlp with 2:4 sparse hidden activations (Haziza et al., arXiv:2503.16672):
@@ -80,6 +84,7 @@ struct MlpSparse24Result {
 /// In dup and ddown, which sum over tokens, S(a) and dh keep two of every four tokens of a feature on top of
 /// that: those of `token_method` by S(a), for both (by mvue each its own, so that both stay unbiased). With
 /// dx `sparse` where y is not, dh keeps the two of four features that are largest in S(a).
+/// The gradient of l1 adds dl1 / (T F) to every element of da, in f32 (f64 for f64) and rounded again.
 ///
 /// Rounding: h, a, S(a), da and dh to x's dtype, sums in f32 (f64 for f64). The dense part of a split y or dx
 /// is rounded to x's dtype before the sparse part is added in f32; split gradients of weights are not.

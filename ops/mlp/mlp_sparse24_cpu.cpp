@@ -24,4 +24,13 @@ void slopes24_cpu(const Tensor& slopes, const Tensor& a, const Tensor& kept, con
   });
 }
 
+void add_to_all_cpu(const Tensor& x, const Tensor& value, double factor) {
+  dispatch_floating(x.dtype(), "mlp_sparse24", [&]<class T>() {
+    using C = Compute<T>;
+    const C added = C(factor) * *value.data<C>();
+    elementwise_cpu<T>(
+        x, [added](C own) { return own + added; }, x);
+  });
+}
+
 }  // namespace tessera::ops

@@ -2,7 +2,8 @@
 #include "ops/mlp/mlp_sparse24_kernels.h"
 #include "ops/mlp/mlp_sparse24_math.h"
 
-/// Two reads and one write per element: bound by memory. Only the methods that change values need it.
+/// slopes24: two reads and one write per element, bound by memory; only the methods that change values need
+/// it. add_to_all: one read and one write per element. Neither has run on a GPU.
 
 namespace tessera::ops {
 namespace {
@@ -15,6 +16,12 @@ template <Activation kKind, class T>
 struct SoftSlope {
   const float* scale;
   __device__ T operator()(T a, T kept) const { return T(soft_slope24<kKind>(float(a), float(kept), *scale)); }
+};
+template <class T>
+struct AddToAll {
+  const float* value;
+  float factor;
+  __device__ T operator()(T x) const { return T(float(x) + factor * *value); }
 };
 
 }  // namespace
@@ -32,6 +39,12 @@ void slopes24_cuda(const Tensor& slopes, const Tensor& a, const Tensor& kept, co
       run.template operator()<Activation::relu>();
     else
       run.template operator()<Activation::relu_squared>();
+  });
+}
+
+void add_to_all_cuda(const Tensor& x, const Tensor& value, double factor) {
+  dispatch_floating_cuda(x.dtype(), "mlp_sparse24", [&]<class T>() {
+    gpu::elementwise<T, T>(x, AddToAll<T>{value.data<float>(), float(factor)}, x);
   });
 }
 

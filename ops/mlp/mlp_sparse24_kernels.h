@@ -14,4 +14,9 @@ void slopes24_cpu(const Tensor& slopes, const Tensor& a, const Tensor& kept, con
 void slopes24_cuda(const Tensor& slopes, const Tensor& a, const Tensor& kept, const Selection24& selection,
                    Activation kind);
 
+/// x += factor * value: x [T, F] floating, value of rank 0, f32 (f64 for f64). The sum is f32 (f64), rounded
+/// once.
+void add_to_all_cpu(const Tensor& x, const Tensor& value, double factor);
+void add_to_all_cuda(const Tensor& x, const Tensor& value, double factor);
+
 }  // namespace tessera::ops

@@ -53,6 +53,24 @@ Problem problem_of(const Dims& d, const Attrs& attrs) {
                  .forward_bytes = 4 * f + (attrs.word("y") == "dense" ? 0 : t * f / 8)};
 }
 
+/// The same with the mean magnitude as a result: a declaration of its own, since it costs a pass over the
+/// activations in each direction.
+OpSpec with_l1(OpSpec spec) {
+  spec.name = "mlp_sparse24_l1";
+  spec.summary += ", with l1, the mean of |S(a)|";
+  spec.outputs.push_back({.name = "l1", .shape = "[]", .dtypes = sum_dtypes()});
+  spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
+    SeededRng seeded(attrs.integer("seed"), 4);
+    MlpSparse24 how = settings_of(attrs, seeded.rng());
+    how.previous = in[6];
+    how.l1 = true;
+    const MlpSparse24Result result = mlp_sparse24(in[0], in[1], in[2], how, in[3], in[4], in[5]);
+    if (!attrs.flag("counts")) result.counts.fill(0);
+    return std::vector{result.y, result.counts, result.l1};
+  };
+  return spec;
+}
+
 void add_cases(OpSpec& spec) {
   // Where weight gradients keep every token, all gradients are those of the masked function, to first order.
   for (const char* const form : {"dense", "sparse", "split"})
@@ -140,7 +158,8 @@ std::vector<OpSpec> mlp_sparse24_specs() {
   for (Case& one : spec.cases) one.attrs.set("counts", false);
   for (const auto& [tokens, in, wide] : {std::tuple{16384, 4096, 16384}, {16384, 2048, 8192}})
     spec.benches.push_back({.dims = sizes(tokens, in, wide, in, 0)});
-  return {std::move(spec)};
+  OpSpec l1 = with_l1(spec);
+  return {std::move(spec), std::move(l1)};
 }
 
 }  // namespace tessera::ops

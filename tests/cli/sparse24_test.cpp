@@ -84,6 +84,81 @@ TEST(Sparse24Training, GoesOnToTheSameBitsAcrossASwitch) {
   }
 }
 
+/// The values of one name, of a run's curve.
+std::vector<double> curve(const Workplace& at, const std::string& run, const std::string& name) {
+  std::vector<double> list;
+  std::istringstream lines(at.get("runs/" + run + "/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) list.push_back(json::parse(line).at(name));
+  return list;
+}
+
+TEST(ActivationL1, MakesActivationsSparserAndIsLoggedApartFromTheLoss) {
+  Workplace at;
+  with_text(at);
+  for (const std::string more : {"", " --sparse24 naive --dense-first 3"}) {
+    const std::string flags = kTrain + " --ffn relu2 --steps 12 --save-every 1 --keep 20" + more;
+    expect_success(run(at, flags + " --name plain"));
+    expect_success(run(at, flags + " --name weak --activation-l1 1e-6"));
+    expect_success(run(at, flags + " --name strong --activation-l1 10"));
+    // The loss of the first step has no penalty in it.
+    EXPECT_NEAR(losses(at, "strong")[0], losses(at, "plain")[0], 1e-4);
+    EXPECT_NEAR(losses(at, "weak").back(), losses(at, "plain").back(), 1e-3);
+    EXPECT_NE(losses(at, "weak").back(), losses(at, "plain").back());
+    const std::vector<double> weak = curve(at, "weak", "activation_l1"),
+                              strong = curve(at, "strong", "activation_l1");
+    // At the first step the same activations, which strong weighs 1e7 times.
+    EXPECT_NEAR(strong[0] / weak[0], 1e7, 1e3);
+    EXPECT_GT(strong[0], 0);
+    EXPECT_LT(strong.back() / 10, weak.back() / 1e-6 / 2);  // half as large at the end
+    EXPECT_EQ(json::parse(at.get("runs/strong/run.json")).at("job").at("activation_l1"), 10);
+    EXPECT_FALSE(json::parse(at.get("runs/plain/run.json")).at("job").contains("activation_l1"));
+    // Stopped and continued: the same bits; another value is refused.
+    const std::string end = "runs/strong/checkpoints/step-000012.safetensors", whole = at.get(end);
+    for (int later = 5; later <= 12; ++later)
+      fs::remove(at / ("runs/strong/checkpoints/step-0000" + std::string(later < 10 ? "0" : "") +
+                       std::to_string(later) + ".safetensors"));
+    const Outcome other = run(at, "train llama --resume runs/strong --device cpu --quiet --activation-l1 1");
+    EXPECT_NE(other.code, 0);
+    EXPECT_TRUE(holds_all(other.err, "--activation-l1")) << other.err;
+    expect_success(run(at, "train llama --resume runs/strong --device cpu --quiet"));
+    EXPECT_TRUE(at.get(end) == whole) << more;
+    fs::remove_all(at / "runs");
+  }
+}
+
+TEST(ActivationL1, IsTheMeanOverMicroBatchesAndRefusedWithoutZeros) {
+  Workplace at;
+  with_text(at);
+  // Micro-batches of one step are the sequences of one larger batch.
+  const std::string flags =
+      "train llama --text a.txt --device cpu --quiet --sample-tokens 0 --log-every 1 "
+      "--lr 0.01 --ngram 0 --layers 2 --d-model 32 --n-head 2 --d-ff 64 --length 16 "
+      "--ffn relu --steps 3 --activation-l1 0.1";
+  expect_success(run(at, flags + " --batch-size 4 --name one"));
+  expect_success(run(at, flags + " --batch-size 2 --accumulate 2 --name two"));
+  expect_success(run(at, flags + " --batch-size 2 --accumulate 2 --order global --name tree"));
+  const std::vector<double> one = curve(at, "one", "activation_l1"), two = curve(at, "two", "activation_l1"),
+                            tree = curve(at, "tree", "activation_l1");
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(two[i], one[i], 1e-4 * one[i]);
+    EXPECT_NEAR(tree[i], one[i], 1e-4 * one[i]);
+  }
+  const std::string train = kTrain + " --steps 4 ";
+  for (const auto& [more, says] :
+       {std::pair<const char*, const char*>{"--activation-l1 1",
+                                            "--activation-l1|without a gate|--ffn relu2"},
+        {"--ffn relu2 --activation-l1 -1", "--activation-l1"},
+        {"--ffn relu2 --activation-l1 many", "--activation-l1"},
+        {"--ffn relu2 --activation-l1 1 --form low_rank --rank 4", "--activation-l1|--form low_rank"}}) {
+    const Outcome outcome = run(at, train + more);
+    EXPECT_EQ(outcome.code, 2) << more << "\n" << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, says)) << more << "\n" << outcome.err;
+  }
+  const Outcome gpt = run(at, "train gpt --text a.txt --device cpu --quiet --steps 2 --activation-l1 1");
+  EXPECT_EQ(gpt.code, 2);
+  EXPECT_TRUE(holds_all(gpt.err, "activations with zeros")) << gpt.err;
+}
+
 TEST(Sparse24Training, IsPlannedAndMeasured) {
   Workplace at;
   with_text(at);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "autograd/tape.h"
+#include "nn/hidden_l1.h"
 #include "nn/observe.h"
 #include "ops/mlp/mlp.h"
 #include "ops/pointwise/pointwise.h"
@@ -89,6 +90,47 @@ TEST(Sparse24Form, AChangedScheduleOrSettingIsAnotherGraph) {
   EXPECT_NE(Form(one), Form(other));
   other = one, other.order = "stride";
   EXPECT_NE(Form(one), Form(other));
+}
+
+TEST(HiddenL1, SumsTheMeansOfTheNetworksThatATapeRecords) {
+  Rng rng(1);
+  Mlp one = squared(rng), other = squared(rng);
+  set_sparse24(other, {.how = {.dense_share = 0.1}});
+  const Tensor x = random({16, 12}, 2);
+  const auto mean_of = [&](const Mlp& mlp, const ops::MlpSparse24& how) {
+    ops::MlpSparse24 with = how;
+    with.l1 = true;
+    return values(ops::mlp_sparse24(x, mlp.up.weight, mlp.down.weight, with).l1)[0];
+  };
+  const double expected = mean_of(one, dense_call(one.activation)) + mean_of(other, {.dense_share = 0.1});
+  const std::vector<double> plain = values(recorded(one, x));
+  {
+    const HiddenL1 hidden;
+    one(x);
+    EXPECT_FALSE(hidden.sum().defined());  // no tape
+    Tape tape;
+    {
+      const HiddenL1 inner;
+      one(x);
+      EXPECT_TRUE(inner.sum().defined());
+    }
+    EXPECT_FALSE(hidden.sum().defined());
+    const Tensor y = one(x);
+    for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(values(y)[i], plain[i], 1e-12);
+    other(x);
+    EXPECT_NEAR(values(hidden.sum())[0], expected, 1e-12);
+    tape.backward(hidden.sum());
+    EXPECT_TRUE(grad(one.up.weight).defined());
+    EXPECT_TRUE(grad(other.up.weight).defined());
+  }
+  EXPECT_FALSE(HiddenL1::wanted());
+  const HiddenL1 hidden;
+  Tape tape;
+  const Mlp gated = squared(rng, true);
+  EXPECT_NE(message_of([&] { gated(x); }).find("the L1 penalty is on activations that are not negative"),
+            std::string::npos);
+  one.up.form = Scaled{2};
+  EXPECT_NE(message_of([&] { one(x); }).find("needs dense layers"), std::string::npos);
 }
 
 TEST(Sparse24Form, RefusesWhatItCannotBe) {

@@ -88,24 +88,31 @@ Inputs inputs_of(int64_t tokens, int64_t in, int64_t hidden, int64_t out, DType 
 }
 
 struct Results {
-  Tensor y, counts, dx, dup, ddown, dup_bias, ddown_bias, dresidual;
+  Tensor y, counts, dx, dup, ddown, dup_bias, ddown_bias, dresidual, l1;
 };
+/// The gradient of l1, of the size of the others' once it is shared out over the elements.
+constexpr double kGradientOfL1 = 300;
 Results run(const Inputs& in, const MlpSparse24& how) {
   Tensor x = in.x.clone(), up = in.up.clone(), down = in.down.clone(), up_bias = in.up_bias.clone(),
          down_bias = in.down_bias.clone(), residual = in.residual.clone();
   for (Tensor* const leaf : {&x, &up, &down, &up_bias, &down_bias, &residual}) require_grad(*leaf);
   Tape tape;
   const MlpSparse24Result result = mlp_sparse24(x, up, down, how, up_bias, down_bias, residual);
-  const std::vector<Tensor> results{result.y}, grads{in.dy};
+  std::vector<Tensor> results{result.y}, grads{in.dy};
+  if (how.l1) {
+    results.push_back(result.l1);
+    grads.push_back(Tensor::full({}, kGradientOfL1, result.l1.dtype(), Device::cpu()));
+  }
   tape.backward(results, grads);
-  return {result.y.detach(), result.counts, grad(x),         grad(up),
-          grad(down),        grad(up_bias), grad(down_bias), grad(residual)};
+  return {result.y.detach(), result.counts,   grad(x),        grad(up),          grad(down),
+          grad(up_bias),     grad(down_bias), grad(residual), result.l1.detach()};
 }
 
 /// Masked dense GEMMs: what the operator must be. `densest`: which columns split GEMMs leave alone.
 struct Expected {
   Matrix y, dx, dup, ddown;
   std::vector<double> dup_bias;
+  double l1 = 0;
 };
 Expected by_definition(const Inputs& in, const MlpSparse24& how, const std::vector<bool>& densest,
                        const std::vector<int64_t>& order) {
@@ -133,10 +140,12 @@ Expected by_definition(const Inputs& in, const MlpSparse24& how, const std::vect
   };
   const Matrix kept = masked(a, restricted(how.y, a, true));
   Expected expected{product(kept, transposed(Matrix(in.down))), Matrix(0, 0), Matrix(0, 0), Matrix(0, 0), {}};
+  for (const double value : kept.at) expected.l1 += std::abs(value) / double(tokens * hidden);
   const std::vector<double> residual = values(in.residual);
   for (size_t i = 0; i < expected.y.at.size(); ++i)
     expected.y.at[i] += residual[i] + down_bias[i % down_bias.size()];
   Matrix dh = product(Matrix(in.dy), Matrix(in.down));
+  for (double& value : dh.at) value += how.l1 ? kGradientOfL1 / double(tokens * hidden) : 0;
   const Matrix& by = how.masks_gradient ? kept : a;
   for (size_t i = 0; i < dh.at.size(); ++i)
     dh.at[i] *= by.at[i] == 0 ? 0 : squared ? 2 * std::sqrt(by.at[i]) : 1;
@@ -185,7 +194,8 @@ TEST(MlpSparse24, IsMaskedDenseGemmsInEveryCombinationOfForms) {
                       .ddown = kForms[i / 27],
                       .dense_share = 4.0 / double(hidden),
                       .masks_gradient = masks,
-                      .previous = previous};
+                      .previous = previous,
+                      .l1 = i % 4 != 0};
       const Results results = run(in, how);
       const Expected expected = by_definition(in, how, densest, {});
       const std::string what = text_of_settings(how);
@@ -195,7 +205,48 @@ TEST(MlpSparse24, IsMaskedDenseGemmsInEveryCombinationOfForms) {
       expect_near(results.ddown, expected.ddown.at, what + ": ddown");
       expect_near(results.dup_bias, expected.dup_bias, what + ": dup_bias");
       expect_near(results.dresidual, values(in.dy), what + ": dresidual");
+      EXPECT_EQ(results.l1.defined(), how.l1);
+      if (how.l1) expect_near(results.l1, {expected.l1}, what + ": l1");
     }
+}
+
+TEST(MlpSparse24, LossesMayNeedTheMeanMagnitudeAlone) {
+  // y is not part of the loss; the compressed backward pass and the one by matrices agree with zeros for dy.
+  for (const bool compressed : {true, false}) {
+    Inputs in = inputs_of(10, 7, 16, 5);
+    const Gemm24 form = compressed ? Gemm24::sparse : Gemm24::dense;
+    const MlpSparse24 how{.y = form, .dx = form, .dup = form, .ddown = form, .l1 = true};
+    Tensor x = in.x.clone(), up = in.up.clone(), down = in.down.clone(), residual = in.residual.clone();
+    for (Tensor* const leaf : {&x, &up, &down, &residual}) require_grad(*leaf);
+    {
+      Tape tape;
+      const MlpSparse24Result result = mlp_sparse24(x, up, down, how, {}, in.down_bias, residual);
+      const std::vector<Tensor> of{result.l1}, grads{Tensor::full({}, 2, DType::f64, Device::cpu())};
+      tape.backward(of, grads);
+    }
+    EXPECT_FALSE(grad(residual).defined());
+    in.up_bias.fill(0), in.dy.fill(0);
+    Tensor all = in.x.clone(), weight = in.up.clone();
+    for (Tensor* const leaf : {&all, &weight}) require_grad(*leaf);
+    Tape tape;
+    const MlpSparse24Result result = mlp_sparse24(all, weight, in.down, how, {}, in.down_bias, in.residual);
+    const std::vector<Tensor> of{result.y, result.l1},
+        grads{in.dy, Tensor::full({}, 2, DType::f64, Device::cpu())};
+    tape.backward(of, grads);
+    expect_near(grad(x), values(grad(all)), "dx", 1e-12);
+    expect_near(grad(up), values(grad(weight)), "dup", 1e-12);
+  }
+}
+
+TEST(MlpSparse24, TheMeanMagnitudeIsNotRoundedTo16Bits) {
+  // Its share of an element is 300 / (T F): in f16, without a loss scale, below the smallest number.
+  const Inputs in = inputs_of(64, 9, 128, 8, DType::f16);
+  const MlpSparse24 how{.dense_share = 0.1, .l1 = true};
+  const Results results = run(in, how);
+  EXPECT_EQ(results.l1.dtype(), DType::f32);
+  MlpSparse24 exact = how;
+  const Inputs wide = inputs_of(64, 9, 128, 8, DType::f32);
+  expect_near(results.l1, values(run(wide, exact).l1), "l1", 5e-3);
 }
 
 TEST(MlpSparse24, TokensStandTogetherAsTheOrderSays) {

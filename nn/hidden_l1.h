@@ -1,0 +1,39 @@
+#pragma once
+
+#include "tensor/tensor.h"
+
+namespace tessera::nn {
+
+/// While it lives, feed-forward networks (Mlp) that this thread's tape records also give the mean magnitude
+/// of their hidden activations: the L1 penalty that makes activations sparse. Their activation must be relu
+/// or relu_squared, their layers dense or Sparse24, and there is no gate: others throw.
+///
+/// ```cpp
+/// const nn::HiddenL1 hidden;
+/// Tensor loss = model.loss(tokens, targets);
+/// if (hidden.sum().defined()) loss = ops::add(loss, ops::scale(hidden.sum(), 1e-4));
+/// ```
+///
+/// A network is then one ops::mlp_sparse24, with all its GEMMs dense unless its form says otherwise; the
+/// gradient of the penalty is part of that operator's backward pass. Scopes nest; the innermost counts.
+class HiddenL1 {
+ public:
+  HiddenL1();
+  ~HiddenL1();
+  HiddenL1(const HiddenL1&) = delete;
+
+  /// The sum over the networks that were called: f32 (f64 for f64), of rank 0, recorded. Undefined if none
+  /// was.
+  const Tensor& sum() const { return sum_; }
+
+  /// For layers: whether a recorded network has to give it, and how it does.
+  static bool wanted();
+  static void add(const Tensor& mean);
+
+ private:
+  static constinit thread_local HiddenL1* current_;
+  HiddenL1* outer_;
+  Tensor sum_;
+};
+
+}  // namespace tessera::nn
