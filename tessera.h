@@ -92,6 +92,7 @@
 #include "ops/sparse24/sparse24.h"
 #include "ops/sparse24/sparse24_layout.h"
 #include "ops/sparse24/sparse24_linear.h"
+#include "ops/sparse24/weight24.h"
 #include "ops/sparse_linear/gate.h"
 #include "ops/sparse_linear/sparse_linear.h"
 #include "ops/sparse_linear/sparse_weight.h"
@@ -125,6 +126,7 @@
 #include "nn/slice_scope.h"
 #include "nn/sparse24.h"
 #include "nn/summary.h"
+#include "nn/weights24.h"
 
 #include "models/bert.h"
 #include "models/generate.h"

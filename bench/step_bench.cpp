@@ -92,6 +92,7 @@ Record measure_language(const train::LanguageSettings& settings, Device device, 
       },
       settings.model);
   if (settings.sparse24.on()) record.attrs["sparse24"] = settings.sparse24.description();
+  if (settings.weights24.on()) record.attrs["weights24"] = settings.weights24.description();
   if (settings.factors.factorizes()) record.attrs["form"] = settings.factors.description();
   record.dtype = name_of(settings.precision());
   record.flops = plan::count_flops(settings.model, settings.batch, settings.length, settings.forms()).step();

@@ -153,6 +153,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
     nlohmann::json out = step_json(plan, flops.step(), most);
     out["model"] = job.family();
     if (job.factors.factorizes()) out["form"] = job.factors.description();
+    if (job.weights24.on()) out["weights24"] = job.weights24.description();
     out["memory_bytes"] = memory;
     out["sent"] = args.sent(plan);
     out["precision"] = name_of(job.precision());
@@ -163,6 +164,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
   fmt::print("{}: {} parameters, {}, B={} T={}, {} tokens a step\n", job.family(), parameters,
              name_of(job.precision()), job.batch, job.length, job.batch * job.length);
   if (job.factors.factorizes()) fmt::print("  weights: {}\n", job.factors.description());
+  if (job.weights24.on()) fmt::print("  weights: {}\n", job.weights24.description());
   fmt::print("  {:<34} {:>12}\n", "bytes of a training step", "");
   for (const auto& [name, bytes] :
        {std::pair("parameters", plan.parameters), std::pair("gradients", plan.gradients),

@@ -56,7 +56,8 @@ class LanguageCommand : public train::LanguageRecipe {
       throw UsageError(error.what());
     }
     note_evaluation(given);
-    flags.settings().sparse24.check_given(given);
+    flags.settings().sparse24.check_given(given, flags.settings().weights24.on());
+    flags.settings().weights24.check_given(given);
     text = flags.text, epochs = flags.epochs, minutes = flags.minutes;
     if (!flags.settings().data.empty()) check_kept_text("--data", fs::absolute(flags.settings().data));
     settings_ = flags.job();

@@ -16,6 +16,10 @@ bool same(const Tensor& x, const Tensor& y) {
 
 }  // namespace
 
+bool Weights24::operator==(const Weights24& other) const {
+  return same(mask, other.mask) && active == other.active;
+}
+
 bool Factors::operator==(const Factors& other) const {
   return same(a, other.a) && same(b, other.b) && rows == other.rows;
 }

@@ -73,6 +73,20 @@ struct Sparse24 {
   mutable Tensor tokens;                // the order of as many tokens as the last call had
 };
 
+/// Training with 2:4 weights (Hu et al., arXiv:2404.01847; ops::weight24_linear): what is multiplied is the
+/// weight under a transposable mask, in forward and for the input's gradient; the gradient of the weight is
+/// straight through, so that pruned elements train. nn/weights24.h makes and refreshes the mask.
+/// GroupedLinear throws.
+struct Weights24 {
+  static constexpr const char* kKind = "weights24";
+  void fields(auto&& visit) { visit("mask", mask), visit("flips", flips), visit("active", active); }
+  bool operator==(const Weights24& other) const;  // of what a captured graph depends on
+
+  Tensor mask;         // i32 [out, ceil(in / 32)], as of ops::transposable24
+  Tensor flips;        // i32 [1]: elements whose mask changed when it was last made
+  bool active = true;  // false: dense for now
+};
+
 /// What the forms below have in place of a dense weight (nn/low_rank.h makes them). The parts of a fused
 /// weight, such as q, k and v, have factors of their own. Layers in groups have none of these forms and
 /// throw.
@@ -137,13 +151,13 @@ struct ColumnsPlusLowRank {
 /// same slice, or sparse24), and otherwise calls its linear layers one after the other; what cannot do that
 /// (DecoderLayers) says which layer prevents it. A captured step whose layers have other forms than when it
 /// was captured is captured again.
-using Form = std::variant<Dense, Scaled, Slice, Compressed, Sparse24, LowRank, Cola, SparsePlusLowRank,
-                          ColumnsPlusLowRank>;
+using Form = std::variant<Dense, Scaled, Slice, Compressed, Sparse24, Weights24, LowRank, Cola,
+                          SparsePlusLowRank, ColumnsPlusLowRank>;
 
 inline bool is_dense(const Form& form) {
   return std::holds_alternative<Dense>(form);
 }
-/// "dense", "scaled", "slice", "compressed", "sparse24", "low_rank", "cola", "sltrain", "lost"
+/// "dense", "scaled", "slice", "compressed", "sparse24", "weights24", "low_rank", "cola", "sltrain", "lost"
 const char* name_of(const Form& form);
 /// Multiply-adds per token of a layer in -> out in that form.
 double multiply_adds(const Form& form, int64_t in, int64_t out);

@@ -11,6 +11,7 @@
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/sparse24/weight24.h"
 
 namespace tessera::nn {
 namespace {
@@ -86,6 +87,12 @@ Tensor multiply(const Sparse24&, const Tensor& x, const Tensor& weight, const Te
   return ops::linear(x, weight, bias, residual);
 }
 
+Tensor multiply(const Weights24& form, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& residual) {
+  return form.active ? ops::weight24_linear(x, weight, form.mask, bias, residual)
+                     : ops::linear(x, weight, bias, residual);
+}
+
 template <class Factored>
 requires requires(const Factored& form) {
   form.factors;
@@ -116,6 +123,10 @@ Tensor multiply_groups(const Compressed&, const Tensor&, const Tensor&, const Te
 }
 Tensor multiply_groups(const Sparse24&, const Tensor&, const Tensor&, const Tensor&, bool) {
   fail_at(Site::here(), "linear: layers in groups have no sparse24 form; leave this one dense");
+}
+
+Tensor multiply_groups(const Weights24&, const Tensor&, const Tensor&, const Tensor&, bool) {
+  fail_at(Site::here(), "linear: layers in groups have no weights24 form; leave this one dense");
 }
 
 template <class Factored>

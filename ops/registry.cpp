@@ -18,6 +18,7 @@ std::vector<OpSpec> linear_activation_specs();
 std::vector<OpSpec> sparse_low_rank_specs();
 std::vector<OpSpec> sparse_linear_specs();
 std::vector<OpSpec> sparse24_specs();
+std::vector<OpSpec> weight24_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
 std::vector<OpSpec> mlp_sparse24_specs();
@@ -60,6 +61,7 @@ constexpr Specs kFolders[] = {
     sparse_low_rank_specs,
     sparse_linear_specs,
     sparse24_specs,
+    weight24_specs,
     grouped_linear_specs,
     mlp_specs,
     mlp_sparse24_specs,

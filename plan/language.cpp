@@ -95,6 +95,23 @@ double made_weight(const Sizes& s, const Forms& forms) {
                   of(forms.mlp, double(s.up) * double(s.d)));
 }
 
+/// Bytes of the masks of 2:4 weights, a bit per element in whole words of a row, in all blocks; and the most
+/// that a GEMM makes of one: it unpacked and masked, and compressed.
+struct Masks24 {
+  double masks = 0, transient = 0;
+};
+Masks24 masks24(const Sizes& s, const Forms& forms) {
+  Masks24 all;
+  const double element = double(size_of(s.dtype));
+  const auto add = [&](int64_t rows, int64_t in) {
+    all.masks += 4 * double(s.layers) * double(rows) * double((in + 31) / 32);
+    all.transient = std::max(all.transient, double(rows) * double(in) * (2.5 * element + 1.0 / 8));
+  };
+  if (forms.attention24) add(s.q + 2 * s.kv, s.d), add(s.d, s.q);
+  if (forms.mlp24) add(s.up, s.d), add(s.d, s.ff);
+  return all;
+}
+
 }  // namespace
 
 int64_t count_parameters(const LanguageConfig& config, const Forms& forms) {
@@ -138,11 +155,12 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
                                         : double(s.up) + double(s.gated ? s.ff : 0);
   const double in_mlp = (in_hidden + 2 * d) * tokens * element;
   const double in_attention = (2 * d + 2 * qkv + padded) * tokens * element + tokens * double(s.q) * 4;
-  return {.parameters = parameters * element,
+  const Masks24 sparse = masks24(s, forms);
+  return {.parameters = parameters * element + sparse.masks,
           .gradients = parameters * 4,
           .optimizer = parameters * (size_of(s.dtype) == 2 ? 12 : 8),
           .saved = tokens * (double(s.layers) * block + 2 * d) * element,
-          .transient = std::max({head, in_mlp, in_attention}) + made_weight(s, forms)};
+          .transient = std::max({head, in_mlp, in_attention}) + made_weight(s, forms) + sparse.transient};
 }
 
 Generation prefill(const LanguageConfig& config, double weight_bytes, int64_t batch, int64_t prompt) {

@@ -32,7 +32,7 @@ struct Flops {
 };
 
 /// Bytes of a training step, by kind, with AdamW: f32 gradients, moments and, for 16-bit parameters, masters
-/// (a TNP in f64: gradients and moments in f64).
+/// (a TNP in f64: gradients and moments in f64). Masks of 2:4 weights count as parameters.
 struct Memory {
   double parameters = 0, gradients = 0, optimizer = 0;
   double saved = 0;      // activations kept for backward
@@ -56,7 +56,8 @@ struct Forms {
   bool are_dense() const {
     return attention.kind == nn::FactorKind::dense && mlp.kind == nn::FactorKind::dense;
   }
-  std::optional<HiddenBytes> hidden = {};  // of sparse feed-forward networks
+  std::optional<HiddenBytes> hidden = {};   // of sparse feed-forward networks
+  bool attention24 = false, mlp24 = false;  // 2:4 weights (nn::Weights24)
 };
 /// These throw if a rank is too large for a module.
 int64_t count_parameters(const LanguageConfig& config, const Forms& forms = {});

@@ -32,7 +32,7 @@ struct JobInfo {
   int micro_batches = 1;
   double tokens_per_step = 0;
   double flops_per_step = 0;
-  std::string penalty = {};  // the name under which Job::penalty() is logged; empty: there is none
+  std::vector<std::string> penalties = {};  // the names under which Job::penalties() are logged
 };
 
 /// What follows from the values of an evaluation.
@@ -83,11 +83,14 @@ class Job {
   virtual void advance(uint64_t index) { (void)index; }
   /// The forward pass, recorded on the step's tape; one element.
   virtual Tensor loss() = 0;
-  /// Of a job whose info() names a penalty: what training adds to the last loss(), recorded on its tape, of
-  /// its dtype. It is logged by itself, and the loss without it.
-  virtual Tensor penalty() { return {}; }
+  /// What training adds to the last loss(), recorded on its tape and of its dtype: one for each name in
+  /// info(), undefined where it is 0. They are logged by themselves, and the loss without them.
+  virtual std::vector<Tensor> penalties() { return {}; }
   /// After each step of the optimizer, captured with it.
   virtual void updated() {}
+  /// Values of the state after a step, for its line of the curve where that is logged. May wait for the
+  /// device.
+  virtual Values state_values() { return {}; }
   /// Values of the model as it stands; runs without a tape and leaves the state as it was, also when it
   /// throws. The state is saved before it where both are due.
   virtual Values evaluate() { return {}; }

@@ -82,6 +82,7 @@ SettingList LanguageSettings::list() {
       .range(0.0, 1e6)
       .absent_means(0);
   sparse24.add_to(list);
+  weights24.add_to(list);
   return list;
 }
 
@@ -140,7 +141,37 @@ void LanguageSettings::validate() const {
   check(activation_l1 == 0 || !factors.factorizes(), family(), ": --activation-l1 with --form ", factors.form,
         "; the penalty needs dense weights, so leave one of them out");
   if (activation_l1 > 0) check_activations("activation_l1 (--activation-l1)");
+  check(!(sparse24.on() || weights24.on()) || sparse24.dense_first + sparse24.dense_last < steps, family(),
+        ": ", sparse24.on() ? "sparse24: " : "weights24: ", sparse24.dense_first,
+        " dense steps first (--dense-first) and ", sparse24.dense_last,
+        " last (--dense-last) leave none of the ", steps, " steps sparse");
   check_sparse24();
+  check_weights24();
+}
+
+std::vector<std::string> LanguageSettings::penalties() const {
+  std::vector<std::string> names;
+  if (activation_l1 > 0) names.push_back("activation_l1");
+  if (weights24.on() && weights24.decay > 0) names.push_back("masked_decay");
+  return names;
+}
+
+void LanguageSettings::check_weights24() const {
+  weights24.validate(family());
+  if (!weights24.on()) return;
+  const std::string flag = "--weights-24 " + weights24.layers;
+  check(!factors.factorizes(), family(), ": ", flag, " with --form ", factors.form,
+        "; 2:4 weights are masks of dense ones, so leave one of them out");
+  check(!keep_zeros, family(), ": ", flag,
+        " with keep_zeros (--keep-zeros), whose zeros have no pattern; "
+        "leave one of them out");
+  check(
+      !sparse24.on() || !weights24.in_mlp(), family(), ": ", flag, " with --sparse24 ", sparse24.method,
+      ": a GEMM has one sparse operand, the weight or the activations; give --weights-24 attn, or leave one "
+      "of them out");
+  check(activation_l1 == 0 || !weights24.in_mlp(), family(), ": ", flag,
+        " with --activation-l1: the penalty needs dense weights in feed-forward networks; give --weights-24 "
+        "attn, or leave one of them out");
 }
 
 void LanguageSettings::check_activations(const std::string& flag) const {
@@ -156,9 +187,6 @@ void LanguageSettings::check_sparse24() const {
   sparse24.validate();
   if (!sparse24.on()) return;
   check_activations("sparse24 (--sparse24 " + sparse24.method + ")");
-  check(sparse24.dense_first + sparse24.dense_last < steps, family(), ": sparse24: ", sparse24.dense_first,
-        " dense steps first (--dense-first) and ", sparse24.dense_last,
-        " last (--dense-last) leave none of the ", steps, " steps sparse");
   check(!sparse24.has_state() || order != "global", family(),
         ": sparse24: counts of an earlier step and random choices are not those of any number of ranks "
         "(--order "
@@ -291,6 +319,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
                                   &sparse24_rng_);
         },
         model_);
+  std::visit([&](auto& model) { settings.weights24.apply(model); }, model_);
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
   targets_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
@@ -333,9 +362,30 @@ Tensor LanguageJob::loss() {
                                    : model.loss(inputs_, targets_);
       },
       model_);
-  penalty_ =
-      hidden && hidden->sum().defined() ? ops::scale(hidden->sum(), settings_.activation_l1) : Tensor();
+  l1_ = hidden && hidden->sum().defined() ? ops::scale(hidden->sum(), settings_.activation_l1) : Tensor();
+  decay_ = settings_.weights24.decay > 0 ? decay_of_pruned() : Tensor();
   return loss;
+}
+
+/// Of the layers with 2:4 weights, while they are sparse.
+Tensor LanguageJob::decay_of_pruned() const {
+  Tensor sum;
+  std::visit(
+      [&](const auto& model) {
+        nn::for_each_weights24(model, [&](const std::string&, const nn::Linear& layer) {
+          const Tensor own = nn::masked_decay(layer);
+          if (own.defined()) sum = sum.defined() ? ops::add(sum, own) : own;
+        });
+      },
+      model_);
+  return sum.defined() ? ops::scale(sum, settings_.weights24.decay) : sum;
+}
+
+std::vector<Tensor> LanguageJob::penalties() {
+  std::vector<Tensor> all;
+  if (settings_.activation_l1 > 0) all.push_back(l1_);
+  if (settings_.weights24.on() && settings_.weights24.decay > 0) all.push_back(decay_);
+  return all;
 }
 
 void LanguageJob::find_zeros(bool of_start) {
@@ -443,7 +493,11 @@ std::vector<int64_t> LanguageJob::generate(std::span<const int64_t> prompt,
 }
 
 void LanguageJob::save(const std::string& folder) {
-  as_used([&](auto& model) { return pretrained::save(model, folder), 0; });
+  as_used([&](auto& model) {
+    nn::MaskedWeights masked;
+    nn::for_each_weights24(model, [&](const std::string&, nn::Linear& layer) { masked.mask(layer); });
+    return pretrained::save(model, folder), 0;
+  });
 }
 
 }  // namespace tessera::train

@@ -23,6 +23,7 @@
 #include "train/sparse24_settings.h"
 #include "train/trainer.h"
 #include "train/training_settings.h"
+#include "train/weights24_settings.h"
 
 /// `tessera train gpt` and `tessera train llama`: a model that predicts the next token.
 
@@ -46,6 +47,7 @@ struct LanguageSettings : TrainingSettings {
   double dropout = 0;
   double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
   Sparse24Settings sparse24;
+  Weights24Settings weights24;
   double activation_l1 =
       0;  // times the mean hidden activation of each feed-forward network is added to the loss
   bool keep_zeros = false;  // weights of the blocks' matrices that are 0 in `start` stay 0
@@ -67,8 +69,11 @@ struct LanguageSettings : TrainingSettings {
   plan::Forms forms() const {
     plan::Forms forms = factors.forms(!start.empty());
     forms.hidden = sparse24.hidden_bytes(dtype());
+    forms.attention24 = weights24.in_attention(), forms.mlp24 = weights24.in_mlp();
     return forms;
   }
+  /// The names of what is added to the loss: "activation_l1", "masked_decay".
+  std::vector<std::string> penalties() const;
   /// Throws, naming the setting.
   void validate() const;
 
@@ -76,6 +81,7 @@ struct LanguageSettings : TrainingSettings {
   /// Throws unless the hidden activations of the feed-forward networks have zeros, for the sake of `flag`.
   void check_activations(const std::string& flag) const;
   void check_sparse24() const;
+  void check_weights24() const;
 };
 
 nlohmann::json to_json(const LanguageSettings& settings);
@@ -143,9 +149,11 @@ class LanguageJob : public Job {
   void divide(const dist::Share& share) override;
   void advance(uint64_t index) override;
   Tensor loss() override;
-  Tensor penalty() override { return penalty_; }
+  std::vector<Tensor> penalties() override;
   /// With `ema` it averages.
   void updated() override;
+  /// With weights24: flip_rate, the share of its elements whose mask changed when masks were last made.
+  Values state_values() override;
   /// eval_nll (nats per token), eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll,
   /// ngram_bits_per_byte and eval_gap = eval_nll - ngram_nll. With sparse24 also activation_zeros and
   /// dropped_energy, means over the networks, and "zeros.blocks.3.mlp", "dropped.blocks.3.mlp" of each.
@@ -182,6 +190,8 @@ class LanguageJob : public Job {
   bool keeps_best() const { return watch_.exported == "best"; }
   void find_zeros(bool of_start);
   void add_sparsity(Values& values);
+  void set_sparsity(int64_t step);
+  Tensor decay_of_pruned() const;
   bool has_ended() const { return watch_.patience > 0 && best_.since >= watch_.patience; }
 
   LanguageSettings settings_;
@@ -197,7 +207,8 @@ class LanguageJob : public Job {
   };
   std::vector<Sparse> sparse_;
   Tensor inputs_, targets_;  // [B, T]
-  Tensor penalty_;           // of the last loss()
+  Tensor l1_, decay_;        // penalties of the last loss()
+  int64_t refreshed_ = -1;   // the step that masks were last made for
   nn::Sequences sequences_;  // with `documents`
   datasets::LoaderState position_;
 

@@ -226,6 +226,14 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
                                                          m.d_model, settings_.dtype(), device));
         },
         settings_.model);
+  if (settings_.weights24.on())
+    std::visit(
+        [&](const auto& m) {
+          text += fmt::format("  weights   {}\n            {}\n", settings_.weights24.description(),
+                              Weights24Settings::variants(settings_.batch * settings_.length, m.d_model,
+                                                          m.d_model, settings_.dtype(), device));
+        },
+        settings_.model);
   text += fmt::format("  memory    {} planned a step\n",
                       format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch,
                                                              settings_.length, settings_.forms())

@@ -87,7 +87,7 @@ JobInfo LanguageJob::info() const {
       .micro_batches = int(s.accumulate),
       .tokens_per_step = double(s.tokens_per_step()),
       .flops_per_step = plan::count_flops(s.model, s.batch * s.accumulate, s.length, s.forms()).step(),
-      .penalty = s.activation_l1 > 0 ? "activation_l1" : ""};
+      .penalties = s.penalties()};
 }
 
 bool LanguageJob::begin(const RunFolder& run) {
@@ -111,16 +111,40 @@ void LanguageJob::advance(uint64_t index) {
 void LanguageJob::batch(uint64_t index) {
   check(loader_.has_value(), settings_.family(), ": there is nothing to train on; call set_data()");
   position_.batch = index;
-  if (settings_.sparse24.on())
-    std::visit(
-        [&](auto& model) {
-          Sparse24Settings::set_active(
-              model, settings_.sparse24.active_at(int64_t(index) / settings_.accumulate, settings_.steps));
-        },
-        model_);
+  set_sparsity(int64_t(index) / settings_.accumulate);
   loader_->set_state(position_);
   load(loader_->next());
   position_ = loader_->state();
+}
+
+/// What of the model is sparse in this step (from 0), by which masks.
+void LanguageJob::set_sparsity(int64_t step) {
+  const bool active = settings_.sparse24.active_at(step, settings_.steps);
+  const bool refreshes = settings_.weights24.refreshes_at(step, settings_.sparse24.dense_first);
+  std::visit(
+      [&](auto& model) {
+        if (settings_.sparse24.on()) Sparse24Settings::set_active(model, active);
+        nn::for_each_weights24(model, [&](const std::string&, nn::Linear& layer) {
+          nn::weights24_of(layer)->active = active;
+          if (active && refreshes && refreshed_ != step) nn::refresh_weights24(layer);
+        });
+      },
+      model_);
+  if (active && refreshes) refreshed_ = step;
+}
+
+Values LanguageJob::state_values() {
+  double flips = 0, elements = 0;
+  std::visit(
+      [&](auto& model) {
+        nn::for_each_weights24(model, [&](const std::string&, nn::Linear& layer) {
+          const nn::Weights24& form = *nn::weights24_of(layer);
+          if (!form.active) return;
+          flips += form.flips.template item<double>(), elements += double(layer.weight.count());
+        });
+      },
+      model_);
+  return elements > 0 ? Values{{"flip_rate", flips / elements}} : Values();
 }
 
 Values LanguageJob::evaluate() {

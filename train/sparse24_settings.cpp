@@ -94,13 +94,15 @@ void Sparse24Settings::validate() const {
   made.how.validate("sparse24 (--sparse24)");
 }
 
-void Sparse24Settings::check_given(const Given& given) const {
-  for (const char* const flag :
-       {"--sparse24-y", "--sparse24-dx", "--sparse24-dup", "--sparse24-ddown", "--sparse24-tokens",
-        "--sparse24-dense-gradient", "--sparse24-require", "--dense-share", "--permute", "--dense-first",
-        "--dense-last", "--dynamic-steps", "--calibration-samples"})
+void Sparse24Settings::check_given(const Given& given, bool weights24) const {
+  for (const char* const flag : {"--sparse24-y", "--sparse24-dx", "--sparse24-dup", "--sparse24-ddown",
+                                 "--sparse24-tokens", "--sparse24-dense-gradient", "--sparse24-require",
+                                 "--dense-share", "--permute", "--dynamic-steps", "--calibration-samples"})
     check(on() || !given.contains(flag), flag,
           " is of --sparse24, which is not given; add --sparse24 METHOD, or leave ", flag, " out");
+  for (const char* const flag : {"--dense-first", "--dense-last"})
+    check(on() || weights24 || !given.contains(flag), flag,
+          " is of --sparse24 and --weights-24, which is not given; add one of them, or leave ", flag, " out");
   for (const char* const flag : {"--dynamic-steps", "--calibration-samples"})
     check(method == "soft_dynamic" || !given.contains(flag), flag, " is of --sparse24 soft_dynamic, not of ",
           method, "; leave it out");

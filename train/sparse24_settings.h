@@ -34,7 +34,8 @@ struct Sparse24Settings {
   nn::Sparse24 form(ops::Activation activation, uint64_t seed, Rng* rng) const;
   /// Throws as form() does, and for flags that have no effect without --sparse24.
   void validate() const;
-  void check_given(const Given& given) const;
+  /// `weights24`: dense steps are of --weights-24, too.
+  void check_given(const Given& given, bool weights24) const;
   /// Whether a step depends on what an earlier one left, or draws: then several ranks have other bits.
   bool has_state() const;
   /// What tessera plan needs to know; the most of sparse and dense steps. Empty if not on().

@@ -1,5 +1,7 @@
 #include "train/step.h"
 
+#include <cassert>
+
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
@@ -44,8 +46,7 @@ Step::Step(Job& job, const StepOptions& options)
       graph_(options.graph && !options.check_finite && job.device().is_cuda() && job.info().fixed_shapes),
       overlaps_(ranks_of(options) > 1 && options.bucket_mb > 0),
       loss_{Tensor::zeros({}, DType::f32, job.device()), {}},
-      penalty_{Tensor::zeros({}, DType::f32, job.device()), {}},
-      penalized_(!job.info().penalty.empty()),
+      penalties_(job.info().penalties.size()),
       captured_(job.device(), [this] { body(); }),
       captured_update_(job.device(), [this] { update(); }) {
   check(micro_batches_ >= 1, "train: a step of ", micro_batches_, " micro-batches; expected at least 1");
@@ -55,10 +56,11 @@ Step::Step(Job& job, const StepOptions& options)
     reduce_.emplace(divisible(job), *options.world, reduction);
     job.divide(share_);
   }
+  for (Logged& penalty : penalties_) penalty.sum = Tensor::zeros({}, DType::f32, job.device());
   if (tree_) {
     sums_.emplace(divisible(job));
-    for (Logged* const logged : {&loss_, &penalty_})
-      logged->each = Tensor::zeros({share_.count}, DType::f32, job.device());
+    loss_.each = Tensor::zeros({share_.count}, DType::f32, job.device());
+    for (Logged& penalty : penalties_) penalty.each = Tensor::zeros({share_.count}, DType::f32, job.device());
   }
   job.trained_by().zero_grad();
 }
@@ -80,7 +82,8 @@ void Step::run(const std::function<void(int micro)>& load) {
   std::optional<EagerScope> eager;
   if (graph_ && overlaps_ && share_.count > 1 && !connected_) eager.emplace();
   if (share_.count > 1) loss_.sum.fill(0);
-  if (share_.count > 1 && penalized_) penalty_.sum.fill(0);
+  if (share_.count > 1)
+    for (const Logged& penalty : penalties_) penalty.sum.fill(0);
   for (int index = 0; index < share_.count; ++index) {
     load(share_.first + index);
     last_ = index + 1 == share_.count;
@@ -112,7 +115,7 @@ void Step::body() {
 
 void Step::add_to_tree(int index) {
   loss_.each.at({index}).copy_from(loss_.sum);
-  if (penalized_) penalty_.each.at({index}).copy_from(penalty_.sum);
+  for (const Logged& penalty : penalties_) penalty.each.at({index}).copy_from(penalty.sum);
   if (share_.count > 1 && !(overlaps_ && last_)) sums_->add(index, share_.count);
 }
 
@@ -122,16 +125,23 @@ void Step::micro_batch() {
   const auto share_of = [&](const Tensor& value) {
     return micro_batches_ == 1 ? value : ops::scale(value, 1.0 / micro_batches_);
   };
-  const Tensor loss = share_of(job_.loss());
-  note(loss_, loss);
-  if (!penalized_) return tape.backward(loss);
-  const Tensor penalty = share_of(job_.penalty());
-  note(penalty_, penalty);
-  tape.backward(ops::add(loss, penalty));
+  Tensor total = share_of(job_.loss());
+  note(loss_, total);
+  const std::vector<Tensor> penalties = job_.penalties();
+  assert(penalties.size() == penalties_.size());
+  for (size_t i = 0; i < penalties.size(); ++i) {
+    const Tensor penalty = penalties[i].defined() ? share_of(penalties[i]) : Tensor();
+    note(penalties_[i], penalty);
+    if (penalty.defined()) total = ops::add(total, penalty);
+  }
+  tape.backward(total);
 }
 
-void Step::note(Logged& logged, const Tensor& share) {
-  if (tree_ || share_.count == 1)
+/// An undefined share is 0.
+void Step::note(const Logged& logged, const Tensor& share) {
+  if (!share.defined()) {
+    if (tree_ || share_.count == 1) logged.sum.fill(0);
+  } else if (tree_ || share_.count == 1)
     logged.sum.copy_from(share.detach());
   else
     logged.sum.copy_from(ops::add(logged.sum, share.detach().to(DType::f32)));
@@ -154,8 +164,8 @@ double Step::mean_loss() const {
   return mean_of(loss_);
 }
 
-double Step::mean_penalty() const {
-  return mean_of(penalty_);
+double Step::mean_penalty(size_t i) const {
+  return mean_of(penalties_[i]);
 }
 
 double Step::mean_of(const Logged& logged) const {

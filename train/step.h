@@ -49,8 +49,8 @@ class Step {
   const Tensor& loss() const { return loss_.sum; }
   /// The same as a number, of all ranks, which all call it; waits for the device.
   double mean_loss() const;
-  /// The same of Job::penalty(). Only if the job has one.
-  double mean_penalty() const;
+  /// The same of Job::penalties()[i].
+  double mean_penalty(size_t i) const;
   /// Milliseconds of the last step in which only the communication ran; waits for the device. -1
   /// on one rank.
   double exposed_ms() const { return reduce_ ? reduce_->exposed_ms() : -1; }
@@ -69,7 +69,7 @@ class Step {
   struct Logged {
     Tensor sum, each;
   };
-  void note(Logged& logged, const Tensor& share);
+  void note(const Logged& logged, const Tensor& share);
   double mean_of(const Logged& logged) const;
 
   Job& job_;
@@ -79,8 +79,8 @@ class Step {
   const bool tree_, graph_, overlaps_;
   bool last_ = true;        // the micro-batch in progress, of the share
   bool connected_ = false;  // a step has been made: the ranks' connections are
-  Logged loss_, penalty_;
-  const bool penalized_;
+  Logged loss_;
+  std::vector<Logged> penalties_;
   std::optional<dist::DataParallel> reduce_;
   std::optional<dist::GradientTree> sums_;
   Captured captured_, captured_update_;

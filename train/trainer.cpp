@@ -145,7 +145,9 @@ class Trainer {
     // The first step is eager, the second captures.
     now.record =
         log_.record(now.done, loss, lr, norm, skips_, step_.exposed_ms(), now.done > first_step_ + 2);
-    if (!info_.penalty.empty()) now.record.values[info_.penalty] = step_.mean_penalty();
+    for (size_t i = 0; i < info_.penalties.size(); ++i)
+      now.record.values[info_.penalties[i]] = step_.mean_penalty(i);
+    for (const auto& [name, value] : job_.state_values()) now.record.values[name] = value;
     if (now.due.evaluate) now.record.values[kUnevaluated] = 1;  // until it is done
     if (!now.due.log && now.stop) now.record.values["interrupted"] = 1;
     const bool diverged = skips_.fatal_row() >= options_.most_skips || (!counted && !std::isfinite(loss));

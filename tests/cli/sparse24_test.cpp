@@ -96,20 +96,20 @@ TEST(ActivationL1, MakesActivationsSparserAndIsLoggedApartFromTheLoss) {
   Workplace at;
   with_text(at);
   for (const std::string more : {"", " --sparse24 naive --dense-first 3"}) {
-    const std::string flags = kTrain + " --ffn relu2 --steps 12 --save-every 1 --keep 20" + more;
+    const std::string flags = kTrain + " --ffn relu2 --steps 12 --warmup 2 --save-every 1 --keep 20" + more;
     expect_success(run(at, flags + " --name plain"));
-    expect_success(run(at, flags + " --name weak --activation-l1 1e-6"));
+    expect_success(run(at, flags + " --name weak --activation-l1 1e-3"));
     expect_success(run(at, flags + " --name strong --activation-l1 10"));
     // The loss of the first step has no penalty in it.
     EXPECT_NEAR(losses(at, "strong")[0], losses(at, "plain")[0], 1e-4);
-    EXPECT_NEAR(losses(at, "weak").back(), losses(at, "plain").back(), 1e-3);
+    EXPECT_NEAR(losses(at, "weak").back(), losses(at, "plain").back(), 0.05);
     EXPECT_NE(losses(at, "weak").back(), losses(at, "plain").back());
     const std::vector<double> weak = curve(at, "weak", "activation_l1"),
                               strong = curve(at, "strong", "activation_l1");
-    // At the first step the same activations, which strong weighs 1e7 times.
-    EXPECT_NEAR(strong[0] / weak[0], 1e7, 1e3);
+    // At the first step the same activations, which strong weighs 1e4 times.
+    EXPECT_NEAR(strong[0] / weak[0], 1e4, 1);
     EXPECT_GT(strong[0], 0);
-    EXPECT_LT(strong.back() / 10, weak.back() / 1e-6 / 2);  // half as large at the end
+    EXPECT_LT(strong.back() / 10, weak.back() / 1e-3 / 2);  // half as large at the end
     EXPECT_EQ(json::parse(at.get("runs/strong/run.json")).at("job").at("activation_l1"), 10);
     EXPECT_FALSE(json::parse(at.get("runs/plain/run.json")).at("job").contains("activation_l1"));
     // Stopped and continued: the same bits; another value is refused.

@@ -1,0 +1,53 @@
+#include "nn/weights24.h"
+
+#include "ops/bits/bits.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/sparse24/weight24.h"
+
+namespace tessera::nn {
+
+void set_weights24(Linear& layer) {
+  check(is_dense(layer.form), "weights24: the layer has the form ", name_of(layer.form),
+        "; 2:4 weights are masks of dense ones");
+  check(layer.weight.defined(), "weights24: the layer is tied to another's weight and has none of its own");
+  const Tensor weight = layer.weight.detach();
+  layer.form = Weights24{ops::transposable24(weight), Tensor::zeros({1}, DType::i32, weight.device()), true};
+}
+
+Weights24* weights24_of(Linear& layer) {
+  return std::get_if<Weights24>(&layer.form);
+}
+const Weights24* weights24_of(const Linear& layer) {
+  return std::get_if<Weights24>(&layer.form);
+}
+
+void refresh_weights24(Linear& layer) {
+  Weights24* const form = weights24_of(layer);
+  check(form != nullptr, "weights24: the layer has the form ", name_of(layer.form),
+        "; nn::set_weights24 gives it 2:4 weights");
+  const Tensor mask = ops::transposable24(layer.weight.detach());
+  const auto row = [](const Tensor& bits) { return bits.reshape({1, bits.count()}); };
+  if (mask.count() > 0)
+    form->flips.copy_from(ops::bit_pairs(row(form->mask), row(mask), ops::BitMeasure::hamming).reshape({1}));
+  form->mask.copy_from(mask);
+}
+
+Tensor masked_decay(const Linear& layer) {
+  const Weights24* const form = weights24_of(layer);
+  return form && form->active ? ops::masked_decay24(layer.weight, form->mask) : Tensor();
+}
+
+MaskedWeights::~MaskedWeights() {
+  for (const Kept& kept : kept_) kept.weight.copy_from(kept.dense);
+}
+
+void MaskedWeights::mask(Linear& layer) {
+  const Weights24* const form = weights24_of(layer);
+  if (!form || !form->active) return;
+  const Tensor weight = layer.weight.detach();
+  kept_.push_back({weight, weight.clone()});
+  weight.copy_from(
+      ops::mul(kept_.back().dense, ops::unpack_bits(form->mask, weight.size(1), weight.dtype())));
+}
+
+}  // namespace tessera::nn

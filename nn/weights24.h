@@ -1,0 +1,54 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "nn/linear.h"
+
+/// 2:4 weights of linear layers while they train (nn::Weights24; docs/sparse_training.md).
+
+namespace tessera::nn {
+
+/// Gives the layer the form, with the mask of its weight as it is. Throws unless the layer is dense and has a
+/// weight of its own.
+void set_weights24(Linear& layer);
+
+/// The form of a layer that has it, or null.
+Weights24* weights24_of(Linear& layer);
+const Weights24* weights24_of(const Linear& layer);
+
+/// Makes the mask of the weight as it is now, and counts the elements that were kept and are pruned, or the
+/// other way round (Weights24::flips). Only for a layer that has the form. The new mask lies where the old
+/// one did, so that a captured step follows.
+void refresh_weights24(Linear& layer);
+
+/// Calls f(name, layer) for every linear layer of the model that has the form.
+template <class Model, class F>
+void for_each_weights24(Model& model, F&& f) {
+  for_each<Linear>(model, [&](const std::string& name, auto& layer) {
+    if (weights24_of(layer)) f(name, layer);
+  });
+}
+
+/// ops::masked_decay24 of the layer: f32 (f64 for f64), recorded. Undefined unless it has the form and is
+/// active.
+Tensor masked_decay(const Linear& layer);
+
+/// While it lives, the weights of active layers hold what their GEMMs multiply: zeros where they are pruned.
+/// For writing a model.
+class MaskedWeights {
+ public:
+  MaskedWeights() = default;
+  ~MaskedWeights();
+  MaskedWeights(const MaskedWeights&) = delete;
+  /// Masks the weight until the end of the scope, if the layer's form asks for it.
+  void mask(Linear& layer);
+
+ private:
+  struct Kept {
+    Tensor weight, dense;
+  };
+  std::vector<Kept> kept_;
+};
+
+}  // namespace tessera::nn
