@@ -15,8 +15,8 @@
 /// that no program mistakes what is there for the dense model.
 ///
 /// A tensor that is not compressed has its name in transformers. The weight of module M is the arrays of
-/// ops::SparseWeight, "M.weight.values", "M.weight.bitmaps", "M.weight.gaps", "M.weight.offsets", "M.weight.info", always of
-/// [out, in]. The file's metadata are
+/// ops::SparseWeight, "M.weight.values", "M.weight.bitmaps", "M.weight.gaps", "M.weight.offsets",
+/// "M.weight.info", always of [out, in]. The file's metadata are
 ///   tessera_sparse  the version of the format, 1
 ///   layers          JSON: module -> {"format", "shape": [out, in], "stored", "most"}
 ///   checksums       JSON: tensor -> XXH3 of its elements

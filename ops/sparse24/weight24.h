@@ -26,9 +26,9 @@ Tensor transposable24(const Tensor& weight, Site site = Site::here());
 ///   dweight = dy^T x          straight through: as if the weight had no mask, so that pruned elements train
 ///   dbias = column sums of dy in f32, dresidual = dy
 /// y and dx are multiply24's GEMMs with the weight compressed along its inputs and along its outputs, which
-/// says in which variant they run; on GPUs that is "decompressed", the masked weight multiplied as a dense
-/// one, as long as the sparse tensor cores are taken only where they are forced. dweight is dense. The weight
-/// is compressed in each pass, whose cost does not depend on the number of tokens.
+/// chooses the variant: sparse tensor cores, or "decompressed", the masked weight multiplied as a dense one.
+/// dweight is dense. The weight is compressed in each pass, whose cost does not depend on the number of
+/// tokens.
 ///
 /// Rounding: as multiply24. Saves x, the weight and the mask; the weight and the mask must not change before
 /// the backward pass. Throws where sizes, dtypes or devices disagree; a mask that is not transposable throws
