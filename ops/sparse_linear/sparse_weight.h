@@ -18,8 +18,8 @@ namespace tessera::ops {
 /// tca_bme        Tensor-core-aware bitmap encoding (SpInfer, EuroSys 2025): tiles of 64 x 64 in the order in
 ///                which mma.m16n8k16 takes its fragments.
 /// sell_delta4    Sliced ELLPACK with sorted rows (SELL-C-sigma, Kreutzer et al., arXiv:1307.6209; C = 32,
-/// sigma = 256),
-///                columns as distances of 4 bits (as MACKO, arXiv:2511.13061): a lane of a warp has a row.
+///                sigma = 256), columns as distances of 4 bits (as MACKO, arXiv:2511.13061): a lane of a warp
+///                has a row.
 enum class SparseFormat : uint8_t { dense_columns, tiled_cbc, tca_bme, sell_delta4 };
 
 const char* name_of(SparseFormat format);  // "dense-columns", "tiled-cbc", "tca-bme", "sell-delta4"
