@@ -32,6 +32,7 @@
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "autograd/gradient.h"
+#include "autograd/on_record.h"
 #include "autograd/tape.h"
 
 #include "comm/communicator.h"

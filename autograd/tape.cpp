@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "autograd/on_record.h"
 #include "autograd/pass_internal.h"
 #include "runtime/capture.h"
 #include "runtime/profile.h"
@@ -138,6 +139,7 @@ void Tape::end_entry(void* function, void (*run)(void*, Backward&), void (*destr
   entry.function = function;
   entry.run = run;
   entry.destroy = destroy;
+  OnRecord::tell(entry.name, entries_.size() - 1);
 }
 
 void Tape::pop(Entry& entry, bool run_hooks) {

@@ -7,11 +7,8 @@
 #include "train/glue_job.h"
 
 namespace tessera::bench {
-namespace {
 
-/// Tokens of a fixed pattern: the step's work does not depend on them, but for which rows of the table are
-/// met how often, so they are spread over all of it. The second half of a text is of the second type.
-datasets::GlueBatch make_batch(const models::BertConfig& config, int64_t count, int64_t length) {
+datasets::GlueBatch fixed_batch(const models::BertConfig& config, int64_t count, int64_t length) {
   std::vector<int64_t> tokens, types, classes;
   std::vector<int32_t> ends{0};
   for (int64_t i = 0; i < count * length; ++i) {
@@ -25,6 +22,8 @@ datasets::GlueBatch make_batch(const models::BertConfig& config, int64_t count, 
           Tensor::from(classes, {count})};
 }
 
+namespace {
+
 Record measure_bert(const models::BertConfig& config, const BertBenchOptions& options, Precision precision,
                     int64_t count, int64_t length, bool graph) {
   clear_memory(options.device);
@@ -34,7 +33,7 @@ Record measure_bert(const models::BertConfig& config, const BertBenchOptions& op
   settings.lr = 1e-5, settings.clip_norm = 0, settings.steps = 1;
   settings.set_precision(precision);
   train::GlueJob job(settings, options.device);
-  job.load(make_batch(config, count, length));
+  job.load(fixed_batch(config, count, length));
   Record record = measure_step(job, graph, options.timer);
   record.op = "step bert";
   record.shape = {{"B", count}, {"T", length}};

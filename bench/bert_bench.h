@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bench/record.h"
+#include "datasets/glue_batches.h"
 #include "models/bert.h"
 #include "tensor/precision.h"
 #include "train/drop_settings.h"
@@ -23,6 +24,11 @@ struct BertBenchOptions {
   std::vector<Precision> precisions;        // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
+
+/// Tokens of a fixed pattern, `length` of each of `count` texts, on the host: a step's work does not depend
+/// on them, but for which rows of the table are met how often, so they are spread over all of it. The second
+/// half of a text is of the second type.
+datasets::GlueBatch fixed_batch(const models::BertConfig& config, int64_t count, int64_t length);
 
 /// Records count the FLOPs of the dense step. Times forward + backward + AdamW on random tokens that stay on
 /// the device, as the peers do: f32 masters, no clipping. A configuration that does not fit into memory

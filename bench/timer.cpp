@@ -20,7 +20,8 @@ double percentile(const std::vector<double>& sorted, double share) {
   return sorted[low] + (high - sorted[low]) * (at - double(low));
 }
 
-/// Twice the L2 cache, read before each cold repeat.
+}  // namespace
+
 Tensor make_flush(Device device) {
   if (device.is_cpu()) return Tensor();
   const int64_t bytes = std::max<int64_t>(int64_t(device.info().l2_bytes) * 2, 64 << 20);
@@ -28,8 +29,6 @@ Tensor make_flush(Device device) {
   flush.fill(0);
   return flush;
 }
-
-}  // namespace
 
 Timing percentiles(std::vector<double> times) {
   std::sort(times.begin(), times.end());

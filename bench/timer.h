@@ -32,6 +32,9 @@ struct TimerOptions {
 Timing measure(Device device, const std::function<void()>& work, const TimerOptions& options = {},
                const std::function<void()>& prepare = {});
 
+/// What make_cold_cuda reads (bench/cold.h): twice the L2 cache of a GPU; undefined for the CPU.
+Tensor make_flush(Device device);
+
 /// Copies a packed tensor to another as fast as the device is known to: by the driver on a GPU.
 void copy_at_best(const Tensor& to, const Tensor& from);
 

@@ -253,6 +253,7 @@ void add_bench(CLI::App& app, Action& action) {
   command->require_subcommand(1);
   add_bench_op(*command, action);
   add_bench_step(*command, action);
+  add_bench_layers(*command, action);
   add_bench_decode(*command, action);
   add_bench_ffn(*command, action);
   add_bench_collective(*command, action);

@@ -50,6 +50,7 @@ void add_bench_copy(CLI::App& bench, Action& action);
 void add_bench_compare(CLI::App& bench, Action& action);
 void add_bench_decode(CLI::App& bench, Action& action);
 void add_bench_ffn(CLI::App& bench, Action& action);
+void add_bench_layers(CLI::App& bench, Action& action);
 void add_bench_collective(CLI::App& bench, Action& action);
 
 }  // namespace tessera::cli

@@ -2,6 +2,7 @@
 
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
+#include "autograd/on_record.h"
 #include "autograd/tape.h"
 #include "ops/activation/activation.h"
 #include "ops/cast/cast.h"
@@ -322,6 +323,37 @@ TEST(Tape, UnusedOutputsCostNothingAndChangeNothing) {
   tape.backward(ops::sum(used));
   EXPECT_EQ(values(grad(x)), (std::vector<double>{3, 3}));
   EXPECT_EQ(ran.size(), 4u) << "entries pass, though those without a gradient do not run";
+}
+
+TEST(Tape, AScopeSeesWhatIsRecordedAndItsLayer) {
+  const Tensor x = leaf({1, 2});
+  std::vector<std::string> recorded, ran;
+  const auto note = [&](const char* name, size_t index) {
+    const char* const layer = CallScope::current().module;
+    recorded.push_back(std::to_string(index) + name + (layer ? layer : ""));
+  };
+  Tape tape;
+  Tensor y;
+  {
+    const OnRecord outer(note);
+    const Tensor h = ops::scale(x, 3);
+    {
+      const CallScope layer(Site::here(), intern_name("blocks.0"));
+      const OnRecord inner([&](const char*, size_t) { recorded.push_back("inner"); });
+      y = ops::mul(h, h);
+    }
+    {
+      const CallScope layer(Site::here(), intern_name("blocks.1"));
+      y = ops::sum(y);
+    }
+    const NoTape off;
+    ops::scale(x, 2);
+  }
+  y = ops::scale(y, 2);  // after its end
+  tape.on_entry([&](const char* name, size_t index) { ran.push_back(std::to_string(index) + name); });
+  tape.backward(y);
+  EXPECT_EQ(recorded, (std::vector<std::string>{"0scale", "inner", "2sumblocks.1"}));
+  EXPECT_EQ(ran, (std::vector<std::string>{"3scale", "2sum", "1mul", "0scale"}));
 }
 
 TEST(Tape, NestedTapesAreKeptApart) {
