@@ -68,6 +68,8 @@ void check_usage(const train::GlueStart& start, const train::Given& given) {
     check_forms(start, given);
     start.settings.drop.check_given(given);
     start.settings.drop.validate();
+    if (start.settings.slice.is_auto() && start.settings.drop.drops())
+      throw UsageError("train bert: --rows auto and --dropbp do not go together; leave one of them out");
   } catch (const Error& error) {
     throw UsageError(std::string("train bert: ") + error.what());
   }
@@ -87,8 +89,8 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     if (!flags.start.settings.data.empty()) refuse(of_text, "--data has tokens, split and made already");
   for (const char* of_task : {"--pad", "--packed", "--predict"})
     refuse(of_task, "there are no labelled texts; sequences are of equal length");
-  for (const char* of_slice :
-       {"--slice", "--rows", "--slice-threshold", "--weight-grad", "--slice-layers", "--probe-gradient"})
+  for (const char* of_slice : {"--slice", "--rows", "--variance", "--estimate-every", "--slice-threshold",
+                               "--weight-grad", "--slice-layers", "--probe-gradient"})
     refuse(of_slice, "backward passes are sliced in fine-tuning only");
   for (const char* of_drops : {"--dropbp", "--dropbp-rates"})
     refuse(of_drops, "branches are dropped in fine-tuning only");

@@ -98,6 +98,9 @@ void GlueSettings::validate() const {
   check(!slice.slices() || !factors.factorizes(), "bert: --slice with --form ", factors.form,
         "; the sliced backward pass is of dense weights, so leave one of them out");
   drop.validate();
+  check(!slice.is_auto() || !drop.drops(),
+        "bert: --rows auto with --dropbp; the variance is estimated with all branches, so leave one of them "
+        "out");
   check(missing_grad == "zero" || missing_grad == "skip", "bert: missing_grad (--missing-grad) is \"",
         missing_grad, "\"; expected zero or skip");
   check(missing_grad == "zero" || ((optimizer == "adamw" || optimizer == "sgd") && momentum_reset == 0),
@@ -140,13 +143,19 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
       set_(set) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   nn::set_training(model_, true);
-  if (settings.slice.slices()) settings.slice.apply(pretrained::linear_modules(model_), &slice_rng_);
+  if (settings.slice.slices())
+    sliced_ = settings.slice.apply(pretrained::linear_modules(model_), &slice_rng_);
   if (set) divide({0, int(settings.accumulate)});
   keep("model", model_);
   train_with(optimizer_);
   keep("rng", rng_);
   draws_from(rng_);
   if (settings.slice.slices()) keep("slice_rng", slice_rng_), draws_from(slice_rng_);
+  if (settings.slice.is_auto()) {
+    auto_rows_.emplace(model_, sliced_, settings.slice, slice_rng_);
+    keep("row_shares", auto_rows_->shares);
+    keep("row_factor", auto_rows_->factor);
+  }
   if (settings.drop.drops()) start_drops();
 }
 
@@ -170,14 +179,14 @@ void GlueJob::divide(const dist::Share& share) {
                                                       .count = uint64_t(share.count)}));
 }
 
-/// The first micro-batch of the step, whichever rank trains on it.
-datasets::GlueBatch GlueJob::first_batch_of(uint64_t step) const {
+/// Whichever rank trains on it.
+datasets::GlueBatch GlueJob::micro_batch(uint64_t index) const {
   Rng order(seed_for(RandomPurpose::text_order, settings_.seed));
   datasets::LoaderOptions options = loader_options(order, {});
   options.workers = options.depth = 1;
   datasets::Loader<datasets::GlueItems> all(set_->train, options);
   datasets::LoaderState at = all.state();
-  at.batch = step * uint64_t(settings_.accumulate);
+  at.batch = index;
   all.set_state(at);
   return all.next();
 }
@@ -187,6 +196,10 @@ void GlueJob::batch(uint64_t index) {
   const uint64_t each = uint64_t(settings_.accumulate), step = index / each, micro = index % each;
   if (settings_.drop.calibrates() && int64_t(step) == settings_.steps / 10 && micro == first_)
     calibrate_drops(step);
+  if (auto_rows_) {
+    auto_rows_->apply();  // of the shares, which a checkpoint may have brought
+    if (step % uint64_t(settings_.slice.estimate_every) == 0 && micro == first_) estimate_rows(step);
+  }
   datasets::LoaderState at = loader_->state();
   at.batch = index;
   loader_->set_state(at);
@@ -199,6 +212,7 @@ void GlueJob::batch(uint64_t index) {
 
 bool GlueJob::begin(const RunFolder& run) {
   if (settings_.slice.probe_every > 0) probes_ = run.path() / "probes.jsonl";
+  if (auto_rows_) row_log_ = run.path() / "rows.jsonl";
   return false;
 }
 
@@ -208,6 +222,19 @@ namespace {
 /// ranks.
 Rng::State apart(RandomPurpose purpose, uint64_t seed, uint64_t step) {
   return {seed_for(purpose, seed) ^ 1, (step + 1) << 32};
+}
+
+/// Appends the line of a step, in place of those of that step and later ones: a resumed run may meet a step
+/// again.
+void write_line(const std::filesystem::path& file, uint64_t step, json line) {
+  line["step"] = step;
+  std::string kept;
+  if (std::filesystem::exists(file)) {
+    std::istringstream lines(io::read_file(file.string(), int64_t{1} << 30));
+    for (std::string old; std::getline(lines, old);)
+      if (json::parse(old).value("step", uint64_t{0}) < step) kept += old + "\n";
+  }
+  io::write_file(file.string(), kept + line.dump() + "\n");
 }
 
 }  // namespace
@@ -221,22 +248,55 @@ void GlueJob::probe(uint64_t step) {
     backward();
   };
   if (drops_) drops_->set_dropped(std::vector(drops_->size(), false));
-  const auto distances = probe_gradient(pretrained::linear_modules(model_), settings_.slice.layers,
-                                        settings_.slice.slice(&slice_rng_), optimizer_,
-                                        SliceSettings::kProbeDraws, backward_again);
+  const auto distances = probe_gradient(sliced_, optimizer_, SliceSettings::kProbeDraws, backward_again);
   rng_.set_state(dropout), slice_rng_.set_state(rows);
-  json line{{"step", step}, {"draws", SliceSettings::kProbeDraws}};
+  json line{{"draws", SliceSettings::kProbeDraws}};
   for (const GradientDistance& each : distances)
     line["gradients"][each.name] = {
         {"cosine", each.cosine}, {"bias", each.bias}, {"variance", each.variance}};
-  // A resumed run may meet a step again.
-  std::string kept;
-  if (std::filesystem::exists(probes_)) {
-    std::istringstream lines(io::read_file(probes_.string(), int64_t{1} << 30));
-    for (std::string old; std::getline(lines, old);)
-      if (json::parse(old).value("step", uint64_t{0}) < step) kept += old + "\n";
-  }
-  io::write_file(probes_.string(), kept + line.dump() + "\n");
+  write_line(probes_, step, std::move(line));
+}
+
+/// On the first micro-batches of this step and the next ones, with dropout masks and rows of its own: each
+/// rank finds the same shares. What accumulation divides both variances by does not change their ratio.
+void GlueJob::estimate_rows(uint64_t step) {
+  const Rng::State dropout = rng_.state(), rows = slice_rng_.state();
+  Rng::State draws = apart(RandomPurpose::row_choice, settings_.seed, step);
+  draws.seed ^= 2;  // not those of a probe
+  slice_rng_.set_state(draws);
+  Rng::State masks = dropout;
+  const auto load_batch = [&](int i) {
+    load(micro_batch(step * uint64_t(settings_.accumulate) + uint64_t(i)));
+    masks = apart(RandomPurpose::dropout, settings_.seed, step);
+    masks.seed ^= uint64_t(i) << 1;
+    const int64_t all = batch_.tokens.count();
+    const bool padded = settings_.batches == "padded";
+    return AutoRows::BatchRows{
+        .rows = all, .valid = padded ? batch_.starts.to(DType::i64).to_vector<int64_t>().back() : all};
+  };
+  const auto backward_again = [&] {
+    rng_.set_state(masks);
+    backward();
+  };
+  Event begin(Device::cpu()), end(Device::cpu());
+  device().synchronize();
+  begin.record();
+  const RowEstimate found =
+      auto_rows_->estimate(optimizer_, {.load = load_batch, .backward = backward_again});
+  device().synchronize();
+  end.record();
+  rng_.set_state(dropout), slice_rng_.set_state(rows);
+  if (row_log_.empty() || first_ != 0) return;
+  json line{{"batch_variance", found.batch_variance},
+            {"added_variance", found.added_variance},
+            {"held", found.held},
+            {"passes", found.passes},
+            {"seconds", end.milliseconds_since(begin) / 1e3},
+            {"modelled_time", found.seconds_dense > 0 ? found.seconds_sliced / found.seconds_dense : 1}};
+  const std::vector<double> shares = auto_rows_->shares.to_vector<double>();
+  const std::vector<std::string> groups = auto_rows_->groups();
+  for (size_t g = 0; g < groups.size(); ++g) line["shares"][groups[g]] = shares[g];
+  write_line(row_log_, step, std::move(line));
 }
 
 // ---- DropBP ----
@@ -257,7 +317,7 @@ void GlueJob::backward() {
 /// On the first micro-batch of the step, with dropout masks and rows of its own: each rank finds the same
 /// rates.
 void GlueJob::calibrate_drops(uint64_t step) {
-  load(first_batch_of(step));
+  load(micro_batch(step * uint64_t(settings_.accumulate)));
   const Rng::State dropout = rng_.state(), rows = slice_rng_.state();
   const auto backward_again = [&] {
     rng_.set_state(apart(RandomPurpose::dropout, settings_.seed, step));

@@ -13,6 +13,7 @@
 #include "optim/schedule.h"
 #include "pretrained/load.h"
 #include "tensor/precision.h"
+#include "train/auto_rows.h"
 #include "train/drop_settings.h"
 #include "train/form_settings.h"
 #include "train/glue_data.h"
@@ -85,6 +86,8 @@ class GlueJob : public Job {
   Values evaluate() override;
   nlohmann::json settings_json() const override { return to_json(settings_); }
 
+  /// Null unless the slice has rows "auto".
+  const AutoRows* auto_rows() const { return auto_rows_ ? &*auto_rows_ : nullptr; }
   /// Null without DropBP.
   const nn::DropBP* drops() const { return drops_ ? &*drops_ : nullptr; }
   /// Brings a batch from the host to the device.
@@ -92,10 +95,11 @@ class GlueJob : public Job {
 
  private:
   datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
-  datasets::GlueBatch first_batch_of(uint64_t step) const;
+  datasets::GlueBatch micro_batch(uint64_t index) const;
   void start_drops();
   void calibrate_drops(uint64_t step);
   void probe(uint64_t step);
+  void estimate_rows(uint64_t step);
   void backward();
 
   GlueSettings settings_;
@@ -108,10 +112,12 @@ class GlueJob : public Job {
   const GlueSet* set_;
   std::optional<datasets::Loader<datasets::GlueItems>> loader_;
   uint64_t first_ = 0;  // of the micro-batches of a step those from here on are this rank's
+  std::vector<pretrained::LayerParts> sliced_;
+  std::optional<AutoRows> auto_rows_;
   std::optional<nn::DropBP> drops_;
-  Tensor drop_rates_;             // f64, on the CPU: of the branches, as they are drawn by
-  uint64_t drop_step_ = 0;        // the next to draw for
-  std::filesystem::path probes_;  // file of the run
+  Tensor drop_rates_;                       // f64, on the CPU: of the branches, as they are drawn by
+  uint64_t drop_step_ = 0;                  // the next to draw for
+  std::filesystem::path probes_, row_log_;  // files of the run
 };
 
 /// Classes or scores that the model gives to the texts, in their order, without dropout.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
@@ -33,56 +34,55 @@ struct Sums {
   }
 };
 
-/// The form while it lives, then the other again.
-class FormScope {
- public:
-  FormScope(const pretrained::LinearModules& modules, const std::string& layers, const nn::Form& form,
-            const nn::Form& after)
-      : modules_(modules), layers_(layers), after_(after), names_(set_form(modules, layers, form)) {}
-  ~FormScope() { set_form(modules_, layers_, after_); }
-  FormScope(const FormScope&) = delete;
-  const std::vector<std::string>& names() const { return names_; }
-
- private:
-  const pretrained::LinearModules& modules_;
-  const std::string& layers_;
-  const nn::Form& after_;
-  std::vector<std::string> names_;
-};
-
 }  // namespace
 
-std::vector<GradientDistance> probe_gradient(const pretrained::LinearModules& modules,
-                                             const std::string& layers, const nn::Slice& sliced,
+DenseScope::DenseScope(std::vector<pretrained::LayerParts> layers) : layers_(std::move(layers)) {
+  for (const pretrained::LayerParts& layer : layers_)
+    forms_.push_back(std::exchange(layer.layer->form, nn::Dense{}));
+}
+
+DenseScope::~DenseScope() {
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i].layer->form = forms_[i];
+}
+
+std::vector<Tensor> copy_gradients(const optim::Optimizer& optimizer, const std::function<void()>& backward) {
+  optimizer.zero_grad();
+  backward();
+  std::vector<Tensor> copies;
+  for (const nn::NamedParameter& parameter : optimizer.parameters()) {
+    const Tensor gradient = grad(parameter.tensor);
+    copies.push_back(gradient.defined()
+                         ? gradient.to(DType::f32).clone()
+                         : Tensor::zeros(parameter.tensor.shape(), DType::f32, parameter.tensor.device()));
+  }
+  optimizer.zero_grad();
+  return copies;
+}
+
+double squared_distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  check(a.size() == b.size(), "squared_distance: ", a.size(), " and ", b.size(), " tensors");
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const Tensor off = ops::sub(a[i], b[i]);
+    sum += dot(off, off);
+  }
+  return sum;
+}
+
+std::vector<GradientDistance> probe_gradient(const std::vector<pretrained::LayerParts>& layers,
                                              const optim::Optimizer& optimizer, int draws,
                                              const std::function<void()>& backward) {
   check(draws >= 1, "probe_gradient: ", draws, " draws; expected at least 1");
   const std::vector<nn::NamedParameter>& parameters = optimizer.parameters();
-  const auto gradients = [&] {
-    optimizer.zero_grad();
-    backward();
-    std::vector<Tensor> copies;
-    for (const nn::NamedParameter& parameter : parameters) {
-      const Tensor gradient = grad(parameter.tensor);
-      copies.push_back(gradient.defined()
-                           ? gradient.to(DType::f32).clone()
-                           : Tensor::zeros(parameter.tensor.shape(), DType::f32, parameter.tensor.device()));
-    }
-    optimizer.zero_grad();
-    return copies;
-  };
-  const nn::Form form = sliced;
-  std::vector<std::string> names;
   std::vector<Tensor> dense;
   {
-    const FormScope scope(modules, layers, nn::Dense{}, form);
-    names = scope.names();
-    dense = gradients();
+    const DenseScope scope(layers);
+    dense = copy_gradients(optimizer, backward);
   }
   std::vector<Sums> sums(parameters.size());
   std::vector<Tensor> means(parameters.size());
   for (int draw = 0; draw < draws; ++draw) {
-    const std::vector<Tensor> drawn = gradients();
+    const std::vector<Tensor> drawn = copy_gradients(optimizer, backward);
     for (size_t i = 0; i < drawn.size(); ++i) {
       const double square = dot(drawn[i], drawn[i]);
       sums[i].squares += square;
@@ -98,8 +98,9 @@ std::vector<GradientDistance> probe_gradient(const pretrained::LinearModules& mo
     sums[i].dense = dot(dense[i], dense[i]), sums[i].mean = dot(means[i], means[i]),
     sums[i].off = dot(off, off);
     all += sums[i];
-    const bool is_sliced = std::ranges::any_of(
-        names, [&](const std::string& layer) { return parameters[i].name == layer + ".weight"; });
+    const bool is_sliced = std::ranges::any_of(layers, [&](const pretrained::LayerParts& layer) {
+      return parameters[i].name == layer.name + ".weight";
+    });
     if (is_sliced) distances.push_back(sums[i].distance(parameters[i].name, draws));
   }
   distances.push_back(all.distance("all", draws));

@@ -17,12 +17,29 @@ struct GradientDistance {
   double variance = 0;  // mean of |g' - mean|^2 over the draws (divided by draws - 1), over |g|^2
 };
 
+/// The layers dense while it lives; then each in its own form again.
+class DenseScope {
+ public:
+  explicit DenseScope(std::vector<pretrained::LayerParts> layers);
+  ~DenseScope();
+  DenseScope(const DenseScope&) = delete;
+
+ private:
+  std::vector<pretrained::LayerParts> layers_;
+  std::vector<nn::Form> forms_;
+};
+
+/// Copies of the gradients of the optimizer's parameters in f32, in their order, zeros where none arrives:
+/// those of `backward`, which runs a forward and a backward pass. The gradients themselves are forgotten.
+std::vector<Tensor> copy_gradients(const optim::Optimizer& optimizer, const std::function<void()>& backward);
+/// |a - b|^2 of all elements together.
+double squared_distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b);
+
 /// Compares the gradients of the sliced layers' weights, and of all parameters together, with those of the
 /// dense backward pass. `backward` runs a forward and a backward pass of one batch, each time with the same
-/// dropout masks and new rows. The layers have the form `sliced` before and after; gradients are forgotten.
-/// Memory: two more copies of all gradients. Throws unless draws >= 1.
-std::vector<GradientDistance> probe_gradient(const pretrained::LinearModules& modules,
-                                             const std::string& layers, const nn::Slice& sliced,
+/// dropout masks and new rows. `layers`: those that are sliced; they keep their forms. Gradients are
+/// forgotten. Memory: two more copies of all gradients. Throws unless draws >= 1.
+std::vector<GradientDistance> probe_gradient(const std::vector<pretrained::LayerParts>& layers,
                                              const optim::Optimizer& optimizer, int draws,
                                              const std::function<void()>& backward);
 

@@ -1,5 +1,8 @@
 #include "train/slice_settings.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <charconv>
 
 #include "runtime/error.h"
@@ -16,7 +19,7 @@ void parse_rows(const std::string& text, ops::Slice& slice) {
   int64_t n = 0;
   const auto [stop, bad] = is_share ? std::from_chars(begin, end, share) : std::from_chars(begin, end, n);
   check(bad == std::errc() && stop == end, "slice: rows (--rows) is \"", text,
-        "\"; expected a number of rows such as 50, or a share such as 10%");
+        "\"; expected a number of rows such as 50, a share such as 10%, or auto");
   if (is_share)
     slice.share = share / 100;
   else
@@ -31,9 +34,18 @@ void SliceSettings::add_to(SettingList& list) {
   list.add("slice", mode, "Backward pass of linear layers by some of the rows: how they are chosen")
       .one_of({"none", "first", "top_norm", "threshold", "random", "importance"})
       .absent_means(usual.mode);
-  list.add("rows", rows, "Rows that --slice chooses: a number, or a share such as 10%")
+  list.add("rows", rows,
+           "Rows that --slice chooses: a number, a share such as 10%, or auto (importance only)")
       .shown_as("")
       .absent_means(usual.rows);
+  list.add("variance", variance,
+           "--rows auto: the most that the choice of rows adds to the batch gradient's variance, as a share "
+           "of it")
+      .range(1e-6, 100.0)
+      .absent_means(usual.variance);
+  list.add("estimate_every", estimate_every, "--rows auto: steps from one estimate of the shares to the next")
+      .range(int64_t{1}, int64_t{1} << 40)
+      .absent_means(usual.estimate_every);
   list.add("slice_threshold", threshold, "Smallest norm of a row that --slice threshold chooses")
       .range(0.0, 1e30)
       .shown_as("")
@@ -63,6 +75,8 @@ ops::Slice SliceSettings::slice(Rng* rng) const {
         "slice: the threshold decides how many rows there are; leave --rows out");
   if (by_threshold)
     made.threshold = threshold;
+  else if (is_auto())
+    made.share = 1;
   else
     parse_rows(rows, made);
   made.validate("slice (--slice)");
@@ -73,6 +87,17 @@ void SliceSettings::validate() const {
   if (!slices()) return;
   Rng rng(0);
   slice(&rng);
+  if (!is_auto()) return;
+  check(mode == "importance",
+        "slice: auto (--rows) needs the unbiased choice of least variance; give --slice importance, not ",
+        mode);
+  check(weight_grad != "none",
+        "slice: auto (--rows) bounds the noise of gradients that arrive; with --weight-grad none they do "
+        "not: give "
+        "slice or full");
+  check(variance > 0, "slice: variance (--variance) is ", variance, "; expected a number above 0");
+  check(estimate_every >= 1, "slice: estimate_every (--estimate-every) is ", estimate_every,
+        "; expected 1 or more steps");
 }
 
 void SliceSettings::check_given(const Given& given) const {
@@ -80,14 +105,30 @@ void SliceSettings::check_given(const Given& given) const {
        {"--rows", "--slice-threshold", "--weight-grad", "--slice-layers", "--probe-gradient"})
     check(slices() || !given.contains(flag), flag,
           " is of --slice, which is not given; add --slice MODE, or leave ", flag, " out");
+  for (const char* const flag : {"--variance", "--estimate-every"})
+    check(is_auto() || !given.contains(flag), flag,
+          " is of --rows auto; add --slice importance --rows auto, or leave ", flag, " out");
 }
 
-std::vector<std::string> SliceSettings::apply(const pretrained::LinearModules& modules, Rng* rng) const {
-  return pretrained::set_form(modules, layers, slice(rng));
+void SliceSettings::refuse_auto(const std::string& what) const {
+  check(!is_auto(), what,
+        ": --rows auto estimates the rows while `tessera train bert` trains; give a number or a ", "share");
+}
+
+std::vector<pretrained::LayerParts> SliceSettings::apply(const pretrained::LinearModules& modules,
+                                                         Rng* rng) const {
+  const std::vector<std::string> names = pretrained::set_form(modules, layers, slice(rng));
+  std::vector<pretrained::LayerParts> sliced = layer_parts(modules);
+  std::erase_if(sliced, [&](const pretrained::LayerParts& layer) {
+    return std::ranges::find(names, layer.name) == names.end();
+  });
+  return sliced;
 }
 
 std::string SliceSettings::description() const {
   Rng rng(0);
+  if (is_auto())
+    return fmt::format("{} auto, variance {:g}, weight_grad {}, of {}", mode, variance, weight_grad, layers);
   return to_string(slice(&rng)) + ", of " + layers;
 }
 

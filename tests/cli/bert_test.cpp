@@ -267,6 +267,37 @@ TEST(TrainBert, SlicesItsBackwardPassAndGoesOnToTheSameBits) {
   EXPECT_TRUE(holds_all(frozen.out, "get no gradient")) << frozen.out;
 }
 
+TEST(TrainBert, ChoosesItsRowsByTheirVarianceAndGoesOnToTheSameBits) {
+  const Workplace at;
+  make_data(at);
+  const std::string line =
+      "train bert --task sst2 --data glue --seeds 1 --eval-every 100 --schedule constant --warmup 0 --slice "
+      "importance --rows auto --variance 0.3 --estimate-every 2" +
+      kSmall;
+  const Outcome whole = run(at, line + " --steps 6 --name whole");
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_TRUE(holds_all(whole.out, "slice     importance auto, variance 0.3, weight_grad slice"))
+      << whole.out;
+  const json kept = json::parse(at.get("runs/whole/run.json"))["job"];
+  EXPECT_EQ(kept["rows"], "auto");
+  EXPECT_EQ(kept["variance"], 0.3);
+  EXPECT_EQ(kept["estimate_every"], 2);
+  ASSERT_EQ(run(at, line + " --steps 3 --name part").code, 0);
+  const Outcome resumed = run(at, "train bert --resume runs/part --steps 6 --device cpu --quiet");
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  const auto losses = [&](const char* name) { return curve_of(at, name, {"loss", "grad_norm"}); };
+  EXPECT_EQ(losses("runs/part/seed-0"), losses("runs/whole/seed-0"));
+  const auto log = [&](const std::string& name) {
+    std::vector<json> lines;
+    std::istringstream in(at.get("runs/" + name + "/seed-0/rows.jsonl"));
+    for (std::string text; std::getline(in, text);) lines.push_back(json::parse(text));
+    for (json& each : lines) each.erase("seconds");
+    return lines;
+  };
+  EXPECT_EQ(log("whole").size(), 3u);
+  EXPECT_EQ(log("part"), log("whole"));
+}
+
 // ---- what is wrong is said in one line, and nothing is left behind ----
 
 struct BadFiles {

@@ -16,23 +16,29 @@ const std::string kSmallLayers =
 
 TEST(BenchLayers, PrintsTimesAndWritesCsvTraceAndRecords) {
   const Workplace at;
-  const std::string text = said(at, "bench layers bert --slice importance --rows 25% --unfused --csv l.csv --trace "
-                                    "t.json --json r.json" + kSmallLayers);
-  EXPECT_TRUE(holds_all(text,
-                        "synthetic: 2 texts, 16 tokens|modified: --slice importance|embeddings|query/key/value|"
-                        "attention output|  intermediate|  output|norms|head|speedup|"
-                        "the 20 operators that take longest|add_layernorm"))
+  const std::string text =
+      said(at,
+           "bench layers bert --slice importance --rows 25% --unfused --csv l.csv --trace "
+           "t.json --json r.json" +
+               kSmallLayers);
+  EXPECT_TRUE(
+      holds_all(text,
+                "synthetic: 2 texts, 16 tokens|modified: --slice importance|embeddings|query/key/value|"
+                "attention output|  intermediate|  output|norms|head|speedup|"
+                "the 20 operators that take longest|add_layernorm"))
       << text;
   const std::string csv = at.get("l.csv");
-  EXPECT_TRUE(csv.starts_with("Task,Layer,Kind,Original Forward (ms),Modified Forward (ms),Forward Speedup,"
-                              "Original Backward (ms),Modified Backward (ms),Backward Speedup"))
+  EXPECT_TRUE(
+      csv.starts_with("Task,Layer,Kind,Original Forward (ms),Modified Forward (ms),Forward Speedup,"
+                      "Original Backward (ms),Modified Backward (ms),Backward Speedup"))
       << csv;
   EXPECT_NE(csv.find("\nsynthetic,all,all,"), std::string::npos) << csv;
   const auto trace = nlohmann::json::parse(at.get("t.json"));
   bool sliced = false;
   for (const auto& event : trace.at("traceEvents"))
     if (event.at("ph") == "M")
-      sliced = sliced || event.at("args").at("name").get<std::string>().find("importance") != std::string::npos;
+      sliced =
+          sliced || event.at("args").at("name").get<std::string>().find("importance") != std::string::npos;
   EXPECT_TRUE(sliced);
   std::istringstream lines(at.get("r.json"));
   int records = 0;
@@ -50,8 +56,9 @@ TEST(BenchLayers, TimesTasksWithTheModelThatReadsThem) {
   said(at,
        "train bert --task sst2 --data glue --scratch --layers 2 --d-model 8 --n-head 1 --d-ff 8 --vocab-size "
        "300 --batch-size 4 --max-length 24 --device cpu --quiet --seeds 1 --steps 1 --save-model --name g");
-  const std::string line = "bench layers bert --model runs/g/seed-0/model --batch-size 4 --max-length 24 "
-                           "--device cpu --seconds 0.001 ";
+  const std::string line =
+      "bench layers bert --model runs/g/seed-0/model --batch-size 4 --max-length 24 "
+      "--device cpu --seconds 0.001 ";
   const std::string text =
       said(at, line + "--task sst2,stsb --data glue --slice random --rows 2 --csv l.csv");
   EXPECT_TRUE(holds_all(text, "sst2: 4 texts|stsb: 4 texts|random")) << text;
@@ -68,21 +75,21 @@ TEST(BenchLayers, TimesTasksWithTheModelThatReadsThem) {
 
 TEST(BenchLayers, RefusesWhatMakesNoSense) {
   const Workplace at;
-  expect_failures(
-      at, {{"bench layers", 2, "subcommand"},
-           {"bench layers gpt", 2, "gpt"},
-           {"bench layers bert --rows 10%" + kSmallLayers, 2, "--rows|--slice"},
-           {"bench layers bert --slice importance" + kSmallLayers, 2, "--rows"},
-           {"bench layers bert --slice importance --rows 150%" + kSmallLayers, 2, "slice"},
-           {"bench layers bert --slice first --rows 2 --probe-gradient 3" + kSmallLayers, 2,
-            "--probe-gradient|train bert"},
-           {"bench layers bert --slice first --rows 2 --slice-layers h.*" + kSmallLayers, 1, "h.*"},
-           {"bench layers bert --data glue" + kSmallLayers, 2, "--data needs --task"},
-           {"bench layers bert --task sst2 --data glue" + kSmallLayers, 2, "--task needs --model"},
-           {"bench layers bert --max-length 600 --device cpu", 2, "--max-length is 600"},
-           {"bench layers bert --n-head 3 --device cpu", 2, "heads"},
-           {"bench layers bert --trace nowhere/t.json" + kSmallLayers, 1, "nowhere"},
-           {"bench layers bert --dropout 1" + kSmallLayers, 2, "--dropout"}});
+  expect_failures(at,
+                  {{"bench layers", 2, "subcommand"},
+                   {"bench layers gpt", 2, "gpt"},
+                   {"bench layers bert --rows 10%" + kSmallLayers, 2, "--rows|--slice"},
+                   {"bench layers bert --slice importance" + kSmallLayers, 2, "--rows"},
+                   {"bench layers bert --slice importance --rows 150%" + kSmallLayers, 2, "slice"},
+                   {"bench layers bert --slice first --rows 2 --probe-gradient 3" + kSmallLayers, 2,
+                    "--probe-gradient|train bert"},
+                   {"bench layers bert --slice first --rows 2 --slice-layers h.*" + kSmallLayers, 1, "h.*"},
+                   {"bench layers bert --data glue" + kSmallLayers, 2, "--data needs --task"},
+                   {"bench layers bert --task sst2 --data glue" + kSmallLayers, 2, "--task needs --model"},
+                   {"bench layers bert --max-length 600 --device cpu", 2, "--max-length is 600"},
+                   {"bench layers bert --n-head 3 --device cpu", 2, "heads"},
+                   {"bench layers bert --trace nowhere/t.json" + kSmallLayers, 1, "nowhere"},
+                   {"bench layers bert --dropout 1" + kSmallLayers, 2, "--dropout"}});
 }
 
 }  // namespace

@@ -188,7 +188,11 @@ std::vector<GradientDistance> probe(const Made& made, const nn::Slice& slice, in
   const pretrained::LinearModules modules = pretrained::linear_modules(job.model());
   const std::string layers = SliceSettings().layers;
   pretrained::set_form(modules, layers, slice);
-  const auto distances = probe_gradient(modules, layers, slice, job.optimizer(), draws, [&] {
+  std::vector<pretrained::LayerParts> sliced = layer_parts(modules);
+  std::erase_if(sliced, [](const pretrained::LayerParts& layer) {
+    return std::holds_alternative<nn::Dense>(layer.layer->form);
+  });
+  const auto distances = probe_gradient(sliced, job.optimizer(), draws, [&] {
     Tape tape;
     tape.backward(job.loss());
   });
