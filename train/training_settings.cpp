@@ -104,8 +104,8 @@ void TrainingSettings::set_ranks(int ranks, const Given& given, bool resumed) {
         " in all (or --order world, whose bits are those of one number of ranks)");
   check(missing_grad == "zero" || (ranks == 1 && order == "world"), "train: --missing-grad ", missing_grad,
         ranks > 1 ? fmt::format(" on {} ranks", ranks) : " with --order global",
-        ": each pass knows only which gradients arrived in itself; use --missing-grad zero, or one rank with "
-        "--order world");
+        ": a rank knows only which gradients arrived in its own last pass; use --missing-grad zero, or one "
+        "rank with --order world");
 }
 
 std::string TrainingSettings::step_line() const {
