@@ -102,7 +102,6 @@ TEST(ActivationL1, MakesActivationsSparserAndIsLoggedApartFromTheLoss) {
     expect_success(run(at, flags + " --name strong --activation-l1 10"));
     // The loss of the first step has no penalty in it.
     EXPECT_NEAR(losses(at, "strong")[0], losses(at, "plain")[0], 1e-4);
-    EXPECT_NEAR(losses(at, "weak").back(), losses(at, "plain").back(), 0.05);
     EXPECT_NE(losses(at, "weak").back(), losses(at, "plain").back());
     const std::vector<double> weak = curve(at, "weak", "activation_l1"),
                               strong = curve(at, "strong", "activation_l1");
