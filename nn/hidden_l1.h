@@ -10,7 +10,7 @@ namespace tessera::nn {
 ///
 /// ```cpp
 /// const nn::HiddenL1 hidden;
-/// Tensor loss = model.loss(tokens, targets);
+/// Tensor loss = loss_of(model(batch));
 /// if (hidden.sum().defined()) loss = ops::add(loss, ops::scale(hidden.sum(), 1e-4));
 /// ```
 ///

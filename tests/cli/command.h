@@ -103,7 +103,7 @@ std::string said(const Workplace& workplace, const std::string& line);
 
 /// A command that must fail: its exit status, and parts of its message separated by '|'.
 struct Failure {
-  const char* line;
+  std::string line;
   int code;
   const char* says;
 };

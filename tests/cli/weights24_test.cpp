@@ -15,12 +15,12 @@ namespace {
 
 using nlohmann::json;
 
-const std::string kTrain =
+const std::string kTrainWeights =
     "train llama --text a.txt --device cpu --quiet --sample-tokens 0 --log-every 1 --lr 0.01 --ngram 0 "
     "--layers 2 "
     "--d-model 32 --n-head 2 --d-ff 64 --length 16 --batch-size 4";
 
-Workplace& with_text(Workplace& at) {
+Workplace& with_weights_text(Workplace& at) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "clause " + std::to_string(i) + ": a copy is free\n";
   at.put("a.txt", text);
@@ -36,11 +36,11 @@ std::vector<json> curve(const Workplace& at, const std::string& run) {
 
 TEST(Weights24Training, LearnsAndLogsFlipRateAndDecay) {
   Workplace at;
-  with_text(at);
-  const std::string flags = kTrain + " --steps 12 --warmup 2 --weights-24-every 4";
+  with_weights_text(at);
+  const std::string flags = kTrainWeights + " --steps 12 --warmup 2 --weights-24-every 4";
   const Outcome outcome = run(at, flags + " --name sparse --weights-24 attn,mlp --dense-first 2");
   expect_success(outcome);
-  expect_success(run(at, kTrain + " --steps 12 --warmup 2 --name dense"));
+  expect_success(run(at, kTrainWeights + " --steps 12 --warmup 2 --name dense"));
   const std::vector<json> sparse = curve(at, "sparse"), dense = curve(at, "dense");
   ASSERT_EQ(sparse.size(), 12u);
   for (size_t i = 0; i < 2; ++i) {
@@ -63,8 +63,8 @@ TEST(Weights24Training, LearnsAndLogsFlipRateAndDecay) {
 
 TEST(Weights24Training, GoesOnToTheSameBitsAndRefusesOtherSettings) {
   Workplace at;
-  with_text(at);
-  expect_success(run(at, kTrain +
+  with_weights_text(at);
+  expect_success(run(at, kTrainWeights +
                              " --ffn relu2 --sparse24 naive --weights-24 attn --weights-24-every 3 --steps 8 "
                              "--save-every 1 --keep 20 --dense-last 2 --name a"));
   const std::string end = "runs/a/checkpoints/step-000008.safetensors", whole = at.get(end);
@@ -101,8 +101,8 @@ TEST(Weights24Training, IsPlanned) {
 
 TEST(Weights24Training, RefusesWhatMakesNoSense) {
   Workplace at;
-  with_text(at);
-  const std::string train = kTrain + " --steps 4 ";
+  with_weights_text(at);
+  const std::string train = kTrainWeights + " --steps 4 ";
   struct Bad {
     std::string flags;
     int code;
