@@ -271,13 +271,13 @@ TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
   const Outcome first = run(at, how + "--out r --total 0.3 --weight-sparsity 0,0.1");
   if (first.err.find("SQLite") != std::string::npos) GTEST_SKIP() << "skipped: " << first.err;
   expect_success(first);
-  EXPECT_TRUE(holds_all(first.out, "dense|0.3|Pareto front of 4 splits")) << first.out;
-  // Two more of another total; the four are taken from the folder.
+  EXPECT_TRUE(holds_all(first.out, "dense|0.3|Pareto front of 5 splits")) << first.out;
+  // Five more of another total; the first five are taken from the folder.
   const std::string more = said(at, how + "--out r --total 0.3,0.4 --weight-sparsity 0,0.1");
-  EXPECT_TRUE(holds_all(more, "4 splits were measured by an earlier call|of 8 splits")) << more;
+  EXPECT_TRUE(holds_all(more, "5 splits were measured by an earlier call|of 10 splits")) << more;
   const std::string csv = at.get("r/sweep.csv");
   EXPECT_TRUE(csv.starts_with("s,s1,s2,format,Uniform_PPL,Greedy_PPL,ttft_ms")) << csv;
-  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 9);
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 11);
   const std::string page = at.get("r/sweep.html");
   EXPECT_TRUE(holds_all(page, "Pareto front|Distributions of inputs|Time per layer|blocks.0.attention.qkv"));
   const std::string rows = Process(at, {"sparsity", "query", "r",
