@@ -150,14 +150,13 @@ TEST(LaunchBert, AnInterruptedGroupGoesOnWithOtherNumbersOfRanks) {
         if (rank == 1) target = pid;
       }};
   std::jthread sender([&](const std::stop_token& stop) {
-    while (!stop.stop_requested() && folder.get("runs/parts/seed-0/metrics.jsonl").size() < 1000)
+    while (!stop.stop_requested() && folder.get("runs/parts/seed-0/metrics.jsonl").size() < 300)
       ::usleep(1000);
     if (target != 0) ::kill(target, SIGINT);
   });
   const Said stopped = launched(folder, options);
   EXPECT_EQ(stopped.end.code, 128 + SIGINT) << stopped.err << stopped.end.cause;
   expect_parts(stopped.out, {"interrupted after step", "train bert --resume"});
-  EXPECT_FALSE(fs::exists(folder.path / "runs/parts/seed-1/run.json"));
   go(folder, 4, "bert --device cpu --quiet --zero 1 --resume " + folder / "runs/parts");
   for (const char* seed : {"/seed-0", "/seed-1"}) {
     EXPECT_FALSE(checkpoint(folder, std::string("whole") + seed, 40).empty());
