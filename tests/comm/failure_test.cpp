@@ -75,7 +75,9 @@ TEST_P(Killed, BeforeAllHaveCome) {
     rank.arrive();
     if (rank.number() == late || (rank.number() == dead && dead == 0)) rank.await();
     Meeting own = meeting;
-    own.seconds = 3;  // if the dead one has not even come
+    // If the dead one has not even come, rank 0 is the first to lose patience, and says who is missing: of a
+    // rank that gave up before, it would say that that one ended.
+    own.seconds = rank.number() == 0 ? 3 : rank.number() == late ? 10 : 30;
     connect_tcp({.meeting = own}).barrier();
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.await_arrival(r));
