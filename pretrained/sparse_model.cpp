@@ -99,14 +99,14 @@ Model load_by_blocks(const char* what, const std::string& folder, Rng& rng, Devi
 // ---- gates and the choice ----
 
 /// From which share of zeros on a format without a gate is taken instead of dense weights. On a GPU as
-/// measured on an H200 (docs/ops/sparse_linear.md): sell_delta4 by the number of tokens; the kernels of
-/// bitmaps take longer than dense ones at 50 %, and more was not measured. On the CPU, where time is about
-/// the same, by the bytes.
+/// measured on an H200 (docs/ops/sparse_linear.md): sell_delta4 by the number of tokens, of 50, 70 and 90 %
+/// the first that was no slower from 4096 x 4096 on; the kernels of bitmaps take longer than dense ones at
+/// 50 %, and more was not measured. On the CPU, where time is about the same, by the bytes.
 double break_even(const ops::SparseWeight& weight, int64_t tokens) {
   if (weight.format == ops::SparseFormat::dense_columns) return 1;
   if (weight.device().is_cpu()) return 0.3;
   if (weight.format != ops::SparseFormat::sell_delta4) return 1;
-  return tokens == 1 ? 0.4 : tokens == 2 ? 0.5 : tokens <= 4 ? 0.7 : 0.85;
+  return tokens <= 2 ? 0.5 : tokens <= 4 ? 0.7 : 0.9;
 }
 
 /// The modules of one of our layers, from its first row on.
