@@ -4,9 +4,9 @@
 /// What variant "gemm" needs: compressed rows as dense ones, x under a gate, and the bits of a gate that
 /// keeps the k largest.
 ///
-/// decompress: a block has one group. Its elements are put into a tile of zeros in shared memory, which is
-/// then written by rows, 16 bytes at a time. Bound by memory: the compressed bytes read once, the dense ones
-/// written once (to L2, where the GEMM reads them: sparse_linear.cpp).
+/// decompress: a block has one group, of sell_delta4 a slice of one. Its elements are put into a tile of
+/// zeros in shared memory, which is then written by rows, 16 bytes at a time. Bound by memory: the compressed
+/// bytes read once, the dense ones written once (to L2, where the GEMM reads them: sparse_linear.cpp).
 
 namespace tessera::ops {
 namespace {
@@ -94,49 +94,74 @@ __global__ void __launch_bounds__(256) decompress_tiled_cbc(const DecompressArgs
   write_tile<T, 256>(tile, args, group_row * 256, group_column * 64);
 }
 
-/// 256 threads: a warp per slice, a lane per row, which puts its elements of 64 columns at a time into the
-/// warp's tile.
+constexpr int kSellWarps = 4;
+
+/// Columns that the 8 entries of a word of distances cover: the sum of the distances, and one for each.
+__device__ __forceinline__ int columns_of(uint32_t distances) {
+  const uint32_t odd = distances >> 4 & 0x0F0F0F0Fu, even = distances & 0x0F0F0F0Fu;
+  return int(__dp4a(even + odd, 0x01010101u, uint32_t(sell_delta4::kEntries)));
+}
+
+/// A block has one slice of one part of the columns: a tile of 32 rows, zeros first, in dynamic shared
+/// memory. A lane has a row, a warp a quarter of the slice's chunks. Where a quarter begins is known from the
+/// distances of those before it, which the first pass adds up; the second one puts the elements into the
+/// tile. All lanes of a warp are at the same chunk, so that loads of later chunks are under way while one is
+/// used.
 template <class T>
-__global__ void __launch_bounds__(256) decompress_sell(const DecompressArgs<T> args, int width) {
+__global__ void __launch_bounds__(kSellWarps* kWarp)
+    decompress_sell(const DecompressArgs<T> args, int width, int pitch) {
   using namespace sell_delta4;
-  __shared__ alignas(16) Tile<32> tiles[kSlices];
+  extern __shared__ uint4 shared[];
+  uint16_t* const tile = reinterpret_cast<uint16_t*>(shared);  // (kSliceRows, pitch)
+  __shared__ int covered[kSellWarps][kWarp];
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
-  const int group_row = int(blockIdx.x) / args.group_columns,
-            group_column = int(blockIdx.x) % args.group_columns;
+  const int slice = int(blockIdx.x) % int(kSlices), grouped = int(blockIdx.x) / int(kSlices);
+  const int group_row = grouped / args.group_columns, group_column = grouped % args.group_columns;
   const int64_t group = int64_t(args.first_group_row + group_row) * args.group_columns + group_column,
-                begin = args.offsets[group * kSlices + warp];
-  const int entries = int(args.offsets[group * kSlices + warp + 1] - begin) * int(kEntries);
-  const T* const values = args.values + begin * kChunk + lane * kEntries;
-  const uint32_t* const gaps = args.gaps + begin * kSliceRows + lane;
-  const uint32_t row_words = uint32_t(args.info[group * (kGroupRows / 4) + warp * 8 + lane / 4]);
-  const int row = group_row * int(kGroupRows) + int(row_words >> lane % 4 * 8 & 0xFF);
-  const int first = group_column * width, columns = min(width, args.in - first);
-  Tile<32>& tile = tiles[warp];
-  uint32_t word = entries > 0 ? gaps[0] : 0;
-  int entry = 0, at = int(word & 15);
-  for (int base = 0; base < columns; base += 64) {
-    for (int i = lane; i < int(sizeof tile / 16); i += kWarp) reinterpret_cast<uint4*>(tile)[i] = {};
-    __syncwarp();
-    while (entry < entries && at < base + 64) {
-      const uint16_t bits = values[entry / int(kEntries) * kChunk + entry % int(kEntries)].bits;
-      if (bits != 0) tile[lane][at - base] = bits;
-      if (++entry % int(kEntries) == 0 && entry < entries) word = gaps[entry / int(kEntries) * kSliceRows];
-      at += 1 + int(word >> entry % int(kEntries) * 4 & 15);
-    }
-    __syncwarp();
+                first_chunk = args.offsets[group * kSlices + slice];
+  const int chunks = int(args.offsets[group * kSlices + slice + 1] - first_chunk);
+  const int begin = int(int64_t(chunks) * warp / kSellWarps),
+            end = int(int64_t(chunks) * (warp + 1) / kSellWarps);
+  const uint32_t* const gaps = args.gaps + first_chunk * kSliceRows + lane;
+  const auto* const values =
+      reinterpret_cast<const uint4*>(args.values + first_chunk * kChunk) + lane;  // 8 values of 16 bits
+  // Columns of this warp's quarter.
+  int sum = 0;
+#pragma unroll 8
+  for (int chunk = begin; chunk < end; ++chunk) sum += columns_of(gaps[int64_t(chunk) * kSliceRows]);
+  covered[warp][lane] = sum;
+  for (int i = int(threadIdx.x); i < int(kSliceRows) * pitch / 8; i += kSellWarps * kWarp) shared[i] = {};
+  __syncthreads();
+  int at = -1;
+  for (int before = 0; before < warp; ++before) at += covered[before][lane];
+  uint16_t* const row = tile + lane * pitch;
+#pragma unroll 4
+  for (int chunk = begin; chunk < end; ++chunk) {
+    const uint32_t distances = gaps[int64_t(chunk) * kSliceRows];
+    const uint4 pack = values[int64_t(chunk) * kSliceRows];
+    const uint32_t pairs[4] = {pack.x, pack.y, pack.z, pack.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int slot = i * 4 + lane / 8, c = lane % 8 * 8, left = columns - base - c,
-                to_row = __shfl_sync(0xFFFFFFFFu, row, slot);
-      if (to_row >= args.rows || left <= 0) continue;
-      const auto words = *reinterpret_cast<const gpu::Words<T>*>(&tile[slot][c]);
-      T* const to = args.to + to_row * args.stride + first + base + c;
-      if (left >= 8 && args.stride % 8 == 0)
-        gpu::store_words(to, words);
-      else
-        gpu::store_part(to, words, left);
+    for (int entry = 0; entry < int(kEntries); ++entry) {
+      at += 1 + int(distances >> entry * 4 & 15);
+      const uint16_t bits = uint16_t(pairs[entry / 2] >> entry % 2 * 16);
+      if (bits != 0 && at < width) row[at] = bits;  // what fills rows up is 0, and may lie past the end
     }
-    __syncwarp();
+  }
+  __syncthreads();
+  // Rows of the tile are the slice's, in order of their length: each goes to its own place.
+  const int first = group_column * width, columns = min(width, args.in - first);
+  for (int slot = warp; slot < int(kSliceRows); slot += kSellWarps) {
+    const int64_t word = group * (kGroupRows / 4) + slice * (kSliceRows / 4) + slot / 4;
+    const int to_row = group_row * int(kGroupRows) + int(uint32_t(args.info[word]) >> slot % 4 * 8 & 0xFF);
+    if (to_row >= args.rows) continue;
+    T* const to = args.to + to_row * args.stride + first;
+    for (int c = lane * 8; c < columns; c += kWarp * 8) {
+      const auto words = *reinterpret_cast<const gpu::Words<T>*>(tile + slot * pitch + c);
+      if (columns - c >= 8 && args.stride % 8 == 0)
+        gpu::store_words(to + c, words);
+      else
+        gpu::store_part(to + c, words, columns - c);
+    }
   }
 }
 
@@ -217,12 +242,17 @@ void decompress_cuda(const Tensor& dense, const SparseWeight& weight, int64_t fi
                                    .in = int(weight.in),
                                    .group_columns = int(weight.group_columns()),
                                    .first_group_row = int(first / height)};
-      const gpu::LaunchShape shape{
-          .grid = dim3(unsigned(gpu::ceil_div(dense.size(0), height) * args.group_columns)),
-          .block = unsigned(is_bme ? 128 : 256)};
-      if (is_sell)
-        gpu::launch(dense.device(), shape, decompress_sell<T>, args, int(sell_delta4::width_of(weight.in)));
-      else if (is_bme)
+      const unsigned groups = unsigned(gpu::ceil_div(dense.size(0), height) * args.group_columns);
+      const gpu::LaunchShape shape{.grid = groups, .block = unsigned(is_bme ? 128 : 256)};
+      if (is_sell) {
+        using namespace sell_delta4;
+        const int width = int(width_of(weight.in)), pitch = width + 8;  // 8: rows begin in different banks
+        gpu::launch(dense.device(),
+                    {.grid = groups * unsigned(kSlices),
+                     .block = kSellWarps * kWarp,
+                     .shared_bytes = size_t(kSliceRows * pitch) * sizeof(T)},
+                    decompress_sell<T>, args, width, pitch);
+      } else if (is_bme)
         gpu::launch(dense.device(), shape, decompress_tca_bme<T>, args);
       else
         gpu::launch(dense.device(), shape, decompress_tiled_cbc<T>, args);
