@@ -188,8 +188,7 @@ void Communicator::barrier(Site site) const {
 
 Communicator Communicator::split(int color, int key, Site site) const {
   const CallScope scope(site);
-  // On the device that the transport takes: a transport of GPUs has no other.
-  const Device device = transport_->takes(Device::cpu()) ? Device::cpu() : Device::best();
+  const Device device = transport_->device();
   const Tensor all = Tensor::empty_packed({size(), 2}, DType::i64, device);
   all_gather(Tensor::from(std::vector<int64_t>{color, key}, {1, 2}).to(device), all);
   const std::vector<int64_t> values = all.to_vector<int64_t>();

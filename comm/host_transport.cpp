@@ -41,7 +41,8 @@ class HostTransport : public Transport {
   const char* name() const override { return links_->name(); }
   int rank() const override { return rank_; }
   int size() const override { return int(ranks_.size()); }
-  bool takes(Device device) const override { return links_->takes(device); }
+  bool takes(Device device) const override { return device == links_->device(); }
+  Device device() const override { return links_->device(); }
   void fail(const std::string& cause) override { links_->fail(cause); }
 
   std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t) override {

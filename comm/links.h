@@ -37,7 +37,7 @@ class Links {
   /// Sums parts[r] over all ranks on rank r alone, likewise.
   virtual bool sum_parts(const Call&, std::span<const Tensor>, std::span<const int>) { return false; }
   /// Where messages lie.
-  virtual bool takes(Device device) const { return device.is_cpu(); }
+  virtual Device device() const { return Device::cpu(); }
   virtual void fail(const std::string& cause) = 0;
 };
 

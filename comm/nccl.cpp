@@ -104,7 +104,7 @@ class NcclLinks : public Links {
   const char* name() const override { return "nccl"; }
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
-  bool takes(Device device) const override { return device == device_; }
+  Device device() const override { return device_; }
   void fail(const std::string& cause) override { host_.fail(cause); }
 
   void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {

@@ -33,6 +33,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual bool takes(Device device) const = 0;
+  /// A device that it takes, this rank's own: for what a call exchanges besides the caller's tensors.
+  virtual Device device() const { return Device::cpu(); }
   /// `in` is what the rank gives, `out` where the result goes; all_reduce and broadcast work in place
   /// (in = out), send has no out and receive no in.
   virtual void run(const Call& call, const Tensor& in, const Tensor& out) = 0;
