@@ -70,8 +70,7 @@ Record measure_tnp(const train::TnpSettings& settings, Device device, bool graph
   record.flops = tasks * plan::count_flops(settings.model, settings.batch, settings.context, settings.targets)
                              .step(checkpointed);
   record.planned_bytes =
-      plan::count_memory(settings.model, settings.batch, settings.context, settings.targets,
-                         {settings.split.ranks, settings.split.by == nn::AttentionSplit::By::heads})
+      plan::count_memory(settings.model, settings.batch, settings.context, settings.targets, settings.split)
           .total();
   record.tokens_per_s =
       tasks * double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;

@@ -204,9 +204,9 @@ int bench_step(const StepArgs& args) {
     return args.step.run(options, bench::bench_tnp_step);
   return world.told([&] {
     check(world.size() % options.settings.split.ranks == 0, "bench step tnp: --context-parallel ",
-          options.settings.split.ranks, " on ", world.size(),
-          world.size() == 1 ? " rank" : " ranks", ": it must divide the ranks; start a multiple of them: ",
-          "tessera launch -n ", options.settings.split.ranks, " -- bench step tnp ...");
+          options.settings.split.ranks, " on ", world.size(), world.size() == 1 ? " rank" : " ranks",
+          ": it must divide the ranks; start a multiple of them: ", "tessera launch -n ",
+          options.settings.split.ranks, " -- bench step tnp ...");
     options.world = &world;
     options.device = device_of(args.step.device, world.place());
     const int code = args.step.run(options, bench::bench_tnp_step, &world);
@@ -249,9 +249,10 @@ void add_bench_step(CLI::App& bench, Action& action) {
   args->step.add_to(*tnp);
   tnp->add_option("--checkpoint", args->checkpoint, "on,off: activation checkpointing of every block");
   args->context.add_to(*tnp);
-  tnp->footer("Under a launcher the ranks make the steps together, each --context-parallel of them on one "
-              "batch.\nExample: tessera launch -n 2 -- bench step tnp --m 10000 --n 1000 --batch-size 1 "
-              "--context-parallel 2");
+  tnp->footer(
+      "Under a launcher the ranks make the steps together, each --context-parallel of them on one "
+      "batch.\nExample: tessera launch -n 2 -- bench step tnp --m 10000 --n 1000 --batch-size 1 "
+      "--context-parallel 2");
   tnp->callback([&action, args] { action = [args] { return bench_step(*args); }; });
   add_bench_language(*command, action, false);
   add_bench_language(*command, action, true);

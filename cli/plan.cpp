@@ -76,10 +76,11 @@ nlohmann::json step_json(const plan::Memory& memory, double flops, int64_t large
 int run_plan(PlanArgs args) {
   train::TnpSettings job = args.tnp.job();
   args.context.set(job);
-  const plan::TaskSplit split{job.split.ranks, job.split.by == nn::AttentionSplit::By::heads};
+  const models::TaskSplit& split = job.split;
   args.ranks = std::max(args.ranks, split.ranks);
   if (args.ranks % split.ranks != 0)
-    throw UsageError(fmt::format("--context-parallel {} does not divide --ranks {}", split.ranks, args.ranks));
+    throw UsageError(
+        fmt::format("--context-parallel {} does not divide --ranks {}", split.ranks, args.ranks));
   job.set_precision(args.tnp.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   nlohmann::json out = {{"memory_bytes", memory}};

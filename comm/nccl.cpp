@@ -154,8 +154,7 @@ class NcclLinks : public Links {
   void compare(const Call& call, std::span<const int> ranks) {
     const std::pair number(call.communicator, call.number);
     const bool between_two = call.kind == Kind::send || call.kind == Kind::receive;
-    if (between_two || int(ranks.size()) != size() ||
-        (number == compared_ && call.kind != Kind::barrier))
+    if (between_two || int(ranks.size()) != size() || (number == compared_ && call.kind != Kind::barrier))
       return;
     compared_ = number;
     const Tensor all = Tensor::empty_packed({size() * int64_t(sizeof(Call))}, DType::u8, Device::cpu());

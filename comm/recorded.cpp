@@ -133,9 +133,7 @@ void move_to_heads(const Communicator& group, const std::vector<Tensor>& x, cons
     for (size_t t = 0; t < x.size(); ++t)
       for (size_t i = 0; i < rows[t].segments(); ++i) {
         const RowSplit::Range theirs = rows[t].in_whole(i, rank);
-        out[t]
-            .slice(0, theirs.begin, theirs.end)
-            .copy_from(messages.from(rank, t, i, theirs.count()));
+        out[t].slice(0, theirs.begin, theirs.end).copy_from(messages.from(rank, t, i, theirs.count()));
       }
 }
 

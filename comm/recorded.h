@@ -19,7 +19,8 @@ namespace tessera::comm {
 /// other one in the dtype of x, adds them up by the tree of Communicator's sums, in f32 (f64 for f64)
 /// throughout, and rounds the sum once. In the dtype of x (p - 1) n_r rows leave a rank in the forward pass,
 /// and n - n_r in backward. Rows that the ranks do not divide cost backward one copy more. Saves nothing.
-Tensor gather_rows(const Communicator& group, const Tensor& x, const RowSplit& rows, Site site = Site::here());
+Tensor gather_rows(const Communicator& group, const Tensor& x, const RowSplit& rows,
+                   Site site = Site::here());
 
 /// From a split by rows to one by heads: x[i] [n_r, B, H, D], this rank's rows of all heads, -> [n, B, H / p,
 /// D], all rows of the heads from r H / p on; in one all-to-all for all of them. rows[i] says how the rows of

@@ -43,6 +43,12 @@ struct TnpConfig {
   void validate() const;
 };
 
+/// How many ranks share each task, and how they divide attention.
+struct TaskSplit {
+  int64_t ranks = 1;
+  nn::AttentionSplit::By by = nn::AttentionSplit::By::rows;
+};
+
 /// Tasks of M context points and N targets on the ranks of a group: each rank holds its share of the rows of
 /// both (comm::RowSplit). The model's parameters are whole on every rank.
 struct TnpSplit {

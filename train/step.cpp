@@ -60,10 +60,12 @@ Step::Step(Job& job, const StepOptions& options)
       captured_(job.device(), [this] { body(); }),
       captured_update_(job.device(), [this] { update(); }) {
   check(micro_batches_ >= 1, "train: a step of ", micro_batches_, " micro-batches; expected at least 1");
-  check(ranks_each_ == 1 || !options.global_order, "train: sums in the global order are those of any number of ",
-        "ranks, but ", ranks_each_, " ranks share each micro-batch; leave the order to the world");
-  check(ranks_each_ == 1 || !overlaps_, "train: gradients cannot be summed next to a backward pass that makes ",
-        "calls of its own (", ranks_each_, " ranks share each micro-batch); sum them after it");
+  check(ranks_each_ == 1 || !options.global_order,
+        "train: sums in the global order are those of any number of ", "ranks, but ", ranks_each_,
+        " ranks share each micro-batch; leave the order to the world");
+  check(ranks_each_ == 1 || !overlaps_,
+        "train: gradients cannot be summed next to a backward pass that makes ", "calls of its own (",
+        ranks_each_, " ranks share each micro-batch); sum them after it");
   if (ranks_of(options) > 1) {
     job.connect(*options.world);
     dist::DataParallelOptions reduction{.mean = false};

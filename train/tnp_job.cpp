@@ -190,10 +190,12 @@ Values TnpJob::evaluate() {
 void TnpJob::connect(const dist::World& world) {
   const int ranks = int(settings_.split.ranks);
   if (ranks == 1) return;
-  const auto neighbours = [&](const comm::Communicator& all) { return all.split(all.rank() / ranks, all.rank()); };
-  group_ = {neighbours(world.host()),
-            std::make_shared<models::TnpSplit>(neighbours(world.data(device())), settings_.split.by,
-                                               settings_.context, settings_.targets)};
+  const auto neighbours = [&](const comm::Communicator& all) {
+    return all.split(all.rank() / ranks, all.rank());
+  };
+  const comm::Communicator host = neighbours(world.host()), data = neighbours(world.data(device()));
+  group_.emplace(TnpGroup{host, std::make_shared<models::TnpSplit>(data, settings_.split.by,
+                                                                   settings_.context, settings_.targets)});
   own_ = models::part_of(batch_, group_->split);
 }
 

@@ -28,13 +28,8 @@ struct TnpSettings : TrainingSettings {
   int64_t context = 64;          // M
   int64_t targets = 64;          // N
   int64_t batch = 16;            // tasks per micro-batch
-  /// How many ranks compute each task together, and how: of the place where the run goes on, not of the job.
-  /// Bits depend on it.
-  struct Split {
-    int64_t ranks = 1;
-    nn::AttentionSplit::By by = nn::AttentionSplit::By::rows;
-  };
-  Split split = {};
+  /// Of the place where the run goes on, not of the job; bits depend on it.
+  models::TaskSplit split = {};
   /// datasets::kTaskStream of the build that made the run; settings without it are of a run of version 1.
   int64_t task_stream = datasets::kTaskStream;
 
@@ -112,9 +107,9 @@ class TnpJob : public Job {
   models::Tnp model_;
   optim::Optimizer optimizer_;
   datasets::Prior prior_;
-  models::TnpBatch batch_;          // whole
-  models::TnpBatch own_;            // what this rank computes of it: views
-  std::optional<TnpGroup> group_;   // with several ranks per task, once they are connected
+  models::TnpBatch batch_;         // whole
+  models::TnpBatch own_;           // what this rank computes of it: views
+  std::optional<TnpGroup> group_;  // with several ranks per task, once they are connected
   bool compared_ = false;
   int64_t eval_tasks_;
 };

@@ -51,8 +51,7 @@ TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpSettings& settings
     else
       check_interrupt();
     const datasets::RegressionBatch fresh = prior.batch(index);
-    const std::vector<double> losses =
-        point_losses(model, {fresh.xc, fresh.yc, fresh.xt, fresh.yt}, group);
+    const std::vector<double> losses = point_losses(model, {fresh.xc, fresh.yc, fresh.xt, fresh.yt}, group);
     const auto log_density = datasets::predict(prior.options(), fresh).log_density.to_vector<double>();
     for (int64_t b = 0; b < batch && int64_t(gaps.size()) < tasks; ++b) {
       double gap = 0;

@@ -40,7 +40,8 @@ void TnpRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
   check(ranks % each == 0, flag, " on ", ranks, " rank", ranks == 1 ? "" : "s",
         ": it must divide the ranks; start a multiple of ", each, " (tessera launch -n ", each,
         " -- train tnp ...), or give another --context-parallel");
-  check(!find_max_batch, flag, " shares each task, and --find-max-batch tries steps on one rank; see tessera ",
+  check(!find_max_batch, flag,
+        " shares each task, and --find-max-batch tries steps on one rank; see tessera ",
         "plan tnp --context-parallel ", each, ", and give --batch-size");
   check(!given.contains("--bucket-mb"), flag, " with --bucket-mb: the backward pass makes calls between the ",
         "ranks itself, and gradients are summed after it; leave --bucket-mb out");
@@ -92,12 +93,10 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                         share_of_points(settings_.context), share_of_points(settings_.targets));
   text += fmt::format("  training  steps {} to {}, lr {:g} ({}), seed {}\n", first_step, settings_.steps,
                       settings_.lr, settings_.schedule, settings_.seed);
-  text += fmt::format(
-      "  memory    {} planned a step\n",
-      format_bytes(
-          size_t(plan::count_memory(m, settings_.batch, settings_.context, settings_.targets,
-                                    {settings_.split.ranks, settings_.split.by == nn::AttentionSplit::By::heads})
-                     .total())));
+  text += fmt::format("  memory    {} planned a step\n",
+                      format_bytes(size_t(plan::count_memory(m, settings_.batch, settings_.context,
+                                                             settings_.targets, settings_.split)
+                                              .total())));
   text += fmt::format("  run       {}\n", run.path().string());
   return text;
 }

@@ -64,7 +64,10 @@ TEST(RowSplit, SharesDifferByAtMostOneRow) {
 }
 
 TEST(RowSplit, RefusesFewerRowsThanRanks) {
-  expect_parts(message_of([] { RowSplit(4, {8, 3}); }), {"3 rows on 4 ranks", "at least one row for each rank"});
+  expect_parts(message_of([] {
+                 RowSplit(4, {8, 3});
+               }),
+               {"3 rows on 4 ranks", "at least one row for each rank"});
   expect_parts(message_of([] { RowSplit(0, {8}); }), {"0 ranks"});
 }
 
@@ -72,7 +75,8 @@ TEST(RowSplit, RefusesFewerRowsThanRanks) {
 std::vector<double> sum_of(const std::vector<Tensor>& terms) {
   std::vector<Tensor> wide;
   const DType dtype = terms[0].dtype();
-  for (const Tensor& term : terms) wide.push_back(term.to(dtype == DType::f64 ? DType::f64 : DType::f32).clone());
+  for (const Tensor& term : terms)
+    wide.push_back(term.to(dtype == DType::f64 ? DType::f64 : DType::f32).clone());
   for (size_t step = 1; step < wide.size(); step *= 2)
     for (size_t i = 0; i + step < wide.size(); i += 2 * step) {
       std::vector<double> a = wide[i].to_vector<double>();
@@ -126,7 +130,8 @@ TEST(GatherRows, AddsUpInF32WhateverTheDtype) {
     const Tensor y = gather_rows(group, x, rows);
     const Tensor dy = Tensor::full({4, 3}, group.rank() == 0 ? 256 : 1, DType::bf16, Device::cpu());
     tape.backward(std::span(&y, 1), std::span(&dy, 1));
-    EXPECT_EQ(grad(x).to_vector<double>(), std::vector<double>(3, 260));  // 259, halfway between 258 and 260, to even
+    EXPECT_EQ(grad(x).to_vector<double>(),
+              std::vector<double>(3, 260));  // 259, halfway between 258 and 260, to even
   });
 }
 
@@ -207,10 +212,14 @@ TEST(Recorded, RefusesWhatDoesNotFit) {
   const Communicator& group = run.communicator();
   const RowSplit rows(2, {5});
   const Tensor x = values({2, 1, 3, 2}, DType::f32, 1);
-  expect_parts(message_of([&] { gather_rows(group, values({3, 2}, DType::f32, 1), rows); }),
+  expect_parts(message_of([&] {
+                 gather_rows(group, values({3, 2}, DType::f32, 1), rows);
+               }),
                {"f32[3, 2]", "rank 0 of 2", "expected 2 rows, of 5 in all"});
-  expect_parts(message_of([&] { gather_rows(group, x, RowSplit(3, {5})); }), {"over 3 ranks", "the group has 2"});
-  expect_parts(message_of([&] { rows_to_heads(group, {x}, {rows}); }), {"[2, 1, 3, 2]", "heads that 2 ranks divide"});
+  expect_parts(message_of([&] { gather_rows(group, x, RowSplit(3, {5})); }),
+               {"over 3 ranks", "the group has 2"});
+  expect_parts(message_of([&] { rows_to_heads(group, {x}, {rows}); }),
+               {"[2, 1, 3, 2]", "heads that 2 ranks divide"});
   expect_parts(message_of([&] { rows_to_heads(group, {x, x}, {rows}); }), {"2 tensors", "rows of 1"});
   expect_parts(message_of([&] { heads_to_rows(group, x, rows); }), {"expected 5 rows"});
 }

@@ -117,7 +117,8 @@ TEST(LaunchContext, RefusesWhatCannotBeShared) {
 TEST(LaunchContext, BenchesStepsOfAllRanksTogether) {
   const Folder folder;
   const std::string line =
-      "bench step tnp --device cpu --d-model 16 --d-ff 12 --n-head 4 --layers 2 --emb-hidden 8 --components 2 "
+      "bench step tnp --device cpu --d-model 16 --d-ff 12 --n-head 4 --layers 2 --emb-hidden 8 --components "
+      "2 "
       "--m 7 --n 5 --batch-size 2 --seconds 0.01 --json " +
       folder / "steps.jsonl";
   for (const char* flags : {" --context-parallel 2", " --context-parallel 2 --context-split heads", ""}) {

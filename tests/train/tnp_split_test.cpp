@@ -30,7 +30,7 @@ struct SplitEnd {
 };
 
 /// Trains on data x split.ranks ranks.
-SplitEnd trained_split(TnpSettings settings, int data, TnpSettings::Split split, bool zero = false) {
+SplitEnd trained_split(TnpSettings settings, int data, models::TaskSplit split, bool zero = false) {
   const InterruptGuard outermost;
   const TemporaryFolder root;
   const int ranks = data * int(split.ranks);
@@ -76,7 +76,7 @@ SplitEnd trained_split(TnpSettings settings, int data, TnpSettings::Split split,
 struct SplitRun {
   const char* name;
   int data;
-  TnpSettings::Split split;
+  models::TaskSplit split;
   bool zero = false;
   int64_t accumulate = 1;  // of the run on one rank, too
 };
@@ -95,7 +95,8 @@ TEST_P(TnpSplitRuns, HaveTheCurveOfOneRank) {
   for (size_t i = 0; i < 20; ++i) EXPECT_NEAR(split.losses[i], one.losses[i], 1e-5) << "step " << i + 1;
   for (const std::vector<float>& weights : split.weights) EXPECT_EQ(weights, split.weights[0]);
   ASSERT_EQ(split.evaluation.size(), one.evaluation.size());
-  for (const auto& [name, value] : one.evaluation) EXPECT_NEAR(split.evaluation.at(name), value, 1e-4) << name;
+  for (const auto& [name, value] : one.evaluation)
+    EXPECT_NEAR(split.evaluation.at(name), value, 1e-4) << name;
   const SplitEnd again = trained_split(settings, run.data, run.split, run.zero);
   EXPECT_EQ(again.losses, split.losses);
   EXPECT_EQ(again.weights, split.weights);
@@ -140,7 +141,8 @@ TEST(TnpSplit, AStepRefusesWhatItCannotDo) {
   TnpSettings settings = split_job();
   settings.split.ranks = 2;
   TnpJob alone(settings, Device::cpu());
-  expect_parts(message_of([&] { Step(alone, {}); }), {"by 2 ranks together", "there is 1", "tessera launch -n 2"});
+  expect_parts(message_of([&] { Step(alone, {}); }),
+               {"by 2 ranks together", "there is 1", "tessera launch -n 2"});
   const auto refused = [&](int ranks, const StepOptions& options) {
     return message_of([&] {
       comm::run_threads(ranks, [&](comm::Communicator& c) {
