@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "comm/threads.h"
+#include "runtime/interrupt.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
 #include "train/step.h"
